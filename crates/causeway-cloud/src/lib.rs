@@ -1,0 +1,3 @@
+//! The cloud role: keeps the identity of the fleet, admits sites, reconciles objects.
+//!
+//! Puts the API server in front of the store and the enrolment behind the channel port.

@@ -1,0 +1,3 @@
+//! The binary: arguments in, a role or a client command out.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! Real things for tests: directories, processes that die with the test, etcd clusters.
