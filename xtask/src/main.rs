@@ -1,3 +1,73 @@
-//! Chores of the repository: `cargo xtask tidy`.
+//! Chores of the repository, run as `cargo xtask COMMAND`.
+//!
+//! `tidy` checks what a machine can check of how we write; it changes nothing.
 
-fn main() {}
+mod arrows;
+mod files;
+mod paths;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    match std::env::args().nth(1).as_deref() {
+        Some("tidy") => tidy(),
+        _ => {
+            eprintln!("usage: cargo xtask tidy");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// One thing that is not as it should be, with the place where it stands.
+pub struct Finding {
+    pub place: String,
+    pub text: String,
+}
+
+impl Finding {
+    pub fn new(place: impl ToString, text: impl ToString) -> Finding {
+        Finding { place: place.to_string(), text: text.to_string() }
+    }
+}
+
+type Check = fn(&files::Tree) -> anyhow::Result<Vec<Finding>>;
+
+fn tidy() -> ExitCode {
+    let checks: [(&str, Check); 3] = [
+        ("headers and names", files::check),
+        ("paths in documents", paths::check),
+        ("crate arrows", arrows::check),
+    ];
+    let tree = match files::Tree::read(&root()) {
+        Ok(tree) => tree,
+        Err(error) => {
+            eprintln!("tidy: {error:#}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let mut failed = false;
+    for (name, check) in checks {
+        match check(&tree) {
+            Ok(findings) => {
+                failed |= !findings.is_empty();
+                for finding in &findings {
+                    eprintln!("{}: {}", finding.place, finding.text);
+                }
+                println!("tidy: {name}: {}", if findings.is_empty() { "ok" } else { "not ok" });
+            }
+            Err(error) => {
+                failed = true;
+                eprintln!("tidy: {name}: {error:#}");
+            }
+        }
+    }
+    if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+/// The repository is the folder above this crate.
+fn root() -> PathBuf {
+    let mut root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    root.pop();
+    root
+}

@@ -1,0 +1,49 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`. The rest is for those who change Causeway.
+# Needs: a Debian-like machine with cargo. What else is needed is installed by apt when missing (root, or sudo).
+
+SHELL := /bin/bash
+CARGO ?= cargo
+SECONDS_PER_TARGET ?= 600
+NEXTEST := $(shell command -v cargo-nextest)
+
+.PHONY: demo test check tidy bench soak fuzz deny crds build-needs test-needs
+
+demo: build-needs               ## a cloud on the embedded store, with the objects of examples/
+	$(CARGO) run --release --quiet --package causeway -- demo $(DEMO_ARGS)
+
+test: build-needs test-needs check   ## everything, in its short form
+	$(CARGO) build --workspace --all-targets
+ifneq ($(NEXTEST),)
+	$(CARGO) nextest run --workspace --no-fail-fast
+else
+	$(CARGO) test --workspace --no-fail-fast
+endif
+
+check: build-needs tidy         ## formatting, lints, tidy: before you push
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- --deny warnings
+
+tidy:                           ## paths in documents, file headers, crate arrows
+	$(CARGO) xtask tidy
+
+bench: build-needs test-needs   ## ratios against kube-apiserver on etcd, measured in the same run
+	bench/run
+
+soak: build-needs test-needs    ## the long form of the tests that have one
+	CAUSEWAY_SOAK=1 $(CARGO) nextest run --workspace --no-fail-fast --profile soak
+
+fuzz: build-needs               ## every fuzz target for SECONDS_PER_TARGET seconds
+	fuzz/run $(SECONDS_PER_TARGET)
+
+deny:                           ## licences and banned crates (installs cargo-deny)
+	command -v cargo-deny >/dev/null || $(CARGO) install --locked cargo-deny
+	cargo-deny check bans licenses sources
+
+crds:                           ## writes deploy/crds/ from the types
+	UPDATE=1 $(CARGO) test --quiet --package causeway-api crd
+
+build-needs:
+	@.ci/needs build
+
+test-needs:
+	@.ci/needs test
