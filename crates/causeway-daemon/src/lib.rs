@@ -1,3 +1,21 @@
 //! What every long-running process needs: logs, metrics, readiness, drain, signals, its data dir.
 //!
-//! Knows nothing of sites or objects.
+//! Knows nothing of sites or objects. A role opens its `DataDir`, binds its `AdminServer`, and
+//! stops when the token of `signals::watch` is cancelled.
+
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+pub mod admin;
+pub mod audit;
+pub mod data_dir;
+pub mod log;
+pub mod metrics;
+pub mod notify;
+pub mod readiness;
+pub mod signals;
+
+pub use admin::AdminServer;
+pub use audit::AuditLog;
+pub use data_dir::DataDir;
+pub use metrics::Metrics;
+pub use readiness::{Check, Readiness};
