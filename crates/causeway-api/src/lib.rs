@@ -1,3 +1,38 @@
 //! The words of Causeway: kinds, metadata, selectors, watch events and Status.
 //!
 //! Values in, values out. No clock, no socket, no file, no async runtime.
+//! A newcomer reads in the order below: metadata, the eight kinds, how they become bytes, what is refused and why,
+//! and last the documents that describe them to clients.
+
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
+
+pub mod decode;
+pub mod kinds;
+pub mod meta;
+pub mod object;
+pub mod schema;
+pub mod time;
+pub mod wire;
+
+pub mod check;
+pub mod field;
+pub mod name;
+pub mod selector;
+pub mod status;
+
+pub use field::{FieldError, FieldReason};
+pub use kinds::{
+    ECommunity, EGateway, EPolicy, EServer, EService, ESite, Kind, ServiceExpose, VirtualPresence,
+};
+pub use meta::{
+    Condition, ConditionStatus, ListMeta, ManagedFieldsEntry, ObjectMeta, ObjectStatus, OwnerReference,
+};
+pub use object::{Decoded, Object, Resource};
+pub use status::Status;
+pub use time::Time;
+pub use wire::ApiVersion;
+
+/// The API group all kinds belong to.
+pub const GROUP: &str = "causeway.io";
+/// The only version so far.
+pub const VERSION: &str = "v1";

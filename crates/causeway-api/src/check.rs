@@ -1,0 +1,239 @@
+//! Rules for single values: addresses, ranges, names, ports, paths.
+//!
+//! Each rule takes the path of the field and the value, and adds an error that shows the value and says what is allowed.
+//! Rules about metadata and conditions are in `check/meta.rs`.
+
+pub(crate) mod meta;
+
+use std::borrow::Borrow;
+use std::collections::HashSet;
+use std::fmt::Display;
+use std::hash::Hash;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use crate::field::{Errors, FieldError};
+use crate::name;
+
+/// Names in one list: a policy for every host of a big site fits, an object stays below a megabyte.
+pub(crate) const NAMES_MAX: usize = 10_000;
+/// Networks of one site.
+pub(crate) const CIDRS_MAX: usize = 1_000;
+/// A handful of authorities; a whole system bundle is a mistake.
+pub(crate) const PEM_BYTES_MAX: usize = 64 * 1024;
+
+/// Applies `rule` unless the field is empty, which means: not set.
+pub(crate) fn optional(errors: &mut Errors, path: &str, value: &str, rule: fn(&mut Errors, &str, &str)) {
+    if !value.is_empty() {
+        rule(errors, path, value);
+    }
+}
+
+/// A list without duplicates, every item under `rule`.
+pub(crate) fn set<T, U>(
+    errors: &mut Errors,
+    path: &str,
+    items: &[T],
+    items_max: usize,
+    rule: impl Fn(&mut Errors, &str, &U),
+) where
+    T: Borrow<U>,
+    U: Hash + Eq + Display + ?Sized,
+{
+    count(errors, path, items.len(), items_max);
+    let mut seen = HashSet::new();
+    for (index, item) in items.iter().map(Borrow::borrow).take(items_max).enumerate() {
+        let path = format!("{path}[{index}]");
+        rule(errors, &path, item);
+        if !seen.insert(item) {
+            errors.push(FieldError::duplicate(path, item.to_string()));
+        }
+    }
+}
+
+/// A list of names of other objects.
+pub(crate) fn names(errors: &mut Errors, path: &str, items: &[String]) {
+    set(errors, path, items, NAMES_MAX, object_name);
+}
+
+pub(crate) fn count(errors: &mut Errors, path: &str, count: usize, count_max: usize) {
+    if count > count_max {
+        errors.push(FieldError::too_many(path, count, count_max));
+    }
+}
+
+/// A name of another object that must be given; whether that object exists is not asked.
+pub(crate) fn reference(errors: &mut Errors, path: &str, value: &str, fix: &str) {
+    match value {
+        "" => errors.push(FieldError::required(path, fix)),
+        name => object_name(errors, path, name),
+    }
+}
+
+pub(crate) fn object_name(errors: &mut Errors, path: &str, value: &str) {
+    if let Err(allowed) = name::check(value) {
+        errors.push(FieldError::invalid(path, value, allowed));
+    }
+}
+
+pub(crate) fn port(errors: &mut Errors, path: &str, value: i64) {
+    range(errors, path, value, 1, 65_535, "a port");
+}
+
+pub(crate) fn range(errors: &mut Errors, path: &str, value: i64, min: i64, max: i64, what: &str) {
+    if !(min..=max).contains(&value) {
+        errors.push(FieldError::invalid(path, value, format!("{what} is {min} to {max}")));
+    }
+}
+
+/// The address of one host.
+pub(crate) fn host_ip(errors: &mut Errors, path: &str, value: &str) {
+    if let Err(allowed) = parse_host_ip(value) {
+        errors.push(FieldError::invalid(path, value, allowed));
+    }
+}
+
+fn parse_host_ip(value: &str) -> Result<IpAddr, String> {
+    let Ok(ip) = value.parse::<IpAddr>() else {
+        return Err(match value.parse::<IpNet>() {
+            Ok(net) => format!("write the address without the prefix length: {}", net.addr()),
+            Err(_) => "write an IPv4 or IPv6 address, for example 10.0.0.10 or fd00:10::10".into(),
+        });
+    };
+    match ip {
+        _ if ip.is_unspecified() => Err("this address stands for no host; write the host's own".into()),
+        _ if ip.is_multicast() => Err("a multicast address stands for no single host".into()),
+        IpAddr::V4(v4) if v4.is_broadcast() => Err("a broadcast address stands for no single host".into()),
+        IpAddr::V6(v6) => match v6.to_ipv4_mapped() {
+            Some(v4) => Err(format!("write the IPv4 address as such: {v4}")),
+            None => Ok(ip),
+        },
+        IpAddr::V4(_) => Ok(ip),
+    }
+}
+
+/// A network, written with its network address.
+pub(crate) fn cidr(errors: &mut Errors, path: &str, value: &str) {
+    if let Err(allowed) = parse_cidr(value) {
+        errors.push(FieldError::invalid(path, value, allowed));
+    }
+}
+
+/// A range that presences get their addresses from: a network with room for hosts, and not the whole internet.
+pub(crate) fn presence_cidr(errors: &mut Errors, path: &str, value: &str) {
+    if let Err(allowed) = parse_cidr(value).and_then(fits_presences) {
+        errors.push(FieldError::invalid(path, value, allowed));
+    }
+}
+
+fn parse_cidr(value: &str) -> Result<IpNet, String> {
+    let Ok(net) = value.parse::<IpNet>() else {
+        return Err(match value.parse::<IpAddr>() {
+            Ok(ip) => format!("add a prefix length, for example {}", net_around(ip)),
+            Err(_) => "write a network and its prefix length, for example 10.0.0.0/24 or fd00:10::/64".into(),
+        });
+    };
+    if net.addr() != net.network() {
+        return Err(format!("this is an address inside a network; the network is {}", net.trunc()));
+    }
+    if net.addr().is_multicast() {
+        return Err("a multicast range holds no hosts".into());
+    }
+    Ok(net)
+}
+
+fn net_around(ip: IpAddr) -> String {
+    let prefix = if ip.is_ipv4() { 24 } else { 64 };
+    IpNet::new(ip, prefix).map_or_else(|_| ip.to_string(), |net| net.trunc().to_string())
+}
+
+fn fits_presences(net: IpNet) -> Result<IpNet, String> {
+    // The shortest keep a typing error from taking in the internet, the longest leave room for one host beside network
+    // and broadcast address.
+    let (shortest, longest) = if net.addr().is_ipv4() { (8, 30) } else { (16, 126) };
+    match net.prefix_len() {
+        length if (shortest..=longest).contains(&length) => Ok(net),
+        _ => Err(format!("the prefix length of a presence range is {shortest} to {longest}")),
+    }
+}
+
+/// A DNS name that clients ask for.
+pub(crate) fn dns_name(errors: &mut Errors, path: &str, value: &str) {
+    let allowed = "write a DNS name of letters, digits, '-' and '.', each part 1 to 63 characters that neither begin nor end \
+                   with '-', 253 in all, without a final dot, for example url1.test.com";
+    if !is_dns_name(value, false) || value.parse::<IpAddr>().is_ok() {
+        errors.push(FieldError::invalid(path, value, allowed));
+    }
+}
+
+/// A name that a gateway resolves inside its site. Underscores exist there, whatever RFC 1123 says.
+pub(crate) fn host_name(errors: &mut Errors, path: &str, value: &str) {
+    let allowed = "write a host name of letters, digits, '-', '_' and '.', each part 1 to 63 characters, 253 in all, \
+                   without a final dot, for example nginx.factory.local";
+    if !is_dns_name(value, true) {
+        errors.push(FieldError::invalid(path, value, allowed));
+    }
+}
+
+fn is_dns_name(value: &str, underscore: bool) -> bool {
+    let label = |label: &str| {
+        let inner = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || (underscore && byte == b'_');
+        (1..=63).contains(&label.len())
+            && label.bytes().all(inner)
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+    };
+    value.len() <= 253 && value.split('.').all(label)
+}
+
+/// The path of a request.
+pub(crate) fn url_path(errors: &mut Errors, path: &str, value: &str) {
+    if !is_url_path(value) {
+        errors.push(FieldError::invalid(path, value, URL_PATH_ALLOWED));
+    }
+}
+
+/// A path, or with '*' at its end, all paths that begin so.
+pub(crate) fn path_pattern(errors: &mut Errors, path: &str, value: &str) {
+    let exact = value.strip_suffix('*').unwrap_or(value);
+    if !is_url_path(exact) || exact.contains('*') {
+        let allowed = format!("{URL_PATH_ALLOWED}; '*' may stand only at its end");
+        errors.push(FieldError::invalid(path, value, allowed));
+    }
+}
+
+const URL_PATH_ALLOWED: &str =
+    "write a path that begins with '/', of at most 1024 visible ASCII characters without '?' and '#'";
+
+fn is_url_path(value: &str) -> bool {
+    value.starts_with('/')
+        && value.len() <= 1024
+        && value.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'?' && byte != b'#')
+}
+
+/// An HTTP method.
+pub(crate) fn method(errors: &mut Errors, path: &str, value: &str) {
+    let upper = |byte: u8| byte.is_ascii_uppercase() || byte == b'-';
+    if value.is_empty() || value.len() > 32 || !value.bytes().all(upper) {
+        errors.push(FieldError::invalid(path, value, "write an HTTP method in capitals, for example GET"));
+    }
+}
+
+/// One or more certificates as PEM text. Whether they can be used is the gateway's to find out.
+pub(crate) fn pem_certificates(errors: &mut Errors, path: &str, value: &str) {
+    if value.len() > PEM_BYTES_MAX {
+        errors.push(FieldError::too_long(path, value, PEM_BYTES_MAX));
+        return;
+    }
+    let text = value.trim();
+    let begins = text.matches("-----BEGIN CERTIFICATE-----").count();
+    let ends = text.matches("-----END CERTIFICATE-----").count();
+    if !text.starts_with("-----BEGIN CERTIFICATE-----") || begins != ends {
+        let allowed = "write PEM text, from -----BEGIN CERTIFICATE----- to -----END CERTIFICATE-----, not encoded once more";
+        errors.push(FieldError::invalid(path, value, allowed));
+    }
+}
+
+#[cfg(test)]
+mod tests;

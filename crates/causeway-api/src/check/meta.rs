@@ -1,0 +1,155 @@
+//! Rules for what every object carries: metadata and conditions.
+//!
+//! The same rules as Kubernetes', save that names may contain capitals.
+
+use crate::check;
+use crate::field::{Errors, FieldError};
+use crate::meta::{Condition, ObjectMeta};
+use crate::name;
+
+// Kubernetes' own bound on all annotations of one object.
+const ANNOTATIONS_BYTES_MAX: usize = 256 * 1024;
+const LABELS_MAX: usize = 1_000;
+const REFERENCES_MAX: usize = 1_000;
+const CONDITIONS_MAX: usize = 64;
+// Kubernetes' bounds on a condition.
+const CONDITION_REASON_BYTES_MAX: usize = 1024;
+const CONDITION_MESSAGE_BYTES_MAX: usize = 32 * 1024;
+
+pub(crate) fn metadata(errors: &mut Errors, meta: &ObjectMeta, old: Option<&ObjectMeta>) {
+    name(errors, meta);
+    if !meta.namespace.is_empty() {
+        let why = "this kind is cluster-scoped; leave the namespace out";
+        errors.push(FieldError::forbidden("metadata.namespace", why));
+    }
+    labels(errors, meta);
+    annotations(errors, meta);
+    finalizers(errors, meta);
+    owners(errors, meta);
+    if let Some(old) = old {
+        immutable(errors, "metadata.name", &meta.name, &old.name);
+        immutable(errors, "metadata.uid", &meta.uid, &old.uid);
+    }
+}
+
+fn name(errors: &mut Errors, meta: &ObjectMeta) {
+    if !meta.generate_name.is_empty()
+        && let Err(allowed) = name::check_prefix(&meta.generate_name)
+    {
+        errors.push(FieldError::invalid("metadata.generateName", meta.generate_name.as_str(), allowed));
+    }
+    match meta.name.as_str() {
+        "" if meta.generate_name.is_empty() => {
+            errors.push(FieldError::required("metadata.name", "a name, or generateName to have one made"));
+        }
+        "" => {}
+        name => check::object_name(errors, "metadata.name", name),
+    }
+}
+
+fn labels(errors: &mut Errors, meta: &ObjectMeta) {
+    check::count(errors, "metadata.labels", meta.labels.len(), LABELS_MAX);
+    for (key, value) in meta.labels.iter().take(LABELS_MAX) {
+        let path = || format!("metadata.labels[{}]", bounded(key));
+        if let Err(allowed) = name::check_label_key(key) {
+            errors.push(FieldError::invalid(path(), key.as_str(), allowed));
+        }
+        if let Err(allowed) = name::check_label_value(value) {
+            errors.push(FieldError::invalid(path(), value.as_str(), allowed));
+        }
+    }
+}
+
+fn annotations(errors: &mut Errors, meta: &ObjectMeta) {
+    let bytes: usize = meta.annotations.iter().map(|(key, value)| key.len() + value.len()).sum();
+    if bytes > ANNOTATIONS_BYTES_MAX {
+        let message = format!("all annotations together may have {ANNOTATIONS_BYTES_MAX} bytes");
+        errors.push(FieldError::invalid("metadata.annotations", format!("{bytes} bytes"), message));
+        return;
+    }
+    for key in meta.annotations.keys() {
+        // Kubernetes compares annotation keys in lower case.
+        if let Err(allowed) = name::check_label_key(&key.to_lowercase()) {
+            let path = format!("metadata.annotations[{}]", bounded(key));
+            errors.push(FieldError::invalid(path, key.as_str(), allowed));
+        }
+    }
+}
+
+fn finalizers(errors: &mut Errors, meta: &ObjectMeta) {
+    check::set(
+        errors,
+        "metadata.finalizers",
+        &meta.finalizers,
+        REFERENCES_MAX,
+        |errors, path, name: &str| {
+            if let Err(allowed) = name::check_label_key(name) {
+                errors.push(FieldError::invalid(path, name, allowed));
+            }
+        },
+    );
+}
+
+fn owners(errors: &mut Errors, meta: &ObjectMeta) {
+    check::count(errors, "metadata.ownerReferences", meta.owner_references.len(), REFERENCES_MAX);
+    for (index, owner) in meta.owner_references.iter().take(REFERENCES_MAX).enumerate() {
+        let fields = [
+            ("apiVersion", &owner.api_version),
+            ("kind", &owner.kind),
+            ("name", &owner.name),
+            ("uid", &owner.uid),
+        ];
+        for (field, value) in fields {
+            if value.is_empty() {
+                let path = format!("metadata.ownerReferences[{index}].{field}");
+                errors
+                    .push(FieldError::required(path, "an owner is named by apiVersion, kind, name and uid"));
+            }
+        }
+    }
+}
+
+fn immutable(errors: &mut Errors, path: &str, new: &str, old: &str) {
+    if !new.is_empty() && new != old {
+        errors.push(FieldError::invalid(path, new, format!("this field is fixed; it is \"{old}\"")));
+    }
+}
+
+pub(crate) fn conditions(errors: &mut Errors, conditions: &[Condition]) {
+    check::count(errors, "status.conditions", conditions.len(), CONDITIONS_MAX);
+    let mut seen = std::collections::HashSet::new();
+    for (index, condition) in conditions.iter().take(CONDITIONS_MAX).enumerate() {
+        let path = |field: &str| format!("status.conditions[{index}].{field}");
+        if let Err(allowed) = name::check_label_key(&condition.kind) {
+            errors.push(FieldError::invalid(path("type"), condition.kind.as_str(), allowed));
+        }
+        if !seen.insert(condition.kind.as_str()) {
+            errors.push(FieldError::duplicate(path("type"), condition.kind.as_str()));
+        }
+        if !is_reason(&condition.reason) {
+            let allowed = "write one word in CamelCase, of letters, digits and '_', beginning with a letter";
+            errors.push(FieldError::invalid(path("reason"), condition.reason.as_str(), allowed));
+        }
+        if condition.message.len() > CONDITION_MESSAGE_BYTES_MAX {
+            errors.push(FieldError::too_long(
+                path("message"),
+                &condition.message,
+                CONDITION_MESSAGE_BYTES_MAX,
+            ));
+        }
+    }
+}
+
+fn is_reason(reason: &str) -> bool {
+    reason.len() <= CONDITION_REASON_BYTES_MAX
+        && reason.starts_with(|first: char| first.is_ascii_alphabetic())
+        && reason.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_,:".contains(&byte))
+}
+
+/// A key inside a path: enough of it to be found.
+fn bounded(key: &str) -> String {
+    match key.char_indices().nth(64) {
+        Some((end, _)) => format!("{}…", &key[..end]),
+        None => key.into(),
+    }
+}

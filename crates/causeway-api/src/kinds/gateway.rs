@@ -1,0 +1,100 @@
+//! EGateway: what joins a site to the others.
+
+use ipnet::IpNet;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::check;
+use crate::field::{Errors, FieldError};
+use crate::meta::{ObjectMeta, ObjectStatus, is_zero};
+
+/// EGateway is a gateway at a site. It dials the cloud, and presents remote services at addresses of its own range.
+#[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct EGateway {
+    pub metadata: ObjectMeta,
+
+    /// Address of the gateway in its site; DNS listens on its port 53. Default: none, DNS then listens on loopback only.
+    /// Example: 10.0.0.1.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub ip: String,
+
+    /// Range from which remote services get their local addresses at this site, as a CIDR. One IPv4 range, one IPv6 range, or
+    /// one of each separated by a comma. Every site may use the same one. Default: 198.18.0.0/16.
+    /// Example: 198.18.0.0/16,fd00:198:18::/112.
+    #[serde(rename = "virtualPresenceIPcidr", skip_serializing_if = "String::is_empty")]
+    pub virtual_presence_ip_cidr: String,
+
+    /// Name of the ESite the gateway stands at. Required. Example: TokyoChibaSite1.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub e_site_name: String,
+
+    /// Which gateway of a site is active: among those connected, the one with the highest priority, then the first by name;
+    /// the others stand by. From -1000 to 1000. Default: 0.
+    #[serde(skip_serializing_if = "is_zero")]
+    #[schemars(extend("format" = "int32", "minimum" = PRIORITY_MIN, "maximum" = PRIORITY_MAX))]
+    pub priority: i64,
+
+    /// Whether other sites may reach each other through this gateway. Default: false.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub relay: bool,
+
+    #[serde(skip_serializing_if = "ObjectStatus::is_empty")]
+    pub status: ObjectStatus,
+}
+
+/// RFC 2544 sets this range aside for benchmarks between networks; nobody routes it, so every site may reuse it.
+pub const PRESENCE_CIDR_DEFAULT: &str = "198.18.0.0/16";
+
+// Room to insert before and after; small enough to read.
+const PRIORITY_MIN: i64 = -1000;
+const PRIORITY_MAX: i64 = 1000;
+
+impl EGateway {
+    /// The ranges of `virtualPresenceIPcidr`, at most one per address family. What cannot be read is left out: `validate`
+    /// has refused it before it was stored.
+    pub fn presence_cidrs(&self) -> Vec<IpNet> {
+        self.cidr_texts().filter_map(|text| text.parse().ok()).collect()
+    }
+
+    pub(crate) fn default_fields(&mut self) {
+        if self.virtual_presence_ip_cidr.is_empty() {
+            self.virtual_presence_ip_cidr = PRESENCE_CIDR_DEFAULT.into();
+        }
+    }
+
+    pub(crate) fn check_fields(&self, errors: &mut Errors) {
+        check::optional(errors, "ip", &self.ip, check::host_ip);
+        check::reference(
+            errors,
+            "eSiteName",
+            &self.e_site_name,
+            "the name of the ESite the gateway stands at",
+        );
+        check::range(errors, "priority", self.priority, PRIORITY_MIN, PRIORITY_MAX, "a priority");
+        self.check_cidrs(errors);
+    }
+
+    fn check_cidrs(&self, errors: &mut Errors) {
+        const PATH: &str = "virtualPresenceIPcidr";
+        let before = errors.len();
+        self.cidr_texts().for_each(|text| check::presence_cidr(errors, PATH, text));
+        if errors.len() > before {
+            return;
+        }
+        let cidrs = self.presence_cidrs();
+        let count = |v4: bool| cidrs.iter().filter(|cidr| cidr.addr().is_ipv4() == v4).count();
+        if count(true) > 1 || count(false) > 1 {
+            errors.push(FieldError::invalid(
+                PATH,
+                self.virtual_presence_ip_cidr.as_str(),
+                "write one IPv4 range, one IPv6 range, or one of each separated by a comma",
+            ));
+        }
+    }
+
+    fn cidr_texts(&self) -> impl Iterator<Item = &str> {
+        let text = self.virtual_presence_ip_cidr.as_str();
+        text.split(',').map(str::trim).filter(move |_| !text.is_empty())
+    }
+}

@@ -1,0 +1,121 @@
+//! EPolicy: who may use what it is attached to, and how much.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::check::{self, NAMES_MAX};
+use crate::field::{Errors, FieldError};
+use crate::meta::{ObjectMeta, ObjectStatus};
+
+/// EPolicy says who may use what it is attached to, and how much. Policies are a union: a subject is allowed when any of them
+/// names it; the limits of every policy that names it apply.
+#[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct EPolicy {
+    pub metadata: ObjectMeta,
+
+    /// Names of the EServers that are allowed (their metadata.name). Default: none. Example: ["Server1"].
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "set", "maxItems" = NAMES_MAX))]
+    pub allowed_servers: Vec<String>,
+
+    /// Names of the ESites all of whose hosts are allowed. Default: none. Example: ["cloud"].
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "set", "maxItems" = NAMES_MAX))]
+    pub allowed_sites: Vec<String>,
+
+    /// How much each allowed subject may use. Default: no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limits: Option<Limits>,
+
+    /// Which requests are allowed on HTTP and GRPC services; a request must match one rule. Default: every request.
+    /// Example: [{"methods": ["GET"], "paths": ["/public/*"]}].
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "atomic", "maxItems" = RULES_MAX))]
+    pub http: Vec<HttpRule>,
+
+    #[serde(skip_serializing_if = "ObjectStatus::is_empty")]
+    pub status: ObjectStatus,
+}
+
+/// How much one subject may use of one service. A missing number is no limit; 0 allows nothing.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Limits {
+    /// New connections per second. Default: no limit. Example: 50.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("minimum" = 0))]
+    pub connections_per_second: Option<i64>,
+    /// Connections open at the same time. Default: no limit. Example: 200.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("minimum" = 0))]
+    pub connections: Option<i64>,
+    /// Bytes per second from the subject to the service. Default: no limit. Example: 1000000.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("minimum" = 0))]
+    pub bytes_per_second_in: Option<i64>,
+    /// Bytes per second from the service to the subject. Default: no limit. Example: 10000000.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("minimum" = 0))]
+    pub bytes_per_second_out: Option<i64>,
+    /// HTTP requests per second; more are answered with 429. Default: no limit. Example: 100.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("minimum" = 0))]
+    pub requests_per_second: Option<i64>,
+}
+
+/// A set of HTTP requests: any of the methods on any of the paths.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct HttpRule {
+    /// Methods, in capitals. Default: every method. Example: ["GET", "HEAD"].
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "set", "maxItems" = METHODS_MAX))]
+    pub methods: Vec<String>,
+    /// Paths, each beginning with '/'. One that ends with '*' stands for everything that begins so. Default: every path.
+    /// Example: ["/healthz", "/public/*"].
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "set", "maxItems" = PATHS_MAX))]
+    pub paths: Vec<String>,
+}
+
+// A gateway compares a request with every rule: these keep that cheap.
+const RULES_MAX: usize = 256;
+const METHODS_MAX: usize = 32;
+const PATHS_MAX: usize = 256;
+
+impl EPolicy {
+    pub(crate) fn check_fields(&self, errors: &mut Errors) {
+        check::names(errors, "allowedServers", &self.allowed_servers);
+        check::names(errors, "allowedSites", &self.allowed_sites);
+        if let Some(limits) = &self.limits {
+            limits.check_fields(errors);
+        }
+        check::count(errors, "http", self.http.len(), RULES_MAX);
+        for (index, rule) in self.http.iter().take(RULES_MAX).enumerate() {
+            check::set(errors, &format!("http[{index}].methods"), &rule.methods, METHODS_MAX, check::method);
+            check::set(errors, &format!("http[{index}].paths"), &rule.paths, PATHS_MAX, check::path_pattern);
+        }
+    }
+}
+
+impl Limits {
+    fn check_fields(&self, errors: &mut Errors) {
+        let rows = [
+            ("limits.connectionsPerSecond", self.connections_per_second),
+            ("limits.connections", self.connections),
+            ("limits.bytesPerSecondIn", self.bytes_per_second_in),
+            ("limits.bytesPerSecondOut", self.bytes_per_second_out),
+            ("limits.requestsPerSecond", self.requests_per_second),
+        ];
+        for (path, limit) in rows {
+            if let Some(limit) = limit.filter(|limit| *limit < 0) {
+                errors.push(FieldError::invalid(
+                    path,
+                    limit,
+                    "a limit is 0 or more; leave it out for no limit",
+                ));
+            }
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Field selectors: `field=value`, `field==value`, `field!=value`, joined by commas; `\` takes the meaning from `,`, `=` and `\`.
+//!
+//! On a list such as `ePolicys`, `=` asks whether the list contains the value.
+
+use super::{Facets, SelectorError};
+use crate::Kind;
+use crate::field::show;
+
+/// Requirements that must all hold; none selects everything.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct FieldSelector {
+    requirements: Vec<Requirement>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Requirement {
+    field: &'static str,
+    equal: bool,
+    value: String,
+}
+
+// See the bound on label requirements.
+const REQUIREMENTS_MAX: usize = 100;
+
+/// The fields of a kind that can be selected by: its name and what refers to other objects.
+pub fn selectable_fields(kind: Kind) -> &'static [&'static str] {
+    match kind {
+        Kind::ESite => &["metadata.name"],
+        Kind::EGateway => &["metadata.name", "eSiteName"],
+        Kind::EService => &["metadata.name", "eSiteName"],
+        Kind::EServer => &["metadata.name", "eSiteName", "ePolicys"],
+        Kind::EPolicy => &["metadata.name", "allowedServers", "allowedSites"],
+        Kind::ServiceExpose => &["metadata.name", "eServiceName", "eSites", "ePolicys"],
+        Kind::VirtualPresence => &["metadata.name", "eServiceName", "eSiteName", "virtualIp"],
+        Kind::ECommunity => &["metadata.name", "members"],
+    }
+}
+
+impl FieldSelector {
+    pub fn parse(kind: Kind, text: &str) -> Result<FieldSelector, SelectorError> {
+        let mut requirements = Vec::new();
+        for term in split_terms(text).filter(|term| !term.is_empty()) {
+            if requirements.len() == REQUIREMENTS_MAX {
+                return Err(error(text, format!("more than {REQUIREMENTS_MAX} requirements")));
+            }
+            requirements.push(requirement(kind, text, term)?);
+        }
+        Ok(FieldSelector { requirements })
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.requirements.is_empty()
+    }
+
+    /// The one object that can match, if the selector asks for a name: then a get does for a list.
+    pub fn exact_name(&self) -> Option<&str> {
+        let by_name = |requirement: &&Requirement| requirement.equal && requirement.field == "metadata.name";
+        self.requirements.iter().find(by_name).map(|requirement| requirement.value.as_str())
+    }
+
+    pub fn matches(&self, facets: &Facets<'_>) -> bool {
+        self.requirements.iter().all(|requirement| {
+            let holds = |value: &super::Text<'_>| value.0 == requirement.value;
+            facets.field(requirement.field).iter().any(holds) == requirement.equal
+        })
+    }
+}
+
+fn requirement(kind: Kind, text: &str, term: &str) -> Result<Requirement, SelectorError> {
+    let (field, equal, value) = split_operator(term).ok_or_else(|| {
+        error(text, format!("{} has no operator; write field=value or field!=value", show(&term.into())))
+    })?;
+    let supported = selectable_fields(kind);
+    let Some(field) = supported.iter().find(|supported| **supported == field) else {
+        let list = supported.join(", ");
+        return Err(error(
+            text,
+            format!("the field {} of {kind} cannot be selected by; supported: {list}", show(&field.into())),
+        ));
+    };
+    let value = unescape(value).ok_or_else(|| {
+        error(text, "'\\' may stand only before ',', '=' and '\\'; '=' needs one before it".into())
+    })?;
+    Ok(Requirement { field, equal, value })
+}
+
+/// Splits at commas that no backslash precedes.
+fn split_terms(text: &str) -> impl Iterator<Item = &str> {
+    let mut escaped = false;
+    text.split(move |character| {
+        let splits = character == ',' && !escaped;
+        escaped = character == '\\' && !escaped;
+        splits
+    })
+}
+
+/// Splits at the first operator that no backslash precedes.
+fn split_operator(term: &str) -> Option<(&str, bool, &str)> {
+    let mut escaped = false;
+    for (start, character) in term.char_indices() {
+        if escaped || character == '\\' {
+            escaped = !escaped;
+            continue;
+        }
+        for (operator, equal) in [("!=", false), ("==", true), ("=", true)] {
+            if let Some(value) = term[start..].strip_prefix(operator) {
+                return Some((&term[..start], equal, value));
+            }
+        }
+    }
+    None
+}
+
+fn unescape(value: &str) -> Option<String> {
+    let mut plain = String::with_capacity(value.len());
+    let mut characters = value.chars();
+    while let Some(character) = characters.next() {
+        match character {
+            '\\' => plain.push(characters.next().filter(|next| matches!(next, ',' | '=' | '\\'))?),
+            '=' => return None,
+            other => plain.push(other),
+        }
+    }
+    Some(plain)
+}
+
+fn error(text: &str, message: String) -> SelectorError {
+    SelectorError { message: format!("field selector {}: {message}", show(&text.into())) }
+}

@@ -1,0 +1,236 @@
+//! Label selectors, in the grammar of Kubernetes: `a=b`, `a==b`, `a!=b`, `a in (b,c)`, `a notin (b,c)`, `a`, `!a`, joined by commas.
+
+use std::collections::BTreeSet;
+
+use super::{Facets, SelectorError};
+use crate::field::show;
+use crate::name;
+
+/// Requirements that must all hold; none selects everything.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct LabelSelector {
+    requirements: Vec<Requirement>,
+}
+
+/// One requirement on one label.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Requirement {
+    Exists(String),
+    Missing(String),
+    In(String, BTreeSet<String>),
+    /// Also holds when the label is missing, as in Kubernetes.
+    NotIn(String, BTreeSet<String>),
+}
+
+// More than any person writes; keeps a request from costing every event a million comparisons.
+const REQUIREMENTS_MAX: usize = 100;
+const VALUES_MAX: usize = 1_000;
+
+impl LabelSelector {
+    pub fn parse(text: &str) -> Result<LabelSelector, SelectorError> {
+        let mut parser = Parser { text, rest: text };
+        let mut requirements = Vec::new();
+        if parser.peek() == Token::End {
+            return Ok(LabelSelector::default());
+        }
+        loop {
+            requirements.push(parser.requirement()?);
+            match parser.next() {
+                Token::End => break,
+                Token::Comma if requirements.len() < REQUIREMENTS_MAX => {}
+                Token::Comma => {
+                    return Err(parser.error(&format!("more than {REQUIREMENTS_MAX} requirements")));
+                }
+                token => {
+                    return Err(parser.error(&format!("found {}, expected ',' or the end", token.show())));
+                }
+            }
+        }
+        Ok(LabelSelector { requirements })
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.requirements.is_empty()
+    }
+
+    pub fn matches(&self, facets: &Facets<'_>) -> bool {
+        self.matches_by(|key| facets.label(key))
+    }
+
+    /// For labels kept in another form.
+    pub fn matches_by<'a>(&self, label: impl Fn(&str) -> Option<&'a str>) -> bool {
+        self.requirements.iter().all(|requirement| match requirement {
+            Requirement::Exists(key) => label(key).is_some(),
+            Requirement::Missing(key) => label(key).is_none(),
+            Requirement::In(key, values) => label(key).is_some_and(|value| values.contains(value)),
+            Requirement::NotIn(key, values) => label(key).is_none_or(|value| !values.contains(value)),
+        })
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Token<'a> {
+    Word(&'a str),
+    Comma,
+    Open,
+    Close,
+    Not,
+    Equals,
+    NotEquals,
+    /// `<` and `>` compare numbers in Kubernetes' grammar but are refused by its API servers for lists; so they are here.
+    Compare,
+    End,
+}
+
+impl Token<'_> {
+    fn show(self) -> String {
+        match self {
+            Token::Word(word) => show(&word.into()),
+            Token::Comma => "','".into(),
+            Token::Open => "'('".into(),
+            Token::Close => "')'".into(),
+            Token::Not => "'!'".into(),
+            Token::Equals => "'='".into(),
+            Token::NotEquals => "'!='".into(),
+            Token::Compare => "'<' or '>'".into(),
+            Token::End => "the end".into(),
+        }
+    }
+}
+
+struct Parser<'a> {
+    text: &'a str,
+    rest: &'a str,
+}
+
+impl<'a> Parser<'a> {
+    fn requirement(&mut self) -> Result<Requirement, SelectorError> {
+        if self.peek() == Token::Not {
+            self.next();
+            return Ok(Requirement::Missing(self.key()?));
+        }
+        let key = self.key()?;
+        match self.peek() {
+            Token::End | Token::Comma => Ok(Requirement::Exists(key)),
+            Token::Equals => {
+                self.next();
+                Ok(Requirement::In(key, self.value()?))
+            }
+            Token::NotEquals => {
+                self.next();
+                Ok(Requirement::NotIn(key, self.value()?))
+            }
+            Token::Word("in") => {
+                self.next();
+                Ok(Requirement::In(key, self.values()?))
+            }
+            Token::Word("notin") => {
+                self.next();
+                Ok(Requirement::NotIn(key, self.values()?))
+            }
+            token => Err(self.error(&format!(
+                "found {} after the key, expected '=', '==', '!=', 'in', 'notin' or ','",
+                token.show()
+            ))),
+        }
+    }
+
+    fn key(&mut self) -> Result<String, SelectorError> {
+        match self.next() {
+            Token::Word(key) => match name::check_label_key(key) {
+                Ok(()) => Ok(key.into()),
+                Err(allowed) => Err(self.error(&format!("{} is no key: {allowed}", show(&key.into())))),
+            },
+            token => Err(self.error(&format!("found {}, expected the key of a label", token.show()))),
+        }
+    }
+
+    /// The one value after '=' or '!='; nothing there means the empty value.
+    fn value(&mut self) -> Result<BTreeSet<String>, SelectorError> {
+        match self.peek() {
+            Token::End | Token::Comma => Ok(BTreeSet::from([String::new()])),
+            Token::Word(word) => {
+                self.next();
+                Ok(BTreeSet::from([self.check_value(word)?]))
+            }
+            token => Err(self.error(&format!("found {}, expected a value", token.show()))),
+        }
+    }
+
+    /// The values of `in` and `notin`, in parentheses.
+    fn values(&mut self) -> Result<BTreeSet<String>, SelectorError> {
+        match self.next() {
+            Token::Open => {}
+            token => return Err(self.error(&format!("found {}, expected '('", token.show()))),
+        }
+        let mut values = BTreeSet::new();
+        loop {
+            let value = match self.peek() {
+                Token::Word(word) => {
+                    self.next();
+                    self.check_value(word)?
+                }
+                _ => String::new(),
+            };
+            values.insert(value);
+            match self.next() {
+                Token::Close => return Ok(values),
+                Token::Comma if values.len() < VALUES_MAX => {}
+                Token::Comma => return Err(self.error(&format!("more than {VALUES_MAX} values"))),
+                token => return Err(self.error(&format!("found {}, expected ',' or ')'", token.show()))),
+            }
+        }
+    }
+
+    fn check_value(&self, word: &str) -> Result<String, SelectorError> {
+        match name::check_label_value(word) {
+            Ok(()) => Ok(word.into()),
+            Err(allowed) => Err(self.error(&format!("{} is no value: {allowed}", show(&word.into())))),
+        }
+    }
+
+    fn peek(&self) -> Token<'a> {
+        self.scan().0
+    }
+
+    fn next(&mut self) -> Token<'a> {
+        let (token, rest) = self.scan();
+        self.rest = rest;
+        token
+    }
+
+    fn scan(&self) -> (Token<'a>, &'a str) {
+        let rest = self.rest.trim_start_matches([' ', '\t', '\r', '\n']);
+        let symbols = [
+            ("!=", Token::NotEquals),
+            ("==", Token::Equals),
+            ("=", Token::Equals),
+            ("!", Token::Not),
+            (",", Token::Comma),
+            ("(", Token::Open),
+            (")", Token::Close),
+            ("<", Token::Compare),
+            (">", Token::Compare),
+        ];
+        for (symbol, token) in symbols {
+            if let Some(rest) = rest.strip_prefix(symbol) {
+                return (token, rest);
+            }
+        }
+        if rest.is_empty() {
+            return (Token::End, rest);
+        }
+        let end = rest.find([' ', '\t', '\r', '\n', '=', '!', ',', '(', ')', '<', '>']).unwrap_or(rest.len());
+        (Token::Word(&rest[..end]), &rest[end..])
+    }
+
+    fn error(&self, message: &str) -> SelectorError {
+        let position = self.text.len() - self.rest.len();
+        SelectorError {
+            message: format!(
+                "label selector {}: at character {position}: {message}",
+                show(&self.text.into())
+            ),
+        }
+    }
+}

@@ -1,0 +1,348 @@
+//! Kubernetes' `Status`: how every refusal, and the success of a deletion, is told to a client.
+//!
+//! One constructor per refusal, so that code, reason and wording belong together. What went wrong inside the server is
+//! mapped to these by the server; nothing here knows of HTTP beyond the number.
+
+use std::fmt::Display;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::field::FieldError;
+use crate::meta::ListMeta;
+use crate::{ApiVersion, Kind};
+
+/// The answer to a request that returns no object.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Status {
+    /// Always Status.
+    pub kind: String,
+    /// Always v1.
+    pub api_version: String,
+    /// Metadata of the answer; empty.
+    #[serde(default)]
+    pub metadata: ListMeta,
+    /// Success or Failure.
+    pub status: String,
+    /// What happened, for people.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub message: String,
+    /// What happened, as one word for programs.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub reason: String,
+    /// More about it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub details: Option<StatusDetails>,
+    /// The HTTP status code.
+    #[serde(default)]
+    pub code: u16,
+}
+
+/// More about what happened.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct StatusDetails {
+    /// Name of the object concerned.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub name: String,
+    /// API group of the object concerned.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub group: String,
+    /// Kind or resource of the object concerned.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub kind: String,
+    /// UID of the object concerned.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub uid: String,
+    /// One entry per thing that is wrong.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
+    pub causes: Vec<StatusCause>,
+    /// Seconds after which trying again makes sense.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retry_after_seconds: Option<u32>,
+}
+
+/// One thing that is wrong.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct StatusCause {
+    /// What is wrong, as one word for programs.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub reason: String,
+    /// What is wrong, for people.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub message: String,
+    /// Path of the field. Example: endpoints[1].port.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub field: String,
+}
+
+impl Status {
+    /// The object is gone.
+    pub fn deleted(version: ApiVersion, kind: Kind, name: &str, uid: &str) -> Status {
+        let details = StatusDetails { uid: uid.into(), ..about(version, kind.plural(), name) };
+        Status { status: "Success".into(), details: Some(details), ..Status::failure(200, "", "") }
+    }
+
+    /// 400: the request cannot be understood.
+    pub fn bad_request(message: impl Display) -> Status {
+        Status::failure(400, "BadRequest", message)
+    }
+
+    /// 401: nobody the server knows.
+    pub fn unauthorized(message: impl Display) -> Status {
+        Status::failure(401, "Unauthorized", message)
+    }
+
+    /// 403: known, but not allowed to. `action` reads like "delete egateways".
+    pub fn forbidden(user: &str, action: impl Display, why: impl Display) -> Status {
+        Status::failure(403, "Forbidden", format!("user \"{user}\" may not {action}: {why}"))
+    }
+
+    /// 404: no such object.
+    pub fn not_found(version: ApiVersion, kind: Kind, name: &str) -> Status {
+        let message = format!("{} \"{name}\" not found", resource(version, kind));
+        Status::failure(404, "NotFound", message).with(about(version, kind.plural(), name))
+    }
+
+    /// 404: no such path.
+    pub fn no_such_path(path: &str) -> Status {
+        let shown: String = path.chars().take(200).collect();
+        Status::failure(404, "NotFound", format!("the server has nothing at {shown}"))
+    }
+
+    /// 405: the path exists, this verb does not.
+    pub fn method_not_allowed(method: &str, path: &str) -> Status {
+        let shown: String = path.chars().take(200).collect();
+        Status::failure(405, "MethodNotAllowed", format!("{method} is not possible at {shown}"))
+    }
+
+    /// 406: none of the media types the client accepts can be written.
+    pub fn not_acceptable(supported: &[&str]) -> Status {
+        let message = format!("only the following media types can be written: {}", supported.join(", "));
+        Status::failure(406, "NotAcceptable", message)
+    }
+
+    /// 408: the request took too long to arrive.
+    pub fn request_timeout(message: impl Display) -> Status {
+        Status::failure(408, "Timeout", message)
+    }
+
+    /// 409: the name is taken.
+    pub fn already_exists(version: ApiVersion, kind: Kind, name: &str) -> Status {
+        let message = format!("{} \"{name}\" already exists", resource(version, kind));
+        Status::failure(409, "AlreadyExists", message).with(about(version, kind.plural(), name))
+    }
+
+    /// 409: someone else wrote in between.
+    pub fn conflict(version: ApiVersion, kind: Kind, name: &str, why: impl Display) -> Status {
+        let resource = resource(version, kind);
+        let message = format!("Operation cannot be fulfilled on {resource} \"{name}\": {why}");
+        Status::failure(409, "Conflict", message).with(about(version, kind.plural(), name))
+    }
+
+    /// 409 in the words client-go retries on.
+    pub fn object_modified(version: ApiVersion, kind: Kind, name: &str) -> Status {
+        let why =
+            "the object has been modified; please apply your changes to the latest version and try again";
+        Status::conflict(version, kind, name, why)
+    }
+
+    /// 409 of server-side apply: fields that other managers own. Each entry is a field and who holds it.
+    pub fn apply_conflict(conflicts: &[(String, String)]) -> Status {
+        let count = conflicts.len();
+        let fields = conflicts.iter().map(|(field, manager)| format!("{field} (by {manager})"));
+        let message = format!(
+            "Apply failed with {count} conflict{}: {}",
+            if count == 1 { "" } else { "s" },
+            fields.collect::<Vec<_>>().join(", ")
+        );
+        let causes = conflicts.iter().map(|(field, manager)| StatusCause {
+            reason: "FieldManagerConflict".into(),
+            message: format!("conflict with {manager}"),
+            field: field.clone(),
+        });
+        let details = StatusDetails { causes: causes.collect(), ..StatusDetails::default() };
+        Status::failure(409, "Conflict", message).with(details)
+    }
+
+    /// 410: the revision or continue token is older than the history.
+    pub fn expired(message: impl Display) -> Status {
+        Status::failure(410, "Expired", message)
+    }
+
+    /// 413: the body is too big.
+    pub fn too_large(bytes_max: usize) -> Status {
+        let message = format!("the request body is larger than {bytes_max} bytes");
+        Status::failure(413, "RequestEntityTooLarge", message)
+    }
+
+    /// 415: the body is in no form the server reads.
+    pub fn unsupported_media_type(found: &str, supported: &[&str]) -> Status {
+        let found: String = found.chars().take(100).collect();
+        let message = format!(
+            "the body of the request was in the unknown format {found:?}; accepted media types: {}",
+            supported.join(", ")
+        );
+        Status::failure(415, "UnsupportedMediaType", message)
+    }
+
+    /// 422: the object is wrong, field by field.
+    pub fn invalid(version: ApiVersion, kind: Kind, name: &str, errors: &[FieldError]) -> Status {
+        let all = errors.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        let all = if errors.len() == 1 { all } else { format!("[{all}]") };
+        let group = version.group();
+        let kind_name = if group.is_empty() { kind.name().to_string() } else { format!("{kind}.{group}") };
+        let causes = errors.iter().map(|error| StatusCause {
+            reason: error.reason.cause().into(),
+            message: error.message.clone(),
+            field: error.path.clone(),
+        });
+        let details = StatusDetails { causes: causes.collect(), ..about(version, kind.name(), name) };
+        Status::failure(422, "Invalid", format!("{kind_name} \"{name}\" is invalid: {all}")).with(details)
+    }
+
+    /// 429: this client asks too often.
+    pub fn too_many_requests(message: impl Display, retry_after_seconds: u32) -> Status {
+        Status::failure(429, "TooManyRequests", message).retry_after(retry_after_seconds)
+    }
+
+    /// 500: the server is at fault.
+    pub fn internal(message: impl Display) -> Status {
+        Status::failure(500, "InternalError", format!("Internal error occurred: {message}"))
+    }
+
+    /// 503: not now.
+    pub fn unavailable(message: impl Display, retry_after_seconds: u32) -> Status {
+        Status::failure(503, "ServiceUnavailable", message).retry_after(retry_after_seconds)
+    }
+
+    /// 504: what the server asked did not answer in time.
+    pub fn timeout(message: impl Display, retry_after_seconds: u32) -> Status {
+        Status::failure(504, "Timeout", message).retry_after(retry_after_seconds)
+    }
+
+    /// 507: the store has no room; reads go on.
+    pub fn storage_full(message: impl Display) -> Status {
+        Status::failure(507, "InsufficientStorage", message)
+    }
+
+    pub fn is_failure(&self) -> bool {
+        self.status != "Success"
+    }
+
+    /// The JSON a client gets.
+    pub fn to_json(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("a Status has only string keys and numbers")
+    }
+
+    fn failure(code: u16, reason: &str, message: impl Display) -> Status {
+        Status {
+            kind: "Status".into(),
+            api_version: "v1".into(),
+            metadata: ListMeta::default(),
+            status: "Failure".into(),
+            message: message.to_string(),
+            reason: reason.into(),
+            details: None,
+            code,
+        }
+    }
+
+    fn with(mut self, details: StatusDetails) -> Status {
+        self.details = Some(details);
+        self
+    }
+
+    /// Adds when to try again.
+    pub fn retry_after(mut self, seconds: u32) -> Status {
+        self.details.get_or_insert_default().retry_after_seconds = Some(seconds);
+        self
+    }
+}
+
+impl Display for Status {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Status {}
+
+fn about(version: ApiVersion, kind: &str, name: &str) -> StatusDetails {
+    StatusDetails {
+        name: name.into(),
+        group: version.group().into(),
+        kind: kind.into(),
+        ..StatusDetails::default()
+    }
+}
+
+/// `esites.causeway.io`, or `esites` under the core path.
+fn resource(version: ApiVersion, kind: Kind) -> String {
+    match version.group() {
+        "" => kind.plural().into(),
+        group => format!("{}.{group}", kind.plural()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_refusal_has_the_form_kubernetes_clients_read() {
+        let errors = [FieldError::invalid("ip", "x", "no")];
+        let status = Status::invalid(ApiVersion::Group, Kind::EService, "web", &errors);
+        assert_eq!(
+            serde_json::to_value(&status).unwrap(),
+            json!({
+                "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "reason": "Invalid", "code": 422,
+                "message": "EService.causeway.io \"web\" is invalid: ip: Invalid value: \"x\": no",
+                "details": {
+                    "name": "web", "group": "causeway.io", "kind": "EService",
+                    "causes": [{"reason": "FieldValueInvalid", "message": "Invalid value: \"x\": no", "field": "ip"}],
+                },
+            })
+        );
+    }
+
+    #[test]
+    fn the_group_is_told_only_under_the_group_path() {
+        let message = |version| Status::not_found(version, Kind::EPolicy, "p").message;
+        assert_eq!(message(ApiVersion::Group), "epolicies.causeway.io \"p\" not found");
+        assert_eq!(message(ApiVersion::Core), "epolicies \"p\" not found");
+    }
+
+    #[test]
+    fn a_deletion_is_a_success() {
+        let status = Status::deleted(ApiVersion::Core, Kind::ESite, "a", "u");
+        assert_eq!(
+            serde_json::to_value(&status).unwrap(),
+            json!({
+                "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 200,
+                "details": {"name": "a", "kind": "esites", "uid": "u"},
+            })
+        );
+    }
+
+    #[test]
+    fn an_apply_conflict_names_every_field_and_its_holder() {
+        let rows = [(".ip".to_string(), "\"kubectl\"".to_string()), (".port".into(), "\"helm\"".into())];
+        let status = Status::apply_conflict(&rows);
+        assert_eq!(
+            status.message,
+            "Apply failed with 2 conflicts: .ip (by \"kubectl\"), .port (by \"helm\")"
+        );
+        assert_eq!(status.details.unwrap().causes[1].reason, "FieldManagerConflict");
+    }
+
+    #[test]
+    fn trying_again_is_told_in_the_details() {
+        assert_eq!(Status::unavailable("no", 3).details.unwrap().retry_after_seconds, Some(3));
+    }
+}
