@@ -1,0 +1,125 @@
+//! What time it is, handed in; and whether the clocks of two ends are close enough to work together.
+//!
+//! Certificates are only as good as the clock that reads them, and edges often start with a wrong one.
+//! So both times are compared before anything else is exchanged, and a wrong clock is named.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Certificates begin this long before they are issued, so that an edge whose clock is a little behind can
+/// use them at once. Ten minutes: far more than drift without NTP in a week, far less than a time zone.
+pub const BACKDATE: Duration = Duration::from_secs(10 * 60);
+
+/// An edge this far ahead would take fresh certificates for old ones. A day leaves a margin below the
+/// ten days in which a certificate of thirty is renewed.
+pub const AHEAD_MAX: Duration = Duration::from_secs(24 * 3600);
+
+/// Differences above this are mentioned in the log: more than any link delays, worth a look at NTP.
+pub const MENTION: Duration = Duration::from_secs(30);
+
+/// Where the time comes from. Tests bring their own.
+#[derive(Clone)]
+pub struct Clock(Arc<dyn Fn() -> SystemTime + Send + Sync>);
+
+impl Clock {
+    pub fn system() -> Clock {
+        Clock(Arc::new(SystemTime::now))
+    }
+
+    pub fn from_fn(now: impl Fn() -> SystemTime + Send + Sync + 'static) -> Clock {
+        Clock(Arc::new(now))
+    }
+
+    pub fn now(&self) -> SystemTime {
+        (self.0)()
+    }
+}
+
+impl fmt::Debug for Clock {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Clock({})", Moment(self.now()))
+    }
+}
+
+/// How the edge's clock compares with the cloud's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Skew {
+    Fine,
+    /// Works, but somebody should look at it.
+    Noticeable,
+    /// Certificates would not work: the edge must not go on before its clock is set.
+    Unusable,
+}
+
+/// Compares the two clocks. The cloud's is taken as right, because it issues the certificates.
+pub fn compare(edge: SystemTime, cloud: SystemTime) -> Skew {
+    let (distance, usable_max) = match edge.duration_since(cloud) {
+        Ok(ahead) => (ahead, AHEAD_MAX),
+        Err(behind) => (behind.duration(), BACKDATE),
+    };
+    if distance > usable_max {
+        Skew::Unusable
+    } else if distance > MENTION {
+        Skew::Noticeable
+    } else {
+        Skew::Fine
+    }
+}
+
+/// Shows a moment as RFC 3339 in UTC, to the second.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Moment(pub SystemTime);
+
+impl fmt::Display for Moment {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let second = jiff::Timestamp::from_second(unix_seconds(self.0)).unwrap_or(jiff::Timestamp::MAX);
+        write!(formatter, "{second}")
+    }
+}
+
+impl fmt::Debug for Moment {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, formatter)
+    }
+}
+
+/// Whole seconds since 1970, as messages and records carry them. Times before that count as 1970.
+pub fn unix_seconds(time: SystemTime) -> i64 {
+    time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs().min(i64::MAX as u64) as i64)
+}
+
+/// The reverse of `unix_seconds`. Numbers from a peer are bounded to the year 9999, where calendars end.
+pub fn from_unix_seconds(seconds: i64) -> SystemTime {
+    const YEAR_9999: i64 = 253_402_300_799;
+    UNIX_EPOCH + Duration::from_secs(seconds.clamp(0, YEAR_9999) as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clocks_are_compared_by_what_certificates_can_bear() {
+        let cloud = from_unix_seconds(1_800_000_000);
+        let check = |edge: SystemTime, skew: Skew| assert_eq!(compare(edge, cloud), skew, "{}", Moment(edge));
+        check(cloud, Skew::Fine);
+        check(cloud + MENTION, Skew::Fine);
+        check(cloud - MENTION, Skew::Fine);
+        check(cloud + Duration::from_secs(31), Skew::Noticeable);
+        check(cloud - BACKDATE, Skew::Noticeable);
+        check(cloud - BACKDATE - Duration::from_secs(1), Skew::Unusable);
+        check(cloud + AHEAD_MAX, Skew::Noticeable);
+        check(cloud + AHEAD_MAX + Duration::from_secs(1), Skew::Unusable);
+        check(UNIX_EPOCH, Skew::Unusable);
+    }
+
+    #[test]
+    fn times_of_a_peer_are_bounded() {
+        for seconds in [i64::MIN, -1, 0, 1, i64::MAX] {
+            let text = Moment(from_unix_seconds(seconds)).to_string();
+            assert!(text.ends_with('Z'), "{text}");
+        }
+        assert_eq!(unix_seconds(from_unix_seconds(1_800_000_000)), 1_800_000_000);
+    }
+}

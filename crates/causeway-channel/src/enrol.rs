@@ -1,0 +1,286 @@
+//! The edge's side of enrolment: dial the cloud, compare clocks, ask, and check the answer.
+//!
+//! Nothing is kept here; the caller has saved its key before it comes and saves what it gets.
+//! A secret or a request leaves only after the cloud was verified and the clocks were compared.
+
+use std::time::{Duration, SystemTime};
+
+use rustls_pki_types::{CertificateDer, ServerName};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use crate::clock::{self, Clock, Moment, Skew, from_unix_seconds, unix_seconds};
+use crate::key::{Key, KeyError};
+use crate::peer::{CertificateFacts, PeerId};
+use crate::tls::{self, Credentials, TimeNote, TlsError, Trust};
+use crate::token::{Endpoint, JoinToken, Secret};
+use crate::wire::{self, Answer, Ask, Hello, Refusal, Response, WireError};
+
+/// How to reach the cloud, and whom to believe.
+#[derive(Debug, Clone)]
+pub struct Contact {
+    /// Tried in this order.
+    pub endpoints: Vec<Endpoint>,
+    pub trust: Trust,
+    pub clock: Clock,
+    /// For each endpoint: connecting, the handshake, and the exchange, together.
+    pub deadline: Duration,
+}
+
+/// Generous for a satellite link, short enough to try the next endpoint.
+pub const DEADLINE: Duration = Duration::from_secs(20);
+
+/// What the cloud gave, checked: the certificate is for our key and our name, from a CA in the bundle.
+#[derive(Debug, Clone)]
+pub struct Issued {
+    pub certificate: CertificateDer<'static>,
+    pub facts: CertificateFacts,
+    pub authorities: Vec<CertificateDer<'static>>,
+    /// Empty: dial as before.
+    pub endpoints: Vec<Endpoint>,
+    pub cloud_time: SystemTime,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum EnrolError {
+    #[error("no endpoint of the cloud is known")]
+    NoEndpoint,
+    #[error("the cloud at {endpoint} cannot be reached")]
+    Unreachable { endpoint: Endpoint, source: std::io::Error },
+    #[error("the cloud at {endpoint} did not answer within {} seconds", deadline.as_secs())]
+    Timeout { endpoint: Endpoint, deadline: Duration },
+    #[error(
+        "who answers at {endpoint} is not the cloud this edge belongs to: its certificate is from another CA \
+         (a token of another cloud, a CA that was replaced since, or somebody in between); \
+         check the address, or create a new token"
+    )]
+    WrongAuthority { endpoint: Endpoint },
+    #[error("TLS with {endpoint} failed")]
+    Handshake { endpoint: Endpoint, source: std::io::Error },
+    #[error("{endpoint} does not speak enrolment: it is not the channel port of a cloud")]
+    NotEnrolment { endpoint: Endpoint },
+    #[error(
+        "the clock of this machine is wrong: it says {} and the cloud says {}; \
+         set it (for example with chrony or systemd-timesyncd), then try again", Moment(*edge), Moment(*cloud)
+    )]
+    Clock { edge: SystemTime, cloud: SystemTime },
+    #[error(
+        "the cloud's own certificate is valid from {} to {} and it is {} now: look at the cloud",
+        Moment(*not_before), Moment(*not_after), Moment(*now)
+    )]
+    CloudCertificate { not_before: SystemTime, not_after: SystemTime, now: SystemTime },
+    #[error("the cloud refused")]
+    Refused(#[source] Refusal),
+    #[error("the talk with {endpoint} failed")]
+    Wire { endpoint: Endpoint, source: WireError },
+    #[error("the cloud's answer is not usable: {0}")]
+    Answer(&'static str),
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+}
+
+impl EnrolError {
+    pub fn refusal(&self) -> Option<&Refusal> {
+        match self {
+            EnrolError::Refused(refusal) => Some(refusal),
+            _ => None,
+        }
+    }
+
+    /// Another endpoint, or another replica behind the same one, may still say yes.
+    fn is_of_this_endpoint(&self) -> bool {
+        match self {
+            EnrolError::Refused(refusal) => refusal.is_temporary(),
+            EnrolError::Clock { .. } | EnrolError::Key(_) | EnrolError::Tls(_) => false,
+            _ => true,
+        }
+    }
+}
+
+/// Redeems a token. May be repeated with the same key until it succeeds.
+pub async fn enrol(contact: &Contact, token: &JoinToken, key: &Key) -> Result<Issued, EnrolError> {
+    let ask = enrol_ask(&token.secret, key.request(&token.peer)?);
+    let (answer, time) = exchange(contact, None, ask).await?;
+    let issued = check(answer, time, key, &token.peer)?;
+    // The token says which CA is the cloud's; a bundle without it would be somebody else's.
+    let pinned = |authority: &CertificateDer<'_>| {
+        CertificateFacts::read(authority).is_ok_and(|facts| token.authorities.contains(&facts.key))
+    };
+    match issued.authorities.iter().any(pinned) {
+        true => Ok(issued),
+        false => Err(EnrolError::Answer("its bundle lacks the CA that the token names")),
+    }
+}
+
+fn enrol_ask(secret: &Secret, csr: Vec<u8>) -> Ask {
+    Ask::Enrol(wire::Enrol { secret: secret.expose().to_vec(), csr })
+}
+
+/// Asks for the next certificate with the live one.
+pub async fn renew(
+    contact: &Contact,
+    live: Credentials,
+    key: &Key,
+    peer: &PeerId,
+) -> Result<Issued, EnrolError> {
+    let ask = Ask::Renew(wire::Renew { csr: key.request(peer)? });
+    let (answer, time) = exchange(contact, Some(live), ask).await?;
+    check(answer, time, key, peer)
+}
+
+/// Asks for a new certificate after the old one has expired; the key stays the same.
+pub async fn reenrol(
+    contact: &Contact,
+    expired: &CertificateDer<'_>,
+    key: &Key,
+    peer: &PeerId,
+) -> Result<Issued, EnrolError> {
+    let csr = key.request(peer)?;
+    let ask = Ask::Reenrol(wire::Reenrol { csr, certificate: expired.to_vec() });
+    let (answer, time) = exchange(contact, None, ask).await?;
+    check(answer, time, key, peer)
+}
+
+/// Asks whether the cloud wants this edge to renew early, because CAs have changed.
+pub async fn asks_to_renew(contact: &Contact, live: Credentials) -> Result<bool, EnrolError> {
+    let bundle = match &contact.trust {
+        Trust::Bundle(bundle) => tls::bundle_hash(bundle).to_vec(),
+        Trust::Pinned(_) => Vec::new(),
+    };
+    match exchange(contact, Some(live), Ask::Check(wire::Check { bundle })).await? {
+        (Answer::Checked(checked), _) => Ok(checked.renew),
+        _ => Err(EnrolError::Answer("it answers another question")),
+    }
+}
+
+async fn exchange(
+    contact: &Contact,
+    credentials: Option<Credentials>,
+    ask: Ask,
+) -> Result<(Answer, SystemTime), EnrolError> {
+    let mut last = EnrolError::NoEndpoint;
+    for endpoint in &contact.endpoints {
+        let attempt = exchange_at(contact, endpoint, credentials.clone(), &ask);
+        last = match timeout(contact.deadline, attempt).await {
+            Ok(Ok(answer)) => return Ok(answer),
+            Ok(Err(error)) if !error.is_of_this_endpoint() => return Err(error),
+            Ok(Err(error)) => more_telling(last, error),
+            Err(_) => more_telling(
+                last,
+                EnrolError::Timeout { endpoint: endpoint.clone(), deadline: contact.deadline },
+            ),
+        };
+        tracing::debug!(%endpoint, error = %last, "this endpoint gave no certificate");
+    }
+    Err(last)
+}
+
+// Of several failures the one is reported that got furthest: a refusal says more than a closed port.
+fn more_telling(before: EnrolError, now: EnrolError) -> EnrolError {
+    let distance = |error: &EnrolError| match error {
+        EnrolError::NoEndpoint => 0,
+        EnrolError::Unreachable { .. } | EnrolError::Timeout { .. } => 1,
+        EnrolError::Refused(_) => 3,
+        _ => 2,
+    };
+    if distance(&before) > distance(&now) { before } else { now }
+}
+
+async fn exchange_at(
+    contact: &Contact,
+    endpoint: &Endpoint,
+    credentials: Option<Credentials>,
+    ask: &Ask,
+) -> Result<(Answer, SystemTime), EnrolError> {
+    let wire = |source| EnrolError::Wire { endpoint: endpoint.clone(), source };
+    let (mut link, note) = dial(contact, endpoint, credentials).await?;
+    let hello: Hello = wire::read(&mut link).await.map_err(wire)?;
+    let now = contact.clock.now();
+    let cloud_time = from_unix_seconds(hello.time);
+    compare_clocks(now, cloud_time, &note)?;
+    let request = wire::Request { time: unix_seconds(now), ask: Some(ask.clone()) };
+    wire::write(&mut link, &request).await.map_err(wire)?;
+    let response: Response = wire::read(&mut link).await.map_err(wire)?;
+    match response.answer {
+        Some(Answer::Refused(refusal)) => Err(EnrolError::Refused(refusal)),
+        Some(answer) => Ok((answer, cloud_time)),
+        None => Err(EnrolError::Answer("it is of a kind this program does not know: use a newer causeway")),
+    }
+}
+
+async fn dial(
+    contact: &Contact,
+    endpoint: &Endpoint,
+    credentials: Option<Credentials>,
+) -> Result<(TlsStream<TcpStream>, TimeNote), EnrolError> {
+    let unreachable = |source| EnrolError::Unreachable { endpoint: endpoint.clone(), source };
+    let (config, note) = tls::client(contact.trust.clone(), credentials, contact.clock.now())?;
+    let tcp = TcpStream::connect((endpoint.host(), endpoint.port())).await.map_err(unreachable)?;
+    // The name is only a hint for load balancers; the verifier asks for the cloud's own name. A host that
+    // is no DNS name (an underscore, say) must not stop us.
+    let name = ServerName::try_from(endpoint.host().to_owned())
+        .or_else(|_| ServerName::try_from(tls::CLOUD_NAME.to_owned()))
+        .expect("the constant is a DNS name");
+    let connector = TlsConnector::from(std::sync::Arc::new(config));
+    let link = connector.connect(name, tcp).await.map_err(|error| handshake_error(endpoint, error))?;
+    if link.get_ref().1.alpn_protocol() != Some(wire::ALPN) {
+        return Err(EnrolError::NotEnrolment { endpoint: endpoint.clone() });
+    }
+    Ok((link, note))
+}
+
+fn handshake_error(endpoint: &Endpoint, source: std::io::Error) -> EnrolError {
+    let endpoint = endpoint.clone();
+    let cause = source.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+    match cause {
+        Some(rustls::Error::InvalidCertificate(rustls::CertificateError::UnknownIssuer)) => {
+            EnrolError::WrongAuthority { endpoint }
+        }
+        Some(rustls::Error::NoApplicationProtocol | rustls::Error::InvalidMessage(_)) => {
+            EnrolError::NotEnrolment { endpoint }
+        }
+        Some(rustls::Error::AlertReceived(rustls::AlertDescription::NoApplicationProtocol)) => {
+            EnrolError::NotEnrolment { endpoint }
+        }
+        _ => EnrolError::Handshake { endpoint, source },
+    }
+}
+
+fn compare_clocks(edge: SystemTime, cloud: SystemTime, note: &TimeNote) -> Result<(), EnrolError> {
+    match (clock::compare(edge, cloud), note.validity()) {
+        (Skew::Unusable, _) => Err(EnrolError::Clock { edge, cloud }),
+        // The clocks agree, so it is the certificate: nothing more is said to a cloud that shows an old one.
+        (_, Some((not_before, not_after))) => {
+            Err(EnrolError::CloudCertificate { not_before, not_after, now: edge })
+        }
+        (Skew::Noticeable, None) => {
+            tracing::warn!(edge = %Moment(edge), cloud = %Moment(cloud), "this machine's clock is off: look at its time service");
+            Ok(())
+        }
+        (Skew::Fine, None) => Ok(()),
+    }
+}
+
+fn check(answer: Answer, cloud_time: SystemTime, key: &Key, peer: &PeerId) -> Result<Issued, EnrolError> {
+    let Answer::Issued(issued) = answer else {
+        return Err(EnrolError::Answer("it answers another question"));
+    };
+    let certificate = CertificateDer::from(issued.certificate);
+    let facts = CertificateFacts::read(&certificate)
+        .map_err(|_| EnrolError::Answer("its certificate cannot be read"))?;
+    if facts.key != key.hash() {
+        return Err(EnrolError::Answer("its certificate is for another key"));
+    }
+    if facts.peer.as_ref() != Some(peer) {
+        return Err(EnrolError::Answer("its certificate is for another gateway"));
+    }
+    let authorities: Vec<_> = issued.authorities.into_iter().map(CertificateDer::from).collect();
+    tls::verify_client(&certificate, &authorities)
+        .map_err(|_| EnrolError::Answer("its certificate is not from a CA of its bundle"))?;
+    let endpoints = issued.endpoints.iter().filter_map(|text| text.parse().ok()).collect();
+    Ok(Issued { certificate, facts, authorities, endpoints, cloud_time })
+}

@@ -1,0 +1,228 @@
+//! Private keys of gateways, and the requests (CSR) that ask for a certificate over them.
+//!
+//! Every key is ECDSA P-256. A request proves that the sender holds the key; the names in it are only
+//! a wish, which the issuer may look at and never follows.
+
+use std::fmt;
+
+use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PKCS_ECDSA_P256_SHA256, SanType};
+use rustls_pki_types::PrivateKeyDer;
+use x509_parser::certification_request::X509CertificationRequest;
+use x509_parser::extensions::{GeneralName, ParsedExtension};
+use x509_parser::oid_registry::{OID_EC_P256, OID_KEY_TYPE_EC_PUBLIC_KEY};
+use x509_parser::prelude::FromDer;
+use x509_parser::x509::SubjectPublicKeyInfo;
+
+use crate::peer::{KeyHash, PeerId};
+
+/// A private key. Its `Debug` shows only the hash of its public half.
+pub struct Key {
+    pair: KeyPair,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum KeyError {
+    #[error("no key can be made")]
+    Generate(#[source] rcgen::Error),
+    #[error("the private key cannot be read: it must be ECDSA P-256, PKCS #8, in PEM")]
+    Read(#[source] rcgen::Error),
+    #[error("the certificate request cannot be made")]
+    Request(#[source] rcgen::Error),
+}
+
+impl Key {
+    pub fn generate() -> Result<Key, KeyError> {
+        let pair = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(KeyError::Generate)?;
+        Ok(Key { pair })
+    }
+
+    pub fn from_pem(pem: &str) -> Result<Key, KeyError> {
+        let pair = KeyPair::from_pem_and_sign_algo(pem, &PKCS_ECDSA_P256_SHA256).map_err(KeyError::Read)?;
+        Ok(Key { pair })
+    }
+
+    /// The private key itself: for a file of mode 0600 and nothing else.
+    pub fn to_pem(&self) -> String {
+        self.pair.serialize_pem()
+    }
+
+    pub fn to_der(&self) -> PrivateKeyDer<'static> {
+        PrivateKeyDer::Pkcs8(self.pair.serialize_der().into())
+    }
+
+    pub fn hash(&self) -> KeyHash {
+        KeyHash::of_spki(&rcgen::PublicKeyData::subject_public_key_info(&self.pair))
+    }
+
+    /// For whoever signs certificates.
+    pub fn pair(&self) -> &KeyPair {
+        &self.pair
+    }
+
+    /// A request for a certificate, in DER. `wish` is for people who look at it.
+    pub fn request(&self, wish: &PeerId) -> Result<Vec<u8>, KeyError> {
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, wish.gateway());
+        let uri = wish.uri().try_into().map_err(KeyError::Request)?;
+        params.subject_alt_names = vec![SanType::URI(uri)];
+        let request = params.serialize_request(&self.pair).map_err(KeyError::Request)?;
+        Ok(request.der().to_vec())
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Key({})", self.hash())
+    }
+}
+
+/// A request whose signature was checked: the sender holds the key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    /// The public key, as SubjectPublicKeyInfo in DER.
+    pub spki: Vec<u8>,
+    pub key: KeyHash,
+    /// The gateway the sender says it is. Never the base of a certificate.
+    pub wish: Wish,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Wish {
+    Nothing,
+    Gateway(PeerId),
+    /// Names that no gateway has.
+    Other(String),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RequestError {
+    #[error("it is not a PKCS #10 request in DER")]
+    Malformed,
+    #[error("its key is not ECDSA P-256")]
+    KeyType,
+    #[error("its signature does not match its key")]
+    Signature,
+}
+
+impl Request {
+    pub fn read(der: &[u8]) -> Result<Request, RequestError> {
+        let (rest, request) = X509CertificationRequest::from_der(der).map_err(|_| RequestError::Malformed)?;
+        if !rest.is_empty() {
+            return Err(RequestError::Malformed);
+        }
+        let spki = &request.certification_request_info.subject_pki;
+        if !is_p256(spki) {
+            return Err(RequestError::KeyType);
+        }
+        request.verify_signature().map_err(|_| RequestError::Signature)?;
+        Ok(Request { spki: spki.raw.to_vec(), key: KeyHash::of_spki(spki.raw), wish: wish(&request) })
+    }
+}
+
+fn is_p256(spki: &SubjectPublicKeyInfo<'_>) -> bool {
+    let curve = spki.algorithm.parameters.as_ref().and_then(|parameters| parameters.as_oid().ok());
+    // An uncompressed point: one byte of form, two coordinates of 32 bytes.
+    spki.algorithm.algorithm == OID_KEY_TYPE_EC_PUBLIC_KEY
+        && curve == Some(OID_EC_P256)
+        && spki.subject_public_key.data.len() == 65
+}
+
+fn wish(request: &X509CertificationRequest<'_>) -> Wish {
+    let extensions = request.requested_extensions().into_iter().flatten();
+    for extension in extensions {
+        let ParsedExtension::SubjectAlternativeName(names) = extension else { continue };
+        match &names.general_names[..] {
+            [] => {}
+            [GeneralName::URI(uri)] => match uri.parse() {
+                Ok(peer) => return Wish::Gateway(peer),
+                Err(_) => return Wish::Other(shorten(uri)),
+            },
+            names => return Wish::Other(shorten(&format!("{names:?}"))),
+        }
+    }
+    Wish::Nothing
+}
+
+// It ends up in the audit log, and the sender chose it.
+fn shorten(text: &str) -> String {
+    text.chars().filter(|char| !char.is_control()).take(200).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn peer() -> PeerId {
+        PeerId::new("Tokyo", "Gateway1").unwrap()
+    }
+
+    #[test]
+    fn a_key_survives_its_file_and_shows_no_secret() {
+        let key = Key::generate().unwrap();
+        let again = Key::from_pem(&key.to_pem()).unwrap();
+        assert_eq!(again.hash(), key.hash());
+        let shown = format!("{key:?}");
+        assert!(shown.contains(&key.hash().to_string()) && shown.len() < 80, "{shown}");
+        assert!(Key::from_pem("no key").is_err());
+    }
+
+    #[test]
+    fn a_request_proves_the_key_and_tells_the_wish() {
+        let key = Key::generate().unwrap();
+        let request = Request::read(&key.request(&peer()).unwrap()).unwrap();
+        assert_eq!(request.key, key.hash());
+        assert_eq!(request.wish, Wish::Gateway(peer()));
+    }
+
+    #[test]
+    fn requests_that_prove_nothing_are_refused() {
+        let key = Key::generate().unwrap();
+        let good = key.request(&peer()).unwrap();
+        let refused = |bytes: &[u8], error: RequestError| assert_eq!(Request::read(bytes), Err(error));
+
+        refused(b"", RequestError::Malformed);
+        refused(&good[..good.len() - 1], RequestError::Malformed);
+        refused(&[&good[..], b"x"].concat(), RequestError::Malformed);
+
+        let mut forged = good.clone();
+        let place = forged.windows(5).position(|bytes| bytes == b"Tokyo").unwrap();
+        forged[place] = b'X';
+        refused(&forged, RequestError::Signature);
+
+        let p384 = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P384_SHA384).unwrap();
+        let other = CertificateParams::default().serialize_request(&p384).unwrap();
+        refused(other.der(), RequestError::KeyType);
+    }
+
+    #[test]
+    fn odd_wishes_are_told_apart() {
+        let pair = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
+        let mut params = CertificateParams::default();
+        let nothing = params.serialize_request(&pair).unwrap();
+        assert_eq!(Request::read(nothing.der()).unwrap().wish, Wish::Nothing);
+        params.subject_alt_names = vec![SanType::DnsName("cloud.example".try_into().unwrap())];
+        let dns = params.serialize_request(&pair).unwrap();
+        assert!(matches!(Request::read(dns.der()).unwrap().wish, Wish::Other(_)));
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_the_reader_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+            let _ = Request::read(&bytes);
+        }
+
+        #[test]
+        fn no_flipped_bit_changes_what_is_read(place in 0usize..10_000, bit in 0u8..8) {
+            let key = Key::generate().unwrap();
+            let mut bytes = key.request(&peer()).unwrap();
+            let request = Request::read(&bytes).unwrap();
+            let place = place % bytes.len();
+            bytes[place] ^= 1 << bit;
+            // Some bits outside the signed part mean nothing; every other one must break the signature.
+            prop_assert!(!Request::read(&bytes).is_ok_and(|read| read != request));
+        }
+    }
+}

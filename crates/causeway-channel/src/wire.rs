@@ -1,0 +1,318 @@
+//! The messages of enrolment, and how they stand on the link.
+//!
+//! ALPN `causeway-enrol/1`. The cloud speaks first (`Hello`, with its time), so that a wrong clock is known
+//! before a secret is sent; then one `Request`, one `Response`. Each is protobuf behind a length of four
+//! bytes, 64 KiB at most. An unknown field is ignored; an unknown request or response is an error that
+//! names the version; an unknown refusal code is read as `Other`, with its text.
+
+use std::fmt;
+use std::io;
+
+use prost::Message;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+pub const ALPN: &[u8] = b"causeway-enrol/1";
+pub const VERSION: u32 = 1;
+/// A bundle of two CAs and a certificate are below 4 KiB.
+pub const MESSAGE_BYTES_MAX: usize = 64 * 1024;
+
+/// First word of the cloud.
+#[derive(Clone, PartialEq, Message)]
+pub struct Hello {
+    #[prost(uint32, tag = "1")]
+    pub version: u32,
+    /// Seconds since 1970, by the cloud's clock.
+    #[prost(int64, tag = "2")]
+    pub time: i64,
+}
+
+/// What an edge wants. `Debug` of the whole would show a secret, so it is not derived.
+#[derive(Clone, PartialEq, Message)]
+#[prost(skip_debug)]
+pub struct Request {
+    /// Seconds since 1970, by the edge's clock.
+    #[prost(int64, tag = "1")]
+    pub time: i64,
+    #[prost(oneof = "Ask", tags = "2, 3, 4, 5")]
+    pub ask: Option<Ask>,
+}
+
+impl fmt::Debug for Request {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Request({})", self.ask.as_ref().map_or("nothing", Ask::name))
+    }
+}
+
+#[derive(Clone, PartialEq, prost::Oneof)]
+#[prost(skip_debug)]
+pub enum Ask {
+    /// A first certificate, for the secret of a token.
+    #[prost(message, tag = "2")]
+    Enrol(Enrol),
+    /// The next certificate, over mutual TLS with the live one.
+    #[prost(message, tag = "3")]
+    Renew(Renew),
+    /// A new certificate for one that has expired.
+    #[prost(message, tag = "4")]
+    Reenrol(Reenrol),
+    /// Is there a reason to renew before it is time? Over mutual TLS.
+    #[prost(message, tag = "5")]
+    Check(Check),
+}
+
+impl Ask {
+    pub fn name(&self) -> &'static str {
+        match self {
+            Ask::Enrol(_) => "enrol",
+            Ask::Renew(_) => "renew",
+            Ask::Reenrol(_) => "re-enrol",
+            Ask::Check(_) => "check",
+        }
+    }
+}
+
+impl fmt::Debug for Ask {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())
+    }
+}
+
+#[derive(Clone, PartialEq, Message)]
+#[prost(skip_debug)]
+pub struct Enrol {
+    #[prost(bytes = "vec", tag = "1")]
+    pub secret: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    pub csr: Vec<u8>,
+}
+
+impl fmt::Debug for Enrol {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Enrol(…)")
+    }
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct Renew {
+    #[prost(bytes = "vec", tag = "1")]
+    pub csr: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct Reenrol {
+    /// Signed by the key of the expired certificate.
+    #[prost(bytes = "vec", tag = "1")]
+    pub csr: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    pub certificate: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct Check {
+    /// `bundle_hash` of the CAs the edge trusts.
+    #[prost(bytes = "vec", tag = "1")]
+    pub bundle: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct Response {
+    #[prost(oneof = "Answer", tags = "1, 2, 3")]
+    pub answer: Option<Answer>,
+}
+
+#[derive(Clone, PartialEq, prost::Oneof)]
+pub enum Answer {
+    #[prost(message, tag = "1")]
+    Issued(IssuedMessage),
+    #[prost(message, tag = "2")]
+    Refused(Refusal),
+    #[prost(message, tag = "3")]
+    Checked(Checked),
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct IssuedMessage {
+    #[prost(bytes = "vec", tag = "1")]
+    pub certificate: Vec<u8>,
+    /// Every CA to trust from now on, in DER.
+    #[prost(bytes = "vec", repeated, tag = "2")]
+    pub authorities: Vec<Vec<u8>>,
+    /// Where to dial from now on. Empty: as before.
+    #[prost(string, repeated, tag = "3")]
+    pub endpoints: Vec<String>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct Checked {
+    /// Renew now, whatever the age of the certificate.
+    #[prost(bool, tag = "1")]
+    pub renew: bool,
+}
+
+/// Why the cloud said no, for the program (`code`) and for people (`message`, `hint`).
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Refusal {
+    #[prost(enumeration = "Code", tag = "1")]
+    pub code: i32,
+    #[prost(string, tag = "2")]
+    pub message: String,
+    /// What to do about it.
+    #[prost(string, tag = "3")]
+    pub hint: String,
+    #[prost(uint32, tag = "4")]
+    pub retry_after_seconds: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
+#[repr(i32)]
+pub enum Code {
+    Other = 0,
+    Malformed = 1,
+    RateLimited = 2,
+    Unavailable = 3,
+    TokenUnknown = 4,
+    TokenExpired = 5,
+    TokenUsed = 6,
+    TokenDeleted = 7,
+    BadRequest = 8,
+    Revoked = 9,
+    /// The key is not (or no longer) the gateway's.
+    NotCurrent = 10,
+    GraceOver = 11,
+    CertificateNeeded = 12,
+    CertificateExpired = 13,
+    /// The certificate comes from a CA that is not trusted (any more).
+    WrongAuthority = 14,
+    Version = 15,
+}
+
+impl Refusal {
+    pub fn new(code: Code, message: impl Into<String>, hint: impl Into<String>) -> Refusal {
+        Refusal { code: code.into(), message: message.into(), hint: hint.into(), retry_after_seconds: 0 }
+    }
+
+    pub fn reason(&self) -> Code {
+        Code::try_from(self.code).unwrap_or(Code::Other)
+    }
+
+    /// May the same request succeed later, without anybody doing something?
+    pub fn is_temporary(&self) -> bool {
+        matches!(self.reason(), Code::Other | Code::RateLimited | Code::Unavailable)
+    }
+
+    /// Is this the end of the edge's identity, so that only a new token helps?
+    pub fn needs_new_token(&self) -> bool {
+        matches!(self.reason(), Code::Revoked | Code::NotCurrent | Code::GraceOver | Code::WrongAuthority)
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let clean = |text: &str| text.chars().filter(|char| !char.is_control()).take(400).collect::<String>();
+        write!(formatter, "{}", clean(&self.message))?;
+        if !self.hint.is_empty() {
+            write!(formatter, " ({})", clean(&self.hint))?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+#[derive(Debug, thiserror::Error)]
+pub enum WireError {
+    #[error("the link broke")]
+    Io(#[from] io::Error),
+    #[error("a message of {bytes} bytes was announced and {MESSAGE_BYTES_MAX} are allowed")]
+    TooLong { bytes: usize },
+    #[error("a message cannot be read")]
+    Malformed(#[from] prost::DecodeError),
+}
+
+/// Reads one message. The caller sets the deadline.
+pub async fn read<M: Message + Default>(link: &mut (impl AsyncRead + Unpin)) -> Result<M, WireError> {
+    let bytes = link.read_u32().await? as usize;
+    if bytes > MESSAGE_BYTES_MAX {
+        return Err(WireError::TooLong { bytes });
+    }
+    let mut body = Vec::new();
+    // The peer announces the length, so memory follows what arrives, not what is announced.
+    let received = link.take(bytes as u64).read_to_end(&mut body).await?;
+    if received < bytes {
+        return Err(WireError::Io(io::ErrorKind::UnexpectedEof.into()));
+    }
+    Ok(M::decode(&body[..])?)
+}
+
+/// Writes one message and flushes it.
+pub async fn write(link: &mut (impl AsyncWrite + Unpin), message: &impl Message) -> Result<(), WireError> {
+    let body = message.encode_to_vec();
+    if body.len() > MESSAGE_BYTES_MAX {
+        return Err(WireError::TooLong { bytes: body.len() });
+    }
+    let mut frame = (body.len() as u32).to_be_bytes().to_vec();
+    frame.extend_from_slice(&body);
+    link.write_all(&frame).await?;
+    link.flush().await?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn block_on<T>(future: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
+    }
+
+    fn request() -> Request {
+        let enrol = Enrol { secret: vec![42; 32], csr: vec![1, 2, 3] };
+        Request { time: 5, ask: Some(Ask::Enrol(enrol)) }
+    }
+
+    #[test]
+    fn a_message_survives_the_link() {
+        let mut bytes = Vec::new();
+        block_on(write(&mut bytes, &request())).unwrap();
+        assert_eq!(block_on(read::<Request>(&mut &bytes[..])).unwrap(), request());
+    }
+
+    #[test]
+    fn no_debug_shows_the_secret() {
+        let shown = format!("{:?} {:?}", request(), request().ask.unwrap());
+        assert!(!shown.contains("42"), "{shown}");
+    }
+
+    #[test]
+    fn broken_frames_are_refused() {
+        let huge = [0xff, 0xff, 0xff, 0xff, 1];
+        assert!(matches!(block_on(read::<Request>(&mut &huge[..])), Err(WireError::TooLong { .. })));
+        let short = [0, 0, 0, 9, 1];
+        assert!(matches!(block_on(read::<Request>(&mut &short[..])), Err(WireError::Io(_))));
+        let garbage = [0, 0, 0, 2, 0xff, 0xff];
+        assert!(matches!(block_on(read::<Request>(&mut &garbage[..])), Err(WireError::Malformed(_))));
+        let long = Renew { csr: vec![0; MESSAGE_BYTES_MAX] };
+        assert!(matches!(block_on(write(&mut Vec::new(), &long)), Err(WireError::TooLong { .. })));
+    }
+
+    #[test]
+    fn refusals_of_a_newer_cloud_are_readable() {
+        let refusal =
+            Refusal { code: 99, message: "no".into(), hint: "\u{1b}[2Jwait".into(), retry_after_seconds: 0 };
+        assert_eq!(refusal.reason(), Code::Other);
+        assert_eq!(refusal.to_string(), "no ([2Jwait)");
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_a_reader_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            let _ = block_on(read::<Request>(&mut &bytes[..]));
+            let _ = block_on(read::<Response>(&mut &bytes[..]));
+            let _ = Request::decode(&bytes[..]);
+            let _ = Response::decode(&bytes[..]);
+            let _ = Hello::decode(&bytes[..]);
+        }
+    }
+}
