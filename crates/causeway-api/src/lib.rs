@@ -18,9 +18,14 @@ pub mod check;
 pub mod field;
 pub mod name;
 pub mod selector;
+
+pub mod discovery;
+pub mod figures;
 pub mod status;
+pub mod table;
 
 pub use field::{FieldError, FieldReason};
+pub use figures::GatewayFigures;
 pub use kinds::{
     ECommunity, EGateway, EPolicy, EServer, EService, ESite, Kind, ServiceExpose, VirtualPresence,
 };

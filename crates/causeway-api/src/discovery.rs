@@ -1,0 +1,258 @@
+//! Discovery documents: which groups, versions and resources there are.
+//!
+//! Clients ask for them in the old form (one document per group) or aggregated (one for everything); both are made from the same list.
+//! Short names and the category are told only under the group path: under both, `kubectl get causeway` would print every object twice.
+
+use serde_json::{Value, json};
+
+use crate::{ApiVersion, GROUP, Kind, VERSION};
+
+/// The category of all kinds: `kubectl get causeway`.
+pub const CATEGORY: &str = "causeway";
+
+const VERBS: [&str; 8] = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
+const STATUS_VERBS: [&str; 3] = ["get", "patch", "update"];
+
+/// Versions of the aggregated form that clients ask for, newest first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Aggregated {
+    V2,
+    V2Beta1,
+}
+
+impl Aggregated {
+    pub fn api_version(self) -> &'static str {
+        match self {
+            Aggregated::V2 => "apidiscovery.k8s.io/v2",
+            Aggregated::V2Beta1 => "apidiscovery.k8s.io/v2beta1",
+        }
+    }
+
+    /// The `v=` of the media type, for example in `application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList`.
+    pub fn version(self) -> &'static str {
+        match self {
+            Aggregated::V2 => "v2",
+            Aggregated::V2Beta1 => "v2beta1",
+        }
+    }
+}
+
+/// Kinds that are asked and never stored: who am I, what may I do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Review {
+    pub group: &'static str,
+    pub plural: &'static str,
+    pub singular: &'static str,
+    pub kind: &'static str,
+}
+
+pub const REVIEWS: [Review; 2] = [
+    Review {
+        group: "authentication.k8s.io",
+        plural: "selfsubjectreviews",
+        singular: "selfsubjectreview",
+        kind: "SelfSubjectReview",
+    },
+    Review {
+        group: "authorization.k8s.io",
+        plural: "selfsubjectaccessreviews",
+        singular: "selfsubjectaccessreview",
+        kind: "SelfSubjectAccessReview",
+    },
+];
+
+/// `/api`.
+pub fn api_versions(server_address: &str) -> Value {
+    json!({
+        "kind": "APIVersions",
+        "versions": [VERSION],
+        "serverAddressByClientCIDRs": [{ "clientCIDR": "0.0.0.0/0", "serverAddress": server_address }],
+    })
+}
+
+/// `/apis`.
+pub fn group_list() -> Value {
+    let groups: Vec<Value> = groups().map(group_body).collect();
+    json!({ "kind": "APIGroupList", "apiVersion": "v1", "groups": groups })
+}
+
+/// `/apis/GROUP`; none for a group that does not exist.
+pub fn group(name: &str) -> Option<Value> {
+    let mut document = groups().find(|group| *group == name).map(group_body)?;
+    document["kind"] = "APIGroup".into();
+    document["apiVersion"] = "v1".into();
+    Some(document)
+}
+
+/// `/api/v1` with the empty group, or `/apis/GROUP/v1`; none for a group that does not exist.
+pub fn resource_list(group: &str) -> Option<Value> {
+    let (group_version, resources) = match group {
+        "" => (ApiVersion::Core.as_str().to_string(), kind_resources(ApiVersion::Core)),
+        GROUP => (ApiVersion::Group.as_str().to_string(), kind_resources(ApiVersion::Group)),
+        other => (format!("{other}/v1"), review_resources(other)?),
+    };
+    Some(json!({
+        "kind": "APIResourceList",
+        "apiVersion": "v1",
+        "groupVersion": group_version,
+        "resources": resources,
+    }))
+}
+
+/// `/api` in the aggregated form.
+pub fn aggregated_core(form: Aggregated) -> Value {
+    aggregated(form, vec![aggregated_item("", aggregated_kinds(ApiVersion::Core))])
+}
+
+/// `/apis` in the aggregated form.
+pub fn aggregated_groups(form: Aggregated) -> Value {
+    let items = groups().map(|group| match group {
+        GROUP => aggregated_item(group, aggregated_kinds(ApiVersion::Group)),
+        other => aggregated_item(other, aggregated_reviews(other)),
+    });
+    aggregated(form, items.collect())
+}
+
+fn groups() -> impl Iterator<Item = &'static str> {
+    std::iter::once(GROUP).chain(REVIEWS.into_iter().map(|review| review.group))
+}
+
+fn group_body(name: &str) -> Value {
+    let version = json!({ "groupVersion": format!("{name}/v1"), "version": "v1" });
+    json!({ "name": name, "versions": [version], "preferredVersion": version })
+}
+
+fn kind_resources(version: ApiVersion) -> Vec<Value> {
+    Kind::ALL.into_iter().flat_map(|kind| [kind_resource(kind, version), status_resource(kind)]).collect()
+}
+
+fn kind_resource(kind: Kind, version: ApiVersion) -> Value {
+    let mut resource = json!({
+        "name": kind.plural(),
+        "singularName": kind.singular(),
+        "namespaced": false,
+        "kind": kind.name(),
+        "verbs": VERBS,
+    });
+    if version == ApiVersion::Group {
+        resource["shortNames"] = json!([kind.short()]);
+        resource["categories"] = json!([CATEGORY]);
+    }
+    resource
+}
+
+fn status_resource(kind: Kind) -> Value {
+    json!({
+        "name": format!("{}/status", kind.plural()),
+        "singularName": "",
+        "namespaced": false,
+        "kind": kind.name(),
+        "verbs": STATUS_VERBS,
+    })
+}
+
+fn review_resources(group: &str) -> Option<Vec<Value>> {
+    let review = REVIEWS.into_iter().find(|review| review.group == group)?;
+    Some(vec![json!({
+        "name": review.plural,
+        "singularName": review.singular,
+        "namespaced": false,
+        "kind": review.kind,
+        "verbs": ["create"],
+    })])
+}
+
+fn aggregated(form: Aggregated, items: Vec<Value>) -> Value {
+    json!({
+        "kind": "APIGroupDiscoveryList",
+        "apiVersion": form.api_version(),
+        "metadata": {},
+        "items": items,
+    })
+}
+
+fn aggregated_item(group: &str, resources: Vec<Value>) -> Value {
+    let metadata = if group.is_empty() { json!({}) } else { json!({ "name": group }) };
+    json!({
+        "metadata": metadata,
+        "versions": [{ "version": "v1", "resources": resources, "freshness": "Current" }],
+    })
+}
+
+fn aggregated_kinds(version: ApiVersion) -> Vec<Value> {
+    let resource = |kind: Kind| {
+        let response_kind = json!({ "group": version.group(), "version": VERSION, "kind": kind.name() });
+        let mut resource = json!({
+            "resource": kind.plural(),
+            "responseKind": response_kind,
+            "scope": "Cluster",
+            "singularResource": kind.singular(),
+            "verbs": VERBS,
+            "subresources": [{ "subresource": "status", "responseKind": response_kind, "verbs": STATUS_VERBS }],
+        });
+        if version == ApiVersion::Group {
+            resource["shortNames"] = json!([kind.short()]);
+            resource["categories"] = json!([CATEGORY]);
+        }
+        resource
+    };
+    Kind::ALL.into_iter().map(resource).collect()
+}
+
+fn aggregated_reviews(group: &str) -> Vec<Value> {
+    let of_group = REVIEWS.into_iter().filter(|review| review.group == group);
+    let resource = |review: Review| {
+        json!({
+            "resource": review.plural,
+            "responseKind": { "group": review.group, "version": "v1", "kind": review.kind },
+            "scope": "Cluster",
+            "singularResource": review.singular,
+            "verbs": ["create"],
+        })
+    };
+    of_group.map(resource).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_is_found_under_both_paths_and_short_names_under_one() {
+        for kind in Kind::ALL {
+            for (group, short) in [("", false), (GROUP, true)] {
+                let list = resource_list(group).unwrap();
+                let resources = list["resources"].as_array().unwrap();
+                let found = resources.iter().find(|resource| resource["name"] == kind.plural()).unwrap();
+                assert_eq!(found["kind"], kind.name());
+                assert_eq!(found["shortNames"] == json!([kind.short()]), short);
+                assert!(resources.iter().any(|r| r["name"] == format!("{}/status", kind.plural())));
+            }
+        }
+        assert_eq!(resource_list("apps"), None);
+    }
+
+    #[test]
+    fn both_forms_tell_the_same_resources() {
+        let names = |resources: &Value, key: &str| {
+            let names = resources.as_array().unwrap().iter().map(|r| r[key].as_str().unwrap().to_string());
+            names.filter(|name| !name.contains('/')).collect::<Vec<_>>()
+        };
+        let all = aggregated_groups(Aggregated::V2);
+        for item in all["items"].as_array().unwrap() {
+            let old = resource_list(item["metadata"]["name"].as_str().unwrap()).unwrap();
+            let new = &item["versions"][0]["resources"];
+            assert_eq!(names(&old["resources"], "name"), names(new, "resource"));
+        }
+        assert_eq!(all["items"].as_array().unwrap().len(), group_list()["groups"].as_array().unwrap().len());
+        let core = aggregated_core(Aggregated::V2Beta1);
+        assert_eq!(core["apiVersion"], "apidiscovery.k8s.io/v2beta1");
+        assert_eq!(core["items"][0]["metadata"], json!({}));
+    }
+
+    #[test]
+    fn a_group_names_its_version() {
+        assert_eq!(group(GROUP).unwrap()["preferredVersion"]["groupVersion"], "causeway.io/v1");
+        assert_eq!(group("apps"), None);
+    }
+}

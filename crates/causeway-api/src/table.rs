@@ -1,0 +1,304 @@
+//! Objects as rows: what `kubectl get` and `causeway get` print.
+//!
+//! Columns and cells per kind; the server wraps them into a `metav1.Table`. Ages come from the `now` that is passed in.
+//! Priority 0 is always shown, priority 1 only in wide output.
+
+mod text;
+
+use serde_json::{Value, json};
+
+pub use text::{age, bytes};
+
+use crate::figures::GatewayFigures;
+use crate::kinds::{EGateway, EPolicy, EServer, EService, Kind, Limits};
+use crate::object::Object;
+use crate::{ConditionStatus, Time};
+
+/// One column.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Column {
+    pub name: &'static str,
+    /// JSON type of the cells: string or integer.
+    pub cell: &'static str,
+    pub description: &'static str,
+    /// 0: always shown, 1: wide output.
+    pub priority: u8,
+}
+
+const fn column(name: &'static str, description: &'static str) -> Column {
+    Column { name, cell: "string", description, priority: 0 }
+}
+
+const fn wide(name: &'static str, description: &'static str) -> Column {
+    Column { name, cell: "string", description, priority: 1 }
+}
+
+const fn integer(name: &'static str, description: &'static str, priority: u8) -> Column {
+    Column { name, cell: "integer", description, priority }
+}
+
+const NAME: Column = column("Name", "Name of the object.");
+const SITE: Column = column("Site", "Name of the ESite.");
+const POLICIES: Column = column("Policies", "Names of the EPolicys that say who may use it.");
+const READY: Column = column("Ready", "Whether everything it refers to is there.");
+const AGE: Column = column("Age", "Time since it was created.");
+const REASON: Column = wide("Reason", "Why it is ready or not, as one word.");
+
+/// The columns of a kind, in the order of `cells`.
+pub fn columns(kind: Kind) -> &'static [Column] {
+    match kind {
+        Kind::ESite => const { &[NAME, column("Subnets", "Networks inside the site."), READY, AGE, REASON] },
+        Kind::EGateway => {
+            const {
+                &[
+                    NAME,
+                    SITE,
+                    column("IP", "Address of the gateway in its site."),
+                    column("Connected", "Whether its channel to the cloud is up."),
+                    column("Transport", "What the channel runs on: quic or tcp."),
+                    column("RTT", "Round trip to the cloud."),
+                    AGE,
+                    wide("CIDR", "Range of the local addresses of remote services."),
+                    wide("Sent", "Bytes sent to the gateway."),
+                    wide("Received", "Bytes received from the gateway."),
+                    wide("Since", "How long the channel has been up or down."),
+                    wide("Generation", "The netmap it last acknowledged."),
+                    integer("Priority", "Which gateway of the site is active: the highest.", 1),
+                    REASON,
+                ]
+            }
+        }
+        Kind::EService => {
+            const {
+                &[
+                    NAME,
+                    SITE,
+                    column("Protocol", "What it speaks."),
+                    column("Address", "Where it really runs."),
+                    integer("Port", "Port it listens on, at its presences too.", 0),
+                    READY,
+                    AGE,
+                    wide("Domain", "Its name inside its site."),
+                    wide("Health", "How its backends are checked."),
+                    REASON,
+                ]
+            }
+        }
+        Kind::EServer => {
+            const {
+                &[
+                    NAME,
+                    SITE,
+                    column("IP", "Address of the host."),
+                    column("Ports", "Ports that can be reached by its name."),
+                    READY,
+                    AGE,
+                    wide("Policies", "Names of the EPolicys that say who may reach its ports."),
+                    REASON,
+                ]
+            }
+        }
+        Kind::EPolicy => {
+            const {
+                &[
+                    NAME,
+                    column("Servers", "EServers that are allowed."),
+                    column("Sites", "ESites whose hosts are allowed."),
+                    READY,
+                    AGE,
+                    wide("Limits", "How much each subject may use."),
+                    integer("Rules", "Number of HTTP rules.", 1),
+                    REASON,
+                ]
+            }
+        }
+        Kind::ServiceExpose => {
+            const {
+                &[
+                    NAME,
+                    column("Service", "Name of the EService that is presented."),
+                    column("DNS", "Name the sites know it by."),
+                    column("Sites", "Sites it is presented at."),
+                    POLICIES,
+                    READY,
+                    AGE,
+                    REASON,
+                ]
+            }
+        }
+        Kind::VirtualPresence => {
+            const {
+                &[
+                    NAME,
+                    column("IP", "Local address of the service."),
+                    column("Service", "Name of the EService."),
+                    SITE,
+                    READY,
+                    AGE,
+                    REASON,
+                ]
+            }
+        }
+        Kind::ECommunity => {
+            const { &[NAME, column("Members", "Sites that may talk directly."), READY, AGE, REASON] }
+        }
+    }
+}
+
+/// `columnDefinitions` of a Table.
+pub fn column_definitions(kind: Kind) -> Value {
+    let definition = |column: &Column| {
+        json!({
+            "name": column.name,
+            "type": column.cell,
+            "format": if column.name == "Name" { "name" } else { "" },
+            "description": column.description,
+            "priority": column.priority,
+        })
+    };
+    columns(kind).iter().map(definition).collect()
+}
+
+/// One row, in the order of `columns`. The figures of a gateway are joined here.
+pub fn cells(object: &Object, now: Time, figures: Option<&GatewayFigures>) -> Vec<Value> {
+    let name = Value::from(object.name());
+    let (ready, reason) = ready(object);
+    let age = match object.metadata().creation_timestamp {
+        Some(created) => age(now.since(created)).into(),
+        None => Value::from("<unknown>"),
+    };
+    match object {
+        Object::ESite(site) => vec![name, text::list(&site.subnets), ready, age, reason],
+        Object::EGateway(gateway) => gateway_cells(gateway, now, figures, name, age, reason),
+        Object::EService(service) => vec![
+            name,
+            text::word(&service.e_site_name),
+            service.protocol.as_str().into(),
+            address(service),
+            service.port.into(),
+            ready,
+            age,
+            text::word(&service.domain_name),
+            health(service),
+            reason,
+        ],
+        Object::EServer(server) => vec![
+            name,
+            text::word(&server.e_site_name),
+            text::word(&server.ip),
+            ports(server),
+            ready,
+            age,
+            text::list(&server.e_policys),
+            reason,
+        ],
+        Object::EPolicy(policy) => vec![
+            name,
+            text::list(&policy.allowed_servers),
+            text::list(&policy.allowed_sites),
+            ready,
+            age,
+            limits(policy),
+            policy.http.len().into(),
+            reason,
+        ],
+        Object::ServiceExpose(expose) => vec![
+            name,
+            text::word(&expose.e_service_name),
+            text::word(&expose.dns_name),
+            text::list(&expose.e_sites),
+            text::list(&expose.e_policys),
+            ready,
+            age,
+            reason,
+        ],
+        Object::VirtualPresence(presence) => vec![
+            name,
+            text::word(&presence.virtual_ip),
+            text::word(&presence.e_service_name),
+            text::word(&presence.e_site_name),
+            ready,
+            age,
+            reason,
+        ],
+        Object::ECommunity(community) => vec![name, text::list(&community.members), ready, age, reason],
+    }
+}
+
+fn gateway_cells(
+    gateway: &EGateway,
+    now: Time,
+    figures: Option<&GatewayFigures>,
+    name: Value,
+    age_cell: Value,
+    reason: Value,
+) -> Vec<Value> {
+    let unknown = GatewayFigures::default();
+    let figures = figures.unwrap_or(&unknown);
+    vec![
+        name,
+        text::word(&gateway.e_site_name),
+        text::word(&gateway.ip),
+        ConditionStatus::from(figures.connected).as_str().into(),
+        text::word(figures.transport.as_deref().unwrap_or_default()),
+        figures.rtt_ms.map_or_else(|| text::NONE.into(), |rtt| text::milliseconds(rtt).into()),
+        age_cell,
+        text::word(&gateway.virtual_presence_ip_cidr),
+        bytes(figures.sent_bytes).into(),
+        bytes(figures.received_bytes).into(),
+        figures.since.map_or_else(|| text::NONE.into(), |since| age(now.since(since)).into()),
+        text::word(figures.generation.as_deref().unwrap_or_default()),
+        gateway.priority.into(),
+        reason,
+    ]
+}
+
+/// Status and reason of the condition that sums the others up.
+fn ready(object: &Object) -> (Value, Value) {
+    match object.status().condition("Ready") {
+        Some(ready) => (ready.status.as_str().into(), text::word(&ready.reason)),
+        None => (ConditionStatus::Unknown.as_str().into(), text::NONE.into()),
+    }
+}
+
+fn address(service: &EService) -> Value {
+    match service.endpoints.as_slice() {
+        [] if service.ip.is_empty() => text::word(&service.domain_name),
+        [] => text::word(&service.ip),
+        [only] => text::word(&only.ip),
+        several => format!("{} endpoints", several.len()).into(),
+    }
+}
+
+fn health(service: &EService) -> Value {
+    use crate::kinds::HealthCheckType::{Http, Tcp};
+    match &service.health_check {
+        None => text::NONE.into(),
+        Some(check) => match check.kind {
+            Tcp => format!("TCP every {}s", check.interval_seconds).into(),
+            Http => format!("HTTP {} every {}s", check.path, check.interval_seconds).into(),
+        },
+    }
+}
+
+fn ports(server: &EServer) -> Value {
+    let ports: Vec<String> = server.ports.iter().map(ToString::to_string).collect();
+    text::list(&ports)
+}
+
+fn limits(policy: &EPolicy) -> Value {
+    let none = Limits::default();
+    let limits = policy.limits.as_ref().unwrap_or(&none);
+    let parts = [
+        limits.connections_per_second.map(|limit| format!("{limit} conn/s")),
+        limits.connections.map(|limit| format!("{limit} conn")),
+        limits.bytes_per_second_in.map(|limit| format!("{}/s in", bytes(limit.unsigned_abs()))),
+        limits.bytes_per_second_out.map(|limit| format!("{}/s out", bytes(limit.unsigned_abs()))),
+        limits.requests_per_second.map(|limit| format!("{limit} req/s")),
+    ];
+    let parts: Vec<String> = parts.into_iter().flatten().collect();
+    text::word(&parts.join(", "))
+}
+
+#[cfg(test)]
+mod tests;
