@@ -1,3 +1,24 @@
 //! Keeps bytes under keys, with one revision counter: list at a revision, watch from a revision.
 //!
-//! Two engines behind one face: SQLite inside the data dir, and etcd. Knows nothing of kinds.
+//! Two engines behind one face, `Store`: SQLite inside the data dir, and etcd. Knows nothing of kinds.
+//! A commit is atomic and durable when it is acknowledged; a watch has no gap and no repeat.
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod backup;
+mod decide;
+mod error;
+mod hub;
+mod model;
+mod retention;
+mod sqlite;
+mod store;
+mod watch;
+
+pub use backup::Imported;
+pub use error::{Cause, StoreError};
+pub use model::{
+    COMMIT_BYTES_MAX, Committed, EtcdTls, Event, KEY_BYTES_MAX, Listing, OPS_MAX, Op, Page, Record, Revision,
+    Signal, StoreSpec, VALUE_BYTES_MAX,
+};
+pub use store::{Export, Store};
+pub use watch::Watch;

@@ -1,0 +1,24 @@
+//! Decides whether an operation may happen, from what stands under its key.
+//!
+//! Pure, and shared: SQLite asks before it writes, etcd asks to explain why its transaction was refused.
+
+use crate::{Op, Record, Revision, StoreError};
+
+/// May `op` happen when `current` stands under its key?
+pub(crate) fn decide(op: &Op, current: Option<&Record>) -> Result<(), StoreError> {
+    let key = op.key();
+    match (op, current) {
+        (Op::Put { .. }, _) | (Op::Create { .. }, None) => Ok(()),
+        (Op::Create { .. }, Some(_)) => Err(StoreError::AlreadyExists { key: key.into() }),
+        (Op::Update { .. } | Op::Delete { .. }, None) => Err(StoreError::NotFound { key: key.into() }),
+        (Op::Update { expected, .. }, Some(record)) => same_revision(key, *expected, record.revision),
+        (Op::Delete { expected: Some(expected), .. }, Some(record)) => {
+            same_revision(key, *expected, record.revision)
+        }
+        (Op::Delete { expected: None, .. }, Some(_)) => Ok(()),
+    }
+}
+
+fn same_revision(key: &str, expected: Revision, actual: Revision) -> Result<(), StoreError> {
+    if expected == actual { Ok(()) } else { Err(StoreError::Conflict { key: key.into(), expected, actual }) }
+}

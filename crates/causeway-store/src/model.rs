@@ -1,0 +1,232 @@
+//! The words of the store: revisions, records, operations, events, pages, and their limits.
+//!
+//! Values only; nothing here waits or touches a disk. Both engines and all callers share them.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::StoreError;
+
+/// The largest value, the same on both engines. etcd refuses requests above 1.5 MiB by default.
+pub const VALUE_BYTES_MAX: usize = 1 << 20;
+/// The largest sum of keys and values in one commit; leaves room for framing below etcd's 1.5 MiB.
+pub const COMMIT_BYTES_MAX: usize = 1_400_000;
+/// The most operations in one commit; etcd's default is 128, and we add a few comparisons of our own.
+pub const OPS_MAX: usize = 100;
+/// The longest key. Kubernetes names end at 253 bytes; reservations join two of them.
+pub const KEY_BYTES_MAX: usize = 1024;
+
+/// A moment of the whole store. Grows with every commit and never goes back.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Revision(pub u64);
+
+impl Revision {
+    pub(crate) fn next(self) -> Revision {
+        Revision(self.0 + 1)
+    }
+}
+
+impl fmt::Display for Revision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// One key as it stands: its value, when it was last written and when it came into being.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record {
+    pub key: Arc<str>,
+    pub value: Bytes,
+    pub revision: Revision,
+    pub created: Revision,
+}
+
+/// One wish inside a commit. A commit names every key at most once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Op {
+    /// The key must not exist.
+    Create { key: String, value: Bytes },
+    /// The key must exist at exactly this revision.
+    Update { key: String, value: Bytes, expected: Revision },
+    /// The key must exist, at exactly this revision when one is given.
+    Delete { key: String, expected: Option<Revision> },
+    /// Writes whatever was there before.
+    Put { key: String, value: Bytes },
+}
+
+impl Op {
+    pub fn key(&self) -> &str {
+        match self {
+            Op::Create { key, .. }
+            | Op::Update { key, .. }
+            | Op::Delete { key, .. }
+            | Op::Put { key, .. } => key,
+        }
+    }
+
+    pub(crate) fn value(&self) -> Option<&Bytes> {
+        match self {
+            Op::Create { value, .. } | Op::Update { value, .. } | Op::Put { value, .. } => Some(value),
+            Op::Delete { .. } => None,
+        }
+    }
+}
+
+/// What a commit did: the revision of all its keys, and what stood there before, in the order of the operations.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Committed {
+    pub revision: Revision,
+    pub previous: Vec<Option<Record>>,
+}
+
+/// One change of one key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Event {
+    pub revision: Revision,
+    pub key: Arc<str>,
+    /// `None`: the key was deleted.
+    pub value: Option<Bytes>,
+    /// What stood there before; `None` when the key is new.
+    pub previous: Option<Bytes>,
+    /// When the key came into being; equal to `revision` when it is new.
+    pub created: Revision,
+}
+
+/// What a watch says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Signal {
+    Event(Arc<Event>),
+    /// Everything up to here has been delivered; a watch may be resumed from this revision.
+    Progress(Revision),
+}
+
+/// Which part of a range to list, and as of when.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Page {
+    /// `None`: now.
+    pub at: Option<Revision>,
+    /// Only keys behind this one.
+    pub after: Option<String>,
+    /// `None`: all of them.
+    pub limit: Option<usize>,
+}
+
+/// Records in the order of their keys, as they all stood at `revision`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listing {
+    pub records: Vec<Record>,
+    pub revision: Revision,
+    /// How many more there are behind the last record.
+    pub remaining: u64,
+}
+
+/// Which engine, and where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StoreSpec {
+    Sqlite { path: PathBuf },
+    Etcd { endpoints: Vec<String>, tls: Option<EtcdTls>, prefix: String },
+}
+
+impl StoreSpec {
+    /// etcd under our usual prefix.
+    pub fn etcd(endpoints: Vec<String>, tls: Option<EtcdTls>) -> StoreSpec {
+        StoreSpec::Etcd { endpoints, tls, prefix: "/causeway/".into() }
+    }
+}
+
+/// PEM files for talking to etcd over TLS; used when its addresses begin with `https`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct EtcdTls {
+    pub ca: Option<PathBuf>,
+    pub cert: Option<PathBuf>,
+    pub key: Option<PathBuf>,
+}
+
+/// The first string behind every string that begins with `prefix`; `None` when there is no such bound.
+/// UTF-8 sorts like its code points, so the next code point in the last place is the bound.
+pub(crate) fn prefix_end(prefix: &str) -> Option<String> {
+    let mut chars: Vec<char> = prefix.chars().collect();
+    while let Some(last) = chars.pop() {
+        // `next` skips the surrogate gap and ends at the last code point.
+        if let Some(next) = (last..=char::MAX).nth(1) {
+            chars.push(next);
+            return Some(chars.into_iter().collect());
+        }
+    }
+    None
+}
+
+/// Refuses commits that no engine could hold: empty, too many or too large, or with a key named twice.
+pub(crate) fn check_limits(ops: &[Op]) -> Result<(), StoreError> {
+    if ops.is_empty() {
+        return Err(StoreError::Invalid { reason: "a commit needs at least one operation".into() });
+    }
+    if ops.len() > OPS_MAX {
+        return Err(StoreError::Invalid {
+            reason: format!("{} operations in one commit, at most {OPS_MAX}", ops.len()),
+        });
+    }
+    let mut total_bytes = 0;
+    for (place, op) in ops.iter().enumerate() {
+        check_key(op.key())?;
+        let value_bytes = op.value().map_or(0, Bytes::len);
+        if value_bytes > VALUE_BYTES_MAX {
+            return Err(StoreError::TooLarge {
+                key: op.key().into(),
+                bytes: value_bytes,
+                limit_bytes: VALUE_BYTES_MAX,
+            });
+        }
+        total_bytes += value_bytes + op.key().len();
+        if total_bytes > COMMIT_BYTES_MAX {
+            return Err(StoreError::TooLarge {
+                key: op.key().into(),
+                bytes: total_bytes,
+                limit_bytes: COMMIT_BYTES_MAX,
+            });
+        }
+        if ops[..place].iter().any(|earlier| earlier.key() == op.key()) {
+            return Err(StoreError::Invalid { reason: format!("{:?} stands twice in one commit", op.key()) });
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn check_key(key: &str) -> Result<(), StoreError> {
+    if key.is_empty() {
+        return Err(StoreError::Invalid { reason: "a key must not be empty".into() });
+    }
+    if key.len() > KEY_BYTES_MAX {
+        return Err(StoreError::TooLarge {
+            key: key.chars().take(64).collect(),
+            bytes: key.len(),
+            limit_bytes: KEY_BYTES_MAX,
+        });
+    }
+    // SQLite's own tools end a text at NUL, so such a key would look like another one.
+    if key.contains('\0') {
+        return Err(StoreError::Invalid { reason: format!("{key:?} holds a NUL") });
+    }
+    // The last code point is no character; it serves as a bound behind every key.
+    if key.contains(char::MAX) {
+        return Err(StoreError::Invalid { reason: format!("{key:?} holds U+10FFFF, which is no character") });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_prefix_is_behind_everything_that_begins_with_it() {
+        assert_eq!(prefix_end("esites/").as_deref(), Some("esites0"));
+        assert_eq!(prefix_end("").as_deref(), None);
+        assert_eq!(prefix_end("a\u{10FFFF}").as_deref(), Some("b"));
+        assert_eq!(prefix_end("\u{D7FF}").as_deref(), Some("\u{E000}"));
+        assert_eq!(prefix_end("\u{10FFFF}").as_deref(), None);
+    }
+}

@@ -1,0 +1,195 @@
+//! The embedded engine: one file that a user can open with `sqlite3` and understand.
+//!
+//! One writer thread turns waiting commits into one durable transaction (`writer`); a few connections read beside it
+//! (`readers`, `query`). What is shared between them is three numbers and the hub. The file belongs to one process.
+
+mod apply;
+mod import;
+mod query;
+mod readers;
+mod schema;
+mod watch;
+mod writer;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{MissedTickBehavior, interval_at};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use self::readers::Readers;
+use self::writer::{Request, Writer};
+use crate::backup::{Chunk, Header, Imported};
+use crate::hub::{Hub, PROGRESS};
+use crate::{Cause, Committed, Listing, Op, Page, Record, Revision, StoreError, retention};
+
+pub(crate) use self::watch::SqliteWatch;
+
+/// Waiting commits beyond this wait in their callers.
+const REQUESTS_MAX: usize = 1024;
+
+pub(crate) struct Sqlite {
+    requests: mpsc::Sender<Request>,
+    readers: Arc<Readers>,
+    shared: Arc<Shared>,
+    _stop: DropGuard,
+}
+
+/// What the writer publishes after each transaction.
+pub(crate) struct Shared {
+    revision: AtomicU64,
+    compacted: AtomicU64,
+    epoch: AtomicU64,
+    hub: Arc<Hub>,
+}
+
+impl Shared {
+    fn revision(&self) -> Revision {
+        Revision(self.revision.load(Ordering::Acquire))
+    }
+
+    fn compacted(&self) -> Revision {
+        Revision(self.compacted.load(Ordering::Acquire))
+    }
+
+    fn set(&self, meta: schema::Meta) {
+        self.revision.store(meta.revision.0, Ordering::Release);
+        self.compacted.store(meta.compacted.0, Ordering::Release);
+        self.epoch.store(meta.epoch, Ordering::Release);
+    }
+}
+
+impl Sqlite {
+    pub async fn open(path: PathBuf) -> Result<Sqlite, StoreError> {
+        blocking(move || Self::open_blocking(&path)).await?.map(|(sqlite, stop)| {
+            tokio::spawn(housekeeping(sqlite.requests.clone(), Arc::clone(&sqlite.shared.hub), stop));
+            sqlite
+        })
+    }
+
+    fn open_blocking(path: &Path) -> Result<(Sqlite, CancellationToken), StoreError> {
+        let (connection, lock, meta) = schema::open(path)?;
+        let shared = Arc::new(Shared {
+            revision: AtomicU64::default(),
+            compacted: AtomicU64::default(),
+            epoch: AtomicU64::default(),
+            hub: Hub::new(meta.revision),
+        });
+        shared.set(meta);
+        let readers = Arc::new(Readers::open(path)?);
+        let (requests, waiting) = mpsc::channel(REQUESTS_MAX);
+        Writer::start(connection, lock, meta, Arc::clone(&shared), waiting)?;
+        let stop = CancellationToken::new();
+        let sqlite = Sqlite { requests, readers, shared, _stop: stop.clone().drop_guard() };
+        Ok((sqlite, stop))
+    }
+
+    pub async fn get(&self, key: &str) -> Result<Option<Record>, StoreError> {
+        let key = key.to_owned();
+        self.readers.read(move |connection| query::record(connection, &key)).await
+    }
+
+    pub async fn list(&self, prefix: &str, page: Page) -> Result<Listing, StoreError> {
+        let prefix = prefix.to_owned();
+        self.readers.read(move |connection| query::list(connection, &prefix, &page)).await
+    }
+
+    pub async fn commit(&self, ops: Vec<Op>) -> Result<Committed, StoreError> {
+        self.ask(|answer| Request::Commit { ops, answer }).await
+    }
+
+    /// Compacts in small steps, so that commits get their turn in between.
+    pub async fn compact(&self, upto: Revision) -> Result<Revision, StoreError> {
+        loop {
+            let progress = self.ask(|answer| Request::Compact { upto, answer }).await?;
+            if progress.done {
+                return Ok(progress.compacted);
+            }
+        }
+    }
+
+    pub fn watch(&self, prefix: &str, after: Revision) -> Result<SqliteWatch, StoreError> {
+        let current = self.shared.revision();
+        if after > current {
+            return Err(StoreError::Future { requested: after, current });
+        }
+        let compacted = self.shared.compacted();
+        if after < compacted {
+            return Err(StoreError::Compacted { requested: after, oldest: compacted });
+        }
+        Ok(SqliteWatch::new(prefix, after, &self.shared.hub, Arc::clone(&self.readers)))
+    }
+
+    pub async fn import(&self, header: Header, rows: mpsc::Receiver<Chunk>) -> Result<Imported, StoreError> {
+        self.ask(|answer| Request::Import { header, rows, answer }).await
+    }
+
+    pub fn revision(&self) -> Revision {
+        self.shared.revision()
+    }
+
+    pub fn epoch(&self) -> u64 {
+        self.shared.epoch.load(Ordering::Acquire)
+    }
+
+    /// Returns when everything is on disk and the file may be opened by another.
+    pub async fn close(&self) -> Result<(), StoreError> {
+        // Readers first: the last connection to close is the one that folds the log into the file.
+        self.readers.close().await;
+        self.ask(|answer| Request::Close { answer }).await
+    }
+
+    async fn ask<T>(
+        &self,
+        request: impl FnOnce(oneshot::Sender<Result<T, StoreError>>) -> Request,
+    ) -> Result<T, StoreError> {
+        let (answer, answered) = oneshot::channel();
+        self.requests.send(request(answer)).await.map_err(|_| StoreError::Closed)?;
+        answered.await.map_err(|_| StoreError::Closed)?
+    }
+}
+
+/// Tells watchers how far they are, and lets old history go.
+async fn housekeeping(requests: mpsc::Sender<Request>, hub: Arc<Hub>, stop: CancellationToken) {
+    let soon = tokio::time::Instant::now() + PROGRESS;
+    let mut progress = interval_at(soon, PROGRESS);
+    let mut tick = interval_at(soon, retention::TICK);
+    progress.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            _ = progress.tick() => hub.tell_progress(),
+            _ = tick.tick() => {
+                if requests.send(Request::Tick).await.is_err() {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, StoreError> {
+    tokio::task::spawn_blocking(work).await.map_err(|error| StoreError::Unavailable {
+        reason: "a database thread ended early".into(),
+        source: Some(Arc::new(error)),
+    })
+}
+
+/// What SQLite's error means to a caller.
+fn translate(error: rusqlite::Error) -> StoreError {
+    use rusqlite::ErrorCode;
+    let code = error.sqlite_error_code();
+    let source: Cause = Arc::new(error);
+    match code {
+        // Quotas, and a full disk met while the log's index grows, come as failed I/O.
+        Some(ErrorCode::DiskFull | ErrorCode::SystemIoFailure) => StoreError::Full { source },
+        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
+            StoreError::Corrupt { reason: "the database file cannot be read".into(), source: Some(source) }
+        }
+        _ => StoreError::Unavailable { reason: "the database refused".into(), source: Some(source) },
+    }
+}

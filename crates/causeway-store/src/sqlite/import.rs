@@ -1,0 +1,62 @@
+//! Fills an empty database from a backup, in one transaction that ends only with the backup's verified last line.
+//!
+//! The revision continues far above the backup's and everything before is marked compacted, so that a watcher that
+//! remembers the lost store is told to list anew instead of being told lies.
+
+use rusqlite::{Connection, Transaction, TransactionBehavior, params};
+use tokio::sync::mpsc;
+
+use super::apply::Text;
+use super::schema::{load, save};
+use super::translate;
+use crate::backup::{Chunk, Header, Imported, REVISION_GAP, Row};
+use crate::{Revision, StoreError};
+
+/// Blocks the writer until the backup ends: an empty store has nothing better to do.
+pub(super) fn import(
+    connection: &mut Connection,
+    header: &Header,
+    mut rows: mpsc::Receiver<Chunk>,
+) -> Result<Imported, StoreError> {
+    let transaction =
+        connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(translate)?;
+    check_empty(&transaction)?;
+    let meta = load(&transaction)?;
+    let revision = Revision(meta.revision.0.max(header.revision) + REVISION_GAP);
+    let epoch = meta.epoch.max(header.epoch) + 1;
+    let mut records = 0;
+    loop {
+        match rows.blocking_recv() {
+            Some(Chunk::Rows(rows)) => {
+                records += rows.len() as u64;
+                rows.iter().try_for_each(|row| insert(&transaction, revision, row)).map_err(translate)?;
+            }
+            Some(Chunk::End) => break,
+            None => return Err(StoreError::corrupt("the backup ended early; nothing was imported")),
+        }
+    }
+    finish(transaction, revision, epoch).map_err(translate)?;
+    Ok(Imported { records, revision, epoch })
+}
+
+fn check_empty(transaction: &Transaction<'_>) -> Result<(), StoreError> {
+    let count: u64 =
+        transaction.query_row("SELECT count(*) FROM objects", [], |row| row.get(0)).map_err(translate)?;
+    if count == 0 { Ok(()) } else { Err(StoreError::NotEmpty { count }) }
+}
+
+fn insert(transaction: &Transaction<'_>, revision: Revision, row: &Row) -> rusqlite::Result<()> {
+    transaction
+        .prepare_cached("INSERT INTO objects (key, value, revision, created) VALUES (?1, ?2, ?3, ?3)")?
+        .execute(params![row.key, Text(&row.value), revision.0])
+        .map(drop)
+}
+
+fn finish(transaction: Transaction<'_>, revision: Revision, epoch: u64) -> rusqlite::Result<()> {
+    transaction.execute("DELETE FROM history", [])?;
+    transaction.execute("DELETE FROM moments", [])?;
+    save(&transaction, "revision", revision.0)?;
+    save(&transaction, "compacted", revision.0)?;
+    save(&transaction, "epoch", epoch)?;
+    transaction.commit()
+}

@@ -1,0 +1,226 @@
+//! Questions to the tables: one record, a list now, a list as of then, events since.
+//!
+//! Each function expects a connection inside a read transaction. The fast case, a list now, is one run over a range.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use rusqlite::types::ValueRef;
+use rusqlite::{Connection, OptionalExtension, Row, params};
+
+use super::schema::{Meta, load};
+use super::translate;
+use crate::model::prefix_end;
+use crate::{Event, Listing, Page, Record, Revision, StoreError};
+
+/// Behind every key: keys must not hold the last code point.
+const LAST: &str = "\u{10FFFF}";
+
+pub(super) fn record(connection: &Connection, key: &str) -> Result<Option<Record>, StoreError> {
+    connection
+        .prepare_cached("SELECT key, value, revision, created FROM objects WHERE key = ?1")
+        .and_then(|mut statement| statement.query_row([key], to_record).optional())
+        .map_err(translate)
+}
+
+pub(super) fn list(connection: &Connection, prefix: &str, page: &Page) -> Result<Listing, StoreError> {
+    let meta = load(connection)?;
+    let at = page.at.unwrap_or(meta.revision);
+    check_kept(at, meta)?;
+    let range = range(prefix, page.after.as_deref());
+    let limit = page.limit.unwrap_or(usize::MAX);
+    // One more than asked for tells whether anything remains.
+    let wanted = i64::try_from(limit.saturating_add(1)).unwrap_or(i64::MAX);
+    let now = at == meta.revision;
+    let mut records =
+        if now { now_in(connection, &range, wanted) } else { then_in(connection, &range, at, wanted) }
+            .map_err(translate)?;
+    let mut remaining = 0;
+    if records.len() > limit {
+        records.truncate(limit);
+        let behind = records.last().map_or(range.start.clone(), |last| behind(&last.key))..range.end;
+        remaining = if now { count_now(connection, &behind) } else { count_then(connection, &behind, at) }
+            .map_err(translate)?;
+    }
+    Ok(Listing { records, revision: at, remaining })
+}
+
+/// Where a reader of events stands: behind this key of this revision.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Cursor {
+    pub revision: Revision,
+    pub key: Arc<str>,
+}
+
+impl Cursor {
+    /// Behind everything of `revision`.
+    pub fn after(revision: Revision) -> Cursor {
+        Cursor { revision, key: LAST.into() }
+    }
+}
+
+/// Events in order, and where they end.
+pub(super) struct Events {
+    pub events: Vec<Arc<Event>>,
+    pub cursor: Cursor,
+    /// There is nothing more up to the bound, or up to now.
+    pub complete: bool,
+}
+
+/// The next events behind `cursor`, not beyond `upto`.
+pub(super) fn events(
+    connection: &Connection,
+    prefix: &str,
+    cursor: &Cursor,
+    upto: Option<Revision>,
+    limit: usize,
+) -> Result<Events, StoreError> {
+    let meta = load(connection)?;
+    check_kept(cursor.revision, meta)?;
+    let upto = upto.unwrap_or(meta.revision);
+    let events = read_events(connection, &range(prefix, None), cursor, upto, limit).map_err(translate)?;
+    let complete = events.len() < limit;
+    let cursor = match events.last() {
+        Some(last) if !complete => Cursor { revision: last.revision, key: Arc::clone(&last.key) },
+        _ => cursor.clone().max(Cursor::after(upto)),
+    };
+    Ok(Events { events, cursor, complete })
+}
+
+fn check_kept(revision: Revision, meta: Meta) -> Result<(), StoreError> {
+    if revision > meta.revision {
+        return Err(StoreError::Future { requested: revision, current: meta.revision });
+    }
+    if revision < meta.compacted {
+        return Err(StoreError::Compacted { requested: revision, oldest: meta.compacted });
+    }
+    Ok(())
+}
+
+fn range(prefix: &str, after: Option<&str>) -> Range<String> {
+    let start = match after {
+        Some(after) if after >= prefix => behind(after),
+        _ => prefix.to_owned(),
+    };
+    start..prefix_end(prefix).unwrap_or_else(|| LAST.into())
+}
+
+/// The first possible key behind this one.
+fn behind(key: &str) -> String {
+    format!("{key}\0")
+}
+
+fn now_in(connection: &Connection, range: &Range<String>, wanted: i64) -> rusqlite::Result<Vec<Record>> {
+    connection
+        .prepare_cached(
+            "SELECT key, value, revision, created FROM objects
+             WHERE key >= ?1 AND key < ?2 ORDER BY key LIMIT ?3",
+        )?
+        .query_map(params![range.start, range.end, wanted], to_record)?
+        .collect()
+}
+
+/// What stood at `at`: what stands since then or longer, and what has been replaced or deleted only later.
+fn then_in(
+    connection: &Connection,
+    range: &Range<String>,
+    at: Revision,
+    wanted: i64,
+) -> rusqlite::Result<Vec<Record>> {
+    connection
+        .prepare_cached(
+            "SELECT key, value, revision, created FROM objects
+             WHERE key >= ?1 AND key < ?2 AND revision <= ?3
+             UNION ALL
+             SELECT key, value, revision, created FROM history
+             WHERE key >= ?1 AND key < ?2 AND until > ?3 AND revision <= ?3
+             ORDER BY key LIMIT ?4",
+        )?
+        .query_map(params![range.start, range.end, at.0, wanted], to_record)?
+        .collect()
+}
+
+fn count_now(connection: &Connection, range: &Range<String>) -> rusqlite::Result<u64> {
+    connection
+        .prepare_cached("SELECT count(*) FROM objects WHERE key >= ?1 AND key < ?2")?
+        .query_row(params![range.start, range.end], |row| row.get(0))
+}
+
+fn count_then(connection: &Connection, range: &Range<String>, at: Revision) -> rusqlite::Result<u64> {
+    connection
+        .prepare_cached(
+            "SELECT (SELECT count(*) FROM objects WHERE key >= ?1 AND key < ?2 AND revision <= ?3)
+                  + (SELECT count(*) FROM history WHERE key >= ?1 AND key < ?2 AND until > ?3 AND revision <= ?3)",
+        )?
+        .query_row(params![range.start, range.end, at.0], |row| row.get(0))
+}
+
+/// A value came into being (it stands, or was replaced later), or a key was deleted. What stood before an event is
+/// the row of history that ends with it.
+fn read_events(
+    connection: &Connection,
+    range: &Range<String>,
+    cursor: &Cursor,
+    upto: Revision,
+    limit: usize,
+) -> rusqlite::Result<Vec<Arc<Event>>> {
+    let mut previous =
+        connection.prepare_cached("SELECT value FROM history WHERE until = ?1 AND key = ?2")?;
+    connection
+        .prepare_cached(
+            "SELECT revision AS happened, key AS name, value, created, 0 FROM objects
+             WHERE (revision, key) > (?1, ?2) AND revision <= ?3 AND key >= ?4 AND key < ?5
+             UNION ALL
+             SELECT revision AS happened, key AS name, value, created, 0 FROM history
+             WHERE (revision, key) > (?1, ?2) AND revision <= ?3 AND key >= ?4 AND key < ?5
+             UNION ALL
+             SELECT until AS happened, key AS name, value, created, 1 FROM history
+             WHERE (until, key) > (?1, ?2) AND until <= ?3 AND key >= ?4 AND key < ?5 AND deleted
+             ORDER BY happened, name LIMIT ?6",
+        )?
+        .query_map(
+            params![
+                cursor.revision.0,
+                &*cursor.key,
+                upto.0,
+                range.start,
+                range.end,
+                i64::try_from(limit).unwrap_or(i64::MAX)
+            ],
+            |row| {
+                let (revision, key) = (Revision(row.get(0)?), text(row, 1)?);
+                let (value, created) = (bytes(row, 2)?, Revision(row.get(3)?));
+                if row.get::<_, bool>(4)? {
+                    return Ok(Event { revision, key, value: None, previous: Some(value), created });
+                }
+                let before =
+                    previous.query_row(params![revision.0, &*key], |row| bytes(row, 0)).optional()?;
+                // A key that was deleted and made again in between has no predecessor here: its row ended earlier.
+                Ok(Event { revision, key, value: Some(value), previous: before, created })
+            },
+        )?
+        .map(|event| event.map(Arc::new))
+        .collect()
+}
+
+pub(super) fn to_record(row: &Row<'_>) -> rusqlite::Result<Record> {
+    Ok(Record {
+        key: text(row, 0)?,
+        value: bytes(row, 1)?,
+        revision: Revision(row.get(2)?),
+        created: Revision(row.get(3)?),
+    })
+}
+
+fn text(row: &Row<'_>, column: usize) -> rusqlite::Result<Arc<str>> {
+    Ok(row.get_ref(column)?.as_str()?.into())
+}
+
+/// Values are text when they are valid UTF-8, so that people can read them, and blobs otherwise.
+fn bytes(row: &Row<'_>, column: usize) -> rusqlite::Result<Bytes> {
+    match row.get_ref(column)? {
+        ValueRef::Text(bytes) | ValueRef::Blob(bytes) => Ok(Bytes::copy_from_slice(bytes)),
+        other => Err(rusqlite::Error::InvalidColumnType(column, "value".into(), other.data_type())),
+    }
+}

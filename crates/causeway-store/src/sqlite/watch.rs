@@ -1,0 +1,96 @@
+//! A watch on the embedded engine: reads history until it meets the hub, then listens there.
+//!
+//! History is read in pages and only when asked for, so a slow reader costs nothing; it may be overtaken by
+//! compaction and is told so. `next` can be dropped at any await without losing an event.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::query::{self, Cursor};
+use super::readers::Readers;
+use crate::hub::{Hub, Subscription};
+use crate::{Event, Revision, Signal, StoreError};
+
+/// Events read at once.
+const PAGE: usize = 512;
+
+pub(crate) struct SqliteWatch {
+    prefix: Arc<str>,
+    hub: Arc<Hub>,
+    readers: Arc<Readers>,
+    /// Everything up to here was delivered or stands in `ready`.
+    cursor: Cursor,
+    ready: VecDeque<Arc<Event>>,
+    stage: Stage,
+}
+
+enum Stage {
+    /// Far behind: pages of history, no place in the hub yet, so its queue cannot overflow.
+    Chasing,
+    /// The hub keeps what is new; history fills the gap up to there.
+    Closing(Subscription),
+    Live(Subscription),
+}
+
+impl SqliteWatch {
+    pub fn new(prefix: &str, after: Revision, hub: &Arc<Hub>, readers: Arc<Readers>) -> SqliteWatch {
+        let subscription = hub.subscribe(prefix);
+        let behind = subscription.from.0.saturating_sub(after.0);
+        let stage = match behind {
+            0 => Stage::Live(subscription),
+            _ if behind <= PAGE as u64 => Stage::Closing(subscription),
+            _ => Stage::Chasing,
+        };
+        SqliteWatch {
+            prefix: prefix.into(),
+            hub: Arc::clone(hub),
+            readers,
+            cursor: Cursor::after(after),
+            ready: VecDeque::new(),
+            stage,
+        }
+    }
+
+    pub async fn next(&mut self) -> Result<Signal, StoreError> {
+        loop {
+            if let Some(event) = self.ready.pop_front() {
+                return Ok(Signal::Event(event));
+            }
+            let upto = match &mut self.stage {
+                Stage::Live(subscription) => match subscription.next().await? {
+                    Signal::Event(event) if !is_behind(&self.cursor, &event) => continue,
+                    Signal::Progress(revision) if revision < self.cursor.revision => continue,
+                    signal => return Ok(signal),
+                },
+                Stage::Chasing => None,
+                Stage::Closing(subscription) => Some(subscription.from),
+            };
+            if let Some(progress) = self.read_page(upto).await? {
+                return Ok(progress);
+            }
+        }
+    }
+
+    /// Moves on by one page, and to the next stage when history ends. Says how far it is when nothing was left.
+    async fn read_page(&mut self, upto: Option<Revision>) -> Result<Option<Signal>, StoreError> {
+        let (prefix, cursor) = (Arc::clone(&self.prefix), self.cursor.clone());
+        let page = self
+            .readers
+            .read(move |connection| query::events(connection, &prefix, &cursor, upto, PAGE))
+            .await?;
+        self.ready.extend(page.events);
+        self.cursor = page.cursor;
+        if page.complete {
+            self.stage = match std::mem::replace(&mut self.stage, Stage::Chasing) {
+                Stage::Chasing => Stage::Closing(self.hub.subscribe(&self.prefix)),
+                Stage::Closing(subscription) | Stage::Live(subscription) => Stage::Live(subscription),
+            };
+        }
+        let caught_up = matches!(self.stage, Stage::Live(_)) && self.ready.is_empty();
+        Ok(caught_up.then_some(Signal::Progress(self.cursor.revision)))
+    }
+}
+
+fn is_behind(cursor: &Cursor, event: &Event) -> bool {
+    (event.revision, &event.key) > (cursor.revision, &cursor.key)
+}

@@ -1,0 +1,242 @@
+//! The public face: one struct for all engines.
+//!
+//! Checks limits once for everybody and hands the work to the engine. Export and import are written here against
+//! that face, so that a backup of one engine can be restored into the other.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
+use tokio::sync::mpsc;
+
+use crate::backup::{Chunk, Decoder, Encoder, Header, Imported, LINE_BYTES_MAX, Line};
+use crate::model::{check_key, check_limits};
+use crate::sqlite::Sqlite;
+use crate::watch::Source;
+use crate::{Committed, Listing, Op, Page, Record, Revision, StoreError, StoreSpec, Watch};
+
+/// A handle; clones share the same store.
+#[derive(Clone)]
+pub struct Store {
+    engine: Arc<Engine>,
+}
+
+enum Engine {
+    Sqlite(Sqlite),
+}
+
+impl Store {
+    /// Opens the store, and makes it when there is none.
+    pub async fn open(spec: StoreSpec) -> Result<Store, StoreError> {
+        let engine = match spec {
+            StoreSpec::Sqlite { path } => Engine::Sqlite(Sqlite::open(path).await?),
+            StoreSpec::Etcd { .. } => return Err(StoreError::unavailable("etcd is not built yet")),
+        };
+        Ok(Store { engine: Arc::new(engine) })
+    }
+
+    pub async fn get(&self, key: &str) -> Result<Option<Record>, StoreError> {
+        check_key(key)?;
+        match &*self.engine {
+            Engine::Sqlite(sqlite) => sqlite.get(key).await,
+        }
+    }
+
+    /// The records whose keys begin with `prefix`, as they stood at one revision. For the next page ask again with
+    /// `at` set to the listing's revision and `after` to its last key.
+    pub async fn list(&self, prefix: &str, page: Page) -> Result<Listing, StoreError> {
+        match &*self.engine {
+            Engine::Sqlite(sqlite) => sqlite.list(prefix, page).await,
+        }
+    }
+
+    /// All of it or nothing, at one revision; on disk when this returns. When the caller stops waiting the commit may
+    /// still happen.
+    pub async fn commit(&self, ops: Vec<Op>) -> Result<Committed, StoreError> {
+        check_limits(&ops)?;
+        match &*self.engine {
+            Engine::Sqlite(sqlite) => sqlite.commit(ops).await,
+        }
+    }
+
+    pub async fn create(&self, key: &str, value: Bytes) -> Result<Revision, StoreError> {
+        let committed = self.commit(vec![Op::Create { key: key.into(), value }]).await?;
+        Ok(committed.revision)
+    }
+
+    pub async fn update(&self, key: &str, value: Bytes, expected: Revision) -> Result<Revision, StoreError> {
+        let committed = self.commit(vec![Op::Update { key: key.into(), value, expected }]).await?;
+        Ok(committed.revision)
+    }
+
+    pub async fn put(&self, key: &str, value: Bytes) -> Result<Revision, StoreError> {
+        let committed = self.commit(vec![Op::Put { key: key.into(), value }]).await?;
+        Ok(committed.revision)
+    }
+
+    pub async fn delete(&self, key: &str, expected: Option<Revision>) -> Result<Revision, StoreError> {
+        let committed = self.commit(vec![Op::Delete { key: key.into(), expected }]).await?;
+        Ok(committed.revision)
+    }
+
+    /// Everything that happens to keys that begin with `prefix` behind the revision `after`.
+    pub async fn watch(&self, prefix: &str, after: Revision) -> Result<Watch, StoreError> {
+        let source = match &*self.engine {
+            Engine::Sqlite(sqlite) => Source::Sqlite(sqlite.watch(prefix, after)?),
+        };
+        Ok(Watch { source })
+    }
+
+    pub async fn revision(&self) -> Result<Revision, StoreError> {
+        match &*self.engine {
+            Engine::Sqlite(sqlite) => Ok(sqlite.revision()),
+        }
+    }
+
+    /// Forgets history before `upto`: lists at and watches behind `upto` itself still work. Returns the oldest
+    /// revision that is kept. Happens by itself to what is older than ten minutes and 10,000 revisions.
+    pub async fn compact(&self, upto: Revision) -> Result<Revision, StoreError> {
+        match &*self.engine {
+            Engine::Sqlite(sqlite) => sqlite.compact(upto).await,
+        }
+    }
+
+    /// Raised by every import: revisions of different epochs must not be compared.
+    pub async fn epoch(&self) -> u64 {
+        match &*self.engine {
+            Engine::Sqlite(sqlite) => sqlite.epoch(),
+        }
+    }
+
+    /// A consistent backup of everything, as lines of JSON.
+    pub fn export(&self) -> Export {
+        Export { store: self.clone(), encoder: Encoder::new(), stage: ExportStage::Header }
+    }
+
+    /// Restores a backup into a store that holds nothing. When it fails, nothing was restored.
+    pub async fn import(&self, backup: impl AsyncRead + Unpin) -> Result<Imported, StoreError> {
+        let mut lines = BufReader::with_capacity(1 << 16, backup);
+        let mut line = Vec::new();
+        read_line(&mut lines, &mut line).await?;
+        let (mut decoder, header) = Decoder::begin(&line)?;
+        // Room for a few chunks; the reader of the file waits for the engine.
+        let (rows, chunks) = mpsc::channel(4);
+        let feed = async move { feed(&mut lines, &mut decoder, rows).await };
+        let (fed, imported) = tokio::join!(feed, self.import_rows(header, chunks));
+        fed.and(imported)
+    }
+
+    async fn import_rows(&self, header: Header, rows: mpsc::Receiver<Chunk>) -> Result<Imported, StoreError> {
+        match &*self.engine {
+            Engine::Sqlite(sqlite) => sqlite.import(header, rows).await,
+        }
+    }
+
+    /// Finishes what is under way and lets go of the files. Other handles get `Closed` from now on.
+    pub async fn close(self) -> Result<(), StoreError> {
+        match &*self.engine {
+            Engine::Sqlite(sqlite) => sqlite.close().await,
+        }
+    }
+}
+
+/// Records in one page of an export.
+const EXPORT_PAGE: usize = 256;
+/// Rows handed to the engine at once: this many, or this many bytes.
+const IMPORT_ROWS: usize = 256;
+const IMPORT_BYTES: usize = 1 << 20;
+
+/// A backup on its way out. It holds no lock: pages are read at one revision, so writers are not disturbed; one that
+/// is read so slowly that its revision is compacted ends with that error.
+pub struct Export {
+    store: Store,
+    encoder: Encoder,
+    stage: ExportStage,
+}
+
+enum ExportStage {
+    Header,
+    Records { at: Revision, after: String },
+    Trailer,
+    Ended,
+}
+
+impl Export {
+    /// The next piece; `None` behind the last. A backup is good only when it was read to its end.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, StoreError> {
+        let (lines, stage) = match &self.stage {
+            ExportStage::Header => {
+                let first = self.store.list("", Page { limit: Some(EXPORT_PAGE), ..Page::default() }).await?;
+                let epoch = self.store.epoch().await;
+                let mut lines = self.encoder.header(epoch, first.revision).to_vec();
+                lines.extend_from_slice(&self.encoder.records(&first.records));
+                (lines.into(), after(first))
+            }
+            ExportStage::Records { at, after: last } => {
+                let page = Page { at: Some(*at), after: Some(last.clone()), limit: Some(EXPORT_PAGE) };
+                let listing = self.store.list("", page).await?;
+                (self.encoder.records(&listing.records), after(listing))
+            }
+            ExportStage::Trailer => (self.encoder.trailer(), ExportStage::Ended),
+            ExportStage::Ended => return Ok(None),
+        };
+        self.stage = stage;
+        Ok(Some(lines))
+    }
+}
+
+fn after(listing: Listing) -> ExportStage {
+    match listing.records.last() {
+        Some(last) if listing.remaining > 0 => {
+            ExportStage::Records { at: listing.revision, after: last.key.to_string() }
+        }
+        _ => ExportStage::Trailer,
+    }
+}
+
+/// Sends the rows of a backup on, and the end only when its trailer was right and nothing follows.
+async fn feed(
+    lines: &mut (impl AsyncBufReadExt + Unpin),
+    decoder: &mut Decoder,
+    rows: mpsc::Sender<Chunk>,
+) -> Result<(), StoreError> {
+    let mut line = Vec::new();
+    let (mut chunk, mut chunk_bytes) = (Vec::new(), 0);
+    while read_line(lines, &mut line).await? {
+        if let Line::Row(row) = decoder.line(&line)? {
+            chunk_bytes += row.value.len();
+            chunk.push(row);
+        }
+        if chunk.len() >= IMPORT_ROWS || chunk_bytes >= IMPORT_BYTES {
+            chunk_bytes = 0;
+            // The engine gave up; its own answer says why.
+            if rows.send(Chunk::Rows(std::mem::take(&mut chunk))).await.is_err() {
+                return Ok(());
+            }
+        }
+    }
+    decoder.finish()?;
+    // As above.
+    let _ = rows.send(Chunk::Rows(chunk)).await;
+    let _ = rows.send(Chunk::End).await;
+    Ok(())
+}
+
+/// Reads one line into `line`, without its end. False at the end of the file.
+async fn read_line(
+    lines: &mut (impl AsyncBufReadExt + Unpin),
+    line: &mut Vec<u8>,
+) -> Result<bool, StoreError> {
+    line.clear();
+    let read = lines.take(LINE_BYTES_MAX as u64).read_until(b'\n', line).await;
+    read.map_err(|error| StoreError::Unavailable {
+        reason: "the backup cannot be read".into(),
+        source: Some(Arc::new(error)),
+    })?;
+    if line.last() == Some(&b'\n') {
+        line.pop();
+    } else if line.len() >= LINE_BYTES_MAX {
+        return Err(StoreError::corrupt("a line of the backup is longer than any record"));
+    }
+    Ok(!line.is_empty())
+}
