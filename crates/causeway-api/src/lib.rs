@@ -19,7 +19,11 @@ pub mod field;
 pub mod name;
 pub mod selector;
 
+pub mod conditions;
 pub mod discovery;
+pub mod presence;
+pub mod world;
+
 pub mod figures;
 pub mod status;
 pub mod table;
@@ -36,6 +40,7 @@ pub use object::{Decoded, Object, Resource};
 pub use status::Status;
 pub use time::Time;
 pub use wire::ApiVersion;
+pub use world::World;
 
 /// The API group all kinds belong to.
 pub const GROUP: &str = "causeway.io";

@@ -16,7 +16,7 @@ use crate::meta::{ObjectMeta, ObjectStatus};
 
 /// What every kind has.
 pub trait Resource:
-    Serialize + DeserializeOwned + JsonSchema + Clone + PartialEq + Default + Into<Object>
+    Serialize + DeserializeOwned + JsonSchema + Clone + PartialEq + Default + Into<Object> + Send + Sync + 'static
 {
     const KIND: Kind;
     fn metadata(&self) -> &ObjectMeta;

@@ -7,7 +7,7 @@ use crate::check::{self, NAMES_MAX};
 use crate::field::Errors;
 use crate::meta::{ObjectMeta, ObjectStatus};
 
-/// ECommunity is a set of sites that may talk directly to each other at layer 3. Their subnets must not overlap.
+/// ECommunity is a set of sites that may talk directly to each other at layer 3.
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ECommunity {

@@ -1,0 +1,222 @@
+//! What each object's conditions should say, given all objects.
+//!
+//! References may dangle: that is never an error when an object is applied, but a condition on the one who refers.
+//! Looks at the state, not at what changed: the same objects give the same conditions, and transition times stay.
+//! Conditions of other types, for example those a gateway reports, are kept as they are.
+
+mod findings;
+
+use findings::{Findings, missing};
+
+use crate::kinds::{
+    ECommunity, EGateway, EPolicy, EServer, EService, ESite, Kind, ServiceExpose, VirtualPresence,
+};
+use crate::meta::{Condition, ObjectStatus};
+use crate::object::Object;
+use crate::presence;
+use crate::time::Time;
+use crate::world::World;
+
+/// The type that sums the others up.
+pub const READY: &str = "Ready";
+pub const SITE_RESOLVED: &str = "SiteResolved";
+pub const SITES_RESOLVED: &str = "SitesResolved";
+pub const GATEWAYS_RESOLVED: &str = "GatewaysResolved";
+pub const SERVICE_RESOLVED: &str = "ServiceResolved";
+pub const SERVERS_RESOLVED: &str = "ServersResolved";
+pub const POLICIES_RESOLVED: &str = "PoliciesResolved";
+pub const ADDRESS_USABLE: &str = "AddressUsable";
+pub const MEMBERS_RESOLVED: &str = "MembersResolved";
+
+/// The status an object should have. Equal to the one it has: nothing to write.
+pub fn status(object: &Object, world: &World, now: Time) -> ObjectStatus {
+    let conditions = match object {
+        Object::ESite(object) => site(object, world, now),
+        Object::EGateway(object) => gateway(object, world, now),
+        Object::EService(object) => service(object, world, now),
+        Object::EServer(object) => server(object, world, now),
+        Object::EPolicy(object) => policy(object, world, now),
+        Object::ServiceExpose(object) => expose(object, world, now),
+        Object::VirtualPresence(object) => presence(object, world, now),
+        Object::ECommunity(object) => community(object, world, now),
+    };
+    ObjectStatus { observed_generation: object.metadata().generation, conditions }
+}
+
+pub fn site(site: &ESite, world: &World, now: Time) -> Vec<Condition> {
+    let mut findings = Findings::of(site, now);
+    match world.gateways_at(&site.metadata.name).count() {
+        0 => findings.fails(
+            GATEWAYS_RESOLVED,
+            "GatewayMissing",
+            "no EGateway stands at this site; nothing there can be reached",
+        ),
+        _ => findings.holds(GATEWAYS_RESOLVED, "GatewaysFound"),
+    }
+    findings.summary()
+}
+
+pub fn gateway(gateway: &EGateway, world: &World, now: Time) -> Vec<Condition> {
+    let mut findings = Findings::of(gateway, now);
+    site_exists(&mut findings, world, &gateway.e_site_name);
+    findings.summary()
+}
+
+pub fn service(service: &EService, world: &World, now: Time) -> Vec<Condition> {
+    let mut findings = Findings::of(service, now);
+    site_exists(&mut findings, world, &service.e_site_name);
+    gateways_stand_at(&mut findings, world, std::slice::from_ref(&service.e_site_name));
+    findings.summary()
+}
+
+pub fn server(server: &EServer, world: &World, now: Time) -> Vec<Condition> {
+    let mut findings = Findings::of(server, now);
+    site_exists(&mut findings, world, &server.e_site_name);
+    server_address(&mut findings, world, server);
+    // A host without ports is only a subject: nobody reaches it, so nobody need be allowed to.
+    if !server.ports.is_empty() || !server.e_policys.is_empty() {
+        policies_exist(&mut findings, world, &server.e_policys, "reach its ports");
+    }
+    findings.summary()
+}
+
+pub fn policy(policy: &EPolicy, world: &World, now: Time) -> Vec<Condition> {
+    let mut findings = Findings::of(policy, now);
+    if policy.allowed_servers.is_empty() && policy.allowed_sites.is_empty() {
+        let message = "allowedServers and allowedSites are empty; the policy allows nobody";
+        findings.fails(SERVERS_RESOLVED, "NobodyAllowed", message);
+        findings.holds(SITES_RESOLVED, "NoneNamed");
+        return findings.summary();
+    }
+    all_exist(&mut findings, world, SERVERS_RESOLVED, Kind::EServer, &policy.allowed_servers);
+    all_exist(&mut findings, world, SITES_RESOLVED, Kind::ESite, &policy.allowed_sites);
+    findings.summary()
+}
+
+pub fn expose(expose: &ServiceExpose, world: &World, now: Time) -> Vec<Condition> {
+    let mut findings = Findings::of(expose, now);
+    service_exists(&mut findings, world, &expose.e_service_name);
+    match expose.e_sites.as_slice() {
+        [] => findings.fails(SITES_RESOLVED, "NoSites", "eSites is empty; the service is presented nowhere"),
+        sites => all_exist(&mut findings, world, SITES_RESOLVED, Kind::ESite, sites),
+    }
+    gateways_stand_at(&mut findings, world, &expose.e_sites);
+    policies_exist(&mut findings, world, &expose.e_policys, "use the service");
+    findings.summary()
+}
+
+pub fn presence(presence: &VirtualPresence, world: &World, now: Time) -> Vec<Condition> {
+    let mut findings = Findings::of(presence, now);
+    service_exists(&mut findings, world, &presence.e_service_name);
+    match presence.e_site_name.as_str() {
+        "" => {
+            let message = "eSiteName is not set and does not follow from virtualIp";
+            findings.fails(SITE_RESOLVED, "SiteUnknown", message);
+        }
+        site => site_exists(&mut findings, world, site),
+    }
+    presence_address(&mut findings, world, presence);
+    findings.summary()
+}
+
+pub fn community(community: &ECommunity, world: &World, now: Time) -> Vec<Condition> {
+    let mut findings = Findings::of(community, now);
+    all_exist(&mut findings, world, MEMBERS_RESOLVED, Kind::ESite, &community.members);
+    findings.summary()
+}
+
+fn site_exists(findings: &mut Findings, world: &World, site: &str) {
+    match world.site(site) {
+        Some(_) => findings.holds(SITE_RESOLVED, "SiteFound"),
+        None => findings.fails(SITE_RESOLVED, "SiteMissing", format!("ESite {site} does not exist")),
+    }
+}
+
+fn service_exists(findings: &mut Findings, world: &World, service: &str) {
+    match world.service(service) {
+        Some(_) => findings.holds(SERVICE_RESOLVED, "ServiceFound"),
+        None => {
+            let message = format!("EService {service} does not exist");
+            findings.fails(SERVICE_RESOLVED, "ServiceMissing", message);
+        }
+    }
+}
+
+fn all_exist(findings: &mut Findings, world: &World, about: &'static str, kind: Kind, names: &[String]) {
+    let absent: Vec<&str> = absent(world, kind, names);
+    match (absent.is_empty(), kind) {
+        (true, Kind::EServer) => findings.holds(about, "ServersFound"),
+        (true, _) => findings.holds(about, "SitesFound"),
+        (false, Kind::EServer) => findings.fails(about, "ServerMissing", missing(kind, &absent)),
+        (false, _) => findings.fails(about, "SiteMissing", missing(kind, &absent)),
+    }
+}
+
+/// Every site that exists needs a gateway; sites that do not exist are told of elsewhere.
+fn gateways_stand_at(findings: &mut Findings, world: &World, sites: &[String]) {
+    let bare = |site: &&String| world.site(site).is_some() && world.gateways_at(site).next().is_none();
+    let bare: Vec<&str> = sites.iter().filter(bare).map(String::as_str).collect();
+    match bare.is_empty() {
+        true => findings.holds(GATEWAYS_RESOLVED, "GatewaysFound"),
+        false => {
+            let message = format!("no EGateway stands at {}", findings::list(&bare));
+            findings.fails(GATEWAYS_RESOLVED, "GatewayMissing", message);
+        }
+    }
+}
+
+/// Default deny: who may is only who an existing policy names. The condition says so when nobody is left.
+fn policies_exist(findings: &mut Findings, world: &World, names: &[String], may: &str) {
+    let nobody = format!("nobody may {may} (default deny)");
+    let absent = absent(world, Kind::EPolicy, names);
+    if names.is_empty() {
+        findings.fails(POLICIES_RESOLVED, "NoPolicies", format!("ePolicys is empty; {nobody}"));
+    } else if absent.is_empty() {
+        findings.holds(POLICIES_RESOLVED, "PoliciesFound");
+    } else if absent.len() == names.len() {
+        let message = format!("{}; {nobody}", missing(Kind::EPolicy, &absent));
+        findings.fails(POLICIES_RESOLVED, "PolicyMissing", message);
+    } else {
+        findings.fails(POLICIES_RESOLVED, "PolicyMissing", missing(Kind::EPolicy, &absent));
+    }
+}
+
+/// A client is known by its address, so two hosts of a site must not share one.
+fn server_address(findings: &mut Findings, world: &World, server: &EServer) {
+    let Some(ip) = server.ip_addr() else { return };
+    let others = world.servers_with(&server.e_site_name, ip).map(|other| other.metadata.name.as_str());
+    let others: Vec<&str> = others.filter(|name| *name != server.metadata.name).collect();
+    match others.is_empty() {
+        true => findings.holds(ADDRESS_USABLE, "AddressFree"),
+        false => {
+            let message = format!("{ip} is also the address of EServer {}", findings::list(&others));
+            findings.fails(ADDRESS_USABLE, "AddressTaken", message);
+        }
+    }
+}
+
+/// The address was good when the presence was stored; ranges may have changed since.
+fn presence_address(findings: &mut Findings, world: &World, presence: &VirtualPresence) {
+    let gateways: Vec<&EGateway> = match presence.e_site_name.as_str() {
+        "" => world.all().collect(),
+        site => world.gateways_at(site).collect(),
+    };
+    if gateways.is_empty() && !presence.e_site_name.is_empty() {
+        let message = format!("no EGateway stands at {}", presence.e_site_name);
+        findings.fails(ADDRESS_USABLE, "GatewayMissing", message);
+        return;
+    }
+    let rivals: Vec<&VirtualPresence> =
+        presence.ip_addr().map(|ip| world.presences_with(ip).collect()).unwrap_or_default();
+    match presence::check_refs(presence, &gateways, &rivals).into_iter().next() {
+        None => findings.holds(ADDRESS_USABLE, "AddressFree"),
+        Some(error) => findings.fails(ADDRESS_USABLE, "AddressUnusable", error.to_string()),
+    }
+}
+
+fn absent<'a>(world: &World, kind: Kind, names: &'a [String]) -> Vec<&'a str> {
+    names.iter().map(String::as_str).filter(|name| world.get(kind, name).is_none()).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,78 @@
+//! Collects the findings about one object and sums them up.
+
+use crate::conditions::READY;
+use crate::kinds::Kind;
+use crate::meta::{Condition, ConditionStatus, set_condition};
+use crate::object::Resource;
+use crate::time::Time;
+
+// A message is read by a person; what does not fit is counted.
+const LISTED_MAX: usize = 100;
+
+pub(super) struct Findings {
+    conditions: Vec<Condition>,
+    /// Reason and message of every finding that failed.
+    failed: Vec<(String, String)>,
+    now: Time,
+    generation: i64,
+}
+
+impl Findings {
+    /// Starts from the conditions the object has, so that times and foreign conditions stay.
+    pub(super) fn of(object: &impl Resource, now: Time) -> Findings {
+        Findings {
+            conditions: object.status().conditions.clone(),
+            failed: Vec::new(),
+            now,
+            generation: object.metadata().generation,
+        }
+    }
+
+    pub(super) fn holds(&mut self, about: &str, reason: &str) {
+        self.set(about, ConditionStatus::True, reason, String::new());
+    }
+
+    pub(super) fn fails(&mut self, about: &str, reason: &str, message: impl Into<String>) {
+        let message = message.into();
+        self.failed.push((reason.into(), message.clone()));
+        self.set(about, ConditionStatus::False, reason, message);
+    }
+
+    /// All conditions, with `Ready` telling the first reason and every message.
+    pub(super) fn summary(mut self) -> Vec<Condition> {
+        let reason = self.failed.first().map_or("AllResolved", |(reason, _)| reason).to_string();
+        let messages: Vec<&str> = self.failed.iter().map(|(_, message)| message.as_str()).collect();
+        let message = messages.join("; ");
+        self.set(READY, self.failed.is_empty().into(), &reason, message);
+        self.conditions
+    }
+
+    fn set(&mut self, about: &str, status: ConditionStatus, reason: &str, message: String) {
+        let message = bounded(message);
+        set_condition(&mut self.conditions, about, status, reason, message, self.now, self.generation);
+    }
+}
+
+/// "EPolicy Policy2 does not exist", or all the names.
+pub(super) fn missing(kind: Kind, names: &[&str]) -> String {
+    let verb = if names.len() == 1 { "does" } else { "do" };
+    format!("{kind} {} {verb} not exist", list(names))
+}
+
+pub(super) fn list(names: &[&str]) -> String {
+    match names.len().checked_sub(LISTED_MAX) {
+        None | Some(0) => names.join(", "),
+        Some(more) => format!("{} and {more} more", names[..LISTED_MAX].join(", ")),
+    }
+}
+
+// What validation allows for a condition's message is 32 KiB; a hundred names of 253 characters come close.
+fn bounded(mut message: String) -> String {
+    const BYTES_MAX: usize = 30 * 1024;
+    if message.len() > BYTES_MAX {
+        let end = (0..=BYTES_MAX).rev().find(|end| message.is_char_boundary(*end)).unwrap_or(0);
+        message.truncate(end);
+        message.push('…');
+    }
+    message
+}

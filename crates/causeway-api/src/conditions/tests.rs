@@ -1,0 +1,219 @@
+//! What an object says about what it refers to.
+
+use serde_json::{Value, json};
+
+use super::*;
+
+const NOW: i64 = 1_800_000_000;
+
+#[test]
+fn an_expose_says_what_is_missing_and_what_follows() {
+    let refers = |sites: &[&str], policies: &[&str]| json!({"metadata": {"name": "web"}, "eServiceName": "web", "eSites": sites, "ePolicys": policies});
+    let check = |value: Value, about, expected| check(Kind::ServiceExpose, value, about, expected);
+    check(refers(&["berlin"], &["p1"]), READY, "True AllResolved");
+    check(
+        refers(&["berlin"], &["p1", "Policy2", "Policy3"]),
+        POLICIES_RESOLVED,
+        "False PolicyMissing EPolicy Policy2, Policy3 do not exist",
+    );
+    check(
+        refers(&["berlin"], &["Policy2"]),
+        POLICIES_RESOLVED,
+        "False PolicyMissing EPolicy Policy2 does not exist; nobody may use the service (default deny)",
+    );
+    check(
+        refers(&["berlin"], &[]),
+        POLICIES_RESOLVED,
+        "False NoPolicies ePolicys is empty; nobody may use the service (default deny)",
+    );
+    check(
+        refers(&[], &["p1"]),
+        SITES_RESOLVED,
+        "False NoSites eSites is empty; the service is presented nowhere",
+    );
+    check(refers(&["mars"], &["p1"]), SITES_RESOLVED, "False SiteMissing ESite mars does not exist");
+    check(refers(&["bare"], &["p1"]), GATEWAYS_RESOLVED, "False GatewayMissing no EGateway stands at bare");
+    check(
+        refers(&["mars"], &["p9"]),
+        READY,
+        "False SiteMissing ESite mars does not exist; EPolicy p9 does not exist; nobody may use the service (default deny)",
+    );
+    check(
+        json!({"metadata": {"name": "x"}, "eServiceName": "x", "eSites": ["berlin"], "ePolicys": ["p1"]}),
+        SERVICE_RESOLVED,
+        "False ServiceMissing EService x does not exist",
+    );
+}
+
+#[test]
+fn the_other_kinds_speak_about_their_own_references() {
+    use Kind::{ECommunity, EGateway, EPolicy, EServer, EService, ESite, VirtualPresence};
+    let meta = json!({"name": "n"});
+    let rows = [
+        (ESite, json!({"metadata": {"name": "berlin"}}), READY, "True AllResolved"),
+        (
+            ESite,
+            json!({"metadata": {"name": "bare"}}),
+            GATEWAYS_RESOLVED,
+            "False GatewayMissing no EGateway stands at this site; nothing there can be reached",
+        ),
+        (
+            EGateway,
+            json!({"metadata": meta, "eSiteName": "mars"}),
+            READY,
+            "False SiteMissing ESite mars does not exist",
+        ),
+        (EService, json!({"metadata": meta, "eSiteName": "berlin"}), READY, "True AllResolved"),
+        (
+            EService,
+            json!({"metadata": meta, "eSiteName": "bare"}),
+            READY,
+            "False GatewayMissing no EGateway stands at bare",
+        ),
+        (
+            EServer,
+            json!({"metadata": meta, "eSiteName": "berlin", "ip": "10.0.0.9"}),
+            READY,
+            "True AllResolved",
+        ),
+        (
+            EServer,
+            json!({"metadata": meta, "eSiteName": "berlin", "ip": "10.0.0.1"}),
+            ADDRESS_USABLE,
+            "False AddressTaken 10.0.0.1 is also the address of EServer s1",
+        ),
+        (
+            EServer,
+            json!({"metadata": meta, "eSiteName": "oslo", "ip": "10.0.0.1"}),
+            ADDRESS_USABLE,
+            "True AddressFree",
+        ),
+        (
+            EServer,
+            json!({"metadata": meta, "eSiteName": "berlin", "ip": "10.0.0.9", "ports": [10250]}),
+            POLICIES_RESOLVED,
+            "False NoPolicies ePolicys is empty; nobody may reach its ports (default deny)",
+        ),
+        (
+            EPolicy,
+            json!({"metadata": meta, "allowedServers": ["s1"], "allowedSites": ["berlin"]}),
+            READY,
+            "True AllResolved",
+        ),
+        (
+            EPolicy,
+            json!({"metadata": meta, "allowedServers": ["s1", "s2"]}),
+            SERVERS_RESOLVED,
+            "False ServerMissing EServer s2 does not exist",
+        ),
+        (
+            EPolicy,
+            json!({"metadata": meta}),
+            READY,
+            "False NobodyAllowed allowedServers and allowedSites are empty; the policy allows nobody",
+        ),
+        (
+            VirtualPresence,
+            json!({"metadata": meta, "eSiteName": "berlin", "eServiceName": "web", "virtualIp": "198.18.0.5"}),
+            READY,
+            "True AllResolved",
+        ),
+        (
+            VirtualPresence,
+            json!({"metadata": meta, "eSiteName": "berlin", "eServiceName": "web", "virtualIp": "10.1.1.1"}),
+            ADDRESS_USABLE,
+            "False AddressUnusable virtualIp: Invalid value: \"10.1.1.1\": it must lie inside virtualPresenceIPcidr of the site berlin: 198.18.0.0/16",
+        ),
+        (
+            VirtualPresence,
+            json!({"metadata": meta, "eSiteName": "bare", "eServiceName": "web", "virtualIp": "10.1.1.1"}),
+            ADDRESS_USABLE,
+            "False GatewayMissing no EGateway stands at bare",
+        ),
+        (
+            ECommunity,
+            json!({"metadata": meta, "members": ["berlin", "mars"]}),
+            MEMBERS_RESOLVED,
+            "False SiteMissing ESite mars does not exist",
+        ),
+    ];
+    for (kind, value, about, expected) in rows {
+        check(kind, value, about, expected);
+    }
+}
+
+#[test]
+fn looking_twice_changes_nothing_and_foreign_conditions_stay() {
+    let value = json!({"metadata": {"name": "web", "generation": 3}, "eServiceName": "web", "ePolicys": ["p9"], "eSites": ["berlin"]});
+    let mut object = Object::decode(Kind::ServiceExpose, value).unwrap().object;
+    let foreign = ("ForeignFinding", Time::from_second(5));
+    let conditions = &mut object.status_mut().conditions;
+    crate::meta::set_condition(conditions, foreign.0, true.into(), "Seen", "", foreign.1, 1);
+
+    let first = status(&object, &world(), Time::from_second(NOW));
+    *object.status_mut() = first.clone();
+    let second = status(&object, &world(), Time::from_second(NOW + 60));
+    assert_eq!(first, second);
+    assert_eq!(first.observed_generation, 3);
+    assert_eq!(first.condition(foreign.0).unwrap().last_transition_time, foreign.1);
+    assert_eq!(object.validate(None), [], "what we write is valid");
+
+    // The policy appears: only what changed gets a new time.
+    let mut world = world();
+    world.insert(decode(Kind::EPolicy, json!({"metadata": {"name": "p9"}})));
+    let third = status(&object, &world, Time::from_second(NOW + 120));
+    let times = |about| third.condition(about).unwrap().last_transition_time.as_second();
+    assert_eq!(
+        (times(POLICIES_RESOLVED), times(READY), times(SERVICE_RESOLVED)),
+        (NOW + 120, NOW + 120, NOW)
+    );
+}
+
+#[test]
+fn ten_thousand_missing_names_fit_into_a_message() {
+    let names: Vec<String> = (0..10_000).map(|n| format!("{n}-{}", "x".repeat(240))).collect();
+    let mut object = decode(Kind::ECommunity, json!({"metadata": {"name": "all"}, "members": names}));
+    *object.status_mut() = status(&object, &world(), Time::from_second(NOW));
+    assert_eq!(object.validate(None), []);
+    let message = &object.status().condition(READY).unwrap().message;
+    assert!(message.contains("and 9900 more"), "{}", message.len());
+}
+
+#[track_caller]
+fn check(kind: Kind, value: Value, about: &str, expected: &str) {
+    let object = decode(kind, value);
+    let mut world = world();
+    world.insert(object.clone());
+    let status = status(&object, &world, Time::from_second(NOW));
+    let condition = status.condition(about).unwrap();
+    let told = format!("{} {} {}", condition.status.as_str(), condition.reason, condition.message);
+    assert_eq!(told.trim_end(), expected);
+}
+
+fn decode(kind: Kind, value: Value) -> Object {
+    Object::decode(kind, value).unwrap().object
+}
+
+/// Berlin and Oslo have gateways, the site "bare" has none; one service, one server, one policy.
+fn world() -> World {
+    let objects = [
+        (Kind::ESite, json!({"metadata": {"name": "berlin"}})),
+        (Kind::ESite, json!({"metadata": {"name": "oslo"}})),
+        (Kind::ESite, json!({"metadata": {"name": "bare"}})),
+        (
+            Kind::EGateway,
+            json!({"metadata": {"name": "gw-b"}, "eSiteName": "berlin", "virtualPresenceIPcidr": "198.18.0.0/16"}),
+        ),
+        (
+            Kind::EGateway,
+            json!({"metadata": {"name": "gw-o"}, "eSiteName": "oslo", "virtualPresenceIPcidr": "198.18.0.0/16"}),
+        ),
+        (
+            Kind::EService,
+            json!({"metadata": {"name": "web"}, "eSiteName": "oslo", "ip": "10.0.0.5", "port": 80}),
+        ),
+        (Kind::EServer, json!({"metadata": {"name": "s1"}, "eSiteName": "berlin", "ip": "10.0.0.1"})),
+        (Kind::EPolicy, json!({"metadata": {"name": "p1"}, "allowedServers": ["s1"]})),
+    ];
+    objects.into_iter().map(|(kind, value)| decode(kind, value)).collect()
+}

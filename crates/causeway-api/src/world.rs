@@ -1,0 +1,180 @@
+//! All objects at one moment, by name, with the few indexes that relations between them need.
+//!
+//! A reconciler keeps one and feeds it from a watch; `conditions` reads it. Indexes follow `insert` and `remove`, so that
+//! looking at one object does not mean looking at all.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use crate::kinds::{
+    ECommunity, EGateway, EPolicy, EServer, EService, ESite, Kind, ServiceExpose, VirtualPresence,
+};
+use crate::object::{Object, Resource};
+
+/// Every object, by kind and name.
+#[derive(Clone, Default, Debug)]
+pub struct World {
+    objects: [BTreeMap<String, Object>; Kind::ALL.len()],
+    gateways_by_site: Index<String>,
+    servers_by_address: Index<(String, IpAddr)>,
+    presences_by_address: Index<IpAddr>,
+    presences_by_service: Index<String>,
+}
+
+/// Names of objects, by something they have in common.
+type Index<K> = BTreeMap<K, BTreeSet<String>>;
+
+impl World {
+    /// Puts an object in, in place of the one of that kind and name.
+    pub fn insert(&mut self, object: Object) {
+        let name = object.name().to_string();
+        self.remove(object.kind(), &name);
+        self.index(&object, true);
+        self.objects[object.kind() as usize].insert(name, object);
+    }
+
+    pub fn remove(&mut self, kind: Kind, name: &str) -> Option<Object> {
+        let object = self.objects[kind as usize].remove(name)?;
+        self.index(&object, false);
+        Some(object)
+    }
+
+    pub fn get(&self, kind: Kind, name: &str) -> Option<&Object> {
+        self.objects[kind as usize].get(name)
+    }
+
+    pub fn find<T: Resource>(&self, name: &str) -> Option<&T> {
+        self.get(T::KIND, name).and_then(T::of_object)
+    }
+
+    /// All objects of a kind, by name.
+    pub fn all<T: Resource>(&self) -> impl Iterator<Item = &T> {
+        self.objects[T::KIND as usize].values().filter_map(T::of_object)
+    }
+
+    pub fn objects(&self) -> impl Iterator<Item = &Object> {
+        self.objects.iter().flat_map(BTreeMap::values)
+    }
+
+    pub fn site(&self, name: &str) -> Option<&ESite> {
+        self.find(name)
+    }
+
+    pub fn gateway(&self, name: &str) -> Option<&EGateway> {
+        self.find(name)
+    }
+
+    pub fn service(&self, name: &str) -> Option<&EService> {
+        self.find(name)
+    }
+
+    pub fn server(&self, name: &str) -> Option<&EServer> {
+        self.find(name)
+    }
+
+    pub fn policy(&self, name: &str) -> Option<&EPolicy> {
+        self.find(name)
+    }
+
+    pub fn expose(&self, name: &str) -> Option<&ServiceExpose> {
+        self.find(name)
+    }
+
+    pub fn presence(&self, name: &str) -> Option<&VirtualPresence> {
+        self.find(name)
+    }
+
+    pub fn community(&self, name: &str) -> Option<&ECommunity> {
+        self.find(name)
+    }
+
+    /// The gateways that stand at a site, by name.
+    pub fn gateways_at(&self, site: &str) -> impl Iterator<Item = &EGateway> {
+        self.gateways_by_site.get(site).into_iter().flatten().filter_map(|name| self.find(name))
+    }
+
+    /// The hosts that have an address at a site, by name.
+    pub fn servers_with(&self, site: &str, ip: IpAddr) -> impl Iterator<Item = &EServer> {
+        let names = self.servers_by_address.get(&(site.to_string(), ip));
+        names.into_iter().flatten().filter_map(|name| self.find(name))
+    }
+
+    /// The presences that have an address, at any site, by name.
+    pub fn presences_with(&self, ip: IpAddr) -> impl Iterator<Item = &VirtualPresence> {
+        self.presences_by_address.get(&ip).into_iter().flatten().filter_map(|name| self.find(name))
+    }
+
+    /// The presences of a service, at any site, by name.
+    pub fn presences_of(&self, service: &str) -> impl Iterator<Item = &VirtualPresence> {
+        self.presences_by_service.get(service).into_iter().flatten().filter_map(|name| self.find(name))
+    }
+
+    /// Enters the object into its indexes, or takes it out of them.
+    fn index(&mut self, object: &Object, enter: bool) {
+        let name = object.name();
+        match object {
+            Object::EGateway(gateway) => {
+                set(&mut self.gateways_by_site, gateway.e_site_name.clone(), name, enter);
+            }
+            Object::EServer(server) => {
+                if let Some(ip) = server.ip_addr() {
+                    set(&mut self.servers_by_address, (server.e_site_name.clone(), ip), name, enter);
+                }
+            }
+            Object::VirtualPresence(presence) => {
+                set(&mut self.presences_by_service, presence.e_service_name.clone(), name, enter);
+                if let Some(ip) = presence.ip_addr() {
+                    set(&mut self.presences_by_address, ip, name, enter);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+fn set<K: Ord>(index: &mut Index<K>, key: K, name: &str, enter: bool) {
+    if enter {
+        index.entry(key).or_default().insert(name.to_string());
+    } else if let Some(names) = index.get_mut(&key) {
+        names.remove(name);
+        if names.is_empty() {
+            index.remove(&key);
+        }
+    }
+}
+
+impl FromIterator<Object> for World {
+    fn from_iter<I: IntoIterator<Item = Object>>(objects: I) -> World {
+        let mut world = World::default();
+        objects.into_iter().for_each(|object| world.insert(object));
+        world
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn indexes_follow_every_change() {
+        let mut world = World::default();
+        let at = |site: &str| gateway("gw", site);
+        let names = |world: &World, site: &str| {
+            world.gateways_at(site).map(|gateway| gateway.metadata.name.clone()).collect::<Vec<_>>()
+        };
+        world.insert(at("berlin"));
+        assert_eq!((names(&world, "berlin"), names(&world, "oslo")), (vec!["gw".into()], vec![]));
+        world.insert(at("oslo"));
+        assert_eq!((names(&world, "berlin"), names(&world, "oslo")), (vec![], vec!["gw".into()]));
+        world.remove(Kind::EGateway, "gw");
+        assert_eq!((names(&world, "berlin"), names(&world, "oslo")), (vec![], vec![]));
+        assert!(world.gateways_by_site.is_empty(), "an index keeps nothing of what is gone");
+    }
+
+    fn gateway(name: &str, site: &str) -> Object {
+        let value = json!({"metadata": {"name": name}, "eSiteName": site});
+        Object::decode(Kind::EGateway, value).unwrap().object
+    }
+}
