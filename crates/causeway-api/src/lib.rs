@@ -28,6 +28,9 @@ pub mod figures;
 pub mod status;
 pub mod table;
 
+pub mod ownership;
+pub mod patch;
+
 pub use field::{FieldError, FieldReason};
 pub use figures::GatewayFigures;
 pub use kinds::{

@@ -150,21 +150,9 @@ impl Status {
         Status::conflict(version, kind, name, why)
     }
 
-    /// 409 of server-side apply: fields that other managers own. Each entry is a field and who holds it.
-    pub fn apply_conflict(conflicts: &[(String, String)]) -> Status {
-        let count = conflicts.len();
-        let fields = conflicts.iter().map(|(field, manager)| format!("{field} (by {manager})"));
-        let message = format!(
-            "Apply failed with {count} conflict{}: {}",
-            if count == 1 { "" } else { "s" },
-            fields.collect::<Vec<_>>().join(", ")
-        );
-        let causes = conflicts.iter().map(|(field, manager)| StatusCause {
-            reason: "FieldManagerConflict".into(),
-            message: format!("conflict with {manager}"),
-            field: field.clone(),
-        });
-        let details = StatusDetails { causes: causes.collect(), ..StatusDetails::default() };
+    /// 409 of server-side apply: fields that other managers own. `ownership::ApplyError` knows the words.
+    pub fn apply_conflict(message: impl Display, causes: Vec<StatusCause>) -> Status {
+        let details = StatusDetails { causes, ..StatusDetails::default() };
         Status::failure(409, "Conflict", message).with(details)
     }
 
@@ -328,17 +316,6 @@ mod tests {
                 "details": {"name": "a", "kind": "esites", "uid": "u"},
             })
         );
-    }
-
-    #[test]
-    fn an_apply_conflict_names_every_field_and_its_holder() {
-        let rows = [(".ip".to_string(), "\"kubectl\"".to_string()), (".port".into(), "\"helm\"".into())];
-        let status = Status::apply_conflict(&rows);
-        assert_eq!(
-            status.message,
-            "Apply failed with 2 conflicts: .ip (by \"kubectl\"), .port (by \"helm\")"
-        );
-        assert_eq!(status.details.unwrap().causes[1].reason, "FieldManagerConflict");
     }
 
     #[test]

@@ -70,12 +70,12 @@ pub struct Limits {
 pub struct HttpRule {
     /// Methods, in capitals. Default: every method. Example: ["GET", "HEAD"].
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[schemars(extend("x-kubernetes-list-type" = "set", "maxItems" = METHODS_MAX))]
+    #[schemars(extend("x-kubernetes-list-type" = "atomic", "maxItems" = METHODS_MAX))]
     pub methods: Vec<String>,
     /// Paths, each beginning with '/'. One that ends with '*' stands for everything that begins so. Default: every path.
     /// Example: ["/healthz", "/public/*"].
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[schemars(extend("x-kubernetes-list-type" = "set", "maxItems" = PATHS_MAX))]
+    #[schemars(extend("x-kubernetes-list-type" = "atomic", "maxItems" = PATHS_MAX))]
     pub paths: Vec<String>,
 }
 

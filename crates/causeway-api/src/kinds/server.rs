@@ -30,7 +30,7 @@ pub struct EServer {
     /// TCP ports at which the host can be reached by its name, under ePolicys. Default: none, the host is only a subject.
     /// Example: [10250].
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[schemars(schema_with = "ports_schema", extend("x-kubernetes-list-type" = "set", "maxItems" = PORTS_MAX))]
+    #[schemars(schema_with = "ports_schema", extend("x-kubernetes-list-type" = "atomic", "maxItems" = PORTS_MAX))]
     pub ports: Vec<i64>,
 
     /// Names of the EPolicys that say who may reach ports. Default: none, and then nobody may. Example: ["Policy1"].

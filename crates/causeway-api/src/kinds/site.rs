@@ -17,7 +17,7 @@ pub struct ESite {
     /// Networks inside the site, as CIDRs, IPv4 and IPv6. The site's gateway answers recursive DNS questions for hosts
     /// in these networks, and layer 3 routes them. Default: none. Example: ["10.0.0.0/24", "fd00:10::/64"].
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[schemars(extend("x-kubernetes-list-type" = "set", "maxItems" = CIDRS_MAX))]
+    #[schemars(extend("x-kubernetes-list-type" = "atomic", "maxItems" = CIDRS_MAX))]
     pub subnets: Vec<String>,
 
     #[serde(skip_serializing_if = "ObjectStatus::is_empty")]

@@ -1,0 +1,156 @@
+//! Server-side apply: a manager says what it wants, all of it; the rest of the object is not its business.
+
+use std::fmt;
+
+use serde_json::Value;
+
+use super::conflict::{self, Conflict};
+use super::entries::{Claim, Entries, Operation, Owner};
+use super::field_set::FieldSet;
+use super::scope::{body_of, config_of, fields_within, identity_of, system_fields};
+use super::update::before_first_apply;
+use super::walk::{ambiguous_list, compare, fields_of, merge, remove};
+use super::{OwnershipError, Writer, last_applied};
+use crate::status::Status;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ApplyError {
+    /// Others own fields that would change.
+    Conflicts(Vec<Conflict>),
+    NotAnObject,
+    /// The document says who owns what; only the server does.
+    ManagedFieldsSet,
+    WrongVersion {
+        found: String,
+        expected: String,
+    },
+    /// Two items of a merged list have one key, or one has none.
+    AmbiguousItem {
+        field: String,
+        item: String,
+    },
+    Ownership(OwnershipError),
+}
+
+impl ApplyError {
+    /// What the client is told.
+    pub fn status(&self) -> Status {
+        match self {
+            ApplyError::Conflicts(conflicts) => {
+                Status::apply_conflict(self, conflicts.iter().map(Conflict::cause).collect())
+            }
+            _ => Status::bad_request(self),
+        }
+    }
+}
+
+impl std::error::Error for ApplyError {}
+
+impl fmt::Display for ApplyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ApplyError::Conflicts(conflicts) => conflict::describe(conflicts, f),
+            ApplyError::NotAnObject => f.write_str("an applied configuration must be an object"),
+            ApplyError::ManagedFieldsSet => f.write_str("metadata.managedFields must be nil"),
+            ApplyError::WrongVersion { found, expected } => write!(
+                f,
+                "Incorrect version specified in apply patch. Specified patch version: {found}, expected: {expected}"
+            ),
+            ApplyError::AmbiguousItem { field, item } => {
+                write!(f, "{field}: the item {item} has no key of its own")
+            }
+            ApplyError::Ownership(error) => error.fmt(f),
+        }
+    }
+}
+
+/// The object after `writer` applied `applied`, with its managedFields; `live` itself when that changes nothing.
+///
+/// Fields of `applied` outside the writer's subresource, and those that the server fills, are ignored.
+/// kind and apiVersion are those of `live` when there is one.
+pub fn apply(
+    writer: &Writer<'_>,
+    live: Option<&Value>,
+    applied: &Value,
+    force: bool,
+) -> Result<Value, ApplyError> {
+    check_document(writer, applied)?;
+    let config = config_of(writer.subresource, applied);
+    if let Some((field, item)) = ambiguous_list(&config) {
+        return Err(ApplyError::AmbiguousItem { field, item: item.to_string() });
+    }
+    let stored = live.and_then(|live| Entries::of(live).ok()).unwrap_or_default();
+    let before = live.map_or_else(|| identity_of(applied), body_of);
+
+    let owner = Owner::of(writer, Operation::Apply);
+    let mut entries = match live {
+        Some(live) if stored.0.is_empty() => before_first_apply(writer, live),
+        _ => stored.clone(),
+    };
+    let last = entries.0.remove(&owner);
+    let fields = fields_of(&config).difference(&system_fields());
+    entries.claim(owner.clone(), Claim::by(writer, fields));
+
+    let mut after = before.clone();
+    merge(&mut after, &config);
+    if let Some(last) = &last {
+        prune(&mut after, &fields_within(writer.subresource, &last.fields), &entries.all_fields());
+    }
+
+    let change = compare(&before, &after);
+    let written = change.written();
+    let conflicts = conflict::find(&entries, &owner, &written);
+    if !force {
+        let conflicts =
+            conflict::except(conflicts, &last_applied::allowed_conflicts(writer.manager, &before));
+        if !conflicts.is_empty() {
+            return Err(ApplyError::Conflicts(conflicts));
+        }
+    }
+    entries.release(&written.union(&change.removed), Some(&owner));
+
+    last_applied::refresh(writer.manager, applied, &mut after);
+    if let Some(live) = live.filter(|_| after == before && entries.same_claims(&stored)) {
+        return Ok(live.clone());
+    }
+    // A claim that did not change keeps its time, whatever else this apply did to others.
+    if let Some(last) = last.filter(|last| change.is_empty() && last.fields == entries.fields(&owner)) {
+        entries.0.insert(owner, last);
+    }
+    entries.write(&mut after).map_err(ApplyError::Ownership)?;
+    Ok(after)
+}
+
+fn check_document(writer: &Writer<'_>, applied: &Value) -> Result<(), ApplyError> {
+    let fields = applied.as_object().ok_or(ApplyError::NotAnObject)?;
+    if applied.pointer("/metadata/managedFields").is_some_and(|list| !list.is_null()) {
+        return Err(ApplyError::ManagedFieldsSet);
+    }
+    match fields.get("apiVersion").and_then(Value::as_str) {
+        Some(found) if found != writer.api_version.as_str() => Err(ApplyError::WrongVersion {
+            found: found.to_owned(),
+            expected: writer.api_version.as_str().to_owned(),
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Takes out of `merged` what the manager applied `last` time and nobody owns now.
+///
+/// A map goes with its last owned field, even if it holds more: what was defaulted into it came with it.
+/// A map that still holds a field of somebody stays, and so does everything in it that was not applied.
+fn prune(merged: &mut Value, last: &FieldSet, owned: &FieldSet) {
+    let last = last.with_containers();
+    let present = fields_of(merged).with_containers();
+    let owned = owned.union(&system_fields()).with_containers();
+
+    // First as if all that was applied went, and all that it held; then without what is owned.
+    let mut rest = merged.clone();
+    remove(&mut rest, &last);
+    let kept = fields_of(&rest).with_containers().union(&owned);
+    let mut rest = merged.clone();
+    remove(&mut rest, &present.difference(&kept));
+
+    let gone = present.difference(&fields_of(&rest).with_containers()).intersection(&last);
+    remove(merged, &gone);
+}

@@ -1,0 +1,96 @@
+//! Ownership after create, update and patch: whoever changes a field owns it, alone.
+
+use serde_json::{Map, Value, json};
+
+use super::entries::{Claim, Entries, Operation, Owner, clear};
+use super::scope::{body_of, confine, fields_within, system_fields};
+use super::walk::compare;
+use super::{OwnershipError, Subresource, Writer};
+
+/// Gives `new` the managedFields that follow from the change `old` → `new` by `writer`; no `old` is a create.
+///
+/// The write is confined to its subresource first. managedFields that the client sent are taken as they
+/// are, `[]` and `[{}]` reset them; a status write cannot touch them. `new` should be decoded and defaulted,
+/// or what the server will normalise counts as changed.
+pub fn update(writer: &Writer<'_>, old: Option<&Value>, new: &mut Value) -> Result<(), OwnershipError> {
+    let mut entries = entries_before(writer, old, new);
+    confine(writer.subresource, old, new);
+    if old.is_some() && entries.0.is_empty() {
+        // As in Kubernetes: once reset, nothing is tracked until somebody applies.
+        clear(new);
+        return Ok(());
+    }
+    let before = old.map_or_else(|| json!({"metadata": {}}), body_of);
+    record(&mut entries, writer, &before, &body_of(new));
+    entries.cap_updaters();
+    entries.write(new)
+}
+
+/// When `old` and `new` differ at most in the times of their entries, makes `new` equal to `old` and
+/// says so: nothing happened. Call it with both in the form that is stored.
+pub fn settle(old: &Value, new: &mut Value) -> bool {
+    let (Ok(old_entries), Ok(new_entries)) = (Entries::of(old), Entries::of(new)) else { return old == new };
+    let same = old_entries.same_claims(&new_entries) && same_but_entries(old, new);
+    if same {
+        new.clone_from(old);
+    }
+    same
+}
+
+/// Entries for all that an object holds that was never tracked, so that a first apply meets somebody.
+pub(super) fn before_first_apply(writer: &Writer<'_>, live: &Value) -> Entries {
+    let mut entries = Entries::default();
+    for subresource in [Subresource::Main, Subresource::Status] {
+        let writer = Writer { manager: "before-first-apply", subresource, ..*writer };
+        record(&mut entries, &writer, &json!({"metadata": {}}), &body_of(live));
+    }
+    entries
+}
+
+/// What the client sent counts, unless it sent nothing that makes sense: clients that do not know
+/// managedFields must not strip them by accident.
+fn entries_before(writer: &Writer<'_>, old: Option<&Value>, new: &Value) -> Entries {
+    let stored = || old.and_then(|old| Entries::of(old).ok()).unwrap_or_default();
+    if writer.subresource == Subresource::Status {
+        return stored();
+    }
+    let sent = new.pointer("/metadata/managedFields").and_then(Value::as_array);
+    let reset = sent.is_some_and(|list| match list.as_slice() {
+        [] => true,
+        [only] => only.as_object().is_some_and(Map::is_empty),
+        _ => false,
+    });
+    if reset {
+        return Entries::default();
+    }
+    Entries::of(new).ok().filter(|entries| !entries.0.is_empty()).unwrap_or_else(stored)
+}
+
+fn record(entries: &mut Entries, writer: &Writer<'_>, before: &Value, after: &Value) {
+    let change = compare(before, after);
+    let system = system_fields();
+    let written = fields_within(writer.subresource, &change.written().difference(&system));
+    let removed = fields_within(writer.subresource, &change.removed);
+    let owner = Owner::of(writer, Operation::Update);
+    let owned = entries.fields(&owner);
+
+    entries.release(&written.union(&removed), None);
+    if !written.is_empty() || entries.fields(&owner) != owned {
+        entries.claim(owner, Claim::by(writer, written));
+    }
+}
+
+fn same_but_entries(old: &Value, new: &Value) -> bool {
+    let (Some(old), Some(new)) = (old.as_object(), new.as_object()) else { return old == new };
+    same_but(old, new, "metadata")
+        && match (old.get("metadata"), new.get("metadata")) {
+            (Some(Value::Object(old)), Some(Value::Object(new))) => same_but(old, new, "managedFields"),
+            (old, new) => old == new,
+        }
+}
+
+fn same_but(old: &Map<String, Value>, new: &Map<String, Value>, except: &str) -> bool {
+    let others = |fields: &Map<String, Value>| fields.keys().filter(|name| *name != except).count();
+    others(old) == others(new)
+        && old.iter().filter(|(name, _)| *name != except).all(|(name, value)| new.get(name) == Some(value))
+}
