@@ -1,0 +1,65 @@
+//! Our API server against kube-apiserver on etcd: lists, creates, watch fan-out, memory, CPU.
+//!
+//! Each peer is started alone, measured by the same client code, and stopped. Prints one table per figure with ratios.
+//! Usage: `bench [--objects N] [--watchers N]`; run it through `bench/run`.
+
+mod figures;
+mod load;
+mod peer;
+
+use anyhow::Result;
+
+use figures::{Figures, print_table};
+use peer::{Peer, PeerKind};
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    rustls::crypto::aws_lc_rs::default_provider().install_default().ok();
+    let size = Size::from_arguments()?;
+    println!(
+        "{} objects, {} watchers, {} cores; every peer alone on the machine, TLS to each, fsync on each write",
+        size.objects,
+        size.watchers,
+        std::thread::available_parallelism()?
+    );
+    let mut all = Vec::new();
+    for kind in PeerKind::ALL {
+        eprintln!("bench: {} ...", kind.name());
+        all.push(measure(kind, &size).await?);
+    }
+    print_table(&all);
+    Ok(())
+}
+
+pub struct Size {
+    pub objects: usize,
+    pub watchers: usize,
+}
+
+impl Size {
+    fn from_arguments() -> Result<Size> {
+        let mut size = Size { objects: 10_000, watchers: 1_000 };
+        let mut arguments = std::env::args().skip(1);
+        while let Some(name) = arguments.next() {
+            let value = arguments.next().unwrap_or_default().parse()?;
+            match name.as_str() {
+                "--objects" => size.objects = value,
+                "--watchers" => size.watchers = value,
+                _ => anyhow::bail!("unknown argument {name}; usage: bench [--objects N] [--watchers N]"),
+            }
+        }
+        Ok(size)
+    }
+}
+
+async fn measure(kind: PeerKind, size: &Size) -> Result<Figures> {
+    let peer = Peer::start(kind).await?;
+    let idle = peer.usage()?;
+    let single = load::create(&peer, "single", 300, 1).await?;
+    let many = load::create(&peer, "object", size.objects - 300, 64).await?;
+    let list = load::list(&peer, "", 20).await?;
+    let paged = load::list_pages(&peer, 500).await?;
+    let loaded = peer.usage()?;
+    let fan_out = load::fan_out(&peer, size.watchers, 50).await?;
+    Ok(Figures { name: kind.name(), ours: kind.is_ours(), idle, loaded, single, many, list, paged, fan_out })
+}
