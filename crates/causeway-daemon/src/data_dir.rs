@@ -6,12 +6,15 @@ use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{FlockOperation, flock};
 
 const DIRECTORY_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
 const LOCK_FILE: &str = "lock";
+
+static TEMPORARY_NUMBER: AtomicU64 = AtomicU64::new(0);
 
 /// A data dir that this process holds. The lock ends with the value, and with the process.
 #[derive(Debug)]
@@ -93,37 +96,68 @@ pub fn make_folder(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(path)
 }
 
-/// Replaces `path` with `content`, mode 0600. After a crash there is the old file or the new one,
-/// never a half: a temporary file is filled and synced, renamed over, and the folder synced.
+/// Replaces `path` with `content`, mode 0600, whole or not at all.
 pub fn write_atomic(path: &Path, content: &[u8]) -> io::Result<()> {
-    write_atomic_with(path, |file| file.write_all(content))
+    let mut file = AtomicFile::create(path)?;
+    file.write_all(content)?;
+    file.commit()
 }
 
-/// As `write_atomic`, for content that is made while it is written.
-pub fn write_atomic_with(path: &Path, fill: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
-    let folder = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
-        _ => PathBuf::from("."),
-    };
-    let name = path.file_name().ok_or_else(|| io::Error::other("the path names no file"))?;
-    // The process id keeps two processes apart; a leftover of a dead one is replaced.
-    let temporary = folder.join(format!(".{}.{}.tmp", name.to_string_lossy(), std::process::id()));
-    let written = fill_new(&temporary, fill).and_then(|()| fs::rename(&temporary, path));
-    if let Err(error) = written {
-        let _ = fs::remove_file(&temporary);
-        return Err(error);
-    }
-    File::open(&folder)?.sync_all()
+/// A file that takes its place only when it is complete. After a crash there is the old file or the
+/// new one, never a half: a temporary file is filled and synced, renamed over, and the folder synced.
+#[derive(Debug)]
+pub struct AtomicFile {
+    path: PathBuf,
+    folder: PathBuf,
+    temporary: PathBuf,
+    file: File,
+    committed: bool,
 }
 
-fn fill_new(temporary: &Path, fill: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
-    match fs::remove_file(temporary) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
+impl AtomicFile {
+    /// Opens the temporary file beside `path`, mode 0600. Dropped without `commit`, it vanishes.
+    pub fn create(path: &Path) -> io::Result<AtomicFile> {
+        let folder = match path.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+            _ => PathBuf::from("."),
+        };
+        let name = path.file_name().ok_or_else(|| io::Error::other("the path names no file"))?;
+        // Process and number keep writers apart; a leftover of a dead process is replaced.
+        let number = TEMPORARY_NUMBER.fetch_add(1, Ordering::Relaxed);
+        let temporary = folder.join(format!(".{}.{}-{number}.tmp", name.to_string_lossy(), std::process::id()));
+        match fs::remove_file(&temporary) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let file = OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(&temporary)?;
+        Ok(AtomicFile { path: path.to_owned(), folder, temporary, file, committed: false })
     }
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(temporary)?;
-    fill(&mut file)?;
-    file.sync_all()
+
+    /// The file is complete: it becomes durable and takes its place.
+    pub fn commit(mut self) -> io::Result<()> {
+        self.file.sync_all()?;
+        fs::rename(&self.temporary, &self.path)?;
+        self.committed = true;
+        File::open(&self.folder)?.sync_all()
+    }
+}
+
+impl Write for AtomicFile {
+    fn write(&mut self, content: &[u8]) -> io::Result<usize> {
+        self.file.write(content)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+impl Drop for AtomicFile {
+    fn drop(&mut self) {
+        if !self.committed {
+            let _ = fs::remove_file(&self.temporary);
+        }
+    }
 }
 
 fn lock(path: &Path) -> Result<File, DataDirError> {
@@ -192,11 +226,9 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let path = base.path().join("file");
         write_atomic(&path, b"old").unwrap();
-        let failed = write_atomic_with(&path, |file| {
-            file.write_all(b"half")?;
-            Err(io::Error::other("the disk is full"))
-        });
-        assert!(failed.is_err());
+        let mut file = AtomicFile::create(&path).unwrap();
+        file.write_all(b"half").unwrap();
+        drop(file);
         assert_eq!(fs::read(&path).unwrap(), b"old");
         assert_eq!(fs::read_dir(base.path()).unwrap().count(), 1);
     }

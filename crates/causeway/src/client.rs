@@ -1,0 +1,271 @@
+//! The way to the API: finds the kubeconfig, sends requests, and says plainly what went wrong.
+//!
+//! Commands build paths and bodies; answers come back as JSON with the server's warnings already shown.
+
+mod failure;
+mod find;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use causeway_api::{ApiVersion, Kind};
+use futures_util::StreamExt;
+use http::{Method, Request, Response, StatusCode, header};
+use http_body_util::BodyExt;
+use kube::client::Body;
+use serde_json::Value;
+
+use crate::output;
+pub use failure::CallError;
+
+/// A host that does not answer within this is not there.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Answers that are no stream are held in memory; none of ours comes near this.
+const ANSWER_BYTES_MAX: usize = 1 << 30;
+/// One watch event: an object and what surrounds it.
+const LINE_BYTES_MAX: usize = 16 << 20;
+
+pub const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json";
+pub const JSON: &str = "application/json";
+pub const APPLY_PATCH: &str = "application/apply-patch+yaml";
+
+/// How a client command finds the API.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct Connection {
+    /// Kubeconfig to use [default: $CAUSEWAY_KUBECONFIG, $KUBECONFIG, then admin.kubeconfig in the data dir]
+    #[arg(long, value_name = "FILE", global = true, value_hint = clap::ValueHint::FilePath, help_heading = "Connection")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig to use
+    #[arg(long, value_name = "NAME", global = true, help_heading = "Connection")]
+    pub context: Option<String>,
+    /// Data dir of a cloud on this host [default: $CAUSEWAY_DATA_DIR, then /var/lib/causeway]
+    #[arg(long, value_name = "DIR", global = true, value_hint = clap::ValueHint::DirPath, help_heading = "Connection")]
+    pub data_dir: Option<PathBuf>,
+}
+
+/// A connection to one server.
+#[derive(Clone)]
+pub struct Api {
+    client: kube::Client,
+    server: String,
+    origin: String,
+}
+
+/// What came back.
+#[derive(Debug)]
+pub struct Answer {
+    pub code: StatusCode,
+    pub value: Value,
+}
+
+impl Connection {
+    pub async fn connect(&self) -> anyhow::Result<Api> {
+        let found = find::kubeconfig(self, &|name| std::env::var_os(name))?;
+        let options = kube::config::KubeConfigOptions { context: self.context.clone(), ..Default::default() };
+        let wrong = |error: &dyn std::error::Error| {
+            anyhow::anyhow!("kubeconfig {} cannot be used: {}", found.origin, failure::chain(error))
+        };
+        let kubeconfig = found.read().map_err(|error| wrong(&error))?;
+        let mut config = kube::Config::from_custom_kubeconfig(kubeconfig, &options)
+            .await
+            .map_err(|error| wrong(&error))?;
+        config.connect_timeout = Some(CONNECT_TIMEOUT);
+        // The person at the terminal decides whether to try again.
+        config.default_retry = false;
+        let server = config.cluster_url.to_string().trim_end_matches('/').to_owned();
+        let client = kube::Client::try_from(config).map_err(|error| wrong(&error))?;
+        Ok(Api { client, server, origin: found.origin })
+    }
+}
+
+impl Api {
+    /// Where this client is connected to.
+    pub fn server(&self) -> &str {
+        &self.server
+    }
+
+    pub async fn get(&self, path: &str) -> Result<Value, CallError> {
+        Ok(self.call(Method::GET, path, JSON, None).await?.value)
+    }
+
+    /// As `get`, with `None` for an object that is not there.
+    pub async fn find(&self, path: &str) -> Result<Option<Value>, CallError> {
+        match self.get(path).await {
+            Ok(value) => Ok(Some(value)),
+            Err(CallError::Refused { status, .. }) if status.is_missing_object() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub async fn post(&self, path: &str, body: &Value) -> Result<Value, CallError> {
+        let body = Some((JSON, body.to_string().into_bytes()));
+        Ok(self.call(Method::POST, path, JSON, body).await?.value)
+    }
+
+    pub async fn delete(&self, path: &str) -> Result<Value, CallError> {
+        Ok(self.call(Method::DELETE, path, JSON, None).await?.value)
+    }
+
+    /// One request, its whole answer. Warnings of the server go to standard error.
+    pub async fn call(
+        &self,
+        method: Method,
+        path: &str,
+        accept: &str,
+        body: Option<(&str, Vec<u8>)>,
+    ) -> Result<Answer, CallError> {
+        let response = self.send(method, path, accept, body).await?;
+        let code = response.status();
+        let body = self.collect(response).await?;
+        let value = serde_json::from_slice(&body)
+            .map_err(|source| CallError::Garbled { server: self.server.clone(), source })?;
+        Ok(Answer { code, value })
+    }
+
+    /// Sends a request and hands back the answer as it begins, once its code is a good one.
+    pub async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        accept: &str,
+        body: Option<(&str, Vec<u8>)>,
+    ) -> Result<Response<Body>, CallError> {
+        let mut request = Request::builder().method(method).uri(path).header(header::ACCEPT, accept);
+        let mut content = Vec::new();
+        if let Some((form, bytes)) = body {
+            request = request.header(header::CONTENT_TYPE, form);
+            content = bytes;
+        }
+        let request = request
+            .body(Body::from(content))
+            .map_err(|source| CallError::Path { path: path.to_owned(), source })?;
+        let response = self.client.send(request).await.map_err(|source| self.unreachable(source.into()))?;
+        for warning in warnings(response.headers()) {
+            output::note(&format!("Warning: {}", output::plain(&warning)));
+        }
+        if response.status().is_success() {
+            return Ok(response);
+        }
+        let code = response.status();
+        let body = self.collect(response).await?;
+        Err(CallError::refused(&self.server, code, &body))
+    }
+
+    /// The lines of a stream, each handed to `line` as JSON, until the server ends it or `line` says stop.
+    pub async fn lines(
+        &self,
+        path: &str,
+        accept: &str,
+        mut line: impl FnMut(Value) -> anyhow::Result<bool>,
+    ) -> anyhow::Result<()> {
+        let response = self.send(Method::GET, path, accept, None).await?;
+        let mut stream = response.into_body().into_data_stream();
+        let mut rest = Vec::new();
+        while let Some(chunk) = stream.next().await {
+            // A watch that breaks is resumed by whoever asked for it, as one that ends.
+            let Ok(chunk) = chunk else { return Ok(()) };
+            rest.extend_from_slice(&chunk);
+            while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+                let whole: Vec<u8> = rest.drain(..=end).collect();
+                if whole.trim_ascii().is_empty() {
+                    continue;
+                }
+                let value = serde_json::from_slice(&whole)
+                    .map_err(|source| CallError::Garbled { server: self.server.clone(), source })?;
+                if !line(value)? {
+                    return Ok(());
+                }
+            }
+            anyhow::ensure!(rest.len() <= LINE_BYTES_MAX, "{} sends a line without end", self.server);
+        }
+        Ok(())
+    }
+
+    async fn collect(&self, response: Response<Body>) -> Result<Vec<u8>, CallError> {
+        let mut stream = response.into_body().into_data_stream();
+        let mut bytes = Vec::new();
+        while let Some(chunk) = stream.next().await {
+            let chunk = chunk.map_err(|source| self.unreachable(source.into()))?;
+            if bytes.len() + chunk.len() > ANSWER_BYTES_MAX {
+                return Err(CallError::TooLong { server: self.server.clone() });
+            }
+            bytes.extend_from_slice(&chunk);
+        }
+        Ok(bytes)
+    }
+
+    fn unreachable(&self, source: Box<dyn std::error::Error + Send + Sync>) -> CallError {
+        CallError::Unreachable { server: self.server.clone(), origin: self.origin.clone(), source }
+    }
+}
+
+/// The path of a collection.
+pub fn collection(version: ApiVersion, kind: Kind) -> String {
+    match version {
+        ApiVersion::Core => format!("/api/v1/{}", kind.plural()),
+        ApiVersion::Group => format!("/apis/causeway.io/v1/{}", kind.plural()),
+    }
+}
+
+/// The path of an object; its name may contain what a path may not.
+pub fn object(version: ApiVersion, kind: Kind, name: &str) -> String {
+    format!("{}/{}", collection(version, kind), encode(name))
+}
+
+/// A query string from pairs; pairs without a value are left out.
+pub fn query(pairs: &[(&str, Option<&str>)]) -> String {
+    let mut text = String::new();
+    for (key, value) in pairs {
+        if let Some(value) = value {
+            text.push(if text.is_empty() { '?' } else { '&' });
+            text.push_str(&format!("{key}={}", encode(value)));
+        }
+    }
+    text
+}
+
+/// Percent-encodes everything that RFC 3986 does not leave free.
+pub fn encode(text: &str) -> String {
+    let mut encoded = String::new();
+    for byte in text.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => encoded.push(byte as char),
+            other => encoded.push_str(&format!("%{other:02X}")),
+        }
+    }
+    encoded
+}
+
+/// The texts of `Warning: 299 - "text"` headers.
+fn warnings(headers: &http::HeaderMap) -> Vec<String> {
+    let texts = headers.get_all(header::WARNING).iter().filter_map(|value| value.to_str().ok());
+    texts
+        .map(|text| match (text.find('"'), text.rfind('"')) {
+            (Some(start), Some(end)) if start < end => {
+                text[start + 1..end].replace("\\\"", "\"").replace("\\\\", "\\")
+            }
+            _ => text.to_owned(),
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_and_queries_are_encoded() {
+        assert_eq!(object(ApiVersion::Group, Kind::ESite, "a/b c"), "/apis/causeway.io/v1/esites/a%2Fb%20c");
+        assert_eq!(collection(ApiVersion::Core, Kind::EPolicy), "/api/v1/epolicies");
+        assert_eq!(query(&[("a", None), ("b", Some("x=y")), ("c", Some("1"))]), "?b=x%3Dy&c=1");
+        assert_eq!(query(&[]), "");
+    }
+
+    #[test]
+    fn warnings_lose_their_code() {
+        let mut headers = http::HeaderMap::new();
+        headers.append(header::WARNING, "299 - \"unknown field \\\"x\\\"\"".parse().unwrap());
+        headers.append(header::WARNING, "odd".parse().unwrap());
+        assert_eq!(warnings(&headers), ["unknown field \"x\"", "odd"]);
+    }
+}

@@ -1,0 +1,175 @@
+//! What can go wrong between us and the server, in words that say what to try.
+
+use std::error::Error;
+use std::fmt::Write;
+
+use http::StatusCode;
+use serde::Deserialize;
+
+use crate::output;
+
+#[derive(Debug, thiserror::Error)]
+pub enum CallError {
+    #[error("{server} cannot be reached: {}\n  the address comes from {origin}\n  {}", chain(source.as_ref()), advice(source.as_ref()))]
+    Unreachable { server: String, origin: String, source: Box<dyn Error + Send + Sync> },
+    #[error("{}", status.explain(server))]
+    Refused { server: String, status: Box<Refusal> },
+    #[error("{server} answered something that is not JSON: is it a Causeway cloud?")]
+    Garbled { server: String, source: serde_json::Error },
+    #[error("{server} answers without end")]
+    TooLong { server: String },
+    #[error("`{path}` cannot be asked for")]
+    Path { path: String, source: http::Error },
+}
+
+/// The part of a Kubernetes `Status` that people need.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct Refusal {
+    pub kind: String,
+    pub code: u16,
+    pub reason: String,
+    pub message: String,
+    pub details: Details,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct Details {
+    pub name: String,
+    pub kind: String,
+    pub causes: Vec<Cause>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct Cause {
+    pub field: String,
+    pub message: String,
+}
+
+impl CallError {
+    pub fn refused(server: &str, code: StatusCode, body: &[u8]) -> CallError {
+        let mut status: Refusal = serde_json::from_slice(body).unwrap_or_default();
+        if status.kind != "Status" {
+            let text: String = String::from_utf8_lossy(body).chars().take(200).collect();
+            status = Refusal { message: text.trim().to_owned(), ..Refusal::default() };
+        }
+        status.code = code.as_u16();
+        CallError::Refused { server: server.to_owned(), status: Box::new(status) }
+    }
+
+    /// The code of a refusal.
+    pub fn code(&self) -> Option<u16> {
+        match self {
+            CallError::Refused { status, .. } => Some(status.code),
+            _ => None,
+        }
+    }
+}
+
+impl Refusal {
+    /// The object is not there, but the server knows its kind.
+    pub fn is_missing_object(&self) -> bool {
+        self.code == 404 && self.reason == "NotFound" && !self.details.name.is_empty()
+    }
+
+    fn explain(&self, server: &str) -> String {
+        let mut text = output::plain(&self.message);
+        if text.is_empty() {
+            text = format!("{server} answered with code {}", self.code);
+        }
+        // Causes that the message does not already tell.
+        for cause in &self.details.causes {
+            if !self.message.contains(&cause.message) {
+                let _ =
+                    write!(text, "\n  {}: {}", output::plain(&cause.field), output::plain(&cause.message));
+            }
+        }
+        let advice = match self.code {
+            401 => {
+                "the server does not accept this credential: it may be revoked, expired, or of another cloud"
+            }
+            403 => "this credential may not do that: use an admin kubeconfig",
+            404 if self.kind != "Status" => "this server does not know our kinds: is it a Causeway cloud?",
+            409 if self.reason == "Conflict"
+                && text.contains("conflict")
+                && !self.details.causes.is_empty() =>
+            {
+                "someone else owns these fields: change them there, or take them with --force-conflicts"
+            }
+            429 => "too many requests: try again in a moment",
+            503 => "the server cannot do that right now: look at /readyz?verbose on its admin port",
+            507 => "the server's disk or store is full: free some space there",
+            _ => return text,
+        };
+        format!("{text}\n  {advice}")
+    }
+}
+
+/// The whole chain of causes in one line, each said once.
+pub fn chain(error: &dyn Error) -> String {
+    let mut parts: Vec<String> = Vec::new();
+    let mut next = Some(error);
+    while let Some(error) = next {
+        let text = error.to_string();
+        if !parts.iter().any(|part| part.contains(&text)) {
+            parts.push(text);
+        }
+        next = error.source();
+    }
+    parts.join(": ")
+}
+
+fn advice(error: &dyn Error) -> &'static str {
+    let text = chain(error).to_lowercase();
+    if text.contains("refused") {
+        "is `causeway cloud` running there, and on this port?"
+    } else if text.contains("certificate") || text.contains("unknownissuer") {
+        "the server is not the one this kubeconfig was made for: fetch a new one with `causeway kubeconfig`"
+    } else if text.contains("dns") || text.contains("lookup") {
+        "check the host name"
+    } else if text.contains("timed out") || text.contains("elapsed") || text.contains("unreachable") {
+        "check the network and the firewall between here and there"
+    } else {
+        "check that the server runs and that this host can reach it"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_names_fields_and_says_what_to_try() {
+        let check = |code: u16, body: &str, expected: &[&str]| {
+            let error = CallError::refused("https://a", StatusCode::from_u16(code).unwrap(), body.as_bytes());
+            for part in expected {
+                assert!(error.to_string().contains(part), "{part} is missing in {error}");
+            }
+        };
+        check(
+            422,
+            r#"{"kind":"Status","message":"EService \"a\" is invalid","details":{"causes":[{"field":"port","message":"must be 1 to 65535"}]}}"#,
+            &["is invalid", "port: must be 1 to 65535"],
+        );
+        check(403, r#"{"kind":"Status","message":"no"}"#, &["no", "admin kubeconfig"]);
+        check(404, "404 page not found", &["404 page not found", "is it a Causeway cloud?"]);
+        check(
+            409,
+            r#"{"kind":"Status","reason":"Conflict","message":"Apply failed with 1 conflict","details":{"causes":[{"field":".ip","message":"conflict with \"kubectl\""}]}}"#,
+            &["--force-conflicts", ".ip"],
+        );
+        check(500, "", &["https://a answered with code 500"]);
+    }
+
+    #[test]
+    fn only_a_missing_object_counts_as_missing() {
+        let missing = |body: &str| match CallError::refused("s", StatusCode::NOT_FOUND, body.as_bytes()) {
+            CallError::Refused { status, .. } => status.is_missing_object(),
+            _ => false,
+        };
+        assert!(missing(r#"{"kind":"Status","reason":"NotFound","details":{"name":"a","kind":"esites"}}"#));
+        assert!(!missing("404 page not found"));
+    }
+}

@@ -1,0 +1,56 @@
+//! One file per command. Each reads its arguments, does its work, and writes data to stdout.
+
+pub mod apply;
+pub mod backup;
+pub mod ca;
+pub mod check_config;
+pub mod completions;
+pub mod delete;
+pub mod describe;
+pub mod get;
+pub mod kubeconfig;
+pub mod revoke;
+pub mod status;
+pub mod token;
+
+use std::process::ExitCode;
+
+use crate::cli::{Cli, Command};
+use crate::client::CallError;
+
+/// The arguments are each right and together wrong: exit code 2.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct WrongUsage(pub String);
+
+pub async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
+    match cli.command {
+        Command::Apply(arguments) => apply::run(arguments).await,
+        Command::Get(arguments) => get::run(arguments).await,
+        Command::Describe(arguments) => describe::run(arguments).await,
+        Command::Delete(arguments) => delete::run(arguments).await,
+        Command::Status(arguments) => status::run(arguments).await,
+        Command::Token(arguments) => token::run(arguments).await,
+        Command::Kubeconfig(arguments) => kubeconfig::run(&arguments),
+        Command::Revoke(arguments) => revoke::run(arguments).await,
+        Command::Ca(arguments) => ca::run(arguments).await,
+        Command::Backup(arguments) => backup::run(arguments).await,
+        Command::CheckConfig(arguments) => check_config::run(&arguments),
+        Command::Completions(arguments) => completions::run(&arguments),
+    }
+}
+
+/// An error and its causes, each said once. A refused call already explains itself.
+pub fn explain(error: &anyhow::Error) -> String {
+    if let Some(call) = error.downcast_ref::<CallError>() {
+        return call.to_string();
+    }
+    let mut parts: Vec<String> = Vec::new();
+    for cause in error.chain() {
+        let text = cause.to_string();
+        if !parts.iter().any(|part| part.contains(&text)) {
+            parts.push(text);
+        }
+    }
+    parts.join(": ")
+}

@@ -1,0 +1,173 @@
+//! `causeway apply`: objects from files into the cloud, by server-side apply.
+//!
+//! Everything is read and understood before the first request. Objects go in the order they are
+//! written; references may dangle, so no order is wrong.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::ensure;
+use http::{Method, StatusCode};
+use serde_json::Value;
+
+use crate::client::{self, Api, CallError, Connection};
+use crate::manifest::{self, Manifest};
+use crate::output;
+
+const EXAMPLES: &str = "\
+Examples:
+  causeway apply -f site.yaml
+  causeway apply -f examples/ -f more.json
+  cat objects.yaml | causeway apply -f -
+  causeway apply -f examples/ --dry-run           what would change, checked by the server";
+
+/// Create or change objects so that they are as the files say
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// File, folder, or - for standard input; may be repeated
+    #[arg(short = 'f', long = "filename", value_name = "FILE", required = true, value_hint = clap::ValueHint::AnyPath)]
+    files: Vec<PathBuf>,
+    /// Also the folders inside folders
+    #[arg(short = 'R', long)]
+    recursive: bool,
+    /// Ask the server what would happen, and change nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Take over fields that someone else set
+    #[arg(long)]
+    force_conflicts: bool,
+    /// Who is recorded as the owner of the fields
+    #[arg(long, value_name = "NAME", default_value = FIELD_MANAGER)]
+    field_manager: String,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+pub const FIELD_MANAGER: &str = "causeway";
+
+/// How objects are applied.
+#[derive(Clone, Debug)]
+pub struct Manner {
+    pub field_manager: String,
+    pub force_conflicts: bool,
+    pub dry_run: bool,
+}
+
+impl Default for Manner {
+    fn default() -> Manner {
+        Manner { field_manager: FIELD_MANAGER.to_owned(), force_conflicts: false, dry_run: false }
+    }
+}
+
+/// What applying did to an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Created,
+    Configured,
+    Unchanged,
+}
+
+impl Outcome {
+    pub fn name(self) -> &'static str {
+        match self {
+            Outcome::Created => "created",
+            Outcome::Configured => "configured",
+            Outcome::Unchanged => "unchanged",
+        }
+    }
+}
+
+pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
+    let texts = manifest::gather(&arguments.files, arguments.recursive)?;
+    let manifests = manifest::parse(&texts)?;
+    ensure!(!manifests.is_empty(), "there is no object in what was given with -f");
+    let api = arguments.connection.connect().await?;
+    let manner = Manner {
+        field_manager: arguments.field_manager,
+        force_conflicts: arguments.force_conflicts,
+        dry_run: arguments.dry_run,
+    };
+    let mut failed = false;
+    for manifest in &manifests {
+        match apply(&api, manifest, &manner).await {
+            Ok(outcome) => {
+                let note = if manner.dry_run { " (dry run)" } else { "" };
+                output::print_line(&format!("{} {}{note}", title(manifest), outcome.name()))?;
+            }
+            // An object that is refused does not keep the others out; a server that is away does.
+            Err(error @ CallError::Refused { .. }) => {
+                failed = true;
+                output::note(&format!("error: {} ({}): {error}", title(manifest), manifest.place));
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn title(manifest: &Manifest) -> String {
+    format!("{}/{}", manifest.kind.singular(), output::plain(&manifest.name))
+}
+
+/// Applies one object and says what that changed.
+pub async fn apply(api: &Api, manifest: &Manifest, manner: &Manner) -> Result<Outcome, CallError> {
+    let path = client::object(manifest.version, manifest.kind, &manifest.name);
+    let before = api.find(&path).await?;
+    let query = client::query(&[
+        ("fieldManager", Some(&manner.field_manager)),
+        ("force", manner.force_conflicts.then_some("true")),
+        ("dryRun", manner.dry_run.then_some("All")),
+        ("fieldValidation", Some("Warn")),
+    ]);
+    let body = Some((client::APPLY_PATCH, manifest.value.to_string().into_bytes()));
+    let answer = api.call(Method::PATCH, &format!("{path}{query}"), client::JSON, body).await?;
+    Ok(outcome(before.as_ref(), answer.code, &answer.value))
+}
+
+/// What changed? Compares what was there with what is there now.
+fn outcome(before: Option<&Value>, code: StatusCode, after: &Value) -> Outcome {
+    let Some(before) = before else { return Outcome::Created };
+    let revision = |value: &Value| value["metadata"]["resourceVersion"].clone();
+    if code == StatusCode::CREATED {
+        Outcome::Created
+    } else if revision(before) == revision(after) && same(before, after) {
+        Outcome::Unchanged
+    } else {
+        Outcome::Configured
+    }
+}
+
+/// The same but for who owns what: a dry run keeps the revision, so the content decides.
+fn same(before: &Value, after: &Value) -> bool {
+    let bare = |value: &Value| {
+        let mut value = value.clone();
+        if let Some(metadata) = value["metadata"].as_object_mut() {
+            metadata.remove("managedFields");
+            metadata.remove("generation");
+        }
+        value
+    };
+    bare(before) == bare(after)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_outcome_follows_from_what_was_there() {
+        let object = |revision: &str, ip: &str| json!({"metadata": {"resourceVersion": revision}, "ip": ip});
+        let old = object("5", "a");
+        let check = |before, code, after: &Value, expected| {
+            assert_eq!(outcome(before, StatusCode::from_u16(code).unwrap(), after), expected);
+        };
+        check(None, 201, &object("6", "a"), Outcome::Created);
+        check(Some(&old), 200, &object("5", "a"), Outcome::Unchanged);
+        check(Some(&old), 200, &object("6", "b"), Outcome::Configured);
+        check(Some(&old), 200, &object("5", "b"), Outcome::Configured);
+        check(Some(&old), 201, &object("7", "a"), Outcome::Created);
+    }
+}

@@ -1,0 +1,125 @@
+//! `causeway cloud`: runs the cloud role until a signal.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use causeway_cloud::{Cloud, CloudConfig};
+use causeway_daemon::audit::AuditLimits;
+use causeway_daemon::signals;
+use causeway_store::{EtcdTls, StoreSpec};
+
+use crate::config::{self, CloudLayer, Config, Endpoint, Layer, LogLayer};
+
+const EXAMPLES: &str = "\
+Examples:
+  causeway cloud --data-dir /var/lib/causeway --advertise cloud.example.org:7444
+  causeway cloud --config /etc/causeway/cloud.toml
+  causeway cloud --data-dir /srv/a --store etcd=http://a:2379,http://b:2379,http://c:2379 --seal-key /etc/causeway/seal.key
+  causeway cloud --data-dir /tmp/try --api 127.0.0.1:0 --channel 127.0.0.1:0 --admin 127.0.0.1:0
+
+Every flag is also a variable (CAUSEWAY_API, ...) and a setting in the file; flags win, then variables.
+The chosen addresses are in DATA_DIR/run/addresses.json, the way in is DATA_DIR/admin.kubeconfig.";
+
+/// Run the cloud: the API, enrolment of edges, and what keeps objects true
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Where everything is kept [default: /var/lib/causeway]
+    #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
+    data_dir: Option<PathBuf>,
+    /// Address of the API [default: 0.0.0.0:7443]
+    #[arg(long, value_name = "ADDR")]
+    api: Option<SocketAddr>,
+    /// Address that edges dial [default: 0.0.0.0:7444]
+    #[arg(long, value_name = "ADDR")]
+    channel: Option<SocketAddr>,
+    /// Address for metrics, health and dumps, without credentials [default: 127.0.0.1:7445]
+    #[arg(long, value_name = "ADDR")]
+    admin: Option<SocketAddr>,
+    /// Channel endpoint that edges are given; may be repeated
+    #[arg(long, value_name = "HOST:PORT")]
+    advertise: Vec<Endpoint>,
+    /// Store: `sqlite` or `etcd=http://HOST:2379,...` [default: sqlite]
+    #[arg(long, value_name = "SPEC")]
+    store: Option<config::Store>,
+    /// Key file that opens the CA in the store; the same for all replicas [default: DATA_DIR/seal.key]
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    seal_key: Option<PathBuf>,
+    /// Configuration file
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    config: Option<PathBuf>,
+    /// How log lines are written: text or json [default: text]
+    #[arg(long, value_name = "FORMAT")]
+    log_format: Option<String>,
+}
+
+pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
+    let config = Config::load(arguments.layer(), arguments.config.as_deref())?;
+    start_logging(&config)?;
+    tracing::info!(config = %config.to_json(), "effective configuration");
+    let stop = signals::watch(config.cloud.drain.value.0)?;
+    let cloud = Cloud::start(cloud_config(&config)).await?;
+    cloud.run(stop).await?;
+    Ok(ExitCode::SUCCESS)
+}
+
+impl Args {
+    fn layer(&self) -> Layer {
+        Layer {
+            data_dir: self.data_dir.clone(),
+            log: LogLayer { format: self.log_format.clone(), filter: None },
+            cloud: CloudLayer {
+                api: self.api,
+                channel: self.channel,
+                admin: self.admin,
+                advertise: (!self.advertise.is_empty()).then(|| self.advertise.clone()),
+                store: self.store.clone(),
+                seal_key: self.seal_key.clone(),
+                ..CloudLayer::default()
+            },
+            ..Layer::default()
+        }
+    }
+}
+
+pub fn start_logging(config: &Config) -> anyhow::Result<()> {
+    let format = config.log.format.value.parse().map_err(anyhow::Error::msg)?;
+    Ok(causeway_daemon::log::start(format, &config.log.filter.value)?)
+}
+
+/// The part of the configuration that the role needs, in its own words.
+pub fn cloud_config(config: &Config) -> CloudConfig {
+    let cloud = &config.cloud;
+    CloudConfig {
+        data_dir: config.data_dir.value.clone(),
+        api: cloud.api.value,
+        channel: cloud.channel.value,
+        admin: cloud.admin.value,
+        advertise: cloud.advertise.value.iter().map(ToString::to_string).collect(),
+        store: store_spec(config),
+        seal_key: cloud.seal_key.value.clone(),
+        certificate_lifetime: cloud.certificate_lifetime.value.0,
+        expired_grace: cloud.expired_grace.value.0,
+        audit: AuditLimits {
+            file_bytes_max: cloud.audit_file_bytes_max.value,
+            files_max: usize::try_from(cloud.audit_files_max.value).unwrap_or(usize::MAX),
+        },
+        shown: config.to_json(),
+    }
+}
+
+pub fn store_spec(config: &Config) -> StoreSpec {
+    let cloud = &config.cloud;
+    match &cloud.store.value {
+        config::Store::Sqlite => StoreSpec::Sqlite { path: config.data_dir.value.join("store.db") },
+        config::Store::Etcd { endpoints } => {
+            let tls = EtcdTls {
+                ca: cloud.etcd_ca.value.clone(),
+                cert: cloud.etcd_certificate.value.clone(),
+                key: cloud.etcd_key.value.clone(),
+            };
+            StoreSpec::etcd(endpoints.clone(), (tls != EtcdTls::default()).then_some(tls))
+        }
+    }
+}

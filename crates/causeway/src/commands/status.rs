@@ -1,0 +1,153 @@
+//! `causeway status`: sites, gateways and exposures at a glance.
+
+use std::process::ExitCode;
+
+use serde_json::Value;
+
+use crate::client::Connection;
+use crate::output::{self, Table, cell};
+
+const EXAMPLES: &str = "\
+Examples:
+  causeway status
+  causeway status --json | jq '.gateways[] | select(.connected | not) | .name'";
+
+/// Show sites, gateways with their channels, and exposures
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// As JSON, for scripts
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
+    let api = arguments.connection.connect().await?;
+    let status = api.get("/causeway/v1/status").await?;
+    if arguments.json {
+        output::print(&output::json(&status))?;
+    } else {
+        output::print(&render(&status, output::colours()))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The status as text: a table each, and under it what is wrong.
+pub fn render(status: &Value, colours: bool) -> String {
+    let mut text = String::new();
+    let empty = Vec::new();
+    let list = |key: &str| status[key].as_array().unwrap_or(&empty);
+
+    let mut sites = Table::new(&["SITE", "SUBNETS", "GATEWAYS", "READY"]);
+    for site in list("sites") {
+        let subnets: Vec<String> = site["subnets"].as_array().unwrap_or(&empty).iter().map(cell).collect();
+        sites.row([cell(&site["name"]), or_none(subnets.join(",")), cell(&site["gateways"]), ready(site)]);
+    }
+    let mut gateways =
+        Table::new(&["GATEWAY", "SITE", "CONNECTED", "TRANSPORT", "RTT", "SENT", "RECEIVED", "READY"]);
+    for gateway in list("gateways") {
+        let connected = if gateway["connected"] == true { "yes" } else { "no" };
+        let rtt = gateway["rttMs"].as_f64().map_or_else(|| "-".to_owned(), |rtt| format!("{rtt:.1}ms"));
+        gateways.row([
+            cell(&gateway["name"]),
+            cell(&gateway["site"]),
+            connected.to_owned(),
+            gateway["transport"].as_str().unwrap_or("-").to_owned(),
+            rtt,
+            size(&gateway["sentBytes"]),
+            size(&gateway["receivedBytes"]),
+            ready(gateway),
+        ]);
+    }
+    let mut exposures = Table::new(&["EXPOSURE", "SERVICE", "DNS NAME", "SITES", "READY"]);
+    for expose in list("exposures") {
+        let sites: Vec<String> = expose["sites"].as_array().unwrap_or(&empty).iter().map(cell).collect();
+        exposures.row([
+            cell(&expose["name"]),
+            cell(&expose["service"]),
+            cell(&expose["dnsName"]),
+            or_none(sites.join(",")),
+            ready(expose),
+        ]);
+    }
+    for (title, table) in [("sites", sites), ("gateways", gateways), ("exposures", exposures)] {
+        if !text.is_empty() {
+            text.push('\n');
+        }
+        match table.rows.is_empty() {
+            true => text.push_str(&format!("no {title}\n")),
+            false => text.push_str(&table.render(colours)),
+        }
+        for object in list(title) {
+            text.push_str(&complaints(object));
+        }
+    }
+    text
+}
+
+fn ready(object: &Value) -> String {
+    let conditions = object["conditions"].as_array();
+    let ready = conditions.and_then(|all| all.iter().find(|condition| condition["type"] == "Ready"));
+    ready.and_then(|condition| condition["status"].as_str()).unwrap_or("Unknown").to_owned()
+}
+
+/// Conditions that are not as they should be, one line each.
+fn complaints(object: &Value) -> String {
+    let bad = object["conditions"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter(|condition| condition["status"] == "False");
+    bad.map(|condition| {
+        format!(
+            "  ! {}: {} ({}): {}\n",
+            output::plain(&cell(&object["name"])),
+            output::plain(&cell(&condition["type"])),
+            output::plain(&cell(&condition["reason"])),
+            output::plain(&cell(&condition["message"])),
+        )
+    })
+    .collect()
+}
+
+fn or_none(text: String) -> String {
+    if text.is_empty() { "<none>".to_owned() } else { text }
+}
+
+fn size(bytes: &Value) -> String {
+    let Some(bytes) = bytes.as_f64() else { return "-".to_owned() };
+    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let (mut value, mut unit) = (bytes, 0);
+    while value >= 1024.0 && unit + 1 < units.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{value:.0}{}", units[0]) } else { format!("{value:.1}{}", units[unit]) }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_is_wrong_is_said_under_its_table() {
+        let status = json!({
+            "sites": [{"name": "Tokyo", "subnets": ["10.0.0.0/8"], "gateways": 1, "conditions": [{"type": "Ready", "status": "True"}]}],
+            "gateways": [{"name": "tokyo", "site": "Tokyo", "connected": false, "transport": null, "rttMs": null, "sentBytes": 0, "receivedBytes": 5000}],
+            "exposures": [{"name": "web", "service": "web", "dnsName": "web.test", "sites": ["Tokyo"],
+                "conditions": [{"type": "Ready", "status": "False", "reason": "PolicyMissing", "message": "Policy2 does not exist"}]}],
+        });
+        let text = render(&status, false);
+        assert!(text.contains("Tokyo   10.0.0.0/8   1          True\n"), "{text}");
+        assert!(
+            text.contains("tokyo     Tokyo   no          -           -     0B     4.9KiB     Unknown\n"),
+            "{text}"
+        );
+        assert!(text.ends_with("  ! web: Ready (PolicyMissing): Policy2 does not exist\n"), "{text}");
+        assert_eq!(render(&json!({}), false), "no sites\n\nno gateways\n\nno exposures\n");
+    }
+}

@@ -1,0 +1,157 @@
+//! `causeway token`: what lets an edge join, or a person or program use the API.
+
+use std::process::ExitCode;
+
+use clap::Subcommand;
+use serde_json::{Value, json};
+
+use crate::client::{self, Connection};
+use crate::duration::{Span, age};
+use crate::output::{self, Table, cell};
+
+/// Create, list and delete tokens
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    action: Action,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    Create(Create),
+    List(List),
+    Delete(Delete),
+}
+
+const CREATE_EXAMPLES: &str = "\
+Examples:
+  causeway token create --site Tokyo                              gateway Tokyo of site Tokyo, one use, one day
+  causeway token create --site Tokyo --gateway tokyo-2 --ttl 1h
+  causeway token create --role viewer --ttl 30d                   a bearer token for the API
+  causeway token create --site Tokyo > token && causeway edge --data-dir DIR --join @token";
+
+/// Create a token and print it; the site and the gateway are made when they are missing
+#[derive(Debug, clap::Args)]
+#[command(after_help = CREATE_EXAMPLES)]
+struct Create {
+    /// The site an edge joins with this token
+    #[arg(long, value_name = "NAME", required_unless_present = "role", conflicts_with = "role")]
+    site: Option<String>,
+    /// The gateway at that site [default: the name of the site]
+    #[arg(long, value_name = "NAME", requires = "site")]
+    gateway: Option<String>,
+    /// A token for the API instead
+    #[arg(long, value_enum)]
+    role: Option<Role>,
+    /// How long it may be used
+    #[arg(long, default_value = "24h", value_name = "DURATION")]
+    ttl: Span,
+    /// How many different keys may join with it
+    #[arg(long, default_value_t = 1, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    uses: u32,
+    /// As JSON, with its id and when it expires
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Role {
+    Viewer,
+    Admin,
+}
+
+const LIST_EXAMPLES: &str = "\
+Examples:
+  causeway token list
+  causeway token list --json";
+
+/// List tokens; the secrets are not kept
+#[derive(Debug, clap::Args)]
+#[command(after_help = LIST_EXAMPLES)]
+struct List {
+    /// As JSON, for scripts
+    #[arg(long)]
+    json: bool,
+}
+
+const DELETE_EXAMPLES: &str = "\
+Examples:
+  causeway token delete 1f0c9a64b2d3";
+
+/// Delete a token; nobody can use it any more
+#[derive(Debug, clap::Args)]
+#[command(after_help = DELETE_EXAMPLES)]
+struct Delete {
+    /// Id, as `token list` shows it
+    #[arg(value_name = "ID", required = true)]
+    ids: Vec<String>,
+}
+
+pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
+    let api = arguments.connection.connect().await?;
+    match arguments.action {
+        Action::Create(create) => {
+            let made = api.post("/causeway/v1/tokens", &create.body()).await?;
+            match create.json {
+                true => output::print(&output::json(&made))?,
+                false => output::print_line(&cell(&made["token"]))?,
+            }
+        }
+        Action::List(list) => {
+            let tokens = api.get("/causeway/v1/tokens").await?;
+            match list.json {
+                true => output::print(&output::json(&tokens))?,
+                false => output::print(&render(&tokens, jiff::Timestamp::now()).render(output::colours()))?,
+            }
+        }
+        Action::Delete(delete) => {
+            for id in &delete.ids {
+                api.delete(&format!("/causeway/v1/tokens/{}", client::encode(id))).await?;
+                output::print_line(&format!("token/{} deleted", output::plain(id)))?;
+            }
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+impl Create {
+    fn body(&self) -> Value {
+        let role = self.role.map(|role| match role {
+            Role::Viewer => "viewer",
+            Role::Admin => "admin",
+        });
+        let mut body = json!({"ttlSeconds": self.ttl.as_secs()});
+        if let Some(role) = role {
+            body["role"] = role.into();
+        }
+        if let Some(site) = &self.site {
+            body["site"] = site.as_str().into();
+            body["uses"] = self.uses.into();
+        }
+        if let Some(gateway) = &self.gateway {
+            body["gateway"] = gateway.as_str().into();
+        }
+        body
+    }
+}
+
+fn render(tokens: &Value, now: jiff::Timestamp) -> Table {
+    let mut table = Table::new(&["ID", "FOR", "USES LEFT", "EXPIRES"]);
+    for token in tokens["tokens"].as_array().into_iter().flatten() {
+        let target = match token["role"].as_str() {
+            Some(role) => format!("role {role}"),
+            None => format!("site {}, gateway {}", cell(&token["site"]), cell(&token["gateway"])),
+        };
+        let left = token["usesLeft"].as_u64().map_or_else(|| "-".to_owned(), |left| left.to_string());
+        let expires = token["expires"].as_str().and_then(|time| time.parse::<jiff::Timestamp>().ok());
+        let expires = match expires.map(|time| time.as_second() - now.as_second()) {
+            Some(seconds) if seconds <= 0 => "expired".to_owned(),
+            Some(seconds) => format!("in {}", age(seconds)),
+            None => "-".to_owned(),
+        };
+        table.row([cell(&token["id"]), target, left, expires]);
+    }
+    table
+}

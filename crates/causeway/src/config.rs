@@ -1,0 +1,249 @@
+//! The configuration: a TOML file, typed, with unknown fields refused.
+//!
+//! Four layers, each stronger than the one before: defaults, file, environment, flags. The result
+//! remembers where each value came from. Nothing else in the workspace reads configuration.
+
+mod defaults;
+mod layer;
+mod values;
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use crate::duration::Span;
+use crate::problem::Problem;
+pub use layer::{Layer, environment};
+pub use values::{Endpoint, Store};
+
+/// Where a value came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    Default,
+    File,
+    Environment,
+    Flag,
+}
+
+impl Origin {
+    fn name(self) -> &'static str {
+        match self {
+            Origin::Default => "default",
+            Origin::File => "file",
+            Origin::Environment => "environment",
+            Origin::Flag => "flag",
+        }
+    }
+}
+
+/// One value and its origin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Setting<T> {
+    pub value: T,
+    pub origin: Origin,
+}
+
+/// The effective configuration.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    pub data_dir: Setting<PathBuf>,
+    pub log: Log,
+    pub cloud: Cloud,
+    pub edge: Edge,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Log {
+    pub format: Setting<String>,
+    pub filter: Setting<String>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cloud {
+    pub api: Setting<std::net::SocketAddr>,
+    pub channel: Setting<std::net::SocketAddr>,
+    pub admin: Setting<std::net::SocketAddr>,
+    pub advertise: Setting<Vec<Endpoint>>,
+    pub store: Setting<Store>,
+    pub etcd_ca: Setting<Option<PathBuf>>,
+    pub etcd_certificate: Setting<Option<PathBuf>>,
+    pub etcd_key: Setting<Option<PathBuf>>,
+    pub seal_key: Setting<Option<PathBuf>>,
+    pub certificate_lifetime: Setting<Span>,
+    pub expired_grace: Setting<Span>,
+    pub audit_file_bytes_max: Setting<u64>,
+    pub audit_files_max: Setting<u64>,
+    pub drain: Setting<Span>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Edge {
+    pub admin: Setting<std::net::SocketAddr>,
+    pub drain: Setting<Span>,
+}
+
+impl Config {
+    /// Reads the file, if one is named by flag or environment, and puts the layers together.
+    pub fn load(flags: Layer, file: Option<&Path>) -> anyhow::Result<Config> {
+        let environment = layer::environment(&|name| std::env::var(name).ok())?;
+        let named =
+            file.map(Path::to_owned).or_else(|| std::env::var_os("CAUSEWAY_CONFIG").map(PathBuf::from));
+        let file = match &named {
+            Some(path) => read(path)?,
+            None => Layer::default(),
+        };
+        let config = Config::resolve(file, environment, flags);
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Puts the layers together; pure.
+    pub fn resolve(file: Layer, environment: Layer, flags: Layer) -> Config {
+        let layers = [file, environment, flags];
+        macro_rules! pick {
+            ($default:expr, $($field:tt)+) => {
+                pick($default, [&layers[0], &layers[1], &layers[2]].map(|layer| layer.$($field)+.clone()))
+            };
+        }
+        macro_rules! pick_optional {
+            ($($field:tt)+) => {
+                pick(None, [&layers[0], &layers[1], &layers[2]].map(|layer| layer.$($field)+.clone().map(Some)))
+            };
+        }
+        Config {
+            data_dir: pick!(PathBuf::from(defaults::DATA_DIR), data_dir),
+            log: Log {
+                format: pick!(defaults::LOG_FORMAT.to_owned(), log.format),
+                filter: pick!(defaults::LOG_FILTER.to_owned(), log.filter),
+            },
+            cloud: Cloud {
+                api: pick!(defaults::API, cloud.api),
+                channel: pick!(defaults::CHANNEL, cloud.channel),
+                admin: pick!(defaults::ADMIN, cloud.admin),
+                advertise: pick!(Vec::new(), cloud.advertise),
+                store: pick!(defaults::STORE, cloud.store),
+                etcd_ca: pick_optional!(cloud.etcd_ca),
+                etcd_certificate: pick_optional!(cloud.etcd_certificate),
+                etcd_key: pick_optional!(cloud.etcd_key),
+                seal_key: pick_optional!(cloud.seal_key),
+                certificate_lifetime: pick!(defaults::CERTIFICATE_LIFETIME, cloud.certificate_lifetime),
+                expired_grace: pick!(defaults::EXPIRED_GRACE, cloud.expired_grace),
+                audit_file_bytes_max: pick!(defaults::AUDIT_FILE_BYTES_MAX, cloud.audit_file_bytes_max),
+                audit_files_max: pick!(defaults::AUDIT_FILES_MAX, cloud.audit_files_max),
+                drain: pick!(defaults::DRAIN, cloud.drain),
+            },
+            edge: Edge {
+                admin: pick!(defaults::ADMIN, edge.admin),
+                drain: pick!(defaults::DRAIN, edge.drain),
+            },
+        }
+    }
+
+    /// What no single value can tell: values that do not go together.
+    fn check(&self) -> anyhow::Result<()> {
+        let cloud = &self.cloud;
+        causeway_daemon::log::check_filter(&self.log.filter.value)?;
+        self.log.format.value.parse::<causeway_daemon::log::LogFormat>().map_err(anyhow::Error::msg)?;
+        let listeners = [("api", &cloud.api), ("channel", &cloud.channel), ("admin", &cloud.admin)];
+        for (number, (name, address)) in listeners.iter().enumerate() {
+            for (other_name, other) in &listeners[number + 1..] {
+                let same = address.value.port() != 0 && address.value == other.value;
+                anyhow::ensure!(
+                    !same,
+                    "`{name}` and `{other_name}` are both {}: give each its own port",
+                    address.value
+                );
+            }
+        }
+        let pair = (&cloud.etcd_certificate.value, &cloud.etcd_key.value);
+        anyhow::ensure!(
+            pair.0.is_some() == pair.1.is_some(),
+            "`etcd-certificate` and `etcd-key` belong together: set both or neither"
+        );
+        Ok(())
+    }
+
+    /// Every setting as (section, key, value, origin), without secrets.
+    pub fn settings(&self) -> Vec<(&'static str, &'static str, Value, Origin)> {
+        let mut all = Vec::new();
+        macro_rules! show {
+            ($section:literal, $($key:literal => $setting:expr),+ $(,)?) => {
+                $(all.push(($section, $key, serde_json::to_value(&$setting.value).unwrap_or_default(), $setting.origin));)+
+            };
+        }
+        show!("", "data-dir" => self.data_dir);
+        show!("log", "format" => self.log.format, "filter" => self.log.filter);
+        let cloud = &self.cloud;
+        show!("cloud",
+            "api" => cloud.api, "channel" => cloud.channel, "admin" => cloud.admin,
+            "advertise" => cloud.advertise, "store" => cloud.store,
+            "etcd-ca" => cloud.etcd_ca, "etcd-certificate" => cloud.etcd_certificate, "etcd-key" => cloud.etcd_key,
+            "seal-key" => cloud.seal_key,
+            "certificate-lifetime" => cloud.certificate_lifetime, "expired-grace" => cloud.expired_grace,
+            "audit-file-bytes-max" => cloud.audit_file_bytes_max, "audit-files-max" => cloud.audit_files_max,
+            "drain" => cloud.drain,
+        );
+        show!("edge", "admin" => self.edge.admin, "drain" => self.edge.drain);
+        all
+    }
+
+    /// As TOML that could be a file again, each line with its origin.
+    pub fn to_toml(&self) -> String {
+        let (mut text, mut current) = (String::new(), "");
+        for (section, key, value, origin) in self.settings() {
+            if section != current {
+                text.push_str(&format!("\n[{section}]\n"));
+                current = section;
+            }
+            // TOML has no null: what is not set is a comment.
+            let line = match &value {
+                Value::Null => format!("# {key} is not set"),
+                // A JSON string, number or list of strings is TOML as well.
+                value => format!("{key} = {value}"),
+            };
+            text.push_str(&format!("{line:<48} # {}\n", origin.name()));
+        }
+        text
+    }
+
+    /// For the admin dump and the log line at the start.
+    pub fn to_json(&self) -> Value {
+        let mut sections = Map::new();
+        for (section, key, value, _) in self.settings() {
+            if section.is_empty() {
+                sections.insert(key.to_owned(), value);
+            } else if let Value::Object(fields) =
+                sections.entry(section.to_owned()).or_insert_with(|| Value::Object(Map::new()))
+            {
+                fields.insert(key.to_owned(), value);
+            }
+        }
+        Value::Object(sections)
+    }
+}
+
+/// Reads one file; a mistake is shown at its place.
+pub fn read(path: &Path) -> anyhow::Result<Layer> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| anyhow::anyhow!("configuration {} cannot be read: {error}", path.display()))?;
+    Ok(parse(&path.display().to_string(), &text)?)
+}
+
+fn parse(name: &str, text: &str) -> Result<Layer, Problem> {
+    toml::from_str(text).map_err(|error| {
+        let span = error.span().unwrap_or(0..0);
+        let help = "`causeway check-config` without a file prints every setting with its default";
+        Problem::at(name, text, span, error.message().trim_end().to_owned()).with_help(help)
+    })
+}
+
+fn pick<T>(default: T, layers: [Option<T>; 3]) -> Setting<T> {
+    let [file, environment, flag] = layers;
+    let found = [(flag, Origin::Flag), (environment, Origin::Environment), (file, Origin::File)]
+        .into_iter()
+        .find_map(|(value, origin)| value.map(|value| Setting { value, origin }));
+    found.unwrap_or(Setting { value: default, origin: Origin::Default })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,113 @@
+//! One layer of configuration: every value may be missing. File, environment and flags fill the same form.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use serde::Deserialize;
+
+use super::{Endpoint, Store};
+use crate::duration::Span;
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Layer {
+    pub data_dir: Option<PathBuf>,
+    pub log: LogLayer,
+    pub cloud: CloudLayer,
+    pub edge: EdgeLayer,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct LogLayer {
+    pub format: Option<String>,
+    pub filter: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct CloudLayer {
+    pub api: Option<SocketAddr>,
+    pub channel: Option<SocketAddr>,
+    pub admin: Option<SocketAddr>,
+    pub advertise: Option<Vec<Endpoint>>,
+    pub store: Option<Store>,
+    pub etcd_ca: Option<PathBuf>,
+    pub etcd_certificate: Option<PathBuf>,
+    pub etcd_key: Option<PathBuf>,
+    pub seal_key: Option<PathBuf>,
+    pub certificate_lifetime: Option<Span>,
+    pub expired_grace: Option<Span>,
+    pub audit_file_bytes_max: Option<u64>,
+    pub audit_files_max: Option<u64>,
+    pub drain: Option<Span>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct EdgeLayer {
+    pub admin: Option<SocketAddr>,
+    pub drain: Option<Span>,
+}
+
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("environment variable {name}={value}: {why}")]
+pub struct EnvironmentError {
+    name: &'static str,
+    value: String,
+    why: String,
+}
+
+/// The layer of CAUSEWAY_* variables. An empty variable counts as not set.
+pub fn environment(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Layer, EnvironmentError> {
+    let admin: Option<SocketAddr> = variable(lookup, "CAUSEWAY_ADMIN")?;
+    let drain: Option<Span> = variable(lookup, "CAUSEWAY_DRAIN")?;
+    Ok(Layer {
+        data_dir: variable(lookup, "CAUSEWAY_DATA_DIR")?,
+        log: LogLayer {
+            format: variable(lookup, "CAUSEWAY_LOG_FORMAT")?,
+            filter: variable(lookup, "CAUSEWAY_LOG")?,
+        },
+        cloud: CloudLayer {
+            api: variable(lookup, "CAUSEWAY_API")?,
+            channel: variable(lookup, "CAUSEWAY_CHANNEL")?,
+            admin,
+            advertise: endpoints(lookup, "CAUSEWAY_ADVERTISE")?,
+            store: variable(lookup, "CAUSEWAY_STORE")?,
+            etcd_ca: variable(lookup, "CAUSEWAY_ETCD_CA")?,
+            etcd_certificate: variable(lookup, "CAUSEWAY_ETCD_CERTIFICATE")?,
+            etcd_key: variable(lookup, "CAUSEWAY_ETCD_KEY")?,
+            seal_key: variable(lookup, "CAUSEWAY_SEAL_KEY")?,
+            certificate_lifetime: variable(lookup, "CAUSEWAY_CERTIFICATE_LIFETIME")?,
+            expired_grace: variable(lookup, "CAUSEWAY_EXPIRED_GRACE")?,
+            audit_file_bytes_max: variable(lookup, "CAUSEWAY_AUDIT_FILE_BYTES_MAX")?,
+            audit_files_max: variable(lookup, "CAUSEWAY_AUDIT_FILES_MAX")?,
+            drain,
+        },
+        edge: EdgeLayer { admin, drain },
+    })
+}
+
+fn variable<T>(
+    lookup: &dyn Fn(&str) -> Option<String>,
+    name: &'static str,
+) -> Result<Option<T>, EnvironmentError>
+where
+    T: FromStr<Err: std::fmt::Display>,
+{
+    let Some(value) = lookup(name).filter(|value| !value.is_empty()) else { return Ok(None) };
+    let parsed =
+        value.parse().map_err(|error: T::Err| EnvironmentError { name, why: error.to_string(), value });
+    parsed.map(Some)
+}
+
+/// A list with commas, as an environment variable has no other way to say it.
+fn endpoints(
+    lookup: &dyn Fn(&str) -> Option<String>,
+    name: &'static str,
+) -> Result<Option<Vec<Endpoint>>, EnvironmentError> {
+    let Some(value) = lookup(name).filter(|value| !value.is_empty()) else { return Ok(None) };
+    let parsed: Result<Vec<Endpoint>, String> = value.split(',').map(|part| part.trim().parse()).collect();
+    parsed.map(Some).map_err(|why| EnvironmentError { name, value, why })
+}

@@ -1,0 +1,147 @@
+//! Rows on precedence, on mistakes and where they are shown, and on what the effective form says.
+
+use super::*;
+
+fn layer(text: &str) -> Layer {
+    parse("test.toml", text).unwrap()
+}
+
+fn variables(pairs: &[(&str, &str)]) -> Result<Layer, String> {
+    let lookup =
+        |name: &str| pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
+    environment(&lookup).map_err(|error| error.to_string())
+}
+
+#[test]
+fn a_stronger_layer_wins_and_the_origin_is_remembered() {
+    let check =
+        |file: &str, environment: &[(&str, &str)], flag: Option<&str>, expected: &str, origin: Origin| {
+            let mut flags = Layer::default();
+            flags.cloud.api = flag.map(|text| text.parse().unwrap());
+            let config = Config::resolve(layer(file), variables(environment).unwrap(), flags);
+            assert_eq!(config.cloud.api.value.to_string(), expected);
+            assert_eq!(config.cloud.api.origin, origin);
+        };
+    let file = "[cloud]\napi = \"127.0.0.1:1\"";
+    let environment = [("CAUSEWAY_API", "127.0.0.1:2")];
+    check("", &[], None, "0.0.0.0:7443", Origin::Default);
+    check(file, &[], None, "127.0.0.1:1", Origin::File);
+    check(file, &environment, None, "127.0.0.1:2", Origin::Environment);
+    check(file, &environment, Some("127.0.0.1:3"), "127.0.0.1:3", Origin::Flag);
+    check("", &environment, None, "127.0.0.1:2", Origin::Environment);
+    check(file, &[("CAUSEWAY_API", "")], None, "127.0.0.1:1", Origin::File);
+}
+
+#[test]
+fn every_setting_can_be_given_in_every_layer() {
+    let file = layer(
+        r#"
+        data-dir = "/a"
+        [log]
+        format = "json"
+        filter = "debug"
+        [cloud]
+        api = "127.0.0.1:1"
+        channel = "[::1]:2"
+        admin = "127.0.0.1:3"
+        advertise = ["cloud.example.org:7444", "[2001:db8::1]:7444"]
+        store = "etcd=https://a:2379,https://b:2379"
+        etcd-ca = "/ca"
+        etcd-certificate = "/cert"
+        etcd-key = "/key"
+        seal-key = "/seal"
+        certificate-lifetime = "7d"
+        expired-grace = "0"
+        audit-file-bytes-max = 1000
+        audit-files-max = 2
+        drain = "5s"
+        [edge]
+        admin = "127.0.0.1:4"
+        drain = "6s"
+        "#,
+    );
+    let none = Layer::default;
+    let config = Config::resolve(file, none(), none());
+    assert!(config.settings().iter().all(|(.., origin)| *origin == Origin::File), "{}", config.to_toml());
+
+    let names = [
+        ("DATA_DIR", "/a"),
+        ("LOG_FORMAT", "json"),
+        ("LOG", "debug"),
+        ("API", "127.0.0.1:1"),
+        ("CHANNEL", "127.0.0.1:2"),
+        ("ADMIN", "127.0.0.1:3"),
+        ("ADVERTISE", "a:1,b:2"),
+        ("STORE", "sqlite"),
+        ("ETCD_CA", "/ca"),
+        ("ETCD_CERTIFICATE", "/c"),
+        ("ETCD_KEY", "/k"),
+        ("SEAL_KEY", "/s"),
+        ("CERTIFICATE_LIFETIME", "7d"),
+        ("EXPIRED_GRACE", "0"),
+        ("AUDIT_FILE_BYTES_MAX", "1"),
+        ("AUDIT_FILES_MAX", "2"),
+        ("DRAIN", "5s"),
+    ];
+    let names: Vec<(String, &str)> = names.map(|(name, value)| (format!("CAUSEWAY_{name}"), value)).to_vec();
+    let names: Vec<(&str, &str)> = names.iter().map(|(name, value)| (name.as_str(), *value)).collect();
+    let config = Config::resolve(none(), variables(&names).unwrap(), none());
+    assert!(
+        config.settings().iter().all(|(.., origin)| *origin == Origin::Environment),
+        "{}",
+        config.to_toml()
+    );
+}
+
+#[test]
+fn a_mistake_is_shown_with_its_place() {
+    let check = |text: &str, place: &str, why: &str| {
+        let problem = parse("test.toml", text).unwrap_err().to_string();
+        assert!(problem.starts_with(&format!("test.toml:{place}: ")), "{text}: {problem}");
+        assert!(problem.contains(why), "{text}: {problem}");
+    };
+    check("[cloud]\napy = \"x\"", "2:1", "unknown field `apy`");
+    check("[clout]", "1:2", "unknown field `clout`");
+    check("[cloud]\napi = \"7443\"", "2:7", "invalid socket address");
+    check("[cloud]\n\napi = 7443", "3:7", "invalid type");
+    check("[cloud]\ndrain = \"soon\"", "2:9", "is no duration");
+    check("[cloud]\nstore = \"redis\"", "2:9", "use `sqlite` or `etcd=");
+    check("[cloud]\nadvertise = [\"a:1\", \"b\"]", "2:13", "the port is missing");
+    check("[cloud]\napi = \"127.0.0.1:1\"\napi = \"127.0.0.1:2\"", "3:1", "duplicate key");
+    check("[cloud\n", "1:7", "");
+}
+
+#[test]
+fn a_wrong_variable_is_named() {
+    let error = variables(&[("CAUSEWAY_CHANNEL", "nonsense")]).unwrap_err();
+    assert!(error.contains("CAUSEWAY_CHANNEL=nonsense"), "{error}");
+    let error = variables(&[("CAUSEWAY_ADVERTISE", "a:1,b:x")]).unwrap_err();
+    assert!(error.contains("`b:x` is no endpoint"), "{error}");
+}
+
+#[test]
+fn values_that_do_not_go_together_are_refused() {
+    let check = |text: &str, why: &str| {
+        let config = Config::resolve(layer(text), Layer::default(), Layer::default());
+        let error = config.check().unwrap_err().to_string();
+        assert!(error.contains(why), "{text}: {error}");
+    };
+    check("[cloud]\napi = \"1.2.3.4:5\"\nchannel = \"1.2.3.4:5\"", "`api` and `channel` are both 1.2.3.4:5");
+    check("[cloud]\netcd-key = \"/k\"", "belong together");
+    check("[log]\nformat = \"xml\"", "log format `xml`");
+    check("[log]\nfilter = \"causeway=loud\"", "causeway=loud");
+    let free = layer("[cloud]\napi = \"127.0.0.1:0\"\nchannel = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"");
+    Config::resolve(free, Layer::default(), Layer::default()).check().unwrap();
+}
+
+#[test]
+fn the_effective_configuration_is_a_file_again_and_keeps_passwords_to_itself() {
+    let file = layer("[cloud]\nstore = \"etcd=https://root:secret@a:2379\"");
+    let config = Config::resolve(file, Layer::default(), Layer::default());
+    let text = config.to_toml();
+    assert!(!text.contains("secret"), "{text}");
+    assert!(text.contains("store = \"etcd=https://***@a:2379\""), "{text}");
+    assert!(text.contains("# file") && text.contains("# default"));
+    parse("again.toml", &text).unwrap();
+    assert_eq!(config.to_json()["cloud"]["api"], "0.0.0.0:7443");
+}

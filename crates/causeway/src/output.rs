@@ -1,0 +1,166 @@
+//! What goes to standard output: tables that align, colours only on a terminal, and a reader that left early.
+//!
+//! Values from the server are shown without control characters: a name must not move the cursor.
+
+use std::io::{self, IsTerminal, Write};
+
+use serde_json::Value;
+
+/// Writes to standard output. A closed pipe comes back as an error that `main` understands.
+pub fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    Ok(out.flush()?)
+}
+
+pub fn print_line(text: &str) -> anyhow::Result<()> {
+    print(&format!("{text}\n"))
+}
+
+/// Writes one line to standard error; nobody is left to tell if that fails.
+pub fn note(text: &str) {
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
+/// May standard output be coloured?
+pub fn colours() -> bool {
+    wanted(io::stdout().is_terminal())
+}
+
+/// May standard error be coloured?
+pub fn error_colours() -> bool {
+    wanted(io::stderr().is_terminal())
+}
+
+/// https://no-color.org: any value that is not empty switches colours off.
+fn wanted(terminal: bool) -> bool {
+    terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+/// Rows under headings; columns are as wide as their widest cell.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Table {
+    pub head: Vec<String>,
+    pub rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    pub fn new(head: &[&str]) -> Table {
+        Table { head: head.iter().map(|cell| (*cell).to_owned()).collect(), rows: Vec::new() }
+    }
+
+    pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+        self.rows.push(cells.into_iter().collect());
+    }
+
+    pub fn widths(&self) -> Vec<usize> {
+        let columns = self.rows.iter().map(Vec::len).chain([self.head.len()]).max().unwrap_or(0);
+        let width = |column: usize| {
+            let cells = self.rows.iter().chain([&self.head]).filter_map(|row| row.get(column));
+            cells.map(|cell| plain(cell).chars().count()).max().unwrap_or(0)
+        };
+        (0..columns).map(width).collect()
+    }
+
+    pub fn render(&self, colours: bool) -> String {
+        let widths = self.widths();
+        let mut text = String::new();
+        if !self.head.is_empty() {
+            let head = line(&self.head, &widths, |_| "");
+            text.push_str(&if colours { format!("\x1b[1m{head}\x1b[0m\n") } else { format!("{head}\n") });
+        }
+        for row in &self.rows {
+            text.push_str(&line(row, &widths, |cell| if colours { colour(cell) } else { "" }));
+            text.push('\n');
+        }
+        text
+    }
+}
+
+/// One row, cells padded to `widths`, the last one not.
+pub fn line(cells: &[String], widths: &[usize], colour: impl Fn(&str) -> &'static str) -> String {
+    let mut text = String::new();
+    for (column, cell) in cells.iter().enumerate() {
+        let cell = plain(cell);
+        let padding = widths.get(column).copied().unwrap_or(0).saturating_sub(cell.chars().count());
+        match colour(&cell) {
+            "" => text.push_str(&cell),
+            code => text.push_str(&format!("{code}{cell}\x1b[0m")),
+        }
+        if column + 1 < cells.len() {
+            text.extend(std::iter::repeat_n(' ', padding + 3));
+        }
+    }
+    text.truncate(text.trim_end_matches(' ').len());
+    text
+}
+
+/// Words that mean good or bad in every table.
+pub fn colour(cell: &str) -> &'static str {
+    match cell {
+        "True" | "Ready" | "Connected" | "yes" | "created" => "\x1b[32m",
+        "False" | "NotReady" | "Disconnected" | "no" => "\x1b[31m",
+        "Unknown" | "configured" => "\x1b[33m",
+        _ => "",
+    }
+}
+
+/// Text without control characters.
+pub fn plain(text: &str) -> String {
+    text.chars().map(|character| if character.is_control() { '\u{fffd}' } else { character }).collect()
+}
+
+/// A cell of a server's Table as text.
+pub fn cell(value: &Value) -> String {
+    match value {
+        Value::Null => "<none>".to_owned(),
+        Value::String(text) if text.is_empty() => "<none>".to_owned(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+/// Keys in alphabetical order, two spaces: the same object is the same text.
+pub fn json(value: &Value) -> String {
+    format!("{value:#}\n")
+}
+
+pub fn yaml(value: &Value) -> anyhow::Result<String> {
+    let mut text = serde_saphyr::to_string(value)?;
+    if !text.ends_with('\n') {
+        text.push('\n');
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_align_and_the_last_is_not_padded() {
+        let mut table = Table::new(&["NAME", "SITE", "AGE"]);
+        table.row(["a".to_owned(), "Zürich".to_owned(), "5s".to_owned()]);
+        table.row(["longer-name".to_owned(), "b".to_owned(), "5d".to_owned()]);
+        assert_eq!(
+            table.render(false),
+            "NAME          SITE     AGE\na             Zürich   5s\nlonger-name   b        5d\n"
+        );
+        assert!(table.render(true).starts_with("\x1b[1mNAME"));
+    }
+
+    #[test]
+    fn a_value_cannot_control_the_terminal() {
+        let mut table = Table::new(&["NAME"]);
+        table.row(["\x1b[2Jgone\n".to_owned()]);
+        assert_eq!(table.render(false), "NAME\n\u{fffd}[2Jgone\u{fffd}\n");
+    }
+
+    #[test]
+    fn yaml_keeps_what_looks_like_something_else() {
+        let value = serde_json::json!({"a": "1", "b": "no", "c": "", "d": "x: y", "e": null, "f": "1e3", "g": "line\nline", "h": [], "i": {}, "j": "0x10", "k": "~", "l": " x", "m": "#"});
+        let text = yaml(&value).unwrap();
+        let again: Value = serde_saphyr::from_str(&text).unwrap();
+        assert_eq!(again, value, "{text}");
+    }
+}
