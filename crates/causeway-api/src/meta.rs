@@ -197,6 +197,7 @@ pub struct Condition {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[schemars(inline)]
 pub enum ConditionStatus {
     True,
     False,

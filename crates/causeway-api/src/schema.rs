@@ -1,8 +1,10 @@
 //! JSON schemas of the kinds, made from the Rust types.
 //!
 //! Everything that describes the kinds to a client starts here: OpenAPI, CRDs, `kubectl explain`, and the search for
-//! unknown fields. The schemas are structural in Kubernetes' sense: no references, no nulls, no unions.
+//! unknown fields. `of` is structural in Kubernetes' sense: no references, no nulls, no unions. `definitions` has the same
+//! schemas with references between them.
 
+use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
 use schemars::generate::SchemaSettings;
@@ -12,48 +14,79 @@ use serde_json::{Map, Value};
 use crate::kinds::{
     ECommunity, EGateway, EPolicy, EServer, EService, ESite, Kind, ServiceExpose, VirtualPresence,
 };
+use crate::meta::ListMeta;
+use crate::status::Status;
+
+/// How a field says its default in the schema. Rust's own default of a string is "", which nobody means.
+const DEFAULT: &str = "x-causeway-default";
 
 /// The schema of a kind's fields, without `kind` and `apiVersion`.
 pub fn of(kind: Kind) -> &'static Value {
     static SCHEMAS: OnceLock<Vec<Value>> = OnceLock::new();
-    let schemas = SCHEMAS.get_or_init(|| Kind::ALL.into_iter().map(make).collect());
+    let schemas = SCHEMAS.get_or_init(|| Kind::ALL.into_iter().map(inlined).collect());
     &schemas[kind as usize]
 }
 
-fn make(kind: Kind) -> Value {
-    match kind {
-        Kind::ESite => schema::<ESite>(),
-        Kind::EGateway => schema::<EGateway>(),
-        Kind::EService => schema::<EService>(),
-        Kind::EServer => schema::<EServer>(),
-        Kind::EPolicy => schema::<EPolicy>(),
-        Kind::ServiceExpose => schema::<ServiceExpose>(),
-        Kind::VirtualPresence => schema::<VirtualPresence>(),
-        Kind::ECommunity => schema::<ECommunity>(),
+/// The schema of every type, by the type's name, with `$ref: #/definitions/NAME` where one holds another.
+pub fn definitions() -> BTreeMap<String, Value> {
+    let mut generator = generator(false);
+    for kind in Kind::ALL {
+        for_kind(kind, &mut generator);
     }
+    generator.subschema_for::<ListMeta>();
+    generator.subschema_for::<Status>();
+    let definitions = generator.take_definitions(true);
+    let structural = |(name, mut schema): (String, Value)| {
+        make_structural(&mut schema);
+        (name, schema)
+    };
+    definitions.into_iter().map(structural).collect()
 }
 
-/// The structural schema of any type.
-pub fn schema<T: JsonSchema>() -> Value {
-    let settings = SchemaSettings::draft07().with(|settings| {
-        settings.meta_schema = None;
-        settings.inline_subschemas = true;
-    });
-    let mut schema = SchemaGenerator::new(settings).into_root_schema_for::<T>().to_value();
+fn inlined(kind: Kind) -> Value {
+    let mut schema = for_kind(kind, &mut generator(true));
     make_structural(&mut schema);
     schema
+}
+
+fn generator(inline: bool) -> SchemaGenerator {
+    let settings = SchemaSettings::draft07().with(|settings| {
+        settings.meta_schema = None;
+        settings.inline_subschemas = inline;
+    });
+    SchemaGenerator::new(settings)
+}
+
+fn for_kind(kind: Kind, generator: &mut SchemaGenerator) -> Value {
+    fn schema<T: JsonSchema>(generator: &mut SchemaGenerator) -> Value {
+        generator.subschema_for::<T>().to_value()
+    }
+    match kind {
+        Kind::ESite => schema::<ESite>(generator),
+        Kind::EGateway => schema::<EGateway>(generator),
+        Kind::EService => schema::<EService>(generator),
+        Kind::EServer => schema::<EServer>(generator),
+        Kind::EPolicy => schema::<EPolicy>(generator),
+        Kind::ServiceExpose => schema::<ServiceExpose>(generator),
+        Kind::VirtualPresence => schema::<VirtualPresence>(generator),
+        Kind::ECommunity => schema::<ECommunity>(generator),
+    }
 }
 
 /// Rewrites what schemars says into what Kubernetes understands.
 fn make_structural(schema: &mut Value) {
     let Some(fields) = schema.as_object_mut() else { return };
-    fields.remove("title");
-    fields.remove("default");
-    drop_null_type(fields);
-    flatten_description(fields);
-    flatten_reference(fields);
+    flatten_union(fields);
+    for foreign in ["title", "default", "writeOnly"] {
+        fields.remove(foreign);
+    }
     if let Some(default) = fields.remove(DEFAULT) {
         fields.insert("default".into(), default);
+    }
+    drop_null_type(fields);
+    flatten_description(fields);
+    if fields.get("format").is_some_and(|format| format == "uint16" || format == "uint32") {
+        fields.insert("format".into(), "int32".into());
     }
     if let Some(properties) = fields.get_mut("properties").and_then(Value::as_object_mut) {
         properties.values_mut().for_each(make_structural);
@@ -65,9 +98,6 @@ fn make_structural(schema: &mut Value) {
     }
 }
 
-/// How a field says its default in the schema. Rust's own default of a string is "", which nobody means.
-pub(crate) const DEFAULT: &str = "x-causeway-default";
-
 /// Null means absent and is dropped before decoding, so the schema need not speak of it.
 fn drop_null_type(fields: &mut Map<String, Value>) {
     if let Some(Value::Array(types)) = fields.get_mut("type") {
@@ -77,39 +107,30 @@ fn drop_null_type(fields: &mut Map<String, Value>) {
             fields.insert("type".into(), only);
         }
     }
-    if let Some(Value::Array(values)) = fields.get_mut("enum") {
-        values.retain(|value| !value.is_null());
-    }
 }
 
 /// A doc comment is wrapped for the reader of the source; a description is one line per paragraph.
 fn flatten_description(fields: &mut Map<String, Value>) {
     if let Some(Value::String(text)) = fields.get_mut("description") {
-        let paragraphs = text
-            .split("\n\n")
-            .map(|paragraph| paragraph.lines().map(str::trim).collect::<Vec<_>>().join(" "));
-        *text = paragraphs.collect::<Vec<_>>().join("\n\n");
+        let unwrap = |paragraph: &str| paragraph.lines().map(str::trim).collect::<Vec<_>>().join(" ");
+        *text = text.split("\n\n").map(unwrap).collect::<Vec<_>>().join("\n\n");
     }
 }
 
 /// An optional struct comes as `anyOf: [struct, null]`, a described one as `allOf: [struct]`; both mean the struct.
-fn flatten_reference(fields: &mut Map<String, Value>) {
+fn flatten_union(fields: &mut Map<String, Value>) {
     for union in ["anyOf", "allOf"] {
         let Some(Value::Array(choices)) = fields.remove(union) else { continue };
-        let described = fields.get("description").cloned();
         for choice in choices {
             if let Value::Object(choice) = choice
                 && choice.get("type").is_none_or(|name| name != "null")
             {
-                fields.extend(choice);
+                // What is said beside the union is about this field, so it stands before what the struct says of itself.
+                for (key, value) in choice {
+                    fields.entry(key).or_insert(value);
+                }
             }
         }
-        if let Some(description) = described {
-            fields.insert("description".into(), description);
-        }
-        flatten_description(fields);
-        fields.remove("title");
-        fields.remove("default");
     }
 }
 

@@ -23,6 +23,7 @@ pub struct EGateway {
     /// one of each separated by a comma. Every site may use the same one. Default: 198.18.0.0/16.
     /// Example: 198.18.0.0/16,fd00:198:18::/112.
     #[serde(rename = "virtualPresenceIPcidr", skip_serializing_if = "String::is_empty")]
+    #[schemars(extend("x-causeway-default" = PRESENCE_CIDR_DEFAULT))]
     pub virtual_presence_ip_cidr: String,
 
     /// Name of the ESite the gateway stands at. Required. Example: TokyoChibaSite1.

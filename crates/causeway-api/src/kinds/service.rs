@@ -31,6 +31,7 @@ pub struct EService {
 
     /// What the service speaks: TCP, UDP, HTTP, HTTPS, GRPC or KAFKA. HTTP and GRPC can be limited by method and path;
     /// HTTPS is passed through unopened. Default: TCP.
+    #[schemars(extend("x-causeway-default" = "TCP"))]
     pub protocol: Protocol,
 
     /// Name of the ESite the service runs at. Required. Example: TokyoChibaSite1.
@@ -61,6 +62,7 @@ pub struct EService {
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "UPPERCASE")]
+#[schemars(inline)]
 pub enum Protocol {
     #[default]
     Tcp,
@@ -103,12 +105,13 @@ pub struct Endpoint {
 pub struct HealthCheck {
     /// TCP: a connection opens. HTTP: GET of path answers 200 to 399. Default: TCP.
     #[serde(rename = "type")]
+    #[schemars(extend("x-causeway-default" = "TCP"))]
     pub kind: HealthCheckType,
     /// Path asked for by an HTTP check. Default: /. Example: /healthz.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub path: String,
     /// Seconds between two checks of one backend, 1 to 3600. Default: 10.
-    #[schemars(extend("format" = "int32", "minimum" = 1, "maximum" = INTERVAL_SECONDS_MAX))]
+    #[schemars(extend("format" = "int32", "minimum" = 1, "maximum" = INTERVAL_SECONDS_MAX, "x-causeway-default" = 10))]
     pub interval_seconds: i64,
 }
 
@@ -120,6 +123,7 @@ impl Default for HealthCheck {
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "UPPERCASE")]
+#[schemars(inline)]
 pub enum HealthCheckType {
     #[default]
     Tcp,
@@ -132,6 +136,7 @@ pub enum HealthCheckType {
 pub struct BackendTls {
     /// Verify: TLS, and the backend's certificate is checked. Insecure: TLS, but any certificate is taken. Disabled: no TLS.
     /// Default: Verify.
+    #[schemars(extend("x-causeway-default" = "Verify"))]
     pub mode: BackendTlsMode,
     /// Name the backend's certificate must carry, also sent as SNI. Default: the service's domainName, else its address.
     /// Example: nginx.factory.local.
@@ -145,6 +150,7 @@ pub struct BackendTls {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug, Serialize, Deserialize, JsonSchema)]
+#[schemars(inline)]
 pub enum BackendTlsMode {
     #[default]
     Verify,
