@@ -73,6 +73,10 @@ impl Hub {
         });
     }
 
+    pub fn delivered(&self) -> Revision {
+        self.lock().delivered
+    }
+
     /// Cuts everybody off and goes on from `delivered`: what lies between cannot be delivered.
     pub fn cut(&self, delivered: Revision) {
         let mut state = self.lock();

@@ -7,6 +7,7 @@
 mod backup;
 mod decide;
 mod error;
+mod etcd;
 mod hub;
 mod model;
 mod retention;

@@ -10,6 +10,7 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
 use tokio::sync::mpsc;
 
 use crate::backup::{Chunk, Decoder, Encoder, Header, Imported, LINE_BYTES_MAX, Line};
+use crate::etcd::Etcd;
 use crate::model::{check_key, check_limits};
 use crate::sqlite::Sqlite;
 use crate::watch::Source;
@@ -23,6 +24,7 @@ pub struct Store {
 
 enum Engine {
     Sqlite(Sqlite),
+    Etcd(Etcd),
 }
 
 impl Store {
@@ -30,7 +32,9 @@ impl Store {
     pub async fn open(spec: StoreSpec) -> Result<Store, StoreError> {
         let engine = match spec {
             StoreSpec::Sqlite { path } => Engine::Sqlite(Sqlite::open(path).await?),
-            StoreSpec::Etcd { .. } => return Err(StoreError::unavailable("etcd is not built yet")),
+            StoreSpec::Etcd { endpoints, tls, prefix } => {
+                Engine::Etcd(Etcd::open(endpoints, tls, &prefix).await?)
+            }
         };
         Ok(Store { engine: Arc::new(engine) })
     }
@@ -39,6 +43,7 @@ impl Store {
         check_key(key)?;
         match &*self.engine {
             Engine::Sqlite(sqlite) => sqlite.get(key).await,
+            Engine::Etcd(etcd) => etcd.get(key).await,
         }
     }
 
@@ -47,6 +52,7 @@ impl Store {
     pub async fn list(&self, prefix: &str, page: Page) -> Result<Listing, StoreError> {
         match &*self.engine {
             Engine::Sqlite(sqlite) => sqlite.list(prefix, page).await,
+            Engine::Etcd(etcd) => etcd.list(prefix, page).await,
         }
     }
 
@@ -56,6 +62,7 @@ impl Store {
         check_limits(&ops)?;
         match &*self.engine {
             Engine::Sqlite(sqlite) => sqlite.commit(ops).await,
+            Engine::Etcd(etcd) => etcd.commit(ops).await,
         }
     }
 
@@ -83,6 +90,7 @@ impl Store {
     pub async fn watch(&self, prefix: &str, after: Revision) -> Result<Watch, StoreError> {
         let source = match &*self.engine {
             Engine::Sqlite(sqlite) => Source::Sqlite(sqlite.watch(prefix, after)?),
+            Engine::Etcd(etcd) => Source::Etcd(etcd.watch(prefix, after).await?),
         };
         Ok(Watch { source })
     }
@@ -90,6 +98,7 @@ impl Store {
     pub async fn revision(&self) -> Result<Revision, StoreError> {
         match &*self.engine {
             Engine::Sqlite(sqlite) => Ok(sqlite.revision()),
+            Engine::Etcd(etcd) => etcd.revision().await,
         }
     }
 
@@ -98,6 +107,7 @@ impl Store {
     pub async fn compact(&self, upto: Revision) -> Result<Revision, StoreError> {
         match &*self.engine {
             Engine::Sqlite(sqlite) => sqlite.compact(upto).await,
+            Engine::Etcd(etcd) => etcd.compact(upto).await,
         }
     }
 
@@ -105,6 +115,7 @@ impl Store {
     pub async fn epoch(&self) -> u64 {
         match &*self.engine {
             Engine::Sqlite(sqlite) => sqlite.epoch(),
+            Engine::Etcd(etcd) => etcd.epoch(),
         }
     }
 
@@ -129,6 +140,7 @@ impl Store {
     async fn import_rows(&self, header: Header, rows: mpsc::Receiver<Chunk>) -> Result<Imported, StoreError> {
         match &*self.engine {
             Engine::Sqlite(sqlite) => sqlite.import(header, rows).await,
+            Engine::Etcd(etcd) => etcd.import(header, rows).await,
         }
     }
 
@@ -136,6 +148,7 @@ impl Store {
     pub async fn close(self) -> Result<(), StoreError> {
         match &*self.engine {
             Engine::Sqlite(sqlite) => sqlite.close().await,
+            Engine::Etcd(etcd) => etcd.close().await,
         }
     }
 }

@@ -1,5 +1,6 @@
 //! A running watch, whatever the engine: events behind a revision, in order, with no gap and no repeat.
 
+use crate::etcd::EtcdWatch;
 use crate::sqlite::SqliteWatch;
 use crate::{Signal, StoreError};
 
@@ -10,6 +11,7 @@ pub struct Watch {
 
 pub(crate) enum Source {
     Sqlite(SqliteWatch),
+    Etcd(EtcdWatch),
 }
 
 impl Watch {
@@ -19,6 +21,7 @@ impl Watch {
     pub async fn next(&mut self) -> Result<Signal, StoreError> {
         match &mut self.source {
             Source::Sqlite(watch) => watch.next().await,
+            Source::Etcd(watch) => watch.next().await,
         }
     }
 }

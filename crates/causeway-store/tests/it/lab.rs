@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use causeway_store::{Event, Listing, Page, Record, Revision, Signal, Store, StoreError, StoreSpec, Watch};
+use testlab::etcd::Cluster;
 
 /// One empty place for a store.
 pub struct Lab {
@@ -18,6 +19,12 @@ impl Lab {
             spec: StoreSpec::Sqlite { path: directory.path().join("store.db") },
             _directory: Some(directory),
         }
+    }
+
+    /// A place of its own in a shared cluster.
+    pub fn etcd(cluster: &Cluster, name: &str) -> Lab {
+        let prefix = format!("/{name}/");
+        Lab { spec: StoreSpec::Etcd { endpoints: cluster.endpoints(), tls: None, prefix }, _directory: None }
     }
 
     pub async fn open(&self) -> Store {

@@ -4,5 +4,6 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod battery;
+mod etcd;
 mod lab;
 mod sqlite;

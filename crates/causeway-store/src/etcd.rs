@@ -1,0 +1,309 @@
+//! The distributed engine: several replicas on one etcd cluster, whose revisions are ours.
+//!
+//! One shared watch feeds the hub (`feed`); commits are etcd transactions (`transaction`); requests move to another
+//! member when one is lost (`members`). Under our prefix, `objects/` holds the records and `meta/` what we know of them.
+
+mod compaction;
+mod feed;
+mod import;
+mod keys;
+mod members;
+mod transaction;
+mod watch;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use etcd_client::{Compare, CompareOp, GetOptions, Txn, TxnOp, TxnOpResponse};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use self::keys::Keys;
+use self::members::{Failure, Members, Sending};
+use crate::backup::{Chunk, Header, Imported};
+use crate::hub::Hub;
+use crate::{Committed, EtcdTls, Listing, Op, Page, Record, Revision, StoreError};
+
+pub(crate) use self::watch::EtcdWatch;
+
+/// The format this program writes. A change that older programs would misread raises it.
+const FORMAT: u64 = 1;
+/// Records asked for at once: a thousand of the largest still fit into one answer.
+const PAGE: usize = 1000;
+
+pub(crate) struct Etcd {
+    shared: Arc<Shared>,
+    tasks: std::sync::Mutex<Vec<JoinHandle<()>>>,
+    _stop: DropGuard,
+}
+
+/// What requests and background tasks have in common.
+pub(crate) struct Shared {
+    members: Members,
+    keys: Keys,
+    hub: Arc<Hub>,
+    epoch: AtomicU64,
+    compacted: AtomicU64,
+    import: ImportState,
+    stop: CancellationToken,
+}
+
+impl Etcd {
+    pub async fn open(
+        endpoints: Vec<String>,
+        tls: Option<EtcdTls>,
+        prefix: &str,
+    ) -> Result<Etcd, StoreError> {
+        let members = Members::new(&endpoints, tls).await?;
+        let keys = Keys::new(prefix);
+        let start = begin(&members, &keys).await?;
+        let stop = CancellationToken::new();
+        let shared = Arc::new(Shared {
+            members,
+            keys,
+            hub: Hub::new(start.revision),
+            epoch: AtomicU64::new(start.epoch),
+            compacted: AtomicU64::new(start.compacted.0),
+            import: ImportState { begun: AtomicU64::new(start.importing.0), ended: AtomicU64::new(0) },
+            stop: stop.clone(),
+        });
+        let tasks = vec![
+            tokio::spawn(feed::run(Arc::clone(&shared), start.revision)),
+            tokio::spawn(compaction::run(Arc::clone(&shared))),
+        ];
+        Ok(Etcd { shared, tasks: std::sync::Mutex::new(tasks), _stop: stop.drop_guard() })
+    }
+
+    pub async fn get(&self, key: &str) -> Result<Option<Record>, StoreError> {
+        self.shared.check_open()?;
+        let name = self.shared.keys.object(key);
+        let answer = self.shared.members.call(Sending::Again, |mut kv| {
+            let name = name.clone();
+            async move { kv.get(name, None).await }
+        });
+        let mut answer = answer.await.map_err(Failure::into_error)?;
+        answer.take_kvs().into_iter().next().map(|found| self.shared.keys.record(found)).transpose()
+    }
+
+    pub async fn list(&self, prefix: &str, page: Page) -> Result<Listing, StoreError> {
+        self.shared.check_open()?;
+        if let Some(at) = page.at {
+            self.shared.check_kept(at)?;
+        }
+        let (mut start, end) = self.shared.keys.range(prefix, page.after.as_deref());
+        let limit = page.limit.unwrap_or(usize::MAX);
+        let mut listing =
+            Listing { records: Vec::new(), revision: page.at.unwrap_or_default(), remaining: 0 };
+        loop {
+            let wanted = limit.saturating_sub(listing.records.len()).min(PAGE);
+            let part = self.shared.range(&start, &end, wanted, listing.revision).await?;
+            listing.revision = part.revision;
+            listing.remaining = part.count.saturating_sub(part.records.len() as u64);
+            let Some(last) = part.records.last() else { return Ok(listing) };
+            start = self.shared.keys.behind(&last.key);
+            listing.records.extend(part.records);
+            if listing.remaining == 0 || listing.records.len() >= limit {
+                return Ok(listing);
+            }
+        }
+    }
+
+    pub async fn commit(&self, ops: Vec<Op>) -> Result<Committed, StoreError> {
+        self.shared.check_open()?;
+        let keys = &self.shared.keys;
+        let answer = self.shared.members.call(Sending::Once, |mut kv| {
+            let transaction = transaction::build(keys, &ops);
+            async move { kv.txn(transaction).await }
+        });
+        transaction::explain(keys, &ops, answer.await.map_err(Failure::into_error)?)
+    }
+
+    pub async fn watch(&self, prefix: &str, after: Revision) -> Result<EtcdWatch, StoreError> {
+        self.shared.check_open()?;
+        self.shared.check_kept(after)?;
+        let subscription = self.shared.hub.subscribe(prefix);
+        // Another replica may have told the client of a revision that has not reached us yet.
+        if after > subscription.from {
+            let current = self.revision().await?;
+            if after > current {
+                return Err(StoreError::Future { requested: after, current });
+            }
+        }
+        Ok(EtcdWatch::new(prefix, after, subscription, Arc::clone(&self.shared)))
+    }
+
+    pub async fn revision(&self) -> Result<Revision, StoreError> {
+        self.shared.check_open()?;
+        let (start, end) = self.shared.keys.range("", None);
+        let options = GetOptions::new().with_range(end).with_count_only();
+        let answer = self.shared.members.call(Sending::Again, |mut kv| {
+            let (start, options) = (start.clone(), options.clone());
+            async move { kv.get(start, Some(options)).await }
+        });
+        members::revision(answer.await.map_err(Failure::into_error)?.header())
+    }
+
+    pub async fn compact(&self, upto: Revision) -> Result<Revision, StoreError> {
+        self.shared.check_open()?;
+        compaction::compact(&self.shared, upto).await
+    }
+
+    pub async fn import(&self, header: Header, rows: mpsc::Receiver<Chunk>) -> Result<Imported, StoreError> {
+        if self.shared.stop.is_cancelled() {
+            return Err(StoreError::Closed);
+        }
+        import::import(&self.shared, &header, rows).await
+    }
+
+    pub fn epoch(&self) -> u64 {
+        self.shared.epoch.load(Ordering::Acquire)
+    }
+
+    pub async fn close(&self) -> Result<(), StoreError> {
+        self.shared.stop.cancel();
+        let tasks: Vec<_> =
+            std::mem::take(&mut *self.tasks.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
+        for task in tasks {
+            // A task that panicked has said so already.
+            let _ = task.await;
+        }
+        self.shared.hub.close();
+        Ok(())
+    }
+}
+
+/// When a restore last began and ended anywhere. While one is under way, what stands is not the whole. Revisions, not
+/// a flag: the feed may tell of the beginning when this replica already knows of the end.
+struct ImportState {
+    begun: AtomicU64,
+    ended: AtomicU64,
+}
+
+impl ImportState {
+    fn is_under_way(&self) -> bool {
+        self.begun.load(Ordering::Acquire) > self.ended.load(Ordering::Acquire)
+    }
+
+    fn begin(&self, at: Revision) {
+        self.begun.fetch_max(at.0, Ordering::AcqRel);
+    }
+
+    fn end(&self, at: Revision) {
+        self.ended.fetch_max(at.0, Ordering::AcqRel);
+    }
+}
+
+/// A part of a range, all of one revision.
+struct Part {
+    records: Vec<Record>,
+    revision: Revision,
+    count: u64,
+}
+
+impl Shared {
+    fn compacted(&self) -> Revision {
+        Revision(self.compacted.load(Ordering::Acquire))
+    }
+
+    fn check_open(&self) -> Result<(), StoreError> {
+        if self.stop.is_cancelled() {
+            return Err(StoreError::Closed);
+        }
+        if self.import.is_under_way() {
+            return Err(StoreError::unavailable("a restore is under way, or was broken off: run it again"));
+        }
+        Ok(())
+    }
+
+    fn check_kept(&self, revision: Revision) -> Result<(), StoreError> {
+        let oldest = self.compacted();
+        if revision < oldest { Err(StoreError::Compacted { requested: revision, oldest }) } else { Ok(()) }
+    }
+
+    /// Records from `start` to before `end`; `at` 0 means now. Reads are linearizable.
+    async fn range(&self, start: &str, end: &str, limit: usize, at: Revision) -> Result<Part, StoreError> {
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        let mut options = GetOptions::new().with_range(end).with_limit(limit).with_revision(at.0 as i64);
+        if limit == 0 {
+            // To etcd no limit means all.
+            options = options.with_limit(1).with_count_only();
+        }
+        let answer = self.members.call(Sending::Again, |mut kv| {
+            let (start, options) = (start.to_owned(), options.clone());
+            async move { kv.get(start, Some(options)).await }
+        });
+        let mut answer = answer.await.map_err(|failure| self.history_error(failure, at))?;
+        let revision = if at.0 == 0 { members::revision(answer.header())? } else { at };
+        let count = u64::try_from(answer.count()).unwrap_or_default();
+        let records =
+            answer.take_kvs().into_iter().map(|found| self.keys.record(found)).collect::<Result<_, _>>()?;
+        Ok(Part { records, revision, count })
+    }
+
+    /// What a refused read of an old revision means.
+    fn history_error(&self, failure: Failure, requested: Revision) -> StoreError {
+        match &failure {
+            Failure::Compacted => {
+                // Somebody else compacted; at least what was asked for is gone.
+                StoreError::Compacted { requested, oldest: self.compacted().max(Revision(requested.0 + 1)) }
+            }
+            Failure::Future => StoreError::Future { requested, current: self.hub.delivered() },
+            _ => failure.into_error(),
+        }
+    }
+}
+
+/// What stood when the store was opened.
+struct Start {
+    revision: Revision,
+    epoch: u64,
+    compacted: Revision,
+    importing: Revision,
+}
+
+/// Writes our marks when the place is new, and reads them otherwise, in one transaction: replicas that start together
+/// find the same.
+async fn begin(members: &Members, keys: &Keys) -> Result<Start, StoreError> {
+    let names = [keys.meta("format"), keys.meta("epoch"), keys.meta("compaction"), keys.meta("importing")];
+    let answer = members.call(Sending::Again, |mut kv| {
+        let transaction = Txn::new()
+            .when([Compare::version(names[0].clone(), CompareOp::Equal, 0)])
+            .and_then([
+                TxnOp::put(names[0].clone(), FORMAT.to_string(), None),
+                TxnOp::put(names[1].clone(), "1", None),
+            ])
+            .or_else(names.clone().map(|name| TxnOp::get(name, None)));
+        async move { kv.txn(transaction).await }
+    });
+    let answer = answer.await.map_err(Failure::into_error)?;
+    let mut start = Start {
+        revision: members::revision(answer.header())?,
+        epoch: 1,
+        compacted: Revision(0),
+        importing: Revision(0),
+    };
+    if answer.succeeded() {
+        return Ok(start);
+    }
+    let values: Vec<Option<Vec<u8>>> = answer.op_responses().into_iter().map(first_value).collect();
+    let [format, epoch, compaction, importing] =
+        <[_; 4]>::try_from(values).map_err(|_| StoreError::corrupt("etcd answered another question"))?;
+    let found = keys::number(format.as_deref())?;
+    if found > FORMAT {
+        return Err(StoreError::TooNew { found, supported: FORMAT });
+    }
+    start.epoch = keys::number(epoch.as_deref())?;
+    start.compacted = compaction::State::parse(compaction.as_deref()).compacted();
+    start.importing = if importing.is_some() { start.revision } else { Revision(0) };
+    Ok(start)
+}
+
+fn first_value(response: TxnOpResponse) -> Option<Vec<u8>> {
+    match response {
+        TxnOpResponse::Get(mut get) => {
+            get.take_kvs().into_iter().next().map(|found| found.into_key_value().1)
+        }
+        _ => None,
+    }
+}

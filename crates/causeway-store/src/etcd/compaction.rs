@@ -1,0 +1,172 @@
+//! Lets old history go, by the same rule as the embedded engine, and by one replica at a time.
+//!
+//! What was compacted, and the age of history, stand in one key. Whoever writes that key first does the work of this
+//! minute; the others see that it was done.
+
+use std::sync::Arc;
+
+use etcd_client::{Compare, CompareOp, Txn, TxnOp};
+use serde::{Deserialize, Serialize};
+use tokio::time::{MissedTickBehavior, interval_at};
+
+use super::members::{self, Failure, Sending};
+use super::{Shared, keys};
+use crate::hub::PROGRESS;
+use crate::retention::{self, Moment};
+use crate::{Revision, StoreError};
+
+/// What the key holds.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct State {
+    compacted: u64,
+    moments: Vec<Moment>,
+    /// When the key was last written, so that replicas take turns.
+    #[serde(default)]
+    unix_seconds: u64,
+}
+
+impl State {
+    /// Nothing, or nothing we can read, means nothing was compacted by us.
+    pub fn parse(value: Option<&[u8]>) -> State {
+        value.and_then(|value| serde_json::from_slice(value).ok()).unwrap_or_default()
+    }
+
+    pub fn at(compacted: Revision) -> State {
+        State { compacted: compacted.0, ..State::default() }
+    }
+
+    pub fn compacted(&self) -> Revision {
+        Revision(self.compacted)
+    }
+
+    pub fn encode(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("numbers and lists always encode")
+    }
+
+    /// What this minute's turn writes; `None` when there is nothing to note.
+    fn turn(&self, last_write: Revision, current: Revision, now: u64) -> Option<State> {
+        let taken = now.saturating_sub(self.unix_seconds) < retention::TICK.as_secs() / 2;
+        // When the newest revision is our own last note, nothing has happened since.
+        if taken || last_write == current {
+            return None;
+        }
+        let moments = retention::note(&self.moments, Moment { revision: current.0, unix_seconds: now });
+        let due = retention::due(&moments, now, current).map_or(0, |upto| upto.0);
+        Some(State { compacted: self.compacted.max(due), moments, unix_seconds: now })
+    }
+}
+
+/// The key as it was read.
+struct Seen {
+    state: State,
+    last_write: Revision,
+    current: Revision,
+}
+
+/// Runs until the store is closed.
+pub(super) async fn run(shared: Arc<Shared>) {
+    let soon = tokio::time::Instant::now() + PROGRESS;
+    let mut progress = interval_at(soon, PROGRESS);
+    let mut tick = interval_at(soon, retention::TICK);
+    progress.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            biased;
+            () = shared.stop.cancelled() => return,
+            _ = progress.tick() => shared.hub.tell_progress(),
+            _ = tick.tick() => {
+                if let Err(error) = turn(&shared).await {
+                    tracing::warn!(error = %error, "history could not be compacted; the next minute tries again");
+                }
+            }
+        }
+    }
+}
+
+async fn turn(shared: &Shared) -> Result<(), StoreError> {
+    let seen = read(shared).await?;
+    let Some(next) = seen.state.turn(seen.last_write, seen.current, retention::unix_seconds()) else {
+        return Ok(());
+    };
+    if write(shared, &seen, &next).await? && next.compacted > seen.state.compacted {
+        forget(shared, next.compacted()).await?;
+    }
+    Ok(())
+}
+
+pub(super) async fn compact(shared: &Shared, upto: Revision) -> Result<Revision, StoreError> {
+    loop {
+        let seen = read(shared).await?;
+        if upto > seen.current {
+            return Err(StoreError::Future { requested: upto, current: seen.current });
+        }
+        if upto <= seen.state.compacted() {
+            return Ok(seen.state.compacted());
+        }
+        let next = State { compacted: upto.0, ..seen.state.clone() };
+        if write(shared, &seen, &next).await? {
+            forget(shared, upto).await?;
+            return Ok(upto);
+        }
+    }
+}
+
+async fn read(shared: &Shared) -> Result<Seen, StoreError> {
+    let name = shared.keys.meta("compaction");
+    let answer = shared.members.call(Sending::Again, |mut kv| {
+        let name = name.clone();
+        async move { kv.get(name, None).await }
+    });
+    let answer = answer.await.map_err(Failure::into_error)?;
+    let found = answer.kvs().first();
+    Ok(Seen {
+        state: State::parse(found.map(|found| found.value())),
+        last_write: keys::revision(found.map_or(0, |found| found.mod_revision())),
+        current: members::revision(answer.header())?,
+    })
+}
+
+/// False when another replica was faster.
+async fn write(shared: &Shared, seen: &Seen, next: &State) -> Result<bool, StoreError> {
+    let name = shared.keys.meta("compaction");
+    let answer = shared.members.call(Sending::Once, |mut kv| {
+        let unchanged = Compare::mod_revision(name.clone(), CompareOp::Equal, seen.last_write.0 as i64);
+        let transaction =
+            Txn::new().when([unchanged]).and_then([TxnOp::put(name.clone(), next.encode(), None)]);
+        async move { kv.txn(transaction).await }
+    });
+    Ok(answer.await.map_err(Failure::into_error)?.succeeded())
+}
+
+pub(super) async fn forget(shared: &Shared, upto: Revision) -> Result<(), StoreError> {
+    shared.compacted.fetch_max(upto.0, std::sync::atomic::Ordering::AcqRel);
+    let answer =
+        shared.members.call(Sending::Again, |mut kv| async move { kv.compact(upto.0 as i64, None).await });
+    match answer.await {
+        // etcd's own auto-compaction may have been further already.
+        Ok(_) | Err(Failure::Compacted) => Ok(()),
+        Err(failure) => Err(failure.into_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_replica_takes_the_turn_and_an_idle_store_writes_nothing() {
+        let state = State {
+            compacted: 5,
+            moments: vec![Moment { revision: 9_000, unix_seconds: 0 }],
+            unix_seconds: 1_000,
+        };
+        assert_eq!(state.turn(Revision(7), Revision(30_000), 1_010), None, "another replica was here");
+        assert_eq!(state.turn(Revision(30_000), Revision(30_000), 1_100), None, "nothing happened");
+        let next = state.turn(Revision(7), Revision(30_000), 1_100).unwrap();
+        assert_eq!(next.compacted, 9_000);
+        assert_eq!(next.moments.len(), 2);
+        assert_eq!(State::parse(Some(&next.encode())), next);
+        assert_eq!(State::parse(Some(b"rubbish")), State::default());
+    }
+}

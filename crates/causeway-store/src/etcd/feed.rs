@@ -1,0 +1,124 @@
+//! Keeps one watch on everything that is ours and hands it to the hub; resumes where it was when a member is lost.
+//!
+//! It also hears what other replicas write about the store itself: epoch, compaction, a restore under way.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use etcd_client::{WatchOptions, WatchResponse, WatchStream};
+
+use super::keys::{self, Change};
+use super::{Shared, compaction};
+use crate::{Revision, StoreError};
+
+/// After a failed attempt to watch; members are changed each time.
+const PAUSE: Duration = Duration::from_millis(200);
+/// A member that does not even confirm a watch in this time is left.
+const OPEN_WITHIN: Duration = Duration::from_secs(4);
+
+/// Runs until the store is closed. `position`: everything up to here is known.
+pub(super) async fn run(shared: Arc<Shared>, mut position: Revision) {
+    let stop = shared.stop.clone();
+    loop {
+        let ended = tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            ended = follow(&shared, &mut position) => ended,
+        };
+        if let Err(error) = ended {
+            tracing::warn!(error = %error, revision = %position, "the watch on etcd broke off and is resumed");
+        }
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(PAUSE) => {}
+        }
+    }
+}
+
+/// Opens a watch behind `after` on the current member; moves to the next member when that fails.
+pub(super) async fn open(
+    shared: &Shared,
+    start: String,
+    end: String,
+    after: Revision,
+) -> Result<(usize, WatchStream), StoreError> {
+    let (place, mut client) = shared.members.watch_client();
+    let options = WatchOptions::new()
+        .with_range(end)
+        .with_start_revision(after.next().0 as i64)
+        .with_prev_key()
+        .with_progress_notify();
+    let source = match tokio::time::timeout(OPEN_WITHIN, client.watch(start, Some(options))).await {
+        Ok(Ok(stream)) => return Ok((place, stream)),
+        Ok(Err(error)) => Some(Arc::new(error) as _),
+        Err(_) => None,
+    };
+    shared.members.leave(place);
+    Err(StoreError::Unavailable { reason: "etcd does not open a watch".into(), source })
+}
+
+async fn follow(shared: &Shared, position: &mut Revision) -> Result<(), StoreError> {
+    let all = shared.keys.all().to_owned();
+    let end = crate::model::prefix_end(&all).expect("our folder ends with a slash, which has a successor");
+    let (place, mut stream) = open(shared, all, end, *position).await?;
+    loop {
+        let broken = |source| {
+            shared.members.leave(place);
+            StoreError::Unavailable { reason: "the watch on etcd broke".into(), source }
+        };
+        match stream.message().await {
+            Ok(Some(response)) => take(shared, position, &response)?,
+            Ok(None) => return Err(broken(None)),
+            Err(error) => return Err(broken(Some(Arc::new(error)))),
+        }
+    }
+}
+
+fn take(shared: &Shared, position: &mut Revision, response: &WatchResponse) -> Result<(), StoreError> {
+    let compacted = keys::revision(response.compact_revision());
+    if compacted.0 > 0 {
+        // We were away longer than history is kept. Nobody can be told what happened in between.
+        *position = Revision(compacted.0 - 1);
+        shared.hub.cut(*position);
+        return Err(StoreError::Compacted { requested: *position, oldest: compacted });
+    }
+    if response.canceled() {
+        return Err(StoreError::unavailable(format!("etcd ended the watch: {}", response.cancel_reason())));
+    }
+    let mut events = Vec::new();
+    for event in response.events() {
+        match shared.keys.change(event)? {
+            Change::Object(event) => events.push(event),
+            Change::Meta { name, value, revision } => notice(shared, &name, value.as_deref(), revision),
+        }
+    }
+    // etcd never splits the events of one revision. Only in an answer without events does the header mean "up to here".
+    let upto = match response.events().iter().filter_map(|event| event.kv()).map(|kv| kv.mod_revision()).max()
+    {
+        Some(last) => keys::revision(last),
+        None if response.created() => return Ok(()),
+        None => super::members::revision(response.header())?,
+    };
+    shared.hub.publish(&events, upto);
+    *position = upto.max(*position);
+    Ok(())
+}
+
+fn notice(shared: &Shared, name: &str, value: Option<&[u8]>, revision: Revision) {
+    match name {
+        "epoch" => {
+            if let Ok(epoch) = keys::number(value) {
+                shared.epoch.fetch_max(epoch, Ordering::AcqRel);
+            }
+        }
+        "compaction" => {
+            let compacted = compaction::State::parse(value).compacted();
+            shared.compacted.fetch_max(compacted.0, Ordering::AcqRel);
+        }
+        "importing" if value.is_some() => shared.import.begin(revision),
+        "importing" => shared.import.end(revision),
+        _ => {}
+    }
+}

@@ -1,0 +1,169 @@
+//! Fills an empty place in etcd from a backup. Too large for one transaction, so a mark guards it.
+//!
+//! While `meta/importing` stands, no replica reads or writes objects. The last transaction raises the epoch and takes
+//! the mark away; a failure removes what was brought in. A crash leaves the mark, and the next restore begins anew.
+
+use etcd_client::{Compare, CompareOp, DeleteOptions, GetOptions, Txn, TxnOp, TxnResponse};
+use tokio::sync::mpsc;
+
+use super::compaction::{self, State};
+use super::keys::number;
+use super::members::{self, Failure, Sending};
+use super::{Shared, first_value};
+use crate::StoreError;
+use crate::backup::{Chunk, Header, Imported, Row};
+use crate::model::{COMMIT_BYTES_MAX, OPS_MAX};
+
+pub(super) async fn import(
+    shared: &Shared,
+    header: &Header,
+    mut rows: mpsc::Receiver<Chunk>,
+) -> Result<Imported, StoreError> {
+    let import = Import::begin(shared, header).await?;
+    match import.fill(&mut rows).await {
+        Ok(records) => import.finish(records).await,
+        Err(error) => {
+            import.undo().await?;
+            Err(error)
+        }
+    }
+}
+
+struct Import<'a> {
+    shared: &'a Shared,
+    /// Our value of the mark: a second restore takes it over, and then ours can write no more.
+    mark: String,
+    epoch: u64,
+}
+
+impl<'a> Import<'a> {
+    async fn begin(shared: &'a Shared, header: &Header) -> Result<Import<'a>, StoreError> {
+        let names = [shared.keys.meta("importing"), shared.keys.meta("epoch")];
+        let (start, end) = shared.keys.range("", None);
+        let mark = mark();
+        let answer = shared.members.call(Sending::Again, |mut kv| {
+            let count = GetOptions::new().with_range(end.clone()).with_count_only();
+            let transaction = Txn::new().and_then([
+                TxnOp::get(names[0].clone(), None),
+                TxnOp::get(names[1].clone(), None),
+                TxnOp::get(start.clone(), Some(count)),
+            ]);
+            async move { kv.txn(transaction).await }
+        });
+        let answer = answer.await.map_err(Failure::into_error)?;
+        let count = match answer.op_responses().pop() {
+            Some(etcd_client::TxnOpResponse::Get(get)) => u64::try_from(get.count()).unwrap_or_default(),
+            _ => 0,
+        };
+        let mut values = answer.op_responses().into_iter().map(first_value);
+        let broken_off = values.next().flatten();
+        let epoch = number(values.next().flatten().as_deref())?;
+        if broken_off.is_none() && count > 0 {
+            return Err(StoreError::NotEmpty { count });
+        }
+        let import = Import { shared, mark, epoch: epoch.max(header.epoch) + 1 };
+        let unchanged = match broken_off {
+            Some(old) => Compare::value(names[0].clone(), CompareOp::Equal, old),
+            None => Compare::version(names[0].clone(), CompareOp::Equal, 0),
+        };
+        let changes = [TxnOp::put(names[0].clone(), import.mark.clone(), None), import.delete_all()];
+        import.send(unchanged, changes.into()).await?;
+        Ok(import)
+    }
+
+    async fn fill(&self, rows: &mut mpsc::Receiver<Chunk>) -> Result<u64, StoreError> {
+        let mut records = 0;
+        loop {
+            match rows.recv().await {
+                Some(Chunk::Rows(rows)) => {
+                    records += rows.len() as u64;
+                    for group in groups(rows) {
+                        let puts = group.into_iter().map(|row| {
+                            TxnOp::put(self.shared.keys.object(&row.key), row.value.to_vec(), None)
+                        });
+                        self.send(self.ours(), puts.collect()).await?;
+                    }
+                }
+                Some(Chunk::End) => return Ok(records),
+                None => return Err(StoreError::corrupt("the backup ended early; nothing was imported")),
+            }
+        }
+    }
+
+    /// The revision is etcd's own and cannot be raised; everything before this moment is compacted instead.
+    async fn finish(&self, records: u64) -> Result<Imported, StoreError> {
+        let keys = &self.shared.keys;
+        let answer = self
+            .send(
+                self.ours(),
+                vec![
+                    TxnOp::put(keys.meta("epoch"), self.epoch.to_string(), None),
+                    TxnOp::delete(keys.meta("importing"), None),
+                ],
+            )
+            .await?;
+        let revision = members::revision(answer.header())?;
+        self.shared.epoch.fetch_max(self.epoch, std::sync::atomic::Ordering::AcqRel);
+        self.shared.import.end(revision);
+        let compacted = TxnOp::put(keys.meta("compaction"), State::at(revision).encode(), None);
+        let always = Compare::version(keys.meta("importing"), CompareOp::Equal, 0);
+        self.send(always, vec![compacted]).await?;
+        compaction::forget(self.shared, revision).await?;
+        Ok(Imported { records, revision, epoch: self.epoch })
+    }
+
+    async fn undo(&self) -> Result<(), StoreError> {
+        let unmark = TxnOp::delete(self.shared.keys.meta("importing"), None);
+        let answer = self.send(self.ours(), vec![self.delete_all(), unmark]).await?;
+        self.shared.import.end(members::revision(answer.header())?);
+        Ok(())
+    }
+
+    async fn send(&self, condition: Compare, changes: Vec<TxnOp>) -> Result<TxnResponse, StoreError> {
+        let answer = self.shared.members.call(Sending::Once, |mut kv| {
+            let transaction = Txn::new().when([condition.clone()]).and_then(changes.clone());
+            async move { kv.txn(transaction).await }
+        });
+        let answer = answer.await.map_err(Failure::into_error)?;
+        if answer.succeeded() {
+            Ok(answer)
+        } else {
+            Err(StoreError::unavailable("another restore has taken over"))
+        }
+    }
+
+    fn ours(&self) -> Compare {
+        Compare::value(self.shared.keys.meta("importing"), CompareOp::Equal, self.mark.clone())
+    }
+
+    fn delete_all(&self) -> TxnOp {
+        let (start, end) = self.shared.keys.range("", None);
+        TxnOp::delete(start, Some(DeleteOptions::new().with_range(end)))
+    }
+}
+
+/// Cuts rows into pieces that fit into a transaction.
+fn groups(rows: Vec<Row>) -> Vec<Vec<Row>> {
+    let mut groups: Vec<Vec<Row>> = Vec::new();
+    let mut room_bytes = 0;
+    for row in rows {
+        let row_bytes = row.key.len() + row.value.len();
+        match groups.last_mut() {
+            Some(group) if group.len() < OPS_MAX && row_bytes <= room_bytes => group.push(row),
+            _ => {
+                groups.push(vec![row]);
+                room_bytes = COMMIT_BYTES_MAX;
+            }
+        }
+        room_bytes = room_bytes.saturating_sub(row_bytes);
+    }
+    groups
+}
+
+/// Different for every restore: who and when.
+fn mark() -> String {
+    let now = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |elapsed| elapsed.as_nanos());
+    format!("{}-{now}", std::process::id())
+}

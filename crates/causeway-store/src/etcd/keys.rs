@@ -1,0 +1,103 @@
+//! Where things lie in etcd, and how its key-values become ours. Pure.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use etcd_client::{EventType, KeyValue};
+
+use crate::model::prefix_end;
+use crate::{Event, Record, Revision, StoreError};
+
+pub(super) struct Keys {
+    all: String,
+    objects: String,
+    meta: String,
+}
+
+impl Keys {
+    /// A prefix is a folder: it ends with a slash, given or not.
+    pub fn new(prefix: &str) -> Keys {
+        let all = format!("{}/", prefix.trim_end_matches('/'));
+        Keys { objects: format!("{all}objects/"), meta: format!("{all}meta/"), all }
+    }
+
+    /// Everything that is ours.
+    pub fn all(&self) -> &str {
+        &self.all
+    }
+
+    pub fn object(&self, key: &str) -> String {
+        format!("{}{key}", self.objects)
+    }
+
+    pub fn meta(&self, name: &str) -> String {
+        format!("{}{name}", self.meta)
+    }
+
+    /// From the first key that begins with `prefix` (behind `after`) to before the first that does not.
+    pub fn range(&self, prefix: &str, after: Option<&str>) -> (String, String) {
+        let whole = self.object(prefix);
+        let end = prefix_end(&whole).expect("our folder ends with a slash, which has a successor");
+        match after {
+            Some(after) if after >= prefix => (self.behind(after), end),
+            _ => (whole, end),
+        }
+    }
+
+    /// The first possible key behind this one.
+    pub fn behind(&self, key: &str) -> String {
+        format!("{}\0", self.object(key))
+    }
+
+    pub fn record(&self, found: KeyValue) -> Result<Record, StoreError> {
+        let (revision, created) = (revision(found.mod_revision()), revision(found.create_revision()));
+        let (key, value) = found.into_key_value();
+        Ok(Record { key: self.key(&key)?, value: value.into(), revision, created })
+    }
+
+    /// An event of ours, or the name and value of something under `meta/`.
+    pub fn change(&self, event: &etcd_client::Event) -> Result<Change, StoreError> {
+        let after = event.kv().ok_or_else(|| StoreError::corrupt("etcd sent an event without a key"))?;
+        let before = event.prev_kv();
+        let gone = event.event_type() == EventType::Delete;
+        if let Some(name) = after.key().strip_prefix(self.meta.as_bytes()) {
+            let name = String::from_utf8_lossy(name).into_owned();
+            let value = (!gone).then(|| after.value().to_vec());
+            return Ok(Change::Meta { name, value, revision: revision(after.mod_revision()) });
+        }
+        let created =
+            if gone { before.map_or(0, KeyValue::create_revision) } else { after.create_revision() };
+        Ok(Change::Object(Arc::new(Event {
+            revision: revision(after.mod_revision()),
+            key: self.key(after.key())?,
+            value: (!gone).then(|| Bytes::copy_from_slice(after.value())),
+            previous: before.map(|before| Bytes::copy_from_slice(before.value())),
+            created: revision(created),
+        })))
+    }
+
+    fn key(&self, name: &[u8]) -> Result<Arc<str>, StoreError> {
+        name.strip_prefix(self.objects.as_bytes())
+            .and_then(|key| std::str::from_utf8(key).ok())
+            .map(Arc::from)
+            .ok_or_else(|| {
+                StoreError::corrupt(format!("a foreign key in etcd: {}", String::from_utf8_lossy(name)))
+            })
+    }
+}
+
+pub(super) enum Change {
+    Object(Arc<Event>),
+    Meta { name: String, value: Option<Vec<u8>>, revision: Revision },
+}
+
+/// etcd counts with signed numbers, all of them positive.
+pub(super) fn revision(number: i64) -> Revision {
+    Revision(u64::try_from(number).unwrap_or_default())
+}
+
+pub(super) fn number(value: Option<&[u8]>) -> Result<u64, StoreError> {
+    value
+        .and_then(|value| std::str::from_utf8(value).ok()?.parse().ok())
+        .ok_or_else(|| StoreError::corrupt("one of our marks in etcd is no number"))
+}

@@ -1,0 +1,227 @@
+//! Talks to the cluster: stays with one member while it answers, and moves on when it does not.
+//!
+//! A read may be sent again. A write is sent again only when it certainly did not arrive; otherwise the caller is told
+//! that nobody knows. Each request has a time limit, so a silent member never holds anyone up.
+
+use std::future::Future;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use etcd_client::{
+    Certificate, Client, ConnectOptions, Error, Identity, KvClient, ResponseHeader, TlsOptions, WatchClient,
+};
+use tonic::Code;
+
+use super::keys;
+use crate::{EtcdTls, Revision, StoreError};
+
+/// One member gets this long to answer. An election takes about a second.
+const ATTEMPT: Duration = Duration::from_secs(4);
+/// All members together get this long.
+const DEADLINE: Duration = Duration::from_secs(12);
+/// Between two rounds through all members.
+const PAUSE: Duration = Duration::from_millis(100);
+/// Larger than a page of the largest records.
+const ANSWER_BYTES_MAX: usize = 1200 << 20;
+
+pub(super) struct Members {
+    members: Vec<Member>,
+    current: AtomicUsize,
+}
+
+struct Member {
+    kv: KvClient,
+    watch: WatchClient,
+}
+
+/// May a request be sent twice?
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sending {
+    Again,
+    Once,
+}
+
+/// Why a request failed, in the end.
+#[derive(Debug)]
+pub(super) enum Failure {
+    Compacted,
+    Future,
+    /// etcd's own quota is used up.
+    Full(Error),
+    Refused(Error),
+    Unreachable {
+        reason: String,
+        source: Option<Error>,
+    },
+}
+
+impl Failure {
+    pub fn into_error(self) -> StoreError {
+        let unavailable = |reason: &str, source: Option<Error>| StoreError::Unavailable {
+            reason: reason.into(),
+            source: source.map(|error| Arc::new(error) as _),
+        };
+        match self {
+            Failure::Compacted => unavailable("etcd compacted what was asked for", None),
+            Failure::Future => unavailable("etcd has not come that far", None),
+            Failure::Full(error) => StoreError::Full { source: Arc::new(error) },
+            Failure::Refused(error) => unavailable("etcd refused", Some(error)),
+            Failure::Unreachable { reason, source } => unavailable(&reason, source),
+        }
+    }
+}
+
+/// What one failed attempt tells.
+enum Attempt {
+    Final(Failure),
+    /// It certainly did not happen.
+    NotSent(Error),
+    Unknown(Option<Error>),
+}
+
+impl Members {
+    /// Reads the certificates; connections are made when they are first needed.
+    pub async fn new(endpoints: &[String], tls: Option<EtcdTls>) -> Result<Members, StoreError> {
+        if endpoints.is_empty() {
+            return Err(StoreError::Invalid { reason: "etcd needs at least one endpoint".into() });
+        }
+        let tls = match tls {
+            Some(tls) => load(tls).await?,
+            None => TlsOptions::new(),
+        };
+        let mut members = Vec::with_capacity(endpoints.len());
+        for endpoint in endpoints {
+            let bad = |error| StoreError::Unavailable {
+                reason: format!("etcd endpoint {endpoint}"),
+                source: Some(Arc::new(error)),
+            };
+            let client = Client::connect([endpoint], Some(options(endpoint, &tls))).await.map_err(bad)?;
+            members.push(Member {
+                kv: client.kv_client().max_decoding_message_size(ANSWER_BYTES_MAX),
+                watch: client.watch_client().max_decoding_message_size(ANSWER_BYTES_MAX),
+            });
+        }
+        Ok(Members { members, current: AtomicUsize::new(0) })
+    }
+
+    /// Sends a request to the current member, and to the others as long as that is allowed and useful.
+    pub async fn call<T, Answer>(
+        &self,
+        sending: Sending,
+        request: impl Fn(KvClient) -> Answer,
+    ) -> Result<T, Failure>
+    where
+        Answer: Future<Output = Result<T, Error>>,
+    {
+        let deadline = Instant::now() + DEADLINE;
+        let mut attempts = 0;
+        loop {
+            let place = self.current.load(Ordering::Relaxed);
+            let answer = tokio::time::timeout(ATTEMPT, request(self.members[place].kv.clone())).await;
+            let error = match answer.map(|answer| answer.map_err(judge)) {
+                Ok(Ok(answer)) => return Ok(answer),
+                Ok(Err(Attempt::Final(failure))) => return Err(failure),
+                Ok(Err(Attempt::NotSent(error))) => Some(error),
+                Ok(Err(Attempt::Unknown(error))) if sending == Sending::Again => error,
+                Err(_) if sending == Sending::Again => None,
+                Ok(Err(Attempt::Unknown(error))) => return Err(unknown_outcome(error)),
+                Err(_) => return Err(unknown_outcome(None)),
+            };
+            self.leave(place);
+            attempts += 1;
+            if Instant::now() >= deadline {
+                let reason = "no member of the etcd cluster answers".into();
+                return Err(Failure::Unreachable { reason, source: error });
+            }
+            if attempts % self.members.len() == 0 {
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+
+    /// For watches, which live long and are opened anew by their owners.
+    pub fn watch_client(&self) -> (usize, WatchClient) {
+        let place = self.current.load(Ordering::Relaxed);
+        (place, self.members[place].watch.clone())
+    }
+
+    /// Whoever meets a silent member first makes everybody move on, once.
+    pub fn leave(&self, place: usize) {
+        let next = (place + 1) % self.members.len();
+        let _ = self.current.compare_exchange(place, next, Ordering::Relaxed, Ordering::Relaxed);
+    }
+}
+
+pub(super) fn revision(header: Option<&ResponseHeader>) -> Result<Revision, StoreError> {
+    let header = header.ok_or_else(|| StoreError::corrupt("etcd answered without a header"))?;
+    Ok(keys::revision(header.revision()))
+}
+
+fn unknown_outcome(source: Option<Error>) -> Failure {
+    Failure::Unreachable { reason: "etcd did not answer, the write may have happened".into(), source }
+}
+
+fn judge(error: Error) -> Attempt {
+    let Error::GRpcStatus(status) = &error else { return Attempt::Unknown(Some(error)) };
+    match (status.code(), status.message()) {
+        (Code::OutOfRange, message) if message.contains("compacted") => Attempt::Final(Failure::Compacted),
+        (Code::OutOfRange, _) => Attempt::Final(Failure::Future),
+        (Code::ResourceExhausted, message) if message.contains("space exceeded") => {
+            Attempt::Final(Failure::Full(error))
+        }
+        // Refused at the door, before anything was proposed to the cluster.
+        (Code::ResourceExhausted, _) => Attempt::NotSent(error),
+        (Code::Unavailable, message) if message.contains("no leader") => Attempt::NotSent(error),
+        (Code::Unavailable, _) if never_connected(status) => Attempt::NotSent(error),
+        (
+            Code::InvalidArgument | Code::PermissionDenied | Code::Unauthenticated | Code::FailedPrecondition,
+            _,
+        ) => Attempt::Final(Failure::Refused(error)),
+        _ => Attempt::Unknown(Some(error)),
+    }
+}
+
+fn never_connected(status: &tonic::Status) -> bool {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = std::error::Error::source(status);
+    while let Some(error) = cause {
+        if error.is::<tonic::ConnectError>() {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
+fn options(endpoint: &str, tls: &TlsOptions) -> ConnectOptions {
+    let options = ConnectOptions::new()
+        .with_connect_timeout(Duration::from_secs(2))
+        // etcd throws out clients that ping more often than every five seconds.
+        .with_keep_alive(Duration::from_secs(10), Duration::from_secs(5))
+        .with_keep_alive_while_idle(true)
+        // A member that lost the others says so instead of answering with old truths.
+        .with_require_leader(true);
+    if endpoint.starts_with("https://") { options.with_tls(tls.clone()) } else { options }
+}
+
+async fn load(files: EtcdTls) -> Result<TlsOptions, StoreError> {
+    let mut options = TlsOptions::new();
+    if let Some(ca) = files.ca {
+        options = options.ca_certificate(Certificate::from_pem(read(ca).await?));
+    }
+    match (files.cert, files.key) {
+        (Some(cert), Some(key)) => {
+            Ok(options.identity(Identity::from_pem(read(cert).await?, read(key).await?)))
+        }
+        (None, None) => Ok(options),
+        _ => Err(StoreError::Invalid { reason: "etcd needs the certificate and its key, or neither".into() }),
+    }
+}
+
+async fn read(path: PathBuf) -> Result<Vec<u8>, StoreError> {
+    tokio::fs::read(&path).await.map_err(|error| StoreError::Unavailable {
+        reason: format!("cannot read {}", path.display()),
+        source: Some(Arc::new(error)),
+    })
+}

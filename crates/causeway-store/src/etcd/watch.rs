@@ -1,0 +1,140 @@
+//! A watch on the distributed engine: etcd's own history until it meets the hub, then the hub.
+//!
+//! Catching up uses a watch of its own, which is dropped as soon as it shows something the hub has as well. That is
+//! the only proof: etcd before 3.4.25 answers questions for progress before it has sent what happened until then.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use etcd_client::{WatchResponse, WatchStream};
+
+use super::keys::{self, Change};
+use super::{Shared, feed, members};
+use crate::hub::Subscription;
+use crate::{Event, Revision, Signal, StoreError};
+
+/// Attempts to open a watch of its own before the caller is told; each one tries another member.
+const ATTEMPTS: u32 = 20;
+const PAUSE: Duration = Duration::from_millis(200);
+
+pub(crate) struct EtcdWatch {
+    prefix: Arc<str>,
+    shared: Arc<Shared>,
+    /// Everything up to here was delivered or stands in `ready`.
+    position: Revision,
+    ready: VecDeque<Arc<Event>>,
+    subscription: Subscription,
+    stage: Stage,
+}
+
+enum Stage {
+    /// Reads etcd's history, up to where the hub begins.
+    Catching {
+        stream: Option<(usize, WatchStream)>,
+        failures: u32,
+    },
+    Live,
+}
+
+impl EtcdWatch {
+    pub fn new(prefix: &str, after: Revision, subscription: Subscription, shared: Arc<Shared>) -> EtcdWatch {
+        let stage = if after < subscription.from {
+            Stage::Catching { stream: None, failures: 0 }
+        } else {
+            Stage::Live
+        };
+        EtcdWatch {
+            prefix: prefix.into(),
+            shared,
+            position: after,
+            ready: VecDeque::new(),
+            subscription,
+            stage,
+        }
+    }
+
+    pub async fn next(&mut self) -> Result<Signal, StoreError> {
+        loop {
+            if let Some(event) = self.ready.pop_front() {
+                return Ok(Signal::Event(event));
+            }
+            if self.shared.stop.is_cancelled() {
+                return Err(StoreError::Closed);
+            }
+            match self.stage {
+                Stage::Catching { .. } => self.catch_up().await?,
+                Stage::Live => match self.subscription.next().await? {
+                    Signal::Event(event) if event.revision <= self.position => {}
+                    Signal::Progress(revision) if revision < self.position => {}
+                    signal => return Ok(signal),
+                },
+            }
+        }
+    }
+
+    /// One step: opens the watch, or takes one answer from it.
+    async fn catch_up(&mut self) -> Result<(), StoreError> {
+        let Stage::Catching { stream, failures } = &mut self.stage else { return Ok(()) };
+        let Some((place, open)) = stream else {
+            let (start, end) = self.shared.keys.range(&self.prefix, None);
+            match feed::open(&self.shared, start, end, self.position).await {
+                Ok(opened) => *stream = Some(opened),
+                Err(error) if *failures >= ATTEMPTS => return Err(error),
+                Err(_) => {
+                    *failures += 1;
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
+            return Ok(());
+        };
+        let stop = self.shared.stop.clone();
+        let message = tokio::select! {
+            biased;
+            () = stop.cancelled() => return Err(StoreError::Closed),
+            message = open.message() => message,
+        };
+        match message {
+            Ok(Some(response)) => {
+                *failures = 0;
+                self.take(&response)
+            }
+            Ok(None) | Err(_) => {
+                self.shared.members.leave(*place);
+                *stream = None;
+                Ok(())
+            }
+        }
+    }
+
+    fn take(&mut self, response: &WatchResponse) -> Result<(), StoreError> {
+        let compacted = keys::revision(response.compact_revision());
+        if compacted.0 > 0 {
+            return Err(StoreError::Compacted { requested: self.position, oldest: compacted });
+        }
+        if response.canceled() {
+            return Err(StoreError::unavailable(format!(
+                "etcd ended the watch: {}",
+                response.cancel_reason()
+            )));
+        }
+        let mut met = false;
+        for event in response.events() {
+            if let Change::Object(event) = self.shared.keys.change(event)? {
+                if event.revision > self.subscription.from {
+                    met = true;
+                    break;
+                }
+                self.position = event.revision;
+                self.ready.push_back(event);
+            }
+        }
+        // etcd sends answers without events by itself only to watchers that have seen everything.
+        let told = response.events().is_empty() && !response.created();
+        if met || (told && members::revision(response.header())? >= self.subscription.from) {
+            self.position = self.subscription.from;
+            self.stage = Stage::Live;
+        }
+        Ok(())
+    }
+}
