@@ -221,7 +221,7 @@ async fn dial(
     let (config, note) = tls::client(contact.trust.clone(), credentials, contact.clock.now())?;
     let tcp = TcpStream::connect((endpoint.host(), endpoint.port())).await.map_err(unreachable)?;
     // The name is only a hint for load balancers; the verifier asks for the cloud's own name. A host that
-    // is no DNS name (an underscore, say) must not stop us.
+    // is no DNS name (two dots in a row, say) must not stop us.
     let name = ServerName::try_from(endpoint.host().to_owned())
         .or_else(|_| ServerName::try_from(tls::CLOUD_NAME.to_owned()))
         .expect("the constant is a DNS name");

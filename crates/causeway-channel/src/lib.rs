@@ -9,6 +9,7 @@ pub mod clock;
 pub mod enrol;
 pub mod key;
 pub mod peer;
+pub mod pem;
 pub mod tls;
 pub mod token;
 pub mod wire;

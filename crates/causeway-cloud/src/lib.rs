@@ -1,3 +1,7 @@
 //! The cloud role: keeps the identity of the fleet, admits sites, reconciles objects.
 //!
 //! Puts the API server in front of the store and the enrolment behind the channel port.
+
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+pub mod identity;

@@ -1,0 +1,44 @@
+//! The identity of the fleet: who may join, who has joined, who was thrown out, and by whose signature.
+//!
+//! `Registrar` is the face: it opens the CA, gives out tokens and certificates, and tells the API server who is
+//! asking. `EnrolmentServer` puts it on the channel port. Everything lasting is in the store, changed by
+//! compare-and-swap, so that any number of replicas may do the same work. Objects are none of its business.
+
+mod access;
+mod enrolment;
+mod figures;
+mod registrar;
+mod rotation;
+mod server;
+
+mod authority;
+mod follow;
+mod gateways;
+mod kubeconfig;
+mod revocation;
+mod roll;
+mod seal;
+mod serving;
+mod tokens;
+
+#[cfg(test)]
+mod tests;
+
+use std::time::SystemTime;
+
+pub use figures::Figures;
+pub use registrar::{
+    IdentityConfig, IdentityError, IssuedApiToken, IssuedJoinToken, Registrar, Revoked, TokenProblem,
+    TokenSummary,
+};
+pub use rotation::{AuthorityView, RotationError, RotationView};
+pub use server::{EnrolmentLimits, EnrolmentServer};
+pub use serving::{host_name, outward_addresses};
+pub use tokens::ApiRole;
+
+/// Certificates are replaced when two thirds of their life are over; a clock that went back before their
+/// beginning is no reason to keep them either.
+fn is_past_two_thirds(not_before: SystemTime, not_after: SystemTime, now: SystemTime) -> bool {
+    let life = not_after.duration_since(not_before).unwrap_or_default();
+    now < not_before || now >= not_before + life * 2 / 3
+}

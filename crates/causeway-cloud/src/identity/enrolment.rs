@@ -1,0 +1,387 @@
+//! Certificates for gateways: first ones for a token, next ones for a live one, new ones for an expired one.
+//!
+//! Requests come from the wire as bytes; answers and refusals go back as messages. The name in a certificate
+//! comes from the token or from the certificate shown, never from the request. Every step that lasts is one
+//! commit, made only if nothing it was decided upon has changed.
+
+use std::time::SystemTime;
+
+use causeway_channel::clock::{Moment, unix_seconds};
+use causeway_channel::key::{Request, Wish};
+use causeway_channel::tls;
+use causeway_channel::wire::{self, Answer, Ask, Checked, Code, IssuedMessage, Refusal};
+use causeway_channel::{CertificateFacts, KeyHash, PeerId, Secret};
+use causeway_store::{Op, Revision, StoreError};
+use rustls_pki_types::CertificateDer;
+
+use super::authority::{GATEWAY_LIFETIME, Signed, Subject};
+use super::gateways::{self, GatewayRecord};
+use super::registrar::{ATTEMPTS_MAX, AuditLine, Registrar, encode, join_key};
+use super::revocation::{self, Reason, RevocationRecord};
+use super::roll::Roll;
+use super::tokens::{self, JoinTokenRecord, Redeemed, Redemption};
+
+impl Registrar {
+    /// Answers one request. `shown` is the client certificate of the TLS handshake, `client` its address.
+    pub async fn answer(
+        &self,
+        request: wire::Request,
+        shown: Option<&CertificateDer<'_>>,
+        client: &str,
+    ) -> Result<Answer, Refusal> {
+        let Some(ask) = request.ask else {
+            return Err(malformed("the request asks for nothing this cloud knows"));
+        };
+        let name = ask.name();
+        let mut subject = Subjects::default();
+        let answer = self.dispatch(ask, shown, &mut subject).await;
+        self.figures.count_answer(name, &answer);
+        // A check comes from every edge every day and changes nothing; it is counted, not audited.
+        if name != "check" {
+            self.audit_answer(name, &subject, client, &answer);
+        }
+        answer
+    }
+
+    async fn dispatch(
+        &self,
+        ask: Ask,
+        shown: Option<&CertificateDer<'_>>,
+        subject: &mut Subjects,
+    ) -> Result<Answer, Refusal> {
+        match ask {
+            Ask::Enrol(enrol) => self.enrol(&enrol, subject).await,
+            Ask::Renew(renew) => self.renew(shown, &renew.csr, subject).await,
+            Ask::Reenrol(reenrol) => self.reenrol(&reenrol.certificate, &reenrol.csr, subject).await,
+            Ask::Check(check) => self.check(shown, &check.bundle, subject).await,
+        }
+    }
+
+    async fn enrol(&self, enrol: &wire::Enrol, subject: &mut Subjects) -> Result<Answer, Refusal> {
+        let request = read_request(&enrol.csr, subject)?;
+        let secret = Secret::from_bytes(&enrol.secret)
+            .ok_or_else(|| malformed("the secret of a token has 32 bytes"))?;
+        let token_key = join_key(&tokens::id(&secret));
+        for _ in 0..ATTEMPTS_MAX {
+            let found = self.load::<JoinTokenRecord>(&token_key).await.map_err(unavailable)?;
+            let (mut token, token_revision) =
+                found.filter(|(token, _)| token.matches(&secret)).ok_or_else(tokens::unknown_token)?;
+            let peer = PeerId::new(&token.site, &token.gateway)
+                .map_err(|_| malformed("the token names no possible gateway"))?;
+            subject.peer = Some(peer.clone());
+            self.refuse_revoked(&request.key).await?;
+
+            let now = self.now();
+            let gateway = self.gateway(&peer).await?;
+            let is_current = gateway.as_ref().is_some_and(|(record, _)| {
+                record.is_key(&request.key) && record.is_alive(now, self.config.grace)
+            });
+            let mut ops = Vec::new();
+            if token.judge(&request.key, now, is_current)? == Redemption::Use {
+                token.redeemed.push(Redeemed { key: request.key.to_string(), at: unix_seconds(now) });
+                ops.push(Op::Update {
+                    key: token_key.clone(),
+                    value: encode(&token),
+                    expected: token_revision,
+                });
+            }
+            if let Some(issued) = self.issue(&peer, &request, gateway, ops, now).await? {
+                return Ok(issued);
+            }
+        }
+        Err(busy())
+    }
+
+    async fn renew(
+        &self,
+        shown: Option<&CertificateDer<'_>>,
+        csr: &[u8],
+        subject: &mut Subjects,
+    ) -> Result<Answer, Refusal> {
+        let request = read_request(csr, subject)?;
+        let (facts, peer) = self.read_shown(shown, subject)?;
+        let now = self.now();
+        if now > facts.not_after {
+            let message = format!(
+                "the certificate expired at {} and it is {} now",
+                Moment(facts.not_after),
+                Moment(now)
+            );
+            return Err(Refusal::new(
+                Code::CertificateExpired,
+                message,
+                "re-enrol with the expired certificate",
+            ));
+        }
+        self.issue_for_certificate(&facts, &peer, &request).await
+    }
+
+    async fn reenrol(
+        &self,
+        certificate: &[u8],
+        csr: &[u8],
+        subject: &mut Subjects,
+    ) -> Result<Answer, Refusal> {
+        let request = read_request(csr, subject)?;
+        let certificate = CertificateDer::from(certificate);
+        let (facts, peer) = self.read_shown(Some(&certificate), subject)?;
+        self.issue_for_certificate(&facts, &peer, &request).await
+    }
+
+    // Whoever comes with a certificate keeps its key: the request proves that it is still in the same hands,
+    // and a request that is replayed brings only another certificate for the same key.
+    async fn issue_for_certificate(
+        &self,
+        facts: &CertificateFacts,
+        peer: &PeerId,
+        request: &Request,
+    ) -> Result<Answer, Refusal> {
+        if request.key != facts.key {
+            return Err(Refusal::new(
+                Code::BadRequest,
+                "the request is for another key than the certificate's",
+                "renew with the same key; for a new key, enrol with a new token",
+            ));
+        }
+        self.refuse_revoked(&facts.key).await?;
+        for _ in 0..ATTEMPTS_MAX {
+            let now = self.now();
+            let gateway = self.gateway(peer).await?;
+            let record = gateway.as_ref().map(|(record, _)| record);
+            gateways::speaks_for_its_gateway(record, facts)?;
+            gateways::is_within_grace(record, facts, now, self.config.grace)?;
+            if let Some(issued) = self.issue(peer, request, gateway, Vec::new(), now).await? {
+                return Ok(issued);
+            }
+        }
+        Err(busy())
+    }
+
+    async fn check(
+        &self,
+        shown: Option<&CertificateDer<'_>>,
+        bundle: &[u8],
+        subject: &mut Subjects,
+    ) -> Result<Answer, Refusal> {
+        let (facts, peer) = self.read_shown(shown, subject)?;
+        self.refuse_revoked(&facts.key).await?;
+        let roll = self.roll.load_full();
+        let shown = shown.expect("read_shown refuses a missing certificate");
+        let is_of_issuing_ca = tls::verify_client(shown, &[roll.issuing().certificate().clone()]).is_ok();
+        let renew = bundle != tls::bundle_hash(&roll.bundle()) || !is_of_issuing_ca;
+        if roll.is_changing() && !renew {
+            self.note_proven(&peer, &facts, &roll.issuing().id().to_string()).await?;
+        }
+        Ok(Answer::Checked(Checked { renew }))
+    }
+
+    // The edge holds a certificate of the new CA and trusts both: it does not depend on the old one any more.
+    async fn note_proven(
+        &self,
+        peer: &PeerId,
+        facts: &CertificateFacts,
+        authority: &str,
+    ) -> Result<(), Refusal> {
+        let Some((mut record, revision)) = self.gateway(peer).await? else { return Ok(()) };
+        if record.proven == authority || !record.is_key(&facts.key) {
+            return Ok(());
+        }
+        record.proven = authority.to_owned();
+        match self.store.update(&gateways::store_key(peer.gateway()), record.encode(), revision).await {
+            // Somebody else wrote; the next check will note it.
+            Ok(_) | Err(StoreError::Conflict { .. } | StoreError::NotFound { .. }) => Ok(()),
+            Err(error) => Err(unavailable(error)),
+        }
+    }
+
+    /// Signs, remembers, and revokes the key before; `None` when another request came in between.
+    async fn issue(
+        &self,
+        peer: &PeerId,
+        request: &Request,
+        gateway: Option<(GatewayRecord, Revision)>,
+        mut ops: Vec<Op>,
+        now: SystemTime,
+    ) -> Result<Option<Answer>, Refusal> {
+        let roll = self.roll.load_full();
+        let signed = roll
+            .issuing()
+            .sign(&Subject::Gateway(peer.clone()), &request.spki, now, GATEWAY_LIFETIME)
+            .map_err(|error| {
+                tracing::error!(
+                    error = &error as &dyn std::error::Error,
+                    gateway = peer.gateway(),
+                    "signing failed"
+                );
+                Refusal::new(
+                    Code::Unavailable,
+                    "the cloud cannot sign certificates",
+                    "look at the cloud's log",
+                )
+            })?;
+        let mut record = GatewayRecord::new(peer, &request.key, &signed, &roll.issuing().id(), now);
+        let key = gateways::store_key(peer.gateway());
+        match &gateway {
+            None => ops.push(Op::Create { key, value: record.encode() }),
+            Some((before, revision)) => {
+                if before.is_key(&request.key) {
+                    record.proven.clone_from(&before.proven);
+                }
+                ops.extend(replaced(before, &request.key, peer, now));
+                ops.push(Op::Update { key, value: record.encode(), expected: *revision });
+            }
+        }
+        match self.store.commit(ops).await {
+            Ok(_) => Ok(Some(Answer::Issued(self.message(&roll, signed)))),
+            Err(
+                StoreError::Conflict { .. } | StoreError::AlreadyExists { .. } | StoreError::NotFound { .. },
+            ) => Ok(None),
+            Err(error) => Err(unavailable(error)),
+        }
+    }
+
+    fn message(&self, roll: &Roll, signed: Signed) -> IssuedMessage {
+        IssuedMessage {
+            certificate: signed.certificate.to_vec(),
+            authorities: roll.bundle().iter().map(|authority| authority.to_vec()).collect(),
+            endpoints: self.config.advertise.iter().map(ToString::to_string).collect(),
+        }
+    }
+
+    // TLS has checked a certificate of the handshake, but perhaps against CAs of yesterday, and one
+    // that came in a message was checked by nobody. So both are checked here; only the time is left to the caller.
+    fn read_shown(
+        &self,
+        shown: Option<&CertificateDer<'_>>,
+        subject: &mut Subjects,
+    ) -> Result<(CertificateFacts, PeerId), Refusal> {
+        let shown = shown.ok_or_else(|| {
+            Refusal::new(Code::CertificateNeeded, "this needs the gateway's certificate", "enrol first")
+        })?;
+        let facts = CertificateFacts::read(shown).map_err(|error| malformed(&error.to_string()))?;
+        tls::verify_client(shown, &self.roll.load().bundle()).map_err(|_| {
+            Refusal::new(
+                Code::WrongAuthority,
+                "the certificate is not from a CA this cloud trusts (any more)",
+                tokens::NEW_TOKEN,
+            )
+        })?;
+        let peer = facts.peer.clone().ok_or_else(|| malformed("the certificate is not a gateway's"))?;
+        subject.peer = Some(peer.clone());
+        subject.key = Some(facts.key);
+        Ok((facts, peer))
+    }
+
+    // Asks the store, not the set in memory: a certificate lasts, so the last word counts.
+    async fn refuse_revoked(&self, key: &KeyHash) -> Result<(), Refusal> {
+        let found = self.load::<RevocationRecord>(&revocation::store_key(key)).await;
+        let message = match found {
+            Ok(None) => return Ok(()),
+            Ok(Some((RevocationRecord { reason: Reason::Replaced, .. }, _))) => {
+                "this key was replaced: the gateway was enrolled anew with another one"
+            }
+            Ok(Some(_)) | Err(StoreError::Corrupt { .. }) => "this key was revoked",
+            Err(error) => return Err(unavailable(error)),
+        };
+        Err(Refusal::new(Code::Revoked, message, tokens::NEW_TOKEN))
+    }
+
+    async fn gateway(&self, peer: &PeerId) -> Result<Option<(GatewayRecord, Revision)>, Refusal> {
+        self.load(&gateways::store_key(peer.gateway())).await.map_err(unavailable)
+    }
+
+    fn audit_answer(
+        &self,
+        name: &'static str,
+        subject: &Subjects,
+        client: &str,
+        answer: &Result<Answer, Refusal>,
+    ) {
+        let key = subject.key.map(|key| key.to_string()).unwrap_or_default();
+        let (site, gateway) = subject.peer.as_ref().map_or(("", ""), |peer| (peer.site(), peer.gateway()));
+        let mismatch = subject.mismatch();
+        if mismatch.is_some() {
+            self.figures.count_mismatch();
+        }
+        let (decision, reason) = match answer {
+            Ok(_) => ("allow", mismatch.unwrap_or_default()),
+            Err(refusal) => ("deny", refusal.message.clone()),
+        };
+        let line = AuditLine {
+            event: name,
+            site,
+            gateway,
+            key: &key,
+            client,
+            decision,
+            reason: &reason,
+            subject: "",
+        };
+        self.audit(&line);
+    }
+}
+
+/// Whom a request was about, as far as it became known.
+#[derive(Default)]
+struct Subjects {
+    peer: Option<PeerId>,
+    key: Option<KeyHash>,
+    wish: Option<Wish>,
+}
+
+impl Subjects {
+    // A request that names another gateway gets its own name all the same, and is worth a line in the audit log.
+    fn mismatch(&self) -> Option<String> {
+        match (&self.wish, &self.peer) {
+            (Some(Wish::Gateway(wish)), Some(peer)) if wish != peer => {
+                Some(format!("the request named {wish}; the certificate names {peer}"))
+            }
+            (Some(Wish::Other(wish)), Some(peer)) => {
+                Some(format!("the request named {wish:?}; the certificate names {peer}"))
+            }
+            _ => None,
+        }
+    }
+}
+
+// A gateway has one key. The one before is not believed any more, from the same commit on.
+fn replaced(before: &GatewayRecord, key: &KeyHash, peer: &PeerId, now: SystemTime) -> Option<Op> {
+    let old = KeyHash::from_hex(before.key.as_deref()?)?;
+    if old == *key {
+        return None;
+    }
+    let record = RevocationRecord::new(peer.gateway(), Reason::Replaced, now, before.expires);
+    Some(Op::Put { key: revocation::store_key(&old), value: record.encode() })
+}
+
+fn read_request(csr: &[u8], subject: &mut Subjects) -> Result<Request, Refusal> {
+    let request = Request::read(csr).map_err(|error| {
+        Refusal::new(
+            Code::BadRequest,
+            format!("the certificate request is refused: {error}"),
+            "use causeway edge",
+        )
+    })?;
+    subject.key = Some(request.key);
+    subject.wish = Some(request.wish.clone());
+    Ok(request)
+}
+
+fn malformed(message: &str) -> Refusal {
+    Refusal::new(Code::Malformed, message, "edge and cloud may be of different versions")
+}
+
+fn unavailable(error: StoreError) -> Refusal {
+    tracing::warn!(
+        error = &error as &dyn std::error::Error,
+        "the store failed while a gateway asked for a certificate"
+    );
+    Refusal {
+        retry_after_seconds: 5,
+        ..Refusal::new(Code::Unavailable, "the cloud's store does not answer", "try again later")
+    }
+}
+
+fn busy() -> Refusal {
+    Refusal { retry_after_seconds: 1, ..Refusal::new(Code::Unavailable, "too many at once", "try again") }
+}

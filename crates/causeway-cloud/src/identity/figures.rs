@@ -1,0 +1,108 @@
+//! The figures of identity, for `/metrics`.
+
+use causeway_channel::wire::{Answer, Code, Refusal};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+/// Counters that others may look at. Clones share them.
+#[derive(Debug, Clone, Default)]
+pub struct Figures {
+    requests: Family<RequestLabels, Counter>,
+    connections: Gauge,
+    turned_away: Family<WhyLabels, Counter>,
+    mismatches: Counter,
+    pub(super) credentials_refused: Family<WhyLabels, Counter>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RequestLabels {
+    request: String,
+    outcome: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct WhyLabels {
+    pub why: String,
+}
+
+impl Figures {
+    pub fn register(&self, registry: &mut Registry) {
+        let registry = registry.sub_registry_with_prefix("causeway_identity");
+        registry.register(
+            "requests",
+            "Requests for certificates, by what was asked and how it ended",
+            self.requests.clone(),
+        );
+        registry.register("connections", "Connections open for enrolment", self.connections.clone());
+        registry.register(
+            "turned_away",
+            "Connections and requests that were not looked at, by reason",
+            self.turned_away.clone(),
+        );
+        registry.register(
+            "name_mismatches",
+            "Certificate requests that named another gateway than their token or certificate",
+            self.mismatches.clone(),
+        );
+        registry.register(
+            "credentials_refused",
+            "API credentials that were not accepted, by reason",
+            self.credentials_refused.clone(),
+        );
+    }
+
+    pub(super) fn count_answer(&self, request: &str, answer: &Result<Answer, Refusal>) {
+        let outcome = match answer {
+            Ok(_) => "ok",
+            Err(refusal) => outcome(refusal.reason()),
+        };
+        let labels = RequestLabels { request: request.to_owned(), outcome: outcome.to_owned() };
+        self.requests.get_or_create(&labels).inc();
+    }
+
+    pub(super) fn count_mismatch(&self) {
+        self.mismatches.inc();
+    }
+
+    pub(super) fn count_turned_away(&self, why: &str) {
+        self.turned_away.get_or_create(&WhyLabels { why: why.to_owned() }).inc();
+    }
+
+    /// Counts a connection for as long as the guard lives.
+    pub(super) fn connection(&self) -> impl Drop + use<> {
+        self.connections.inc();
+        Open(self.connections.clone())
+    }
+}
+
+struct Open(Gauge);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
+fn outcome(code: Code) -> &'static str {
+    match code {
+        Code::Other => "other",
+        Code::Malformed => "malformed",
+        Code::RateLimited => "rate-limited",
+        Code::Unavailable => "unavailable",
+        Code::TokenUnknown => "token-unknown",
+        Code::TokenExpired => "token-expired",
+        Code::TokenUsed => "token-used",
+        Code::TokenDeleted => "token-deleted",
+        Code::BadRequest => "bad-request",
+        Code::Revoked => "revoked",
+        Code::NotCurrent => "not-current",
+        Code::GraceOver => "grace-over",
+        Code::CertificateNeeded => "certificate-needed",
+        Code::CertificateExpired => "certificate-expired",
+        Code::WrongAuthority => "wrong-authority",
+        Code::Version => "version",
+    }
+}

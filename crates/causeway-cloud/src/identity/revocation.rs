@@ -1,0 +1,168 @@
+//! Keys that are no longer believed, kept in memory as the store has them.
+//!
+//! `revocations/HASH` in the store names a key. Every request asks the set in memory, which a watch keeps fresh;
+//! whoever signs a certificate asks the store itself. Sessions that are open are told through `ended`.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use causeway_channel::KeyHash;
+use causeway_channel::clock::{from_unix_seconds, unix_seconds};
+use causeway_store::Record;
+use serde::{Deserialize, Serialize};
+use tokio::sync::broadcast;
+
+use super::follow::Change;
+
+pub const PREFIX: &str = "revocations/";
+/// A listener that falls further behind must look at all its sessions anew.
+const BROADCAST_MAX: usize = 1024;
+
+pub fn store_key(key: &KeyHash) -> String {
+    format!("{PREFIX}{key}")
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RevocationRecord {
+    pub gateway: String,
+    pub reason: Reason,
+    pub at: i64,
+    /// When the last certificate over this key ends by itself, and the record with it.
+    pub until: i64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Reason {
+    /// Somebody said so.
+    Revoked,
+    /// The gateway was enrolled anew with another key.
+    Replaced,
+}
+
+impl RevocationRecord {
+    pub fn new(gateway: &str, reason: Reason, now: SystemTime, until: i64) -> RevocationRecord {
+        RevocationRecord { gateway: gateway.to_owned(), reason, at: unix_seconds(now), until }
+    }
+
+    pub fn encode(&self) -> Bytes {
+        serde_json::to_vec(self).expect("strings and numbers are always JSON").into()
+    }
+
+    pub fn is_forgettable(&self, now: SystemTime) -> bool {
+        now > from_unix_seconds(self.until)
+    }
+}
+
+/// The revoked keys. One task applies changes; everybody reads.
+#[derive(Debug)]
+pub struct Revocations {
+    keys: ArcSwap<HashMap<KeyHash, Option<RevocationRecord>>>,
+    ended: broadcast::Sender<KeyHash>,
+}
+
+impl Revocations {
+    pub fn new(records: Vec<Record>) -> Revocations {
+        let (ended, _) = broadcast::channel(BROADCAST_MAX);
+        let revocations = Revocations { keys: ArcSwap::default(), ended };
+        revocations.apply(Change::All(records));
+        revocations
+    }
+
+    pub fn contains(&self, key: &KeyHash) -> bool {
+        self.keys.load().contains_key(key)
+    }
+
+    /// Keys as they are revoked. After `Lagged`, ask `contains` for every open session.
+    pub fn ended(&self) -> broadcast::Receiver<KeyHash> {
+        self.ended.subscribe()
+    }
+
+    pub(super) fn forgettable(&self, now: SystemTime) -> Vec<KeyHash> {
+        let keys = self.keys.load();
+        let old = keys
+            .iter()
+            .filter(|(_, record)| record.as_ref().is_some_and(|record| record.is_forgettable(now)));
+        old.map(|(key, _)| *key).collect()
+    }
+
+    pub(super) fn apply(&self, change: Change) {
+        let before = self.keys.load_full();
+        let mut keys = HashMap::new();
+        match change {
+            Change::All(records) => {
+                keys.extend(records.iter().filter_map(|record| read(&record.key, &record.value)));
+            }
+            Change::One(event) => {
+                keys.clone_from(&before);
+                match &event.value {
+                    Some(value) => keys.extend(read(&event.key, value)),
+                    None => drop(key_of(&event.key).map(|key| keys.remove(&key))),
+                }
+            }
+        }
+        let fresh: Vec<_> = keys.keys().filter(|key| !before.contains_key(*key)).copied().collect();
+        self.keys.store(Arc::new(keys));
+        // Nobody may be listening; then nobody has a session to end.
+        fresh.into_iter().for_each(|key| drop(self.ended.send(key)));
+    }
+}
+
+// A record that cannot be read still names its key: the key counts as revoked, and for ever.
+fn read(store_key: &str, value: &[u8]) -> Option<(KeyHash, Option<RevocationRecord>)> {
+    Some((key_of(store_key)?, serde_json::from_slice(value).ok()))
+}
+
+fn key_of(store_key: &str) -> Option<KeyHash> {
+    KeyHash::from_hex(store_key.strip_prefix(PREFIX)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use causeway_store::{Event, Revision};
+
+    use super::*;
+
+    fn event(key: &KeyHash, value: Option<&RevocationRecord>) -> Change {
+        Change::One(Arc::new(Event {
+            revision: Revision(1),
+            key: store_key(key).into(),
+            value: value.map(RevocationRecord::encode),
+            previous: None,
+            created: Revision(1),
+        }))
+    }
+
+    #[test]
+    fn keys_come_and_go_and_each_is_announced_once() {
+        let now = from_unix_seconds(1_800_000_000);
+        let record = RevocationRecord::new("g", Reason::Revoked, now, unix_seconds(now) + 5);
+        let (a, b) = (KeyHash::of_spki(b"a"), KeyHash::of_spki(b"b"));
+        let revocations = Revocations::new(Vec::new());
+        let mut ended = revocations.ended();
+
+        revocations.apply(event(&a, Some(&record)));
+        revocations.apply(event(&a, Some(&record)));
+        assert!(revocations.contains(&a) && !revocations.contains(&b));
+        assert_eq!(ended.try_recv().unwrap(), a);
+        assert!(ended.try_recv().is_err());
+
+        assert_eq!(revocations.forgettable(now), vec![]);
+        assert_eq!(revocations.forgettable(now + std::time::Duration::from_secs(6)), vec![a]);
+
+        revocations.apply(event(&a, None));
+        assert!(!revocations.contains(&a));
+        let damaged = Record {
+            key: store_key(&b).into(),
+            value: Bytes::from_static(b"{"),
+            revision: Revision(2),
+            created: Revision(2),
+        };
+        revocations.apply(Change::All(vec![damaged]));
+        assert!(revocations.contains(&b), "a damaged record revokes all the same");
+        assert_eq!(ended.try_recv().unwrap(), b);
+    }
+}

@@ -1,0 +1,246 @@
+//! The channel port, as far as enrolment goes: accept, handshake, one request, one answer, close.
+//!
+//! Strangers may connect here, so everything is bounded: connections, handshakes, sizes, times, and how often an
+//! address may try. What is refused for a bound is counted. Decisions about certificates are the registrar's.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use causeway_channel::clock::unix_seconds;
+use causeway_channel::wire::{self, Answer, Ask, Code, Hello, Refusal, Request, Response, WireError};
+use governor::clock::{Clock as _, DefaultClock};
+use governor::{DefaultDirectRateLimiter, DefaultKeyedRateLimiter, Quota, RateLimiter};
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::registrar::Registrar;
+
+/// Bounds on what strangers can make the cloud do.
+#[derive(Debug, Clone)]
+pub struct EnrolmentLimits {
+    /// Open at the same time; one more is closed at once.
+    pub connections_max: usize,
+    pub handshake: Duration,
+    /// From the end of the handshake to the answer.
+    pub exchange: Duration,
+    /// Tries without a live certificate, per address (an IPv6 network of 64 bits counts as one).
+    pub tries_per_second: NonZeroU32,
+    pub tries_burst: NonZeroU32,
+    /// The same, for everybody together.
+    pub all_tries_per_second: NonZeroU32,
+    pub all_tries_burst: NonZeroU32,
+}
+
+impl Default for EnrolmentLimits {
+    /// Secrets of 256 bits cannot be guessed at any rate; what is protected is the processor and the store.
+    /// A site that rolls out sixty gateways behind one address does not notice; ten thousand edges enrol in a minute.
+    fn default() -> EnrolmentLimits {
+        let some = |number| NonZeroU32::new(number).expect("the constant is not zero");
+        EnrolmentLimits {
+            connections_max: 1024,
+            handshake: Duration::from_secs(10),
+            exchange: Duration::from_secs(15),
+            tries_per_second: some(5),
+            tries_burst: some(60),
+            all_tries_per_second: some(200),
+            all_tries_burst: some(500),
+        }
+    }
+}
+
+/// Addresses whose tries are remembered; beyond it the map is swept at once.
+const ADDRESSES_MAX: usize = 50_000;
+/// How long open exchanges may go on after the stop.
+const DRAIN: Duration = Duration::from_secs(3);
+
+/// The listener of the channel port. Bound before anything runs, so that a bad address stops the start.
+pub struct EnrolmentServer {
+    listener: TcpListener,
+    addr: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    registrar: Arc<Registrar>,
+    limits: EnrolmentLimits,
+    per_address: DefaultKeyedRateLimiter<IpAddr>,
+    global: DefaultDirectRateLimiter,
+    connections: Arc<Semaphore>,
+}
+
+impl EnrolmentServer {
+    pub async fn bind(
+        addr: SocketAddr,
+        registrar: Arc<Registrar>,
+        limits: EnrolmentLimits,
+    ) -> io::Result<EnrolmentServer> {
+        let listener = TcpListener::bind(addr).await?;
+        EnrolmentServer::on(listener, registrar, limits)
+    }
+
+    /// On a listener that was bound earlier, for whoever must know its port before it can open the registrar.
+    pub fn on(
+        listener: TcpListener,
+        registrar: Arc<Registrar>,
+        limits: EnrolmentLimits,
+    ) -> io::Result<EnrolmentServer> {
+        let addr = listener.local_addr()?;
+        let per_address = Quota::per_second(limits.tries_per_second).allow_burst(limits.tries_burst);
+        let global = Quota::per_second(limits.all_tries_per_second).allow_burst(limits.all_tries_burst);
+        let shared = Shared {
+            registrar,
+            per_address: RateLimiter::keyed(per_address),
+            global: RateLimiter::direct(global),
+            connections: Arc::new(Semaphore::new(limits.connections_max)),
+            limits,
+        };
+        Ok(EnrolmentServer { listener, addr, shared: Arc::new(shared) })
+    }
+
+    pub fn local_addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Serves until `stop`, then lets open exchanges end.
+    pub async fn run(self, stop: CancellationToken) {
+        let tasks = TaskTracker::new();
+        loop {
+            let accepted = tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                accepted = self.listener.accept() => accepted,
+            };
+            match accepted {
+                Ok((link, client)) => self.shared.clone().admit(link, client, &tasks),
+                Err(error) => {
+                    // Out of file descriptors, most likely: accepting again at once would spin.
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    self.shared.registrar.figures.count_turned_away("accept");
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            }
+        }
+        drop(self.listener);
+        tasks.close();
+        let _ = timeout(DRAIN, tasks.wait()).await;
+    }
+}
+
+impl Shared {
+    fn admit(self: Arc<Shared>, link: TcpStream, client: SocketAddr, tasks: &TaskTracker) {
+        let figures = &self.registrar.figures;
+        let Ok(place) = self.connections.clone().try_acquire_owned() else {
+            figures.count_turned_away("full");
+            return;
+        };
+        let open = figures.connection();
+        tasks.spawn(async move {
+            self.serve(link, client).await;
+            drop((place, open));
+        });
+    }
+
+    async fn serve(&self, link: TcpStream, client: SocketAddr) {
+        let figures = &self.registrar.figures;
+        let acceptor = TlsAcceptor::from(self.registrar.channel_tls().load_full());
+        let mut link = match timeout(self.limits.handshake, acceptor.accept(link)).await {
+            Ok(Ok(link)) => link,
+            Ok(Err(error)) => {
+                tracing::debug!(%client, %error, "no handshake");
+                return figures.count_turned_away("handshake");
+            }
+            Err(_) => return figures.count_turned_away("handshake-timeout"),
+        };
+        // Without the name of a protocol nobody here knows what would follow.
+        if link.get_ref().1.alpn_protocol() != Some(wire::ALPN) {
+            return figures.count_turned_away("protocol");
+        }
+        match timeout(self.limits.exchange, self.exchange(&mut link, client)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::debug!(%client, %error, "the exchange broke");
+                figures.count_turned_away("exchange");
+            }
+            Err(_) => figures.count_turned_away("exchange-timeout"),
+        }
+    }
+
+    async fn exchange(&self, link: &mut TlsStream<TcpStream>, client: SocketAddr) -> Result<(), WireError> {
+        let time = unix_seconds(self.registrar.now());
+        wire::write(link, &Hello { version: wire::VERSION, time }).await?;
+        let answer = match wire::read::<Request>(link).await {
+            Ok(request) => self.answer(link, request, client).await,
+            // The link itself is fine, so the peer is told.
+            Err(error @ (WireError::TooLong { .. } | WireError::Malformed(_))) => {
+                self.registrar.figures.count_turned_away("malformed");
+                Err(Refusal::new(
+                    Code::Malformed,
+                    error.to_string(),
+                    "edge and cloud may be of different versions",
+                ))
+            }
+            Err(error) => return Err(error),
+        };
+        let answer = answer.unwrap_or_else(Answer::Refused);
+        wire::write(link, &Response { answer: Some(answer) }).await?;
+        link.shutdown().await?;
+        Ok(())
+    }
+
+    async fn answer(
+        &self,
+        link: &TlsStream<TcpStream>,
+        request: Request,
+        client: SocketAddr,
+    ) -> Result<Answer, Refusal> {
+        let shown = link.get_ref().1.peer_certificates().and_then(|chain| chain.first());
+        // Edges with a certificate of ours are known; after a restart of the cloud they may all come at once.
+        let is_known = shown.is_some() && matches!(request.ask, Some(Ask::Renew(_) | Ask::Check(_)));
+        if !is_known {
+            self.limit(client.ip())?;
+        }
+        self.registrar.answer(request, shown, &client.ip().to_string()).await
+    }
+
+    fn limit(&self, address: IpAddr) -> Result<(), Refusal> {
+        if self.per_address.len() > ADDRESSES_MAX {
+            self.per_address.retain_recent();
+        }
+        let now = DefaultClock::default().now();
+        let (what, wait) = match self.per_address.check_key(&network(address)) {
+            Err(until) => ("address", until.wait_time_from(now)),
+            Ok(()) => match self.global.check() {
+                Err(until) => ("all", until.wait_time_from(now)),
+                Ok(()) => return Ok(()),
+            },
+        };
+        self.registrar.figures.count_turned_away(if what == "all" { "rate-all" } else { "rate-address" });
+        let seconds = wait.as_secs() as u32 + 1;
+        let message = match what {
+            "all" => "too many gateways are enrolling",
+            _ => "too many tries from this address",
+        };
+        let hint = format!("try again in {seconds} seconds");
+        Err(Refusal { retry_after_seconds: seconds, ..Refusal::new(Code::RateLimited, message, hint) })
+    }
+}
+
+// One customer's IPv6 network is 64 bits or more: counting single addresses would count nothing.
+fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => {
+            let bits = u128::from(address) >> 64 << 64;
+            IpAddr::V6(bits.into())
+        }
+        address => address,
+    }
+}

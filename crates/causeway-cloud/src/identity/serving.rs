@@ -1,0 +1,200 @@
+//! The cloud's own certificate, for the API and the channel port, and the TLS settings built on it.
+//!
+//! Names follow the configuration, the CA follows the roll, and both are reconciled: whenever something
+//! differs from what is shown, a new certificate is made and swapped in while connections go on. Key and
+//! certificate live in memory only; a restart makes new ones.
+
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
+
+use arc_swap::ArcSwap;
+use causeway_channel::key::Request;
+use causeway_channel::tls::{self, Credentials, TlsError};
+use causeway_channel::{Endpoint, Key, KeyHash, PeerId, wire};
+use rustls::ServerConfig;
+
+use super::authority::{AuthorityError, SERVER_LIFETIME, ServerName, Subject};
+use super::roll::Roll;
+
+/// The live TLS settings. Listeners take the current one for each connection.
+#[derive(Debug)]
+pub struct Serving {
+    names: Vec<ServerName>,
+    api: Arc<ArcSwap<ServerConfig>>,
+    channel: Arc<ArcSwap<ServerConfig>>,
+    shown: Mutex<Shown>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Shown {
+    authority: KeyHash,
+    trusted: Vec<KeyHash>,
+    not_before: SystemTime,
+    not_after: SystemTime,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ServingError {
+    #[error(transparent)]
+    Authority(#[from] AuthorityError),
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+}
+
+impl Serving {
+    pub fn new(names: Vec<ServerName>, roll: &Roll, now: SystemTime) -> Result<Serving, ServingError> {
+        let made = make(&names, roll, now)?;
+        Ok(Serving {
+            names,
+            api: Arc::new(ArcSwap::from_pointee(made.api)),
+            channel: Arc::new(ArcSwap::from_pointee(made.channel)),
+            shown: Mutex::new(made.shown),
+        })
+    }
+
+    pub fn api(&self) -> Arc<ArcSwap<ServerConfig>> {
+        self.api.clone()
+    }
+
+    pub fn channel(&self) -> Arc<ArcSwap<ServerConfig>> {
+        self.channel.clone()
+    }
+
+    /// When the certificate that is shown ends.
+    pub fn not_after(&self) -> SystemTime {
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner).not_after
+    }
+
+    /// Makes and shows a new certificate if the present one does not fit any more.
+    pub fn reconcile(&self, roll: &Roll, now: SystemTime) -> Result<bool, ServingError> {
+        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        if !is_due(&shown, roll, now) {
+            return Ok(false);
+        }
+        let made = make(&self.names, roll, now)?;
+        self.api.store(Arc::new(made.api));
+        self.channel.store(Arc::new(made.channel));
+        *shown = made.shown;
+        Ok(true)
+    }
+}
+
+fn is_due(shown: &Shown, roll: &Roll, now: SystemTime) -> bool {
+    shown.authority != roll.serving().id()
+        || shown.trusted != roll.ids()
+        || super::is_past_two_thirds(shown.not_before, shown.not_after, now)
+}
+
+struct Made {
+    api: ServerConfig,
+    channel: ServerConfig,
+    shown: Shown,
+}
+
+fn make(names: &[ServerName], roll: &Roll, now: SystemTime) -> Result<Made, ServingError> {
+    let key = Key::generate().map_err(AuthorityError::Key)?;
+    let spki = spki(&key)?;
+    let subject = Subject::Server { names: names.to_vec() };
+    let signed = roll.serving().sign(&subject, &spki, now, SERVER_LIFETIME)?;
+    let shown = Shown {
+        authority: roll.serving().id(),
+        trusted: roll.ids(),
+        not_before: signed.not_before,
+        not_after: signed.not_after,
+    };
+    // The CAs go along for edges that know only a hash of one of them.
+    let mut chain = vec![signed.certificate];
+    chain.extend(roll.bundle());
+    let credentials = Credentials { chain, key: key.to_der() };
+    let bundle = roll.bundle();
+    let api = tls::server(credentials.clone(), &bundle, &[b"h2", b"http/1.1"])?;
+    let channel = tls::server(credentials, &bundle, &[wire::ALPN])?;
+    Ok(Made { api, channel, shown })
+}
+
+/// The public half of a key of our own.
+pub(super) fn spki(key: &Key) -> Result<Vec<u8>, AuthorityError> {
+    let nobody = PeerId::new("cloud", "cloud").expect("the constant is a name");
+    let request =
+        Request::read(&key.request(&nobody)?).expect("a request just made with this key can be read");
+    Ok(request.spki)
+}
+
+/// Every name under which somebody may reach this cloud.
+pub fn names(advertise: &[Endpoint], listen: &[SocketAddr], extra: &[String], host: &str) -> Vec<ServerName> {
+    let mut names = vec![
+        ServerName::Dns(tls::CLOUD_NAME.to_owned()),
+        ServerName::Dns("localhost".to_owned()),
+        ServerName::Ip(IpAddr::from([127, 0, 0, 1])),
+        ServerName::Ip(IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1])),
+    ];
+    names.extend(server_name(host));
+    names.extend(advertise.iter().filter_map(|endpoint| server_name(endpoint.host())));
+    names.extend(extra.iter().filter_map(|name| server_name(name)));
+    names.extend(listen.iter().map(SocketAddr::ip).filter(|ip| !ip.is_unspecified()).map(ServerName::Ip));
+    names.sort();
+    names.dedup();
+    names
+}
+
+// A host name that no certificate can hold (two dots in a row, say) is left out: nobody could verify it anyway.
+fn server_name(text: &str) -> Option<ServerName> {
+    if let Ok(address) = text.parse::<IpAddr>() {
+        return Some(ServerName::Ip(address));
+    }
+    let name = rustls_pki_types::DnsName::try_from(text.to_ascii_lowercase()).ok()?;
+    Some(ServerName::Dns(name.as_ref().to_owned()))
+}
+
+/// The addresses of this machine that others see: where a packet to the outside would come from. Nothing is sent.
+pub fn outward_addresses() -> Vec<IpAddr> {
+    // Documentation addresses (RFC 5737, RFC 3849): routed like any foreign host, and nobody's.
+    let probes = [("0.0.0.0:0", "192.0.2.1:9"), ("[::]:0", "[2001:db8::1]:9")];
+    let outward = |(local, remote)| {
+        let socket = UdpSocket::bind(local).ok()?;
+        socket.connect(remote).ok()?;
+        Some(socket.local_addr().ok()?.ip())
+    };
+    probes.into_iter().filter_map(outward).filter(|ip| !ip.is_unspecified() && !ip.is_loopback()).collect()
+}
+
+/// What the machine calls itself.
+pub fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    match name.trim() {
+        "" => "localhost".to_owned(),
+        name => name.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_follow_the_configuration() {
+        let advertise: Vec<Endpoint> = ["Cloud.Example:7444", "[2001:db8::7]:7444", "bad..name:1"]
+            .iter()
+            .map(|text| text.parse().unwrap())
+            .collect();
+        let listen =
+            ["0.0.0.0:7443".parse().unwrap(), "10.1.2.3:7444".parse().unwrap(), "[::]:1".parse().unwrap()];
+        let names = names(&advertise, &listen, &["api.example".into(), "10.1.2.3".into()], "host-1");
+        let has = |text: &str| names.contains(&server_name(text).unwrap());
+        for name in [
+            "cloud.example",
+            "2001:db8::7",
+            "10.1.2.3",
+            "api.example",
+            "host-1",
+            "localhost",
+            "127.0.0.1",
+            "::1",
+            tls::CLOUD_NAME,
+        ] {
+            assert!(has(name), "{name} in {names:?}");
+        }
+        assert_eq!(names.len(), 9, "no wildcard address, nothing twice, nothing unusable: {names:?}");
+    }
+}

@@ -1,0 +1,1 @@
+//! Rows for the whole of identity.
