@@ -21,6 +21,7 @@ pub mod selector;
 
 pub mod conditions;
 pub mod discovery;
+pub mod openapi;
 pub mod presence;
 pub mod world;
 

@@ -255,7 +255,7 @@ pub(crate) fn is_zero(number: &i64) -> bool {
 }
 
 fn any_object(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-    schemars::json_schema!({ "type": "object", "additionalProperties": true })
+    schemars::json_schema!({ "type": "object" })
 }
 
 #[cfg(test)]

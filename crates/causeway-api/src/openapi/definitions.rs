@@ -1,0 +1,201 @@
+//! The schemas of all objects under the names Kubernetes clients expect.
+//!
+//! Types come from `schema`; here they get their long names, `kind` and `apiVersion`, their lists, and the few types of
+//! Kubernetes that are no Rust types of ours.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+
+use crate::{ApiVersion, Kind, VERSION, schema};
+
+const OURS: &str = "io.causeway.v1.";
+const META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.";
+
+/// Every definition, with references of the form `{prefix}NAME`.
+pub(super) fn definitions(prefix: &str) -> BTreeMap<String, Value> {
+    let mut all = BTreeMap::new();
+    for (name, mut schema) in schema::definitions() {
+        rename_references(&mut schema, prefix);
+        if let Some(kind) = Kind::from_name(&name) {
+            add_type_meta(&mut schema, kind.name());
+            all.insert(long_name(kind.list_name()), list(kind, prefix));
+        }
+        if name == "Status" {
+            schema["x-kubernetes-group-version-kind"] = json!([gvk("", "Status")]);
+        }
+        all.insert(long_name(&name), schema);
+    }
+    all.extend(kubernetes_types(prefix));
+    all
+}
+
+/// The long name of a type of ours or of Kubernetes' metadata.
+pub(super) fn long_name(name: &str) -> String {
+    let is_meta = [
+        "Condition",
+        "DeleteOptions",
+        "ListMeta",
+        "ManagedFieldsEntry",
+        "ObjectMeta",
+        "OwnerReference",
+        "Patch",
+        "Preconditions",
+        "Status",
+        "StatusCause",
+        "StatusDetails",
+        "WatchEvent",
+    ];
+    let prefix = if is_meta.contains(&name) { META } else { OURS };
+    format!("{prefix}{name}")
+}
+
+pub(super) fn reference(prefix: &str, name: &str) -> Value {
+    json!({ "$ref": format!("{prefix}{}", long_name(name)) })
+}
+
+pub(super) fn gvk(group: &str, kind: &str) -> Value {
+    json!({ "group": group, "kind": kind, "version": VERSION })
+}
+
+/// An object is found under both API versions, so it answers to both.
+fn both_versions(kind: &str) -> Value {
+    json!([gvk(ApiVersion::Core.group(), kind), gvk(ApiVersion::Group.group(), kind)])
+}
+
+fn add_type_meta(schema: &mut Value, kind: &str) {
+    if let Some(properties) = schema["properties"].as_object_mut() {
+        properties.extend(type_meta());
+        let told = [
+            ("metadata", "Standard object's metadata."),
+            ("status", "What the system has found out about the object. Written by Causeway, never by hand."),
+        ];
+        for (name, description) in told {
+            if let Some(schema) = properties.get_mut(name) {
+                schema["description"] = description.into();
+            }
+        }
+    }
+    schema["x-kubernetes-group-version-kind"] = both_versions(kind);
+}
+
+fn type_meta() -> Map<String, Value> {
+    let api_version = "APIVersion defines the versioned schema of this representation of an object: causeway.io/v1, or v1 for \
+                       the same objects under the core path.";
+    let kind = "Kind is a string value representing the REST resource this object represents.";
+    Map::from_iter([
+        ("apiVersion".into(), json!({ "type": "string", "description": api_version })),
+        ("kind".into(), json!({ "type": "string", "description": kind })),
+    ])
+}
+
+fn list(kind: Kind, prefix: &str) -> Value {
+    let mut properties = type_meta();
+    properties.insert("metadata".into(), described(reference(prefix, "ListMeta"), "Standard list metadata."));
+    properties.insert(
+        "items".into(),
+        json!({ "type": "array", "description": "The objects.", "items": reference(prefix, kind.name()) }),
+    );
+    json!({
+        "type": "object",
+        "description": format!("{} is a list of {}.", kind.list_name(), kind.name()),
+        "required": ["items"],
+        "properties": properties,
+        "x-kubernetes-group-version-kind": both_versions(kind.list_name()),
+    })
+}
+
+fn described(mut schema: Value, description: &str) -> Value {
+    schema["description"] = description.into();
+    schema
+}
+
+/// Types that clients look up but that are no Rust types here.
+fn kubernetes_types(prefix: &str) -> [(String, Value); 4] {
+    let string = |description: &str| json!({ "type": "string", "description": description });
+    let boolean = |description: &str| json!({ "type": "boolean", "description": description });
+    let mut delete = type_meta();
+    let options = [
+        (
+            "dryRun",
+            json!({
+                "type": "array", "items": { "type": "string" }, "x-kubernetes-list-type": "atomic",
+                "description": "All: everything is checked, nothing is deleted.",
+            }),
+        ),
+        (
+            "gracePeriodSeconds",
+            json!({
+                "type": "integer", "format": "int64",
+                "description": "Accepted and not used: objects of this group go away at once.",
+            }),
+        ),
+        ("orphanDependents", boolean("Deprecated: please use propagationPolicy.")),
+        (
+            "preconditions",
+            described(
+                reference(prefix, "Preconditions"),
+                "Must be fulfilled before the deletion is carried out; else it is refused with 409.",
+            ),
+        ),
+        ("propagationPolicy", string("What becomes of dependents: Orphan, Background or Foreground.")),
+    ];
+    delete.extend(options.map(|(name, schema)| (name.to_string(), schema)));
+    [
+        (
+            long_name("DeleteOptions"),
+            json!({
+                "type": "object",
+                "description": "DeleteOptions may be provided when deleting an API object.",
+                "properties": delete,
+                "x-kubernetes-group-version-kind": both_versions("DeleteOptions"),
+            }),
+        ),
+        (
+            long_name("Preconditions"),
+            json!({
+                "type": "object",
+                "description": "Preconditions must be fulfilled before an operation (update, delete, etc.) is carried out.",
+                "properties": {
+                    "resourceVersion": string("The revision the object must have."),
+                    "uid": string("The UID the object must have."),
+                },
+            }),
+        ),
+        (
+            long_name("Patch"),
+            json!({
+                "type": "object",
+                "description": "Patch is a JSON patch, a merge patch, or an object to apply.",
+            }),
+        ),
+        (
+            long_name("WatchEvent"),
+            json!({
+                "type": "object",
+                "description": "Event represents a single event to a watched resource.",
+                "required": ["type", "object"],
+                "properties": {
+                    "object": { "type": "object", "description": "The object as it is after the event." },
+                    "type": string("ADDED, MODIFIED, DELETED, BOOKMARK or ERROR."),
+                },
+                "x-kubernetes-group-version-kind": both_versions("WatchEvent"),
+            }),
+        ),
+    ]
+}
+
+fn rename_references(schema: &mut Value, prefix: &str) {
+    match schema {
+        Value::Object(fields) => {
+            if let Some(Value::String(reference)) = fields.get_mut("$ref")
+                && let Some(name) = reference.strip_prefix("#/definitions/")
+            {
+                *reference = format!("{prefix}{}", long_name(name));
+            }
+            fields.values_mut().for_each(|inner| rename_references(inner, prefix));
+        }
+        Value::Array(items) => items.iter_mut().for_each(|inner| rename_references(inner, prefix)),
+        _ => {}
+    }
+}

@@ -1,0 +1,224 @@
+//! What can be done at which path, once for both OpenAPI versions.
+
+use serde_json::{Value, json};
+
+use super::definitions::gvk;
+use crate::{ApiVersion, Kind};
+
+/// One operation.
+pub(super) struct Operation {
+    pub method: &'static str,
+    /// The verb as Kubernetes names it in `x-kubernetes-action`.
+    pub action: &'static str,
+    pub id: String,
+    pub description: String,
+    pub kind: Kind,
+    pub version: ApiVersion,
+    /// Short name of the type of the body, if there is one.
+    pub body: Option<&'static str>,
+    pub consumes: &'static [&'static str],
+    /// Short name of the type of the answer.
+    pub answer: &'static str,
+    pub codes: &'static [&'static str],
+    pub query: Vec<&'static Parameter>,
+}
+
+impl Operation {
+    pub fn gvk(&self) -> Value {
+        gvk(self.version.group(), self.kind.name())
+    }
+
+    /// Clients group operations by this word.
+    pub fn tag(&self) -> &'static str {
+        match self.version {
+            ApiVersion::Core => "core_v1",
+            ApiVersion::Group => "causewayIo_v1",
+        }
+    }
+}
+
+/// A query parameter.
+pub(super) struct Parameter {
+    pub name: &'static str,
+    pub cell: &'static str,
+    pub description: &'static str,
+}
+
+impl Parameter {
+    /// As `v2` has it; `v3` puts the type into a schema.
+    pub fn head(&self) -> Value {
+        json!({ "name": self.name, "in": "query", "description": self.description })
+    }
+}
+
+const fn text(name: &'static str, description: &'static str) -> Parameter {
+    Parameter { name, cell: "string", description }
+}
+
+static PRETTY: Parameter = text("pretty", "If 'true', then the output is pretty printed.");
+static DRY_RUN: Parameter = text("dryRun", "All: everything is checked and answered, nothing is stored.");
+static FIELD_MANAGER: Parameter = text(
+    "fieldManager",
+    "Name of the actor that makes the change, for server-side apply. At most 128 characters.",
+);
+static FIELD_VALIDATION: Parameter = text(
+    "fieldValidation",
+    "What happens to unknown and duplicate fields. Ignore: they are dropped. Warn: dropped, with a warning; the default. \
+     Strict: the request is refused.",
+);
+static FORCE: Parameter = Parameter {
+    name: "force",
+    cell: "boolean",
+    description: "For apply patches: take fields over from other managers instead of a conflict.",
+};
+static LABELS: Parameter =
+    text("labelSelector", "Only objects whose labels match. Example: tier=factory,zone in (a,b).");
+static FIELDS: Parameter = text(
+    "fieldSelector",
+    "Only objects whose fields match: metadata.name and the fields that refer to other objects.",
+);
+static LIMIT: Parameter =
+    Parameter { name: "limit", cell: "integer", description: "At most so many objects per page." };
+static CONTINUE: Parameter =
+    text("continue", "The token of the last page, to get the next one of the same snapshot.");
+static REVISION: Parameter = text("resourceVersion", "The revision to list at or to watch from.");
+static REVISION_MATCH: Parameter =
+    text("resourceVersionMatch", "How resourceVersion is meant in a list: Exact or NotOlderThan.");
+static WATCH: Parameter =
+    Parameter { name: "watch", cell: "boolean", description: "Stream the changes instead of one answer." };
+static BOOKMARKS: Parameter = Parameter {
+    name: "allowWatchBookmarks",
+    cell: "boolean",
+    description: "Send BOOKMARK events in a watch.",
+};
+static INITIAL: Parameter = Parameter {
+    name: "sendInitialEvents",
+    cell: "boolean",
+    description: "Begin a watch with the present objects, then a bookmark.",
+};
+static TIMEOUT: Parameter = Parameter {
+    name: "timeoutSeconds",
+    cell: "integer",
+    description: "End the watch after so many seconds.",
+};
+static GRACE: Parameter =
+    Parameter { name: "gracePeriodSeconds", cell: "integer", description: "Accepted and not used." };
+static PROPAGATION: Parameter =
+    text("propagationPolicy", "What becomes of dependents: Orphan, Background or Foreground.");
+
+const ANY: &[&str] = &["*/*"];
+const PATCHES: &[&str] =
+    &["application/json-patch+json", "application/merge-patch+json", "application/apply-patch+yaml"];
+
+/// The root of a version's paths.
+pub(super) fn root(version: ApiVersion) -> &'static str {
+    match version {
+        ApiVersion::Core => "/api/v1",
+        ApiVersion::Group => "/apis/causeway.io/v1",
+    }
+}
+
+/// Every path of a kind with its operations.
+pub(super) fn paths(version: ApiVersion, kind: Kind) -> Vec<(String, Vec<Operation>)> {
+    let collection = format!("{}/{}", root(version), kind.plural());
+    let object = format!("{collection}/{{name}}");
+    let status = format!("{object}/status");
+    let operation = |method, action, verb: &str, suffix: &str| {
+        let group = if version == ApiVersion::Core { "CoreV1" } else { "CausewayIoV1" };
+        Operation {
+            method,
+            action,
+            id: format!("{verb}{group}{kind}{suffix}"),
+            description: String::new(),
+            kind,
+            version,
+            body: None,
+            consumes: ANY,
+            answer: kind.name(),
+            codes: &["200"],
+            query: vec![&PRETTY],
+        }
+    };
+    let list = vec![
+        Operation {
+            description: format!("list or watch objects of kind {kind}"),
+            answer: kind.list_name(),
+            query: vec![
+                &PRETTY,
+                &BOOKMARKS,
+                &CONTINUE,
+                &FIELDS,
+                &LABELS,
+                &LIMIT,
+                &REVISION,
+                &REVISION_MATCH,
+                &INITIAL,
+                &TIMEOUT,
+                &WATCH,
+            ],
+            ..operation("get", "list", "list", "")
+        },
+        Operation {
+            description: format!("create a {kind}"),
+            body: Some(kind.name()),
+            codes: &["200", "201", "202"],
+            query: vec![&PRETTY, &DRY_RUN, &FIELD_MANAGER, &FIELD_VALIDATION],
+            ..operation("post", "post", "create", "")
+        },
+        Operation {
+            description: format!("delete collection of {kind}"),
+            body: Some("DeleteOptions"),
+            answer: "Status",
+            query: vec![
+                &PRETTY,
+                &CONTINUE,
+                &DRY_RUN,
+                &FIELDS,
+                &GRACE,
+                &LABELS,
+                &LIMIT,
+                &PROPAGATION,
+                &REVISION,
+            ],
+            ..operation("delete", "deletecollection", "delete", "Collection")
+        },
+    ];
+    let write = |about: &str, suffix: &str| {
+        [
+            Operation {
+                description: format!("replace {about} {kind}"),
+                body: Some(kind.name()),
+                codes: &["200", "201"],
+                query: vec![&PRETTY, &DRY_RUN, &FIELD_MANAGER, &FIELD_VALIDATION],
+                ..operation("put", "put", "replace", suffix)
+            },
+            Operation {
+                description: format!("partially update {about} {kind}"),
+                body: Some("Patch"),
+                consumes: PATCHES,
+                codes: &["200", "201"],
+                query: vec![&PRETTY, &DRY_RUN, &FIELD_MANAGER, &FIELD_VALIDATION, &FORCE],
+                ..operation("patch", "patch", "patch", suffix)
+            },
+        ]
+    };
+    let mut one = vec![Operation {
+        description: format!("read the specified {kind}"),
+        ..operation("get", "get", "read", "")
+    }];
+    one.extend(write("the specified", ""));
+    one.push(Operation {
+        description: format!("delete a {kind}"),
+        body: Some("DeleteOptions"),
+        answer: "Status",
+        codes: &["200", "202"],
+        query: vec![&PRETTY, &DRY_RUN, &GRACE, &PROPAGATION],
+        ..operation("delete", "delete", "delete", "")
+    });
+    let mut of_status = vec![Operation {
+        description: format!("read status of the specified {kind}"),
+        ..operation("get", "get", "read", "Status")
+    }];
+    of_status.extend(write("status of the specified", "Status"));
+    vec![(collection, list), (object, one), (status, of_status)]
+}

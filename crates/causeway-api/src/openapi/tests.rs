@@ -1,0 +1,128 @@
+//! The documents hold together, and hold what kubectl looks for.
+
+use prost::Message;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::{ApiVersion, Kind};
+
+#[test]
+fn every_reference_leads_somewhere() {
+    check_references(&v2(), "#/definitions/", "/definitions");
+    for version in [ApiVersion::Core, ApiVersion::Group] {
+        check_references(&v3(version), "#/components/schemas/", "/components/schemas");
+    }
+}
+
+fn check_references(document: &Value, prefix: &str, place: &str) {
+    let schemas = document.pointer(place).unwrap();
+    let text = document.to_string();
+    let mut count = 0;
+    for reference in text.split("\"$ref\":\"").skip(1) {
+        let reference = reference.split('"').next().unwrap();
+        let name = reference.strip_prefix(prefix).unwrap_or_else(|| panic!("{reference}"));
+        assert!(schemas.get(name).is_some(), "{reference}");
+        count += 1;
+    }
+    assert!(count > 100, "{count}");
+}
+
+#[test]
+fn kubectl_finds_dry_run_and_field_validation_for_every_kind_and_version() {
+    // What kubectl's QueryParamVerifier does: the patch operation with this very group, version and kind.
+    for version in [ApiVersion::Core, ApiVersion::Group] {
+        for kind in Kind::ALL {
+            let gvk = json!({"group": version.group(), "version": "v1", "kind": kind.name()});
+            for document in [v2(), v3(version)] {
+                let paths = document["paths"].as_object().unwrap();
+                let patches = paths.values().map(|item| &item["patch"]);
+                let found: Vec<&Value> =
+                    patches.filter(|patch| patch["x-kubernetes-group-version-kind"] == gvk).collect();
+                assert_eq!(found.len(), 2, "{kind}: the object and its status");
+                for patch in found {
+                    let names: Vec<&str> = patch["parameters"].as_array().unwrap().iter().map(name).collect();
+                    for name in ["dryRun", "fieldManager", "fieldValidation", "force"] {
+                        assert!(names.contains(&name), "{kind} {name}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn name(parameter: &Value) -> &str {
+    parameter["name"].as_str().unwrap()
+}
+
+#[test]
+fn an_object_is_found_under_both_its_versions() {
+    let document = v2();
+    for kind in Kind::ALL {
+        let definition = &document["definitions"][format!("io.causeway.v1.{kind}")];
+        assert_eq!(
+            definition["x-kubernetes-group-version-kind"],
+            json!([
+                {"group": "", "version": "v1", "kind": kind.name()},
+                {"group": "causeway.io", "version": "v1", "kind": kind.name()},
+            ])
+        );
+        for property in ["apiVersion", "kind", "metadata", "status"] {
+            assert!(!definition["properties"][property]["description"].is_null(), "{kind}.{property}");
+        }
+    }
+}
+
+#[test]
+fn the_protobuf_form_says_the_same() {
+    let document = gnostic::Document::decode(v2_protobuf().as_slice()).unwrap();
+    let json = v2();
+    assert_eq!(document.swagger, "2.0");
+    let definitions = document.definitions.unwrap().entries;
+    assert_eq!(definitions.len(), json["definitions"].as_object().unwrap().len());
+    assert_eq!(document.paths.unwrap().path.len(), json["paths"].as_object().unwrap().len());
+
+    let service = definitions.iter().find(|named| named.name == "io.causeway.v1.EService").unwrap();
+    let service = service.value.as_ref().unwrap();
+    let property = |name: &str| {
+        let properties = &service.properties.as_ref().unwrap().entries;
+        properties.iter().find(|named| named.name == name).unwrap().value.clone().unwrap()
+    };
+    assert_eq!(property("port").types.unwrap().value, ["integer"]);
+    assert_eq!((property("port").format, property("port").maximum), ("int32".into(), 65535.0));
+    assert_eq!(property("protocol").enumeration.len(), 6);
+    assert_eq!(property("protocol").default.unwrap().yaml, "\"TCP\"\n");
+    assert_eq!(
+        property("metadata").reference,
+        "#/definitions/io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
+    );
+    assert_eq!(
+        property("endpoints").items.unwrap().schema[0].reference,
+        "#/definitions/io.causeway.v1.Endpoint"
+    );
+    let extension = service.vendor_extension.iter().find(|named| named.name.ends_with("kind")).unwrap();
+    let kinds: Value = serde_json::from_str(&extension.value.clone().unwrap().yaml).unwrap();
+    assert_eq!(kinds, json["definitions"]["io.causeway.v1.EService"]["x-kubernetes-group-version-kind"]);
+}
+
+#[test]
+fn the_index_names_both_documents_by_their_hash() {
+    let index = v3_index();
+    for path in ["api/v1", "apis/causeway.io/v1"] {
+        let url = index["paths"][path]["serverRelativeURL"].as_str().unwrap();
+        assert!(url.starts_with(&format!("/openapi/v3/{path}?hash=")), "{url}");
+    }
+    assert_eq!(index, v3_index(), "the same documents have the same hashes");
+}
+
+#[test]
+fn operation_ids_are_unique() {
+    let document = v2();
+    let mut seen = std::collections::HashSet::new();
+    for item in document["paths"].as_object().unwrap().values() {
+        for operation in item.as_object().unwrap().values().filter_map(|value| value["operationId"].as_str())
+        {
+            assert!(seen.insert(operation.to_string()), "{operation}");
+        }
+    }
+    assert_eq!(seen.len(), 2 * 8 * (3 + 4 + 3));
+}
