@@ -17,6 +17,8 @@ pub struct Parts {
     pub figures: Arc<dyn LiveFigures>,
     /// None speaks plain HTTP: for tests on loopback only. Swap the content to change certificates and CAs.
     pub tls: Option<Arc<ArcSwap<rustls::ServerConfig>>>,
+    /// What `/readyz` answers, without credentials.
+    pub readiness: causeway_daemon::Readiness,
     pub limits: Limits,
 }
 
@@ -40,12 +42,13 @@ pub struct ApiServer {
 
 impl ApiServer {
     pub async fn bind(addr: SocketAddr, parts: Parts) -> Result<ApiServer, BindError> {
-        let listen = async {
-            let listener = TcpListener::bind(addr).await?;
-            let addr = listener.local_addr()?;
-            Ok((listener, addr))
-        };
-        let (listener, addr) = listen.await.map_err(|source| BindError { addr, source })?;
+        let listener = TcpListener::bind(addr).await.map_err(|source| BindError { addr, source })?;
+        ApiServer::on(listener, parts).map_err(|source| BindError { addr, source })
+    }
+
+    /// On a listener that was bound earlier, for whoever must know its port before it can make the parts.
+    pub fn on(listener: TcpListener, parts: Parts) -> std::io::Result<ApiServer> {
+        let addr = listener.local_addr()?;
         Ok(ApiServer { listener, addr, _parts: parts })
     }
 
