@@ -17,6 +17,8 @@ mod update;
 mod walk;
 
 #[cfg(test)]
+mod laws;
+#[cfg(test)]
 mod tests;
 
 pub use apply::{ApplyError, apply};

@@ -177,6 +177,14 @@ fn a_client_may_edit_or_reset_the_entries_but_not_strip_them_by_accident() {
 }
 
 #[test]
+fn an_object_that_had_no_fields_is_tracked_from_its_first() {
+    let bare = updated(writer("a"), None, service(json!({})));
+    assert_eq!(owners(&bare), [""; 0]);
+    let object = edited(writer("b"), &bare, json!({"port": 81}));
+    assert_eq!(owners(&object), ["b/Update: .port"]);
+}
+
+#[test]
 fn a_status_write_touches_nothing_else_and_a_main_write_no_status() {
     let old = updated(writer("a"), None, service(json!({"port": 80})));
     let mut sent = body(&old);
@@ -365,8 +373,24 @@ fn an_item_of_a_keyed_list_is_merged_and_removed_as_one() {
         object["status"]["conditions"],
         json!([{"type": "A", "status": "False"}, {"type": "B", "status": "True"}])
     );
-    let object = applied(status_writer("x"), Some(&object), json!({}));
-    assert_eq!(object["status"]["conditions"], json!([{"type": "B", "status": "True"}]));
+    let touched = edited(
+        status_writer("z"),
+        &object,
+        conditions(json!([{"type": "A", "status": "Unknown"}, {"type": "B", "status": "True"}])),
+    );
+    for object in [object, touched] {
+        let object = applied(status_writer("x"), Some(&object), json!({}));
+        assert_eq!(object["status"]["conditions"], json!([{"type": "B", "status": "True"}]));
+        assert_eq!(
+            owners(&object),
+            [
+                "a/Apply: .port",
+                "y/Apply/status: .status.conditions[type=\"B\"] .status.conditions[type=\"B\"].status \
+                 .status.conditions[type=\"B\"].type",
+            ],
+            "what others changed in the item is gone with it"
+        );
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::entries::{Claim, Entries, Operation, Owner, clear};
 use super::scope::{body_of, confine, fields_within, system_fields};
-use super::walk::compare;
+use super::walk::{compare, fields_of};
 use super::{OwnershipError, Subresource, Writer};
 
 /// Gives `new` the managedFields that follow from the change `old` → `new` by `writer`; no `old` is a create.
@@ -15,12 +15,12 @@ use super::{OwnershipError, Subresource, Writer};
 pub fn update(writer: &Writer<'_>, old: Option<&Value>, new: &mut Value) -> Result<(), OwnershipError> {
     let mut entries = entries_before(writer, old, new);
     confine(writer.subresource, old, new);
-    if old.is_some() && entries.0.is_empty() {
-        // As in Kubernetes: once reset, nothing is tracked until somebody applies.
+    let before = old.map_or_else(|| json!({"metadata": {}}), body_of);
+    if entries.0.is_empty() && !fields_of(&before).difference(&system_fields()).is_empty() {
+        // As in Kubernetes: fields without any owner were reset on purpose, and stay so until somebody applies.
         clear(new);
         return Ok(());
     }
-    let before = old.map_or_else(|| json!({"metadata": {}}), body_of);
     record(&mut entries, writer, &before, &body_of(new));
     entries.cap_updaters();
     entries.write(new)
