@@ -20,6 +20,7 @@ pub mod name;
 pub mod selector;
 
 pub mod conditions;
+pub mod crd;
 pub mod discovery;
 pub mod openapi;
 pub mod presence;

@@ -10,6 +10,7 @@ use crate::meta::{ObjectMeta, ObjectStatus};
 /// ServiceExpose presents a service at other sites, under policies. Each of those sites gets a local address and a DNS name for it.
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
+#[schemars(extend("required" = ["eServiceName"]))]
 pub struct ServiceExpose {
     pub metadata: ObjectMeta,
 

@@ -11,6 +11,7 @@ use crate::meta::{ObjectMeta, ObjectStatus, is_zero};
 /// EGateway is a gateway at a site. It dials the cloud, and presents remote services at addresses of its own range.
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
+#[schemars(extend("required" = ["eSiteName"]))]
 pub struct EGateway {
     pub metadata: ObjectMeta,
 

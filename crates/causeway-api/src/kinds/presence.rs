@@ -13,6 +13,7 @@ use crate::meta::{ObjectMeta, ObjectStatus};
 /// hand to choose the address.
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
+#[schemars(extend("required" = ["eServiceName", "virtualIp"]))]
 pub struct VirtualPresence {
     pub metadata: ObjectMeta,
 

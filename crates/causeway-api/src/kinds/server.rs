@@ -12,6 +12,7 @@ use crate::meta::{ObjectMeta, ObjectStatus};
 /// EServer is a host at a site: the subject that policies allow and, with ports, a host that can be reached by its name.
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
+#[schemars(extend("required" = ["eSiteName", "ip"]))]
 pub struct EServer {
     pub metadata: ObjectMeta,
 

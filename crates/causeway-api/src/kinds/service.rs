@@ -12,6 +12,7 @@ use crate::meta::{ObjectMeta, ObjectStatus, is_zero};
 /// EService is a service that really runs at a site. Other sites see it only through a ServiceExpose.
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
+#[schemars(extend("required" = ["eSiteName", "port"]))]
 pub struct EService {
     pub metadata: ObjectMeta,
 
@@ -89,6 +90,7 @@ impl Protocol {
 /// One backend of a service.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
+#[schemars(extend("required" = ["ip"]))]
 pub struct Endpoint {
     /// Address of the backend inside the site. Required. Example: 10.0.0.11.
     #[serde(skip_serializing_if = "String::is_empty")]
