@@ -4,6 +4,9 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod battery;
+mod crash;
 mod etcd;
+mod full_disk;
 mod lab;
+mod model;
 mod sqlite;
