@@ -20,7 +20,7 @@ use crate::{EtcdTls, Revision, StoreError};
 /// One member gets this long to answer. An election takes about a second.
 const ATTEMPT: Duration = Duration::from_secs(4);
 /// All members together get this long.
-const DEADLINE: Duration = Duration::from_secs(12);
+const DEADLINE: Duration = Duration::from_secs(8);
 /// Between two rounds through all members.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Larger than a page of the largest records.
