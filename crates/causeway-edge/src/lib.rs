@@ -1,3 +1,13 @@
 //! The edge role: enrols once, keeps its certificate fresh.
 //!
-//! Everything it must remember is in its data dir.
+//! Everything it must remember is in its data dir: `state` reads and writes it, `renewal` decides what is due,
+//! `edge` does it.
+
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod edge;
+pub mod renewal;
+mod state;
+
+pub use edge::{Edge, EdgeError, Enrolled};
+pub use state::{EdgeIdentity, StateError};

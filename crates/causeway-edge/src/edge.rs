@@ -1,0 +1,271 @@
+//! The edge itself: enrols with a token, then keeps its certificate fresh for as long as it runs.
+//!
+//! The order of steps is what makes a crash harmless: the key is saved before it is sent, what comes back is saved
+//! before it is used, and the same key may ask again. What is due when is decided in `renewal`.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use causeway_channel::clock::Moment;
+use causeway_channel::enrol::{self, DEADLINE};
+use causeway_channel::tls::Trust;
+use causeway_channel::wire::Code;
+use causeway_channel::{Clock, Contact, EnrolError, Issued, JoinToken, PeerId, Secret};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::renewal::{self, Outcome, Schedule, Step};
+use crate::state::{EdgeIdentity, State, StateError};
+
+/// One edge and its data dir.
+#[derive(Debug)]
+pub struct Edge {
+    state: State,
+    clock: Clock,
+    identity: watch::Sender<Option<Arc<EdgeIdentity>>>,
+}
+
+/// What `enrol` did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Enrolled {
+    Now(PeerId),
+    /// The data dir already holds an identity; the token was not looked at further.
+    Before(PeerId),
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum EdgeError {
+    #[error(transparent)]
+    State(#[from] StateError),
+    #[error("this edge cannot enrol")]
+    Enrol(#[source] EnrolError),
+    #[error("the cloud has given this edge up; create a new token and start it with --join TOKEN")]
+    GivenUp(#[source] EnrolError),
+    #[error("this edge is not enrolled yet: start it with --join TOKEN")]
+    NotEnrolled,
+    #[error("stopped before the enrolment was done")]
+    Stopped,
+}
+
+impl Edge {
+    /// Opens and locks the data dir.
+    pub fn open(data_dir: impl AsRef<Path>) -> Result<Edge, EdgeError> {
+        Edge::open_with(data_dir, Clock::system())
+    }
+
+    pub fn open_with(data_dir: impl AsRef<Path>, clock: Clock) -> Result<Edge, EdgeError> {
+        let state = State::open(data_dir.as_ref())?;
+        let (identity, _) = watch::channel(state.load()?.map(Arc::new));
+        Ok(Edge { state, clock, identity })
+    }
+
+    /// Who this edge is, if it is enrolled.
+    pub fn peer(&self) -> Option<PeerId> {
+        self.identity.borrow().as_ref().map(|identity| identity.peer.clone())
+    }
+
+    /// The identity as it changes, for whoever holds sessions with it.
+    pub fn identity(&self) -> watch::Receiver<Option<Arc<EdgeIdentity>>> {
+        self.identity.subscribe()
+    }
+
+    /// Enrols, unless that was done before. A cloud that cannot be reached, or asks for patience, is asked again
+    /// until `stop`; a refusal is final.
+    pub async fn enrol(&self, token: &JoinToken, stop: &CancellationToken) -> Result<Enrolled, EdgeError> {
+        let mut failures = 0;
+        loop {
+            let error = tokio::select! {
+                biased;
+                () = stop.cancelled() => return Err(EdgeError::Stopped),
+                tried = self.enrol_once(token) => match tried {
+                    Err(EdgeError::Enrol(error)) if is_worth_repeating(&error) => error,
+                    other => return other,
+                },
+            };
+            failures += 1;
+            let pause = renewal::backoff(failures, dice()).max(retry_after(&error).unwrap_or_default());
+            tracing::warn!(error = &error as &dyn std::error::Error, next_in = ?pause, "not enrolled yet");
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return Err(EdgeError::Stopped),
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+    }
+
+    /// One try.
+    pub async fn enrol_once(&self, token: &JoinToken) -> Result<Enrolled, EdgeError> {
+        if let Some(peer) = self.peer() {
+            match self.state.refused()? {
+                None => {
+                    tracing::info!(%peer, "already enrolled: --join is ignored");
+                    return Ok(Enrolled::Before(peer));
+                }
+                Some(note) => tracing::warn!(
+                    %peer, at = note.at, reason = note.reason,
+                    "the cloud has given this edge up: it enrols anew with the token, under a new key"
+                ),
+            }
+        }
+        let contact = self.contact(token.endpoints.clone(), Trust::Pinned(token.authorities.clone()));
+        let mut key = self.state.pending_key()?;
+        let mut tried = enrol::enrol(&contact, token, &key).await;
+        if tried.as_ref().is_err_and(|error| refused_with(error, Code::Revoked)) {
+            // The saved key belongs to an earlier life of this data dir; the token may well be good.
+            key = self.state.new_pending_key()?;
+            tried = enrol::enrol(&contact, token, &key).await;
+        }
+        let issued = tried.map_err(EdgeError::Enrol)?;
+        self.state.save(&key, &issued, &token.peer, &token.endpoints)?;
+        self.state.clear_pending()?;
+        self.take()?;
+        tracing::info!(peer = %token.peer, until = %Moment(issued.facts.not_after), "enrolled");
+        Ok(Enrolled::Now(token.peer.clone()))
+    }
+
+    /// Keeps the certificate fresh until told to stop. Ends with an error only when the cloud has given this
+    /// edge up for good; everything else is tried again.
+    pub async fn run(&self, stop: CancellationToken) -> Result<(), EdgeError> {
+        let facts = self.current()?.facts.clone();
+        let mut schedule = Schedule::new(facts.not_before, facts.not_after, self.clock.now(), dice());
+        loop {
+            let step = schedule.next_step(self.clock.now());
+            let outcome = tokio::select! {
+                biased;
+                () = stop.cancelled() => return Ok(()),
+                outcome = self.take_step(step) => outcome?,
+            };
+            if let Some(outcome) = outcome {
+                schedule.handle(outcome, self.clock.now(), dice());
+            }
+        }
+    }
+
+    /// One step; `None` after a sleep.
+    pub async fn take_step(&self, step: Step) -> Result<Option<Outcome>, EdgeError> {
+        let tried = match step {
+            Step::Sleep(time) => {
+                tokio::time::sleep(time).await;
+                return Ok(None);
+            }
+            Step::Check => self.check().await,
+            Step::Renew => self.renew().await,
+            Step::Reenrol => self.reenrol().await,
+        };
+        match tried {
+            Ok(outcome) => {
+                self.state.clear_refused()?;
+                Ok(Some(outcome))
+            }
+            Err(StepError::State(error)) => Err(error.into()),
+            Err(StepError::Enrol(error)) => self.failed(step, error).map(Some),
+        }
+    }
+
+    fn failed(&self, step: Step, error: EnrolError) -> Result<Outcome, EdgeError> {
+        if refused_with(&error, Code::CertificateExpired) {
+            return Ok(Outcome::Expired);
+        }
+        let given_up = error.refusal().is_some_and(|refusal| refusal.needs_new_token());
+        if given_up || matches!(error, EnrolError::WrongAuthority { .. }) {
+            let reason = error.refusal().map_or_else(|| error.to_string(), ToString::to_string);
+            self.state.note_refused(reason, self.clock.now())?;
+        }
+        if given_up {
+            return Err(EdgeError::GivenUp(error));
+        }
+        tracing::warn!(
+            error = &error as &dyn std::error::Error,
+            ?step,
+            "the cloud gave no answer; trying again later"
+        );
+        Ok(Outcome::Failed { retry_after: retry_after(&error) })
+    }
+
+    async fn check(&self) -> Result<Outcome, StepError> {
+        let identity = self.current_for_step()?;
+        let contact = self.contact(identity.dial(), identity.trust());
+        let renew = enrol::asks_to_renew(&contact, identity.credentials()).await?;
+        Ok(Outcome::Checked { renew })
+    }
+
+    async fn renew(&self) -> Result<Outcome, StepError> {
+        let identity = self.current_for_step()?;
+        let contact = self.contact(identity.dial(), identity.trust());
+        let issued = enrol::renew(&contact, identity.credentials(), &identity.key, &identity.peer).await?;
+        self.keep(&identity, &issued)
+    }
+
+    async fn reenrol(&self) -> Result<Outcome, StepError> {
+        let identity = self.current_for_step()?;
+        let contact = self.contact(identity.dial(), identity.trust());
+        let issued = enrol::reenrol(&contact, &identity.certificate, &identity.key, &identity.peer).await?;
+        self.keep(&identity, &issued)
+    }
+
+    fn keep(&self, identity: &EdgeIdentity, issued: &Issued) -> Result<Outcome, StepError> {
+        self.state.save(&identity.key, issued, &identity.peer, &identity.joined_at)?;
+        self.take()?;
+        tracing::info!(peer = %identity.peer, until = %Moment(issued.facts.not_after), "has a new certificate");
+        Ok(Outcome::Issued { not_before: issued.facts.not_before, not_after: issued.facts.not_after })
+    }
+
+    // What is used is what was read back from the disk, so that a restart finds the same.
+    fn take(&self) -> Result<(), StateError> {
+        self.state.clear_refused()?;
+        let identity = self.state.load()?.map(Arc::new);
+        self.identity.send_replace(identity);
+        Ok(())
+    }
+
+    fn current(&self) -> Result<Arc<EdgeIdentity>, EdgeError> {
+        self.identity.borrow().clone().ok_or(EdgeError::NotEnrolled)
+    }
+
+    fn current_for_step(&self) -> Result<Arc<EdgeIdentity>, StepError> {
+        self.identity.borrow().clone().ok_or(StepError::Enrol(EnrolError::NoEndpoint))
+    }
+
+    fn contact(&self, endpoints: Vec<causeway_channel::Endpoint>, trust: Trust) -> Contact {
+        Contact { endpoints, trust, clock: self.clock.clone(), deadline: DEADLINE }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+enum StepError {
+    #[error(transparent)]
+    State(#[from] StateError),
+    #[error(transparent)]
+    Enrol(#[from] EnrolError),
+}
+
+fn refused_with(error: &EnrolError, code: Code) -> bool {
+    error.refusal().is_some_and(|refusal| refusal.reason() == code)
+}
+
+fn retry_after(error: &EnrolError) -> Option<Duration> {
+    let seconds = error.refusal()?.retry_after_seconds;
+    (seconds > 0).then(|| Duration::from_secs(seconds.into()))
+}
+
+// A wrong clock may be set any moment, a cloud may start any moment; a refusal stays one.
+fn is_worth_repeating(error: &EnrolError) -> bool {
+    match error {
+        EnrolError::Refused(refusal) => refusal.is_temporary(),
+        EnrolError::Unreachable { .. }
+        | EnrolError::Timeout { .. }
+        | EnrolError::Handshake { .. }
+        | EnrolError::Wire { .. }
+        | EnrolError::CloudCertificate { .. }
+        | EnrolError::Clock { .. } => true,
+        _ => false,
+    }
+}
+
+// From 0 to 1. Spreading out needs no secrecy, but this source is at hand.
+fn dice() -> f64 {
+    let secret = Secret::generate();
+    let [high, low, ..] = *secret.expose();
+    f64::from(u16::from_be_bytes([high, low])) / f64::from(u16::MAX)
+}
