@@ -76,6 +76,16 @@ impl Figures {
         self.connections.inc();
         Open(self.connections.clone())
     }
+
+    #[cfg(test)]
+    pub(super) fn turned_away(&self, why: &str) -> u64 {
+        self.turned_away.get_or_create(&WhyLabels { why: why.to_owned() }).get()
+    }
+
+    #[cfg(test)]
+    pub(super) fn mismatches(&self) -> u64 {
+        self.mismatches.get()
+    }
 }
 
 struct Open(Gauge);

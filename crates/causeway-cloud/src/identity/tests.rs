@@ -1,1 +1,184 @@
-//! Rows for the whole of identity.
+//! The whole of identity over loopback: replicas on one store, edges that enrol, clocks that are set by hand.
+//!
+//! `Fleet` is the stage: a store, a clock, and as many replicas as a test wants. `Device` is an edge without
+//! a disk, made of the channel's own client.
+
+mod access;
+mod enrolment;
+mod replicas;
+mod rotation;
+mod strangers;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use causeway_channel::clock::from_unix_seconds;
+use causeway_channel::tls::{Credentials, Trust};
+use causeway_channel::wire::Code;
+use causeway_channel::{Clock, Contact, EnrolError, Issued, JoinToken, Key, enrol};
+use causeway_store::{Store, StoreSpec};
+use tokio::net::TcpListener;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::{EnrolmentLimits, EnrolmentServer, IdentityConfig, IdentityError, Registrar};
+
+const MINUTE: Duration = Duration::from_secs(60);
+const HOUR: Duration = Duration::from_secs(3600);
+const DAY: Duration = Duration::from_secs(86_400);
+
+/// A clock with hands.
+#[derive(Clone)]
+struct Hands(Arc<AtomicI64>);
+
+impl Hands {
+    fn now(&self) -> SystemTime {
+        from_unix_seconds(self.0.load(Ordering::SeqCst))
+    }
+
+    fn advance(&self, by: Duration) {
+        self.0.fetch_add(by.as_secs() as i64, Ordering::SeqCst);
+    }
+
+    fn clock(&self) -> Clock {
+        let hands = self.clone();
+        Clock::from_fn(move || hands.now())
+    }
+}
+
+struct Fleet {
+    home: tempfile::TempDir,
+    store: Store,
+    hands: Hands,
+    grace: Duration,
+    limits: EnrolmentLimits,
+}
+
+/// A running replica; it stops when dropped.
+struct Replica {
+    registrar: Arc<Registrar>,
+    addr: SocketAddr,
+    data_dir: PathBuf,
+    _stop: DropGuard,
+}
+
+impl Fleet {
+    async fn new() -> Fleet {
+        let home = tempfile::tempdir().unwrap();
+        let store = Store::open(StoreSpec::Sqlite { path: home.path().join("store.db") }).await.unwrap();
+        let hands = Hands(Arc::new(AtomicI64::new(1_800_000_000)));
+        Fleet { home, store, hands, grace: 90 * DAY, limits: EnrolmentLimits::default() }
+    }
+
+    fn data_dir(&self, name: &str) -> PathBuf {
+        let path = self.home.path().join(name);
+        causeway_daemon::data_dir::make_folder(&path).unwrap();
+        path
+    }
+
+    fn config(&self, name: &str) -> IdentityConfig {
+        let mut config = IdentityConfig::new(self.data_dir(name), Vec::new(), "https://127.0.0.1:7443");
+        config.clock = self.hands.clock();
+        config.grace = self.grace;
+        config
+    }
+
+    async fn open(&self, name: &str) -> Result<Arc<Registrar>, IdentityError> {
+        Registrar::open(self.store.clone(), self.config(name)).await
+    }
+
+    /// A replica with its own data dir. All but the first get the seal key of `a`.
+    async fn replica(&self, name: &str) -> Replica {
+        let data_dir = self.data_dir(name);
+        let seal = self.home.path().join("a/seal.key");
+        if name != "a" && seal.exists() {
+            std::fs::copy(seal, data_dir.join("seal.key")).unwrap();
+        }
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let mut config = self.config(name);
+        config.advertise = vec![addr.to_string().parse().unwrap()];
+        let registrar = Registrar::open(self.store.clone(), config).await.unwrap();
+        let server = EnrolmentServer::on(listener, registrar.clone(), self.limits.clone()).unwrap();
+        let stop = CancellationToken::new();
+        tokio::spawn(server.run(stop.clone()));
+        let (keeper, until) = (registrar.clone(), stop.clone());
+        tokio::spawn(async move { keeper.run(until).await });
+        Replica { registrar, addr, data_dir, _stop: stop.drop_guard() }
+    }
+
+    fn contact(&self, replica: &Replica, trust: Trust) -> Contact {
+        let endpoints = vec![replica.addr.to_string().parse().unwrap()];
+        Contact { endpoints, trust, clock: self.hands.clock(), deadline: Duration::from_secs(20) }
+    }
+
+    async fn enrol(&self, replica: &Replica, token: &JoinToken, key: &Key) -> Result<Issued, EnrolError> {
+        let trust = Trust::Pinned(token.authorities.clone());
+        enrol::enrol(&self.contact(replica, trust), token, key).await
+    }
+
+    async fn token(&self, replica: &Replica, gateway: &str, uses: u32) -> JoinToken {
+        replica.registrar.create_join_token("Tokyo", gateway, HOUR, uses).await.unwrap().token
+    }
+
+    /// A device that is enrolled as `gateway`.
+    async fn device(&self, replica: &Replica, gateway: &str) -> Device {
+        let token = self.token(replica, gateway, 1).await;
+        let key = Key::generate().unwrap();
+        let issued = self.enrol(replica, &token, &key).await.unwrap();
+        Device { key, issued }
+    }
+}
+
+struct Device {
+    key: Key,
+    issued: Issued,
+}
+
+impl Device {
+    fn credentials(&self) -> Credentials {
+        Credentials { chain: vec![self.issued.certificate.clone()], key: self.key.to_der() }
+    }
+
+    fn contact(&self, fleet: &Fleet, replica: &Replica) -> Contact {
+        fleet.contact(replica, Trust::Bundle(self.issued.authorities.clone()))
+    }
+
+    async fn renew(&mut self, fleet: &Fleet, replica: &Replica) -> Result<(), EnrolError> {
+        let peer = self.issued.facts.peer.clone().unwrap();
+        let contact = self.contact(fleet, replica);
+        self.issued = enrol::renew(&contact, self.credentials(), &self.key, &peer).await?;
+        Ok(())
+    }
+
+    async fn reenrol(&mut self, fleet: &Fleet, replica: &Replica) -> Result<(), EnrolError> {
+        let peer = self.issued.facts.peer.clone().unwrap();
+        let contact = self.contact(fleet, replica);
+        self.issued = enrol::reenrol(&contact, &self.issued.certificate, &self.key, &peer).await?;
+        Ok(())
+    }
+
+    async fn asks_to_renew(&self, fleet: &Fleet, replica: &Replica) -> Result<bool, EnrolError> {
+        enrol::asks_to_renew(&self.contact(fleet, replica), self.credentials()).await
+    }
+}
+
+#[track_caller]
+fn refused<T: std::fmt::Debug>(result: Result<T, EnrolError>, code: Code) -> String {
+    match result {
+        Err(EnrolError::Refused(refusal)) if refusal.reason() == code => refusal.to_string(),
+        other => panic!("expected {code:?}, got {other:?}"),
+    }
+}
+
+/// Waits for a condition that another task brings about.
+async fn eventually(what: &str, mut holds: impl FnMut() -> bool) -> Duration {
+    let start = std::time::Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < Duration::from_secs(10), "{what}: not within ten seconds");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    start.elapsed()
+}

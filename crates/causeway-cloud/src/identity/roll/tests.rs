@@ -1,1 +1,27 @@
-//! Rows for the roll.
+//! The roll in the store: what is written is what is read, and only with the right seal.
+
+use super::*;
+
+#[test]
+fn a_roll_survives_the_store_and_keys_cannot_be_exchanged() {
+    let home = tempfile::tempdir().unwrap();
+    let seal = SealKey::generate(&home.path().join("seal.key")).unwrap();
+    let now = from_unix_seconds(1_800_000_000);
+    let (old, new) = (Authority::create(now).unwrap(), Authority::create(now).unwrap());
+    let value = encode(&[(&old, now), (&new, now)], &seal, "host:/seal.key".into());
+    let roll = decode(&value, Revision(7), &seal).unwrap();
+    assert_eq!(roll.ids(), [old.id(), new.id()]);
+    assert_eq!((roll.serving().id(), roll.issuing().id()), (old.id(), new.id()));
+    assert!(roll.is_changing() && roll.revision == Revision(7));
+    assert!(roll.dated().all(|(_, created)| created == now));
+
+    let mut stored = parse(&value).unwrap();
+    let (first, second) = stored.authorities.split_at_mut(1);
+    std::mem::swap(&mut first[0].sealed_key, &mut second[0].sealed_key);
+    let exchanged = serde_json::to_vec(&stored).unwrap();
+    assert!(matches!(decode(&exchanged, Revision(7), &seal), Err(RollError::Seal(SealError::Sealed))));
+
+    stored.authorities.clear();
+    let empty = serde_json::to_vec(&stored).unwrap();
+    assert!(matches!(decode(&empty, Revision(7), &seal), Err(RollError::Damaged(_))));
+}
