@@ -93,7 +93,7 @@ pub struct Parameter {
 #[derive(Clone, PartialEq, Oneof)]
 pub enum ParameterKind {
     #[prost(message, tag = "1")]
-    Body(BodyParameter),
+    Body(Box<BodyParameter>),
     #[prost(message, tag = "2")]
     NonBody(NonBodyParameter),
 }
@@ -349,7 +349,7 @@ mod convert {
         let kind = match place.as_str() {
             "body" => {
                 let schema = value.get("schema").map(schema);
-                return ParameterKind::Body(BodyParameter { name, place, required, schema });
+                return ParameterKind::Body(Box::new(BodyParameter { name, place, required, schema }));
             }
             "path" => {
                 NonBodyKind::Path(PathParameter { required, place, description, name, cell, unique_items })

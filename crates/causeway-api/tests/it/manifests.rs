@@ -1,0 +1,82 @@
+//! The manifests of `examples/` and those of the design documents are understood, and say what is missing.
+
+use std::path::Path;
+
+use causeway_api::conditions::{self, POLICIES_RESOLVED, READY};
+use causeway_api::{ApiVersion, ConditionStatus, Kind, Object, Time, World, name, presence};
+use serde_json::Value;
+
+const NOW: i64 = 1_800_000_000;
+
+#[test]
+fn the_examples_are_valid_and_everything_in_them_resolves() {
+    let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples"));
+    let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "yaml"));
+    files.sort();
+    let mut world = World::default();
+    for path in &files {
+        let text = std::fs::read_to_string(path).unwrap();
+        for value in serde_saphyr::from_multiple::<Value>(&text).unwrap() {
+            world.insert(admit(value, ApiVersion::Group, &world));
+        }
+    }
+    for object in world.objects() {
+        let status = conditions::status(object, &world, Time::from_second(NOW));
+        let ready = status.condition(READY).unwrap();
+        assert_eq!(
+            ready.status,
+            ConditionStatus::True,
+            "{} {}: {}",
+            object.kind(),
+            object.name(),
+            ready.message
+        );
+    }
+    for kind in Kind::ALL {
+        assert!(world.objects().any(|object| object.kind() == kind), "no example of {kind}");
+    }
+}
+
+#[test]
+fn the_objects_of_the_documents_are_taken_word_for_word() {
+    let list: Value = serde_json::from_str(include_str!("arktos-objects.json")).unwrap();
+    let mut world = World::default();
+    for value in list["items"].as_array().unwrap() {
+        world.insert(admit(value.clone(), ApiVersion::Core, &world));
+    }
+    assert_eq!(world.objects().count(), 7);
+    assert!(world.server("Server1").is_some(), "named by its eServerName");
+    assert_eq!(world.presence("vp1").unwrap().e_site_name, "TokyoChibaSite1", "from its address");
+
+    let expose = world.expose("TykyoChibaNginx").expect("named by its eServiceName");
+    let found = conditions::expose(expose, &world, Time::from_second(NOW));
+    let policies = found.iter().find(|condition| condition.kind == POLICIES_RESOLVED).unwrap();
+    assert_eq!(
+        (policies.status, policies.reason.as_str(), policies.message.as_str()),
+        (ConditionStatus::False, "PolicyMissing", "EPolicy Policy2 does not exist")
+    );
+}
+
+/// What the API server does with an object, as far as this crate decides it.
+#[track_caller]
+fn admit(mut value: Value, version: ApiVersion, world: &World) -> Object {
+    assert_eq!(value["apiVersion"], version.as_str());
+    let kind = Kind::from_name(value["kind"].as_str().unwrap()).unwrap();
+    name::default_name(kind, &mut value);
+    let decoded = Object::decode(kind, value).unwrap();
+    assert_eq!(decoded.unknown, [""; 0], "{kind} {}", decoded.object.name());
+    let mut object = decoded.object;
+    object.default_fields();
+    assert_eq!(object.validate(None), [], "{kind} {}", object.name());
+    if let Object::VirtualPresence(presence) = &mut object {
+        let gateways: Vec<_> = world.all().cloned().collect();
+        let presences: Vec<_> = world.all().cloned().collect();
+        assert_eq!(presence::check(presence, &gateways, &presences), []);
+        if presence.e_site_name.is_empty() {
+            let site = presence::site_for(presence.ip_addr().unwrap(), &gateways).unwrap().unwrap();
+            presence.e_site_name = site.0;
+        }
+    }
+    object
+}
