@@ -106,7 +106,11 @@ impl FieldError {
 
 impl fmt::Display for FieldError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.path, self.message)
+        match self.path.as_str() {
+            // The object as a whole has no path.
+            "" => f.write_str(&self.message),
+            path => write!(f, "{path}: {}", self.message),
+        }
     }
 }
 
