@@ -106,11 +106,7 @@ impl FieldError {
 
 impl fmt::Display for FieldError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.path.as_str() {
-            // The object as a whole has no path.
-            "" => f.write_str(&self.message),
-            path => write!(f, "{path}: {}", self.message),
-        }
+        write!(f, "{}: {}", self.path, self.message)
     }
 }
 

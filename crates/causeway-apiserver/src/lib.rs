@@ -1,18 +1,36 @@
 //! HTTP in front of the store, as Kubernetes clients expect it.
 //!
-//! `registry` admits and stores objects; `request` decides what is asked; the rest moves bytes.
-#![cfg_attr(test, allow(clippy::unwrap_used))]
+//! A request walks from `server` (connections) to `handle` (the story): `request` understands it, `authorize` allows it,
+//! `registry` does it, `render` and `respond` answer. Watches leave that road at `watch`.
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
+// A refusal ends its request; that it is a large value costs nothing that matters.
+#![allow(clippy::result_large_err)]
 
 pub mod actions;
 pub mod clock;
 pub mod figures;
 pub mod identity;
+
+pub mod authorize;
+pub mod body;
+pub mod errors;
 pub mod registry;
+pub mod render;
+pub mod request;
+pub mod watch;
+
+mod documents;
+mod handle;
+pub mod limits;
+mod metrics;
+mod respond;
+mod review;
 pub mod server;
 
 pub use actions::{ActionBody, ActionRefusal, ActionRequest, ActionResponse, Actions};
 pub use clock::{Clock, SystemClock};
-pub use figures::{GatewayFigures, LiveFigures, NoFigures};
+pub use figures::{LiveFigures, NoFigures};
 pub use identity::{AuthFailure, Authenticator, Identity, Role};
+pub use limits::Limits;
 pub use registry::Registry;
-pub use server::{ApiServer, BindError, Limits, Parts};
+pub use server::{ApiServer, BindError, Parts};

@@ -1,4 +1,135 @@
-//! Admits, stores and lists objects; the one way to them, for HTTP and for the cloud's reconcilers alike.
+//! Admits, stores, lists and watches objects; the one way to them, for HTTP and for the cloud's reconcilers alike.
+//!
+//! Requests come in understood (`request`) and allowed (`authorize`). Decisions about them are pure and live in the modules
+//! below (`admit`, `address`, `patch`, `token`); the drivers (`write`, `delete`, `list`) read, decide, commit, and decide
+//! again when someone else was faster. What goes wrong comes back as the `Status` a client sees.
+
+pub mod address;
+pub mod admit;
+pub mod patch;
+pub mod token;
+
+mod delete;
+mod list;
+mod typed;
+mod write;
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use causeway_api::{ApiVersion, Kind, Object, Status, Time, wire};
+use causeway_store::{Record, Revision, Store};
+
+use crate::Clock;
+use crate::errors::{self, About};
+use crate::request::options::At;
+use crate::watch::Hubs;
+
+pub use delete::Deleted;
+pub use list::ListPage;
+pub use typed::Loaded;
+pub use write::Written;
 
 /// Objects in front of the store.
-pub struct Registry {}
+pub struct Registry {
+    store: Store,
+    clock: Arc<dyn Clock>,
+    hubs: Hubs,
+}
+
+/// An object as it is stored: bytes, and the revision that wrote them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stored {
+    pub kind: Kind,
+    pub revision: Revision,
+    pub value: Bytes,
+}
+
+impl Stored {
+    pub fn object(&self) -> Result<Object, Status> {
+        Object::from_stored(self.kind, &self.value).map_err(|error| damaged(self.kind, &error))
+    }
+
+    /// Appends what a client gets to `out`.
+    pub fn splice(&self, version: ApiVersion, out: &mut Vec<u8>) {
+        wire::splice(out, self.kind, version, self.revision.0, &self.value);
+    }
+
+    fn of(kind: Kind, record: Record) -> Stored {
+        Stored { kind, revision: record.revision, value: record.value }
+    }
+}
+
+/// In whose name something is written.
+#[derive(Debug, Clone, Copy)]
+pub struct Author<'a> {
+    /// Which of the two roots the request came through; shows in refusals and in managedFields.
+    pub version: ApiVersion,
+    /// The field manager.
+    pub manager: &'a str,
+    /// Decide everything, write nothing.
+    pub dry_run: bool,
+}
+
+impl<'a> Author<'a> {
+    /// A part of Causeway itself.
+    pub fn ourselves(manager: &'a str) -> Author<'a> {
+        Author { version: ApiVersion::Group, manager, dry_run: false }
+    }
+}
+
+impl Registry {
+    pub fn new(store: Store, clock: Arc<dyn Clock>) -> Registry {
+        let hubs = Hubs::new(store.clone());
+        Registry { store, clock, hubs }
+    }
+
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    pub fn hubs(&self) -> &Hubs {
+        &self.hubs
+    }
+
+    pub async fn get(&self, version: ApiVersion, kind: Kind, name: &str, at: At) -> Result<Stored, Status> {
+        let about = About { version, kind, name };
+        let record =
+            self.store.get(&key(kind, name)).await.map_err(|error| errors::from_store(&error, about))?;
+        // The newest state is never older than asked, unless it was asked for a future one.
+        if let At::NotOlderThan(wanted) | At::Exact(wanted) = at {
+            let current = self.revision(about).await?;
+            if wanted > current {
+                return Err(errors::too_large_revision(wanted, current));
+            }
+        }
+        record.map(|record| Stored::of(kind, record)).ok_or_else(|| Status::not_found(version, kind, name))
+    }
+
+    async fn revision(&self, about: About<'_>) -> Result<Revision, Status> {
+        self.store.revision().await.map_err(|error| errors::from_store(&error, about))
+    }
+
+    pub fn clock(&self) -> Arc<dyn Clock> {
+        self.clock.clone()
+    }
+
+    pub fn now(&self) -> Time {
+        Time::new(self.clock.now())
+    }
+}
+
+/// Where an object lives.
+pub fn key(kind: Kind, name: &str) -> String {
+    format!("{}/{name}", kind.plural())
+}
+
+/// The collection of a kind.
+pub fn prefix(kind: Kind) -> String {
+    format!("{}/", kind.plural())
+}
+
+fn damaged(kind: Kind, error: &serde_json::Error) -> Status {
+    tracing::error!(kind = kind.name(), %error, "a stored object cannot be read");
+    Status::internal("a stored object cannot be read; the server's log says which")
+}

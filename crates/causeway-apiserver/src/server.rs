@@ -1,13 +1,36 @@
 //! Accepts connections and answers requests until told to stop.
+//!
+//! Each connection is a task: TLS within its time, then HTTP/1.1 or HTTP/2, then `handle` for every request on it.
+//! Stopping is gentle: no new connections, watches end, requests in flight are finished within a deadline.
+
+mod stall;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use tokio::net::TcpListener;
+use causeway_daemon::{Metrics, Readiness};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use rustls::pki_types::CertificateDer;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
+use crate::handle::{Caller, Handler};
+use crate::limits::failures::Failures;
+use crate::limits::watches::Watches;
+use crate::limits::{Limits, Line};
+use crate::metrics::ApiMetrics;
+use crate::render::Renderer;
+use crate::watch::Shared;
 use crate::{Actions, Authenticator, LiveFigures, Registry};
+use stall::StallGuard;
 
 /// Everything the server is made of.
 pub struct Parts {
@@ -15,17 +38,14 @@ pub struct Parts {
     pub authenticator: Arc<dyn Authenticator>,
     pub actions: Arc<dyn Actions>,
     pub figures: Arc<dyn LiveFigures>,
-    /// None speaks plain HTTP: for tests on loopback only. Swap the content to change certificates and CAs.
+    /// What `/readyz` says.
+    pub readiness: Readiness,
+    pub metrics: Metrics,
+    /// None speaks plain HTTP: for tests on loopback only. Swap the content to change certificates and CAs; its ALPN
+    /// protocols should be `h2` and `http/1.1`, and client certificates optional.
     pub tls: Option<Arc<ArcSwap<rustls::ServerConfig>>>,
-    /// What `/readyz` answers, without credentials.
-    pub readiness: causeway_daemon::Readiness,
     pub limits: Limits,
 }
-
-/// Bounds on what callers can make the server hold.
-#[derive(Debug, Clone, Default)]
-#[non_exhaustive]
-pub struct Limits {}
 
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {addr}")]
@@ -37,7 +57,8 @@ pub struct BindError {
 pub struct ApiServer {
     listener: TcpListener,
     addr: SocketAddr,
-    _parts: Parts,
+    tls: Option<Arc<ArcSwap<rustls::ServerConfig>>>,
+    handler: Arc<Handler>,
 }
 
 impl ApiServer {
@@ -49,7 +70,22 @@ impl ApiServer {
     /// On a listener that was bound earlier, for whoever must know its port before it can make the parts.
     pub fn on(listener: TcpListener, parts: Parts) -> std::io::Result<ApiServer> {
         let addr = listener.local_addr()?;
-        Ok(ApiServer { listener, addr, _parts: parts })
+        let metrics = ApiMetrics::register(&parts.metrics);
+        let renderer = Renderer::new(parts.figures, parts.registry.clock());
+        let handler = Handler {
+            line: Line::new(&parts.limits),
+            watches: Watches::new(parts.limits.watches_per_identity_max),
+            failures: Failures::new(parts.limits.failures_per_minute_max),
+            shared: Arc::new(Shared { renderer: Arc::new(renderer), observer: Arc::new(metrics.clone()) }),
+            registry: parts.registry,
+            authenticator: parts.authenticator,
+            actions: parts.actions,
+            readiness: parts.readiness,
+            metrics,
+            limits: parts.limits,
+            stop: CancellationToken::new(),
+        };
+        Ok(ApiServer { listener, addr, tls: parts.tls, handler: Arc::new(handler) })
     }
 
     pub fn local_addr(&self) -> SocketAddr {
@@ -58,7 +94,125 @@ impl ApiServer {
 
     /// Serves until `stop`; then ends watches, finishes what is in flight within a deadline, and returns.
     pub async fn run(self, stop: CancellationToken) {
-        stop.cancelled().await;
+        let connections = TaskTracker::new();
+        let places = Arc::new(Semaphore::new(self.handler.limits.connections_max));
+        let mut sweep = tokio::time::interval(SWEEP_PERIOD);
+        sweep.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let cut = CancellationToken::new();
+        loop {
+            let accepted = tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                accepted = self.listener.accept() => accepted,
+                _ = sweep.tick() => {
+                    self.handler.watches.sweep(&*self.handler.authenticator);
+                    self.handler.failures.tidy();
+                    continue;
+                }
+            };
+            let (socket, address) = match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    // Out of file descriptors, most likely; others must close theirs first.
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    continue;
+                }
+            };
+            // Full: the connection is closed at once, which tells a client more than silence.
+            let Ok(place) = places.clone().try_acquire_owned() else {
+                self.handler.metrics.rejected("connections");
+                continue;
+            };
+            let tls = self.tls.as_ref().map(|tls| TlsAcceptor::from(tls.load_full()));
+            let connection = serve(self.handler.clone(), socket, address, tls);
+            let cut = cut.clone();
+            connections.spawn(async move {
+                tokio::select! {
+                    () = cut.cancelled() => {}
+                    () = connection => {}
+                }
+                drop(place);
+            });
+        }
         drop(self.listener);
+        self.handler.stop.cancel();
+        connections.close();
+        if tokio::time::timeout(self.handler.limits.drain_time_max, connections.wait()).await.is_err() {
+            tracing::warn!(connections = connections.len(), "connections were cut off while they were busy");
+            cut.cancel();
+            connections.wait().await;
+        }
     }
+}
+
+// A revoked credential is out within a second.
+const SWEEP_PERIOD: Duration = Duration::from_millis(500);
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+// client-go carries all its watches over one connection.
+const STREAMS_MAX: u32 = 2_000;
+// A peer that vanished without a word is noticed after this and a little.
+const PING_PERIOD: Duration = Duration::from_secs(30);
+
+async fn serve(handler: Arc<Handler>, socket: TcpStream, address: SocketAddr, tls: Option<TlsAcceptor>) {
+    // Events are small and must not wait for more.
+    let _ = socket.set_nodelay(true);
+    let stall = handler.limits.stall_time_max;
+    let Some(acceptor) = tls else {
+        return serve_http(handler, StallGuard::new(socket, stall), Caller::new(address, Vec::new())).await;
+    };
+    let handshake = tokio::time::timeout(handler.limits.handshake_time_max, acceptor.accept(socket)).await;
+    let stream = match handshake {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) => {
+            tracing::debug!(%address, %error, "no TLS handshake");
+            return;
+        }
+        Err(_) => {
+            tracing::debug!(%address, "the TLS handshake took too long");
+            return;
+        }
+    };
+    let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
+    let certificates: Vec<CertificateDer<'static>> =
+        certificates.iter().map(|certificate| certificate.clone().into_owned()).collect();
+    serve_http(handler, StallGuard::new(stream, stall), Caller::new(address, certificates)).await;
+}
+
+async fn serve_http<S>(handler: Arc<Handler>, stream: S, caller: Caller)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    handler.metrics.connections.inc();
+    let caller = Arc::new(caller);
+    let address = caller.address;
+    let service = service_fn({
+        let handler = handler.clone();
+        move |request| {
+            let (handler, caller) = (handler.clone(), caller.clone());
+            // Requests are large futures and idle connections many: the box is there only while a request is.
+            async move { Ok::<_, std::convert::Infallible>(Box::pin(handler.handle(&caller, request)).await) }
+        }
+    });
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(handler.limits.header_time_max);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .keep_alive_interval(PING_PERIOD)
+        .max_concurrent_streams(STREAMS_MAX)
+        .max_header_list_size(64 << 10);
+    let connection = builder.serve_connection(TokioIo::new(stream), service);
+    let mut connection = std::pin::pin!(connection);
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = handler.stop.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%address, %error, "a connection ended badly");
+    }
+    handler.metrics.connections.dec();
 }

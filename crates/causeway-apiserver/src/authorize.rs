@@ -1,0 +1,152 @@
+//! May this caller do this?
+//!
+//! Pure: an identity and what it wants in, yes or a reason out. Admins may do everything, viewers may read, a gateway
+//! may read its own EGateway and write its status, and without a credential only the probes answer.
+
+use causeway_api::Kind;
+use http::Method;
+
+use crate::{Identity, Role};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Verb {
+    Get,
+    List,
+    Watch,
+    Create,
+    Update,
+    Patch,
+    Delete,
+    DeleteCollection,
+}
+
+impl Verb {
+    pub const ALL: [Verb; 8] = [
+        Verb::Get,
+        Verb::List,
+        Verb::Watch,
+        Verb::Create,
+        Verb::Update,
+        Verb::Patch,
+        Verb::Delete,
+        Verb::DeleteCollection,
+    ];
+
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Verb::Get => "get",
+            Verb::List => "list",
+            Verb::Watch => "watch",
+            Verb::Create => "create",
+            Verb::Update => "update",
+            Verb::Patch => "patch",
+            Verb::Delete => "delete",
+            Verb::DeleteCollection => "deletecollection",
+        }
+    }
+
+    fn reads(self) -> bool {
+        matches!(self, Verb::Get | Verb::List | Verb::Watch)
+    }
+}
+
+/// What someone wants to do, as far as rights are concerned.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Wish<'a> {
+    Object {
+        verb: Verb,
+        kind: Kind,
+        name: Option<&'a str>,
+        status: bool,
+    },
+    /// A call under `/causeway/v1/`.
+    Action {
+        method: &'a Method,
+        path: &'a str,
+    },
+    /// Discovery, OpenAPI, and questions about oneself.
+    Description,
+    /// `/healthz` and its like, and `/version`.
+    Probe,
+    /// Something that is not served here, known from an access review only.
+    Foreign,
+}
+
+/// Why not, in the second half of the sentence that the refusal makes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Denied(pub &'static str);
+
+pub fn authorize(identity: &Identity, wish: &Wish<'_>) -> Result<(), Denied> {
+    match (&identity.role, wish) {
+        (_, Wish::Probe) => Ok(()),
+        (Role::Anonymous, _) => Err(Denied("a credential is needed")),
+        (Role::Admin, _) | (_, Wish::Description) => Ok(()),
+        (Role::Viewer, Wish::Object { verb, .. }) if verb.reads() => Ok(()),
+        (Role::Viewer, Wish::Object { .. }) => Err(Denied("a viewer only reads")),
+        // Tokens, certificates and backups are secrets even for those who may read every object.
+        (Role::Viewer, Wish::Action { method, path }) if **method == Method::GET && *path == "status" => {
+            Ok(())
+        }
+        (Role::Viewer, Wish::Action { .. }) => Err(Denied("this needs the role admin")),
+        (Role::Gateway { gateway, .. }, Wish::Object { verb, kind: Kind::EGateway, name, status }) => {
+            gateway_on_itself(*name == Some(gateway.as_str()), *verb, *status)
+        }
+        (Role::Gateway { .. }, _) => Err(Denied("a gateway only has access to itself")),
+        (Role::Viewer, Wish::Foreign) => Err(Denied("there is no such resource here")),
+    }
+}
+
+fn gateway_on_itself(own: bool, verb: Verb, status: bool) -> Result<(), Denied> {
+    match (own, verb, status) {
+        (false, ..) => Err(Denied("a gateway only has access to itself")),
+        (true, Verb::Get, _) | (true, Verb::Update | Verb::Patch, true) => Ok(()),
+        (true, ..) => Err(Denied("a gateway only writes its own status")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn identity(role: Role) -> Identity {
+        Identity { user: "someone".into(), groups: Vec::new(), role, credential: None }
+    }
+
+    fn object(verb: Verb, kind: Kind, name: Option<&str>, status: bool) -> Wish<'_> {
+        Wish::Object { verb, kind, name, status }
+    }
+
+    #[test]
+    fn everyone_gets_what_the_role_says_and_no_more() {
+        let (get, post) = (Method::GET, Method::POST);
+        let action = |method, path| Wish::Action { method, path };
+        let gateway = Role::Gateway { site: "berlin".into(), gateway: "gw1".into() };
+        let own = Some("gw1");
+        let other = Some("gw2");
+        let check = |role: &Role, wish: Wish<'_>, allowed: bool| {
+            assert_eq!(authorize(&identity(role.clone()), &wish).is_ok(), allowed, "{role:?} {wish:?}");
+        };
+        for verb in Verb::ALL {
+            check(&Role::Admin, object(verb, Kind::ESite, None, false), true);
+            check(&Role::Viewer, object(verb, Kind::ESite, None, false), verb.reads());
+            check(&Role::Anonymous, object(verb, Kind::ESite, None, false), false);
+            check(&gateway, object(verb, Kind::ESite, own, false), false);
+            check(&gateway, object(verb, Kind::EGateway, None, false), false);
+            check(&gateway, object(verb, Kind::EGateway, other, true), false);
+            check(&gateway, object(verb, Kind::EGateway, own, false), verb == Verb::Get);
+            let on_status = matches!(verb, Verb::Get | Verb::Update | Verb::Patch);
+            check(&gateway, object(verb, Kind::EGateway, own, true), on_status);
+        }
+        check(&Role::Admin, action(&post, "tokens"), true);
+        check(&Role::Viewer, action(&get, "status"), true);
+        check(&Role::Viewer, action(&post, "status"), false);
+        check(&Role::Viewer, action(&get, "tokens"), false);
+        check(&Role::Viewer, action(&get, "backup"), false);
+        check(&gateway, action(&get, "status"), false);
+        check(&Role::Anonymous, action(&get, "status"), false);
+        for role in [&Role::Admin, &Role::Viewer, &gateway, &Role::Anonymous] {
+            check(role, Wish::Probe, true);
+            check(role, Wish::Description, *role != Role::Anonymous);
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! What went wrong, as the `Status` a client sees. The only place where the two meet.
+//!
+//! Causes inside the server are logged here, once, and told in general words; a client's own mistakes are told exactly.
+
+use causeway_api::status::{StatusCause, StatusDetails};
+use causeway_api::{ApiVersion, FieldError, Kind, Status};
+use causeway_store::{Revision, StoreError};
+
+use crate::authorize::{Denied, Wish};
+use crate::{ActionRefusal, Identity};
+
+/// What an operation was about, for the wording.
+#[derive(Debug, Clone, Copy)]
+pub struct About<'a> {
+    pub version: ApiVersion,
+    pub kind: Kind,
+    pub name: &'a str,
+}
+
+pub fn from_store(error: &StoreError, about: About<'_>) -> Status {
+    let About { version, kind, name } = about;
+    match error {
+        StoreError::AlreadyExists { .. } => Status::already_exists(version, kind, name),
+        StoreError::NotFound { .. } => Status::not_found(version, kind, name),
+        StoreError::Conflict { .. } => Status::object_modified(version, kind, name),
+        StoreError::Compacted { .. } => {
+            Status::expired("The resourceVersion for the provided list is too old.")
+        }
+        StoreError::Future { requested, current } => too_large_revision(*requested, *current),
+        StoreError::TooLarge { limit_bytes, .. } => object_too_large(about, *limit_bytes),
+        StoreError::Full { .. } => {
+            tracing::error!(error = error_chain(error), "the store is full");
+            Status::storage_full("the store has no room left: nothing was written, reading goes on")
+        }
+        StoreError::Unavailable { .. } => {
+            tracing::warn!(error = error_chain(error), "the store did not answer");
+            Status::unavailable("the store does not answer; a write may or may not have happened", 1)
+        }
+        StoreError::Closed => Status::unavailable("the server is shutting down", 1),
+        StoreError::Lagged => Status::unavailable("the store was too busy", 1),
+        StoreError::Invalid { .. }
+        | StoreError::Corrupt { .. }
+        | StoreError::TooNew { .. }
+        | StoreError::NotEmpty { .. } => {
+            tracing::error!(error = error_chain(error), kind = kind.name(), name, "the store failed");
+            Status::internal("the store failed; the server's log says how")
+        }
+    }
+}
+
+/// 413 for one object, which may be smaller than what a request may carry.
+pub fn object_too_large(about: About<'_>, bytes_max: usize) -> Status {
+    let mut status = Status::too_large(bytes_max);
+    status.message = format!("{} \"{}\" would take more than {bytes_max} bytes", about.kind, about.name);
+    status
+}
+
+/// 504 in the words by which client-go knows that it must list anew.
+pub fn too_large_revision(requested: Revision, current: Revision) -> Status {
+    let message = format!("Too large resource version: {requested}, current: {current}");
+    let mut status = Status::timeout(message, 1);
+    status.details.get_or_insert_default().causes.push(StatusCause {
+        reason: "ResourceVersionTooLarge".into(),
+        message: "Too large resource version".into(),
+        field: String::new(),
+    });
+    status
+}
+
+/// 422 about something that is no object of ours, such as the options of a request.
+pub fn invalid_other(group: &str, kind: &str, errors: &[FieldError]) -> Status {
+    let all = errors.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let mut status = Status::bad_request(format!("{kind}.{group} \"\" is invalid: {all}"));
+    status.code = 422;
+    status.reason = "Invalid".into();
+    let causes = errors.iter().map(|error| StatusCause {
+        reason: error.reason.cause().into(),
+        message: error.message.clone(),
+        field: error.path.clone(),
+    });
+    status.details = Some(StatusDetails {
+        group: group.into(),
+        kind: kind.into(),
+        causes: causes.collect(),
+        ..StatusDetails::default()
+    });
+    status
+}
+
+/// 422 without fields: the patch could not be applied.
+pub fn unprocessable(message: impl std::fmt::Display) -> Status {
+    let mut status = Status::bad_request(message);
+    status.code = 422;
+    status.reason = "Invalid".into();
+    status
+}
+
+/// 403 in the form of Kubernetes, which names verb, resource and user.
+pub fn forbidden(identity: &Identity, version: ApiVersion, wish: &Wish<'_>, denied: Denied) -> Status {
+    let user = &identity.user;
+    let Wish::Object { verb, kind, name, status } = wish else {
+        return Status::forbidden(user, "use this path", denied.0);
+    };
+    let sub = if *status { "/status" } else { "" };
+    let (resource, verb, group) = (format!("{}{sub}", kind.plural()), verb.as_str(), version.group());
+    let dot = if group.is_empty() { "" } else { "." };
+    let mut refused = Status::forbidden(user, "", "");
+    let shown = name.map(|name| format!(" \"{name}\"")).unwrap_or_default();
+    refused.message = format!(
+        "{resource}{dot}{group}{shown} is forbidden: User \"{user}\" cannot {verb} resource \"{resource}\" in API group \"{group}\" at the cluster scope: {}",
+        denied.0
+    );
+    refused.details = Some(StatusDetails {
+        name: name.unwrap_or_default().into(),
+        group: group.into(),
+        kind: kind.plural().into(),
+        ..StatusDetails::default()
+    });
+    refused
+}
+
+pub fn from_action(refusal: ActionRefusal) -> Status {
+    let mut status = Status::bad_request(refusal.message);
+    status.code = refusal.code.as_u16();
+    status.reason = match status.code {
+        400 => "BadRequest",
+        401 => "Unauthorized",
+        403 => "Forbidden",
+        404 => "NotFound",
+        405 => "MethodNotAllowed",
+        409 => "Conflict",
+        410 => "Expired",
+        413 => "RequestEntityTooLarge",
+        422 => "Invalid",
+        429 => "TooManyRequests",
+        503 => "ServiceUnavailable",
+        504 => "Timeout",
+        _ => "InternalError",
+    }
+    .into();
+    status
+}
+
+/// An error and everything that caused it, on one line.
+pub fn error_chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}

@@ -1,0 +1,222 @@
+//! The story of one request: who asks, what is asked, is it allowed, do it, answer.
+//!
+//! Everything it decides is decided elsewhere; here is the order. Nothing a client sends makes it fail other than with a
+//! `Status`.
+
+mod objects;
+mod who;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use causeway_api::{ApiVersion, Status};
+use causeway_daemon::Readiness;
+use http::{Method, Request, Response, StatusCode, header};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::Incoming;
+use tokio_util::sync::CancellationToken;
+
+use crate::authorize::{Wish, authorize};
+use crate::limits::failures::Failures;
+use crate::limits::watches::Watches;
+use crate::limits::{Limits, Line};
+use crate::metrics::{ApiMetrics, RequestLabels};
+use crate::request::media::{BodyFormat, MediaRange};
+use crate::request::{self, Ask, Deed, ObjectAsk, Probe, Review};
+use crate::respond::{self, Body};
+use crate::watch::Shared;
+use crate::{
+    ActionBody, ActionRequest, Actions, Authenticator, Identity, Registry, body, documents, errors, review,
+};
+
+pub use who::Caller;
+
+/// Everything a request may need; one per server.
+pub struct Handler {
+    pub registry: Arc<Registry>,
+    pub authenticator: Arc<dyn Authenticator>,
+    pub actions: Arc<dyn Actions>,
+    pub readiness: Readiness,
+    pub metrics: ApiMetrics,
+    pub limits: Limits,
+    pub line: Line,
+    pub watches: Watches,
+    pub failures: Failures,
+    pub shared: Arc<Shared>,
+    /// Cancelled when the server stops; ends the watches.
+    pub stop: CancellationToken,
+}
+
+/// A request on its way through, without its body.
+struct Asking<'a> {
+    head: &'a http::request::Parts,
+    accept: Vec<MediaRange>,
+    identity: Arc<Identity>,
+    user: Arc<str>,
+}
+
+impl Handler {
+    pub async fn handle(&self, caller: &Caller, request: Request<Incoming>) -> Response<Body> {
+        let started = Instant::now();
+        let (head, body) = request.into_parts();
+        let ask = request::parse(&head.method, &head.uri, &head.headers);
+        let labels = labels(&ask);
+        let (watching, probing) =
+            (ask.as_ref().is_ok_and(Ask::is_watch), matches!(ask, Ok(Ask::Probe { .. })));
+        let response = match self.answer(caller, &head, ask, body).await {
+            Ok(response) => respond::compress(&head.headers, response).await,
+            Err(status) => respond::refusal(&status),
+        };
+        let code = response.status().as_u16();
+        // Probes come every second and say nothing about the load.
+        if !probing {
+            let took = (!watching).then(|| started.elapsed());
+            self.metrics.answered(&RequestLabels { code, ..labels }, took);
+        }
+        tracing::debug!(method = %head.method, path = head.uri.path(), code, micros = started.elapsed().as_micros(), "request");
+        response
+    }
+
+    async fn answer(
+        &self,
+        caller: &Caller,
+        head: &http::request::Parts,
+        ask: Result<Ask, Status>,
+        body: Incoming,
+    ) -> Result<Response<Body>, Status> {
+        if let Ok(Ask::Probe { probe, verbose }) = ask {
+            return Ok(self.probe(probe, verbose));
+        }
+        let identity = self.identify(caller, head).await?;
+        let user: Arc<str> = identity.user.as_str().into();
+        if identity.is_anonymous() && !matches!(ask, Ok(Ask::Version)) {
+            return Err(Status::unauthorized(
+                "Unauthorized: a client certificate or a bearer token is needed",
+            ));
+        }
+        let ask = ask?;
+        self.allow(&identity, &ask, &head.method)?;
+        let asking = Asking { head, accept: request::accept(&head.headers), identity, user };
+        let ask = match ask {
+            // A watch takes no seat: it may last for an hour.
+            Ask::Object(object) if matches!(object.deed, Deed::Watch(_)) => {
+                return self.object(&asking, object, Bytes::new()).await;
+            }
+            ask => ask,
+        };
+        let _seat = self.line.seat(&asking.user).await.map_err(|_| {
+            self.metrics.rejected("crowded");
+            Status::too_many_requests("too many requests of this client are under way; try again later", 1)
+        })?;
+        let body = self.read_body(head, body).await?;
+        match ask {
+            Ask::Object(object) => self.object(&asking, object, body).await,
+            Ask::Discovery(what) => documents::discovery(what, &asking.accept, &head.headers),
+            Ask::OpenApi(what) => documents::openapi(&what, &asking.accept, &head.headers),
+            Ask::Version => Ok(respond::json(StatusCode::OK, documents::version().to_string())),
+            Ask::Review(what) => self.review(&asking, what, &body),
+            Ask::Action { path, query } => self.action(&asking, path, query, body).await,
+            Ask::Probe { probe, verbose } => Ok(self.probe(probe, verbose)),
+        }
+    }
+
+    fn allow(&self, identity: &Identity, ask: &Ask, method: &Method) -> Result<(), Status> {
+        let wish = ask.wish(method);
+        authorize(identity, &wish).map_err(|denied| {
+            self.metrics.rejected("forbidden");
+            let (action, name) = match &wish {
+                Wish::Object { verb, kind, name, .. } => {
+                    (format!("{} {}", verb.as_str(), kind.plural()), name.unwrap_or_default())
+                }
+                Wish::Action { method, path } => (format!("{method} {path}"), ""),
+                Wish::Description | Wish::Probe | Wish::Foreign => (String::new(), ""),
+            };
+            tracing::info!(target: "audit", user = identity.user, action, name, reason = denied.0, "forbidden");
+            let version = match ask {
+                Ask::Object(ObjectAsk { version, .. }) => *version,
+                _ => ApiVersion::Group,
+            };
+            errors::forbidden(identity, version, &wish, denied)
+        })
+    }
+
+    fn probe(&self, probe: Probe, verbose: bool) -> Response<Body> {
+        // Alive is whoever answers; ready is who has all its parts and is not about to stop.
+        let report = self.readiness.report();
+        let stopping = self.stop.is_cancelled();
+        match probe {
+            Probe::Ready if stopping => {
+                respond::text(StatusCode::SERVICE_UNAVAILABLE, "[-]shutdown failed: the server is stopping\n")
+            }
+            Probe::Ready if !report.is_ready() => {
+                respond::text(StatusCode::SERVICE_UNAVAILABLE, report.text(probe.name(), verbose))
+            }
+            Probe::Ready => respond::text(StatusCode::OK, report.text(probe.name(), verbose)),
+            Probe::Health | Probe::Live if verbose => {
+                respond::text(StatusCode::OK, format!("[+]ping ok\n{} check passed\n", probe.name()))
+            }
+            Probe::Health | Probe::Live => respond::text(StatusCode::OK, "ok"),
+        }
+    }
+
+    /// The whole body, within its limits of size and time.
+    async fn read_body(&self, head: &http::request::Parts, body: Incoming) -> Result<Bytes, Status> {
+        let max = self.limits.body_bytes_max;
+        let announced =
+            head.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+        if announced.is_some_and(|length: u64| length > max as u64) {
+            return Err(Status::too_large(max));
+        }
+        let collected =
+            tokio::time::timeout(self.limits.body_time_max, Limited::new(body, max).collect()).await;
+        match collected {
+            Ok(Ok(collected)) => Ok(collected.to_bytes()),
+            Ok(Err(error)) if error.is::<LengthLimitError>() => Err(Status::too_large(max)),
+            Ok(Err(error)) => Err(Status::bad_request(format!("the body could not be read: {error}"))),
+            Err(_) => Err(Status::request_timeout("the body did not arrive in time")),
+        }
+    }
+
+    fn review(&self, asking: &Asking<'_>, what: Review, bytes: &Bytes) -> Result<Response<Body>, Status> {
+        let parsed = body::parse(BodyFormat::Json, bytes).map_err(Status::bad_request)?;
+        let answer = review::answer(what, &asking.identity, &parsed.value, self.registry.now())?;
+        Ok(respond::json(StatusCode::CREATED, answer.to_string()))
+    }
+
+    async fn action(
+        &self,
+        asking: &Asking<'_>,
+        path: String,
+        query: Option<String>,
+        body: Bytes,
+    ) -> Result<Response<Body>, Status> {
+        let method = asking.head.method.clone();
+        if method != Method::GET {
+            tracing::info!(target: "audit", user = asking.identity.user, %method, path, "action");
+        }
+        let request = ActionRequest { method, path, query, body };
+        let done = self.actions.call(&asking.identity, request).await.map_err(errors::from_action)?;
+        let content_type = http::HeaderValue::from_static(done.content_type);
+        let mut response = respond::whole(done.code, content_type, Bytes::new());
+        *response.body_mut() = match done.body {
+            ActionBody::Bytes(bytes) => Body::Whole(bytes),
+            ActionBody::Stream(stream) => Body::Stream(stream),
+        };
+        Ok(response)
+    }
+}
+
+/// Words for the metrics; strangers' paths share one, so that they cannot make the table grow.
+fn labels(ask: &Result<Ask, Status>) -> RequestLabels {
+    let (verb, resource) = match ask {
+        Ok(Ask::Object(object)) => (object.deed.verb().as_str(), object.kind.plural()),
+        Ok(Ask::Discovery(_)) => ("get", "discovery"),
+        Ok(Ask::OpenApi(_)) => ("get", "openapi"),
+        Ok(Ask::Review(_)) => ("create", "reviews"),
+        Ok(Ask::Action { .. }) => ("call", "actions"),
+        Ok(Ask::Probe { .. } | Ask::Version) => ("get", "probes"),
+        Err(_) => ("none", "none"),
+    };
+    RequestLabels { verb, resource, code: 0 }
+}

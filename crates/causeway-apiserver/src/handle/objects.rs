@@ -1,0 +1,220 @@
+//! Requests about objects, handed to the registry, and what it says as an answer.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use causeway_api::ownership::{self, Subresource};
+use causeway_api::{Kind, Status};
+use causeway_store::{Record, Revision};
+use http::{HeaderValue, Response, StatusCode, header};
+
+use super::{Asking, Handler};
+use crate::body::{self, Parsed};
+use crate::registry::{Author, Deleted, ListPage, Stored, Written};
+use crate::render;
+use crate::request::media::{BodyFormat, Encoding, PatchFormat, choose};
+use crate::request::options::{DeleteOptions, IncludeObject, ListOptions, WatchOptions, WriteOptions};
+use crate::request::{Deed, ObjectAsk};
+use crate::respond::{self, Body, WatchBody, WatchCount};
+use crate::watch::{Form, WatchEnds, WatchStream, random_fraction};
+
+/// How the answer is to look.
+#[derive(Clone, Copy)]
+struct Shape {
+    form: Form,
+    encoding: Encoding,
+    kind: Kind,
+}
+
+impl Handler {
+    pub(super) async fn object(
+        &self,
+        asking: &Asking<'_>,
+        ObjectAsk { version, kind, deed }: ObjectAsk,
+        bytes: Bytes,
+    ) -> Result<Response<Body>, Status> {
+        let (view, encoding) = choose(&asking.accept)
+            .ok_or_else(|| Status::not_acceptable(&["application/json", "application/yaml"]))?;
+        let form = Form { version, view, include: include(&deed) };
+        let shape = Shape { form, encoding, kind };
+        match deed {
+            Deed::Get { name, options, .. } => {
+                let stored = self.registry.get(version, kind, &name, options.at).await?;
+                self.stored(StatusCode::OK, shape, &stored)
+            }
+            Deed::List(options) => {
+                let page = self.registry.list(version, kind, &options).await?;
+                self.encoded(StatusCode::OK, shape, self.shared.renderer.list(&form, kind, &page))
+            }
+            Deed::Watch(options) => self.watch(asking, shape, options).await,
+            Deed::Create { options, format } => {
+                let parsed = parse(format, &bytes)?;
+                let manager = manager(asking, &options);
+                let author = author(shape, &manager, options.dry_run);
+                let written = self.registry.create(author, kind, parsed, options.field_validation).await?;
+                self.written(shape, written)
+            }
+            Deed::Update { name, status, options, format } => {
+                let parsed = parse(format, &bytes)?;
+                let manager = manager(asking, &options);
+                let author = author(shape, &manager, options.dry_run);
+                let (target, sub) = ((kind, name.as_str()), subresource(status));
+                let validation = options.field_validation;
+                let written = self.registry.update(author, target, sub, parsed, validation).await?;
+                self.written(shape, written)
+            }
+            Deed::Patch { name, status, options, format } => {
+                let manager = manager(asking, &options);
+                let author = author(shape, &manager, options.dry_run);
+                let (target, sub) = ((kind, name.as_str()), subresource(status));
+                self.patch(shape, author, (target, sub), &options, (format, &bytes)).await
+            }
+            Deed::Delete { name, options, format } => {
+                let options = delete_options(options, format, &bytes)?;
+                let author = author(shape, "", options.dry_run);
+                match self.registry.delete(author, kind, &name, &options).await? {
+                    Deleted::Gone { uid, .. } => {
+                        let status = Status::deleted(version, kind, &name, &uid);
+                        self.encoded(StatusCode::OK, shape, status.to_json())
+                    }
+                    Deleted::Pending(stored) => self.stored(StatusCode::OK, shape, &stored),
+                }
+            }
+            Deed::DeleteCollection { list, options, format } => {
+                let options = delete_options(options, format, &bytes)?;
+                self.delete_collection(shape, &list, &options).await
+            }
+        }
+    }
+
+    async fn patch(
+        &self,
+        shape: Shape,
+        author: Author<'_>,
+        (target, sub): ((Kind, &str), Subresource),
+        options: &WriteOptions,
+        (format, bytes): (PatchFormat, &Bytes),
+    ) -> Result<Response<Body>, Status> {
+        let validation = options.field_validation;
+        let written = match format {
+            PatchFormat::Apply => {
+                let applied = (parse(BodyFormat::Yaml, bytes)?, options.force);
+                self.registry.apply(author, target, sub, applied, validation).await?
+            }
+            other => {
+                let patch = (other, parse(BodyFormat::Json, bytes)?);
+                self.registry.patch(author, target, sub, patch, validation).await?
+            }
+        };
+        self.written(shape, written)
+    }
+
+    async fn delete_collection(
+        &self,
+        shape: Shape,
+        list: &ListOptions,
+        options: &DeleteOptions,
+    ) -> Result<Response<Body>, Status> {
+        let author = author(shape, "", options.dry_run);
+        let deleted = self.registry.delete_collection(author, shape.kind, list, options).await?;
+        let revision = deleted.iter().map(|stored| stored.revision).max().unwrap_or(Revision(0));
+        let record = |Stored { revision, value, .. }: Stored| Record {
+            key: "".into(),
+            value,
+            revision,
+            created: revision,
+        };
+        let records = deleted.into_iter().map(record).collect();
+        let page = ListPage { records, revision, next: None, remaining: None };
+        self.encoded(StatusCode::OK, shape, self.shared.renderer.list(&shape.form, shape.kind, &page))
+    }
+
+    async fn watch(
+        &self,
+        asking: &Asking<'_>,
+        shape: Shape,
+        options: WatchOptions,
+    ) -> Result<Response<Body>, Status> {
+        let pass = self.watches.enter(&asking.identity, &asking.user, &self.stop).ok_or_else(|| {
+            self.metrics.rejected("watches");
+            Status::too_many_requests("this client watches as much as it may; end a watch first", 1)
+        })?;
+        let usual = WATCH_TIME_MIN.mul_f64(1.0 + random_fraction());
+        let after = options.timeout_seconds.map_or(usual, Duration::from_secs).min(WATCH_TIME_MAX);
+        let ends = WatchEnds { after, stopped: pass.stopped() };
+        let (hubs, target) = (self.registry.hubs(), (shape.kind, shape.form));
+        let stream = WatchStream::open(hubs, target, options, ends, self.shared.clone()).await;
+        let count = WatchCount::new(&self.metrics.watchers);
+        let mut response = respond::json(StatusCode::OK, Bytes::new());
+        *response.body_mut() = Body::Watch(Box::new(WatchBody::new(stream, pass, count)));
+        Ok(response)
+    }
+
+    fn written(&self, shape: Shape, written: Written) -> Result<Response<Body>, Status> {
+        let code = if written.created { StatusCode::CREATED } else { StatusCode::OK };
+        let mut response = self.stored(code, shape, &written.stored)?;
+        respond::warn(&mut response, &written.warnings);
+        Ok(response)
+    }
+
+    fn stored(&self, code: StatusCode, shape: Shape, stored: &Stored) -> Result<Response<Body>, Status> {
+        let json = self.shared.renderer.object(&shape.form, shape.kind, stored.revision, &stored.value, true);
+        self.encoded(code, shape, json)
+    }
+
+    fn encoded(&self, code: StatusCode, shape: Shape, json: Vec<u8>) -> Result<Response<Body>, Status> {
+        match shape.encoding {
+            Encoding::Json => Ok(respond::json(code, json)),
+            Encoding::Yaml => {
+                let yaml = HeaderValue::from_static("application/yaml");
+                Ok(respond::whole(code, yaml, render::to_yaml(&json)?))
+            }
+        }
+    }
+}
+
+// A watch without a timeout ends after half an hour to an hour, so that clients spread over replicas again.
+const WATCH_TIME_MIN: Duration = Duration::from_secs(30 * 60);
+// Longer than anyone asks for; also keeps the sum with the present representable.
+const WATCH_TIME_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+
+fn parse(format: BodyFormat, bytes: &Bytes) -> Result<Parsed, Status> {
+    body::parse(format, bytes)
+        .map_err(|error| Status::bad_request(format!("the body of the request cannot be read: {error}")))
+}
+
+fn delete_options(
+    options: DeleteOptions,
+    format: BodyFormat,
+    bytes: &Bytes,
+) -> Result<DeleteOptions, Status> {
+    if bytes.trim_ascii().is_empty() {
+        return Ok(options);
+    }
+    options.with_body(&parse(format, bytes)?.value)
+}
+
+fn manager(asking: &Asking<'_>, options: &WriteOptions) -> String {
+    let agent = asking.head.headers.get(header::USER_AGENT).and_then(|value| value.to_str().ok());
+    ownership::manager_name(options.field_manager.as_deref(), agent)
+}
+
+fn author(shape: Shape, manager: &str, dry_run: bool) -> Author<'_> {
+    Author { version: shape.form.version, manager, dry_run }
+}
+
+fn subresource(status: bool) -> Subresource {
+    if status { Subresource::Status } else { Subresource::Main }
+}
+
+fn include(deed: &Deed) -> IncludeObject {
+    match deed {
+        Deed::Get { options, .. } => options.include,
+        Deed::List(options) | Deed::DeleteCollection { list: options, .. } => options.include,
+        Deed::Watch(options) => options.include,
+        Deed::Create { options, .. } | Deed::Update { options, .. } | Deed::Patch { options, .. } => {
+            options.include
+        }
+        Deed::Delete { .. } => IncludeObject::default(),
+    }
+}

@@ -1,0 +1,156 @@
+//! Who watches, so that each identity has a bound and a revoked one is cut off.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+
+use crate::{Authenticator, Identity};
+
+/// All running watches. Clones share them.
+#[derive(Clone)]
+pub struct Watches {
+    state: Arc<Mutex<State>>,
+    per_identity_max: usize,
+}
+
+#[derive(Default)]
+struct State {
+    next: u64,
+    running: HashMap<u64, Running>,
+    by_user: HashMap<Arc<str>, usize>,
+}
+
+struct Running {
+    identity: Arc<Identity>,
+    user: Arc<str>,
+    stop: CancellationToken,
+}
+
+/// One running watch; dropped when it ends.
+pub struct WatchPass {
+    watches: Watches,
+    id: u64,
+    stop: CancellationToken,
+}
+
+impl Watches {
+    pub fn new(per_identity_max: usize) -> Watches {
+        Watches { state: Arc::default(), per_identity_max }
+    }
+
+    /// `None` when the identity watches as much as it may. The watch ends when `server` stops.
+    pub fn enter(
+        &self,
+        identity: &Arc<Identity>,
+        user: &Arc<str>,
+        server: &CancellationToken,
+    ) -> Option<WatchPass> {
+        let mut state = self.lock();
+        let count = state.by_user.entry(user.clone()).or_default();
+        if *count >= self.per_identity_max {
+            return None;
+        }
+        *count += 1;
+        state.next += 1;
+        let (id, stop) = (state.next, server.child_token());
+        let running = Running { identity: identity.clone(), user: user.clone(), stop: stop.clone() };
+        state.running.insert(id, running);
+        Some(WatchPass { watches: self.clone(), id, stop })
+    }
+
+    /// Ends the watches of everyone who is no longer welcome.
+    pub fn sweep(&self, authenticator: &dyn Authenticator) {
+        // Thousands of watches of one identity are one question.
+        let identities: HashMap<Arc<Identity>, Vec<CancellationToken>> = {
+            let state = self.lock();
+            let mut identities: HashMap<_, Vec<_>> = HashMap::new();
+            for running in state.running.values() {
+                identities.entry(running.identity.clone()).or_default().push(running.stop.clone());
+            }
+            identities
+        };
+        for (identity, stops) in identities {
+            if !authenticator.still_valid(&identity) {
+                tracing::info!(target: "audit", user = identity.user, watches = stops.len(), "watches of a revoked credential ended");
+                stops.iter().for_each(CancellationToken::cancel);
+            }
+        }
+    }
+
+    pub fn count(&self) -> usize {
+        self.lock().running.len()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl WatchPass {
+    /// Done when the watch has to end.
+    pub fn stopped(&self) -> WaitForCancellationFutureOwned {
+        self.stop.clone().cancelled_owned()
+    }
+}
+
+impl Drop for WatchPass {
+    fn drop(&mut self) {
+        let mut state = self.watches.lock();
+        let Some(running) = state.running.remove(&self.id) else { return };
+        if let Some(count) = state.by_user.get_mut(&running.user) {
+            *count -= 1;
+            if *count == 0 {
+                state.by_user.remove(&running.user);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+    use futures_util::future::BoxFuture;
+    use rustls::pki_types::CertificateDer;
+
+    use super::*;
+    use crate::{AuthFailure, Role};
+
+    struct OnlyAlice;
+
+    impl Authenticator for OnlyAlice {
+        fn certificate(&self, _: &[CertificateDer<'_>]) -> Result<Identity, AuthFailure> {
+            Err(AuthFailure::Unknown)
+        }
+        fn bearer<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<Identity, AuthFailure>> {
+            Box::pin(async { Err(AuthFailure::Unknown) })
+        }
+        fn still_valid(&self, identity: &Identity) -> bool {
+            identity.user == "alice"
+        }
+    }
+
+    #[test]
+    fn watches_are_bounded_per_user_and_end_with_their_credential() {
+        let (watches, server) = (Watches::new(2), CancellationToken::new());
+        let enter = |user: &str| {
+            let identity =
+                Identity { user: user.into(), groups: Vec::new(), role: Role::Viewer, credential: None };
+            watches.enter(&Arc::new(identity), &user.into(), &server)
+        };
+        let alice = [enter("alice").unwrap(), enter("alice").unwrap()];
+        assert!(enter("alice").is_none());
+        let bob = enter("bob").unwrap();
+        watches.sweep(&OnlyAlice);
+        assert!(bob.stopped().now_or_never().is_some());
+        assert!(alice[0].stopped().now_or_never().is_none());
+        drop(alice);
+        assert!(enter("alice").is_some());
+        drop(bob);
+        assert_eq!(watches.count(), 0);
+        let last = enter("alice").unwrap();
+        server.cancel();
+        assert!(last.stopped().now_or_never().is_some());
+        assert_eq!(watches.lock().by_user.len(), 1);
+    }
+}

@@ -1,0 +1,137 @@
+//! The virtual address of a presence: at which site, inside whose range, and reserved for whom.
+//!
+//! Pure. A reservation is a key of its own, `addresses/SITE/IP`, committed in one stroke with the presence that holds it.
+//! Two presences can therefore never hold one address, whoever writes them and on whichever replica.
+
+use bytes::Bytes;
+use causeway_api::{EGateway, FieldError, Object, VirtualPresence, presence};
+use causeway_store::Op;
+
+pub const COLLECTION: &str = "addresses/";
+
+/// Where the reservation of a presence lives; none while it has no usable address or site.
+pub fn reservation(object: &Object) -> Option<String> {
+    let Object::VirtualPresence(presence) = object else { return None };
+    let ip = presence.ip_addr()?;
+    (!presence.e_site_name.is_empty()).then(|| format!("{COLLECTION}{}/{ip}", presence.e_site_name))
+}
+
+/// What a reservation says: who holds it.
+pub fn reservation_value(presence: &str) -> Bytes {
+    serde_json::json!({ "presence": presence }).to_string().into()
+}
+
+/// Who holds a reservation, for the message.
+pub fn holder(value: &[u8]) -> Option<String> {
+    let value: serde_json::Value = serde_json::from_slice(value).ok()?;
+    Some(value.get("presence")?.as_str()?.to_owned())
+}
+
+/// The operations that go with the change `old` → `new` of one object; `None` is an object that is not there.
+pub fn moves(old: Option<&Object>, new: Option<&Object>) -> Vec<Op> {
+    let (from, to) = (old.and_then(reservation), new.and_then(reservation));
+    if from == to {
+        return Vec::new();
+    }
+    let name = new.map(|object| object.name().to_owned()).unwrap_or_default();
+    let free = from.map(|key| Op::Delete { key, expected: None });
+    let take = to.map(|key| Op::Create { key, value: reservation_value(&name) });
+    free.into_iter().chain(take).collect()
+}
+
+/// Must the address be looked at? Not when neither it nor the site changed: the range may have moved on since.
+pub fn is_moved(old: Option<&VirtualPresence>, new: &VirtualPresence) -> bool {
+    old.is_none_or(|old| (&old.virtual_ip, &old.e_site_name) != (&new.virtual_ip, &new.e_site_name))
+}
+
+/// The site of a presence: the one it names, else the only one whose gateway's range holds the address; or everything that
+/// is wrong with the address there. Whether it is free is not asked here: the reservation answers that, without a race.
+pub fn site_of(presence: &VirtualPresence, gateways: &[EGateway]) -> Result<String, Vec<FieldError>> {
+    let errors = presence::check(presence, gateways, &[]);
+    if !errors.is_empty() {
+        return Err(errors);
+    }
+    match presence.ip_addr() {
+        Some(ip) if presence.e_site_name.is_empty() => {
+            let site = presence::site_for(ip, gateways).map_err(|error| vec![error])?;
+            Ok(site.map(|site| site.0).unwrap_or_default())
+        }
+        _ => Ok(presence.e_site_name.clone()),
+    }
+}
+
+/// The address is taken.
+pub fn taken(presence: &VirtualPresence, holder: Option<&str>) -> FieldError {
+    let mut error = FieldError::duplicate("virtualIp", presence.virtual_ip.as_str());
+    let holder = holder.map(|name| format!(" by VirtualPresence \"{name}\"")).unwrap_or_default();
+    error.message = format!(
+        "Duplicate value: \"{}\": the address is already used at site \"{}\"{holder}",
+        presence.virtual_ip, presence.e_site_name
+    );
+    error
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn presence(ip: &str, site: &str) -> VirtualPresence {
+        let mut presence = VirtualPresence::default();
+        presence.metadata.name = "vp".into();
+        presence.virtual_ip = ip.into();
+        presence.e_site_name = site.into();
+        presence
+    }
+
+    fn gateway(site: &str, cidr: &str) -> EGateway {
+        let mut gateway = EGateway::default();
+        gateway.metadata.name = format!("{site}-gw");
+        gateway.e_site_name = site.into();
+        gateway.virtual_presence_ip_cidr = cidr.into();
+        gateway
+    }
+
+    #[test]
+    fn the_site_follows_from_the_address_when_it_can() {
+        let gateways = [
+            gateway("tokyo", "192.168.0.0/24"),
+            gateway("oslo", "10.0.0.0/8"),
+            gateway("bergen", "10.1.0.0/16"),
+        ];
+        let check = |ip: &str, site: &str, expected: Result<&str, &str>| {
+            let found = site_of(&presence(ip, site), &gateways);
+            let found = found.as_deref().map_err(|errors| errors[0].path.as_str());
+            assert_eq!(found, expected, "{ip} at {site:?}");
+        };
+        check("192.168.0.10", "", Ok("tokyo"));
+        check("10.9.0.1", "", Ok("oslo"));
+        check("10.1.0.1", "", Err("eSiteName"));
+        check("10.1.0.1", "bergen", Ok("bergen"));
+        check("172.16.0.1", "", Err("virtualIp"));
+        check("172.16.0.1", "tokyo", Err("virtualIp"));
+        check("172.16.0.1", "not-there-yet", Ok("not-there-yet"));
+        check("garbage", "tokyo", Ok("tokyo"));
+    }
+
+    #[test]
+    fn a_reservation_is_taken_moved_and_freed_with_its_presence() {
+        let a: Object = presence("10.0.0.1", "oslo").into();
+        let b: Object = presence("10.0.0.2", "oslo").into();
+        let take = |key: &str| Op::Create { key: key.into(), value: reservation_value("vp") };
+        let free = |key: &str| Op::Delete { key: key.into(), expected: None };
+        assert_eq!(moves(None, Some(&a)), [take("addresses/oslo/10.0.0.1")]);
+        assert_eq!(moves(Some(&a), Some(&a)), []);
+        assert_eq!(
+            moves(Some(&a), Some(&b)),
+            [free("addresses/oslo/10.0.0.1"), take("addresses/oslo/10.0.0.2")]
+        );
+        assert_eq!(moves(Some(&b), None), [free("addresses/oslo/10.0.0.2")]);
+        let site = Object::empty(causeway_api::Kind::ESite);
+        assert_eq!(moves(None, Some(&site)), []);
+        assert_eq!(holder(&reservation_value("x\"y")).as_deref(), Some("x\"y"));
+        // Two spellings of one address are one reservation.
+        let (long, short): (Object, Object) =
+            (presence("fd00:0::1", "o").into(), presence("fd00::1", "o").into());
+        assert_eq!(reservation(&long), reservation(&short));
+    }
+}

@@ -1,0 +1,305 @@
+//! Whether and how an object may enter: the rules that need only the object and the one it replaces.
+//!
+//! Pure. What the client sent becomes an object (`read`), gets what only the server may set (`fit_new`, `fit_change`),
+//! and is checked (`check`). Ownership of fields and rules across objects are looked at elsewhere.
+
+use causeway_api::ownership::Subresource;
+use causeway_api::{ApiVersion, FieldError, Kind, Object, Status, Time};
+use causeway_store::Revision;
+use serde_json::Value;
+
+use crate::body::Parsed;
+use crate::errors::{self, About};
+use crate::request::options::{FieldValidation, parse_revision};
+
+/// The largest stored object. etcd refuses values above 1.5 MiB; our stores agree on this.
+pub const OBJECT_BYTES_MAX: usize = 1 << 20;
+// As in Kubernetes: a name has at most 63 characters, five of them random.
+const GENERATED_PREFIX_MAX: usize = 58;
+
+/// What a client's bytes turned out to be.
+#[derive(Debug)]
+pub struct Read {
+    pub object: Object,
+    /// For `Warning` headers.
+    pub warnings: Vec<String>,
+}
+
+/// Reads an object of `kind` from a body that may say that it is something else.
+pub fn read(
+    kind: Kind,
+    version: ApiVersion,
+    parsed: Parsed,
+    validation: FieldValidation,
+) -> Result<Read, Status> {
+    check_type(kind, version, &parsed.value)?;
+    let name = name_in(&parsed.value).to_owned();
+    let decoded = Object::decode(kind, parsed.value)
+        .map_err(|errors| Status::invalid(version, kind, &name, &errors))?;
+    let warnings = judge_fields(kind, version, &decoded.unknown, &parsed.duplicates, validation)?;
+    Ok(Read { object: decoded.object, warnings })
+}
+
+/// Unknown and repeated fields: nothing, warnings, or a refusal, as the client wished.
+pub fn judge_fields(
+    kind: Kind,
+    version: ApiVersion,
+    unknown: &[String],
+    duplicates: &[String],
+    validation: FieldValidation,
+) -> Result<Vec<String>, Status> {
+    let repeated = duplicates.iter().map(|path| format!("duplicate field \"{path}\""));
+    let findings: Vec<String> =
+        unknown.iter().map(|path| format!("unknown field \"{path}\"")).chain(repeated).collect();
+    match validation {
+        FieldValidation::Ignore => Ok(Vec::new()),
+        FieldValidation::Warn => Ok(findings),
+        FieldValidation::Strict if findings.is_empty() => Ok(findings),
+        FieldValidation::Strict => Err(Status::bad_request(format!(
+            "{kind} in version \"{}\" cannot be handled as a {kind}: strict decoding error: {}",
+            version.version(),
+            findings.join(", ")
+        ))),
+    }
+}
+
+/// Does the body speak of the kind and one of the versions of its path? Both versions name the same objects.
+pub fn check_type(kind: Kind, version: ApiVersion, value: &Value) -> Result<(), Status> {
+    let Some(fields) = value.as_object() else {
+        return Err(Status::bad_request(format!("the body must be one object of kind {kind}")));
+    };
+    let shown = |value: &Value| value.to_string().chars().take(100).collect::<String>();
+    match fields.get("apiVersion") {
+        None | Some(Value::Null) => {}
+        Some(Value::String(text)) if text.is_empty() || ApiVersion::parse(text).is_some() => {}
+        Some(other) => {
+            return Err(Status::bad_request(format!(
+                "the API version in the data ({}) does not match the expected API version ({})",
+                shown(other).trim_matches('"'),
+                version.as_str()
+            )));
+        }
+    }
+    match fields.get("kind") {
+        None | Some(Value::Null) => Ok(()),
+        Some(Value::String(text)) if text.is_empty() || text == kind.name() => Ok(()),
+        Some(other) => Err(Status::bad_request(format!(
+            "the kind in the data ({}) does not match the expected kind ({kind})",
+            shown(other).trim_matches('"')
+        ))),
+    }
+}
+
+fn name_in(value: &Value) -> &str {
+    value.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default()
+}
+
+/// Makes a new object ours: what a client says about its own birth does not count. `random` feeds generated names.
+pub fn fit_new(object: &mut Object, now: Time, uid: String, random: u128) {
+    object.default_fields();
+    *object.status_mut() = Default::default();
+    let meta = object.metadata_mut();
+    if meta.name.is_empty() && !meta.generate_name.is_empty() {
+        meta.name = generated_name(&meta.generate_name, random);
+    }
+    meta.uid = uid;
+    meta.creation_timestamp = Some(now);
+    meta.deletion_timestamp = None;
+    meta.deletion_grace_period_seconds = None;
+    meta.generation = 1;
+    meta.resource_version.clear();
+    meta.self_link.clear();
+    // A name that follows from a name that was generated: EServer copies it into a field of its own.
+    object.default_fields();
+}
+
+/// No vowels, so that no words appear; no 0, 1 or 3, so that nobody misreads them. As in Kubernetes.
+const SUFFIX_LETTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
+
+fn generated_name(prefix: &str, mut random: u128) -> String {
+    let mut name: String = prefix.chars().take(GENERATED_PREFIX_MAX).collect();
+    for _ in 0..5 {
+        name.push(char::from(SUFFIX_LETTERS[(random % SUFFIX_LETTERS.len() as u128) as usize]));
+        random /= SUFFIX_LETTERS.len() as u128;
+    }
+    name
+}
+
+/// Does the client's idea of the object agree with what is there? `new` carries its preconditions.
+pub fn check_preconditions(
+    about: About<'_>,
+    old: &Object,
+    revision: Revision,
+    new: &Object,
+) -> Result<(), Status> {
+    let meta = new.metadata();
+    if !meta.uid.is_empty() && meta.uid != old.metadata().uid {
+        return Err(uid_conflict(about, &meta.uid, &old.metadata().uid));
+    }
+    // A revision of 0 means none, as in Kubernetes.
+    if !meta.resource_version.is_empty()
+        && meta.resource_version != "0"
+        && parse_revision("metadata.resourceVersion", &meta.resource_version)? != revision
+    {
+        return Err(Status::object_modified(about.version, about.kind, about.name));
+    }
+    Ok(())
+}
+
+pub fn uid_conflict(about: About<'_>, wanted: &str, found: &str) -> Status {
+    let why = format!("Precondition failed: UID in precondition: {wanted}, UID in object meta: {found}");
+    Status::conflict(about.version, about.kind, about.name, why)
+}
+
+/// Confines a change to its subresource and keeps what only the server may set. The generation is settled later, by
+/// `raise_generation`, when nothing else changes any more.
+pub fn fit_change(old: &Object, mut new: Object, subresource: Subresource) -> Object {
+    match subresource {
+        Subresource::Status => {
+            let mut fitted = old.clone();
+            *fitted.status_mut() = std::mem::take(new.status_mut());
+            fitted
+        }
+        Subresource::Main => {
+            *new.status_mut() = old.status().clone();
+            let (meta, before) = (new.metadata_mut(), old.metadata());
+            meta.uid.clone_from(&before.uid);
+            meta.creation_timestamp = before.creation_timestamp;
+            meta.deletion_timestamp = before.deletion_timestamp;
+            meta.deletion_grace_period_seconds = before.deletion_grace_period_seconds;
+            meta.generation = before.generation;
+            meta.generate_name.clone_from(&before.generate_name);
+            meta.resource_version.clear();
+            meta.self_link.clear();
+            new.default_fields();
+            new
+        }
+    }
+}
+
+pub fn raise_generation(old: &Object, new: &mut Object) {
+    let generation = old.metadata().generation;
+    new.metadata_mut().generation = if new.same_fields(old) { generation } else { generation + 1 };
+}
+
+/// Everything that is wrong with the object itself.
+pub fn check(about: About<'_>, new: &Object, old: Option<&Object>) -> Result<(), Status> {
+    let mut errors = new.validate(old);
+    if let Some(old) = old {
+        errors.extend(added_finalizers(old, new));
+    }
+    if errors.is_empty() {
+        Ok(())
+    } else {
+        Err(Status::invalid(about.version, about.kind, about.name, &errors))
+    }
+}
+
+fn added_finalizers(old: &Object, new: &Object) -> Option<FieldError> {
+    let (before, after) = (old.metadata(), new.metadata());
+    before.deletion_timestamp?;
+    let added: Vec<&str> = after
+        .finalizers
+        .iter()
+        .filter(|name| !before.finalizers.contains(name))
+        .map(String::as_str)
+        .collect();
+    let why = "no new finalizers can be added if the object is being deleted, found new finalizers";
+    (!added.is_empty()).then(|| FieldError::forbidden("metadata.finalizers", format!("{why} {added:?}")))
+}
+
+pub fn check_size(about: About<'_>, stored_bytes: usize) -> Result<(), Status> {
+    if stored_bytes <= OBJECT_BYTES_MAX {
+        return Ok(());
+    }
+    Err(errors::object_too_large(about, OBJECT_BYTES_MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn site(name: &str) -> Object {
+        let mut object = Object::empty(Kind::ESite);
+        object.metadata_mut().name = name.into();
+        object
+    }
+
+    const ABOUT: About<'static> = About { version: ApiVersion::Group, kind: Kind::ESite, name: "a" };
+
+    #[test]
+    fn the_body_must_be_of_the_kind_of_its_path() {
+        let check = |body: Value, code: u16| {
+            let found =
+                check_type(Kind::ESite, ApiVersion::Group, &body).map_or_else(|status| status.code, |()| 200);
+            assert_eq!(found, code, "{body}");
+        };
+        check(serde_json::json!({"kind": "ESite", "apiVersion": "v1"}), 200);
+        check(serde_json::json!({"kind": "ESite", "apiVersion": "causeway.io/v1"}), 200);
+        check(serde_json::json!({}), 200);
+        check(serde_json::json!({"kind": "EGateway"}), 400);
+        check(serde_json::json!({"apiVersion": "causeway.io/v2"}), 400);
+        check(serde_json::json!({"kind": 7}), 400);
+        check(serde_json::json!([]), 400);
+        check(Value::Null, 400);
+    }
+
+    #[test]
+    fn a_generated_name_keeps_its_prefix_and_its_length() {
+        let name = generated_name("presence-", 0);
+        assert_eq!(name, "presence-bbbbb");
+        assert_ne!(generated_name("presence-", 1), name);
+        assert_eq!(generated_name(&"x".repeat(100), 7).len(), 63);
+    }
+
+    #[test]
+    fn clients_cannot_write_what_is_the_servers() {
+        let mut object = site("a");
+        object.metadata_mut().uid = "mine".into();
+        object.metadata_mut().generation = 99;
+        object.status_mut().observed_generation = 7;
+        fit_new(&mut object, Time::from_second(1), "ours".into(), 0);
+        let meta = object.metadata();
+        assert_eq!((meta.uid.as_str(), meta.generation, object.status().observed_generation), ("ours", 1, 0));
+
+        let mut new = site("a");
+        new.metadata_mut().labels.insert("x".into(), "y".into());
+        new.status_mut().observed_generation = 7;
+        let main = fit_change(&object, new.clone(), Subresource::Main);
+        assert_eq!((main.metadata().uid.as_str(), main.status().observed_generation), ("ours", 0));
+        assert_eq!(main.metadata().labels.len(), 1);
+        let status = fit_change(&object, new, Subresource::Status);
+        assert_eq!((status.metadata().labels.len(), status.status().observed_generation), (0, 7));
+    }
+
+    #[test]
+    fn preconditions_are_compared_when_they_are_given() {
+        let mut old = site("a");
+        old.metadata_mut().uid = "u".into();
+        let code = |uid: &str, version: &str| {
+            let mut new = site("a");
+            new.metadata_mut().uid = uid.into();
+            new.metadata_mut().resource_version = version.into();
+            check_preconditions(ABOUT, &old, Revision(5), &new).map_or_else(|status| status.code, |()| 200)
+        };
+        assert_eq!(code("", ""), 200);
+        assert_eq!(code("u", "5"), 200);
+        assert_eq!(code("", "0"), 200);
+        assert_eq!(code("v", "5"), 409);
+        assert_eq!(code("u", "4"), 409);
+        assert_eq!(code("u", "x"), 400);
+    }
+
+    #[test]
+    fn an_object_that_is_going_gets_no_new_finalizers() {
+        let mut old = site("a");
+        old.metadata_mut().finalizers = vec!["example.com/a".into()];
+        let mut new = old.clone();
+        new.metadata_mut().finalizers.push("example.com/b".into());
+        assert!(check(ABOUT, &new, Some(&old)).is_ok());
+        old.metadata_mut().deletion_timestamp = Some(Time::from_second(1));
+        assert_eq!(check(ABOUT, &new, Some(&old)).unwrap_err().code, 422);
+        new.metadata_mut().finalizers.clear();
+        assert!(check(ABOUT, &new, Some(&old)).is_ok());
+    }
+}

@@ -1,0 +1,169 @@
+//! Delete one object, or all that a selector finds.
+//!
+//! Finalizers make a deletion a wish: the object stays, marked, until the last of them is taken off.
+
+use causeway_api::{Kind, Object, Status};
+use causeway_store::{Op, StoreError};
+
+use super::write::is_reservation_missing;
+use super::{Author, Registry, Stored, address, admit, damaged, key};
+use crate::errors::{self, About};
+use crate::request::options::{DeleteOptions, ListOptions};
+
+/// What a deletion came to.
+#[derive(Debug)]
+pub enum Deleted {
+    Gone {
+        uid: String,
+        last: Stored,
+    },
+    /// Finalizers keep it; this is how it stands.
+    Pending(Stored),
+}
+
+impl Deleted {
+    pub fn stored(&self) -> &Stored {
+        match self {
+            Deleted::Gone { last, .. } => last,
+            Deleted::Pending(stored) => stored,
+        }
+    }
+}
+
+// As many as a write takes.
+const ATTEMPTS_MAX: usize = 32;
+// Objects read at once while a collection is deleted.
+const PAGE: usize = 500;
+
+impl Registry {
+    pub async fn delete(
+        &self,
+        author: Author<'_>,
+        kind: Kind,
+        name: &str,
+        options: &DeleteOptions,
+    ) -> Result<Deleted, Status> {
+        let about = About { version: author.version, kind, name };
+        let not_found = || Status::not_found(about.version, kind, name);
+        let mut keep_reservation = false;
+        for _ in 0..ATTEMPTS_MAX {
+            let record = self.read_record(about).await?.ok_or_else(not_found)?;
+            let object = Object::from_stored(kind, &record.value).map_err(|error| damaged(kind, &error))?;
+            let stored = Stored::of(kind, record);
+            check_preconditions(about, &stored, &object, options)?;
+            let plan = plan(&object, self.now());
+            let (ops, deleted) = match plan {
+                Plan::Nothing => return Ok(Deleted::Pending(stored)),
+                Plan::Mark(marked) => {
+                    let value = marked.encode();
+                    let op =
+                        Op::Update { key: key(kind, name), value: value.clone(), expected: stored.revision };
+                    (vec![op], Deleted::Pending(Stored { value, ..stored }))
+                }
+                Plan::Remove => {
+                    let mut ops = vec![Op::Delete { key: key(kind, name), expected: Some(stored.revision) }];
+                    if !keep_reservation {
+                        ops.extend(address::moves(Some(&object), None));
+                    }
+                    (ops, Deleted::Gone { uid: object.metadata().uid.clone(), last: stored })
+                }
+            };
+            if author.dry_run || options.dry_run {
+                return Ok(deleted);
+            }
+            match self.store.commit(ops).await {
+                Ok(committed) => return Ok(at(deleted, committed.revision)),
+                Err(error) if is_reservation_missing(&error) => keep_reservation = true,
+                Err(StoreError::Conflict { .. } | StoreError::NotFound { .. }) => {}
+                Err(error) => return Err(errors::from_store(&error, about)),
+            }
+        }
+        Err(Status::object_modified(about.version, kind, name))
+    }
+
+    /// Deletes what a list would show, one by one; what others delete meanwhile is no failure.
+    pub async fn delete_collection(
+        &self,
+        author: Author<'_>,
+        kind: Kind,
+        list: &ListOptions,
+        options: &DeleteOptions,
+    ) -> Result<Vec<Stored>, Status> {
+        let mut deleted = Vec::new();
+        let mut page_options =
+            ListOptions { limit: Some(list.limit.unwrap_or(PAGE).min(PAGE)), ..list.clone() };
+        loop {
+            let page = self.list(author.version, kind, &page_options).await?;
+            for record in &page.records {
+                let name = name_of(&record.key);
+                match self.delete(author, kind, name, options).await {
+                    Ok(one) => deleted.push(one.stored().clone()),
+                    Err(status) if status.code == 404 => {}
+                    Err(status) => return Err(status),
+                }
+            }
+            let enough = list.limit.is_some_and(|limit| deleted.len() >= limit);
+            match page.next {
+                Some(token) if !enough => page_options.continue_token = Some(token),
+                _ => return Ok(deleted),
+            }
+        }
+    }
+}
+
+enum Plan {
+    /// It is marked already; others have to finish.
+    Nothing,
+    Mark(Box<Object>),
+    Remove,
+}
+
+fn plan(object: &Object, now: causeway_api::Time) -> Plan {
+    let meta = object.metadata();
+    match (meta.finalizers.is_empty(), meta.deletion_timestamp) {
+        (true, _) => Plan::Remove,
+        (false, Some(_)) => Plan::Nothing,
+        (false, None) => {
+            let mut marked = object.clone();
+            let meta = marked.metadata_mut();
+            meta.deletion_timestamp = Some(now);
+            meta.deletion_grace_period_seconds = Some(0);
+            meta.generation += 1;
+            Plan::Mark(Box::new(marked))
+        }
+    }
+}
+
+fn check_preconditions(
+    about: About<'_>,
+    stored: &Stored,
+    object: &Object,
+    options: &DeleteOptions,
+) -> Result<(), Status> {
+    let found = &object.metadata().uid;
+    if let Some(wanted) = options.uid.as_ref().filter(|wanted| *wanted != found) {
+        return Err(admit::uid_conflict(about, wanted, found));
+    }
+    match options.resource_version {
+        Some(wanted) if wanted != stored.revision => {
+            let why = format!(
+                "Precondition failed: ResourceVersion in precondition: {wanted}, ResourceVersion in object meta: {}",
+                stored.revision
+            );
+            Err(Status::conflict(about.version, about.kind, about.name, why))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn at(deleted: Deleted, revision: causeway_store::Revision) -> Deleted {
+    match deleted {
+        Deleted::Gone { uid, last } => Deleted::Gone { uid, last: Stored { revision, ..last } },
+        Deleted::Pending(stored) => Deleted::Pending(Stored { revision, ..stored }),
+    }
+}
+
+/// The name in a key.
+pub(crate) fn name_of(key: &str) -> &str {
+    key.split_once('/').map_or(key, |(_, name)| name)
+}

@@ -1,0 +1,94 @@
+//! The registry for Causeway's own parts: objects instead of bytes, closures instead of patches.
+//!
+//! The same admission as for every client; a reconciler that writes what is already there makes no revision.
+
+use causeway_api::ownership::Subresource;
+use causeway_api::{ApiVersion, Kind, Object, Status};
+use causeway_store::{Page, Revision};
+
+use super::{Author, Registry, Stored, prefix};
+use crate::errors::{self, About};
+use crate::request::options::At;
+
+/// An object and the revision that wrote it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Loaded {
+    pub object: Object,
+    pub revision: Revision,
+}
+
+impl Registry {
+    pub async fn object(&self, kind: Kind, name: &str) -> Result<Option<Loaded>, Status> {
+        match self.get(ApiVersion::Group, kind, name, At::Newest).await {
+            Ok(stored) => Ok(Some(Loaded { object: stored.object()?, revision: stored.revision })),
+            Err(status) if status.code == 404 => Ok(None),
+            Err(status) => Err(status),
+        }
+    }
+
+    /// All objects of a kind as they stood at one revision. One that cannot be read is left out and logged.
+    pub async fn objects(&self, kind: Kind) -> Result<(Vec<Loaded>, Revision), Status> {
+        let about = About { version: ApiVersion::Group, kind, name: "" };
+        let listing = self.store.list(&prefix(kind), Page::default()).await;
+        let listing = listing.map_err(|error| errors::from_store(&error, about))?;
+        let loaded = listing.records.into_iter().filter_map(|record| {
+            let stored = Stored::of(kind, record);
+            Some(Loaded { object: stored.object().ok()?, revision: stored.revision })
+        });
+        Ok((loaded.collect(), listing.revision))
+    }
+
+    /// Creates an object; its refusal has the reason AlreadyExists when the name is taken.
+    pub async fn create_object(&self, manager: &str, object: Object) -> Result<Loaded, Status> {
+        let stored = self.store_new(Author::ourselves(manager), object, false).await?;
+        Ok(Loaded { object: stored.object()?, revision: stored.revision })
+    }
+
+    /// Changes an object's own fields and metadata. `edit` may run several times, each time on a newer state.
+    pub async fn edit(
+        &self,
+        manager: &str,
+        kind: Kind,
+        name: &str,
+        edit: impl FnMut(&mut Object),
+    ) -> Result<Loaded, Status> {
+        self.edit_through(manager, (kind, name), Subresource::Main, edit).await
+    }
+
+    /// Changes an object's status alone.
+    pub async fn edit_status(
+        &self,
+        manager: &str,
+        kind: Kind,
+        name: &str,
+        edit: impl FnMut(&mut Object),
+    ) -> Result<Loaded, Status> {
+        self.edit_through(manager, (kind, name), Subresource::Status, edit).await
+    }
+
+    async fn edit_through(
+        &self,
+        manager: &str,
+        (kind, name): (Kind, &str),
+        subresource: Subresource,
+        mut edit: impl FnMut(&mut Object),
+    ) -> Result<Loaded, Status> {
+        let about = About { version: ApiVersion::Group, kind, name };
+        let decide = |live: &Object| {
+            let mut object = live.clone();
+            edit(&mut object);
+            object
+        };
+        let written = self.change_object(Author::ourselves(manager), about, subresource, decide).await?;
+        Ok(Loaded { object: written.stored.object()?, revision: written.stored.revision })
+    }
+
+    /// Deletes an object; one that is not there is as good as deleted.
+    pub async fn delete_object(&self, manager: &str, kind: Kind, name: &str) -> Result<(), Status> {
+        match self.delete(Author::ourselves(manager), kind, name, &Default::default()).await {
+            Ok(_) => Ok(()),
+            Err(status) if status.code == 404 => Ok(()),
+            Err(status) => Err(status),
+        }
+    }
+}

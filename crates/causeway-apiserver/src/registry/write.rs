@@ -1,0 +1,533 @@
+//! Create, update, patch and apply: read, decide, commit; again when someone else was faster.
+
+use std::sync::Arc;
+
+use causeway_api::ownership::{self, Subresource, Writer};
+use causeway_api::{EGateway, Kind, Object, Status, Time, wire};
+use causeway_store::{Op, Page, Record, Revision, StoreError};
+use serde_json::Value;
+
+use super::{Author, Registry, Stored, address, admit, damaged, key, prefix};
+use crate::body::Parsed;
+use crate::errors::{self, About, unprocessable};
+use crate::request::media::PatchFormat;
+use crate::request::options::FieldValidation;
+
+/// What a write came to.
+#[derive(Debug)]
+pub struct Written {
+    pub stored: Stored,
+    pub created: bool,
+    /// For `Warning` headers.
+    pub warnings: Vec<String>,
+}
+
+/// How an object came to be proposed: a server-side apply has settled the managedFields already.
+struct Proposal {
+    object: Object,
+    owned: bool,
+    warnings: Vec<String>,
+}
+
+/// What is there now.
+struct Live {
+    object: Object,
+    record: Record,
+}
+
+// Far more than writers of one object can collide by chance; whoever loses this often is told so.
+const ATTEMPTS_MAX: usize = 32;
+// As in Kubernetes: a generated name that is taken is made anew this often.
+const NAME_ATTEMPTS_MAX: usize = 8;
+
+impl Registry {
+    pub async fn create(
+        &self,
+        author: Author<'_>,
+        kind: Kind,
+        parsed: Parsed,
+        validation: FieldValidation,
+    ) -> Result<Written, Status> {
+        let read = admit::read(kind, author.version, parsed, validation)?;
+        let meta = read.object.metadata();
+        if !meta.resource_version.is_empty() && meta.resource_version != "0" {
+            return Err(Status::bad_request("resourceVersion should not be set on objects to be created"));
+        }
+        let stored = self.store_new(author, read.object, false).await?;
+        Ok(Written { stored, created: true, warnings: read.warnings })
+    }
+
+    pub async fn update(
+        &self,
+        author: Author<'_>,
+        (kind, name): (Kind, &str),
+        subresource: Subresource,
+        parsed: Parsed,
+        validation: FieldValidation,
+    ) -> Result<Written, Status> {
+        let mut read = admit::read(kind, author.version, parsed, validation)?;
+        let sent = &mut read.object.metadata_mut().name;
+        if sent.is_empty() {
+            name.clone_into(sent);
+        } else if sent != name {
+            let message =
+                format!("the name of the object ({sent}) does not match the name on the URL ({name})");
+            return Err(Status::bad_request(message));
+        }
+        let about = About { version: author.version, kind, name };
+        let decide = |live: &Live| {
+            admit::check_preconditions(about, &live.object, live.record.revision, &read.object)?;
+            Ok(Proposal { object: read.object.clone(), owned: false, warnings: read.warnings.clone() })
+        };
+        self.change(author, about, subresource, decide).await
+    }
+
+    pub async fn patch(
+        &self,
+        author: Author<'_>,
+        (kind, name): (Kind, &str),
+        subresource: Subresource,
+        (format, patch): (PatchFormat, Parsed),
+        validation: FieldValidation,
+    ) -> Result<Written, Status> {
+        let about = About { version: author.version, kind, name };
+        let decide = |live: &Live| {
+            let value = client_value(about, &live.record)?;
+            let value = super::patch::patched(format, value, patch.value.clone())?;
+            let parsed = Parsed { value, duplicates: patch.duplicates.clone() };
+            let mut read = admit::read(kind, author.version, parsed, validation)?;
+            keep_name(about, &mut read.object)?;
+            admit::check_preconditions(about, &live.object, live.record.revision, &read.object)?;
+            Ok(Proposal { object: read.object, owned: false, warnings: read.warnings })
+        };
+        self.change(author, about, subresource, decide).await
+    }
+
+    /// Server-side apply. Creates what is not there, except through a subresource.
+    pub async fn apply(
+        &self,
+        author: Author<'_>,
+        (kind, name): (Kind, &str),
+        subresource: Subresource,
+        (parsed, force): (Parsed, bool),
+        validation: FieldValidation,
+    ) -> Result<Written, Status> {
+        let about = About { version: author.version, kind, name };
+        let (applied, sent, warnings) = read_applied(about, parsed, validation)?;
+        let writer = writer(author, subresource, self.now());
+        for _ in 0..ATTEMPTS_MAX {
+            let decide = |live: &Live| {
+                admit::check_preconditions(about, &live.object, live.record.revision, &sent)?;
+                let value = client_value(about, &live.record)?;
+                let value = ownership::apply(&writer, Some(&value), &applied, force)
+                    .map_err(|error| error.status())?;
+                let object = decode(about, value)?;
+                Ok(Proposal { object, owned: true, warnings: warnings.clone() })
+            };
+            match self.change(author, about, subresource, decide).await {
+                Err(status) if status.code == 404 && subresource == Subresource::Main => {}
+                changed => return changed,
+            }
+            if !sent.metadata().uid.is_empty() {
+                return Err(admit::uid_conflict(about, &sent.metadata().uid, ""));
+            }
+            let value = ownership::apply(&writer, None, &applied, force).map_err(|error| error.status())?;
+            match self.store_new(author, decode(about, value)?, true).await {
+                // Someone created it between our two looks: then it is there to be changed.
+                Err(status) if status.reason == "AlreadyExists" => {}
+                created => {
+                    return created.map(|stored| Written {
+                        stored,
+                        created: true,
+                        warnings: warnings.clone(),
+                    });
+                }
+            }
+        }
+        Err(Status::object_modified(about.version, kind, name))
+    }
+
+    /// Stores an object that is not there yet.
+    pub(super) async fn store_new(
+        &self,
+        author: Author<'_>,
+        object: Object,
+        owned: bool,
+    ) -> Result<Stored, Status> {
+        let generated = object.metadata().name.is_empty() && !object.metadata().generate_name.is_empty();
+        for attempt in 1.. {
+            match self.try_store_new(author, object.clone(), owned).await {
+                Err(status)
+                    if generated && status.reason == "AlreadyExists" && attempt < NAME_ATTEMPTS_MAX => {}
+                stored => return stored,
+            }
+        }
+        unreachable!("the last attempt returns")
+    }
+
+    async fn try_store_new(
+        &self,
+        author: Author<'_>,
+        mut object: Object,
+        owned: bool,
+    ) -> Result<Stored, Status> {
+        let (uid, random) = (uuid::Uuid::new_v4(), uuid::Uuid::new_v4().as_u128());
+        let now = self.now();
+        admit::fit_new(&mut object, now, uid.to_string(), random);
+        let name = object.name().to_owned();
+        let kind = object.kind();
+        let about = About { version: author.version, kind, name: &name };
+        self.settle_site(about, None, &mut object).await?;
+        admit::check(about, &object, None)?;
+        if !owned {
+            claim(&writer(author, Subresource::Main, now), about, None, &mut object)?;
+        }
+        let value = object.encode();
+        admit::check_size(about, value.len())?;
+
+        let reservations = address::moves(None, Some(&object));
+        if author.dry_run {
+            self.rehearse_new(about, &object, &reservations).await?;
+            return Ok(Stored { kind, revision: Revision(0), value });
+        }
+        let mut ops = vec![Op::Create { key: key(kind, &name), value: value.clone() }];
+        ops.extend(reservations);
+        match self.store.commit(ops).await {
+            Ok(committed) => Ok(Stored { kind, revision: committed.revision, value }),
+            Err(error) => Err(self.refuse_commit(about, &object, &error).await),
+        }
+    }
+
+    /// Says what a commit would have said.
+    async fn rehearse_new(
+        &self,
+        about: About<'_>,
+        object: &Object,
+        reservations: &[Op],
+    ) -> Result<(), Status> {
+        if self.read_record(about).await?.is_some() {
+            return Err(Status::already_exists(about.version, about.kind, about.name));
+        }
+        self.rehearse_reservations(about, object, reservations).await
+    }
+
+    async fn rehearse_reservations(
+        &self,
+        about: About<'_>,
+        object: &Object,
+        reservations: &[Op],
+    ) -> Result<(), Status> {
+        for op in reservations {
+            if let Op::Create { key, .. } = op
+                && let Ok(Some(_)) = self.store.get(key).await
+            {
+                let error = StoreError::AlreadyExists { key: key.clone() };
+                return Err(self.refuse_commit(about, object, &error).await);
+            }
+        }
+        Ok(())
+    }
+
+    /// Changes an object that is there. `decide` may be asked several times, each time about a newer state.
+    async fn change(
+        &self,
+        author: Author<'_>,
+        about: About<'_>,
+        subresource: Subresource,
+        mut decide: impl FnMut(&Live) -> Result<Proposal, Status>,
+    ) -> Result<Written, Status> {
+        let mut keep_freed = false;
+        for _ in 0..ATTEMPTS_MAX {
+            let live = self.live(about).await?;
+            let proposal = decide(&live)?;
+            let warnings = proposal.warnings;
+            let new = self
+                .settle_change(author, about, subresource, &live, (proposal.object, proposal.owned))
+                .await?;
+            let Some(new) = new else {
+                let stored = Stored::of(about.kind, live.record);
+                return Ok(Written { stored, created: false, warnings });
+            };
+            let gone = new.metadata().deletion_timestamp.is_some() && new.metadata().finalizers.is_empty();
+            let value = new.encode();
+            admit::check_size(about, value.len())?;
+            let (key, expected) = (key(about.kind, about.name), live.record.revision);
+            let mut reservations = address::moves(Some(&live.object), (!gone).then_some(&new));
+            if keep_freed {
+                reservations.retain(|op| !matches!(op, Op::Delete { .. }));
+            }
+            if author.dry_run {
+                self.rehearse_reservations(about, &new, &reservations).await?;
+                let stored = Stored { kind: about.kind, revision: expected, value };
+                return Ok(Written { stored, created: false, warnings });
+            }
+            let mut ops = match gone {
+                // The last finalizer is gone, and with it the object.
+                true => vec![Op::Delete { key, expected: Some(expected) }],
+                false => vec![Op::Update { key, value: value.clone(), expected }],
+            };
+            ops.extend(reservations);
+            match self.store.commit(ops).await {
+                Ok(committed) => {
+                    let stored = Stored { kind: about.kind, revision: committed.revision, value };
+                    return Ok(Written { stored, created: false, warnings });
+                }
+                Err(error) if is_reservation_missing(&error) => keep_freed = true,
+                Err(StoreError::Conflict { .. } | StoreError::NotFound { .. }) => {}
+                Err(error) => return Err(self.refuse_commit(about, &new, &error).await),
+            }
+        }
+        Err(Status::object_modified(about.version, about.kind, about.name))
+    }
+
+    /// A change by one of our own parts, which has no preconditions.
+    pub(super) async fn change_object(
+        &self,
+        author: Author<'_>,
+        about: About<'_>,
+        subresource: Subresource,
+        mut decide: impl FnMut(&Object) -> Object,
+    ) -> Result<Written, Status> {
+        let decide =
+            |live: &Live| Ok(Proposal { object: decide(&live.object), owned: false, warnings: Vec::new() });
+        self.change(author, about, subresource, decide).await
+    }
+
+    /// The object to store after a change, with everything only the server knows; `None` when nothing changes.
+    async fn settle_change(
+        &self,
+        author: Author<'_>,
+        about: About<'_>,
+        subresource: Subresource,
+        live: &Live,
+        (proposed, owned): (Object, bool),
+    ) -> Result<Option<Object>, Status> {
+        let mut new = admit::fit_change(&live.object, proposed.clone(), subresource);
+        if owned {
+            // `fit_change` took the old entries for a status write; apply has made new ones.
+            new.metadata_mut().managed_fields = proposed.metadata().managed_fields.clone();
+        }
+        self.settle_site(about, Some(&live.object), &mut new).await?;
+        admit::raise_generation(&live.object, &mut new);
+        admit::check(about, &new, Some(&live.object))?;
+        if !owned {
+            claim(&writer(author, subresource, self.now()), about, Some(&live.object), &mut new)?;
+        }
+        if new == live.object {
+            return Ok(None);
+        }
+        let mut new_value = plain_value(&new);
+        Ok((!ownership::settle(&plain_value(&live.object), &mut new_value)).then_some(new))
+    }
+
+    pub(super) async fn read_record(&self, about: About<'_>) -> Result<Option<Record>, Status> {
+        let key = key(about.kind, about.name);
+        self.store.get(&key).await.map_err(|error| errors::from_store(&error, about))
+    }
+
+    async fn live(&self, about: About<'_>) -> Result<Live, Status> {
+        let record = self.read_record(about).await?;
+        let record = record.ok_or_else(|| Status::not_found(about.version, about.kind, about.name))?;
+        let object =
+            Object::from_stored(about.kind, &record.value).map_err(|error| damaged(about.kind, &error))?;
+        Ok(Live { object, record })
+    }
+
+    /// Gives a presence its site, and refuses an address outside the site's range.
+    async fn settle_site(
+        &self,
+        about: About<'_>,
+        old: Option<&Object>,
+        new: &mut Object,
+    ) -> Result<(), Status> {
+        let Object::VirtualPresence(presence) = new else { return Ok(()) };
+        let old = match old {
+            Some(Object::VirtualPresence(old)) => Some(old),
+            _ => None,
+        };
+        // An update that leaves the site out means the one it had, when the address still belongs there.
+        if presence.e_site_name.is_empty()
+            && let Some(old) = old
+            && old.virtual_ip == presence.virtual_ip
+        {
+            presence.e_site_name.clone_from(&old.e_site_name);
+        }
+        if presence.virtual_ip.is_empty() || !address::is_moved(old, presence) {
+            return Ok(());
+        }
+        let gateways = self.gateways(about, &presence.e_site_name).await?;
+        presence.e_site_name = address::site_of(presence, &gateways)
+            .map_err(|errors| Status::invalid(about.version, about.kind, about.name, &errors))?;
+        Ok(())
+    }
+
+    /// The gateways of `site`, or all of them when it is empty.
+    async fn gateways(&self, about: About<'_>, site: &str) -> Result<Vec<EGateway>, Status> {
+        let listed = self.store.list(&prefix(Kind::EGateway), Page::default()).await;
+        let listed = listed.map_err(|error| errors::from_store(&error, about))?;
+        // Most gateways stand at other sites; the name in the text is a cheap first look.
+        let candidates = listed.records.iter().filter(|record| contains(&record.value, site.as_bytes()));
+        let objects = candidates.filter_map(|record| Object::from_stored(Kind::EGateway, &record.value).ok());
+        Ok(objects
+            .filter_map(|object| match object {
+                Object::EGateway(gateway) if site.is_empty() || gateway.e_site_name == site => Some(gateway),
+                _ => None,
+            })
+            .collect())
+    }
+
+    /// Why a commit failed: a reservation that is taken is a fault of the address, the rest is the store's.
+    async fn refuse_commit(&self, about: About<'_>, object: &Object, error: &StoreError) -> Status {
+        if let (StoreError::AlreadyExists { key }, Object::VirtualPresence(presence)) = (error, object)
+            && key.starts_with(address::COLLECTION)
+        {
+            let record = self.store.get(key).await.ok().flatten();
+            let holder = record.and_then(|record| address::holder(&record.value));
+            let taken = address::taken(presence, holder.as_deref());
+            return Status::invalid(about.version, about.kind, about.name, &[taken]);
+        }
+        errors::from_store(error, about)
+    }
+}
+
+/// A reservation that should be there and is not must not keep its presence from moving or going.
+pub(super) fn is_reservation_missing(error: &StoreError) -> bool {
+    matches!(error, StoreError::NotFound { key } if key.starts_with(address::COLLECTION))
+}
+
+fn writer(author: Author<'_>, subresource: Subresource, now: Time) -> Writer<'_> {
+    Writer { manager: author.manager, api_version: author.version, subresource, now }
+}
+
+/// Writes down who owns what after the change `old` → `new`.
+fn claim(
+    writer: &Writer<'_>,
+    about: About<'_>,
+    old: Option<&Object>,
+    new: &mut Object,
+) -> Result<(), Status> {
+    let old = old.map(plain_value);
+    let mut value = plain_value(new);
+    // An empty list is left out of a plain value, but here it means: forget everything.
+    ownership::update(writer, old.as_ref(), &mut value).map_err(|error| unprocessable(&error))?;
+    let entries =
+        value.pointer_mut("/metadata/managedFields").map(Value::take).unwrap_or(Value::Array(Vec::new()));
+    new.metadata_mut().managed_fields = serde_json::from_value(entries).map_err(|error| {
+        tracing::error!(name = about.name, %error, "managedFields cannot be read back");
+        Status::internal("managedFields cannot be kept")
+    })?;
+    Ok(())
+}
+
+/// The stored form as a value.
+fn plain_value(object: &Object) -> Value {
+    serde_json::to_value(object).expect("objects have only string keys and finite numbers")
+}
+
+fn client_value(about: About<'_>, record: &Record) -> Result<Value, Status> {
+    wire::client_value(about.kind, about.version, record.revision.0, &record.value)
+        .map_err(|error| damaged(about.kind, &error))
+}
+
+fn decode(about: About<'_>, value: Value) -> Result<Object, Status> {
+    let decoded = Object::decode(about.kind, value)
+        .map_err(|errors| Status::invalid(about.version, about.kind, about.name, &errors))?;
+    let mut object = decoded.object;
+    keep_name(about, &mut object)?;
+    Ok(object)
+}
+
+/// A patch cannot rename.
+fn keep_name(about: About<'_>, object: &mut Object) -> Result<(), Status> {
+    let name = &mut object.metadata_mut().name;
+    if name.is_empty() {
+        about.name.clone_into(name);
+    }
+    if name == about.name {
+        return Ok(());
+    }
+    let message =
+        format!("the name of the object ({name}) does not match the name on the URL ({})", about.name);
+    Err(Status::bad_request(message))
+}
+
+/// An applied configuration: the value without what no kind has, the object it makes, and the warnings.
+fn read_applied(
+    about: About<'_>,
+    parsed: Parsed,
+    validation: FieldValidation,
+) -> Result<(Value, Object, Vec<String>), Status> {
+    let About { version, kind, name } = about;
+    let mut value = parsed.value;
+    admit::check_type(kind, version, &value)?;
+    // Both versions name the same fields; ownership compares with the one of the path.
+    value["apiVersion"] = version.as_str().into();
+    value["kind"] = kind.name().into();
+    let decoded = Object::decode(kind, value.clone())
+        .map_err(|errors| Status::invalid(version, kind, name, &errors))?;
+    let warnings = admit::judge_fields(kind, version, &decoded.unknown, &parsed.duplicates, validation)?;
+    for path in &decoded.unknown {
+        remove_path(&mut value, path);
+    }
+    let mut object = decoded.object;
+    keep_name(about, &mut object)?;
+    Ok((value, object, warnings))
+}
+
+/// Takes out the field at a path such as `endpoints[1].colour`.
+fn remove_path(value: &mut Value, path: &str) {
+    match value {
+        Value::Object(fields) => {
+            if fields.remove(path).is_some() {
+                return;
+            }
+            for (key, child) in fields.iter_mut() {
+                match path.strip_prefix(key.as_str()) {
+                    Some(rest) if rest.starts_with('[') => remove_path(child, rest),
+                    Some(rest) if rest.starts_with('.') => remove_path(child, &rest[1..]),
+                    _ => {}
+                }
+            }
+        }
+        Value::Array(items) => {
+            let Some((index, rest)) = path.strip_prefix('[').and_then(|path| path.split_once(']')) else {
+                return;
+            };
+            let child = index.parse::<usize>().ok().and_then(|index| items.get_mut(index));
+            if let Some(child) = child {
+                remove_path(child, rest.strip_prefix('.').unwrap_or(rest));
+            }
+        }
+        _ => {}
+    }
+}
+
+fn contains(text: &[u8], part: &[u8]) -> bool {
+    part.is_empty() || text.windows(part.len()).any(|window| window == part)
+}
+
+// Registries are shared between tasks; losing that by accident would show far from here.
+const _: fn() = || {
+    fn shared<T: Send + Sync>() {}
+    shared::<Arc<Registry>>();
+};
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_path_leads_to_its_field_even_when_names_have_dots() {
+        let check = |path: &str, expected: Value| {
+            let mut value = json!({"a": {"b.c": 1, "d": [{"e": 1}, {"e": 2, "f": 3}]}, "a.x": 4});
+            remove_path(&mut value, path);
+            assert_eq!(value, expected, "{path}");
+        };
+        check("a.b.c", json!({"a": {"d": [{"e": 1}, {"e": 2, "f": 3}]}, "a.x": 4}));
+        check("a.d[1].f", json!({"a": {"b.c": 1, "d": [{"e": 1}, {"e": 2}]}, "a.x": 4}));
+        check("a.x", json!({"a": {"b.c": 1, "d": [{"e": 1}, {"e": 2, "f": 3}]}}));
+        check("a.d[7].f", json!({"a": {"b.c": 1, "d": [{"e": 1}, {"e": 2, "f": 3}]}, "a.x": 4}));
+    }
+}

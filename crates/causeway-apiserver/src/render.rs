@@ -1,0 +1,295 @@
+//! Stored objects as clients want to see them: whole, as metadata alone, or as rows of a table.
+//!
+//! Whole objects are spliced, never parsed. Tables read the object and join the live figures of gateways.
+
+use std::sync::Arc;
+
+use bytes::BytesMut;
+use causeway_api::{Kind, Object, Status, Time, table, wire};
+use causeway_store::{Record, Revision};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+use crate::registry::ListPage;
+use crate::request::media::View;
+use crate::request::options::IncludeObject;
+use crate::watch::frame::{self, Form};
+use crate::{Clock, LiveFigures, NoFigures, SystemClock};
+
+pub struct Renderer {
+    figures: Arc<dyn LiveFigures>,
+    clock: Arc<dyn Clock>,
+}
+
+impl Renderer {
+    pub fn new(figures: Arc<dyn LiveFigures>, clock: Arc<dyn Clock>) -> Renderer {
+        Renderer { figures, clock }
+    }
+
+    /// Without live figures.
+    pub fn plain() -> Renderer {
+        Renderer::new(Arc::new(NoFigures), Arc::new(SystemClock))
+    }
+
+    /// One object as JSON. `headers` wants the columns of a table.
+    pub fn object(
+        &self,
+        form: &Form,
+        kind: Kind,
+        revision: Revision,
+        stored: &[u8],
+        headers: bool,
+    ) -> Vec<u8> {
+        let mut out = Vec::with_capacity(stored.len() + 192);
+        match form.view {
+            View::Object if revision == Revision(0) => unwritten(&mut out, form, kind, stored),
+            View::Object => wire::splice(&mut out, kind, form.version, revision.0, stored),
+            View::Metadata => partial(&mut out, revision, stored),
+            View::Table => {
+                open_table(&mut out, kind, &format!(r#"{{"resourceVersion":"{revision}"}}"#), headers);
+                self.row(&mut out, form, kind, revision, stored);
+                out.extend_from_slice(b"]}");
+            }
+        }
+        out
+    }
+
+    /// A page of a list as JSON, in one buffer.
+    pub fn list(&self, form: &Form, kind: Kind, page: &ListPage) -> Vec<u8> {
+        let values: usize = page.records.iter().map(|record| record.value.len() + 160).sum();
+        let mut out = Vec::with_capacity(values + 512);
+        let metadata = list_metadata(page);
+        let close: &[u8] = match form.view {
+            View::Object => {
+                open_list(&mut out, kind.list_name(), form.version.as_str(), &metadata);
+                b"]}"
+            }
+            View::Metadata => {
+                open_list(&mut out, "PartialObjectMetadataList", "meta.k8s.io/v1", &metadata);
+                b"]}"
+            }
+            View::Table => {
+                open_table(&mut out, kind, &metadata, true);
+                b"]}"
+            }
+        };
+        for (index, record) in page.records.iter().enumerate() {
+            if index > 0 {
+                out.push(b',');
+            }
+            match form.view {
+                View::Object => {
+                    wire::splice(&mut out, kind, form.version, record.revision.0, &record.value);
+                }
+                View::Metadata => partial(&mut out, record.revision, &record.value),
+                View::Table => self.row(&mut out, form, kind, record.revision, &record.value),
+            }
+        }
+        out.extend_from_slice(close);
+        out
+    }
+
+    /// A record as the ADDED event that a watch begins with.
+    pub fn added_line(&self, form: &Form, kind: Kind, record: &Record, headers: bool, out: &mut BytesMut) {
+        let object = self.object(form, kind, record.revision, &record.value, headers);
+        out.extend_from_slice(&frame::line("ADDED", &object));
+    }
+
+    fn row(&self, out: &mut Vec<u8>, form: &Form, kind: Kind, revision: Revision, stored: &[u8]) {
+        out.extend_from_slice(br#"{"cells":"#);
+        let cells = self.cells(kind, stored);
+        out.extend_from_slice(Value::Array(cells).to_string().as_bytes());
+        match form.include {
+            IncludeObject::None => {}
+            IncludeObject::Metadata => {
+                out.extend_from_slice(br#","object":"#);
+                partial(out, revision, stored);
+            }
+            IncludeObject::Object => {
+                out.extend_from_slice(br#","object":"#);
+                wire::splice(out, kind, form.version, revision.0, stored);
+            }
+        }
+        out.push(b'}');
+    }
+
+    fn cells(&self, kind: Kind, stored: &[u8]) -> Vec<Value> {
+        let Ok(object) = Object::from_stored(kind, stored) else {
+            // A row is owed for every object, also for one that a newer version wrote.
+            let unknown = table::columns(kind).iter().map(|_| json!("<unreadable>"));
+            return unknown.collect();
+        };
+        let figures = match kind {
+            Kind::EGateway => self.figures.gateway(object.name()),
+            _ => None,
+        };
+        table::cells(&object, Time::new(self.clock.now()), figures.as_ref())
+    }
+}
+
+fn open_list(out: &mut Vec<u8>, kind: &str, version: &str, metadata: &str) {
+    let open = format!(r#"{{"kind":"{kind}","apiVersion":"{version}","metadata":{metadata},"items":["#);
+    out.extend_from_slice(open.as_bytes());
+}
+
+fn open_table(out: &mut Vec<u8>, kind: Kind, metadata: &str, headers: bool) {
+    let columns = if headers { table::column_definitions(kind) } else { json!([]) };
+    let open = format!(
+        r#"{{"kind":"Table","apiVersion":"meta.k8s.io/v1","metadata":{metadata},"columnDefinitions":{columns},"rows":["#
+    );
+    out.extend_from_slice(open.as_bytes());
+}
+
+fn list_metadata(page: &ListPage) -> String {
+    let mut metadata = json!({ "resourceVersion": page.revision.to_string() });
+    if let Some(token) = &page.next {
+        metadata["continue"] = token.as_str().into();
+    }
+    if let Some(remaining) = page.remaining {
+        metadata["remainingItemCount"] = remaining.into();
+    }
+    metadata.to_string()
+}
+
+/// An object that a dry run would have created: it has no revision.
+fn unwritten(out: &mut Vec<u8>, form: &Form, kind: Kind, stored: &[u8]) {
+    let open = format!(r#"{{"kind":"{kind}","apiVersion":"{}","#, form.version.as_str());
+    out.extend_from_slice(open.as_bytes());
+    out.extend_from_slice(stored.get(1..).unwrap_or_default());
+}
+
+/// PartialObjectMetadata: the text of the metadata with its revision, without reading what is in it.
+fn partial(out: &mut Vec<u8>, revision: Revision, stored: &[u8]) {
+    #[derive(Deserialize)]
+    struct Outline<'a> {
+        #[serde(borrow)]
+        metadata: &'a RawValue,
+    }
+    let outline = serde_json::from_slice::<Outline<'_>>(stored);
+    let metadata = outline.as_ref().map_or(r#"{"name":""}"#, |outline| outline.metadata.get());
+    let open = format!(
+        r#"{{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{{"resourceVersion":"{revision}","#
+    );
+    out.extend_from_slice(open.as_bytes());
+    out.extend_from_slice(metadata.get(1..).unwrap_or("}").as_bytes());
+    out.push(b'}');
+}
+
+/// JSON as YAML, for clients that ask for it.
+pub fn to_yaml(json: &[u8]) -> Result<Vec<u8>, Status> {
+    let value: Value = serde_json::from_slice(json).map_err(Status::internal)?;
+    serde_saphyr::to_string(&value).map(String::into_bytes).map_err(Status::internal)
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use causeway_api::{ApiVersion, GatewayFigures};
+
+    use super::*;
+
+    fn record(name: &str, revision: u64) -> Record {
+        let stored = format!(
+            r#"{{"metadata":{{"name":"{name}","creationTimestamp":"2026-11-15T19:00:00Z"}},"eSiteName":"tokyo"}}"#
+        );
+        let key = format!("egateways/{name}");
+        Record {
+            key: key.into(),
+            value: Bytes::from(stored),
+            revision: Revision(revision),
+            created: Revision(1),
+        }
+    }
+
+    fn page() -> ListPage {
+        let records = vec![record("a", 3), record("b", 4)];
+        ListPage { records, revision: Revision(9), next: Some("next".into()), remaining: Some(5) }
+    }
+
+    fn form(view: View, include: IncludeObject) -> Form {
+        Form { version: ApiVersion::Group, view, include }
+    }
+
+    fn parsed(json: &[u8]) -> Value {
+        serde_json::from_slice(json).unwrap()
+    }
+
+    #[test]
+    fn a_list_is_spliced_from_what_is_stored() {
+        let list = parsed(&Renderer::plain().list(
+            &form(View::Object, IncludeObject::None),
+            Kind::EGateway,
+            &page(),
+        ));
+        assert_eq!(list["kind"], "EGatewayList");
+        assert_eq!(
+            list["metadata"],
+            json!({"resourceVersion": "9", "continue": "next", "remainingItemCount": 5})
+        );
+        assert_eq!(list["items"][1]["metadata"]["name"], "b");
+        assert_eq!(list["items"][1]["metadata"]["resourceVersion"], "4");
+        assert_eq!(list["items"][1]["apiVersion"], "causeway.io/v1");
+        let metadata = parsed(&Renderer::plain().list(
+            &form(View::Metadata, IncludeObject::None),
+            Kind::EGateway,
+            &page(),
+        ));
+        assert_eq!(metadata["kind"], "PartialObjectMetadataList");
+        assert_eq!(
+            metadata["items"][0],
+            json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1",
+                "metadata": {"resourceVersion": "3", "name": "a", "creationTimestamp": "2026-11-15T19:00:00Z"}})
+        );
+    }
+
+    #[test]
+    fn a_table_joins_the_figures_of_a_gateway() {
+        struct Figures;
+        impl LiveFigures for Figures {
+            fn gateway(&self, name: &str) -> Option<GatewayFigures> {
+                (name == "a").then(|| GatewayFigures {
+                    connected: true,
+                    transport: Some("quic".into()),
+                    rtt_ms: Some(12.0),
+                    ..GatewayFigures::default()
+                })
+            }
+        }
+        let clock = || "2026-11-15T19:05:00Z".parse::<jiff::Timestamp>().unwrap();
+        let renderer = Renderer::new(Arc::new(Figures), Arc::new(clock));
+        let table =
+            parsed(&renderer.list(&form(View::Table, IncludeObject::Metadata), Kind::EGateway, &page()));
+        let columns: Vec<&str> = table["columnDefinitions"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|c| c["name"].as_str().unwrap())
+            .collect();
+        let cell = |row: usize, name: &str| {
+            table["rows"][row]["cells"][columns.iter().position(|c| *c == name).unwrap()].clone()
+        };
+        assert_eq!(cell(0, "Connected"), "True");
+        assert_eq!(cell(0, "Transport"), "quic");
+        assert_eq!(cell(1, "Connected"), "False");
+        assert_eq!(cell(0, "Age"), "5m");
+        assert_eq!(table["rows"][0]["object"]["kind"], "PartialObjectMetadata");
+        let bare = parsed(&renderer.object(
+            &form(View::Table, IncludeObject::None),
+            Kind::EGateway,
+            Revision(3),
+            &record("a", 3).value,
+            false,
+        ));
+        assert_eq!(bare["columnDefinitions"], json!([]));
+        assert_eq!(bare["rows"][0].get("object"), None);
+    }
+
+    #[test]
+    fn what_cannot_be_read_still_has_a_row() {
+        let broken = br#"{"metadata":{"name":"x"},"priority":"high"}"#;
+        let form = form(View::Table, IncludeObject::Metadata);
+        let table = parsed(&Renderer::plain().object(&form, Kind::EGateway, Revision(1), broken, true));
+        assert_eq!(table["rows"][0]["cells"][0], "<unreadable>");
+    }
+}

@@ -1,0 +1,330 @@
+//! What is asked? Method, path, query and headers in, one `Ask` out, or a refusal as `Status`.
+//!
+//! Pure. Two roots lead to the same objects: `/api/v1` and `/apis/causeway.io/v1`. Bodies are not looked at here,
+//! and neither is who asks.
+
+pub mod media;
+pub mod options;
+pub mod query;
+
+use causeway_api::{ApiVersion, Kind, Status};
+use http::{HeaderMap, Method, Uri, header};
+
+use crate::authorize::{Verb, Wish};
+use media::{BodyFormat, MediaRange, PatchFormat};
+use options::{DeleteOptions, GetOptions, ListOptions, WatchOptions, WriteOptions};
+use query::Query;
+
+/// One request, understood.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Ask {
+    Object(ObjectAsk),
+    Discovery(Discovery),
+    OpenApi(OpenApi),
+    Review(Review),
+    Action { path: String, query: Option<String> },
+    Probe { probe: Probe, verbose: bool },
+    Version,
+}
+
+/// Something about one collection or one object.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ObjectAsk {
+    pub version: ApiVersion,
+    pub kind: Kind,
+    pub deed: Deed,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum Deed {
+    Get { name: String, status: bool, options: GetOptions },
+    List(ListOptions),
+    Watch(WatchOptions),
+    Create { options: WriteOptions, format: BodyFormat },
+    Update { name: String, status: bool, options: WriteOptions, format: BodyFormat },
+    Patch { name: String, status: bool, options: WriteOptions, format: PatchFormat },
+    Delete { name: String, options: DeleteOptions, format: BodyFormat },
+    DeleteCollection { list: ListOptions, options: DeleteOptions, format: BodyFormat },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Discovery {
+    /// `/api`: the versions of the core group.
+    CoreVersions,
+    /// `/apis`: all groups.
+    Groups,
+    /// `/apis/GROUP`.
+    Group(ApiGroup),
+    /// `/api/v1`: the resources of the core group.
+    CoreResources,
+    /// `/apis/GROUP/v1`.
+    Resources(ApiGroup),
+}
+
+/// The named groups we serve.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ApiGroup {
+    Causeway,
+    Authentication,
+    Authorization,
+}
+
+impl ApiGroup {
+    pub const ALL: [ApiGroup; 3] = [ApiGroup::Causeway, ApiGroup::Authentication, ApiGroup::Authorization];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            ApiGroup::Causeway => causeway_api::GROUP,
+            ApiGroup::Authentication => "authentication.k8s.io",
+            ApiGroup::Authorization => "authorization.k8s.io",
+        }
+    }
+
+    fn from_name(name: &str) -> Option<ApiGroup> {
+        ApiGroup::ALL.into_iter().find(|group| group.name() == name)
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OpenApi {
+    V2,
+    V3Index,
+    /// One group-version, such as `api/v1` or `apis/causeway.io/v1`.
+    V3 {
+        path: String,
+        hash: Option<String>,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Review {
+    SelfSubject,
+    SelfAccess,
+    SelfRules,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Probe {
+    Health,
+    Live,
+    Ready,
+}
+
+impl Probe {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Probe::Health => "healthz",
+            Probe::Live => "livez",
+            Probe::Ready => "readyz",
+        }
+    }
+}
+
+/// Understands a request. `Err` is what the client gets instead; rights have not been looked at yet.
+pub fn parse(method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<Ask, Status> {
+    let path = uri.path();
+    let segments: Vec<String> = path
+        .split('/')
+        .filter(|segment| !segment.is_empty())
+        .map(|segment| query::decode(segment, false))
+        .collect();
+    let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
+    let query = Query::parse(uri.query());
+    let content_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let asked = Asked { method, path, query: &query, content_type };
+
+    match segments.as_slice() {
+        [] => Err(Status::no_such_path("/")),
+        ["healthz"] => asked.read(Ask::Probe { probe: Probe::Health, verbose: query.has("verbose") }),
+        ["livez"] => asked.read(Ask::Probe { probe: Probe::Live, verbose: query.has("verbose") }),
+        ["readyz"] => asked.read(Ask::Probe { probe: Probe::Ready, verbose: query.has("verbose") }),
+        ["version"] => asked.read(Ask::Version),
+        ["causeway", "v1", rest @ ..] if !rest.is_empty() => {
+            Ok(Ask::Action { path: rest.join("/"), query: uri.query().map(str::to_owned) })
+        }
+        ["openapi", "v2"] => asked.read(Ask::OpenApi(OpenApi::V2)),
+        ["openapi", "v3"] => asked.read(Ask::OpenApi(OpenApi::V3Index)),
+        ["openapi", "v3", rest @ ..] => {
+            let hash = query.one("hash").map(str::to_owned);
+            asked.read(Ask::OpenApi(OpenApi::V3 { path: rest.join("/"), hash }))
+        }
+        ["api"] => asked.read(Ask::Discovery(Discovery::CoreVersions)),
+        ["apis"] => asked.read(Ask::Discovery(Discovery::Groups)),
+        ["api", "v1"] => asked.read(Ask::Discovery(Discovery::CoreResources)),
+        ["api", "v1", rest @ ..] => asked.object(ApiVersion::Core, rest),
+        ["apis", group] => {
+            asked.group(group).and_then(|group| asked.read(Ask::Discovery(Discovery::Group(group))))
+        }
+        ["apis", group, "v1"] => {
+            asked.group(group).and_then(|group| asked.read(Ask::Discovery(Discovery::Resources(group))))
+        }
+        ["apis", group, "v1", rest @ ..] if ApiGroup::from_name(group) == Some(ApiGroup::Causeway) => {
+            asked.object(ApiVersion::Group, rest)
+        }
+        ["apis", group, "v1", resource] => {
+            let group = asked.group(group)?;
+            asked.review(group, resource)
+        }
+        _ => Err(Status::no_such_path(path)),
+    }
+}
+
+/// The parts of a request that decide which verb it is.
+struct Asked<'a> {
+    method: &'a Method,
+    path: &'a str,
+    query: &'a Query,
+    content_type: Option<&'a str>,
+}
+
+impl Asked<'_> {
+    /// For what can only be read.
+    fn read(&self, ask: Ask) -> Result<Ask, Status> {
+        match *self.method {
+            Method::GET | Method::HEAD => Ok(ask),
+            _ => Err(self.not_allowed()),
+        }
+    }
+
+    fn group(&self, name: &str) -> Result<ApiGroup, Status> {
+        ApiGroup::from_name(name).ok_or_else(|| Status::no_such_path(self.path))
+    }
+
+    fn review(&self, group: ApiGroup, resource: &str) -> Result<Ask, Status> {
+        let review = match (group, resource) {
+            (ApiGroup::Authentication, "selfsubjectreviews") => Review::SelfSubject,
+            (ApiGroup::Authorization, "selfsubjectaccessreviews") => Review::SelfAccess,
+            (ApiGroup::Authorization, "selfsubjectrulesreviews") => Review::SelfRules,
+            _ => return Err(Status::no_such_path(self.path)),
+        };
+        if self.method == Method::POST { Ok(Ask::Review(review)) } else { Err(self.not_allowed()) }
+    }
+
+    fn object(&self, version: ApiVersion, rest: &[&str]) -> Result<Ask, Status> {
+        let no_such_path = || Status::no_such_path(self.path);
+        let (plural, name, status) = match rest {
+            [plural] => (plural, None, false),
+            [plural, name] => (plural, Some(*name), false),
+            [plural, name, "status"] => (plural, Some(*name), true),
+            _ => return Err(no_such_path()),
+        };
+        let kind = Kind::from_plural(plural).ok_or_else(no_such_path)?;
+        let deed = match name {
+            None => self.collection_deed(kind)?,
+            Some(name) => self.object_deed(kind, name.to_owned(), status)?,
+        };
+        Ok(Ask::Object(ObjectAsk { version, kind, deed }))
+    }
+
+    fn collection_deed(&self, kind: Kind) -> Result<Deed, Status> {
+        match *self.method {
+            Method::GET | Method::HEAD if self.query.flag("watch").unwrap_or(false) => {
+                WatchOptions::parse(kind, None, self.query).map(Deed::Watch)
+            }
+            Method::GET | Method::HEAD => ListOptions::parse(kind, self.query).map(Deed::List),
+            Method::POST => {
+                Ok(Deed::Create { options: WriteOptions::parse(self.query)?, format: self.body_format()? })
+            }
+            Method::DELETE => Ok(Deed::DeleteCollection {
+                list: ListOptions::parse(kind, self.query)?,
+                options: DeleteOptions::parse(self.query)?,
+                format: self.body_format()?,
+            }),
+            _ => Err(self.not_allowed()),
+        }
+    }
+
+    fn object_deed(&self, kind: Kind, name: String, status: bool) -> Result<Deed, Status> {
+        match *self.method {
+            Method::GET | Method::HEAD if self.query.flag("watch").unwrap_or(false) && !status => {
+                WatchOptions::parse(kind, Some(&name), self.query).map(Deed::Watch)
+            }
+            Method::GET | Method::HEAD => {
+                Ok(Deed::Get { name, status, options: GetOptions::parse(self.query)? })
+            }
+            Method::PUT => Ok(Deed::Update {
+                name,
+                status,
+                options: WriteOptions::parse(self.query)?,
+                format: self.body_format()?,
+            }),
+            Method::PATCH => {
+                let format = media::patch_format(self.content_type).ok_or_else(|| {
+                    Status::unsupported_media_type(self.content_type.unwrap_or_default(), media::PATCH_TYPES)
+                })?;
+                Ok(Deed::Patch {
+                    name,
+                    status,
+                    options: WriteOptions::parse_patch(self.query, format)?,
+                    format,
+                })
+            }
+            Method::DELETE if !status => Ok(Deed::Delete {
+                name,
+                options: DeleteOptions::parse(self.query)?,
+                format: self.body_format()?,
+            }),
+            _ => Err(self.not_allowed()),
+        }
+    }
+
+    fn body_format(&self) -> Result<BodyFormat, Status> {
+        media::body_format(self.content_type).ok_or_else(|| {
+            Status::unsupported_media_type(self.content_type.unwrap_or_default(), media::BODY_TYPES)
+        })
+    }
+
+    fn not_allowed(&self) -> Status {
+        Status::method_not_allowed(self.method.as_str(), self.path)
+    }
+}
+
+impl Ask {
+    /// What is wished, as far as rights are concerned.
+    pub fn wish<'a>(&'a self, method: &'a Method) -> Wish<'a> {
+        match self {
+            Ask::Object(ask) => {
+                let (verb, name, status) = ask.deed.rights();
+                Wish::Object { verb, kind: ask.kind, name, status }
+            }
+            Ask::Action { path, .. } => Wish::Action { method, path },
+            Ask::Discovery(_) | Ask::OpenApi(_) | Ask::Review(_) => Wish::Description,
+            Ask::Probe { .. } | Ask::Version => Wish::Probe,
+        }
+    }
+
+    /// Does the answer go on until someone ends it?
+    pub fn is_watch(&self) -> bool {
+        matches!(self, Ask::Object(ObjectAsk { deed: Deed::Watch(_), .. }))
+    }
+}
+
+impl Deed {
+    pub fn verb(&self) -> Verb {
+        self.rights().0
+    }
+
+    fn rights(&self) -> (Verb, Option<&str>, bool) {
+        match self {
+            Deed::Get { name, status, .. } => (Verb::Get, Some(name), *status),
+            Deed::List(options) => (Verb::List, options.selector.fields.exact_name(), false),
+            Deed::Watch(options) => (Verb::Watch, options.selector.fields.exact_name(), false),
+            Deed::Create { .. } => (Verb::Create, None, false),
+            Deed::Update { name, status, .. } => (Verb::Update, Some(name), *status),
+            Deed::Patch { name, status, .. } => (Verb::Patch, Some(name), *status),
+            Deed::Delete { name, .. } => (Verb::Delete, Some(name), false),
+            Deed::DeleteCollection { .. } => (Verb::DeleteCollection, None, false),
+        }
+    }
+}
+
+/// The `Accept` header, best range first.
+pub fn accept(headers: &HeaderMap) -> Vec<MediaRange> {
+    // Several headers of this name mean the same as one with all values.
+    let all: Vec<&str> =
+        headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok()).collect();
+    media::parse_accept((!all.is_empty()).then(|| all.join(",")).as_deref())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,352 @@
+//! The options of Kubernetes' verbs, read from the query and checked against each other.
+//!
+//! The rules are those of meta/v1 ListOptions, CreateOptions, UpdateOptions, PatchOptions and DeleteOptions.
+
+use causeway_api::selector::Selector;
+use causeway_api::{FieldError, Kind, Status};
+use causeway_store::Revision;
+
+use super::media::PatchFormat;
+use super::query::Query;
+
+/// How new a read must be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum At {
+    /// No `resourceVersion`: the newest there is.
+    #[default]
+    Newest,
+    /// `resourceVersion=0`: any state will do. We have nothing older at hand that would be cheaper than the newest.
+    Any,
+    NotOlderThan(Revision),
+    Exact(Revision),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum IncludeObject {
+    None,
+    #[default]
+    Metadata,
+    Object,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct GetOptions {
+    pub at: At,
+    /// For tables.
+    pub include: IncludeObject,
+}
+
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct ListOptions {
+    pub selector: Selector,
+    pub limit: Option<usize>,
+    pub continue_token: Option<String>,
+    pub at: At,
+    pub include: IncludeObject,
+}
+
+/// Where a watch begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum From {
+    /// With everything that is there as ADDED; `marked` wants a bookmark behind it.
+    State { not_older_than: Revision, marked: bool },
+    /// With what comes now.
+    Now,
+    /// With what came after a revision.
+    After(Revision),
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct WatchOptions {
+    pub selector: Selector,
+    pub from: From,
+    pub bookmarks: bool,
+    pub timeout_seconds: Option<u64>,
+    pub include: IncludeObject,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum FieldValidation {
+    Ignore,
+    #[default]
+    Warn,
+    Strict,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct WriteOptions {
+    pub dry_run: bool,
+    pub field_manager: Option<String>,
+    pub field_validation: FieldValidation,
+    pub force: bool,
+    pub include: IncludeObject,
+}
+
+/// From the query, or from the body of a DELETE.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct DeleteOptions {
+    pub dry_run: bool,
+    pub uid: Option<String>,
+    pub resource_version: Option<Revision>,
+}
+
+// client-go asks for 500; a page holds the whole answer in memory, so the bound is that of a full list.
+const LIMIT_MAX: usize = 1_000_000;
+const FIELD_MANAGER_BYTES_MAX: usize = 128;
+
+impl GetOptions {
+    pub fn parse(query: &Query) -> Result<GetOptions, Status> {
+        let at = match revision(query)? {
+            None => At::Newest,
+            Some(Revision(0)) => At::Any,
+            Some(revision) => At::NotOlderThan(revision),
+        };
+        Ok(GetOptions { at, include: include(query)? })
+    }
+}
+
+impl ListOptions {
+    pub fn parse(kind: Kind, query: &Query) -> Result<ListOptions, Status> {
+        let limit = number(query, "limit")?.filter(|limit| *limit > 0);
+        let limit = limit.map(|limit| usize::try_from(limit).unwrap_or(LIMIT_MAX).min(LIMIT_MAX));
+        let continue_token = query.one("continue").map(str::to_owned);
+        if query.has("sendInitialEvents") {
+            return Err(forbidden("sendInitialEvents", "sendInitialEvents is forbidden for list"));
+        }
+        let at = list_at(query, limit.is_some(), continue_token.is_some())?;
+        let selector = selector(kind, None, query)?;
+        Ok(ListOptions { selector, limit, continue_token, at, include: include(query)? })
+    }
+}
+
+fn list_at(query: &Query, limited: bool, continued: bool) -> Result<At, Status> {
+    let revision = revision(query)?;
+    let wanted = query.one("resourceVersionMatch");
+    if continued {
+        if wanted.is_some() {
+            let why = "resourceVersionMatch is forbidden when continue is provided";
+            return Err(forbidden("resourceVersionMatch", why));
+        }
+        return match revision {
+            None | Some(Revision(0)) => Ok(At::Newest),
+            Some(_) => {
+                Err(Status::bad_request("specifying resource version is not allowed when using continue"))
+            }
+        };
+    }
+    match (wanted, revision) {
+        (None, None) => Ok(At::Newest),
+        (Some(_), None) => {
+            let why = "resourceVersionMatch is forbidden unless resourceVersion is provided";
+            Err(forbidden("resourceVersionMatch", why))
+        }
+        (Some("Exact"), Some(Revision(0))) => {
+            let why = "resourceVersionMatch \"Exact\" is forbidden for resourceVersion \"0\"";
+            Err(forbidden("resourceVersionMatch", why))
+        }
+        (None | Some("NotOlderThan"), Some(Revision(0))) => Ok(At::Any),
+        // A page without a match means exactly this revision: the rule from before there were matches.
+        (None, Some(revision)) if limited => Ok(At::Exact(revision)),
+        (None | Some("NotOlderThan"), Some(revision)) => Ok(At::NotOlderThan(revision)),
+        (Some("Exact"), Some(revision)) => Ok(At::Exact(revision)),
+        (Some(other), Some(_)) => Err(unknown_match(other)),
+    }
+}
+
+impl WatchOptions {
+    /// `name` when the path names one object.
+    pub fn parse(kind: Kind, name: Option<&str>, query: &Query) -> Result<WatchOptions, Status> {
+        Ok(WatchOptions {
+            selector: selector(kind, name, query)?,
+            from: watch_from(query)?,
+            bookmarks: query.flag("allowWatchBookmarks").unwrap_or(false),
+            timeout_seconds: number(query, "timeoutSeconds")?.filter(|seconds| *seconds > 0),
+            include: include(query)?,
+        })
+    }
+}
+
+fn watch_from(query: &Query) -> Result<From, Status> {
+    let revision = revision(query)?;
+    let initial = query.flag("sendInitialEvents");
+    match (initial, query.one("resourceVersionMatch")) {
+        (None, Some(_)) => {
+            let why = "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided";
+            return Err(forbidden("resourceVersionMatch", why));
+        }
+        (Some(_), Some("NotOlderThan")) | (None, None) => {}
+        (Some(_), _) => {
+            let why = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan";
+            return Err(forbidden("resourceVersionMatch", why));
+        }
+    }
+    Ok(match (initial, revision) {
+        (Some(true), revision) => {
+            From::State { not_older_than: revision.unwrap_or(Revision(0)), marked: true }
+        }
+        (Some(false), None | Some(Revision(0))) => From::Now,
+        (None, None | Some(Revision(0))) => From::State { not_older_than: Revision(0), marked: false },
+        (_, Some(revision)) => From::After(revision),
+    })
+}
+
+impl WriteOptions {
+    pub fn parse(query: &Query) -> Result<WriteOptions, Status> {
+        let field_validation = match query.one("fieldValidation") {
+            None | Some("Warn") => FieldValidation::Warn,
+            Some("Ignore") => FieldValidation::Ignore,
+            Some("Strict") => FieldValidation::Strict,
+            Some(other) => {
+                let supported = ["Ignore", "Strict", "Warn"];
+                return Err(invalid_options(FieldError::not_supported("fieldValidation", other, &supported)));
+            }
+        };
+        Ok(WriteOptions {
+            dry_run: dry_run(query.all("dryRun"))?,
+            field_manager: field_manager(query)?,
+            field_validation,
+            force: false,
+            include: include(query)?,
+        })
+    }
+
+    pub fn parse_patch(query: &Query, format: PatchFormat) -> Result<WriteOptions, Status> {
+        let options = WriteOptions::parse(query)?;
+        match format {
+            PatchFormat::Apply if options.field_manager.is_none() => {
+                Err(invalid_options(FieldError::required("fieldManager", "is required for apply patch")))
+            }
+            PatchFormat::Apply => Ok(WriteOptions { force: query.flag("force").unwrap_or(false), ..options }),
+            _ if query.has("force") => Err(forbidden("force", "may not be specified for non-apply patch")),
+            _ => Ok(options),
+        }
+    }
+}
+
+impl DeleteOptions {
+    pub fn parse(query: &Query) -> Result<DeleteOptions, Status> {
+        propagation(query.one("propagationPolicy"))?;
+        Ok(DeleteOptions { dry_run: dry_run(query.all("dryRun"))?, uid: None, resource_version: None })
+    }
+
+    /// Adds what stands in the body, which is a DeleteOptions object.
+    pub fn with_body(mut self, body: &serde_json::Value) -> Result<DeleteOptions, Status> {
+        let Some(body) = body.as_object() else {
+            return Err(Status::bad_request("the body of a DELETE must be a DeleteOptions object"));
+        };
+        match body.get("kind").and_then(|kind| kind.as_str()) {
+            None | Some("DeleteOptions") => {}
+            Some(other) => {
+                let other: String = other.chars().take(100).collect();
+                return Err(Status::bad_request(format!("expected kind DeleteOptions, found {other}")));
+            }
+        }
+        let text = |value: Option<&serde_json::Value>| value.and_then(|v| v.as_str()).map(str::to_owned);
+        propagation(text(body.get("propagationPolicy")).as_deref())?;
+        if let Some(rows) = body.get("dryRun").and_then(|rows| rows.as_array()) {
+            self.dry_run |= dry_run(rows.iter().map(|row| row.as_str().unwrap_or("?")))?;
+        }
+        let preconditions = body.get("preconditions");
+        self.uid = text(preconditions.and_then(|p| p.get("uid"))).or(self.uid);
+        if let Some(version) = text(preconditions.and_then(|p| p.get("resourceVersion"))) {
+            self.resource_version = Some(parse_revision("preconditions.resourceVersion", &version)?);
+        }
+        Ok(self)
+    }
+}
+
+// We keep no dependents, so every policy comes to the same; a misspelled one is still a mistake.
+fn propagation(policy: Option<&str>) -> Result<(), Status> {
+    match policy {
+        None | Some("" | "Orphan" | "Background" | "Foreground") => Ok(()),
+        Some(other) => Err(invalid_options(FieldError::not_supported(
+            "propagationPolicy",
+            other,
+            &["Background", "Foreground", "Orphan"],
+        ))),
+    }
+}
+
+fn dry_run<'a>(values: impl Iterator<Item = &'a str>) -> Result<bool, Status> {
+    let mut dry = false;
+    for value in values.filter(|value| !value.is_empty()) {
+        if value != "All" {
+            return Err(invalid_options(FieldError::not_supported("dryRun", value, &["All"])));
+        }
+        dry = true;
+    }
+    Ok(dry)
+}
+
+fn field_manager(query: &Query) -> Result<Option<String>, Status> {
+    let Some(manager) = query.one("fieldManager") else { return Ok(None) };
+    if manager.len() > FIELD_MANAGER_BYTES_MAX {
+        return Err(invalid_options(FieldError::too_long("fieldManager", manager, FIELD_MANAGER_BYTES_MAX)));
+    }
+    if manager.chars().any(char::is_control) {
+        return Err(invalid_options(FieldError::invalid(
+            "fieldManager",
+            manager,
+            "should only contain printable characters",
+        )));
+    }
+    Ok(Some(manager.to_owned()))
+}
+
+fn selector(kind: Kind, name: Option<&str>, query: &Query) -> Result<Selector, Status> {
+    let labels = query.one("labelSelector").unwrap_or_default();
+    let mut fields = query.one("fieldSelector").unwrap_or_default().to_owned();
+    if let Some(name) = name {
+        let comma = if fields.is_empty() { "" } else { "," };
+        fields.push_str(&format!("{comma}metadata.name={name}"));
+    }
+    Selector::parse(kind, labels, &fields).map_err(Status::bad_request)
+}
+
+fn include(query: &Query) -> Result<IncludeObject, Status> {
+    match query.one("includeObject") {
+        None | Some("Metadata") => Ok(IncludeObject::Metadata),
+        Some("None") => Ok(IncludeObject::None),
+        Some("Object") => Ok(IncludeObject::Object),
+        Some(other) => {
+            let supported = ["Metadata", "None", "Object"];
+            Err(invalid_options(FieldError::not_supported("includeObject", other, &supported)))
+        }
+    }
+}
+
+fn revision(query: &Query) -> Result<Option<Revision>, Status> {
+    query.one("resourceVersion").map(|text| parse_revision("resourceVersion", text)).transpose()
+}
+
+/// A revision as clients hand it back to us.
+pub fn parse_revision(field: &str, text: &str) -> Result<Revision, Status> {
+    text.parse().map(Revision).map_err(|_| {
+        let text: String = text.chars().take(100).collect();
+        Status::bad_request(format!("invalid {field} {text:?}: must be a number that this server handed out"))
+    })
+}
+
+fn number(query: &Query, name: &str) -> Result<Option<u64>, Status> {
+    let Some(text) = query.one(name) else { return Ok(None) };
+    let number = text.parse::<i64>().map_err(|_| {
+        let text: String = text.chars().take(100).collect();
+        Status::bad_request(format!("invalid {name} {text:?}: must be a number"))
+    })?;
+    // Kubernetes takes negative numbers for none.
+    Ok(u64::try_from(number).ok())
+}
+
+fn unknown_match(found: &str) -> Status {
+    let supported = ["Exact", "NotOlderThan"];
+    invalid_options(FieldError::not_supported("resourceVersionMatch", found, &supported))
+}
+
+fn forbidden(field: &str, why: &str) -> Status {
+    invalid_options(FieldError::forbidden(field, why))
+}
+
+/// 422 about the options, not about an object.
+fn invalid_options(error: FieldError) -> Status {
+    crate::errors::invalid_other("meta.k8s.io", "ListOptions", &[error])
+}

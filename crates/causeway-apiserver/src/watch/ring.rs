@@ -1,0 +1,304 @@
+//! The last events of one collection, for all its watchers at once.
+//!
+//! One writer pushes, any number of readers follow with a place of their own. Nobody is waited for: a reader whose place
+//! has been overwritten is told so and must start again. A waiting reader costs one slot with a waker.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use causeway_store::Revision;
+
+/// What the ring needs to know of an entry.
+pub trait Entry {
+    fn revision(&self) -> Revision;
+    /// About how much memory it holds.
+    fn size_bytes(&self) -> usize;
+}
+
+pub struct Ring<T> {
+    state: Mutex<State<T>>,
+    entries_max: usize,
+    bytes_max: usize,
+}
+
+struct State<T> {
+    entries: VecDeque<Arc<T>>,
+    bytes: usize,
+    /// The place of the first entry; places count up and are never reused.
+    first: u64,
+    /// Everything later than this is in the ring; a reader that starts earlier must catch up elsewhere.
+    floor: Revision,
+    /// Everything up to here has been pushed.
+    progress: Revision,
+    closed: bool,
+    wakers: Vec<Option<Waker>>,
+    free_slots: Vec<usize>,
+}
+
+/// A reader's place. Dropped when it goes, it frees its slot.
+pub struct Follower<T> {
+    ring: Arc<Ring<T>>,
+    next: u64,
+    after: Revision,
+    slot: usize,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub enum Followed {
+    /// Entries were handed over.
+    Some,
+    /// The reader was too slow; what it missed is gone.
+    Lagged,
+    /// The writer is gone.
+    Closed,
+}
+
+impl<T: Entry> Ring<T> {
+    /// Holds what comes after `start`.
+    pub fn new(start: Revision, entries_max: usize, bytes_max: usize) -> Ring<T> {
+        let state = State {
+            entries: VecDeque::new(),
+            bytes: 0,
+            first: 0,
+            floor: start,
+            progress: start,
+            closed: false,
+            wakers: Vec::new(),
+            free_slots: Vec::new(),
+        };
+        Ring { state: Mutex::new(state), entries_max, bytes_max }
+    }
+
+    /// Appends entries in the order of their revisions, and wakes everyone once.
+    pub fn push(&self, entries: impl IntoIterator<Item = Arc<T>>) {
+        let mut state = self.lock();
+        for entry in entries {
+            state.progress = state.progress.max(entry.revision());
+            state.bytes += entry.size_bytes();
+            state.entries.push_back(entry);
+            while state.entries.len() > self.entries_max
+                || (state.bytes > self.bytes_max && state.entries.len() > 1)
+            {
+                state.drop_first();
+            }
+        }
+        wake_all(state);
+    }
+
+    /// Everything up to `revision` has been pushed, though nothing may have been.
+    pub fn advance(&self, revision: Revision) {
+        let mut state = self.lock();
+        state.progress = state.progress.max(revision);
+    }
+
+    /// No more will come. Readers end.
+    pub fn close(&self) {
+        let mut state = self.lock();
+        state.closed = true;
+        wake_all(state);
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.lock().closed
+    }
+
+    pub fn floor(&self) -> Revision {
+        self.lock().floor
+    }
+
+    /// A reader of everything later than `after`; `None` when the ring no longer holds all of it.
+    pub fn follow(self: &Arc<Self>, after: Revision) -> Option<Follower<T>> {
+        let mut state = self.lock();
+        if after < state.floor {
+            return None;
+        }
+        let skipped = state.entries.partition_point(|entry| entry.revision() <= after);
+        let next = state.first + skipped as u64;
+        let slot = state.take_slot();
+        drop(state);
+        Some(Follower { ring: self.clone(), next, after, slot })
+    }
+
+    // A panic while the lock was held would leave a state that is still whole: every change is a few plain steps.
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn wake_all<T>(mut state: MutexGuard<'_, State<T>>) {
+    let woken: Vec<Waker> = state.wakers.iter_mut().filter_map(Option::take).collect();
+    // Readers want the lock at once; they shall not queue for it while we still wake others.
+    drop(state);
+    woken.into_iter().for_each(Waker::wake);
+}
+
+impl<T: Entry> State<T> {
+    fn drop_first(&mut self) {
+        if let Some(entry) = self.entries.pop_front() {
+            self.bytes -= entry.size_bytes();
+            self.first += 1;
+            self.floor = entry.revision();
+        }
+    }
+
+    fn take_slot(&mut self) -> usize {
+        self.free_slots.pop().unwrap_or_else(|| {
+            self.wakers.push(None);
+            self.wakers.len() - 1
+        })
+    }
+}
+
+impl<T: Entry> Follower<T> {
+    /// Moves new entries to `out`, up to `count_max` or until they hold `bytes_max`; waits when there are none.
+    pub fn poll_entries(
+        &mut self,
+        context: &mut Context<'_>,
+        count_max: usize,
+        bytes_max: usize,
+        out: &mut Vec<Arc<T>>,
+    ) -> Poll<Followed> {
+        let mut state = self.ring.lock();
+        if self.next < state.first {
+            return Poll::Ready(Followed::Lagged);
+        }
+        let skip = usize::try_from(self.next - state.first).unwrap_or(usize::MAX);
+        // Entries up to `after` can still arrive when the reader's list was newer than the writer's last push.
+        let before = out.len();
+        let (mut seen, mut bytes) = (0, 0);
+        for entry in state.entries.iter().skip(skip) {
+            seen += 1;
+            if entry.revision() > self.after {
+                out.push(entry.clone());
+                bytes += entry.size_bytes();
+                if bytes >= bytes_max || out.len() - before >= count_max {
+                    break;
+                }
+            }
+        }
+        self.next += seen;
+        if out.len() > before {
+            return Poll::Ready(Followed::Some);
+        }
+        if state.closed {
+            return Poll::Ready(Followed::Closed);
+        }
+        match &mut state.wakers[self.slot] {
+            Some(waker) if waker.will_wake(context.waker()) => {}
+            slot => *slot = Some(context.waker().clone()),
+        }
+        Poll::Pending
+    }
+
+    /// The revision up to which this reader has seen everything; `None` while entries are waiting for it.
+    pub fn seen(&self) -> Option<Revision> {
+        let state = self.ring.lock();
+        (self.next == state.first + state.entries.len() as u64).then(|| state.progress.max(self.after))
+    }
+}
+
+impl<T> Drop for Follower<T> {
+    fn drop(&mut self) {
+        let mut state = self.ring.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let waker = state.wakers[self.slot].take();
+        state.free_slots.push(self.slot);
+        drop(state);
+        // Dropping a waker may drop its task; not under the lock.
+        drop(waker);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    struct Number(u64);
+
+    impl Entry for Number {
+        fn revision(&self) -> Revision {
+            Revision(self.0)
+        }
+        fn size_bytes(&self) -> usize {
+            10
+        }
+    }
+
+    #[derive(Default)]
+    struct Counter(AtomicUsize);
+
+    impl std::task::Wake for Counter {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn push(ring: &Ring<Number>, revisions: &[u64]) {
+        ring.push(revisions.iter().map(|revision| Arc::new(Number(*revision))));
+    }
+
+    fn read(follower: &mut Follower<Number>) -> Result<Vec<u64>, Option<Followed>> {
+        let mut out = Vec::new();
+        match follower.poll_entries(&mut Context::from_waker(Waker::noop()), 100, 10_000, &mut out) {
+            Poll::Ready(Followed::Some) => Ok(out.iter().map(|number| number.0).collect()),
+            Poll::Ready(end) => Err(Some(end)),
+            Poll::Pending => Err(None),
+        }
+    }
+
+    #[test]
+    fn a_reader_starts_where_it_left_off_and_misses_nothing() {
+        let ring = Arc::new(Ring::new(Revision(10), 4, 1_000));
+        push(&ring, &[11, 13, 13, 15]);
+        let mut early = ring.follow(Revision(10)).unwrap();
+        let mut late = ring.follow(Revision(13)).unwrap();
+        let mut ahead = ring.follow(Revision(16)).unwrap();
+        assert!(ring.follow(Revision(9)).is_none());
+        assert_eq!(read(&mut early), Ok(vec![11, 13, 13, 15]));
+        assert_eq!(read(&mut late), Ok(vec![15]));
+        assert_eq!(late.seen(), Some(Revision(15)));
+        push(&ring, &[16]);
+        assert_eq!(read(&mut ahead), Err(None), "16 was already in its list");
+        push(&ring, &[17]);
+        assert_eq!(read(&mut ahead), Ok(vec![17]));
+        assert_eq!(late.seen(), None);
+        assert_eq!(read(&mut late), Ok(vec![16, 17]));
+        ring.advance(Revision(20));
+        assert_eq!(late.seen(), Some(Revision(20)));
+    }
+
+    #[test]
+    fn a_slow_reader_is_told_and_the_ring_stays_small() {
+        let ring = Arc::new(Ring::new(Revision(0), 100, 45));
+        let mut slow = ring.follow(Revision(0)).unwrap();
+        push(&ring, &[1, 2, 3, 4]);
+        let mut quick = ring.follow(Revision(3)).unwrap();
+        push(&ring, &[5]);
+        assert_eq!(read(&mut slow), Err(Some(Followed::Lagged)));
+        assert_eq!(ring.floor(), Revision(1));
+        assert_eq!(read(&mut quick), Ok(vec![4, 5]));
+        ring.close();
+        assert_eq!(read(&mut quick), Err(Some(Followed::Closed)));
+    }
+
+    #[test]
+    fn a_push_wakes_everyone_who_waits_once() {
+        let ring = Arc::new(Ring::new(Revision(0), 10, 1_000));
+        let counter = Arc::new(Counter::default());
+        let waker = Waker::from(counter.clone());
+        let mut followers: Vec<_> = (0..5).map(|_| ring.follow(Revision(0)).unwrap()).collect();
+        for follower in &mut followers {
+            for _ in 0..3 {
+                let polled =
+                    follower.poll_entries(&mut Context::from_waker(&waker), 10, 10_000, &mut Vec::new());
+                assert!(polled.is_pending());
+            }
+        }
+        followers.truncate(3);
+        push(&ring, &[1, 2]);
+        assert_eq!(counter.0.load(Ordering::Relaxed), 3);
+        assert_eq!(ring.lock().free_slots.len(), 2);
+    }
+}
