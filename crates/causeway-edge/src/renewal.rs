@@ -4,7 +4,6 @@
 
 use std::time::{Duration, SystemTime};
 
-const MINUTE: Duration = Duration::from_secs(60);
 const DAY: Duration = Duration::from_secs(24 * 3600);
 /// Asked once a day, so that a change of CA reaches every edge within a day.
 const CHECK_EVERY: Duration = DAY;
@@ -188,7 +187,7 @@ mod tests {
     #[test]
     fn the_cloud_is_asked_at_once_and_then_once_a_day() {
         let mut now = start();
-        let mut schedule = Schedule::new(start() - 10 * MINUTE, start() + 30 * DAY, now, 0.5);
+        let mut schedule = Schedule::new(start() - Duration::from_secs(600), start() + 30 * DAY, now, 0.5);
         let mut checks = 0;
         while now < start() + 18 * DAY {
             match schedule.next_step(now) {

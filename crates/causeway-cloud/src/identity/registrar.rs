@@ -256,8 +256,8 @@ impl Registrar {
         }
     }
 
-    /// One round of what `run` does from time to time.
-    pub(super) async fn upkeep(&self) -> Result<(), IdentityError> {
+    /// One round of what `run` does every minute. For whoever sets the clock by hand.
+    pub async fn upkeep(&self) -> Result<(), IdentityError> {
         let roll = self.roll.load_full();
         if self.serving.reconcile(&roll, self.now())? {
             tracing::info!(until = %Moment(self.serving.not_after()), "shows a new server certificate");
