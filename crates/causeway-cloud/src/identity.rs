@@ -5,13 +5,15 @@
 //! compare-and-swap, so that any number of replicas may do the same work. Objects are none of its business.
 
 mod access;
+mod desk;
 mod enrolment;
-mod figures;
 mod registrar;
 mod rotation;
 mod server;
 
+mod audit;
 mod authority;
+mod figures;
 mod follow;
 mod gateways;
 mod kubeconfig;
@@ -26,11 +28,9 @@ mod tests;
 
 use std::time::SystemTime;
 
+pub use desk::{IssuedApiToken, IssuedJoinToken, Revoked, TokenProblem, TokenSummary};
 pub use figures::Figures;
-pub use registrar::{
-    IdentityConfig, IdentityError, IssuedApiToken, IssuedJoinToken, Registrar, Revoked, TokenProblem,
-    TokenSummary,
-};
+pub use registrar::{IdentityConfig, IdentityError, Registrar};
 pub use rotation::{AuthorityView, RotationError, RotationView};
 pub use server::{EnrolmentLimits, EnrolmentServer};
 pub use serving::{host_name, outward_addresses};

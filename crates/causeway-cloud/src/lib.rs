@@ -2,6 +2,6 @@
 //!
 //! Puts the API server in front of the store and the enrolment behind the channel port.
 
-#![cfg_attr(test, allow(clippy::unwrap_used))]
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
 
 pub mod identity;

@@ -14,9 +14,10 @@ use causeway_channel::{CertificateFacts, KeyHash, PeerId, Secret};
 use causeway_store::{Op, Revision, StoreError};
 use rustls_pki_types::CertificateDer;
 
+use super::audit::AuditLine;
 use super::authority::{GATEWAY_LIFETIME, Signed, Subject};
 use super::gateways::{self, GatewayRecord};
-use super::registrar::{ATTEMPTS_MAX, AuditLine, Registrar, encode, join_key};
+use super::registrar::{ATTEMPTS_MAX, Registrar, encode, join_key};
 use super::revocation::{self, Reason, RevocationRecord};
 use super::roll::Roll;
 use super::tokens::{self, JoinTokenRecord, Redeemed, Redemption};

@@ -1,7 +1,7 @@
-//! The face of identity: opens what the store and the data dir hold, hands out tokens, revokes, keeps fresh.
+//! The face of identity: opens what the store and the data dir hold, and keeps it fresh.
 //!
 //! `open` does everything that must be right before the first caller comes; `run` follows the store and
-//! renews what gets old. Certificates for gateways are in `enrolment`, the change of CA in `rotation`.
+//! renews what gets old. Tokens are in `desk`, certificates for gateways in `enrolment`, the change of CA in `rotation`.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
-use causeway_channel::clock::{Moment, from_unix_seconds, unix_seconds};
-use causeway_channel::{Clock, Endpoint, JoinToken, KeyHash, PeerId, Secret};
+use causeway_channel::clock::Moment;
+use causeway_channel::{Clock, Endpoint, KeyHash};
 use causeway_daemon::AuditLog;
-use causeway_store::{Op, Record, Revision, Store, StoreError};
+use causeway_store::{Record, Revision, Store, StoreError};
 use rustls::ServerConfig;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -22,13 +22,12 @@ use tokio_util::sync::CancellationToken;
 use super::access::Credentials;
 use super::figures::Figures;
 use super::follow::{self, Change};
-use super::gateways::{self, GatewayRecord};
 use super::kubeconfig::{self, KubeconfigError};
-use super::revocation::{self, Reason, RevocationRecord, Revocations};
+use super::revocation::{self, Revocations};
 use super::roll::{self, Roll, RollError, SealPlace};
 use super::seal::SealKey;
 use super::serving::{self, Serving, ServingError};
-use super::tokens::{self, ApiRole, ApiTokenRecord, JoinTokenRecord};
+use super::tokens::{self, ApiTokenRecord, JoinTokenRecord};
 
 /// What identity has to know from the configuration.
 #[derive(Debug, Clone)]
@@ -75,6 +74,8 @@ impl IdentityConfig {
 const GRACE: Duration = Duration::from_secs(90 * 24 * 3600);
 /// How often certificates and old records are looked at. All of them live for hours at least.
 const UPKEEP: Duration = Duration::from_secs(60);
+/// Old records are looked for in every sixtieth round: they have had no effect for days.
+const FORGET_EVERY: u64 = 60;
 /// Compare-and-swap is tried this often; each failure means that somebody else succeeded.
 pub(super) const ATTEMPTS_MAX: usize = 16;
 
@@ -88,63 +89,6 @@ pub enum IdentityError {
     Kubeconfig(#[from] KubeconfigError),
     #[error(transparent)]
     Store(#[from] StoreError),
-}
-
-/// Why a token was not made, found or deleted.
-#[derive(Debug, thiserror::Error)]
-pub enum TokenProblem {
-    #[error("{field}: {why}")]
-    Invalid { field: &'static str, why: String },
-    #[error("there is no token {id:?}")]
-    NotFound { id: String },
-    #[error(transparent)]
-    Store(#[from] StoreError),
-}
-
-/// A join token just made. This is the only time its text exists at the cloud; `Debug` does not show it.
-#[derive(Debug, Clone)]
-pub struct IssuedJoinToken {
-    pub id: String,
-    pub token: JoinToken,
-    pub expires: SystemTime,
-    pub uses: u32,
-}
-
-/// An API token just made. `text` is the secret.
-#[derive(Clone)]
-pub struct IssuedApiToken {
-    pub id: String,
-    pub text: String,
-    pub role: ApiRole,
-    pub expires: SystemTime,
-}
-
-/// A token as a list shows it, without its secret.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct TokenSummary {
-    pub id: String,
-    /// `join`, `viewer` or `admin`.
-    pub kind: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub site: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub gateway: Option<String>,
-    pub created: String,
-    pub expires: String,
-    pub expired: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub uses: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub used: Option<u32>,
-}
-
-/// What a revocation did.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Revoked {
-    pub gateway: String,
-    /// Hashes of the keys that are not believed any more. Empty: the gateway had none.
-    pub keys: Vec<String>,
 }
 
 /// The identity of the fleet. Shared by the API server, the channel port and the actions.
@@ -236,18 +180,24 @@ impl Registrar {
         let authorities = follow::follow(&self.store, roll::KEY, self.since, &stop, |change| {
             self.apply_roll(change);
         });
-        tokio::join!(revocations, api_tokens, authorities, self.keep_fresh(&stop));
+        // Boxed, because watches of the store are large and this future is held by others.
+        let following = async { tokio::join!(revocations, api_tokens, authorities) };
+        tokio::join!(Box::pin(following), Box::pin(self.keep_fresh(&stop)));
     }
 
     async fn keep_fresh(&self, stop: &CancellationToken) {
-        loop {
+        for round in 1u64.. {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
                 () = self.roll_changed.notified() => {}
                 () = tokio::time::sleep(UPKEEP) => {}
             }
-            if let Err(error) = self.upkeep().await {
+            let kept = match round % FORGET_EVERY {
+                0 => self.upkeep().await,
+                _ => self.refresh(),
+            };
+            if let Err(error) = kept {
                 tracing::error!(
                     error = &error as &dyn std::error::Error,
                     "identity cannot be kept fresh; trying again in a minute"
@@ -256,15 +206,19 @@ impl Registrar {
         }
     }
 
-    /// One round of what `run` does every minute. For whoever sets the clock by hand.
+    /// One round of all that `run` does from time to time. For whoever sets the clock by hand.
     pub async fn upkeep(&self) -> Result<(), IdentityError> {
+        self.refresh()?;
+        self.forget_old_records().await?;
+        Ok(())
+    }
+
+    fn refresh(&self) -> Result<(), IdentityError> {
         let roll = self.roll.load_full();
         if self.serving.reconcile(&roll, self.now())? {
             tracing::info!(until = %Moment(self.serving.not_after()), "shows a new server certificate");
         }
-        self.reconcile_kubeconfig()?;
-        self.forget_old_records().await?;
-        Ok(())
+        self.reconcile_kubeconfig()
     }
 
     fn reconcile_kubeconfig(&self) -> Result<(), IdentityError> {
@@ -307,156 +261,6 @@ impl Registrar {
                 );
             }
         }
-    }
-
-    /// Makes a join token for one gateway. The objects of site and gateway are the caller's business.
-    pub async fn create_join_token(
-        &self,
-        site: &str,
-        gateway: &str,
-        ttl: Duration,
-        uses: u32,
-    ) -> Result<IssuedJoinToken, TokenProblem> {
-        let invalid = |field, why: String| TokenProblem::Invalid { field, why };
-        let peer = PeerId::new(site, gateway).map_err(|error| invalid("site, gateway", error.to_string()))?;
-        check_ttl(ttl)?;
-        if !(1..=tokens::USES_MAX).contains(&uses) {
-            return Err(invalid("uses", format!("must be from 1 to {}", tokens::USES_MAX)));
-        }
-        if self.config.advertise.is_empty() {
-            return Err(invalid(
-                "advertise",
-                "the cloud does not know its own endpoint; start it with --advertise".into(),
-            ));
-        }
-        let secret = Secret::generate();
-        let (id, now, authorities) = (tokens::id(&secret), self.now(), self.roll.load().ids());
-        let record = JoinTokenRecord::new(&secret, &peer, now, ttl, uses, &authorities);
-        self.store.create(&join_key(&id), encode(&record)).await?;
-        self.audit(&AuditLine { event: "token-created", site, gateway, reason: &id, ..AuditLine::default() });
-        let token = JoinToken { secret, endpoints: self.config.advertise.clone(), authorities, peer };
-        Ok(IssuedJoinToken { id, token, expires: from_unix_seconds(record.expires), uses })
-    }
-
-    /// Makes a bearer token for the API.
-    pub async fn create_api_token(
-        &self,
-        role: ApiRole,
-        ttl: Duration,
-    ) -> Result<IssuedApiToken, TokenProblem> {
-        check_ttl(ttl)?;
-        let secret = Secret::generate();
-        let id = tokens::id(&secret);
-        let record = ApiTokenRecord::new(&secret, role, self.now(), ttl);
-        self.store.create(&api_key(&id), encode(&record)).await?;
-        self.audit(&AuditLine {
-            event: "token-created",
-            subject: role.group(),
-            reason: &id,
-            ..AuditLine::default()
-        });
-        Ok(IssuedApiToken {
-            id,
-            text: tokens::api_text(&secret),
-            role,
-            expires: from_unix_seconds(record.expires),
-        })
-    }
-
-    /// Every token that was not deleted, oldest first.
-    pub async fn tokens(&self) -> Result<Vec<TokenSummary>, StoreError> {
-        let now = self.now();
-        let (join, _) = follow::snapshot(&self.store, tokens::JOIN_PREFIX).await?;
-        let (api, _) = follow::snapshot(&self.store, tokens::API_PREFIX).await?;
-        let mut dated = Vec::new();
-        for (id, record) in each::<JoinTokenRecord>(&join, tokens::JOIN_PREFIX) {
-            if record.deleted.is_none() {
-                dated.push((record.created, summary_of_join(id, record, now)));
-            }
-        }
-        for (id, record) in each::<ApiTokenRecord>(&api, tokens::API_PREFIX) {
-            dated.push((record.created, summary_of_api(id, &record, now)));
-        }
-        dated.sort_by(|a, b| (a.0, &a.1.id).cmp(&(b.0, &b.1.id)));
-        Ok(dated.into_iter().map(|(_, summary)| summary).collect())
-    }
-
-    /// Deletes a token of either kind. It is worth nothing from now on.
-    pub async fn delete_token(&self, id: &str) -> Result<(), TokenProblem> {
-        let not_found = || TokenProblem::NotFound { id: id.chars().take(64).collect() };
-        if !tokens::is_id(id) {
-            return Err(not_found());
-        }
-        match self.store.delete(&api_key(id), None).await {
-            Ok(_) => {
-                return Ok(self.audit(&AuditLine {
-                    event: "token-deleted",
-                    reason: id,
-                    ..AuditLine::default()
-                }));
-            }
-            Err(StoreError::NotFound { .. }) => {}
-            Err(error) => return Err(error.into()),
-        }
-        // A join token stays as a mark, so that whoever presents it is told that it was deleted.
-        for _ in 0..ATTEMPTS_MAX {
-            let Some((mut record, revision)) = self.load::<JoinTokenRecord>(&join_key(id)).await? else {
-                return Err(not_found());
-            };
-            if record.deleted.is_some() {
-                return Err(not_found());
-            }
-            record.deleted = Some(unix_seconds(self.now()));
-            match self.store.update(&join_key(id), encode(&record), revision).await {
-                Ok(_) => {
-                    return Ok(self.audit(&AuditLine {
-                        event: "token-deleted",
-                        reason: id,
-                        ..AuditLine::default()
-                    }));
-                }
-                Err(StoreError::Conflict { .. }) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Err(busy(id).into())
-    }
-
-    /// Throws a gateway out: its key is not believed by any replica within a second.
-    pub async fn revoke_gateway(&self, gateway: &str) -> Result<Revoked, TokenProblem> {
-        let unknown =
-            || TokenProblem::Invalid { field: "gateway", why: format!("{gateway:?} was never enrolled") };
-        PeerId::new("any", gateway).map_err(|_| unknown())?;
-        let key = gateways::store_key(gateway);
-        for _ in 0..ATTEMPTS_MAX {
-            let Some((record, revision)) = self.load::<GatewayRecord>(&key).await? else {
-                return Err(unknown());
-            };
-            let Some(hash) = record.key.as_deref().and_then(KeyHash::from_hex) else {
-                return Ok(Revoked { gateway: gateway.to_owned(), keys: Vec::new() });
-            };
-            let now = self.now();
-            let revocation = RevocationRecord::new(gateway, Reason::Revoked, now, record.expires);
-            let ops = vec![
-                Op::Update { key: key.clone(), value: record.revoked(now).encode(), expected: revision },
-                Op::Put { key: revocation::store_key(&hash), value: revocation.encode() },
-            ];
-            match self.store.commit(ops).await {
-                Ok(_) => {
-                    self.audit(&AuditLine {
-                        event: "revoked",
-                        site: &record.site,
-                        gateway,
-                        key: &hash.to_string(),
-                        ..AuditLine::default()
-                    });
-                    return Ok(Revoked { gateway: gateway.to_owned(), keys: vec![hash.to_string()] });
-                }
-                Err(StoreError::Conflict { .. }) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Err(busy(gateway).into())
     }
 
     // Records that can have no effect any more. A replica that does it at the same moment finds less to do.
@@ -502,101 +306,6 @@ impl Registrar {
         })?;
         Ok(Some((value, record.revision)))
     }
-
-    pub(super) fn audit(&self, line: &AuditLine<'_>) {
-        tracing::info!(
-            event = line.event,
-            site = line.site,
-            gateway = line.gateway,
-            subject = line.subject,
-            key = line.key,
-            client = line.client,
-            decision = line.decision,
-            reason = line.reason,
-            "identity"
-        );
-        if let Some(audit) = &self.config.audit {
-            audit.record(line);
-        }
-    }
-}
-
-/// One line of the audit log. Empty fields are left out.
-#[derive(Debug, Default, Serialize)]
-pub(super) struct AuditLine<'a> {
-    pub event: &'a str,
-    #[serde(skip_serializing_if = "str::is_empty")]
-    pub site: &'a str,
-    #[serde(skip_serializing_if = "str::is_empty")]
-    pub gateway: &'a str,
-    #[serde(skip_serializing_if = "str::is_empty")]
-    pub subject: &'a str,
-    #[serde(skip_serializing_if = "str::is_empty")]
-    pub key: &'a str,
-    #[serde(skip_serializing_if = "str::is_empty")]
-    pub client: &'a str,
-    #[serde(skip_serializing_if = "str::is_empty")]
-    pub decision: &'a str,
-    #[serde(skip_serializing_if = "str::is_empty")]
-    pub reason: &'a str,
-}
-
-impl std::fmt::Debug for IssuedApiToken {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "IssuedApiToken({} {:?})", self.id, self.role)
-    }
-}
-
-fn summary_of_join(id: String, record: JoinTokenRecord, now: SystemTime) -> TokenSummary {
-    TokenSummary {
-        id,
-        kind: "join",
-        site: Some(record.site),
-        gateway: Some(record.gateway),
-        created: Moment(from_unix_seconds(record.created)).to_string(),
-        expires: Moment(from_unix_seconds(record.expires)).to_string(),
-        expired: now >= from_unix_seconds(record.expires),
-        uses: Some(record.uses),
-        used: Some(record.redeemed.len() as u32),
-    }
-}
-
-fn summary_of_api(id: String, record: &ApiTokenRecord, now: SystemTime) -> TokenSummary {
-    TokenSummary {
-        id,
-        kind: match record.role {
-            ApiRole::Viewer => "viewer",
-            ApiRole::Admin => "admin",
-        },
-        site: None,
-        gateway: None,
-        created: Moment(from_unix_seconds(record.created)).to_string(),
-        expires: Moment(from_unix_seconds(record.expires)).to_string(),
-        expired: record.has_expired(now),
-        uses: None,
-        used: None,
-    }
-}
-
-// Records that cannot be read are passed over in lists: one damaged token must not hide the others.
-fn each<'a, T: DeserializeOwned>(
-    records: &'a [Record],
-    prefix: &'a str,
-) -> impl Iterator<Item = (String, T)> + 'a {
-    records.iter().filter_map(move |record| {
-        let id = record.key.strip_prefix(prefix)?.to_owned();
-        Some((id, serde_json::from_slice(&record.value).ok()?))
-    })
-}
-
-fn check_ttl(ttl: Duration) -> Result<(), TokenProblem> {
-    if ttl < Duration::from_secs(1) || ttl > tokens::TTL_MAX {
-        return Err(TokenProblem::Invalid {
-            field: "ttl",
-            why: "must be from one second to ten years".into(),
-        });
-    }
-    Ok(())
 }
 
 pub(super) fn join_key(id: &str) -> String {
@@ -609,8 +318,4 @@ pub(super) fn api_key(id: &str) -> String {
 
 pub(super) fn encode(record: &impl Serialize) -> bytes::Bytes {
     serde_json::to_vec(record).expect("strings and numbers are always JSON").into()
-}
-
-pub(super) fn busy(what: &str) -> StoreError {
-    StoreError::Unavailable { reason: format!("{what} is being changed by too many at once"), source: None }
 }

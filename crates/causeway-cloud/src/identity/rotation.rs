@@ -10,9 +10,10 @@ use causeway_channel::clock::Moment;
 use causeway_store::StoreError;
 use serde::Serialize;
 
+use super::audit::AuditLine;
 use super::follow;
 use super::gateways::{self, GatewayRecord};
-use super::registrar::{AuditLine, Registrar};
+use super::registrar::Registrar;
 use super::roll::{self, Roll, RollError};
 use super::tokens::{self, JoinTokenRecord};
 
