@@ -21,6 +21,9 @@ pub(crate) const LINE_BYTES_MAX: usize = 2 << 20;
 /// eleven days of a thousand writes a second between backup and loss.
 pub(crate) const REVISION_GAP: u64 = 1_000_000_000;
 
+/// SQLite counts to 2^63; what a store continues with after a restore must stay below, for ever.
+const COUNTER_MAX: u64 = 1 << 62;
+
 /// What an import did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Imported {
@@ -138,6 +141,9 @@ impl Decoder {
         if header.version > VERSION {
             return Err(StoreError::TooNew { found: header.version, supported: VERSION });
         }
+        if header.epoch.max(header.revision) > COUNTER_MAX {
+            return Err(StoreError::corrupt("the backup's header counts further than any store"));
+        }
         let mut decoder = Decoder { digest: Context::new(&SHA256), count: 0, ended: false };
         decoder.digest_line(line);
         Ok((decoder, header))
@@ -197,7 +203,8 @@ impl Decoder {
 fn as_json(value: &[u8]) -> Option<&RawValue> {
     let text = std::str::from_utf8(value).ok().filter(|text| !text.contains(['\n', '\r']))?;
     let raw: &RawValue = serde_json::from_str(text).ok()?;
-    (raw.get() == text).then_some(raw)
+    // A null would be read back as a value that is missing.
+    (raw.get() == text && text != "null").then_some(raw)
 }
 
 fn hex(digest: Context) -> String {
@@ -249,6 +256,31 @@ mod tests {
         let values: Vec<&[u8]> = rows.iter().map(|row| &row.value[..]).collect();
         assert_eq!(values, [&b"{\"a\":1}"[..], b"{ \"a\" :\n1}", b" 1 ", b"\xff\x00", b""]);
         assert_eq!(rows[0].key, "things/\"0\"");
+    }
+
+    #[test]
+    fn a_value_that_is_the_word_null_comes_back() {
+        let mut encoder = Encoder::new();
+        let record = Record {
+            key: "things/null".into(),
+            value: Bytes::from_static(b"null"),
+            revision: Revision(7),
+            created: Revision(7),
+        };
+        let mut text = encoder.header(3, Revision(42)).to_vec();
+        text.extend_from_slice(&encoder.records(&[record]));
+        text.extend_from_slice(&encoder.trailer());
+        let (_, rows) = read(&text).unwrap();
+        assert_eq!(&rows[0].value[..], b"null");
+    }
+
+    #[test]
+    fn a_header_with_numbers_that_no_store_reaches_is_refused() {
+        for (epoch, revision) in [(u64::MAX, 1), (1, u64::MAX), (1, u64::MAX - REVISION_GAP + 1)] {
+            let header = Encoder::new().header(epoch, Revision(revision));
+            let line = header.strip_suffix(b"\n").unwrap();
+            assert!(Decoder::begin(line).is_err(), "{epoch} {revision}");
+        }
     }
 
     #[test]
