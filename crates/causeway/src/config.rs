@@ -198,8 +198,7 @@ impl Config {
             // TOML has no null: what is not set is a comment.
             let line = match &value {
                 Value::Null => format!("# {key} is not set"),
-                // A JSON string, number or list of strings is TOML as well.
-                value => format!("{key} = {value}"),
+                value => format!("{key} = {}", toml_text(value)),
             };
             text.push_str(&format!("{line:<48} # {}\n", origin.name()));
         }
@@ -235,6 +234,11 @@ fn parse(name: &str, text: &str) -> Result<Layer, Problem> {
         let help = "`causeway check-config` without a file prints every setting with its default";
         Problem::at(name, text, span, error.message().trim_end().to_owned()).with_help(help)
     })
+}
+
+/// A setting in the words of TOML, which escapes more than JSON does.
+fn toml_text(value: &Value) -> String {
+    toml::Value::try_from(value).map_or_else(|_| value.to_string(), |value| value.to_string())
 }
 
 fn pick<T>(default: T, layers: [Option<T>; 3]) -> Setting<T> {

@@ -145,3 +145,12 @@ fn the_effective_configuration_is_a_file_again_and_keeps_passwords_to_itself() {
     parse("again.toml", &text).unwrap();
     assert_eq!(config.to_json()["cloud"]["api"], "0.0.0.0:7443");
 }
+
+#[test]
+fn what_is_printed_can_be_read_whatever_characters_it_holds() {
+    let odd = "a\u{7f}\u{0}\u{1b}\n\"'\\ä";
+    let environment = variables(&[("CAUSEWAY_DATA_DIR", odd), ("CAUSEWAY_AUDIT_FILES_MAX", "7")]).unwrap();
+    let config = Config::resolve(Layer::default(), environment, Layer::default());
+    let again = Config::resolve(layer(&config.to_toml()), Layer::default(), Layer::default());
+    assert_eq!(again.to_json(), config.to_json());
+}
