@@ -1,0 +1,57 @@
+//! Certificates, certificate requests and keys from strangers.
+//!
+//! What must hold: an identity read from a certificate prints as the URI it came from; a request that is accepted was
+//! signed by the key it shows; nothing that names itself an authority is taken for a client.
+#![no_main]
+
+use causeway_channel::key::{Request, Wish};
+use causeway_channel::tls::{bundle_hash, verify_client};
+use causeway_channel::{CertificateFacts, Key, KeyHash, PeerId};
+use causeway_fuzz::assert_short;
+use libfuzzer_sys::fuzz_target;
+use std::sync::LazyLock;
+
+// The CA of the seeds: their certificates pass it, mutations of them must not.
+static AUTHORITY: &[u8] = include_bytes!("../seeds/certificate/authority.der");
+static CLIENT: LazyLock<CertificateFacts> = LazyLock::new(|| {
+    CertificateFacts::read(include_bytes!("../seeds/certificate/gateway.der"))
+        .expect("the seed is a certificate")
+});
+
+fuzz_target!(|data: &[u8]| {
+    match CertificateFacts::read(data) {
+        Ok(facts) => check(&facts),
+        Err(error) => assert_short(&error.to_string(), 4 * 1024),
+    }
+    if let Ok(request) = Request::read(data) {
+        assert_eq!(request.key, KeyHash::of_spki(&request.spki));
+        match request.wish {
+            Wish::Gateway(peer) => check_peer(&peer),
+            Wish::Other(text) => assert_short(&text, 800),
+            Wish::Nothing => {}
+        }
+    }
+    let authority = AUTHORITY.to_vec().into();
+    if verify_client(&data.to_vec().into(), &[authority]).is_ok() {
+        let facts = CertificateFacts::read(data).expect("what the verifier takes can be read");
+        assert_eq!(facts, *CLIENT, "only what the CA signed passes");
+    }
+    let _ = bundle_hash(&[data.to_vec().into()]);
+    if let Ok(text) = std::str::from_utf8(data)
+        && let Ok(key) = Key::from_pem(text)
+    {
+        let again = Key::from_pem(&key.to_pem()).expect("what was written can be read");
+        assert_eq!(again.hash(), key.hash());
+    }
+});
+
+fn check(facts: &CertificateFacts) {
+    if let Some(peer) = &facts.peer {
+        check_peer(peer);
+    }
+    let _ = format!("{facts:?}");
+}
+
+fn check_peer(peer: &PeerId) {
+    assert_eq!(peer.uri().parse::<PeerId>().as_ref(), Ok(peer));
+}

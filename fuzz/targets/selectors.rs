@@ -1,0 +1,63 @@
+//! Label and field selectors: three lines of input are a label selector, a field selector, and an object to try them on.
+//!
+//! What must hold: two selectors joined by a comma select what both select; the facets read from stored bytes and those
+//! of the object agree; messages stay short.
+#![no_main]
+
+use causeway_api::Object;
+use causeway_api::selector::{Facets, FieldSelector, LabelSelector, Selector};
+use causeway_fuzz::{assert_short, json};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let mut lines = text.splitn(3, '\n');
+    let (labels, fields) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
+    let document = serde_json::from_str(lines.next().unwrap_or_default()).unwrap_or_default();
+    let kind = json::kind_of(&document);
+    let object =
+        Object::decode(kind, document).map_or_else(|_| Object::empty(kind), |decoded| decoded.object);
+    let stored = object.encode();
+    let facets = Facets::of(&object);
+    let stored_facets = Facets::from_stored(&stored).expect("the stored form has facets");
+
+    let by_label = LabelSelector::parse(labels);
+    match &by_label {
+        Ok(selector) => {
+            let matches = selector.matches(&facets);
+            assert_eq!(matches, selector.matches(&stored_facets));
+            assert!(matches || !selector.is_empty(), "an empty selector selects everything");
+            let spaced = LabelSelector::parse(&format!(" {labels}\t"));
+            assert_eq!(spaced.as_ref(), Ok(selector), "white space around a selector has no meaning");
+            if !selector.is_empty()
+                && let Ok(joined) = LabelSelector::parse(&format!("{labels},!never,{labels}"))
+            {
+                assert_eq!(joined.matches(&facets), matches && facets.label("never").is_none());
+            }
+        }
+        Err(error) => assert_short(&error.message, 2048),
+    }
+
+    let by_field = FieldSelector::parse(kind, fields);
+    match &by_field {
+        Ok(selector) => {
+            let matches = selector.matches(&facets);
+            assert_eq!(matches, selector.matches(&stored_facets));
+            assert!(matches || !selector.is_empty(), "an empty selector selects everything");
+            if let (true, Some(name)) = (matches, selector.exact_name()) {
+                assert_eq!(name, object.name(), "the exact name is the only one that can match");
+            }
+            if let Ok(joined) = FieldSelector::parse(kind, &format!("{fields},metadata.name!=never,{fields}"))
+            {
+                assert_eq!(joined.matches(&facets), matches && object.name() != "never");
+            }
+        }
+        Err(error) => assert_short(&error.message, 2048),
+    }
+
+    let both = Selector::parse(kind, labels, fields);
+    assert_eq!(both.is_ok(), by_label.is_ok() && by_field.is_ok());
+    if let (Ok(both), Ok(by_label), Ok(by_field)) = (both, by_label, by_field) {
+        assert_eq!(both.matches_object(&object), by_label.matches(&facets) && by_field.matches(&facets));
+    }
+});
