@@ -22,12 +22,12 @@ use crate::limits::failures::Failures;
 use crate::limits::watches::Watches;
 use crate::limits::{Limits, Line};
 use crate::metrics::{ApiMetrics, RequestLabels};
-use crate::request::media::{BodyFormat, MediaRange};
+use crate::request::media::MediaRange;
 use crate::request::{self, Ask, Deed, ObjectAsk, Probe, Review};
 use crate::respond::{self, Body};
 use crate::watch::Shared;
 use crate::{
-    ActionBody, ActionRequest, Actions, Authenticator, Identity, Registry, body, documents, errors, review,
+    ActionBody, ActionRequest, Actions, Authenticator, Identity, Registry, documents, errors, review,
 };
 
 pub use who::Caller;
@@ -179,8 +179,10 @@ impl Handler {
     }
 
     fn review(&self, asking: &Asking<'_>, what: Review, bytes: &Bytes) -> Result<Response<Body>, Status> {
-        let parsed = body::parse(BodyFormat::Json, bytes).map_err(Status::bad_request)?;
-        let answer = review::answer(what, &asking.identity, &parsed.value, self.registry.now())?;
+        let content_type =
+            asking.head.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+        let question = review::parse(what, content_type, bytes)?;
+        let answer = review::answer(what, &asking.identity, &question, self.registry.now())?;
         Ok(respond::json(StatusCode::CREATED, answer.to_string()))
     }
 

@@ -2,13 +2,25 @@
 //!
 //! Answered by the same `authorize` that guards the objects.
 
+mod protobuf;
+
 use causeway_api::{GROUP, Kind, Status, Time};
 use http::Method;
 use serde_json::{Value, json};
 
 use crate::authorize::{Verb, Wish, authorize};
 use crate::request::Review;
-use crate::{Identity, Role};
+use crate::request::media::BodyFormat;
+use crate::{Identity, Role, body};
+
+/// The question: JSON, or Kubernetes' protobuf when the content type says so.
+pub fn parse(review: Review, content_type: Option<&str>, bytes: &[u8]) -> Result<Value, Status> {
+    match content_type {
+        Some(protobuf::MEDIA_TYPE) => protobuf::decode(review, bytes)
+            .ok_or_else(|| Status::bad_request("the body is no review in protobuf")),
+        _ => Ok(body::parse(BodyFormat::Json, bytes).map_err(Status::bad_request)?.value),
+    }
+}
 
 pub fn answer(review: Review, identity: &Identity, body: &Value, now: Time) -> Result<Value, Status> {
     if !body.is_object() {

@@ -1,0 +1,132 @@
+//! Reviews in Kubernetes' protobuf: since 1.32 `kubectl auth` writes its questions in no other form.
+//!
+//! Pure: bytes in, the same review as JSON out. Only the fields that decide the answer are read.
+
+use prost::Message;
+use serde_json::{Map, Value, json};
+
+use crate::request::Review;
+
+pub const MEDIA_TYPE: &str = "application/vnd.kubernetes.protobuf";
+/// What every message begins with, before the envelope.
+const MAGIC: &[u8] = b"k8s\0";
+
+/// None: these bytes are no review.
+pub fn decode(review: Review, bytes: &[u8]) -> Option<Value> {
+    let envelope = Envelope::decode(bytes.strip_prefix(MAGIC)?).ok()?;
+    Some(match review {
+        Review::SelfSubject => json!({}),
+        Review::SelfAccess => access(Access::decode(envelope.raw.as_slice()).ok()?.spec.unwrap_or_default()),
+        Review::SelfRules => {
+            let spec = Rules::decode(envelope.raw.as_slice()).ok()?.spec.unwrap_or_default();
+            json!({ "spec": { "namespace": spec.namespace } })
+        }
+    })
+}
+
+fn access(spec: AccessSpec) -> Value {
+    let mut fields = Map::new();
+    if let Some(wanted) = spec.resource {
+        let attributes = json!({
+            "namespace": wanted.namespace, "verb": wanted.verb, "group": wanted.group, "version": wanted.version,
+            "resource": wanted.resource, "subresource": wanted.subresource, "name": wanted.name,
+        });
+        fields.insert("resourceAttributes".into(), attributes);
+    }
+    if let Some(wanted) = spec.path {
+        fields.insert("nonResourceAttributes".into(), json!({ "path": wanted.path, "verb": wanted.verb }));
+    }
+    json!({ "spec": fields })
+}
+
+// The numbers are those of Kubernetes' generated.proto: runtime.Unknown and authorization/v1.
+
+#[derive(Clone, PartialEq, Message)]
+struct Envelope {
+    #[prost(bytes = "vec", tag = "2")]
+    raw: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Access {
+    #[prost(message, optional, tag = "2")]
+    spec: Option<AccessSpec>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct AccessSpec {
+    #[prost(message, optional, tag = "1")]
+    resource: Option<ResourceAttributes>,
+    #[prost(message, optional, tag = "2")]
+    path: Option<PathAttributes>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct ResourceAttributes {
+    #[prost(string, tag = "1")]
+    namespace: String,
+    #[prost(string, tag = "2")]
+    verb: String,
+    #[prost(string, tag = "3")]
+    group: String,
+    #[prost(string, tag = "4")]
+    version: String,
+    #[prost(string, tag = "5")]
+    resource: String,
+    #[prost(string, tag = "6")]
+    subresource: String,
+    #[prost(string, tag = "7")]
+    name: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct PathAttributes {
+    #[prost(string, tag = "1")]
+    path: String,
+    #[prost(string, tag = "2")]
+    verb: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Rules {
+    #[prost(message, optional, tag = "2")]
+    spec: Option<RulesSpec>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct RulesSpec {
+    #[prost(string, tag = "1")]
+    namespace: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wrapped(raw: Vec<u8>) -> Vec<u8> {
+        [MAGIC, &Envelope { raw }.encode_to_vec()].concat()
+    }
+
+    #[test]
+    fn a_question_of_kubectl_reads_like_its_json() {
+        let resource = ResourceAttributes {
+            verb: "create".into(),
+            group: "causeway.io".into(),
+            resource: "esites".into(),
+            ..Default::default()
+        };
+        let spec = AccessSpec { resource: Some(resource), path: None };
+        let bytes = wrapped(Access { spec: Some(spec) }.encode_to_vec());
+        let review = decode(Review::SelfAccess, &bytes).unwrap();
+        assert_eq!(review["spec"]["resourceAttributes"]["resource"], "esites");
+        assert!(review["spec"].get("nonResourceAttributes").is_none());
+        assert_eq!(decode(Review::SelfSubject, &wrapped(Vec::new())), Some(json!({})));
+    }
+
+    #[test]
+    fn what_is_no_review_is_none() {
+        for bytes in [&b""[..], b"{}", b"k8s", b"k8s\0\xff\xff", &wrapped(vec![0xff, 0xff])] {
+            assert_eq!(decode(Review::SelfAccess, bytes), None, "{bytes:?}");
+        }
+    }
+}
