@@ -103,6 +103,13 @@ pub fn write_atomic(path: &Path, content: &[u8]) -> io::Result<()> {
     file.commit()
 }
 
+/// Writes `path`, mode 0600, whole or not at all, and only if there is none: `AlreadyExists` leaves the other's as it is.
+pub fn create_atomic(path: &Path, content: &[u8]) -> io::Result<()> {
+    let mut file = AtomicFile::create(path)?;
+    file.write_all(content)?;
+    file.commit_new()
+}
+
 /// A file that takes its place only when it is complete. After a crash there is the old file or the
 /// new one, never a half: a temporary file is filled and synced, renamed over, and the folder synced.
 #[derive(Debug)]
@@ -124,7 +131,8 @@ impl AtomicFile {
         let name = path.file_name().ok_or_else(|| io::Error::other("the path names no file"))?;
         // Process and number keep writers apart; a leftover of a dead process is replaced.
         let number = TEMPORARY_NUMBER.fetch_add(1, Ordering::Relaxed);
-        let temporary = folder.join(format!(".{}.{}-{number}.tmp", name.to_string_lossy(), std::process::id()));
+        let temporary =
+            folder.join(format!(".{}.{}-{number}.tmp", name.to_string_lossy(), std::process::id()));
         match fs::remove_file(&temporary) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -138,6 +146,14 @@ impl AtomicFile {
         self.file.sync_all()?;
         fs::rename(&self.temporary, &self.path)?;
         self.committed = true;
+        File::open(&self.folder)?.sync_all()
+    }
+
+    /// As `commit`, and refuses with `AlreadyExists` when the place is taken.
+    pub fn commit_new(self) -> io::Result<()> {
+        self.file.sync_all()?;
+        // A rename would replace; a link does not. The temporary name goes when `self` is dropped.
+        fs::hard_link(&self.temporary, &self.path)?;
         File::open(&self.folder)?.sync_all()
     }
 }
@@ -219,6 +235,17 @@ mod tests {
         assert!(text.contains(&format!("process {}", std::process::id())), "{text}");
         drop(first);
         DataDir::open(base.path()).unwrap();
+    }
+
+    #[test]
+    fn the_first_of_two_creators_wins() {
+        let base = tempfile::tempdir().unwrap();
+        let path = base.path().join("file");
+        create_atomic(&path, b"first").unwrap();
+        let second = create_atomic(&path, b"second").unwrap_err();
+        assert_eq!(second.kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(fs::read(&path).unwrap(), b"first");
+        assert_eq!((fs::read_dir(base.path()).unwrap().count(), mode(&path)), (1, 0o600));
     }
 
     #[test]

@@ -155,12 +155,16 @@ pub async fn open_or_create(
             Ok((roll, seal))
         }
         Err(StoreError::AlreadyExists { .. }) => {
-            // Another replica was faster. A seal key made a moment ago has sealed nothing: left lying
-            // around it would only be mistaken for the right one.
-            if is_new {
-                let _ = std::fs::remove_file(&place.path);
+            let vanished = || RollError::Damaged("it vanished while being read".into());
+            // Another replica was faster. If it shares our file, its CA is sealed with the key in it.
+            let opened = open(store, place).await;
+            if !is_new || opened.is_ok() {
+                return opened?.ok_or_else(vanished);
             }
-            open(store, place).await?.ok_or_else(|| RollError::Damaged("it vanished while being read".into()))
+            // A seal key made a moment ago has then sealed nothing: left lying around it would only be
+            // mistaken for the right one.
+            let _ = std::fs::remove_file(&place.path);
+            open(store, place).await?.ok_or_else(vanished)
         }
         Err(error) => Err(error.into()),
     }

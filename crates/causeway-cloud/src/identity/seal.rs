@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use aws_lc_rs::aead::{AES_256_GCM, Aad, NONCE_LEN, Nonce, RandomizedNonceKey};
 use causeway_channel::peer::sha256;
 use causeway_channel::token::Secret;
-use causeway_daemon::data_dir::write_atomic;
+use causeway_daemon::data_dir::create_atomic;
 
 /// The content of a `seal.key`. `Debug` shows only its id.
 pub struct SealKey {
@@ -51,16 +51,19 @@ impl SealKey {
         Ok(Some(SealKey { key, path: path.to_owned() }))
     }
 
-    /// Makes a new key and saves it before anything is sealed with it.
+    /// Makes a new key and saves it before anything is sealed with it. Replicas may share the file: the first that
+    /// comes makes the key, the others take that one.
     pub fn generate(path: &Path) -> Result<SealKey, SealError> {
+        let failed = |source| SealError::File { path: path.to_owned(), action: "written", source };
         let key = Secret::generate();
         let text: String = key.expose().iter().map(|byte| format!("{byte:02x}")).collect();
-        write_atomic(path, format!("{text}\n").as_bytes()).map_err(|source| SealError::File {
-            path: path.to_owned(),
-            action: "written",
-            source,
-        })?;
-        Ok(SealKey { key, path: path.to_owned() })
+        match create_atomic(path, format!("{text}\n").as_bytes()) {
+            Ok(()) => Ok(SealKey { key, path: path.to_owned() }),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                SealKey::load(path)?.ok_or_else(|| failed(error))
+            }
+            Err(error) => Err(failed(error)),
+        }
     }
 
     /// Names the key without telling it, so that a wrong file can be told from a damaged store.
@@ -137,6 +140,7 @@ mod tests {
             let error = SealKey::load(&path).unwrap_err();
             assert!(matches!(error, SealError::Damaged { .. }) && error.to_string().contains("seal.key"));
         }
+        std::fs::remove_file(&path).unwrap();
         let shown = format!("{:?}", SealKey::generate(&path).unwrap());
         assert!(!shown.contains(std::fs::read_to_string(&path).unwrap().trim()), "{shown}");
     }
