@@ -4,4 +4,12 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
 
+mod actions;
+pub mod cloud;
+mod figures;
+mod first;
+mod health;
 pub mod identity;
+mod reconcile;
+
+pub use cloud::{Addresses, Cloud, CloudConfig, CloudError};

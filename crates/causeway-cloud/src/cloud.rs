@@ -1,0 +1,304 @@
+//! Puts a cloud together and runs it.
+//!
+//! `start` does everything that may fail: the lock, the store, identity, and every listener is bound before
+//! anything runs. `run` goes on until told to stop, then drains: callers first, what serves them after.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use causeway_api::Status;
+use causeway_apiserver::{ApiServer, Limits, Parts, Registry, SystemClock};
+use causeway_channel::Endpoint;
+use causeway_daemon::admin::Doors;
+use causeway_daemon::audit::AuditLimits;
+use causeway_daemon::data_dir::DataDirError;
+use causeway_daemon::{AdminServer, AuditLog, DataDir, Metrics, Readiness, notify};
+use causeway_store::{Store, StoreError, StoreSpec};
+use serde::Serialize;
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::actions::CloudActions;
+use crate::figures::FleetFigures;
+use crate::first;
+use crate::health::StoreHealth;
+use crate::identity::{
+    EnrolmentLimits, EnrolmentServer, IdentityConfig, IdentityError, Registrar, host_name, outward_addresses,
+};
+use crate::reconcile::Reconciler;
+
+/// Everything a cloud needs to know.
+#[derive(Clone, Debug)]
+pub struct CloudConfig {
+    pub data_dir: PathBuf,
+    pub api: SocketAddr,
+    pub channel: SocketAddr,
+    pub admin: SocketAddr,
+    /// The channel endpoints edges are given; empty: this machine's own addresses.
+    pub advertise: Vec<Endpoint>,
+    pub store: StoreSpec,
+    /// None: seal.key in the data dir.
+    pub seal_key: Option<PathBuf>,
+    /// How long an expired certificate may still be renewed with its old key.
+    pub expired_grace: Duration,
+    pub audit: AuditLimits,
+    /// The effective configuration, without secrets, for the admin dump.
+    pub shown: serde_json::Value,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum CloudError {
+    #[error(transparent)]
+    DataDir(#[from] DataDirError),
+    #[error("the store cannot be opened")]
+    Store(#[from] StoreError),
+    #[error("identity cannot be opened")]
+    Identity(#[from] IdentityError),
+    #[error("cannot listen on {address} for {purpose}: choose another address with --{purpose}")]
+    Bind { purpose: &'static str, address: SocketAddr, source: std::io::Error },
+    #[error("the audit log in {} cannot be opened", folder.display())]
+    Audit { folder: PathBuf, source: std::io::Error },
+    #[error("the first objects cannot be made: {}", .0.message)]
+    First(Box<Status>),
+    #[error("{0} ended although nobody told it to")]
+    Ended(&'static str),
+}
+
+/// Where a running cloud listens. Stands in DATA_DIR/run/addresses.json, for tests and local clients.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Addresses {
+    pub api: SocketAddr,
+    pub channel: SocketAddr,
+    pub admin: SocketAddr,
+    pub pid: u32,
+}
+
+const ADDRESSES_FILE: &str = "run/addresses.json";
+
+/// A cloud, bound and not yet running.
+pub struct Cloud {
+    data_dir: DataDir,
+    store: Store,
+    audit: AuditLog,
+    registrar: Arc<Registrar>,
+    api: ApiServer,
+    enrolment: EnrolmentServer,
+    admin: AdminServer,
+    reconciler: Reconciler,
+    health: StoreHealth,
+    readiness: Readiness,
+    addresses: Addresses,
+}
+
+impl Cloud {
+    pub async fn start(config: CloudConfig) -> Result<Cloud, CloudError> {
+        let data_dir = DataDir::open(&config.data_dir)?;
+        let (metrics, readiness) = (Metrics::new(env!("CARGO_PKG_VERSION")), Readiness::new());
+        let shown = config.shown.clone();
+        let doors = Doors {
+            metrics: metrics.clone(),
+            readiness: readiness.clone(),
+            dumps: vec![("config", Box::new(move || shown.clone()))],
+        };
+        let api_listener = listen("api", config.api).await?;
+        let channel_listener = listen("channel", config.channel).await?;
+        let admin =
+            AdminServer::bind(config.admin, doors).await.map_err(bind_error("admin", config.admin))?;
+        let addresses = Addresses {
+            api: api_listener.local_addr().map_err(bind_error("api", config.api))?,
+            channel: channel_listener.local_addr().map_err(bind_error("channel", config.channel))?,
+            admin: admin.address().map_err(bind_error("admin", config.admin))?,
+            pid: std::process::id(),
+        };
+
+        let folder = data_dir.folder("audit")?;
+        let audit =
+            AuditLog::open(&folder, config.audit).map_err(|source| CloudError::Audit { folder, source })?;
+        let store = Store::open(config.store.clone()).await?;
+        let identity = identity_config(&config, &addresses, audit.clone());
+        let registrar = Registrar::open(store.clone(), identity).await?;
+        metrics.register(|registry| registrar.figures().register(registry));
+
+        let registry = Arc::new(Registry::new(store.clone(), Arc::new(SystemClock)));
+        first::ensure(&registry).await.map_err(|status| CloudError::First(Box::new(status)))?;
+        let figures = Arc::new(FleetFigures::new(registry.now()));
+        let actions = CloudActions {
+            registry: registry.clone(),
+            registrar: registrar.clone(),
+            figures: figures.clone(),
+        };
+        let parts = Parts {
+            registry: registry.clone(),
+            authenticator: registrar.clone(),
+            actions: Arc::new(actions),
+            figures,
+            tls: Some(registrar.api_tls()),
+            readiness: readiness.clone(),
+            metrics: metrics.clone(),
+            limits: Limits::default(),
+        };
+        let reconciler = Reconciler::new(registry, readiness.register("reconcile"), &metrics);
+        let folder = match &config.store {
+            StoreSpec::Sqlite { path } => path.parent().map(Path::to_owned),
+            StoreSpec::Etcd { .. } => None,
+        };
+        let health = StoreHealth { store: store.clone(), check: readiness.register("store"), folder };
+        data_dir.folder("run")?;
+        data_dir.write(ADDRESSES_FILE, &serde_json::to_vec_pretty(&addresses).unwrap_or_default())?;
+        Ok(Cloud {
+            api: ApiServer::on(api_listener, parts).map_err(bind_error("api", config.api))?,
+            enrolment: EnrolmentServer::on(channel_listener, registrar.clone(), EnrolmentLimits::default())
+                .map_err(bind_error("channel", config.channel))?,
+            data_dir,
+            store,
+            audit,
+            registrar,
+            admin,
+            reconciler,
+            health,
+            readiness,
+            addresses,
+        })
+    }
+
+    pub fn addresses(&self) -> &Addresses {
+        &self.addresses
+    }
+
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.registrar.kubeconfig_path()
+    }
+
+    /// The checks behind `/readyz`.
+    pub fn readiness(&self) -> &Readiness {
+        &self.readiness
+    }
+
+    /// Runs until `stop`, then drains. Returns early, with an error, only when a part ends by itself.
+    pub async fn run(self, stop: CancellationToken) -> Result<(), CloudError> {
+        let Addresses { api, channel, admin, .. } = self.addresses;
+        tracing::info!(%api, %channel, %admin, data_dir = %self.data_dir.path().display(), "the cloud runs");
+        // Whatever ends this function also ends every part.
+        let callers = stop.child_token();
+        let servants = CancellationToken::new();
+        let _ended = servants.clone().drop_guard();
+
+        let mut front = JoinSet::new();
+        let named = |name: &'static str, part: Pin<Box<dyn Future<Output = ()> + Send>>| async move {
+            part.await;
+            name
+        };
+        front.spawn(named("the API server", Box::pin(self.api.run(callers.clone()))));
+        front.spawn(named("the channel", Box::pin(self.enrolment.run(callers.clone()))));
+        let mut back = JoinSet::new();
+        let registrar = self.registrar.clone();
+        let token = servants.clone();
+        back.spawn(named("identity", Box::pin(async move { registrar.run(token).await })));
+        back.spawn(named("reconcile", Box::pin(self.reconciler.run(servants.clone()))));
+        back.spawn(named("the watch over the store", Box::pin(self.health.run(servants.clone()))));
+        back.spawn(named("the admin server", Box::pin(self.admin.run(servants.clone()))));
+        notify::ready();
+
+        let early = tokio::select! {
+            biased;
+            () = stop.cancelled() => None,
+            Some(ended) = front.join_next() => Some(ended.unwrap_or("a listener that failed")),
+            Some(ended) = back.join_next() => Some(ended.unwrap_or("a part that failed")),
+        };
+        notify::stopping();
+        callers.cancel();
+        while front.join_next().await.is_some() {}
+        servants.cancel();
+        while back.join_next().await.is_some() {}
+        drop(self.registrar);
+        self.audit.close();
+        if let Err(error) = self.store.close().await {
+            tracing::warn!(error = &error as &dyn std::error::Error, "the store was not closed in order");
+        }
+        let _ = std::fs::remove_file(self.data_dir.join(ADDRESSES_FILE));
+        tracing::info!("the cloud has stopped");
+        early.map_or(Ok(()), |name| Err(CloudError::Ended(name)))
+    }
+}
+
+async fn listen(purpose: &'static str, address: SocketAddr) -> Result<TcpListener, CloudError> {
+    TcpListener::bind(address).await.map_err(bind_error(purpose, address))
+}
+
+fn bind_error(purpose: &'static str, address: SocketAddr) -> impl FnOnce(std::io::Error) -> CloudError {
+    move |source| CloudError::Bind { purpose, address, source }
+}
+
+fn identity_config(config: &CloudConfig, addresses: &Addresses, audit: AuditLog) -> IdentityConfig {
+    let advertise = match config.advertise.is_empty() {
+        false => config.advertise.clone(),
+        true => own_endpoints(addresses.channel, &outward_addresses(), &host_name()),
+    };
+    IdentityConfig {
+        seal_key: config.seal_key.clone(),
+        listen: vec![addresses.api, addresses.channel],
+        grace: config.expired_grace,
+        audit: Some(audit),
+        ..IdentityConfig::new(&config.data_dir, advertise, format!("https://{}", local(addresses.api)))
+    }
+}
+
+/// The address by which a client on this host reaches a listener.
+fn local(listener: SocketAddr) -> SocketAddr {
+    let ip = match listener.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        ip => ip,
+    };
+    SocketAddr::new(ip, listener.port())
+}
+
+/// Where edges find the channel when nobody said: the listener's own address, or, when it listens on all, those
+/// that others see; the host's name as a last resort.
+fn own_endpoints(channel: SocketAddr, outward: &[IpAddr], host: &str) -> Vec<Endpoint> {
+    let ip = channel.ip();
+    let listens_for = |other: &&IpAddr| ip.is_ipv6() || other.is_ipv4();
+    let mut texts: Vec<String> = match ip.is_unspecified() {
+        false => vec![channel.to_string()],
+        true => {
+            let seen = outward.iter().filter(listens_for);
+            seen.map(|ip| SocketAddr::new(*ip, channel.port()).to_string()).collect()
+        }
+    };
+    if texts.is_empty() {
+        texts.push(format!("{host}:{}", channel.port()));
+    }
+    texts.iter().filter_map(|text| text.parse().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn edges_are_given_addresses_that_others_see() {
+        let check = |channel: &str, outward: &[&str], expected: &[&str]| {
+            let outward: Vec<IpAddr> = outward.iter().map(|ip| ip.parse().unwrap()).collect();
+            let endpoints = own_endpoints(channel.parse().unwrap(), &outward, "host");
+            let texts: Vec<String> = endpoints.iter().map(ToString::to_string).collect();
+            assert_eq!(texts, expected, "{channel}");
+        };
+        check("10.1.2.3:7444", &["192.0.2.7"], &["10.1.2.3:7444"]);
+        check("0.0.0.0:7444", &["192.0.2.7", "2001:db8::7"], &["192.0.2.7:7444"]);
+        check("[::]:7444", &["192.0.2.7", "2001:db8::7"], &["192.0.2.7:7444", "[2001:db8::7]:7444"]);
+        check("0.0.0.0:7444", &[], &["host:7444"]);
+    }
+
+    #[test]
+    fn a_client_on_this_host_reaches_a_wildcard_listener_on_loopback() {
+        for (listener, expected) in
+            [("0.0.0.0:1", "127.0.0.1:1"), ("[::]:1", "[::1]:1"), ("10.0.0.1:1", "10.0.0.1:1")]
+        {
+            assert_eq!(local(listener.parse().unwrap()).to_string(), expected);
+        }
+    }
+}

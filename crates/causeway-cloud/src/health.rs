@@ -1,0 +1,66 @@
+//! Is the store there, and is there room to write? Says so in `/readyz`, and in the log when it changes.
+//!
+//! Reads go on when the disk is full, and the process stays up in any case: this only tells.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use causeway_daemon::Check;
+use causeway_store::Store;
+use tokio_util::sync::CancellationToken;
+
+const INTERVAL: Duration = Duration::from_secs(1);
+/// A store that takes longer for one small read is not available.
+const READ_TIMEOUT: Duration = Duration::from_secs(3);
+/// Less than this and the next commit may fail: SQLite's log grows in steps of this order.
+const ROOM_BYTES_MIN: u64 = 1 << 20;
+/// A key that no collection has: the answer is always "not there".
+const PROBE_KEY: &str = "health/probe";
+
+pub struct StoreHealth {
+    pub store: Store,
+    pub check: Check,
+    /// Where the store writes; none for a store elsewhere.
+    pub folder: Option<PathBuf>,
+}
+
+impl StoreHealth {
+    pub async fn run(self, stop: CancellationToken) {
+        loop {
+            self.look().await;
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(INTERVAL) => {}
+            }
+        }
+    }
+
+    async fn look(&self) {
+        match self.trouble().await {
+            None => {
+                if self.check.ready() {
+                    tracing::info!("the store is ready");
+                }
+            }
+            Some(reason) => {
+                if self.check.failing(&reason) {
+                    tracing::error!(reason, "the store is not ready");
+                }
+            }
+        }
+    }
+
+    async fn trouble(&self) -> Option<String> {
+        match tokio::time::timeout(READ_TIMEOUT, self.store.get(PROBE_KEY)).await {
+            Err(_) => return Some(format!("no answer within {} s", READ_TIMEOUT.as_secs())),
+            Ok(Err(error)) => return Some(error.to_string()),
+            Ok(Ok(_)) => {}
+        }
+        let folder = self.folder.clone()?;
+        let room = tokio::task::spawn_blocking(move || rustix::fs::statvfs(&folder)).await.ok()?.ok()?;
+        let free_bytes = room.f_bavail.saturating_mul(room.f_frsize);
+        (free_bytes < ROOM_BYTES_MIN)
+            .then(|| format!("the disk is full: {free_bytes} bytes left; reads go on"))
+    }
+}

@@ -1,0 +1,337 @@
+//! Keeps the conditions of all objects true.
+//!
+//! Level-triggered: looks at the state, not at the event that woke it; running twice, or in two replicas,
+//! changes nothing. `affected` decides what must be looked at again, `causeway_api::conditions` what it should
+//! say; this file follows the store and writes through the `Registry`, only what differs.
+
+mod affected;
+mod figures;
+
+use std::collections::BTreeSet;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use causeway_api::{Kind, Object, Status, World, conditions, presence};
+use causeway_apiserver::Registry;
+use causeway_daemon::{Check, Metrics};
+use causeway_store::{Event, Revision, Signal, StoreError};
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use affected::Changes;
+use figures::Figures;
+
+/// Who is recorded as the owner of what is written here.
+pub const MANAGER: &str = "causeway-cloud";
+/// Changes that come in one breath are looked at together.
+const BREATH: Duration = Duration::from_millis(10);
+/// Enough to fill a group commit; each holds one object.
+const WRITES_MAX: usize = 64;
+const PAUSE_FIRST: Duration = Duration::from_millis(500);
+const PAUSE_MAX: Duration = Duration::from_secs(15);
+
+type Key = (Kind, String);
+type Write = Pin<Box<dyn Future<Output = (Key, Result<(), Status>)> + Send>>;
+
+/// The loop that keeps conditions true.
+pub struct Reconciler {
+    registry: Arc<Registry>,
+    check: Check,
+    figures: Figures,
+}
+
+/// Why one round of following ended.
+enum Ended {
+    Stopped,
+    /// The history is gone or the reader fell behind: load everything again.
+    Behind,
+    Failed(String),
+}
+
+impl Reconciler {
+    pub fn new(registry: Arc<Registry>, check: Check, metrics: &Metrics) -> Reconciler {
+        Reconciler { registry, check, figures: Figures::register(metrics) }
+    }
+
+    /// Reconciles until told to stop. A store that is away is waited for.
+    pub async fn run(self, stop: CancellationToken) {
+        let mut pause = PAUSE_FIRST;
+        loop {
+            match self.follow(&stop, &mut pause).await {
+                Ended::Stopped => return,
+                Ended::Behind => tracing::debug!("reconcile loads everything again"),
+                Ended::Failed(reason) => {
+                    if self.check.failing(&reason) {
+                        tracing::error!(reason, "reconcile cannot follow the store; trying again");
+                    }
+                    tokio::select! {
+                        biased;
+                        () = stop.cancelled() => return,
+                        () = tokio::time::sleep(pause) => {}
+                    }
+                    pause = (pause * 2).min(PAUSE_MAX);
+                }
+            }
+        }
+    }
+
+    async fn follow(&self, stop: &CancellationToken, pause: &mut Duration) -> Ended {
+        let (world, revision) = match self.load().await {
+            Ok(loaded) => loaded,
+            Err(status) => return Ended::Failed(status.message),
+        };
+        let mut watch = match self.registry.store().watch("", revision).await {
+            Ok(watch) => watch,
+            Err(error) => return ended(&error),
+        };
+        *pause = PAUSE_FIRST;
+        self.figures.loads.inc();
+        let mut round = Round::new(self, world);
+        if self.check.ready() {
+            tracing::info!(%revision, objects = round.world().objects().count(), "reconcile follows the store");
+        }
+        loop {
+            let due = round.due();
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return Ended::Stopped,
+                signal = watch.next() => match signal {
+                    Ok(Signal::Event(event)) => round.take(&event),
+                    Ok(Signal::Progress(_)) => {}
+                    Err(error) => return ended(&error),
+                },
+                Some((key, written)) = round.writes.next() => round.finish(key, written),
+                () = sleep_until(due) => round.look(),
+            }
+            round.start_writes();
+        }
+    }
+
+    /// All objects, and the oldest revision at which a kind was read: seeing a change twice is harmless.
+    async fn load(&self) -> Result<(World, Revision), Status> {
+        let mut world = World::default();
+        let mut oldest: Option<Revision> = None;
+        for kind in Kind::ALL {
+            let (objects, revision) = self.registry.objects(kind).await?;
+            objects.into_iter().for_each(|loaded| world.insert(lean(loaded.object)));
+            oldest = Some(oldest.map_or(revision, |oldest| oldest.min(revision)));
+        }
+        Ok((world, oldest.unwrap_or_default()))
+    }
+}
+
+/// The state between loading everything and losing the thread.
+struct Round<'a> {
+    reconciler: &'a Reconciler,
+    world: Arc<Mutex<World>>,
+    changes: Changes,
+    pending: BTreeSet<Key>,
+    in_flight: BTreeSet<Key>,
+    writes: FuturesUnordered<Write>,
+    /// When changes are looked at.
+    look_at: Option<Instant>,
+    /// Writes wait until then, because the last one failed.
+    paused: Option<(Instant, Duration)>,
+}
+
+impl<'a> Round<'a> {
+    fn new(reconciler: &'a Reconciler, world: World) -> Round<'a> {
+        let pending = world.objects().map(|object| (object.kind(), object.name().to_owned())).collect();
+        Round {
+            reconciler,
+            world: Arc::new(Mutex::new(world)),
+            changes: Changes::default(),
+            pending,
+            in_flight: BTreeSet::new(),
+            writes: FuturesUnordered::new(),
+            look_at: Some(Instant::now()),
+            paused: None,
+        }
+    }
+
+    fn world(&self) -> MutexGuard<'_, World> {
+        lock(&self.world)
+    }
+
+    /// Takes an event of the store into the picture. What is no object is none of our business.
+    fn take(&mut self, event: &Event) {
+        let Some((kind, name)) =
+            event.key.split_once('/').and_then(|(plural, name)| Some((Kind::from_plural(plural)?, name)))
+        else {
+            return;
+        };
+        let new = match event.value.as_ref().map(|value| Object::from_stored(kind, value)) {
+            Some(Ok(object)) => Some(lean(object)),
+            Some(Err(error)) => {
+                tracing::error!(key = %event.key, %error, "a stored object cannot be read");
+                None
+            }
+            None => None,
+        };
+        let mut world = lock(&self.world);
+        let old = world.remove(kind, name);
+        self.changes.note(old.as_ref(), new.as_ref());
+        if let Some(new) = new {
+            world.insert(new);
+        }
+        drop(world);
+        self.look_at.get_or_insert_with(|| Instant::now() + BREATH);
+    }
+
+    /// When something is to be done without a new event.
+    fn due(&self) -> Option<Instant> {
+        let resume = self.paused.filter(|_| !self.pending.is_empty()).map(|(until, _)| until);
+        self.look_at.into_iter().chain(resume).min()
+    }
+
+    /// Turns what changed into objects to look at.
+    fn look(&mut self) {
+        if self.paused.is_some_and(|(until, _)| until <= Instant::now()) {
+            // The next failure pauses longer: the length stays until a write succeeds.
+            self.paused = self.paused.map(|(_, length)| (Instant::now(), length));
+        }
+        self.look_at = None;
+        let changes = std::mem::take(&mut self.changes);
+        let affected = changes.affected(&self.world());
+        self.pending.extend(affected);
+        self.reconciler.figures.pending.set(self.pending.len() as i64);
+    }
+
+    fn start_writes(&mut self) {
+        let now = Instant::now();
+        if self.look_at.is_some_and(|at| at > now) || self.paused.is_some_and(|(until, _)| until > now) {
+            return;
+        }
+        let mut later = BTreeSet::new();
+        while self.writes.len() < WRITES_MAX {
+            let Some(key) = self.pending.pop_first() else { break };
+            if self.in_flight.contains(&key) {
+                later.insert(key);
+            } else if let Some(write) = self.decide(&key) {
+                self.in_flight.insert(key);
+                self.writes.push(write);
+            }
+        }
+        self.pending.append(&mut later);
+        self.reconciler.figures.pending.set((self.pending.len() + self.in_flight.len()) as i64);
+    }
+
+    /// What must be written about an object, if anything.
+    fn decide(&self, key: &Key) -> Option<Write> {
+        let (kind, name) = key.clone();
+        let world = self.world();
+        let object = world.get(kind, &name)?;
+        let registry = self.reconciler.registry.clone();
+        if let Some(site) = implied_site(object, &world) {
+            return Some(Box::pin(async move {
+                let edit = |live: &mut Object| set_site(live, &site);
+                let written = registry.edit(MANAGER, kind, &name, edit).await;
+                ((kind, name), written.map(drop))
+            }));
+        }
+        let now = registry.now();
+        if conditions::status(object, &world, now) == *object.status() {
+            return None;
+        }
+        // The live object may be newer than our picture of it, so the conditions are computed anew where
+        // it is written. Others are as we last saw them; their events will bring us here again.
+        let shared = self.world.clone();
+        Some(Box::pin(async move {
+            let edit = |live: &mut Object| {
+                let status = conditions::status(live, &lock(&shared), now);
+                *live.status_mut() = status;
+            };
+            let written = registry.edit_status(MANAGER, kind, &name, edit).await;
+            ((kind, name), written.map(drop))
+        }))
+    }
+
+    fn finish(&mut self, key: Key, written: Result<(), Status>) {
+        self.in_flight.remove(&key);
+        let figures = &self.reconciler.figures;
+        match written {
+            Ok(()) => {
+                figures.writes.inc();
+                if self.paused.take().is_some() && self.reconciler.check.ready() {
+                    tracing::info!("reconcile writes again");
+                }
+            }
+            // Deleted in between; its event is on the way.
+            Err(status) if status.code == 404 => {}
+            // Will not get better by trying again; a change of the object will bring it back.
+            Err(status) if status.code == 422 => {
+                figures.failures.inc();
+                tracing::warn!(
+                    kind = key.0.name(),
+                    name = key.1,
+                    reason = status.message,
+                    "conditions cannot be written"
+                );
+            }
+            Err(status) => {
+                figures.failures.inc();
+                if self.reconciler.check.failing(&status.message) {
+                    tracing::error!(reason = status.message, "conditions cannot be written; trying again");
+                }
+                self.pending.insert(key);
+                let now = Instant::now();
+                match self.paused {
+                    // One of several that failed together.
+                    Some((until, _)) if until > now => {}
+                    Some((_, length)) => self.paused = Some((now + length, (length * 2).min(PAUSE_MAX))),
+                    None => self.paused = Some((now + PAUSE_FIRST, PAUSE_FIRST * 2)),
+                }
+            }
+        }
+    }
+}
+
+/// The site of a presence that does not name one: the only site whose gateway's range holds its address.
+fn implied_site(object: &Object, world: &World) -> Option<String> {
+    let Object::VirtualPresence(presence) = object else { return None };
+    if !presence.e_site_name.is_empty() {
+        return None;
+    }
+    let gateways: Vec<_> = world.all().cloned().collect();
+    let site = presence::site_for(presence.ip_addr()?, &gateways).ok()??;
+    Some(site.0)
+}
+
+fn set_site(object: &mut Object, site: &str) {
+    if let Object::VirtualPresence(presence) = object
+        && presence.e_site_name.is_empty()
+    {
+        presence.e_site_name = site.to_owned();
+    }
+}
+
+/// Objects without what no condition depends on: the picture of ten thousand stays small.
+fn lean(mut object: Object) -> Object {
+    object.metadata_mut().managed_fields = Vec::new();
+    object
+}
+
+fn lock(world: &Mutex<World>) -> MutexGuard<'_, World> {
+    world.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn ended(error: &StoreError) -> Ended {
+    match error {
+        StoreError::Closed => Ended::Stopped,
+        StoreError::Compacted { .. } | StoreError::Lagged | StoreError::Future { .. } => Ended::Behind,
+        other => Ended::Failed(other.to_string()),
+    }
+}
+
+async fn sleep_until(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => tokio::time::sleep_until(moment).await,
+        None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests;

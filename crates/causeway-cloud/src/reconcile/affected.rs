@@ -1,0 +1,218 @@
+//! Whose conditions may be different now? Decided from what changed, in the terms in which others depend on it.
+//!
+//! Too many is a waste, too few is a lie: the test compares with looking at everything.
+
+use std::collections::{BTreeSet, HashSet};
+use std::net::IpAddr;
+
+use causeway_api::{Kind, Object, World};
+
+/// What changed since the last look.
+#[derive(Debug, Default)]
+pub struct Changes {
+    /// The changed objects themselves.
+    objects: BTreeSet<(Kind, String)>,
+    /// Sites that came, went, or whose gateways changed.
+    sites: HashSet<String>,
+    /// These came or went.
+    services: HashSet<String>,
+    servers: HashSet<String>,
+    policies: HashSet<String>,
+    /// Addresses that someone took or left.
+    server_addresses: HashSet<(String, IpAddr)>,
+    presence_addresses: HashSet<IpAddr>,
+    /// A presence without a site depends on every gateway's range.
+    gateways: bool,
+}
+
+impl Changes {
+    /// Takes note of one change: what was there, and what is there now.
+    pub fn note(&mut self, old: Option<&Object>, new: Option<&Object>) {
+        let Some(object) = new.or(old) else { return };
+        if new.is_some() {
+            self.objects.insert((object.kind(), object.name().to_owned()));
+        }
+        if let (Some(old), Some(new)) = (old, new)
+            && old.same_fields(new)
+        {
+            return;
+        }
+        let came_or_went = old.is_none() || new.is_none();
+        let name = object.name().to_owned();
+        let existence = match object.kind() {
+            Kind::ESite => Some(&mut self.sites),
+            Kind::EService => Some(&mut self.services),
+            Kind::EServer => Some(&mut self.servers),
+            Kind::EPolicy => Some(&mut self.policies),
+            _ => None,
+        };
+        if let Some(names) = existence.filter(|_| came_or_went) {
+            names.insert(name);
+        }
+        for object in [old, new].into_iter().flatten() {
+            match object {
+                Object::EGateway(gateway) => {
+                    self.gateways = true;
+                    self.sites.insert(gateway.e_site_name.clone());
+                }
+                Object::EServer(server) => {
+                    self.server_addresses.extend(server.ip_addr().map(|ip| (server.e_site_name.clone(), ip)));
+                }
+                Object::VirtualPresence(presence) => self.presence_addresses.extend(presence.ip_addr()),
+                _ => {}
+            }
+        }
+    }
+
+    /// Everything whose conditions may be different now. One walk over all objects, whatever the number of changes.
+    pub fn affected(mut self, world: &World) -> BTreeSet<(Kind, String)> {
+        let mut affected = std::mem::take(&mut self.objects);
+        if self.concerns_others() {
+            let concerned = world.objects().filter(|object| self.concerns(object));
+            affected.extend(concerned.map(|object| (object.kind(), object.name().to_owned())));
+        }
+        affected
+    }
+
+    fn concerns_others(&self) -> bool {
+        self.gateways
+            || !self.sites.is_empty()
+            || !self.services.is_empty()
+            || !self.servers.is_empty()
+            || !self.policies.is_empty()
+            || !self.server_addresses.is_empty()
+            || !self.presence_addresses.is_empty()
+    }
+
+    fn concerns(&self, object: &Object) -> bool {
+        let any = |names: &[String], changed: &HashSet<String>| {
+            !changed.is_empty() && names.iter().any(|name| changed.contains(name))
+        };
+        match object {
+            Object::ESite(site) => self.sites.contains(&site.metadata.name),
+            Object::EGateway(gateway) => self.sites.contains(&gateway.e_site_name),
+            Object::EService(service) => self.sites.contains(&service.e_site_name),
+            Object::EServer(server) => {
+                self.sites.contains(&server.e_site_name)
+                    || any(&server.e_policys, &self.policies)
+                    || server.ip_addr().is_some_and(|ip| {
+                        !self.server_addresses.is_empty()
+                            && self.server_addresses.contains(&(server.e_site_name.clone(), ip))
+                    })
+            }
+            Object::EPolicy(policy) => {
+                any(&policy.allowed_servers, &self.servers) || any(&policy.allowed_sites, &self.sites)
+            }
+            Object::ServiceExpose(expose) => {
+                self.services.contains(&expose.e_service_name)
+                    || any(&expose.e_sites, &self.sites)
+                    || any(&expose.e_policys, &self.policies)
+            }
+            Object::VirtualPresence(presence) => {
+                self.services.contains(&presence.e_service_name)
+                    || self.sites.contains(&presence.e_site_name)
+                    || (self.gateways && presence.e_site_name.is_empty())
+                    || presence.ip_addr().is_some_and(|ip| self.presence_addresses.contains(&ip))
+            }
+            Object::ECommunity(community) => any(&community.members, &self.sites),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use causeway_api::{Time, conditions};
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// A small generator of our own: the seed is printed with every failure.
+    struct Dice(u64);
+
+    impl Dice {
+        fn roll(&mut self, sides: u64) -> u64 {
+            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (self.0 >> 33) % sides
+        }
+
+        fn name(&mut self) -> String {
+            ["a", "b", "c"][self.roll(3) as usize].to_owned()
+        }
+
+        fn names(&mut self) -> Vec<String> {
+            let mut names: Vec<String> = (0..self.roll(3)).map(|_| self.name()).collect();
+            names.sort();
+            names.dedup();
+            names
+        }
+
+        fn object(&mut self) -> Object {
+            let kind = Kind::ALL[self.roll(8) as usize];
+            let ip = format!("198.18.0.{}", 1 + self.roll(3));
+            let fields = match kind {
+                Kind::ESite => json!({"subnets": []}),
+                Kind::EGateway => {
+                    let range = ["198.18.0.0/16", "198.18.0.0/30", "10.0.0.0/8"][self.roll(3) as usize];
+                    json!({"eSiteName": self.name(), "virtualPresenceIPcidr": range})
+                }
+                Kind::EService => json!({"eSiteName": self.name(), "port": 80, "ip": ip, "protocol": "TCP"}),
+                Kind::EServer => {
+                    json!({"eSiteName": self.name(), "ip": ip, "ePolicys": self.names(), "ports": [22]})
+                }
+                Kind::EPolicy => json!({"allowedServers": self.names(), "allowedSites": self.names()}),
+                Kind::ServiceExpose => {
+                    json!({"eServiceName": self.name(), "dnsName": "x.test", "eSites": self.names(), "ePolicys": self.names()})
+                }
+                Kind::VirtualPresence => {
+                    let site = if self.roll(2) == 0 { String::new() } else { self.name() };
+                    json!({"eServiceName": self.name(), "virtualIp": ip, "eSiteName": site})
+                }
+                Kind::ECommunity => json!({"members": self.names()}),
+            };
+            let mut value: Value = fields;
+            value["metadata"] = json!({"name": self.name(), "generation": 1});
+            let mut object = Object::decode(kind, value).unwrap().object;
+            object.default_fields();
+            object
+        }
+    }
+
+    #[test]
+    fn looking_at_what_is_affected_is_as_good_as_looking_at_everything() {
+        let now = Time::from_second(0);
+        for seed in 0..100 {
+            let (mut dice, mut world) = (Dice(seed), World::default());
+            for step in 0..40 {
+                let mut changes = Changes::default();
+                for _ in 0..=dice.roll(2) {
+                    let object = dice.object();
+                    let old = world.remove(object.kind(), object.name());
+                    let new = (dice.roll(4) > 0).then_some(object);
+                    changes.note(old.as_ref(), new.as_ref());
+                    new.into_iter().for_each(|new| world.insert(new));
+                }
+                for (kind, name) in changes.affected(&world) {
+                    // Changed and then deleted in one breath.
+                    let Some(mut object) = world.get(kind, &name).cloned() else { continue };
+                    *object.status_mut() = conditions::status(&object, &world, now);
+                    world.insert(object);
+                }
+                for object in world.objects() {
+                    let expected = conditions::status(object, &world, now);
+                    assert_eq!(*object.status(), expected, "seed {seed}, step {step}: {}", object.key());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_status_that_was_written_concerns_nobody_else() {
+        let mut dice = Dice(1);
+        let old = dice.object();
+        let mut new = old.clone();
+        new.status_mut().observed_generation = 7;
+        let mut changes = Changes::default();
+        changes.note(Some(&old), Some(&new));
+        assert!(!changes.concerns_others());
+    }
+}
