@@ -4,7 +4,8 @@ use clap::builder::styling::{AnsiColor, Styles};
 use clap::{Parser, Subcommand};
 
 use crate::commands::{
-    apply, backup, ca, check_config, completions, delete, describe, get, kubeconfig, revoke, status, token,
+    apply, backup, ca, check_config, cloud, completions, delete, demo, describe, edge, get, kubeconfig,
+    restore, revoke, status, token,
 };
 
 const STYLES: Styles = Styles::styled()
@@ -34,6 +35,9 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     // The roles.
+    Demo(demo::Args),
+    Cloud(Box<cloud::Args>),
+    Edge(edge::Args),
     // Objects.
     Apply(apply::Args),
     Get(get::Args),
@@ -47,6 +51,7 @@ pub enum Command {
     Ca(ca::Args),
     // Keeping it.
     Backup(backup::Args),
+    Restore(restore::Args),
     #[command(name = "check-config")]
     CheckConfig(check_config::Args),
     Completions(completions::Args),

@@ -4,11 +4,15 @@ pub mod apply;
 pub mod backup;
 pub mod ca;
 pub mod check_config;
+pub mod cloud;
 pub mod completions;
 pub mod delete;
+pub mod demo;
 pub mod describe;
+pub mod edge;
 pub mod get;
 pub mod kubeconfig;
+pub mod restore;
 pub mod revoke;
 pub mod status;
 pub mod token;
@@ -25,6 +29,9 @@ pub struct WrongUsage(pub String);
 
 pub async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
+        Command::Demo(arguments) => demo::run(arguments).await,
+        Command::Cloud(arguments) => cloud::run(*arguments).await,
+        Command::Edge(arguments) => edge::run(arguments).await,
         Command::Apply(arguments) => apply::run(arguments).await,
         Command::Get(arguments) => get::run(arguments).await,
         Command::Describe(arguments) => describe::run(arguments).await,
@@ -35,6 +42,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Revoke(arguments) => revoke::run(arguments).await,
         Command::Ca(arguments) => ca::run(arguments).await,
         Command::Backup(arguments) => backup::run(arguments).await,
+        Command::Restore(arguments) => restore::run(arguments).await,
         Command::CheckConfig(arguments) => check_config::run(&arguments),
         Command::Completions(arguments) => completions::run(&arguments),
     }

@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 
 use crate::duration::Span;
 use crate::problem::Problem;
-pub use layer::{Layer, environment};
+pub use layer::{CloudLayer, EdgeLayer, Layer, LogLayer};
 pub use values::{Endpoint, Store};
 
 /// Where a value came from.
@@ -69,7 +69,6 @@ pub struct Cloud {
     pub etcd_certificate: Setting<Option<PathBuf>>,
     pub etcd_key: Setting<Option<PathBuf>>,
     pub seal_key: Setting<Option<PathBuf>>,
-    pub certificate_lifetime: Setting<Span>,
     pub expired_grace: Setting<Span>,
     pub audit_file_bytes_max: Setting<u64>,
     pub audit_files_max: Setting<u64>,
@@ -126,7 +125,6 @@ impl Config {
                 etcd_certificate: pick_optional!(cloud.etcd_certificate),
                 etcd_key: pick_optional!(cloud.etcd_key),
                 seal_key: pick_optional!(cloud.seal_key),
-                certificate_lifetime: pick!(defaults::CERTIFICATE_LIFETIME, cloud.certificate_lifetime),
                 expired_grace: pick!(defaults::EXPIRED_GRACE, cloud.expired_grace),
                 audit_file_bytes_max: pick!(defaults::AUDIT_FILE_BYTES_MAX, cloud.audit_file_bytes_max),
                 audit_files_max: pick!(defaults::AUDIT_FILES_MAX, cloud.audit_files_max),
@@ -179,7 +177,6 @@ impl Config {
             "advertise" => cloud.advertise, "store" => cloud.store,
             "etcd-ca" => cloud.etcd_ca, "etcd-certificate" => cloud.etcd_certificate, "etcd-key" => cloud.etcd_key,
             "seal-key" => cloud.seal_key,
-            "certificate-lifetime" => cloud.certificate_lifetime, "expired-grace" => cloud.expired_grace,
             "audit-file-bytes-max" => cloud.audit_file_bytes_max, "audit-files-max" => cloud.audit_files_max,
             "drain" => cloud.drain,
         );

@@ -53,6 +53,9 @@ struct Rotate {
     /// Stop trusting the old authority
     #[arg(long)]
     finish: bool,
+    /// Finish although somebody still depends on the old one, and lose them
+    #[arg(long, requires = "finish")]
+    force: bool,
 }
 
 pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
@@ -65,17 +68,18 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
             } else if show.pem {
                 authorities(&ca)
                     .iter()
-                    .map(|authority| authority["pem"].as_str().unwrap_or_default())
+                    .map(|authority| authority["certificate"].as_str().unwrap_or_default())
                     .collect()
             } else {
-                render(&ca).render(output::colours())
+                render(&ca)
             };
             output::print(&text)?;
         }
         Action::Rotate(rotate) => {
             let step = if rotate.finish { "finish" } else { "start" };
-            let ca = api.post("/causeway/v1/ca/rotate", &json!({"step": step})).await?;
-            output::print(&render(&ca).render(output::colours()))?;
+            let ca =
+                api.post("/causeway/v1/ca/rotate", &json!({"step": step, "force": rotate.force})).await?;
+            output::print(&render(&ca))?;
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -85,11 +89,27 @@ fn authorities(ca: &Value) -> &[Value] {
     ca["authorities"].as_array().map_or(&[], Vec::as_slice)
 }
 
-fn render(ca: &Value) -> Table {
-    let mut table = Table::new(&["FINGERPRINT", "ROLE", "NOT BEFORE", "NOT AFTER"]);
+fn render(ca: &Value) -> String {
+    let mut table = Table::new(&["AUTHORITY", "SIGNS", "CREATED", "EXPIRES"]);
     for authority in authorities(ca) {
-        let cells = ["fingerprint", "role", "notBefore", "notAfter"];
-        table.row(cells.map(|key| cell(&authority[key])));
+        let signs = match (authority["issuing"] == true, authority["serving"] == true) {
+            (true, true) => "everything",
+            (true, false) => "gateways and users",
+            (false, true) => "this cloud",
+            (false, false) => "nothing, only trusted",
+        };
+        let id: String = cell(&authority["id"]).chars().take(16).collect();
+        table.row([id, signs.to_owned(), cell(&authority["created"]), cell(&authority["expires"])]);
     }
-    table
+    let mut text = table.render(output::colours());
+    for (key, what) in [("waitingGateways", "gateways"), ("waitingTokens", "join tokens")] {
+        let names: Vec<String> = ca[key].as_array().into_iter().flatten().map(cell).collect();
+        if !names.is_empty() {
+            text.push_str(&format!(
+                "still depend on the old one, {what}: {}\n",
+                output::plain(&names.join(", "))
+            ));
+        }
+    }
+    text
 }

@@ -96,10 +96,9 @@ pub fn cloud_config(config: &Config) -> CloudConfig {
         api: cloud.api.value,
         channel: cloud.channel.value,
         admin: cloud.admin.value,
-        advertise: cloud.advertise.value.iter().map(ToString::to_string).collect(),
+        advertise: cloud.advertise.value.iter().map(|endpoint| endpoint.0.clone()).collect(),
         store: store_spec(config),
         seal_key: cloud.seal_key.value.clone(),
-        certificate_lifetime: cloud.certificate_lifetime.value.0,
         expired_grace: cloud.expired_grace.value.0,
         audit: AuditLimits {
             file_bytes_max: cloud.audit_file_bytes_max.value,

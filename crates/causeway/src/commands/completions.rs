@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use causeway_api::Kind;
 use clap::CommandFactory;
 use clap_complete::Shell;
 
@@ -24,6 +25,17 @@ pub struct Args {
 pub fn run(arguments: &Args) -> anyhow::Result<ExitCode> {
     let mut script = Vec::new();
     clap_complete::generate(arguments.shell, &mut Cli::command(), "causeway", &mut script);
-    output::print(&String::from_utf8_lossy(&script))?;
+    let mut script = String::from_utf8_lossy(&script).into_owned();
+    if arguments.shell == Shell::Fish {
+        script.push_str(&fish_kinds());
+    }
+    output::print(&script)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// clap's script for fish leaves out the values of positional arguments.
+fn fish_kinds() -> String {
+    let kinds: Vec<&str> = Kind::ALL.iter().map(|kind| kind.plural()).chain(["all"]).collect();
+    let condition = "__fish_seen_subcommand_from get describe delete";
+    format!("complete -c causeway -n \"{condition}\" -f -a \"{}\"\n", kinds.join(" "))
 }

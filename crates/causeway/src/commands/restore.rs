@@ -1,6 +1,6 @@
 //! `causeway restore`: a backup into an empty store, while no cloud runs on it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -45,18 +45,19 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
         ..Layer::default()
     };
     let config = Config::load(flags, arguments.config.as_deref())?;
+    let path = match arguments.file.as_os_str() == "-" {
+        true => Path::new("/dev/stdin"),
+        false => &arguments.file,
+    };
+    let file = tokio::fs::File::open(path)
+        .await
+        .with_context(|| format!("{} cannot be read", arguments.file.display()))?;
     // Holding the lock means that no cloud runs on this data dir.
     let data_dir = DataDir::open(&config.data_dir.value)?;
     let store = Store::open(store_spec(&config)).await?;
-    let restored = if arguments.file.as_os_str() == "-" {
-        store.import(tokio::io::stdin()).await
-    } else {
-        let file = tokio::fs::File::open(&arguments.file)
-            .await
-            .with_context(|| format!("{} cannot be read", arguments.file.display()))?;
-        store.import(file).await
-    };
-    let restored = restored.with_context(|| format!("{} was not restored, nothing was changed", arguments.file.display()))?;
+    let restored = store.import(file).await;
+    let restored = restored
+        .with_context(|| format!("{} was not restored, nothing was changed", arguments.file.display()))?;
     store.close().await?;
     output::print_line(&format!(
         "restored {} objects, revision {}, epoch {}",

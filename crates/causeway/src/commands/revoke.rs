@@ -25,7 +25,7 @@ pub struct Args {
 pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     let api = arguments.connection.connect().await?;
     let answer = api.post("/causeway/v1/revoke", &json!({"gateway": arguments.gateway})).await?;
-    let keys = answer["keys"].as_u64().unwrap_or(0);
+    let keys = answer["keys"].as_array().map_or(0, Vec::len);
     output::print_line(&format!("egateway/{} revoked ({keys} keys)", output::plain(&arguments.gateway)))?;
     Ok(ExitCode::SUCCESS)
 }

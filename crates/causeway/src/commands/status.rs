@@ -93,21 +93,20 @@ fn ready(object: &Value) -> String {
     ready.and_then(|condition| condition["status"].as_str()).unwrap_or("Unknown").to_owned()
 }
 
-/// Conditions that are not as they should be, one line each.
+/// Conditions that are not as they should be, one line each. Ready only sums up the others.
 fn complaints(object: &Value) -> String {
-    let bad = object["conditions"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .filter(|condition| condition["status"] == "False");
-    bad.map(|condition| {
-        format!(
-            "  ! {}: {} ({}): {}\n",
-            output::plain(&cell(&object["name"])),
-            output::plain(&cell(&condition["type"])),
-            output::plain(&cell(&condition["reason"])),
-            output::plain(&cell(&condition["message"])),
-        )
+    let conditions = object["conditions"].as_array().into_iter().flatten();
+    let bad: Vec<&Value> = conditions.filter(|condition| condition["status"] == "False").collect();
+    let summed_up = bad.len() > 1;
+    let told = bad.into_iter().filter(|condition| !summed_up || condition["type"] != "Ready");
+    told.map(|condition| {
+        let line = format!(
+            "{}: {} ({})",
+            cell(&object["name"]),
+            cell(&condition["message"]),
+            cell(&condition["reason"])
+        );
+        format!("  ! {}\n", output::plain(&line))
     })
     .collect()
 }
@@ -147,7 +146,7 @@ mod tests {
             text.contains("tokyo     Tokyo   no          -           -     0B     4.9KiB     Unknown\n"),
             "{text}"
         );
-        assert!(text.ends_with("  ! web: Ready (PolicyMissing): Policy2 does not exist\n"), "{text}");
+        assert!(text.ends_with("  ! web: Policy2 does not exist (PolicyMissing)\n"), "{text}");
         assert_eq!(render(&json!({}), false), "no sites\n\nno gateways\n\nno exposures\n");
     }
 }

@@ -140,11 +140,13 @@ impl Create {
 fn render(tokens: &Value, now: jiff::Timestamp) -> Table {
     let mut table = Table::new(&["ID", "FOR", "USES LEFT", "EXPIRES"]);
     for token in tokens["tokens"].as_array().into_iter().flatten() {
-        let target = match token["role"].as_str() {
-            Some(role) => format!("role {role}"),
-            None => format!("site {}, gateway {}", cell(&token["site"]), cell(&token["gateway"])),
+        let target = match token["kind"].as_str() {
+            Some(role) if role != "join" => format!("role {role}"),
+            _ => format!("site {}, gateway {}", cell(&token["site"]), cell(&token["gateway"])),
         };
-        let left = token["usesLeft"].as_u64().map_or_else(|| "-".to_owned(), |left| left.to_string());
+        let left =
+            token["uses"].as_u64().map(|uses| uses.saturating_sub(token["used"].as_u64().unwrap_or(0)));
+        let left = left.map_or_else(|| "-".to_owned(), |left| left.to_string());
         let expires = token["expires"].as_str().and_then(|time| time.parse::<jiff::Timestamp>().ok());
         let expires = match expires.map(|time| time.as_second() - now.as_second()) {
             Some(seconds) if seconds <= 0 => "expired".to_owned(),

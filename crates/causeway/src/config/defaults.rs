@@ -23,8 +23,6 @@ pub const ADMIN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7
 /// Needs no other program.
 pub const STORE: Store = Store::Sqlite;
 
-/// A stolen edge key is worth a month at most; renewal happens at two thirds.
-pub const CERTIFICATE_LIFETIME: Span = Span::days(30);
 /// A site that was switched off for a season comes back by itself.
 pub const EXPIRED_GRACE: Span = Span::days(90);
 

@@ -8,45 +8,13 @@ use serde::{Deserialize, Serialize};
 /// HOST:PORT as edges are to dial it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct Endpoint(String);
-
-impl Endpoint {
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-
-    /// The host without brackets: a name for the server certificate.
-    pub fn host(&self) -> &str {
-        let host = self.0.rsplit_once(':').map_or(self.0.as_str(), |(host, _)| host);
-        host.trim_start_matches('[').trim_end_matches(']')
-    }
-}
+pub struct Endpoint(pub causeway_channel::Endpoint);
 
 impl FromStr for Endpoint {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Endpoint, String> {
-        let wrong = |why: &str| {
-            format!(
-                "`{text}` is no endpoint ({why}): write HOST:PORT, as in `cloud.example.org:7444` or `[2001:db8::1]:7444`"
-            )
-        };
-        let (host, port) = text.rsplit_once(':').ok_or_else(|| wrong("the port is missing"))?;
-        if !port.parse::<u16>().is_ok_and(|port| port != 0) {
-            return Err(wrong("the port must be 1 to 65535"));
-        }
-        let inner = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
-        let good = match inner {
-            Some(address) => address.parse::<std::net::Ipv6Addr>().is_ok(),
-            None => {
-                !host.is_empty()
-                    && host.len() <= 253
-                    && host
-                        .chars()
-                        .all(|character| character.is_ascii_alphanumeric() || "-._".contains(character))
-            }
-        };
-        if good { Ok(Endpoint(text.to_owned())) } else { Err(wrong("the host is not a name or address")) }
+        text.parse().map(Endpoint).map_err(|error: causeway_channel::token::EndpointError| error.to_string())
     }
 }
 
@@ -128,7 +96,7 @@ macro_rules! text_form {
 
 impl fmt::Display for Endpoint {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(&self.0)
+        self.0.fmt(out)
     }
 }
 

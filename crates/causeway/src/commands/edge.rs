@@ -1,0 +1,119 @@
+//! `causeway edge`: enrols once, then keeps the edge role running until a signal.
+
+use std::io::Read;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use causeway_channel::JoinToken;
+use causeway_daemon::admin::Doors;
+use causeway_daemon::{AdminServer, Metrics, Readiness, notify, signals};
+use causeway_edge::{Edge, EdgeError};
+use tokio_util::sync::CancellationToken;
+
+use super::WrongUsage;
+use super::cloud::start_logging;
+use crate::config::{Config, EdgeLayer, Layer, LogLayer};
+
+const EXAMPLES: &str = "\
+Examples:
+  causeway edge --data-dir /var/lib/causeway --join TOKEN      the first time
+  causeway edge --data-dir /var/lib/causeway --join @/run/token
+  ssh cloud causeway token create --site Tokyo | causeway edge --data-dir /var/lib/causeway --join -
+  causeway edge --data-dir /var/lib/causeway                   ever after
+
+A token on the command line can be seen by other users of this host; @FILE and - keep it to yourself.";
+
+/// Longer than any token.
+const TOKEN_BYTES_MAX: u64 = 64 * 1024;
+
+/// Run an edge: enrols with a join token once, then keeps its certificate fresh
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Where everything is kept [default: /var/lib/causeway]
+    #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
+    data_dir: Option<PathBuf>,
+    /// Join token, @FILE, or - for standard input; ignored when already enrolled
+    #[arg(long, value_name = "TOKEN", value_hint = clap::ValueHint::FilePath)]
+    join: Option<String>,
+    /// Address for metrics, health and dumps, without credentials [default: 127.0.0.1:7445]
+    #[arg(long, value_name = "ADDR")]
+    admin: Option<SocketAddr>,
+    /// Configuration file
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    config: Option<PathBuf>,
+    /// How log lines are written: text or json [default: text]
+    #[arg(long, value_name = "FORMAT")]
+    log_format: Option<String>,
+}
+
+pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
+    let flags = Layer {
+        data_dir: arguments.data_dir.clone(),
+        log: LogLayer { format: arguments.log_format.clone(), filter: None },
+        edge: EdgeLayer { admin: arguments.admin, drain: None },
+        ..Layer::default()
+    };
+    let config = Config::load(flags, arguments.config.as_deref())?;
+    start_logging(&config)?;
+    let stop = signals::watch(config.edge.drain.value.0)?;
+    let edge = Edge::open(&config.data_dir.value)?;
+    if edge.peer().is_none() && arguments.join.is_none() {
+        return Err(WrongUsage(EdgeError::NotEnrolled.to_string()).into());
+    }
+    let token = arguments.join.as_deref().map(read_token).transpose()?;
+
+    let (readiness, shown) = (Readiness::new(), config.to_json());
+    let enrolled = readiness.register("enrolled");
+    let doors = Doors {
+        metrics: Metrics::new(env!("CARGO_PKG_VERSION")),
+        readiness,
+        dumps: vec![("config", Box::new(move || shown.clone()))],
+    };
+    let address = config.edge.admin.value;
+    let admin = AdminServer::bind(address, doors)
+        .await
+        .with_context(|| format!("cannot listen on {address}: choose another address with --admin"))?;
+    let admin_stop = CancellationToken::new();
+    let serving = tokio::spawn(admin.run(admin_stop.clone()));
+
+    let ran = async {
+        if let Some(token) = &token {
+            edge.enrol(token, &stop).await?;
+        }
+        enrolled.ready();
+        notify::ready();
+        if let Some(peer) = edge.peer() {
+            tracing::info!(%peer, data_dir = %config.data_dir.value.display(), "the edge runs");
+        }
+        edge.run(stop.clone()).await
+    };
+    let ended = ran.await;
+    notify::stopping();
+    admin_stop.cancel();
+    serving.await?;
+    match ended {
+        // Told to end before the cloud answered: nothing is lost, the same token works again.
+        Ok(()) | Err(EdgeError::Stopped) => Ok(ExitCode::SUCCESS),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The token itself, from the command line, a file or standard input.
+fn read_token(text: &str) -> anyhow::Result<JoinToken> {
+    let text = match text.strip_prefix('@') {
+        Some(path) => {
+            std::fs::read_to_string(path).with_context(|| format!("token file {path} cannot be read"))?
+        }
+        None if text == "-" => {
+            let mut read = String::new();
+            let input = std::io::stdin().lock();
+            input.take(TOKEN_BYTES_MAX).read_to_string(&mut read).context("standard input cannot be read")?;
+            read
+        }
+        None => text.to_owned(),
+    };
+    text.trim().parse::<JoinToken>().context("the join token cannot be used")
+}
