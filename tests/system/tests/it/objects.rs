@@ -1,0 +1,182 @@
+//! Objects through the command line: apply, get, watch, describe, delete.
+
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
+use serde_json::Value;
+use testlab::causeway::{finish, wait_for};
+
+use crate::{Lab, data, examples, site};
+
+#[test]
+fn the_documents_objects_apply_word_for_word() {
+    let lab = Lab::start();
+    let file = data("gateway-with-presence.json");
+    let all = [
+        "esite/TokyoChibaSite1",
+        "egateway/TokyoChibaGateway",
+        "virtualpresence/vp1",
+        "eservice/TykyoChibaNginx",
+        "eserver/Server1",
+        "epolicy/Policy1",
+        "serviceexpose/TykyoChibaNginx",
+    ];
+    let lines = |outcome: &str| all.map(|name| format!("{name} {outcome}\n")).concat();
+    assert_eq!(lab.run(&["apply", "-f", &file]), lines("created"));
+    assert_eq!(lab.run(&["apply", "-f", &file]), lines("unchanged"));
+
+    let missing = lab.cloud.wait_condition("sx", "TykyoChibaNginx", "PoliciesResolved", "False").unwrap();
+    assert!(missing["message"].as_str().unwrap().contains("Policy2"), "{missing}");
+    let presence = wait_for("the presence gets its site", || {
+        lab.cloud.object("vp", "vp1").filter(|presence| presence["eSiteName"] == "TokyoChibaSite1")
+    });
+    presence.unwrap();
+
+    let policy = "{kind: EPolicy, apiVersion: v1, metadata: {name: Policy2}, allowedServers: [Server1]}";
+    assert_eq!(lab.apply(policy), "epolicy/Policy2 created\n");
+    lab.cloud.wait_condition("sx", "TykyoChibaNginx", "Ready", "True").unwrap();
+    lab.run(&["delete", "epolicy", "Policy1", "Policy2"]);
+    let nobody = lab.cloud.wait_condition("sx", "TykyoChibaNginx", "PoliciesResolved", "False").unwrap();
+    assert!(nobody["message"].as_str().unwrap().contains("nobody"), "{nobody}");
+}
+
+#[test]
+fn a_syntax_error_is_shown_at_its_place_and_nothing_is_applied() {
+    let lab = Lab::start();
+    let good = lab.path("good.yaml");
+    std::fs::write(&good, site("Good")).unwrap();
+    let broken = data("comma-missing.json");
+    let ran = lab.cloud.run(&["apply", "-f", good.to_str().unwrap(), "-f", &broken]).unwrap();
+    assert_eq!(ran.code, 1);
+    for part in ["comma-missing.json:11:5", "expected `,` or `}`", "\"eSiteName\": \"TokyoChibaSite1\""] {
+        assert!(ran.stderr.contains(part), "{part} is missing in {}", ran.stderr);
+    }
+    assert!(lab.cloud.object("esite", "Good").is_none());
+}
+
+#[test]
+fn the_examples_become_ready_and_are_shown_in_every_form() {
+    let lab = Lab::start();
+    let applied = lab.run(&["apply", "-f", &examples()]);
+    let count = applied.lines().count();
+    let ending = |word: &str| applied.lines().filter(|line| line.ends_with(word)).count();
+    // The cloud's own site and gateway were there before.
+    assert_eq!((ending(" created"), ending(" configured")), (count - 2, 2), "{applied}");
+    lab.cloud.wait_condition("sx", "plant-dashboard", "Ready", "True").unwrap();
+    lab.cloud.wait_condition("vp", "orders-at-berlin", "Ready", "True").unwrap();
+
+    let table = lab.run(&["get", "esites"]);
+    assert!(table.starts_with("NAME"), "{table}");
+    assert!(table.contains("\nberlin "), "{table}");
+    let everything = lab.run(&["get", "all", "-o", "name"]);
+    assert_eq!(everything.lines().count(), count, "{everything}");
+    let list: Value = serde_json::from_str(&lab.run(&["get", "esites", "-o", "json"])).unwrap();
+    assert_eq!((list["kind"].as_str(), list["items"].as_array().map(Vec::len)), (Some("List"), Some(3)));
+    assert!(list["items"][0]["metadata"]["managedFields"].is_null());
+    let one = lab.run(&["get", "esite/oslo", "-o", "yaml"]);
+    assert!(one.contains("kind: ESite"), "{one}");
+    // What get writes, apply takes back.
+    assert_eq!(lab.apply(&one), "esite/oslo unchanged\n");
+    assert_eq!(lab.run(&["get", "esites", "-l", "country=de", "-o", "name"]), "esite/berlin\n");
+    let by_field = lab.run(&["get", "eservices", "--field-selector", "eSiteName=oslo", "-o", "name"]);
+    assert_eq!(by_field, "eservice/depot-sensors\n");
+    let described = lab.run(&["describe", "esite", "berlin"]);
+    for part in [
+        "Name:                   berlin",
+        "egateway/berlin-gateway (eSiteName)",
+        "serviceexpose/orders (eSites)",
+        "Ready",
+    ] {
+        assert!(described.contains(part), "{part} is missing in\n{described}");
+    }
+    let status: Value = serde_json::from_str(&lab.run(&["status", "--json"])).unwrap();
+    let gateways = status["gateways"].as_array().unwrap();
+    let berlin = gateways.iter().find(|gateway| gateway["name"] == "berlin-gateway").unwrap();
+    for key in
+        ["site", "connected", "transport", "rttMs", "sentBytes", "receivedBytes", "since", "generation"]
+    {
+        assert!(berlin.get(key).is_some(), "{key} is missing in {berlin}");
+    }
+    assert!(lab.run(&["status"]).contains("dashboard.plant.example"));
+
+    let deleted = lab.run(&["delete", "-f", &examples()]);
+    assert_eq!(deleted.lines().count(), count);
+    assert_eq!(lab.run(&["get", "all", "-o", "name"]), "");
+}
+
+#[test]
+fn a_watch_shows_what_happens() {
+    let lab = Lab::start();
+    let mut watch = lab.cloud.client(&["get", "esites", "-o", "name", "-w"]).unwrap();
+    let mut child = watch.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert_eq!(lines.next().unwrap(), "esite/cloud");
+    lab.apply(&site("Oslo"));
+    // Conditions may be written in between; they are changes too.
+    let mut next_about = |name: &str| lines.by_ref().find(|line| line.contains(name)).unwrap();
+    assert_eq!(next_about("Oslo"), "esite/Oslo");
+    lab.run(&["delete", "esite", "Oslo"]);
+    assert_eq!(next_about("deleted"), "esite/Oslo (deleted)");
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn mistakes_have_their_exit_codes_and_say_what_to_do() {
+    let lab = Lab::start();
+    lab.apply(&site("Oslo"));
+    let check = |arguments: &[&str], input: Option<&str>, code: i32, part: &str| {
+        let ran = finish(lab.cloud.client(arguments).unwrap(), input).unwrap();
+        assert_eq!(ran.code, code, "{arguments:?}: {}", ran.stderr);
+        assert!(ran.stderr.contains(part), "{arguments:?}: {part} is missing in {}", ran.stderr);
+    };
+    check(&["get", "esite", "Nowhere"], None, 1, "Nowhere");
+    check(&["get", "pods"], None, 2, "esites");
+    check(&["get", "esites", "a", "-l", "x=y"], None, 2, "not both");
+    check(&["get", "esites", "-l", "=="], None, 1, "");
+    check(&["delete", "esite", "Nowhere"], None, 1, "Nowhere");
+    check(&["delete", "esite", "Nowhere", "--ignore-not-found"], None, 0, "");
+    check(&["delete", "esites"], None, 2, "--all");
+    check(&["apply", "-f", "-"], Some(""), 1, "no object");
+    check(
+        &["apply", "-f", "-"],
+        Some("{kind: ESite, apiVersion: v1, metadata: {name: a}, subnets: [nonsense]}"),
+        1,
+        "subnets",
+    );
+    check(
+        &["apply", "-f", "-"],
+        Some("{kind: ESite, apiVersion: v1, metadata: {name: a}, colour: red}"),
+        0,
+        "Warning: ",
+    );
+    check(&["token", "create", "--site", "cloud"], None, 1, "this cloud itself");
+    check(&["token", "delete", "nonsense"], None, 1, "nonsense");
+    check(&["revoke", "nobody"], None, 1, "nobody");
+    check(&["ca", "rotate", "--finish"], None, 1, "start one first");
+}
+
+#[test]
+fn fields_have_owners_and_a_conflict_names_them() {
+    let lab = Lab::start();
+    let with = |subnet: &str| {
+        format!("{{kind: ESite, apiVersion: causeway.io/v1, metadata: {{name: Oslo}}, subnets: [{subnet}]}}")
+    };
+    lab.apply(&with("10.1.0.0/16"));
+    let as_other = |more: &[&str]| {
+        let arguments = [&["apply", "-f", "-", "--field-manager", "other"], more].concat();
+        finish(lab.cloud.client(&arguments).unwrap(), Some(&with("10.2.0.0/16"))).unwrap()
+    };
+    let refused = as_other(&[]);
+    assert_eq!(refused.code, 1);
+    assert!(
+        refused.stderr.contains("--force-conflicts") && refused.stderr.contains("subnets"),
+        "{}",
+        refused.stderr
+    );
+    let dry = as_other(&["--force-conflicts", "--dry-run"]);
+    assert_eq!(dry.stdout, "esite/Oslo configured (dry run)\n");
+    assert_eq!(lab.cloud.object("esite", "Oslo").unwrap()["subnets"][0], "10.1.0.0/16");
+    assert_eq!(as_other(&["--force-conflicts"]).stdout, "esite/Oslo configured\n");
+    assert_eq!(lab.cloud.object("esite", "Oslo").unwrap()["subnets"][0], "10.2.0.0/16");
+}
