@@ -22,7 +22,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use self::keys::Keys;
 use self::members::{Failure, Members, Sending};
 use crate::backup::{Chunk, Header, Imported};
-use crate::hub::Hub;
+use crate::hub::{Hub, Keep};
 use crate::{Committed, EtcdTls, Listing, Op, Page, Record, Revision, StoreError};
 
 pub(crate) use self::watch::EtcdWatch;
@@ -31,6 +31,12 @@ pub(crate) use self::watch::EtcdWatch;
 const FORMAT: u64 = 1;
 /// Records asked for at once: a thousand of the largest still fit into one answer.
 const PAGE: usize = 1000;
+
+/// Catching up through etcd costs a watch of its own each time, so what just happened is kept here: enough for clients
+/// that come back after a moment.
+const KEEP: Keep = Keep { events_max: 2000, bytes_max: 8 << 20 };
+/// A new replica begins this many revisions ago, for clients that come from another one.
+const BEGIN_BEFORE: u64 = 1000;
 
 pub(crate) struct Etcd {
     shared: Arc<Shared>,
@@ -46,6 +52,8 @@ pub(crate) struct Shared {
     epoch: AtomicU64,
     compacted: AtomicU64,
     import: ImportState,
+    /// What stood here was read when the store was opened; the feed need not tell of it again.
+    opened: Revision,
     stop: CancellationToken,
 }
 
@@ -62,14 +70,15 @@ impl Etcd {
         let shared = Arc::new(Shared {
             members,
             keys,
-            hub: Hub::new(start.revision),
+            hub: Hub::new(start.known, KEEP),
             epoch: AtomicU64::new(start.epoch),
             compacted: AtomicU64::new(start.compacted.0),
             import: ImportState { begun: AtomicU64::new(start.importing.0), ended: AtomicU64::new(0) },
+            opened: start.revision,
             stop: stop.clone(),
         });
         let tasks = vec![
-            tokio::spawn(feed::run(Arc::clone(&shared), start.revision)),
+            tokio::spawn(feed::run(Arc::clone(&shared), start.known)),
             tokio::spawn(compaction::run(Arc::clone(&shared))),
         ];
         Ok(Etcd { shared, tasks: std::sync::Mutex::new(tasks), _stop: stop.drop_guard() })
@@ -122,7 +131,7 @@ impl Etcd {
     pub async fn watch(&self, prefix: &str, after: Revision) -> Result<EtcdWatch, StoreError> {
         self.shared.check_open()?;
         self.shared.check_kept(after)?;
-        let subscription = self.shared.hub.subscribe(prefix);
+        let subscription = self.shared.hub.subscribe(prefix, after);
         // Another replica may have told the client of a revision that has not reached us yet.
         if after > subscription.from {
             let current = self.revision().await?;
@@ -257,6 +266,8 @@ impl Shared {
 /// What stood when the store was opened.
 struct Start {
     revision: Revision,
+    /// From here on the hub will know everything.
+    known: Revision,
     epoch: u64,
     compacted: Revision,
     importing: Revision,
@@ -277,12 +288,9 @@ async fn begin(members: &Members, keys: &Keys) -> Result<Start, StoreError> {
         async move { kv.txn(transaction).await }
     });
     let answer = answer.await.map_err(Failure::into_error)?;
-    let mut start = Start {
-        revision: members::revision(answer.header())?,
-        epoch: 1,
-        compacted: Revision(0),
-        importing: Revision(0),
-    };
+    let revision = members::revision(answer.header())?;
+    let mut start =
+        Start { revision, known: revision, epoch: 1, compacted: Revision(0), importing: Revision(0) };
     if answer.succeeded() {
         return Ok(start);
     }
@@ -295,6 +303,7 @@ async fn begin(members: &Members, keys: &Keys) -> Result<Start, StoreError> {
     }
     start.epoch = keys::number(epoch.as_deref())?;
     start.compacted = compaction::State::parse(compaction.as_deref()).compacted();
+    start.known = Revision(revision.0.saturating_sub(BEGIN_BEFORE)).max(start.compacted);
     start.importing = if importing.is_some() { start.revision } else { Revision(0) };
     Ok(start)
 }

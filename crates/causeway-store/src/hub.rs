@@ -1,8 +1,10 @@
 //! Hands every event to the watchers it concerns, without waiting for any of them.
 //!
 //! The engine publishes after a commit; each subscriber has a bounded queue. Full queue: the subscriber is cut off
-//! and learns it after it has read what was queued. Reading history is left to `watch`.
+//! and learns it after it has read what was queued. A hub may keep a little of the past for those who come late;
+//! reading older history is left to `watch`.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::mpsc;
@@ -22,6 +24,7 @@ pub(crate) struct Hub {
 struct State {
     delivered: Revision,
     subscribers: Vec<Subscriber>,
+    recent: Recent,
     closed: bool,
 }
 
@@ -29,6 +32,28 @@ struct Subscriber {
     prefix: Box<str>,
     queue: mpsc::Sender<Signal>,
     told: Revision,
+    /// What happens behind this revision must arrive.
+    needs: Revision,
+}
+
+/// How much of the past a hub keeps for watchers that come a little late.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Keep {
+    pub events_max: usize,
+    pub bytes_max: usize,
+}
+
+impl Keep {
+    /// For engines that can read their history cheaply.
+    pub const NOTHING: Keep = Keep { events_max: 0, bytes_max: 0 };
+}
+
+/// Every event behind `since`.
+struct Recent {
+    keep: Keep,
+    events: VecDeque<Arc<Event>>,
+    bytes: usize,
+    since: Revision,
 }
 
 /// A place in the hub: everything behind `from` arrives here.
@@ -39,16 +64,29 @@ pub(crate) struct Subscription {
 }
 
 impl Hub {
-    pub fn new(delivered: Revision) -> Arc<Hub> {
-        Arc::new(Hub { state: Mutex::new(State { delivered, subscribers: Vec::new(), closed: false }) })
+    /// `keep.events_max` must be smaller than a subscriber's queue.
+    pub fn new(delivered: Revision, keep: Keep) -> Arc<Hub> {
+        assert!(keep.events_max < QUEUE_MAX, "what is kept must fit into a queue");
+        let recent = Recent { keep, events: VecDeque::new(), bytes: 0, since: delivered };
+        Arc::new(Hub {
+            state: Mutex::new(State { delivered, subscribers: Vec::new(), recent, closed: false }),
+        })
     }
 
-    pub fn subscribe(self: &Arc<Hub>, prefix: &str) -> Subscription {
+    /// A place that begins at `after` when the hub still knows what happened since, and now otherwise.
+    pub fn subscribe(self: &Arc<Hub>, prefix: &str, after: Revision) -> Subscription {
         let (sender, queue) = mpsc::channel(QUEUE_MAX);
         let mut state = self.lock();
-        let from = state.delivered;
+        let known = state.recent.since <= after && after < state.delivered;
+        let from = if known { after } else { state.delivered };
+        let mut subscriber =
+            Subscriber { prefix: prefix.into(), queue: sender, told: from, needs: from.max(after) };
+        if known {
+            let missed = state.recent.events.iter().filter(|event| event.revision > after);
+            missed.for_each(|event| drop(subscriber.offer(event)));
+        }
         if !state.closed {
-            state.subscribers.push(Subscriber { prefix: prefix.into(), queue: sender, told: from });
+            state.subscribers.push(subscriber);
         }
         Subscription { from, hub: Arc::clone(self), queue }
     }
@@ -56,7 +94,8 @@ impl Hub {
     /// Delivers the events of whole revisions, in order, the last of them `upto`.
     pub fn publish(&self, events: &[Arc<Event>], upto: Revision) {
         let mut state = self.lock();
-        state.subscribers.retain_mut(|subscriber| subscriber.offer_all(events));
+        state.subscribers.retain_mut(|subscriber| events.iter().all(|event| subscriber.offer(event)));
+        events.iter().for_each(|event| state.recent.push(event));
         state.delivered = state.delivered.max(upto);
     }
 
@@ -77,11 +116,13 @@ impl Hub {
         self.lock().delivered
     }
 
-    /// Cuts everybody off and goes on from `delivered`: what lies between cannot be delivered.
+    /// Goes on from `delivered`: what lies between cannot be delivered, and whoever needs it is cut off.
     pub fn cut(&self, delivered: Revision) {
         let mut state = self.lock();
-        state.subscribers.clear();
+        let reached = state.delivered;
+        state.subscribers.retain(|subscriber| subscriber.needs.max(reached) >= delivered);
         state.delivered = delivered;
+        state.recent.forget(delivered);
     }
 
     pub fn close(&self) {
@@ -95,16 +136,40 @@ impl Hub {
     }
 }
 
+impl Recent {
+    fn push(&mut self, event: &Arc<Event>) {
+        self.bytes += weight(event);
+        self.events.push_back(Arc::clone(event));
+        while self.events.len() > self.keep.events_max || self.bytes > self.keep.bytes_max {
+            let Some(oldest) = self.events.pop_front() else { return };
+            self.bytes -= weight(&oldest);
+            self.since = oldest.revision;
+        }
+    }
+
+    fn forget(&mut self, since: Revision) {
+        self.events.clear();
+        self.bytes = 0;
+        self.since = since;
+    }
+}
+
+fn weight(event: &Event) -> usize {
+    event.key.len()
+        + event.value.as_ref().map_or(0, |v| v.len())
+        + event.previous.as_ref().map_or(0, |v| v.len())
+}
+
 impl Subscriber {
     /// False when the subscriber went away or cannot keep up.
-    fn offer_all(&mut self, events: &[Arc<Event>]) -> bool {
-        for event in events.iter().filter(|event| event.key.starts_with(&*self.prefix)) {
-            match self.queue.try_send(Signal::Event(Arc::clone(event))) {
-                Ok(()) => {}
-                Err(TrySendError::Full(_) | TrySendError::Closed(_)) => return false,
-            }
+    fn offer(&mut self, event: &Arc<Event>) -> bool {
+        if !event.key.starts_with(&*self.prefix) {
+            return true;
         }
-        true
+        match self.queue.try_send(Signal::Event(Arc::clone(event))) {
+            Ok(()) => true,
+            Err(TrySendError::Full(_) | TrySendError::Closed(_)) => false,
+        }
     }
 }
 
@@ -135,10 +200,12 @@ mod tests {
         })
     }
 
+    const SOME: Keep = Keep { events_max: 3, bytes_max: 1000 };
+
     #[tokio::test]
     async fn a_subscriber_hears_its_prefix_and_how_far_it_is() {
-        let hub = Hub::new(Revision(1));
-        let mut sites = hub.subscribe("esites/");
+        let hub = Hub::new(Revision(1), Keep::NOTHING);
+        let mut sites = hub.subscribe("esites/", Revision(1));
         hub.publish(&[event(2, "esites/a")], Revision(2));
         hub.publish(&[event(3, "epolicies/a")], Revision(3));
         hub.tell_progress();
@@ -147,14 +214,48 @@ mod tests {
         assert_eq!(sites.next().await.unwrap(), Signal::Event(event(2, "esites/a")));
         assert_eq!(sites.next().await.unwrap(), Signal::Progress(Revision(3)));
         assert_eq!(sites.next().await.unwrap(), Signal::Event(event(4, "esites/b")));
-        assert_eq!(hub.subscribe("").from, Revision(4));
+        assert_eq!(hub.subscribe("", Revision(3)).from, Revision(4), "nothing is kept");
+    }
+
+    #[tokio::test]
+    async fn a_late_subscriber_is_given_what_is_kept() {
+        let hub = Hub::new(Revision(1), SOME);
+        for revision in 2..=6 {
+            hub.publish(&[event(revision, "a")], Revision(revision));
+        }
+        for (after, from) in [(1, 6), (2, 6), (3, 3), (5, 5), (6, 6), (9, 6)] {
+            let mut late = hub.subscribe("a", Revision(after));
+            assert_eq!(late.from, Revision(from), "after {after}");
+            for revision in from + 1..=6 {
+                assert_eq!(late.next().await.unwrap(), Signal::Event(event(revision, "a")), "after {after}");
+            }
+        }
+        // Heavy events push out more than their number.
+        let heavy = Event { value: Some(Bytes::from(vec![0; 1001])), ..(*event(7, "a")).clone() };
+        hub.publish(&[Arc::new(heavy)], Revision(7));
+        assert_eq!(hub.subscribe("", Revision(6)).from, Revision(7));
+        hub.publish(&[event(8, "a")], Revision(8));
+        assert_eq!(hub.subscribe("", Revision(7)).from, Revision(7));
+    }
+
+    #[tokio::test]
+    async fn a_gap_cuts_off_only_those_who_need_what_is_in_it() {
+        let hub = Hub::new(Revision(1), SOME);
+        hub.publish(&[event(2, "a")], Revision(2));
+        let (mut old, mut new) = (hub.subscribe("", Revision(1)), hub.subscribe("", Revision(20)));
+        hub.cut(Revision(20));
+        assert_eq!(hub.subscribe("", Revision(2)).from, Revision(20));
+        hub.publish(&[event(21, "a")], Revision(21));
+        assert_eq!(old.next().await.unwrap(), Signal::Event(event(2, "a")));
+        assert!(matches!(old.next().await, Err(StoreError::Lagged)));
+        assert_eq!(new.next().await.unwrap(), Signal::Event(event(21, "a")));
     }
 
     #[tokio::test]
     async fn a_slow_subscriber_is_cut_off_and_the_others_are_not() {
-        let hub = Hub::new(Revision(0));
-        let mut slow = hub.subscribe("");
-        let mut other = hub.subscribe("b");
+        let hub = Hub::new(Revision(0), Keep::NOTHING);
+        let mut slow = hub.subscribe("", Revision(0));
+        let mut other = hub.subscribe("b", Revision(0));
         for revision in 1..=QUEUE_MAX as u64 + 1 {
             hub.publish(&[event(revision, "a")], Revision(revision));
         }
@@ -170,8 +271,8 @@ mod tests {
 
     #[test]
     fn subscribers_that_went_away_are_forgotten() {
-        let hub = Hub::new(Revision(0));
-        drop(hub.subscribe("quiet"));
+        let hub = Hub::new(Revision(0), Keep::NOTHING);
+        drop(hub.subscribe("quiet", Revision(0)));
         hub.tell_progress();
         assert_eq!(hub.lock().subscribers.len(), 0);
     }

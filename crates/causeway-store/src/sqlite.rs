@@ -22,7 +22,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use self::readers::Readers;
 use self::writer::{Request, Writer};
 use crate::backup::{Chunk, Header, Imported};
-use crate::hub::{Hub, PROGRESS};
+use crate::hub::{Hub, Keep, PROGRESS};
 use crate::{Cause, Committed, Listing, Op, Page, Record, Revision, StoreError, retention};
 
 pub(crate) use self::watch::SqliteWatch;
@@ -75,7 +75,7 @@ impl Sqlite {
             revision: AtomicU64::default(),
             compacted: AtomicU64::default(),
             epoch: AtomicU64::default(),
-            hub: Hub::new(meta.revision),
+            hub: Hub::new(meta.revision, Keep::NOTHING),
         });
         shared.set(meta);
         let readers = Arc::new(Readers::open(path)?);
@@ -179,17 +179,24 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
     })
 }
 
-/// What SQLite's error means to a caller.
+/// What SQLite's error means to someone who reads.
 fn translate(error: rusqlite::Error) -> StoreError {
     use rusqlite::ErrorCode;
     let code = error.sqlite_error_code();
     let source: Cause = Arc::new(error);
     match code {
-        // Quotas, and a full disk met while the log's index grows, come as failed I/O.
-        Some(ErrorCode::DiskFull | ErrorCode::SystemIoFailure) => StoreError::Full { source },
+        Some(ErrorCode::DiskFull) => StoreError::Full { source },
         Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
             StoreError::Corrupt { reason: "the database file cannot be read".into(), source: Some(source) }
         }
         _ => StoreError::Unavailable { reason: "the database refused".into(), source: Some(source) },
+    }
+}
+
+/// What it means to someone who writes: quotas, and a full disk met while the log's index grows, come as failed I/O.
+fn translate_write(error: rusqlite::Error) -> StoreError {
+    match error.sqlite_error_code() {
+        Some(rusqlite::ErrorCode::SystemIoFailure) => StoreError::Full { source: Arc::new(error) },
+        _ => translate(error),
     }
 }

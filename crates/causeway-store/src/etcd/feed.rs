@@ -79,10 +79,11 @@ async fn follow(shared: &Shared, position: &mut Revision) -> Result<(), StoreErr
 fn take(shared: &Shared, position: &mut Revision, response: &WatchResponse) -> Result<(), StoreError> {
     let compacted = keys::revision(response.compact_revision());
     if compacted.0 > 0 {
-        // We were away longer than history is kept. Nobody can be told what happened in between.
-        *position = Revision(compacted.0 - 1);
-        shared.hub.cut(*position);
-        return Err(StoreError::Compacted { requested: *position, oldest: compacted });
+        // We were away longer than history is kept. Nobody can be told what happened in between. The compacted
+        // revision itself is not complete either: etcd forgets deletions that happened in it.
+        let requested = std::mem::replace(position, compacted);
+        shared.hub.cut(compacted);
+        return Err(StoreError::Compacted { requested, oldest: compacted });
     }
     if response.canceled() {
         return Err(StoreError::unavailable(format!("etcd ended the watch: {}", response.cancel_reason())));
@@ -91,6 +92,7 @@ fn take(shared: &Shared, position: &mut Revision, response: &WatchResponse) -> R
     for event in response.events() {
         match shared.keys.change(event)? {
             Change::Object(event) => events.push(event),
+            Change::Meta { revision, .. } if revision <= shared.opened => {}
             Change::Meta { name, value, revision } => notice(shared, &name, value.as_deref(), revision),
         }
     }

@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 
 use super::apply::Text;
 use super::schema::{load, save};
-use super::translate;
+use super::translate_write;
 use crate::backup::{Chunk, Header, Imported, REVISION_GAP, Row};
 use crate::{Revision, StoreError};
 
@@ -19,7 +19,7 @@ pub(super) fn import(
     mut rows: mpsc::Receiver<Chunk>,
 ) -> Result<Imported, StoreError> {
     let transaction =
-        connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(translate)?;
+        connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(translate_write)?;
     check_empty(&transaction)?;
     let meta = load(&transaction)?;
     let revision = Revision(meta.revision.0.max(header.revision) + REVISION_GAP);
@@ -29,19 +29,22 @@ pub(super) fn import(
         match rows.blocking_recv() {
             Some(Chunk::Rows(rows)) => {
                 records += rows.len() as u64;
-                rows.iter().try_for_each(|row| insert(&transaction, revision, row)).map_err(translate)?;
+                rows.iter()
+                    .try_for_each(|row| insert(&transaction, revision, row))
+                    .map_err(translate_write)?;
             }
             Some(Chunk::End) => break,
             None => return Err(StoreError::corrupt("the backup ended early; nothing was imported")),
         }
     }
-    finish(transaction, revision, epoch).map_err(translate)?;
+    finish(transaction, revision, epoch).map_err(translate_write)?;
     Ok(Imported { records, revision, epoch })
 }
 
 fn check_empty(transaction: &Transaction<'_>) -> Result<(), StoreError> {
-    let count: u64 =
-        transaction.query_row("SELECT count(*) FROM objects", [], |row| row.get(0)).map_err(translate)?;
+    let count: u64 = transaction
+        .query_row("SELECT count(*) FROM objects", [], |row| row.get(0))
+        .map_err(translate_write)?;
     if count == 0 { Ok(()) } else { Err(StoreError::NotEmpty { count }) }
 }
 

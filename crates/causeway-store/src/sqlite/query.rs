@@ -143,17 +143,24 @@ fn then_in(
 
 fn count_now(connection: &Connection, range: &Range<String>) -> rusqlite::Result<u64> {
     connection
-        .prepare_cached("SELECT count(*) FROM objects WHERE key >= ?1 AND key < ?2")?
+        .prepare_cached(
+            "SELECT count(*) FROM objects INDEXED BY objects_by_key WHERE key >= ?1 AND key < ?2",
+        )?
         .query_row(params![range.start, range.end], |row| row.get(0))
 }
 
+/// What stands now, without what was written since, and with what was replaced or deleted since.
 fn count_then(connection: &Connection, range: &Range<String>, at: Revision) -> rusqlite::Result<u64> {
-    connection
+    let now = count_now(connection, range)?;
+    let (written, replaced): (u64, u64) = connection
         .prepare_cached(
-            "SELECT (SELECT count(*) FROM objects WHERE key >= ?1 AND key < ?2 AND revision <= ?3)
-                  + (SELECT count(*) FROM history WHERE key >= ?1 AND key < ?2 AND until > ?3 AND revision <= ?3)",
+            "SELECT (SELECT count(*) FROM objects INDEXED BY objects_by_revision
+                     WHERE revision > ?3 AND key >= ?1 AND key < ?2),
+                    (SELECT count(*) FROM history
+                     WHERE until > ?3 AND revision <= ?3 AND key >= ?1 AND key < ?2)",
         )?
-        .query_row(params![range.start, range.end, at.0], |row| row.get(0))
+        .query_row(params![range.start, range.end, at.0], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    Ok(now - written + replaced)
 }
 
 /// A value came into being (it stands, or was replaced later), or a key was deleted. What stood before an event is

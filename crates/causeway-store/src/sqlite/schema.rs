@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use rusqlite::{Connection, OpenFlags, params};
 
-use super::translate;
+use super::{translate, translate_write};
 use crate::{Revision, StoreError};
 
 /// The format this program writes. A change that older programs would misread raises it.
@@ -33,6 +33,8 @@ CREATE TABLE objects (
     created  INTEGER NOT NULL
 ) WITHOUT ROWID;
 CREATE INDEX objects_by_revision ON objects (revision);
+-- Names alone, to count without reading values.
+CREATE INDEX objects_by_key ON objects (key);
 
 -- What stood from revision until (not including) `until`, and was then replaced or deleted.
 CREATE TABLE history (
@@ -73,10 +75,10 @@ pub(super) fn open(path: &Path) -> Result<(Connection, File, Meta), StoreError> 
         path,
         OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX,
     )
-    .map_err(translate)?;
+    .map_err(translate_write)?;
     check_ours(&connection, path)?;
-    configure(&connection).map_err(translate)?;
-    create(&connection).map_err(translate)?;
+    configure(&connection).map_err(translate_write)?;
+    create(&connection).map_err(translate_write)?;
     let meta = load(&connection)?;
     Ok((connection, lock, meta))
 }
@@ -156,11 +158,12 @@ fn io(path: &Path, error: std::io::Error) -> StoreError {
 }
 
 fn check_ours(connection: &Connection, path: &Path) -> Result<(), StoreError> {
-    let pragma =
-        |name: &str| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0)).map_err(translate);
+    let pragma = |name: &str| {
+        connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0)).map_err(translate_write)
+    };
     let tables: i64 = connection
         .query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))
-        .map_err(translate)?;
+        .map_err(translate_write)?;
     if tables == 0 {
         return Ok(());
     }

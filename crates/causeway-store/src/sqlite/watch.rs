@@ -34,7 +34,7 @@ enum Stage {
 
 impl SqliteWatch {
     pub fn new(prefix: &str, after: Revision, hub: &Arc<Hub>, readers: Arc<Readers>) -> SqliteWatch {
-        let subscription = hub.subscribe(prefix);
+        let subscription = hub.subscribe(prefix, after);
         let behind = subscription.from.0.saturating_sub(after.0);
         let stage = match behind {
             0 => Stage::Live(subscription),
@@ -82,7 +82,7 @@ impl SqliteWatch {
         self.cursor = page.cursor;
         if page.complete {
             self.stage = match std::mem::replace(&mut self.stage, Stage::Chasing) {
-                Stage::Chasing => Stage::Closing(self.hub.subscribe(&self.prefix)),
+                Stage::Chasing => Stage::Closing(self.hub.subscribe(&self.prefix, self.cursor.revision)),
                 Stage::Closing(subscription) | Stage::Live(subscription) => Stage::Live(subscription),
             };
         }

@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::apply::{Applied, apply};
 use super::schema::{Meta, load, save};
-use super::{Shared, import, translate};
+use super::{Shared, import, translate_write};
 use crate::backup::{Chunk, Header, Imported};
 use crate::retention::{self, Moment};
 use crate::{Committed, Op, Revision, StoreError};
@@ -134,7 +134,7 @@ impl Writer {
             Ok((outcomes, meta)) => self.acknowledge(group, outcomes, meta),
             Err(error) => {
                 tracing::warn!(error = %error, commits = group.len(), "a group of commits could not be written");
-                let refusal = translate(error);
+                let refusal = translate_write(error);
                 group.into_iter().for_each(|waiting| drop(waiting.answer.send(Err(refusal.clone()))));
             }
         }
@@ -186,7 +186,7 @@ impl Writer {
         }
         let mut meta = self.meta;
         meta.compacted = meta.compacted.max(upto);
-        let deleted = self.delete_history(meta.compacted).map_err(translate)?;
+        let deleted = self.delete_history(meta.compacted).map_err(translate_write)?;
         self.remember(meta);
         Ok(Compaction { compacted: meta.compacted, done: deleted < COMPACT_ROWS })
     }
