@@ -16,7 +16,7 @@ use serde_json::Value;
 pub const DEADLINE: Duration = Duration::from_secs(60);
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
-/// Where the binary is: CAUSEWAY_BIN, or beside the test's own folder in `target`.
+/// Where the binary is: CAUSEWAY_BIN, or beside the test's own folder in `target`, where it is built when missing.
 pub fn binary() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("CAUSEWAY_BIN") {
         return Ok(path.into());
@@ -26,9 +26,25 @@ pub fn binary() -> Result<PathBuf> {
     let folder = test.parent().and_then(Path::parent).context("a test lives in target/PROFILE/deps")?;
     let path = folder.join("causeway");
     if !path.exists() {
-        bail!("{} is missing: `cargo build --package causeway` first", path.display());
+        build(folder)?;
     }
     Ok(path)
+}
+
+/// For those who run one test package alone: cargo builds the binary of another package only when asked.
+fn build(folder: &Path) -> Result<()> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let target = folder.parent().context("a profile lives in target")?;
+    let mut command = Command::new(cargo);
+    command.args(["build", "--quiet", "--package", "causeway", "--target-dir"]).arg(target);
+    if folder.ends_with("release") {
+        command.arg("--release");
+    }
+    command.current_dir(env!("CARGO_MANIFEST_DIR"));
+    match command.status()?.success() {
+        true => Ok(()),
+        false => bail!("`cargo build --package causeway` failed"),
+    }
 }
 
 /// What a command that ended left behind.
