@@ -1,0 +1,92 @@
+//! Real Kubernetes clients against the real binary: kubectl (two versions), the Python client, kube-rs.
+//!
+//! Each test has its own cloud on its own ports and data dir. What the clients send is theirs, not ours.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod kubectl;
+
+mod apply;
+mod change;
+mod discovery;
+mod documents;
+mod edit;
+mod history;
+mod kube_rs;
+mod python;
+mod read;
+mod rights;
+mod snapshot;
+
+use std::path::{Path, PathBuf};
+
+use kubectl::Kubectl;
+use testlab::causeway::Cloud;
+
+/// A cloud in a temporary folder of its own.
+struct Lab {
+    cloud: Cloud,
+    folder: tempfile::TempDir,
+}
+
+impl Lab {
+    fn start() -> Lab {
+        let folder = tempfile::tempdir().unwrap();
+        let cloud = Cloud::start(&folder.path().join("cloud")).unwrap();
+        Lab { cloud, folder }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Writes a file beside the data dir and returns its path.
+    fn file(&self, name: &str, text: &str) -> String {
+        let path = self.path(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    }
+
+    /// `kill -9`.
+    fn kill(&mut self) {
+        self.cloud.process.kill().unwrap();
+    }
+
+    /// The same data dir and the same ports again.
+    fn start_again(&mut self) {
+        let (api, channel) = (self.cloud.api.to_string(), self.cloud.channel.to_string());
+        self.cloud =
+            Cloud::start_with(&self.cloud.data_dir, &["--api", &api, "--channel", &channel]).unwrap();
+    }
+
+    /// A client of kube-rs, as the admin.
+    async fn client(&self) -> kube::Client {
+        // Another test in this process may have been first.
+        let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+        let file = kube::config::Kubeconfig::read_from(self.cloud.kubeconfig()).unwrap();
+        let options = kube::config::KubeConfigOptions::default();
+        let config = kube::Config::from_custom_kubeconfig(file, &options).await.unwrap();
+        kube::Client::try_from(config).unwrap()
+    }
+}
+
+/// Tells the story once per kubectl, each time to a new cloud.
+fn each_kubectl(story: impl Fn(&Lab, &Kubectl)) {
+    for program in kubectl::programs() {
+        let lab = Lab::start();
+        let kubectl = Kubectl::new(&program, &lab.cloud.kubeconfig(), lab.path("home"));
+        println!("kubectl 1.{} ({})", kubectl.minor, program.display());
+        story(&lab, &kubectl);
+    }
+}
+
+/// A file of `tests/k8s`.
+fn here(name: &str) -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(name).display().to_string()
+}
+
+fn site(name: &str, subnet: &str) -> String {
+    format!(
+        "---\n{{kind: ESite, apiVersion: causeway.io/v1, metadata: {{name: {name}}}, subnets: [{subnet}]}}\n"
+    )
+}
