@@ -29,11 +29,12 @@ pub fn from_store(error: &StoreError, about: About<'_>) -> Status {
         StoreError::Future { requested, current } => too_large_revision(*requested, *current),
         StoreError::TooLarge { limit_bytes, .. } => object_too_large(about, *limit_bytes),
         StoreError::Full { .. } => {
-            tracing::error!(error = error_chain(error), "the store is full");
+            // The watch over the store tells it once; a line per request would fill what room is left.
+            tracing::debug!(error = error_chain(error), "the store is full");
             Status::storage_full("the store has no room left: nothing was written, reading goes on")
         }
         StoreError::Unavailable { .. } => {
-            tracing::warn!(error = error_chain(error), "the store did not answer");
+            tracing::debug!(error = error_chain(error), "the store did not answer");
             Status::unavailable("the store does not answer; a write may or may not have happened", 1)
         }
         StoreError::Closed => Status::unavailable("the server is shutting down", 1),

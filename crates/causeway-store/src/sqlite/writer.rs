@@ -133,7 +133,7 @@ impl Writer {
         match self.write_group(&group) {
             Ok((outcomes, meta)) => self.acknowledge(group, outcomes, meta),
             Err(error) => {
-                tracing::warn!(error = %error, commits = group.len(), "a group of commits could not be written");
+                tracing::debug!(error = %error, commits = group.len(), "a group of commits could not be written");
                 let refusal = translate_write(error);
                 group.into_iter().for_each(|waiting| drop(waiting.answer.send(Err(refusal.clone()))));
             }
