@@ -66,10 +66,18 @@ impl Connection {
             anyhow::anyhow!("kubeconfig {} cannot be used: {}", found.origin, failure::chain(error))
         };
         let kubeconfig = found.read().map_err(|error| wrong(&error))?;
+        let names_proxy = |cluster: &kube::config::NamedCluster| {
+            cluster.cluster.as_ref().is_some_and(|cluster| cluster.proxy_url.is_some())
+        };
+        let proxy_named = kubeconfig.clusters.iter().any(names_proxy);
         let mut config = kube::Config::from_custom_kubeconfig(kubeconfig, &options)
             .await
             .map_err(|error| wrong(&error))?;
         config.connect_timeout = Some(CONNECT_TIMEOUT);
+        if !proxy_named {
+            // HTTPS_PROXY is for the web: our servers are on this host or in its network.
+            config.proxy_url = None;
+        }
         // The person at the terminal decides whether to try again.
         config.default_retry = false;
         let server = config.cluster_url.to_string().trim_end_matches('/').to_owned();

@@ -1,12 +1,14 @@
 //! `causeway apply`: objects from files into the cloud, by server-side apply.
 //!
-//! Everything is read and understood before the first request. Objects go in the order they are
-//! written; references may dangle, so no order is wrong.
+//! Everything is read and understood before the first request. Kinds go in the order they are written;
+//! objects of one kind that follow each other go side by side, and are reported in their order.
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::ensure;
+use futures_util::{StreamExt, stream};
 use http::{Method, StatusCode};
 use serde_json::Value;
 
@@ -89,21 +91,44 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
         dry_run: arguments.dry_run,
     };
     let mut failed = false;
-    for manifest in &manifests {
-        match apply(&api, manifest, &manner).await {
-            Ok(outcome) => {
-                let note = if manner.dry_run { " (dry run)" } else { "" };
-                output::print_line(&format!("{} {}{note}", title(manifest), outcome.name()))?;
+    for group in groups(&manifests) {
+        let applied = group.iter().map(|manifest| apply(&api, manifest, &manner));
+        let mut applied = stream::iter(applied).buffered(AT_ONCE_MAX).zip(stream::iter(group));
+        while let Some((applied, manifest)) = applied.next().await {
+            match applied {
+                Ok(outcome) => {
+                    let note = if manner.dry_run { " (dry run)" } else { "" };
+                    output::print_line(&format!("{} {}{note}", title(manifest), outcome.name()))?;
+                }
+                // An object that is refused does not keep the others out; a server that is away does.
+                Err(error @ CallError::Refused { .. }) => {
+                    failed = true;
+                    output::note(&format!("error: {} ({}): {error}", title(manifest), manifest.place));
+                }
+                Err(error) => return Err(error.into()),
             }
-            // An object that is refused does not keep the others out; a server that is away does.
-            Err(error @ CallError::Refused { .. }) => {
-                failed = true;
-                output::note(&format!("error: {} ({}): {error}", title(manifest), manifest.place));
-            }
-            Err(error) => return Err(error.into()),
         }
     }
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Requests under way at the same time: enough to fill a group commit, far from any server's limit.
+const AT_ONCE_MAX: usize = 16;
+
+/// Cuts the objects where the kind changes, because an admission may look at objects of other kinds that stand
+/// before, and where a name comes again, because the later one counts.
+fn groups(manifests: &[Manifest]) -> Vec<&[Manifest]> {
+    let (mut groups, mut start, mut names) = (Vec::new(), 0, HashSet::new());
+    for (place, manifest) in manifests.iter().enumerate() {
+        let new_kind = manifests[start].kind != manifest.kind;
+        if new_kind || !names.insert(manifest.name.as_str()) {
+            groups.push(&manifests[start..place]);
+            start = place;
+            names = HashSet::from([manifest.name.as_str()]);
+        }
+    }
+    groups.push(&manifests[start..]);
+    groups
 }
 
 fn title(manifest: &Manifest) -> String {
@@ -156,6 +181,24 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::manifest::{Form, Text};
+
+    #[test]
+    fn objects_go_side_by_side_only_where_their_order_does_not_matter() {
+        let check = |written: &[(&str, &str)], expected: &[usize]| {
+            let documents = written.iter().map(|(kind, name)| {
+                format!("---\n{{kind: {kind}, apiVersion: v1, metadata: {{name: {name}}}}}\n")
+            });
+            let text = Text { name: "f".to_owned(), form: Form::Yaml, text: documents.collect() };
+            let manifests = manifest::parse(&[text]).unwrap();
+            let sizes: Vec<usize> = groups(&manifests).iter().map(|group| group.len()).collect();
+            assert_eq!(sizes, expected, "{written:?}");
+        };
+        check(&[("ESite", "a"), ("ESite", "b")], &[2]);
+        check(&[("ESite", "a"), ("EPolicy", "a"), ("ESite", "b")], &[1, 1, 1]);
+        check(&[("ESite", "a"), ("ESite", "b"), ("ESite", "a"), ("ESite", "b")], &[2, 2]);
+        check(&[("ESite", "a")], &[1]);
+    }
 
     #[test]
     fn the_outcome_follows_from_what_was_there() {

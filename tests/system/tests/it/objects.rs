@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 
 use serde_json::Value;
-use testlab::causeway::{finish, wait_for};
+use testlab::causeway::{Cloud, finish, wait_for};
 
 use crate::{Lab, data, examples, site};
 
@@ -179,4 +179,21 @@ fn fields_have_owners_and_a_conflict_names_them() {
     assert_eq!(lab.cloud.object("esite", "Oslo").unwrap()["subnets"][0], "10.1.0.0/16");
     assert_eq!(as_other(&["--force-conflicts"]).stdout, "esite/Oslo configured\n");
     assert_eq!(lab.cloud.object("esite", "Oslo").unwrap()["subnets"][0], "10.2.0.0/16");
+}
+
+#[test]
+fn a_watch_goes_on_when_the_cloud_comes_back() {
+    let mut lab = Lab::start();
+    let api = lab.cloud.api.to_string();
+    let mut watch = lab.cloud.client(&["get", "esites", "-o", "name", "-w"]).unwrap();
+    let mut child = watch.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert_eq!(lines.next().unwrap(), "esite/cloud");
+    lab.cloud.process.kill().unwrap();
+    // On the same port, as a service that is restarted.
+    lab.cloud = Cloud::start_with(&lab.path("cloud"), &["--api", &api]).unwrap();
+    lab.apply(&site("Oslo"));
+    assert!(lines.any(|line| line == "esite/Oslo"));
+    child.kill().unwrap();
+    child.wait().unwrap();
 }

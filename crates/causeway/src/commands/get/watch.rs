@@ -24,7 +24,7 @@ pub async fn follow(
     arguments: &Args,
 ) -> anyhow::Result<()> {
     let field = name.map(|name| format!("metadata.name={name}")).or_else(|| arguments.field_selector.clone());
-    let mut screen = Screen { view: *view, kind, widths: Vec::new() };
+    let mut screen = Screen { view: *view, kind, widths: Vec::new(), lost: false };
     let path = client::collection(ApiVersion::Group, kind);
     let accept = match view.form {
         Form::Table | Form::Wide => client::TABLE,
@@ -62,6 +62,7 @@ async fn resume(
     let mut gone = false;
     let watched = api
         .lines(path, accept, |event| {
+            screen.lost = false;
             let object = &event["object"];
             match event["type"].as_str() {
                 Some("ERROR") if object["code"] == 410 => {
@@ -85,7 +86,9 @@ async fn resume(
         Err(error) => match error.downcast_ref::<CallError>() {
             Some(call) if call.code() == Some(410) => Ok(false),
             Some(CallError::Unreachable { .. }) => {
-                output::note("the connection is lost: trying again");
+                if !std::mem::replace(&mut screen.lost, true) {
+                    output::note("the connection is lost: trying again until it is back");
+                }
                 Ok(true)
             }
             _ => Err(error),
@@ -104,6 +107,8 @@ struct Screen {
     view: View,
     kind: Kind,
     widths: Vec<usize>,
+    /// The connection is lost, and that was said.
+    lost: bool,
 }
 
 impl Screen {
