@@ -20,6 +20,7 @@ use tokio::sync::{Notify, broadcast};
 use tokio_util::sync::CancellationToken;
 
 use super::access::Credentials;
+use super::authority::ServerName;
 use super::figures::Figures;
 use super::follow::{self, Change};
 use super::kubeconfig::{self, KubeconfigError};
@@ -110,16 +111,15 @@ pub struct Registrar {
 impl Registrar {
     /// Opens the CA, or makes it; afterwards everything can be answered.
     pub async fn open(store: Store, config: IdentityConfig) -> Result<Arc<Registrar>, IdentityError> {
-        let host = serving::host_name();
         let path = config.seal_key.clone().unwrap_or_else(|| config.data_dir.join("seal.key"));
-        let place = SealPlace { path, host: host.clone() };
+        let place = SealPlace { path, host: serving::host_name() };
         let now = config.clock.now();
         // Following begins before the first picture is taken; seeing a change twice is harmless, missing one is not.
         let since = store.revision().await?;
         let (roll, seal) = roll::open_or_create(&store, &place, now).await?;
         let (revoked, _) = follow::snapshot(&store, revocation::PREFIX).await?;
         let (api_tokens, _) = follow::snapshot(&store, tokens::API_PREFIX).await?;
-        let names = serving::names(&config.advertise, &config.listen, &config.names, &host);
+        let names = names(&config);
         let registrar = Registrar {
             serving: Serving::new(names, &roll, now)?,
             since,
@@ -215,7 +215,7 @@ impl Registrar {
 
     fn refresh(&self) -> Result<(), IdentityError> {
         let roll = self.roll.load_full();
-        if self.serving.reconcile(&roll, self.now())? {
+        if self.serving.reconcile(names(&self.config), &roll, self.now())? {
             tracing::info!(until = %Moment(self.serving.not_after()), "shows a new server certificate");
         }
         self.reconcile_kubeconfig()
@@ -306,6 +306,11 @@ impl Registrar {
         })?;
         Ok(Some((value, record.revision)))
     }
+}
+
+fn names(config: &IdentityConfig) -> Vec<ServerName> {
+    let (host, outward) = (serving::host_name(), serving::outward_addresses());
+    serving::names(&config.advertise, &config.listen, &config.names, &host, &outward)
 }
 
 pub(super) fn join_key(id: &str) -> String {

@@ -3,10 +3,11 @@
 //! Strangers may connect here, so everything is bounded: connections, handshakes, sizes, times, and how often an
 //! address may try. What is refused for a bound is counted. Decisions about certificates are the registrar's.
 
+use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU32;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use causeway_channel::clock::unix_seconds;
@@ -29,6 +30,8 @@ use super::registrar::Registrar;
 pub struct EnrolmentLimits {
     /// Open at the same time; one more is closed at once.
     pub connections_max: usize,
+    /// The same, per address: so that one cannot keep the others out.
+    pub connections_per_address_max: usize,
     pub handshake: Duration,
     /// From the end of the handshake to the answer.
     pub exchange: Duration,
@@ -47,6 +50,7 @@ impl Default for EnrolmentLimits {
         let some = |number| NonZeroU32::new(number).expect("the constant is not zero");
         EnrolmentLimits {
             connections_max: 1024,
+            connections_per_address_max: 128,
             handshake: Duration::from_secs(10),
             exchange: Duration::from_secs(15),
             tries_per_second: some(5),
@@ -75,6 +79,8 @@ struct Shared {
     per_address: DefaultKeyedRateLimiter<IpAddr>,
     global: DefaultDirectRateLimiter,
     connections: Arc<Semaphore>,
+    /// As many entries as there are open connections, at most.
+    by_address: Mutex<HashMap<IpAddr, usize>>,
 }
 
 impl EnrolmentServer {
@@ -101,6 +107,7 @@ impl EnrolmentServer {
             per_address: RateLimiter::keyed(per_address),
             global: RateLimiter::direct(global),
             connections: Arc::new(Semaphore::new(limits.connections_max)),
+            by_address: Mutex::default(),
             limits,
         };
         Ok(EnrolmentServer { listener, addr, shared: Arc::new(shared) })
@@ -142,11 +149,35 @@ impl Shared {
             figures.count_turned_away("full");
             return;
         };
+        let address = network(client.ip());
+        if !self.enter(address) {
+            figures.count_turned_away("full-address");
+            return;
+        }
         let open = figures.connection();
         tasks.spawn(async move {
             self.serve(link, client).await;
+            self.leave(address);
             drop((place, open));
         });
+    }
+
+    fn enter(&self, address: IpAddr) -> bool {
+        let mut by_address = self.by_address.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = by_address.entry(address).or_default();
+        let enters = *count < self.limits.connections_per_address_max;
+        *count += usize::from(enters);
+        enters
+    }
+
+    fn leave(&self, address: IpAddr) {
+        let mut by_address = self.by_address.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = by_address.get_mut(&address) {
+            *count = count.saturating_sub(1);
+            if *count == 0 {
+                by_address.remove(&address);
+            }
+        }
     }
 
     async fn serve(&self, link: TcpStream, client: SocketAddr) {

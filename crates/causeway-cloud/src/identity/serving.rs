@@ -20,7 +20,6 @@ use super::roll::Roll;
 /// The live TLS settings. Listeners take the current one for each connection.
 #[derive(Debug)]
 pub struct Serving {
-    names: Vec<ServerName>,
     api: Arc<ArcSwap<ServerConfig>>,
     channel: Arc<ArcSwap<ServerConfig>>,
     shown: Mutex<Shown>,
@@ -28,6 +27,7 @@ pub struct Serving {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Shown {
+    names: Vec<ServerName>,
     authority: KeyHash,
     trusted: Vec<KeyHash>,
     not_before: SystemTime,
@@ -44,9 +44,8 @@ pub enum ServingError {
 
 impl Serving {
     pub fn new(names: Vec<ServerName>, roll: &Roll, now: SystemTime) -> Result<Serving, ServingError> {
-        let made = make(&names, roll, now)?;
+        let made = make(names, roll, now)?;
         Ok(Serving {
-            names,
             api: Arc::new(ArcSwap::from_pointee(made.api)),
             channel: Arc::new(ArcSwap::from_pointee(made.channel)),
             shown: Mutex::new(made.shown),
@@ -67,12 +66,17 @@ impl Serving {
     }
 
     /// Makes and shows a new certificate if the present one does not fit any more.
-    pub fn reconcile(&self, roll: &Roll, now: SystemTime) -> Result<bool, ServingError> {
+    pub fn reconcile(
+        &self,
+        names: Vec<ServerName>,
+        roll: &Roll,
+        now: SystemTime,
+    ) -> Result<bool, ServingError> {
         let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
-        if !is_due(&shown, roll, now) {
+        if !is_due(&shown, &names, roll, now) {
             return Ok(false);
         }
-        let made = make(&self.names, roll, now)?;
+        let made = make(names, roll, now)?;
         self.api.store(Arc::new(made.api));
         self.channel.store(Arc::new(made.channel));
         *shown = made.shown;
@@ -80,8 +84,9 @@ impl Serving {
     }
 }
 
-fn is_due(shown: &Shown, roll: &Roll, now: SystemTime) -> bool {
-    shown.authority != roll.serving().id()
+fn is_due(shown: &Shown, names: &[ServerName], roll: &Roll, now: SystemTime) -> bool {
+    shown.names != names
+        || shown.authority != roll.serving().id()
         || shown.trusted != roll.ids()
         || super::is_past_two_thirds(shown.not_before, shown.not_after, now)
 }
@@ -92,12 +97,13 @@ struct Made {
     shown: Shown,
 }
 
-fn make(names: &[ServerName], roll: &Roll, now: SystemTime) -> Result<Made, ServingError> {
+fn make(names: Vec<ServerName>, roll: &Roll, now: SystemTime) -> Result<Made, ServingError> {
     let key = Key::generate().map_err(AuthorityError::Key)?;
     let spki = spki(&key)?;
-    let subject = Subject::Server { names: names.to_vec() };
+    let subject = Subject::Server { names: names.clone() };
     let signed = roll.serving().sign(&subject, &spki, now, SERVER_LIFETIME)?;
     let shown = Shown {
+        names,
         authority: roll.serving().id(),
         trusted: roll.ids(),
         not_before: signed.not_before,
@@ -121,8 +127,15 @@ pub(super) fn spki(key: &Key) -> Result<Vec<u8>, AuthorityError> {
     Ok(request.spki)
 }
 
-/// Every name under which somebody may reach this cloud.
-pub fn names(advertise: &[Endpoint], listen: &[SocketAddr], extra: &[String], host: &str) -> Vec<ServerName> {
+/// Every name under which somebody may reach this cloud. A wildcard listener is reached under the machine's
+/// `outward` addresses, which may change while it runs.
+pub fn names(
+    advertise: &[Endpoint],
+    listen: &[SocketAddr],
+    extra: &[String],
+    host: &str,
+    outward: &[IpAddr],
+) -> Vec<ServerName> {
     let mut names = vec![
         ServerName::Dns(tls::CLOUD_NAME.to_owned()),
         ServerName::Dns("localhost".to_owned()),
@@ -132,7 +145,12 @@ pub fn names(advertise: &[Endpoint], listen: &[SocketAddr], extra: &[String], ho
     names.extend(server_name(host));
     names.extend(advertise.iter().filter_map(|endpoint| server_name(endpoint.host())));
     names.extend(extra.iter().filter_map(|name| server_name(name)));
-    names.extend(listen.iter().map(SocketAddr::ip).filter(|ip| !ip.is_unspecified()).map(ServerName::Ip));
+    let (wildcards, addresses): (Vec<_>, Vec<_>) =
+        listen.iter().map(SocketAddr::ip).partition(IpAddr::is_unspecified);
+    names.extend(addresses.into_iter().map(ServerName::Ip));
+    if !wildcards.is_empty() {
+        names.extend(outward.iter().copied().map(ServerName::Ip));
+    }
     names.sort();
     names.dedup();
     names
@@ -180,7 +198,13 @@ mod tests {
             .collect();
         let listen =
             ["0.0.0.0:7443".parse().unwrap(), "10.1.2.3:7444".parse().unwrap(), "[::]:1".parse().unwrap()];
-        let names = names(&advertise, &listen, &["api.example".into(), "10.1.2.3".into()], "host-1");
+        let names = names(
+            &advertise,
+            &listen,
+            &["api.example".into(), "10.1.2.3".into()],
+            "host-1",
+            &["10.9.9.9".parse().unwrap()],
+        );
         let has = |text: &str| names.contains(&server_name(text).unwrap());
         for name in [
             "cloud.example",
@@ -188,6 +212,7 @@ mod tests {
             "10.1.2.3",
             "api.example",
             "host-1",
+            "10.9.9.9",
             "localhost",
             "127.0.0.1",
             "::1",
@@ -195,6 +220,6 @@ mod tests {
         ] {
             assert!(has(name), "{name} in {names:?}");
         }
-        assert_eq!(names.len(), 9, "no wildcard address, nothing twice, nothing unusable: {names:?}");
+        assert_eq!(names.len(), 10, "no wildcard address, nothing twice, nothing unusable: {names:?}");
     }
 }

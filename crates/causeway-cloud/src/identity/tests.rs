@@ -182,3 +182,8 @@ async fn eventually(what: &str, mut holds: impl FnMut() -> bool) -> Duration {
     }
     start.elapsed()
 }
+
+/// Gives what another task brings about ten seconds.
+async fn within<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(10), future).await.expect("within ten seconds")
+}

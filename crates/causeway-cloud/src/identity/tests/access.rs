@@ -8,7 +8,8 @@ use causeway_apiserver::{AuthFailure, Authenticator, Role};
 use rustls_pki_types::CertificateDer;
 
 use super::super::ApiRole;
-use super::super::authority::Subject;
+use super::super::authority::{ServerName, Subject};
+use super::super::serving::Serving;
 use super::*;
 
 pub(super) fn kubeconfig_certificate(text: &str) -> CertificateDer<'static> {
@@ -135,4 +136,22 @@ async fn the_server_certificate_is_replaced_while_it_runs() {
     cloud.registrar.upkeep().await.unwrap();
     assert!(!Arc::ptr_eq(&before.0, &api.load_full()) && !Arc::ptr_eq(&before.1, &channel.load_full()));
     fleet.device(&cloud, "G1").await;
+}
+
+#[tokio::test]
+async fn the_server_certificate_follows_names_ca_and_time() {
+    let fleet = Fleet::new().await;
+    let cloud = fleet.open("a").await.unwrap();
+    let roll = cloud.roll.load_full();
+    let names = |name: &str| vec![ServerName::Dns(name.to_owned())];
+    let now = fleet.hands.now();
+    let serving = Serving::new(names("a.example"), &roll, now).unwrap();
+    assert!(!serving.reconcile(names("a.example"), &roll, now + 59 * DAY).unwrap());
+    assert!(serving.reconcile(names("b.example"), &roll, now).unwrap(), "another name");
+    assert!(!serving.reconcile(names("b.example"), &roll, now).unwrap());
+    cloud.start_rotation().await.unwrap();
+    let changing = cloud.roll.load_full();
+    assert!(serving.reconcile(names("b.example"), &changing, now).unwrap(), "another CA to trust");
+    assert!(serving.reconcile(names("b.example"), &changing, now + 60 * DAY).unwrap(), "its age");
+    assert!(serving.reconcile(names("b.example"), &changing, now - DAY).unwrap(), "a clock that went back");
 }

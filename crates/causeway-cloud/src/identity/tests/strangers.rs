@@ -123,6 +123,17 @@ async fn a_crowd_is_bounded_and_passes() {
 }
 
 #[tokio::test]
+async fn one_address_cannot_take_every_place() {
+    let mut fleet = Fleet::new().await;
+    fleet.limits.connections_per_address_max = 1;
+    let cloud = fleet.replica("a").await;
+    let mut link = connect(&fleet, &cloud, &[wire::ALPN]).await.unwrap();
+    let _: Hello = wire::read(&mut link).await.unwrap();
+    assert!(connect(&fleet, &cloud, &[wire::ALPN]).await.is_err());
+    eventually("it is counted", || cloud.registrar.figures().turned_away("full-address") == 1).await;
+}
+
+#[tokio::test]
 async fn tries_are_limited_per_address_and_those_with_a_certificate_are_not() {
     let mut fleet = Fleet::new().await;
     fleet.limits.tries_burst = NonZeroU32::new(3).unwrap();
