@@ -34,8 +34,12 @@ impl Object {
         drop_nulls(&mut fields);
         let value = Value::Object(fields);
 
-        let mut unknown = Vec::new();
-        find_unknown(schema::of(kind), &value, &mut String::new(), &mut unknown);
+        let mut findings = Findings::default();
+        findings.walk(schema::of(kind), &value, &mut String::new());
+        let Findings { unknown, list_for_object } = findings;
+        if let Some(path) = list_for_object {
+            return Err(vec![FieldError::wrong_type(path, "expected an object, found a list")]);
+        }
 
         let mut track = serde_path_to_error::Track::new();
         let deserializer = serde_path_to_error::Deserializer::new(value, &mut track);
@@ -142,34 +146,47 @@ fn drop_nulls_in(value: &mut Value) {
     }
 }
 
-/// Walks value and schema side by side. Recursion is as deep as the schema, not as the value.
-fn find_unknown(schema: &Value, value: &Value, path: &mut String, unknown: &mut Vec<String>) {
-    let length = path.len();
-    match value {
-        Value::Object(fields) => {
-            let Some(properties) = schema.get("properties").and_then(Value::as_object) else { return };
-            for (key, value) in fields {
-                if !path.is_empty() {
-                    path.push('.');
+/// What the schema says about a value that serde would not say.
+#[derive(Default)]
+struct Findings {
+    unknown: Vec<String>,
+    /// Where a list stands for an object. Serde would take its items for the fields, in the order they are declared.
+    list_for_object: Option<String>,
+}
+
+impl Findings {
+    /// Walks value and schema side by side. Recursion is as deep as the schema, not as the value.
+    fn walk(&mut self, schema: &Value, value: &Value, path: &mut String) {
+        let length = path.len();
+        let properties = schema.get("properties").and_then(Value::as_object);
+        match (value, properties) {
+            (Value::Object(fields), Some(properties)) => {
+                for (key, value) in fields {
+                    if !path.is_empty() {
+                        path.push('.');
+                    }
+                    path.push_str(key);
+                    match properties.get(key) {
+                        Some(schema) => self.walk(schema, value, path),
+                        None if self.unknown.len() < UNKNOWN_MAX => {
+                            self.unknown.push(path.chars().take(256).collect());
+                        }
+                        None => {}
+                    }
+                    path.truncate(length);
                 }
-                path.push_str(key);
-                match properties.get(key) {
-                    Some(schema) => find_unknown(schema, value, path, unknown),
-                    None if unknown.len() < UNKNOWN_MAX => unknown.push(path.chars().take(256).collect()),
-                    None => {}
+            }
+            (Value::Array(_), Some(_)) => self.list_for_object = Some(path.clone()),
+            (Value::Array(items), None) => {
+                let Some(schema) = schema.get("items") else { return };
+                for (index, value) in items.iter().enumerate() {
+                    path.push_str(&format!("[{index}]"));
+                    self.walk(schema, value, path);
+                    path.truncate(length);
                 }
-                path.truncate(length);
             }
+            _ => {}
         }
-        Value::Array(items) => {
-            let Some(schema) = schema.get("items") else { return };
-            for (index, value) in items.iter().enumerate() {
-                path.push_str(&format!("[{index}]"));
-                find_unknown(schema, value, path, unknown);
-                path.truncate(length);
-            }
-        }
-        _ => {}
     }
 }
 

@@ -55,6 +55,13 @@ fn wrong_types_are_refused_with_the_path_of_the_field() {
         json!({"limits": {"connections": 1e30}}),
         "limits.connections: Invalid type: expected an integer, found floating point `1e+30`",
     );
+    check(EPolicy, json!({"limits": [1]}), "limits: Invalid type: expected an object, found a list");
+    check(
+        EService,
+        json!({"endpoints": [["10.0.0.1", 80]]}),
+        "endpoints[0]: Invalid type: expected an object, found a list",
+    );
+    check(EService, json!({"metadata": ["x"]}), "metadata: Invalid type: expected an object, found a list");
     check(ESite, json!({"subnets": [null]}), "subnets[0]: Invalid type: expected a string, found null");
     check(
         ESite,
