@@ -3,6 +3,7 @@
 //! The server asks an `Authenticator` and gets an `Identity`, which `authorize` judges.
 //! How credentials are issued, stored and revoked is left to whoever implements the trait.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
@@ -77,5 +78,10 @@ pub trait Authenticator: Send + Sync + 'static {
     /// client certificate, and about once a second for every watch; `false` ends the watch.
     fn still_valid(&self, _identity: &Identity) -> bool {
         true
+    }
+
+    /// A credential (`certificate` or `token`) was refused. Whoever keeps an audit log writes it down there.
+    fn note_refusal(&self, client: SocketAddr, credential: &str, failure: &AuthFailure) {
+        tracing::info!(%client, credential, reason = %failure, "authentication failed");
     }
 }

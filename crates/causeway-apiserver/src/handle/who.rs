@@ -74,7 +74,7 @@ impl Handler {
             return Status::unavailable("credentials cannot be checked right now", 1);
         }
         self.metrics.rejected("unauthorized");
-        tracing::info!(target: "audit", %address, credential, reason = %failure, "authentication failed");
+        self.authenticator.note_refusal(caller.address, credential, failure);
         match self.failures.failed(address) {
             Some(wait) => slow_down(wait),
             None => Status::unauthorized("Unauthorized"),

@@ -4,6 +4,7 @@
 //! keeps fresh. Only a token that is not in the copy yet is looked up in the store.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
@@ -17,6 +18,7 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use rustls_pki_types::CertificateDer;
 
+use super::audit::AuditLine;
 use super::figures::WhyLabels;
 use super::follow::Change;
 use super::registrar::{Registrar, api_key};
@@ -285,6 +287,17 @@ impl Authenticator for Registrar {
             }
             None => false,
         }
+    }
+
+    fn note_refusal(&self, client: SocketAddr, credential: &str, failure: &AuthFailure) {
+        self.audit(&AuditLine {
+            event: "authentication-failed",
+            subject: credential,
+            client: &client.to_string(),
+            decision: "deny",
+            reason: &failure.to_string(),
+            ..AuditLine::default()
+        });
     }
 }
 
