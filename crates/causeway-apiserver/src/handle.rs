@@ -7,14 +7,14 @@ mod objects;
 mod who;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use causeway_api::{ApiVersion, Status};
 use causeway_daemon::Readiness;
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Incoming};
 use tokio_util::sync::CancellationToken;
 
 use crate::authorize::{Wish, authorize};
@@ -59,14 +59,17 @@ struct Asking<'a> {
 impl Handler {
     pub async fn handle(&self, caller: &Caller, request: Request<Incoming>) -> Response<Body> {
         let started = Instant::now();
-        let (head, body) = request.into_parts();
+        let (head, mut body) = request.into_parts();
         let ask = request::parse(&head.method, &head.uri, &head.headers);
         let labels = labels(&ask);
         let (watching, probing) =
             (ask.as_ref().is_ok_and(Ask::is_watch), matches!(ask, Ok(Ask::Probe { .. })));
-        let response = match self.answer(caller, &head, ask, body).await {
+        let response = match self.answer(caller, &head, ask, &mut body).await {
             Ok(response) => respond::compress(&head.headers, response).await,
-            Err(status) => respond::refusal(&status),
+            Err(status) => {
+                discard(&mut body).await;
+                respond::refusal(&status)
+            }
         };
         let code = response.status().as_u16();
         // Probes come every second and say nothing about the load.
@@ -83,7 +86,7 @@ impl Handler {
         caller: &Caller,
         head: &http::request::Parts,
         ask: Result<Ask, Status>,
-        body: Incoming,
+        body: &mut Incoming,
     ) -> Result<Response<Body>, Status> {
         if let Ok(Ask::Probe { probe, verbose }) = ask {
             return Ok(self.probe(probe, verbose));
@@ -161,7 +164,7 @@ impl Handler {
     }
 
     /// The whole body, within its limits of size and time.
-    async fn read_body(&self, head: &http::request::Parts, body: Incoming) -> Result<Bytes, Status> {
+    async fn read_body(&self, head: &http::request::Parts, body: &mut Incoming) -> Result<Bytes, Status> {
         let max = self.limits.body_bytes_max;
         let announced =
             head.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
@@ -207,6 +210,29 @@ impl Handler {
         };
         Ok(response)
     }
+}
+
+// Several times what a request may carry; a client that sends more than this is not waited for.
+const DISCARDED_BYTES_MAX: u64 = 16 << 20;
+const DISCARD_TIME_MAX: Duration = Duration::from_secs(2);
+
+/// Takes what a refused client still sends. Closing under it would reset the connection, and with HTTP/1.1 the answer
+/// would be lost on the way: the client would see a broken pipe instead of its 413.
+async fn discard(body: &mut Incoming) {
+    if body.size_hint().lower() > DISCARDED_BYTES_MAX {
+        return;
+    }
+    let take = async {
+        let mut left = DISCARDED_BYTES_MAX;
+        while let Some(Ok(frame)) = body.frame().await {
+            let bytes = frame.data_ref().map_or(0, |data| data.len() as u64);
+            left = match left.checked_sub(bytes) {
+                Some(left) => left,
+                None => return,
+            };
+        }
+    };
+    let _ = tokio::time::timeout(DISCARD_TIME_MAX, take).await;
 }
 
 /// Words for the metrics; strangers' paths share one, so that they cannot make the table grow.

@@ -94,8 +94,7 @@ impl Registry {
 
     pub async fn get(&self, version: ApiVersion, kind: Kind, name: &str, at: At) -> Result<Stored, Status> {
         let about = About { version, kind, name };
-        let record =
-            self.store.get(&key(kind, name)).await.map_err(|error| errors::from_store(&error, about))?;
+        let record = self.read_record(about).await?;
         // The newest state is never older than asked, unless it was asked for a future one.
         if let At::NotOlderThan(wanted) | At::Exact(wanted) = at {
             let current = self.revision(about).await?;

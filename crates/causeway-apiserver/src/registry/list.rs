@@ -3,7 +3,7 @@
 //! Records stay as they are stored; only a selector makes us look inside.
 
 use causeway_api::selector::{Facets, Selector};
-use causeway_api::{ApiVersion, Kind, Status};
+use causeway_api::{ApiVersion, Kind, Status, name};
 use causeway_store::{Page, Record, Revision, StoreError};
 
 use super::delete::name_of;
@@ -118,7 +118,7 @@ impl Registry {
     async fn list_one(&self, kind: Kind, name: &str, selector: &Selector) -> Result<ListPage, StoreError> {
         // The revision first: an object read afterwards is at least as new, and a watch from here misses nothing.
         let revision = self.store.revision().await?;
-        if name.is_empty() {
+        if name::check(name).is_err() {
             return Ok(ListPage { records: Vec::new(), revision, next: None, remaining: None });
         }
         let record = self.store.get(&key(kind, name)).await?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use causeway_api::ownership::{self, Subresource, Writer};
-use causeway_api::{EGateway, Kind, Object, Status, Time, wire};
+use causeway_api::{EGateway, Kind, Object, Status, Time, name, wire};
 use causeway_store::{Op, Page, Record, Revision, StoreError};
 use serde_json::Value;
 
@@ -321,6 +321,10 @@ impl Registry {
     }
 
     pub(super) async fn read_record(&self, about: About<'_>) -> Result<Option<Record>, Status> {
+        // What cannot be a name is no object's, and perhaps no key that a store would take.
+        if name::check(about.name).is_err() {
+            return Ok(None);
+        }
         let key = key(about.kind, about.name);
         self.store.get(&key).await.map_err(|error| errors::from_store(&error, about))
     }
