@@ -80,6 +80,7 @@ impl CloudActions {
                 Ok(json!({"id": token.id, "token": token.text, "role": name, "expires": time(token.expires)}))
             }
             Wanted::Join { site, gateway, uses } => {
+                self.registrar.check_join_token(&site, &gateway, ttl, uses).map_err(token_refusal)?;
                 self.ensure_gateway(&site, &gateway).await?;
                 let token = self
                     .registrar
@@ -94,10 +95,9 @@ impl CloudActions {
         }
     }
 
-    /// Makes the site and the gateway when they are missing; refuses a gateway that stands elsewhere.
+    /// Makes the gateway and the site when they are missing; refuses a gateway that stands elsewhere, and then has
+    /// made nothing.
     async fn ensure_gateway(&self, site: &str, gateway: &str) -> Result<(), ActionRefusal> {
-        let new_site = ESite { metadata: ObjectMeta::named(site), ..ESite::default() };
-        self.ensure(new_site.into()).await?;
         let new_gateway = EGateway {
             metadata: ObjectMeta::named(gateway),
             e_site_name: site.to_owned(),
@@ -108,13 +108,15 @@ impl CloudActions {
             self.registry.object(Kind::EGateway, gateway).await.map_err(|status| object_refusal(&status))?;
         match found.map(|found| found.object) {
             Some(Object::EGateway(found)) if found.e_site_name != site => {
-                Err(ActionRefusal::conflict(format!(
+                return Err(ActionRefusal::conflict(format!(
                     "EGateway {gateway} stands at the site {}, not at {site}: choose another --gateway",
                     found.e_site_name
-                )))
+                )));
             }
-            _ => Ok(()),
+            _ => {}
         }
+        let new_site = ESite { metadata: ObjectMeta::named(site), ..ESite::default() };
+        self.ensure(new_site.into()).await
     }
 
     async fn ensure(&self, mut object: Object) -> Result<(), ActionRefusal> {

@@ -76,6 +76,27 @@ pub struct Revoked {
 }
 
 impl Registrar {
+    /// Could such a join token be made? Asked before its objects are made, so that a refusal leaves nothing behind.
+    pub fn check_join_token(
+        &self,
+        site: &str,
+        gateway: &str,
+        ttl: Duration,
+        uses: u32,
+    ) -> Result<PeerId, TokenProblem> {
+        let invalid = |field, why: String| TokenProblem::Invalid { field, why };
+        let peer = PeerId::new(site, gateway).map_err(|error| invalid("site, gateway", error.to_string()))?;
+        check_ttl(ttl)?;
+        if !(1..=tokens::USES_MAX).contains(&uses) {
+            return Err(invalid("uses", format!("must be from 1 to {}", tokens::USES_MAX)));
+        }
+        if self.config.advertise.is_empty() {
+            let why = "the cloud does not know its own endpoint; start it with --advertise";
+            return Err(invalid("advertise", why.into()));
+        }
+        Ok(peer)
+    }
+
     /// Makes a join token for one gateway. The objects of site and gateway are the caller's business.
     pub async fn create_join_token(
         &self,
@@ -84,18 +105,7 @@ impl Registrar {
         ttl: Duration,
         uses: u32,
     ) -> Result<IssuedJoinToken, TokenProblem> {
-        let invalid = |field, why: String| TokenProblem::Invalid { field, why };
-        let peer = PeerId::new(site, gateway).map_err(|error| invalid("site, gateway", error.to_string()))?;
-        check_ttl(ttl)?;
-        if !(1..=tokens::USES_MAX).contains(&uses) {
-            return Err(invalid("uses", format!("must be from 1 to {}", tokens::USES_MAX)));
-        }
-        if self.config.advertise.is_empty() {
-            return Err(invalid(
-                "advertise",
-                "the cloud does not know its own endpoint; start it with --advertise".into(),
-            ));
-        }
+        let peer = self.check_join_token(site, gateway, ttl, uses)?;
         let secret = Secret::generate();
         let (id, now, authorities) = (tokens::id(&secret), self.now(), self.roll.load().ids());
         let record = JoinTokenRecord::new(&secret, &peer, now, ttl, uses, &authorities);
