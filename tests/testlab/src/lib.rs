@@ -2,3 +2,4 @@
 
 pub mod causeway;
 pub mod etcd;
+pub mod https;

@@ -1,0 +1,115 @@
+//! Changes that edges must live through: a new CA, and a cloud that came back from a backup.
+
+use serde_json::json;
+use testlab::causeway::{Cloud, run, wait_for};
+use testlab::https::Client;
+
+use crate::{GROUP, Lab, admin, authorities, call, edge_credentials, join_token, path, revision, site};
+
+/// An edge asks for news when it starts and then once a day; a restart is how a test makes it a new day.
+fn new_day(lab: &Lab, news: &str) -> testlab::causeway::Process {
+    let edge = lab.edge("edge", &[]);
+    wait_for(news, || edge.log().contains(news).then_some(()))
+        .unwrap_or_else(|error| panic!("{error}\n{}", edge.log()));
+    edge
+}
+
+/// The gateway's own object, as the gateway.
+fn own_object(lab: &Lab, admin: &Client) -> u16 {
+    let client = admin.with_certificate(edge_credentials(&lab.path("edge"))).unwrap();
+    client.get(&path("egateways", "oslo")).unwrap().code
+}
+
+#[test]
+fn a_new_authority_costs_no_edge() {
+    let lab = Lab::start();
+    let edge = lab.join("edge", &join_token(&lab.admin, "oslo"));
+    let old_kubeconfig = std::fs::read_to_string(lab.cloud.kubeconfig()).unwrap();
+    let before = authorities(&lab.admin);
+
+    call(&lab.admin, "ca/rotate", &json!({"step": "start"}));
+    // The old admin is still one, and so is the new one that stands in the file.
+    assert_eq!(lab.admin.get(&format!("{GROUP}/esites")).unwrap().code, 200);
+    let during = wait_for("the kubeconfig follows", || {
+        let text = std::fs::read_to_string(lab.cloud.kubeconfig()).unwrap();
+        (text != old_kubeconfig).then(|| admin(&lab.cloud))
+    })
+    .unwrap();
+    assert_eq!(during.authorities().len(), 2);
+    // Nobody is lost by haste: the edge has not come over yet.
+    let early = during.post("/causeway/v1/ca/rotate", &json!({"step": "finish"})).unwrap();
+    assert_eq!(early.code, 409, "{}", early.text());
+    assert!(early.text().contains("oslo"), "{}", early.text());
+
+    let old_certificate = std::fs::read(lab.path("edge/identity.pem")).unwrap();
+    drop(edge);
+    let edge = new_day(&lab, "has a new certificate");
+    assert_ne!(std::fs::read(lab.path("edge/identity.pem")).unwrap(), old_certificate);
+    assert_eq!(own_object(&lab, &during), 200);
+
+    let finished = wait_for("the change can be finished", || {
+        let answer = during.post("/causeway/v1/ca/rotate", &json!({"step": "finish"})).unwrap();
+        (answer.code == 200).then(|| answer.json())
+    })
+    .unwrap();
+    let after = wait_for("the kubeconfig follows again", || {
+        let client = admin(&lab.cloud);
+        (client.authorities().len() == 1).then_some(client)
+    })
+    .unwrap();
+    assert_ne!(authorities(&after), before, "{finished}");
+    // The old admin is out: its CA is not trusted any more, and it trusts only the old one.
+    let refused = wait_for("the old admin is out", || {
+        let answer = lab.admin.get(&format!("{GROUP}/esites"));
+        answer.map_or(true, |answer| answer.code == 401).then_some(())
+    });
+    refused.unwrap();
+    drop(edge);
+    // The edge trusts both until it asks again, then only the new one.
+    let edge = new_day(&lab, "has a new certificate");
+    assert_eq!(own_object(&lab, &after), 200);
+    assert!(!edge.log().contains("given this edge up"), "{}", edge.log());
+}
+
+#[test]
+fn a_restored_cloud_is_known_to_its_edges_and_not_to_old_watches() {
+    let mut lab = Lab::start();
+    let channel = lab.cloud.channel.to_string();
+    let edge = lab.join("edge", &join_token(&lab.admin, "oslo"));
+    lab.admin.post(&format!("{GROUP}/esites"), &site("kept")).unwrap().success().unwrap();
+    let backup = lab.path("backup");
+    let made = lab.cloud.run(&["backup", backup.to_str().unwrap()]).unwrap();
+    assert_eq!(made.code, 0, "{}", made.stderr);
+    let authority = authorities(&lab.admin);
+    lab.admin.post(&format!("{GROUP}/esites"), &site("lost")).unwrap().success().unwrap();
+    let seen = revision(&lab.admin);
+    drop(edge);
+    lab.cloud.process.terminate().unwrap();
+
+    let elsewhere = lab.path("elsewhere");
+    std::fs::create_dir_all(&elsewhere).unwrap();
+    std::fs::copy(lab.path("cloud/seal.key"), elsewhere.join("seal.key")).unwrap();
+    let folder = elsewhere.to_str().unwrap();
+    let restored =
+        run(&["restore", backup.to_str().unwrap(), "--data-dir", folder]).unwrap().success().unwrap();
+    assert!(restored.contains("epoch 2"), "{restored}");
+
+    // The same channel address: edges dial where they dialled before.
+    let cloud = Cloud::start_with(&elsewhere, &["--channel", &channel]).unwrap();
+    let client = admin(&cloud);
+    assert_eq!(authorities(&client), authority);
+    assert_eq!(client.get(&path("esites", "kept")).unwrap().code, 200);
+    assert_eq!(client.get(&path("esites", "lost")).unwrap().code, 404);
+
+    // What a client saw before must not pass for something newer: the watch is told to list anew.
+    let old = client.get(&format!("{GROUP}/esites?watch=1&timeoutSeconds=5&resourceVersion={seen}")).unwrap();
+    let gone = old.code == 410 || old.text().contains("\"code\":410");
+    assert!(gone, "{}: {}", old.code, old.text());
+    let fresh = revision(&client);
+    assert!(fresh > seen, "revision {fresh} after {seen}: numbers are never given twice");
+
+    let edge = lab.edge("edge", &[]);
+    wait_for("the edge runs", || edge.log().contains("the edge runs").then_some(())).unwrap();
+    assert_eq!(own_object(&lab, &client), 200);
+    assert!(!edge.log().contains("given this edge up"), "{}", edge.log());
+}

@@ -1,0 +1,143 @@
+//! What must hold when things go wrong: bad input, crashes, full disks, lost machines, crowds.
+//!
+//! The real binary, real TLS, loopback only. Short forms by default; CAUSEWAY_SOAK=1 runs the long ones.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod bad_input;
+mod change;
+mod crowd;
+mod enrolment;
+mod full_disk;
+mod kill;
+mod replicas;
+
+use std::path::{Path, PathBuf};
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use serde_json::{Value, json};
+use testlab::causeway::{Cloud, Process, daemon, wait_for};
+use testlab::https::{Client, Credentials};
+
+const GROUP: &str = "/apis/causeway.io/v1";
+const KINDS: [&str; 8] = [
+    "esites",
+    "egateways",
+    "eservices",
+    "eservers",
+    "epolicies",
+    "serviceexposes",
+    "virtualpresences",
+    "ecommunities",
+];
+
+/// A cloud in a temporary folder of its own, and its admin.
+struct Lab {
+    cloud: Cloud,
+    admin: Client,
+    folder: tempfile::TempDir,
+}
+
+impl Lab {
+    fn start() -> Lab {
+        let folder = tempfile::tempdir().unwrap();
+        let cloud = Cloud::start(&folder.path().join("cloud")).unwrap();
+        let admin = admin(&cloud);
+        Lab { cloud, admin, folder }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn edge(&self, name: &str, more: &[&str]) -> Process {
+        edge(self.folder.path(), name, more)
+    }
+
+    /// Starts an edge that has a token and waits until it holds its certificate.
+    fn join(&self, name: &str, token: &str) -> Process {
+        let process = self.edge(name, &["--join", token]);
+        let certificate = self.path(name).join("identity.pem");
+        wait_for("the edge is enrolled", || certificate.exists().then_some(()))
+            .unwrap_or_else(|error| panic!("{error}\n{}", process.log()));
+        process
+    }
+}
+
+fn admin(cloud: &Cloud) -> Client {
+    Client::from_kubeconfig(&cloud.kubeconfig()).unwrap()
+}
+
+fn edge(folder: &Path, name: &str, more: &[&str]) -> Process {
+    let data_dir = folder.join(name);
+    let arguments =
+        [&["edge", "--data-dir", data_dir.to_str().unwrap(), "--admin", "127.0.0.1:0"], more].concat();
+    Process::spawn(daemon(&arguments).unwrap(), folder.join(format!("{name}.log"))).unwrap()
+}
+
+/// What an edge shows in TLS.
+fn edge_credentials(data_dir: &Path) -> Credentials {
+    let pem = std::fs::read(data_dir.join("identity.pem")).unwrap();
+    let chain = CertificateDer::pem_slice_iter(&pem).collect::<Result<_, _>>().unwrap();
+    Credentials { chain, key: PrivateKeyDer::from_pem_slice(&pem).unwrap() }
+}
+
+/// One call under /causeway/v1 that must succeed.
+fn call(client: &Client, path: &str, body: &Value) -> Value {
+    client.post(&format!("/causeway/v1/{path}"), body).unwrap().success().unwrap()
+}
+
+fn join_token(client: &Client, site: &str) -> String {
+    call(client, "tokens", &json!({"site": site}))["token"].as_str().unwrap().to_owned()
+}
+
+fn viewer(client: &Client) -> Client {
+    let made = call(client, "tokens", &json!({"role": "viewer", "ttlSeconds": 3600}));
+    client.with_bearer(made["token"].as_str().unwrap()).unwrap()
+}
+
+fn site(name: &str) -> Value {
+    json!({"kind": "ESite", "apiVersion": "causeway.io/v1", "metadata": {"name": name}})
+}
+
+fn path(plural: &str, name: &str) -> String {
+    format!("{GROUP}/{plural}/{name}")
+}
+
+/// The certificates of the CA, as the API tells them.
+fn authorities(client: &Client) -> Value {
+    client.get("/causeway/v1/ca").unwrap().success().unwrap()
+}
+
+/// The revision of the store, as a list shows it.
+fn revision(client: &Client) -> u64 {
+    let list = client.get(&format!("{GROUP}/ecommunities?limit=1")).unwrap().success().unwrap();
+    list["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap()
+}
+
+/// Is the long form wanted?
+fn soak() -> bool {
+    std::env::var_os("CAUSEWAY_SOAK").is_some_and(|value| value == "1")
+}
+
+/// Random enough to spread moments; its seed is printed, so that a failure can be had again.
+struct Dice(u64);
+
+impl Dice {
+    fn new(test: &str) -> Dice {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+        let seed: Option<u64> = std::env::var("CAUSEWAY_SEED").ok().and_then(|text| text.parse().ok());
+        let seed = seed.unwrap_or(now.subsec_nanos().into());
+        eprintln!("{test}: CAUSEWAY_SEED={seed}");
+        Dice(seed | 1)
+    }
+
+    /// From 0 to `below`, which is excluded. Marsaglia's xorshift.
+    fn roll(&mut self, below: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % below
+    }
+}
