@@ -7,6 +7,7 @@ mod keeping;
 mod objects;
 mod process;
 mod replicas;
+mod trouble;
 
 use std::path::{Path, PathBuf};
 
