@@ -26,15 +26,16 @@ pub(super) struct AuditLine<'a> {
 
 impl Registrar {
     pub(super) fn audit(&self, line: &AuditLine<'_>) {
+        let given = |text: &'_ str| (!text.is_empty()).then(|| text.to_owned());
         tracing::info!(
             event = line.event,
-            site = line.site,
-            gateway = line.gateway,
-            subject = line.subject,
-            key = line.key,
-            client = line.client,
-            decision = line.decision,
-            reason = line.reason,
+            site = given(line.site),
+            gateway = given(line.gateway),
+            subject = given(line.subject),
+            key = given(line.key),
+            client = given(line.client),
+            decision = given(line.decision),
+            reason = given(line.reason),
             "identity"
         );
         if let Some(audit) = &self.config.audit {

@@ -155,19 +155,24 @@ pub async fn open_or_create(
             Ok((roll, seal))
         }
         Err(StoreError::AlreadyExists { .. }) => {
-            let vanished = || RollError::Damaged("it vanished while being read".into());
-            // Another replica was faster. If it shares our file, its CA is sealed with the key in it.
-            let opened = open(store, place).await;
-            if !is_new || opened.is_ok() {
-                return opened?.ok_or_else(vanished);
+            if is_new {
+                drop_useless_seal(store, &seal).await?;
             }
-            // A seal key made a moment ago has then sealed nothing: left lying around it would only be
-            // mistaken for the right one.
-            let _ = std::fs::remove_file(&place.path);
-            open(store, place).await?.ok_or_else(vanished)
+            open(store, place).await?.ok_or_else(|| RollError::Damaged("it vanished while being read".into()))
         }
         Err(error) => Err(error.into()),
     }
+}
+
+// Another replica was faster. A seal key made a moment ago has sealed nothing then, and left lying around it would
+// only be mistaken for the right one. Unless the record is our own after all: a store that is asked again after a lost
+// answer says that it exists. Then this file is the only one that opens it.
+async fn drop_useless_seal(store: &Store, seal: &SealKey) -> Result<(), RollError> {
+    let Some(record) = store.get(KEY).await? else { return Ok(()) };
+    if parse(&record.value)?.sealed_with != seal.id() {
+        let _ = std::fs::remove_file(seal.path());
+    }
+    Ok(())
 }
 
 async fn open(store: &Store, place: &SealPlace) -> Result<Option<(Roll, SealKey)>, RollError> {
