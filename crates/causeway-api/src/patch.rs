@@ -184,7 +184,8 @@ impl<'p> Strategic<'p> {
 
     fn item(&mut self, target: &mut Vec<Value>, item: &'p Value, keys: &[&str]) -> Result<(), PatchError> {
         for key in keys {
-            if item.get(*key).is_none() {
+            // Null would be merged away, and the item appended anew by every patch.
+            if item.get(*key).is_none_or(Value::is_null) {
                 return Err(PatchError::MissingKey { field: self.field_path(), key: (*key).to_owned() });
             }
         }
@@ -312,6 +313,12 @@ mod tests {
             conditions(json!([])),
             conditions(json!([{"status": "True"}])),
             Err("status.conditions: every item of the patch needs the merge key type"),
+        );
+        check(
+            "an item whose key is null has none",
+            json!({"metadata": {}}),
+            json!({"metadata": {"ownerReferences": [{"uid": null, "name": "a"}]}}),
+            Err("metadata.ownerReferences: every item of the patch needs the merge key uid"),
         );
         check(
             "finalizers are a set",
