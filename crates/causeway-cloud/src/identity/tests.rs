@@ -5,6 +5,7 @@
 
 mod access;
 mod enrolment;
+mod etcd;
 mod replicas;
 mod rotation;
 mod strangers;
@@ -50,6 +51,8 @@ impl Hands {
 
 struct Fleet {
     home: tempfile::TempDir,
+    /// On etcd every replica opens a store of its own; SQLite belongs to one process.
+    spec: StoreSpec,
     store: Store,
     hands: Hands,
     grace: Duration,
@@ -67,9 +70,21 @@ struct Replica {
 impl Fleet {
     async fn new() -> Fleet {
         let home = tempfile::tempdir().unwrap();
-        let store = Store::open(StoreSpec::Sqlite { path: home.path().join("store.db") }).await.unwrap();
+        let spec = StoreSpec::Sqlite { path: home.path().join("store.db") };
+        Fleet::with(home, spec).await
+    }
+
+    async fn with(home: tempfile::TempDir, spec: StoreSpec) -> Fleet {
+        let store = Store::open(spec.clone()).await.unwrap();
         let hands = Hands(Arc::new(AtomicI64::new(1_800_000_000)));
-        Fleet { home, store, hands, grace: 90 * DAY, limits: EnrolmentLimits::default() }
+        Fleet { home, spec, store, hands, grace: 90 * DAY, limits: EnrolmentLimits::default() }
+    }
+
+    async fn store(&self) -> Store {
+        match &self.spec {
+            StoreSpec::Sqlite { .. } => self.store.clone(),
+            etcd => Store::open(etcd.clone()).await.unwrap(),
+        }
     }
 
     fn data_dir(&self, name: &str) -> PathBuf {
@@ -86,7 +101,7 @@ impl Fleet {
     }
 
     async fn open(&self, name: &str) -> Result<Arc<Registrar>, IdentityError> {
-        Registrar::open(self.store.clone(), self.config(name)).await
+        Registrar::open(self.store().await, self.config(name)).await
     }
 
     /// A replica with its own data dir. All but the first get the seal key of `a`.
@@ -100,7 +115,7 @@ impl Fleet {
         let addr = listener.local_addr().unwrap();
         let mut config = self.config(name);
         config.advertise = vec![addr.to_string().parse().unwrap()];
-        let registrar = Registrar::open(self.store.clone(), config).await.unwrap();
+        let registrar = Registrar::open(self.store().await, config).await.unwrap();
         let server = EnrolmentServer::on(listener, registrar.clone(), self.limits.clone()).unwrap();
         let stop = CancellationToken::new();
         tokio::spawn(server.run(stop.clone()));

@@ -1,0 +1,59 @@
+//! Replicas that share nothing but a real etcd of three members: one CA, one last use, one change, quick revocation.
+
+use causeway_apiserver::Authenticator;
+use testlab::etcd::Cluster;
+
+use super::super::RotationError;
+use super::*;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn replicas_on_etcd_agree_on_everything() {
+    let cluster = Cluster::start(3).unwrap();
+    for round in 0..5 {
+        race(&cluster, round).await;
+    }
+    let fleet = on(&cluster, "main").await;
+    let (a, b) = (fleet.replica("a").await, fleet.replica("b").await);
+
+    for round in 0..5 {
+        let token = fleet.token(&a, &format!("G{round}"), 1).await;
+        let (one, other) = (Key::generate().unwrap(), Key::generate().unwrap());
+        let (first, second) = tokio::join!(fleet.enrol(&a, &token, &one), fleet.enrol(&b, &token, &other));
+        assert!(first.is_ok() != second.is_ok(), "exactly one must win: {first:?} {second:?}");
+    }
+
+    let mut device = fleet.device(&a, "device").await;
+    let identity = b.registrar.certificate(&[device.issued.certificate.clone()]).unwrap();
+    a.registrar.revoke_gateway("device").await.unwrap();
+    let took = eventually("the other replica hears of it", || !b.registrar.still_valid(&identity)).await;
+    assert!(took < Duration::from_secs(1), "{took:?}");
+    refused(device.renew(&fleet, &b).await, Code::Revoked);
+
+    let (first, second) = tokio::join!(a.registrar.start_rotation(), b.registrar.start_rotation());
+    let error = match (first, second) {
+        (Ok(_), Err(error)) | (Err(error), Ok(_)) => error,
+        other => panic!("exactly one must succeed: {other:?}"),
+    };
+    assert!(matches!(error, RotationError::Raced | RotationError::AlreadyChanging), "{error:?}");
+    eventually("both follow", || {
+        a.registrar.roll.load().ids() == b.registrar.roll.load().ids()
+            && a.registrar.roll.load().is_changing()
+    })
+    .await;
+}
+
+async fn on(cluster: &Cluster, name: &str) -> Fleet {
+    let spec = StoreSpec::Etcd { endpoints: cluster.endpoints(), tls: None, prefix: format!("/{name}/") };
+    Fleet::with(tempfile::tempdir().unwrap(), spec).await
+}
+
+/// Three replicas that start together with the same seal key.
+async fn race(cluster: &Cluster, round: usize) {
+    let fleet = on(cluster, &format!("race{round}")).await;
+    for name in ["a", "b", "c"] {
+        std::fs::write(fleet.data_dir(name).join("seal.key"), "42".repeat(32)).unwrap();
+    }
+    let opened = tokio::join!(fleet.open("a"), fleet.open("b"), fleet.open("c"));
+    let ids = [opened.0, opened.1, opened.2].map(|replica| replica.unwrap().roll.load().ids());
+    assert!(ids.iter().all(|id| *id == ids[0]), "{ids:?}");
+}
