@@ -9,7 +9,7 @@ NEXTEST := $(shell command -v cargo-nextest)
 .PHONY: demo test check tidy bench soak fuzz deny crds build-needs test-needs
 
 demo: build-needs               ## a cloud on the embedded store, with the objects of examples/
-	$(CARGO) run --release --quiet --package causeway -- demo $(DEMO_ARGS)
+	$(CARGO) run --quiet --package causeway -- demo $(DEMO_ARGS)
 
 test: build-needs test-needs check   ## everything, in its short form
 	$(CARGO) build --workspace --all-targets
