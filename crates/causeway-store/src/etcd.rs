@@ -23,7 +23,7 @@ use self::keys::Keys;
 use self::members::{Failure, Members, Sending};
 use crate::backup::{Chunk, Header, Imported};
 use crate::hub::{Hub, Keep};
-use crate::{Committed, EtcdTls, Listing, Op, Page, Record, Revision, StoreError};
+use crate::{Committed, EtcdTls, Listing, Op, Page, Record, Revision, StoreError, housekeeping};
 
 pub(crate) use self::watch::EtcdWatch;
 
@@ -79,7 +79,10 @@ impl Etcd {
         });
         let tasks = vec![
             tokio::spawn(feed::run(Arc::clone(&shared), start.known)),
-            tokio::spawn(compaction::run(Arc::clone(&shared))),
+            tokio::spawn(housekeeping::run(Arc::clone(&shared.hub), shared.stop.clone(), {
+                let shared = Arc::clone(&shared);
+                move || compaction::look(Arc::clone(&shared))
+            })),
         ];
         Ok(Etcd { shared, tasks: std::sync::Mutex::new(tasks), _stop: stop.drop_guard() })
     }

@@ -82,8 +82,13 @@ impl Hub {
         let mut subscriber =
             Subscriber { prefix: prefix.into(), queue: sender, told: from, needs: from.max(after) };
         if known {
-            let missed = state.recent.events.iter().filter(|event| event.revision > after);
-            missed.for_each(|event| drop(subscriber.offer(event)));
+            // All of it fits: an empty queue is longer than what is kept.
+            state
+                .recent
+                .events
+                .iter()
+                .filter(|event| event.revision > after)
+                .all(|event| subscriber.offer(event));
         }
         if !state.closed {
             state.subscribers.push(subscriber);

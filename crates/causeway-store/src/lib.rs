@@ -8,6 +8,7 @@ mod backup;
 mod decide;
 mod error;
 mod etcd;
+mod housekeeping;
 mod hub;
 mod model;
 mod retention;

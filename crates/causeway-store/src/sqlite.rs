@@ -16,14 +16,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{MissedTickBehavior, interval_at};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use self::readers::Readers;
 use self::writer::{Request, Writer};
 use crate::backup::{Chunk, Header, Imported};
-use crate::hub::{Hub, Keep, PROGRESS};
-use crate::{Cause, Committed, Listing, Op, Page, Record, Revision, StoreError, retention};
+use crate::hub::{Hub, Keep};
+use crate::{Cause, Committed, Listing, Op, Page, Record, Revision, StoreError, housekeeping};
 
 pub(crate) use self::watch::SqliteWatch;
 
@@ -64,7 +63,13 @@ impl Shared {
 impl Sqlite {
     pub async fn open(path: PathBuf) -> Result<Sqlite, StoreError> {
         blocking(move || Self::open_blocking(&path)).await?.map(|(sqlite, stop)| {
-            tokio::spawn(housekeeping(sqlite.requests.clone(), Arc::clone(&sqlite.shared.hub), stop));
+            let requests = sqlite.requests.clone();
+            // A writer that is gone needs no ticks.
+            let look = move || {
+                let requests = requests.clone();
+                async move { drop(requests.send(Request::Tick).await) }
+            };
+            tokio::spawn(housekeeping::run(Arc::clone(&sqlite.shared.hub), stop, look));
             sqlite
         })
     }
@@ -148,27 +153,6 @@ impl Sqlite {
         let (answer, answered) = oneshot::channel();
         self.requests.send(request(answer)).await.map_err(|_| StoreError::Closed)?;
         answered.await.map_err(|_| StoreError::Closed)?
-    }
-}
-
-/// Tells watchers how far they are, and lets old history go.
-async fn housekeeping(requests: mpsc::Sender<Request>, hub: Arc<Hub>, stop: CancellationToken) {
-    let soon = tokio::time::Instant::now() + PROGRESS;
-    let mut progress = interval_at(soon, PROGRESS);
-    let mut tick = interval_at(soon, retention::TICK);
-    progress.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        tokio::select! {
-            biased;
-            () = stop.cancelled() => return,
-            _ = progress.tick() => hub.tell_progress(),
-            _ = tick.tick() => {
-                if requests.send(Request::Tick).await.is_err() {
-                    return;
-                }
-            }
-        }
     }
 }
 

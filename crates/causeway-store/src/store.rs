@@ -90,7 +90,7 @@ impl Store {
     pub async fn watch(&self, prefix: &str, after: Revision) -> Result<Watch, StoreError> {
         let source = match &*self.engine {
             Engine::Sqlite(sqlite) => Source::Sqlite(sqlite.watch(prefix, after)?),
-            Engine::Etcd(etcd) => Source::Etcd(etcd.watch(prefix, after).await?),
+            Engine::Etcd(etcd) => Source::Etcd(Box::new(etcd.watch(prefix, after).await?)),
         };
         Ok(Watch { source })
     }

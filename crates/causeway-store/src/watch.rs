@@ -11,7 +11,7 @@ pub struct Watch {
 
 pub(crate) enum Source {
     Sqlite(SqliteWatch),
-    Etcd(EtcdWatch),
+    Etcd(Box<EtcdWatch>),
 }
 
 impl Watch {

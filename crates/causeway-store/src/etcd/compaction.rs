@@ -7,11 +7,9 @@ use std::sync::Arc;
 
 use etcd_client::{Compare, CompareOp, Txn, TxnOp};
 use serde::{Deserialize, Serialize};
-use tokio::time::{MissedTickBehavior, interval_at};
 
 use super::members::{self, Failure, Sending};
 use super::{Shared, keys};
-use crate::hub::PROGRESS;
 use crate::retention::{self, Moment};
 use crate::{Revision, StoreError};
 
@@ -63,24 +61,10 @@ struct Seen {
     current: Revision,
 }
 
-/// Runs until the store is closed.
-pub(super) async fn run(shared: Arc<Shared>) {
-    let soon = tokio::time::Instant::now() + PROGRESS;
-    let mut progress = interval_at(soon, PROGRESS);
-    let mut tick = interval_at(soon, retention::TICK);
-    progress.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        tokio::select! {
-            biased;
-            () = shared.stop.cancelled() => return,
-            _ = progress.tick() => shared.hub.tell_progress(),
-            _ = tick.tick() => {
-                if let Err(error) = turn(&shared).await {
-                    tracing::warn!(error = %error, "history could not be compacted; the next minute tries again");
-                }
-            }
-        }
+/// Looks once whether something may go. What fails is tried again in a minute.
+pub(super) async fn look(shared: Arc<Shared>) {
+    if let Err(error) = turn(&shared).await {
+        tracing::warn!(error = %error, "history could not be compacted; the next minute tries again");
     }
 }
 

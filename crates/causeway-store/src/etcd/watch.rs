@@ -31,7 +31,7 @@ pub(crate) struct EtcdWatch {
 enum Stage {
     /// Reads etcd's history, up to where the hub begins.
     Catching {
-        stream: Option<(usize, WatchStream)>,
+        stream: Option<Box<(usize, WatchStream)>>,
         failures: u32,
     },
     Live,
@@ -76,10 +76,10 @@ impl EtcdWatch {
     /// One step: opens the watch, or takes one answer from it.
     async fn catch_up(&mut self) -> Result<(), StoreError> {
         let Stage::Catching { stream, failures } = &mut self.stage else { return Ok(()) };
-        let Some((place, open)) = stream else {
+        let Some(opened) = stream else {
             let (start, end) = self.shared.keys.range(&self.prefix, None);
             match feed::open(&self.shared, start, end, self.position).await {
-                Ok(opened) => *stream = Some(opened),
+                Ok(opened) => *stream = Some(Box::new(opened)),
                 Err(error) if *failures >= ATTEMPTS => return Err(error),
                 Err(_) => {
                     *failures += 1;
@@ -88,6 +88,7 @@ impl EtcdWatch {
             }
             return Ok(());
         };
+        let (place, open) = &mut **opened;
         let stop = self.shared.stop.clone();
         let message = tokio::select! {
             biased;

@@ -39,13 +39,15 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
     prop::collection::vec(act, 1..60)
 }
 
+/// An event that can be sorted: revision, key, value, previous, created.
+type Told = (Revision, String, Option<Bytes>, Option<Bytes>, Revision);
+
 /// What the store should be.
 struct Model {
     records: BTreeMap<String, Record>,
     /// Everything as it was after each commit.
     past: Vec<(Revision, BTreeMap<String, Record>)>,
-    /// Revision, key, value, previous, created.
-    events: Vec<(Revision, String, Option<Bytes>, Option<Bytes>, Revision)>,
+    events: Vec<Told>,
     oldest: Revision,
 }
 

@@ -1,0 +1,30 @@
+//! What every engine does by the clock: tell watchers how far they are, and look for history to let go.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use tokio::time::{Instant, MissedTickBehavior, interval_at};
+use tokio_util::sync::CancellationToken;
+
+use crate::hub::{Hub, PROGRESS};
+use crate::retention::TICK;
+
+/// Runs until it is stopped. `look` is called once a minute; what it decides is the engine's business.
+pub(crate) async fn run<Look>(hub: Arc<Hub>, stop: CancellationToken, mut look: impl FnMut() -> Look)
+where
+    Look: Future<Output = ()>,
+{
+    let soon = Instant::now() + PROGRESS;
+    let (mut progress, mut tick) = (interval_at(soon, PROGRESS), interval_at(soon, TICK));
+    // After a stall one call is enough.
+    progress.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            _ = progress.tick() => hub.tell_progress(),
+            _ = tick.tick() => look().await,
+        }
+    }
+}
