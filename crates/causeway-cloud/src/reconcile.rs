@@ -133,8 +133,10 @@ struct Round<'a> {
     writes: FuturesUnordered<Write>,
     /// When changes are looked at.
     look_at: Option<Instant>,
-    /// Writes wait until then, because the last one failed.
-    paused: Option<(Instant, Duration)>,
+    /// Writes wait until then, because one failed.
+    paused: Option<Instant>,
+    /// How long the next failure pauses.
+    pause: Duration,
 }
 
 impl<'a> Round<'a> {
@@ -149,6 +151,7 @@ impl<'a> Round<'a> {
             writes: FuturesUnordered::new(),
             look_at: Some(Instant::now()),
             paused: None,
+            pause: PAUSE_FIRST,
         }
     }
 
@@ -183,16 +186,13 @@ impl<'a> Round<'a> {
 
     /// When something is to be done without a new event.
     fn due(&self) -> Option<Instant> {
-        let resume = self.paused.filter(|_| !self.pending.is_empty()).map(|(until, _)| until);
+        let resume = self.paused.filter(|_| !self.pending.is_empty());
         self.look_at.into_iter().chain(resume).min()
     }
 
     /// Turns what changed into objects to look at.
     fn look(&mut self) {
-        if self.paused.is_some_and(|(until, _)| until <= Instant::now()) {
-            // The next failure pauses longer: the length stays until a write succeeds.
-            self.paused = self.paused.map(|(_, length)| (Instant::now(), length));
-        }
+        self.paused = self.paused.filter(|until| *until > Instant::now());
         self.look_at = None;
         let changes = std::mem::take(&mut self.changes);
         let affected = changes.affected(&self.world());
@@ -202,7 +202,7 @@ impl<'a> Round<'a> {
 
     fn start_writes(&mut self) {
         let now = Instant::now();
-        if self.look_at.is_some_and(|at| at > now) || self.paused.is_some_and(|(until, _)| until > now) {
+        if self.look_at.is_some_and(|at| at > now) || self.paused.is_some_and(|until| until > now) {
             return;
         }
         let mut later = BTreeSet::new();
@@ -255,7 +255,9 @@ impl<'a> Round<'a> {
         match written {
             Ok(()) => {
                 figures.writes.inc();
-                if self.paused.take().is_some() && self.reconciler.check.ready() {
+                self.paused = None;
+                self.pause = PAUSE_FIRST;
+                if self.reconciler.check.ready() {
                     tracing::info!("reconcile writes again");
                 }
             }
@@ -277,12 +279,10 @@ impl<'a> Round<'a> {
                     tracing::error!(reason = status.message, "conditions cannot be written; trying again");
                 }
                 self.pending.insert(key);
-                let now = Instant::now();
-                match self.paused {
-                    // One of several that failed together.
-                    Some((until, _)) if until > now => {}
-                    Some((_, length)) => self.paused = Some((now + length, (length * 2).min(PAUSE_MAX))),
-                    None => self.paused = Some((now + PAUSE_FIRST, PAUSE_FIRST * 2)),
+                // Those that failed together pause together.
+                if self.paused.is_none() {
+                    self.paused = Some(Instant::now() + self.pause);
+                    self.pause = (self.pause * 2).min(PAUSE_MAX);
                 }
             }
         }

@@ -134,3 +134,30 @@ async fn what_a_gateway_reports_is_kept() {
     );
     lab.end().await;
 }
+
+#[tokio::test]
+async fn a_failure_pauses_everything_and_a_pause_that_is_over_does_not_spin() {
+    let folder = tempfile::tempdir().unwrap();
+    let readiness = Readiness::new();
+    let check = readiness.register("reconcile");
+    check.ready();
+    let reconciler = Reconciler::new(registry(folder.path()).await, check, &Metrics::new("0"));
+    let mut round = Round::new(&reconciler, World::default());
+    round.look();
+    assert_eq!(round.due(), None, "nothing to do");
+
+    let key = |name: &str| (Kind::ESite, name.to_owned());
+    round.finish(key("a"), Err(Status::storage_full("full")));
+    let until = round.due().unwrap();
+    assert!(until > Instant::now() && !readiness.is_ready());
+    round.finish(key("b"), Err(Status::storage_full("full")));
+    assert_eq!(round.due(), Some(until), "those that fail together pause once");
+
+    round.paused = Some(Instant::now());
+    round.look();
+    assert_eq!(round.due(), None, "the writes that were started bring the next event");
+    round.finish(key("a"), Err(Status::storage_full("full")));
+    assert!(round.due().unwrap() > Instant::now() + PAUSE_FIRST, "the second pause is longer");
+    round.finish(key("a"), Ok(()));
+    assert!(readiness.is_ready() && round.pause == PAUSE_FIRST);
+}

@@ -2,12 +2,12 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod full_disk;
 mod joining;
 mod keeping;
 mod objects;
 mod process;
 mod replicas;
-mod trouble;
 
 use std::path::{Path, PathBuf};
 
