@@ -132,8 +132,8 @@ fn render(
         }
     }
     text.push_str(&conditions(&object["status"]["conditions"], metadata, now));
-    text.push_str(&related("Refers to", outgoing(object, everything)));
-    text.push_str(&related("Referred to by", incoming(kind, name, everything)));
+    text.push_str(&related("Refers to", &outgoing(object, everything), "<nothing>"));
+    text.push_str(&related("Referred to by", &incoming(kind, name, everything), "<nobody>"));
     text
 }
 
@@ -191,13 +191,12 @@ fn names_in(value: &Value) -> Vec<&str> {
     }
 }
 
-fn related(title: &str, found: Vec<String>) -> String {
+fn related(title: &str, found: &[String], none: &str) -> String {
     if found.is_empty() {
-        return format!("{:<24}<nobody>\n", format!("{title}:"))
-            .replace("<nobody>", if title == "Refers to" { "<nothing>" } else { "<nobody>" });
+        return format!("{:<24}{none}\n", format!("{title}:"));
     }
-    let lines: Vec<String> = found.iter().map(|line| format!("  {}", plain(line))).collect();
-    format!("{title}:\n{}\n", lines.join("\n"))
+    let lines: String = found.iter().map(|line| format!("  {}\n", plain(line))).collect();
+    format!("{title}:\n{lines}")
 }
 
 fn since(time: &Value, now: jiff::Timestamp) -> String {

@@ -13,7 +13,7 @@ const NODES_MAX: usize = 4_000_000;
 const DOCUMENTS_MAX: usize = 100_000;
 /// Enough to share a block between objects, too little to blow one up.
 const ALIASES_MAX: usize = 10_000;
-const REPLAYED_MAX: usize = 1_000_000;
+const REPLAYED_MAX: usize = 100_000;
 
 pub fn documents(name: &str, text: &str) -> Result<Vec<Value>, Problem> {
     serde_saphyr::from_multiple_with_options(text, options()).map_err(|error| problem(name, text, &error))
