@@ -48,9 +48,12 @@ pub struct Frame {
     before: Side,
     /// Whole objects, by version and type: what nearly every watcher wants.
     plain: [OnceLock<Bytes>; 6],
-    /// Tables and metadata, by form and type; `bool` tells whether a table has its column headers.
-    views: Mutex<Vec<((Form, EventType, bool), Bytes)>>,
+    /// Tables and metadata: few forms, so a list is searched.
+    views: Mutex<Vec<(ShownAs, Bytes)>>,
 }
+
+/// By form and type; `bool` tells whether a table has its column headers.
+type ShownAs = (Form, EventType, bool);
 
 /// The object on one side of the change, read when a selector asks. `None` inside: it cannot be read, so nothing matches.
 type Side = OnceLock<Option<Box<Object>>>;

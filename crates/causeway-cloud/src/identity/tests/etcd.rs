@@ -10,7 +10,7 @@ use super::*;
 async fn replicas_on_etcd_agree_on_everything() {
     let cluster = Cluster::start(3).unwrap();
     for round in 0..5 {
-        race(&cluster, round).await;
+        Box::pin(race(&cluster, round)).await;
     }
     let fleet = on(&cluster, "main").await;
     let (a, b) = (fleet.replica("a").await, fleet.replica("b").await);
