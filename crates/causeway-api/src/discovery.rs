@@ -46,7 +46,7 @@ pub struct Review {
     pub kind: &'static str,
 }
 
-pub const REVIEWS: [Review; 2] = [
+pub const REVIEWS: [Review; 3] = [
     Review {
         group: "authentication.k8s.io",
         plural: "selfsubjectreviews",
@@ -58,6 +58,12 @@ pub const REVIEWS: [Review; 2] = [
         plural: "selfsubjectaccessreviews",
         singular: "selfsubjectaccessreview",
         kind: "SelfSubjectAccessReview",
+    },
+    Review {
+        group: "authorization.k8s.io",
+        plural: "selfsubjectrulesreviews",
+        singular: "selfsubjectrulesreview",
+        kind: "SelfSubjectRulesReview",
     },
 ];
 
@@ -114,7 +120,9 @@ pub fn aggregated_groups(form: Aggregated) -> Value {
 }
 
 fn groups() -> impl Iterator<Item = &'static str> {
-    std::iter::once(GROUP).chain(REVIEWS.into_iter().map(|review| review.group))
+    let mut groups: Vec<&str> = REVIEWS.into_iter().map(|review| review.group).collect();
+    groups.dedup();
+    std::iter::once(GROUP).chain(groups)
 }
 
 fn group_body(name: &str) -> Value {
@@ -152,14 +160,18 @@ fn status_resource(kind: Kind) -> Value {
 }
 
 fn review_resources(group: &str) -> Option<Vec<Value>> {
-    let review = REVIEWS.into_iter().find(|review| review.group == group)?;
-    Some(vec![json!({
-        "name": review.plural,
-        "singularName": review.singular,
-        "namespaced": false,
-        "kind": review.kind,
-        "verbs": ["create"],
-    })])
+    let of_group = REVIEWS.into_iter().filter(|review| review.group == group);
+    let resource = |review: Review| {
+        json!({
+            "name": review.plural,
+            "singularName": review.singular,
+            "namespaced": false,
+            "kind": review.kind,
+            "verbs": ["create"],
+        })
+    };
+    let resources: Vec<Value> = of_group.map(resource).collect();
+    (!resources.is_empty()).then_some(resources)
 }
 
 fn aggregated(form: Aggregated, items: Vec<Value>) -> Value {

@@ -9,8 +9,10 @@ pub mod admit;
 pub mod patch;
 pub mod token;
 
+mod applied;
 mod delete;
 mod list;
+mod reserve;
 mod typed;
 mod write;
 

@@ -5,7 +5,7 @@
 use causeway_api::{Kind, Object, Status};
 use causeway_store::{Op, StoreError};
 
-use super::write::is_reservation_missing;
+use super::reserve::is_reservation_missing;
 use super::{Author, Registry, Stored, address, admit, damaged, key};
 use crate::errors::{self, About};
 use crate::request::options::{DeleteOptions, ListOptions};

@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use causeway_api::ownership::{self, Subresource, Writer};
-use causeway_api::{EGateway, Kind, Object, Status, Time, name, wire};
-use causeway_store::{Op, Page, Record, Revision, StoreError};
+use causeway_api::{Kind, Object, Status, Time, name, wire};
+use causeway_store::{Op, Record, Revision, StoreError};
 use serde_json::Value;
 
-use super::{Author, Registry, Stored, address, admit, damaged, key, prefix};
+use super::applied::read_applied;
+use super::reserve::is_reservation_missing;
+use super::{Author, Registry, Stored, address, admit, damaged, key};
 use crate::body::Parsed;
 use crate::errors::{self, About, unprocessable};
 use crate::request::media::PatchFormat;
@@ -211,23 +213,6 @@ impl Registry {
         self.rehearse_reservations(about, object, reservations).await
     }
 
-    async fn rehearse_reservations(
-        &self,
-        about: About<'_>,
-        object: &Object,
-        reservations: &[Op],
-    ) -> Result<(), Status> {
-        for op in reservations {
-            if let Op::Create { key, .. } = op
-                && let Ok(Some(_)) = self.store.get(key).await
-            {
-                let error = StoreError::AlreadyExists { key: key.clone() };
-                return Err(self.refuse_commit(about, object, &error).await);
-            }
-        }
-        Ok(())
-    }
-
     /// Changes an object that is there. `decide` may be asked several times, each time about a newer state.
     async fn change(
         &self,
@@ -336,67 +321,6 @@ impl Registry {
             Object::from_stored(about.kind, &record.value).map_err(|error| damaged(about.kind, &error))?;
         Ok(Live { object, record })
     }
-
-    /// Gives a presence its site, and refuses an address outside the site's range.
-    async fn settle_site(
-        &self,
-        about: About<'_>,
-        old: Option<&Object>,
-        new: &mut Object,
-    ) -> Result<(), Status> {
-        let Object::VirtualPresence(presence) = new else { return Ok(()) };
-        let old = match old {
-            Some(Object::VirtualPresence(old)) => Some(old),
-            _ => None,
-        };
-        // An update that leaves the site out means the one it had, when the address still belongs there.
-        if presence.e_site_name.is_empty()
-            && let Some(old) = old
-            && old.virtual_ip == presence.virtual_ip
-        {
-            presence.e_site_name.clone_from(&old.e_site_name);
-        }
-        if presence.virtual_ip.is_empty() || !address::is_moved(old, presence) {
-            return Ok(());
-        }
-        let gateways = self.gateways(about, &presence.e_site_name).await?;
-        presence.e_site_name = address::site_of(presence, &gateways)
-            .map_err(|errors| Status::invalid(about.version, about.kind, about.name, &errors))?;
-        Ok(())
-    }
-
-    /// The gateways of `site`, or all of them when it is empty.
-    async fn gateways(&self, about: About<'_>, site: &str) -> Result<Vec<EGateway>, Status> {
-        let listed = self.store.list(&prefix(Kind::EGateway), Page::default()).await;
-        let listed = listed.map_err(|error| errors::from_store(&error, about))?;
-        // Most gateways stand at other sites; the name in the text is a cheap first look.
-        let candidates = listed.records.iter().filter(|record| contains(&record.value, site.as_bytes()));
-        let objects = candidates.filter_map(|record| Object::from_stored(Kind::EGateway, &record.value).ok());
-        Ok(objects
-            .filter_map(|object| match object {
-                Object::EGateway(gateway) if site.is_empty() || gateway.e_site_name == site => Some(gateway),
-                _ => None,
-            })
-            .collect())
-    }
-
-    /// Why a commit failed: a reservation that is taken is a fault of the address, the rest is the store's.
-    async fn refuse_commit(&self, about: About<'_>, object: &Object, error: &StoreError) -> Status {
-        if let (StoreError::AlreadyExists { key }, Object::VirtualPresence(presence)) = (error, object)
-            && key.starts_with(address::COLLECTION)
-        {
-            let record = self.store.get(key).await.ok().flatten();
-            let holder = record.and_then(|record| address::holder(&record.value));
-            let taken = address::taken(presence, holder.as_deref());
-            return Status::invalid(about.version, about.kind, about.name, &[taken]);
-        }
-        errors::from_store(error, about)
-    }
-}
-
-/// A reservation that should be there and is not must not keep its presence from moving or going.
-pub(super) fn is_reservation_missing(error: &StoreError) -> bool {
-    matches!(error, StoreError::NotFound { key } if key.starts_with(address::COLLECTION))
 }
 
 fn writer(author: Author<'_>, subresource: Subresource, now: Time) -> Writer<'_> {
@@ -412,7 +336,6 @@ fn claim(
 ) -> Result<(), Status> {
     let old = old.map(plain_value);
     let mut value = plain_value(new);
-    // An empty list is left out of a plain value, but here it means: forget everything.
     ownership::update(writer, old.as_ref(), &mut value).map_err(|error| unprocessable(&error))?;
     let entries =
         value.pointer_mut("/metadata/managedFields").map(Value::take).unwrap_or(Value::Array(Vec::new()));
@@ -442,7 +365,7 @@ fn decode(about: About<'_>, value: Value) -> Result<Object, Status> {
 }
 
 /// A patch cannot rename.
-fn keep_name(about: About<'_>, object: &mut Object) -> Result<(), Status> {
+pub(super) fn keep_name(about: About<'_>, object: &mut Object) -> Result<(), Status> {
     let name = &mut object.metadata_mut().name;
     if name.is_empty() {
         about.name.clone_into(name);
@@ -455,83 +378,8 @@ fn keep_name(about: About<'_>, object: &mut Object) -> Result<(), Status> {
     Err(Status::bad_request(message))
 }
 
-/// An applied configuration: the value without what no kind has, the object it makes, and the warnings.
-fn read_applied(
-    about: About<'_>,
-    parsed: Parsed,
-    validation: FieldValidation,
-) -> Result<(Value, Object, Vec<String>), Status> {
-    let About { version, kind, name } = about;
-    let mut value = parsed.value;
-    admit::check_type(kind, version, &value)?;
-    // Both versions name the same fields; ownership compares with the one of the path.
-    value["apiVersion"] = version.as_str().into();
-    value["kind"] = kind.name().into();
-    let decoded = Object::decode(kind, value.clone())
-        .map_err(|errors| Status::invalid(version, kind, name, &errors))?;
-    let warnings = admit::judge_fields(kind, version, &decoded.unknown, &parsed.duplicates, validation)?;
-    for path in &decoded.unknown {
-        remove_path(&mut value, path);
-    }
-    let mut object = decoded.object;
-    keep_name(about, &mut object)?;
-    Ok((value, object, warnings))
-}
-
-/// Takes out the field at a path such as `endpoints[1].colour`.
-fn remove_path(value: &mut Value, path: &str) {
-    match value {
-        Value::Object(fields) => {
-            if fields.remove(path).is_some() {
-                return;
-            }
-            for (key, child) in fields.iter_mut() {
-                match path.strip_prefix(key.as_str()) {
-                    Some(rest) if rest.starts_with('[') => remove_path(child, rest),
-                    Some(rest) if rest.starts_with('.') => remove_path(child, &rest[1..]),
-                    _ => {}
-                }
-            }
-        }
-        Value::Array(items) => {
-            let Some((index, rest)) = path.strip_prefix('[').and_then(|path| path.split_once(']')) else {
-                return;
-            };
-            let child = index.parse::<usize>().ok().and_then(|index| items.get_mut(index));
-            if let Some(child) = child {
-                remove_path(child, rest.strip_prefix('.').unwrap_or(rest));
-            }
-        }
-        _ => {}
-    }
-}
-
-fn contains(text: &[u8], part: &[u8]) -> bool {
-    part.is_empty() || text.windows(part.len()).any(|window| window == part)
-}
-
 // Registries are shared between tasks; losing that by accident would show far from here.
 const _: fn() = || {
     fn shared<T: Send + Sync>() {}
     shared::<Arc<Registry>>();
 };
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn a_path_leads_to_its_field_even_when_names_have_dots() {
-        let check = |path: &str, expected: Value| {
-            let mut value = json!({"a": {"b.c": 1, "d": [{"e": 1}, {"e": 2, "f": 3}]}, "a.x": 4});
-            remove_path(&mut value, path);
-            assert_eq!(value, expected, "{path}");
-        };
-        check("a.b.c", json!({"a": {"d": [{"e": 1}, {"e": 2, "f": 3}]}, "a.x": 4}));
-        check("a.d[1].f", json!({"a": {"b.c": 1, "d": [{"e": 1}, {"e": 2}]}, "a.x": 4}));
-        check("a.x", json!({"a": {"b.c": 1, "d": [{"e": 1}, {"e": 2, "f": 3}]}}));
-        check("a.d[7].f", json!({"a": {"b.c": 1, "d": [{"e": 1}, {"e": 2, "f": 3}]}, "a.x": 4}));
-    }
-}

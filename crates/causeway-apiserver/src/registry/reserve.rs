@@ -1,0 +1,99 @@
+//! The site and the address of a presence, looked up and reserved in the store.
+//!
+//! What may be is decided in `address`; here the gateways are read and the commit's refusal is put into words.
+
+use causeway_api::{EGateway, Kind, Object, Status};
+use causeway_store::{Op, Page, StoreError};
+
+use super::{Registry, address, prefix};
+use crate::errors::{self, About};
+
+impl Registry {
+    /// Gives a presence its site, and refuses an address outside the site's range.
+    pub(super) async fn settle_site(
+        &self,
+        about: About<'_>,
+        old: Option<&Object>,
+        new: &mut Object,
+    ) -> Result<(), Status> {
+        let Object::VirtualPresence(presence) = new else { return Ok(()) };
+        let old = match old {
+            Some(Object::VirtualPresence(old)) => Some(old),
+            _ => None,
+        };
+        // An update that leaves the site out means the one it had, when the address still belongs there.
+        if presence.e_site_name.is_empty()
+            && let Some(old) = old
+            && old.virtual_ip == presence.virtual_ip
+        {
+            presence.e_site_name.clone_from(&old.e_site_name);
+        }
+        if presence.virtual_ip.is_empty() || !address::is_moved(old, presence) {
+            return Ok(());
+        }
+        let gateways = self.gateways(about, &presence.e_site_name).await?;
+        presence.e_site_name = address::site_of(presence, &gateways)
+            .map_err(|errors| Status::invalid(about.version, about.kind, about.name, &errors))?;
+        Ok(())
+    }
+
+    /// The gateways of `site`, or all of them when it is empty.
+    async fn gateways(&self, about: About<'_>, site: &str) -> Result<Vec<EGateway>, Status> {
+        let listed = self.store.list(&prefix(Kind::EGateway), Page::default()).await;
+        let listed = listed.map_err(|error| errors::from_store(&error, about))?;
+        // Most gateways stand at other sites; the name in the text is a cheap first look.
+        let candidates = listed.records.iter().filter(|record| contains(&record.value, site.as_bytes()));
+        let objects = candidates.filter_map(|record| Object::from_stored(Kind::EGateway, &record.value).ok());
+        Ok(objects
+            .filter_map(|object| match object {
+                Object::EGateway(gateway) if site.is_empty() || gateway.e_site_name == site => Some(gateway),
+                _ => None,
+            })
+            .collect())
+    }
+
+    /// Why a commit failed: a reservation that is taken is a fault of the address, the rest is the store's.
+    pub(super) async fn refuse_commit(
+        &self,
+        about: About<'_>,
+        object: &Object,
+        error: &StoreError,
+    ) -> Status {
+        if let (StoreError::AlreadyExists { key }, Object::VirtualPresence(presence)) = (error, object)
+            && key.starts_with(address::COLLECTION)
+        {
+            let record = self.store.get(key).await.ok().flatten();
+            let holder = record.and_then(|record| address::holder(&record.value));
+            let taken = address::taken(presence, holder.as_deref());
+            return Status::invalid(about.version, about.kind, about.name, &[taken]);
+        }
+        errors::from_store(error, about)
+    }
+
+    /// Says what a commit would say about the addresses, for a dry run.
+    pub(super) async fn rehearse_reservations(
+        &self,
+        about: About<'_>,
+        object: &Object,
+        reservations: &[Op],
+    ) -> Result<(), Status> {
+        for op in reservations {
+            if let Op::Create { key, .. } = op
+                && let Ok(Some(_)) = self.store.get(key).await
+            {
+                let error = StoreError::AlreadyExists { key: key.clone() };
+                return Err(self.refuse_commit(about, object, &error).await);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A reservation that should be there and is not must not keep its presence from moving or going.
+pub(super) fn is_reservation_missing(error: &StoreError) -> bool {
+    matches!(error, StoreError::NotFound { key } if key.starts_with(address::COLLECTION))
+}
+
+fn contains(text: &[u8], part: &[u8]) -> bool {
+    part.is_empty() || text.windows(part.len()).any(|window| window == part)
+}
