@@ -1,0 +1,84 @@
+//! Who may do what, over the wire.
+
+use serde_json::json;
+
+use crate::lab::{GROUP, Lab, gateway, site};
+
+#[tokio::test]
+async fn roles_get_what_they_may_and_a_status_that_says_why_not() {
+    let lab = Lab::new().await;
+    lab.site("a", "x").await;
+    for name in ["gw1", "gw2"] {
+        lab.ask("POST", "/api/v1/egateways", gateway(name, "a", "198.18.0.0/16")).await.expect(201);
+    }
+    let check = async |token: &str, method: &str, path: &str, code: u16| {
+        let body = match method {
+            "POST" => site("new", "x").into(),
+            "PATCH" => {
+                json!({"metadata": {"annotations": {"a": "b"}}, "status": {"observedGeneration": 1}}).into()
+            }
+            _ => crate::lab::Content::from(()),
+        };
+        let merge = [("content-type", "application/merge-patch+json")];
+        let headers = if method == "PATCH" { &merge[..] } else { &[] };
+        let found = lab.ask_as(token, method, path, body, headers).await;
+        assert_eq!(found.code, code, "{token} {method} {path}: {}", found.json);
+        if code >= 400 {
+            assert_eq!(found.json["kind"], "Status");
+        }
+    };
+    let sites = format!("{GROUP}/esites");
+    check("", "GET", &sites, 401).await;
+    check("", "GET", "/api", 401).await;
+    check("", "GET", "/nowhere", 401).await;
+    check("stranger", "GET", &sites, 401).await;
+    check("stranger", "GET", "/version", 401).await;
+    check("away", "GET", &sites, 503).await;
+    check("viewer:bob", "GET", &sites, 200).await;
+    check("viewer:bob", "GET", "/apis", 200).await;
+    check("viewer:bob", "POST", &sites, 403).await;
+    check("viewer:bob", "DELETE", &format!("{sites}/a"), 403).await;
+    check("viewer:bob", "GET", "/causeway/v1/status", 200).await;
+    check("viewer:bob", "GET", "/causeway/v1/tokens", 403).await;
+    let own = "gateway:a:gw1";
+    check(own, "GET", &format!("{GROUP}/egateways/gw1"), 200).await;
+    check(own, "GET", &format!("{GROUP}/egateways/gw1/status"), 200).await;
+    check(own, "PATCH", &format!("{GROUP}/egateways/gw1/status"), 200).await;
+    check(own, "PATCH", &format!("{GROUP}/egateways/gw1"), 403).await;
+    check(own, "GET", &format!("{GROUP}/egateways/gw2"), 403).await;
+    check(own, "PATCH", &format!("{GROUP}/egateways/gw2/status"), 403).await;
+    check(own, "GET", &format!("{GROUP}/egateways"), 403).await;
+    check(own, "GET", &sites, 403).await;
+    let refused = lab.ask_as("viewer:bob", "DELETE", &format!("{sites}/a"), (), &[]).await.expect(403);
+    assert_eq!(
+        refused["message"],
+        "esites.causeway.io \"a\" is forbidden: User \"viewer:bob\" cannot delete resource \"esites\" in API group \"causeway.io\" at the cluster scope: a viewer only reads"
+    );
+}
+
+#[tokio::test]
+async fn actions_are_passed_on() {
+    let lab = Lab::new().await;
+    let said = lab.ask("POST", "/causeway/v1/ca/rotate?x=1", json!({"step": "start"})).await.expect(200);
+    assert_eq!(
+        said,
+        json!({"user": "admin:ann", "method": "POST", "path": "ca/rotate", "query": "x=1", "bytes": 16})
+    );
+    assert_eq!(lab.ask("GET", "/causeway/v1/missing", ()).await.expect(404)["reason"], "NotFound");
+}
+
+#[tokio::test]
+async fn wrong_tokens_from_one_address_are_slowed_down() {
+    let limits = causeway_apiserver::Limits { failures_per_minute_max: 5, ..Default::default() };
+    let lab = Lab::with(limits).await;
+    let path = format!("{GROUP}/esites");
+    for _ in 0..5 {
+        lab.ask_as("guess", "GET", &path, (), &[]).await.expect(401);
+    }
+    let slowed = lab.ask_as("guess", "GET", &path, (), &[]).await;
+    assert_eq!(slowed.code, 429);
+    assert!(slowed.header("retry-after").parse::<u32>().unwrap() >= 1);
+    // Even the right token is not looked at now, so a lucky guess cannot be told from the others.
+    lab.ask("GET", &path, ()).await.expect(429);
+    assert_eq!(lab.ask_as("", "GET", "/readyz", (), &[]).await.code, 200);
+}

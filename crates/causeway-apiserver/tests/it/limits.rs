@@ -1,0 +1,149 @@
+//! Bounds: requests at once, watches, connections, sizes and times.
+
+use std::time::Duration;
+
+use causeway_apiserver::Limits;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::lab::{GROUP, Lab, PATIENCE, site};
+
+#[tokio::test]
+async fn one_identity_cannot_starve_another() {
+    let limits = Limits {
+        requests_max: 2,
+        requests_per_identity_max: 1,
+        waiting_per_identity_max: 1,
+        ..Limits::default()
+    };
+    let lab = Lab::with(limits).await;
+    // Two requests of the greedy one that never send their bodies: one sits, one waits.
+    let mut held = Vec::new();
+    for _ in 0..2 {
+        let mut socket = TcpStream::connect(lab.addr).await.unwrap();
+        let head = format!(
+            "POST {GROUP}/esites HTTP/1.1\r\nhost: x\r\nauthorization: Bearer admin:greedy\r\ncontent-length: 10\r\nexpect: 100-continue\r\n\r\n"
+        );
+        socket.write_all(head.as_bytes()).await.unwrap();
+        held.push(socket);
+    }
+    // The one with a seat is asked for its body; then the other one stands in line.
+    let mut word = [0; 12];
+    let asked = tokio::time::timeout(PATIENCE, async {
+        let (left, right) = held.split_at_mut(1);
+        tokio::select! {
+            read = left[0].read_exact(&mut word) => read.map(|_| ()),
+            () = async { let mut other = [0; 12]; right[0].read_exact(&mut other).await.unwrap(); } => Ok(()),
+        }
+    });
+    asked.await.expect("one is served").unwrap();
+    let refused = loop {
+        let answer = lab.ask_as("admin:greedy", "GET", &format!("{GROUP}/esites"), (), &[]).await;
+        if answer.code == 429 {
+            break answer;
+        }
+    };
+    assert_eq!(
+        (refused.header("retry-after"), refused.json["reason"].as_str()),
+        ("1", Some("TooManyRequests"))
+    );
+    lab.ask_as("admin:modest", "GET", &format!("{GROUP}/esites"), (), &[]).await.expect(200);
+    drop(held);
+    // What was held comes back.
+    let served = tokio::time::timeout(PATIENCE, async {
+        while lab.ask_as("admin:greedy", "GET", &format!("{GROUP}/esites"), (), &[]).await.code != 200 {}
+    });
+    served.await.expect("the seats are free again");
+}
+
+#[tokio::test]
+async fn watches_per_identity_are_bounded() {
+    let lab = Lab::with(Limits { watches_per_identity_max: 2, ..Limits::default() }).await;
+    let path = format!("{GROUP}/esites?watch=1");
+    let first = lab.watch(&path).await;
+    let _second = lab.watch(&path).await;
+    let refused = lab.ask("GET", &path, ()).await;
+    assert_eq!((refused.code, refused.header("retry-after")), (429, "1"));
+    let _other = lab.watch_as("viewer:bob", &path, &[]).await;
+    drop(first);
+    let freed = tokio::time::timeout(PATIENCE, async {
+        // The server notices that a quiet watcher is gone when it next has something to say.
+        let mut n = 0;
+        loop {
+            lab.site(&format!("s{n}"), "x").await;
+            n += 1;
+            if lab.metrics.encode().contains("causeway_api_watchers 2\n") {
+                break;
+            }
+        }
+    });
+    freed.await.expect("the first watch is noticed to be gone");
+    let _third = lab.watch(&path).await;
+}
+
+#[tokio::test]
+async fn bodies_and_objects_have_a_size() {
+    let lab = Lab::new().await;
+    let sites = format!("{GROUP}/esites");
+    let mut large = site("a", "x");
+    large["metadata"]["annotations"] = serde_json::json!({"note": "n".repeat(200_000)});
+    lab.ask("POST", &sites, large.clone()).await.expect(201);
+    // Within a request, but more than an object may hold.
+    let subnets: Vec<String> =
+        (0..120_000).map(|n| format!("10.{}.{}.{}/32", n >> 16, (n >> 8) & 255, n & 255)).collect();
+    let mut many = site("b", "x");
+    many["subnets"] = subnets.into();
+    let refused = lab.ask("POST", &sites, many).await;
+    assert!([413, 422].contains(&refused.code), "{}", refused.code);
+    let huge = serde_json::json!({"metadata": {"name": "c", "annotations": {"note": "n".repeat(3 << 20)}}});
+    assert_eq!(lab.ask("POST", &sites, huge).await.expect(413)["reason"], "RequestEntityTooLarge");
+    // Without a length, the body is cut off where it becomes too long.
+    let lab = Lab::with(Limits { body_bytes_max: 1_000, ..Limits::default() }).await;
+    let mut socket = TcpStream::connect(lab.addr).await.unwrap();
+    let endless = format!(
+        "POST {sites} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer admin:ann\r\ntransfer-encoding: chunked\r\n\r\n7d0\r\n{}\r\n",
+        "x".repeat(0x7d0)
+    );
+    socket.write_all(endless.as_bytes()).await.unwrap();
+    let mut answer = vec![0; 12];
+    tokio::time::timeout(PATIENCE, socket.read_exact(&mut answer)).await.expect("an answer").unwrap();
+    assert_eq!(answer, b"HTTP/1.1 413");
+}
+
+#[tokio::test]
+async fn connections_are_counted_and_slow_ones_closed() {
+    let limits = Limits {
+        connections_max: 2,
+        header_time_max: Duration::from_millis(300),
+        body_time_max: Duration::from_millis(300),
+        ..Limits::default()
+    };
+    let lab = Lab::with(limits).await;
+    let closed = async |mut socket: TcpStream| {
+        let mut rest = Vec::new();
+        // Reset or end: either way it is over.
+        let _ =
+            tokio::time::timeout(PATIENCE, socket.read_to_end(&mut rest)).await.expect("the server closes");
+        String::from_utf8_lossy(&rest).into_owned()
+    };
+    let mut first = TcpStream::connect(lab.addr).await.unwrap();
+    first.write_all(b"GET /readyz HTTP/1.1\r\nhost").await.unwrap();
+    let mut second = TcpStream::connect(lab.addr).await.unwrap();
+    let head = "POST /api/v1/esites HTTP/1.1\r\nhost: x\r\nauthorization: Bearer admin:ann\r\ncontent-length: 10\r\nconnection: close\r\n\r\n{";
+    second.write_all(head.as_bytes()).await.unwrap();
+    let third = TcpStream::connect(lab.addr).await.unwrap();
+    assert_eq!(closed(third).await, "", "no place for it");
+    assert!(closed(second).await.starts_with("HTTP/1.1 408"));
+    let first = closed(first).await;
+    assert!(first.is_empty() || first.starts_with("HTTP/1.1 4"), "{first}");
+    let back = tokio::time::timeout(PATIENCE, async {
+        loop {
+            let mut socket = TcpStream::connect(lab.addr).await.unwrap();
+            let _ = socket.write_all(b"GET /readyz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await;
+            if closed(socket).await.starts_with("HTTP/1.1 200") {
+                break;
+            }
+        }
+    });
+    back.await.expect("places come back");
+}

@@ -1,0 +1,13 @@
+//! The server over loopback, asked by a plain HTTP client.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod access;
+mod foreign;
+mod lab;
+mod limits;
+mod lists;
+mod tls;
+mod verbs;
+mod views;
+mod watches;
+mod writes;
