@@ -1,4 +1,4 @@
-//! The configuration file, the environment, and the values in them: endpoints, store specifications, durations.
+//! The configuration file, and the values in it: endpoints, store specifications, durations.
 //!
 //! The parser lives in the binary, which is no library, so its files are compiled into this target. What must hold: the
 //! effective configuration is printed as a file that gives the same configuration; a value prints as what reads as the same.
@@ -29,15 +29,6 @@ static FILE: LazyLock<PathBuf> = LazyLock::new(|| {
     folder.join(format!("causeway-fuzz-config-{}.toml", std::process::id()))
 });
 
-const VARIABLES: [&str; 6] = [
-    "CAUSEWAY_API",
-    "CAUSEWAY_ADVERTISE",
-    "CAUSEWAY_STORE",
-    "CAUSEWAY_DRAIN",
-    "CAUSEWAY_AUDIT_FILES_MAX",
-    "CAUSEWAY_DATA_DIR",
-];
-
 fuzz_target!(|text: &str| {
     match load(text) {
         Ok(config) => check(&config),
@@ -54,11 +45,6 @@ fuzz_target!(|text: &str| {
         let shown = store.to_string();
         let again: Store = shown.parse().expect("a store specification reads what it prints");
         assert_eq!(again.to_string(), shown);
-    }
-    for chosen in VARIABLES {
-        if let Ok(layer) = config::environment(&|name| (name == chosen).then(|| text.to_owned())) {
-            check(&Config::resolve(Layer::default(), layer, Layer::default()));
-        }
     }
 });
 
