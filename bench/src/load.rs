@@ -47,6 +47,30 @@ pub async fn create(peer: &Peer, prefix: &str, count: usize, writers: usize) -> 
     Sample::new(latencies, count, started.elapsed(), peer.usage()?.cpu - before.cpu)
 }
 
+/// Waits until the collection has not changed for a second.
+pub async fn settle(peer: &Peer) -> Result<()> {
+    let client = peer.client()?;
+    let deadline = Instant::now() + Duration::from_secs(120);
+    let mut last = (newest(peer, &client).await?, Instant::now());
+    while last.1.elapsed() < Duration::from_secs(1) {
+        if Instant::now() > deadline {
+            bail!("the objects never came to rest");
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let now = newest(peer, &client).await?;
+        if now != last.0 {
+            last = (now, Instant::now());
+        }
+    }
+    Ok(())
+}
+
+async fn newest(peer: &Peer, client: &kube::Client) -> Result<String> {
+    let uri = format!("{}?limit=1", peer.kind.collection());
+    let first: Value = serde_json::from_slice(&read_all(client, &uri).await?)?;
+    Ok(first["metadata"]["resourceVersion"].as_str().context("a list without a resourceVersion")?.to_owned())
+}
+
 /// Lists everything `times` times over one connection.
 pub async fn list(peer: &Peer, query: &str, times: usize) -> Result<Sample> {
     let client = peer.client()?;

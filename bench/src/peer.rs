@@ -125,7 +125,7 @@ impl Peer {
     }
 
     async fn install_definition(&self) -> Result<()> {
-        let definition = repository().join("deploy/crds/eservices.causeway.io.yaml");
+        let definition = repository().join("deploy/crds/eservices.yaml");
         let body =
             std::fs::read(&definition).with_context(|| format!("cannot read {}", definition.display()))?;
         let request = http::Request::post("/apis/apiextensions.k8s.io/v1/customresourcedefinitions")
