@@ -1,0 +1,28 @@
+//! What a gateway must know to forward, as one immutable value, and how it gets from the cloud to the edge.
+//!
+//! Values in, values out: no clock, socket, file or async runtime. A newcomer reads in the order below: how a state is
+//! named, the value itself, the difference between two of them on the link, the two halves that keep an edge up to
+//! date, and last what stands in the entries and how a gateway reads them.
+
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
+
+mod generation;
+mod netmap;
+mod update;
+
+pub mod sync;
+
+mod facts;
+mod names;
+mod view;
+mod wire;
+
+pub use facts::{
+    Backend, BackendTls, BackendTlsMode, Exposure, Fact, FactError, Gateway, HealthCheck, HealthCheckType,
+    HttpRule, Limits, Node, Policy, Presence, Protocol, Service, Site, Subject,
+};
+pub use generation::{Digest, Generation, Stamp};
+pub use names::{DnsName, GatewayName, PolicyName, PresenceIp, ServerName, ServiceName, SiteName};
+pub use netmap::{ApplyError, BuildError, ENTRIES_MAX, KEY_BYTES_MAX, Key, NETMAP_BYTES_MAX, Netmap};
+pub use update::{DecodeError, ENCODED_BYTES_MAX, Update};
+pub use view::{Named, View};

@@ -1,0 +1,264 @@
+//! The value: sorted entries, opaque here, with the stamp that names them.
+//!
+//! `build` makes one from what the compiler said, `update_from` says what changed, `apply` takes a change in. An applied
+//! netmap has the digest its update promised, or it is not made. What an entry means is left to `facts`.
+
+use std::borrow::Borrow;
+use std::cmp::Ordering;
+use std::fmt;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::generation::{Digest, DigestSum, Generation, Stamp, hash};
+use crate::update::Update;
+
+/// Ten times the exposures of the largest site we measure.
+pub const ENTRIES_MAX: usize = 200_000;
+/// The name of a kind and a name of Kubernetes' 253 bytes, with room for kinds that join two names.
+pub const KEY_BYTES_MAX: usize = 600;
+/// The sum of keys and values of one netmap.
+pub const NETMAP_BYTES_MAX: usize = 64 << 20;
+
+/// The name of an entry: `KIND/NAME`, or `KIND` alone when there is only one.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key(Arc<str>);
+
+impl Key {
+    pub fn new(text: impl Into<Arc<str>>) -> Key {
+        Key(text.into())
+    }
+
+    pub fn of(kind: &str, name: &str) -> Key {
+        Key(format!("{kind}/{name}").into())
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// What stands before the first slash, and what follows.
+    pub fn parts(&self) -> (&str, &str) {
+        self.0.split_once('/').unwrap_or((&self.0, ""))
+    }
+}
+
+impl Borrow<str> for Key {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// One state of what a gateway must know. Entries are sorted by key and each key stands once.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Netmap {
+    stamp: Stamp,
+    // A sorted slice and no tree: a cloud holds one for each of twenty thousand edges.
+    entries: Box<[Entry]>,
+    size_bytes: usize,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+struct Entry {
+    key: Key,
+    value: Bytes,
+    // Kept, so that a change of one entry does not hash the others again.
+    hash: [u8; 32],
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum BuildError {
+    #[error("the entry {0} stands twice")]
+    Twice(Key),
+    #[error("a netmap of {entries} entries and {bytes} bytes is larger than any gateway takes")]
+    TooLarge { entries: usize, bytes: usize },
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ApplyError {
+    #[error("the update is a change of a netmap that is not the one held")]
+    WrongBase,
+    #[error("after the update the digest is not the promised one")]
+    DigestMismatch,
+    #[error("the update leads to {offered}, but {held} is held")]
+    Backwards { held: Generation, offered: Generation },
+    #[error("after the update the netmap has {entries} entries and {bytes} bytes, which is too large")]
+    TooLarge { entries: usize, bytes: usize },
+}
+
+impl Netmap {
+    /// Makes a netmap from entries in any order. What did not change since `previous` shares its memory and is not hashed again.
+    pub fn build(
+        generation: Generation,
+        mut entries: Vec<(Key, Bytes)>,
+        previous: Option<&Netmap>,
+    ) -> Result<Netmap, BuildError> {
+        entries.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+        if let Some(pair) = entries.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+            return Err(BuildError::Twice(pair[0].0.clone()));
+        }
+        let same = |key: &Key, value: &Bytes| {
+            previous.and_then(|previous| previous.find(key.as_str())).filter(|entry| entry.value == value)
+        };
+        let entries = entries.into_iter().map(|(key, value)| match same(&key, &value) {
+            Some(entry) => entry.clone(),
+            None => Entry { hash: hash(&value), key, value },
+        });
+        let netmap = Netmap::of(generation, entries.collect());
+        match netmap.fits() {
+            true => Ok(netmap),
+            false => Err(BuildError::TooLarge { entries: netmap.len(), bytes: netmap.size_bytes }),
+        }
+    }
+
+    fn of(generation: Generation, entries: Box<[Entry]>) -> Netmap {
+        let mut sum = DigestSum::new();
+        entries.iter().for_each(|entry| sum.add(entry.key.as_str(), &entry.hash));
+        let size_bytes = entries.iter().map(|entry| entry.key.as_str().len() + entry.value.len()).sum();
+        Netmap { stamp: Stamp { generation, digest: sum.finish() }, entries, size_bytes }
+    }
+
+    fn fits(&self) -> bool {
+        self.entries.len() <= ENTRIES_MAX && self.size_bytes <= NETMAP_BYTES_MAX
+    }
+
+    /// The same entries under another generation.
+    pub fn at(&self, generation: Generation) -> Netmap {
+        Netmap { stamp: Stamp { generation, ..self.stamp }, ..self.clone() }
+    }
+
+    pub fn stamp(&self) -> Stamp {
+        self.stamp
+    }
+
+    pub fn generation(&self) -> Generation {
+        self.stamp.generation
+    }
+
+    pub fn digest(&self) -> Digest {
+        self.stamp.digest
+    }
+
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Keys and values together.
+    pub fn size_bytes(&self) -> usize {
+        self.size_bytes
+    }
+
+    pub fn get(&self, key: &str) -> Option<&Bytes> {
+        self.find(key).map(|entry| &entry.value)
+    }
+
+    /// All entries in the order of keys.
+    pub fn entries(&self) -> impl Iterator<Item = (&Key, &Bytes)> {
+        self.entries.iter().map(|entry| (&entry.key, &entry.value))
+    }
+
+    fn find(&self, key: &str) -> Option<&Entry> {
+        let place = self.entries.binary_search_by(|entry| entry.key.as_str().cmp(key)).ok()?;
+        self.entries.get(place)
+    }
+
+    /// What turns `base` into this netmap; without a base, all of it.
+    pub fn update_from(&self, base: Option<&Netmap>) -> Update {
+        let mut update =
+            Update { base: base.map(Netmap::stamp), target: self.stamp, set: Vec::new(), unset: Vec::new() };
+        let old = base.map_or(&[][..], |base| &base.entries);
+        walk(old, &self.entries, |old, new| match (old, new) {
+            (Some(old), Some(new)) if old.hash == new.hash => {}
+            (_, Some(new)) => update.set.push((new.key.clone(), new.value.clone())),
+            (Some(old), None) => update.unset.push(old.key.clone()),
+            (None, None) => {}
+        });
+        update
+    }
+
+    /// Takes an update in. The result has the stamp the update promised.
+    pub fn apply(held: Option<&Netmap>, update: &Update) -> Result<Netmap, ApplyError> {
+        let offered = update.target.generation;
+        if let Some(held) = held
+            && (offered < held.generation() || (offered == held.generation() && update.target != held.stamp))
+        {
+            return Err(ApplyError::Backwards { held: held.generation(), offered });
+        }
+        let base = match (&update.base, held) {
+            (None, _) => None,
+            // What counts is what is in it: the same entries may have been confirmed under a later generation.
+            (Some(base), Some(held)) if base.digest == held.digest() => Some(held),
+            (Some(_), _) => return Err(ApplyError::WrongBase),
+        };
+        let netmap = Netmap::of(offered, changed(base, update));
+        if !netmap.fits() {
+            return Err(ApplyError::TooLarge { entries: netmap.len(), bytes: netmap.size_bytes });
+        }
+        match netmap.stamp == update.target {
+            true => Ok(netmap),
+            false => Err(ApplyError::DigestMismatch),
+        }
+    }
+}
+
+/// The entries of `base` without what is unset, with what is set. An update that was decoded is sorted; one that says something
+/// twice ends in the wrong digest.
+fn changed(base: Option<&Netmap>, update: &Update) -> Box<[Entry]> {
+    let set: Vec<Entry> = update
+        .set
+        .iter()
+        .map(|(key, value)| Entry { hash: hash(value), key: key.clone(), value: value.clone() })
+        .collect();
+    let mut entries = Vec::with_capacity(base.map_or(0, Netmap::len) + set.len());
+    let old = base.map_or(&[][..], |base| &base.entries);
+    walk(old, &set, |old, new| match (old, new) {
+        (_, Some(new)) => entries.push(new.clone()),
+        (Some(old), None) if update.unset.binary_search(&old.key).is_err() => entries.push(old.clone()),
+        _ => {}
+    });
+    entries.into()
+}
+
+/// Walks two sorted lists together: each key once, with what either has under it.
+fn walk<'a>(
+    mut old: &'a [Entry],
+    mut new: &'a [Entry],
+    mut visit: impl FnMut(Option<&'a Entry>, Option<&'a Entry>),
+) {
+    loop {
+        let order = match (old.first(), new.first()) {
+            (None, None) => return,
+            (Some(_), None) => Ordering::Less,
+            (None, Some(_)) => Ordering::Greater,
+            (Some(old), Some(new)) => old.key.cmp(&new.key),
+        };
+        visit(old.first().filter(|_| order.is_le()), new.first().filter(|_| order.is_ge()));
+        old = &old[usize::from(order.is_le())..];
+        new = &new[usize::from(order.is_ge())..];
+    }
+}
+
+impl fmt::Debug for Netmap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Netmap({} {:?}, {} entries)", self.generation(), self.digest(), self.len())
+    }
+}
+
+#[cfg(test)]
+mod tests;

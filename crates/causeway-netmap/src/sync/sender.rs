@@ -1,0 +1,188 @@
+//! The cloud's half, for one session of one gateway: what to send next, if anything.
+//!
+//! At most one update is under way. A target that changes meanwhile replaces the one before: what is sent next is the difference to
+//! the newest. A gateway is never offered a generation that is not above the one it holds; a replica that lags behind waits.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::generation::{Generation, Stamp};
+use crate::netmap::Netmap;
+use crate::update::Update;
+
+/// A gateway that cannot persist is asked again after this, doubling.
+const PAUSE_FIRST: Duration = Duration::from_secs(5);
+/// A disk that was cleared is noticed within a minute.
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+
+/// What a gateway should hold, as this replica sees it.
+#[derive(Clone, Debug)]
+pub struct Target {
+    pub netmap: Arc<Netmap>,
+    /// How far this replica has followed the store. At least the netmap's generation, at which this content first appeared.
+    pub seen: Generation,
+}
+
+/// One session's worth of sending.
+#[derive(Clone, Debug)]
+pub struct Sender {
+    held: Held,
+    target: Option<Target>,
+    under_way: Option<UnderWay>,
+    pause: Option<Pause>,
+    refusals: u32,
+}
+
+#[derive(Clone, Debug)]
+enum Held {
+    Nothing,
+    /// We know its name, not what is in it.
+    Named(Stamp),
+    Known(Arc<Netmap>),
+}
+
+#[derive(Clone, Debug)]
+struct UnderWay {
+    netmap: Arc<Netmap>,
+    is_whole: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Pause {
+    until: Duration,
+    reason: String,
+}
+
+/// How it stands, for people.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Standing {
+    /// Nothing has been compiled for this gateway yet.
+    NoTarget,
+    /// The gateway holds what it should.
+    InForce(Stamp),
+    /// An update is under way, or about to be.
+    Sending { held: Option<Stamp> },
+    /// The gateway did not take it; it will be asked again.
+    Refused { held: Option<Stamp>, reason: String },
+    /// The gateway holds something newer than this replica has seen.
+    Behind { held: Stamp, seen: Generation },
+}
+
+impl Sender {
+    /// A session begins. `held` is what the gateway said; `known` are netmaps that it may be, for example the last acknowledged.
+    pub fn new(held: Option<Stamp>, known: impl IntoIterator<Item = Arc<Netmap>>) -> Sender {
+        let known = known.into_iter().find(|netmap| held.is_some_and(|held| held.digest == netmap.digest()));
+        let held = match (held, known) {
+            (None, _) => Held::Nothing,
+            (Some(stamp), None) => Held::Named(stamp),
+            (Some(stamp), Some(netmap)) => Held::of(netmap, stamp),
+        };
+        Sender { held, target: None, under_way: None, pause: None, refusals: 0 }
+    }
+
+    /// There is something newer, or the store has been followed further.
+    pub fn handle_target(&mut self, target: Target) {
+        debug_assert!(target.seen >= target.netmap.generation(), "content appears when it is seen");
+        if let Held::Named(stamp) = self.held
+            && stamp.digest == target.netmap.digest()
+        {
+            self.held = Held::of(target.netmap.clone(), stamp);
+        }
+        self.target = Some(target);
+    }
+
+    /// The gateway has it on disk. Returns what it holds now; none when nothing like that was under way.
+    pub fn handle_acknowledged(&mut self, stamp: Stamp) -> Option<Arc<Netmap>> {
+        let under_way = self.under_way.take_if(|under_way| under_way.netmap.stamp() == stamp)?;
+        self.held = Held::Known(under_way.netmap.clone());
+        self.pause = None;
+        self.refusals = 0;
+        Some(under_way.netmap)
+    }
+
+    /// The gateway did not take what was under way.
+    pub fn handle_refused(&mut self, want_whole: bool, reason: &str, now: Duration) {
+        let Some(under_way) = self.under_way.take() else { return };
+        if let (true, Held::Known(netmap)) = (want_whole, &self.held) {
+            self.held = Held::Named(netmap.stamp());
+        }
+        if want_whole && !under_way.is_whole {
+            return;
+        }
+        let pause = PAUSE_FIRST.saturating_mul(1 << self.refusals.min(8)).min(PAUSE_MAX);
+        self.refusals += 1;
+        self.pause = Some(Pause { until: now + pause, reason: reason.to_owned() });
+    }
+
+    /// What to send now, if anything. What is returned counts as under way.
+    pub fn next_update(&mut self, now: Duration) -> Option<Update> {
+        if self.under_way.is_some() || self.pause.as_ref().is_some_and(|pause| now < pause.until) {
+            return None;
+        }
+        let netmap = self.due()?;
+        let base = match &self.held {
+            Held::Known(base) => Some(&**base),
+            Held::Named(_) | Held::Nothing => None,
+        };
+        let update = netmap.update_from(base);
+        self.under_way = Some(UnderWay { netmap, is_whole: update.is_whole() });
+        Some(update)
+    }
+
+    /// When `next_update` may have something although nothing happened.
+    pub fn wake_at(&self) -> Option<Duration> {
+        self.pause.as_ref().filter(|_| self.under_way.is_none()).map(|pause| pause.until)
+    }
+
+    /// What the gateway holds, as far as we know.
+    pub fn held(&self) -> Option<Stamp> {
+        match &self.held {
+            Held::Nothing => None,
+            Held::Named(stamp) => Some(*stamp),
+            Held::Known(netmap) => Some(netmap.stamp()),
+        }
+    }
+
+    pub fn standing(&self) -> Standing {
+        let held = self.held();
+        match (&self.target, held, &self.pause) {
+            (None, ..) => Standing::NoTarget,
+            (_, _, Some(pause)) => Standing::Refused { held, reason: pause.reason.clone() },
+            (Some(target), Some(stamp), None) if self.due().is_none() => {
+                match stamp.digest == target.netmap.digest() {
+                    true => Standing::InForce(stamp),
+                    false => Standing::Behind { held: stamp, seen: target.seen },
+                }
+            }
+            _ => Standing::Sending { held },
+        }
+    }
+
+    /// What the gateway should hold and does not, under a generation above the one it holds.
+    fn due(&self) -> Option<Arc<Netmap>> {
+        let target = self.target.as_ref()?;
+        let Some(held) = self.held() else { return Some(target.netmap.clone()) };
+        let offered = target.netmap.generation();
+        // The same under a new epoch is said once more, so that what a cloud of the old epoch says is refused from then on.
+        if held.digest == target.netmap.digest() && held.generation.epoch >= target.seen.epoch {
+            None
+        } else if offered > held.generation {
+            Some(target.netmap.clone())
+        } else if target.seen > held.generation {
+            // This content is older than what the gateway holds, and yet the newer truth: it has come back since.
+            Some(Arc::new(target.netmap.at(target.seen)))
+        } else {
+            None
+        }
+    }
+}
+
+impl Held {
+    /// The same content may have been confirmed under another generation; what counts is the gateway's word.
+    fn of(netmap: Arc<Netmap>, stamp: Stamp) -> Held {
+        match netmap.stamp() == stamp {
+            true => Held::Known(netmap),
+            false => Held::Known(Arc::new(netmap.at(stamp.generation))),
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! A netmap as a gateway reads it: facts by what they are looked up with.
+//!
+//! Made once when a netmap arrives, read on every connection. What cannot be understood is left out and counted, so that it
+//! is denied, not guessed; the netmap itself keeps it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+
+use crate::facts::{Fact, FactError, Gateway, Node, Policy, Presence, Service, Site, Subject};
+use crate::generation::Generation;
+use crate::names::{DnsName, PolicyName, PresenceIp, ServerName, ServiceName, SiteName};
+use crate::netmap::Netmap;
+
+/// Everything a gateway knows, at one generation.
+#[derive(Clone, Default, Debug)]
+pub struct View {
+    pub generation: Generation,
+    /// None: the cloud has not said who we are; nothing is forwarded.
+    pub gateway: Option<Gateway>,
+    pub sites: BTreeMap<SiteName, Site>,
+    pub presences: BTreeMap<ServiceName, Presence>,
+    pub services: BTreeMap<ServiceName, Service>,
+    pub policies: BTreeMap<PolicyName, Policy>,
+    pub subjects: BTreeMap<ServerName, Subject>,
+    pub nodes: BTreeMap<ServerName, Node>,
+    names: HashMap<DnsName, Named>,
+    presence_addresses: HashMap<PresenceIp, ServiceName>,
+    subject_addresses: HashMap<IpAddr, ServerName>,
+    /// Entries of kinds that this version does not know.
+    pub unknown: usize,
+    /// Entries that should be known and cannot be used.
+    pub damaged: Vec<FactError>,
+}
+
+/// What a DNS name stands for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Named {
+    Presence(ServiceName),
+    Node(ServerName),
+}
+
+impl View {
+    pub fn decode(netmap: &Netmap) -> View {
+        let mut view = View { generation: netmap.generation(), ..View::default() };
+        for (key, value) in netmap.entries() {
+            match Fact::decode(key, value) {
+                Ok(Some(fact)) => view.take(fact),
+                Ok(None) => view.unknown += 1,
+                Err(error) => view.damaged.push(error),
+            }
+        }
+        view
+    }
+
+    /// What a name stands for. Written as it may be: capitals and a dot at the end make no difference.
+    pub fn named(&self, name: &str) -> Option<&Named> {
+        self.names.get(&DnsName::new(name))
+    }
+
+    pub fn presence_at(&self, address: PresenceIp) -> Option<&Presence> {
+        self.presences.get(self.presence_addresses.get(&address)?)
+    }
+
+    /// The host of our own site that has an address.
+    pub fn subject_at(&self, ip: IpAddr) -> Option<&Subject> {
+        self.subjects.get(self.subject_addresses.get(&ip)?)
+    }
+
+    /// The first of these policies that allows someone, if any does. A policy that does not exist adds nobody.
+    pub fn allowed_by<'a>(
+        &'a self,
+        policies: impl IntoIterator<Item = &'a PolicyName>,
+        site: &SiteName,
+        server: Option<&ServerName>,
+    ) -> Option<&'a Policy> {
+        let mut existing = policies.into_iter().filter_map(|name| self.policies.get(name));
+        existing.find(|policy| policy.allows(site, server))
+    }
+
+    // Of two that claim the same name or address the first by key has it, so that all gateways agree.
+    fn take(&mut self, fact: Fact) {
+        match fact {
+            Fact::Gateway(gateway) => self.gateway = Some(gateway),
+            Fact::Site(site) => {
+                self.sites.insert(site.name.clone(), site);
+            }
+            Fact::Presence(presence) => {
+                for name in &presence.names {
+                    let named = Named::Presence(presence.service.clone());
+                    // A presence goes before a node of the same name: it was exposed under it on purpose.
+                    match self.names.get(name) {
+                        Some(Named::Presence(_)) => {}
+                        _ => drop(self.names.insert(name.clone(), named)),
+                    }
+                }
+                for address in &presence.addresses {
+                    self.presence_addresses.entry(*address).or_insert_with(|| presence.service.clone());
+                }
+                self.presences.insert(presence.service.clone(), presence);
+            }
+            Fact::Service(service) => {
+                self.services.insert(service.name.clone(), service);
+            }
+            Fact::Policy(policy) => {
+                self.policies.insert(policy.name.clone(), policy);
+            }
+            Fact::Subject(subject) => {
+                if let Some(ip) = subject.ip {
+                    self.subject_addresses.entry(ip).or_insert_with(|| subject.server.clone());
+                }
+                self.subjects.insert(subject.server.clone(), subject);
+            }
+            Fact::Node(node) => {
+                for name in &node.names {
+                    self.names.entry(name.clone()).or_insert_with(|| Named::Node(node.server.clone()));
+                }
+                self.nodes.insert(node.server.clone(), node);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::facts::Protocol;
+    use crate::netmap::Key;
+
+    fn presence(service: &str, ip: &str, name: &str) -> Fact {
+        Fact::Presence(Presence {
+            service: service.into(),
+            addresses: vec![PresenceIp(ip.parse().unwrap())],
+            port: 80,
+            protocol: Protocol::Tcp,
+            names: vec![DnsName::new(name)],
+            home: "berlin".into(),
+            policies: vec!["p".into(), "missing".into()],
+        })
+    }
+
+    fn view(facts: &[Fact], more: &[(&str, &'static [u8])]) -> View {
+        let more = more.iter().map(|(key, value)| (Key::new(*key), Bytes::from_static(value)));
+        let entries = facts.iter().map(Fact::encode).chain(more).collect();
+        View::decode(&Netmap::build(Generation { epoch: 1, revision: 5 }, entries, None).unwrap())
+    }
+
+    #[test]
+    fn facts_are_found_by_what_a_connection_knows() {
+        let node = Fact::Node(Node {
+            server: "n".into(),
+            site: "oslo".into(),
+            ip: None,
+            ports: vec![22],
+            names: vec![DnsName::new("n"), DnsName::new("cam")],
+            policies: vec![],
+        });
+        let subject =
+            Fact::Subject(Subject { server: "S".into(), site: "oslo".into(), ip: "10.0.0.1".parse().ok() });
+        let view = view(&[presence("cam", "198.18.0.1", "cam"), node, subject], &[]);
+        assert_eq!(view.named("CAM."), Some(&Named::Presence("cam".into())));
+        assert_eq!(view.named("n"), Some(&Named::Node("n".into())));
+        assert_eq!(view.named("other"), None);
+        let at =
+            |ip: &str| view.presence_at(PresenceIp(ip.parse().unwrap())).map(|found| found.service.as_str());
+        assert_eq!((at("198.18.0.1"), at("198.18.0.2")), (Some("cam"), None));
+        assert_eq!(view.subject_at("10.0.0.1".parse().unwrap()).unwrap().server.as_str(), "S");
+    }
+
+    #[test]
+    fn nobody_is_allowed_who_is_not_named() {
+        let policy = Fact::Policy(Policy {
+            name: "p".into(),
+            servers: vec!["S".into()],
+            sites: vec!["oslo".into()],
+            limits: None,
+            http: vec![],
+        });
+        let view = view(&[policy, presence("cam", "198.18.0.1", "cam")], &[]);
+        let cam = view.presences.get("cam").unwrap();
+        let allowed = |policies: &[PolicyName], site: &str, server: Option<&str>| {
+            view.allowed_by(policies, &site.into(), server.map(Into::into).as_ref()).is_some()
+        };
+        assert!(allowed(&cam.policies, "oslo", None));
+        assert!(allowed(&cam.policies, "berlin", Some("S")));
+        assert!(!allowed(&cam.policies, "berlin", Some("T")));
+        assert!(!allowed(&["missing".into()], "oslo", Some("S")));
+        assert!(!allowed(&[], "oslo", Some("S")));
+    }
+
+    #[test]
+    fn what_is_not_understood_is_counted_and_left_out() {
+        let view = view(&[], &[("tunnel/x", b"?"), ("policy/x", b"\xff")]);
+        assert_eq!((view.unknown, view.damaged.len()), (1, 1));
+        assert!(view.policies.is_empty());
+    }
+
+    #[test]
+    fn two_with_one_address_are_told_apart_the_same_way_everywhere() {
+        let facts = [presence("a", "198.18.0.1", "x"), presence("b", "198.18.0.1", "x")];
+        for facts in [facts.clone(), [facts[1].clone(), facts[0].clone()]] {
+            let view = view(&facts, &[]);
+            assert_eq!(view.named("x"), Some(&Named::Presence("a".into())));
+            assert_eq!(
+                view.presence_at(PresenceIp("198.18.0.1".parse().unwrap())).unwrap().service.as_str(),
+                "a"
+            );
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! The messages inside entries.
+//!
+//! An unknown field is ignored by those who read, and kept by those who hold: the bytes of an entry are never rewritten.
+//! What an older gateway must not ignore goes into `requires` of a policy: one that names something unknown allows nobody.
+//! Addresses are 4 or 16 bytes. Lists that are sets are written sorted, so that equal meaning gives equal bytes.
+
+use prost::Message;
+
+#[derive(Clone, PartialEq, Message)]
+pub struct GatewayMessage {
+    #[prost(string, tag = "1")]
+    pub name: String,
+    #[prost(string, tag = "2")]
+    pub site: String,
+    #[prost(bytes = "vec", tag = "3")]
+    pub ip: Vec<u8>,
+    #[prost(string, repeated, tag = "4")]
+    pub presence_cidrs: Vec<String>,
+    #[prost(sint32, tag = "5")]
+    pub priority: i32,
+    #[prost(bool, tag = "6")]
+    pub relay: bool,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct SiteMessage {
+    #[prost(string, repeated, tag = "1")]
+    pub subnets: Vec<String>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct PresenceMessage {
+    #[prost(bytes = "vec", repeated, tag = "1")]
+    pub addresses: Vec<Vec<u8>>,
+    #[prost(uint32, tag = "2")]
+    pub port: u32,
+    #[prost(uint32, tag = "3")]
+    pub protocol: u32,
+    #[prost(string, repeated, tag = "4")]
+    pub names: Vec<String>,
+    #[prost(string, tag = "5")]
+    pub home: String,
+    #[prost(string, repeated, tag = "6")]
+    pub policies: Vec<String>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct ServiceMessage {
+    #[prost(uint32, tag = "1")]
+    pub port: u32,
+    #[prost(uint32, tag = "2")]
+    pub protocol: u32,
+    #[prost(message, repeated, tag = "3")]
+    pub backends: Vec<BackendMessage>,
+    #[prost(string, tag = "4")]
+    pub domain_name: String,
+    #[prost(message, optional, tag = "5")]
+    pub health_check: Option<HealthCheckMessage>,
+    #[prost(message, optional, tag = "6")]
+    pub backend_tls: Option<BackendTlsMessage>,
+    #[prost(bool, tag = "7")]
+    pub proxy_protocol: bool,
+    #[prost(message, repeated, tag = "8")]
+    pub exposures: Vec<ExposureMessage>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct BackendMessage {
+    /// Empty: `host` is looked up.
+    #[prost(bytes = "vec", tag = "1")]
+    pub ip: Vec<u8>,
+    #[prost(string, tag = "2")]
+    pub host: String,
+    #[prost(uint32, tag = "3")]
+    pub port: u32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct HealthCheckMessage {
+    /// 1 TCP, 2 HTTP.
+    #[prost(uint32, tag = "1")]
+    pub kind: u32,
+    #[prost(string, tag = "2")]
+    pub path: String,
+    #[prost(uint32, tag = "3")]
+    pub interval_seconds: u32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct BackendTlsMessage {
+    /// 1 verify, 2 insecure. Disabled is the absence of the whole.
+    #[prost(uint32, tag = "1")]
+    pub mode: u32,
+    #[prost(string, tag = "2")]
+    pub server_name: String,
+    #[prost(string, tag = "3")]
+    pub ca_bundle: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct ExposureMessage {
+    #[prost(string, repeated, tag = "1")]
+    pub sites: Vec<String>,
+    #[prost(string, repeated, tag = "2")]
+    pub policies: Vec<String>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct PolicyMessage {
+    #[prost(string, repeated, tag = "1")]
+    pub servers: Vec<String>,
+    #[prost(string, repeated, tag = "2")]
+    pub sites: Vec<String>,
+    #[prost(message, optional, tag = "3")]
+    pub limits: Option<LimitsMessage>,
+    #[prost(message, repeated, tag = "4")]
+    pub http: Vec<HttpRuleMessage>,
+    /// Names of what a gateway must understand to apply this policy.
+    #[prost(string, repeated, tag = "5")]
+    pub requires: Vec<String>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct LimitsMessage {
+    #[prost(uint64, optional, tag = "1")]
+    pub connections_per_second: Option<u64>,
+    #[prost(uint64, optional, tag = "2")]
+    pub connections: Option<u64>,
+    #[prost(uint64, optional, tag = "3")]
+    pub bytes_per_second_in: Option<u64>,
+    #[prost(uint64, optional, tag = "4")]
+    pub bytes_per_second_out: Option<u64>,
+    #[prost(uint64, optional, tag = "5")]
+    pub requests_per_second: Option<u64>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct HttpRuleMessage {
+    #[prost(string, repeated, tag = "1")]
+    pub methods: Vec<String>,
+    #[prost(string, repeated, tag = "2")]
+    pub paths: Vec<String>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct SubjectMessage {
+    #[prost(string, tag = "1")]
+    pub site: String,
+    /// Empty for a subject at another site: real addresses do not cross.
+    #[prost(bytes = "vec", tag = "2")]
+    pub ip: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct NodeMessage {
+    #[prost(string, tag = "1")]
+    pub site: String,
+    /// Empty for a node at another site.
+    #[prost(bytes = "vec", tag = "2")]
+    pub ip: Vec<u8>,
+    #[prost(uint32, repeated, tag = "3")]
+    pub ports: Vec<u32>,
+    #[prost(string, repeated, tag = "4")]
+    pub names: Vec<String>,
+    #[prost(string, repeated, tag = "5")]
+    pub policies: Vec<String>,
+}
