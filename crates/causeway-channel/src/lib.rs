@@ -1,15 +1,21 @@
-//! The one link between an edge and the cloud: identities, join tokens, enrolment.
+//! The one link between an edge and the cloud: identities, join tokens, enrolment, and the link itself.
 //!
+//! `link` is what others see of it: streams with a header, datagrams, reasons. `quic` carries it, `port` lets
+//! peers in.
 //! Identity comes from certificates and tokens only, never from what a peer says of itself.
 //! `enrol` is the edge's side of enrolment; the cloud's side decides in its own room and shares `wire`.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
+
+pub mod link;
 
 pub mod clock;
 pub mod enrol;
 pub mod key;
 pub mod peer;
 pub mod pem;
+pub mod port;
+pub mod quic;
 pub mod tls;
 pub mod token;
 pub mod wire;
@@ -17,5 +23,8 @@ pub mod wire;
 pub use clock::Clock;
 pub use enrol::{Contact, EnrolError, Issued};
 pub use key::Key;
+pub use link::{
+    CloseCode, CloseReason, Link, LinkClosed, Purpose, ResetCode, Stream, StreamHeader, Transport,
+};
 pub use peer::{CertificateFacts, KeyHash, PeerId};
 pub use token::{Endpoint, JoinToken, Secret};

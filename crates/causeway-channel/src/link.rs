@@ -1,0 +1,388 @@
+//! One link to a peer, whatever carries it: streams that begin with a header, datagrams, and reasons.
+//!
+//! Made by `quic` or `tcp`, handed out by the port and the dialer. Here is only the common face: who may
+//! talk to whom, sessions and pings are decided by those who hold the link.
+
+mod header;
+mod reason;
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use rustls_pki_types::CertificateDer;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::OwnedSemaphorePermit;
+
+use crate::quic::{QuicLink, QuicRecv, QuicSend};
+
+pub use header::{HEADER_BYTES_MAX, HeaderError, Origin, PREFIX_BYTES, Purpose, StreamHeader};
+pub use reason::{
+    CloseCode, CloseReason, ClosedBy, DatagramError, LinkClosed, Reset, ResetCode, StreamError,
+};
+
+/// ALPN of the channel between an edge and the cloud.
+pub const CHANNEL_ALPN: &[u8] = b"causeway/1";
+/// ALPN between replicas of the cloud.
+pub const REPLICA_ALPN: &[u8] = b"causeway-replica/1";
+
+/// How long a peer may take over the header of a stream it has opened.
+pub const HEADER_DEADLINE: Duration = Duration::from_secs(10);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Transport {
+    Quic,
+    Tcp,
+}
+
+impl Transport {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Transport::Quic => "quic",
+            Transport::Tcp => "tcp",
+        }
+    }
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.as_str())
+    }
+}
+
+/// Which end of a link we are: the one that dialled, or the one that accepted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Side {
+    Dialled,
+    Accepted,
+}
+
+/// Bounds on what a peer can make us hold for one link.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LinkLimits {
+    /// Streams the peer may have open at the same time; it waits with the next.
+    pub streams_max: u32,
+    /// What the peer may send on one stream before somebody reads it.
+    pub stream_window_bytes: u32,
+    /// Bytes written here and not yet known to have arrived, over all streams.
+    pub send_window_bytes: u32,
+    /// Datagrams that wait, per direction; older ones (received) or newer ones (to be sent) are dropped.
+    pub datagram_buffer_bytes: usize,
+}
+
+impl Default for LinkLimits {
+    /// A window of 256 KiB gives one stream 20 Mbit/s at a round trip of 100 ms and all the link has at 1 ms.
+    /// A thousand streams that nobody reads hold 256 MiB at the very most, and the others go on: the link as
+    /// a whole may carry what all its streams may hold together, so that no stream waits for another.
+    fn default() -> LinkLimits {
+        LinkLimits {
+            streams_max: 1024,
+            stream_window_bytes: 256 * 1024,
+            send_window_bytes: 8 * 1024 * 1024,
+            datagram_buffer_bytes: 1024 * 1024,
+        }
+    }
+}
+
+/// What passed over a link so far, and what is open now.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LinkFigures {
+    pub sent_bytes: u64,
+    pub received_bytes: u64,
+    pub streams_open: u64,
+    /// Streams of the peer that were reset because of their header.
+    pub streams_malformed: u64,
+    pub datagrams_dropped: u64,
+}
+
+/// A cheap handle. When the last one is dropped the link is closed, whatever streams are open.
+#[derive(Clone)]
+pub struct Link {
+    inner: LinkInner,
+    /// What this link takes up at the port that accepted it.
+    _place: Option<Arc<OwnedSemaphorePermit>>,
+}
+
+#[derive(Clone)]
+enum LinkInner {
+    Quic(QuicLink),
+}
+
+impl From<QuicLink> for Link {
+    fn from(link: QuicLink) -> Link {
+        Link::new(LinkInner::Quic(link))
+    }
+}
+
+impl Link {
+    fn new(inner: LinkInner) -> Link {
+        Link { inner, _place: None }
+    }
+
+    /// The same link, counted at its port until the last handle is dropped.
+    pub(crate) fn holding(self, place: OwnedSemaphorePermit) -> Link {
+        Link { _place: Some(Arc::new(place)), ..self }
+    }
+
+    /// Opens a stream as soon as the peer's limit leaves room. The header travels with the first bytes; there
+    /// is no round trip.
+    pub async fn open_stream(&self, header: StreamHeader) -> Result<Stream, StreamError> {
+        match &self.inner {
+            LinkInner::Quic(link) => link.open_stream(header).await,
+        }
+    }
+
+    /// The next stream of the peer whose header has arrived. One that waits for its header holds up no other;
+    /// one whose header is bad, or late by `HEADER_DEADLINE`, is reset and counted. May be cancelled.
+    pub async fn accept_stream(&self) -> Result<(StreamHeader, Stream), LinkClosed> {
+        match &self.inner {
+            LinkInner::Quic(link) => link.accept_stream().await,
+        }
+    }
+
+    /// Never waits.
+    pub fn send_datagram(&self, data: Bytes) -> Result<(), DatagramError> {
+        match &self.inner {
+            LinkInner::Quic(link) => link.send_datagram(data),
+        }
+    }
+
+    pub async fn read_datagram(&self) -> Result<Bytes, LinkClosed> {
+        match &self.inner {
+            LinkInner::Quic(link) => link.read_datagram().await,
+        }
+    }
+
+    /// Changes as the path's MTU is discovered.
+    pub fn datagram_bytes_max(&self) -> usize {
+        match &self.inner {
+            LinkInner::Quic(link) => link.datagram_bytes_max(),
+        }
+    }
+
+    /// Closes at once; the peer is told code and text. What was written and has not arrived is lost.
+    pub fn close(&self, reason: CloseReason) {
+        match &self.inner {
+            LinkInner::Quic(link) => link.close(reason),
+        }
+    }
+
+    /// Resolves when the link is closed, by whom and why.
+    pub async fn closed(&self) -> LinkClosed {
+        match &self.inner {
+            LinkInner::Quic(link) => link.closed().await,
+        }
+    }
+
+    /// When authenticated bytes of the peer last arrived.
+    pub fn last_heard(&self) -> Instant {
+        match &self.inner {
+            LinkInner::Quic(link) => link.last_heard(),
+        }
+    }
+
+    /// `None` while nothing was measured.
+    pub fn rtt(&self) -> Option<Duration> {
+        match &self.inner {
+            LinkInner::Quic(link) => link.rtt(),
+        }
+    }
+
+    pub fn figures(&self) -> LinkFigures {
+        match &self.inner {
+            LinkInner::Quic(link) => link.figures(),
+        }
+    }
+
+    pub fn transport(&self) -> Transport {
+        match &self.inner {
+            LinkInner::Quic(_) => Transport::Quic,
+        }
+    }
+
+    /// Where the peer is now; it may move.
+    pub fn remote_address(&self) -> SocketAddr {
+        match &self.inner {
+            LinkInner::Quic(link) => link.remote_address(),
+        }
+    }
+
+    /// The peer's own certificate, verified but for its time: a gateway's at the cloud, the cloud's at an edge.
+    pub fn certificate(&self) -> Option<&CertificateDer<'static>> {
+        match &self.inner {
+            LinkInner::Quic(link) => link.certificate(),
+        }
+    }
+}
+
+impl fmt::Debug for Link {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Link({} {})", self.transport(), self.remote_address())
+    }
+}
+
+/// Both directions of a stream. Each ends on its own.
+#[derive(Debug)]
+pub struct Stream {
+    pub send: SendStream,
+    pub recv: RecvStream,
+}
+
+impl Stream {
+    pub fn split(self) -> (SendStream, RecvStream) {
+        (self.send, self.recv)
+    }
+
+    /// Gives both directions up.
+    pub fn refuse(mut self, code: ResetCode) {
+        self.send.reset(code);
+        self.recv.stop(code);
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.recv).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        data: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.send).poll_write(context, data)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.send).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.send).poll_shutdown(context)
+    }
+}
+
+/// The direction to the peer. `shutdown` ends it properly; dropped before that it is reset as `Abandoned`.
+pub struct SendStream(SendInner);
+
+enum SendInner {
+    Quic(QuicSend),
+}
+
+impl From<QuicSend> for SendStream {
+    fn from(send: QuicSend) -> SendStream {
+        SendStream(SendInner::Quic(send))
+    }
+}
+
+impl SendStream {
+    /// Gives the direction up: the peer's reader fails with this code, also over bytes already written.
+    pub fn reset(&mut self, code: ResetCode) {
+        match &mut self.0 {
+            SendInner::Quic(send) => send.reset(code),
+        }
+    }
+
+    /// Resolves when the peer wants no more, and with `Abandoned` when the link ends. Never resolves once all
+    /// was delivered.
+    pub async fn stopped(&mut self) -> ResetCode {
+        match &mut self.0 {
+            SendInner::Quic(send) => send.stopped().await,
+        }
+    }
+
+    /// Writes all of `data` without copying it, where the transport can.
+    pub async fn write_chunk(&mut self, data: Bytes) -> io::Result<()> {
+        match &mut self.0 {
+            SendInner::Quic(send) => send.write_chunk(data).await,
+        }
+    }
+}
+
+impl AsyncWrite for SendStream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        data: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        match &mut self.0 {
+            SendInner::Quic(send) => Pin::new(send).poll_write(context, data),
+        }
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.0 {
+            SendInner::Quic(send) => Pin::new(send).poll_flush(context),
+        }
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.0 {
+            SendInner::Quic(send) => Pin::new(send).poll_shutdown(context),
+        }
+    }
+}
+
+impl fmt::Debug for SendStream {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("SendStream")
+    }
+}
+
+/// The direction from the peer. Dropped before its end, the peer is told `Abandoned`.
+pub struct RecvStream(RecvInner);
+
+enum RecvInner {
+    Quic(QuicRecv),
+}
+
+impl From<QuicRecv> for RecvStream {
+    fn from(recv: QuicRecv) -> RecvStream {
+        RecvStream(RecvInner::Quic(recv))
+    }
+}
+
+impl RecvStream {
+    /// Wants no more: the peer's writer fails with this code, and what has arrived is thrown away.
+    pub fn stop(&mut self, code: ResetCode) {
+        match &mut self.0 {
+            RecvInner::Quic(recv) => recv.stop(code),
+        }
+    }
+
+    /// The next bytes, without copying them where the transport can. `None` at the end. May be cancelled.
+    pub async fn read_chunk(&mut self, bytes_max: usize) -> io::Result<Option<Bytes>> {
+        match &mut self.0 {
+            RecvInner::Quic(recv) => recv.read_chunk(bytes_max).await,
+        }
+    }
+}
+
+impl AsyncRead for RecvStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match &mut self.0 {
+            RecvInner::Quic(recv) => Pin::new(recv).poll_read(context, buffer),
+        }
+    }
+}
+
+impl fmt::Debug for RecvStream {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("RecvStream")
+    }
+}

@@ -1,0 +1,177 @@
+//! What a stream is for: the first bytes on every stream of a link.
+//!
+//! A protobuf message behind a length of two bytes, 4 KiB at most. An unknown field is ignored, so an old
+//! peer reads a newer header; an unknown purpose is left to whoever accepted the stream, who refuses it.
+//! Nothing here is proof of anything: who the peer is says its certificate.
+
+use bytes::{BufMut, Bytes, BytesMut};
+use prost::Message;
+
+/// Names of 253 bytes in every field fit three times over.
+pub const HEADER_BYTES_MAX: usize = 4096;
+/// The length in front of the message.
+pub const PREFIX_BYTES: usize = 2;
+
+/// The first word on a stream, by the side that opens it.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct StreamHeader {
+    /// A `Purpose`.
+    #[prost(uint32, tag = "1")]
+    pub purpose: u32,
+    /// Where the stream is to go when the receiver only forwards it.
+    #[prost(string, tag = "2")]
+    pub site: String,
+    #[prost(string, tag = "3")]
+    pub gateway: String,
+    /// What is wanted there: a service, a node, a path; the purpose says which.
+    #[prost(string, tag = "4")]
+    pub target: String,
+    /// On whose behalf, as the opening gateway knows it.
+    #[prost(string, tag = "5")]
+    pub subject: String,
+    /// Stamped by the cloud from the certificate of the session; believed only when it comes from the cloud.
+    #[prost(message, optional, tag = "6")]
+    pub origin: Option<Origin>,
+    /// What else the purpose wants to say.
+    #[prost(bytes = "bytes", tag = "7")]
+    pub details: Bytes,
+    /// Many bytes are to be expected.
+    #[prost(bool, tag = "8")]
+    pub bulk: bool,
+}
+
+/// Where a forwarded stream comes from.
+#[derive(Clone, PartialEq, Eq, Hash, Message)]
+pub struct Origin {
+    #[prost(string, tag = "1")]
+    pub site: String,
+    #[prost(string, tag = "2")]
+    pub gateway: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Purpose {
+    /// The first stream of a link: hello, pings, netmaps, upstream.
+    Control = 1,
+    /// Echoes, or counts, for whoever measures.
+    Probe = 2,
+    Service = 3,
+    Node = 4,
+    Api = 5,
+    /// From replica to replica, for an edge that is attached there.
+    Forward = 6,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum HeaderError {
+    #[error("a stream header of {bytes} bytes is longer than {HEADER_BYTES_MAX}")]
+    TooLong { bytes: usize },
+    #[error("the stream header cannot be read")]
+    Malformed(#[source] prost::DecodeError),
+}
+
+impl StreamHeader {
+    pub fn new(purpose: Purpose) -> StreamHeader {
+        StreamHeader { purpose: purpose as u32, ..StreamHeader::default() }
+    }
+
+    /// `None`: a purpose this program does not know.
+    pub fn purpose(&self) -> Option<Purpose> {
+        Some(match self.purpose {
+            1 => Purpose::Control,
+            2 => Purpose::Probe,
+            3 => Purpose::Service,
+            4 => Purpose::Node,
+            5 => Purpose::Api,
+            6 => Purpose::Forward,
+            _ => return None,
+        })
+    }
+
+    pub fn to(mut self, site: impl Into<String>, gateway: impl Into<String>) -> StreamHeader {
+        (self.site, self.gateway) = (site.into(), gateway.into());
+        self
+    }
+
+    pub fn target(mut self, target: impl Into<String>) -> StreamHeader {
+        self.target = target.into();
+        self
+    }
+
+    pub fn subject(mut self, subject: impl Into<String>) -> StreamHeader {
+        self.subject = subject.into();
+        self
+    }
+
+    pub fn details(mut self, details: impl Into<Bytes>) -> StreamHeader {
+        self.details = details.into();
+        self
+    }
+
+    /// As it stands on a stream: length and message.
+    pub fn encode_prefixed(&self) -> Result<Bytes, HeaderError> {
+        let bytes = self.encoded_len();
+        let prefix = match u16::try_from(bytes) {
+            Ok(prefix) if bytes <= HEADER_BYTES_MAX => prefix,
+            _ => return Err(HeaderError::TooLong { bytes }),
+        };
+        let mut buffer = BytesMut::with_capacity(PREFIX_BYTES + bytes);
+        buffer.put_u16(prefix);
+        self.encode_raw(&mut buffer);
+        Ok(buffer.freeze())
+    }
+
+    /// How many bytes of message follow this length.
+    pub fn length(prefix: [u8; PREFIX_BYTES]) -> Result<usize, HeaderError> {
+        match usize::from(u16::from_be_bytes(prefix)) {
+            bytes if bytes > HEADER_BYTES_MAX => Err(HeaderError::TooLong { bytes }),
+            bytes => Ok(bytes),
+        }
+    }
+
+    /// The message alone, without its length.
+    pub fn decode_message(message: Bytes) -> Result<StreamHeader, HeaderError> {
+        if message.len() > HEADER_BYTES_MAX {
+            return Err(HeaderError::TooLong { bytes: message.len() });
+        }
+        StreamHeader::decode(message).map_err(HeaderError::Malformed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read() {
+        let mut header = StreamHeader::new(Purpose::Service)
+            .to("berlin", "gw-1")
+            .target("camera")
+            .subject("shop")
+            .details(&b"x"[..]);
+        header.origin = Some(Origin { site: "oslo".into(), gateway: "gw-2".into() });
+        header.bulk = true;
+        let bytes = header.encode_prefixed().unwrap();
+        let length = StreamHeader::length([bytes[0], bytes[1]]).unwrap();
+        assert_eq!(length, bytes.len() - PREFIX_BYTES);
+        let read = StreamHeader::decode_message(bytes.slice(PREFIX_BYTES..)).unwrap();
+        assert_eq!(read, header);
+        assert_eq!(read.purpose(), Some(Purpose::Service));
+    }
+
+    #[test]
+    fn a_header_has_a_bound_in_both_directions() {
+        let header = StreamHeader::new(Purpose::Api).details(vec![0; HEADER_BYTES_MAX]);
+        assert!(matches!(header.encode_prefixed(), Err(HeaderError::TooLong { .. })));
+        let prefix = (HEADER_BYTES_MAX as u16 + 1).to_be_bytes();
+        assert!(matches!(StreamHeader::length(prefix), Err(HeaderError::TooLong { .. })));
+    }
+
+    #[test]
+    fn an_unknown_field_and_an_unknown_purpose_pass() {
+        // Field 1 = 99, field 200 = 5.
+        let bytes = Bytes::from_static(&[0x08, 99, 0xc0, 0x0c, 5]);
+        let header = StreamHeader::decode_message(bytes).unwrap();
+        assert_eq!((header.purpose, header.purpose()), (99, None));
+    }
+}

@@ -1,0 +1,337 @@
+//! The channel port of a cloud: UDP and TCP on one number, open to strangers.
+//!
+//! Everybody is given a handshake and nothing more: how many, how often, from where and for how long is bounded
+//! here and counted. What comes out has proved its certificate, or asks for enrolment, which needs none; time,
+//! revocation and whether the gateway exists are judged by whoever admits sessions.
+
+mod figures;
+mod half_open;
+mod sockets;
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU32;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use governor::{DefaultDirectRateLimiter, DefaultKeyedRateLimiter, Quota, RateLimiter};
+use rustls::ServerConfig;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use tokio_util::sync::CancellationToken;
+
+use crate::link::{CloseCode, CloseReason, Link};
+use crate::quic::server::{Protocol, QuicServer};
+use crate::quic::{PortKeys, QuicOptions};
+use crate::wire;
+
+use half_open::HalfOpen;
+
+pub use figures::{PortFigures, Why};
+pub use sockets::PortSockets;
+
+/// Bounds on what strangers can make the port do.
+#[derive(Debug, Clone)]
+pub struct PortLimits {
+    /// Handshakes under way at the same time; for one more the oldest is given up.
+    pub half_open_max: usize,
+    pub half_open_per_address_max: usize,
+    pub handshake: Duration,
+    /// Handshakes begun, for everybody together and per address (an IPv6 network of 64 bits counts as one).
+    pub per_second: NonZeroU32,
+    pub burst: NonZeroU32,
+    pub per_address_per_second: NonZeroU32,
+    pub per_address_burst: NonZeroU32,
+    /// Links that are open at the same time.
+    pub links_max: usize,
+    pub quic: QuicOptions,
+}
+
+impl Default for PortLimits {
+    /// A handshake costs about half a millisecond of one core. After a restart a fleet of twenty thousand is back
+    /// in ten seconds, and so is a site of a thousand behind one address.
+    fn default() -> PortLimits {
+        let some = |number| NonZeroU32::new(number).expect("the constant is not zero");
+        PortLimits {
+            half_open_max: 2048,
+            half_open_per_address_max: 256,
+            handshake: Duration::from_secs(10),
+            per_second: some(2000),
+            burst: some(4000),
+            per_address_per_second: some(500),
+            per_address_burst: some(1000),
+            links_max: 50_000,
+            quic: QuicOptions::default(),
+        }
+    }
+}
+
+/// Addresses whose tries are remembered; beyond it the map is swept at once.
+const ADDRESSES_MAX: usize = 50_000;
+/// Connections that are through and wait for `accept`. Full: handshakes wait with their last step.
+const WAITING_MAX: usize = 64;
+/// With so large a part of the places taken, QUIC clients must prove their address before they get one.
+const RETRY_ABOVE_PART: usize = 4;
+/// How long the ends of links may take to reach their peers at the stop.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// Somebody who is through the handshake.
+pub enum Incoming {
+    Enrolment(TlsStream<TcpStream>, SocketAddr),
+    Channel(Link),
+    Replica(Link),
+}
+
+pub struct ChannelPort {
+    listener: TcpListener,
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    through: mpsc::Receiver<Incoming>,
+    handshakes: JoinSet<()>,
+}
+
+struct Shared {
+    tls: Arc<ArcSwap<ServerConfig>>,
+    quic: QuicServer,
+    limits: PortLimits,
+    all: DefaultDirectRateLimiter,
+    per_address: DefaultKeyedRateLimiter<IpAddr>,
+    half_open: Mutex<HalfOpen<CancellationToken>>,
+    links: Arc<Semaphore>,
+    figures: PortFigures,
+    through: mpsc::Sender<Incoming>,
+}
+
+impl ChannelPort {
+    pub async fn bind(
+        address: SocketAddr,
+        tls: Arc<ArcSwap<ServerConfig>>,
+        keys: PortKeys,
+        limits: PortLimits,
+    ) -> io::Result<ChannelPort> {
+        ChannelPort::on(PortSockets::bind(address).await?, tls, keys, limits)
+    }
+
+    /// On sockets that were bound earlier.
+    pub fn on(
+        sockets: PortSockets,
+        tls: Arc<ArcSwap<ServerConfig>>,
+        keys: PortKeys,
+        limits: PortLimits,
+    ) -> io::Result<ChannelPort> {
+        let address = sockets.local_addr();
+        let quic = QuicServer::new(sockets.udp, tls.clone(), &keys, limits.quic.clone())?;
+        let all = Quota::per_second(limits.per_second).allow_burst(limits.burst);
+        let per_address =
+            Quota::per_second(limits.per_address_per_second).allow_burst(limits.per_address_burst);
+        let (sender, through) = mpsc::channel(WAITING_MAX);
+        let shared = Shared {
+            tls,
+            quic,
+            all: RateLimiter::direct(all),
+            per_address: RateLimiter::keyed(per_address),
+            half_open: Mutex::new(HalfOpen::new(limits.half_open_max, limits.half_open_per_address_max)),
+            links: Arc::new(Semaphore::new(limits.links_max)),
+            figures: PortFigures::default(),
+            through: sender,
+            limits,
+        };
+        let handshakes = JoinSet::new();
+        Ok(ChannelPort { listener: sockets.tcp, address, shared: Arc::new(shared), through, handshakes })
+    }
+
+    pub fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    pub fn figures(&self) -> &PortFigures {
+        &self.shared.figures
+    }
+
+    /// The next one who is through. Handshakes go on only while somebody waits here, or does so again soon.
+    pub async fn accept(&mut self) -> Incoming {
+        loop {
+            while self.handshakes.try_join_next().is_some() {}
+            tokio::select! {
+                Some(incoming) = self.through.recv() => return incoming,
+                accepted = self.listener.accept() => match accepted {
+                    Ok((link, client)) => self.welcome_tcp(link, client),
+                    Err(error) => {
+                        // Out of file descriptors, most likely: accepting again at once would spin.
+                        tracing::warn!(%error, "a connection could not be accepted");
+                        self.shared.figures.count_turned_away(Why::Accept);
+                        tokio::time::sleep(Duration::from_millis(50)).await;
+                    }
+                },
+                Some(incoming) = self.shared.quic.accept() => self.welcome_quic(incoming),
+            }
+        }
+    }
+
+    /// Takes nobody in any more, and waits a moment until the ends of links that were closed have reached their
+    /// peers. Links that are open go on, until the process ends.
+    pub async fn close(self) {
+        let shared = self.shared.clone();
+        drop(self);
+        let _ = timeout(FAREWELL, shared.quic.idle()).await;
+    }
+
+    fn welcome_tcp(&mut self, link: TcpStream, client: SocketAddr) {
+        let client = SocketAddr::new(client.ip().to_canonical(), client.port());
+        if let Err(why) = self.shared.check_rates(client.ip()) {
+            return self.shared.figures.count_turned_away(why);
+        }
+        let (shared, place) = (self.shared.clone(), Place::take(&self.shared, client.ip()));
+        self.handshakes.spawn(async move {
+            let shaken = shared.clone().shake_tcp(link, client);
+            shared.let_through(place, shaken).await;
+        });
+    }
+
+    fn welcome_quic(&mut self, incoming: quinn::Incoming) {
+        let client = incoming.remote_address().ip().to_canonical();
+        // An address costs nothing to invent; a packet that comes back from it does.
+        if !incoming.remote_address_validated() && self.shared.is_crowded() {
+            self.shared.figures.count_retry();
+            let _ = incoming.retry();
+            return;
+        }
+        if let Err(why) = self.shared.check_rates(client) {
+            self.shared.figures.count_turned_away(why);
+            return incoming.refuse();
+        }
+        let (shared, place) = (self.shared.clone(), Place::take(&self.shared, client));
+        self.handshakes.spawn(async move {
+            let shaken = shared.clone().shake_quic(incoming);
+            shared.let_through(place, shaken).await;
+        });
+    }
+}
+
+impl Drop for ChannelPort {
+    fn drop(&mut self) {
+        self.shared.quic.stop();
+    }
+}
+
+impl Shared {
+    fn check_rates(&self, address: IpAddr) -> Result<(), Why> {
+        if self.per_address.len() > ADDRESSES_MAX {
+            self.per_address.retain_recent();
+        }
+        self.per_address.check_key(&network(address)).map_err(|_| Why::RateAddress)?;
+        self.all.check().map_err(|_| Why::RateAll)
+    }
+
+    fn is_crowded(&self) -> bool {
+        let half_open = self.half_open.lock().unwrap_or_else(PoisonError::into_inner).len();
+        half_open >= self.limits.half_open_max / RETRY_ABOVE_PART
+    }
+
+    /// Waits for a handshake as long as it may take, and counts how it ended.
+    async fn let_through(&self, place: Place, shaken: impl Future<Output = Result<Incoming, Why>>) {
+        let shaken = tokio::select! {
+            biased;
+            // Counted by whoever needed the place.
+            () = place.must_go.cancelled() => return,
+            shaken = timeout(self.limits.handshake, shaken) => shaken.unwrap_or(Err(Why::HandshakeTimeout)),
+        };
+        match shaken {
+            Ok(incoming) => {
+                self.figures.count_handshake();
+                // Fails only when the port is no more.
+                let _ = self.through.send(incoming).await;
+            }
+            Err(why) => self.figures.count_turned_away(why),
+        }
+    }
+
+    async fn shake_tcp(self: Arc<Shared>, link: TcpStream, client: SocketAddr) -> Result<Incoming, Why> {
+        let acceptor = TlsAcceptor::from(self.tls.load_full());
+        let link = acceptor.accept(link).await.map_err(|error| {
+            tracing::debug!(%client, %error, "no handshake");
+            Why::Handshake
+        })?;
+        if link.get_ref().1.alpn_protocol() == Some(wire::ALPN) {
+            return Ok(Incoming::Enrolment(link, client));
+        }
+        // Without the name of a protocol nobody here knows what would follow.
+        Err(Why::Protocol)
+    }
+
+    async fn shake_quic(self: Arc<Shared>, incoming: quinn::Incoming) -> Result<Incoming, Why> {
+        let client = incoming.remote_address();
+        let (protocol, link) = self.quic.shake_hands(incoming).await.map_err(|error| {
+            tracing::debug!(%client, %error, "no handshake");
+            Why::Handshake
+        })?;
+        self.admit(protocol, link)
+    }
+
+    fn admit(&self, protocol: Protocol, link: Link) -> Result<Incoming, Why> {
+        let refuse = |why, code, text: &str| {
+            link.close(CloseReason::new(code, text));
+            Err(why)
+        };
+        if link.certificate().is_none() {
+            let text = "the channel is open only to those who show a certificate";
+            return refuse(Why::NoCertificate, CloseCode::NotAdmitted, text);
+        }
+        let Ok(place) = self.links.clone().try_acquire_owned() else {
+            let text = "this replica holds as many links as it may: try another, or later";
+            return refuse(Why::Sessions, CloseCode::Limit, text);
+        };
+        let link = link.holding(place);
+        match protocol {
+            Protocol::Channel => Ok(Incoming::Channel(link)),
+            Protocol::Replica => Ok(Incoming::Replica(link)),
+            Protocol::Other => Err(Why::Protocol),
+        }
+    }
+}
+
+/// One of the places for handshakes, left when dropped.
+struct Place {
+    id: u64,
+    must_go: CancellationToken,
+    shared: Arc<Shared>,
+}
+
+impl Place {
+    fn take(shared: &Arc<Shared>, address: IpAddr) -> Place {
+        let must_go = CancellationToken::new();
+        let mut half_open = shared.half_open.lock().unwrap_or_else(PoisonError::into_inner);
+        let (id, gone) = half_open.enter(network(address), must_go.clone());
+        shared.figures.half_open.set(half_open.len() as i64);
+        drop(half_open);
+        if let Some((handle, why)) = gone {
+            handle.cancel();
+            shared.figures.count_turned_away(why);
+        }
+        Place { id, must_go, shared: shared.clone() }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut half_open = self.shared.half_open.lock().unwrap_or_else(PoisonError::into_inner);
+        half_open.leave(self.id);
+        self.shared.figures.half_open.set(half_open.len() as i64);
+    }
+}
+
+// One customer's IPv6 network is 64 bits or more: counting single addresses would count nothing.
+fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => {
+            let bits = u128::from(address) >> 64 << 64;
+            IpAddr::V6(bits.into())
+        }
+        address => address,
+    }
+}

@@ -1,0 +1,98 @@
+//! Who is in the middle of a handshake, and who must go when there are too many.
+//!
+//! The newcomer stays and the oldest goes: an honest handshake is over in a few round trips, so whoever has been
+//! at it for longest is the likeliest to hold places on purpose. No clocks, no sockets.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+
+use super::figures::Why;
+
+/// `T` is whatever tells a handshake to stop.
+pub(super) struct HalfOpen<T> {
+    all_max: usize,
+    address_max: usize,
+    next: u64,
+    /// By age.
+    entries: BTreeMap<u64, (IpAddr, T)>,
+    by_address: HashMap<IpAddr, BTreeSet<u64>>,
+}
+
+impl<T> HalfOpen<T> {
+    pub(super) fn new(all_max: usize, address_max: usize) -> HalfOpen<T> {
+        let (entries, by_address) = (BTreeMap::new(), HashMap::new());
+        HalfOpen { all_max: all_max.max(1), address_max: address_max.max(1), next: 0, entries, by_address }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Takes a newcomer in; who has to go for it is returned, with the reason.
+    pub(super) fn enter(&mut self, address: IpAddr, handle: T) -> (u64, Option<(T, Why)>) {
+        let oldest_here = match self.by_address.get(&address) {
+            Some(ids) if ids.len() >= self.address_max => ids.first().copied(),
+            _ => None,
+        };
+        let gone = match oldest_here {
+            Some(id) => self.leave(id).map(|handle| (handle, Why::HalfOpenAddress)),
+            None if self.entries.len() >= self.all_max => {
+                let oldest = self.entries.keys().next().copied();
+                oldest.and_then(|id| self.leave(id)).map(|handle| (handle, Why::HalfOpenAll))
+            }
+            None => None,
+        };
+        let id = self.next;
+        self.next += 1;
+        self.entries.insert(id, (address, handle));
+        self.by_address.entry(address).or_default().insert(id);
+        (id, gone)
+    }
+
+    /// `None` when it had to go already.
+    pub(super) fn leave(&mut self, id: u64) -> Option<T> {
+        let (address, handle) = self.entries.remove(&id)?;
+        if let Some(ids) = self.by_address.get_mut(&address) {
+            ids.remove(&id);
+            if ids.is_empty() {
+                self.by_address.remove(&address);
+            }
+        }
+        Some(handle)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(last: u8) -> IpAddr {
+        [192, 0, 2, last].into()
+    }
+
+    #[test]
+    fn the_oldest_of_a_full_address_goes() {
+        let mut half_open = HalfOpen::new(10, 2);
+        let (_, none) = half_open.enter(address(9), "other");
+        assert!(none.is_none());
+        half_open.enter(address(1), "first");
+        half_open.enter(address(1), "second");
+        let (_, gone) = half_open.enter(address(1), "third");
+        assert_eq!(gone, Some(("first", Why::HalfOpenAddress)), "and not the other address, which is older");
+        assert_eq!(half_open.len(), 3);
+    }
+
+    #[test]
+    fn the_oldest_of_all_goes_when_all_is_full() {
+        let mut half_open = HalfOpen::new(2, 2);
+        half_open.enter(address(1), "first");
+        let (second, _) = half_open.enter(address(2), "second");
+        let (_, gone) = half_open.enter(address(3), "third");
+        assert_eq!(gone, Some(("first", Why::HalfOpenAll)));
+        assert_eq!(half_open.leave(second), Some("second"));
+        assert_eq!(half_open.leave(second), None);
+        let (_, gone) = half_open.enter(address(4), "fourth");
+        assert_eq!((gone, half_open.len()), (None, 2), "a place that was left is free");
+        assert_eq!(half_open.by_address.len(), 2, "nothing is kept of those who left");
+    }
+}

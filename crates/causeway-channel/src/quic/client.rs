@@ -1,0 +1,78 @@
+//! Dialling over QUIC, from one socket that may move.
+//!
+//! All links of an edge share a socket; when the machine's address changes the socket is replaced and the links
+//! migrate. Which addresses to try, and for how long, is the dialer's business.
+
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+
+use quinn::crypto::rustls::QuicClientConfig;
+use quinn::{ClientConfig, Endpoint, EndpointConfig, TokioRuntime, TransportConfig, VarInt};
+
+use super::{QuicLink, QuicOptions, link_closed, socket, transport};
+use crate::link::{CloseCode, Link, LinkClosed};
+use crate::tls::CLOUD_NAME;
+
+/// A socket to dial from. Clones share it; links live on after the last one is dropped.
+#[derive(Clone)]
+pub struct QuicClient {
+    endpoint: Endpoint,
+    transport: Arc<TransportConfig>,
+    options: QuicOptions,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    #[error("QUIC cannot be spoken with these settings: {0}")]
+    Settings(String),
+    /// The handshake did not come to an end, for this reason.
+    #[error(transparent)]
+    Failed(#[from] LinkClosed),
+}
+
+impl QuicClient {
+    /// On any port, for both families where the machine has them.
+    pub fn bind(options: QuicOptions) -> io::Result<QuicClient> {
+        let transport = Arc::new(transport::config(&options));
+        let socket = any_socket()?;
+        let endpoint = Endpoint::new(EndpointConfig::default(), None, socket, Arc::new(TokioRuntime))?;
+        Ok(QuicClient { endpoint, transport, options })
+    }
+
+    /// A link to `address`. `tls` says whom to believe, who we are, and under which ALPN.
+    pub async fn connect(
+        &self,
+        address: SocketAddr,
+        tls: rustls::ClientConfig,
+    ) -> Result<Link, ConnectError> {
+        let settings = |error: &dyn std::fmt::Display| ConnectError::Settings(error.to_string());
+        let tls = QuicClientConfig::try_from(tls).map_err(|error| settings(&error))?;
+        let mut config = ClientConfig::new(Arc::new(tls));
+        config.transport_config(self.transport.clone());
+        // The name is only a hint for load balancers; the verifier asks for the cloud's own name.
+        let connecting =
+            self.endpoint.connect_with(config, address, CLOUD_NAME).map_err(|error| settings(&error))?;
+        let connection = connecting.await.map_err(|error| ConnectError::Failed(link_closed(&error)))?;
+        Ok(QuicLink::new(connection, self.options.limits.clone()).into())
+    }
+
+    /// Moves all links to a new socket, as when the machine's address has changed.
+    pub fn rebind(&self) -> io::Result<()> {
+        self.endpoint.rebind(any_socket()?)
+    }
+
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.endpoint.local_addr()
+    }
+
+    /// Closes every link at once.
+    pub fn close(&self) {
+        self.endpoint.close(VarInt::from_u32(CloseCode::Done.into()), b"");
+    }
+}
+
+fn any_socket() -> io::Result<std::net::UdpSocket> {
+    socket::bind((Ipv6Addr::UNSPECIFIED, 0).into())
+        .or_else(|_| socket::bind((Ipv4Addr::UNSPECIFIED, 0).into()))
+}

@@ -1,0 +1,169 @@
+//! What the port accepts QUIC with: keys that outlive a restart, and the current certificate.
+//!
+//! A cloud that was restarted answers packets of links it has forgotten with a stateless reset, so that edges
+//! know at once instead of waiting in vain. For that the keys must be the old ones.
+
+use std::io;
+use std::net::UdpSocket;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use aws_lc_rs::{hkdf, hmac};
+use quinn::crypto::rustls::{HandshakeData, QuicServerConfig};
+use quinn::{Connection, ConnectionError, Endpoint, EndpointConfig, Incoming, ServerConfig, TokioRuntime};
+use quinn_proto::HashedConnectionIdGenerator;
+
+use super::{QuicLink, QuicOptions, transport};
+use crate::link::{CHANNEL_ALPN, Link, REPLICA_ALPN};
+
+/// Resets go to edges of a cloud that was restarted, all of them within seconds; each is smaller than the packet
+/// it answers, so nobody gains by asking.
+const RESET_INTERVAL_MIN: Duration = Duration::from_micros(50);
+/// Attempts that wait to be looked at; the port looks at each at once.
+const INCOMING_MAX: usize = 4096;
+/// A client sends no more than a few packets before it is answered.
+const INCOMING_BUFFER_BYTES: u64 = 64 * 1024;
+
+/// Kept in the data dir of a cloud, readable by nobody else.
+#[derive(Clone, PartialEq, Eq)]
+pub struct PortKeys {
+    pub reset_key: [u8; 32],
+    pub token_key: [u8; 32],
+}
+
+impl PortKeys {
+    pub fn generate() -> PortKeys {
+        let random = || {
+            let mut bytes = [0; 32];
+            aws_lc_rs::rand::fill(&mut bytes).expect("the system gives random bytes");
+            bytes
+        };
+        PortKeys { reset_key: random(), token_key: random() }
+    }
+
+    /// As they stand in a file.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        [self.reset_key, self.token_key].concat()
+    }
+
+    pub fn from_bytes(bytes: &[u8]) -> Option<PortKeys> {
+        let (reset_key, token_key) = bytes.split_at_checked(32)?;
+        Some(PortKeys { reset_key: reset_key.try_into().ok()?, token_key: token_key.try_into().ok()? })
+    }
+}
+
+impl std::fmt::Debug for PortKeys {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("PortKeys(…)")
+    }
+}
+
+/// The UDP half of the port.
+pub(crate) struct QuicServer {
+    endpoint: Endpoint,
+    tls: Arc<ArcSwap<rustls::ServerConfig>>,
+    template: ServerConfig,
+    options: QuicOptions,
+    /// The settings of quinn, and the TLS settings they were made of.
+    current: Mutex<(Arc<rustls::ServerConfig>, Arc<ServerConfig>)>,
+}
+
+impl QuicServer {
+    pub(crate) fn new(
+        socket: UdpSocket,
+        tls: Arc<ArcSwap<rustls::ServerConfig>>,
+        keys: &PortKeys,
+        options: QuicOptions,
+    ) -> io::Result<QuicServer> {
+        let live = tls.load_full();
+        let token_key = hkdf::Salt::new(hkdf::HKDF_SHA256, b"causeway channel").extract(&keys.token_key);
+        let mut template = ServerConfig::new(Arc::new(quic_tls(&live)?), Arc::new(token_key));
+        template
+            .transport_config(Arc::new(transport::config(&options)))
+            .migration(true)
+            .max_incoming(INCOMING_MAX)
+            .incoming_buffer_size(INCOMING_BUFFER_BYTES);
+        let endpoint =
+            Endpoint::new(endpoint_config(keys), Some(template.clone()), socket, Arc::new(TokioRuntime))?;
+        let current = Mutex::new((live, Arc::new(template.clone())));
+        Ok(QuicServer { endpoint, tls, template, options, current })
+    }
+
+    /// `None` after `stop`.
+    pub(crate) async fn accept(&self) -> Option<Incoming> {
+        self.endpoint.accept().await
+    }
+
+    /// Goes through the handshake. The link is not admitted yet: see `protocol` and its certificate.
+    pub(crate) async fn shake_hands(&self, incoming: Incoming) -> Result<(Protocol, Link), ConnectionError> {
+        let config = self.config().map_err(|_| ConnectionError::VersionMismatch)?;
+        let connection = incoming.accept_with(config)?.await?;
+        let protocol = protocol(&connection);
+        Ok((protocol, QuicLink::new(connection, self.options.limits.clone()).into()))
+    }
+
+    /// No new links; those that are open go on.
+    pub(crate) fn stop(&self) {
+        self.endpoint.set_server_config(None);
+    }
+
+    /// Resolves when every link has ended and its peer was told.
+    pub(crate) async fn idle(&self) {
+        self.endpoint.wait_idle().await;
+    }
+
+    // Made anew when the certificate has changed.
+    fn config(&self) -> io::Result<Arc<ServerConfig>> {
+        let live = self.tls.load_full();
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        if !Arc::ptr_eq(&current.0, &live) {
+            let mut config = self.template.clone();
+            config.crypto = Arc::new(quic_tls(&live)?);
+            *current = (live, Arc::new(config));
+        }
+        Ok(current.1.clone())
+    }
+}
+
+/// What a peer asked for by ALPN.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Protocol {
+    Channel,
+    Replica,
+    /// None that we offer: TLS itself has refused it.
+    Other,
+}
+
+impl Protocol {
+    pub(crate) fn of(alpn: Option<&[u8]>) -> Protocol {
+        match alpn {
+            Some(CHANNEL_ALPN) => Protocol::Channel,
+            Some(REPLICA_ALPN) => Protocol::Replica,
+            _ => Protocol::Other,
+        }
+    }
+}
+
+fn protocol(connection: &Connection) -> Protocol {
+    let data = connection.handshake_data().and_then(|any| any.downcast::<HandshakeData>().ok());
+    Protocol::of(data.and_then(|data| data.protocol).as_deref())
+}
+
+// Enrolment is spoken over TCP only.
+fn quic_tls(tls: &rustls::ServerConfig) -> io::Result<QuicServerConfig> {
+    let mut tls = tls.clone();
+    tls.alpn_protocols = vec![CHANNEL_ALPN.to_vec(), REPLICA_ALPN.to_vec()];
+    QuicServerConfig::try_from(tls).map_err(io::Error::other)
+}
+
+fn endpoint_config(keys: &PortKeys) -> EndpointConfig {
+    let reset_key = hmac::Key::new(hmac::HMAC_SHA256, &keys.reset_key);
+    // A packet is answered with a reset only if its connection ID could have been ours.
+    let tag = hmac::sign(&reset_key, b"connection ids");
+    let seed = tag.as_ref().first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes));
+    let mut config = EndpointConfig::new(Arc::new(reset_key));
+    config.min_reset_interval(RESET_INTERVAL_MIN);
+    config.cid_generator(move || Box::new(HashedConnectionIdGenerator::from_key(seed)));
+    config
+}

@@ -1,0 +1,149 @@
+//! The two halves of a stream over QUIC.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use quinn::{ReadError, VarInt, WriteError};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::{Open, link_closed};
+use crate::link::{LinkClosed, Reset, ResetCode};
+
+pub struct QuicSend {
+    send: quinn::SendStream,
+    _open: Arc<Open>,
+    is_ended: bool,
+}
+
+impl QuicSend {
+    pub(super) fn new(send: quinn::SendStream, open: Arc<Open>) -> QuicSend {
+        QuicSend { send, _open: open, is_ended: false }
+    }
+
+    pub fn reset(&mut self, code: ResetCode) {
+        self.is_ended = true;
+        // Fails only when the direction has ended already.
+        let _ = self.send.reset(VarInt::from_u32(code.into()));
+    }
+
+    pub async fn stopped(&mut self) -> ResetCode {
+        match self.send.stopped().await {
+            Ok(Some(code)) => reset_code(code),
+            Ok(None) => std::future::pending().await,
+            Err(_) => ResetCode::Abandoned,
+        }
+    }
+
+    pub async fn write_chunk(&mut self, data: Bytes) -> io::Result<()> {
+        self.send.write_chunk(data).await.map_err(write_error)
+    }
+}
+
+impl AsyncWrite for QuicSend {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        data: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.send).poll_write(context, data).map_err(write_error)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if !self.is_ended {
+            self.is_ended = true;
+            // A direction that the peer has stopped needs no end.
+            let _ = self.send.finish();
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl Drop for QuicSend {
+    fn drop(&mut self) {
+        // Left to itself quinn would end the direction properly, and the peer would take a part for the whole.
+        if !self.is_ended {
+            self.reset(ResetCode::Abandoned);
+        }
+    }
+}
+
+pub struct QuicRecv {
+    recv: quinn::RecvStream,
+    open: Arc<Open>,
+    is_ended: bool,
+}
+
+impl QuicRecv {
+    pub(super) fn new(recv: quinn::RecvStream, open: Arc<Open>) -> QuicRecv {
+        QuicRecv { recv, open, is_ended: false }
+    }
+
+    pub fn stop(&mut self, code: ResetCode) {
+        self.is_ended = true;
+        let _ = self.recv.stop(VarInt::from_u32(code.into()));
+    }
+
+    pub async fn read_chunk(&mut self, bytes_max: usize) -> io::Result<Option<Bytes>> {
+        let read = self.recv.read_chunk(bytes_max, true).await;
+        self.open.vitals.heard();
+        match read {
+            Ok(Some(chunk)) => Ok(Some(chunk.bytes)),
+            Ok(None) => {
+                self.is_ended = true;
+                Ok(None)
+            }
+            Err(error) => Err(read_error(error)),
+        }
+    }
+}
+
+impl AsyncRead for QuicRecv {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let (room, before) = (buffer.remaining(), buffer.filled().len());
+        ready!(self.recv.poll_read_buf(context, buffer)).map_err(read_error)?;
+        self.open.vitals.heard();
+        if room > 0 && buffer.filled().len() == before {
+            self.is_ended = true;
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl Drop for QuicRecv {
+    fn drop(&mut self) {
+        if !self.is_ended {
+            self.stop(ResetCode::Abandoned);
+        }
+    }
+}
+
+fn reset_code(code: VarInt) -> ResetCode {
+    ResetCode::from(u32::try_from(code.into_inner()).unwrap_or(u32::MAX))
+}
+
+fn read_error(error: ReadError) -> io::Error {
+    match error {
+        ReadError::Reset(code) => Reset::reading(reset_code(code)),
+        ReadError::ConnectionLost(error) => link_closed(&error).into(),
+        other => io::Error::new(io::ErrorKind::NotConnected, other),
+    }
+}
+
+fn write_error(error: WriteError) -> io::Error {
+    match error {
+        WriteError::Stopped(code) => Reset::writing(reset_code(code)),
+        WriteError::ConnectionLost(error) => LinkClosed::into(link_closed(&error)),
+        other => io::Error::new(io::ErrorKind::BrokenPipe, other),
+    }
+}

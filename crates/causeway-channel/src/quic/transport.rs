@@ -1,0 +1,146 @@
+//! The numbers of QUIC: windows, timeouts, congestion control, and what they cost.
+//!
+//! The congestion controller is wrapped so that the time of the last acknowledgement can be read: quinn itself
+//! does not tell when it last heard from a peer.
+
+use std::any::Any;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use quinn::congestion::{BbrConfig, Controller, ControllerFactory, ControllerMetrics, CubicConfig};
+use quinn::{Connection, TransportConfig, VarInt};
+
+use crate::link::LinkLimits;
+
+/// Streams a peer may open on a link that is still idle; see `leave_room_for_streams`. Seven eighths of 32, so
+/// that quinn's tables have 32 places.
+pub(super) const STREAMS_AT_FIRST: u32 = 28;
+
+/// A little above the ten seconds after which a session is called dead, whoever looks: quinn only cleans up
+/// behind sessions that forgot to.
+const IDLE_MAX: Duration = Duration::from_secs(15);
+
+/// How a link over QUIC is driven.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct QuicOptions {
+    pub limits: LinkLimits,
+    pub congestion: Congestion,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Congestion {
+    #[default]
+    Cubic,
+    /// Goes on through random loss; experimental in quinn.
+    Bbr,
+}
+
+pub(super) fn config(options: &QuicOptions) -> TransportConfig {
+    let limits = &options.limits;
+    let mut config = TransportConfig::default();
+    // What all streams of both directions may hold together, and something for the header of one more.
+    let streams = u64::from(limits.streams_max) * 2 + 1;
+    let link_window =
+        VarInt::from_u64(streams * u64::from(limits.stream_window_bytes)).unwrap_or(VarInt::MAX);
+    config
+        .max_concurrent_bidi_streams(VarInt::from_u32(STREAMS_AT_FIRST.min(limits.streams_max)))
+        .max_concurrent_uni_streams(VarInt::from_u32(0))
+        .stream_receive_window(VarInt::from_u32(limits.stream_window_bytes))
+        .receive_window(link_window)
+        .send_window(u64::from(limits.send_window_bytes))
+        .max_idle_timeout(Some(IDLE_MAX.try_into().expect("fifteen seconds fit")))
+        // Sessions ping; a second heartbeat would double the idle bytes.
+        .keep_alive_interval(None)
+        .datagram_receive_buffer_size(Some(limits.datagram_buffer_bytes))
+        .datagram_send_buffer_size(limits.datagram_buffer_bytes)
+        .congestion_controller_factory(Arc::new(Observed(options.congestion)));
+    config
+}
+
+/// When a packet of ours was last acknowledged.
+pub(super) fn last_acknowledged(connection: &Connection) -> Option<Instant> {
+    let controller = connection.congestion_state().into_any().downcast::<ObservedController>().ok()?;
+    Some(controller.last_acknowledged)
+}
+
+struct Observed(Congestion);
+
+impl ControllerFactory for Observed {
+    fn build(self: Arc<Self>, now: Instant, current_mtu: u16) -> Box<dyn Controller> {
+        let inner = match self.0 {
+            Congestion::Cubic => Arc::new(CubicConfig::default()).build(now, current_mtu),
+            Congestion::Bbr => Arc::new(BbrConfig::default()).build(now, current_mtu),
+        };
+        Box::new(ObservedController { inner, last_acknowledged: now })
+    }
+}
+
+struct ObservedController {
+    inner: Box<dyn Controller>,
+    last_acknowledged: Instant,
+}
+
+impl Controller for ObservedController {
+    fn on_sent(&mut self, now: Instant, bytes: u64, last_packet_number: u64) {
+        self.inner.on_sent(now, bytes, last_packet_number);
+    }
+
+    fn on_ack(
+        &mut self,
+        now: Instant,
+        sent: Instant,
+        bytes: u64,
+        app_limited: bool,
+        rtt: &quinn_proto::RttEstimator,
+    ) {
+        self.last_acknowledged = now;
+        self.inner.on_ack(now, sent, bytes, app_limited, rtt);
+    }
+
+    fn on_end_acks(
+        &mut self,
+        now: Instant,
+        in_flight: u64,
+        app_limited: bool,
+        largest_packet_num_acked: Option<u64>,
+    ) {
+        self.inner.on_end_acks(now, in_flight, app_limited, largest_packet_num_acked);
+    }
+
+    fn on_congestion_event(
+        &mut self,
+        now: Instant,
+        sent: Instant,
+        is_persistent_congestion: bool,
+        lost_bytes: u64,
+    ) {
+        self.inner.on_congestion_event(now, sent, is_persistent_congestion, lost_bytes);
+    }
+
+    fn on_mtu_update(&mut self, new_mtu: u16) {
+        self.inner.on_mtu_update(new_mtu);
+    }
+
+    fn window(&self) -> u64 {
+        self.inner.window()
+    }
+
+    fn metrics(&self) -> ControllerMetrics {
+        self.inner.metrics()
+    }
+
+    fn clone_box(&self) -> Box<dyn Controller> {
+        Box::new(ObservedController {
+            inner: self.inner.clone_box(),
+            last_acknowledged: self.last_acknowledged,
+        })
+    }
+
+    fn initial_window(&self) -> u64 {
+        self.inner.initial_window()
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn Any> {
+        self
+    }
+}
