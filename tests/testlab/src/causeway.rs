@@ -274,7 +274,7 @@ impl Cloud {
     }
 }
 
-fn addresses(data_dir: &Path, pid: u32) -> Option<Value> {
+pub(crate) fn addresses(data_dir: &Path, pid: u32) -> Option<Value> {
     let text = std::fs::read(data_dir.join("run/addresses.json")).ok()?;
     let value: Value = serde_json::from_slice(&text).ok()?;
     // A cloud that was killed leaves its file behind.

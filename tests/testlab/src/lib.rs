@@ -1,5 +1,12 @@
-//! Real things for tests: directories, processes that die with the test, etcd clusters, running clouds.
+//! Real things for tests: directories, processes that die with the test, etcd clusters, running clouds, networks.
+
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
 
 pub mod causeway;
 pub mod etcd;
 pub mod https;
+
+pub mod dice;
+pub mod fleet;
+pub mod net;
+pub mod relay;

@@ -1,0 +1,1 @@
+//! Nothing but tests: whole systems in network namespaces, with NATs, blocked paths and links that break.
