@@ -16,6 +16,7 @@ pub mod peer;
 pub mod pem;
 pub mod port;
 pub mod quic;
+pub mod session;
 pub mod tls;
 pub mod token;
 pub mod wire;

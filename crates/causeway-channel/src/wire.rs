@@ -5,6 +5,8 @@
 //! bytes, 64 KiB at most. An unknown field is ignored; an unknown request or response is an error that
 //! names the version; an unknown refusal code is read as `Other`, with its text.
 
+pub mod control;
+
 use std::fmt;
 use std::io;
 

@@ -1,0 +1,269 @@
+//! Who is connected: at most one live session per gateway, and old ones that may finish.
+//!
+//! A session with a higher epoch takes the gateway's seat; the one before lingers for its open streams. Removing a
+//! session by its own number never touches another one. Knows nothing of links; the driver keeps those.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+
+/// An edge that changes its mind more often than its old links end is cut short: the oldest goes first.
+const LINGERING_MAX: usize = 4;
+
+/// The sessions of one replica. `K` names a gateway, `S` is what the driver keeps with each session.
+#[derive(Debug)]
+pub struct Roster<K, S> {
+    gateways: HashMap<K, Gateway<S>>,
+    next: u64,
+    sessions: usize,
+    sessions_max: usize,
+}
+
+/// One session.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Seat<S> {
+    /// Unique in this replica since it started.
+    pub number: u64,
+    pub epoch: u64,
+    pub session: S,
+}
+
+#[derive(Debug)]
+struct Gateway<S> {
+    current: Option<Seat<S>>,
+    /// Oldest first.
+    lingering: Vec<Seat<S>>,
+    /// Of all sessions that are still known here.
+    highest_epoch: u64,
+}
+
+/// What became of a session that wants to begin.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Admission<S> {
+    Taken {
+        number: u64,
+        /// Had the seat before; lingers now, until the driver removes it.
+        superseded: Option<Seat<S>>,
+        /// Lingered too long already and is forgotten: close it.
+        evicted: Option<Seat<S>>,
+    },
+    /// The gateway has a session with this epoch or a higher one.
+    Older {
+        current_epoch: u64,
+    },
+    Full,
+}
+
+/// What was removed.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Removed<S> {
+    /// The gateway has no session now.
+    Current(S),
+    Lingering(S),
+    Unknown,
+}
+
+impl<K: Clone + Eq + Hash, S: Clone> Roster<K, S> {
+    pub fn new(sessions_max: usize) -> Roster<K, S> {
+        Roster { gateways: HashMap::new(), next: 1, sessions: 0, sessions_max }
+    }
+
+    /// A session wants to begin. `session` is made for the number it gets.
+    pub fn admit(&mut self, gateway: &K, epoch: u64, session: impl FnOnce(u64) -> S) -> Admission<S> {
+        let known = self.gateways.get(gateway);
+        if let Some(current_epoch) =
+            known.map(|known| known.highest_epoch).filter(|highest| *highest >= epoch)
+        {
+            return Admission::Older { current_epoch };
+        }
+        // A gateway that has a seat may always move to another link: it will give the old one back.
+        if self.sessions >= self.sessions_max && known.is_none() {
+            return Admission::Full;
+        }
+        let number = self.next;
+        self.next += 1;
+        self.sessions += 1;
+        let seat = Seat { number, epoch, session: session(number) };
+        let gateway = self.gateways.entry(gateway.clone()).or_insert_with(Gateway::empty);
+        gateway.highest_epoch = epoch;
+        let superseded = gateway.current.replace(seat);
+        gateway.lingering.extend(superseded.clone());
+        let evicted = (gateway.lingering.len() > LINGERING_MAX).then(|| gateway.lingering.remove(0));
+        self.sessions -= usize::from(evicted.is_some());
+        Admission::Taken { number, superseded, evicted }
+    }
+
+    /// A session has ended. Whatever else the gateway has stays.
+    pub fn remove(&mut self, gateway: &K, number: u64) -> Removed<S> {
+        let Some(known) = self.gateways.get_mut(gateway) else { return Removed::Unknown };
+        let removed = known.remove(number);
+        if !matches!(removed, Removed::Unknown) {
+            self.sessions -= 1;
+        }
+        if known.current.is_none() && known.lingering.is_empty() {
+            self.gateways.remove(gateway);
+        }
+        removed
+    }
+
+    /// The session that new streams to this gateway use.
+    pub fn current(&self, gateway: &K) -> Option<&Seat<S>> {
+        self.gateways.get(gateway)?.current.as_ref()
+    }
+
+    /// Every gateway that has a session, with it.
+    pub fn all_current(&self) -> impl Iterator<Item = (&K, &Seat<S>)> {
+        self.gateways.iter().filter_map(|(name, gateway)| Some((name, gateway.current.as_ref()?)))
+    }
+
+    /// Every session, the lingering too.
+    pub fn all(&self) -> impl Iterator<Item = (&K, &Seat<S>)> {
+        self.gateways.iter().flat_map(|(name, gateway)| gateway.seats().map(move |seat| (name, seat)))
+    }
+
+    /// How many sessions there are, the lingering too.
+    pub fn len(&self) -> usize {
+        self.sessions
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.sessions == 0
+    }
+}
+
+impl<S> Gateway<S> {
+    fn empty() -> Gateway<S> {
+        Gateway { current: None, lingering: Vec::new(), highest_epoch: 0 }
+    }
+
+    fn seats(&self) -> impl Iterator<Item = &Seat<S>> {
+        self.current.iter().chain(&self.lingering)
+    }
+
+    fn remove(&mut self, number: u64) -> Removed<S> {
+        if let Some(seat) = self.current.take_if(|seat| seat.number == number) {
+            return Removed::Current(seat.session);
+        }
+        match self.lingering.iter().position(|seat| seat.number == number) {
+            Some(place) => Removed::Lingering(self.lingering.remove(place).session),
+            None => Removed::Unknown,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Admits under an epoch; the session is called by its epoch, so that rows read well.
+    fn admit(roster: &mut Roster<&'static str, u64>, name: &'static str, epoch: u64) -> Admission<u64> {
+        roster.admit(&name, epoch, |_| epoch)
+    }
+
+    fn number(admission: &Admission<u64>) -> u64 {
+        match admission {
+            Admission::Taken { number, .. } => *number,
+            other => unreachable!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_higher_epoch_has_the_seat() {
+        let mut roster = Roster::new(10);
+        let first = admit(&mut roster, "a", 5);
+        assert_eq!(first, Admission::Taken { number: 1, superseded: None, evicted: None });
+        assert_eq!(admit(&mut roster, "a", 4), Admission::Older { current_epoch: 5 });
+        assert_eq!(admit(&mut roster, "a", 5), Admission::Older { current_epoch: 5 });
+        let second = admit(&mut roster, "a", 6);
+        let superseded = Some(Seat { number: 1, epoch: 5, session: 5 });
+        assert_eq!(second, Admission::Taken { number: 2, superseded, evicted: None });
+        assert_eq!(roster.current(&"a").unwrap().session, 6);
+        assert_eq!(roster.len(), 2, "the old one lingers");
+        assert_eq!(roster.all_current().count(), 1);
+    }
+
+    #[test]
+    fn closing_an_old_session_never_disturbs_the_new_one() {
+        let mut roster = Roster::new(10);
+        let old = number(&admit(&mut roster, "a", 1));
+        let new = number(&admit(&mut roster, "a", 2));
+        assert_eq!(roster.remove(&"a", old), Removed::Lingering(1));
+        assert_eq!(roster.remove(&"a", old), Removed::Unknown, "twice is once");
+        assert_eq!(roster.remove(&"b", new), Removed::Unknown, "of another gateway");
+        assert_eq!(roster.current(&"a").unwrap().number, new);
+        assert_eq!(roster.remove(&"a", new), Removed::Current(2));
+        assert!(roster.is_empty() && roster.current(&"a").is_none());
+    }
+
+    #[test]
+    fn while_an_old_link_lingers_its_epoch_is_not_forgotten() {
+        let mut roster = Roster::new(10);
+        admit(&mut roster, "a", 1);
+        let new = number(&admit(&mut roster, "a", 9));
+        roster.remove(&"a", new);
+        assert_eq!(admit(&mut roster, "a", 5), Admission::Older { current_epoch: 9 });
+        assert!(matches!(admit(&mut roster, "a", 10), Admission::Taken { superseded: None, .. }));
+    }
+
+    #[test]
+    fn a_full_replica_takes_no_new_gateway_and_lets_the_old_ones_move() {
+        let mut roster = Roster::new(2);
+        let first = number(&admit(&mut roster, "a", 1));
+        admit(&mut roster, "b", 1);
+        assert_eq!(admit(&mut roster, "c", 1), Admission::Full);
+        assert!(matches!(admit(&mut roster, "a", 2), Admission::Taken { .. }));
+        roster.remove(&"a", first);
+        assert_eq!(admit(&mut roster, "c", 1), Admission::Full);
+    }
+
+    #[test]
+    fn an_edge_that_moves_all_the_time_keeps_few_old_links() {
+        let mut roster = Roster::new(10);
+        let evicted = |admission| match admission {
+            Admission::Taken { evicted, .. } => evicted.map(|seat: Seat<u64>| seat.session),
+            other => unreachable!("{other:?}"),
+        };
+        for epoch in 1..=5 {
+            assert_eq!(evicted(admit(&mut roster, "a", epoch)), None);
+        }
+        assert_eq!(evicted(admit(&mut roster, "a", 6)), Some(1));
+        assert_eq!(evicted(admit(&mut roster, "a", 7)), Some(2));
+        assert_eq!(roster.len(), 1 + LINGERING_MAX);
+    }
+
+    proptest! {
+        #[test]
+        fn counts_agree_and_the_seat_belongs_to_the_highest(
+            steps in proptest::collection::vec((0..3usize, 0..12u64, any::<bool>()), 0..60),
+        ) {
+            let mut roster = Roster::new(usize::MAX);
+            let mut taken: Vec<(usize, u64)> = Vec::new();
+            for (gateway, value, admits) in steps {
+                let name = ["a", "b", "c"][gateway];
+                if admits {
+                    let before = roster.current(&name).map(|seat| seat.epoch);
+                    match admit(&mut roster, name, value) {
+                        Admission::Taken { number, .. } => {
+                            prop_assert!(before.is_none_or(|epoch| epoch < value));
+                            taken.push((gateway, number));
+                        }
+                        Admission::Older { current_epoch } => prop_assert!(current_epoch >= value),
+                        Admission::Full => prop_assert!(false),
+                    }
+                } else if let Some((gateway, number)) = taken.get(value as usize).copied() {
+                    let name = ["a", "b", "c"][gateway];
+                    let before = roster.current(&name).map(|seat| seat.number);
+                    roster.remove(&name, number);
+                    let after = roster.current(&name).map(|seat| seat.number);
+                    prop_assert_eq!(after, before.filter(|seat| *seat != number));
+                }
+                prop_assert_eq!(roster.all().count(), roster.len());
+                for (peer, seat) in roster.all() {
+                    let current = roster.current(peer);
+                    prop_assert!(current.is_none_or(|current| current.epoch >= seat.epoch));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,583 @@
+//! The messages of the control stream, and how they stand on it.
+//!
+//! The control stream is the first stream of a link, opened by the edge. The edge speaks first (`Hello`), the cloud
+//! answers `Welcome` or `Refused`; then both say what they have to say. Each message is protobuf behind a length of
+//! four bytes. An unknown field is ignored, and so is a message of an unknown kind: it reads as `None`, and a newer
+//! peer must not depend on its being understood before `features` say so.
+
+use std::collections::VecDeque;
+use std::io;
+use std::marker::PhantomData;
+
+use bytes::{Buf, Bytes, BytesMut};
+use prost::Message;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+/// Spoken inside the ALPN of the channel; raised when a message changes its meaning.
+pub const VERSION: u32 = 1;
+/// What an edge says is small; a batch of upstream records is cut to fit.
+pub const EDGE_MESSAGE_BYTES_MAX: usize = 64 * 1024;
+/// What the cloud says may be a whole netmap. A site of 2,000 exposures stays below 1 MiB.
+pub const CLOUD_MESSAGE_BYTES_MAX: usize = 16 * 1024 * 1024;
+
+/// What an edge says.
+#[derive(Clone, PartialEq, Message)]
+pub struct EdgeMessage {
+    #[prost(oneof = "EdgeSays", tags = "1, 2, 3, 4, 5, 6")]
+    pub says: Option<EdgeSays>,
+}
+
+#[derive(Clone, PartialEq, prost::Oneof)]
+pub enum EdgeSays {
+    #[prost(message, tag = "1")]
+    Hello(Hello),
+    #[prost(message, tag = "2")]
+    Ping(Ping),
+    #[prost(message, tag = "3")]
+    NetmapAck(NetmapAck),
+    #[prost(message, tag = "4")]
+    NetmapRefused(NetmapRefused),
+    #[prost(message, tag = "5")]
+    Upstream(Upstream),
+    #[prost(message, tag = "6")]
+    Goodbye(Goodbye),
+}
+
+/// First word of an edge.
+#[derive(Clone, PartialEq, Message)]
+pub struct Hello {
+    #[prost(uint32, tag = "1")]
+    pub version: u32,
+    /// Rises with every attempt of this gateway; the cloud keeps the session with the highest.
+    #[prost(uint64, tag = "2")]
+    pub epoch: u64,
+    /// The netmap it runs on. Absent: none yet.
+    #[prost(message, optional, tag = "3")]
+    pub held: Option<Held>,
+    /// Name and version of the program, for people.
+    #[prost(string, tag = "4")]
+    pub software: String,
+    /// `tls::bundle_hash` of the CAs the edge trusts.
+    #[prost(bytes = "bytes", tag = "5")]
+    pub bundle_hash: Bytes,
+    /// Seconds since 1970, by the edge's clock.
+    #[prost(int64, tag = "6")]
+    pub time: i64,
+    /// What it understands beyond version 1.
+    #[prost(string, repeated, tag = "7")]
+    pub features: Vec<String>,
+}
+
+/// A netmap by its generation and digest.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Held {
+    #[prost(uint64, tag = "1")]
+    pub epoch: u64,
+    #[prost(uint64, tag = "2")]
+    pub revision: u64,
+    #[prost(bytes = "bytes", tag = "3")]
+    pub digest: Bytes,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct Ping {
+    #[prost(uint64, tag = "1")]
+    pub nonce: u64,
+}
+
+/// The netmap is on the edge's disk.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct NetmapAck {
+    #[prost(message, optional, tag = "1")]
+    pub held: Option<Held>,
+}
+
+/// The netmap could not be taken; the edge goes on with what it held.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct NetmapRefused {
+    /// What was refused.
+    #[prost(message, optional, tag = "1")]
+    pub target: Option<Held>,
+    #[prost(string, tag = "2")]
+    pub reason: String,
+    /// A delta did not fit: send everything.
+    #[prost(bool, tag = "3")]
+    pub want_whole: bool,
+    /// What it runs on instead.
+    #[prost(message, optional, tag = "4")]
+    pub held: Option<Held>,
+}
+
+/// Records from the edge's durable queue, in order.
+#[derive(Clone, PartialEq, Message)]
+pub struct Upstream {
+    /// Names the queue; a queue that was lost begins again under another name.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub queue_id: Bytes,
+    #[prost(uint64, tag = "2")]
+    pub first_seq: u64,
+    #[prost(bytes = "bytes", repeated, tag = "3")]
+    pub records: Vec<Bytes>,
+    /// How many records the bound of the queue has cost so far.
+    #[prost(uint64, tag = "4")]
+    pub dropped: u64,
+}
+
+/// The edge ends the session on purpose.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Goodbye {
+    #[prost(string, tag = "1")]
+    pub reason: String,
+}
+
+/// What the cloud says.
+#[derive(Clone, PartialEq, Message)]
+pub struct CloudMessage {
+    #[prost(oneof = "CloudSays", tags = "1, 2, 3, 4, 5, 6, 7")]
+    pub says: Option<CloudSays>,
+}
+
+#[derive(Clone, PartialEq, prost::Oneof)]
+pub enum CloudSays {
+    #[prost(message, tag = "1")]
+    Welcome(Welcome),
+    #[prost(message, tag = "2")]
+    Refused(Refused),
+    #[prost(message, tag = "3")]
+    Pong(Pong),
+    #[prost(message, tag = "4")]
+    Netmap(NetmapUpdate),
+    #[prost(message, tag = "5")]
+    UpstreamAck(UpstreamAck),
+    #[prost(message, tag = "6")]
+    Drain(Drain),
+    #[prost(message, tag = "7")]
+    News(News),
+}
+
+/// The session is taken.
+#[derive(Clone, PartialEq, Message)]
+pub struct Welcome {
+    /// For logs at both ends.
+    #[prost(string, tag = "1")]
+    pub session_id: String,
+    #[prost(string, tag = "2")]
+    pub replica: String,
+    /// Seconds since 1970, by the cloud's clock.
+    #[prost(int64, tag = "3")]
+    pub time: i64,
+    /// Where to dial from now on. Empty: as before.
+    #[prost(string, repeated, tag = "4")]
+    pub endpoints: Vec<String>,
+    /// Ask for a sign of life after this long a silence. Zero: the edge's default.
+    #[prost(uint32, tag = "5")]
+    pub keepalive_ms: u32,
+    /// When this session is lost, spread the return over this time: it grows with the fleet.
+    #[prost(uint32, tag = "6")]
+    pub retry_hint_ms: u32,
+    /// Renew the certificate now, whatever its age.
+    #[prost(bool, tag = "7")]
+    pub renew: bool,
+    #[prost(string, repeated, tag = "8")]
+    pub features: Vec<String>,
+}
+
+/// Why there is no session, for the program (`code`) and for people (`message`, `hint`).
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Refused {
+    #[prost(enumeration = "RefusedCode", tag = "1")]
+    pub code: i32,
+    #[prost(string, tag = "2")]
+    pub message: String,
+    /// What to do about it.
+    #[prost(string, tag = "3")]
+    pub hint: String,
+    /// Not before this time has passed.
+    #[prost(uint32, tag = "4")]
+    pub retry_after_ms: u32,
+    /// With `OlderEpoch`: the epoch to go beyond.
+    #[prost(uint64, tag = "5")]
+    pub current_epoch: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
+#[repr(i32)]
+pub enum RefusedCode {
+    Other = 0,
+    Malformed = 1,
+    Version = 2,
+    /// A newer session of this gateway exists.
+    OlderEpoch = 3,
+    Revoked = 4,
+    CertificateExpired = 5,
+    /// The key is not the gateway's any more.
+    NotCurrent = 6,
+    /// There is no such EGateway.
+    UnknownGateway = 7,
+    /// As many sessions as this replica may hold.
+    Full = 8,
+    Draining = 9,
+    /// The cloud cannot decide at the moment.
+    Unavailable = 10,
+}
+
+impl RefusedCode {
+    /// The word used in logs, metrics and audit lines.
+    pub fn word(self) -> &'static str {
+        match self {
+            RefusedCode::Other => "other",
+            RefusedCode::Malformed => "malformed",
+            RefusedCode::Version => "version",
+            RefusedCode::OlderEpoch => "older-epoch",
+            RefusedCode::Revoked => "revoked",
+            RefusedCode::CertificateExpired => "certificate-expired",
+            RefusedCode::NotCurrent => "not-current",
+            RefusedCode::UnknownGateway => "unknown-gateway",
+            RefusedCode::Full => "full",
+            RefusedCode::Draining => "draining",
+            RefusedCode::Unavailable => "unavailable",
+        }
+    }
+}
+
+impl Refused {
+    pub fn new(code: RefusedCode, message: impl Into<String>, hint: impl Into<String>) -> Refused {
+        Refused { code: code.into(), message: message.into(), hint: hint.into(), ..Refused::default() }
+    }
+
+    pub fn reason(&self) -> RefusedCode {
+        RefusedCode::try_from(self.code).unwrap_or(RefusedCode::Other)
+    }
+}
+
+impl std::fmt::Display for Refused {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let clean = |text: &str| text.chars().filter(|char| !char.is_control()).take(400).collect::<String>();
+        write!(formatter, "{}", clean(&self.message))?;
+        if !self.hint.is_empty() {
+            write!(formatter, " ({})", clean(&self.hint))?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Refused {}
+
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct Pong {
+    #[prost(uint64, tag = "1")]
+    pub nonce: u64,
+}
+
+/// An encoded `causeway_netmap::Update`. This room does not look into it.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct NetmapUpdate {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub update: Bytes,
+}
+
+/// Everything up to and including `seq` is kept by the cloud.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct UpstreamAck {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub queue_id: Bytes,
+    #[prost(uint64, tag = "2")]
+    pub seq: u64,
+}
+
+/// This replica goes away: attach elsewhere.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct Drain {
+    /// Streams that are open may go on for this long.
+    #[prost(uint32, tag = "1")]
+    pub deadline_ms: u32,
+    /// Dial anew at a moment of your choice within this time.
+    #[prost(uint32, tag = "2")]
+    pub retry_hint_ms: u32,
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct News {
+    /// Renew the certificate now, whatever its age.
+    #[prost(bool, tag = "1")]
+    pub renew: bool,
+    /// Where to dial from now on. Empty: as before.
+    #[prost(string, repeated, tag = "2")]
+    pub endpoints: Vec<String>,
+}
+
+macro_rules! wrapped {
+    ($whole:ident, $says:ident, $($kind:ident => $message:ty),+) => {
+        impl From<$says> for $whole {
+            fn from(says: $says) -> $whole {
+                $whole { says: Some(says) }
+            }
+        }
+
+        $(impl From<$message> for $whole {
+            fn from(message: $message) -> $whole {
+                $says::$kind(message).into()
+            }
+        })+
+    };
+}
+
+wrapped!(EdgeMessage, EdgeSays, Hello => Hello, Ping => Ping, NetmapAck => NetmapAck,
+    NetmapRefused => NetmapRefused, Upstream => Upstream, Goodbye => Goodbye);
+wrapped!(CloudMessage, CloudSays, Welcome => Welcome, Refused => Refused, Pong => Pong, Netmap => NetmapUpdate,
+    UpstreamAck => UpstreamAck, Drain => Drain, News => News);
+
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    #[error("the control stream broke")]
+    Io(#[from] io::Error),
+    #[error("the control stream ended within a message")]
+    Cut,
+    #[error("a message of {bytes} bytes was announced and {max} are allowed")]
+    TooLong { bytes: usize, max: usize },
+    #[error("a message cannot be read")]
+    Malformed(#[from] prost::DecodeError),
+}
+
+/// Reads messages. `next` may be dropped at any moment and called again: nothing is lost.
+#[derive(Debug)]
+pub struct Reader<R, M> {
+    stream: R,
+    buffer: BytesMut,
+    max: usize,
+    kind: PhantomData<fn() -> M>,
+}
+
+impl<R> Reader<R, EdgeMessage> {
+    /// The cloud's ear.
+    pub fn of_edge(stream: R) -> Reader<R, EdgeMessage> {
+        Reader { stream, buffer: BytesMut::new(), max: EDGE_MESSAGE_BYTES_MAX, kind: PhantomData }
+    }
+}
+
+impl<R> Reader<R, CloudMessage> {
+    /// The edge's ear.
+    pub fn of_cloud(stream: R) -> Reader<R, CloudMessage> {
+        Reader { stream, buffer: BytesMut::new(), max: CLOUD_MESSAGE_BYTES_MAX, kind: PhantomData }
+    }
+}
+
+impl<R: AsyncRead + Unpin, M: Message + Default> Reader<R, M> {
+    /// The next message; `None` when the peer has ended the stream.
+    pub async fn next(&mut self) -> Result<Option<M>, ControlError> {
+        loop {
+            if let Some(body) = split(&mut self.buffer, self.max)? {
+                let message = M::decode(body)?;
+                if self.buffer.is_empty() {
+                    // An idle session holds no memory here, however large its last message was.
+                    self.buffer = BytesMut::new();
+                }
+                return Ok(Some(message));
+            }
+            // Memory follows what arrives, never what is announced.
+            self.buffer.reserve(READ_BYTES);
+            if self.stream.read_buf(&mut self.buffer).await? == 0 {
+                return if self.buffer.is_empty() { Ok(None) } else { Err(ControlError::Cut) };
+            }
+        }
+    }
+}
+
+/// A keepalive takes 12 bytes, most other messages fit into this.
+const READ_BYTES: usize = 512;
+const LENGTH_BYTES: usize = 4;
+
+/// Takes one message's bytes from the front, if all of them are there.
+fn split(buffer: &mut BytesMut, max: usize) -> Result<Option<Bytes>, ControlError> {
+    let Some(length) = buffer.first_chunk::<LENGTH_BYTES>() else { return Ok(None) };
+    let bytes = u32::from_be_bytes(*length) as usize;
+    if bytes > max {
+        return Err(ControlError::TooLong { bytes, max });
+    }
+    if buffer.len() - LENGTH_BYTES < bytes {
+        return Ok(None);
+    }
+    buffer.advance(LENGTH_BYTES);
+    Ok(Some(buffer.split_to(bytes).freeze()))
+}
+
+/// The form on the stream. Fails when the message is larger than its reader would take.
+pub fn encode_edge(message: impl Into<EdgeMessage>) -> Result<Bytes, ControlError> {
+    encode(&message.into(), EDGE_MESSAGE_BYTES_MAX)
+}
+
+/// The form on the stream. Fails when the message is larger than its reader would take.
+pub fn encode_cloud(message: impl Into<CloudMessage>) -> Result<Bytes, ControlError> {
+    encode(&message.into(), CLOUD_MESSAGE_BYTES_MAX)
+}
+
+fn encode(message: &impl Message, max: usize) -> Result<Bytes, ControlError> {
+    let bytes = message.encoded_len();
+    if bytes > max {
+        return Err(ControlError::TooLong { bytes, max });
+    }
+    let mut frame = BytesMut::with_capacity(LENGTH_BYTES + bytes);
+    frame.extend_from_slice(&(bytes as u32).to_be_bytes());
+    message.encode(&mut frame).expect("BytesMut grows as needed, and that is the only way to fail");
+    Ok(frame.freeze())
+}
+
+/// Writes messages in order. `drain` may be dropped at any moment and called again: nothing is lost or repeated.
+#[derive(Debug)]
+pub struct Writer<W> {
+    stream: W,
+    queue: VecDeque<Bytes>,
+    flushed: bool,
+}
+
+impl<W: AsyncWrite + Unpin> Writer<W> {
+    pub fn new(stream: W) -> Writer<W> {
+        Writer { stream, queue: VecDeque::new(), flushed: true }
+    }
+
+    /// Puts a message in line. Whoever pushes on behalf of the peer looks at `len` first.
+    pub fn push(&mut self, frame: Bytes) {
+        self.queue.push_back(frame);
+        self.flushed = false;
+    }
+
+    /// Messages that are not written yet.
+    pub fn len(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Is everything on its way?
+    pub fn is_empty(&self) -> bool {
+        self.flushed
+    }
+
+    /// Writes everything that is in line.
+    pub async fn drain(&mut self) -> Result<(), ControlError> {
+        while let Some(front) = self.queue.front_mut() {
+            if self.stream.write_buf(front).await? == 0 {
+                return Err(ControlError::Io(io::ErrorKind::WriteZero.into()));
+            }
+            if front.is_empty() {
+                self.queue.pop_front();
+            }
+        }
+        if !self.flushed {
+            self.stream.flush().await?;
+            self.flushed = true;
+            self.queue = VecDeque::new();
+        }
+        Ok(())
+    }
+
+    /// Writes what is in line, then ends this direction.
+    pub async fn finish(&mut self) -> Result<(), ControlError> {
+        self.drain().await?;
+        Ok(self.stream.shutdown().await?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn block_on<T>(future: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
+    }
+
+    fn heard(bytes: &[u8]) -> Result<Vec<EdgeMessage>, ControlError> {
+        block_on(async {
+            let mut reader = Reader::of_edge(bytes);
+            let mut all = Vec::new();
+            while let Some(message) = reader.next().await? {
+                all.push(message);
+            }
+            Ok(all)
+        })
+    }
+
+    #[test]
+    fn messages_survive_the_stream_in_order() {
+        let said: Vec<EdgeMessage> = vec![
+            Hello { version: 1, epoch: 7, software: "causeway".into(), ..Hello::default() }.into(),
+            Ping { nonce: 1 }.into(),
+            Upstream { records: vec![Bytes::from(vec![9; 5000])], ..Upstream::default() }.into(),
+        ];
+        let frames: Vec<u8> = said.iter().flat_map(|message| encode_edge(message.clone()).unwrap()).collect();
+        assert_eq!(heard(&frames).unwrap(), said);
+    }
+
+    #[test]
+    fn a_reader_that_is_interrupted_loses_nothing() {
+        block_on(async {
+            let frame = encode_edge(Ping { nonce: 5 }).unwrap();
+            let (mut near, far) = tokio::io::duplex(64);
+            let mut reader = Reader::of_edge(far);
+            let (first, rest) = frame.split_at(5);
+            near.write_all(first).await.unwrap();
+            // The read takes what is there, waits for more, and is dropped.
+            tokio::select! {
+                biased;
+                _ = reader.next() => unreachable!("a part of a message is no message"),
+                () = tokio::task::yield_now() => {}
+            }
+            near.write_all(rest).await.unwrap();
+            assert_eq!(reader.next().await.unwrap(), Some(Ping { nonce: 5 }.into()));
+        });
+    }
+
+    #[test]
+    fn a_writer_that_is_interrupted_repeats_nothing() {
+        block_on(async {
+            let (near, far) = tokio::io::duplex(5);
+            let (mut writer, mut reader) = (Writer::new(near), Reader::of_edge(far));
+            for nonce in 0..20 {
+                writer.push(encode_edge(Ping { nonce: nonce * 1000 }).unwrap());
+            }
+            let mut heard = Vec::new();
+            while heard.len() < 20 {
+                tokio::select! {
+                    biased;
+                    message = reader.next() => heard.push(message.unwrap().unwrap()),
+                    written = writer.drain(), if !writer.is_empty() => written.unwrap(),
+                }
+            }
+            let expected: Vec<EdgeMessage> =
+                (0..20).map(|nonce| Ping { nonce: nonce * 1000 }.into()).collect();
+            assert_eq!(heard, expected);
+        });
+    }
+
+    #[test]
+    fn broken_frames_are_refused() {
+        let check = |bytes: &[u8], why: &str| {
+            let error = heard(bytes).unwrap_err();
+            assert!(format!("{error:?}").starts_with(why), "{error:?}");
+        };
+        check(&[0xff, 0xff, 0xff, 0xff, 1], "TooLong");
+        check(&[0, 1, 0, 1], "TooLong");
+        check(&[0, 0, 0, 9, 1], "Cut");
+        check(&[0, 0, 0], "Cut");
+        check(&[0, 0, 0, 2, 0xff, 0xff], "Malformed");
+        let long = Upstream { records: vec![vec![0; EDGE_MESSAGE_BYTES_MAX].into()], ..Upstream::default() };
+        assert!(matches!(encode_edge(long), Err(ControlError::TooLong { .. })));
+    }
+
+    #[test]
+    fn what_a_newer_peer_says_is_no_error() {
+        // Field 100 with an empty message: a kind that this program does not know.
+        assert_eq!(heard(&[0, 0, 0, 3, 0xa2, 0x06, 0]).unwrap(), [EdgeMessage { says: None }]);
+        assert_eq!(Refused { code: 99, ..Refused::default() }.reason(), RefusedCode::Other);
+        let shown = Refused::new(RefusedCode::Full, "no", "\u{1b}[2Jwait").to_string();
+        assert_eq!(shown, "no ([2Jwait)");
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_a_reader_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            let _ = heard(&bytes);
+            let _ = CloudMessage::decode(&bytes[..]);
+        }
+    }
+}
