@@ -15,6 +15,7 @@ pub mod key;
 pub mod peer;
 pub mod pem;
 pub mod port;
+pub mod probe;
 pub mod quic;
 pub mod session;
 pub mod tls;

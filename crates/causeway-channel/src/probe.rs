@@ -1,0 +1,163 @@
+//! Probe streams: does a link carry bytes, how fast, and in what time?
+//!
+//! One end opens a stream of purpose `Probe` and says in `details` what it wants; the other answers without looking
+//! at who asks, since nothing of value crosses. `answer` is for whoever accepts streams, `run` for whoever asks.
+
+use std::io;
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use tokio::io::AsyncWriteExt;
+use tokio::time::timeout;
+
+use crate::link::{Link, Purpose, ResetCode, SendStream, Stream, StreamError, StreamHeader};
+
+/// What a probe wants from the other end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Everything back.
+    Echo,
+    /// Read everything, answer nothing but the end.
+    Sink,
+    /// Send this many bytes.
+    Source { bytes: u64 },
+}
+
+/// No probe moves more: a minute at 10 Gbit/s would be 75 GB, and nobody needs that to judge a link.
+pub const BYTES_MAX: u64 = 8 << 30;
+/// A probe that makes no progress for this long is given up.
+const STALL: Duration = Duration::from_secs(15);
+const CHUNK_BYTES: usize = 64 * 1024;
+
+impl FromStr for Mode {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Mode, ()> {
+        match text.split_once(':') {
+            None if text == "echo" => Ok(Mode::Echo),
+            None if text == "sink" => Ok(Mode::Sink),
+            Some(("source", bytes)) => {
+                let bytes = bytes.parse().map_err(|_| ())?;
+                if bytes > BYTES_MAX { Err(()) } else { Ok(Mode::Source { bytes }) }
+            }
+            _ => Err(()),
+        }
+    }
+}
+
+impl std::fmt::Display for Mode {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Mode::Echo => formatter.write_str("echo"),
+            Mode::Sink => formatter.write_str("sink"),
+            Mode::Source { bytes } => write!(formatter, "source:{bytes}"),
+        }
+    }
+}
+
+/// Answers a probe of the other end, to its end.
+pub async fn answer(header: &StreamHeader, stream: Stream) {
+    let wanted = std::str::from_utf8(&header.details).ok().and_then(|text| text.parse().ok());
+    let Some(mode) = wanted else { return stream.refuse(ResetCode::Malformed) };
+    if let Err(error) = serve(mode, stream).await {
+        tracing::debug!(%mode, %error, "a probe of the peer broke");
+    }
+}
+
+async fn serve(mode: Mode, mut stream: Stream) -> io::Result<()> {
+    match mode {
+        Mode::Echo => {
+            while let Some(chunk) = patient(stream.recv.read_chunk(CHUNK_BYTES)).await? {
+                patient(stream.send.write_chunk(chunk)).await?;
+            }
+        }
+        Mode::Sink => while patient(stream.recv.read_chunk(CHUNK_BYTES)).await?.is_some() {},
+        Mode::Source { bytes } => send(&mut stream.send, bytes).await?,
+    }
+    patient(stream.send.shutdown()).await
+}
+
+/// What a probe found.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Found {
+    /// From opening the stream to the last byte of the answer.
+    pub took: Duration,
+    /// Bytes that crossed in the direction that was measured.
+    pub bytes: u64,
+}
+
+impl Found {
+    pub fn bytes_per_second(&self) -> f64 {
+        self.bytes as f64 / self.took.as_secs_f64().max(1e-6)
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ProbeError {
+    #[error("no stream could be opened")]
+    Open(#[from] StreamError),
+    #[error("the probe broke")]
+    Io(#[from] io::Error),
+    #[error("{received} of {expected} bytes came back")]
+    Short { received: u64, expected: u64 },
+}
+
+/// Probes the other end of a link with so many bytes; `Source` names its own.
+pub async fn run(link: &Link, header: StreamHeader, mode: Mode, bytes: u64) -> Result<Found, ProbeError> {
+    let details = Bytes::from(mode.to_string());
+    let header = StreamHeader { purpose: Purpose::Probe as u32, details, ..header };
+    let start = Instant::now();
+    let (mut to_peer, mut from_peer) = link.open_stream(header).await?.split();
+    let (sent, expected) = match mode {
+        Mode::Echo => (bytes.min(BYTES_MAX), bytes.min(BYTES_MAX)),
+        Mode::Sink => (bytes.min(BYTES_MAX), 0),
+        Mode::Source { bytes } => (0, bytes),
+    };
+    let sending = async {
+        send(&mut to_peer, sent).await?;
+        patient(to_peer.shutdown()).await
+    };
+    let receiving = async {
+        let mut received = 0;
+        while let Some(chunk) = patient(from_peer.read_chunk(CHUNK_BYTES)).await? {
+            received += chunk.len() as u64;
+        }
+        Ok::<u64, io::Error>(received)
+    };
+    let ((), received) = tokio::try_join!(sending, receiving)?;
+    match received == expected {
+        true => Ok(Found { took: start.elapsed(), bytes: sent.max(expected) }),
+        false => Err(ProbeError::Short { received, expected }),
+    }
+}
+
+async fn send(stream: &mut SendStream, bytes: u64) -> io::Result<()> {
+    let chunk = Bytes::from(vec![0x5a; CHUNK_BYTES.min(bytes as usize)]);
+    let mut left = bytes;
+    while left > 0 {
+        let part = chunk.slice(..chunk.len().min(left as usize));
+        left -= part.len() as u64;
+        patient(stream.write_chunk(part)).await?;
+    }
+    Ok(())
+}
+
+async fn patient<T>(step: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    timeout(STALL, step).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_probe_wants_is_read_as_it_is_written() {
+        for mode in [Mode::Echo, Mode::Sink, Mode::Source { bytes: 17 }] {
+            assert_eq!(mode.to_string().parse(), Ok(mode));
+        }
+        for text in ["", "echo:1", "source", "source:", "source:-1", "source:99999999999999", "other"] {
+            assert_eq!(text.parse::<Mode>(), Err(()), "{text}");
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! Is the link alive? Decides when to ask for a sign of life, and when to stop waiting for one.
+//!
+//! Any byte of the peer is a sign. After a silence one ping; unanswered, three quick probes; then the link is dead,
+//! `GIVE_UP` after the first question. Values in, values out; the time is an argument.
+
+use std::time::{Duration, Instant};
+
+/// Idle traffic of about 3 MB a day, and NAT entries for UDP, which live for 30 s and more, stay.
+pub const EVERY: Duration = Duration::from_secs(5);
+/// From the first question to the end. With `EVERY`, a dead link is known within 8 s of its last sign.
+pub const GIVE_UP: Duration = Duration::from_millis(2800);
+/// Shorter than this, a busy machine would look like a dead link.
+const PATIENCE_MIN: Duration = Duration::from_secs(1);
+/// Longer than this, no time would be left for probes. Enough for three round trips of 500 ms.
+const PATIENCE_MAX: Duration = Duration::from_millis(1600);
+const PROBES: u32 = 3;
+/// The cloud may ask for another rhythm, within reason.
+const EVERY_MIN: Duration = Duration::from_secs(1);
+const EVERY_MAX: Duration = Duration::from_secs(60);
+
+/// What is known about the life of one link.
+#[derive(Debug, Clone)]
+pub struct Keepalive {
+    every: Duration,
+    /// The last sign of the peer.
+    heard: Instant,
+    rtt: Duration,
+    question: Option<Question>,
+}
+
+/// Asked at `at`, and repeated `probes` times since.
+#[derive(Debug, Clone, Copy)]
+struct Question {
+    at: Instant,
+    probes: u32,
+}
+
+/// What the time asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Nothing before that moment.
+    Wait(Instant),
+    /// Send a ping.
+    Ask,
+    Dead,
+}
+
+impl Keepalive {
+    /// A link that has just been heard of.
+    pub fn new(now: Instant, every: Duration) -> Keepalive {
+        let every = every.clamp(EVERY_MIN, EVERY_MAX);
+        Keepalive { every, heard: now, rtt: Duration::ZERO, question: None }
+    }
+
+    /// Takes note of when the peer was last heard, and of the round trip if it is known. Older news change nothing.
+    pub fn handle_heard(&mut self, at: Instant, rtt: Option<Duration>) {
+        self.rtt = rtt.unwrap_or(self.rtt);
+        self.heard = self.heard.max(at);
+        // What was on its way before we asked proves nothing; what comes after is as good as an answer.
+        if self.question.is_some_and(|question| at > question.at) {
+            self.question = None;
+        }
+    }
+
+    /// Somebody has a reason to doubt: ask now. While a question is open, that is being done already.
+    pub fn handle_suspect(&mut self, now: Instant) {
+        if self.question.is_none() {
+            self.heard = self.heard.min(now.checked_sub(self.every).unwrap_or(now));
+        }
+    }
+
+    /// What is due. After `Ask`, the ping counts as sent.
+    pub fn next(&mut self, now: Instant) -> Verdict {
+        let due = self.due();
+        if now < due {
+            return Verdict::Wait(due);
+        }
+        match &mut self.question {
+            None => self.question = Some(Question { at: now, probes: 0 }),
+            Some(question) if question.probes < PROBES => question.probes += 1,
+            Some(_) => return Verdict::Dead,
+        }
+        Verdict::Ask
+    }
+
+    /// When `next` has something to say.
+    pub fn due(&self) -> Instant {
+        match self.question {
+            None => self.heard + self.every,
+            Some(Question { at, probes }) => {
+                let patience = (3 * self.rtt).clamp(PATIENCE_MIN, PATIENCE_MAX);
+                at + patience + (GIVE_UP - patience) / PROBES * probes
+            }
+        }
+    }
+
+    /// Is a question open?
+    pub fn is_probing(&self) -> bool {
+        self.question.is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn ms(milliseconds: u64) -> Duration {
+        Duration::from_millis(milliseconds)
+    }
+
+    /// Lets time pass without a sign of the peer; tells when pings were sent and when the link was given up.
+    fn silence(rtt: Duration) -> (Vec<Duration>, Duration) {
+        let start = Instant::now();
+        let mut keepalive = Keepalive::new(start, EVERY);
+        keepalive.handle_heard(start, Some(rtt));
+        let (mut now, mut asked) = (start, Vec::new());
+        loop {
+            match keepalive.next(now) {
+                Verdict::Wait(until) => now = until,
+                Verdict::Ask => asked.push(now - start),
+                Verdict::Dead => return (asked, now - start),
+            }
+        }
+    }
+
+    #[test]
+    fn a_dead_link_is_known_within_eight_seconds() {
+        for rtt in [ms(0), ms(20), ms(400), ms(3000)] {
+            let (asked, dead) = silence(rtt);
+            assert_eq!(asked.len(), 4, "a ping and three probes");
+            assert_eq!(asked[0], EVERY);
+            assert!(dead <= ms(8000) && dead > ms(7500), "{dead:?} at a round trip of {rtt:?}");
+        }
+    }
+
+    #[test]
+    fn probes_wait_for_a_second_or_three_round_trips() {
+        assert_eq!(silence(ms(20)).0[1], EVERY + ms(1000));
+        assert_eq!(silence(ms(400)).0[1], EVERY + ms(1200));
+    }
+
+    #[test]
+    fn a_link_that_is_heard_is_not_asked() {
+        let start = Instant::now();
+        let mut keepalive = Keepalive::new(start, EVERY);
+        for second in 1..60 {
+            let now = start + Duration::from_secs(second);
+            keepalive.handle_heard(now, None);
+            assert!(matches!(keepalive.next(now), Verdict::Wait(_)));
+        }
+    }
+
+    #[test]
+    fn any_sign_after_the_question_is_an_answer_and_none_before_it() {
+        let start = Instant::now();
+        let mut keepalive = Keepalive::new(start, EVERY);
+        assert_eq!(keepalive.next(start + EVERY), Verdict::Ask);
+        keepalive.handle_heard(start + EVERY - ms(1), None);
+        assert!(keepalive.is_probing());
+        keepalive.handle_heard(start + EVERY + ms(30), None);
+        assert!(!keepalive.is_probing());
+        assert_eq!(keepalive.due(), start + EVERY + ms(30) + EVERY);
+    }
+
+    #[test]
+    fn a_doubt_asks_at_once_and_ends_within_three_seconds() {
+        let start = Instant::now();
+        let mut keepalive = Keepalive::new(start, EVERY);
+        let now = start + ms(700);
+        keepalive.handle_suspect(now);
+        assert_eq!(keepalive.next(now), Verdict::Ask);
+        keepalive.handle_suspect(now + ms(10));
+        assert_eq!(keepalive.due(), now + ms(1000), "a second doubt changes nothing");
+        let mut at = now;
+        while keepalive.next(at) != Verdict::Dead {
+            at = at.max(keepalive.due());
+        }
+        assert!(at - now <= ms(3000));
+    }
+
+    #[test]
+    fn the_rhythm_of_the_cloud_is_bounded() {
+        let start = Instant::now();
+        assert_eq!(Keepalive::new(start, ms(0)).due(), start + EVERY_MIN);
+        assert_eq!(Keepalive::new(start, Duration::MAX).due(), start + EVERY_MAX);
+    }
+}

@@ -1,0 +1,537 @@
+//! Keeps one session between an edge and the cloud, whatever the link does.
+//!
+//! Events come in through `handle_*`, actions go out through `next_action`, and `next_timeout` says when to call
+//! `handle_timeout`. Time and dice are arguments. A link has one number from the attempt that dials it to its end, so
+//! that news of an old link never disturb a new one.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use super::backoff::Backoff;
+use super::choice::{Allowed, Attempted, Choice};
+use super::keepalive::{Keepalive, Verdict};
+use crate::link::{CloseCode, Transport};
+use crate::wire::control::RefusedCode;
+
+/// Names an attempt, and the link that came of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LinkId(pub u64);
+
+/// What the driver is to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// Dial, open the control stream, say hello with this epoch. Answer with `handle_dialed`, then `handle_welcome`,
+    /// or with `handle_failed`.
+    Dial {
+        link: LinkId,
+        epoch: u64,
+        transports: Attempted,
+    },
+    /// Drop the attempt. Whatever it comes to is not looked at any more.
+    Abandon {
+        link: LinkId,
+    },
+    /// Say ping on the control stream.
+    Ping {
+        link: LinkId,
+        nonce: u64,
+    },
+    /// The address of this machine may have changed: let the link move.
+    Rebind {
+        link: LinkId,
+    },
+    /// No new streams on this link; close it when the open ones have ended, or at that moment.
+    Linger {
+        link: LinkId,
+        until: Instant,
+    },
+    Close {
+        link: LinkId,
+        code: CloseCode,
+    },
+    /// The cloud doubts the certificate: renew it, or find out that there is nothing to renew.
+    Renew,
+}
+
+/// Where the machine is, for people.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    BackingOff {
+        until: Instant,
+    },
+    /// Waiting for a certificate that the cloud accepts.
+    Enrolling,
+    Connecting,
+    Ready {
+        probing: bool,
+    },
+    /// The cloud asked us to go elsewhere; the session works until then.
+    Draining,
+    Stopped,
+}
+
+/// Why an attempt gave no session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Failure {
+    /// Nobody answered, or not as a cloud does.
+    Unreachable,
+    Refused {
+        code: RefusedCode,
+        retry_after: Duration,
+        current_epoch: u64,
+    },
+}
+
+/// What the cloud said when it took the session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Welcomed {
+    pub transport: Transport,
+    /// Zero: as usual.
+    pub keepalive: Duration,
+    pub retry_hint: Duration,
+}
+
+/// The dialer gives up after two seconds by itself and says why; this is for one that says nothing.
+const DIAL_MAX: Duration = Duration::from_millis(2500);
+/// From the first byte of hello to the cloud's answer.
+const GREETING_MAX: Duration = Duration::from_secs(2);
+/// Open streams of a link that was replaced have this long.
+pub const LINGER: Duration = Duration::from_secs(30);
+/// A session that held this long was none of the failures that make the next attempt wait longer.
+const SETTLED: Duration = Duration::from_secs(5);
+/// Sessions are replaced after a renewal; nothing hurries, and a fleet may renew together.
+const REPLACE_SPREAD: Duration = Duration::from_secs(10);
+/// News of a changed link come in bunches; an attempt this young has seen them.
+const FRESH: Duration = Duration::from_millis(100);
+/// Without news of a certificate, ask again: the news may have been lost.
+const ENROLLING_MAX: Duration = Duration::from_secs(30);
+
+/// The machine.
+#[derive(Debug)]
+pub struct Supervisor {
+    phase: Phase,
+    epoch: u64,
+    links: u64,
+    pings: u64,
+    backoff: Backoff,
+    choice: Choice,
+    actions: VecDeque<Action>,
+}
+
+#[derive(Debug)]
+enum Phase {
+    /// `not_before` is the cloud's own word, which no change of the link overrides.
+    BackingOff {
+        until: Instant,
+        not_before: Instant,
+    },
+    Enrolling {
+        until: Instant,
+    },
+    Connecting(Attempt),
+    Ready(Session, Next),
+    Draining(Session, Next),
+    Stopped,
+}
+
+#[derive(Debug)]
+struct Attempt {
+    link: LinkId,
+    started: Instant,
+    deadline: Instant,
+}
+
+#[derive(Debug)]
+struct Session {
+    link: LinkId,
+    transport: Transport,
+    since: Instant,
+    keepalive: Keepalive,
+    /// Set by a drain: how long the cloud keeps the link.
+    ends: Option<Instant>,
+}
+
+/// The session after this one.
+#[derive(Debug)]
+enum Next {
+    Unplanned,
+    /// Try QUIC beside TCP.
+    BetterAt(Instant),
+    Better(Attempt),
+    /// This session must be replaced.
+    ReplaceAt(Instant),
+    Replace(Attempt),
+}
+
+impl Supervisor {
+    /// `epoch` is unix milliseconds at the start of the process: higher than any that an earlier one used.
+    pub fn new(epoch: u64, allowed: Allowed, now: Instant) -> Supervisor {
+        Supervisor {
+            phase: Phase::BackingOff { until: now, not_before: now },
+            epoch,
+            links: 0,
+            pings: 0,
+            backoff: Backoff::default(),
+            choice: Choice::new(allowed),
+            actions: VecDeque::new(),
+        }
+    }
+
+    pub fn next_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// When `handle_timeout` has something to do, unless something else happens before.
+    pub fn next_timeout(&self) -> Option<Instant> {
+        match &self.phase {
+            Phase::BackingOff { until, .. } | Phase::Enrolling { until } => Some(*until),
+            Phase::Connecting(attempt) => Some(attempt.deadline),
+            Phase::Ready(session, next) | Phase::Draining(session, next) => {
+                let due = session.keepalive.due();
+                Some(next.due().map_or(due, |next| next.min(due)))
+            }
+            Phase::Stopped => None,
+        }
+    }
+
+    pub fn state(&self) -> State {
+        match &self.phase {
+            Phase::BackingOff { until, .. } => State::BackingOff { until: *until },
+            Phase::Enrolling { .. } => State::Enrolling,
+            Phase::Connecting(_) => State::Connecting,
+            Phase::Ready(session, _) => State::Ready { probing: session.keepalive.is_probing() },
+            Phase::Draining(..) => State::Draining,
+            Phase::Stopped => State::Stopped,
+        }
+    }
+
+    /// The link that new streams use.
+    pub fn current(&self) -> Option<LinkId> {
+        self.session().map(|session| session.link)
+    }
+
+    /// The epoch of the last attempt.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    pub fn handle_timeout(&mut self, now: Instant, dice: f64) {
+        match &mut self.phase {
+            Phase::BackingOff { until, .. } | Phase::Enrolling { until } if now >= *until => {
+                self.connect(now)
+            }
+            Phase::Connecting(attempt) if now >= attempt.deadline => {
+                let link = attempt.link;
+                self.actions.push_back(Action::Abandon { link });
+                self.handle_failed(now, link, Failure::Unreachable, dice);
+            }
+            Phase::Ready(session, _) | Phase::Draining(session, _) => match session.keepalive.next(now) {
+                Verdict::Wait(_) => self.advance(now, dice),
+                Verdict::Ask => {
+                    self.pings += 1;
+                    self.actions.push_back(Action::Ping { link: session.link, nonce: self.pings });
+                    self.advance(now, dice);
+                }
+                Verdict::Dead => {
+                    self.actions.push_back(Action::Close { link: session.link, code: CloseCode::Dead });
+                    self.lose(now, CloseCode::Dead, dice);
+                }
+            },
+            _ => {}
+        }
+    }
+
+    /// The link stands; hello is on its way.
+    pub fn handle_dialed(&mut self, now: Instant, link: LinkId) {
+        if let Some(attempt) = self.attempt_mut(link) {
+            attempt.deadline = now + GREETING_MAX;
+        }
+    }
+
+    /// The cloud took the session.
+    pub fn handle_welcome(&mut self, now: Instant, link: LinkId, welcomed: Welcomed) {
+        if self.attempt_mut(link).is_none() {
+            // Nobody waits for it any more; its epoch is lower than that of whoever replaced it.
+            self.actions.push_back(Action::Close { link, code: CloseCode::Done });
+            return;
+        }
+        if let Some(old) = self.session() {
+            let until = old.ends.unwrap_or(now + LINGER);
+            self.actions.push_back(Action::Linger { link: old.link, until });
+        }
+        self.backoff.handle_hint(welcomed.retry_hint);
+        self.choice.handle_connected(now, welcomed.transport);
+        let every = match welcomed.keepalive.is_zero() {
+            true => super::keepalive::EVERY,
+            false => welcomed.keepalive,
+        };
+        let keepalive = Keepalive::new(now, every);
+        let session = Session { link, transport: welcomed.transport, since: now, keepalive, ends: None };
+        self.phase = Phase::Ready(session, self.better());
+    }
+
+    /// No session came of the attempt.
+    pub fn handle_failed(&mut self, now: Instant, link: LinkId, failure: Failure, dice: f64) {
+        if self.attempt_mut(link).is_none() {
+            return;
+        }
+        let mut not_before = Duration::ZERO;
+        if let Failure::Refused { code, retry_after, current_epoch } = failure {
+            not_before = retry_after;
+            self.epoch = self.epoch.max(current_epoch);
+            if doubts_certificate(code) {
+                self.actions.push_back(Action::Renew);
+            }
+        }
+        let pause = self.backoff.pause(not_before, dice);
+        match &mut self.phase {
+            Phase::Ready(_, next @ Next::Better(_)) | Phase::Draining(_, next @ Next::Better(_)) => {
+                self.choice.handle_retry_failed(now);
+                *next = self.choice.retry_at().map_or(Next::Unplanned, Next::BetterAt);
+            }
+            Phase::Ready(_, next) | Phase::Draining(_, next) => {
+                self.backoff.handle_failure();
+                *next = Next::ReplaceAt(now + pause);
+            }
+            _ if is_expired(failure) => self.phase = Phase::Enrolling { until: now + ENROLLING_MAX },
+            _ => {
+                self.backoff.handle_failure();
+                self.choice.handle_failed();
+                self.back_off(now, not_before, pause);
+            }
+        }
+    }
+
+    /// The link has ended, by whoever's hand.
+    pub fn handle_closed(&mut self, now: Instant, link: LinkId, code: CloseCode, dice: f64) {
+        if self.current() == Some(link) {
+            self.lose(now, code, dice);
+        } else {
+            // An attempt whose link broke before the welcome; for links of the past, nothing happens.
+            self.handle_failed(now, link, Failure::Unreachable, dice);
+        }
+    }
+
+    /// The peer was last heard at `at`.
+    pub fn handle_heard(&mut self, link: LinkId, at: Instant, rtt: Option<Duration>) {
+        if let Some(session) = self.session_mut(link) {
+            session.keepalive.handle_heard(at, rtt);
+        }
+    }
+
+    /// A request on this link makes no progress.
+    pub fn handle_suspect(&mut self, now: Instant, link: LinkId) {
+        if let Some(session) = self.session_mut(link) {
+            session.keepalive.handle_suspect(now);
+        }
+    }
+
+    /// The cloud asks us to attach elsewhere within `hint`, and keeps this link for `deadline`.
+    pub fn handle_drain(
+        &mut self,
+        now: Instant,
+        link: LinkId,
+        deadline: Duration,
+        hint: Duration,
+        dice: f64,
+    ) {
+        if self.current() != Some(link) {
+            return;
+        }
+        let at = now + hint.min(super::HINT_MAX).mul_f64(dice.clamp(0.0, 1.0));
+        match std::mem::replace(&mut self.phase, Phase::Stopped) {
+            Phase::Ready(mut session, next) | Phase::Draining(mut session, next) => {
+                session.ends = Some(now + deadline.min(super::HINT_MAX));
+                let next = match next {
+                    Next::Replace(attempt) | Next::Better(attempt) => Next::Replace(attempt),
+                    _ => Next::ReplaceAt(at),
+                };
+                self.phase = Phase::Draining(session, next);
+            }
+            other => self.phase = other,
+        }
+    }
+
+    /// Interfaces, addresses or routes of this machine have changed.
+    pub fn handle_link_change(&mut self, now: Instant) {
+        self.backoff.handle_success();
+        self.choice.handle_link_change(now);
+        match &mut self.phase {
+            Phase::BackingOff { until, not_before } => *until = now.max(*not_before),
+            Phase::Connecting(attempt) if now.saturating_duration_since(attempt.started) > FRESH => {
+                // It may be waiting on a path that is gone.
+                self.actions.push_back(Action::Abandon { link: attempt.link });
+                self.connect(now);
+            }
+            Phase::Ready(session, _) | Phase::Draining(session, _) => {
+                if session.transport == Transport::Quic {
+                    self.actions.push_back(Action::Rebind { link: session.link });
+                }
+                session.keepalive.handle_suspect(now);
+            }
+            _ => {}
+        }
+    }
+
+    /// There is a new certificate. A session goes on under the old one and is replaced in peace.
+    pub fn handle_identity(&mut self, now: Instant, dice: f64) {
+        match &mut self.phase {
+            Phase::BackingOff { until, not_before } => *until = now.max(*not_before),
+            Phase::Enrolling { until } => *until = now,
+            Phase::Ready(_, next @ (Next::Unplanned | Next::BetterAt(_))) => {
+                *next = Next::ReplaceAt(now + REPLACE_SPREAD.mul_f64(dice.clamp(0.0, 1.0)));
+            }
+            _ => {}
+        }
+    }
+
+    /// The process ends.
+    pub fn handle_stop(&mut self) {
+        match std::mem::replace(&mut self.phase, Phase::Stopped) {
+            Phase::Connecting(attempt) => self.actions.push_back(Action::Abandon { link: attempt.link }),
+            Phase::Ready(session, next) | Phase::Draining(session, next) => {
+                self.abandon(next);
+                self.actions.push_back(Action::Close { link: session.link, code: CloseCode::Done });
+            }
+            Phase::BackingOff { .. } | Phase::Enrolling { .. } | Phase::Stopped => {}
+        }
+    }
+
+    // What is planned beside a session that works.
+    fn advance(&mut self, now: Instant, dice: f64) {
+        let (Phase::Ready(_, next) | Phase::Draining(_, next)) = &mut self.phase else { return };
+        if next.due().is_none_or(|due| now < due) {
+            return;
+        }
+        match std::mem::replace(next, Next::Unplanned) {
+            Next::Unplanned => {}
+            Next::BetterAt(_) => self.set_next(|this| Next::Better(this.attempt(now, Attempted::Quic))),
+            Next::ReplaceAt(_) => {
+                let transports = self.choice.fresh();
+                self.set_next(|this| Next::Replace(this.attempt(now, transports)));
+            }
+            late @ (Next::Better(_) | Next::Replace(_)) => {
+                let link = late.attempt().map(|attempt| attempt.link);
+                self.set_next(|_| late);
+                if let Some(link) = link {
+                    self.actions.push_back(Action::Abandon { link });
+                    self.handle_failed(now, link, Failure::Unreachable, dice);
+                }
+            }
+        }
+    }
+
+    fn set_next(&mut self, make: impl FnOnce(&mut Supervisor) -> Next) {
+        let made = make(self);
+        if let Phase::Ready(_, next) | Phase::Draining(_, next) = &mut self.phase {
+            *next = made;
+        }
+    }
+
+    // The session is gone; what was planned after it becomes the only plan.
+    fn lose(&mut self, now: Instant, code: CloseCode, dice: f64) {
+        let (session, next) = match std::mem::replace(&mut self.phase, Phase::Stopped) {
+            Phase::Ready(session, next) | Phase::Draining(session, next) => (session, next),
+            other => return self.phase = other,
+        };
+        let life = now.saturating_duration_since(session.since);
+        // Somebody else who uses our identity would otherwise be fought at full speed.
+        match life >= SETTLED && code != CloseCode::Superseded {
+            true => self.backoff.handle_success(),
+            false => self.backoff.handle_failure(),
+        }
+        self.choice.handle_lost(session.transport, life, code == CloseCode::Dead);
+        if matches!(code, CloseCode::Revoked | CloseCode::CertificateExpired | CloseCode::NotAdmitted) {
+            self.actions.push_back(Action::Renew);
+        }
+        match next {
+            Next::Replace(attempt) => self.phase = Phase::Connecting(attempt),
+            other => {
+                self.abandon(other);
+                let pause = self.backoff.pause(Duration::ZERO, dice);
+                self.back_off(now, Duration::ZERO, pause);
+            }
+        }
+    }
+
+    fn connect(&mut self, now: Instant) {
+        let attempt = self.attempt(now, self.choice.fresh());
+        self.phase = Phase::Connecting(attempt);
+    }
+
+    fn attempt(&mut self, now: Instant, transports: Attempted) -> Attempt {
+        self.links += 1;
+        self.epoch += 1;
+        let link = LinkId(self.links);
+        self.actions.push_back(Action::Dial { link, epoch: self.epoch, transports });
+        Attempt { link, started: now, deadline: now + DIAL_MAX }
+    }
+
+    fn abandon(&mut self, next: Next) {
+        if let Some(attempt) = next.attempt() {
+            self.actions.push_back(Action::Abandon { link: attempt.link });
+        }
+    }
+
+    fn back_off(&mut self, now: Instant, not_before: Duration, pause: Duration) {
+        let not_before = now + not_before.min(super::HINT_MAX);
+        self.phase = Phase::BackingOff { until: now + pause, not_before };
+    }
+
+    fn better(&self) -> Next {
+        self.choice.retry_at().map_or(Next::Unplanned, Next::BetterAt)
+    }
+
+    fn session(&self) -> Option<&Session> {
+        match &self.phase {
+            Phase::Ready(session, _) | Phase::Draining(session, _) => Some(session),
+            _ => None,
+        }
+    }
+
+    fn session_mut(&mut self, link: LinkId) -> Option<&mut Session> {
+        match &mut self.phase {
+            Phase::Ready(session, _) | Phase::Draining(session, _) => Some(session),
+            _ => None,
+        }
+        .filter(|session| session.link == link)
+    }
+
+    fn attempt_mut(&mut self, link: LinkId) -> Option<&mut Attempt> {
+        match &mut self.phase {
+            Phase::Connecting(attempt) => Some(attempt),
+            Phase::Ready(_, Next::Better(attempt) | Next::Replace(attempt)) => Some(attempt),
+            Phase::Draining(_, Next::Better(attempt) | Next::Replace(attempt)) => Some(attempt),
+            _ => None,
+        }
+        .filter(|attempt| attempt.link == link)
+    }
+}
+
+impl Next {
+    fn due(&self) -> Option<Instant> {
+        match self {
+            Next::Unplanned => None,
+            Next::BetterAt(at) | Next::ReplaceAt(at) => Some(*at),
+            Next::Better(attempt) | Next::Replace(attempt) => Some(attempt.deadline),
+        }
+    }
+
+    fn attempt(&self) -> Option<&Attempt> {
+        match self {
+            Next::Better(attempt) | Next::Replace(attempt) => Some(attempt),
+            _ => None,
+        }
+    }
+}
+
+fn doubts_certificate(code: RefusedCode) -> bool {
+    matches!(code, RefusedCode::Revoked | RefusedCode::NotCurrent | RefusedCode::CertificateExpired)
+}
+
+fn is_expired(failure: Failure) -> bool {
+    matches!(failure, Failure::Refused { code: RefusedCode::CertificateExpired, .. })
+}
+
+#[cfg(test)]
+mod tests;

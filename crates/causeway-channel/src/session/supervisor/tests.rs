@@ -1,0 +1,434 @@
+//! Rows on what an edge does when things happen to its link.
+
+use super::*;
+
+const fn ms(milliseconds: u64) -> Duration {
+    Duration::from_millis(milliseconds)
+}
+
+const fn s(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+/// A supervisor and a clock. The dice always show 1: the longest wait.
+struct Lab {
+    machine: Supervisor,
+    start: Instant,
+    now: Instant,
+}
+
+impl Lab {
+    fn new() -> Lab {
+        Lab::allowing(Allowed::Both)
+    }
+
+    fn allowing(allowed: Allowed) -> Lab {
+        let now = Instant::now();
+        Lab { machine: Supervisor::new(1000, allowed, now), start: now, now }
+    }
+
+    /// With a session over this transport.
+    fn ready(transport: Transport) -> Lab {
+        let mut lab = Lab::new();
+        let link = lab.dials(Attempted::Both);
+        lab.welcome(link, transport);
+        lab
+    }
+
+    fn actions(&mut self) -> Vec<Action> {
+        std::iter::from_fn(|| self.machine.next_action()).collect()
+    }
+
+    /// Lets time pass, the peer silent.
+    fn pass(&mut self, time: Duration) -> Vec<Action> {
+        let end = self.now + time;
+        while let Some(due) = self.machine.next_timeout().filter(|due| *due <= end) {
+            self.now = self.now.max(due);
+            self.machine.handle_timeout(self.now, 1.0);
+        }
+        self.now = end;
+        self.actions()
+    }
+
+    /// Lets time pass, the peer heard all the time.
+    fn pass_heard(&mut self, time: Duration) -> Vec<Action> {
+        let (end, mut all) = (self.now + time, Vec::new());
+        while self.now < end {
+            if let Some(link) = self.machine.current() {
+                self.machine.handle_heard(link, self.now, Some(ms(20)));
+            }
+            all.extend(self.pass(s(1).min(end - self.now)));
+        }
+        all
+    }
+
+    /// The next thing is a dial of this kind, now.
+    #[track_caller]
+    fn dials(&mut self, expected: Attempted) -> LinkId {
+        match self.pass(Duration::ZERO)[..] {
+            [Action::Dial { link, transports, .. }] if transports == expected => link,
+            ref other => unreachable!("expected a dial of {expected:?}: {other:?}"),
+        }
+    }
+
+    fn welcome(&mut self, link: LinkId, transport: Transport) {
+        let welcomed = Welcomed { transport, keepalive: Duration::ZERO, retry_hint: Duration::ZERO };
+        self.machine.handle_dialed(self.now, link);
+        self.machine.handle_welcome(self.now, link, welcomed);
+    }
+
+    fn fail(&mut self, link: LinkId) {
+        self.machine.handle_failed(self.now, link, Failure::Unreachable, 1.0);
+    }
+
+    fn refuse(&mut self, link: LinkId, code: RefusedCode, retry_after: Duration, current_epoch: u64) {
+        let failure = Failure::Refused { code, retry_after, current_epoch };
+        self.machine.handle_failed(self.now, link, failure, 1.0);
+    }
+
+    fn close(&mut self, link: LinkId, code: CloseCode) {
+        self.machine.handle_closed(self.now, link, code, 1.0);
+    }
+
+    fn current(&self) -> LinkId {
+        self.machine.current().unwrap()
+    }
+
+    fn elapsed(&self) -> Duration {
+        self.now - self.start
+    }
+
+    /// How long it takes until something is due, and which dial it is.
+    #[track_caller]
+    fn until_dial(&mut self, expected: Attempted) -> (Duration, LinkId) {
+        let due = self.machine.next_timeout().unwrap();
+        let wait = due.saturating_duration_since(self.now);
+        self.now = self.now.max(due);
+        (wait, self.dials(expected))
+    }
+}
+
+#[test]
+fn the_first_dial_is_at_once_and_a_welcome_makes_it_ready() {
+    let mut lab = Lab::new();
+    let link = lab.dials(Attempted::Both);
+    assert_eq!(lab.machine.state(), State::Connecting);
+    lab.welcome(link, Transport::Quic);
+    assert_eq!(lab.machine.state(), State::Ready { probing: false });
+    assert_eq!(lab.machine.current(), Some(link));
+    assert_eq!(lab.actions(), []);
+}
+
+#[test]
+fn every_attempt_has_a_higher_epoch() {
+    let mut lab = Lab::new();
+    let mut last = 1000;
+    for _ in 0..20 {
+        for action in lab.pass(s(6)) {
+            if let Action::Dial { epoch, link, .. } = action {
+                assert!(epoch > last);
+                last = epoch;
+                lab.fail(link);
+            }
+        }
+    }
+    assert!(last > 1010);
+}
+
+#[test]
+fn a_dial_that_says_nothing_is_abandoned_in_time() {
+    let mut lab = Lab::new();
+    let link = lab.dials(Attempted::Both);
+    assert_eq!(lab.pass(DIAL_MAX), [Action::Abandon { link }]);
+    assert!(matches!(lab.machine.state(), State::BackingOff { .. }));
+    // A cloud that accepts and never answers hello is left, too.
+    let (_, link) = lab.until_dial(Attempted::Both);
+    lab.pass(ms(100));
+    lab.machine.handle_dialed(lab.now, link);
+    assert_eq!(lab.pass(GREETING_MAX), [Action::Abandon { link }]);
+}
+
+#[test]
+fn what_an_abandoned_dial_comes_to_is_closed() {
+    let mut lab = Lab::new();
+    let old = lab.dials(Attempted::Both);
+    lab.pass(DIAL_MAX);
+    let (_, new) = lab.until_dial(Attempted::Both);
+    lab.welcome(old, Transport::Quic);
+    assert_eq!(lab.actions(), [Action::Close { link: old, code: CloseCode::Done }]);
+    lab.fail(old);
+    assert_eq!(lab.machine.state(), State::Connecting, "the new attempt goes on");
+    lab.welcome(new, Transport::Quic);
+    assert_eq!(lab.current(), new);
+}
+
+#[test]
+fn failures_wait_longer_and_never_beyond_the_cap() {
+    let mut lab = Lab::new();
+    let mut waits = Vec::new();
+    for _ in 0..8 {
+        let (wait, link) = lab.until_dial(Attempted::Both);
+        waits.push(wait.as_millis());
+        lab.fail(link);
+    }
+    assert_eq!(waits, [0, 250, 500, 1000, 2000, 4000, 5000, 5000]);
+}
+
+#[test]
+fn a_hint_of_the_cloud_spreads_the_return() {
+    let mut lab = Lab::new();
+    let link = lab.dials(Attempted::Both);
+    let welcomed = Welcomed { transport: Transport::Quic, keepalive: ms(0), retry_hint: s(12) };
+    lab.machine.handle_welcome(lab.now, link, welcomed);
+    lab.pass_heard(s(10));
+    lab.close(link, CloseCode::Draining);
+    assert_eq!(lab.until_dial(Attempted::Both).0, s(12));
+}
+
+#[test]
+fn a_silent_link_is_closed_and_replaced_within_eight_seconds() {
+    let mut lab = Lab::ready(Transport::Quic);
+    lab.pass_heard(s(100));
+    let link = lab.current();
+    let silent_since = lab.now;
+    let mut seen = Vec::new();
+    while lab.now - silent_since < s(9) && !seen.contains(&Action::Close { link, code: CloseCode::Dead }) {
+        seen.extend(lab.pass(ms(10)));
+    }
+    assert!(lab.now - silent_since <= s(8), "{:?}", lab.now - silent_since);
+    let pings = seen.iter().filter(|action| matches!(action, Action::Ping { .. })).count();
+    assert_eq!(pings, 4);
+    assert!(lab.until_dial(Attempted::Both).0 <= ms(250), "a session that held costs no backoff");
+}
+
+#[test]
+fn an_idle_link_is_asked_every_five_seconds() {
+    let mut lab = Lab::ready(Transport::Quic);
+    let link = lab.current();
+    for nonce in 1..10 {
+        assert_eq!(lab.pass(s(5)), [Action::Ping { link, nonce }]);
+        lab.now += ms(20);
+        lab.machine.handle_heard(link, lab.now, Some(ms(20)));
+    }
+    assert!(lab.elapsed() > s(45));
+}
+
+#[test]
+fn a_request_without_progress_starts_the_probing_at_once() {
+    let mut lab = Lab::ready(Transport::Quic);
+    lab.pass_heard(s(2));
+    let link = lab.current();
+    lab.machine.handle_suspect(lab.now, link);
+    assert!(matches!(lab.pass(Duration::ZERO)[..], [Action::Ping { .. }]));
+    assert_eq!(lab.machine.state(), State::Ready { probing: true });
+    let closed = lab.pass(s(3));
+    assert!(closed.contains(&Action::Close { link, code: CloseCode::Dead }), "{closed:?}");
+}
+
+#[test]
+fn news_of_an_old_link_change_nothing() {
+    let mut lab = Lab::ready(Transport::Tcp);
+    let old = lab.current();
+    lab.pass_heard(s(14));
+    let quic = lab.pass_heard(s(2));
+    let [Action::Dial { link: new, transports: Attempted::Quic, .. }] = quic[..] else {
+        unreachable!("{quic:?}")
+    };
+    lab.welcome(new, Transport::Quic);
+    assert_eq!(lab.actions(), [Action::Linger { link: old, until: lab.now + LINGER }]);
+    lab.close(old, CloseCode::Superseded);
+    lab.machine.handle_suspect(lab.now, old);
+    lab.machine.handle_drain(lab.now, old, s(1), s(1), 1.0);
+    lab.fail(old);
+    assert_eq!(lab.machine.state(), State::Ready { probing: false });
+    assert_eq!(lab.current(), new);
+    assert_eq!(lab.actions(), []);
+}
+
+#[test]
+fn quic_that_still_fails_leaves_tcp_alone() {
+    let mut lab = Lab::ready(Transport::Tcp);
+    let tcp = lab.current();
+    let mut tried = Vec::new();
+    for _ in 0..200 {
+        for action in lab.pass_heard(s(1)) {
+            if let Action::Dial { link, transports, .. } = action {
+                assert_eq!(transports, Attempted::Quic);
+                tried.push(lab.elapsed().as_secs());
+                lab.fail(link);
+            }
+        }
+    }
+    assert_eq!(lab.current(), tcp);
+    assert_eq!(tried.len(), 3, "at 15, 45 and 105 seconds: {tried:?}");
+}
+
+#[test]
+fn tcp_that_dies_while_quic_is_tried_is_replaced_by_whatever_works() {
+    let mut lab = Lab::ready(Transport::Tcp);
+    let tcp = lab.current();
+    let tried = lab.pass_heard(s(16));
+    let [Action::Dial { link: quic, .. }] = tried[..] else { unreachable!("{tried:?}") };
+    lab.close(tcp, CloseCode::Internal);
+    assert_eq!(lab.actions(), [Action::Abandon { link: quic }]);
+    lab.until_dial(Attempted::Both);
+}
+
+#[test]
+fn udp_that_dies_young_is_left_for_tcp() {
+    let mut lab = Lab::ready(Transport::Quic);
+    let dead = lab.pass(s(8));
+    assert!(matches!(dead.last(), Some(Action::Close { code: CloseCode::Dead, .. })), "{dead:?}");
+    let (_, link) = lab.until_dial(Attempted::Tcp);
+    lab.fail(link);
+    lab.until_dial(Attempted::Both);
+}
+
+#[test]
+fn a_link_change_redials_at_once() {
+    let mut lab = Lab::new();
+    for _ in 0..6 {
+        let (_, link) = lab.until_dial(Attempted::Both);
+        lab.fail(link);
+    }
+    lab.machine.handle_link_change(lab.now);
+    let link = lab.dials(Attempted::Both);
+    // More news of the same change.
+    lab.now += ms(20);
+    lab.machine.handle_link_change(lab.now);
+    assert_eq!(lab.actions(), []);
+    // Later news: the attempt may hang on a path that is gone.
+    lab.now += ms(500);
+    lab.machine.handle_link_change(lab.now);
+    assert!(matches!(lab.actions()[..], [Action::Abandon { link: old }, Action::Dial { .. }] if old == link));
+}
+
+#[test]
+fn a_link_change_moves_a_quic_link_and_doubts_every_link() {
+    for (transport, moves) in [(Transport::Quic, true), (Transport::Tcp, false)] {
+        let mut lab = Lab::ready(transport);
+        let link = lab.current();
+        lab.machine.handle_link_change(lab.now);
+        let actions = lab.pass(Duration::ZERO);
+        assert_eq!(actions.contains(&Action::Rebind { link }), moves);
+        assert!(actions.iter().any(|action| matches!(action, Action::Ping { .. })));
+    }
+}
+
+#[test]
+fn an_older_epoch_is_corrected_by_the_cloud() {
+    let mut lab = Lab::new();
+    let link = lab.dials(Attempted::Both);
+    lab.refuse(link, RefusedCode::OlderEpoch, ms(0), 5000);
+    let wait = lab.machine.next_timeout().unwrap() - lab.now;
+    assert!(wait <= ms(250));
+    assert!(matches!(lab.pass(ms(250))[..], [Action::Dial { epoch: 5001, .. }]));
+}
+
+#[test]
+fn a_refusal_names_its_own_time_and_no_link_change_overrides_it() {
+    let mut lab = Lab::new();
+    let link = lab.dials(Attempted::Both);
+    lab.refuse(link, RefusedCode::Full, s(20), 0);
+    lab.machine.handle_link_change(lab.now);
+    assert_eq!(lab.until_dial(Attempted::Both).0, s(20));
+}
+
+#[test]
+fn an_expired_certificate_waits_for_a_new_one() {
+    let mut lab = Lab::new();
+    let link = lab.dials(Attempted::Both);
+    lab.refuse(link, RefusedCode::CertificateExpired, ms(0), 0);
+    assert_eq!(lab.actions(), [Action::Renew]);
+    assert_eq!(lab.machine.state(), State::Enrolling);
+    assert_eq!(lab.pass(s(20)), []);
+    lab.machine.handle_identity(lab.now, 1.0);
+    lab.dials(Attempted::Both);
+}
+
+#[test]
+fn a_revoked_gateway_asks_its_certificate_and_goes_on_politely() {
+    let mut lab = Lab::ready(Transport::Quic);
+    let link = lab.current();
+    lab.close(link, CloseCode::Revoked);
+    assert_eq!(lab.actions(), [Action::Renew]);
+    let (_, link) = lab.until_dial(Attempted::Both);
+    lab.refuse(link, RefusedCode::Revoked, s(30), 0);
+    assert_eq!(lab.actions(), [Action::Renew]);
+    assert!(lab.until_dial(Attempted::Both).0 >= s(30));
+}
+
+#[test]
+fn a_new_certificate_replaces_the_session_in_peace() {
+    let mut lab = Lab::ready(Transport::Quic);
+    let old = lab.current();
+    lab.machine.handle_identity(lab.now, 0.5);
+    let dialed = lab.pass_heard(s(6));
+    let [Action::Dial { link: new, .. }] = dialed[..] else { unreachable!("{dialed:?}") };
+    assert_eq!(lab.current(), old, "the old one works until the new one does");
+    lab.welcome(new, Transport::Quic);
+    assert!(matches!(lab.actions()[..], [Action::Linger { link, .. }] if link == old));
+}
+
+#[test]
+fn a_drained_replica_is_left_without_a_gap() {
+    let mut lab = Lab::ready(Transport::Quic);
+    let old = lab.current();
+    lab.machine.handle_drain(lab.now, old, s(60), s(4), 1.0);
+    let ends = lab.now + s(60);
+    assert_eq!(lab.machine.state(), State::Draining);
+    lab.pass_heard(s(3));
+    let dialed = lab.pass_heard(s(1));
+    let [Action::Dial { link, transports: Attempted::Both, .. }] = dialed[..] else {
+        unreachable!("{dialed:?}")
+    };
+    lab.refuse(link, RefusedCode::Draining, ms(500), 0);
+    assert_eq!(lab.current(), old, "a refusal costs nothing yet");
+    let dialed = lab.pass_heard(s(1));
+    let [Action::Dial { link: new, .. }] = dialed[..] else { unreachable!("{dialed:?}") };
+    lab.welcome(new, Transport::Quic);
+    assert_eq!(lab.actions(), [Action::Linger { link: old, until: ends }], "streams have the cloud's time");
+    assert_eq!(lab.machine.state(), State::Ready { probing: false });
+}
+
+#[test]
+fn a_replica_that_ends_before_the_next_is_found_leaves_the_attempt_alone() {
+    let mut lab = Lab::ready(Transport::Quic);
+    let old = lab.current();
+    lab.machine.handle_drain(lab.now, old, s(60), ms(0), 1.0);
+    let new = lab.dials(Attempted::Both);
+    lab.close(old, CloseCode::Draining);
+    assert_eq!(lab.machine.state(), State::Connecting);
+    assert_eq!(lab.actions(), []);
+    lab.welcome(new, Transport::Quic);
+    assert_eq!(lab.current(), new);
+}
+
+#[test]
+fn a_double_with_our_identity_is_not_fought_at_full_speed() {
+    let mut lab = Lab::new();
+    let mut waits = Vec::new();
+    for _ in 0..6 {
+        let (wait, link) = lab.until_dial(Attempted::Both);
+        waits.push(wait.as_millis());
+        lab.welcome(link, Transport::Quic);
+        lab.pass_heard(s(10));
+        lab.close(link, CloseCode::Superseded);
+    }
+    assert_eq!(waits, [0, 500, 1000, 2000, 4000, 5000]);
+}
+
+#[test]
+fn a_stop_leaves_nothing_behind() {
+    let mut lab = Lab::ready(Transport::Tcp);
+    let tcp = lab.current();
+    let dialed = lab.pass_heard(s(16));
+    let [Action::Dial { link: quic, .. }] = dialed[..] else { unreachable!("{dialed:?}") };
+    lab.machine.handle_stop();
+    let close = Action::Close { link: tcp, code: CloseCode::Done };
+    assert_eq!(lab.actions(), [Action::Abandon { link: quic }, close]);
+    assert_eq!(lab.machine.next_timeout(), None);
+    lab.machine.handle_link_change(lab.now);
+    lab.machine.handle_identity(lab.now, 1.0);
+    assert_eq!(lab.pass(s(100)), []);
+}
