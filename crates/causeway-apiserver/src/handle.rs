@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use crate::authorize::{Wish, authorize};
 use crate::limits::failures::Failures;
 use crate::limits::watches::Watches;
-use crate::limits::{Limits, Line};
+use crate::limits::{Limits, Line, Seat};
 use crate::metrics::{ApiMetrics, RequestLabels};
 use crate::request::media::MediaRange;
 use crate::request::{self, Ask, Deed, ObjectAsk, Probe, Review};
@@ -41,6 +41,7 @@ pub struct Handler {
     pub metrics: ApiMetrics,
     pub limits: Limits,
     pub line: Line,
+    pub bodies: Line,
     pub watches: Watches,
     pub failures: Failures,
     pub shared: Arc<Shared>,
@@ -108,11 +109,11 @@ impl Handler {
             }
             ask => ask,
         };
-        let _seat = self.line.seat(&asking.user).await.map_err(|_| {
-            self.metrics.rejected("crowded");
-            Status::too_many_requests("too many requests of this client are under way; try again later", 1)
-        })?;
+        // The body before the seat: a client that sends half of one holds up itself, and nobody else.
+        // It counts as long as it is in memory, to the end of the request.
+        let _held = if body.is_end_stream() { None } else { Some(self.sit(&self.bodies, &asking).await?) };
         let body = self.read_body(head, body).await?;
+        let _seat = self.sit(&self.line, &asking).await?;
         match ask {
             Ask::Object(object) => self.object(&asking, object, body).await,
             Ask::Discovery(what) => documents::discovery(what, &asking.accept, &head.headers),
@@ -122,6 +123,13 @@ impl Handler {
             Ask::Action { path, query } => self.action(&asking, path, query, body).await,
             Ask::Probe { probe, verbose } => Ok(self.probe(probe, verbose)),
         }
+    }
+
+    async fn sit(&self, line: &Line, asking: &Asking<'_>) -> Result<Seat, Status> {
+        line.seat(&asking.user).await.map_err(|_| {
+            self.metrics.rejected("crowded");
+            Status::too_many_requests("too many requests of this client are under way; try again later", 1)
+        })
     }
 
     fn allow(&self, identity: &Identity, ask: &Ask, method: &Method) -> Result<(), Status> {

@@ -1,6 +1,7 @@
 //! Bounds on what callers can make the server hold, and how they wait for their turn.
 //!
-//! Requests that end soon share `seats`, fairly between identities. Watches are counted in `watches`.
+//! Requests that end soon share `seats`, fairly between identities; before that, each identity has so many bodies that
+//! are read for it. Watches are counted in `watches`.
 //! Credentials that are wrong too often are slowed down by `failures`.
 
 pub mod failures;
@@ -22,7 +23,8 @@ pub struct Limits {
     pub connections_max: usize,
     /// Requests at work at once. More would only wait inside the store instead of in a fair line.
     pub requests_max: usize,
-    /// So that one identity never fills all seats.
+    /// So that one identity never fills all seats. Also how many bodies are read and held for it at once: those have no
+    /// bound over all identities, because whoever sends slowly could hold it against everybody else.
     pub requests_per_identity_max: usize,
     /// Behind this a client is better told to come back.
     pub waiting_per_identity_max: usize,
@@ -61,7 +63,7 @@ impl Default for Limits {
     }
 }
 
-/// The line in front of the work. Clones share it.
+/// A line that callers stand in for a seat. Clones share it.
 #[derive(Clone)]
 pub struct Line {
     state: Arc<Mutex<LineState>>,
@@ -84,9 +86,19 @@ pub struct Seat {
 pub struct Crowded;
 
 impl Line {
-    pub fn new(limits: &Limits) -> Line {
+    /// In front of the work itself.
+    pub fn for_work(limits: &Limits) -> Line {
+        Line::new(limits, limits.requests_max)
+    }
+
+    /// In front of reading a body: a client has to wait for its own bodies only.
+    pub fn for_bodies(limits: &Limits) -> Line {
+        Line::new(limits, usize::MAX)
+    }
+
+    fn new(limits: &Limits, seats_max: usize) -> Line {
         let seats = Seats::new(SeatLimits {
-            seats_max: limits.requests_max,
+            seats_max,
             seats_per_caller_max: limits.requests_per_identity_max,
             waiting_per_caller_max: limits.waiting_per_identity_max,
         });
@@ -165,7 +177,7 @@ mod tests {
     use super::*;
 
     fn line(requests: usize, waiting: usize) -> Line {
-        Line::new(&Limits {
+        Line::for_work(&Limits {
             requests_max: requests,
             requests_per_identity_max: requests,
             waiting_per_identity_max: waiting,

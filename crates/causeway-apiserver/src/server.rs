@@ -73,7 +73,8 @@ impl ApiServer {
         let metrics = ApiMetrics::register(&parts.metrics);
         let renderer = Renderer::new(parts.figures, parts.registry.clock());
         let handler = Handler {
-            line: Line::new(&parts.limits),
+            line: Line::for_work(&parts.limits),
+            bodies: Line::for_bodies(&parts.limits),
             watches: Watches::new(parts.limits.watches_per_identity_max),
             failures: Failures::new(parts.limits.failures_per_minute_max),
             shared: Arc::new(Shared { renderer: Arc::new(renderer), observer: Arc::new(metrics.clone()) }),

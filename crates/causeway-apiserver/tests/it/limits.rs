@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use causeway_apiserver::Limits;
+use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -17,17 +18,9 @@ async fn one_identity_cannot_starve_another() {
         ..Limits::default()
     };
     let lab = Lab::with(limits).await;
-    // Two requests of the greedy one that never send their bodies: one sits, one waits.
-    let mut held = Vec::new();
-    for _ in 0..2 {
-        let mut socket = TcpStream::connect(lab.addr).await.unwrap();
-        let head = format!(
-            "POST {GROUP}/esites HTTP/1.1\r\nhost: x\r\nauthorization: Bearer admin:greedy\r\ncontent-length: 10\r\nexpect: 100-continue\r\n\r\n"
-        );
-        socket.write_all(head.as_bytes()).await.unwrap();
-        held.push(socket);
-    }
-    // The one with a seat is asked for its body; then the other one stands in line.
+    // Two requests of the greedy one that never send their bodies: one is read, one waits.
+    let mut held = vec![half_sent(&lab, "greedy").await, half_sent(&lab, "greedy").await];
+    // The first is asked for its body; then the other one stands in line.
     let mut word = [0; 12];
     let asked = tokio::time::timeout(PATIENCE, async {
         let (left, right) = held.split_at_mut(1);
@@ -37,8 +30,9 @@ async fn one_identity_cannot_starve_another() {
         }
     });
     asked.await.expect("one is served").unwrap();
+    let post = async || lab.ask_as("admin:greedy", "POST", &format!("{GROUP}/esites"), json!({}), &[]).await;
     let refused = loop {
-        let answer = lab.ask_as("admin:greedy", "GET", &format!("{GROUP}/esites"), (), &[]).await;
+        let answer = post().await;
         if answer.code == 429 {
             break answer;
         }
@@ -50,10 +44,37 @@ async fn one_identity_cannot_starve_another() {
     lab.ask_as("admin:modest", "GET", &format!("{GROUP}/esites"), (), &[]).await.expect(200);
     drop(held);
     // What was held comes back.
-    let served = tokio::time::timeout(PATIENCE, async {
-        while lab.ask_as("admin:greedy", "GET", &format!("{GROUP}/esites"), (), &[]).await.code != 200 {}
-    });
-    served.await.expect("the seats are free again");
+    let served = tokio::time::timeout(PATIENCE, async { while post().await.code == 429 {} });
+    served.await.expect("the places are free again");
+}
+
+#[tokio::test]
+async fn half_a_body_holds_no_seat() {
+    let limits = Limits { requests_max: 2, requests_per_identity_max: 1, ..Limits::default() };
+    let lab = Lab::with(limits).await;
+    // As many as there are seats, each of an identity of its own, and each asked for its body.
+    let mut held = Vec::new();
+    for name in ["first", "second"] {
+        let mut socket = half_sent(&lab, name).await;
+        let mut word = [0; 12];
+        let asked = tokio::time::timeout(PATIENCE, socket.read_exact(&mut word)).await;
+        asked.expect("the body is asked for").unwrap();
+        held.push(socket);
+    }
+    lab.ask_as("admin:third", "GET", &format!("{GROUP}/esites"), (), &[]).await.expect(200);
+    lab.ask_as("admin:third", "POST", &format!("{GROUP}/esites"), site("a", "x"), &[]).await.expect(201);
+    // Nor does it keep its own identity from asking what needs no body.
+    lab.ask_as("admin:first", "GET", &format!("{GROUP}/esites"), (), &[]).await.expect(200);
+}
+
+/// A request that announces a body and does not send it.
+async fn half_sent(lab: &Lab, name: &str) -> TcpStream {
+    let mut socket = TcpStream::connect(lab.addr).await.unwrap();
+    let head = format!(
+        "POST {GROUP}/esites HTTP/1.1\r\nhost: x\r\nauthorization: Bearer admin:{name}\r\ncontent-length: 10\r\nexpect: 100-continue\r\n\r\n"
+    );
+    socket.write_all(head.as_bytes()).await.unwrap();
+    socket
 }
 
 #[tokio::test]
