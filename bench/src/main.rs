@@ -1,13 +1,14 @@
 //! Our API server against kube-apiserver on etcd: lists, creates, watch fan-out, memory, CPU.
 //!
 //! Each peer is started alone, measured by the same client code, and stopped. Prints one table per figure with ratios.
-//! Usage: `bench [--objects N] [--watchers N]`; run it through `bench/run`.
+//! Usage: `bench [--objects N] [--watchers N] [--peers NAME,...]`; run it through `bench/run`. The names of the peers are
+//! `configmap`, `custom` (both kube-apiserver), `sqlite` and `etcd` (both ours).
 
 mod figures;
 mod load;
 mod peer;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use figures::{Figures, print_table};
 use peer::{Peer, PeerKind};
@@ -23,7 +24,7 @@ async fn main() -> Result<()> {
         std::thread::available_parallelism()?
     );
     let mut all = Vec::new();
-    for kind in PeerKind::ALL {
+    for kind in size.peers.iter().copied() {
         eprintln!("bench: {} ...", kind.name());
         match measure(kind, &size).await {
             Ok(figures) => all.push(figures),
@@ -38,18 +39,26 @@ async fn main() -> Result<()> {
 pub struct Size {
     pub objects: usize,
     pub watchers: usize,
+    pub peers: Vec<PeerKind>,
 }
 
 impl Size {
     fn from_arguments() -> Result<Size> {
-        let mut size = Size { objects: 10_000, watchers: 1_000 };
+        let mut size = Size { objects: 10_000, watchers: 1_000, peers: PeerKind::ALL.to_vec() };
         let mut arguments = std::env::args().skip(1);
         while let Some(name) = arguments.next() {
-            let value = arguments.next().unwrap_or_default().parse()?;
+            let value = arguments.next().unwrap_or_default();
             match name.as_str() {
-                "--objects" => size.objects = value,
-                "--watchers" => size.watchers = value,
-                _ => anyhow::bail!("unknown argument {name}; usage: bench [--objects N] [--watchers N]"),
+                "--objects" => size.objects = value.parse()?,
+                "--watchers" => size.watchers = value.parse()?,
+                "--peers" => {
+                    let found = |name: &str| PeerKind::ALL.into_iter().find(|kind| kind.short() == name);
+                    let peers = value.split(',').map(|name| found(name).context("no such peer"));
+                    size.peers = peers.collect::<Result<_>>()?;
+                }
+                _ => anyhow::bail!(
+                    "unknown argument {name}; usage: bench [--objects N] [--watchers N] [--peers NAME,...]"
+                ),
             }
         }
         Ok(size)

@@ -37,6 +37,16 @@ impl PeerKind {
         }
     }
 
+    /// The name on the command line.
+    pub fn short(self) -> &'static str {
+        match self {
+            PeerKind::KubernetesConfigMap => "configmap",
+            PeerKind::KubernetesCustom => "custom",
+            PeerKind::CausewaySqlite => "sqlite",
+            PeerKind::CausewayEtcd => "etcd",
+        }
+    }
+
     pub fn is_ours(self) -> bool {
         matches!(self, PeerKind::CausewaySqlite | PeerKind::CausewayEtcd)
     }
