@@ -14,7 +14,8 @@ use crate::object::{Object, Resource};
 /// Every object, by kind and name.
 #[derive(Clone, Default, Debug)]
 pub struct World {
-    objects: [BTreeMap<String, Object>; Kind::ALL.len()],
+    // Boxed, because half of a tree's places are empty and an object is large.
+    objects: [BTreeMap<String, Box<Object>>; Kind::ALL.len()],
     gateways_by_site: Index<String>,
     servers_by_address: Index<(String, IpAddr)>,
     presences_by_address: Index<IpAddr>,
@@ -30,17 +31,17 @@ impl World {
         let name = object.name().to_string();
         self.remove(object.kind(), &name);
         self.index(&object, true);
-        self.objects[object.kind() as usize].insert(name, object);
+        self.objects[object.kind() as usize].insert(name, Box::new(object));
     }
 
     pub fn remove(&mut self, kind: Kind, name: &str) -> Option<Object> {
         let object = self.objects[kind as usize].remove(name)?;
         self.index(&object, false);
-        Some(object)
+        Some(*object)
     }
 
     pub fn get(&self, kind: Kind, name: &str) -> Option<&Object> {
-        self.objects[kind as usize].get(name)
+        self.objects[kind as usize].get(name).map(|object| &**object)
     }
 
     pub fn find<T: Resource>(&self, name: &str) -> Option<&T> {
@@ -49,11 +50,11 @@ impl World {
 
     /// All objects of a kind, by name.
     pub fn all<T: Resource>(&self) -> impl Iterator<Item = &T> {
-        self.objects[T::KIND as usize].values().filter_map(T::of_object)
+        self.objects[T::KIND as usize].values().filter_map(|object| T::of_object(object))
     }
 
     pub fn objects(&self) -> impl Iterator<Item = &Object> {
-        self.objects.iter().flat_map(BTreeMap::values)
+        self.objects.iter().flat_map(BTreeMap::values).map(|object| &**object)
     }
 
     pub fn site(&self, name: &str) -> Option<&ESite> {

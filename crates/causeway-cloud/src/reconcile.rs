@@ -12,7 +12,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use causeway_api::{Kind, Object, Status, World, conditions, presence};
+use causeway_api::{Kind, Object, ObjectMeta, Status, World, conditions, presence};
 use causeway_apiserver::Registry;
 use causeway_daemon::{Check, Metrics};
 use causeway_store::{Event, Revision, Signal, StoreError};
@@ -310,7 +310,16 @@ fn set_site(object: &mut Object, site: &str) {
 
 /// Objects without what no condition depends on: the picture of ten thousand stays small.
 fn lean(mut object: Object) -> Object {
-    object.metadata_mut().managed_fields = Vec::new();
+    let full = std::mem::take(object.metadata_mut());
+    *object.metadata_mut() = ObjectMeta {
+        name: full.name,
+        generation: full.generation,
+        creation_timestamp: full.creation_timestamp,
+        deletion_timestamp: full.deletion_timestamp,
+        owner_references: full.owner_references,
+        finalizers: full.finalizers,
+        ..ObjectMeta::default()
+    };
     object
 }
 

@@ -5,7 +5,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
@@ -117,7 +117,7 @@ fn now_in(connection: &Connection, range: &Range<String>, wanted: i64) -> rusqli
             "SELECT key, value, revision, created FROM objects
              WHERE key >= ?1 AND key < ?2 ORDER BY key LIMIT ?3",
         )?
-        .query_map(params![range.start, range.end, wanted], to_record)?
+        .query_map(params![range.start, range.end, wanted], in_slabs())?
         .collect()
 }
 
@@ -137,7 +137,7 @@ fn then_in(
              WHERE key >= ?1 AND key < ?2 AND until > ?3 AND revision <= ?3
              ORDER BY key LIMIT ?4",
         )?
-        .query_map(params![range.start, range.end, at.0, wanted], to_record)?
+        .query_map(params![range.start, range.end, at.0, wanted], in_slabs())?
         .collect()
 }
 
@@ -212,9 +212,30 @@ fn read_events(
 }
 
 pub(super) fn to_record(row: &Row<'_>) -> rusqlite::Result<Record> {
+    record_of(row, Bytes::copy_from_slice)
+}
+
+/// Values of a list are kept this many bytes at a time: ten thousand small pieces would cost more to take and to give back
+/// than the list itself.
+const SLAB_BYTES: usize = 64 << 10;
+
+fn in_slabs() -> impl FnMut(&Row<'_>) -> rusqlite::Result<Record> {
+    let mut slab = BytesMut::new();
+    move |row| {
+        record_of(row, |value| {
+            if slab.capacity() < value.len() {
+                slab = BytesMut::with_capacity(SLAB_BYTES.max(value.len()));
+            }
+            slab.extend_from_slice(value);
+            slab.split().freeze()
+        })
+    }
+}
+
+fn record_of(row: &Row<'_>, keep: impl FnOnce(&[u8]) -> Bytes) -> rusqlite::Result<Record> {
     Ok(Record {
         key: text(row, 0)?,
-        value: bytes(row, 1)?,
+        value: keep(value(row, 1)?),
         revision: Revision(row.get(2)?),
         created: Revision(row.get(3)?),
     })
@@ -224,10 +245,14 @@ fn text(row: &Row<'_>, column: usize) -> rusqlite::Result<Arc<str>> {
     Ok(row.get_ref(column)?.as_str()?.into())
 }
 
-/// Values are text when they are valid UTF-8, so that people can read them, and blobs otherwise.
 fn bytes(row: &Row<'_>, column: usize) -> rusqlite::Result<Bytes> {
+    value(row, column).map(Bytes::copy_from_slice)
+}
+
+/// Values are text when they are valid UTF-8, so that people can read them, and blobs otherwise.
+fn value<'a>(row: &'a Row<'_>, column: usize) -> rusqlite::Result<&'a [u8]> {
     match row.get_ref(column)? {
-        ValueRef::Text(bytes) | ValueRef::Blob(bytes) => Ok(Bytes::copy_from_slice(bytes)),
+        ValueRef::Text(bytes) | ValueRef::Blob(bytes) => Ok(bytes),
         other => Err(rusqlite::Error::InvalidColumnType(column, "value".into(), other.data_type())),
     }
 }
