@@ -23,6 +23,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::actions::CloudActions;
+use crate::departures::Departures;
 use crate::figures::FleetFigures;
 use crate::first;
 use crate::health::StoreHealth;
@@ -147,8 +148,11 @@ impl Cloud {
             StoreSpec::Etcd { .. } => None,
         };
         let health = StoreHealth { store: store.clone(), check: readiness.register("store"), folder };
-        data_dir.folder("run")?;
-        data_dir.write(ADDRESSES_FILE, &serde_json::to_vec_pretty(&addresses).unwrap_or_default())?;
+        if let Err(error) = publish_addresses(&data_dir, &addresses) {
+            // A full disk: nothing can be written, and reads shall go on all the same.
+            let error = &error as &dyn std::error::Error;
+            tracing::warn!(error, "local clients will not find the addresses of this cloud");
+        }
         Ok(Cloud {
             api: ApiServer::on(api_listener, parts).map_err(bind_error("api", config.api))?,
             enrolment: EnrolmentServer::on(channel_listener, registrar.clone(), EnrolmentLimits::default())
@@ -198,6 +202,8 @@ impl Cloud {
         let registrar = self.registrar.clone();
         let token = servants.clone();
         back.spawn(named("identity", Box::pin(async move { registrar.run(token).await })));
+        let departures = Departures { store: self.store.clone(), registrar: self.registrar.clone() };
+        back.spawn(named("the watch over deleted gateways", Box::pin(departures.run(servants.clone()))));
         back.spawn(named("reconcile", Box::pin(self.reconciler.run(servants.clone()))));
         back.spawn(named("the watch over the store", Box::pin(self.health.run(servants.clone()))));
         back.spawn(named("the admin server", Box::pin(self.admin.run(servants.clone()))));
@@ -223,6 +229,11 @@ impl Cloud {
         tracing::info!("the cloud has stopped");
         early.map_or(Ok(()), |name| Err(CloudError::Ended(name)))
     }
+}
+
+fn publish_addresses(data_dir: &DataDir, addresses: &Addresses) -> Result<(), DataDirError> {
+    data_dir.folder("run")?;
+    data_dir.write(ADDRESSES_FILE, &serde_json::to_vec_pretty(addresses).unwrap_or_default()).map(drop)
 }
 
 async fn listen(purpose: &'static str, address: SocketAddr) -> Result<TcpListener, CloudError> {

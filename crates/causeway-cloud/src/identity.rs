@@ -36,6 +36,14 @@ pub use server::{EnrolmentLimits, EnrolmentServer};
 pub use serving::{host_name, outward_addresses};
 pub use tokens::ApiRole;
 
+/// Readers of bytes that others wrote, for `fuzz/` alone.
+#[doc(hidden)]
+pub mod readers {
+    pub use super::roll::decode as decode_roll;
+    pub use super::seal::SealKey;
+    pub use super::tokens::{api_text, parse_api_text};
+}
+
 /// Certificates are replaced when two thirds of their life are over; a clock that went back before their
 /// beginning is no reason to keep them either.
 fn is_past_two_thirds(not_before: SystemTime, not_after: SystemTime, now: SystemTime) -> bool {

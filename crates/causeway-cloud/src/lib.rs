@@ -6,6 +6,7 @@
 
 mod actions;
 pub mod cloud;
+mod departures;
 mod figures;
 mod first;
 mod health;

@@ -3,11 +3,12 @@
 //! What the actions of the API ask for, as methods of the registrar. Each is one decision upon records of the store and
 //! one commit; what a presented token is worth is decided in `tokens`.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
 
 use causeway_channel::clock::{Moment, from_unix_seconds, unix_seconds};
 use causeway_channel::{JoinToken, KeyHash, PeerId, Secret};
-use causeway_store::{Op, Record, StoreError};
+use causeway_store::{Op, Record, Revision, StoreError};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -198,13 +199,55 @@ impl Registrar {
         let unknown =
             || TokenProblem::Invalid { field: "gateway", why: format!("{gateway:?} was never enrolled") };
         PeerId::new("any", gateway).map_err(|_| unknown())?;
+        self.revoke_up_to(gateway, None).await?.ok_or_else(unknown)
+    }
+
+    /// The names of gateways that could come to the cloud: with a key that is believed, or a token that is open.
+    pub async fn admitted(&self) -> Result<BTreeSet<String>, StoreError> {
+        let now = self.now();
+        let (enrolled, _) = follow::snapshot(&self.store, gateways::PREFIX).await?;
+        let (join, _) = follow::snapshot(&self.store, tokens::JOIN_PREFIX).await?;
+        let with_key = each::<GatewayRecord>(&enrolled, gateways::PREFIX)
+            .filter(|(_, record)| record.key.is_some())
+            .map(|(gateway, _)| gateway);
+        let with_token = each::<JoinTokenRecord>(&join, tokens::JOIN_PREFIX)
+            .filter(|(_, token)| token.is_open(now))
+            .map(|(_, token)| token.gateway);
+        Ok(with_key.chain(with_token).collect())
+    }
+
+    /// What a gateway was given up to a revision is worth nothing any more: its open tokens and its key. What it was
+    /// given later stays, so that a gateway may be deleted and made anew.
+    pub async fn dismiss_gateway(&self, gateway: &str, upto: Revision) -> Result<(), TokenProblem> {
+        let now = self.now();
+        let (join, _) = follow::snapshot(&self.store, tokens::JOIN_PREFIX).await?;
+        let old: Vec<Record> = join.into_iter().filter(|record| record.revision <= upto).collect();
+        // The tokens first: an open one could bring another key.
+        for (id, token) in each::<JoinTokenRecord>(&old, tokens::JOIN_PREFIX) {
+            if token.gateway == gateway && token.is_open(now) {
+                match self.delete_token(&id).await {
+                    Ok(()) | Err(TokenProblem::NotFound { .. }) => {}
+                    Err(problem) => return Err(problem),
+                }
+            }
+        }
+        self.revoke_up_to(gateway, Some(upto)).await.map(drop)
+    }
+
+    /// Revokes the key of a gateway, unless it was enrolled again behind `upto`. `None`: it was never enrolled.
+    async fn revoke_up_to(
+        &self,
+        gateway: &str,
+        upto: Option<Revision>,
+    ) -> Result<Option<Revoked>, TokenProblem> {
         let key = gateways::store_key(gateway);
         for _ in 0..ATTEMPTS_MAX {
             let Some((record, revision)) = self.load::<GatewayRecord>(&key).await? else {
-                return Err(unknown());
+                return Ok(None);
             };
-            let Some(hash) = record.key.as_deref().and_then(KeyHash::from_hex) else {
-                return Ok(Revoked { gateway: gateway.to_owned(), keys: Vec::new() });
+            let hash = record.key.as_deref().and_then(KeyHash::from_hex);
+            let Some(hash) = hash.filter(|_| upto.is_none_or(|upto| revision <= upto)) else {
+                return Ok(Some(Revoked { gateway: gateway.to_owned(), keys: Vec::new() }));
             };
             let now = self.now();
             let revocation = RevocationRecord::new(gateway, Reason::Revoked, now, record.expires);
@@ -221,7 +264,7 @@ impl Registrar {
                         key: &hash.to_string(),
                         ..AuditLine::default()
                     });
-                    return Ok(Revoked { gateway: gateway.to_owned(), keys: vec![hash.to_string()] });
+                    return Ok(Some(Revoked { gateway: gateway.to_owned(), keys: vec![hash.to_string()] }));
                 }
                 Err(StoreError::Conflict { .. }) => {}
                 Err(error) => return Err(error.into()),

@@ -133,7 +133,14 @@ impl Registrar {
             place,
             seal,
         };
-        registrar.reconcile_kubeconfig()?;
+        if let Err(error) = registrar.reconcile_kubeconfig() {
+            // A cloud whose disk is full goes on with the file it has; a new one must have its first.
+            if !registrar.kubeconfig_path().exists() {
+                return Err(error);
+            }
+            let error = &error as &dyn std::error::Error;
+            tracing::warn!(error, "the admin kubeconfig is out of date; trying again in a minute");
+        }
         Ok(Arc::new(registrar))
     }
 

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 use testlab::causeway::{Cloud, run, wait_for};
-use testlab::https::Client;
+use testlab::https::{Client, Request};
 
 use crate::{GROUP, Lab, admin, authorities, call, edge_credentials, join_token, path, revision, site};
 
@@ -112,4 +112,32 @@ fn a_restored_cloud_is_known_to_its_edges_and_not_to_old_watches() {
     wait_for("the edge runs", || edge.log().contains("the edge runs").then_some(())).unwrap();
     assert_eq!(own_object(&lab, &client), 200);
     assert!(!edge.log().contains("given this edge up"), "{}", edge.log());
+}
+
+#[test]
+fn a_deleted_gateway_is_out_and_comes_back_only_with_a_new_token() {
+    let lab = Lab::start();
+    let mut edge = lab.join("edge", &join_token(&lab.admin, "oslo"));
+    edge.terminate().unwrap();
+    let unused = join_token(&lab.admin, "oslo");
+    assert_eq!(own_object(&lab, &lab.admin), 200);
+
+    let deleted = lab.admin.send(&Request::new("DELETE", &path("egateways", "oslo"))).unwrap();
+    deleted.success().unwrap();
+    // Not 404: the key itself is no longer believed.
+    wait_for("the key is refused", || (own_object(&lab, &lab.admin) == 401).then_some(())).unwrap();
+    let mut late = lab.edge("late", &["--join", &unused]);
+    wait_for("its tokens are refused", || {
+        (late.ended().is_some() || late.log().contains("was deleted")).then_some(())
+    })
+    .unwrap_or_else(|error| panic!("{error}\n{}", late.log()));
+    assert!(!lab.path("late/identity.pem").exists(), "{}", late.log());
+
+    // The object alone does not bring it back; a new token does, with a new key.
+    let token = join_token(&lab.admin, "oslo");
+    assert_eq!(own_object(&lab, &lab.admin), 401);
+    let _edge = lab.join("new", &token);
+    let client = lab.admin.with_certificate(edge_credentials(&lab.path("new"))).unwrap();
+    assert_eq!(client.get(&path("egateways", "oslo")).unwrap().code, 200);
+    assert_eq!(own_object(&lab, &lab.admin), 401);
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::{Value, json};
-use testlab::causeway::{Cloud, wait_for};
+use testlab::causeway::{Cloud, Process, wait_for};
 use testlab::https::Client;
 
 use crate::{GROUP, admin, path, site};
@@ -121,4 +121,36 @@ fn names(client: &Client) -> Vec<String> {
     names.retain(|name| name != "cloud");
     names.sort();
     names
+}
+
+#[test]
+fn a_full_disk_does_not_keep_a_cloud_from_starting() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(disk) = Disk::mount(&folder.path().join("disk"), "16m") else {
+        println!("skipped: a_full_disk_does_not_keep_a_cloud_from_starting needs root to mount a tmpfs");
+        return;
+    };
+    let data_dir = disk.0.join("cloud");
+    let mut cloud = Cloud::start(&data_dir).unwrap();
+    let client = admin(&cloud);
+    client.post(&format!("{GROUP}/esites"), &site("before")).unwrap().success().unwrap();
+    // The same address again, as a cloud in service has: otherwise the kubeconfig would have to change.
+    let api = cloud.api.to_string();
+    disk.fill();
+    cloud.process.kill().unwrap();
+    let mut killed = Cloud::spawn(&data_dir, &["--api", &api]).unwrap();
+    answers(&client, &mut killed, "after it was killed");
+    killed.terminate().unwrap();
+    disk.fill();
+    let mut stopped = Cloud::spawn(&data_dir, &["--api", &api]).unwrap();
+    answers(&client, &mut stopped, "after it was stopped in order");
+}
+
+fn answers(client: &Client, process: &mut Process, when: &str) {
+    let answer = wait_for("reads are answered", || {
+        let ended = process.ended().is_some();
+        (ended || client.get(&path("esites", "before")).is_ok_and(|answer| answer.code == 200))
+            .then_some(ended)
+    });
+    assert!(matches!(answer, Ok(false)), "{when}: {answer:?}\n{}", process.log());
 }
