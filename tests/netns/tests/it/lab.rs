@@ -96,6 +96,9 @@ fn random_loss_meets_its_share() {
             Ok(count)
         })
         .unwrap();
+    let (_, sent) = host.crossed("eth0").unwrap();
+    // Ethernet, IP, UDP and one byte each, and little else.
+    assert!((400 * 43..400 * 43 + 5000).contains(&sent), "{sent} bytes sent");
     // Both ways: a quarter comes back.
     assert!((50..160).contains(&count), "{count} of 400");
 }
@@ -108,7 +111,7 @@ fn a_cut_link_is_dead_until_it_is_restored_and_shows_what_it_should() {
         return;
     };
     let server = echo(&net, 7000);
-    let (host, cloud) = (net.host("edge-a").unwrap(), net.host("cloud").unwrap());
+    let host = net.host("edge-a").unwrap();
     for (node, how, carrier) in [
         ("edge-a", Cut::Unplugged, false),
         ("edge-a", Cut::Down, false),
@@ -116,9 +119,8 @@ fn a_cut_link_is_dead_until_it_is_restored_and_shows_what_it_should() {
         // One hop away: nothing to be seen at the edge either.
         ("nat-a", Cut::Unplugged, true),
         ("nat-a", Cut::Down, true),
-        ("internet-side", Cut::Unplugged, true),
+        ("cloud", Cut::Unplugged, true),
     ] {
-        let node = if node == "internet-side" { "cloud" } else { node };
         net.cut(node, how).unwrap();
         assert!(reach_udp(&host, cloud_v4(&net, &server), SHORT).is_err(), "{node} {how:?}");
         assert_eq!(has_carrier(&host), carrier, "{node} {how:?}");
@@ -129,7 +131,6 @@ fn a_cut_link_is_dead_until_it_is_restored_and_shows_what_it_should() {
             reach_tcp(&host, to, PATIENCE).unwrap_or_else(|error| panic!("{node} {how:?} {to}: {error}"));
         }
     }
-    drop(cloud);
 }
 
 fn has_carrier(host: &Host) -> bool {

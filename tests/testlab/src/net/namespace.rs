@@ -167,6 +167,20 @@ impl Host {
         Ok(thread)
     }
 
+    /// What crossed an interface since it was made, with the heads of Ethernet: bytes received and sent.
+    pub fn crossed(&self, interface: &str) -> Result<(u64, u64)> {
+        // Of the thread, which has moved; the process has not.
+        let table = self.inside(|| Ok(std::fs::read_to_string("/proc/thread-self/net/dev")?))?;
+        let line = table.lines().find_map(|line| line.trim().strip_prefix(interface)?.strip_prefix(':'));
+        let line = line.with_context(|| format!("{} has no interface {interface}", self.name))?;
+        let numbers: Vec<u64> = line.split_whitespace().flat_map(str::parse).collect();
+        // Eight columns of what came, then eight of what went; bytes are the first of each.
+        match numbers.len() {
+            16 => Ok((numbers[0], numbers[8])),
+            _ => bail!("/proc/net/dev has another form: {line}"),
+        }
+    }
+
     /// Can a TCP connection be made from here?
     pub fn connects(&self, to: SocketAddr, within: std::time::Duration) -> bool {
         self.inside(|| Ok(std::net::TcpStream::connect_timeout(&to, within)?)).is_ok()
