@@ -7,6 +7,7 @@ mod apply;
 mod import;
 mod query;
 mod readers;
+mod remaining;
 mod schema;
 mod watch;
 mod writer;
@@ -19,6 +20,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use self::readers::Readers;
+use self::remaining::Remaining;
 use self::writer::{Request, Writer};
 use crate::backup::{Chunk, Header, Imported};
 use crate::hub::{Hub, Keep};
@@ -32,6 +34,7 @@ const REQUESTS_MAX: usize = 1024;
 pub(crate) struct Sqlite {
     requests: mpsc::Sender<Request>,
     readers: Arc<Readers>,
+    pages: Arc<Remaining>,
     shared: Arc<Shared>,
     _stop: DropGuard,
 }
@@ -87,7 +90,8 @@ impl Sqlite {
         let (requests, waiting) = mpsc::channel(REQUESTS_MAX);
         Writer::start(connection, lock, meta, Arc::clone(&shared), waiting)?;
         let stop = CancellationToken::new();
-        let sqlite = Sqlite { requests, readers, shared, _stop: stop.clone().drop_guard() };
+        let pages = Arc::default();
+        let sqlite = Sqlite { requests, readers, pages, shared, _stop: stop.clone().drop_guard() };
         Ok((sqlite, stop))
     }
 
@@ -97,8 +101,8 @@ impl Sqlite {
     }
 
     pub async fn list(&self, prefix: &str, page: Page) -> Result<Listing, StoreError> {
-        let prefix = prefix.to_owned();
-        self.readers.read(move |connection| query::list(connection, &prefix, &page)).await
+        let (prefix, pages) = (prefix.to_owned(), Arc::clone(&self.pages));
+        self.readers.read(move |connection| query::list(connection, &prefix, &page, &pages)).await
     }
 
     pub async fn commit(&self, ops: Vec<Op>) -> Result<Committed, StoreError> {

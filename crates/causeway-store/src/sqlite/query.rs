@@ -9,6 +9,7 @@ use bytes::{Bytes, BytesMut};
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
+use super::remaining::Remaining;
 use super::schema::{Meta, load};
 use super::translate;
 use crate::model::prefix_end;
@@ -24,7 +25,12 @@ pub(super) fn record(connection: &Connection, key: &str) -> Result<Option<Record
         .map_err(translate)
 }
 
-pub(super) fn list(connection: &Connection, prefix: &str, page: &Page) -> Result<Listing, StoreError> {
+pub(super) fn list(
+    connection: &Connection,
+    prefix: &str,
+    page: &Page,
+    pages: &Remaining,
+) -> Result<Listing, StoreError> {
     let meta = load(connection)?;
     let at = page.at.unwrap_or(meta.revision);
     check_kept(at, meta)?;
@@ -39,9 +45,19 @@ pub(super) fn list(connection: &Connection, prefix: &str, page: &Page) -> Result
     let mut remaining = 0;
     if records.len() > limit {
         records.truncate(limit);
-        let behind = records.last().map_or(range.start.clone(), |last| behind(&last.key))..range.end;
-        remaining = if now { count_now(connection, &behind) } else { count_then(connection, &behind, at) }
-            .map_err(translate)?;
+        let before = page.after.as_deref().and_then(|after| pages.behind(prefix, after, at));
+        let last = records.last().map(|last| &*last.key);
+        remaining = match before.and_then(|before| before.checked_sub(limit as u64)) {
+            Some(remaining) => remaining,
+            None => {
+                let behind = last.map_or(range.start.clone(), behind)..range.end;
+                if now { count_now(connection, &behind) } else { count_then(connection, &behind, at) }
+                    .map_err(translate)?
+            }
+        };
+        if let Some(last) = last {
+            pages.note(prefix, last, at, remaining);
+        }
     }
     Ok(Listing { records, revision: at, remaining })
 }

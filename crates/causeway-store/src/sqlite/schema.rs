@@ -88,7 +88,8 @@ pub(super) fn open_reader(path: &Path) -> Result<Connection, StoreError> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags).map_err(translate)?;
     connection.busy_timeout(std::time::Duration::from_secs(5)).map_err(translate)?;
-    connection.pragma_update(None, "cache_size", -4096).map_err(translate)?;
+    // Kibibytes. The system keeps the file in memory anyway; this is for the inner pages of the trees, once per connection.
+    connection.pragma_update(None, "cache_size", -1024).map_err(translate)?;
     connection.pragma_update(None, "temp_store", "MEMORY").map_err(translate)?;
     Ok(connection)
 }
