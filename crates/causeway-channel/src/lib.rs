@@ -10,6 +10,7 @@
 pub mod link;
 
 pub mod clock;
+pub mod dial;
 pub mod enrol;
 pub mod key;
 pub mod peer;
@@ -18,11 +19,13 @@ pub mod port;
 pub mod probe;
 pub mod quic;
 pub mod session;
+pub mod tcp;
 pub mod tls;
 pub mod token;
 pub mod wire;
 
 pub use clock::Clock;
+pub use dial::{DialConfig, DialError, Dialer};
 pub use enrol::{Contact, EnrolError, Issued};
 pub use key::Key;
 pub use link::{

@@ -20,6 +20,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::quic::{QuicLink, QuicRecv, QuicSend};
+use crate::tcp::{TcpLink, TcpRecv, TcpSend};
 
 pub use header::{HEADER_BYTES_MAX, HeaderError, Origin, PREFIX_BYTES, Purpose, StreamHeader};
 pub use reason::{
@@ -111,11 +112,18 @@ pub struct Link {
 #[derive(Clone)]
 enum LinkInner {
     Quic(QuicLink),
+    Tcp(TcpLink),
 }
 
 impl From<QuicLink> for Link {
     fn from(link: QuicLink) -> Link {
         Link::new(LinkInner::Quic(link))
+    }
+}
+
+impl From<TcpLink> for Link {
+    fn from(link: TcpLink) -> Link {
+        Link::new(LinkInner::Tcp(link))
     }
 }
 
@@ -134,6 +142,7 @@ impl Link {
     pub async fn open_stream(&self, header: StreamHeader) -> Result<Stream, StreamError> {
         match &self.inner {
             LinkInner::Quic(link) => link.open_stream(header).await,
+            LinkInner::Tcp(link) => link.open_stream(header).await,
         }
     }
 
@@ -142,6 +151,7 @@ impl Link {
     pub async fn accept_stream(&self) -> Result<(StreamHeader, Stream), LinkClosed> {
         match &self.inner {
             LinkInner::Quic(link) => link.accept_stream().await,
+            LinkInner::Tcp(link) => link.accept_stream().await,
         }
     }
 
@@ -149,12 +159,14 @@ impl Link {
     pub fn send_datagram(&self, data: Bytes) -> Result<(), DatagramError> {
         match &self.inner {
             LinkInner::Quic(link) => link.send_datagram(data),
+            LinkInner::Tcp(link) => link.send_datagram(data),
         }
     }
 
     pub async fn read_datagram(&self) -> Result<Bytes, LinkClosed> {
         match &self.inner {
             LinkInner::Quic(link) => link.read_datagram().await,
+            LinkInner::Tcp(link) => link.read_datagram().await,
         }
     }
 
@@ -162,6 +174,7 @@ impl Link {
     pub fn datagram_bytes_max(&self) -> usize {
         match &self.inner {
             LinkInner::Quic(link) => link.datagram_bytes_max(),
+            LinkInner::Tcp(link) => link.datagram_bytes_max(),
         }
     }
 
@@ -169,6 +182,7 @@ impl Link {
     pub fn close(&self, reason: CloseReason) {
         match &self.inner {
             LinkInner::Quic(link) => link.close(reason),
+            LinkInner::Tcp(link) => link.close(reason),
         }
     }
 
@@ -176,6 +190,7 @@ impl Link {
     pub async fn closed(&self) -> LinkClosed {
         match &self.inner {
             LinkInner::Quic(link) => link.closed().await,
+            LinkInner::Tcp(link) => link.closed().await,
         }
     }
 
@@ -183,6 +198,7 @@ impl Link {
     pub fn last_heard(&self) -> Instant {
         match &self.inner {
             LinkInner::Quic(link) => link.last_heard(),
+            LinkInner::Tcp(link) => link.last_heard(),
         }
     }
 
@@ -190,18 +206,21 @@ impl Link {
     pub fn rtt(&self) -> Option<Duration> {
         match &self.inner {
             LinkInner::Quic(link) => link.rtt(),
+            LinkInner::Tcp(link) => link.rtt(),
         }
     }
 
     pub fn figures(&self) -> LinkFigures {
         match &self.inner {
             LinkInner::Quic(link) => link.figures(),
+            LinkInner::Tcp(link) => link.figures(),
         }
     }
 
     pub fn transport(&self) -> Transport {
         match &self.inner {
             LinkInner::Quic(_) => Transport::Quic,
+            LinkInner::Tcp(_) => Transport::Tcp,
         }
     }
 
@@ -209,6 +228,7 @@ impl Link {
     pub fn remote_address(&self) -> SocketAddr {
         match &self.inner {
             LinkInner::Quic(link) => link.remote_address(),
+            LinkInner::Tcp(link) => link.remote_address(),
         }
     }
 
@@ -216,6 +236,7 @@ impl Link {
     pub fn certificate(&self) -> Option<&CertificateDer<'static>> {
         match &self.inner {
             LinkInner::Quic(link) => link.certificate(),
+            LinkInner::Tcp(link) => link.certificate(),
         }
     }
 }
@@ -278,6 +299,7 @@ pub struct SendStream(SendInner);
 
 enum SendInner {
     Quic(QuicSend),
+    Tcp(TcpSend),
 }
 
 impl From<QuicSend> for SendStream {
@@ -286,11 +308,18 @@ impl From<QuicSend> for SendStream {
     }
 }
 
+impl From<TcpSend> for SendStream {
+    fn from(send: TcpSend) -> SendStream {
+        SendStream(SendInner::Tcp(send))
+    }
+}
+
 impl SendStream {
     /// Gives the direction up: the peer's reader fails with this code, also over bytes already written.
     pub fn reset(&mut self, code: ResetCode) {
         match &mut self.0 {
             SendInner::Quic(send) => send.reset(code),
+            SendInner::Tcp(send) => send.reset(code),
         }
     }
 
@@ -299,6 +328,7 @@ impl SendStream {
     pub async fn stopped(&mut self) -> ResetCode {
         match &mut self.0 {
             SendInner::Quic(send) => send.stopped().await,
+            SendInner::Tcp(send) => send.stopped().await,
         }
     }
 
@@ -306,6 +336,7 @@ impl SendStream {
     pub async fn write_chunk(&mut self, data: Bytes) -> io::Result<()> {
         match &mut self.0 {
             SendInner::Quic(send) => send.write_chunk(data).await,
+            SendInner::Tcp(send) => send.write_chunk(data).await,
         }
     }
 }
@@ -318,18 +349,21 @@ impl AsyncWrite for SendStream {
     ) -> Poll<io::Result<usize>> {
         match &mut self.0 {
             SendInner::Quic(send) => Pin::new(send).poll_write(context, data),
+            SendInner::Tcp(send) => Pin::new(send).poll_write(context, data),
         }
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.0 {
             SendInner::Quic(send) => Pin::new(send).poll_flush(context),
+            SendInner::Tcp(send) => Pin::new(send).poll_flush(context),
         }
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.0 {
             SendInner::Quic(send) => Pin::new(send).poll_shutdown(context),
+            SendInner::Tcp(send) => Pin::new(send).poll_shutdown(context),
         }
     }
 }
@@ -345,6 +379,7 @@ pub struct RecvStream(RecvInner);
 
 enum RecvInner {
     Quic(QuicRecv),
+    Tcp(TcpRecv),
 }
 
 impl From<QuicRecv> for RecvStream {
@@ -353,11 +388,18 @@ impl From<QuicRecv> for RecvStream {
     }
 }
 
+impl From<TcpRecv> for RecvStream {
+    fn from(recv: TcpRecv) -> RecvStream {
+        RecvStream(RecvInner::Tcp(recv))
+    }
+}
+
 impl RecvStream {
     /// Wants no more: the peer's writer fails with this code, and what has arrived is thrown away.
     pub fn stop(&mut self, code: ResetCode) {
         match &mut self.0 {
             RecvInner::Quic(recv) => recv.stop(code),
+            RecvInner::Tcp(recv) => recv.stop(code),
         }
     }
 
@@ -365,6 +407,7 @@ impl RecvStream {
     pub async fn read_chunk(&mut self, bytes_max: usize) -> io::Result<Option<Bytes>> {
         match &mut self.0 {
             RecvInner::Quic(recv) => recv.read_chunk(bytes_max).await,
+            RecvInner::Tcp(recv) => recv.read_chunk(bytes_max).await,
         }
     }
 }
@@ -377,6 +420,7 @@ impl AsyncRead for RecvStream {
     ) -> Poll<io::Result<()>> {
         match &mut self.0 {
             RecvInner::Quic(recv) => Pin::new(recv).poll_read(context, buffer),
+            RecvInner::Tcp(recv) => Pin::new(recv).poll_read(context, buffer),
         }
     }
 }

@@ -25,10 +25,10 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
-use crate::link::{CloseCode, CloseReason, Link};
+use crate::link::{CloseCode, CloseReason, Link, Side};
 use crate::quic::server::{Protocol, QuicServer};
 use crate::quic::{PortKeys, QuicOptions};
-use crate::wire;
+use crate::{tcp, wire};
 
 use half_open::HalfOpen;
 
@@ -81,8 +81,10 @@ const RETRY_ABOVE_PART: usize = 4;
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Somebody who is through the handshake.
+// Moved once, from the handshake to whoever serves it; a box would not pay.
+#[allow(clippy::large_enum_variant)]
 pub enum Incoming {
-    Enrolment(TlsStream<TcpStream>, SocketAddr),
+    Enrolment(TlsStream<tcp::Socket>, SocketAddr),
     Channel(Link),
     Replica(Link),
 }
@@ -253,7 +255,7 @@ impl Shared {
 
     async fn shake_tcp(self: Arc<Shared>, link: TcpStream, client: SocketAddr) -> Result<Incoming, Why> {
         let acceptor = TlsAcceptor::from(self.tls.load_full());
-        let link = acceptor.accept(link).await.map_err(|error| {
+        let link = acceptor.accept(tcp::prepare(link)).await.map_err(|error| {
             tracing::debug!(%client, %error, "no handshake");
             Why::Handshake
         })?;
@@ -261,7 +263,12 @@ impl Shared {
             return Ok(Incoming::Enrolment(link, client));
         }
         // Without the name of a protocol nobody here knows what would follow.
-        Err(Why::Protocol)
+        let protocol = match Protocol::of(link.get_ref().1.alpn_protocol()) {
+            Protocol::Other => return Err(Why::Protocol),
+            protocol => protocol,
+        };
+        let link = tcp::over_tls(link.into(), Side::Accepted, &self.limits.quic.limits);
+        self.admit(protocol, link.map_err(|_| Why::Handshake)?.into())
     }
 
     async fn shake_quic(self: Arc<Shared>, incoming: quinn::Incoming) -> Result<Incoming, Why> {

@@ -1,0 +1,261 @@
+//! Dials the cloud: every endpoint, every address, QUIC and TCP, directly or through a proxy; the first wins.
+//!
+//! What is tried when is decided in `plan`; `proxy` knows the words for a proxy. Here names are resolved and
+//! attempts run, each with its own deadline. How often to dial, and whether a link stays, is the session's
+//! business; so is the time in the cloud's certificate, which may be wrong here (see `doubt`).
+
+mod error;
+mod plan;
+pub mod proxy;
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
+use rustls::ClientConfig;
+use rustls_pki_types::ServerName;
+use tokio::net::TcpStream;
+use tokio::time::{sleep_until, timeout};
+use tokio_rustls::TlsConnector;
+
+pub use self::error::{AttemptError, DialError, Failed};
+use self::plan::{Attempt, Plan};
+pub use self::plan::{HEAD_START, Route, STAGGER, Transports};
+pub use self::proxy::{Proxy, ProxyUrlError};
+use crate::clock::Clock;
+use crate::link::{CHANNEL_ALPN, Link, Side};
+use crate::peer::CertificateFacts;
+use crate::quic::{QuicClient, QuicOptions};
+use crate::tcp;
+use crate::tls::{self, Credentials, Trust};
+use crate::token::Endpoint;
+
+/// For connecting and the handshake together, of each attempt.
+pub const ATTEMPT_MAX: Duration = Duration::from_secs(2);
+
+/// Where to dial and as whom.
+#[derive(Debug, Clone)]
+pub struct DialConfig {
+    pub endpoints: Vec<Endpoint>,
+    pub trust: Trust,
+    pub credentials: Credentials,
+    /// For TCP; `Proxy::from_environment` reads what the machine is set up with.
+    pub proxy: Option<Proxy>,
+    pub transports: Transports,
+    pub clock: Clock,
+    pub alpn: &'static [u8],
+    /// The limits in it hold for both transports.
+    pub quic: QuicOptions,
+    pub attempt_max: Duration,
+}
+
+impl DialConfig {
+    /// Both transports, no proxy, everything else as usual.
+    pub fn new(endpoints: Vec<Endpoint>, trust: Trust, credentials: Credentials) -> DialConfig {
+        DialConfig {
+            endpoints,
+            trust,
+            credentials,
+            proxy: None,
+            transports: Transports::Both,
+            clock: Clock::system(),
+            alpn: CHANNEL_ALPN,
+            quic: QuicOptions::default(),
+            attempt_max: ATTEMPT_MAX,
+        }
+    }
+}
+
+/// Dials as often as it is asked to. All its QUIC links share one socket.
+#[derive(Clone)]
+pub struct Dialer {
+    config: Arc<DialConfig>,
+    quic: Arc<Mutex<Option<QuicClient>>>,
+}
+
+impl Dialer {
+    pub fn new(config: DialConfig) -> Dialer {
+        Dialer { config: Arc::new(config), quic: Arc::default() }
+    }
+
+    /// The same socket, but other endpoints, another certificate or a newer bundle.
+    pub fn with_config(&self, config: DialConfig) -> Dialer {
+        Dialer { config: Arc::new(config), quic: self.quic.clone() }
+    }
+
+    pub fn config(&self) -> &DialConfig {
+        &self.config
+    }
+
+    /// By whatever transports are configured.
+    pub async fn dial(&self) -> Result<Link, DialError> {
+        self.dial_over(self.config.transports).await
+    }
+
+    /// By QUIC alone, as when UDP may have come back.
+    pub async fn dial_quic(&self) -> Result<Link, DialError> {
+        self.dial_over(Transports::QuicOnly).await
+    }
+
+    pub async fn dial_tcp(&self) -> Result<Link, DialError> {
+        self.dial_over(Transports::TcpOnly).await
+    }
+
+    /// The machine's address has changed: QUIC links go on from a new socket.
+    pub fn rebind(&self) -> io::Result<()> {
+        match &*self.quic.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(client) => client.rebind(),
+            None => Ok(()),
+        }
+    }
+
+    async fn dial_over(&self, transports: Transports) -> Result<Link, DialError> {
+        let config = &*self.config;
+        let tls = self.tls()?;
+        let is_proxied: Vec<bool> =
+            config.endpoints.iter().map(|endpoint| self.proxy(endpoint).is_some()).collect();
+        let mut plan = Plan::new(&is_proxied, transports, Instant::now());
+        let mut names: FuturesUnordered<_> = (0..config.endpoints.len())
+            .filter(|endpoint| transports != Transports::TcpOnly || !is_proxied[*endpoint])
+            .map(|endpoint| self.resolve(endpoint))
+            .collect();
+        let mut attempts = FuturesUnordered::new();
+        let mut failed = Vec::new();
+        loop {
+            while let Some(attempt) = plan.next_attempt(Instant::now()) {
+                attempts.push(self.attempt(attempt, tls.clone()));
+            }
+            if plan.is_over() {
+                return Err(DialError::new(failed));
+            }
+            let wake = plan.next_wake();
+            tokio::select! {
+                Some((attempt, result)) = attempts.next(), if !attempts.is_empty() => match result {
+                    Ok(link) => return Ok(link),
+                    Err(error) => {
+                        let endpoint = config.endpoints[attempt.endpoint].clone();
+                        failed.push(Failed { endpoint, route: Some(attempt.route), error });
+                        plan.handle_failed(attempt, Instant::now());
+                    }
+                },
+                Some((endpoint, result)) = names.next(), if !names.is_empty() => {
+                    let addresses = result.unwrap_or_else(|error| {
+                        failed.push(Failed { endpoint: config.endpoints[endpoint].clone(), route: None, error });
+                        Vec::new()
+                    });
+                    plan.handle_resolved(endpoint, &addresses, is_proxied[endpoint], Instant::now());
+                },
+                () = sleep_until(wake.unwrap_or_else(Instant::now).into()), if wake.is_some() => {}
+            }
+        }
+    }
+
+    /// Made anew for every dial: the verifier knows the time of the dial.
+    fn tls(&self) -> Result<ClientConfig, DialError> {
+        let DialConfig { trust, credentials, clock, alpn, .. } = &*self.config;
+        let (mut tls, _) = tls::client(trust.clone(), Some(credentials.clone()), clock.now())?;
+        tls.alpn_protocols = vec![alpn.to_vec()];
+        Ok(tls)
+    }
+
+    fn proxy(&self, endpoint: &Endpoint) -> Option<&Proxy> {
+        self.config.proxy.as_ref().filter(|proxy| proxy.applies_to(endpoint))
+    }
+
+    async fn resolve(&self, number: usize) -> (usize, Result<Vec<SocketAddr>, AttemptError>) {
+        let addresses = resolve(&self.config.endpoints[number], self.config.attempt_max).await;
+        (number, addresses)
+    }
+
+    fn attempt(
+        &self,
+        attempt: Attempt,
+        tls: ClientConfig,
+    ) -> BoxFuture<'_, (Attempt, Result<Link, AttemptError>)> {
+        let max = self.config.attempt_max;
+        let endpoint = &self.config.endpoints[attempt.endpoint];
+        Box::pin(async move {
+            let dialled = async {
+                match attempt.route {
+                    Route::Quic(address) => self.over_quic(address, tls).await,
+                    Route::Tcp(address) => self.over_tcp(endpoint, connect(address).await?, tls).await,
+                    Route::Proxy => self.over_tcp(endpoint, self.through_proxy(endpoint).await?, tls).await,
+                }
+            };
+            let result = timeout(max, dialled).await.unwrap_or(Err(AttemptError::Timeout(max)));
+            (attempt, result)
+        })
+    }
+
+    async fn over_quic(&self, address: SocketAddr, tls: ClientConfig) -> Result<Link, AttemptError> {
+        let client = self.quic_client().map_err(AttemptError::Socket)?;
+        client.connect(address, tls).await.map_err(AttemptError::Quic)
+    }
+
+    /// The socket is bound when it is first needed, and kept.
+    fn quic_client(&self) -> io::Result<QuicClient> {
+        let mut client = self.quic.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(client) = &*client {
+            return Ok(client.clone());
+        }
+        let bound = QuicClient::bind(self.config.quic.clone())?;
+        *client = Some(bound.clone());
+        Ok(bound)
+    }
+
+    async fn through_proxy(&self, endpoint: &Endpoint) -> Result<TcpStream, AttemptError> {
+        let proxy = self.proxy(endpoint).ok_or(AttemptError::NoAddress)?;
+        let failed = |source| AttemptError::Proxy { proxy: proxy.endpoint().clone(), source };
+        let unreachable = |source| AttemptError::ProxyAway { proxy: proxy.endpoint().clone(), source };
+        let place = (proxy.endpoint().host(), proxy.endpoint().port());
+        let mut socket = TcpStream::connect(place).await.map_err(unreachable)?;
+        proxy.ask(&mut socket, endpoint).await.map_err(failed)?;
+        Ok(socket)
+    }
+
+    async fn over_tcp(
+        &self,
+        endpoint: &Endpoint,
+        socket: TcpStream,
+        tls: ClientConfig,
+    ) -> Result<Link, AttemptError> {
+        // The name is only a hint for load balancers; the verifier asks for the cloud's own name. A host that
+        // is no DNS name must not stop us.
+        let name = ServerName::try_from(endpoint.host().to_owned())
+            .or_else(|_| ServerName::try_from(tls::CLOUD_NAME.to_owned()))
+            .expect("the constant is a DNS name");
+        let connector = TlsConnector::from(Arc::new(tls));
+        let connection =
+            connector.connect(name, tcp::prepare(socket)).await.map_err(AttemptError::of_handshake)?;
+        if connection.get_ref().1.alpn_protocol() != Some(self.config.alpn) {
+            return Err(AttemptError::NotChannel);
+        }
+        let link = tcp::over_tls(connection.into(), Side::Dialled, &self.config.quic.limits);
+        Ok(link.map_err(AttemptError::Connect)?.into())
+    }
+}
+
+async fn connect(address: SocketAddr) -> Result<TcpStream, AttemptError> {
+    TcpStream::connect(address).await.map_err(AttemptError::Connect)
+}
+
+async fn resolve(endpoint: &Endpoint, max: Duration) -> Result<Vec<SocketAddr>, AttemptError> {
+    if let Ok(address) = endpoint.host().parse::<IpAddr>() {
+        return Ok(vec![SocketAddr::new(address, endpoint.port())]);
+    }
+    let lookup = tokio::net::lookup_host((endpoint.host(), endpoint.port()));
+    let addresses = timeout(max, lookup).await.map_err(|_| AttemptError::Timeout(max))?;
+    let addresses: Vec<_> = addresses.map_err(AttemptError::Resolve)?.collect();
+    if addresses.is_empty() { Err(AttemptError::NoAddress) } else { Ok(addresses) }
+}
+
+/// The validity of the cloud's certificate, when by the clock here it is not valid now. One of the two clocks
+/// is wrong, or the certificate is old; who has heard the cloud's own time can tell which.
+pub fn doubt(link: &Link, now: SystemTime) -> Option<(SystemTime, SystemTime)> {
+    let facts = CertificateFacts::read(link.certificate()?).ok()?;
+    (now < facts.not_before || now > facts.not_after).then_some((facts.not_before, facts.not_after))
+}

@@ -1,0 +1,161 @@
+//! What failed, for every endpoint and every way to it, the most telling first.
+
+use std::error::Error;
+use std::fmt;
+use std::io;
+use std::time::Duration;
+
+use super::plan::Route;
+use super::proxy::ProxyError;
+use crate::quic::ConnectError;
+use crate::tls::TlsError;
+use crate::token::Endpoint;
+
+/// Why one attempt gave no link.
+#[derive(Debug, thiserror::Error)]
+pub enum AttemptError {
+    #[error("the name cannot be resolved")]
+    Resolve(#[source] io::Error),
+    #[error("the name has no address")]
+    NoAddress,
+    #[error("no answer within {} ms", .0.as_millis())]
+    Timeout(Duration),
+    #[error("no socket could be opened here")]
+    Socket(#[source] io::Error),
+    #[error("it cannot be reached")]
+    Connect(#[source] io::Error),
+    #[error("the proxy {proxy} cannot be reached")]
+    ProxyAway { proxy: Endpoint, source: io::Error },
+    #[error("the proxy {proxy} leads nowhere")]
+    Proxy { proxy: Endpoint, source: ProxyError },
+    #[error("TLS failed")]
+    Handshake(#[source] io::Error),
+    #[error("QUIC failed")]
+    Quic(#[source] ConnectError),
+    #[error(
+        "it does not speak the channel's protocol: it is not the channel port of a cloud, or an older one"
+    )]
+    NotChannel,
+    #[error(
+        "who answers is not the cloud this edge belongs to: its certificate is from another CA \
+         (a CA that was replaced since, or somebody in between)"
+    )]
+    WrongAuthority,
+}
+
+impl AttemptError {
+    pub(super) fn of_handshake(source: io::Error) -> AttemptError {
+        use rustls::{AlertDescription, CertificateError, Error};
+        match source.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) {
+            Some(Error::InvalidCertificate(CertificateError::UnknownIssuer)) => AttemptError::WrongAuthority,
+            Some(
+                Error::NoApplicationProtocol
+                | Error::InvalidMessage(_)
+                | Error::AlertReceived(AlertDescription::NoApplicationProtocol),
+            ) => AttemptError::NotChannel,
+            _ => AttemptError::Handshake(source),
+        }
+    }
+
+    /// How far the attempt came: who got further has more to tell.
+    fn distance(&self) -> u8 {
+        match self {
+            AttemptError::Timeout(_) => 0,
+            AttemptError::Resolve(_) | AttemptError::NoAddress | AttemptError::Socket(_) => 1,
+            AttemptError::Connect(_) | AttemptError::ProxyAway { .. } => 2,
+            AttemptError::Proxy { .. } => 3,
+            AttemptError::Handshake(_) | AttemptError::Quic(_) => 4,
+            AttemptError::NotChannel => 5,
+            AttemptError::WrongAuthority => 6,
+        }
+    }
+}
+
+/// One attempt that failed. Without a route it was the name.
+#[derive(Debug)]
+pub struct Failed {
+    pub endpoint: Endpoint,
+    pub route: Option<Route>,
+    pub error: AttemptError,
+}
+
+impl fmt::Display for Failed {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}", self.endpoint)?;
+        match self.route {
+            None => {}
+            Some(Route::Quic(address)) => write!(formatter, " over QUIC ({address})")?,
+            Some(Route::Tcp(address)) => write!(formatter, " over TCP ({address})")?,
+            Some(Route::Proxy) => write!(formatter, " over TCP through the proxy")?,
+        }
+        write!(formatter, ": {}", self.error)?;
+        let mut cause = self.error.source();
+        while let Some(error) = cause {
+            write!(formatter, ": {error}")?;
+            cause = error.source();
+        }
+        Ok(())
+    }
+}
+
+/// No link came about.
+#[derive(Debug, thiserror::Error)]
+pub enum DialError {
+    /// Nothing was tried: our own certificate or bundle can not be used.
+    #[error("the credentials do not fit TLS")]
+    Tls(#[from] TlsError),
+    #[error("no endpoint of the cloud is known")]
+    NoEndpoint,
+    #[error("the cloud cannot be reached: {}", list(.0))]
+    Unreachable(Vec<Failed>),
+}
+
+/// A cloud with many addresses that are all dead must not fill a page of the log.
+const SHOWN_MAX: usize = 8;
+
+fn list(failed: &[Failed]) -> String {
+    let mut text = failed.iter().take(SHOWN_MAX).map(Failed::to_string).collect::<Vec<_>>().join("; ");
+    if failed.len() > SHOWN_MAX {
+        text.push_str(&format!("; and {} more", failed.len() - SHOWN_MAX));
+    }
+    text
+}
+
+impl DialError {
+    pub(super) fn new(mut failed: Vec<Failed>) -> DialError {
+        if failed.is_empty() {
+            return DialError::NoEndpoint;
+        }
+        failed.sort_by_key(|failed| std::cmp::Reverse(failed.error.distance()));
+        DialError::Unreachable(failed)
+    }
+
+    /// Every attempt, the most telling first.
+    pub fn failed(&self) -> &[Failed] {
+        match self {
+            DialError::Unreachable(failed) => failed,
+            DialError::Tls(_) | DialError::NoEndpoint => &[],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_most_telling_comes_first_and_all_are_named() {
+        let failed = |route, error| Failed { endpoint: "cloud.example:7444".parse().unwrap(), route, error };
+        let address = "192.0.2.1:7444".parse().unwrap();
+        let error = DialError::new(vec![
+            failed(Some(Route::Quic(address)), AttemptError::Timeout(Duration::from_secs(2))),
+            failed(None, AttemptError::NoAddress),
+            failed(Some(Route::Tcp(address)), AttemptError::WrongAuthority),
+        ]);
+        let text = error.to_string();
+        let place = |part: &str| text.find(part).unwrap_or_else(|| panic!("{part} is not in {text}"));
+        assert!(place("over TCP (192.0.2.1:7444): who answers is not the cloud") < place("has no address"));
+        assert!(place("has no address") < place("over QUIC (192.0.2.1:7444): no answer within 2000 ms"));
+        assert!(matches!(DialError::new(Vec::new()), DialError::NoEndpoint));
+    }
+}

@@ -1,0 +1,292 @@
+//! What to try next, and when: all endpoints, all their addresses, both transports.
+//!
+//! Pure: names come in resolved, failures come in as they happen, attempts go out when their time has come.
+//! The order follows happy eyeballs (RFC 8305): IPv6 and IPv4 in turn, the next address a moment after the
+//! one before, at once when that one failed. Endpoints take turns too, so that a dead one with many addresses
+//! does not hold up the rest. TCP follows QUIC to the same address after a head start.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+/// Between the beginnings of two attempts, as RFC 8305 recommends.
+pub const STAGGER: Duration = Duration::from_millis(250);
+
+/// What QUIC is given before TCP follows: a round trip to anywhere on the continent, so that QUIC wins where
+/// it works, and a person does not notice where it does not.
+pub const HEAD_START: Duration = Duration::from_millis(250);
+
+/// Of one name; more only cost time when all of them are dead.
+const ADDRESSES_MAX: usize = 8;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transports {
+    Both,
+    QuicOnly,
+    TcpOnly,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Route {
+    Quic(SocketAddr),
+    Tcp(SocketAddr),
+    /// TCP through the proxy, which resolves the name itself.
+    Proxy,
+}
+
+/// One try: an endpoint, by its place in the list, and a way to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Attempt {
+    pub endpoint: usize,
+    pub route: Route,
+}
+
+#[derive(Debug)]
+pub struct Plan {
+    transports: Transports,
+    begin: Instant,
+    /// New addresses to try, best first.
+    waiting: Vec<(Rank, Attempt)>,
+    /// TCP to addresses where QUIC has its head start.
+    following: Vec<(Instant, Attempt)>,
+    next_start: Instant,
+    running: usize,
+    unresolved: usize,
+}
+
+/// The address's place among its endpoint's, then the endpoint's own.
+type Rank = (usize, usize);
+
+impl Plan {
+    /// `is_proxied` says for each endpoint whether TCP to it goes through the proxy.
+    pub fn new(is_proxied: &[bool], transports: Transports, now: Instant) -> Plan {
+        let uses_quic = transports != Transports::TcpOnly;
+        let mut plan = Plan {
+            transports,
+            begin: now,
+            waiting: Vec::new(),
+            following: Vec::new(),
+            next_start: now,
+            running: 0,
+            unresolved: 0,
+        };
+        for (endpoint, is_proxied) in is_proxied.iter().enumerate() {
+            if *is_proxied && transports != Transports::QuicOnly {
+                let attempt = Attempt { endpoint, route: Route::Proxy };
+                match uses_quic {
+                    true => plan.following.push((now + HEAD_START + STAGGER * endpoint as u32, attempt)),
+                    false => plan.waiting.push(((0, endpoint), attempt)),
+                }
+            }
+            if uses_quic || !is_proxied {
+                plan.unresolved += 1;
+            }
+        }
+        plan
+    }
+
+    /// The addresses of an endpoint, in the resolver's order; none when the name leads nowhere. With
+    /// `is_proxied` they serve QUIC alone.
+    pub fn handle_resolved(
+        &mut self,
+        endpoint: usize,
+        addresses: &[SocketAddr],
+        is_proxied: bool,
+        now: Instant,
+    ) {
+        self.unresolved = self.unresolved.saturating_sub(1);
+        if addresses.is_empty() && is_proxied {
+            self.hurry(now, |attempt| attempt.endpoint == endpoint);
+        }
+        for (place, address) in in_turn(addresses).into_iter().take(ADDRESSES_MAX).enumerate() {
+            let route = match self.transports {
+                Transports::TcpOnly => Route::Tcp(address),
+                _ => Route::Quic(address),
+            };
+            self.waiting.push(((place, endpoint), Attempt { endpoint, route }));
+            if self.transports == Transports::Both && !is_proxied {
+                // Its time comes when QUIC begins.
+                let attempt = Attempt { endpoint, route: Route::Tcp(address) };
+                self.following.push((self.begin + Duration::from_secs(3600), attempt));
+            }
+        }
+        self.waiting.sort_by_key(|(rank, _)| *rank);
+    }
+
+    /// What to begin now, if anything.
+    pub fn next_attempt(&mut self, now: Instant) -> Option<Attempt> {
+        if let Some(place) = self.following.iter().position(|(due, _)| *due <= now) {
+            self.running += 1;
+            return Some(self.following.remove(place).1);
+        }
+        if self.waiting.is_empty() || now < self.next_start {
+            return None;
+        }
+        let (_, attempt) = self.waiting.remove(0);
+        if let Route::Quic(address) = attempt.route {
+            let follower = Attempt { endpoint: attempt.endpoint, route: Route::Tcp(address) };
+            for (due, _) in self.following.iter_mut().filter(|(_, other)| *other == follower) {
+                *due = now + HEAD_START;
+            }
+        }
+        self.next_start = now + STAGGER;
+        self.running += 1;
+        Some(attempt)
+    }
+
+    /// An attempt has failed: whoever waited for it need not wait any longer.
+    pub fn handle_failed(&mut self, attempt: Attempt, now: Instant) {
+        self.running = self.running.saturating_sub(1);
+        self.next_start = self.next_start.min(now);
+        if let Route::Quic(address) = attempt.route {
+            let followers = [Route::Tcp(address), Route::Proxy];
+            self.hurry(now, |other| other.endpoint == attempt.endpoint && followers.contains(&other.route));
+        }
+    }
+
+    fn hurry(&mut self, now: Instant, is_meant: impl Fn(&Attempt) -> bool) {
+        for (due, _) in self.following.iter_mut().filter(|(_, attempt)| is_meant(attempt)) {
+            *due = (*due).min(now);
+        }
+    }
+
+    /// When to ask again, if nothing else happens.
+    pub fn next_wake(&self) -> Option<Instant> {
+        let following = self.following.iter().map(|(due, _)| *due).min();
+        let waiting = (!self.waiting.is_empty()).then_some(self.next_start);
+        following.into_iter().chain(waiting).min()
+    }
+
+    /// Nothing runs, nothing waits, no name is left to be resolved.
+    pub fn is_over(&self) -> bool {
+        self.running == 0 && self.unresolved == 0 && self.waiting.is_empty() && self.following.is_empty()
+    }
+}
+
+/// IPv6 and IPv4 in turn, beginning with the family the resolver prefers; each address once.
+fn in_turn(addresses: &[SocketAddr]) -> Vec<SocketAddr> {
+    let mut unique: Vec<SocketAddr> = Vec::new();
+    for address in addresses {
+        if !unique.contains(address) {
+            unique.push(*address);
+        }
+    }
+    let is_first_v6 = unique.first().is_some_and(SocketAddr::is_ipv6);
+    let (first, second): (Vec<_>, Vec<_>) = unique.into_iter().partition(|a| a.is_ipv6() == is_first_v6);
+    let (mut first, mut second) = (first.into_iter(), second.into_iter());
+    let mut ordered = Vec::new();
+    loop {
+        let pair = [first.next(), second.next()];
+        if pair == [None, None] {
+            return ordered;
+        }
+        ordered.extend(pair.into_iter().flatten());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(text: &str) -> SocketAddr {
+        text.parse().unwrap()
+    }
+
+    fn quic(endpoint: usize, text: &str) -> Attempt {
+        Attempt { endpoint, route: Route::Quic(address(text)) }
+    }
+
+    fn tcp(endpoint: usize, text: &str) -> Attempt {
+        Attempt { endpoint, route: Route::Tcp(address(text)) }
+    }
+
+    fn proxy(endpoint: usize) -> Attempt {
+        Attempt { endpoint, route: Route::Proxy }
+    }
+
+    /// All attempts that begin while nobody answers, with the milliseconds at which they do.
+    fn silent(mut plan: Plan, begin: Instant) -> Vec<(u64, Attempt)> {
+        let (mut now, mut begun) = (begin, Vec::new());
+        loop {
+            while let Some(attempt) = plan.next_attempt(now) {
+                begun.push(((now - begin).as_millis() as u64, attempt));
+            }
+            let Some(wake) = plan.next_wake() else { return begun };
+            assert!(wake > now, "it asks to be woken in the past");
+            now = wake;
+        }
+    }
+
+    #[test]
+    fn addresses_and_endpoints_take_turns_and_tcp_follows_quic() {
+        let now = Instant::now();
+        let mut plan = Plan::new(&[false, false], Transports::Both, now);
+        plan.handle_resolved(0, &[address("[::1]:1"), address("[::2]:1"), address("1.1.1.1:1")], false, now);
+        plan.handle_resolved(1, &[address("2.2.2.2:2")], false, now);
+        let expected = vec![
+            (0, quic(0, "[::1]:1")),
+            (250, tcp(0, "[::1]:1")),
+            (250, quic(1, "2.2.2.2:2")),
+            (500, tcp(1, "2.2.2.2:2")),
+            (500, quic(0, "1.1.1.1:1")),
+            (750, tcp(0, "1.1.1.1:1")),
+            (750, quic(0, "[::2]:1")),
+            (1000, tcp(0, "[::2]:1")),
+        ];
+        assert_eq!(silent(plan, now), expected);
+    }
+
+    #[test]
+    fn a_failure_brings_the_next_one_forward() {
+        let now = Instant::now();
+        let mut plan = Plan::new(&[false], Transports::Both, now);
+        plan.handle_resolved(0, &[address("1.1.1.1:1"), address("2.2.2.2:1")], false, now);
+        assert_eq!(plan.next_attempt(now), Some(quic(0, "1.1.1.1:1")));
+        assert_eq!(plan.next_attempt(now), None);
+        plan.handle_failed(quic(0, "1.1.1.1:1"), now);
+        assert_eq!(plan.next_attempt(now), Some(tcp(0, "1.1.1.1:1")));
+        assert_eq!(plan.next_attempt(now), Some(quic(0, "2.2.2.2:1")));
+        assert_eq!(plan.next_attempt(now), None);
+        plan.handle_failed(quic(0, "2.2.2.2:1"), now);
+        assert_eq!(plan.next_attempt(now), Some(tcp(0, "2.2.2.2:1")));
+        plan.handle_failed(tcp(0, "1.1.1.1:1"), now);
+        assert!(!plan.is_over());
+        plan.handle_failed(tcp(0, "2.2.2.2:1"), now);
+        assert!(plan.is_over());
+    }
+
+    #[test]
+    fn one_transport_alone_is_only_that_one() {
+        let now = Instant::now();
+        let begin = |transports| {
+            let mut plan = Plan::new(&[false], transports, now);
+            plan.handle_resolved(0, &[address("1.1.1.1:1"), address("1.1.1.1:1")], false, now);
+            silent(plan, now)
+        };
+        assert_eq!(begin(Transports::QuicOnly), vec![(0, quic(0, "1.1.1.1:1"))]);
+        assert_eq!(begin(Transports::TcpOnly), vec![(0, tcp(0, "1.1.1.1:1"))]);
+    }
+
+    #[test]
+    fn through_a_proxy_names_need_not_be_known_here() {
+        let now = Instant::now();
+        let mut plan = Plan::new(&[true], Transports::Both, now);
+        plan.handle_resolved(0, &[], true, now);
+        assert_eq!(plan.next_attempt(now), Some(proxy(0)));
+        let plan = Plan::new(&[true, false], Transports::TcpOnly, now);
+        assert_eq!(silent(plan, now), vec![(0, proxy(0))]);
+
+        let mut plan = Plan::new(&[true], Transports::Both, now);
+        plan.handle_resolved(0, &[address("1.1.1.1:1")], true, now);
+        assert_eq!(silent(plan, now), vec![(0, quic(0, "1.1.1.1:1")), (250, proxy(0))]);
+    }
+
+    #[test]
+    fn a_plan_with_a_name_that_is_still_being_resolved_is_not_over() {
+        let now = Instant::now();
+        let mut plan = Plan::new(&[false], Transports::Both, now);
+        assert!(!plan.is_over() && plan.next_wake().is_none());
+        plan.handle_resolved(0, &[], false, now);
+        assert!(plan.is_over());
+        assert!(Plan::new(&[], Transports::Both, now).is_over());
+    }
+}

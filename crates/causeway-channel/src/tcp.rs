@@ -1,0 +1,273 @@
+//! The channel over TCP: TLS, and many streams on it by a small framing of our own.
+//!
+//! `over` takes a connection that is already encrypted and gives a link. The decisions are in `mux`, which is
+//! pure; `driver` moves bytes in one task per connection; `stream` are the two halves that users hold.
+//! Why not HTTP/2 or yamux: resets with a reason, datagrams, pings, turns and a few kilobytes per idle edge are
+//! wanted in one framing, and neither has them all.
+
+mod driver;
+pub mod frame;
+pub mod mux;
+mod queue;
+mod read_ahead;
+mod stream;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use rustls_pki_types::CertificateDer;
+use socket2::SockRef;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::sync::Notify;
+use tokio_rustls::TlsStream;
+
+use self::mux::{Class, DATAGRAM_BYTES_MAX, Mux, Signals};
+pub use self::read_ahead::ReadAhead;
+pub use self::stream::{TcpRecv, TcpSend};
+use crate::link::{
+    CloseCode, CloseReason, DatagramError, LinkClosed, LinkFigures, LinkLimits, PREFIX_BYTES, Purpose,
+    ResetCode, Side, Stream, StreamError, StreamHeader,
+};
+
+/// What is known of the peer when the link begins.
+#[derive(Debug, Clone)]
+pub struct Meta {
+    pub remote_address: SocketAddr,
+    /// The peer's own certificate, as TLS has verified it.
+    pub certificate: Option<CertificateDer<'static>>,
+}
+
+/// Makes a link of an encrypted connection, and starts the task that drives it. The task ends with the link.
+pub fn over<T>(io: T, side: Side, limits: &LinkLimits, meta: Meta) -> TcpLink
+where
+    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let shared = Arc::new(Shared {
+        mux: Mutex::new(Mux::new(side, limits, Instant::now())),
+        accepted: Notify::new(),
+        room: Notify::new(),
+        datagram: Notify::new(),
+        pong: Notify::new(),
+        ended: Notify::new(),
+        meta,
+    });
+    tokio::spawn(driver::Driver::new(io, shared.clone()));
+    TcpLink(Arc::new(Handle { shared }))
+}
+
+/// What TLS runs on.
+pub type Socket = ReadAhead<TcpStream>;
+
+/// Makes a socket ready to carry a link, before TLS begins on it.
+pub fn prepare(socket: TcpStream) -> Socket {
+    // Frames are gathered by us; the kernel must not hold them back. What it has not sent yet should be little,
+    // so that a ping is not queued behind megabytes of bulk. Neither option can fail in a way that matters.
+    let _ = socket.set_nodelay(true);
+    let _ = SockRef::from(&socket).set_tcp_notsent_lowat(UNSENT_BYTES_MAX);
+    ReadAhead::new(socket)
+}
+
+/// Two batches of the driver: one goes out while the next is made.
+const UNSENT_BYTES_MAX: u32 = 256 * 1024;
+
+/// What TLS may hold encrypted and unwritten: one batch of the driver and its overhead, so that a batch is one
+/// system call.
+const TLS_BUFFER_BYTES: usize = 136 * 1024;
+
+/// Makes a link of a connection whose handshake is complete.
+pub fn over_tls(mut connection: TlsStream<Socket>, side: Side, limits: &LinkLimits) -> io::Result<TcpLink> {
+    match &mut connection {
+        TlsStream::Client(connection) => connection.get_mut().1.set_buffer_limit(Some(TLS_BUFFER_BYTES)),
+        TlsStream::Server(connection) => connection.get_mut().1.set_buffer_limit(Some(TLS_BUFFER_BYTES)),
+    }
+    let (socket, session) = connection.get_ref();
+    let address = socket.get_ref().peer_addr()?;
+    let remote_address = SocketAddr::new(address.ip().to_canonical(), address.port());
+    let certificate = session.peer_certificates().and_then(<[_]>::first).cloned();
+    Ok(over(connection, side, limits, Meta { remote_address, certificate }))
+}
+
+/// A cheap handle. When the last one is dropped the link is closed, whatever streams are open.
+#[derive(Clone)]
+pub struct TcpLink(Arc<Handle>);
+
+struct Handle {
+    shared: Arc<Shared>,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.shared.with(|mux| mux.close(CloseReason::new(CloseCode::Done, "")));
+    }
+}
+
+impl TcpLink {
+    pub async fn open_stream(&self, header: StreamHeader) -> Result<Stream, StreamError> {
+        let message = header.encode_prefixed()?.slice(PREFIX_BYTES..);
+        let class = class(&header);
+        let id = self.wait(|shared| &shared.room, |mux| mux.open(message.clone(), class)).await?;
+        Ok(self.stream(id))
+    }
+
+    pub async fn accept_stream(&self) -> Result<(StreamHeader, Stream), LinkClosed> {
+        loop {
+            let (id, message) = self.wait(|shared| &shared.accepted, Mux::accept).await?;
+            let stream = self.stream(id);
+            match StreamHeader::decode_message(message) {
+                Ok(header) => {
+                    self.shared().with(|mux| mux.set_class(id, class(&header)));
+                    return Ok((header, stream));
+                }
+                Err(_) => {
+                    self.shared().with(Mux::count_malformed);
+                    stream.refuse(ResetCode::Malformed);
+                }
+            }
+        }
+    }
+
+    fn stream(&self, id: u32) -> Stream {
+        let send = TcpSend::new(id, self.shared().clone());
+        let recv = TcpRecv::new(id, self.shared().clone());
+        Stream { send: send.into(), recv: recv.into() }
+    }
+
+    pub fn send_datagram(&self, data: Bytes) -> Result<(), DatagramError> {
+        if data.len() > DATAGRAM_BYTES_MAX {
+            return Err(DatagramError::TooLarge { bytes: data.len(), bytes_max: DATAGRAM_BYTES_MAX });
+        }
+        self.shared().with(|mux| mux.send_datagram(data)).map_err(|_| DatagramError::Closed)
+    }
+
+    pub async fn read_datagram(&self) -> Result<Bytes, LinkClosed> {
+        self.wait(|shared| &shared.datagram, Mux::read_datagram).await
+    }
+
+    pub fn datagram_bytes_max(&self) -> usize {
+        DATAGRAM_BYTES_MAX
+    }
+
+    /// Measures the round trip now.
+    pub async fn ping(&self) -> Result<Duration, LinkClosed> {
+        let number = self.shared().with(Mux::ping);
+        self.wait(|shared| &shared.pong, |mux| mux.pong(number)).await
+    }
+
+    pub fn close(&self, reason: CloseReason) {
+        self.shared().with(|mux| mux.close(reason));
+    }
+
+    pub async fn closed(&self) -> LinkClosed {
+        let never = |mux: &mut Mux| match mux.ended() {
+            Some(closed) => Err::<Option<()>, _>(closed.clone()),
+            None => Ok(None),
+        };
+        match self.wait(|shared| &shared.ended, never).await {
+            Err(closed) => closed,
+            Ok(()) => unreachable!("only an error is ever ready"),
+        }
+    }
+
+    pub fn last_heard(&self) -> Instant {
+        self.shared().lock().last_heard()
+    }
+
+    pub fn rtt(&self) -> Option<Duration> {
+        self.shared().lock().rtt()
+    }
+
+    pub fn figures(&self) -> LinkFigures {
+        self.shared().lock().figures()
+    }
+
+    pub fn remote_address(&self) -> SocketAddr {
+        self.shared().meta.remote_address
+    }
+
+    pub fn certificate(&self) -> Option<&CertificateDer<'static>> {
+        self.shared().meta.certificate.as_ref()
+    }
+
+    fn shared(&self) -> &Arc<Shared> {
+        &self.0.shared
+    }
+
+    /// Asks until there is an answer; in between, waits for the signal that there may be one.
+    async fn wait<T>(
+        &self,
+        signal: impl Fn(&Shared) -> &Notify,
+        mut ask: impl FnMut(&mut Mux) -> Result<Option<T>, LinkClosed>,
+    ) -> Result<T, LinkClosed> {
+        loop {
+            let mut signalled = pin!(signal(self.shared()).notified());
+            // Registered before asking, so that an answer in between is not missed.
+            signalled.as_mut().enable();
+            if let Some(answer) = self.shared().with(&mut ask)? {
+                return Ok(answer);
+            }
+            signalled.await;
+        }
+    }
+}
+
+fn class(header: &StreamHeader) -> Class {
+    match header.purpose() {
+        Some(Purpose::Control) => Class::Urgent,
+        _ if header.bulk => Class::Bulk,
+        _ => Class::Normal,
+    }
+}
+
+/// What the driver and all handles of one link have in common.
+struct Shared {
+    mux: Mutex<Mux>,
+    accepted: Notify,
+    room: Notify,
+    datagram: Notify,
+    pong: Notify,
+    ended: Notify,
+    meta: Meta,
+}
+
+impl Shared {
+    /// Does something with the mux, then wakes whomever it concerns; the lock is free by then.
+    fn with<R>(&self, act: impl FnOnce(&mut Mux) -> R) -> R {
+        let mut wakes = Vec::new();
+        let mut mux = self.lock();
+        let result = act(&mut mux);
+        let (driver, signals) = mux.take_due(&mut wakes);
+        drop(mux);
+        self.signal(signals);
+        wakes.into_iter().chain(driver).for_each(Waker::wake);
+        result
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Mux> {
+        // A panic in the mux is a bug, but one link's bug: the others go on, and this one's state is only its own.
+        self.mux.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn signal(&self, signals: Signals) {
+        if !signals.any() {
+            return;
+        }
+        let all = [
+            (signals.accepted, &self.accepted),
+            (signals.room, &self.room),
+            (signals.datagram, &self.datagram),
+            (signals.pong, &self.pong),
+            (signals.ended, &self.ended),
+        ];
+        for (_, notify) in all.iter().filter(|(is_due, _)| *is_due) {
+            notify.notify_waiters();
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! Moves bytes between one connection and its mux: one task, few system calls, no memory while idle.
+//!
+//! Decides nothing about streams. Reading never waits for writing, nor the other way. The task ends when the
+//! link does: after our own close it tells the peer, and waits a moment for it to hear.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker, ready};
+use std::time::{Duration, Instant};
+
+use bytes::{Buf, BytesMut};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::Sleep;
+use tokio_util::io::poll_read_buf;
+
+use super::Shared;
+use super::mux::{Batch, Mux};
+use crate::link::ClosedBy;
+
+/// What is taken from the streams at once. More makes a ping wait longer, less makes more system calls.
+const BATCH_BYTES: usize = 128 * 1024;
+
+/// As many pieces as `BATCH_BYTES` has full frames, each with its head, and some small ones.
+const SLICES: usize = 64;
+
+/// A read that fits here needs no buffer: keepalives, acknowledgements, small requests.
+const PROBE_BYTES: usize = 2 * 1024;
+
+/// Four full frames.
+const INBOX_BYTES: usize = 64 * 1024;
+
+/// After so many rounds without a pause others get their turn.
+const ROUNDS: usize = 8;
+
+/// How long a peer has to hear that we close.
+const CLOSE_DEADLINE: Duration = Duration::from_secs(2);
+
+pub(super) struct Driver<T> {
+    io: T,
+    shared: Arc<Shared>,
+    inbox: Inbox,
+    batch: Batch,
+    wakes: Vec<Waker>,
+    is_flushed: bool,
+    closing: Option<Closing>,
+}
+
+struct Closing {
+    deadline: Pin<Box<Sleep>>,
+    is_shut: bool,
+}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
+    pub(super) fn new(io: T, shared: Arc<Shared>) -> Driver<T> {
+        let (inbox, batch) = (Inbox::default(), Batch::default());
+        Driver { io, shared, inbox, batch, wakes: Vec::new(), is_flushed: true, closing: None }
+    }
+
+    /// Ready when the link is over and nothing is left to be said.
+    fn poll_run(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        for _ in 0..ROUNDS {
+            let read = self.poll_read(context);
+            let written = self.poll_write(context);
+            let error = [&read, &written].into_iter().find_map(|progress| match progress {
+                Poll::Ready(Err(error)) => Some(error.to_string()),
+                _ => None,
+            });
+            if let Some(text) = error {
+                self.shared.with(|mux| mux.handle_lost(text));
+                return Poll::Ready(());
+            }
+            let ended_by = self.shared.lock().ended().map(|closed| closed.by);
+            match ended_by {
+                None => {}
+                Some(ClosedBy::Us) if self.batch.is_empty() && self.is_flushed => {
+                    return self.poll_close(context);
+                }
+                // The last words must not wait for ever either.
+                Some(ClosedBy::Us) if self.deadline().as_mut().poll(context).is_pending() => {}
+                Some(_) => return Poll::Ready(()),
+            }
+            if read.is_pending() && written.is_pending() {
+                return Poll::Pending;
+            }
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    /// Takes one piece from the connection and hands it to the mux.
+    fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let (shared, wakes) = (&self.shared, &mut self.wakes);
+        let handle = |bytes: &[u8]| handle_bytes(shared, wakes, bytes);
+        match ready!(self.inbox.poll_fill(&mut self.io, context, handle)) {
+            Ok(0) => {
+                Poll::Ready(Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the connection was closed")))
+            }
+            Ok(_) => Poll::Ready(Ok(())),
+            Err(error) => Poll::Ready(Err(error)),
+        }
+    }
+
+    /// Writes what waits. Pending when all is written, or when the connection takes no more.
+    fn poll_write(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.batch.is_empty() {
+            let mut mux = self.shared.lock();
+            mux.fill(&mut self.batch, BATCH_BYTES, Instant::now());
+            if self.batch.is_empty() && self.is_flushed {
+                mux.sleep(context.waker());
+            }
+            let (_, signals) = mux.take_due(&mut self.wakes);
+            drop(mux);
+            self.shared.signal(signals);
+            self.wakes.drain(..).for_each(Waker::wake);
+        }
+        if self.batch.is_empty() {
+            if !self.is_flushed {
+                ready!(Pin::new(&mut self.io).poll_flush(context))?;
+                self.is_flushed = true;
+                return Poll::Ready(Ok(()));
+            }
+            self.batch.rest();
+            return Poll::Pending;
+        }
+        let mut slices = [IoSlice::new(&[]); SLICES];
+        let count = self.batch.slices(&mut slices);
+        let written = ready!(Pin::new(&mut self.io).poll_write_vectored(context, &slices[..count]))?;
+        if written == 0 {
+            return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+        }
+        self.batch.advance(written);
+        self.is_flushed = false;
+        Poll::Ready(Ok(()))
+    }
+
+    /// Our reason is written. A socket closed while bytes of the peer lie unread in it would be reset, and the
+    /// reason lost on the way; so what still comes is read and thrown away until the peer closes too.
+    fn poll_close(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        if self.deadline().as_mut().poll(context).is_ready() {
+            return Poll::Ready(());
+        }
+        if self.closing.as_ref().is_some_and(|closing| !closing.is_shut) {
+            let _ = ready!(Pin::new(&mut self.io).poll_shutdown(context));
+            if let Some(closing) = &mut self.closing {
+                closing.is_shut = true;
+            }
+        }
+        loop {
+            match ready!(self.inbox.poll_fill(&mut self.io, context, <[u8]>::len)) {
+                Ok(count) if count > 0 => {}
+                _ => return Poll::Ready(()),
+            }
+        }
+    }
+
+    fn deadline(&mut self) -> &mut Pin<Box<Sleep>> {
+        let begin = || Closing { deadline: Box::pin(tokio::time::sleep(CLOSE_DEADLINE)), is_shut: false };
+        &mut self.closing.get_or_insert_with(begin).deadline
+    }
+}
+
+fn handle_bytes(shared: &Shared, wakes: &mut Vec<Waker>, bytes: &[u8]) -> usize {
+    let mut mux = shared.lock();
+    let used = mux.handle_bytes(bytes, Instant::now());
+    // The driver itself is awake: it looks for something to send before it sleeps.
+    let (_, signals) = mux.take_due(wakes);
+    drop(mux);
+    shared.signal(signals);
+    wakes.drain(..).for_each(Waker::wake);
+    used
+}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> Future for Driver<T> {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        self.get_mut().poll_run(context)
+    }
+}
+
+impl<T> Drop for Driver<T> {
+    /// Also when the runtime goes away, nobody is left waiting.
+    fn drop(&mut self) {
+        self.shared.with(|mux: &mut Mux| mux.handle_lost("the connection's task has ended".to_owned()));
+    }
+}
+
+/// What was read and is not a whole frame yet. Without a buffer while little comes.
+#[derive(Default)]
+struct Inbox(BytesMut);
+
+impl Inbox {
+    /// Reads once and lets `handle` take whole frames. Says how much was read: nothing at the end.
+    fn poll_fill<T: AsyncRead + Unpin>(
+        &mut self,
+        io: &mut T,
+        context: &mut Context<'_>,
+        handle: impl FnOnce(&[u8]) -> usize,
+    ) -> Poll<io::Result<usize>> {
+        if self.0.capacity() == 0 {
+            let mut probe = [0; PROBE_BYTES];
+            let mut room = ReadBuf::new(&mut probe);
+            ready!(Pin::new(io).poll_read(context, &mut room))?;
+            let bytes = room.filled();
+            let rest = &bytes[handle(bytes)..];
+            if !rest.is_empty() || bytes.len() == PROBE_BYTES {
+                self.0.reserve(INBOX_BYTES);
+                self.0.extend_from_slice(rest);
+            }
+            return Poll::Ready(Ok(bytes.len()));
+        }
+        // What is left is less than a frame; when it has moved far enough back it goes to the front.
+        self.0.reserve(INBOX_BYTES / 4);
+        let Poll::Ready(read) = poll_read_buf(Pin::new(io), context, &mut self.0) else {
+            if self.0.is_empty() {
+                self.0 = BytesMut::new();
+            }
+            return Poll::Pending;
+        };
+        let count = read?;
+        let used = handle(&self.0);
+        self.0.advance(used);
+        Poll::Ready(Ok(count))
+    }
+}

@@ -1,0 +1,394 @@
+//! Many streams on one connection: bytes of the peer in, readable streams and datagrams out, and the other way.
+//!
+//! Pure: no socket, no task; the time is an argument, and a waker is only a thing to keep and hand back. The
+//! driver feeds `handle_bytes` and empties `fill`; handles of streams call the rest. What the peer can make us
+//! hold is bounded by credit: whoever sends beyond it has its link closed. So reading from the connection never
+//! has to wait for anybody, and a stream that is not read holds up no other.
+
+mod batch;
+mod halves;
+mod incoming;
+mod outgoing;
+pub mod stream;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{HashMap, VecDeque};
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+
+pub use self::batch::Batch;
+pub use self::halves::Failure;
+pub use self::stream::{Class, Stream};
+use self::stream::{RecvHalf, SendHalf};
+use super::frame::{PAYLOAD_BYTES_MAX, Settings};
+use crate::link::{CloseCode, CloseReason, ClosedBy, LinkClosed, LinkFigures, LinkLimits, Side};
+
+/// The largest datagram: one frame.
+pub const DATAGRAM_BYTES_MAX: usize = PAYLOAD_BYTES_MAX;
+
+/// How often the round trip is measured while the link is in use.
+const PING_EVERY: Duration = Duration::from_secs(30);
+
+#[derive(Debug)]
+pub struct Mux {
+    side: Side,
+    bounds: Bounds,
+    peer: Settings,
+    settings_heard: bool,
+    streams: HashMap<u32, Box<Stream>>,
+    next_stream: u32,
+    own_open: u32,
+    peer_open: u32,
+    /// What the peer can make us hold over all streams: waiting, and granted.
+    committed: u64,
+    /// What waits to be sent over all streams.
+    waiting: usize,
+    accepted: VecDeque<(u32, Bytes)>,
+    outgoing: outgoing::Outgoing,
+    datagrams_in: Datagrams,
+    ping: Ping,
+    ended: Option<LinkClosed>,
+    last_heard: Instant,
+    figures: LinkFigures,
+    /// The driver sleeps, and is to be woken when there is something to send.
+    driver: Option<Waker>,
+    wakes: Vec<Waker>,
+    signals: Signals,
+}
+
+/// The limits of a link, as this transport uses them.
+#[derive(Debug, Clone, Copy)]
+struct Bounds {
+    streams_max: u32,
+    initial_credit: u32,
+    window_max: u64,
+    receive_max: u64,
+    send_max: usize,
+    datagram_bytes_max: usize,
+}
+
+/// A window of 4 MiB carries 40 MB/s at a round trip of 100 ms.
+const WINDOW_BYTES_MAX: u64 = 4 * 1024 * 1024;
+
+/// What every stream gets at first, where streams are allowed by the thousand; four times the initial window
+/// of TCP, which such a stream would have had without us.
+const INITIAL_CREDIT: u32 = 64 * 1024;
+
+/// For the opposite direction of streams we open ourselves, the answer, there is mostly room for more.
+const ANSWER_CREDIT_MAX: u64 = 256 * 1024;
+const ANSWER_CREDIT_MIN: u64 = 4 * 1024;
+
+impl Bounds {
+    fn new(limits: &LinkLimits) -> Bounds {
+        let initial_credit = limits.stream_window_bytes.clamp(Settings::FLOOR.initial_credit, INITIAL_CREDIT);
+        let streams_max = limits.streams_max.max(Settings::FLOOR.streams_max);
+        // What a thousand streams hold that nobody reads: 64 MiB. A link with few streams may use as much as
+        // four full windows.
+        let receive_max = (u64::from(streams_max) * u64::from(initial_credit)).max(4 * WINDOW_BYTES_MAX);
+        Bounds {
+            streams_max,
+            initial_credit,
+            window_max: WINDOW_BYTES_MAX.max(u64::from(limits.stream_window_bytes)),
+            receive_max,
+            send_max: limits.send_window_bytes as usize,
+            datagram_bytes_max: limits.datagram_buffer_bytes,
+        }
+    }
+}
+
+/// What has happened that somebody outside may be waiting for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Signals {
+    pub accepted: bool,
+    pub room: bool,
+    pub datagram: bool,
+    pub pong: bool,
+    pub ended: bool,
+}
+
+impl Signals {
+    pub fn any(self) -> bool {
+        self != Signals::default()
+    }
+}
+
+impl Mux {
+    pub fn new(side: Side, limits: &LinkLimits, now: Instant) -> Mux {
+        Mux {
+            side,
+            bounds: Bounds::new(limits),
+            peer: Settings::FLOOR,
+            settings_heard: false,
+            streams: HashMap::new(),
+            // Whoever dialled opens odd streams, the other end even ones.
+            next_stream: if side == Side::Dialled { 1 } else { 2 },
+            own_open: 0,
+            peer_open: 0,
+            committed: 0,
+            waiting: 0,
+            accepted: VecDeque::new(),
+            outgoing: outgoing::Outgoing::default(),
+            datagrams_in: Datagrams::default(),
+            ping: Ping::default(),
+            ended: None,
+            last_heard: now,
+            figures: LinkFigures::default(),
+            driver: None,
+            wakes: Vec::new(),
+            signals: Signals::default(),
+        }
+    }
+
+    /// Opens a stream. `None` while the peer allows no more; `room` is signalled when that changes.
+    pub fn open(&mut self, header: Bytes, class: Class) -> Result<Option<u32>, LinkClosed> {
+        self.check_open()?;
+        if self.own_open >= self.peer.streams_max.min(self.bounds.streams_max) {
+            return Ok(None);
+        }
+        let id = self.next_stream;
+        // Numbers come round after two thousand million streams; one that is still open is passed over.
+        self.next_stream = id.wrapping_add(2);
+        if id == 0 || self.streams.contains_key(&id) {
+            return self.open(header, class);
+        }
+        let left = self.bounds.receive_max.saturating_sub(self.committed);
+        let credit = (left / 16).clamp(ANSWER_CREDIT_MIN, ANSWER_CREDIT_MAX) as u32;
+        self.own_open += 1;
+        self.insert(id, true, class, self.peer.initial_credit, credit);
+        self.outgoing.push_open(id, credit, header);
+        Ok(Some(id))
+    }
+
+    fn insert(&mut self, id: u32, own: bool, class: Class, send_credit: u32, recv_credit: u32) {
+        let (send, recv) = (SendHalf::new(send_credit), RecvHalf::new(recv_credit));
+        self.committed += recv.committed();
+        self.figures.streams_open += 1;
+        self.streams.insert(id, Box::new(Stream { own, class, counted: true, send, recv }));
+    }
+
+    /// The next stream of the peer and its header.
+    pub fn accept(&mut self) -> Result<Option<(u32, Bytes)>, LinkClosed> {
+        match self.accepted.pop_front() {
+            Some(next) => Ok(Some(next)),
+            None => self.check_open().map(|()| None),
+        }
+    }
+
+    /// Once the header has been read: whose turn it is when this stream sends.
+    pub fn set_class(&mut self, id: u32, class: Class) {
+        if let Some(stream) = self.streams.get_mut(&id) {
+            stream.class = class;
+        }
+    }
+
+    pub fn count_malformed(&mut self) {
+        self.figures.streams_malformed += 1;
+    }
+
+    /// Queues a datagram; when too many wait the oldest are dropped, because the newest is worth most.
+    pub fn send_datagram(&mut self, data: Bytes) -> Result<(), LinkClosed> {
+        self.check_open()?;
+        debug_assert!(data.len() <= DATAGRAM_BYTES_MAX, "the link checks the size");
+        let dropped = self.outgoing.datagrams.push(data, self.bounds.datagram_bytes_max);
+        self.figures.datagrams_dropped += dropped;
+        Ok(())
+    }
+
+    pub fn read_datagram(&mut self) -> Result<Option<Bytes>, LinkClosed> {
+        match self.datagrams_in.pop() {
+            Some(data) => Ok(Some(data)),
+            None => self.check_open().map(|()| None),
+        }
+    }
+
+    /// Asks for the round trip to be measured, and says which answer to wait for.
+    pub fn ping(&mut self) -> u64 {
+        self.ping.wanted = true;
+        self.ping.next
+    }
+
+    /// The round trip, once the answer to `ping` number `number` or a later one is there.
+    pub fn pong(&mut self, number: u64) -> Result<Option<Duration>, LinkClosed> {
+        self.check_open()?;
+        Ok(self.ping.answered.filter(|answered| answered.0 >= number).map(|answered| answered.1))
+    }
+
+    pub fn rtt(&self) -> Option<Duration> {
+        self.ping.smoothed
+    }
+
+    pub fn last_heard(&self) -> Instant {
+        self.last_heard
+    }
+
+    pub fn figures(&self) -> LinkFigures {
+        self.figures
+    }
+
+    /// What the peer has made us hold, or may: unread bytes and credit given. Never more than the other number.
+    pub fn held_bytes(&self) -> u64 {
+        self.committed
+    }
+
+    pub fn held_bytes_max(&self) -> u64 {
+        // Streams we open ourselves get at least a little, however many the peer has opened.
+        self.bounds.receive_max + u64::from(self.bounds.streams_max) * ANSWER_CREDIT_MIN
+    }
+
+    /// Ends the link from this side. The first reason counts.
+    pub fn close(&mut self, reason: CloseReason) {
+        if self.ended.is_none() {
+            self.outgoing.push_close(&reason);
+            self.end(LinkClosed { by: ClosedBy::Us, reason });
+        }
+    }
+
+    /// The connection itself is gone.
+    pub fn handle_lost(&mut self, text: String) {
+        self.end(LinkClosed::new(ClosedBy::Transport, CloseCode::Internal, text));
+    }
+
+    pub fn ended(&self) -> Option<&LinkClosed> {
+        self.ended.as_ref()
+    }
+
+    /// The close frame, if one is due, has been handed to the driver.
+    pub fn is_close_sent(&self) -> bool {
+        self.ended.is_some() && !self.outgoing.has_close()
+    }
+
+    fn end(&mut self, closed: LinkClosed) {
+        if self.ended.is_some() {
+            return;
+        }
+        self.ended = Some(closed);
+        self.outgoing.forget_all_but_close();
+        self.signals = Signals { accepted: true, room: true, datagram: true, pong: true, ended: true };
+        for stream in self.streams.values_mut() {
+            stream.send.queue.clear();
+            let halves = [stream.send.writer.take(), stream.send.watcher.take(), stream.recv.reader.take()];
+            self.wakes.extend(halves.into_iter().flatten());
+        }
+        self.waiting = 0;
+    }
+
+    fn check_open(&self) -> Result<(), LinkClosed> {
+        match &self.ended {
+            Some(closed) => Err(closed.clone()),
+            None => Ok(()),
+        }
+    }
+
+    /// Counts a stream out that is over, and forgets it once nobody holds it.
+    fn settle(&mut self, id: u32) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        let is_over = stream.is_over();
+        if is_over && stream.counted {
+            stream.counted = false;
+            let open = if stream.own { &mut self.own_open } else { &mut self.peer_open };
+            *open -= 1;
+            self.figures.streams_open -= 1;
+            self.signals.room |= stream.own;
+        }
+        if (is_over || self.ended.is_some()) && !stream.is_held() {
+            self.committed -= stream.recv.committed();
+            self.waiting -= stream.send.queue.len();
+            self.streams.remove(&id);
+            // A link that had its busy hour gives the room back.
+            if self.streams.capacity() > 64 && self.streams.len() * 8 < self.streams.capacity() {
+                self.streams.shrink_to(self.streams.len() * 2);
+            }
+        }
+    }
+
+    /// Whom the last calls concern: streams, the driver when there is something to send, and waiters outside.
+    pub fn take_due(&mut self, wakes: &mut Vec<Waker>) -> (Option<Waker>, Signals) {
+        wakes.append(&mut self.wakes);
+        let has_work = self.outgoing.has_work() || self.ping.wanted;
+        let driver = if has_work || self.signals.ended { self.driver.take() } else { None };
+        (driver, std::mem::take(&mut self.signals))
+    }
+
+    /// The driver goes to sleep; it will be woken when there is something to send.
+    pub fn sleep(&mut self, driver: &Waker) {
+        self.driver = Some(driver.clone());
+    }
+
+    #[cfg(test)]
+    fn check(&self) {
+        let committed: u64 = self.streams.values().map(|stream| stream.recv.committed()).sum();
+        let waiting: usize = self.streams.values().map(|stream| stream.send.queue.len()).sum();
+        assert_eq!((self.committed, self.waiting), (committed, waiting));
+    }
+}
+
+/// Datagrams that wait, bounded by bytes.
+#[derive(Debug, Default)]
+struct Datagrams {
+    queue: VecDeque<Bytes>,
+    bytes: usize,
+}
+
+/// What keeping a datagram costs beside its bytes.
+const DATAGRAM_COST: usize = 64;
+
+impl Datagrams {
+    /// Says how many older ones had to go.
+    fn push(&mut self, data: Bytes, bytes_max: usize) -> u64 {
+        self.bytes += data.len() + DATAGRAM_COST;
+        self.queue.push_back(data);
+        let mut dropped = 0;
+        while self.bytes > bytes_max && self.queue.len() > 1 {
+            self.pop();
+            dropped += 1;
+        }
+        dropped
+    }
+
+    fn pop(&mut self) -> Option<Bytes> {
+        let data = self.queue.pop_front()?;
+        self.bytes -= data.len() + DATAGRAM_COST;
+        if self.queue.is_empty() && self.queue.capacity() > 16 {
+            self.queue = VecDeque::new();
+        }
+        Some(data)
+    }
+}
+
+/// At most one measurement is under way.
+#[derive(Debug, Default)]
+struct Ping {
+    wanted: bool,
+    next: u64,
+    asked: Option<(u64, Instant)>,
+    last_asked: Option<Instant>,
+    answered: Option<(u64, Duration)>,
+    smoothed: Option<Duration>,
+}
+
+impl Ping {
+    /// The number to send, when it is time to measure.
+    fn next_due(&mut self, now: Instant) -> Option<u64> {
+        let is_time = self.last_asked.is_none_or(|then| now.duration_since(then) >= PING_EVERY);
+        if !(self.wanted || is_time && self.asked.is_none()) {
+            return None;
+        }
+        let number = self.next;
+        self.wanted = false;
+        self.next += 1;
+        self.asked = Some((number, now));
+        self.last_asked = Some(now);
+        Some(number)
+    }
+
+    fn handle_pong(&mut self, number: u64, now: Instant) -> bool {
+        let Some((_, asked)) = self.asked.take_if(|asked| asked.0 == number) else { return false };
+        let rtt = now.duration_since(asked);
+        self.answered = Some((number, rtt));
+        self.smoothed = Some(self.smoothed.map_or(rtt, |before| (before * 7 + rtt) / 8));
+        true
+    }
+}

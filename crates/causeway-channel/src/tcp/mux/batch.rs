@@ -1,0 +1,125 @@
+//! Frames on their way into the connection: small things copied together, large payloads as they are.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+
+use bytes::{Buf, Bytes};
+
+use crate::tcp::frame::{Frame, data_head, datagram_head};
+use crate::tcp::queue::{ByteQueue, SMALL_BYTES};
+
+#[derive(Debug, Default)]
+pub struct Batch {
+    /// Heads and small payloads, in the order in which `parts` names them.
+    scratch: Vec<u8>,
+    scratch_done: usize,
+    parts: VecDeque<Part>,
+    length: usize,
+}
+
+#[derive(Debug)]
+enum Part {
+    Scratch(usize),
+    Payload(Bytes),
+}
+
+impl Batch {
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    pub fn push_frame(&mut self, frame: Frame<'_>) {
+        self.push_small(|scratch| frame.write(scratch));
+    }
+
+    /// A data frame with the next `length` bytes of `queue`.
+    pub fn push_data(&mut self, stream: u32, queue: &mut ByteQueue, length: usize, fin: bool) {
+        self.push_small(|scratch| data_head(scratch, stream, length, fin));
+        let mut left = length;
+        while left > 0 {
+            let Some(piece) = queue.pop(left) else { break };
+            left -= piece.len();
+            self.push_payload(piece);
+        }
+    }
+
+    pub fn push_datagram(&mut self, data: Bytes) {
+        self.push_small(|scratch| datagram_head(scratch, data.len()));
+        self.push_payload(data);
+    }
+
+    fn push_payload(&mut self, piece: Bytes) {
+        if piece.len() < SMALL_BYTES {
+            return self.push_small(|scratch| scratch.extend_from_slice(&piece));
+        }
+        self.length += piece.len();
+        self.parts.push_back(Part::Payload(piece));
+    }
+
+    fn push_small(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
+        let before = self.scratch.len();
+        write(&mut self.scratch);
+        let added = self.scratch.len() - before;
+        self.length += added;
+        match self.parts.back_mut() {
+            Some(Part::Scratch(length)) => *length += added,
+            _ => self.parts.push_back(Part::Scratch(added)),
+        }
+    }
+
+    /// The beginning of what is to be written; says how many slices were filled in.
+    pub fn slices<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
+        let mut scratch = &self.scratch[self.scratch_done..];
+        let mut count = 0;
+        for (slot, part) in slices.iter_mut().zip(&self.parts) {
+            *slot = IoSlice::new(match part {
+                Part::Scratch(length) => {
+                    let (piece, rest) = scratch.split_at(*length);
+                    scratch = rest;
+                    piece
+                }
+                Part::Payload(bytes) => bytes,
+            });
+            count += 1;
+        }
+        count
+    }
+
+    /// `count` bytes have been written.
+    pub fn advance(&mut self, mut count: usize) {
+        self.length -= count;
+        while let Some(part) = self.parts.front_mut() {
+            let done = match part {
+                Part::Scratch(length) => {
+                    let done = count.min(*length);
+                    self.scratch_done += done;
+                    *length -= done;
+                    (done, *length == 0)
+                }
+                Part::Payload(bytes) => {
+                    let done = count.min(bytes.len());
+                    bytes.advance(done);
+                    (done, bytes.is_empty())
+                }
+            };
+            count -= done.0;
+            if !done.1 {
+                return;
+            }
+            self.parts.pop_front();
+        }
+        self.scratch.clear();
+        self.scratch_done = 0;
+    }
+
+    /// Gives the memory of an empty batch back.
+    pub fn rest(&mut self) {
+        if self.is_empty() {
+            *self = Batch::default();
+        }
+    }
+}

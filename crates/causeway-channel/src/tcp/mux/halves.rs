@@ -1,0 +1,204 @@
+//! What the holders of a stream do with it: write, finish, reset, read, stop, let go.
+
+use std::task::{Poll, Waker};
+use std::time::Instant;
+
+use bytes::Bytes;
+
+use super::Mux;
+use super::stream::{RecvState, SendState, Stream};
+use crate::link::{LinkClosed, ResetCode};
+use crate::tcp::queue::ByteQueue;
+
+/// Why a stream can not be read or written any more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Failure {
+    Reset(ResetCode),
+    /// This end has given the half up itself, or ended it.
+    Over,
+    Link(LinkClosed),
+}
+
+impl Mux {
+    /// Queues what there is room for, without a copy of what is large. Takes it off `data` and says how much.
+    pub fn poll_write_chunk(
+        &mut self,
+        id: u32,
+        data: &mut Bytes,
+        waker: &Waker,
+    ) -> Poll<Result<usize, Failure>> {
+        self.poll_write_with(id, data.len(), waker, |queue, room| queue.push(data.split_to(room)))
+    }
+
+    /// Queues a copy of what there is room for and says how much.
+    pub fn poll_write(&mut self, id: u32, data: &[u8], waker: &Waker) -> Poll<Result<usize, Failure>> {
+        self.poll_write_with(id, data.len(), waker, |queue, room| queue.push_slice(&data[..room]))
+    }
+
+    fn poll_write_with(
+        &mut self,
+        id: u32,
+        length: usize,
+        waker: &Waker,
+        push: impl FnOnce(&mut ByteQueue, usize),
+    ) -> Poll<Result<usize, Failure>> {
+        let link_room = self.link_room();
+        let Some(stream) = self.streams.get_mut(&id) else { return Poll::Ready(Err(Failure::Over)) };
+        let send = &mut stream.send;
+        match (send.stopped, send.state) {
+            (Some(code), _) => return Poll::Ready(Err(Failure::Reset(code))),
+            (None, SendState::Open) => {}
+            (None, _) => return Poll::Ready(Err(Failure::Over)),
+        }
+        if let Some(closed) = &self.ended {
+            return Poll::Ready(Err(Failure::Link(closed.clone())));
+        }
+        let room = send.room(link_room).min(length);
+        if room == 0 && length > 0 {
+            send.writer = Some(waker.clone());
+            return Poll::Pending;
+        }
+        push(&mut send.queue, room);
+        self.waiting += room;
+        self.list(id);
+        Poll::Ready(Ok(room))
+    }
+
+    pub(super) fn link_room(&self) -> usize {
+        self.bounds.send_max.saturating_sub(self.waiting)
+    }
+
+    /// The end of this direction goes out after what waits.
+    pub fn finish(&mut self, id: u32) -> Result<(), Failure> {
+        let Some(stream) = self.streams.get_mut(&id) else { return Err(Failure::Over) };
+        match (stream.send.stopped, stream.send.state) {
+            (Some(code), _) => return Err(Failure::Reset(code)),
+            (None, SendState::Open) => {}
+            // Asked for twice is as good as once.
+            (None, SendState::Finishing | SendState::Finished) => return Ok(()),
+            (None, SendState::Reset(_)) => return Err(Failure::Over),
+        }
+        if let Some(closed) = &self.ended {
+            return Err(Failure::Link(closed.clone()));
+        }
+        stream.send.state = SendState::Finishing;
+        self.list(id);
+        Ok(())
+    }
+
+    /// Puts the stream in line if it has something to send.
+    pub(super) fn list(&mut self, id: u32) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        if stream.send.is_ready() && !stream.send.listed {
+            stream.send.listed = true;
+            self.outgoing.push_ready(id, stream.class);
+        }
+    }
+
+    /// Gives the sending direction up, with all that waits.
+    pub fn reset(&mut self, id: u32, code: ResetCode) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        if stream.send.state.is_over() {
+            return;
+        }
+        stream.send.state = SendState::Reset(code);
+        self.waiting -= stream.send.queue.len();
+        stream.send.queue.clear();
+        if self.ended.is_none() {
+            self.outgoing.push_reset(id, code);
+        }
+        self.settle(id);
+    }
+
+    /// Wants no more of the receiving direction.
+    pub fn stop(&mut self, id: u32, code: ResetCode) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        if stream.recv.stopped.is_some() || matches!(stream.recv.state, RecvState::Reset(_)) {
+            return;
+        }
+        self.committed -= stream.recv.committed();
+        stream.recv.stopped = Some(code);
+        stream.recv.queue.clear();
+        if stream.recv.state == RecvState::Open && self.ended.is_none() {
+            self.outgoing.push_stop(id, code);
+        }
+    }
+
+    /// Ready with the code once the peer wants no more, or when the link is over.
+    pub fn poll_stopped(&mut self, id: u32, waker: &Waker) -> Poll<ResetCode> {
+        let is_ended = self.ended.is_some();
+        let Some(stream) = self.streams.get_mut(&id) else { return Poll::Ready(ResetCode::Abandoned) };
+        match stream.send.stopped {
+            Some(code) => Poll::Ready(code),
+            // All was sent before the link ended; whether it arrived is not known to this transport.
+            None if is_ended => Poll::Ready(ResetCode::Abandoned),
+            None => {
+                stream.send.watcher = Some(waker.clone());
+                Poll::Pending
+            }
+        }
+    }
+
+    /// Lets `take` have what has arrived; `None` at the end.
+    pub fn poll_read<T>(
+        &mut self,
+        id: u32,
+        waker: &Waker,
+        now: Instant,
+        take: impl FnOnce(&mut ByteQueue) -> T,
+    ) -> Poll<Result<Option<T>, Failure>> {
+        let Some(stream) = self.streams.get_mut(&id) else { return Poll::Ready(Err(Failure::Over)) };
+        let recv = &mut stream.recv;
+        if recv.stopped.is_some() {
+            return Poll::Ready(Err(Failure::Over));
+        }
+        if recv.queue.is_empty() {
+            return match (recv.state, &self.ended) {
+                (RecvState::Reset(code), _) => Poll::Ready(Err(Failure::Reset(code))),
+                (RecvState::Finished, _) => Poll::Ready(Ok(None)),
+                (RecvState::Open, Some(closed)) => Poll::Ready(Err(Failure::Link(closed.clone()))),
+                (RecvState::Open, None) => {
+                    recv.reader = Some(waker.clone());
+                    Poll::Pending
+                }
+            };
+        }
+        let before = recv.queue.len();
+        let taken = take(&mut recv.queue);
+        self.committed -= (before - recv.queue.len()) as u64;
+        self.grant(id, now);
+        Poll::Ready(Ok(Some(taken)))
+    }
+
+    fn grant(&mut self, id: u32, now: Instant) {
+        let Some(Stream { recv, .. }) = self.streams.get_mut(&id).map(|stream| &mut **stream) else { return };
+        let left = self.bounds.receive_max.saturating_sub(self.committed);
+        let was_owed = recv.owed > 0;
+        let floor = u64::from(self.bounds.initial_credit);
+        let granted = recv.grant(now, floor, self.bounds.window_max, left);
+        self.committed += u64::from(granted);
+        if granted > 0 && !was_owed && self.ended.is_none() {
+            self.outgoing.push_credit(id);
+        }
+    }
+
+    /// The sending handle is gone. Unfinished means given up.
+    pub fn drop_send(&mut self, id: u32) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        stream.send.held = false;
+        (stream.send.writer, stream.send.watcher) = (None, None);
+        if stream.send.state == SendState::Open {
+            self.reset(id, ResetCode::Abandoned);
+        }
+        self.settle(id);
+    }
+
+    /// The receiving handle is gone. What was not read will not be.
+    pub fn drop_recv(&mut self, id: u32) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        stream.recv.held = false;
+        stream.recv.reader = None;
+        self.stop(id, ResetCode::Abandoned);
+        self.settle(id);
+    }
+}

@@ -1,0 +1,175 @@
+//! What the peer's frames do. Every rule it can break is checked here, and breaking one ends the link.
+
+use std::time::Instant;
+
+use bytes::Bytes;
+
+use super::stream::{RecvState, SendState};
+use super::{Class, Mux};
+use crate::link::{CloseCode, CloseReason, ClosedBy, LinkClosed, ResetCode, Side};
+use crate::tcp::frame::{Frame, Settings, parse};
+
+/// More credit than any stream will ever use.
+const CREDIT_MAX: u64 = 1 << 48;
+
+impl Mux {
+    /// Takes whole frames off the front of `bytes` and says how many bytes that were.
+    pub fn handle_bytes(&mut self, bytes: &[u8], now: Instant) -> usize {
+        self.last_heard = now;
+        let mut used = 0;
+        while self.ended.is_none() {
+            match parse(&bytes[used..]) {
+                Ok(None) => {
+                    self.figures.received_bytes += used as u64;
+                    return used;
+                }
+                Ok(Some((frame, length))) => {
+                    used += length;
+                    if let Err(fault) = self.handle_frame(frame, now) {
+                        self.close(CloseReason::new(CloseCode::Malformed, fault));
+                    }
+                }
+                Err(error) => self.close(CloseReason::new(CloseCode::Malformed, error.to_string())),
+            }
+        }
+        // Nothing that comes after the end is looked at.
+        bytes.len()
+    }
+
+    fn handle_frame(&mut self, frame: Frame<'_>, now: Instant) -> Result<(), &'static str> {
+        match frame {
+            Frame::Settings(settings) => self.handle_settings(settings),
+            Frame::Open { stream, credit, header } => self.handle_open(stream, credit, header),
+            Frame::Data { stream, bytes, fin } => self.handle_data(stream, bytes, fin),
+            Frame::Reset { stream, code } => self.handle_reset(stream, code.into()),
+            Frame::Stop { stream, code } => self.handle_stop(stream, code.into()),
+            Frame::Credit { stream, bytes } => self.handle_credit(stream, bytes),
+            Frame::Datagram(data) => {
+                let data = Bytes::copy_from_slice(data);
+                self.figures.datagrams_dropped +=
+                    self.datagrams_in.push(data, self.bounds.datagram_bytes_max);
+                self.signals.datagram = true;
+                Ok(())
+            }
+            Frame::Ping(number) => {
+                self.outgoing.push_pong(number);
+                Ok(())
+            }
+            Frame::Pong(number) => {
+                self.signals.pong |= self.ping.handle_pong(number, now);
+                Ok(())
+            }
+            Frame::Close { code, text } => {
+                // The text goes into logs: whatever would move a cursor there is left out.
+                let text =
+                    String::from_utf8_lossy(text).chars().filter(|c| !c.is_control()).collect::<String>();
+                self.end(LinkClosed::new(ClosedBy::Peer, code.into(), text));
+                Ok(())
+            }
+            Frame::Unknown => Ok(()),
+        }
+    }
+
+    fn handle_settings(&mut self, settings: Settings) -> Result<(), &'static str> {
+        if self.settings_heard {
+            return Err("settings for the second time");
+        }
+        self.settings_heard = true;
+        let floor = Settings::FLOOR;
+        self.peer = Settings {
+            streams_max: settings.streams_max.max(floor.streams_max),
+            initial_credit: settings.initial_credit.max(floor.initial_credit),
+        };
+        let more = u64::from(self.peer.initial_credit - floor.initial_credit);
+        let own: Vec<u32> = self.streams.iter().filter(|(_, stream)| stream.own).map(|(id, _)| *id).collect();
+        for id in own {
+            self.add_credit(id, more);
+        }
+        self.signals.room = true;
+        Ok(())
+    }
+
+    fn handle_open(&mut self, id: u32, credit: u32, header: &[u8]) -> Result<(), &'static str> {
+        let parity = if self.side == Side::Dialled { 0 } else { 1 };
+        if id == 0 || id % 2 != parity {
+            return Err("a stream with a number of the other end");
+        }
+        if self.streams.contains_key(&id) {
+            return Err("a stream opened twice");
+        }
+        if self.peer_open >= self.bounds.streams_max {
+            return Err("more streams than allowed");
+        }
+        self.peer_open += 1;
+        self.insert(id, false, Class::Normal, credit, self.bounds.initial_credit);
+        self.accepted.push_back((id, Bytes::copy_from_slice(header)));
+        self.signals.accepted = true;
+        Ok(())
+    }
+
+    // Frames for streams that are not there are passed over: they were under way when this end let go.
+
+    fn handle_data(&mut self, id: u32, bytes: &[u8], fin: bool) -> Result<(), &'static str> {
+        let Some(stream) = self.streams.get_mut(&id) else { return Ok(()) };
+        let recv = &mut stream.recv;
+        if recv.state != RecvState::Open {
+            return Err("data after the end of a stream");
+        }
+        let before = recv.committed();
+        recv.outstanding =
+            recv.outstanding.checked_sub(bytes.len() as u64).ok_or("more data than credit was given")?;
+        if recv.stopped.is_none() {
+            recv.queue.push_slice(bytes);
+            self.wakes.extend(recv.reader.take());
+        }
+        if fin {
+            recv.state = RecvState::Finished;
+        }
+        self.committed = self.committed - before + recv.committed();
+        if fin {
+            self.settle(id);
+        }
+        Ok(())
+    }
+
+    fn handle_reset(&mut self, id: u32, code: ResetCode) -> Result<(), &'static str> {
+        let Some(stream) = self.streams.get_mut(&id) else { return Ok(()) };
+        let recv = &mut stream.recv;
+        if recv.state != RecvState::Open {
+            return Err("a reset after the end of a stream");
+        }
+        self.committed -= recv.committed();
+        recv.state = RecvState::Reset(code);
+        recv.queue.clear();
+        self.wakes.extend(recv.reader.take());
+        self.settle(id);
+        Ok(())
+    }
+
+    fn handle_stop(&mut self, id: u32, code: ResetCode) -> Result<(), &'static str> {
+        let Some(stream) = self.streams.get_mut(&id) else { return Ok(()) };
+        let send = &mut stream.send;
+        // Who asks to stop what has already ended asks for nothing.
+        if send.state.is_over() {
+            return Ok(());
+        }
+        send.stopped = Some(code);
+        self.wakes.extend(send.writer.take());
+        self.wakes.extend(send.watcher.take());
+        debug_assert!(matches!(send.state, SendState::Open | SendState::Finishing));
+        self.reset(id, code);
+        Ok(())
+    }
+
+    fn handle_credit(&mut self, id: u32, bytes: u32) -> Result<(), &'static str> {
+        self.add_credit(id, u64::from(bytes));
+        Ok(())
+    }
+
+    fn add_credit(&mut self, id: u32, bytes: u64) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        stream.send.credit = (stream.send.credit + bytes).min(CREDIT_MAX);
+        self.wake_writer(id);
+        self.list(id);
+    }
+}

@@ -1,0 +1,242 @@
+//! What is sent next: answers to pings first, then what steers streams, then streams in turn.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use bytes::Bytes;
+
+use super::batch::Batch;
+use super::stream::{Class, SendState};
+use super::{Datagrams, Mux};
+use crate::link::{CloseReason, ResetCode};
+use crate::tcp::frame::{Frame, PAYLOAD_BYTES_MAX, Settings};
+
+/// Everything that waits to be sent but the bytes of the streams themselves.
+#[derive(Debug, Default)]
+pub struct Outgoing {
+    settings_sent: bool,
+    close: Option<(u32, String)>,
+    pongs: VecDeque<u64>,
+    control: VecDeque<Control>,
+    urgent: VecDeque<u32>,
+    normal: VecDeque<u32>,
+    bulk: VecDeque<u32>,
+    pub datagrams: Datagrams,
+    turn: u8,
+}
+
+/// At most one of each kind per stream, so their number is bounded by that of the streams. They go out in the
+/// order in which they came, so nothing about a stream overtakes its opening.
+#[derive(Debug)]
+enum Control {
+    Open { id: u32, credit: u32, header: Bytes },
+    Reset { id: u32, code: ResetCode },
+    Stop { id: u32, code: ResetCode },
+    Credit { id: u32 },
+}
+
+/// Whoever pings more often than we can answer gets the newest answers.
+const PONGS_MAX: usize = 8;
+
+/// One turn in so many goes to bulk while others want to send.
+const BULK_TURN: u8 = 5;
+
+impl Outgoing {
+    pub fn has_work(&self) -> bool {
+        !self.settings_sent
+            || self.close.is_some()
+            || !self.pongs.is_empty()
+            || !self.control.is_empty()
+            || !self.urgent.is_empty()
+            || !self.normal.is_empty()
+            || !self.bulk.is_empty()
+            || !self.datagrams.queue.is_empty()
+    }
+
+    pub fn push_open(&mut self, id: u32, credit: u32, header: Bytes) {
+        self.control.push_back(Control::Open { id, credit, header });
+    }
+
+    pub fn push_reset(&mut self, id: u32, code: ResetCode) {
+        self.control.push_back(Control::Reset { id, code });
+    }
+
+    pub fn push_stop(&mut self, id: u32, code: ResetCode) {
+        self.control.push_back(Control::Stop { id, code });
+    }
+
+    pub fn push_credit(&mut self, id: u32) {
+        self.control.push_back(Control::Credit { id });
+    }
+
+    pub fn push_pong(&mut self, number: u64) {
+        if self.pongs.len() >= PONGS_MAX {
+            self.pongs.pop_front();
+        }
+        self.pongs.push_back(number);
+    }
+
+    pub fn push_ready(&mut self, id: u32, class: Class) {
+        self.line(class).push_back(id);
+    }
+
+    fn line(&mut self, class: Class) -> &mut VecDeque<u32> {
+        match class {
+            Class::Urgent => &mut self.urgent,
+            Class::Normal => &mut self.normal,
+            Class::Bulk => &mut self.bulk,
+        }
+    }
+
+    pub fn push_close(&mut self, reason: &CloseReason) {
+        self.close = Some((reason.code.into(), reason.text_for_wire().to_owned()));
+    }
+
+    pub fn has_close(&self) -> bool {
+        self.close.is_some()
+    }
+
+    pub fn forget_all_but_close(&mut self) {
+        *self = Outgoing { close: self.close.take(), settings_sent: true, ..Outgoing::default() };
+    }
+
+    // An idle link holds no more than a few words.
+    fn rest(&mut self) {
+        for line in [&mut self.urgent, &mut self.normal, &mut self.bulk] {
+            if line.is_empty() && line.capacity() > 16 {
+                *line = VecDeque::new();
+            }
+        }
+        if self.control.is_empty() && self.control.capacity() > 16 {
+            self.control = VecDeque::new();
+        }
+    }
+
+    /// Whose turn it is, when nothing urgent waits.
+    fn next_turn(&mut self) -> Option<Turn> {
+        self.turn = (self.turn + 1) % (2 * BULK_TURN);
+        let (has_datagrams, has_normal) = (!self.datagrams.queue.is_empty(), !self.normal.is_empty());
+        if !self.bulk.is_empty() && (self.turn.is_multiple_of(BULK_TURN) || !has_datagrams && !has_normal) {
+            return Some(Turn::Stream(Class::Bulk));
+        }
+        match (has_datagrams, has_normal) {
+            (true, true) if self.turn.is_multiple_of(2) => Some(Turn::Datagrams),
+            (_, true) => Some(Turn::Stream(Class::Normal)),
+            (true, false) => Some(Turn::Datagrams),
+            (false, false) => None,
+        }
+    }
+}
+
+enum Turn {
+    Stream(Class),
+    Datagrams,
+}
+
+impl Mux {
+    /// Puts frames into `batch` until it holds about `bytes_max` or nothing is left to send.
+    pub fn fill(&mut self, batch: &mut Batch, bytes_max: usize, now: Instant) {
+        let before = batch.len();
+        if let Some((code, text)) = self.outgoing.close.take() {
+            batch.push_frame(Frame::Close { code, text: text.as_bytes() });
+        }
+        if self.ended.is_none() && (self.outgoing.has_work() || self.ping.wanted) {
+            self.fill_small(batch, bytes_max, now);
+            self.fill_streams(batch, bytes_max);
+            self.outgoing.rest();
+        }
+        self.figures.sent_bytes += (batch.len() - before) as u64;
+    }
+
+    fn fill_small(&mut self, batch: &mut Batch, bytes_max: usize, now: Instant) {
+        if !self.outgoing.settings_sent {
+            self.outgoing.settings_sent = true;
+            batch.push_frame(Frame::Settings(Settings {
+                streams_max: self.bounds.streams_max,
+                initial_credit: self.bounds.initial_credit,
+            }));
+        }
+        while let Some(number) = self.outgoing.pongs.pop_front() {
+            batch.push_frame(Frame::Pong(number));
+        }
+        if let Some(number) = self.ping.next_due(now) {
+            batch.push_frame(Frame::Ping(number));
+        }
+        while batch.len() < bytes_max {
+            let Some(control) = self.outgoing.control.pop_front() else { break };
+            self.push_control(batch, control);
+        }
+    }
+
+    fn push_control(&mut self, batch: &mut Batch, control: Control) {
+        batch.push_frame(match control {
+            Control::Open { id, credit, ref header } => Frame::Open { stream: id, credit, header },
+            Control::Reset { id, code } => Frame::Reset { stream: id, code: code.into() },
+            Control::Stop { id, code } => Frame::Stop { stream: id, code: code.into() },
+            Control::Credit { id } => {
+                let Some(stream) = self.streams.get_mut(&id) else { return };
+                let bytes = std::mem::take(&mut stream.recv.owed);
+                Frame::Credit { stream: id, bytes }
+            }
+        });
+    }
+
+    fn fill_streams(&mut self, batch: &mut Batch, bytes_max: usize) {
+        while batch.len() < bytes_max {
+            if let Some(id) = self.outgoing.urgent.pop_front() {
+                self.push_stream(batch, id);
+                continue;
+            }
+            match self.outgoing.next_turn() {
+                Some(Turn::Stream(class)) => {
+                    if let Some(id) = self.outgoing.line(class).pop_front() {
+                        self.push_stream(batch, id);
+                    }
+                }
+                Some(Turn::Datagrams) => self.push_datagrams(batch),
+                None => return,
+            }
+        }
+    }
+
+    /// As many datagrams as a full frame of a stream would weigh.
+    fn push_datagrams(&mut self, batch: &mut Batch) {
+        let until = batch.len() + PAYLOAD_BYTES_MAX;
+        while batch.len() < until {
+            let Some(data) = self.outgoing.datagrams.pop() else { return };
+            batch.push_datagram(data);
+        }
+    }
+
+    /// One frame of a stream; if it has more it goes to the end of the line.
+    fn push_stream(&mut self, batch: &mut Batch, id: u32) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        let send = &mut stream.send;
+        send.listed = false;
+        if !send.is_ready() {
+            return;
+        }
+        let length =
+            send.queue.len().min(PAYLOAD_BYTES_MAX).min(usize::try_from(send.credit).unwrap_or(usize::MAX));
+        let fin = send.state == SendState::Finishing && length == send.queue.len();
+        batch.push_data(id, &mut send.queue, length, fin);
+        send.credit -= length as u64;
+        self.waiting -= length;
+        if fin {
+            send.state = SendState::Finished;
+            return self.settle(id);
+        }
+        self.wake_writer(id);
+        self.list(id);
+    }
+
+    /// Wakes whoever waits to write once it is worth its while.
+    pub(super) fn wake_writer(&mut self, id: u32) {
+        let link_room = self.link_room();
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        let send = &mut stream.send;
+        if send.writer.is_some() && send.room(link_room) >= send.queue.len().min(PAYLOAD_BYTES_MAX) {
+            self.wakes.extend(send.writer.take());
+        }
+    }
+}

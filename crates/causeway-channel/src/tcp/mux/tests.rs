@@ -1,0 +1,563 @@
+//! Two muxes face to face, without a socket between them: rows for each rule, and a model for the whole.
+
+use std::io::IoSlice;
+use std::task::{Poll, Waker};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use proptest::prelude::*;
+
+use super::*;
+use crate::link::ResetCode;
+use crate::tcp::frame::{Frame, parse};
+
+/// One end, and the bytes that are on their way from it.
+struct End {
+    mux: Mux,
+    wire: Vec<u8>,
+    inbox: Vec<u8>,
+}
+
+impl End {
+    fn new(side: Side, limits: &LinkLimits) -> End {
+        End { mux: Mux::new(side, limits, Instant::now()), wire: Vec::new(), inbox: Vec::new() }
+    }
+
+    /// Frames of one small batch, onto the wire.
+    fn send(&mut self, bytes_max: usize, now: Instant) {
+        let mut batch = Batch::default();
+        self.mux.fill(&mut batch, bytes_max, now);
+        while !batch.is_empty() {
+            let mut slices = [IoSlice::new(&[]); 3];
+            let count = batch.slices(&mut slices);
+            let before = self.wire.len();
+            slices[..count].iter().for_each(|slice| self.wire.extend_from_slice(slice));
+            batch.advance(self.wire.len() - before);
+        }
+    }
+
+    fn receive(&mut self, bytes: &[u8], now: Instant) {
+        self.inbox.extend_from_slice(bytes);
+        let used = self.mux.handle_bytes(&self.inbox, now);
+        self.inbox.drain(..used);
+    }
+
+    fn open(&mut self) -> u32 {
+        self.mux.open(Bytes::from_static(b"header"), Class::Normal).unwrap().expect("there is room")
+    }
+
+    fn write(&mut self, id: u32, data: &[u8]) -> Poll<Result<usize, Failure>> {
+        self.mux.poll_write(id, data, Waker::noop())
+    }
+
+    /// Writes as much as this end takes.
+    fn write_all(&mut self, id: u32) -> usize {
+        let mut written = 0;
+        while let Poll::Ready(Ok(count)) = self.write(id, &[7; 10_000]) {
+            written += count;
+        }
+        written
+    }
+
+    fn read(&mut self, id: u32, max: usize, now: Instant) -> Poll<Result<Option<Bytes>, Failure>> {
+        self.mux.poll_read(id, Waker::noop(), now, |queue| queue.pop(max)).map_ok(Option::flatten)
+    }
+
+    fn read_all(&mut self, id: u32, now: Instant) -> usize {
+        let mut read = 0;
+        while let Poll::Ready(Ok(Some(bytes))) = self.read(id, 100_000, now) {
+            read += bytes.len();
+        }
+        read
+    }
+
+    fn drop_both(&mut self, id: u32) {
+        self.mux.drop_send(id);
+        self.mux.drop_recv(id);
+    }
+}
+
+struct Pair {
+    edge: End,
+    cloud: End,
+    now: Instant,
+}
+
+impl Pair {
+    fn new() -> Pair {
+        Pair::with(&LinkLimits::default())
+    }
+
+    fn with(limits: &LinkLimits) -> Pair {
+        let (edge, cloud) = (End::new(Side::Dialled, limits), End::new(Side::Accepted, limits));
+        Pair { edge, cloud, now: Instant::now() }
+    }
+
+    fn move_some(&mut self, is_from_edge: bool, bytes_max: usize) -> usize {
+        let (from, to) = match is_from_edge {
+            true => (&mut self.edge, &mut self.cloud),
+            false => (&mut self.cloud, &mut self.edge),
+        };
+        from.send(bytes_max, self.now);
+        let bytes: Vec<u8> = from.wire.drain(..from.wire.len().min(bytes_max)).collect();
+        to.receive(&bytes, self.now);
+        to.mux.check();
+        from.mux.check();
+        bytes.len()
+    }
+
+    /// Until nobody has anything to say.
+    fn settle(&mut self) {
+        while self.move_some(true, 64 * 1024) + self.move_some(false, 64 * 1024) > 0 {}
+    }
+
+    /// A stream from the edge that the cloud has accepted.
+    fn stream(&mut self) -> u32 {
+        let id = self.edge.open();
+        self.settle();
+        let (accepted, header) = self.cloud.mux.accept().unwrap().expect("it has arrived");
+        assert_eq!((accepted, &header[..]), (id, &b"header"[..]));
+        id
+    }
+
+    fn ended(&self) -> (Option<CloseCode>, Option<CloseCode>) {
+        let code = |end: &End| end.mux.ended().map(|closed| closed.reason.code);
+        (code(&self.edge), code(&self.cloud))
+    }
+}
+
+#[test]
+fn bytes_arrive_and_both_directions_end_on_their_own() {
+    let mut pair = Pair::new();
+    let id = pair.stream();
+    assert_eq!(pair.edge.write(id, b"question"), Poll::Ready(Ok(8)));
+    pair.edge.mux.finish(id).unwrap();
+    pair.settle();
+    assert_eq!(pair.cloud.read(id, 100, pair.now), Poll::Ready(Ok(Some(Bytes::from_static(b"question")))));
+    assert_eq!(pair.cloud.read(id, 100, pair.now), Poll::Ready(Ok(None)));
+    assert_eq!(pair.cloud.write(id, b"answer"), Poll::Ready(Ok(6)));
+    pair.cloud.mux.finish(id).unwrap();
+    pair.settle();
+    assert_eq!(pair.edge.read(id, 3, pair.now), Poll::Ready(Ok(Some(Bytes::from_static(b"ans")))));
+    assert_eq!(pair.edge.read(id, 100, pair.now), Poll::Ready(Ok(Some(Bytes::from_static(b"wer")))));
+    assert_eq!(pair.edge.read(id, 100, pair.now), Poll::Ready(Ok(None)));
+    assert_eq!(pair.edge.mux.figures().streams_open, 0);
+    pair.edge.drop_both(id);
+    pair.cloud.drop_both(id);
+    assert!(pair.edge.mux.streams.is_empty() && pair.cloud.mux.streams.is_empty());
+    assert!(!pair.edge.mux.outgoing.has_work());
+}
+
+#[test]
+fn a_stream_that_is_not_read_holds_its_credit_and_no_other_stream() {
+    let mut pair = Pair::new();
+    let (stuck, moving) = (pair.stream(), pair.stream());
+    for _ in 0..20 {
+        pair.edge.write_all(stuck);
+        pair.settle();
+    }
+    assert_eq!(pair.cloud.mux.streams[&stuck].recv.queue.len(), INITIAL_CREDIT as usize);
+    let (mut sent, mut arrived) = (0, 0);
+    for _ in 0..200 {
+        sent += pair.edge.write_all(moving);
+        pair.settle();
+        arrived += pair.cloud.read_all(moving, pair.now);
+        pair.settle();
+    }
+    assert!(arrived > 20_000_000 && sent - arrived < 300_000, "{sent} sent, {arrived} arrived");
+    assert_eq!(pair.ended(), (None, None));
+}
+
+#[test]
+fn the_window_of_a_quick_reader_grows_and_that_of_a_slow_one_does_not() {
+    let check = |pause: Duration, at_least: u64, at_most: u64| {
+        let mut pair = Pair::new();
+        let id = pair.stream();
+        for _ in 0..100 {
+            pair.edge.write_all(id);
+            pair.settle();
+            pair.cloud.read_all(id, pair.now);
+            pair.settle();
+            pair.now += pause;
+        }
+        let committed = pair.cloud.mux.committed;
+        assert!((at_least..=at_most).contains(&committed), "{pause:?}: {committed}");
+    };
+    check(Duration::from_millis(100), WINDOW_BYTES_MAX / 2, WINDOW_BYTES_MAX);
+    check(Duration::from_secs(3), 0, 2 * u64::from(INITIAL_CREDIT));
+}
+
+#[test]
+fn a_thousand_stuck_streams_stay_within_the_bound_and_one_more_moves() {
+    let mut pair = Pair::new();
+    let moving = pair.stream();
+    let stuck: Vec<u32> = (1..1024).map(|_| pair.stream()).collect();
+    for _ in 0..8 {
+        for id in &stuck {
+            pair.edge.write_all(*id);
+        }
+        pair.settle();
+    }
+    let held: usize = pair.cloud.mux.streams.values().map(|stream| stream.recv.queue.len()).sum();
+    assert!(held <= 64 * 1024 * 1024, "{held}");
+    let waiting = pair.edge.mux.waiting;
+    assert!(waiting <= 24 * 1024 * 1024, "{waiting}");
+    let mut arrived = 0;
+    for _ in 0..50 {
+        pair.edge.write_all(moving);
+        pair.settle();
+        arrived += pair.cloud.read_all(moving, pair.now);
+        pair.settle();
+    }
+    assert!(arrived > 1_000_000, "{arrived}");
+    // The limit is reached: the next one waits until one is over.
+    assert_eq!(pair.edge.mux.open(Bytes::new(), Class::Normal), Ok(None));
+    pair.edge.drop_both(stuck[0]);
+    pair.cloud.drop_both(stuck[0]);
+    pair.settle();
+    assert!(pair.edge.mux.signals.room);
+    assert!(pair.edge.mux.open(Bytes::new(), Class::Normal).unwrap().is_some());
+    assert_eq!(pair.ended(), (None, None));
+}
+
+#[test]
+fn a_reset_a_stop_and_a_dropped_half_reach_the_other_end() {
+    let mut pair = Pair::new();
+    let id = pair.stream();
+    pair.edge.write_all(id);
+    pair.edge.mux.reset(id, ResetCode::NoRoute);
+    pair.settle();
+    assert_eq!(pair.cloud.read(id, 100, pair.now), Poll::Ready(Err(Failure::Reset(ResetCode::NoRoute))));
+    pair.edge.mux.stop(id, ResetCode::Limit);
+    pair.settle();
+    assert_eq!(pair.cloud.mux.poll_stopped(id, Waker::noop()), Poll::Ready(ResetCode::Limit));
+    assert_eq!(pair.cloud.write(id, b"more"), Poll::Ready(Err(Failure::Reset(ResetCode::Limit))));
+    assert_eq!(pair.edge.mux.figures().streams_open, 0, "a stop is answered with a reset");
+    pair.edge.drop_both(id);
+    pair.cloud.drop_both(id);
+
+    let id = pair.stream();
+    pair.edge.write_all(id);
+    pair.settle();
+    pair.edge.drop_both(id);
+    pair.settle();
+    assert_eq!(pair.cloud.read(id, 100, pair.now), Poll::Ready(Err(Failure::Reset(ResetCode::Abandoned))));
+    assert_eq!(pair.cloud.write(id, b"x"), Poll::Ready(Err(Failure::Reset(ResetCode::Abandoned))));
+    pair.cloud.drop_both(id);
+    assert!(pair.edge.mux.streams.is_empty() && pair.cloud.mux.streams.is_empty());
+    assert_eq!(pair.ended(), (None, None));
+}
+
+#[test]
+fn who_is_urgent_goes_first_and_bulk_gets_one_turn_in_five() {
+    let mut pair = Pair::new();
+    pair.settle();
+    let mut open = |class| pair.edge.mux.open(Bytes::new(), class).unwrap().unwrap();
+    let (bulk, one, other, urgent) =
+        (open(Class::Bulk), open(Class::Normal), open(Class::Normal), open(Class::Urgent));
+    for id in [bulk, one, other, urgent] {
+        pair.edge.write_all(id);
+    }
+    let mut wire = Vec::new();
+    for _ in 0..3 {
+        pair.edge.send(64 * 1024, pair.now);
+        wire.append(&mut pair.edge.wire);
+    }
+    let (mut order, mut rest) = (Vec::new(), &wire[..]);
+    while let Some((frame, length)) = parse(rest).unwrap() {
+        if let Frame::Data { stream, .. } = frame {
+            order.push(stream);
+        }
+        rest = &rest[length..];
+    }
+    assert!(order.iter().take(4).all(|id| *id == urgent), "{order:?}");
+    let count = |id| order.iter().skip(4).filter(|other| **other == id).count();
+    assert!(count(one).abs_diff(count(other)) <= 1, "{order:?}");
+    assert!((1..=2).contains(&count(bulk)), "{order:?}");
+}
+
+#[test]
+fn of_too_many_datagrams_the_oldest_go_and_are_counted() {
+    let limits = LinkLimits { datagram_buffer_bytes: 10_000, ..LinkLimits::default() };
+    let mut pair = Pair::with(&limits);
+    for number in 0..100u8 {
+        pair.edge.mux.send_datagram(Bytes::from(vec![number; 1000])).unwrap();
+    }
+    pair.settle();
+    let first = pair.cloud.mux.read_datagram().unwrap().unwrap();
+    assert_eq!((first[0], pair.edge.mux.figures().datagrams_dropped), (91, 91));
+}
+
+#[test]
+fn a_ping_is_answered_and_gives_the_round_trip() {
+    let mut pair = Pair::new();
+    pair.settle();
+    let number = pair.edge.mux.ping();
+    pair.edge.send(1000, pair.now);
+    pair.now += Duration::from_millis(80);
+    pair.settle();
+    assert_eq!(pair.edge.mux.pong(number), Ok(Some(Duration::from_millis(80))));
+    assert_eq!(pair.edge.mux.rtt(), Some(Duration::from_millis(10)), "smoothed with the first, of 0 ms");
+}
+
+#[test]
+fn the_reason_of_a_close_is_told_and_everybody_is_let_go() {
+    let mut pair = Pair::new();
+    let id = pair.stream();
+    pair.edge.write_all(id);
+    pair.cloud.mux.close(CloseReason::new(CloseCode::Revoked, "no\nmore"));
+    pair.settle();
+    let closed = LinkClosed::new(ClosedBy::Peer, CloseCode::Revoked, "nomore");
+    assert_eq!(pair.edge.mux.ended(), Some(&closed));
+    assert!(pair.edge.mux.take_due(&mut Vec::new()).1.ended);
+    assert_eq!(pair.edge.read(id, 1, pair.now), Poll::Ready(Err(Failure::Link(closed.clone()))));
+    assert_eq!(pair.edge.write(id, b"x"), Poll::Ready(Err(Failure::Link(closed.clone()))));
+    assert_eq!(pair.edge.mux.accept(), Err(closed));
+    pair.edge.drop_both(id);
+    assert!(pair.edge.mux.streams.is_empty());
+}
+
+#[test]
+fn a_peer_that_breaks_a_rule_is_cut_off_with_a_reason() {
+    let data = |stream, bytes, fin| Frame::Data { stream, bytes, fin };
+    let open = |stream| Frame::Open { stream, credit: 0, header: b"" };
+    let full = [0; PAYLOAD_BYTES_MAX];
+    let check = |frames: &[Frame<'_>]| {
+        let mut cloud = End::new(Side::Accepted, &LinkLimits::default());
+        let mut bytes = Vec::new();
+        frames.iter().for_each(|frame| frame.write(&mut bytes));
+        cloud.receive(&bytes, Instant::now());
+        cloud.mux.check();
+        let closed = cloud.mux.ended().unwrap_or_else(|| panic!("{frames:?} passed"));
+        assert_eq!((closed.by, closed.reason.code), (ClosedBy::Us, CloseCode::Malformed));
+        cloud.send(1000, Instant::now());
+        assert!(
+            matches!(parse(&cloud.wire), Ok(Some((Frame::Close { code: 5, .. }, _)))),
+            "the peer is told"
+        );
+    };
+    let beyond_credit = [data(1, &full, false); INITIAL_CREDIT as usize / PAYLOAD_BYTES_MAX + 1];
+    check(&[&[open(1)], &beyond_credit[..]].concat());
+    check(&[open(2)]);
+    check(&[open(0)]);
+    check(&[open(1), open(1)]);
+    check(&[open(1), data(1, b"", true), data(1, b"", false)]);
+    check(&[open(1), data(1, b"", true), Frame::Reset { stream: 1, code: 1 }]);
+    check(&(0..1025).map(|number| open(number * 2 + 1)).collect::<Vec<_>>());
+    let settings = Frame::Settings(Settings::FLOOR);
+    check(&[settings, settings]);
+}
+
+/// What may happen to a pair of muxes in a test of the whole.
+#[derive(Debug, Clone)]
+enum Step {
+    Open(bool),
+    Write(bool, usize, usize),
+    Finish(bool, usize),
+    Reset(bool, usize),
+    Stop(bool, usize),
+    Read(bool, usize, usize),
+    Drop(bool, usize),
+    Move(bool, usize),
+    Wait(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let (side, which) = (any::<bool>(), 0..6usize);
+    prop_oneof![
+        2 => side.prop_map(Step::Open),
+        6 => (side, which.clone(), 0..200_000usize).prop_map(|(s, w, n)| Step::Write(s, w, n)),
+        1 => (side, which.clone()).prop_map(|(s, w)| Step::Finish(s, w)),
+        1 => (side, which.clone()).prop_map(|(s, w)| Step::Reset(s, w)),
+        1 => (side, which.clone()).prop_map(|(s, w)| Step::Stop(s, w)),
+        8 => (side, which.clone(), 1..200_000usize).prop_map(|(s, w, n)| Step::Read(s, w, n)),
+        1 => (side, which).prop_map(|(s, w)| Step::Drop(s, w)),
+        8 => (side, 1..100_000usize).prop_map(|(s, n)| Step::Move(s, n)),
+        1 => (0..2000u64).prop_map(Step::Wait),
+    ]
+}
+
+/// What one end knows of a stream in the model.
+#[derive(Debug, Default, Clone, Copy)]
+struct Half {
+    written: usize,
+    read: usize,
+    is_finished: bool,
+    /// Reset, stopped or dropped by somebody: what arrives is a prefix, and no more is promised.
+    is_broken: bool,
+    is_dropped: bool,
+}
+
+fn byte(id: u32, is_edge: bool, at: usize) -> u8 {
+    (at as u32).wrapping_mul(31).wrapping_add(id * 2 + u32::from(is_edge)) as u8
+}
+
+/// Runs the steps against the model: what is read is what was written, in order, and in the end all of it.
+fn run(steps: &[Step]) -> Result<(), TestCaseError> {
+    let mut pair = Pair::new();
+    // Per stream what [edge, cloud] wrote and what the other read.
+    let mut streams: Vec<(u32, [Half; 2])> = Vec::new();
+    for step in steps {
+        apply(&mut pair, &mut streams, step)?;
+        prop_assert_eq!(pair.ended(), (None, None));
+    }
+    for index in 0..streams.len() {
+        for is_edge in [true, false] {
+            apply(&mut pair, &mut streams, &Step::Finish(is_edge, index))?;
+        }
+    }
+    for _ in 0..200 {
+        pair.settle();
+        while pair.edge.mux.accept().unwrap().is_some() || pair.cloud.mux.accept().unwrap().is_some() {}
+        for index in 0..streams.len() {
+            for is_edge in [true, false] {
+                apply(&mut pair, &mut streams, &Step::Read(is_edge, index, usize::MAX))?;
+            }
+        }
+    }
+    for (id, halves) in &streams {
+        for half in halves.iter().filter(|half| !half.is_broken) {
+            prop_assert_eq!(half.written, half.read, "stream {} lost bytes", id);
+        }
+    }
+    for index in 0..streams.len() {
+        for is_edge in [true, false] {
+            apply(&mut pair, &mut streams, &Step::Drop(is_edge, index))?;
+        }
+    }
+    pair.settle();
+    for end in [&pair.edge, &pair.cloud] {
+        prop_assert!(end.mux.accepted.is_empty() && end.mux.streams.is_empty(), "{:?}", end.mux.streams);
+        prop_assert_eq!((end.mux.committed, end.mux.own_open, end.mux.peer_open), (0, 0, 0));
+    }
+    Ok(())
+}
+
+fn apply(pair: &mut Pair, streams: &mut Vec<(u32, [Half; 2])>, step: &Step) -> Result<(), TestCaseError> {
+    let now = pair.now;
+    let pick = |is_edge: bool, index: usize, streams: &Vec<(u32, [Half; 2])>| {
+        let index = index.checked_rem(streams.len())?;
+        let (id, halves) = streams[index];
+        let mux = if is_edge { &pair.edge.mux } else { &pair.cloud.mux };
+        let (own, peer) = if is_edge { (0, 1) } else { (1, 0) };
+        // A stream that has not arrived yet cannot be used there.
+        let is_usable = mux.streams.contains_key(&id) && !halves[own].is_dropped;
+        is_usable.then_some((index, id, own, peer))
+    };
+    match *step {
+        Step::Open(is_edge) => {
+            let end = if is_edge { &mut pair.edge } else { &mut pair.cloud };
+            if let Some(id) = end.mux.open(Bytes::from_static(b"header"), Class::Normal).unwrap() {
+                streams.push((id, [Half::default(); 2]));
+            }
+        }
+        Step::Write(is_edge, index, count) => {
+            let Some((index, id, own, _)) = pick(is_edge, index, streams) else { return Ok(()) };
+            let end = if is_edge { &mut pair.edge } else { &mut pair.cloud };
+            let half = &mut streams[index].1[own];
+            let data: Vec<u8> =
+                (half.written..half.written + count).map(|at| byte(id, is_edge, at)).collect();
+            let mut chunk = Bytes::from(data);
+            if let Poll::Ready(Ok(count)) = end.mux.poll_write_chunk(id, &mut chunk, Waker::noop()) {
+                prop_assert!(!half.is_finished);
+                half.written += count;
+            }
+        }
+        Step::Finish(is_edge, index) => {
+            let Some((index, id, own, _)) = pick(is_edge, index, streams) else { return Ok(()) };
+            let end = if is_edge { &mut pair.edge } else { &mut pair.cloud };
+            streams[index].1[own].is_finished |= end.mux.finish(id).is_ok();
+        }
+        Step::Reset(is_edge, index) => {
+            let Some((index, id, own, _)) = pick(is_edge, index, streams) else { return Ok(()) };
+            let end = if is_edge { &mut pair.edge } else { &mut pair.cloud };
+            end.mux.reset(id, ResetCode::Timeout);
+            streams[index].1[own].is_broken = true;
+        }
+        Step::Stop(is_edge, index) => {
+            let Some((index, id, _, peer)) = pick(is_edge, index, streams) else { return Ok(()) };
+            let end = if is_edge { &mut pair.edge } else { &mut pair.cloud };
+            end.mux.stop(id, ResetCode::Refused);
+            streams[index].1[peer].is_broken = true;
+        }
+        Step::Read(is_edge, index, max) => {
+            let Some((index, id, _, peer)) = pick(is_edge, index, streams) else { return Ok(()) };
+            let end = if is_edge { &mut pair.edge } else { &mut pair.cloud };
+            let half = &mut streams[index].1[peer];
+            match end.read(id, max, now) {
+                Poll::Ready(Ok(Some(bytes))) => {
+                    let wanted: Vec<u8> =
+                        (half.read..half.read + bytes.len()).map(|at| byte(id, !is_edge, at)).collect();
+                    prop_assert_eq!(&bytes[..], &wanted[..]);
+                    half.read += bytes.len();
+                }
+                Poll::Ready(Ok(None)) => prop_assert!(half.is_finished && half.read == half.written),
+                Poll::Ready(Err(_)) => prop_assert!(half.is_broken),
+                Poll::Pending => {}
+            }
+        }
+        Step::Drop(is_edge, index) => {
+            let Some((index, id, own, _)) = pick(is_edge, index, streams) else { return Ok(()) };
+            let end = if is_edge { &mut pair.edge } else { &mut pair.cloud };
+            end.drop_both(id);
+            let halves = &mut streams[index].1;
+            halves[own].is_dropped = true;
+            // What waits of a finished direction still goes out; the other direction is thrown away.
+            halves[own].is_broken |= !halves[own].is_finished;
+            halves[1 - own].is_broken = true;
+        }
+        Step::Move(is_edge, count) => {
+            pair.move_some(is_edge, count);
+            let end = if is_edge { &mut pair.cloud } else { &mut pair.edge };
+            while end.mux.accept().unwrap().is_some() {}
+        }
+        Step::Wait(milliseconds) => pair.now += Duration::from_millis(milliseconds),
+    }
+    pair.edge.mux.check();
+    pair.cloud.mux.check();
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_happens_bytes_arrive_in_order_and_nothing_is_left(steps in prop::collection::vec(step(), 0..120)) {
+        run(&steps)?;
+    }
+
+    #[test]
+    fn no_sequence_of_frames_panics_or_makes_us_hold_more_than_the_bound(
+        frames in prop::collection::vec((1u8..12, 0u32..8, 0usize..40, any::<bool>(), any::<u32>()), 0..60)
+    ) {
+        let mut cloud = End::new(Side::Accepted, &LinkLimits::default());
+        let own = cloud.open();
+        cloud.write_all(own);
+        let mut bytes = Vec::new();
+        for (kind, stream, length, flag, value) in frames {
+            let payload = vec![kind; length];
+            match kind {
+                1 => Frame::Open { stream, credit: value, header: &payload },
+                2 => Frame::Data { stream, bytes: &payload, fin: flag },
+                3 => Frame::Reset { stream, code: value },
+                4 => Frame::Stop { stream, code: value },
+                5 => Frame::Credit { stream, bytes: value },
+                6 => Frame::Datagram(&payload),
+                7 => Frame::Ping(u64::from(value)),
+                8 => Frame::Pong(u64::from(value)),
+                9 => Frame::Close { code: value, text: &payload },
+                10 => Frame::Settings(Settings { streams_max: value, initial_credit: value }),
+                _ => Frame::Unknown,
+            }.write(&mut bytes);
+        }
+        for piece in bytes.chunks(50) {
+            cloud.receive(piece, Instant::now());
+            cloud.mux.check();
+            cloud.send(10_000, Instant::now());
+            prop_assert!(cloud.mux.committed <= cloud.mux.bounds.receive_max);
+            while let Ok(Some((id, _))) = cloud.mux.accept() {
+                if id % 4 == 1 { cloud.drop_both(id) }
+            }
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Reads from a socket in big pieces while much comes, and holds nothing while little does.
+//!
+//! TLS asks its socket for four to sixteen kilobytes at a time. Under load that is a system call for every
+//! record or two; between the two stands this buffer. It is made when a read filled all it was given, and
+//! given back when the socket has nothing more.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, BytesMut};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio_util::io::poll_read_buf;
+
+/// Room for what a fast sender has put into the kernel between two wakes.
+const BUFFER_BYTES: usize = 128 * 1024;
+
+#[derive(Debug)]
+pub struct ReadAhead<T> {
+    inner: T,
+    buffer: BytesMut,
+}
+
+impl<T> ReadAhead<T> {
+    pub fn new(inner: T) -> ReadAhead<T> {
+        ReadAhead { inner, buffer: BytesMut::new() }
+    }
+
+    pub fn get_ref(&self) -> &T {
+        &self.inner
+    }
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for ReadAhead<T> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        out: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if this.buffer.is_empty() {
+            if this.buffer.capacity() == 0 {
+                let before = out.filled().len();
+                ready!(Pin::new(&mut this.inner).poll_read(context, out))?;
+                // Filled to the brim: there is more where this came from.
+                if out.remaining() == 0 && out.filled().len() > before {
+                    this.buffer.reserve(BUFFER_BYTES);
+                }
+                return Poll::Ready(Ok(()));
+            }
+            this.buffer.reserve(BUFFER_BYTES);
+            let read = poll_read_buf(Pin::new(&mut this.inner), context, &mut this.buffer);
+            if this.buffer.is_empty() {
+                this.buffer = BytesMut::new();
+            }
+            ready!(read)?;
+        }
+        let count = out.remaining().min(this.buffer.len());
+        out.put_slice(&this.buffer[..count]);
+        this.buffer.advance(count);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<T: AsyncWrite + Unpin> AsyncWrite for ReadAhead<T> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        data: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write(context, data)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(context)
+    }
+}
