@@ -175,12 +175,9 @@ impl ChannelPort {
         }
     }
 
-    /// Takes nobody in any more, and waits a moment until the ends of links that were closed have reached their
-    /// peers. Links that are open go on, until the process ends.
-    pub async fn close(self) {
-        let shared = self.shared.clone();
-        drop(self);
-        let _ = timeout(FAREWELL, shared.quic.idle()).await;
+    /// Takes nobody in any more. Links that are open go on.
+    pub fn stop(self) -> StoppedPort {
+        StoppedPort { shared: self.shared.clone() }
     }
 
     fn welcome_tcp(&mut self, link: TcpStream, client: SocketAddr) {
@@ -218,6 +215,18 @@ impl ChannelPort {
 impl Drop for ChannelPort {
     fn drop(&mut self) {
         self.shared.quic.stop();
+    }
+}
+
+/// A port behind which links may still be open.
+pub struct StoppedPort {
+    shared: Arc<Shared>,
+}
+
+impl StoppedPort {
+    /// Waits a moment until the ends of links that were closed have reached their peers.
+    pub async fn farewell(self) {
+        let _ = timeout(FAREWELL, self.shared.quic.idle()).await;
     }
 }
 

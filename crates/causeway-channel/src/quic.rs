@@ -333,8 +333,7 @@ fn link_closed(error: &ConnectionError) -> LinkClosed {
     match error {
         ConnectionError::ApplicationClosed(frame) => {
             let code = u32::try_from(frame.error_code.into_inner()).unwrap_or(u32::MAX);
-            let text = String::from_utf8_lossy(&frame.reason);
-            LinkClosed::new(Peer, CloseCode::from(code), text)
+            LinkClosed { by: Peer, reason: CloseReason::from_wire(code, &frame.reason) }
         }
         ConnectionError::ConnectionClosed(frame) => {
             let code = match u64::from(frame.error_code) {
@@ -342,7 +341,7 @@ fn link_closed(error: &ConnectionError) -> LinkClosed {
                 CONNECTION_REFUSED => CloseCode::Limit,
                 _ => CloseCode::Malformed,
             };
-            LinkClosed::new(Peer, code, frame.to_string())
+            LinkClosed { by: Peer, reason: CloseReason::from_wire(code.into(), frame.to_string().as_bytes()) }
         }
         ConnectionError::TransportError(error) => match u64::from(error.code) {
             code if CRYPTO_CODES.contains(&code) => {

@@ -12,6 +12,8 @@ use std::time::Duration;
 use causeway_api::Status;
 use causeway_apiserver::{ApiServer, Limits, Parts, Registry, SystemClock};
 use causeway_channel::Endpoint;
+use causeway_channel::port::{ChannelPort, PortLimits, PortSockets};
+use causeway_channel::quic::PortKeys;
 use causeway_daemon::admin::Doors;
 use causeway_daemon::audit::AuditLimits;
 use causeway_daemon::data_dir::DataDirError;
@@ -23,6 +25,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::actions::CloudActions;
+use crate::channel::{Channel, NoLinks};
 use crate::departures::Departures;
 use crate::figures::FleetFigures;
 use crate::first;
@@ -79,6 +82,7 @@ pub struct Addresses {
 }
 
 const ADDRESSES_FILE: &str = "run/addresses.json";
+const PORT_KEYS_FILE: &str = "channel.keys";
 
 /// A cloud, bound and not yet running.
 pub struct Cloud {
@@ -87,7 +91,7 @@ pub struct Cloud {
     audit: AuditLog,
     registrar: Arc<Registrar>,
     api: ApiServer,
-    enrolment: EnrolmentServer,
+    channel: Channel,
     admin: AdminServer,
     reconciler: Reconciler,
     health: StoreHealth,
@@ -106,12 +110,13 @@ impl Cloud {
             dumps: vec![("config", Box::new(move || shown.clone()))],
         };
         let api_listener = listen("api", config.api).await?;
-        let channel_listener = listen("channel", config.channel).await?;
+        let channel_sockets =
+            PortSockets::bind(config.channel).await.map_err(bind_error("channel", config.channel))?;
         let admin =
             AdminServer::bind(config.admin, doors).await.map_err(bind_error("admin", config.admin))?;
         let addresses = Addresses {
             api: api_listener.local_addr().map_err(bind_error("api", config.api))?,
-            channel: channel_listener.local_addr().map_err(bind_error("channel", config.channel))?,
+            channel: channel_sockets.local_addr(),
             admin: admin.address().map_err(bind_error("admin", config.admin))?,
             pid: std::process::id(),
         };
@@ -123,6 +128,19 @@ impl Cloud {
         let identity = identity_config(&config, &addresses, audit.clone());
         let registrar = Registrar::open(store.clone(), identity).await?;
         metrics.register(|registry| registrar.figures().register(registry));
+        let port = ChannelPort::on(
+            channel_sockets,
+            registrar.channel_tls(),
+            port_keys(&data_dir)?,
+            PortLimits::default(),
+        )
+        .map_err(bind_error("channel", config.channel))?;
+        metrics.register(|registry| port.figures().register(registry));
+        let channel = Channel {
+            port,
+            enrolment: EnrolmentServer::new(registrar.clone(), EnrolmentLimits::default()),
+            links: Arc::new(NoLinks),
+        };
 
         let registry = Arc::new(Registry::new(store.clone(), Arc::new(SystemClock)));
         first::ensure(&registry).await.map_err(|status| CloudError::First(Box::new(status)))?;
@@ -155,8 +173,7 @@ impl Cloud {
         }
         Ok(Cloud {
             api: ApiServer::on(api_listener, parts).map_err(bind_error("api", config.api))?,
-            enrolment: EnrolmentServer::on(channel_listener, registrar.clone(), EnrolmentLimits::default())
-                .map_err(bind_error("channel", config.channel))?,
+            channel,
             data_dir,
             store,
             audit,
@@ -197,7 +214,7 @@ impl Cloud {
             name
         };
         front.spawn(named("the API server", Box::pin(self.api.run(callers.clone()))));
-        front.spawn(named("the channel", Box::pin(self.enrolment.run(callers.clone()))));
+        front.spawn(named("the channel", Box::pin(self.channel.run(callers.clone()))));
         let mut back = JoinSet::new();
         let registrar = self.registrar.clone();
         let token = servants.clone();
@@ -242,6 +259,17 @@ async fn listen(purpose: &'static str, address: SocketAddr) -> Result<TcpListene
 
 fn bind_error(purpose: &'static str, address: SocketAddr) -> impl FnOnce(std::io::Error) -> CloudError {
     move |source| CloudError::Bind { purpose, address, source }
+}
+
+/// Kept, so that edges notice a restart at once: the links that were lost are answered with resets they believe.
+fn port_keys(data_dir: &DataDir) -> Result<PortKeys, DataDirError> {
+    let kept = std::fs::read(data_dir.join(PORT_KEYS_FILE)).ok();
+    if let Some(keys) = kept.and_then(|bytes| PortKeys::from_bytes(&bytes)) {
+        return Ok(keys);
+    }
+    let keys = PortKeys::generate();
+    data_dir.write(PORT_KEYS_FILE, &keys.to_bytes())?;
+    Ok(keys)
 }
 
 fn identity_config(config: &CloudConfig, addresses: &Addresses, audit: AuditLog) -> IdentityConfig {

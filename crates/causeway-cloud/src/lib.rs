@@ -5,6 +5,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
 
 mod actions;
+pub mod channel;
 pub mod cloud;
 mod departures;
 mod figures;

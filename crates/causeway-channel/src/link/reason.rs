@@ -187,14 +187,24 @@ impl CloseReason {
         CloseReason { code, text: text.into() }
     }
 
+    /// What a peer said. Its text goes into logs and terminals, so it is made harmless first.
+    pub fn from_wire(code: u32, text: &[u8]) -> CloseReason {
+        let text = String::from_utf8_lossy(text).replace(char::is_control, " ");
+        CloseReason::new(CloseCode::from(code), cut(&text))
+    }
+
     /// The text as it travels: cut at a character.
     pub fn text_for_wire(&self) -> &str {
-        let mut end = self.text.len().min(CloseReason::TEXT_BYTES_MAX);
-        while !self.text.is_char_boundary(end) {
-            end -= 1;
-        }
-        &self.text[..end]
+        cut(&self.text)
     }
+}
+
+fn cut(text: &str) -> &str {
+    let mut end = text.len().min(CloseReason::TEXT_BYTES_MAX);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
 }
 
 impl fmt::Display for CloseReason {
@@ -287,6 +297,9 @@ mod tests {
     fn a_long_text_is_cut_at_a_character() {
         let reason = CloseReason::new(CloseCode::Limit, format!("{}ü", "x".repeat(511)));
         assert_eq!(reason.text_for_wire().len(), 511);
+        let heard = CloseReason::from_wire(4, &[&b"a\x1b[2Jb\n\xff"[..], &[b'x'; 600]].concat());
+        assert!(heard.code == CloseCode::Limit && heard.text.starts_with("a [2Jb \u{fffd}xxx"), "{heard}");
+        assert!(heard.text.len() <= CloseReason::TEXT_BYTES_MAX);
     }
 
     #[test]

@@ -16,15 +16,22 @@ use crate::link::LinkLimits;
 /// that quinn's tables have 32 places.
 pub(super) const STREAMS_AT_FIRST: u32 = 28;
 
-/// A little above the ten seconds after which a session is called dead, whoever looks: quinn only cleans up
-/// behind sessions that forgot to.
-const IDLE_MAX: Duration = Duration::from_secs(15);
-
 /// How a link over QUIC is driven.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QuicOptions {
     pub limits: LinkLimits,
     pub congestion: Congestion,
+    /// Silence after which quinn gives a link up by itself; the shorter one of both ends counts.
+    pub idle_max: Duration,
+}
+
+impl Default for QuicOptions {
+    /// A little above the ten seconds after which a session is called dead, whoever looks: quinn only cleans up
+    /// behind sessions that forgot to.
+    fn default() -> QuicOptions {
+        let (limits, congestion) = (LinkLimits::default(), Congestion::default());
+        QuicOptions { limits, congestion, idle_max: Duration::from_secs(15) }
+    }
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -48,7 +55,7 @@ pub(super) fn config(options: &QuicOptions) -> TransportConfig {
         .stream_receive_window(VarInt::from_u32(limits.stream_window_bytes))
         .receive_window(link_window)
         .send_window(u64::from(limits.send_window_bytes))
-        .max_idle_timeout(Some(IDLE_MAX.try_into().expect("fifteen seconds fit")))
+        .max_idle_timeout(options.idle_max.try_into().ok())
         // Sessions ping; a second heartbeat would double the idle bytes.
         .keep_alive_interval(None)
         .datagram_receive_buffer_size(Some(limits.datagram_buffer_bytes))

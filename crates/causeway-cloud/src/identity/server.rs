@@ -1,10 +1,10 @@
-//! The channel port, as far as enrolment goes: accept, handshake, one request, one answer, close.
+//! Enrolment on the channel port, after the handshake: one request, one answer, close.
 //!
-//! Strangers may connect here, so everything is bounded: connections, handshakes, sizes, times, and how often an
-//! address may try. What is refused for a bound is counted. Decisions about certificates are the registrar's.
+//! Strangers come here, so everything is bounded: connections, sizes, times, and how often an address may try.
+//! What is refused for a bound is counted. Decisions about certificates are the registrar's, the handshake is the
+//! port's.
 
 use std::collections::HashMap;
-use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,12 +15,10 @@ use causeway_channel::wire::{self, Answer, Ask, Code, Hello, Refusal, Request, R
 use governor::clock::{Clock as _, DefaultClock};
 use governor::{DefaultDirectRateLimiter, DefaultKeyedRateLimiter, Quota, RateLimiter};
 use tokio::io::AsyncWriteExt;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
-use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
-use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::registrar::Registrar;
@@ -32,7 +30,6 @@ pub struct EnrolmentLimits {
     pub connections_max: usize,
     /// The same, per address: so that one cannot keep the others out.
     pub connections_per_address_max: usize,
-    pub handshake: Duration,
     /// From the end of the handshake to the answer.
     pub exchange: Duration,
     /// Tries without a live certificate, per address (an IPv6 network of 64 bits counts as one).
@@ -51,7 +48,6 @@ impl Default for EnrolmentLimits {
         EnrolmentLimits {
             connections_max: 1024,
             connections_per_address_max: 128,
-            handshake: Duration::from_secs(10),
             exchange: Duration::from_secs(15),
             tries_per_second: some(5),
             tries_burst: some(60),
@@ -66,11 +62,10 @@ const ADDRESSES_MAX: usize = 50_000;
 /// How long open exchanges may go on after the stop.
 const DRAIN: Duration = Duration::from_secs(3);
 
-/// The listener of the channel port. Bound before anything runs, so that a bad address stops the start.
+/// Answers those who come through the port to enrol.
 pub struct EnrolmentServer {
-    listener: TcpListener,
-    addr: SocketAddr,
     shared: Arc<Shared>,
+    tasks: TaskTracker,
 }
 
 struct Shared {
@@ -84,22 +79,7 @@ struct Shared {
 }
 
 impl EnrolmentServer {
-    pub async fn bind(
-        addr: SocketAddr,
-        registrar: Arc<Registrar>,
-        limits: EnrolmentLimits,
-    ) -> io::Result<EnrolmentServer> {
-        let listener = TcpListener::bind(addr).await?;
-        EnrolmentServer::on(listener, registrar, limits)
-    }
-
-    /// On a listener that was bound earlier, for whoever must know its port before it can open the registrar.
-    pub fn on(
-        listener: TcpListener,
-        registrar: Arc<Registrar>,
-        limits: EnrolmentLimits,
-    ) -> io::Result<EnrolmentServer> {
-        let addr = listener.local_addr()?;
+    pub fn new(registrar: Arc<Registrar>, limits: EnrolmentLimits) -> EnrolmentServer {
         let per_address = Quota::per_second(limits.tries_per_second).allow_burst(limits.tries_burst);
         let global = Quota::per_second(limits.all_tries_per_second).allow_burst(limits.all_tries_burst);
         let shared = Shared {
@@ -110,40 +90,23 @@ impl EnrolmentServer {
             by_address: Mutex::default(),
             limits,
         };
-        Ok(EnrolmentServer { listener, addr, shared: Arc::new(shared) })
+        EnrolmentServer { shared: Arc::new(shared), tasks: TaskTracker::new() }
     }
 
-    pub fn local_addr(&self) -> SocketAddr {
-        self.addr
+    /// Serves one connection, if there is room for it.
+    pub fn admit(&self, link: TlsStream<TcpStream>, client: SocketAddr) {
+        self.shared.clone().admit(link, client, &self.tasks);
     }
 
-    /// Serves until `stop`, then lets open exchanges end.
-    pub async fn run(self, stop: CancellationToken) {
-        let tasks = TaskTracker::new();
-        loop {
-            let accepted = tokio::select! {
-                biased;
-                () = stop.cancelled() => break,
-                accepted = self.listener.accept() => accepted,
-            };
-            match accepted {
-                Ok((link, client)) => self.shared.clone().admit(link, client, &tasks),
-                Err(error) => {
-                    // Out of file descriptors, most likely: accepting again at once would spin.
-                    tracing::warn!(%error, "a connection could not be accepted");
-                    self.shared.registrar.figures.count_turned_away("accept");
-                    tokio::time::sleep(Duration::from_millis(50)).await;
-                }
-            }
-        }
-        drop(self.listener);
-        tasks.close();
-        let _ = timeout(DRAIN, tasks.wait()).await;
+    /// Lets open exchanges end.
+    pub async fn drain(&self) {
+        self.tasks.close();
+        let _ = timeout(DRAIN, self.tasks.wait()).await;
     }
 }
 
 impl Shared {
-    fn admit(self: Arc<Shared>, link: TcpStream, client: SocketAddr, tasks: &TaskTracker) {
+    fn admit(self: Arc<Shared>, link: TlsStream<TcpStream>, client: SocketAddr, tasks: &TaskTracker) {
         let figures = &self.registrar.figures;
         let Ok(place) = self.connections.clone().try_acquire_owned() else {
             figures.count_turned_away("full");
@@ -180,21 +143,8 @@ impl Shared {
         }
     }
 
-    async fn serve(&self, link: TcpStream, client: SocketAddr) {
+    async fn serve(&self, mut link: TlsStream<TcpStream>, client: SocketAddr) {
         let figures = &self.registrar.figures;
-        let acceptor = TlsAcceptor::from(self.registrar.channel_tls().load_full());
-        let mut link = match timeout(self.limits.handshake, acceptor.accept(link)).await {
-            Ok(Ok(link)) => link,
-            Ok(Err(error)) => {
-                tracing::debug!(%client, %error, "no handshake");
-                return figures.count_turned_away("handshake");
-            }
-            Err(_) => return figures.count_turned_away("handshake-timeout"),
-        };
-        // Without the name of a protocol nobody here knows what would follow.
-        if link.get_ref().1.alpn_protocol() != Some(wire::ALPN) {
-            return figures.count_turned_away("protocol");
-        }
         match timeout(self.limits.exchange, self.exchange(&mut link, client)).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {

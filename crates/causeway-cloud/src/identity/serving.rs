@@ -10,6 +10,7 @@ use std::time::SystemTime;
 
 use arc_swap::ArcSwap;
 use causeway_channel::key::Request;
+use causeway_channel::link::{CHANNEL_ALPN, REPLICA_ALPN};
 use causeway_channel::tls::{self, Credentials, TlsError};
 use causeway_channel::{Endpoint, Key, KeyHash, PeerId, wire};
 use rustls::ServerConfig;
@@ -115,7 +116,7 @@ fn make(names: Vec<ServerName>, roll: &Roll, now: SystemTime) -> Result<Made, Se
     let credentials = Credentials { chain, key: key.to_der() };
     let bundle = roll.bundle();
     let api = tls::server(credentials.clone(), &bundle, &[b"h2", b"http/1.1"])?;
-    let channel = tls::server(credentials, &bundle, &[wire::ALPN])?;
+    let channel = tls::server(credentials, &bundle, &[CHANNEL_ALPN, REPLICA_ALPN, wire::ALPN])?;
     Ok(Made { api, channel, shown })
 }
 

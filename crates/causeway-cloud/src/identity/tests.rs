@@ -17,12 +17,15 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use causeway_channel::clock::from_unix_seconds;
+use causeway_channel::port::{ChannelPort, PortFigures, PortLimits, PortSockets};
+use causeway_channel::quic::PortKeys;
 use causeway_channel::tls::{Credentials, Trust};
 use causeway_channel::wire::Code;
 use causeway_channel::{Clock, Contact, EnrolError, Issued, JoinToken, Key, enrol};
 use causeway_store::{Store, StoreSpec};
-use tokio::net::TcpListener;
 use tokio_util::sync::{CancellationToken, DropGuard};
+
+use crate::channel::{Channel, NoLinks};
 
 use super::{EnrolmentLimits, EnrolmentServer, IdentityConfig, IdentityError, Registrar};
 
@@ -57,12 +60,14 @@ struct Fleet {
     hands: Hands,
     grace: Duration,
     limits: EnrolmentLimits,
+    port_limits: PortLimits,
 }
 
 /// A running replica; it stops when dropped.
 struct Replica {
     registrar: Arc<Registrar>,
     addr: SocketAddr,
+    port: PortFigures,
     data_dir: PathBuf,
     _stop: DropGuard,
 }
@@ -77,7 +82,8 @@ impl Fleet {
     async fn with(home: tempfile::TempDir, spec: StoreSpec) -> Fleet {
         let store = Store::open(spec.clone()).await.unwrap();
         let hands = Hands(Arc::new(AtomicI64::new(1_800_000_000)));
-        Fleet { home, spec, store, hands, grace: 90 * DAY, limits: EnrolmentLimits::default() }
+        let (limits, port_limits) = (EnrolmentLimits::default(), PortLimits::default());
+        Fleet { home, spec, store, hands, grace: 90 * DAY, limits, port_limits }
     }
 
     async fn store(&self) -> Store {
@@ -111,17 +117,21 @@ impl Fleet {
         if name != "a" && seal.exists() {
             std::fs::copy(seal, data_dir.join("seal.key")).unwrap();
         }
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let addr = listener.local_addr().unwrap();
+        let sockets = PortSockets::bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let addr = sockets.local_addr();
         let mut config = self.config(name);
         config.advertise = vec![addr.to_string().parse().unwrap()];
         let registrar = Registrar::open(self.store().await, config).await.unwrap();
-        let server = EnrolmentServer::on(listener, registrar.clone(), self.limits.clone()).unwrap();
+        let tls = registrar.channel_tls();
+        let port = ChannelPort::on(sockets, tls, PortKeys::generate(), self.port_limits.clone()).unwrap();
+        let figures = port.figures().clone();
+        let enrolment = EnrolmentServer::new(registrar.clone(), self.limits.clone());
+        let channel = Channel { port, enrolment, links: Arc::new(NoLinks) };
         let stop = CancellationToken::new();
-        tokio::spawn(server.run(stop.clone()));
+        tokio::spawn(channel.run(stop.clone()));
         let (keeper, until) = (registrar.clone(), stop.clone());
         tokio::spawn(async move { keeper.run(until).await });
-        Replica { registrar, addr, data_dir, _stop: stop.drop_guard() }
+        Replica { registrar, addr, port: figures, data_dir, _stop: stop.drop_guard() }
     }
 
     fn contact(&self, replica: &Replica, trust: Trust) -> Contact {

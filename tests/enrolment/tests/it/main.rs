@@ -12,11 +12,13 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use causeway_channel::clock::from_unix_seconds;
+use causeway_channel::port::{ChannelPort, PortLimits, PortSockets};
+use causeway_channel::quic::PortKeys;
 use causeway_channel::{Clock, JoinToken};
+use causeway_cloud::channel::{Channel, NoLinks};
 use causeway_cloud::identity::{EnrolmentLimits, EnrolmentServer, IdentityConfig, Registrar};
 use causeway_edge::Edge;
 use causeway_store::{Store, StoreSpec};
-use tokio::net::TcpListener;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -58,8 +60,8 @@ impl Stage {
     async fn new() -> Stage {
         let home = tempfile::tempdir().unwrap();
         let hands = Hands::new();
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let addr = listener.local_addr().unwrap();
+        let sockets = PortSockets::bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let addr = sockets.local_addr();
         let store = Store::open(StoreSpec::Sqlite { path: home.path().join("store.db") }).await.unwrap();
         let data_dir = home.path().join("cloud");
         std::fs::create_dir(&data_dir).unwrap();
@@ -67,9 +69,11 @@ impl Stage {
         let mut config = IdentityConfig::new(data_dir, advertise, "https://127.0.0.1:7443");
         config.clock = hands.clock();
         let registrar = Registrar::open(store, config).await.unwrap();
-        let server = EnrolmentServer::on(listener, registrar.clone(), EnrolmentLimits::default()).unwrap();
+        let tls = registrar.channel_tls();
+        let port = ChannelPort::on(sockets, tls, PortKeys::generate(), PortLimits::default()).unwrap();
+        let enrolment = EnrolmentServer::new(registrar.clone(), EnrolmentLimits::default());
         let stop = CancellationToken::new();
-        tokio::spawn(server.run(stop.clone()));
+        tokio::spawn(Channel { port, enrolment, links: Arc::new(NoLinks) }.run(stop.clone()));
         let (keeper, until) = (registrar.clone(), stop.clone());
         tokio::spawn(async move { keeper.run(until).await });
         Stage { home, hands, registrar, addr, _stop: stop.drop_guard() }

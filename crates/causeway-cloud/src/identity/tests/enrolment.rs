@@ -4,6 +4,7 @@ use causeway_channel::PeerId;
 use causeway_channel::clock::BACKDATE;
 use causeway_channel::wire::{self, Ask};
 use causeway_store::Page;
+use tokio::net::TcpListener;
 
 use super::super::authority::{Authority, Subject};
 use super::*;

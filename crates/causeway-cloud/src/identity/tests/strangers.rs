@@ -2,6 +2,7 @@
 
 use std::num::NonZeroU32;
 
+use causeway_channel::port::Why;
 use causeway_channel::tls;
 use causeway_channel::wire::{self, Answer, Hello, Response};
 use proptest::prelude::*;
@@ -20,6 +21,12 @@ async fn connect(fleet: &Fleet, cloud: &Replica, alpn: &[&[u8]]) -> std::io::Res
     let link = TcpStream::connect(cloud.addr).await?;
     let name = ServerName::try_from("localhost").unwrap();
     TlsConnector::from(Arc::new(config)).connect(name, link).await
+}
+
+/// Does enrolment take a new connection?
+async fn is_greeted(fleet: &Fleet, cloud: &Replica) -> bool {
+    let Ok(mut link) = connect(fleet, cloud, &[wire::ALPN]).await else { return false };
+    wire::read::<Hello>(&mut link).await.is_ok()
 }
 
 async fn serves(fleet: &Fleet, cloud: &Replica, gateway: &str) {
@@ -61,8 +68,8 @@ async fn garbage_is_answered_or_dropped_and_never_stops_the_server() {
     assert_eq!(link.read_to_end(&mut rest).await.unwrap_or_default(), 0);
     eventually("all are counted", || {
         let figures = cloud.registrar.figures();
-        figures.turned_away("handshake") == 2
-            && figures.turned_away("protocol") == 1
+        cloud.port.turned_away(Why::Handshake) == 2
+            && cloud.port.turned_away(Why::Protocol) == 1
             && figures.turned_away("exchange") == 1
             && figures.turned_away("malformed") == 3
     })
@@ -73,16 +80,13 @@ async fn garbage_is_answered_or_dropped_and_never_stops_the_server() {
 #[tokio::test]
 async fn the_silent_are_closed() {
     let mut fleet = Fleet::new().await;
-    fleet.limits.handshake = Duration::from_millis(50);
+    fleet.port_limits.handshake = Duration::from_millis(50);
     fleet.limits.exchange = Duration::from_millis(200);
     let cloud = fleet.replica("a").await;
     let mut rest = Vec::new();
     let mut silent = TcpStream::connect(cloud.addr).await.unwrap();
     assert_eq!(silent.read_to_end(&mut rest).await.unwrap_or_default(), 0);
-    eventually("the handshake is given up", || {
-        cloud.registrar.figures().turned_away("handshake-timeout") == 1
-    })
-    .await;
+    eventually("the handshake is given up", || cloud.port.turned_away(Why::HandshakeTimeout) == 1).await;
 }
 
 #[tokio::test]
@@ -109,13 +113,13 @@ async fn a_crowd_is_bounded_and_passes() {
         let _: Hello = wire::read(&mut link).await.unwrap();
         crowd.push(link);
     }
-    assert!(connect(&fleet, &cloud, &[wire::ALPN]).await.is_err());
+    assert!(!is_greeted(&fleet, &cloud).await);
     eventually("it is counted", || cloud.registrar.figures().turned_away("full") == 1).await;
     drop(crowd);
     eventually("the crowd is gone", || cloud.registrar.figures().turned_away("exchange") == 2).await;
     // The place is free a moment after the exchange was counted.
     loop {
-        if connect(&fleet, &cloud, &[wire::ALPN]).await.is_ok() {
+        if is_greeted(&fleet, &cloud).await {
             break;
         }
         tokio::task::yield_now().await;
@@ -129,7 +133,7 @@ async fn one_address_cannot_take_every_place() {
     let cloud = fleet.replica("a").await;
     let mut link = connect(&fleet, &cloud, &[wire::ALPN]).await.unwrap();
     let _: Hello = wire::read(&mut link).await.unwrap();
-    assert!(connect(&fleet, &cloud, &[wire::ALPN]).await.is_err());
+    assert!(!is_greeted(&fleet, &cloud).await);
     eventually("it is counted", || cloud.registrar.figures().turned_away("full-address") == 1).await;
 }
 

@@ -1,0 +1,73 @@
+//! What an idle link costs in memory. Not a test of anything: run it by name, with `--ignored`.
+//!
+//! The edges live in a process of their own, so that only the cloud's end is counted.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use causeway_channel::link::{CHANNEL_ALPN, Purpose, StreamHeader};
+use causeway_channel::port::PortLimits;
+use causeway_channel::quic::{QuicClient, QuicOptions};
+use tokio::io::AsyncReadExt;
+
+use crate::stage::{Authority, Stage, generous, resident_bytes, within};
+
+const LINKS: usize = 1000;
+
+/// Nobody pings here.
+fn patient() -> QuicOptions {
+    QuicOptions { idle_max: Duration::from_secs(300), ..QuicOptions::default() }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "a measurement"]
+async fn memory_of_a_thousand_idle_links() {
+    let mut stage = Stage::with(PortLimits { quic: patient(), ..generous() }).await;
+    let folder = tempfile::tempdir().unwrap();
+    stage.authority.save(folder.path());
+    // What the first link brings along for all is not counted.
+    let warm = stage.pair(causeway_channel::Transport::Quic).await;
+    let before = resident_bytes();
+    let mut edges = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "idle::edges", "--ignored", "--nocapture"])
+        .env("IDLE_ADDRESS", stage.address.to_string())
+        .env("IDLE_FOLDER", folder.path())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut links = Vec::new();
+    for _ in 0..LINKS {
+        let link = within(stage.links.recv()).await.unwrap();
+        let (_, control) = within(link.accept_stream()).await.unwrap();
+        links.push((link, control));
+    }
+    let mut ready = String::new();
+    BufReader::new(edges.stderr.take().unwrap()).read_line(&mut ready).unwrap();
+    let held = resident_bytes() - before;
+    println!("{LINKS} idle links over QUIC with a control stream each: {} bytes per link", held / LINKS);
+    edges.stdin.take().unwrap().write_all(b"x").unwrap();
+    edges.wait().unwrap();
+    drop(warm);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "the other process of the measurement"]
+async fn edges() {
+    let (Ok(address), Ok(folder)) = (std::env::var("IDLE_ADDRESS"), std::env::var("IDLE_FOLDER")) else {
+        return;
+    };
+    let authority = Authority::load(folder.as_ref());
+    let client = QuicClient::bind(patient()).unwrap();
+    let mut links = Vec::new();
+    let tls = authority.client(Some(authority.gateway("g1")), CHANNEL_ALPN);
+    for _ in 0..LINKS {
+        let link = client.connect(address.parse().unwrap(), tls.clone()).await.unwrap();
+        let control = link.open_stream(StreamHeader::new(Purpose::Control)).await.unwrap();
+        links.push((link, control));
+    }
+    eprintln!("ready");
+    let _ = tokio::io::stdin().read_u8().await;
+}

@@ -1,0 +1,68 @@
+//! The channel port of this replica: whoever comes through goes to enrolment or to those who keep sessions.
+//!
+//! One loop and one port; nothing is decided here. Strangers are kept in bounds by the port, enrolment by its own
+//! limits, links by their handler.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use causeway_channel::port::{ChannelPort, Incoming};
+use causeway_channel::{CloseCode, CloseReason, Link};
+use tokio_util::sync::CancellationToken;
+
+use crate::identity::EnrolmentServer;
+
+/// Who takes the links that the port has let in. Their certificate is verified but for time and revocation.
+pub trait LinkHandler: Send + Sync {
+    /// From an edge. Must not block: start a task.
+    fn handle_channel(&self, link: Link);
+    /// From another replica.
+    fn handle_replica(&self, link: Link);
+    /// No more links will come: moves the sessions away, and resolves when their time is over.
+    fn drain(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>>;
+}
+
+/// Sends every link away.
+pub struct NoLinks;
+
+impl LinkHandler for NoLinks {
+    fn handle_channel(&self, link: Link) {
+        link.close(CloseReason::new(CloseCode::NotAdmitted, "nobody keeps sessions here"));
+    }
+
+    fn handle_replica(&self, link: Link) {
+        self.handle_channel(link);
+    }
+
+    fn drain(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(std::future::ready(()))
+    }
+}
+
+pub struct Channel {
+    pub port: ChannelPort,
+    pub enrolment: EnrolmentServer,
+    pub links: Arc<dyn LinkHandler>,
+}
+
+impl Channel {
+    /// Lets peers in until `stop`, then lets what is open end.
+    pub async fn run(self, stop: CancellationToken) {
+        let Channel { mut port, enrolment, links } = self;
+        loop {
+            let incoming = tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                incoming = port.accept() => incoming,
+            };
+            match incoming {
+                Incoming::Enrolment(link, client) => enrolment.admit(link, client),
+                Incoming::Channel(link) => links.handle_channel(link),
+                Incoming::Replica(link) => links.handle_replica(link),
+            }
+        }
+        let stopped = port.stop();
+        tokio::join!(enrolment.drain(), links.drain());
+        stopped.farewell().await;
+    }
+}
