@@ -134,9 +134,10 @@ async fn a_reset_arrives_with_its_code(transport: Transport) {
     let (_stage, pair) = pair(transport).await;
     for code in [ResetCode::NotAllowed, ResetCode::Other(70_000)] {
         let (mut opened, mut accepted) = stream(&pair).await;
-        for (from, to) in [(&mut opened, &mut accepted), (&mut accepted, &mut opened)] {
-            from.send.reset(code);
-            let error = within(to.recv.read_u8()).await.unwrap_err();
+        opened.send.reset(code);
+        accepted.send.reset(code);
+        for recv in [&mut opened.recv, &mut accepted.recv] {
+            let error = within(recv.read_u8()).await.unwrap_err();
             assert_eq!((error.kind(), ResetCode::of(&error)), (ErrorKind::ConnectionReset, Some(code)));
         }
     }

@@ -2,14 +2,13 @@
 //!
 //! The edges live in a process of their own, so that only the cloud's end is counted.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use causeway_channel::link::{CHANNEL_ALPN, Purpose, StreamHeader};
 use causeway_channel::port::PortLimits;
 use causeway_channel::quic::{QuicClient, QuicOptions};
-use tokio::io::AsyncReadExt;
 
 use crate::stage::{Authority, Stage, generous, resident_bytes, within};
 
@@ -69,5 +68,6 @@ async fn edges() {
         links.push((link, control));
     }
     eprintln!("ready");
-    let _ = tokio::io::stdin().read_u8().await;
+    // The links go on in the other threads.
+    let _ = tokio::task::spawn_blocking(|| std::io::stdin().read(&mut [0])).await;
 }

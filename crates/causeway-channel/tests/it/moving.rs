@@ -63,17 +63,22 @@ fn end_of_link(first: PortKeys, second: PortKeys) -> Option<(ClosedBy, CloseCode
     let (killed, address, mut links) = cloud("127.0.0.1:0".parse().unwrap(), authority.server(), first);
     let edges = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let tls = authority.client(Some(authority.gateway("g1")), CHANNEL_ALPN);
-    let link = edges.block_on(async {
+    let (link, ended) = edges.block_on(async {
         let client = QuicClient::bind(QuicOptions::default()).unwrap();
         let link = within(client.connect(address, tls)).await.unwrap();
         let remote = within(links.recv()).await.unwrap();
         let mut opened = link.open_stream(StreamHeader::new(Purpose::Probe)).await.unwrap();
-        within(remote.accept_stream()).await.unwrap();
-        // All is confirmed by now, so that nothing of the old handshake disturbs.
+        let (_, mut accepted) = within(remote.accept_stream()).await.unwrap();
+        // A round trip, so that the handshake is confirmed at both ends.
         opened.write_all(b"x").await.unwrap();
-        link
+        within(accepted.read_u8()).await.unwrap();
+        accepted.write_all(b"x").await.unwrap();
+        within(opened.read_u8()).await.unwrap();
+        (link, (opened, remote, accepted))
     });
-    killed.shutdown_background();
+    killed.shutdown_timeout(Duration::from_secs(10));
+    let (_opened, remote, accepted) = ended;
+    drop((remote, accepted));
     let (back, ..) = cloud(address, authority.server(), second);
     let start = Instant::now();
     let closed = edges.block_on(async {
