@@ -51,6 +51,7 @@ macro_rules! over {
 }
 
 over!(quic, Transport::Quic);
+over!(tcp, Transport::Tcp);
 
 async fn pair(transport: Transport) -> (Stage, Pair) {
     let mut stage = Stage::new().await;

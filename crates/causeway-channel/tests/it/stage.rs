@@ -6,15 +6,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::ArcSwap;
-use causeway_channel::link::{CHANNEL_ALPN, Link, REPLICA_ALPN, Transport};
+use causeway_channel::link::{CHANNEL_ALPN, Link, LinkLimits, REPLICA_ALPN, Side, Transport};
 use causeway_channel::port::{ChannelPort, Incoming, PortFigures, PortLimits};
 use causeway_channel::quic::{ConnectError, PortKeys, QuicClient, QuicOptions};
 use causeway_channel::tls::{self, CLOUD_NAME, Credentials, Trust};
-use causeway_channel::{PeerId, wire};
+use causeway_channel::{PeerId, tcp, wire};
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, SanType};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
+use tokio_rustls::TlsConnector;
 
 /// Longer than anything here may take, on a machine that is busy with builds.
 pub const DEADLINE: Duration = Duration::from_secs(60);
@@ -124,13 +126,16 @@ impl Stage {
         let tls = self.authority.client(Some(self.authority.gateway("g1")), CHANNEL_ALPN);
         match transport {
             Transport::Quic => QuicClient::bind(options).unwrap().connect(self.address, tls).await,
-            Transport::Tcp => unimplemented_tcp(),
+            Transport::Tcp => Ok(self.dial_tcp(tls, &options.limits).await.unwrap()),
         }
     }
-}
 
-fn unimplemented_tcp() -> Result<Link, ConnectError> {
-    panic!("TCP joins when it has landed")
+    pub async fn dial_tcp(&self, tls: rustls::ClientConfig, limits: &LinkLimits) -> std::io::Result<Link> {
+        let socket = tcp::prepare(TcpStream::connect(self.address).await?);
+        let name = CLOUD_NAME.try_into().unwrap();
+        let connection = TlsConnector::from(Arc::new(tls)).connect(name, socket).await?;
+        Ok(tcp::over_tls(connection.into(), Side::Dialled, limits)?.into())
+    }
 }
 
 impl Drop for Stage {

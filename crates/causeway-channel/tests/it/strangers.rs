@@ -3,7 +3,9 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use causeway_channel::link::{CHANNEL_ALPN, CloseCode, ClosedBy, Purpose, StreamHeader, Transport};
+use causeway_channel::link::{
+    CHANNEL_ALPN, CloseCode, ClosedBy, LinkLimits, Purpose, StreamHeader, Transport,
+};
 use causeway_channel::port::{PortLimits, Why};
 use causeway_channel::quic::{ConnectError, QuicClient, QuicOptions};
 use causeway_channel::wire;
@@ -56,6 +58,29 @@ async fn whoever_is_not_of_us_is_refused_over_quic() {
     eventually("four handshakes failed", || stage.figures.turned_away(Why::Handshake) == 4).await;
     let nobody = ours(None, CHANNEL_ALPN);
     assert_eq!(refused(&stage, nobody).await, (ClosedBy::Peer, CloseCode::NotAdmitted), "no certificate");
+    eventually("it is counted", || stage.figures.turned_away(Why::NoCertificate) == 1).await;
+    is_unharmed(&mut stage).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_is_not_of_us_is_refused_over_tcp() {
+    let mut stage = Stage::new().await;
+    let other = Authority::new();
+    let limits = LinkLimits::default();
+    let ours = |credentials, alpn: &[u8]| stage.authority.client(credentials, alpn);
+    let gateway = || Some(stage.authority.gateway("g1"));
+
+    // A client is through before the server has looked at its certificate; then the link breaks.
+    let foreign_gateway = ours(Some(other.gateway("g1")), CHANNEL_ALPN);
+    if let Ok(link) = stage.dial_tcp(foreign_gateway, &limits).await {
+        within(link.closed()).await;
+    }
+    assert!(stage.dial_tcp(other.client(gateway(), CHANNEL_ALPN), &limits).await.is_err(), "foreign cloud");
+    assert!(stage.dial_tcp(ours(gateway(), b"causeway/9"), &limits).await.is_err(), "unknown ALPN");
+    eventually("three handshakes failed", || stage.figures.turned_away(Why::Handshake) == 3).await;
+    let link = within(stage.dial_tcp(ours(None, CHANNEL_ALPN), &limits)).await.unwrap();
+    let closed = within(link.closed()).await;
+    assert_eq!((closed.by, closed.reason.code), (ClosedBy::Peer, CloseCode::NotAdmitted), "no certificate");
     eventually("it is counted", || stage.figures.turned_away(Why::NoCertificate) == 1).await;
     is_unharmed(&mut stage).await;
 }

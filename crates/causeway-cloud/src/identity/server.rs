@@ -11,11 +11,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use causeway_channel::clock::unix_seconds;
+use causeway_channel::tcp::Socket;
 use causeway_channel::wire::{self, Answer, Ask, Code, Hello, Refusal, Request, Response, WireError};
 use governor::clock::{Clock as _, DefaultClock};
 use governor::{DefaultDirectRateLimiter, DefaultKeyedRateLimiter, Quota, RateLimiter};
 use tokio::io::AsyncWriteExt;
-use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tokio_rustls::server::TlsStream;
@@ -94,7 +94,7 @@ impl EnrolmentServer {
     }
 
     /// Serves one connection, if there is room for it.
-    pub fn admit(&self, link: TlsStream<TcpStream>, client: SocketAddr) {
+    pub fn admit(&self, link: TlsStream<Socket>, client: SocketAddr) {
         self.shared.clone().admit(link, client, &self.tasks);
     }
 
@@ -106,7 +106,7 @@ impl EnrolmentServer {
 }
 
 impl Shared {
-    fn admit(self: Arc<Shared>, link: TlsStream<TcpStream>, client: SocketAddr, tasks: &TaskTracker) {
+    fn admit(self: Arc<Shared>, link: TlsStream<Socket>, client: SocketAddr, tasks: &TaskTracker) {
         let figures = &self.registrar.figures;
         let Ok(place) = self.connections.clone().try_acquire_owned() else {
             figures.count_turned_away("full");
@@ -143,7 +143,7 @@ impl Shared {
         }
     }
 
-    async fn serve(&self, mut link: TlsStream<TcpStream>, client: SocketAddr) {
+    async fn serve(&self, mut link: TlsStream<Socket>, client: SocketAddr) {
         let figures = &self.registrar.figures;
         match timeout(self.limits.exchange, self.exchange(&mut link, client)).await {
             Ok(Ok(())) => {}
@@ -155,7 +155,7 @@ impl Shared {
         }
     }
 
-    async fn exchange(&self, link: &mut TlsStream<TcpStream>, client: SocketAddr) -> Result<(), WireError> {
+    async fn exchange(&self, link: &mut TlsStream<Socket>, client: SocketAddr) -> Result<(), WireError> {
         let time = unix_seconds(self.registrar.now());
         wire::write(link, &Hello { version: wire::VERSION, time }).await?;
         let answer = match wire::read::<Request>(link).await {
@@ -179,7 +179,7 @@ impl Shared {
 
     async fn answer(
         &self,
-        link: &TlsStream<TcpStream>,
+        link: &TlsStream<Socket>,
         request: Request,
         client: SocketAddr,
     ) -> Result<Answer, Refusal> {
