@@ -4,10 +4,8 @@
 //! too slow, lines are dropped and counted, because no request may wait for its audit line. The count
 //! stands in `dropped`, and in a line of its own as soon as writing goes on.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,25 +13,13 @@ use std::thread::JoinHandle;
 
 use serde::Serialize;
 
-use crate::data_dir::make_folder;
+use crate::rotated::{RotatedFiles, RotationLimits};
 
 /// Lines that may wait: a second of a busy server, a few hundred kilobytes.
 const QUEUE_MAX: usize = 4096;
-const CURRENT: &str = "audit.jsonl";
+const NAME: &str = "audit";
 
-/// How much is kept: `files_max` files of about `file_bytes_max` each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AuditLimits {
-    pub file_bytes_max: u64,
-    pub files_max: usize,
-}
-
-impl Default for AuditLimits {
-    /// 160 MiB in all: weeks of administration, and small against any disk.
-    fn default() -> AuditLimits {
-        AuditLimits { file_bytes_max: 32 << 20, files_max: 5 }
-    }
-}
+pub type AuditLimits = RotationLimits;
 
 /// The audit log of a process. Clones write to the same files.
 #[derive(Clone, Debug)]
@@ -56,9 +42,8 @@ enum Message {
 impl AuditLog {
     /// Opens `folder`, which is made when missing, and starts the writer.
     pub fn open(folder: &Path, limits: AuditLimits) -> io::Result<AuditLog> {
-        make_folder(folder)?;
         let dropped = Arc::new(AtomicU64::new(0));
-        let files = Files::open(folder.to_owned(), limits)?;
+        let files = RotatedFiles::open(folder, NAME, limits)?;
         let (queue, messages) = sync_channel(QUEUE_MAX);
         let writer = Writer { files, dropped: dropped.clone(), reported: 0, failing: false };
         let thread =
@@ -125,7 +110,7 @@ fn encode(event: &impl Serialize) -> serde_json::Result<Vec<u8>> {
 }
 
 struct Writer {
-    files: Files,
+    files: RotatedFiles,
     dropped: Arc<AtomicU64>,
     reported: u64,
     failing: bool,
@@ -144,7 +129,7 @@ impl Writer {
                 }
             }
         }
-        let _ = self.files.current.sync_all();
+        let _ = self.files.sync();
     }
 
     fn report_dropped(&mut self) {
@@ -171,80 +156,22 @@ impl Writer {
                 self.dropped.fetch_add(1, Ordering::Relaxed);
                 // Once, not per line: a full disk must not fill the log as well.
                 if !std::mem::replace(&mut self.failing, true) {
-                    tracing::error!(%error, folder = %self.files.folder.display(), "the audit log cannot be written");
+                    tracing::error!(%error, folder = %self.files.folder().display(), "the audit log cannot be written");
                 }
             }
         }
     }
 }
 
-struct Files {
-    folder: PathBuf,
-    limits: AuditLimits,
-    current: File,
-    bytes: u64,
-}
-
-impl Files {
-    fn open(folder: PathBuf, limits: AuditLimits) -> io::Result<Files> {
-        let mut current = open_append(&folder.join(CURRENT))?;
-        let mut bytes = current.metadata()?.len();
-        // A line cut by a crash must not swallow the next one.
-        if bytes > 0 && !ends_with_newline(&folder.join(CURRENT), bytes)? {
-            current.write_all(b"\n")?;
-            bytes += 1;
-        }
-        Ok(Files { folder, limits, current, bytes })
-    }
-
-    fn append(&mut self, line: &[u8]) -> io::Result<()> {
-        if self.bytes > 0 && self.bytes + line.len() as u64 > self.limits.file_bytes_max {
-            self.rotate()?;
-        }
-        if let Err(error) = self.current.write_all(line) {
-            // Take back the half line of a full disk.
-            let _ = self.current.set_len(self.bytes);
-            return Err(error);
-        }
-        self.bytes += line.len() as u64;
-        Ok(())
-    }
-
-    /// audit.jsonl becomes audit-1.jsonl, that one audit-2.jsonl; the oldest goes.
-    fn rotate(&mut self) -> io::Result<()> {
-        let older = |number: usize| self.folder.join(format!("audit-{number}.jsonl"));
-        for number in (1..self.limits.files_max.saturating_sub(1)).rev() {
-            if older(number).exists() {
-                fs::rename(older(number), older(number + 1))?;
-            }
-        }
-        if self.limits.files_max > 1 {
-            fs::rename(self.folder.join(CURRENT), older(1))?;
-        } else {
-            fs::remove_file(self.folder.join(CURRENT))?;
-        }
-        self.current = open_append(&self.folder.join(CURRENT))?;
-        self.bytes = 0;
-        Ok(())
-    }
-}
-
-fn open_append(path: &Path) -> io::Result<File> {
-    OpenOptions::new().append(true).create(true).mode(0o600).open(path)
-}
-
-fn ends_with_newline(path: &Path, bytes: u64) -> io::Result<bool> {
-    use std::os::unix::fs::FileExt;
-    let mut last = [0];
-    File::open(path)?.read_exact_at(&mut last, bytes - 1)?;
-    Ok(last[0] == b'\n')
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use serde_json::{Value, json};
 
     use super::*;
+
+    const CURRENT: &str = "audit.jsonl";
 
     fn lines(path: &Path) -> Vec<Value> {
         fs::read_to_string(path).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()

@@ -12,6 +12,7 @@ pub mod log;
 pub mod metrics;
 pub mod notify;
 pub mod readiness;
+pub mod rotated;
 pub mod signals;
 
 pub use admin::AdminServer;
