@@ -132,6 +132,13 @@ pub fn verify_client(
     Ok(())
 }
 
+/// Does the certificate name the cloud itself? Who signed it is not judged. Gateways never get such a certificate.
+pub fn is_cloud(certificate: &CertificateDer<'_>) -> bool {
+    let name = ServerName::try_from(CLOUD_NAME).expect("the constant is a DNS name");
+    let certificate = webpki::EndEntityCert::try_from(certificate);
+    certificate.is_ok_and(|certificate| certificate.verify_is_valid_for_subject_name(&name).is_ok())
+}
+
 fn roots(authorities: &[CertificateDer<'_>]) -> Result<RootCertStore, TlsError> {
     let mut roots = RootCertStore::empty();
     for authority in authorities {

@@ -13,5 +13,7 @@ mod first;
 mod health;
 pub mod identity;
 mod reconcile;
+pub mod replicas;
+pub mod upstream;
 
 pub use cloud::{Addresses, Cloud, CloudConfig, CloudError};

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use causeway_channel::clock::{BACKDATE, unix_seconds};
 use causeway_channel::key::KeyError;
-use causeway_channel::{Key, KeyHash, PeerId};
+use causeway_channel::{Key, KeyHash, PeerId, tls};
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
     KeyUsagePurpose, SanType, SerialNumber, SubjectPublicKeyInfo,
@@ -42,6 +42,8 @@ pub enum Subject {
     Server {
         names: Vec<ServerName>,
     },
+    /// The cloud itself, when it dials another replica.
+    Replica,
 }
 
 /// A name under which the cloud is reached.
@@ -156,6 +158,11 @@ impl Subject {
                 params.subject_alt_names = names.iter().map(ServerName::san).collect::<Result<_, _>>()?;
                 params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
             }
+            Subject::Replica => {
+                params.distinguished_name = name("causeway replica", None);
+                params.subject_alt_names = vec![SanType::DnsName(tls::CLOUD_NAME.try_into()?)];
+                params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+            }
         }
         Ok(params)
     }
@@ -198,9 +205,9 @@ fn set_validity(params: &mut CertificateParams, not_before: SystemTime, not_afte
 
 #[cfg(test)]
 mod tests {
+    use causeway_channel::CertificateFacts;
     use causeway_channel::clock::from_unix_seconds;
     use causeway_channel::key::Request;
-    use causeway_channel::{CertificateFacts, tls};
 
     use super::*;
 
@@ -247,6 +254,22 @@ mod tests {
         let key = Key::generate().unwrap();
         let signed = authority.sign(&Subject::Server { names }, &spki(&key), now(), SERVER_LIFETIME).unwrap();
         assert!(tls::verify_client(&signed.certificate, &[authority.certificate().clone()]).is_err());
+    }
+
+    #[test]
+    fn only_a_replica_has_the_name_of_the_cloud_and_is_a_client() {
+        let authority = Authority::create(now()).unwrap();
+        let spki = spki(&Key::generate().unwrap());
+        let check = |subject: Subject, is_client: bool, is_cloud: bool| {
+            let signed = authority.sign(&subject, &spki, now(), SERVER_LIFETIME).unwrap().certificate;
+            let client = tls::verify_client(&signed, &[authority.certificate().clone()]).is_ok();
+            assert_eq!((client, tls::is_cloud(&signed)), (is_client, is_cloud), "{subject:?}");
+        };
+        check(Subject::Replica, true, true);
+        check(Subject::Gateway(PeerId::new("cloud", tls::CLOUD_NAME).unwrap()), true, false);
+        check(Subject::User { name: tls::CLOUD_NAME.into(), organization: "causeway:admin" }, true, false);
+        let names = vec![ServerName::Dns(tls::CLOUD_NAME.into())];
+        check(Subject::Server { names }, false, true);
     }
 
     #[test]

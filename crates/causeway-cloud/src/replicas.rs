@@ -1,0 +1,216 @@
+//! Several clouds on one store, acting as one: where each gateway is attached, and streams to it from any replica.
+//!
+//! `Fleet` is the face: it opens a stream to a gateway, here or through the replica that holds its session. A stream
+//! is forwarded once at most: what comes from another replica goes to a session here or nowhere. `table` decides,
+//! `directory` keeps it in step with the store, `peers` holds the links between replicas, `relay` joins streams.
+//! Sessions themselves are the business of others; they say who is attached (`Directory::set_attached`).
+
+mod directory;
+mod peers;
+mod relay;
+mod remote;
+mod table;
+
+#[cfg(test)]
+mod tests;
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use causeway_api::GatewayFigures;
+use causeway_channel::PeerId;
+use causeway_channel::link::{
+    CloseCode, CloseReason, Link, Origin, ResetCode, Stream, StreamError, StreamHeader,
+};
+use tokio::io::AsyncWriteExt;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+pub use directory::{Directory, Place, Replaced};
+pub use peers::{DialPeerError, DoorError, PeerDoor};
+pub use relay::relay;
+pub use table::Whereabouts;
+
+use peers::Peers;
+use remote::Remote;
+
+/// The target of a stream that asks a replica itself for the figures of its sessions.
+const FIGURES: &str = "figures";
+
+pub type Opened<'a> = Pin<Box<dyn Future<Output = Result<Stream, FleetError>> + Send + 'a>>;
+
+/// The sessions that this replica holds itself.
+pub trait LocalSessions: Send + Sync + 'static {
+    /// A stream to a gateway that is attached here; `NotAttached` when it is not.
+    fn open_stream<'a>(&'a self, gateway: &'a str, header: StreamHeader) -> Opened<'a>;
+    /// The figures of every gateway attached here.
+    fn figures(&self) -> Vec<(String, GatewayFigures)>;
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum FleetError {
+    #[error("gateway {gateway} is not attached to any replica")]
+    NotAttached { gateway: String },
+    #[error("the replica at {address} that holds gateway {gateway} cannot be reached")]
+    Unreachable { gateway: String, address: String, source: DialPeerError },
+    #[error("no stream can be opened to gateway {gateway}")]
+    Stream { gateway: String, source: StreamError },
+}
+
+/// All gateways, wherever they are attached.
+pub struct Fleet {
+    directory: Arc<Directory>,
+    local: Arc<dyn LocalSessions>,
+    peers: Peers,
+    remote: Remote,
+}
+
+impl Fleet {
+    pub fn new(
+        directory: Arc<Directory>,
+        local: Arc<dyn LocalSessions>,
+        door: Arc<dyn PeerDoor>,
+    ) -> Arc<Fleet> {
+        Arc::new(Fleet { directory, local, peers: Peers::new(door), remote: Remote::default() })
+    }
+
+    pub fn directory(&self) -> &Arc<Directory> {
+        &self.directory
+    }
+
+    /// A stream to `gateway`, wherever it is attached.
+    pub async fn open_stream(&self, gateway: &str, header: StreamHeader) -> Result<Stream, FleetError> {
+        match self.directory.whereabouts(gateway) {
+            Whereabouts::Here => self.local.open_stream(gateway, header).await,
+            Whereabouts::There { replica, address, .. } => {
+                self.open_there(&replica, &address, gateway, header).await
+            }
+            Whereabouts::Nowhere => Err(FleetError::NotAttached { gateway: gateway.to_owned() }),
+        }
+    }
+
+    /// Carries a stream that a gateway opened to the gateway its header names. Where it comes from says the session's
+    /// certificate, whatever the header said.
+    pub async fn carry(&self, from: &PeerId, mut header: StreamHeader, stream: Stream) {
+        header.origin = Some(Origin { site: from.site().to_owned(), gateway: from.gateway().to_owned() });
+        let gateway = header.gateway.clone();
+        match self.open_stream(&gateway, header).await {
+            Ok(onward) => relay(stream, onward).await,
+            Err(error) => {
+                tracing::debug!(%from, error = &error as &dyn std::error::Error, "a stream was not carried");
+                stream.refuse(error.code());
+            }
+        }
+    }
+
+    async fn open_there(
+        &self,
+        replica: &str,
+        address: &str,
+        gateway: &str,
+        header: StreamHeader,
+    ) -> Result<Stream, FleetError> {
+        let header = StreamHeader { gateway: gateway.to_owned(), ..header };
+        let unreachable = |source| FleetError::Unreachable {
+            gateway: gateway.to_owned(),
+            address: address.to_owned(),
+            source,
+        };
+        let link = self.peers.link(replica, address).await.map_err(unreachable)?;
+        match link.open_stream(header.clone()).await {
+            Ok(stream) => return Ok(stream),
+            Err(StreamError::Closed(_)) => self.peers.forget(replica, &link),
+            Err(source) => return Err(FleetError::Stream { gateway: gateway.to_owned(), source }),
+        }
+        // The link had died unnoticed, as after a restart over there. A new one tells.
+        let link = self.peers.link(replica, address).await.map_err(unreachable)?;
+        let opened = link.open_stream(header).await;
+        opened.map_err(|source| FleetError::Stream { gateway: gateway.to_owned(), source })
+    }
+
+    /// Serves a link from another replica until it ends. Only a certificate with the cloud's own name is believed.
+    pub async fn serve(self: Arc<Fleet>, link: Link, stop: CancellationToken) {
+        if !link.certificate().is_some_and(|certificate| self.peers.door().admits(certificate)) {
+            tracing::warn!(address = %link.remote_address(), "somebody who is no replica dialled as one");
+            return link
+                .close(CloseReason::new(CloseCode::NotAdmitted, "this is not a replica's certificate"));
+        }
+        let mut streams = JoinSet::new();
+        loop {
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                Some(_) = streams.join_next(), if !streams.is_empty() => {}
+                accepted = link.accept_stream() => match accepted {
+                    Ok((header, stream)) => drop(streams.spawn(self.clone().take(header, stream))),
+                    Err(_) => return,
+                },
+            }
+        }
+        // Streams that are open end in their own time: whoever stops us gives a deadline.
+        while streams.join_next().await.is_some() {}
+    }
+
+    /// One stream from another replica: for a session here, or for us.
+    async fn take(self: Arc<Fleet>, header: StreamHeader, mut stream: Stream) {
+        let gateway = header.gateway.clone();
+        if gateway.is_empty() {
+            match header.target.as_str() {
+                FIGURES => {
+                    let figures = remote::encode(self.local.figures());
+                    // A peer that stopped listening has no use for the rest.
+                    let _ = stream.write_all(&figures).await;
+                    let _ = stream.shutdown().await;
+                }
+                _ => stream.refuse(ResetCode::Refused),
+            }
+            return;
+        }
+        match self.local.open_stream(&gateway, header).await {
+            Ok(session) => relay(stream, session).await,
+            Err(error) => stream.refuse(error.code()),
+        }
+    }
+
+    /// Asks the other replicas for the figures of their sessions, unless that was done a moment ago.
+    pub async fn refresh_figures(&self) {
+        let others = self.directory.others();
+        self.peers.retain(&others);
+        let ask = |(replica, address): (String, String)| async move {
+            let link = self.peers.link(&replica, &address).await.ok()?;
+            match remote::ask(&link).await {
+                Ok(figures) => Some(figures),
+                Err(error) => {
+                    tracing::debug!(%replica, %error, "a replica did not tell its figures");
+                    None
+                }
+            }
+        };
+        self.remote.refresh(others, ask).await;
+    }
+
+    /// The figures of a gateway attached elsewhere, as they were told last.
+    pub fn remote_figures(&self, gateway: &str) -> Option<GatewayFigures> {
+        let Whereabouts::There { since, .. } = self.directory.whereabouts(gateway) else { return None };
+        let told = self.remote.gateway(gateway);
+        Some(told.unwrap_or_else(|| GatewayFigures {
+            connected: true,
+            since: serde_json::from_value(since.into()).ok(),
+            ..GatewayFigures::default()
+        }))
+    }
+}
+
+impl FleetError {
+    fn code(&self) -> ResetCode {
+        match self {
+            FleetError::NotAttached { .. } | FleetError::Unreachable { .. } => ResetCode::NoRoute,
+            FleetError::Stream { source: StreamError::Refused(reset), .. } => reset.0,
+            FleetError::Stream { .. } => ResetCode::NoRoute,
+        }
+    }
+}
+
+/// A replica that does not answer within this is left out: people wait for the answer.
+const ASK_DEADLINE: Duration = Duration::from_millis(500);

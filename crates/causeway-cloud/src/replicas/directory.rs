@@ -1,0 +1,292 @@
+//! Keeps the table in step with the store: says that this replica is there, writes who is attached here, follows
+//! what the others say.
+//!
+//! With SQLite there is one replica, and nothing is written: the table in memory is the whole truth. With etcd, writes
+//! are gathered for a moment and committed together. Trouble with the store is waited out; the table goes on with what
+//! it knows.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use causeway_channel::clock::Moment;
+use causeway_channel::{Clock, Secret};
+use causeway_store::{Op, Record, Revision, Store, StoreError};
+use serde::de::DeserializeOwned;
+use tokio::sync::{Notify, broadcast};
+use tokio_util::sync::CancellationToken;
+
+use super::table::{DIRECTORY, RENEW, REPLICAS, ReplicaRecord, Table, Whereabouts, encode};
+use crate::identity::follow::{self, Change};
+
+/// Attachments of so long share a commit: a fleet that comes back is a few hundred commits, not twenty thousand.
+const GATHER: Duration = Duration::from_millis(50);
+/// After a write that failed: the watch brings what was missing, or the store comes back.
+const PAUSE: Duration = Duration::from_millis(100);
+const SWEEP: Duration = Duration::from_secs(30);
+/// How long a replica that stops may take to tidy up after itself; the others would notice by themselves.
+const FAREWELL: Duration = Duration::from_secs(2);
+/// Whoever falls further behind must compare all its sessions with `epoch`.
+const REPLACED_MAX: usize = 1024;
+
+/// A session somewhere else that replaces one here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Replaced {
+    pub gateway: String,
+    pub epoch: u64,
+}
+
+/// Where a replica is reached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// Its channel port, by other replicas.
+    pub address: String,
+    /// By edges.
+    pub endpoints: Vec<String>,
+}
+
+pub struct Directory {
+    shared: Option<Shared>,
+    table: Mutex<Table>,
+    changed: Notify,
+    replaced: broadcast::Sender<Replaced>,
+    clock: Clock,
+}
+
+/// What a replica needs to be one of several.
+struct Shared {
+    store: Store,
+    place: Place,
+    started: String,
+    /// Older than the first picture; following goes on from there.
+    since: Revision,
+}
+
+impl Directory {
+    /// The only replica there is.
+    pub fn alone(clock: Clock) -> Arc<Directory> {
+        Directory::new(None, clock)
+    }
+
+    /// One of several on the same store, at `place`.
+    pub async fn open(store: Store, place: Place, clock: Clock) -> Result<Arc<Directory>, StoreError> {
+        let since = store.revision().await?;
+        let (replicas, _) = follow::snapshot(&store, REPLICAS).await?;
+        let (entries, _) = follow::snapshot(&store, DIRECTORY).await?;
+        let started = Moment(clock.now()).to_string();
+        let directory = Directory::new(Some(Shared { store, place, started, since }), clock);
+        directory.apply_replicas(Change::All(replicas));
+        directory.apply_entries(Change::All(entries));
+        directory.renew_once(0).await?;
+        Ok(directory)
+    }
+
+    fn new(shared: Option<Shared>, clock: Clock) -> Arc<Directory> {
+        let secret = Secret::generate();
+        let id: String = secret.expose()[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+        let (replaced, _) = broadcast::channel(REPLACED_MAX);
+        let table = Mutex::new(Table::new(id, Instant::now()));
+        Arc::new(Directory { shared, table, changed: Notify::new(), replaced, clock })
+    }
+
+    /// This replica's name, new with every start.
+    pub fn id(&self) -> String {
+        self.with(|table| table.me().to_owned())
+    }
+
+    /// These gateways, with the epochs of their sessions, are attached here, and no others.
+    pub fn set_attached(&self, attached: &[(String, u64)]) {
+        let since = Moment(self.clock.now()).to_string();
+        self.with(|table| table.handle_local(attached, &since));
+        self.changed.notify_one();
+    }
+
+    pub fn whereabouts(&self, gateway: &str) -> Whereabouts {
+        self.with(|table| table.whereabouts(gateway))
+    }
+
+    /// The highest epoch known of a gateway, wherever its session is.
+    pub fn epoch(&self, gateway: &str) -> Option<u64> {
+        self.with(|table| table.epoch(gateway))
+    }
+
+    /// The other replicas that seem to be alive: id and address.
+    pub fn others(&self) -> Vec<(String, String)> {
+        self.with(|table| table.others())
+    }
+
+    /// Where edges reach the other replicas, so that they know where to go when this one is gone.
+    pub fn endpoints_of_others(&self) -> Vec<String> {
+        self.with(|table| table.endpoints_of_others())
+    }
+
+    /// Sessions here that were replaced by newer ones elsewhere, as they are noticed.
+    pub fn replaced(&self) -> broadcast::Receiver<Replaced> {
+        self.replaced.subscribe()
+    }
+
+    /// Goes on until told to stop, then takes this replica out of the directory.
+    pub async fn run(&self, stop: CancellationToken) {
+        let Some(shared) = &self.shared else { return stop.cancelled().await };
+        let replicas = follow::follow(&shared.store, REPLICAS, shared.since, &stop, |change| {
+            self.apply_replicas(change);
+        });
+        let entries = follow::follow(&shared.store, DIRECTORY, shared.since, &stop, |change| {
+            self.apply_entries(change);
+        });
+        let upkeep = async {
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = self.renew() => {}
+                () = self.write() => {}
+                () = self.sweep(shared) => {}
+            }
+        };
+        // Boxed, because watches of the store are large and this future is held by others.
+        tokio::join!(Box::pin(replicas), Box::pin(entries), Box::pin(upkeep));
+        if tokio::time::timeout(FAREWELL, self.leave(shared)).await.is_err() {
+            tracing::warn!("the directory still names this replica; the others will notice that it is gone");
+        }
+    }
+
+    async fn renew(&self) {
+        for renewal in 1u64.. {
+            tokio::time::sleep(RENEW).await;
+            if let Err(error) = self.renew_once(renewal).await {
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "this replica could not say that it is there"
+                );
+            }
+        }
+    }
+
+    async fn renew_once(&self, renewal: u64) -> Result<(), StoreError> {
+        let Some(shared) = &self.shared else { return Ok(()) };
+        let Place { address, endpoints } = shared.place.clone();
+        let record = encode(&ReplicaRecord { address, endpoints, started: shared.started.clone(), renewal });
+        // A store that hangs must not keep the next renewal from being tried.
+        let key = format!("{REPLICAS}{}", self.id());
+        let put = shared.store.put(&key, record);
+        match tokio::time::timeout(RENEW, put).await {
+            Ok(put) => put.map(|_| ()),
+            Err(_) => Err(StoreError::Unavailable { reason: "no answer".into(), source: None }),
+        }
+    }
+
+    async fn write(&self) {
+        loop {
+            if !self.with(|table| table.has_writes()) {
+                self.changed.notified().await;
+            }
+            tokio::time::sleep(GATHER).await;
+            if !self.write_some().await {
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+
+    /// One commit. False when it has to be tried again.
+    async fn write_some(&self) -> bool {
+        let Some(shared) = &self.shared else { return true };
+        let ops = self.with(|table| table.next_writes());
+        match ops.is_empty() || self.commit(&shared.store, &ops).await {
+            true => true,
+            // One of them was overtaken: the others shall not wait for it.
+            false => {
+                let mut all = true;
+                for op in ops {
+                    all &= self.commit(&shared.store, &[op]).await;
+                }
+                all
+            }
+        }
+    }
+
+    async fn commit(&self, store: &Store, ops: &[Op]) -> bool {
+        match store.commit(ops.to_vec()).await {
+            Ok(committed) => {
+                self.with(|table| table.handle_written(ops, committed.revision));
+                true
+            }
+            Err(error) => {
+                tracing::debug!(%error, "the directory could not be written; looking again");
+                if ops.len() == 1 {
+                    self.with(|table| table.handle_unwritten(ops));
+                }
+                false
+            }
+        }
+    }
+
+    async fn sweep(&self, shared: &Shared) {
+        loop {
+            tokio::time::sleep(SWEEP).await;
+            let ops = self.with(|table| table.leftovers());
+            // Whoever does it at the same moment finds less to do; what fails is left for the next round.
+            for op in ops {
+                let _ = shared.store.commit(vec![op]).await;
+            }
+        }
+    }
+
+    async fn leave(&self, shared: &Shared) {
+        self.with(|table| table.handle_local(&[], ""));
+        while self.with(|table| table.has_writes()) {
+            if !self.write_some().await {
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+        let _ = shared.store.delete(&format!("{REPLICAS}{}", self.id()), None).await;
+    }
+
+    fn apply_replicas(&self, change: Change) {
+        let now = Instant::now();
+        self.with(|table| match change {
+            Change::All(records) => {
+                table.forget_others(&names(&records, REPLICAS));
+                for record in records {
+                    let id = record.key.strip_prefix(REPLICAS).unwrap_or_default();
+                    table.handle_replica(id, read(&record.value), record.revision, now);
+                }
+            }
+            Change::One(event) => {
+                let id = event.key.strip_prefix(REPLICAS).unwrap_or_default();
+                table.handle_replica(id, event.value.as_deref().and_then(read), event.revision, now);
+            }
+        });
+    }
+
+    fn apply_entries(&self, change: Change) {
+        let changes: Vec<(String, Option<bytes::Bytes>, Revision)> = match change {
+            Change::All(records) => {
+                self.with(|table| table.forget_entries(&names(&records, DIRECTORY)));
+                let change = |record: Record| (record.key.to_string(), Some(record.value), record.revision);
+                records.into_iter().map(change).collect()
+            }
+            Change::One(event) => vec![(event.key.to_string(), event.value.clone(), event.revision)],
+        };
+        for (key, value, revision) in changes {
+            let gateway = key.strip_prefix(DIRECTORY).unwrap_or_default();
+            let entry = value.as_deref().and_then(read);
+            if let Some(epoch) = self.with(|table| table.handle_entry(gateway, entry, revision)) {
+                // Nobody may be listening; then there is no session to end.
+                let _ = self.replaced.send(Replaced { gateway: gateway.to_owned(), epoch });
+            }
+        }
+        self.changed.notify_one();
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut Table) -> T) -> T {
+        act(&mut self.table.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+fn names(records: &[Record], prefix: &str) -> BTreeSet<String> {
+    records.iter().filter_map(|record| record.key.strip_prefix(prefix)).map(str::to_owned).collect()
+}
+
+// A record that cannot be read is as good as none: its owner writes it anew, or it is swept.
+fn read<T: DeserializeOwned>(value: &[u8]) -> Option<T> {
+    serde_json::from_slice(value).ok()
+}

@@ -1,0 +1,465 @@
+//! Where every gateway is attached, as far as this replica can see. Pure: the store's changes, local sessions and the
+//! time go in; lookups and wished-for writes come out.
+//!
+//! `replicas/ID` names a replica and is written anew every two seconds; `directory/GATEWAY` says which replica holds
+//! the gateway's session, and with which epoch. No clocks are compared: a replica is gone when our own renewals have
+//! been visible for six seconds in which its renewals were not. So a store that is away for all makes nobody vanish.
+
+use std::collections::{BTreeSet, HashMap};
+use std::time::{Duration, Instant};
+
+use causeway_store::{OPS_MAX, Op, Revision};
+use serde::{Deserialize, Serialize};
+
+pub const REPLICAS: &str = "replicas/";
+pub const DIRECTORY: &str = "directory/";
+/// How often a replica says that it is there.
+pub const RENEW: Duration = Duration::from_secs(2);
+/// Three renewals that nobody saw.
+pub const GONE_AFTER: Duration = Duration::from_secs(6);
+/// What a dead replica left behind is removed after this long; until then the entries help to tell where its
+/// gateways were. Nothing waits for it.
+pub const FORGET_AFTER: Duration = Duration::from_secs(60);
+
+/// `replicas/ID` in the store.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReplicaRecord {
+    /// Where other replicas reach its channel port.
+    pub address: String,
+    /// Where edges do.
+    #[serde(default)]
+    pub endpoints: Vec<String>,
+    /// For people.
+    pub started: String,
+    /// Counts renewals, so that no two are equal.
+    pub renewal: u64,
+}
+
+/// `directory/GATEWAY` in the store.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    pub replica: String,
+    /// Of the session; a higher one replaces a lower one.
+    pub epoch: u64,
+    /// For people.
+    pub since: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Whereabouts {
+    Here,
+    /// At another replica that seems to be alive.
+    There {
+        replica: String,
+        address: String,
+        since: String,
+    },
+    Nowhere,
+}
+
+#[derive(Debug)]
+struct Known {
+    record: ReplicaRecord,
+    revision: Revision,
+    seen: Instant,
+}
+
+#[derive(Debug)]
+struct Local {
+    epoch: u64,
+    since: String,
+}
+
+#[derive(Debug)]
+pub struct Table {
+    me: String,
+    /// When our own renewal was last seen in the store.
+    own_seen: Instant,
+    replicas: HashMap<String, Known>,
+    entries: HashMap<String, (Entry, Revision)>,
+    local: HashMap<String, Local>,
+    /// Gateways whose entry may not be what it should be.
+    unsettled: BTreeSet<String>,
+}
+
+impl Table {
+    pub fn new(me: String, now: Instant) -> Table {
+        Table {
+            me,
+            own_seen: now,
+            replicas: HashMap::new(),
+            entries: HashMap::new(),
+            local: HashMap::new(),
+            unsettled: BTreeSet::new(),
+        }
+    }
+
+    pub fn me(&self) -> &str {
+        &self.me
+    }
+
+    /// A replica's record as it is now in the store; `None`: it was removed.
+    pub fn handle_replica(
+        &mut self,
+        id: &str,
+        record: Option<ReplicaRecord>,
+        revision: Revision,
+        now: Instant,
+    ) {
+        if id == self.me {
+            self.own_seen = now;
+            return;
+        }
+        let Some(record) = record else {
+            self.replicas.remove(id);
+            return;
+        };
+        match self.replicas.get_mut(id) {
+            // The same record, read once more, is no sign of life.
+            Some(known) if known.revision >= revision => {}
+            Some(known) => *known = Known { record, revision, seen: now },
+            None => drop(self.replicas.insert(id.to_owned(), Known { record, revision, seen: now })),
+        }
+    }
+
+    /// A gateway's entry as it is now in the store; `None`: it was removed. Returns the epoch that replaces a session
+    /// of ours, if it does.
+    pub fn handle_entry(&mut self, gateway: &str, entry: Option<Entry>, revision: Revision) -> Option<u64> {
+        let known = self.entries.get(gateway);
+        if known.is_some_and(|(_, known)| *known > revision) {
+            return None;
+        }
+        let replaced_by = entry.as_ref().and_then(|entry| {
+            let local = self.local.get(gateway)?;
+            (entry.replica != self.me && entry.epoch > local.epoch).then_some(entry.epoch)
+        });
+        match entry {
+            Some(entry) => drop(self.entries.insert(gateway.to_owned(), (entry, revision))),
+            None => drop(self.entries.remove(gateway)),
+        }
+        self.note(gateway);
+        replaced_by
+    }
+
+    /// All records anew, after the watch had broken: what is not among them is gone.
+    pub fn forget_others(&mut self, replicas: &BTreeSet<String>) {
+        self.replicas.retain(|id, _| replicas.contains(id));
+    }
+
+    /// As `forget_others`, for the directory.
+    pub fn forget_entries(&mut self, gateways: &BTreeSet<String>) {
+        let gone: Vec<String> =
+            self.entries.keys().filter(|gateway| !gateways.contains(*gateway)).cloned().collect();
+        for gateway in gone {
+            self.entries.remove(&gateway);
+            self.note(&gateway);
+        }
+    }
+
+    /// A session was taken here.
+    pub fn handle_attached(&mut self, gateway: &str, epoch: u64, since: String) {
+        self.local.insert(gateway.to_owned(), Local { epoch, since });
+        self.note(gateway);
+    }
+
+    /// A session has ended here. An older one than the present one changes nothing.
+    pub fn handle_detached(&mut self, gateway: &str, epoch: u64) {
+        if self.local.get(gateway).is_some_and(|local| local.epoch <= epoch) {
+            self.local.remove(gateway);
+            self.note(gateway);
+        }
+    }
+
+    /// These and no others are attached here: gateway and epoch.
+    pub fn handle_local(&mut self, attached: &[(String, u64)], since: &str) {
+        for (gateway, epoch) in attached {
+            if self.local.get(gateway).is_none_or(|local| local.epoch != *epoch) {
+                self.handle_attached(gateway, *epoch, since.to_owned());
+            }
+        }
+        if self.local.len() > attached.len() {
+            let still: BTreeSet<&String> = attached.iter().map(|(gateway, _)| gateway).collect();
+            let gone: Vec<String> =
+                self.local.keys().filter(|gateway| !still.contains(gateway)).cloned().collect();
+            gone.iter().for_each(|gateway| self.handle_detached(gateway, u64::MAX));
+        }
+    }
+
+    pub fn whereabouts(&self, gateway: &str) -> Whereabouts {
+        let local = self.local.get(gateway);
+        // A newer session elsewhere counts, even while the older one here still lingers.
+        let is_newer = |entry: &Entry| local.is_none_or(|local| entry.epoch > local.epoch);
+        let found = self.entries.get(gateway).filter(|(entry, _)| is_newer(entry)).and_then(|(entry, _)| {
+            let known = self.replicas.get(&entry.replica).filter(|known| !self.is_gone(known))?;
+            Some(Whereabouts::There {
+                replica: entry.replica.clone(),
+                address: known.record.address.clone(),
+                since: entry.since.clone(),
+            })
+        });
+        found.unwrap_or(if local.is_some() { Whereabouts::Here } else { Whereabouts::Nowhere })
+    }
+
+    /// The highest epoch known of a gateway, wherever its session is.
+    pub fn epoch(&self, gateway: &str) -> Option<u64> {
+        let there = self.entries.get(gateway).map(|(entry, _)| entry.epoch);
+        there.max(self.local.get(gateway).map(|local| local.epoch))
+    }
+
+    /// The others that seem to be alive, and where.
+    pub fn others(&self) -> Vec<(String, String)> {
+        let alive = self.replicas.iter().filter(|(_, known)| !self.is_gone(known));
+        alive.map(|(id, known)| (id.clone(), known.record.address.clone())).collect()
+    }
+
+    /// Where edges reach the others that seem to be alive, in an order that does not change by itself.
+    pub fn endpoints_of_others(&self) -> Vec<String> {
+        let alive = self.replicas.values().filter(|known| !self.is_gone(known));
+        let endpoints: BTreeSet<&String> = alive.flat_map(|known| &known.record.endpoints).collect();
+        endpoints.into_iter().cloned().collect()
+    }
+
+    fn is_gone(&self, known: &Known) -> bool {
+        self.own_seen.saturating_duration_since(known.seen) > GONE_AFTER
+    }
+
+    fn note(&mut self, gateway: &str) {
+        if !self.unsettled.contains(gateway) {
+            self.unsettled.insert(gateway.to_owned());
+        }
+    }
+
+    pub fn has_writes(&self) -> bool {
+        !self.unsettled.is_empty()
+    }
+
+    /// Changes that make the directory say what is true here, at most one commit of them.
+    pub fn next_writes(&mut self) -> Vec<Op> {
+        let mut ops = Vec::new();
+        while ops.len() < OPS_MAX
+            && let Some(gateway) = self.unsettled.pop_first()
+        {
+            ops.extend(self.write_for(&gateway));
+        }
+        ops
+    }
+
+    fn write_for(&self, gateway: &str) -> Option<Op> {
+        let key = format!("{DIRECTORY}{gateway}");
+        let entry = self.entries.get(gateway);
+        let Some(local) = self.local.get(gateway) else {
+            let (_, revision) = entry.filter(|(entry, _)| entry.replica == self.me)?;
+            return Some(Op::Delete { key, expected: Some(*revision) });
+        };
+        let wished = Entry { replica: self.me.clone(), epoch: local.epoch, since: local.since.clone() };
+        let value = encode(&wished);
+        match entry {
+            None => Some(Op::Create { key, value }),
+            // Equal epochs at two replicas: the later one is right, and that is the one who still has it to write.
+            Some((entry, _)) if entry.replica != self.me && entry.epoch > local.epoch => None,
+            Some((entry, _)) if *entry == wished => None,
+            Some((_, revision)) => Some(Op::Update { key, value, expected: *revision }),
+        }
+    }
+
+    /// These were committed.
+    pub fn handle_written(&mut self, ops: &[Op], revision: Revision) {
+        for op in ops {
+            let Some(gateway) = op.key().strip_prefix(DIRECTORY) else { continue };
+            let entry = match op {
+                Op::Create { value, .. } | Op::Update { value, .. } => serde_json::from_slice(value).ok(),
+                _ => None,
+            };
+            match entry {
+                Some(entry) => drop(self.entries.insert(gateway.to_owned(), (entry, revision))),
+                None => drop(self.entries.remove(gateway)),
+            }
+        }
+    }
+
+    /// These were not: somebody else was faster, or the store was away. They are looked at again.
+    pub fn handle_unwritten(&mut self, ops: &[Op]) {
+        for gateway in ops.iter().filter_map(|op| op.key().strip_prefix(DIRECTORY)) {
+            self.unsettled.insert(gateway.to_owned());
+        }
+    }
+
+    /// What replicas that died long ago have left behind, at most one commit of it.
+    pub fn leftovers(&self) -> Vec<Op> {
+        let is_dead = |known: &Known| self.own_seen.saturating_duration_since(known.seen) > FORGET_AFTER;
+        let is_left = |(_, (entry, _)): &(&String, &(Entry, Revision))| {
+            entry.replica != self.me && self.replicas.get(&entry.replica).is_none_or(is_dead)
+        };
+        let entries = self.entries.iter().filter(is_left).map(|(gateway, (_, revision))| Op::Delete {
+            key: format!("{DIRECTORY}{gateway}"),
+            expected: Some(*revision),
+        });
+        let mut ops: Vec<Op> = entries.take(OPS_MAX).collect();
+        // A replica's own record goes last, when nothing speaks of it any more.
+        if ops.is_empty() {
+            let dead = self.replicas.iter().filter(|(_, known)| is_dead(known));
+            let delete = |(id, known): (&String, &Known)| Op::Delete {
+                key: format!("{REPLICAS}{id}"),
+                expected: Some(known.revision),
+            };
+            ops.extend(dead.map(delete).take(OPS_MAX));
+        }
+        ops
+    }
+}
+
+pub fn encode(value: &impl Serialize) -> bytes::Bytes {
+    serde_json::to_vec(value).expect("strings and numbers are always JSON").into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    struct Lab {
+        table: Table,
+        now: Instant,
+        revision: u64,
+    }
+
+    impl Lab {
+        fn new() -> Lab {
+            let now = Instant::now();
+            Lab { table: Table::new("me".into(), now), now, revision: 10 }
+        }
+
+        fn renew(&mut self, id: &str) {
+            self.revision += 1;
+            let record = ReplicaRecord {
+                address: format!("{id}:7444"),
+                endpoints: vec![format!("{id}.example:7444")],
+                started: String::new(),
+                renewal: self.revision,
+            };
+            self.table.handle_replica(id, Some(record), Revision(self.revision), self.now);
+        }
+
+        fn entry(&mut self, gateway: &str, replica: &str, epoch: u64) -> Option<u64> {
+            self.revision += 1;
+            let entry = Entry { replica: replica.into(), epoch, since: "then".into() };
+            self.table.handle_entry(gateway, Some(entry), Revision(self.revision))
+        }
+
+        /// Commits what the table wishes; what was written, as `verb gateway`.
+        fn write(&mut self) -> Vec<String> {
+            let ops = self.table.next_writes();
+            self.revision += 1;
+            self.table.handle_written(&ops, Revision(self.revision));
+            ops.iter().map(describe).collect()
+        }
+    }
+
+    fn describe(op: &Op) -> String {
+        let verb = match op {
+            Op::Create { .. } => "create",
+            Op::Update { .. } => "update",
+            Op::Delete { .. } => "delete",
+            Op::Put { .. } => "put",
+        };
+        format!("{verb} {}", op.key())
+    }
+
+    #[test]
+    fn a_gateway_is_found_here_there_or_nowhere() {
+        let mut lab = Lab::new();
+        assert_eq!(lab.table.whereabouts("oslo"), Whereabouts::Nowhere);
+        lab.entry("oslo", "other", 1);
+        assert_eq!(lab.table.whereabouts("oslo"), Whereabouts::Nowhere, "nobody knows where that replica is");
+        lab.renew("other");
+        let there = Whereabouts::There {
+            replica: "other".into(),
+            address: "other:7444".into(),
+            since: "then".into(),
+        };
+        assert_eq!(lab.table.whereabouts("oslo"), there);
+        assert_eq!(lab.table.endpoints_of_others(), ["other.example:7444"]);
+        lab.table.handle_attached("oslo", 2, "now".into());
+        assert_eq!(lab.table.whereabouts("oslo"), Whereabouts::Here);
+        assert_eq!(lab.table.epoch("oslo"), Some(2));
+        assert_eq!(lab.write(), ["update directory/oslo"]);
+        assert_eq!(lab.write(), [""; 0], "done once");
+        lab.table.handle_detached("oslo", 1);
+        assert_eq!(lab.table.whereabouts("oslo"), Whereabouts::Here, "the end of an older session");
+        lab.table.handle_detached("oslo", 2);
+        assert_eq!(lab.write(), ["delete directory/oslo"]);
+        assert_eq!(lab.table.whereabouts("oslo"), Whereabouts::Nowhere);
+    }
+
+    #[test]
+    fn a_replica_is_gone_when_only_its_own_renewals_are_missing() {
+        let mut lab = Lab::new();
+        lab.entry("oslo", "other", 1);
+        lab.renew("other");
+        lab.renew("me");
+        // The store is away: nobody is seen, nobody is gone.
+        lab.now += SECOND * 60;
+        assert_ne!(lab.table.whereabouts("oslo"), Whereabouts::Nowhere);
+        lab.renew("other");
+        for _ in 0..3 {
+            lab.now += SECOND * 2;
+            lab.renew("me");
+            // Reading the old record once more is no renewal.
+            let known = &lab.table.replicas["other"];
+            let (record, revision) = (known.record.clone(), known.revision);
+            lab.table.handle_replica("other", Some(record), revision, lab.now);
+        }
+        assert_ne!(lab.table.whereabouts("oslo"), Whereabouts::Nowhere);
+        lab.now += SECOND;
+        lab.renew("me");
+        assert_eq!(lab.table.whereabouts("oslo"), Whereabouts::Nowhere);
+        assert_eq!(lab.table.leftovers(), []);
+        lab.renew("other");
+        assert_eq!(lab.table.others().len(), 1, "back again");
+        lab.now += FORGET_AFTER + SECOND;
+        lab.renew("me");
+        let left: Vec<String> = lab.table.leftovers().iter().map(describe).collect();
+        assert_eq!(left, ["delete directory/oslo"]);
+        lab.revision += 1;
+        lab.table.handle_entry("oslo", None, Revision(lab.revision));
+        let left: Vec<String> = lab.table.leftovers().iter().map(describe).collect();
+        assert_eq!(left, ["delete replicas/other"]);
+    }
+
+    #[test]
+    fn the_higher_epoch_wins_wherever_it_is() {
+        let mut lab = Lab::new();
+        lab.renew("other");
+        lab.table.handle_attached("oslo", 5, "now".into());
+        assert_eq!(lab.write(), ["create directory/oslo"]);
+        assert_eq!(lab.entry("oslo", "other", 4), None, "an older session does not replace ours");
+        assert_eq!(lab.write(), ["update directory/oslo"]);
+        assert_eq!(lab.entry("oslo", "other", 6), Some(6), "a newer one does");
+        assert_eq!(lab.write(), [""; 0]);
+        assert!(matches!(lab.table.whereabouts("oslo"), Whereabouts::There { .. }), "ours only lingers");
+        lab.table.handle_local(&[], "");
+        assert_eq!(lab.write(), [""; 0], "the entry is the other's");
+        assert!(matches!(lab.table.whereabouts("oslo"), Whereabouts::There { .. }));
+    }
+
+    #[test]
+    fn what_could_not_be_written_is_looked_at_again() {
+        let mut lab = Lab::new();
+        (0..250).for_each(|number| lab.table.handle_attached(&format!("g{number}"), 1, String::new()));
+        let first = lab.table.next_writes();
+        assert_eq!(first.len(), OPS_MAX);
+        lab.table.handle_unwritten(&first);
+        let mut written = 0;
+        while lab.table.has_writes() {
+            written += lab.write().len();
+        }
+        assert_eq!(written, 250);
+        lab.table.handle_local(&[("g9".into(), 1)], "");
+        assert_eq!(lab.write().len(), OPS_MAX);
+        // An old event that comes late changes nothing that was written since.
+        let entry = Entry { replica: "other".into(), epoch: 9, since: String::new() };
+        lab.table.handle_entry("g9", Some(entry), Revision(1));
+        assert_eq!(lab.table.epoch("g9"), Some(1));
+    }
+}

@@ -1,0 +1,259 @@
+//! Replicas on one store, over loopback: edges at one, streams from the other.
+//!
+//! The store is SQLite, shared within this process; the directory does not know the difference.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::time::Instant;
+
+use causeway_channel::link::{CHANNEL_ALPN, Purpose, REPLICA_ALPN};
+use causeway_channel::port::{ChannelPort, Incoming, PortLimits};
+use causeway_channel::quic::{PortKeys, QuicClient, QuicOptions};
+use causeway_channel::{Clock, PeerId};
+use causeway_store::{Store, StoreSpec};
+use tokio::io::AsyncReadExt;
+
+use super::*;
+use crate::identity::{IdentityConfig, Registrar};
+
+/// Sessions as far as these tests need them: a link per gateway.
+#[derive(Default)]
+struct Links(Mutex<HashMap<String, Link>>);
+
+impl LocalSessions for Links {
+    fn open_stream<'a>(&'a self, gateway: &'a str, header: StreamHeader) -> Opened<'a> {
+        Box::pin(async move {
+            let link = self.0.lock().unwrap().get(gateway).cloned();
+            let link = link.ok_or_else(|| FleetError::NotAttached { gateway: gateway.to_owned() })?;
+            let opened = link.open_stream(header).await;
+            opened.map_err(|source| FleetError::Stream { gateway: gateway.to_owned(), source })
+        })
+    }
+
+    fn figures(&self) -> Vec<(String, GatewayFigures)> {
+        let told = GatewayFigures { connected: true, sent_bytes: 7, ..GatewayFigures::default() };
+        self.0.lock().unwrap().keys().map(|gateway| (gateway.clone(), told.clone())).collect()
+    }
+}
+
+struct Replica {
+    registrar: Arc<Registrar>,
+    fleet: Arc<Fleet>,
+    links: Arc<Links>,
+    address: std::net::SocketAddr,
+    stop: CancellationToken,
+}
+
+struct Lab {
+    home: tempfile::TempDir,
+    store: Store,
+}
+
+impl Lab {
+    async fn new() -> Lab {
+        let home = tempfile::tempdir().unwrap();
+        let store = Store::open(StoreSpec::Sqlite { path: home.path().join("store.db") }).await.unwrap();
+        Lab { home, store }
+    }
+
+    async fn replica(&self, name: &str) -> Replica {
+        let data_dir = self.home.path().join(name);
+        causeway_daemon::data_dir::make_folder(&data_dir).unwrap();
+        std::fs::write(data_dir.join("seal.key"), "42".repeat(32)).unwrap();
+        let config = IdentityConfig::new(data_dir, Vec::new(), "https://127.0.0.1:7443");
+        let registrar = Registrar::open(self.store.clone(), config).await.unwrap();
+        let address = "127.0.0.1:0".parse().unwrap();
+        let mut port =
+            ChannelPort::bind(address, registrar.channel_tls(), PortKeys::generate(), PortLimits::default())
+                .await
+                .unwrap();
+        let address = port.local_addr();
+        let place = Place { address: address.to_string(), endpoints: vec![address.to_string()] };
+        let directory = Directory::open(self.store.clone(), place, Clock::system()).await.unwrap();
+        let links = Arc::new(Links::default());
+        let fleet = Fleet::new(directory.clone(), links.clone(), registrar.clone());
+        let stop = CancellationToken::new();
+        let (until, serving, sessions) = (stop.clone(), fleet.clone(), links.clone());
+        tokio::spawn(async move { directory.run(until).await });
+        let until = stop.clone();
+        tokio::spawn(async move {
+            loop {
+                let incoming = tokio::select! {
+                    () = until.cancelled() => return,
+                    incoming = port.accept() => incoming,
+                };
+                match incoming {
+                    Incoming::Replica(link) => drop(tokio::spawn(serving.clone().serve(link, until.clone()))),
+                    Incoming::Channel(link) => {
+                        let facts = causeway_channel::CertificateFacts::read(link.certificate().unwrap());
+                        let gateway = facts.unwrap().peer.unwrap().gateway().to_owned();
+                        sessions.0.lock().unwrap().insert(gateway, link);
+                        let attached =
+                            sessions.0.lock().unwrap().keys().map(|key| (key.clone(), 1)).collect::<Vec<_>>();
+                        serving.directory().set_attached(&attached);
+                    }
+                    Incoming::Enrolment(..) => {}
+                }
+            }
+        });
+        Replica { registrar, fleet, links, address, stop }
+    }
+}
+
+/// Dials a replica as whoever `tls` says.
+async fn dial(
+    replica: &Replica,
+    mut tls: rustls::ClientConfig,
+    alpn: &[u8],
+) -> Result<Link, causeway_channel::quic::ConnectError> {
+    tls.alpn_protocols = vec![alpn.to_vec()];
+    QuicClient::bind(QuicOptions::default()).unwrap().connect(replica.address, tls).await
+}
+
+/// An edge that says where a stream comes from and echoes the rest; ends a stream with the target `refuse`.
+async fn edge(replica: &Replica, gateway: &str) -> Link {
+    let peer = PeerId::new("oslo", gateway).unwrap();
+    let link = dial(replica, replica.registrar.dial_as_gateway(&peer), CHANNEL_ALPN).await.unwrap();
+    let accepting = link.clone();
+    tokio::spawn(async move {
+        while let Ok((header, mut stream)) = accepting.accept_stream().await {
+            tokio::spawn(async move {
+                if header.target == "refuse" {
+                    return stream.refuse(ResetCode::NotAllowed);
+                }
+                let origin = header.origin.unwrap_or_default();
+                stream.write_all(format!("{}>", origin.gateway).as_bytes()).await.unwrap();
+                let (mut send, mut recv) = stream.split();
+                let _ = tokio::io::copy(&mut recv, &mut send).await;
+                let _ = send.shutdown().await;
+            });
+        }
+    });
+    eventually("attached", || replica.fleet.directory().whereabouts(gateway) == Whereabouts::Here).await;
+    link
+}
+
+async fn eventually(what: &str, mut holds: impl FnMut() -> bool) -> Duration {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < Duration::from_secs(20), "{what}: not within twenty seconds");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    start.elapsed()
+}
+
+async fn echo(fleet: &Fleet, gateway: &str, text: &str) -> std::io::Result<String> {
+    let opened = fleet.open_stream(gateway, StreamHeader::new(Purpose::Probe)).await;
+    let (mut send, mut recv) = opened.map_err(std::io::Error::other)?.split();
+    let mut answer = String::new();
+    // Both at once: an echo of more than the windows hold waits for its reader.
+    let sending = async {
+        send.write_all(text.as_bytes()).await?;
+        send.shutdown().await
+    };
+    let (sent, received) = tokio::join!(sending, recv.read_to_string(&mut answer));
+    sent.and(received).map(|_| answer)
+}
+
+fn is_there(replica: &Replica, gateway: &str) -> bool {
+    matches!(replica.fleet.directory().whereabouts(gateway), Whereabouts::There { .. })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_reaches_an_edge_from_any_replica_and_its_end_comes_back() {
+    let lab = Lab::new().await;
+    let (one, two) = (lab.replica("one").await, lab.replica("two").await);
+    let link = edge(&one, "oslo-1").await;
+    eventually("the other replica knows", || is_there(&two, "oslo-1")).await;
+    for replica in [&one, &two] {
+        assert_eq!(echo(&replica.fleet, "oslo-1", "hello").await.unwrap(), ">hello");
+    }
+    let large = "x".repeat(3 << 20);
+    assert_eq!(echo(&two.fleet, "oslo-1", &large).await.unwrap().len(), large.len() + 1);
+    // A refusal keeps its reason on the way back.
+    let header = StreamHeader::new(Purpose::Service).target("refuse");
+    let mut stream = two.fleet.open_stream("oslo-1", header).await.unwrap();
+    let error = stream.read_u8().await.unwrap_err();
+    assert_eq!(ResetCode::of(&error), Some(ResetCode::NotAllowed), "{error:?}");
+
+    assert!(matches!(two.fleet.open_stream("nobody", StreamHeader::default()).await,
+        Err(FleetError::NotAttached { gateway }) if gateway == "nobody"));
+    // Figures of the other replica's gateways are told when asked for.
+    assert!(two.fleet.remote_figures("oslo-1").unwrap().connected, "known from the directory alone");
+    two.fleet.refresh_figures().await;
+    assert_eq!(two.fleet.remote_figures("oslo-1").unwrap().sent_bytes, 7);
+
+    one.fleet.directory().set_attached(&[]);
+    eventually("the entry goes", || !is_there(&two, "oslo-1")).await;
+    drop(link);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_origin_is_what_the_certificate_says() {
+    let lab = Lab::new().await;
+    let (one, two) = (lab.replica("one").await, lab.replica("two").await);
+    let _oslo = edge(&one, "oslo-1").await;
+    let tokyo = edge(&two, "tokyo-1").await;
+    eventually("known at two", || is_there(&two, "oslo-1")).await;
+    // An edge opens a stream to another one and lies about where it comes from.
+    let mut header = StreamHeader::new(Purpose::Service).to("oslo", "oslo-1");
+    header.origin = Some(Origin { site: "cloud".into(), gateway: "cloud".into() });
+    let mut stream = tokyo.open_stream(header).await.unwrap();
+    let session = two.links.0.lock().unwrap()["tokyo-1"].clone();
+    let (header, incoming) = session.accept_stream().await.unwrap();
+    let fleet = two.fleet.clone();
+    let carrying = tokio::spawn(async move {
+        fleet.carry(&PeerId::new("tokyo", "tokyo-1").unwrap(), header, incoming).await;
+    });
+    stream.write_all(b"hi").await.unwrap();
+    stream.shutdown().await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    assert_eq!(answer, "tokyo-1>hi");
+    carrying.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_a_replica_is_believed_and_a_stream_is_forwarded_once() {
+    let lab = Lab::new().await;
+    let (one, two) = (lab.replica("one").await, lab.replica("two").await);
+    let _oslo = edge(&one, "oslo-1").await;
+    eventually("known at two", || is_there(&two, "oslo-1")).await;
+    let ask = async |link: &Link| {
+        let header = StreamHeader::new(Purpose::Probe).to("oslo", "oslo-1");
+        let mut stream = link.open_stream(header).await.map_err(std::io::Error::other)?;
+        stream.read_u8().await
+    };
+    // Gateways never get a certificate with the cloud's name, whatever they call themselves.
+    let impostor = one.registrar.dial_as_gateway(&PeerId::new("cloud", "cloud").unwrap());
+    let link = dial(&one, impostor, REPLICA_ALPN).await.unwrap();
+    assert!(ask(&link).await.is_err());
+    assert!(link.closed().await.to_string().contains("replica"), "{}", link.closed().await);
+    // To two, which would have to forward it once more: nobody forwards what was forwarded.
+    let link = dial(&two, one.registrar.dial_tls().unwrap(), REPLICA_ALPN).await.unwrap();
+    let error = ask(&link).await.unwrap_err();
+    assert_eq!(ResetCode::of(&error), Some(ResetCode::NoRoute), "{error:?}");
+    let link = dial(&one, two.registrar.dial_tls().unwrap(), REPLICA_ALPN).await.unwrap();
+    assert_eq!(ask(&link).await.unwrap(), b'>');
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_that_stops_takes_its_entries_along_and_a_newer_session_replaces_an_older_one() {
+    let lab = Lab::new().await;
+    let (one, two) = (lab.replica("one").await, lab.replica("two").await);
+    let mut replaced = one.fleet.directory().replaced();
+    one.fleet.directory().set_attached(&[("oslo-1".into(), 5), ("bergen-1".into(), 1)]);
+    eventually("known at two", || is_there(&two, "oslo-1") && is_there(&two, "bergen-1")).await;
+    // The edge has moved; the old session may still linger at one.
+    two.fleet.directory().set_attached(&[("oslo-1".into(), 6)]);
+    let told = tokio::time::timeout(Duration::from_secs(20), replaced.recv()).await.unwrap().unwrap();
+    assert_eq!(told, Replaced { gateway: "oslo-1".into(), epoch: 6 });
+    eventually("one follows, although its own session lingers", || is_there(&one, "oslo-1")).await;
+
+    let start = Instant::now();
+    one.stop.cancel();
+    eventually("its entry is gone", || !is_there(&two, "bergen-1")).await;
+    assert!(start.elapsed() < Duration::from_secs(5), "long before anybody could miss its renewals");
+    eventually("so is the replica", || two.fleet.directory().others().is_empty()).await;
+    assert_eq!(two.fleet.directory().epoch("oslo-1"), Some(6));
+}
