@@ -12,6 +12,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use crate::clock::{self, Clock, Moment, Skew, from_unix_seconds, unix_seconds};
+use crate::dial::Proxy;
 use crate::key::{Key, KeyError};
 use crate::peer::{CertificateFacts, PeerId};
 use crate::tls::{self, Credentials, TimeNote, TlsError, Trust};
@@ -27,6 +28,8 @@ pub struct Contact {
     pub clock: Clock,
     /// For each endpoint: connecting, the handshake, and the exchange, together.
     pub deadline: Duration,
+    /// On the way to every endpoint that it does not leave out.
+    pub proxy: Option<Proxy>,
 }
 
 /// Generous for a satellite link, short enough to try the next endpoint.
@@ -219,7 +222,7 @@ async fn dial(
 ) -> Result<(TlsStream<TcpStream>, TimeNote), EnrolError> {
     let unreachable = |source| EnrolError::Unreachable { endpoint: endpoint.clone(), source };
     let (config, note) = tls::client(contact.trust.clone(), credentials, contact.clock.now())?;
-    let tcp = TcpStream::connect((endpoint.host(), endpoint.port())).await.map_err(unreachable)?;
+    let tcp = connect(contact.proxy.as_ref(), endpoint).await.map_err(unreachable)?;
     // The name is only a hint for load balancers; the verifier asks for the cloud's own name. A host that
     // is no DNS name (two dots in a row, say) must not stop us.
     let name = ServerName::try_from(endpoint.host().to_owned())
@@ -231,6 +234,15 @@ async fn dial(
         return Err(EnrolError::NotEnrolment { endpoint: endpoint.clone() });
     }
     Ok((link, note))
+}
+
+async fn connect(proxy: Option<&Proxy>, endpoint: &Endpoint) -> std::io::Result<TcpStream> {
+    let Some(proxy) = proxy.filter(|proxy| proxy.applies_to(endpoint)) else {
+        return TcpStream::connect((endpoint.host(), endpoint.port())).await;
+    };
+    let mut tcp = TcpStream::connect((proxy.endpoint().host(), proxy.endpoint().port())).await?;
+    proxy.ask(&mut tcp, endpoint).await.map_err(std::io::Error::other)?;
+    Ok(tcp)
 }
 
 fn handshake_error(endpoint: &Endpoint, source: std::io::Error) -> EnrolError {

@@ -3,6 +3,7 @@
 //! `route` decides what is meant; the doing is identity's and the store's. The API server has authenticated
 //! and authorized the caller before.
 
+mod probe;
 mod status;
 mod tokens;
 
@@ -22,12 +23,14 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::identity::{Registrar, RotationError, TokenProblem};
+use crate::sessions::Sessions;
 
 /// Serves the actions of one cloud.
 pub struct CloudActions {
     pub registry: Arc<Registry>,
     pub registrar: Arc<Registrar>,
     pub figures: Arc<dyn LiveFigures>,
+    pub sessions: Sessions,
 }
 
 /// What a call means.
@@ -41,6 +44,7 @@ enum Action<'a> {
     Backup,
     ShowAuthorities,
     RotateAuthority,
+    Probe,
 }
 
 fn route<'a>(method: &Method, path: &'a str) -> Result<Action<'a>, ActionRefusal> {
@@ -54,6 +58,7 @@ fn route<'a>(method: &Method, path: &'a str) -> Result<Action<'a>, ActionRefusal
         ["backup"] => (Method::GET, Action::Backup),
         ["ca"] => (Method::GET, Action::ShowAuthorities),
         ["ca", "rotate"] => (Method::POST, Action::RotateAuthority),
+        ["probe"] => (Method::POST, Action::Probe),
         _ => return Err(ActionRefusal::not_found(format!("there is no action /causeway/v1/{path}"))),
     };
     if method != allowed {
@@ -94,6 +99,7 @@ impl Actions for CloudActions {
                 Action::ShowAuthorities => {
                     json(StatusCode::OK, &self.registrar.authorities().await.map_err(rotation_refusal)?)
                 }
+                Action::Probe => json(StatusCode::OK, &self.probe(body(&request.body)?).await?),
                 Action::RotateAuthority => {
                     let asked: Rotate = body(&request.body)?;
                     let view = match asked.step {
@@ -232,6 +238,8 @@ mod tests {
         check(Method::GET, "backup", Ok(Action::Backup));
         check(Method::GET, "ca", Ok(Action::ShowAuthorities));
         check(Method::POST, "ca/rotate", Ok(Action::RotateAuthority));
+        check(Method::POST, "probe", Ok(Action::Probe));
+        check(Method::GET, "probe", Err(405));
         check(Method::GET, "", Err(404));
         check(Method::GET, "../esites", Err(404));
     }

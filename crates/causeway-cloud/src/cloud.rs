@@ -25,7 +25,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::actions::CloudActions;
-use crate::channel::{Channel, NoLinks};
+use crate::channel::Channel;
 use crate::departures::Departures;
 use crate::figures::FleetFigures;
 use crate::first;
@@ -34,6 +34,7 @@ use crate::identity::{
     EnrolmentLimits, EnrolmentServer, IdentityConfig, IdentityError, Registrar, host_name, outward_addresses,
 };
 use crate::reconcile::Reconciler;
+use crate::sessions::{Passengers, SessionLimits, Sessions};
 
 /// Everything a cloud needs to know.
 #[derive(Clone, Debug)]
@@ -50,6 +51,8 @@ pub struct CloudConfig {
     /// How long an expired certificate may still be renewed with its old key.
     pub expired_grace: Duration,
     pub audit: AuditLimits,
+    /// How long streams that are open may go on after the stop.
+    pub drain: Duration,
     /// The effective configuration, without secrets, for the admin dump.
     pub shown: serde_json::Value,
 }
@@ -92,6 +95,7 @@ pub struct Cloud {
     registrar: Arc<Registrar>,
     api: ApiServer,
     channel: Channel,
+    sessions: Sessions,
     admin: AdminServer,
     reconciler: Reconciler,
     health: StoreHealth,
@@ -136,19 +140,28 @@ impl Cloud {
         )
         .map_err(bind_error("channel", config.channel))?;
         metrics.register(|registry| port.figures().register(registry));
-        let channel = Channel {
-            port,
-            enrolment: EnrolmentServer::new(registrar.clone(), EnrolmentLimits::default()),
-            links: Arc::new(NoLinks),
-        };
 
         let registry = Arc::new(Registry::new(store.clone(), Arc::new(SystemClock)));
         first::ensure(&registry).await.map_err(|status| CloudError::First(Box::new(status)))?;
-        let figures = Arc::new(FleetFigures::new(registry.now()));
+        let sessions = Sessions::new(
+            replica_name(&addresses),
+            registrar.clone(),
+            registry.clone(),
+            Passengers::none(),
+            SessionLimits { drain: config.drain, ..SessionLimits::default() },
+        );
+        metrics.register(|registry| sessions.register(registry));
+        let channel = Channel {
+            port,
+            enrolment: EnrolmentServer::new(registrar.clone(), EnrolmentLimits::default()),
+            links: Arc::new(sessions.clone()),
+        };
+        let figures = Arc::new(FleetFigures::new(registry.now(), sessions.clone()));
         let actions = CloudActions {
             registry: registry.clone(),
             registrar: registrar.clone(),
             figures: figures.clone(),
+            sessions: sessions.clone(),
         };
         let parts = Parts {
             registry: registry.clone(),
@@ -174,6 +187,7 @@ impl Cloud {
         Ok(Cloud {
             api: ApiServer::on(api_listener, parts).map_err(bind_error("api", config.api))?,
             channel,
+            sessions,
             data_dir,
             store,
             audit,
@@ -219,6 +233,8 @@ impl Cloud {
         let registrar = self.registrar.clone();
         let token = servants.clone();
         back.spawn(named("identity", Box::pin(async move { registrar.run(token).await })));
+        let (sessions, token) = (self.sessions.clone(), servants.clone());
+        back.spawn(named("sessions", Box::pin(async move { sessions.run(token).await })));
         let departures = Departures { store: self.store.clone(), registrar: self.registrar.clone() };
         back.spawn(named("the watch over deleted gateways", Box::pin(departures.run(servants.clone()))));
         back.spawn(named("reconcile", Box::pin(self.reconciler.run(servants.clone()))));
@@ -251,6 +267,11 @@ impl Cloud {
 fn publish_addresses(data_dir: &DataDir, addresses: &Addresses) -> Result<(), DataDirError> {
     data_dir.folder("run")?;
     data_dir.write(ADDRESSES_FILE, &serde_json::to_vec_pretty(addresses).unwrap_or_default()).map(drop)
+}
+
+/// How this replica is called in logs and messages: its host and the port that edges dial.
+fn replica_name(addresses: &Addresses) -> String {
+    format!("{}:{}", host_name(), addresses.channel.port())
 }
 
 async fn listen(purpose: &'static str, address: SocketAddr) -> Result<TcpListener, CloudError> {

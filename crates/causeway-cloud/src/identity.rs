@@ -1,10 +1,11 @@
 //! The identity of the fleet: who may join, who has joined, who was thrown out, and by whose signature.
 //!
 //! `Registrar` is the face: it opens the CA, gives out tokens and certificates, and tells the API server who is
-//! asking. `EnrolmentServer` puts it on the channel port. Everything lasting is in the store, changed by
+//! asking. `EnrolmentServer` puts it behind the channel port. Everything lasting is in the store, changed by
 //! compare-and-swap, so that any number of replicas may do the same work. Objects are none of its business.
 
 mod access;
+mod admission;
 mod desk;
 mod enrolment;
 mod registrar;
@@ -29,6 +30,7 @@ mod tests;
 
 use std::time::SystemTime;
 
+pub use admission::Admitted;
 pub use desk::{IssuedApiToken, IssuedJoinToken, Revoked, TokenProblem, TokenSummary};
 pub use figures::Figures;
 pub use registrar::{IdentityConfig, IdentityError, Registrar};

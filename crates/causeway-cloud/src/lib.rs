@@ -1,6 +1,6 @@
 //! The cloud role: keeps the identity of the fleet, admits sites, reconciles objects.
 //!
-//! Puts the API server in front of the store and the enrolment behind the channel port.
+//! Puts the API server in front of the store, and enrolment and sessions behind the channel port.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
 
@@ -14,6 +14,7 @@ mod health;
 pub mod identity;
 mod reconcile;
 pub mod replicas;
+pub mod sessions;
 pub mod upstream;
 
 pub use cloud::{Addresses, Cloud, CloudConfig, CloudError};

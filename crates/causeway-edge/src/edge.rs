@@ -8,13 +8,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use causeway_channel::clock::Moment;
+use causeway_channel::dial::Proxy;
 use causeway_channel::enrol::{self, DEADLINE};
+use causeway_channel::session::Allowed;
 use causeway_channel::tls::Trust;
 use causeway_channel::wire::Code;
 use causeway_channel::{Clock, Contact, EnrolError, Issued, JoinToken, PeerId, Secret};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
+use crate::link::{Keeper, LinkOptions, Passengers, Uplink, Wish};
 use crate::renewal::{self, Outcome, Schedule, Step};
 use crate::state::{EdgeIdentity, State, StateError};
 
@@ -24,6 +27,7 @@ pub struct Edge {
     state: State,
     clock: Clock,
     identity: watch::Sender<Option<Arc<EdgeIdentity>>>,
+    proxy: Option<Proxy>,
 }
 
 /// What `enrol` did.
@@ -57,7 +61,12 @@ impl Edge {
     pub fn open_with(data_dir: impl AsRef<Path>, clock: Clock) -> Result<Edge, EdgeError> {
         let state = State::open(data_dir.as_ref())?;
         let (identity, _) = watch::channel(state.load()?.map(Arc::new));
-        Ok(Edge { state, clock, identity })
+        Ok(Edge { state, clock, identity, proxy: None })
+    }
+
+    /// Everything that is dialled over TCP goes through this proxy.
+    pub fn through(self, proxy: Option<Proxy>) -> Edge {
+        Edge { proxy, ..self }
     }
 
     /// Who this edge is, if it is enrolled.
@@ -124,9 +133,39 @@ impl Edge {
         Ok(Enrolled::Now(token.peer.clone()))
     }
 
+    /// What keeps the link, the handle to that link, and the news that `run_linked` wants.
+    pub fn link(&self, transports: Allowed, passengers: Passengers) -> (Keeper, Uplink, Wishes) {
+        let (renew, wishes) = mpsc::channel(WISHES_MAX);
+        let options = LinkOptions { transports, proxy: self.proxy.clone() };
+        let (keeper, uplink) =
+            Keeper::new(options, self.identity.subscribe(), self.clock.clone(), passengers, renew);
+        (keeper, uplink, Wishes(Some(wishes)))
+    }
+
+    /// Keeps the certificate fresh and the link up until told to stop.
+    pub async fn run_linked(
+        &self,
+        keeper: Keeper,
+        wishes: Wishes,
+        stop: CancellationToken,
+    ) -> Result<(), EdgeError> {
+        let link = CancellationToken::new();
+        let certificate = async {
+            let ended = self.keep_certificate(wishes, stop).await;
+            link.cancel();
+            ended
+        };
+        let ((), ended) = tokio::join!(Box::pin(keeper.run(link.clone())), certificate);
+        ended
+    }
+
     /// Keeps the certificate fresh until told to stop. Ends with an error only when the cloud has given this
     /// edge up for good; everything else is tried again.
     pub async fn run(&self, stop: CancellationToken) -> Result<(), EdgeError> {
+        self.keep_certificate(Wishes(None), stop).await
+    }
+
+    async fn keep_certificate(&self, mut wishes: Wishes, stop: CancellationToken) -> Result<(), EdgeError> {
         let facts = self.current()?.facts.clone();
         let mut schedule = Schedule::new(facts.not_before, facts.not_after, self.clock.now(), dice());
         loop {
@@ -134,6 +173,11 @@ impl Edge {
             let outcome = tokio::select! {
                 biased;
                 () = stop.cancelled() => return Ok(()),
+                // A step that asks the cloud is brought to its end: it may have changed what is on disk there.
+                wish = wishes.next(), if matches!(step, Step::Sleep(_)) => {
+                    schedule.handle_wish(wish, self.clock.now(), dice());
+                    continue;
+                }
                 outcome = self.take_step(step) => outcome?,
             };
             if let Some(outcome) = outcome {
@@ -228,7 +272,26 @@ impl Edge {
     }
 
     fn contact(&self, endpoints: Vec<causeway_channel::Endpoint>, trust: Trust) -> Contact {
-        Contact { endpoints, trust, clock: self.clock.clone(), deadline: DEADLINE }
+        Contact { endpoints, trust, clock: self.clock.clone(), deadline: DEADLINE, proxy: self.proxy.clone() }
+    }
+}
+
+/// What the sessions of an edge learn about its certificate.
+#[derive(Debug)]
+pub struct Wishes(Option<mpsc::Receiver<Wish>>);
+
+/// Sessions are rare against renewals, and the next one says it again.
+const WISHES_MAX: usize = 4;
+
+impl Wishes {
+    async fn next(&mut self) -> Wish {
+        match self.0.as_mut() {
+            Some(wishes) => match wishes.recv().await {
+                Some(wish) => wish,
+                None => std::future::pending().await,
+            },
+            None => std::future::pending().await,
+        }
     }
 }
 
@@ -264,7 +327,7 @@ fn is_worth_repeating(error: &EnrolError) -> bool {
 }
 
 // From 0 to 1. Spreading out needs no secrecy, but this source is at hand.
-fn dice() -> f64 {
+pub(crate) fn dice() -> f64 {
     let secret = Secret::generate();
     let [high, low, ..] = *secret.expose();
     f64::from(u16::from_be_bytes([high, low])) / f64::from(u16::MAX)

@@ -1,4 +1,4 @@
-//! The edge role: enrols once, keeps its certificate fresh.
+//! The edge role: enrols once, keeps its certificate fresh and its link to the cloud.
 //!
 //! Everything it must remember is in its data dir: `state` reads and writes it, `renewal` decides what is due,
 //! `edge` does it. `upstream` keeps what the cloud must still be told.
@@ -6,9 +6,10 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
 
 mod edge;
+pub mod link;
 pub mod renewal;
 mod state;
 pub mod upstream;
 
-pub use edge::{Edge, EdgeError, Enrolled};
+pub use edge::{Edge, EdgeError, Enrolled, Wishes};
 pub use state::{EdgeIdentity, StateError};

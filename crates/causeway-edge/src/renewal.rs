@@ -4,11 +4,15 @@
 
 use std::time::{Duration, SystemTime};
 
+use crate::link::Wish;
+
 const DAY: Duration = Duration::from_secs(24 * 3600);
 /// Asked once a day, so that a change of CA reaches every edge within a day.
 const CHECK_EVERY: Duration = DAY;
 /// The clock may be set while we sleep, so the time is looked at this often.
 const SLEEP_MAX: Duration = Duration::from_secs(5 * 60);
+/// When CAs change, the whole fleet is told in one moment; it comes spread over this time.
+const RENEW_SPREAD: Duration = Duration::from_secs(10);
 const BACKOFF_FIRST: Duration = Duration::from_secs(2);
 /// There are ten days between the first try to renew and the end; a cloud that is away is asked gently.
 const BACKOFF_MAX: Duration = Duration::from_secs(10 * 60);
@@ -88,7 +92,8 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// The first question to the cloud is due at once: it proves that the certificate works.
+    /// The first question to the cloud is due soon: it proves that the certificate works. A session proves it, too,
+    /// and is usually there before.
     pub fn new(not_before: SystemTime, not_after: SystemTime, now: SystemTime, jitter: f64) -> Schedule {
         let wanted = None;
         Schedule { not_before, not_after, jitter, check_at: now, wanted, failures: 0, pause: None }
@@ -118,6 +123,22 @@ impl Schedule {
         let (since, pause) = self.pause?;
         let passed = now.duration_since(since).ok()?;
         pause.checked_sub(passed).filter(|rest| !rest.is_zero())
+    }
+
+    /// Takes what a session learned. A session that was taken has proved the certificate, so nothing is asked for a
+    /// day; one that was refused asks now, unless the cloud is being left alone.
+    pub fn handle_wish(&mut self, wish: Wish, now: SystemTime, jitter: f64) {
+        match wish {
+            Wish::Renew => {
+                self.wanted = self.wanted.or(Some(Step::Renew));
+                self.pause = self.pause.or(Some((now, RENEW_SPREAD.mul_f64(jitter.clamp(0.0, 1.0)))));
+            }
+            Wish::Check => self.check_at = now,
+            Wish::Nothing => {
+                self.failures = 0;
+                self.check_at = now + CHECK_EVERY;
+            }
+        }
     }
 
     pub fn handle(&mut self, outcome: Outcome, now: SystemTime, jitter: f64) {
@@ -211,6 +232,19 @@ mod tests {
         let issued = Outcome::Issued { not_before: start(), not_after: start() + 30 * DAY };
         schedule.handle(issued, start(), 0.0);
         assert_eq!(schedule.next_step(start()), Step::Check);
+    }
+
+    #[test]
+    fn a_session_spares_the_question_or_asks_for_it() {
+        let mut schedule = Schedule::new(start(), start() + 30 * DAY, start(), 0.0);
+        schedule.handle_wish(Wish::Nothing, start(), 0.5);
+        assert!(matches!(schedule.next_step(start()), Step::Sleep(_)), "a session proves the certificate");
+        schedule.handle_wish(Wish::Check, start(), 0.5);
+        assert_eq!(schedule.next_step(start()), Step::Check, "a refusal is looked into at once");
+        schedule.handle_wish(Wish::Nothing, start(), 0.5);
+        schedule.handle_wish(Wish::Renew, start(), 0.5);
+        assert_eq!(schedule.next_step(start()), Step::Sleep(RENEW_SPREAD / 2));
+        assert_eq!(schedule.next_step(start() + RENEW_SPREAD / 2), Step::Renew);
     }
 
     #[test]

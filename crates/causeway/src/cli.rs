@@ -4,8 +4,8 @@ use clap::builder::styling::{AnsiColor, Styles};
 use clap::{Parser, Subcommand};
 
 use crate::commands::{
-    apply, backup, ca, check_config, cloud, completions, delete, demo, describe, edge, get, kubeconfig,
-    restore, revoke, status, token,
+    apply, backup, ca, check_config, cloud, completions, delete, demo, describe, doctor, edge, get,
+    kubeconfig, restore, revoke, status, token,
 };
 
 const STYLES: Styles = Styles::styled()
@@ -44,6 +44,7 @@ pub enum Command {
     Describe(describe::Args),
     Delete(delete::Args),
     Status(status::Args),
+    Doctor(doctor::Args),
     // Who may come in.
     Token(token::Args),
     Kubeconfig(kubeconfig::Args),

@@ -9,6 +9,7 @@ pub mod completions;
 pub mod delete;
 pub mod demo;
 pub mod describe;
+pub mod doctor;
 pub mod edge;
 pub mod get;
 pub mod kubeconfig;
@@ -37,6 +38,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Describe(arguments) => describe::run(arguments).await,
         Command::Delete(arguments) => delete::run(arguments).await,
         Command::Status(arguments) => status::run(arguments).await,
+        Command::Doctor(arguments) => doctor::run(arguments).await,
         Command::Token(arguments) => token::run(arguments).await,
         Command::Kubeconfig(arguments) => kubeconfig::run(&arguments),
         Command::Revoke(arguments) => revoke::run(arguments).await,

@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 use crate::duration::Span;
 use crate::problem::Problem;
 pub use layer::{CloudLayer, EdgeLayer, Layer, LogLayer};
-pub use values::{Endpoint, Store};
+pub use values::{Endpoint, Proxy, Store, Transport};
 
 /// Where a value came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,6 +79,9 @@ pub struct Cloud {
 pub struct Edge {
     pub admin: Setting<std::net::SocketAddr>,
     pub drain: Setting<Span>,
+    pub transport: Setting<Transport>,
+    /// None: as HTTPS_PROXY and NO_PROXY say.
+    pub proxy: Setting<Option<Proxy>>,
 }
 
 impl Config {
@@ -133,6 +136,8 @@ impl Config {
             edge: Edge {
                 admin: pick!(defaults::ADMIN, edge.admin),
                 drain: pick!(defaults::DRAIN, edge.drain),
+                transport: pick!(defaults::TRANSPORT, edge.transport),
+                proxy: pick_optional!(edge.proxy),
             },
         }
     }
@@ -180,7 +185,10 @@ impl Config {
             "audit-file-bytes-max" => cloud.audit_file_bytes_max, "audit-files-max" => cloud.audit_files_max,
             "drain" => cloud.drain,
         );
-        show!("edge", "admin" => self.edge.admin, "drain" => self.edge.drain);
+        let edge = &self.edge;
+        show!("edge",
+            "admin" => edge.admin, "drain" => edge.drain, "transport" => edge.transport, "proxy" => edge.proxy,
+        );
         all
     }
 

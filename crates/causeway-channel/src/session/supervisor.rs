@@ -234,7 +234,7 @@ impl Supervisor {
                 }
                 Verdict::Dead => {
                     self.actions.push_back(Action::Close { link: session.link, code: CloseCode::Dead });
-                    self.lose(now, CloseCode::Dead, dice);
+                    self.lose(now, CloseCode::Dead, true, dice);
                 }
             },
             _ => {}
@@ -305,7 +305,8 @@ impl Supervisor {
     /// The link has ended, by whoever's hand.
     pub fn handle_closed(&mut self, now: Instant, link: LinkId, code: CloseCode, dice: f64) {
         if self.current() == Some(link) {
-            self.lose(now, code, dice);
+            // Whoever tells us, be it a cloud that has forgotten the link, is no silence.
+            self.lose(now, code, false, dice);
         } else {
             // An attempt whose link broke before the welcome; for links of the past, nothing happens.
             self.handle_failed(now, link, Failure::Unreachable, dice);
@@ -429,7 +430,7 @@ impl Supervisor {
     }
 
     // The session is gone; what was planned after it becomes the only plan.
-    fn lose(&mut self, now: Instant, code: CloseCode, dice: f64) {
+    fn lose(&mut self, now: Instant, code: CloseCode, is_silent: bool, dice: f64) {
         let (session, next) = match std::mem::replace(&mut self.phase, Phase::Stopped) {
             Phase::Ready(session, next) | Phase::Draining(session, next) => (session, next),
             other => return self.phase = other,
@@ -440,7 +441,7 @@ impl Supervisor {
             true => self.backoff.handle_success(),
             false => self.backoff.handle_failure(),
         }
-        self.choice.handle_lost(session.transport, life, code == CloseCode::Dead);
+        self.choice.handle_lost(session.transport, life, is_silent);
         if matches!(code, CloseCode::Revoked | CloseCode::CertificateExpired | CloseCode::NotAdmitted) {
             self.actions.push_back(Action::Renew);
         }

@@ -177,7 +177,7 @@ impl Registrar {
     }
 
     // The edge holds a certificate of the new CA and trusts both: it does not depend on the old one any more.
-    async fn note_proven(
+    pub(super) async fn note_proven(
         &self,
         peer: &PeerId,
         facts: &CertificateFacts,
@@ -251,7 +251,7 @@ impl Registrar {
 
     // TLS has checked a certificate of the handshake, but perhaps against CAs of yesterday, and one
     // that came in a message was checked by nobody. So both are checked here; only the time is left to the caller.
-    fn read_shown(
+    pub(super) fn read_shown(
         &self,
         shown: Option<&CertificateDer<'_>>,
         subject: &mut Subjects,
@@ -287,7 +287,7 @@ impl Registrar {
         Err(Refusal::new(Code::Revoked, message, tokens::NEW_TOKEN))
     }
 
-    async fn gateway(&self, peer: &PeerId) -> Result<Option<(GatewayRecord, Revision)>, Refusal> {
+    pub(super) async fn gateway(&self, peer: &PeerId) -> Result<Option<(GatewayRecord, Revision)>, Refusal> {
         self.load(&gateways::store_key(peer.gateway())).await.map_err(unavailable)
     }
 
@@ -324,7 +324,7 @@ impl Registrar {
 
 /// Whom a request was about, as far as it became known.
 #[derive(Default)]
-struct Subjects {
+pub(super) struct Subjects {
     peer: Option<PeerId>,
     key: Option<KeyHash>,
     wish: Option<Wish>,

@@ -16,7 +16,7 @@ use causeway_store::{Record, Revision, Store, StoreError};
 use rustls::ServerConfig;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::sync::{Notify, broadcast};
+use tokio::sync::{Notify, broadcast, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::access::Credentials;
@@ -106,6 +106,7 @@ pub struct Registrar {
     /// Older than the first pictures of the store; `run` goes on from there.
     since: Revision,
     roll_changed: Notify,
+    bundle_changed: watch::Sender<u64>,
 }
 
 impl Registrar {
@@ -128,6 +129,7 @@ impl Registrar {
             credentials: Credentials::new(api_tokens),
             figures: Figures::default(),
             roll_changed: Notify::new(),
+            bundle_changed: watch::channel(0).0,
             store,
             config,
             place,
@@ -170,6 +172,16 @@ impl Registrar {
     /// Keys as they are revoked, for whoever holds sessions. After `Lagged`, ask `is_revoked` for each session.
     pub fn revoked_keys(&self) -> broadcast::Receiver<KeyHash> {
         self.revocations.ended()
+    }
+
+    /// Changes when CAs come or go: edges should renew then.
+    pub fn bundle_changes(&self) -> watch::Receiver<u64> {
+        self.bundle_changed.subscribe()
+    }
+
+    /// What time it is, by the clock that judges certificates.
+    pub fn time(&self) -> SystemTime {
+        self.now()
     }
 
     pub(super) fn now(&self) -> SystemTime {
@@ -243,6 +255,7 @@ impl Registrar {
         self.roll
             .rcu(|current| if newer.revision > current.revision { newer.clone() } else { current.clone() });
         self.roll_changed.notify_one();
+        self.bundle_changed.send_modify(|count| *count += 1);
     }
 
     fn apply_roll(&self, change: Change) {

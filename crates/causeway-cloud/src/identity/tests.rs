@@ -136,7 +136,13 @@ impl Fleet {
 
     fn contact(&self, replica: &Replica, trust: Trust) -> Contact {
         let endpoints = vec![replica.addr.to_string().parse().unwrap()];
-        Contact { endpoints, trust, clock: self.hands.clock(), deadline: Duration::from_secs(20) }
+        Contact {
+            endpoints,
+            trust,
+            clock: self.hands.clock(),
+            deadline: Duration::from_secs(20),
+            proxy: None,
+        }
     }
 
     async fn enrol(&self, replica: &Replica, token: &JoinToken, key: &Key) -> Result<Issued, EnrolError> {

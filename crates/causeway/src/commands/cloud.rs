@@ -104,6 +104,8 @@ pub fn cloud_config(config: &Config) -> CloudConfig {
             file_bytes_max: cloud.audit_file_bytes_max.value,
             files_max: usize::try_from(cloud.audit_files_max.value).unwrap_or(usize::MAX),
         },
+        // The process ends when `drain` is over; the rest is for what comes after the streams.
+        drain: cloud.drain.value.0 * 3 / 4,
         shown: config.to_json(),
     }
 }

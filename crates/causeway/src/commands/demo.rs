@@ -154,6 +154,7 @@ fn demo_config(data_dir: PathBuf) -> CloudConfig {
         seal_key: None,
         expired_grace: Duration::from_secs(24 * 3600),
         audit: AuditLimits::default(),
+        drain: Duration::from_secs(5),
         shown: serde_json::json!({"demo": true}),
     }
 }

@@ -1,4 +1,4 @@
-//! `causeway edge`: enrols once, then keeps the edge role running until a signal.
+//! `causeway edge`: enrols once, then keeps the edge role running, its certificate fresh and its link up.
 
 use std::io::Read;
 use std::net::SocketAddr;
@@ -6,15 +6,17 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use causeway_channel::JoinToken;
+use causeway_channel::session::Allowed;
+use causeway_channel::{JoinToken, dial};
 use causeway_daemon::admin::Doors;
 use causeway_daemon::{AdminServer, Metrics, Readiness, notify, signals};
+use causeway_edge::link::Passengers;
 use causeway_edge::{Edge, EdgeError};
 use tokio_util::sync::CancellationToken;
 
 use super::WrongUsage;
 use super::cloud::start_logging;
-use crate::config::{Config, EdgeLayer, Layer, LogLayer};
+use crate::config::{Config, EdgeLayer, Layer, LogLayer, Proxy, Transport};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -41,6 +43,12 @@ pub struct Args {
     /// Address for metrics, health and dumps, without credentials [default: 127.0.0.1:7445]
     #[arg(long, value_name = "ADDR")]
     admin: Option<SocketAddr>,
+    /// How to reach the cloud: auto, quic or tcp [default: auto]
+    #[arg(long, value_name = "TRANSPORT")]
+    transport: Option<Transport>,
+    /// HTTP proxy on the way to the cloud [default: as HTTPS_PROXY says]
+    #[arg(long, value_name = "URL")]
+    proxy: Option<Proxy>,
     /// Configuration file
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     config: Option<PathBuf>,
@@ -53,24 +61,33 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     let flags = Layer {
         data_dir: arguments.data_dir.clone(),
         log: LogLayer { format: arguments.log_format.clone(), filter: None },
-        edge: EdgeLayer { admin: arguments.admin, drain: None },
+        edge: EdgeLayer {
+            admin: arguments.admin,
+            drain: None,
+            transport: arguments.transport,
+            proxy: arguments.proxy.clone(),
+        },
         ..Layer::default()
     };
     let config = Config::load(flags, arguments.config.as_deref())?;
     start_logging(&config)?;
     let stop = signals::watch(config.edge.drain.value.0)?;
-    let edge = Edge::open(&config.data_dir.value)?;
+    let edge = Edge::open(&config.data_dir.value)?.through(proxy(&config)?);
     if edge.peer().is_none() && arguments.join.is_none() {
         return Err(WrongUsage(EdgeError::NotEnrolled.to_string()).into());
     }
     let token = arguments.join.as_deref().map(read_token).transpose()?;
 
+    let (keeper, uplink, wishes) = edge.link(allowed(config.edge.transport.value), Passengers::none());
     let (readiness, shown) = (Readiness::new(), config.to_json());
     let enrolled = readiness.register("enrolled");
     let doors = Doors {
         metrics: Metrics::new(env!("CARGO_PKG_VERSION")),
         readiness,
-        dumps: vec![("config", Box::new(move || shown.clone()))],
+        dumps: vec![
+            ("config", Box::new(move || shown.clone())),
+            ("link", Box::new(move || serde_json::to_value(uplink.shown()).unwrap_or_default())),
+        ],
     };
     let address = config.edge.admin.value;
     let admin = AdminServer::bind(address, doors)
@@ -88,7 +105,7 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
         if let Some(peer) = edge.peer() {
             tracing::info!(%peer, data_dir = %config.data_dir.value.display(), "the edge runs");
         }
-        edge.run(stop.clone()).await
+        edge.run_linked(keeper, wishes, stop.clone()).await
     };
     let ended = ran.await;
     notify::stopping();
@@ -99,6 +116,22 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
         Ok(()) | Err(EdgeError::Stopped) => Ok(ExitCode::SUCCESS),
         Err(error) => Err(error.into()),
     }
+}
+
+fn allowed(transport: Transport) -> Allowed {
+    match transport {
+        Transport::Auto => Allowed::Both,
+        Transport::Quic => Allowed::QuicOnly,
+        Transport::Tcp => Allowed::TcpOnly,
+    }
+}
+
+/// The proxy that is configured, or the one of this machine.
+fn proxy(config: &Config) -> anyhow::Result<Option<dial::Proxy>> {
+    Ok(match &config.edge.proxy.value {
+        Some(proxy) => Some(dial::Proxy::parse(proxy.url())?),
+        None => dial::Proxy::from_environment()?,
+    })
 }
 
 /// The token itself, from the command line, a file or standard input.

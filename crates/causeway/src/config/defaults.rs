@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use super::Store;
+use super::{Store, Transport};
 use crate::duration::Span;
 
 /// Where the file system standard puts what a service must keep.
@@ -32,3 +32,6 @@ pub const AUDIT_FILES_MAX: u64 = 5;
 
 /// Shorter than the 30 seconds that Kubernetes and the 90 that systemd give before they kill.
 pub const DRAIN: Span = Span::seconds(20);
+
+/// QUIC where it works, TCP where UDP is blocked.
+pub const TRANSPORT: Transport = Transport::Auto;

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use serde::Deserialize;
 
-use super::{Endpoint, Store};
+use super::{Endpoint, Proxy, Store, Transport};
 use crate::duration::Span;
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -48,6 +48,8 @@ pub struct CloudLayer {
 pub struct EdgeLayer {
     pub admin: Option<SocketAddr>,
     pub drain: Option<Span>,
+    pub transport: Option<Transport>,
+    pub proxy: Option<Proxy>,
 }
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -83,7 +85,12 @@ pub fn environment(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Layer, Env
             audit_files_max: variable(lookup, "CAUSEWAY_AUDIT_FILES_MAX")?,
             drain,
         },
-        edge: EdgeLayer { admin, drain },
+        edge: EdgeLayer {
+            admin,
+            drain,
+            transport: variable(lookup, "CAUSEWAY_TRANSPORT")?,
+            proxy: variable(lookup, "CAUSEWAY_PROXY")?,
+        },
     })
 }
 

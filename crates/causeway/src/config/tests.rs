@@ -57,6 +57,8 @@ fn every_setting_can_be_given_in_every_layer() {
         [edge]
         admin = "127.0.0.1:4"
         drain = "6s"
+        transport = "tcp"
+        proxy = "http://proxy.example.org:3128"
         "#,
     );
     let none = Layer::default;
@@ -80,6 +82,8 @@ fn every_setting_can_be_given_in_every_layer() {
         ("AUDIT_FILE_BYTES_MAX", "1"),
         ("AUDIT_FILES_MAX", "2"),
         ("DRAIN", "5s"),
+        ("TRANSPORT", "quic"),
+        ("PROXY", "http://proxy.example.org:3128"),
     ];
     let names: Vec<(String, &str)> = names.map(|(name, value)| (format!("CAUSEWAY_{name}"), value)).to_vec();
     let names: Vec<(&str, &str)> = names.iter().map(|(name, value)| (name.as_str(), *value)).collect();
@@ -104,6 +108,8 @@ fn a_mistake_is_shown_with_its_place() {
     check("[cloud]\n\napi = 7443", "3:7", "invalid type");
     check("[cloud]\ndrain = \"soon\"", "2:9", "is no duration");
     check("[cloud]\nstore = \"redis\"", "2:9", "use `sqlite` or `etcd=");
+    check("[edge]\ntransport = \"udp\"", "2:13", "use `auto`, `quic` or `tcp`");
+    check("[edge]\nproxy = \"socks5://a:1\"", "2:9", "proxy");
     check("[cloud]\nadvertise = [\"a:1\", \"b\"]", "2:13", "write HOST:PORT");
     check("[cloud]\napi = \"127.0.0.1:1\"\napi = \"127.0.0.1:2\"", "3:1", "duplicate key");
     check("[cloud\n", "1:7", "");

@@ -1,4 +1,4 @@
-//! Values with a form of their own: endpoints and store specifications.
+//! Values with a form of their own: endpoints, store specifications, transports and proxies.
 
 use std::fmt;
 use std::str::FromStr;
@@ -76,6 +76,66 @@ fn without_password(endpoint: &str) -> String {
     }
 }
 
+/// How an edge reaches the cloud.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Transport {
+    Auto,
+    Quic,
+    Tcp,
+}
+
+impl FromStr for Transport {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Transport, String> {
+        match text {
+            "auto" => Ok(Transport::Auto),
+            "quic" => Ok(Transport::Quic),
+            "tcp" => Ok(Transport::Tcp),
+            _ => Err(format!("transport `{text}` is unknown: use `auto`, `quic` or `tcp`")),
+        }
+    }
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Transport::Auto => "auto",
+            Transport::Quic => "quic",
+            Transport::Tcp => "tcp",
+        })
+    }
+}
+
+/// An HTTP proxy that lets connections through by CONNECT, as `http://[USER:PASSWORD@]HOST:PORT`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Proxy(String);
+
+impl Proxy {
+    /// With its password.
+    pub fn url(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for Proxy {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Proxy, String> {
+        let parsed = causeway_channel::dial::Proxy::parse(text);
+        parsed.map(|_| Proxy(text.to_owned())).map_err(|error| format!("proxy: {error}"))
+    }
+}
+
+impl fmt::Display for Proxy {
+    /// Without its password: this goes into logs and dumps.
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&without_password(&self.0))
+    }
+}
+
 macro_rules! text_form {
     ($($kind:ident),+) => {
         $(impl TryFrom<String> for $kind {
@@ -100,4 +160,4 @@ impl fmt::Display for Endpoint {
     }
 }
 
-text_form!(Endpoint, Store);
+text_form!(Endpoint, Proxy, Store, Transport);

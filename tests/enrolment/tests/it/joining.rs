@@ -66,6 +66,7 @@ async fn an_answer_that_was_lost_is_asked_for_again_with_the_same_key() {
         trust: Trust::Pinned(token.authorities.clone()),
         clock: stage.hands.clock(),
         deadline: Duration::from_secs(20),
+        proxy: None,
     };
     enrol::enrol(&contact, &token, &key).await.unwrap();
     // And half of what came back was written.

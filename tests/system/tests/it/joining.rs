@@ -6,7 +6,7 @@ use crate::Lab;
 
 impl Lab {
     /// Starts an edge and waits until it holds its certificate.
-    fn join(&self, name: &str, token: &str) -> Process {
+    pub fn join(&self, name: &str, token: &str) -> Process {
         let process = self.edge(name, &["--join", token]);
         let certificate = self.path(name).join("identity.pem");
         wait_for("the edge is enrolled", || certificate.exists().then_some(()))
@@ -14,7 +14,7 @@ impl Lab {
         process
     }
 
-    fn edge(&self, name: &str, more: &[&str]) -> Process {
+    pub fn edge(&self, name: &str, more: &[&str]) -> Process {
         let folder = self.path(name);
         let arguments =
             [&["edge", "--data-dir", folder.to_str().unwrap(), "--admin", "127.0.0.1:0"], more].concat();

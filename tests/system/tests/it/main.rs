@@ -5,6 +5,7 @@
 mod full_disk;
 mod joining;
 mod keeping;
+mod links;
 mod objects;
 mod process;
 mod replicas;

@@ -285,6 +285,15 @@ fn udp_that_dies_young_is_left_for_tcp() {
 }
 
 #[test]
+fn a_cloud_that_has_forgotten_the_link_is_no_fault_of_udp() {
+    let mut lab = Lab::ready(Transport::Quic);
+    let link = lab.current();
+    lab.pass_heard(s(2));
+    lab.close(link, CloseCode::Dead);
+    lab.until_dial(Attempted::Both);
+}
+
+#[test]
 fn a_link_change_redials_at_once() {
     let mut lab = Lab::new();
     for _ in 0..6 {

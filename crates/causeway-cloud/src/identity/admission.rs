@@ -1,0 +1,87 @@
+//! May this certificate hold a session now? Asked once when a link comes in.
+//!
+//! TLS has checked the signature and let any age pass; what is left is the time, revocation, and whether the key is
+//! still the gateway's. Whether the EGateway exists is asked by whoever keeps the sessions.
+
+use causeway_channel::clock::Moment;
+use causeway_channel::tls;
+use causeway_channel::wire::Code;
+use causeway_channel::wire::control::{Refused, RefusedCode};
+use causeway_channel::{CertificateFacts, PeerId};
+use rustls_pki_types::CertificateDer;
+
+use super::audit::AuditLine;
+use super::enrolment::Subjects;
+use super::gateways;
+use super::registrar::Registrar;
+
+/// Who may hold a session.
+#[derive(Debug, Clone)]
+pub struct Admitted {
+    pub peer: PeerId,
+    pub facts: CertificateFacts,
+    /// The edge should renew before it is time, because CAs have changed.
+    pub renew: bool,
+}
+
+/// An edge whose identity has ended for good need not ask often.
+const HOPELESS_RETRY_MS: u32 = 30_000;
+
+impl Registrar {
+    /// Judges a certificate that was shown in a handshake. `bundle` is the hash of what the edge trusts.
+    pub async fn admit(&self, shown: &CertificateDer<'_>, bundle: &[u8]) -> Result<Admitted, Refused> {
+        let mut subject = Subjects::default();
+        let (facts, peer) = self.read_shown(Some(shown), &mut subject).map_err(refused)?;
+        let now = self.now();
+        if now > facts.not_after {
+            let (end, now) = (Moment(facts.not_after), Moment(now));
+            let message = format!("the certificate expired at {end} and it is {now} now");
+            let hint = "re-enrol with the expired certificate";
+            return Err(Refused::new(RefusedCode::CertificateExpired, message, hint));
+        }
+        if self.is_revoked(&facts.key) {
+            let refusal =
+                Refused::new(RefusedCode::Revoked, "this key was revoked", super::tokens::NEW_TOKEN);
+            return Err(Refused { retry_after_ms: HOPELESS_RETRY_MS, ..refusal });
+        }
+        let record = self.gateway(&peer).await.map_err(refused)?.map(|(record, _)| record);
+        gateways::speaks_for_its_gateway(record.as_ref(), &facts).map_err(refused)?;
+        let roll = self.roll.load_full();
+        let is_of_issuing_ca = tls::verify_client(shown, &[roll.issuing().certificate().clone()]).is_ok();
+        let renew = bundle != tls::bundle_hash(&roll.bundle()) || !is_of_issuing_ca;
+        if roll.is_changing() && !renew {
+            let issuing = roll.issuing().id().to_string();
+            self.note_proven(&peer, &facts, &issuing).await.map_err(refused)?;
+        }
+        Ok(Admitted { peer, facts, renew })
+    }
+
+    /// The channel endpoints that edges are given.
+    pub fn endpoints(&self) -> Vec<String> {
+        self.config.advertise.iter().map(ToString::to_string).collect()
+    }
+
+    /// One line about a session, in the log and in the audit log.
+    pub fn audit_session(&self, event: &str, peer: Option<&PeerId>, client: &str, denied: Option<&str>) {
+        let (site, gateway) = peer.map_or(("", ""), |peer| (peer.site(), peer.gateway()));
+        let (decision, reason) = denied.map_or(("allow", ""), |reason| ("deny", reason));
+        self.audit(&AuditLine { event, site, gateway, client, decision, reason, ..AuditLine::default() });
+    }
+}
+
+// What enrolment says, in the words of sessions.
+fn refused(refusal: causeway_channel::wire::Refusal) -> Refused {
+    let (code, retry_after_ms) = match refusal.reason() {
+        Code::Revoked => (RefusedCode::Revoked, HOPELESS_RETRY_MS),
+        Code::NotCurrent | Code::GraceOver | Code::WrongAuthority => {
+            (RefusedCode::NotCurrent, HOPELESS_RETRY_MS)
+        }
+        Code::CertificateExpired => (RefusedCode::CertificateExpired, 0),
+        Code::Unavailable | Code::RateLimited => {
+            (RefusedCode::Unavailable, refusal.retry_after_seconds.saturating_mul(1000))
+        }
+        Code::Malformed => (RefusedCode::Malformed, HOPELESS_RETRY_MS),
+        _ => (RefusedCode::Other, 1000),
+    };
+    Refused { retry_after_ms, ..Refused::new(code, refusal.message, refusal.hint) }
+}

@@ -1,0 +1,373 @@
+//! The sessions of edges at this replica: who is connected, and over which link.
+//!
+//! Links come from the channel port; `greeting` judges them, `conversation` talks on them, what rides on them is in
+//! `passengers`. The roster keeps at most one live session per gateway. Revoked keys end their sessions at once, and a
+//! replica that stops asks its edges to go elsewhere before it closes anything.
+
+mod conversation;
+mod figures;
+mod greeting;
+mod passengers;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use causeway_api::{GatewayFigures, Time};
+use causeway_apiserver::Registry;
+use causeway_channel::link::{CloseCode, CloseReason, Link};
+use causeway_channel::session::{LINGER, Removed, Roster};
+use causeway_channel::wire::control::{Drain, Held, Hello, News, encode_cloud};
+use causeway_channel::{KeyHash, PeerId};
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::channel::LinkHandler;
+use crate::identity::{Admitted, Registrar};
+use conversation::Command;
+use figures::Figures;
+
+pub use passengers::{Later, NetmapSender, Netmaps, Passengers, Streams, UpstreamSink};
+
+/// Bounds on sessions.
+#[derive(Debug, Clone)]
+pub struct SessionLimits {
+    pub sessions_max: usize,
+    /// New sessions per second that this replica is glad to take; edges that lost theirs spread out accordingly.
+    pub returns_per_second: u32,
+    /// How long streams that are open may go on after the stop.
+    pub drain: Duration,
+}
+
+impl Default for SessionLimits {
+    /// Twenty thousand edges are the goal for one replica, and half as many again come when another one dies.
+    /// Handshakes at a thousand a second keep one core busy.
+    fn default() -> SessionLimits {
+        SessionLimits { sessions_max: 30_000, returns_per_second: 1000, drain: Duration::from_secs(15) }
+    }
+}
+
+const COMMANDS_MAX: usize = 8;
+/// Gateways whose last departure is remembered. Beyond it, the memory begins anew: only `since` is lost.
+const DEPARTED_MAX: usize = 100_000;
+/// How often a draining replica looks whether its sessions have ended.
+const DRAIN_LOOK: Duration = Duration::from_millis(50);
+/// Edges that can go elsewhere are given this long beyond the spread before their idle links are closed.
+const DRAIN_DIAL: Duration = Duration::from_secs(3);
+/// After the links were closed, their tasks have this long to end.
+const DRAIN_END: Duration = Duration::from_secs(1);
+
+/// The sessions of one replica. Clones are the same sessions.
+#[derive(Clone)]
+pub struct Sessions(Arc<Shared>);
+
+struct Shared {
+    replica: String,
+    registrar: Arc<Registrar>,
+    registry: Arc<Registry>,
+    passengers: Passengers,
+    limits: SessionLimits,
+    roster: Mutex<Roster<String, Arc<Session>>>,
+    departed: Mutex<HashMap<String, Time>>,
+    /// Counts changes of who is attached.
+    changed: watch::Sender<u64>,
+    figures: Figures,
+    tasks: TaskTracker,
+    draining: AtomicBool,
+    /// Other replicas can take the edges of this one.
+    others: AtomicBool,
+}
+
+/// One session.
+pub struct Session {
+    pub number: u64,
+    pub epoch: u64,
+    pub peer: PeerId,
+    pub key: KeyHash,
+    pub link: Link,
+    pub since: Time,
+    pub software: String,
+    not_after: SystemTime,
+    held: Mutex<Option<(u64, u64)>>,
+    commands: mpsc::Sender<Command>,
+}
+
+impl Sessions {
+    pub fn new(
+        replica: String,
+        registrar: Arc<Registrar>,
+        registry: Arc<Registry>,
+        passengers: Passengers,
+        limits: SessionLimits,
+    ) -> Sessions {
+        let (changed, _) = watch::channel(0);
+        Sessions(Arc::new(Shared {
+            replica,
+            registrar,
+            registry,
+            passengers,
+            roster: Mutex::new(Roster::new(limits.sessions_max)),
+            limits,
+            departed: Mutex::default(),
+            changed,
+            figures: Figures::default(),
+            tasks: TaskTracker::new(),
+            draining: AtomicBool::new(false),
+            others: AtomicBool::new(false),
+        }))
+    }
+
+    pub fn register(&self, registry: &mut prometheus_client::registry::Registry) {
+        self.0.figures.register(registry);
+    }
+
+    /// Takes a link that came through the port. Judging and talking go on in a task that `drain` waits for.
+    pub fn accept(&self, link: Link) {
+        let serving = self.0.clone().serve(link);
+        self.0.tasks.spawn(Box::pin(serving));
+    }
+
+    /// Ends the sessions of keys as they are revoked, until told to stop.
+    pub async fn run(&self, stop: CancellationToken) {
+        let mut revoked = self.0.registrar.revoked_keys();
+        let mut bundle = self.0.registrar.bundle_changes();
+        loop {
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                key = revoked.recv() => match key {
+                    Ok(key) => self.0.end_revoked(|session| session.key == key),
+                    Err(RecvError::Lagged(_)) => {
+                        self.0.end_revoked(|session| self.0.registrar.is_revoked(&session.key));
+                    }
+                    Err(RecvError::Closed) => return stop.cancelled().await,
+                },
+                Ok(()) = bundle.changed() => self.0.tell_renewal(),
+            }
+        }
+    }
+
+    /// The link to a gateway that is attached here.
+    pub fn link(&self, gateway: &str) -> Option<Link> {
+        self.session(gateway).map(|session| session.link.clone())
+    }
+
+    pub fn session(&self, gateway: &str) -> Option<Arc<Session>> {
+        self.0.roster().current(&gateway.to_owned()).map(|seat| seat.session.clone())
+    }
+
+    /// Everybody who is attached here now.
+    pub fn attached(&self) -> Vec<Arc<Session>> {
+        self.0.roster().all_current().map(|(_, seat)| seat.session.clone()).collect()
+    }
+
+    /// Changes when somebody comes or goes; look at `attached` then.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.0.changed.subscribe()
+    }
+
+    /// Whether other replicas could take the edges of this one: then a drain waits for them to go.
+    pub fn set_others(&self, others: bool) {
+        self.0.others.store(others, Ordering::Relaxed);
+    }
+
+    /// What is known of a gateway's channel here. `None`: it was never here.
+    pub fn gateway_figures(&self, gateway: &str) -> Option<GatewayFigures> {
+        match self.session(gateway) {
+            Some(session) => Some(session.figures()),
+            None => {
+                let since = *self.0.departed().get(gateway)?;
+                Some(GatewayFigures { since: Some(since), ..GatewayFigures::default() })
+            }
+        }
+    }
+
+    /// Asks every edge to go elsewhere, waits for open streams, at most for `time`, then closes what is left. Links
+    /// that still come are told to try another replica.
+    pub async fn drain(&self, time: Duration) {
+        self.0.draining.store(true, Ordering::Relaxed);
+        let (hint, end) = (self.0.retry_hint(), Instant::now() + time);
+        let drain = Drain { deadline_ms: milliseconds(time), retry_hint_ms: milliseconds(hint) };
+        let everybody = self.everybody();
+        if let Ok(frame) = encode_cloud(drain) {
+            everybody.iter().for_each(|session| session.command(Command::Say(frame.clone())));
+        }
+        let patience = match self.0.others.load(Ordering::Relaxed) {
+            true => (Instant::now() + hint + DRAIN_DIAL).min(end),
+            false => Instant::now(),
+        };
+        drop(everybody);
+        loop {
+            let now = Instant::now();
+            let waits_for = |session: &Arc<Session>| now < patience || session.is_busy();
+            if now >= end || !self.everybody().iter().any(waits_for) {
+                break;
+            }
+            sleep(DRAIN_LOOK).await;
+        }
+        for session in self.everybody() {
+            session.close(CloseReason::new(CloseCode::Draining, "this replica stops"));
+        }
+        self.0.tasks.close();
+        let _ = tokio::time::timeout(DRAIN_END, self.0.tasks.wait()).await;
+    }
+
+    fn everybody(&self) -> Vec<Arc<Session>> {
+        self.0.roster().all().map(|(_, seat)| seat.session.clone()).collect()
+    }
+}
+
+impl LinkHandler for Sessions {
+    fn handle_channel(&self, link: Link) {
+        self.accept(link);
+    }
+
+    fn handle_replica(&self, link: Link) {
+        link.close(CloseReason::new(CloseCode::NotAdmitted, "this replica stands alone"));
+    }
+
+    fn drain(&self) -> Later<'_, ()> {
+        Box::pin(self.drain(self.0.limits.drain))
+    }
+}
+
+impl Shared {
+    fn roster(&self) -> MutexGuard<'_, Roster<String, Arc<Session>>> {
+        self.roster.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn departed(&self) -> MutexGuard<'_, HashMap<String, Time>> {
+        self.departed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> Time {
+        self.registry.now()
+    }
+
+    fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
+    /// Over which time the sessions of this replica should come back when they are all lost at once.
+    fn retry_hint(&self) -> Duration {
+        let sessions = self.roster().len() as u64;
+        Duration::from_millis(sessions * 1000 / u64::from(self.limits.returns_per_second.max(1)))
+    }
+
+    fn handle_attached(&self, session: &Session) {
+        let client = session.link.remote_address().ip().to_string();
+        self.registrar.audit_session("session", Some(&session.peer), &client, None);
+        self.departed().remove(session.peer.gateway());
+        self.changed.send_modify(|count| *count += 1);
+    }
+
+    fn handle_ended(&self, session: &Session, reason: &CloseReason) {
+        let gateway = session.peer.gateway().to_owned();
+        let removed = self.roster().remove(&gateway, session.number);
+        tracing::info!(
+            peer = %session.peer, session = session.number, transport = session.link.transport().as_str(), %reason,
+            lingered = matches!(removed, Removed::Lingering(_)), "session ended"
+        );
+        if matches!(removed, Removed::Current(_)) {
+            let mut departed = self.departed();
+            if departed.len() >= DEPARTED_MAX {
+                departed.clear();
+            }
+            departed.insert(gateway, self.now());
+            drop(departed);
+            self.changed.send_modify(|count| *count += 1);
+        }
+    }
+
+    fn end_revoked(&self, is_meant: impl Fn(&Session) -> bool) {
+        let meant: Vec<_> = {
+            let roster = self.roster();
+            roster.all().map(|(_, seat)| seat.session.clone()).filter(|session| is_meant(session)).collect()
+        };
+        for session in meant {
+            tracing::info!(peer = %session.peer, session = session.number, "revoked: the session ends");
+            // Not through the session's own task: it may be waiting for a slow edge.
+            session.link.close(CloseReason::new(CloseCode::Revoked, "this gateway was revoked"));
+        }
+    }
+
+    fn tell_renewal(&self) {
+        let Ok(frame) = encode_cloud(News { renew: true, endpoints: Vec::new() }) else { return };
+        let roster = self.roster();
+        roster.all_current().for_each(|(_, seat)| seat.session.command(Command::Say(frame.clone())));
+    }
+}
+
+impl Session {
+    fn new(
+        number: u64,
+        link: Link,
+        hello: &Hello,
+        admitted: Admitted,
+        commands: mpsc::Sender<Command>,
+        since: Time,
+    ) -> Session {
+        let session = Session {
+            number,
+            epoch: hello.epoch,
+            peer: admitted.peer,
+            key: admitted.facts.key,
+            link,
+            since,
+            software: hello.software.chars().filter(|char| !char.is_control()).take(80).collect(),
+            not_after: admitted.facts.not_after,
+            held: Mutex::new(None),
+            commands,
+        };
+        session.set_held(hello.held.as_ref());
+        session
+    }
+
+    /// Ends the session, and the link with it.
+    pub fn close(&self, reason: CloseReason) {
+        if self.commands.try_send(Command::Close(reason.clone())).is_err() {
+            self.link.close(reason);
+        }
+    }
+
+    fn linger(&self) {
+        self.command(Command::Linger(Instant::now() + LINGER));
+    }
+
+    // Full means that the edge takes nothing; it will be called dead, or read on.
+    fn command(&self, command: Command) {
+        let _ = self.commands.try_send(command);
+    }
+
+    /// Has it streams beside the control stream?
+    fn is_busy(&self) -> bool {
+        self.link.figures().streams_open > 1
+    }
+
+    fn set_held(&self, held: Option<&Held>) {
+        let mut known = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        *known = held.map(|held| (held.epoch, held.revision)).or(*known);
+    }
+
+    fn figures(&self) -> GatewayFigures {
+        let link = self.link.figures();
+        let held = *self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        GatewayFigures {
+            connected: true,
+            transport: Some(self.link.transport().as_str().to_owned()),
+            rtt_ms: self.link.rtt().map(|rtt| (rtt.as_secs_f64() * 1e6).round() / 1e3),
+            sent_bytes: link.sent_bytes,
+            received_bytes: link.received_bytes,
+            since: Some(self.since),
+            generation: held.map(|(epoch, revision)| format!("{epoch}.{revision}")),
+        }
+    }
+}
+
+fn milliseconds(time: Duration) -> u32 {
+    u32::try_from(time.as_millis()).unwrap_or(u32::MAX)
+}

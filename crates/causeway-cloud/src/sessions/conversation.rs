@@ -1,0 +1,213 @@
+//! One session of the cloud, from the welcome to the end of its link.
+//!
+//! Reads what the edge says and hands it to whom it concerns, writes what is to be said, accepts the edge's streams, and
+//! calls the session dead after too long a silence. Only the edge asks for signs of life; here they are only counted.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use causeway_channel::link::{CloseCode, CloseReason, Purpose, RecvStream, ResetCode, SendStream};
+use causeway_channel::probe;
+use causeway_channel::session::SILENCE_MAX;
+use causeway_channel::wire::control::{
+    CloudMessage, ControlError, EdgeMessage, EdgeSays, Hello, Pong, Reader, UpstreamAck, Writer, encode_cloud,
+};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use super::passengers::{Later, NetmapSender};
+use super::{Session, Shared};
+
+/// What a session is told.
+#[derive(Debug)]
+pub enum Command {
+    Say(Bytes),
+    /// Another session took over: end when the open streams have ended, or at that moment.
+    Linger(Instant),
+    Close(CloseReason),
+}
+
+/// While it lingers, a link is looked at this often.
+const LINGER_LOOK: Duration = Duration::from_millis(500);
+/// The control stream itself.
+const OWN_STREAMS: u64 = 1;
+/// Messages waiting to be written; beyond it the session stops reading until the edge has taken some.
+const WAITING_MAX: usize = 16;
+/// The last words of a session that is closed have this long to leave.
+const LAST_WORDS: Duration = Duration::from_millis(200);
+
+pub struct Conversation {
+    shared: Arc<Shared>,
+    session: Arc<Session>,
+    reader: Reader<RecvStream, EdgeMessage>,
+    writer: Writer<SendStream>,
+    netmaps: Box<dyn NetmapSender>,
+    /// A batch that is being kept. The edge sends one at a time.
+    taking: Option<Later<'static, Option<UpstreamAck>>>,
+    lingers_until: Option<Instant>,
+    streams: JoinSet<()>,
+}
+
+impl Conversation {
+    pub fn new(
+        shared: Arc<Shared>,
+        session: Arc<Session>,
+        hello: &Hello,
+        reader: Reader<RecvStream, EdgeMessage>,
+        writer: Writer<SendStream>,
+    ) -> Conversation {
+        let netmaps = shared.passengers.netmaps.open(&session.peer, hello);
+        let (taking, lingers_until, streams) = (None, None, JoinSet::new());
+        Conversation { shared, session, reader, writer, netmaps, taking, lingers_until, streams }
+    }
+
+    /// Goes on until the link ends, then leaves the roster.
+    pub async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
+        let _counted = self.shared.figures.session(self.session.link.transport());
+        let reason = self.talk(&mut commands).await;
+        self.session.link.close(reason.clone());
+        self.shared.figures.count_ended(&reason.code.to_string());
+        self.shared.handle_ended(&self.session, &reason);
+    }
+
+    async fn talk(&mut self, commands: &mut mpsc::Receiver<Command>) -> CloseReason {
+        let session = self.session.clone();
+        let link = &session.link;
+        loop {
+            let lingers = self.lingers_until;
+            let silent_at = Instant::from_std(link.last_heard() + SILENCE_MAX);
+            tokio::select! {
+                biased;
+                command = commands.recv() => match command {
+                    Some(Command::Say(frame)) => self.writer.push(frame),
+                    Some(Command::Linger(until)) => self.lingers_until = Some(until),
+                    Some(Command::Close(reason)) => return self.last_words(reason).await,
+                    None => return CloseReason::new(CloseCode::Internal, "the session was forgotten"),
+                },
+                closed = link.closed() => return closed.reason,
+                written = self.writer.drain(), if !self.writer.is_empty() => if let Err(error) = written {
+                    return self.broken(&error).await;
+                },
+                heard = self.reader.next(), if self.writer.len() < WAITING_MAX => match heard {
+                    Ok(Some(message)) => if let Some(reason) = self.hear(message) {
+                        return reason;
+                    },
+                    Ok(None) => return self.gone().await,
+                    Err(error) => return self.broken(&error).await,
+                },
+                ack = taken(&mut self.taking) => {
+                    self.taking = None;
+                    if let Some(ack) = ack {
+                        self.say(ack);
+                    }
+                }
+                update = self.netmaps.next(), if lingers.is_none() && self.writer.is_empty() => self.say(update),
+                Some(_) = self.streams.join_next() => {}
+                accepted = link.accept_stream() => if let Ok((header, stream)) = accepted {
+                    match header.purpose() {
+                        Some(Purpose::Control) => stream.refuse(ResetCode::Malformed),
+                        Some(Purpose::Probe) => {
+                            self.streams.spawn(async move { probe::answer(&header, stream).await });
+                        }
+                        _ => {
+                            let streams = &self.shared.passengers.streams;
+                            self.streams.spawn(streams.serve(&session.peer, header, stream));
+                        }
+                    }
+                },
+                () = look(lingers) => if self.is_over() {
+                    return CloseReason::new(CloseCode::Superseded, "a newer session took over");
+                },
+                () = sleep_until(silent_at) => if link.last_heard().elapsed() >= SILENCE_MAX {
+                    return CloseReason::new(CloseCode::Dead, "nothing was heard for ten seconds");
+                },
+            }
+        }
+    }
+
+    /// The reason to end the session, if the message is one.
+    fn hear(&mut self, message: EdgeMessage) -> Option<CloseReason> {
+        match message.says {
+            Some(EdgeSays::Ping(ping)) => {
+                self.say(Pong { nonce: ping.nonce });
+                if self.shared.registrar.time() > self.session.not_after {
+                    let text = "the certificate has expired; renew it and come again";
+                    return Some(CloseReason::new(CloseCode::CertificateExpired, text));
+                }
+            }
+            Some(EdgeSays::NetmapAck(ack)) => {
+                self.session.set_held(ack.held.as_ref());
+                self.netmaps.handle_ack(ack);
+            }
+            Some(EdgeSays::NetmapRefused(refused)) => {
+                self.session.set_held(refused.held.as_ref());
+                self.netmaps.handle_refused(refused);
+            }
+            Some(EdgeSays::Upstream(batch)) if self.taking.is_none() => {
+                self.taking = Some(self.shared.passengers.upstream.take(&self.session.peer, batch));
+            }
+            Some(EdgeSays::Goodbye(goodbye)) => {
+                let text: String = goodbye.reason.chars().take(200).collect();
+                return Some(CloseReason::new(CloseCode::Done, text));
+            }
+            // A second hello, a batch before the last one is answered, or words of a newer edge.
+            other => tracing::debug!(peer = %self.session.peer, ?other, "the edge says something unexpected"),
+        }
+        None
+    }
+
+    fn say(&mut self, message: impl Into<CloudMessage>) {
+        match encode_cloud(message) {
+            Ok(frame) => self.writer.push(frame),
+            Err(error) => {
+                tracing::error!(peer = %self.session.peer, %error, "a message to the edge was dropped")
+            }
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        let due = self.lingers_until.is_some_and(|until| Instant::now() >= until);
+        due || self.session.link.figures().streams_open <= OWN_STREAMS
+    }
+
+    async fn last_words(&mut self, reason: CloseReason) -> CloseReason {
+        let _ = timeout(LAST_WORDS, self.writer.drain()).await;
+        reason
+    }
+
+    // The stream says less than the link, which may be a moment late.
+    async fn gone(&mut self) -> CloseReason {
+        match timeout(LAST_WORDS, self.session.link.closed()).await {
+            Ok(closed) => closed.reason,
+            Err(_) => CloseReason::new(CloseCode::Malformed, "the control stream ended"),
+        }
+    }
+
+    async fn broken(&mut self, error: &ControlError) -> CloseReason {
+        match error {
+            ControlError::TooLong { .. } | ControlError::Malformed(_) => {
+                CloseReason::new(CloseCode::Malformed, error.to_string())
+            }
+            _ => self.gone().await,
+        }
+    }
+}
+
+async fn taken(taking: &mut Option<Later<'static, Option<UpstreamAck>>>) -> Option<UpstreamAck> {
+    match taking {
+        Some(taking) => taking.await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn look(lingers_until: Option<Instant>) {
+    match lingers_until {
+        Some(until) => tokio::select! {
+            () = sleep_until(until) => {}
+            () = sleep(LINGER_LOOK) => {}
+        },
+        None => std::future::pending().await,
+    }
+}

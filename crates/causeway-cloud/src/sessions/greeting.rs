@@ -1,0 +1,180 @@
+//! From a link to a session: the edge's hello, the cloud's judgement, welcome or refusal.
+//!
+//! Everything until the welcome has one deadline. A refusal is written, given a moment to arrive, counted and audited.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use causeway_api::Kind;
+use causeway_channel::PeerId;
+use causeway_channel::clock::unix_seconds;
+use causeway_channel::link::{CloseCode, CloseReason, Link, Purpose, RecvStream, SendStream};
+use causeway_channel::session::Admission;
+use causeway_channel::wire::control::{
+    self, EdgeMessage, EdgeSays, Hello, Reader, Refused, RefusedCode, Welcome, Writer, encode_cloud,
+};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use super::conversation::{Command, Conversation};
+use super::{COMMANDS_MAX, Session, Shared};
+use crate::identity::Admitted;
+
+/// From the end of the handshake to hello, and from there to the judgement.
+const GREETING: Duration = Duration::from_secs(10);
+/// A refusal has this long to reach the edge, which closes the link when it has read it.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+type Control = (Reader<RecvStream, EdgeMessage>, Writer<SendStream>);
+
+impl Shared {
+    /// Serves a link from its first byte to its last.
+    pub(super) async fn serve(self: Arc<Shared>, link: Link) {
+        let Ok(Some((hello, control))) = timeout(GREETING, hear_hello(&link)).await else {
+            self.figures.count_refused("no-hello");
+            return link.close(CloseReason::new(CloseCode::Malformed, "a session begins with hello"));
+        };
+        let judged = timeout(GREETING, self.judge(&link, &hello)).await;
+        let admitted = judged.unwrap_or_else(|_| Err(unavailable("the cloud takes too long to decide")));
+        match admitted.and_then(|admitted| self.seat(&link, &hello, admitted)) {
+            Ok((session, commands, welcome)) => {
+                let (reader, mut writer) = control;
+                writer.push(encode_cloud(welcome).expect("a welcome is small: names and a few endpoints"));
+                let talk = Conversation::new(self.clone(), session, &hello, reader, writer);
+                Box::pin(talk.run(commands)).await;
+            }
+            Err(refused) => self.refuse(&link, control, refused).await,
+        }
+    }
+
+    /// May this link hold a session?
+    async fn judge(&self, link: &Link, hello: &Hello) -> Result<Admitted, Refused> {
+        if self.is_draining() {
+            let message = "this replica is being stopped";
+            let refused = Refused::new(RefusedCode::Draining, message, "another one will take you");
+            return Err(Refused { retry_after_ms: 250, ..refused });
+        }
+        if hello.version != control::VERSION {
+            let message = format!("version {} of the channel is not spoken here", hello.version);
+            return Err(Refused::new(RefusedCode::Version, message, "use the same causeway at both ends"));
+        }
+        let Some(certificate) = link.certificate() else {
+            return Err(Refused::new(RefusedCode::NotCurrent, "no certificate was shown", "enrol first"));
+        };
+        let admitted = self.registrar.admit(certificate, &hello.bundle_hash).await?;
+        self.check_gateway(&admitted.peer).await?;
+        Ok(admitted)
+    }
+
+    async fn check_gateway(&self, peer: &PeerId) -> Result<(), Refused> {
+        let found = self.registry.object(Kind::EGateway, peer.gateway()).await;
+        match found.map_err(|status| unavailable(&status.message))? {
+            Some(_) => Ok(()),
+            None => {
+                let message = format!("there is no EGateway {}", peer.gateway());
+                let hint = "create it again, or create a new token";
+                let refused = Refused::new(RefusedCode::UnknownGateway, message, hint);
+                Err(Refused { retry_after_ms: 5000, ..refused })
+            }
+        }
+    }
+
+    /// Gives the session its seat in the roster, and the one before its notice.
+    fn seat(
+        &self,
+        link: &Link,
+        hello: &Hello,
+        admitted: Admitted,
+    ) -> Result<(Arc<Session>, mpsc::Receiver<Command>, Welcome), Refused> {
+        let (commands, taken) = mpsc::channel(COMMANDS_MAX);
+        let gateway = admitted.peer.gateway().to_owned();
+        let renew = admitted.renew;
+        let make =
+            |number| Arc::new(Session::new(number, link.clone(), hello, admitted, commands, self.now()));
+        let mut made = None;
+        let admission =
+            self.roster().admit(&gateway, hello.epoch, |number| made.insert(make(number)).clone());
+        match (admission, made) {
+            (Admission::Taken { number, superseded, evicted }, Some(session)) => {
+                if let Some(old) = superseded {
+                    old.session.linger();
+                }
+                if let Some(old) = evicted {
+                    old.session.close(CloseReason::new(CloseCode::Superseded, "a newer session took over"));
+                }
+                self.handle_attached(&session);
+                // The key may have been revoked while it was being judged, before anybody could find it here.
+                if self.registrar.is_revoked(&session.key) {
+                    session.link.close(CloseReason::new(CloseCode::Revoked, "this gateway was revoked"));
+                }
+                Ok((session, taken, self.welcome(number, renew)))
+            }
+            (Admission::Older { current_epoch }, _) => {
+                let message = "a newer session of this gateway is open";
+                let refused = Refused::new(RefusedCode::OlderEpoch, message, "");
+                Err(Refused { current_epoch, ..refused })
+            }
+            _ => {
+                let message = "this replica holds as many sessions as it may";
+                let refused = Refused::new(RefusedCode::Full, message, "add a replica, or raise the limit");
+                Err(Refused { retry_after_ms: 5000, ..refused })
+            }
+        }
+    }
+
+    fn welcome(&self, number: u64, renew: bool) -> Welcome {
+        Welcome {
+            session_id: format!("{}-{number}", self.replica),
+            replica: self.replica.clone(),
+            time: unix_seconds(self.registrar.time()),
+            endpoints: self.registrar.endpoints(),
+            keepalive_ms: 0,
+            retry_hint_ms: self.retry_hint().as_millis() as u32,
+            renew,
+            features: Vec::new(),
+        }
+    }
+
+    async fn refuse(&self, link: &Link, (_, mut writer): Control, refused: Refused) {
+        let why = refused.reason();
+        self.figures.count_refused(why.word());
+        let peer = link.certificate().and_then(|shown| {
+            causeway_channel::CertificateFacts::read(shown).ok().and_then(|facts| facts.peer)
+        });
+        // An edge that was away too long corrects its epoch by itself; that is nothing to look at.
+        if why != RefusedCode::OlderEpoch && why != RefusedCode::Draining {
+            let client = link.remote_address().ip().to_string();
+            self.registrar.audit_session("session", peer.as_ref(), &client, Some(&refused.message));
+        }
+        let reason = CloseReason::new(CloseCode::NotAdmitted, refused.message.clone());
+        if let Ok(frame) = encode_cloud(refused) {
+            writer.push(frame);
+            let _ = timeout(FAREWELL, async {
+                if writer.finish().await.is_ok() {
+                    link.closed().await;
+                }
+            })
+            .await;
+        }
+        link.close(reason);
+    }
+}
+
+fn unavailable(why: &str) -> Refused {
+    let refused = Refused::new(RefusedCode::Unavailable, "the cloud cannot decide now", why);
+    Refused { retry_after_ms: 1000, ..refused }
+}
+
+/// The first stream must be the control stream, and its first word hello.
+async fn hear_hello(link: &Link) -> Option<(Hello, Control)> {
+    let (header, stream) = link.accept_stream().await.ok()?;
+    if header.purpose() != Some(Purpose::Control) {
+        return None;
+    }
+    let (send, recv) = stream.split();
+    let mut reader = Reader::of_edge(recv);
+    match reader.next().await.ok()??.says {
+        Some(EdgeSays::Hello(hello)) => Some((hello, (reader, Writer::new(send)))),
+        _ => None,
+    }
+}

@@ -1,0 +1,588 @@
+//! The whole simulation: events in the order of their time, faults from the dice, and what must hold all along.
+//!
+//! An invariant that breaks ends the run with an error that names the seed; `tests/it` replays one by number.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use causeway_channel::link::{CloseCode, Transport};
+use causeway_channel::session::{
+    Action, Admission, Attempted, Failure, LinkId, SILENCE_MAX, State, Welcomed,
+};
+use causeway_channel::wire::control::RefusedCode;
+use causeway_netmap::sync::{Reply, Sender, Step};
+use causeway_netmap::{Generation, Netmap};
+
+use crate::cloud::Cloud;
+use crate::dice::Dice;
+use crate::edge::Edge;
+use crate::link::{End, Link, Word};
+
+/// What a run is made of.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    pub edges: usize,
+    /// Faults begin within this time, and are over soon after.
+    pub trouble: Duration,
+    pub faults: u64,
+    pub changes: u64,
+    /// After the last fault everybody must be back within this time.
+    pub calm: Duration,
+}
+
+impl Default for Plan {
+    /// Calm is 20 s: a dead link is known after 8, the next attempt comes within 5 and may hang for 4.5.
+    fn default() -> Plan {
+        Plan {
+            edges: 3,
+            trouble: Duration::from_secs(120),
+            faults: 25,
+            changes: 40,
+            calm: Duration::from_secs(20),
+        }
+    }
+}
+
+/// What happens at some moment.
+#[derive(Debug)]
+enum Happening {
+    Deliver { link: usize, to: End },
+    EdgeTimer { edge: usize, life: u64 },
+    Dialled { edge: usize, life: u64, link: LinkId, epoch: u64, transport: Option<Transport> },
+    Persisted { edge: usize, life: u64, link: usize, netmap: Arc<Netmap> },
+    LookForSilence { link: usize },
+    Resend { link: usize },
+    Change,
+    Fault(Fault),
+    CloudStarts,
+    EdgeStarts { edge: usize },
+    LinkChange { edge: usize },
+}
+
+#[derive(Debug)]
+enum Fault {
+    Cut { edge: usize, time: Duration, is_seen: bool },
+    CutUdp { edge: usize, time: Duration },
+    KillCloud { time: Duration, restores: bool },
+    KillEdge { edge: usize, time: Duration },
+    Drain { edge: usize },
+}
+
+/// Bytes that are lost are sent again after about this long.
+const RESEND: Duration = Duration::from_millis(200);
+const CLOCK_AT_START_MS: u64 = 1_000_000_000;
+
+pub struct World {
+    dice: Dice,
+    start: Instant,
+    now: Instant,
+    events: BTreeMap<(Instant, u64), Happening>,
+    count: u64,
+    cloud: Cloud,
+    edges: Vec<Edge>,
+    links: Vec<Link>,
+    /// What each edge's disk has reached, for the invariant.
+    highest: Vec<Option<Generation>>,
+}
+
+impl World {
+    pub fn new(seed: u64, plan: &Plan) -> World {
+        let start = Instant::now();
+        let edges = (0..plan.edges).map(|_| Edge::new(start, CLOCK_AT_START_MS)).collect();
+        let mut world = World {
+            dice: Dice::new(seed),
+            start,
+            now: start,
+            events: BTreeMap::new(),
+            count: 0,
+            cloud: Cloud::new(),
+            edges,
+            links: Vec::new(),
+            highest: vec![None; plan.edges],
+        };
+        for edge in 0..plan.edges {
+            world.at(Duration::ZERO, Happening::EdgeTimer { edge, life: 0 });
+        }
+        for _ in 0..plan.changes {
+            let when = world.within(plan.trouble);
+            world.at(when, Happening::Change);
+        }
+        for _ in 0..plan.faults {
+            let (when, fault) = (world.within(plan.trouble), world.any_fault(plan.edges));
+            world.at(when, Happening::Fault(fault));
+        }
+        world
+    }
+
+    /// Runs through the trouble and the calm after it; the error says which invariant broke, and when.
+    pub fn run(mut self, plan: &Plan) -> Result<(), String> {
+        // The longest fault is 40 s.
+        let end = self.start + plan.trouble + Duration::from_secs(40) + plan.calm;
+        while let Some(((when, _), _)) = self.events.first_key_value()
+            && *when <= end
+        {
+            let ((when, _), happening) = self.events.pop_first().expect("there is a first");
+            self.now = when;
+            let told = format!("{happening:?}");
+            self.happen(happening)
+                .map_err(|broken| format!("at {:?}, {told}: {broken}", when - self.start))?;
+        }
+        self.check_calm()
+    }
+
+    fn happen(&mut self, happening: Happening) -> Result<(), String> {
+        match happening {
+            Happening::Deliver { link, to } => self.deliver(link, to)?,
+            Happening::EdgeTimer { edge, life } => self.edge_timer(edge, life),
+            Happening::Dialled { edge, life, link, epoch, transport } => {
+                self.dialled(edge, life, link, epoch, transport);
+            }
+            Happening::Persisted { edge, life, link, netmap } => self.persisted(edge, life, link, netmap)?,
+            Happening::LookForSilence { link } => self.look_for_silence(link),
+            Happening::Resend { link } => self.pump(link),
+            Happening::Change => {
+                self.cloud.change();
+                self.pump_all();
+            }
+            Happening::Fault(fault) => self.fault(fault),
+            Happening::CloudStarts => self.cloud.is_up = true,
+            Happening::EdgeStarts { edge } => {
+                let epoch = self.epoch();
+                self.edges[edge].start(self.now, epoch);
+                self.act(edge);
+            }
+            Happening::LinkChange { edge } => {
+                if self.edges[edge].is_up {
+                    self.edges[edge].machine.handle_link_change(self.now);
+                    self.act(edge);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    // Edges.
+
+    fn edge_timer(&mut self, number: usize, life: u64) {
+        let (now, dice) = (self.now, self.dice.part());
+        let edge = &mut self.edges[number];
+        if edge.life != life || !edge.is_up || edge.machine.next_timeout().is_none_or(|due| due > now) {
+            return;
+        }
+        if let Some((id, link)) = edge.machine.current().and_then(|id| Some((id, *edge.links.get(&id)?))) {
+            edge.machine.handle_heard(id, self.links[link].heard_at_edge, Some(Duration::from_millis(40)));
+        }
+        edge.machine.handle_timeout(now, dice);
+        self.act(number);
+    }
+
+    /// Does what the supervisor says, and sets its next timer.
+    fn act(&mut self, number: usize) {
+        while let Some(action) = self.edges[number].machine.next_action() {
+            let life = self.edges[number].life;
+            match action {
+                Action::Dial { link, epoch, transports } => self.dial(number, life, link, epoch, transports),
+                Action::Abandon { link } => self.close_at_edge(number, link, CloseCode::Done),
+                Action::Ping { link, .. } => {
+                    if let Some(link) = self.edges[number].links.get(&link) {
+                        self.send(*link, End::Cloud, Word::Ping);
+                    }
+                }
+                // The moved link is heard again as soon as something passes.
+                Action::Rebind { .. } | Action::Renew => {}
+                // No streams in this world: nothing to wait for.
+                Action::Linger { link, .. } => self.close_at_edge(number, link, CloseCode::Done),
+                Action::Close { link, code } => self.close_at_edge(number, link, code),
+            }
+        }
+        if let Some(due) = self.edges[number].machine.next_timeout() {
+            let life = self.edges[number].life;
+            self.at(due.saturating_duration_since(self.now), Happening::EdgeTimer { edge: number, life });
+        }
+    }
+
+    fn dial(&mut self, edge: usize, life: u64, link: LinkId, epoch: u64, transports: Attempted) {
+        let (path, udp) = (self.passes(edge, Transport::Tcp), self.passes(edge, Transport::Quic));
+        let transport = match transports {
+            Attempted::Both if udp => Some(Transport::Quic),
+            Attempted::Quic if udp => Some(Transport::Quic),
+            Attempted::Both | Attempted::Tcp if path => Some(Transport::Tcp),
+            _ => None,
+        };
+        let took = match transport {
+            Some(_) => self.dice.between(5, 400),
+            None => Duration::from_secs(2),
+        };
+        self.at(took, Happening::Dialled { edge, life, link, epoch, transport });
+    }
+
+    fn dialled(&mut self, number: usize, life: u64, id: LinkId, epoch: u64, transport: Option<Transport>) {
+        let (now, dice) = (self.now, self.dice.part());
+        let edge = &mut self.edges[number];
+        if edge.life != life || !edge.is_up {
+            return;
+        }
+        match transport.filter(|_| self.cloud.is_up) {
+            None => edge.machine.handle_failed(now, id, Failure::Unreachable, dice),
+            Some(transport) => {
+                let link = self.links.len();
+                edge.links.insert(id, link);
+                edge.machine.handle_dialed(now, id);
+                let held = edge.receiver.held().map(|netmap| netmap.stamp());
+                self.links.push(Link {
+                    edge: number,
+                    id,
+                    edge_life: life,
+                    cloud_life: self.cloud.life,
+                    transport,
+                    to_edge: Default::default(),
+                    to_cloud: Default::default(),
+                    is_open_at_edge: true,
+                    is_open_at_cloud: true,
+                    heard_at_edge: now,
+                    heard_at_cloud: now,
+                });
+                self.send(link, End::Cloud, Word::Hello { epoch, held });
+                self.at(SILENCE_MAX, Happening::LookForSilence { link });
+            }
+        }
+        self.act(number);
+    }
+
+    fn close_at_edge(&mut self, edge: usize, id: LinkId, code: CloseCode) {
+        if let Some(link) = self.edges[edge].links.remove(&id) {
+            self.send(link, End::Cloud, Word::Close(code));
+            self.links[link].is_open_at_edge = false;
+        }
+    }
+
+    fn hear_at_edge(&mut self, link: usize, word: Word) -> Result<(), String> {
+        let (number, id) = (self.links[link].edge, self.links[link].id);
+        let (now, dice) = (self.now, self.dice.part());
+        let transport = self.links[link].transport;
+        let edge = &mut self.edges[number];
+        let zero = Duration::ZERO;
+        match word {
+            Word::Welcome => {
+                edge.machine.handle_welcome(
+                    now,
+                    id,
+                    Welcomed { transport, keepalive: zero, retry_hint: zero },
+                );
+            }
+            Word::Refused { code, current_epoch } => {
+                let failure = Failure::Refused { code, retry_after: zero, current_epoch };
+                edge.machine.handle_failed(now, id, failure, dice);
+                self.close_at_edge(number, id, CloseCode::Done);
+            }
+            Word::Netmap(update) if edge.machine.current() == Some(id) => {
+                match edge.receiver.handle_update(&update) {
+                    Step::Persist(netmap) => {
+                        let (took, life) = (self.dice.between(0, 50), self.edges[number].life);
+                        self.at(took, Happening::Persisted { edge: number, life, link, netmap });
+                    }
+                    Step::Reply(reply) => self.reply(link, reply),
+                }
+            }
+            Word::Drain => {
+                edge.machine.handle_drain(now, id, Duration::from_secs(5), Duration::from_secs(1), dice)
+            }
+            Word::Close(code) => {
+                self.links[link].is_open_at_edge = false;
+                edge.links.remove(&id);
+                edge.machine.handle_closed(now, id, code, dice);
+            }
+            _ => {}
+        }
+        self.act(number);
+        Ok(())
+    }
+
+    fn persisted(
+        &mut self,
+        number: usize,
+        life: u64,
+        link: usize,
+        netmap: Arc<Netmap>,
+    ) -> Result<(), String> {
+        let edge = &mut self.edges[number];
+        // Killed while it wrote: the rename may have happened or not.
+        let is_gone = edge.life != life;
+        if is_gone && self.dice.one_in(2) {
+            return Ok(());
+        }
+        let generation = netmap.generation();
+        if is_gone && self.highest[number].is_some_and(|highest| highest >= generation) {
+            return Ok(());
+        }
+        if self.highest[number].is_some_and(|highest| highest > generation) {
+            return Err(format!("the generation of edge {number} goes back to {generation}"));
+        }
+        self.highest[number] = Some(generation);
+        edge.disk = Some(netmap.clone());
+        if is_gone {
+            if edge.is_up {
+                edge.receiver = causeway_netmap::sync::Receiver::new(edge.disk.clone());
+            }
+            return Ok(());
+        }
+        let reply = edge.receiver.handle_persisted(netmap, Ok(()));
+        self.reply(link, reply);
+        Ok(())
+    }
+
+    fn reply(&mut self, link: usize, reply: Reply) {
+        let word = match reply {
+            Reply::Acknowledged(stamp) => Word::Taken(stamp),
+            Reply::Refused(refusal) => {
+                Word::NotTaken { want_whole: refusal.want_whole, reason: refusal.reason }
+            }
+        };
+        self.send(link, End::Cloud, word);
+    }
+
+    // The cloud.
+
+    fn hear_at_cloud(&mut self, link: usize, word: Word) -> Result<(), String> {
+        let number = self.links[link].edge;
+        match word {
+            Word::Hello { epoch, held } => match self.cloud.roster.admit(&number, epoch, |_| link) {
+                Admission::Taken { number: seat, superseded, evicted } => {
+                    for old in superseded.into_iter().chain(evicted) {
+                        self.end_at_cloud(old.session, CloseCode::Superseded);
+                    }
+                    self.cloud.numbers.insert(link, seat);
+                    let known = Some(self.cloud.netmap.clone());
+                    self.cloud.senders.insert(link, Sender::new(held, known));
+                    self.send(link, End::Edge, Word::Welcome);
+                    self.pump(link);
+                }
+                Admission::Older { current_epoch } => {
+                    self.send(
+                        link,
+                        End::Edge,
+                        Word::Refused { code: RefusedCode::OlderEpoch, current_epoch },
+                    );
+                }
+                Admission::Full => return Err("a roster for a thousand is full".to_owned()),
+            },
+            Word::Ping => self.send(link, End::Edge, Word::Pong),
+            Word::Taken(stamp) => {
+                let disk = self.edges[number].disk.as_ref().map(|netmap| netmap.generation());
+                if disk.is_none_or(|disk| disk < stamp.generation) {
+                    return Err(format!("edge {number} acknowledged {} and has {disk:?}", stamp.generation));
+                }
+                if let Some(sender) = self.cloud.senders.get_mut(&link) {
+                    sender.handle_acknowledged(stamp);
+                }
+                self.pump(link);
+            }
+            Word::NotTaken { want_whole, reason } => {
+                let since = self.now - self.start;
+                if let Some(sender) = self.cloud.senders.get_mut(&link) {
+                    sender.handle_refused(want_whole, &reason, since);
+                }
+                self.pump(link);
+            }
+            Word::Close(_) => {
+                self.links[link].is_open_at_cloud = false;
+                self.forget(link);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn pump_all(&mut self) {
+        let mut links: Vec<usize> = self.cloud.senders.keys().copied().collect();
+        links.sort_unstable();
+        links.into_iter().for_each(|link| self.pump(link));
+    }
+
+    /// Sends the next update of a session, if it is the gateway's and has one.
+    fn pump(&mut self, link: usize) {
+        let (target, since) = (self.cloud.target(), self.now - self.start);
+        let is_current =
+            self.cloud.roster.current(&self.links[link].edge).is_some_and(|seat| seat.session == link);
+        let Some(sender) = self.cloud.senders.get_mut(&link).filter(|_| is_current) else { return };
+        sender.handle_target(target);
+        if let Some(update) = sender.next_update(since) {
+            self.send(link, End::Edge, Word::Netmap(update));
+        } else if let Some(wake) = sender.wake_at() {
+            self.at(wake.saturating_sub(since), Happening::Resend { link });
+        }
+    }
+
+    fn look_for_silence(&mut self, link: usize) {
+        let found = &self.links[link];
+        if !found.is_open_at_cloud || found.cloud_life != self.cloud.life {
+            return;
+        }
+        match (found.heard_at_cloud + SILENCE_MAX).checked_duration_since(self.now) {
+            Some(rest) if !rest.is_zero() => self.at(rest, Happening::LookForSilence { link }),
+            _ => self.end_at_cloud(link, CloseCode::Dead),
+        }
+    }
+
+    fn end_at_cloud(&mut self, link: usize, code: CloseCode) {
+        self.send(link, End::Edge, Word::Close(code));
+        self.links[link].is_open_at_cloud = false;
+        self.forget(link);
+    }
+
+    fn forget(&mut self, link: usize) {
+        self.cloud.senders.remove(&link);
+        if let Some(number) = self.cloud.numbers.remove(&link) {
+            self.cloud.roster.remove(&self.links[link].edge, number);
+        }
+    }
+
+    // The network.
+
+    fn passes(&self, edge: usize, transport: Transport) -> bool {
+        let edge = &self.edges[edge];
+        self.now >= edge.cut_until && (transport == Transport::Tcp || self.now >= edge.udp_cut_until)
+    }
+
+    fn send(&mut self, link: usize, to: End, word: Word) {
+        let found = &mut self.links[link];
+        let is_open = match to {
+            End::Cloud => found.is_open_at_edge,
+            End::Edge => found.is_open_at_cloud && found.cloud_life == self.cloud.life,
+        };
+        if is_open {
+            found.queue(to).push_back(word);
+            let mut delay = self.dice.between(2, 60);
+            if self.dice.one_in(20) {
+                delay += RESEND;
+            }
+            self.at(delay, Happening::Deliver { link, to });
+        }
+    }
+
+    fn deliver(&mut self, link: usize, to: End) -> Result<(), String> {
+        let found = &self.links[link];
+        if !self.passes(found.edge, found.transport) {
+            // Nobody tells: it is sent again and again, until somebody gives the link up.
+            let (edge, cloud) = (&self.edges[found.edge], &self.cloud);
+            let is_wanted = edge.life == found.edge_life && cloud.life == found.cloud_life;
+            if is_wanted && !found.to_edge.is_empty() || !found.to_cloud.is_empty() {
+                self.at(RESEND, Happening::Deliver { link, to });
+            }
+            return Ok(());
+        }
+        let Some(word) = self.links[link].queue(to).pop_front() else { return Ok(()) };
+        let found = &mut self.links[link];
+        match to {
+            End::Edge if self.edges[found.edge].life == found.edge_life && found.is_open_at_edge => {
+                found.heard_at_edge = self.now;
+                self.hear_at_edge(link, word)
+            }
+            End::Cloud
+                if self.cloud.is_up && self.cloud.life == found.cloud_life && found.is_open_at_cloud =>
+            {
+                found.heard_at_cloud = self.now;
+                self.hear_at_cloud(link, word)
+            }
+            // A restarted cloud does not know the link and says so, as a stateless reset does.
+            End::Cloud
+                if self.cloud.is_up && self.cloud.life != found.cloud_life && found.is_open_at_edge =>
+            {
+                found.to_edge.clear();
+                self.hear_at_edge(link, Word::Close(CloseCode::Internal))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    // Faults.
+
+    fn any_fault(&mut self, edges: usize) -> Fault {
+        let edge = self.dice.below(edges as u64) as usize;
+        match self.dice.below(8) {
+            0 | 1 => {
+                let time = self.dice.between(500, 40_000);
+                Fault::Cut { edge, time, is_seen: self.dice.one_in(2) }
+            }
+            2 | 3 => Fault::CutUdp { edge, time: self.dice.between(1000, 40_000) },
+            4 | 5 => Fault::KillCloud { time: self.dice.between(50, 10_000), restores: self.dice.one_in(4) },
+            6 => Fault::KillEdge { edge, time: self.dice.between(50, 10_000) },
+            _ => Fault::Drain { edge },
+        }
+    }
+
+    fn fault(&mut self, fault: Fault) {
+        match fault {
+            Fault::Cut { edge, time, is_seen } => {
+                self.edges[edge].cut_until = self.edges[edge].cut_until.max(self.now + time);
+                if is_seen {
+                    self.at(Duration::ZERO, Happening::LinkChange { edge });
+                    self.at(time, Happening::LinkChange { edge });
+                }
+            }
+            Fault::CutUdp { edge, time } => {
+                self.edges[edge].udp_cut_until = self.edges[edge].udp_cut_until.max(self.now + time);
+            }
+            Fault::KillCloud { time, restores } => {
+                if self.cloud.is_up {
+                    self.cloud.kill();
+                    if restores {
+                        self.cloud.restore();
+                    }
+                    self.at(time, Happening::CloudStarts);
+                }
+            }
+            Fault::KillEdge { edge, time } => {
+                if self.edges[edge].is_up {
+                    self.edges[edge].kill();
+                    self.at(time, Happening::EdgeStarts { edge });
+                }
+            }
+            Fault::Drain { edge } => {
+                if let Some(link) = self.cloud.roster.current(&edge).map(|seat| seat.session) {
+                    self.send(link, End::Edge, Word::Drain);
+                }
+            }
+        }
+    }
+
+    /// The edge's clock in milliseconds; one in four starts with a wrong one.
+    fn epoch(&mut self) -> u64 {
+        let right = CLOCK_AT_START_MS + (self.now - self.start).as_millis() as u64;
+        if self.dice.one_in(4) { right - self.dice.below(CLOCK_AT_START_MS) } else { right }
+    }
+
+    fn within(&mut self, time: Duration) -> Duration {
+        time.mul_f64(self.dice.part())
+    }
+
+    fn at(&mut self, delay: Duration, happening: Happening) {
+        self.count += 1;
+        self.events.insert((self.now + delay, self.count), happening);
+    }
+
+    /// Everybody is back, agrees with the cloud about the link, and holds what the cloud holds.
+    fn check_calm(&self) -> Result<(), String> {
+        for (number, edge) in self.edges.iter().enumerate() {
+            let state = edge.machine.state();
+            if !matches!(state, State::Ready { .. }) {
+                return Err(format!("edge {number} is {state:?} after the calm"));
+            }
+            let own = edge.machine.current().and_then(|id| edge.links.get(&id)).copied();
+            let seat = self.cloud.roster.current(&number).map(|seat| seat.session);
+            if own.is_none() || own != seat {
+                return Err(format!("edge {number} uses link {own:?}, the cloud {seat:?}"));
+            }
+            let (held, wanted) =
+                (edge.disk.as_ref().map(|netmap| netmap.digest()), self.cloud.netmap.digest());
+            if held != Some(wanted) {
+                return Err(format!("edge {number} does not hold what the cloud holds"));
+            }
+        }
+        match self.cloud.roster.len() == self.edges.len() {
+            true => Ok(()),
+            false => Err(format!("{} sessions for {} edges", self.cloud.roster.len(), self.edges.len())),
+        }
+    }
+}
