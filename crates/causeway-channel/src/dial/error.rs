@@ -47,7 +47,10 @@ impl AttemptError {
     pub(super) fn of_handshake(source: io::Error) -> AttemptError {
         use rustls::{AlertDescription, CertificateError, Error};
         match source.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) {
-            Some(Error::InvalidCertificate(CertificateError::UnknownIssuer)) => AttemptError::WrongAuthority,
+            // A bad signature: a CA of the same name, but with another key.
+            Some(Error::InvalidCertificate(
+                CertificateError::UnknownIssuer | CertificateError::BadSignature,
+            )) => AttemptError::WrongAuthority,
             Some(
                 Error::NoApplicationProtocol
                 | Error::InvalidMessage(_)

@@ -189,7 +189,7 @@ async fn datagrams_cross(transport: Transport) {
 
 /// Writes until the stream takes no more; `true` when it did not end by itself.
 async fn fill(stream: &mut Stream) -> bool {
-    let chunk = [1; 16 * 1024];
+    let chunk = vec![1; 16 * 1024];
     loop {
         match tokio::time::timeout(Duration::from_millis(100), stream.write_all(&chunk)).await {
             Ok(Ok(())) => {}

@@ -1,13 +1,28 @@
 //! The dialer against dead endpoints, blocked UDP, proxies, and somebody else's cloud.
 
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use causeway_channel::Transport;
 use causeway_channel::dial::{AttemptError, DialConfig, DialError, Dialer, Proxy, Route, Transports, doubt};
+use causeway_channel::link::{Link, LinkLimits, Side};
+use causeway_channel::tcp;
+use causeway_channel::tls::Trust;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+use tokio_rustls::TlsAcceptor;
 
-use crate::house::{House, soon};
+use crate::stage::{Authority, Stage, within};
+
+fn config(authority: &Authority, endpoints: &[&str]) -> DialConfig {
+    let endpoints = endpoints.iter().map(|text| text.parse().unwrap()).collect();
+    DialConfig::new(endpoints, Trust::Bundle(authority.bundle()), authority.gateway("g1"))
+}
+
+fn dialer(stage: &Stage) -> Dialer {
+    Dialer::new(config(&stage.authority, &[&stage.address.to_string()]))
+}
 
 /// An address where nobody listens: it was ours a moment ago.
 async fn dead_address() -> String {
@@ -16,14 +31,13 @@ async fn dead_address() -> String {
 
 #[tokio::test]
 async fn where_both_work_quic_wins() {
-    let house = House::new();
-    let cloud = house.cloud().await;
-    let dialer = house.dialer(&cloud);
+    let stage = Stage::new().await;
+    let dialer = dialer(&stage);
     // On a machine that is very busy the head start may be over before the first packet is read.
-    let mut link = soon(dialer.dial()).await.unwrap();
+    let mut link = within(dialer.dial()).await.unwrap();
     for _ in 0..5 {
         if link.transport() != Transport::Quic {
-            link = soon(dialer.dial()).await.unwrap();
+            link = within(dialer.dial()).await.unwrap();
         }
     }
     assert_eq!(link.transport(), Transport::Quic);
@@ -34,33 +48,42 @@ async fn where_both_work_quic_wins() {
 
 #[tokio::test]
 async fn a_dead_first_endpoint_is_passed_over() {
-    let house = House::new();
-    let cloud = house.cloud().await;
-    let endpoints = [&dead_address().await, &cloud.address.to_string()[..]];
+    let stage = Stage::new().await;
+    let endpoints = [&dead_address().await, &stage.address.to_string()[..]];
     let begin = Instant::now();
-    let link = soon(Dialer::new(house.dial_config(&endpoints)).dial()).await.unwrap();
-    assert_eq!(link.remote_address(), cloud.address);
+    let link = within(Dialer::new(config(&stage.authority, &endpoints)).dial()).await.unwrap();
+    assert_eq!(link.remote_address(), stage.address);
     assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
 }
 
 #[tokio::test]
 async fn where_udp_is_swallowed_tcp_connects() {
-    let house = House::new();
-    let (mut cloud, _silent) = house.cloud_without_udp().await;
+    let authority = Authority::new();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    // Somebody on the way swallows what goes by UDP: the port is bound, and nobody answers.
+    let _silent = std::net::UdpSocket::bind(address).unwrap();
+    let accepted = tokio::spawn(accept(listener, TlsAcceptor::from(authority.server().load_full())));
     let begin = Instant::now();
-    let link = soon(house.dialer(&cloud).dial()).await.unwrap();
+    let link = within(Dialer::new(config(&authority, &[&address.to_string()])).dial()).await.unwrap();
     assert_eq!(link.transport(), Transport::Tcp);
     assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
-    cloud.accept().await;
+    within(accepted).await.unwrap();
+}
+
+async fn accept(listener: TcpListener, acceptor: TlsAcceptor) -> Link {
+    let (socket, _) = listener.accept().await.unwrap();
+    let connection = acceptor.accept(tcp::prepare(socket)).await.unwrap();
+    tcp::over_tls(connection.into(), Side::Accepted, &LinkLimits::default()).unwrap().into()
 }
 
 #[tokio::test]
 async fn a_dial_that_fails_names_every_way_it_tried() {
-    let house = House::new();
+    let authority = Authority::new();
     let endpoint = dead_address().await;
-    let mut config = house.dial_config(&[&endpoint]);
-    config.attempt_max = Duration::from_millis(300);
-    let error = soon(Dialer::new(config).dial()).await.err().unwrap();
+    let attempt_max = Duration::from_millis(300);
+    let dialer = Dialer::new(DialConfig { attempt_max, ..config(&authority, &[&endpoint]) });
+    let error = within(dialer.dial()).await.err().unwrap();
     let text = error.to_string();
     assert!(
         text.contains(&format!("{endpoint} over QUIC")) && text.contains(&format!("{endpoint} over TCP")),
@@ -70,24 +93,21 @@ async fn a_dial_that_fails_names_every_way_it_tried() {
         matches!(error.failed()[0].error, AttemptError::Connect(_)),
         "the refusal comes before the silence: {text}"
     );
-    let nowhere = Dialer::new(house.dial_config(&[]));
-    assert!(matches!(soon(nowhere.dial()).await, Err(DialError::NoEndpoint)));
+    let nowhere = Dialer::new(config(&authority, &[]));
+    assert!(matches!(within(nowhere.dial()).await, Err(DialError::NoEndpoint)));
 }
 
 #[tokio::test]
 async fn another_fleets_cloud_is_recognised() {
-    let (house, other) = (House::new(), House::new());
-    let cloud = other.cloud().await;
-    let error = soon(house.dialer(&cloud).dial()).await.err().unwrap();
+    let stage = Stage::new().await;
+    let dialer = Dialer::new(config(&Authority::new(), &[&stage.address.to_string()]));
+    let error = within(dialer.dial()).await.err().unwrap();
     assert!(matches!(error.failed()[0].error, AttemptError::WrongAuthority), "{error}");
     assert!(error.failed().iter().any(|failed| matches!(failed.route, Some(Route::Quic(_)))), "{error}");
 }
 
 /// A proxy that speaks CONNECT, leads to `cloud` whatever is asked for, and wants to hear `authorization`.
-async fn proxy(
-    cloud: std::net::SocketAddr,
-    authorization: Option<&'static str>,
-) -> (String, tokio::task::JoinHandle<()>) {
+async fn proxy(cloud: SocketAddr, authorization: Option<&'static str>) -> (String, JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let task = tokio::spawn(async move {
@@ -99,7 +119,7 @@ async fn proxy(
     (address, task)
 }
 
-async fn serve(client: TcpStream, cloud: std::net::SocketAddr, authorization: Option<&str>) {
+async fn serve(client: TcpStream, cloud: SocketAddr, authorization: Option<&str>) {
     let mut client = BufReader::new(client);
     let mut head = Vec::new();
     loop {
@@ -123,22 +143,22 @@ async fn serve(client: TcpStream, cloud: std::net::SocketAddr, authorization: Op
 
 #[tokio::test]
 async fn a_proxy_leads_to_a_cloud_whose_name_only_the_proxy_knows() {
-    let house = House::new();
-    let mut cloud = house.cloud().await;
-    let name = format!("cloud.invalid:{}", cloud.address.port());
+    let mut stage = Stage::new().await;
+    let name = format!("cloud.invalid:{}", stage.address.port());
     // "Basic" and base64 of me:pass@word.
-    let (address, task) = proxy(cloud.address, Some("Basic bWU6cGFzc0B3b3Jk")).await;
+    let (address, task) = proxy(stage.address, Some("Basic bWU6cGFzc0B3b3Jk")).await;
+    let config = config(&stage.authority, &[&name]);
     let with = |url: String, transports| {
         let proxy = Some(Proxy::parse(&url).unwrap());
-        Dialer::new(DialConfig { proxy, transports, ..house.dial_config(&[&name]) })
+        Dialer::new(DialConfig { proxy, transports, ..config.clone() })
     };
     for transports in [Transports::TcpOnly, Transports::Both] {
-        let link = soon(with(format!("http://me:pass%40word@{address}"), transports).dial()).await.unwrap();
+        let link = within(with(format!("http://me:pass%40word@{address}"), transports).dial()).await.unwrap();
         assert_eq!(link.transport(), Transport::Tcp);
-        cloud.accept().await;
+        within(stage.links.recv()).await.unwrap();
     }
     let error =
-        soon(with(format!("http://me:wrong@{address}"), Transports::TcpOnly).dial()).await.err().unwrap();
+        within(with(format!("http://me:wrong@{address}"), Transports::TcpOnly).dial()).await.err().unwrap();
     let text = error.to_string();
     assert!(text.contains("wants a user and a password") && !text.contains("wrong@"), "{text}");
     task.abort();

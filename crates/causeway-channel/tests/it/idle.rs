@@ -6,9 +6,11 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use causeway_channel::link::{CHANNEL_ALPN, Purpose, StreamHeader};
+use causeway_channel::dial::{DialConfig, Dialer, Transports};
+use causeway_channel::link::{Purpose, StreamHeader, Transport};
 use causeway_channel::port::PortLimits;
-use causeway_channel::quic::{QuicClient, QuicOptions};
+use causeway_channel::quic::QuicOptions;
+use causeway_channel::tls::Trust;
 
 use crate::stage::{Authority, Stage, generous, resident_bytes, within};
 
@@ -22,16 +24,27 @@ fn patient() -> QuicOptions {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "a measurement"]
 async fn memory_of_a_thousand_idle_links() {
+    measure(Transport::Quic).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "a measurement"]
+async fn memory_of_a_thousand_idle_links_over_tcp() {
+    measure(Transport::Tcp).await;
+}
+
+async fn measure(transport: Transport) {
     let mut stage = Stage::with(PortLimits { quic: patient(), ..generous() }).await;
     let folder = tempfile::tempdir().unwrap();
     stage.authority.save(folder.path());
     // What the first link brings along for all is not counted.
-    let warm = stage.pair(causeway_channel::Transport::Quic).await;
+    let warm = stage.pair(transport).await;
     let before = resident_bytes();
     let mut edges = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "idle::edges", "--ignored", "--nocapture"])
         .env("IDLE_ADDRESS", stage.address.to_string())
         .env("IDLE_FOLDER", folder.path())
+        .env("IDLE_TRANSPORT", transport.as_str())
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
@@ -46,7 +59,10 @@ async fn memory_of_a_thousand_idle_links() {
     let mut ready = String::new();
     BufReader::new(edges.stderr.take().unwrap()).read_line(&mut ready).unwrap();
     let held = resident_bytes() - before;
-    println!("{LINKS} idle links over QUIC with a control stream each: {} bytes per link", held / LINKS);
+    println!(
+        "{LINKS} idle links over {transport} with a control stream each: {} bytes per link",
+        held / LINKS
+    );
     edges.stdin.take().unwrap().write_all(b"x").unwrap();
     edges.wait().unwrap();
     drop(warm);
@@ -59,11 +75,18 @@ async fn edges() {
         return;
     };
     let authority = Authority::load(folder.as_ref());
-    let client = QuicClient::bind(patient()).unwrap();
+    let is_tcp = std::env::var("IDLE_TRANSPORT").is_ok_and(|name| name == Transport::Tcp.as_str());
+    let mut config = DialConfig::new(
+        vec![address.parse().unwrap()],
+        Trust::Bundle(authority.bundle()),
+        authority.gateway("g1"),
+    );
+    config.quic = patient();
+    config.transports = if is_tcp { Transports::TcpOnly } else { Transports::QuicOnly };
+    let dialer = Dialer::new(config);
     let mut links = Vec::new();
-    let tls = authority.client(Some(authority.gateway("g1")), CHANNEL_ALPN);
     for _ in 0..LINKS {
-        let link = client.connect(address.parse().unwrap(), tls.clone()).await.unwrap();
+        let link = dialer.dial().await.unwrap();
         let control = link.open_stream(StreamHeader::new(Purpose::Control)).await.unwrap();
         links.push((link, control));
     }

@@ -4,9 +4,7 @@
 
 mod battery;
 mod dial;
-mod house;
 mod idle;
-mod links;
 mod moving;
 mod speed;
 mod stage;

@@ -4,28 +4,24 @@
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use causeway_channel::link::{Link, Purpose, StreamHeader};
+use causeway_channel::link::{Link, Purpose, StreamHeader, Transport};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::house::House;
+use crate::stage::{Pair, Stage};
 
 const DURATION: Duration = Duration::from_secs(3);
 
 #[ignore = "a measurement"]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn speed() {
-    let house = House::new();
-    let mut port = house.cloud().await;
-    let dialer = house.dialer(&port);
-    let edge = dialer.dial_tcp().await.unwrap();
-    let cloud = port.accept().await;
+    let mut stage = Stage::new().await;
+    let Pair { edge, cloud } = stage.pair(Transport::Tcp).await;
     for _ in 0..2 {
         bulk("chunks of 64 KiB", &edge, &cloud, true).await;
         bulk("copies of 16 KiB", &edge, &cloud, false).await;
     }
     round_trips(&edge, &cloud).await;
-    let edge = dialer.dial_quic().await.unwrap();
-    let cloud = port.accept().await;
+    let Pair { edge, cloud } = stage.pair(Transport::Quic).await;
     bulk("chunks of 64 KiB", &edge, &cloud, true).await;
     round_trips(&edge, &cloud).await;
 }
