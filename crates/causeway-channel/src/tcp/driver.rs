@@ -9,12 +9,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 use std::time::{Duration, Instant};
 
-use bytes::{Buf, BytesMut};
+use bytes::{BufMut, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
 use tokio_util::io::poll_read_buf;
 
 use super::Shared;
+use super::frame::{DataHead, HEAD_BYTES};
 use super::mux::{Batch, Mux};
 use crate::link::ClosedBy;
 
@@ -24,11 +25,12 @@ const BATCH_BYTES: usize = 128 * 1024;
 /// As many pieces as `BATCH_BYTES` has full frames, each with its head, and some small ones.
 const SLICES: usize = 64;
 
-/// A read that fits here needs no buffer: keepalives, acknowledgements, small requests.
-const PROBE_BYTES: usize = 2 * 1024;
+/// What is read at once where the next frame is not known. It stands on the stack: keepalives, acknowledgements
+/// and small requests need no buffer at all.
+const PROBE_BYTES: usize = 4 * 1024;
 
-/// Four full frames.
-const INBOX_BYTES: usize = 64 * 1024;
+/// Data frames from this size on are read to where they will stay.
+const LARGE_BYTES: usize = 8 * 1024;
 
 /// After so many rounds without a pause others get their turn.
 const ROUNDS: usize = 8;
@@ -90,15 +92,26 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
 
     /// Takes one piece from the connection and hands it to the mux.
     fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let (shared, wakes) = (&self.shared, &mut self.wakes);
-        let handle = |bytes: &[u8]| handle_bytes(shared, wakes, bytes);
-        match ready!(self.inbox.poll_fill(&mut self.io, context, handle)) {
+        match ready!(self.poll_fill(context)) {
             Ok(0) => {
                 Poll::Ready(Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the connection was closed")))
             }
             Ok(_) => Poll::Ready(Ok(())),
             Err(error) => Poll::Ready(Err(error)),
         }
+    }
+
+    fn poll_fill(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        let (shared, wakes) = (&self.shared, &mut self.wakes);
+        self.inbox.poll_fill(&mut self.io, context, |act| {
+            let mut mux = shared.lock();
+            act(&mut mux, Instant::now());
+            // The driver itself is awake: it looks for something to send before it sleeps.
+            let (_, signals) = mux.take_due(wakes);
+            drop(mux);
+            shared.signal(signals);
+            wakes.drain(..).for_each(Waker::wake);
+        })
     }
 
     /// Writes what waits. Pending when all is written, or when the connection takes no more.
@@ -147,7 +160,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
             }
         }
         loop {
-            match ready!(self.inbox.poll_fill(&mut self.io, context, <[u8]>::len)) {
+            // The mux looks at nothing any more.
+            match ready!(self.poll_fill(context)) {
                 Ok(count) if count > 0 => {}
                 _ => return Poll::Ready(()),
             }
@@ -158,17 +172,6 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         let begin = || Closing { deadline: Box::pin(tokio::time::sleep(CLOSE_DEADLINE)), is_shut: false };
         &mut self.closing.get_or_insert_with(begin).deadline
     }
-}
-
-fn handle_bytes(shared: &Shared, wakes: &mut Vec<Waker>, bytes: &[u8]) -> usize {
-    let mut mux = shared.lock();
-    let used = mux.handle_bytes(bytes, Instant::now());
-    // The driver itself is awake: it looks for something to send before it sleeps.
-    let (_, signals) = mux.take_due(wakes);
-    drop(mux);
-    shared.signal(signals);
-    wakes.drain(..).for_each(Waker::wake);
-    used
 }
 
 impl<T: AsyncRead + AsyncWrite + Unpin> Future for Driver<T> {
@@ -186,41 +189,67 @@ impl<T> Drop for Driver<T> {
     }
 }
 
-/// What was read and is not a whole frame yet. Without a buffer while little comes.
+/// What was read and is not a whole frame yet. Holds nothing while the peer is silent.
 #[derive(Default)]
-struct Inbox(BytesMut);
+struct Inbox {
+    /// The beginning of a frame.
+    rest: Vec<u8>,
+    /// A large data frame: what is missing is read to where the stream will keep it, without another copy.
+    large: Option<Large>,
+}
+
+struct Large {
+    head: DataHead,
+    payload: BytesMut,
+}
 
 impl Inbox {
-    /// Reads once and lets `handle` take whole frames. Says how much was read: nothing at the end.
+    /// Reads once and gives the mux what is whole. Says how much was read: nothing at the end.
     fn poll_fill<T: AsyncRead + Unpin>(
         &mut self,
         io: &mut T,
         context: &mut Context<'_>,
-        handle: impl FnOnce(&[u8]) -> usize,
+        mut act: impl FnMut(&mut dyn FnMut(&mut Mux, Instant)),
     ) -> Poll<io::Result<usize>> {
-        if self.0.capacity() == 0 {
-            let mut probe = [0; PROBE_BYTES];
-            let mut room = ReadBuf::new(&mut probe);
-            ready!(Pin::new(io).poll_read(context, &mut room))?;
-            let bytes = room.filled();
-            let rest = &bytes[handle(bytes)..];
-            if !rest.is_empty() || bytes.len() == PROBE_BYTES {
-                self.0.reserve(INBOX_BYTES);
-                self.0.extend_from_slice(rest);
+        if let Some(Large { head, payload }) = &mut self.large {
+            let missing = head.length - payload.len();
+            let count = ready!(poll_read_buf(Pin::new(io), context, &mut (&mut *payload).limit(missing)))?;
+            if count == missing {
+                let (head, mut payload) = (*head, Some(std::mem::take(payload).freeze()));
+                self.large = None;
+                act(&mut |mux, now| {
+                    if let Some(payload) = payload.take() {
+                        mux.handle_payload(head, payload, now);
+                    }
+                });
             }
-            return Poll::Ready(Ok(bytes.len()));
+            return Poll::Ready(Ok(count));
         }
-        // What is left is less than a frame; when it has moved far enough back it goes to the front.
-        self.0.reserve(INBOX_BYTES / 4);
-        let Poll::Ready(read) = poll_read_buf(Pin::new(io), context, &mut self.0) else {
-            if self.0.is_empty() {
-                self.0 = BytesMut::new();
-            }
-            return Poll::Pending;
-        };
-        let count = read?;
-        let used = handle(&self.0);
-        self.0.advance(used);
+        let mut probe = [0; PROBE_BYTES];
+        let mut room = ReadBuf::new(&mut probe);
+        ready!(Pin::new(io).poll_read(context, &mut room))?;
+        let count = room.filled().len();
+        let mut used = 0;
+        if self.rest.is_empty() {
+            act(&mut |mux, now| used = mux.handle_bytes(room.filled(), now));
+            self.keep(&room.filled()[used..]);
+        } else {
+            let mut bytes = std::mem::take(&mut self.rest);
+            bytes.extend_from_slice(room.filled());
+            act(&mut |mux, now| used = mux.handle_bytes(&bytes, now));
+            self.keep(&bytes[used..]);
+        }
         Poll::Ready(Ok(count))
+    }
+
+    fn keep(&mut self, rest: &[u8]) {
+        match DataHead::parse(rest).filter(|head| head.length >= LARGE_BYTES) {
+            Some(head) => {
+                let mut payload = BytesMut::with_capacity(head.length);
+                payload.extend_from_slice(&rest[HEAD_BYTES..]);
+                self.large = Some(Large { head, payload });
+            }
+            None => self.rest = rest.to_vec(),
+        }
     }
 }

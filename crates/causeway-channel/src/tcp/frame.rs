@@ -117,6 +117,25 @@ pub fn parse(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, FrameError> {
     Ok(Some((frame, HEAD_BYTES + usize::from(length))))
 }
 
+/// The head of a data frame, for whoever reads its payload apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DataHead {
+    pub stream: u32,
+    pub length: usize,
+    pub fin: bool,
+}
+
+impl DataHead {
+    /// `None` when another frame begins here, or its head is not whole. A head that was refused by `parse` never
+    /// comes here.
+    pub fn parse(bytes: &[u8]) -> Option<DataHead> {
+        let [DATA, flags, high, low, stream @ ..] = bytes.first_chunk::<HEAD_BYTES>()? else { return None };
+        let length = usize::from(u16::from_be_bytes([*high, *low]));
+        let stream = u32::from_be_bytes(stream.first_chunk().copied()?);
+        (length <= PAYLOAD_BYTES_MAX).then_some(DataHead { stream, length, fin: flags & FIN != 0 })
+    }
+}
+
 fn length_fits(kind: u8, length: usize) -> Result<bool, FrameError> {
     Ok(match kind {
         OPEN => (4..=4 + HEADER_BYTES_MAX).contains(&length),
@@ -248,6 +267,20 @@ mod tests {
         refused(OPEN, 3, FrameError::Length { kind: OPEN, length: 3 });
         refused(OPEN, 4101, FrameError::Length { kind: OPEN, length: 4101 });
         refused(CLOSE, 517, FrameError::Length { kind: CLOSE, length: 517 });
+    }
+
+    #[test]
+    fn the_head_of_a_data_frame_can_be_read_alone() {
+        let mut bytes = Vec::new();
+        Frame::Data { stream: 0x01020304, bytes: &[1; 9000], fin: true }.write(&mut bytes);
+        assert_eq!(
+            DataHead::parse(&bytes[..8]),
+            Some(DataHead { stream: 0x01020304, length: 9000, fin: true })
+        );
+        assert_eq!(DataHead::parse(&bytes[..7]), None);
+        bytes.clear();
+        Frame::Datagram(&[1; 9000]).write(&mut bytes);
+        assert_eq!(DataHead::parse(&bytes), None);
     }
 
     #[test]

@@ -7,7 +7,8 @@ use bytes::Bytes;
 use super::stream::{RecvState, SendState};
 use super::{Class, Mux};
 use crate::link::{CloseCode, CloseReason, ClosedBy, LinkClosed, ResetCode, Side};
-use crate::tcp::frame::{Frame, Settings, parse};
+use crate::tcp::frame::{DataHead, Frame, HEAD_BYTES, Settings, parse};
+use crate::tcp::queue::ByteQueue;
 
 /// More credit than any stream will ever use.
 const CREDIT_MAX: u64 = 1 << 48;
@@ -36,11 +37,26 @@ impl Mux {
         bytes.len()
     }
 
+    /// A data frame whose payload was read apart.
+    pub fn handle_payload(&mut self, head: DataHead, payload: Bytes, now: Instant) {
+        self.last_heard = now;
+        if self.ended.is_some() {
+            return;
+        }
+        self.figures.received_bytes += (HEAD_BYTES + payload.len()) as u64;
+        let handled = self.handle_data(head.stream, payload.len(), head.fin, |queue| queue.push(payload));
+        if let Err(fault) = handled {
+            self.close(CloseReason::new(CloseCode::Malformed, fault));
+        }
+    }
+
     fn handle_frame(&mut self, frame: Frame<'_>, now: Instant) -> Result<(), &'static str> {
         match frame {
             Frame::Settings(settings) => self.handle_settings(settings),
             Frame::Open { stream, credit, header } => self.handle_open(stream, credit, header),
-            Frame::Data { stream, bytes, fin } => self.handle_data(stream, bytes, fin),
+            Frame::Data { stream, bytes, fin } => {
+                self.handle_data(stream, bytes.len(), fin, |queue| queue.push_slice(bytes))
+            }
             Frame::Reset { stream, code } => self.handle_reset(stream, code.into()),
             Frame::Stop { stream, code } => self.handle_stop(stream, code.into()),
             Frame::Credit { stream, bytes } => self.handle_credit(stream, bytes),
@@ -109,7 +125,13 @@ impl Mux {
 
     // Frames for streams that are not there are passed over: they were under way when this end let go.
 
-    fn handle_data(&mut self, id: u32, bytes: &[u8], fin: bool) -> Result<(), &'static str> {
+    fn handle_data(
+        &mut self,
+        id: u32,
+        length: usize,
+        fin: bool,
+        push: impl FnOnce(&mut ByteQueue),
+    ) -> Result<(), &'static str> {
         let Some(stream) = self.streams.get_mut(&id) else { return Ok(()) };
         let recv = &mut stream.recv;
         if recv.state != RecvState::Open {
@@ -117,9 +139,9 @@ impl Mux {
         }
         let before = recv.committed();
         recv.outstanding =
-            recv.outstanding.checked_sub(bytes.len() as u64).ok_or("more data than credit was given")?;
+            recv.outstanding.checked_sub(length as u64).ok_or("more data than credit was given")?;
         if recv.stopped.is_none() {
-            recv.queue.push_slice(bytes);
+            push(&mut recv.queue);
             self.wakes.extend(recv.reader.take());
         }
         if fin {
