@@ -18,6 +18,10 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
+/// Gives memory back when it is no longer used; how quickly is set in `.cargo/config.toml`.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 fn main() -> ExitCode {
     let cli = cli::Cli::parse();
     // kube, the API server and the channel all use rustls: one provider for all of them.
