@@ -22,7 +22,7 @@ use ipnet::IpNet;
 pub use echo::{Echo, reach_tcp, reach_udp};
 pub use firewall::{Fault, Traffic};
 pub use links::Cut;
-pub use namespace::Host;
+pub use namespace::{Crossed, Host};
 pub use plan::Plan;
 
 use firewall::Rules;

@@ -96,9 +96,9 @@ fn random_loss_meets_its_share() {
             Ok(count)
         })
         .unwrap();
-    let (_, sent) = host.crossed("eth0").unwrap();
-    // Ethernet, IP, UDP and one byte each, and little else.
-    assert!((400 * 43..400 * 43 + 5000).contains(&sent), "{sent} bytes sent");
+    let crossed = host.crossed("eth0").unwrap();
+    // A byte behind IP and UDP went out so often, and little else.
+    assert!((400 * 29..400 * 29 + 15_000).contains(&crossed.bytes()), "{crossed:?}");
     // Both ways: a quarter comes back.
     assert!((50..160).contains(&count), "{count} of 400");
 }

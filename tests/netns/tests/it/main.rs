@@ -2,8 +2,12 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod breaking;
+mod connecting;
 mod fleet;
+mod idling;
 mod lab;
+mod world;
 
 use testlab::net::{Net, Plan};
 

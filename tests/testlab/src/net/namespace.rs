@@ -167,16 +167,16 @@ impl Host {
         Ok(thread)
     }
 
-    /// What crossed an interface since it was made, with the heads of Ethernet: bytes received and sent.
-    pub fn crossed(&self, interface: &str) -> Result<(u64, u64)> {
+    /// What crossed an interface since it was made, both directions.
+    pub fn crossed(&self, interface: &str) -> Result<Crossed> {
         // Of the thread, which has moved; the process has not.
         let table = self.inside(|| Ok(std::fs::read_to_string("/proc/thread-self/net/dev")?))?;
         let line = table.lines().find_map(|line| line.trim().strip_prefix(interface)?.strip_prefix(':'));
         let line = line.with_context(|| format!("{} has no interface {interface}", self.name))?;
         let numbers: Vec<u64> = line.split_whitespace().flat_map(str::parse).collect();
-        // Eight columns of what came, then eight of what went; bytes are the first of each.
+        // Eight columns of what came, then eight of what went; each begins with bytes and packets.
         match numbers.len() {
-            16 => Ok((numbers[0], numbers[8])),
+            16 => Ok(Crossed { packets: numbers[1] + numbers[9], frame_bytes: numbers[0] + numbers[8] }),
             _ => bail!("/proc/net/dev has another form: {line}"),
         }
     }
@@ -184,6 +184,26 @@ impl Host {
     /// Can a TCP connection be made from here?
     pub fn connects(&self, to: SocketAddr, within: std::time::Duration) -> bool {
         self.inside(|| Ok(std::net::TcpStream::connect_timeout(&to, within)?)).is_ok()
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Crossed {
+    pub packets: u64,
+    /// With the heads of Ethernet.
+    pub frame_bytes: u64,
+}
+
+impl Crossed {
+    /// As a provider counts: IP packets, without what the local wire adds.
+    pub fn bytes(&self) -> u64 {
+        const ETHERNET_HEAD_BYTES: u64 = 14;
+        self.frame_bytes - self.packets * ETHERNET_HEAD_BYTES
+    }
+
+    pub fn since(&self, before: Crossed) -> Crossed {
+        let packets = self.packets - before.packets;
+        Crossed { packets, frame_bytes: self.frame_bytes - before.frame_bytes }
     }
 }
 

@@ -1,0 +1,83 @@
+//! What a session survives: blocked UDP, other addresses, links that are cut. Times are printed.
+
+use std::time::Duration;
+
+use testlab::net::{Cut, Traffic};
+
+use crate::world::{EDGE, NAT, PATIENCE, World, soak};
+
+/// Back on QUIC has no bound in time, except that it must happen.
+const BACK_ON_QUIC: Duration = Duration::from_secs(180);
+
+#[test]
+fn udp_that_is_blocked_during_traffic_moves_the_session_to_tcp_and_back() {
+    let test = "udp_that_is_blocked_during_traffic_moves_the_session_to_tcp_and_back";
+    let Some(mut world) = World::connected(test) else { return };
+    world.net.block(NAT, Traffic::Udp).unwrap();
+    // Something waits to be told, as in traffic.
+    world.change();
+    let (before, took) = world.await_transport("tcp", PATIENCE);
+    println!("UDP blocked during traffic: on TCP after {took:?}");
+    assert!(took < Duration::from_secs(10), "{took:?}");
+    world.await_heard(&before, PATIENCE);
+
+    world.net.allow(NAT, Traffic::Udp).unwrap();
+    let (before, took) = world.await_transport("quic", BACK_ON_QUIC);
+    println!("UDP allowed again: back on QUIC after {took:?}");
+    world.await_heard(&before, PATIENCE);
+}
+
+#[test]
+fn a_quic_session_survives_other_addresses() {
+    let Some(mut world) = World::connected("a_quic_session_survives_other_addresses") else { return };
+    let first = world.gateway();
+    for (node, address) in [(EDGE, "192.168.1.77"), (NAT, "198.51.100.77")] {
+        world.net.readdress(node, &[address]).unwrap();
+        let before = world.gateway();
+        world.change();
+        let (gateway, took) = world.await_heard(&before, PATIENCE);
+        println!("{node} has the address {address}: heard after {took:?}");
+        // The same session, and with it every stream that was open.
+        assert_eq!(gateway["since"], first["since"], "{gateway}");
+        assert_eq!(gateway["transport"], "quic");
+    }
+}
+
+#[test]
+fn a_cut_that_the_edge_can_see_is_over_three_seconds_after_the_link() {
+    let test = "a_cut_that_the_edge_can_see_is_over_three_seconds_after_the_link";
+    let Some(mut world) = World::connected(test) else { return };
+    for how in [Cut::Unplugged, Cut::Down] {
+        cut(&mut world, EDGE, how, Duration::from_secs(3));
+    }
+}
+
+#[test]
+fn a_cut_that_the_edge_cannot_see_is_over_eight_seconds_after_the_link() {
+    let test = "a_cut_that_the_edge_cannot_see_is_over_eight_seconds_after_the_link";
+    let Some(mut world) = World::connected(test) else { return };
+    cut(&mut world, EDGE, Cut::Silent, Duration::from_secs(8));
+    cut(&mut world, NAT, Cut::Unplugged, Duration::from_secs(8));
+}
+
+/// Cuts the link for 1 and 30 s, and for 300 s in the long form. The edge is never started again.
+fn cut(world: &mut World, node: &str, how: Cut, bound: Duration) {
+    let lengths: &[u64] = if soak() { &[1, 30, 300] } else { &[1, 30] };
+    for length in lengths {
+        world.net.cut(node, how).unwrap();
+        let cut = world.gateway();
+        world.change();
+        // Not to wait for something: the length of the cut is the test.
+        std::thread::sleep(Duration::from_secs(*length));
+        let during = world.gateway();
+        assert_eq!(during["generation"], cut["generation"], "nothing crosses a cut link");
+        if *length >= 30 {
+            assert_eq!(during["connected"], false, "the cloud knows: {during}");
+        }
+        world.net.restore(node).unwrap();
+        let (gateway, took) = world.await_heard(&during, PATIENCE);
+        let transport = &gateway["transport"];
+        println!("{node} {how:?} for {length} s: back after {took:?} over {transport}");
+        assert!(took < bound, "{took:?}");
+    }
+}
