@@ -18,7 +18,7 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use rustls::ClientConfig;
 use rustls_pki_types::ServerName;
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{sleep_until, timeout};
 use tokio_rustls::TlsConnector;
 
@@ -51,6 +51,8 @@ pub struct DialConfig {
     /// The limits in it hold for both transports.
     pub quic: QuicOptions,
     pub attempt_max: Duration,
+    /// The address of this machine to dial from, where it has several. `None`: as the routes say.
+    pub from: Option<IpAddr>,
 }
 
 impl DialConfig {
@@ -66,6 +68,7 @@ impl DialConfig {
             alpn: CHANNEL_ALPN,
             quic: QuicOptions::default(),
             attempt_max: ATTEMPT_MAX,
+            from: None,
         }
     }
 }
@@ -182,7 +185,7 @@ impl Dialer {
             let dialled = async {
                 match attempt.route {
                     Route::Quic(address) => self.over_quic(address, tls).await,
-                    Route::Tcp(address) => self.over_tcp(endpoint, connect(address).await?, tls).await,
+                    Route::Tcp(address) => self.over_tcp(endpoint, self.connect(address).await?, tls).await,
                     Route::Proxy => self.over_tcp(endpoint, self.through_proxy(endpoint).await?, tls).await,
                 }
             };
@@ -202,9 +205,19 @@ impl Dialer {
         if let Some(client) = &*client {
             return Ok(client.clone());
         }
-        let bound = QuicClient::bind(self.config.quic.clone())?;
+        let bound = QuicClient::bind_to(self.config.from, self.config.quic.clone())?;
         *client = Some(bound.clone());
         Ok(bound)
+    }
+
+    async fn connect(&self, address: SocketAddr) -> Result<TcpStream, AttemptError> {
+        let Some(from) = self.config.from else {
+            return TcpStream::connect(address).await.map_err(AttemptError::Connect);
+        };
+        let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
+        let socket = socket.map_err(AttemptError::Socket)?;
+        socket.bind((from, 0).into()).map_err(AttemptError::Socket)?;
+        socket.connect(address).await.map_err(AttemptError::Connect)
     }
 
     async fn through_proxy(&self, endpoint: &Endpoint) -> Result<TcpStream, AttemptError> {
@@ -237,10 +250,6 @@ impl Dialer {
         let link = tcp::over_tls(connection.into(), Side::Dialled, &self.config.quic.limits);
         Ok(link.map_err(AttemptError::Connect)?.into())
     }
-}
-
-async fn connect(address: SocketAddr) -> Result<TcpStream, AttemptError> {
-    TcpStream::connect(address).await.map_err(AttemptError::Connect)
 }
 
 async fn resolve(endpoint: &Endpoint, max: Duration) -> Result<Vec<SocketAddr>, AttemptError> {

@@ -10,11 +10,10 @@ mod greeting;
 mod passengers;
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use causeway_channel::clock::{self, Moment, Skew, unix_seconds};
+use causeway_channel::clock::unix_seconds;
 use causeway_channel::dial::{DialConfig, Dialer, Proxy, Transports};
 use causeway_channel::link::{CloseReason, Link};
 use causeway_channel::session::{Action, Allowed, LinkId, State, Supervisor, Welcomed};
@@ -179,8 +178,6 @@ impl Keeper {
 /// Sessions tell little: drains and news.
 const EVENTS_MAX: usize = 16;
 const COMMANDS_MAX: usize = 16;
-/// A link whose way has not changed is doubted no more often than it is asked anyway.
-const DOUBTS_APART: Duration = Duration::from_secs(5);
 /// A goodbye has this long to leave.
 const GOODBYE: Duration = Duration::from_secs(1);
 
@@ -207,10 +204,6 @@ struct Round<'a> {
     events: mpsc::Sender<(LinkId, Event)>,
     /// A cloud that is away for days is worth one line, not one every five seconds.
     complained: bool,
-    /// The address of this machine on the way to the cloud.
-    outward: Option<IpAddr>,
-    /// When a change of the network last made us ask for a sign of life.
-    doubted: Option<Instant>,
 }
 
 impl<'a> Round<'a> {
@@ -233,8 +226,6 @@ impl<'a> Round<'a> {
             links: HashMap::new(),
             events,
             complained: false,
-            outward: None,
-            doubted: None,
         }
     }
 
@@ -331,8 +322,6 @@ impl<'a> Round<'a> {
             session = welcome.session_id, "connected to the cloud"
         );
         self.complained = false;
-        self.outward = outward(link.remote_address());
-        self.compare_clocks(&welcome);
         let (commands, taken) = mpsc::channel(COMMANDS_MAX);
         let talk = Conversation::new(id, greeted, self.keeper.passengers.clone(), self.events.clone());
         self.sessions.spawn(async move { (id, Box::pin(talk.run(taken)).await) });
@@ -343,14 +332,6 @@ impl<'a> Round<'a> {
             shown.session = Some(welcome.session_id.clone());
         });
         self.take_welcome(&welcome);
-    }
-
-    fn compare_clocks(&self, welcome: &Welcome) {
-        let (edge, cloud) = (self.keeper.clock.now(), clock::from_unix_seconds(welcome.time));
-        if clock::compare(edge, cloud) != Skew::Fine {
-            let (edge, cloud) = (Moment(edge), Moment(cloud));
-            tracing::warn!(%edge, %cloud, "this machine's clock is off: look at its time service");
-        }
     }
 
     fn take_welcome(&mut self, welcome: &Welcome) {
@@ -389,24 +370,8 @@ impl<'a> Round<'a> {
     }
 
     fn take_change(&mut self) {
-        let now = Instant::now();
-        let current =
-            self.machine.current().and_then(|id| Some((id, self.links.get(&id)?.link.remote_address())));
-        let outward = current.and_then(|(_, cloud)| outward(cloud));
-        match current {
-            // Somebody started a container, or plugged in a printer: the way to the cloud is the same.
-            Some((id, _)) if outward.is_some() && outward == self.outward => {
-                if self.doubted.is_none_or(|doubted| now.duration_since(doubted) > DOUBTS_APART) {
-                    self.doubted = Some(now);
-                    self.machine.handle_suspect(now, id);
-                }
-            }
-            _ => {
-                tracing::debug!("the network of this machine has changed");
-                self.outward = outward;
-                self.machine.handle_link_change(now);
-            }
-        }
+        tracing::debug!("the network of this machine has changed");
+        self.machine.handle_link_change(Instant::now());
     }
 
     fn suspect(&mut self) {
@@ -502,17 +467,6 @@ fn dial_config(keeper: &Keeper, identity: &EdgeIdentity, told: &[Endpoint]) -> D
         clock: keeper.clock.clone(),
         ..DialConfig::new(endpoints, identity.trust(), identity.credentials())
     }
-}
-
-/// From which address this machine would talk to the cloud. Asks the kernel's routes; nothing is sent.
-fn outward(cloud: SocketAddr) -> Option<IpAddr> {
-    let any = match cloud.is_ipv4() {
-        true => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-        false => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
-    };
-    let socket = UdpSocket::bind((any, 0)).ok()?;
-    socket.connect(cloud).ok()?;
-    Some(socket.local_addr().ok()?.ip())
 }
 
 fn state_word(state: State) -> &'static str {

@@ -4,7 +4,7 @@
 //! migrate. Which addresses to try, and for how long, is the dialer's business.
 
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use quinn::crypto::rustls::QuicClientConfig;
@@ -20,6 +20,7 @@ pub struct QuicClient {
     endpoint: Endpoint,
     transport: Arc<TransportConfig>,
     options: QuicOptions,
+    from: Option<IpAddr>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -34,10 +35,15 @@ pub enum ConnectError {
 impl QuicClient {
     /// On any port, for both families where the machine has them.
     pub fn bind(options: QuicOptions) -> io::Result<QuicClient> {
+        QuicClient::bind_to(None, options)
+    }
+
+    /// On an address of this machine, where it has several.
+    pub fn bind_to(from: Option<IpAddr>, options: QuicOptions) -> io::Result<QuicClient> {
         let transport = Arc::new(transport::config(&options));
-        let socket = any_socket()?;
+        let socket = any_socket(from)?;
         let endpoint = Endpoint::new(EndpointConfig::default(), None, socket, Arc::new(TokioRuntime))?;
-        Ok(QuicClient { endpoint, transport, options })
+        Ok(QuicClient { endpoint, transport, options, from })
     }
 
     /// A link to `address`. `tls` says whom to believe, who we are, and under which ALPN.
@@ -59,7 +65,7 @@ impl QuicClient {
 
     /// Moves all links to a new socket, as when the machine's address has changed.
     pub fn rebind(&self) -> io::Result<()> {
-        self.endpoint.rebind(any_socket()?)
+        self.endpoint.rebind(any_socket(self.from)?)
     }
 
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -72,7 +78,10 @@ impl QuicClient {
     }
 }
 
-fn any_socket() -> io::Result<std::net::UdpSocket> {
+fn any_socket(from: Option<IpAddr>) -> io::Result<std::net::UdpSocket> {
+    if let Some(from) = from {
+        return socket::bind((from, 0).into());
+    }
     socket::bind((Ipv6Addr::UNSPECIFIED, 0).into())
         .or_else(|_| socket::bind((Ipv4Addr::UNSPECIFIED, 0).into()))
 }

@@ -26,8 +26,6 @@ pub struct Keepalive {
     heard: Instant,
     rtt: Duration,
     question: Option<Question>,
-    /// Somebody had a reason to ask before it is time.
-    doubted: Option<Instant>,
 }
 
 /// Asked at `at`, and repeated `probes` times since.
@@ -51,7 +49,7 @@ impl Keepalive {
     /// A link that has just been heard of.
     pub fn new(now: Instant, every: Duration) -> Keepalive {
         let every = every.clamp(EVERY_MIN, EVERY_MAX);
-        Keepalive { every, heard: now, rtt: Duration::ZERO, question: None, doubted: None }
+        Keepalive { every, heard: now, rtt: Duration::ZERO, question: None }
     }
 
     /// Takes note of when the peer was last heard, and of the round trip if it is known. Older news change nothing.
@@ -62,13 +60,12 @@ impl Keepalive {
         if self.question.is_some_and(|question| at > question.at) {
             self.question = None;
         }
-        self.doubted = self.doubted.filter(|doubted| at <= *doubted);
     }
 
     /// Somebody has a reason to doubt: ask now. While a question is open, that is being done already.
     pub fn handle_suspect(&mut self, now: Instant) {
         if self.question.is_none() {
-            self.doubted = Some(now);
+            self.heard = self.heard.min(now.checked_sub(self.every).unwrap_or(now));
         }
     }
 
@@ -78,7 +75,6 @@ impl Keepalive {
         if now < due {
             return Verdict::Wait(due);
         }
-        self.doubted = None;
         match &mut self.question {
             None => self.question = Some(Question { at: now, probes: 0 }),
             Some(question) if question.probes < PROBES => question.probes += 1,
@@ -90,7 +86,7 @@ impl Keepalive {
     /// When `next` has something to say.
     pub fn due(&self) -> Instant {
         match self.question {
-            None => self.doubted.unwrap_or(self.heard + self.every),
+            None => self.heard + self.every,
             Some(Question { at, probes }) => {
                 let patience = (3 * self.rtt).clamp(PATIENCE_MIN, PATIENCE_MAX);
                 at + patience + (GIVE_UP - patience) / PROBES * probes
@@ -172,8 +168,6 @@ mod tests {
         let mut keepalive = Keepalive::new(start, EVERY);
         let now = start + ms(700);
         keepalive.handle_suspect(now);
-        // The driver says it before it asks what is due; it is older than the doubt.
-        keepalive.handle_heard(now - ms(1), None);
         assert_eq!(keepalive.next(now), Verdict::Ask);
         keepalive.handle_suspect(now + ms(10));
         assert_eq!(keepalive.due(), now + ms(1000), "a second doubt changes nothing");

@@ -71,6 +71,21 @@ async fn where_udp_is_swallowed_tcp_connects() {
     within(accepted).await.unwrap();
 }
 
+#[tokio::test]
+async fn an_edge_with_several_addresses_dials_from_the_one_it_is_told() {
+    let authority = Authority::new();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let silent = tokio::net::UdpSocket::bind(address).await.unwrap();
+    let from = Some("127.1.2.3".parse().unwrap());
+    let dialer = Dialer::new(DialConfig { from, ..config(&authority, &[&address.to_string()]) });
+    let dialling = tokio::spawn(async move { dialer.dial().await });
+    let (_, by_udp) = within(silent.recv_from(&mut [0; 2048])).await.unwrap();
+    let (_, by_tcp) = within(listener.accept()).await.unwrap();
+    assert_eq!([Some(by_udp.ip()), Some(by_tcp.ip())], [from, from]);
+    dialling.abort();
+}
+
 async fn accept(listener: TcpListener, acceptor: TlsAcceptor) -> Link {
     let (socket, _) = listener.accept().await.unwrap();
     let connection = acceptor.accept(tcp::prepare(socket)).await.unwrap();

@@ -44,6 +44,17 @@ impl Registrar {
         answer
     }
 
+    /// A first certificate without a token, for whoever holds the store and the seal of this cloud anyway: fleets that
+    /// are moved here, and benchmarks. The name is `peer`, whatever the request says; a gateway that has one keeps it.
+    pub async fn issue_first(&self, peer: &PeerId, csr: &[u8]) -> Result<IssuedMessage, Refusal> {
+        let request = read_request(csr, &mut Subjects::default())?;
+        self.refuse_revoked(&request.key).await?;
+        match self.issue(peer, &request, None, Vec::new(), self.now()).await? {
+            Some(Answer::Issued(issued)) => Ok(issued),
+            _ => Err(Refusal::new(Code::NotCurrent, "this gateway has a certificate", "renew that")),
+        }
+    }
+
     async fn dispatch(
         &self,
         ask: Ask,
