@@ -1,8 +1,13 @@
-//! Our API server against kube-apiserver on etcd: lists, creates, watch fan-out, memory, CPU.
+//! What Causeway costs and how fast it is, in two parts: `api` and `fleet`. Run it through `bench/run`.
 //!
-//! Each peer is started alone, measured by the same client code, and stopped. Prints one table per figure with ratios.
-//! Usage: `bench [--objects N] [--watchers N] [--peers NAME,...]`; run it through `bench/run`. The names of the peers are
-//! `configmap`, `custom` (both kube-apiserver), `sqlite` and `etcd` (both ours).
+//! `api`: our API server against kube-apiserver on etcd: lists, creates, watch fan-out, memory, CPU. Each peer is started
+//! alone, measured by the same client code, and stopped. Prints one table per figure with ratios. Its arguments:
+//! `[--objects N] [--watchers N] [--peers NAME,...]`; the peers are `configmap`, `custom` (both kube-apiserver), `sqlite`
+//! and `etcd` (both ours). `fleet`: see there. Without the name of a part all are run as they are by default.
+
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
+
+mod fleet;
 
 mod figures;
 mod load;
@@ -16,7 +21,22 @@ use peer::{Peer, PeerKind};
 #[tokio::main]
 async fn main() -> Result<()> {
     rustls::crypto::aws_lc_rs::default_provider().install_default().ok();
-    let size = Size::from_arguments()?;
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.split_first() {
+        None => {
+            run_api(&[]).await?;
+            fleet::run(&[]).await
+        }
+        Some((part, more)) if part == "api" => run_api(more).await,
+        Some((part, more)) if part == "fleet" => fleet::run(more).await,
+        Some((other, _)) => anyhow::bail!("no part {other}; usage: {API_USAGE}, or {}", fleet::USAGE),
+    }
+}
+
+const API_USAGE: &str = "bench api [--objects N] [--watchers N] [--peers NAME,...]";
+
+async fn run_api(arguments: &[String]) -> Result<()> {
+    let size = Size::from_arguments(arguments)?;
     println!(
         "{} objects, {} watchers, {} cores; every peer alone on the machine, TLS to each, fsync on each write",
         size.objects,
@@ -43,11 +63,10 @@ pub struct Size {
 }
 
 impl Size {
-    fn from_arguments() -> Result<Size> {
+    fn from_arguments(arguments: &[String]) -> Result<Size> {
         let mut size = Size { objects: 10_000, watchers: 1_000, peers: PeerKind::ALL.to_vec() };
-        let mut arguments = std::env::args().skip(1);
-        while let Some(name) = arguments.next() {
-            let value = arguments.next().unwrap_or_default();
+        for pair in arguments.chunks(2) {
+            let [name, value] = pair else { anyhow::bail!("usage: {API_USAGE}") };
             match name.as_str() {
                 "--objects" => size.objects = value.parse()?,
                 "--watchers" => size.watchers = value.parse()?,
@@ -56,9 +75,7 @@ impl Size {
                     let peers = value.split(',').map(|name| found(name).context("no such peer"));
                     size.peers = peers.collect::<Result<_>>()?;
                 }
-                _ => anyhow::bail!(
-                    "unknown argument {name}; usage: bench [--objects N] [--watchers N] [--peers NAME,...]"
-                ),
+                _ => anyhow::bail!("unknown argument {name}; usage: {API_USAGE}"),
             }
         }
         Ok(size)

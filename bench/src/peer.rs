@@ -234,7 +234,7 @@ fn free_port() -> Result<u16> {
 }
 
 /// Resident bytes and CPU time of a process, from /proc.
-fn usage_of(pid: u32) -> Result<(u64, Duration)> {
+pub fn usage_of(pid: u32) -> Result<(u64, Duration)> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))
         .with_context(|| format!("process {pid} is gone"))?;
     let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;

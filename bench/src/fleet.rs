@@ -1,0 +1,230 @@
+//! A fleet of simulated edges on one cloud: memory, CPU, bytes, and how it comes back after kill -9.
+//!
+//! The cloud is the release binary in a process of its own, on SQLite. The edges live here (`crowd`, `edge`), with
+//! certificates made beforehand (`world`); what happens to them is noted on the `board`. `site` measures a real edge.
+
+mod board;
+mod crowd;
+mod edge;
+mod room;
+mod site;
+mod table;
+mod world;
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use causeway_channel::Transport;
+use testlab::causeway::{Cloud, get};
+
+use crate::peer::usage_of;
+use board::Return;
+use crowd::Crowd;
+use room::Room;
+use site::SiteFigures;
+use table::print_table;
+use world::World;
+
+pub const USAGE: &str = "bench fleet [--edges N] [--transports quic,tcp] [--idle SECONDS] [--site SECONDS]";
+
+/// How large and how long.
+struct Size {
+    edges: usize,
+    transports: Vec<Transport>,
+    idle: Duration,
+    /// Zero: leaves the real edge out.
+    site: Duration,
+}
+
+/// What one transport came to.
+struct Figures {
+    transport: Transport,
+    edges: usize,
+    /// Of the cloud, with all objects and nobody attached.
+    empty_bytes: u64,
+    full_bytes: u64,
+    idle_cpu: f64,
+    link_bytes_per_day: f64,
+    gathered: Duration,
+    netmaps: (usize, usize),
+    returns: Vec<Restart>,
+}
+
+/// A kill -9, and what followed.
+struct Restart {
+    edges: usize,
+    /// Until the cloud was ready again.
+    ready: Duration,
+    back: Return,
+}
+
+/// Fleets are given this long for everything that should take seconds.
+const PATIENCE: Duration = Duration::from_secs(300);
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// Of a core, within a second: the cloud has nothing more to do.
+const QUIET: f64 = 0.03;
+const SETTLE_MAX: Duration = Duration::from_secs(90);
+/// After the last edge has come: netmaps and status are written, buffers given back.
+const SETTLE_ATTACHED: Duration = Duration::from_secs(12);
+const DAY: f64 = 86_400.0;
+
+pub async fn run(arguments: &[String]) -> Result<()> {
+    let size = Size::from_arguments(arguments)?;
+    if std::env::var_os("CAUSEWAY_BIN").is_none() {
+        bail!("CAUSEWAY_BIN names no causeway to measure: run bench/run");
+    }
+    let room = Room::of_this_machine()?;
+    let mut planned = Vec::new();
+    for transport in size.transports.iter().copied() {
+        let (edges, reason) = room.fit(size.edges, transport);
+        if let Some(reason) = reason {
+            println!("fleet: {edges} edges over {transport} instead of {}: {reason}", size.edges);
+        }
+        planned.push((transport, edges));
+    }
+    let sites = if size.site.is_zero() { Vec::new() } else { measure_site(&size) };
+    let most = planned.iter().map(|(_, edges)| *edges).max().context("no transport to measure")?;
+    eprintln!("fleet: making {most} gateways and certificates ...");
+    let folder = tempfile::tempdir()?;
+    let world = World::make(folder.path(), most).await?;
+    let mut all = Vec::new();
+    for (transport, edges) in planned {
+        eprintln!("fleet: {edges} edges over {transport} ...");
+        match measure(&world, transport, edges, &size).await {
+            Ok(figures) => all.push(figures),
+            Err(error) => println!("fleet over {transport}: not measured: {error:#}"),
+        }
+    }
+    print_table(&all, &sites);
+    Ok(())
+}
+
+impl Size {
+    fn from_arguments(arguments: &[String]) -> Result<Size> {
+        let mut size = Size {
+            edges: 20_000,
+            transports: vec![Transport::Quic, Transport::Tcp],
+            idle: Duration::from_secs(30),
+            site: Duration::from_secs(60),
+        };
+        for pair in arguments.chunks(2) {
+            let [name, value] = pair else { bail!("usage: {USAGE}") };
+            match name.as_str() {
+                "--edges" => size.edges = value.parse()?,
+                "--idle" => size.idle = Duration::from_secs(value.parse()?),
+                "--site" => size.site = Duration::from_secs(value.parse()?),
+                "--transports" => {
+                    let known = [Transport::Quic, Transport::Tcp];
+                    let found = |name: &str| known.into_iter().find(|transport| transport.as_str() == name);
+                    let transports = value.split(',').map(|name| found(name).context("quic or tcp"));
+                    size.transports = transports.collect::<Result<_>>()?;
+                }
+                _ => bail!("unknown argument {name}; usage: {USAGE}"),
+            }
+        }
+        Ok(size)
+    }
+}
+
+fn measure_site(size: &Size) -> Vec<SiteFigures> {
+    eprintln!("fleet: one idle site ...");
+    site::measure(&size.transports, size.site).unwrap_or_else(|error| {
+        println!("one idle site: not measured: {error:#}");
+        Vec::new()
+    })
+}
+
+async fn measure(world: &World, transport: Transport, edges: usize, size: &Size) -> Result<Figures> {
+    let address = free_address()?;
+    let mut cloud = start(world, address)?;
+    settle(&cloud).await?;
+    let (empty_bytes, _) = usage_of(cloud.process.pid())?;
+    let begin = Instant::now();
+    let crowd = Crowd::gather(world, address, transport, edges, PATIENCE).await?;
+    let gathered = begin.elapsed();
+    eprintln!("fleet: all attached after {gathered:.1?}; idle for {:?} ...", size.idle);
+    tokio::time::sleep(SETTLE_ATTACHED).await;
+
+    let (begin, (_, cpu_before), links_before) =
+        (Instant::now(), usage_of(cloud.process.pid())?, crowd.board.witnessed());
+    tokio::time::sleep(size.idle).await;
+    let (full_bytes, cpu) = usage_of(cloud.process.pid())?;
+    let (seconds, links) = (begin.elapsed().as_secs_f64(), crowd.board.witnessed());
+    let link_bytes = links.0.saturating_sub(links_before.0) as f64 / links.1.max(1) as f64;
+
+    let mut returns = vec![restart(&mut cloud, world, address, &crowd).await?];
+    // Half of them again: the goal speaks of ten thousand.
+    crowd.shrink(edges / 2);
+    tokio::time::sleep(SETTLE_ATTACHED).await;
+    returns.push(restart(&mut cloud, world, address, &crowd).await?);
+    let netmaps = crowd.board.netmaps();
+    crowd.end().await;
+    Ok(Figures {
+        transport,
+        edges,
+        empty_bytes,
+        full_bytes,
+        idle_cpu: (cpu - cpu_before).as_secs_f64() / seconds,
+        link_bytes_per_day: link_bytes * DAY / seconds,
+        gathered,
+        netmaps,
+        returns,
+    })
+}
+
+async fn restart(cloud: &mut Cloud, world: &World, address: SocketAddr, crowd: &Crowd) -> Result<Restart> {
+    let edges = crowd.expected();
+    eprintln!("fleet: kill -9 with {edges} edges ...");
+    crowd.board.forget();
+    let killed = Instant::now();
+    cloud.process.kill()?;
+    *cloud = start(world, address)?;
+    let ready = killed.elapsed();
+    // Who does not come back is counted as missing.
+    let waited = crowd.wait_for_return(killed, killed + PATIENCE).await;
+    if let Err(error) = waited {
+        println!("fleet: {error:#}");
+    }
+    let back = crowd.board.returned(killed);
+    for line in turned_away(cloud) {
+        println!("fleet: after the restart with {edges} edges: {line}");
+    }
+    Ok(Restart { edges, ready, back })
+}
+
+fn start(world: &World, address: SocketAddr) -> Result<Cloud> {
+    Cloud::start_with(&world.data_dir, &["--channel", &address.to_string()])
+}
+
+/// Until a cloud has worked off what it found: a new one writes a status into every object.
+async fn settle(cloud: &Cloud) -> Result<()> {
+    let begin = Instant::now();
+    while begin.elapsed() < SETTLE_MAX {
+        let (_, before) = usage_of(cloud.process.pid())?;
+        tokio::time::sleep(LOOK_AGAIN).await;
+        let (_, after) = usage_of(cloud.process.pid())?;
+        if (after - before).as_secs_f64() < QUIET * LOOK_AGAIN.as_secs_f64() {
+            return Ok(());
+        }
+    }
+    println!("fleet: the cloud was still busy {SETTLE_MAX:?} after its start, before any edge came");
+    Ok(())
+}
+
+/// What the cloud itself counts of those it sent away.
+fn turned_away(cloud: &Cloud) -> Vec<String> {
+    let page = get(cloud.admin, "/metrics").map(|(_, page)| page).unwrap_or_default();
+    let tells = |line: &&str| {
+        (line.contains("turned_away_total{")
+            || line.contains("refused_total{")
+            || line.contains("retries_total"))
+            && !line.ends_with(" 0")
+    };
+    page.lines().filter(tells).map(str::to_owned).collect()
+}
+
+// The restarted cloud must be where the first one was.
+fn free_address() -> Result<SocketAddr> {
+    Ok(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?)
+}

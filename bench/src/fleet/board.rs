@@ -1,0 +1,139 @@
+//! What the edges of a fleet live through, seat by seat: who is attached since when, who failed and was refused.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use causeway_channel::Link;
+
+/// As many links are looked at for their bytes; all are alike.
+const WITNESSES: usize = 100;
+
+pub struct Board {
+    begin: Instant,
+    seats: Vec<Seat>,
+    attached: AtomicUsize,
+    netmaps: AtomicUsize,
+    netmaps_refused: AtomicUsize,
+    failures: Mutex<BTreeMap<String, usize>>,
+    witnesses: Mutex<BTreeMap<usize, Link>>,
+}
+
+#[derive(Default)]
+struct Seat {
+    /// Microseconds after `begin`; zero while away.
+    since: AtomicU64,
+    attempts: AtomicU32,
+    refusals: AtomicU32,
+}
+
+/// How a fleet came back.
+#[derive(Debug, Clone)]
+pub struct Return {
+    /// Sorted.
+    pub times: Vec<Duration>,
+    pub refused_once: usize,
+    pub refused_more: usize,
+    pub attempts: usize,
+    pub failures: BTreeMap<String, usize>,
+}
+
+impl Board {
+    pub fn new(seats: usize) -> Board {
+        Board {
+            begin: Instant::now(),
+            seats: (0..seats).map(|_| Seat::default()).collect(),
+            attached: AtomicUsize::default(),
+            netmaps: AtomicUsize::default(),
+            netmaps_refused: AtomicUsize::default(),
+            failures: Mutex::default(),
+            witnesses: Mutex::default(),
+        }
+    }
+
+    pub fn note_attempt(&self, number: usize) {
+        self.seats[number].attempts.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn note_failed(&self, number: usize, word: &str, is_refusal: bool) {
+        self.seats[number].refusals.fetch_add(is_refusal.into(), Ordering::Relaxed);
+        *lock(&self.failures).entry(word.to_owned()).or_default() += 1;
+    }
+
+    pub fn note_attached(&self, number: usize, link: &Link) {
+        let now = self.begin.elapsed().as_micros().max(1) as u64;
+        if self.seats[number].since.swap(now, Ordering::Relaxed) == 0 {
+            self.attached.fetch_add(1, Ordering::Relaxed);
+        }
+        if number < WITNESSES {
+            lock(&self.witnesses).insert(number, link.clone());
+        }
+    }
+
+    pub fn note_left(&self, number: usize) {
+        if self.seats[number].since.swap(0, Ordering::Relaxed) != 0 {
+            self.attached.fetch_sub(1, Ordering::Relaxed);
+        }
+        lock(&self.witnesses).remove(&number);
+    }
+
+    pub fn note_netmap(&self, is_taken: bool) {
+        let count = if is_taken { &self.netmaps } else { &self.netmaps_refused };
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn attached(&self) -> usize {
+        self.attached.load(Ordering::Relaxed)
+    }
+
+    /// Those whose session began after `moment`.
+    pub fn attached_since(&self, moment: Instant) -> usize {
+        let least = moment.saturating_duration_since(self.begin).as_micros().max(1) as u64;
+        self.seats.iter().filter(|seat| seat.since.load(Ordering::Relaxed) >= least).count()
+    }
+
+    /// Netmaps that were taken, and refused.
+    pub fn netmaps(&self) -> (usize, usize) {
+        (self.netmaps.load(Ordering::Relaxed), self.netmaps_refused.load(Ordering::Relaxed))
+    }
+
+    /// Bytes of both directions over the links that are looked at, and how many those are.
+    pub fn witnessed(&self) -> (u64, usize) {
+        let witnesses = lock(&self.witnesses);
+        let bytes = witnesses.values().map(|link| {
+            let figures = link.figures();
+            figures.sent_bytes + figures.received_bytes
+        });
+        (bytes.sum(), witnesses.len())
+    }
+
+    /// From now on attempts and refusals count anew.
+    pub fn forget(&self) {
+        for seat in &self.seats {
+            seat.attempts.store(0, Ordering::Relaxed);
+            seat.refusals.store(0, Ordering::Relaxed);
+        }
+        lock(&self.failures).clear();
+    }
+
+    /// How they came back after `moment`. Who has not noticed anything yet is left out.
+    pub fn returned(&self, moment: Instant) -> Return {
+        let away = moment.saturating_duration_since(self.begin);
+        let since = self.seats.iter().map(|seat| Duration::from_micros(seat.since.load(Ordering::Relaxed)));
+        let mut times: Vec<Duration> = since.filter_map(|since| since.checked_sub(away)).collect();
+        times.sort_unstable();
+        let refusals = self.seats.iter().map(|seat| seat.refusals.load(Ordering::Relaxed));
+        let (mut refused_once, mut refused_more) = (0, 0);
+        for count in refusals {
+            refused_once += usize::from(count == 1);
+            refused_more += usize::from(count > 1);
+        }
+        let attempts = self.seats.iter().map(|seat| seat.attempts.load(Ordering::Relaxed) as usize).sum();
+        Return { times, refused_once, refused_more, attempts, failures: lock(&self.failures).clone() }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

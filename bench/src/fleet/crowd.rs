@@ -1,0 +1,119 @@
+//! Many simulated edges in this process: brought in at a pace the cloud can follow, watched, sent home.
+//!
+//! They come from many addresses of the loopback, because a cloud bounds what one address may ask of it.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use causeway_channel::dial::{DialConfig, Dialer, Transports};
+use causeway_channel::session::Allowed;
+use causeway_channel::tls::{self, Trust};
+use causeway_channel::{Endpoint, Transport};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::board::Board;
+use super::edge::Edge;
+use super::world::World;
+
+/// Edges that share an address, and over QUIC a socket, as behind one NAT.
+const EDGES_PER_ADDRESS: usize = 100;
+/// So many are on their way at the same time when the fleet is brought in.
+const COMING_MAX: usize = 256;
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+pub struct Crowd {
+    pub board: Arc<Board>,
+    /// One for each, in the order in which they came.
+    stops: Vec<CancellationToken>,
+    tasks: TaskTracker,
+}
+
+impl Crowd {
+    /// Brings `count` edges to the cloud at `address`, until all are attached.
+    pub async fn gather(
+        world: &World,
+        address: SocketAddr,
+        transport: Transport,
+        count: usize,
+        within: Duration,
+    ) -> Result<Crowd> {
+        let mut crowd = Crowd {
+            board: Arc::new(Board::new(count)),
+            stops: Vec::with_capacity(count),
+            tasks: TaskTracker::new(),
+        };
+        let begin = Instant::now();
+        let bundle_hash = bytes::Bytes::copy_from_slice(&tls::bundle_hash(&world.authorities));
+        let mut shared = None;
+        for (number, credentials) in world.credentials.iter().take(count).enumerate() {
+            while number - crowd.board.attached().min(number) >= COMING_MAX {
+                ensure!(begin.elapsed() < within, "{}", crowd.lagging());
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
+            let endpoint: Endpoint = address.to_string().parse()?;
+            let trust = Trust::Bundle(world.authorities.clone());
+            let (transports, allowed) = match transport {
+                Transport::Quic => (Transports::QuicOnly, Allowed::QuicOnly),
+                Transport::Tcp => (Transports::TcpOnly, Allowed::TcpOnly),
+            };
+            let config = DialConfig {
+                transports,
+                from: Some(address_of(number)),
+                ..DialConfig::new(vec![endpoint], trust, credentials.clone())
+            };
+            let dialer = match &shared {
+                Some(shared) if number % EDGES_PER_ADDRESS != 0 => Dialer::with_config(shared, config),
+                _ => shared.insert(Dialer::new(config)).clone(),
+            };
+            let (board, bundle_hash) = (crowd.board.clone(), bundle_hash.clone());
+            let stop = CancellationToken::new();
+            crowd.stops.push(stop.clone());
+            crowd.tasks.spawn(Edge { number, dialer, bundle_hash, allowed, board }.run(stop));
+        }
+        crowd.wait_for_return(begin, begin + within).await?;
+        Ok(crowd)
+    }
+
+    /// Until everybody has attached after `moment`.
+    pub async fn wait_for_return(&self, moment: Instant, deadline: Instant) -> Result<()> {
+        while self.board.attached_since(moment) < self.expected() {
+            ensure!(Instant::now() < deadline, "{}", self.lagging());
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+        Ok(())
+    }
+
+    /// Those who were not sent home.
+    pub fn expected(&self) -> usize {
+        self.stops.iter().filter(|stop| !stop.is_cancelled()).count()
+    }
+
+    /// Sends home whoever came after the first `count`.
+    pub fn shrink(&self, count: usize) {
+        self.stops.iter().skip(count).for_each(CancellationToken::cancel);
+    }
+
+    pub async fn end(self) {
+        self.shrink(0);
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+
+    fn lagging(&self) -> String {
+        let failures = self.board.returned(Instant::now()).failures;
+        format!(
+            "only {} of {} edges are attached; what failed: {failures:?}",
+            self.board.attached(),
+            self.expected()
+        )
+    }
+}
+
+// 127.1.0.1 and upwards; the cloud has 127.0.0.1.
+fn address_of(number: usize) -> IpAddr {
+    let group = (number / EDGES_PER_ADDRESS) as u32 + 1;
+    Ipv4Addr::from_bits(Ipv4Addr::new(127, 1, 0, 0).to_bits() + group).into()
+}

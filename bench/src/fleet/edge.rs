@@ -1,0 +1,290 @@
+//! One simulated edge: the real dialer, the real supervisor and the real messages, without disk, renewal and traffic.
+//!
+//! What it lives through is noted on the `Board`. It takes netmaps as an edge does and calls them persisted at once.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use causeway_channel::clock::unix_seconds;
+use causeway_channel::dial::{AttemptError, DialError, Dialer};
+use causeway_channel::link::{CloseCode, CloseReason, Link, Purpose, RecvStream, SendStream};
+use causeway_channel::quic::ConnectError;
+use causeway_channel::session::{Action, Allowed, Attempted, Failure, LinkId, Supervisor, Welcomed};
+use causeway_channel::wire::control::{
+    self, CloudMessage, CloudSays, EdgeMessage, Held, Hello, NetmapAck, NetmapRefused, Ping, Reader, Welcome,
+    Writer, encode_edge,
+};
+use causeway_channel::{Secret, StreamHeader, probe};
+use causeway_netmap::Stamp;
+use causeway_netmap::sync::{Receiver, Reply, Step};
+use tokio_util::sync::CancellationToken;
+
+use super::board::Board;
+
+pub struct Edge {
+    pub number: usize,
+    pub dialer: Dialer,
+    pub bundle_hash: bytes::Bytes,
+    pub allowed: Allowed,
+    pub board: Arc<Board>,
+}
+
+/// A session that the cloud has taken.
+struct Session {
+    id: LinkId,
+    link: Link,
+    reader: Reader<RecvStream, CloudMessage>,
+    writer: Writer<SendStream>,
+}
+
+/// An attempt goes through two steps, and the supervisor hears of each.
+enum Progress {
+    Dialled(Link),
+    Welcomed(Box<Session>, Welcome),
+}
+
+/// Why an attempt came to nothing.
+struct Failed {
+    failure: Failure,
+    /// The cloud was there and said no.
+    is_refusal: bool,
+    word: String,
+}
+
+type Attempt = Pin<Box<dyn Future<Output = Result<Progress, Failed>> + Send>>;
+
+enum Event {
+    Said(Box<CloudMessage>),
+    Nothing,
+    Closed(CloseCode),
+}
+
+impl Edge {
+    /// Keeps a session until told to stop.
+    pub async fn run(self, stop: CancellationToken) {
+        let epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
+        let mut machine = Supervisor::new(epoch, self.allowed, Instant::now());
+        let mut attempt: Option<(LinkId, Attempt)> = None;
+        let mut session: Option<Box<Session>> = None;
+        let mut netmap = Receiver::default();
+        loop {
+            while let Some(action) = machine.next_action() {
+                match action {
+                    Action::Dial { link, transports, .. } => {
+                        self.board.note_attempt(self.number);
+                        attempt = Some((link, Box::pin(dial(self.dialer.clone(), transports))));
+                    }
+                    Action::Abandon { .. } => {
+                        self.board.note_failed(self.number, "abandoned: no answer in time", false);
+                        attempt = None;
+                    }
+                    Action::Ping { nonce, .. } => say(&mut session, Ping { nonce }),
+                    // It has no streams of others that could go on.
+                    Action::Linger { link, .. } | Action::Close { link, .. } => {
+                        if let Some(old) = session.take_if(|session| session.id == link) {
+                            old.link.close(CloseReason::new(CloseCode::Done, ""));
+                            self.board.note_left(self.number);
+                        }
+                    }
+                    Action::Rebind { .. } | Action::Renew => {}
+                }
+            }
+            let due = machine.next_timeout().unwrap_or_else(|| Instant::now() + Duration::from_secs(3600));
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                event = next_event(&mut session) => match (event, &session) {
+                    (Event::Said(message), _) => self.hear(*message, &mut session, &mut netmap),
+                    (Event::Closed(code), Some(closed)) => {
+                        let id = closed.id;
+                        session = None;
+                        self.board.note_left(self.number);
+                        machine.handle_closed(Instant::now(), id, code, dice());
+                    }
+                    _ => {}
+                },
+                (link, progress) = next_progress(&mut attempt) => match progress {
+                    Ok(Progress::Dialled(stands)) => {
+                        machine.handle_dialed(Instant::now(), link);
+                        let greeting = greet(link, stands, self.hello(machine.epoch(), &netmap));
+                        attempt = Some((link, Box::pin(greeting)));
+                    }
+                    Ok(Progress::Welcomed(welcomed, welcome)) => {
+                        attempt = None;
+                        let transport = welcomed.link.transport();
+                        let ms = |number: u32| Duration::from_millis(number.into());
+                        let (keepalive, retry_hint) = (ms(welcome.keepalive_ms), ms(welcome.retry_hint_ms));
+                        machine.handle_welcome(Instant::now(), link, Welcomed { transport, keepalive, retry_hint });
+                        self.board.note_attached(self.number, &welcomed.link);
+                        session = Some(welcomed);
+                    }
+                    Err(failed) => {
+                        attempt = None;
+                        self.board.note_failed(self.number, &failed.word, failed.is_refusal);
+                        machine.handle_failed(Instant::now(), link, failed.failure, dice());
+                    }
+                },
+                () = tokio::time::sleep_until(due.into()) => {
+                    if let Some(session) = &session {
+                        machine.handle_heard(session.id, session.link.last_heard(), session.link.rtt());
+                    }
+                    machine.handle_timeout(Instant::now(), dice());
+                }
+            }
+        }
+        self.board.note_left(self.number);
+    }
+
+    fn hello(&self, epoch: u64, netmap: &Receiver) -> Hello {
+        Hello {
+            version: control::VERSION,
+            epoch,
+            held: netmap.held().map(|netmap| held(netmap.stamp())),
+            software: "causeway bench".to_owned(),
+            bundle_hash: self.bundle_hash.clone(),
+            time: unix_seconds(SystemTime::now()),
+            features: Vec::new(),
+        }
+    }
+
+    fn hear(&self, message: CloudMessage, session: &mut Option<Box<Session>>, netmap: &mut Receiver) {
+        let Some(CloudSays::Netmap(update)) = message.says else { return };
+        let reply = match netmap.handle_bytes(&update.update) {
+            Step::Persist(next) => netmap.handle_persisted(next, Ok(())),
+            Step::Reply(reply) => reply,
+        };
+        self.board.note_netmap(matches!(reply, Reply::Acknowledged(_)));
+        match reply {
+            Reply::Acknowledged(stamp) => say(session, NetmapAck { held: Some(held(stamp)) }),
+            Reply::Refused(refusal) => say(
+                session,
+                NetmapRefused {
+                    target: refusal.offered.map(held),
+                    reason: refusal.reason,
+                    want_whole: refusal.want_whole,
+                    held: netmap.held().map(|netmap| held(netmap.stamp())),
+                },
+            ),
+        }
+    }
+}
+
+impl Session {
+    async fn next(&mut self) -> Event {
+        tokio::select! {
+            biased;
+            closed = self.link.closed() => Event::Closed(closed.reason.code),
+            written = self.writer.drain(), if !self.writer.is_empty() => match written {
+                Ok(()) => Event::Nothing,
+                Err(_) => Event::Closed(self.link.closed().await.reason.code),
+            },
+            heard = self.reader.next() => match heard {
+                Ok(Some(message)) => Event::Said(Box::new(message)),
+                _ => Event::Closed(self.link.closed().await.reason.code),
+            },
+            accepted = self.link.accept_stream() => {
+                if let Ok((header, stream)) = accepted {
+                    tokio::spawn(async move { probe::answer(&header, stream).await });
+                }
+                Event::Nothing
+            }
+        }
+    }
+}
+
+async fn next_event(session: &mut Option<Box<Session>>) -> Event {
+    match session {
+        Some(session) => session.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn next_progress(attempt: &mut Option<(LinkId, Attempt)>) -> (LinkId, Result<Progress, Failed>) {
+    match attempt {
+        Some((link, attempt)) => (*link, attempt.await),
+        None => std::future::pending().await,
+    }
+}
+
+async fn dial(dialer: Dialer, transports: Attempted) -> Result<Progress, Failed> {
+    let dialled = match transports {
+        Attempted::Both => dialer.dial().await,
+        Attempted::Quic => dialer.dial_quic().await,
+        Attempted::Tcp => dialer.dial_tcp().await,
+    };
+    dialled.map(Progress::Dialled).map_err(|error| Failed {
+        failure: Failure::Unreachable,
+        is_refusal: is_refusal(&error),
+        word: word(&error),
+    })
+}
+
+async fn greet(id: LinkId, link: Link, hello: Hello) -> Result<Progress, Failed> {
+    let broken = |is_refusal, word: String| Failed { failure: Failure::Unreachable, is_refusal, word };
+    let opened = link.open_stream(StreamHeader::new(Purpose::Control)).await;
+    let (send, recv) = opened.map_err(|error| broken(true, format!("after the handshake: {error}")))?.split();
+    let (mut reader, mut writer) = (Reader::of_cloud(recv), Writer::new(send));
+    if let Ok(frame) = encode_edge(hello) {
+        writer.push(frame);
+    }
+    writer.drain().await.map_err(|error| broken(true, format!("saying hello: {error}")))?;
+    let answer = tokio::select! {
+        biased;
+        answer = reader.next() => answer,
+        closed = link.closed() => return Err(broken(true, format!("before the welcome: {closed}"))),
+    };
+    match answer.ok().flatten().and_then(|message| message.says) {
+        Some(CloudSays::Welcome(welcome)) => {
+            Ok(Progress::Welcomed(Box::new(Session { id, link, reader, writer }), welcome))
+        }
+        Some(CloudSays::Refused(refused)) => Err(Failed {
+            failure: Failure::Refused {
+                code: refused.reason(),
+                retry_after: Duration::from_millis(refused.retry_after_ms.into()),
+                current_epoch: refused.current_epoch,
+            },
+            is_refusal: true,
+            word: format!("refused: {}", refused.reason().word()),
+        }),
+        _ => Err(broken(true, "no welcome".to_owned())),
+    }
+}
+
+/// Was somebody there who said no? A cloud that is being started is not there.
+fn is_refusal(error: &DialError) -> bool {
+    error.failed().iter().any(|failed| match &failed.error {
+        AttemptError::Quic(ConnectError::Failed(closed)) => closed.reason.code != CloseCode::Dead,
+        AttemptError::Handshake(_) | AttemptError::NotChannel | AttemptError::WrongAuthority => true,
+        _ => false,
+    })
+}
+
+/// The kind of a failure, without addresses: for counting.
+fn word(error: &DialError) -> String {
+    let Some(first) = error.failed().first() else { return error.to_string() };
+    match &first.error {
+        AttemptError::Connect(cause) | AttemptError::Socket(cause) | AttemptError::Handshake(cause) => {
+            format!("{}: {}", first.error, cause.kind())
+        }
+        AttemptError::Quic(ConnectError::Failed(closed)) => format!("{}: {closed}", first.error),
+        other => other.to_string(),
+    }
+}
+
+fn say(session: &mut Option<Box<Session>>, message: impl Into<EdgeMessage>) {
+    if let (Some(session), Ok(frame)) = (session, encode_edge(message)) {
+        session.writer.push(frame);
+    }
+}
+
+fn held(stamp: Stamp) -> Held {
+    let Stamp { generation, digest } = stamp;
+    Held { epoch: generation.epoch, revision: generation.revision, digest: digest.0.to_vec().into() }
+}
+
+fn dice() -> f64 {
+    let secret = Secret::generate();
+    let [high, low, ..] = *secret.expose();
+    f64::from(u16::from_be_bytes([high, low])) / f64::from(u16::MAX)
+}
