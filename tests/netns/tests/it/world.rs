@@ -87,6 +87,11 @@ impl World {
         self.cloud.wait_gateway(EDGE, &what, within, wanted).unwrap()
     }
 
+    pub fn await_connected(&self, within: Duration) -> (Value, Duration) {
+        let connected = |gateway: &Value| gateway["connected"] == true;
+        self.cloud.wait_gateway(EDGE, "is connected", within, connected).unwrap()
+    }
+
     /// Waits until the edge is heard again: more bytes of the session of `before`, or another session.
     pub fn await_heard(&self, before: &Value, within: Duration) -> (Value, Duration) {
         let heard = |gateway: &Value| {
