@@ -148,18 +148,24 @@ impl Mux {
         if self.own_open >= self.peer.streams_max.min(self.bounds.streams_max) {
             return Ok(None);
         }
-        let id = self.next_stream;
-        // Numbers come round after two thousand million streams; one that is still open is passed over.
-        self.next_stream = id.wrapping_add(2);
-        if id == 0 || self.streams.contains_key(&id) {
-            return self.open(header, class);
-        }
+        let id = self.free_number();
         let left = self.bounds.receive_max.saturating_sub(self.committed);
         let credit = (left / 16).clamp(ANSWER_CREDIT_MIN, ANSWER_CREDIT_MAX) as u32;
         self.own_open += 1;
         self.insert(id, true, class, self.peer.initial_credit, credit);
         self.outgoing.push_open(id, credit, header);
         Ok(Some(id))
+    }
+
+    /// Numbers come round after two thousand million streams; one that is still open is passed over.
+    fn free_number(&mut self) -> u32 {
+        loop {
+            let id = self.next_stream;
+            self.next_stream = id.wrapping_add(2);
+            if id != 0 && !self.streams.contains_key(&id) {
+                return id;
+            }
+        }
     }
 
     fn insert(&mut self, id: u32, own: bool, class: Class, send_credit: u32, recv_credit: u32) {
@@ -253,11 +259,6 @@ impl Mux {
 
     pub fn ended(&self) -> Option<&LinkClosed> {
         self.ended.as_ref()
-    }
-
-    /// The close frame, if one is due, has been handed to the driver.
-    pub fn is_close_sent(&self) -> bool {
-        self.ended.is_some() && !self.outgoing.has_close()
     }
 
     fn end(&mut self, closed: LinkClosed) {

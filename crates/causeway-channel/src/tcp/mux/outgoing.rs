@@ -92,10 +92,6 @@ impl Outgoing {
         self.close = Some((reason.code.into(), reason.text_for_wire().to_owned()));
     }
 
-    pub fn has_close(&self) -> bool {
-        self.close.is_some()
-    }
-
     pub fn forget_all_but_close(&mut self) {
         *self = Outgoing { close: self.close.take(), settings_sent: true, ..Outgoing::default() };
     }

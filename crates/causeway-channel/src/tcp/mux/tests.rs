@@ -277,6 +277,17 @@ fn who_is_urgent_goes_first_and_bulk_gets_one_turn_in_five() {
 }
 
 #[test]
+fn stream_numbers_come_round_and_pass_over_what_is_open() {
+    for (side, last) in [(Side::Dialled, u32::MAX), (Side::Accepted, u32::MAX - 1)] {
+        let mut end = End::new(side, &LinkLimits::default());
+        let first = end.open();
+        end.mux.next_stream = last;
+        assert_eq!(end.open(), last);
+        assert_eq!(end.open(), first + 2, "the first is still open");
+    }
+}
+
+#[test]
 fn of_too_many_datagrams_the_oldest_go_and_are_counted() {
     let limits = LinkLimits { datagram_buffer_bytes: 10_000, ..LinkLimits::default() };
     let mut pair = Pair::with(&limits);
