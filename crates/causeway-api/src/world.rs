@@ -1,6 +1,6 @@
 //! All objects at one moment, by name, with the few indexes that relations between them need.
 //!
-//! A reconciler keeps one and feeds it from a watch; `conditions` reads it. Indexes follow `insert` and `remove`, so that
+//! A reconciler keeps one and feeds it from a watch; `conditions` and the compiler of netmaps read it. Indexes follow `insert` and `remove`, so that
 //! looking at one object does not mean looking at all.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,6 +20,13 @@ pub struct World {
     servers_by_address: Index<(String, IpAddr)>,
     presences_by_address: Index<IpAddr>,
     presences_by_service: Index<String>,
+    presences_by_site: Index<String>,
+    services_by_site: Index<String>,
+    servers_by_site: Index<String>,
+    servers_by_policy: Index<String>,
+    exposes_by_service: Index<String>,
+    policies_by_site: Index<String>,
+    policies_by_server: Index<String>,
 }
 
 /// Names of objects, by something they have in common.
@@ -110,6 +117,41 @@ impl World {
         self.presences_by_service.get(service).into_iter().flatten().filter_map(|name| self.find(name))
     }
 
+    /// The presences at a site, by name.
+    pub fn presences_at(&self, site: &str) -> impl Iterator<Item = &VirtualPresence> {
+        self.presences_by_site.get(site).into_iter().flatten().filter_map(|name| self.find(name))
+    }
+
+    /// The services that run at a site, by name.
+    pub fn services_at(&self, site: &str) -> impl Iterator<Item = &EService> {
+        self.services_by_site.get(site).into_iter().flatten().filter_map(|name| self.find(name))
+    }
+
+    /// The hosts that stand at a site, by name.
+    pub fn servers_at(&self, site: &str) -> impl Iterator<Item = &EServer> {
+        self.servers_by_site.get(site).into_iter().flatten().filter_map(|name| self.find(name))
+    }
+
+    /// The hosts that a policy is attached to, by name; the policy need not exist.
+    pub fn servers_under(&self, policy: &str) -> impl Iterator<Item = &EServer> {
+        self.servers_by_policy.get(policy).into_iter().flatten().filter_map(|name| self.find(name))
+    }
+
+    /// The exposures of a service, by name.
+    pub fn exposes_of(&self, service: &str) -> impl Iterator<Item = &ServiceExpose> {
+        self.exposes_by_service.get(service).into_iter().flatten().filter_map(|name| self.find(name))
+    }
+
+    /// The policies that allow a whole site, by name.
+    pub fn policies_allowing_site(&self, site: &str) -> impl Iterator<Item = &EPolicy> {
+        self.policies_by_site.get(site).into_iter().flatten().filter_map(|name| self.find(name))
+    }
+
+    /// The policies that allow a host, by name.
+    pub fn policies_allowing_server(&self, server: &str) -> impl Iterator<Item = &EPolicy> {
+        self.policies_by_server.get(server).into_iter().flatten().filter_map(|name| self.find(name))
+    }
+
     /// Enters the object into its indexes, or takes it out of them.
     fn index(&mut self, object: &Object, enter: bool) {
         let name = object.name();
@@ -117,18 +159,37 @@ impl World {
             Object::EGateway(gateway) => {
                 set(&mut self.gateways_by_site, gateway.e_site_name.clone(), name, enter);
             }
+            Object::EService(service) => {
+                set(&mut self.services_by_site, service.e_site_name.clone(), name, enter);
+            }
             Object::EServer(server) => {
+                set(&mut self.servers_by_site, server.e_site_name.clone(), name, enter);
+                for policy in &server.e_policys {
+                    set(&mut self.servers_by_policy, policy.clone(), name, enter);
+                }
                 if let Some(ip) = server.ip_addr() {
                     set(&mut self.servers_by_address, (server.e_site_name.clone(), ip), name, enter);
                 }
             }
+            Object::EPolicy(policy) => {
+                for site in &policy.allowed_sites {
+                    set(&mut self.policies_by_site, site.clone(), name, enter);
+                }
+                for server in &policy.allowed_servers {
+                    set(&mut self.policies_by_server, server.clone(), name, enter);
+                }
+            }
+            Object::ServiceExpose(expose) => {
+                set(&mut self.exposes_by_service, expose.e_service_name.clone(), name, enter);
+            }
             Object::VirtualPresence(presence) => {
+                set(&mut self.presences_by_site, presence.e_site_name.clone(), name, enter);
                 set(&mut self.presences_by_service, presence.e_service_name.clone(), name, enter);
                 if let Some(ip) = presence.ip_addr() {
                     set(&mut self.presences_by_address, ip, name, enter);
                 }
             }
-            _ => {}
+            Object::ESite(_) | Object::ECommunity(_) => {}
         }
     }
 }

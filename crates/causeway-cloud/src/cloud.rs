@@ -33,6 +33,7 @@ use crate::health::StoreHealth;
 use crate::identity::{
     EnrolmentLimits, EnrolmentServer, IdentityConfig, IdentityError, Registrar, host_name, outward_addresses,
 };
+use crate::netmaps::{NetmapDesk, Reporter};
 use crate::reconcile::Reconciler;
 use crate::sessions::{Passengers, SessionLimits, Sessions};
 
@@ -98,6 +99,8 @@ pub struct Cloud {
     sessions: Sessions,
     admin: AdminServer,
     reconciler: Reconciler,
+    desk: NetmapDesk,
+    reporter: Reporter,
     health: StoreHealth,
     readiness: Readiness,
     addresses: Addresses,
@@ -108,10 +111,15 @@ impl Cloud {
         let data_dir = DataDir::open(&config.data_dir)?;
         let (metrics, readiness) = (Metrics::new(env!("CARGO_PKG_VERSION")), Readiness::new());
         let shown = config.shown.clone();
+        let desk = NetmapDesk::new(&metrics);
+        let dumped = desk.clone();
         let doors = Doors {
             metrics: metrics.clone(),
             readiness: readiness.clone(),
-            dumps: vec![("config", Box::new(move || shown.clone()))],
+            dumps: vec![
+                ("config", Box::new(move || shown.clone())),
+                ("netmaps", Box::new(move || dumped.dump())),
+            ],
         };
         let api_listener = listen("api", config.api).await?;
         let channel_sockets =
@@ -147,7 +155,7 @@ impl Cloud {
             replica_name(&addresses),
             registrar.clone(),
             registry.clone(),
-            Passengers::none(),
+            Passengers { netmaps: Arc::new(desk.clone()), ..Passengers::none() },
             SessionLimits { drain: config.drain, ..SessionLimits::default() },
         );
         metrics.register(|registry| sessions.register(registry));
@@ -173,7 +181,9 @@ impl Cloud {
             metrics: metrics.clone(),
             limits: Limits::default(),
         };
-        let reconciler = Reconciler::new(registry, readiness.register("reconcile"), &metrics);
+        let reporter = Reporter { desk: desk.clone(), registry: registry.clone() };
+        let reconciler =
+            Reconciler::new(registry, readiness.register("reconcile"), &metrics).telling(desk.clone());
         let folder = match &config.store {
             StoreSpec::Sqlite { path } => path.parent().map(Path::to_owned),
             StoreSpec::Etcd { .. } => None,
@@ -194,6 +204,8 @@ impl Cloud {
             registrar,
             admin,
             reconciler,
+            desk,
+            reporter,
             health,
             readiness,
             addresses,
@@ -238,6 +250,8 @@ impl Cloud {
         let departures = Departures { store: self.store.clone(), registrar: self.registrar.clone() };
         back.spawn(named("the watch over deleted gateways", Box::pin(departures.run(servants.clone()))));
         back.spawn(named("reconcile", Box::pin(self.reconciler.run(servants.clone()))));
+        back.spawn(named("the compiler of netmaps", Box::pin(self.desk.run(servants.clone()))));
+        back.spawn(named("the reporter of netmaps", Box::pin(self.reporter.run(servants.clone()))));
         back.spawn(named("the watch over the store", Box::pin(self.health.run(servants.clone()))));
         back.spawn(named("the admin server", Box::pin(self.admin.run(servants.clone()))));
         notify::ready();

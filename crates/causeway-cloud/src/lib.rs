@@ -7,11 +7,13 @@
 mod actions;
 pub mod channel;
 pub mod cloud;
+mod compile;
 mod departures;
 mod figures;
 mod first;
 mod health;
 pub mod identity;
+pub mod netmaps;
 mod reconcile;
 pub mod replicas;
 pub mod sessions;

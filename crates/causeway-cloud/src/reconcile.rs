@@ -21,6 +21,7 @@ use futures_util::stream::FuturesUnordered;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::netmaps::NetmapDesk;
 use affected::Changes;
 use figures::Figures;
 
@@ -41,6 +42,7 @@ pub struct Reconciler {
     registry: Arc<Registry>,
     check: Check,
     figures: Figures,
+    desk: Option<NetmapDesk>,
 }
 
 /// Why one round of following ended.
@@ -53,7 +55,12 @@ enum Ended {
 
 impl Reconciler {
     pub fn new(registry: Arc<Registry>, check: Check, metrics: &Metrics) -> Reconciler {
-        Reconciler { registry, check, figures: Figures::register(metrics) }
+        Reconciler { registry, check, figures: Figures::register(metrics), desk: None }
+    }
+
+    /// Lets the compiler of netmaps look at the same picture of the store.
+    pub fn telling(self, desk: NetmapDesk) -> Reconciler {
+        Reconciler { desk: Some(desk), ..self }
     }
 
     /// Reconciles until told to stop. A store that is away is waited for.
@@ -90,6 +97,9 @@ impl Reconciler {
         *pause = PAUSE_FIRST;
         self.figures.loads.inc();
         let mut round = Round::new(self, world);
+        if let Some(desk) = &self.desk {
+            desk.reset(round.world.clone(), self.registry.store().epoch().await, revision);
+        }
         if self.check.ready() {
             tracing::info!(%revision, objects = round.world().objects().count(), "reconcile follows the store");
         }
@@ -100,7 +110,7 @@ impl Reconciler {
                 () = stop.cancelled() => return Ended::Stopped,
                 signal = watch.next() => match signal {
                     Ok(Signal::Event(event)) => round.take(&event),
-                    Ok(Signal::Progress(_)) => {}
+                    Ok(Signal::Progress(revision)) => self.saw(revision),
                     Err(error) => return ended(&error),
                 },
                 Some((key, written)) = round.writes.next() => round.finish(key, written),
@@ -110,16 +120,22 @@ impl Reconciler {
         }
     }
 
-    /// All objects, and the oldest revision at which a kind was read: seeing a change twice is harmless.
+    /// All objects as they stood at one revision: a netmap is named by it, and two replicas must mean the same.
     async fn load(&self) -> Result<(World, Revision), Status> {
         let mut world = World::default();
-        let mut oldest: Option<Revision> = None;
+        let mut at = None;
         for kind in Kind::ALL {
-            let (objects, revision) = self.registry.objects(kind).await?;
+            let (objects, revision) = self.registry.objects_at(kind, at).await?;
             objects.into_iter().for_each(|loaded| world.insert(lean(loaded.object)));
-            oldest = Some(oldest.map_or(revision, |oldest| oldest.min(revision)));
+            at = Some(revision);
         }
-        Ok((world, oldest.unwrap_or_default()))
+        Ok((world, at.unwrap_or_default()))
+    }
+
+    fn saw(&self, revision: Revision) {
+        if let Some(desk) = &self.desk {
+            desk.saw(revision);
+        }
     }
 }
 
@@ -164,7 +180,7 @@ impl<'a> Round<'a> {
         let Some((kind, name)) =
             event.key.split_once('/').and_then(|(plural, name)| Some((Kind::from_plural(plural)?, name)))
         else {
-            return;
+            return self.reconciler.saw(event.revision);
         };
         let new = match event.value.as_ref().map(|value| Object::from_stored(kind, value)) {
             Some(Ok(object)) => Some(lean(object)),
@@ -177,6 +193,9 @@ impl<'a> Round<'a> {
         let mut world = lock(&self.world);
         let old = world.remove(kind, name);
         self.changes.note(old.as_ref(), new.as_ref());
+        if let Some(desk) = &self.reconciler.desk {
+            desk.note(event.revision, old.as_ref(), new.as_ref());
+        }
         if let Some(new) = new {
             world.insert(new);
         }

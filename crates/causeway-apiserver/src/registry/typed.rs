@@ -28,8 +28,17 @@ impl Registry {
 
     /// All objects of a kind as they stood at one revision. One that cannot be read is left out and logged.
     pub async fn objects(&self, kind: Kind) -> Result<(Vec<Loaded>, Revision), Status> {
+        self.objects_at(kind, None).await
+    }
+
+    /// The same at a revision of the caller's choice, so that several kinds can be read as they stood together.
+    pub async fn objects_at(
+        &self,
+        kind: Kind,
+        at: Option<Revision>,
+    ) -> Result<(Vec<Loaded>, Revision), Status> {
         let about = About { version: ApiVersion::Group, kind, name: "" };
-        let listing = self.store.list(&prefix(kind), Page::default()).await;
+        let listing = self.store.list(&prefix(kind), Page { at, ..Page::default() }).await;
         let listing = listing.map_err(|error| errors::from_store(&error, about))?;
         let loaded = listing.records.into_iter().filter_map(|record| {
             let stored = Stored::of(kind, record);

@@ -1,0 +1,210 @@
+//! What one gateway must know, from all objects: the compiler of netmaps.
+//!
+//! Pure: the world and a gateway's name in, entries out; the same world gives the same bytes in every replica. A gateway is told
+//! only what concerns its site: names of services that are not exposed to it, and addresses inside other sites, do not leave the
+//! cloud. Default deny: what no existing policy allows is not allowed, and a reference that dangles allows nobody.
+
+pub mod affected;
+mod facts;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use bytes::Bytes;
+use causeway_api::{EGateway, EServer, EService, ServiceExpose, VirtualPresence, World, presence};
+use causeway_netmap::{Exposure, Fact, Key, Node, Presence, PresenceIp, Service, Site, Subject};
+
+/// The entries of a gateway's netmap. None: there is no such gateway.
+pub fn compile(world: &World, gateway: &str) -> Option<Vec<(Key, Bytes)>> {
+    let facts = facts(world, world.gateway(gateway)?);
+    Some(facts.iter().map(Fact::encode).collect())
+}
+
+fn facts(world: &World, gateway: &EGateway) -> Vec<Fact> {
+    let mut draft = Draft { world, site: &gateway.e_site_name, facts: Vec::new(), reach: BTreeMap::new() };
+    draft.facts.push(Fact::Gateway(facts::gateway(gateway)));
+    draft.own_site();
+    draft.presences(gateway);
+    draft.services();
+    draft.nodes_here();
+    draft.nodes_elsewhere();
+    draft.subjects_here();
+    draft.policies();
+    draft.facts
+}
+
+/// A netmap in the making.
+struct Draft<'a> {
+    world: &'a World,
+    site: &'a str,
+    facts: Vec<Fact>,
+    /// The policies that are referred to, and from where those may come whom they allow.
+    reach: BTreeMap<&'a str, Reach<'a>>,
+}
+
+#[derive(Default)]
+struct Reach<'a> {
+    anywhere: bool,
+    sites: BTreeSet<&'a str>,
+}
+
+impl Reach<'_> {
+    fn covers(&self, site: &str) -> bool {
+        self.anywhere || self.sites.contains(site)
+    }
+}
+
+impl<'a> Draft<'a> {
+    fn own_site(&mut self) {
+        let subnets = self.world.site(self.site).map(facts::subnets).unwrap_or_default();
+        self.facts.push(Fact::Site(Site { name: self.site.into(), subnets }));
+    }
+
+    /// Services that are exposed here and have an address here.
+    fn presences(&mut self, gateway: &'a EGateway) {
+        let mut addresses: BTreeMap<&str, BTreeSet<IpAddr>> = BTreeMap::new();
+        for found in self.world.presences_at(self.site).filter(|found| is_usable(found, gateway)) {
+            addresses.entry(&found.e_service_name).or_default().extend(found.ip_addr());
+        }
+        for (name, addresses) in addresses {
+            let exposes: Vec<&ServiceExpose> = self.exposes_to(name, self.site).collect();
+            let Some(service) = self.world.service(name).filter(|_| !exposes.is_empty()) else { continue };
+            let policies = sorted(exposes.iter().flat_map(|expose| &expose.e_policys));
+            policies.iter().for_each(|policy| self.refer(policy, self.site));
+            self.facts.push(Fact::Presence(Presence {
+                service: name.into(),
+                addresses: addresses.into_iter().map(PresenceIp).collect(),
+                port: service.port_number(),
+                protocol: facts::protocol(service.protocol),
+                names: facts::presence_names(service, &exposes),
+                home: service.e_site_name.as_str().into(),
+                policies: policies.into_iter().map(Into::into).collect(),
+            }));
+        }
+    }
+
+    /// Services that run here and are exposed somewhere.
+    fn services(&mut self) {
+        for service in self.world.services_at(self.site) {
+            let exposes = self.world.exposes_of(&service.metadata.name);
+            let exposes: Vec<_> = exposes.filter(|expose| !expose.e_sites.is_empty()).collect();
+            if exposes.is_empty() {
+                continue;
+            }
+            for expose in &exposes {
+                for (policy, site) in pairs(&expose.e_policys, &expose.e_sites) {
+                    self.refer(policy, site);
+                }
+            }
+            self.facts.push(Fact::Service(service_fact(service, &exposes)));
+        }
+    }
+
+    fn nodes_here(&mut self) {
+        for server in self.world.servers_at(self.site).filter(|server| !server.ports.is_empty()) {
+            let policies = sorted(&server.e_policys);
+            for policy in &policies {
+                self.reach.entry(policy).or_default().anywhere = true;
+            }
+            self.facts.push(Fact::Node(node_fact(server, server.ip_addr(), &policies)));
+        }
+    }
+
+    /// Hosts at other sites that someone here may reach, under the policies that say so.
+    fn nodes_elsewhere(&mut self) {
+        let for_site = self.world.policies_allowing_site(self.site);
+        let servers = self.world.servers_at(self.site);
+        let for_servers =
+            servers.flat_map(|server| self.world.policies_allowing_server(&server.metadata.name));
+        let allowing: BTreeSet<&str> =
+            for_site.chain(for_servers).map(|policy| policy.metadata.name.as_str()).collect();
+        let nodes = allowing.iter().flat_map(|policy| self.world.servers_under(policy));
+        let nodes = nodes.filter(|server| server.e_site_name != self.site && !server.ports.is_empty());
+        let nodes: BTreeMap<&str, &EServer> =
+            nodes.map(|server| (server.metadata.name.as_str(), server)).collect();
+        for server in nodes.into_values() {
+            let mut policies = sorted(&server.e_policys);
+            policies.retain(|policy| allowing.contains(policy));
+            policies.iter().for_each(|policy| self.refer(policy, self.site));
+            self.facts.push(Fact::Node(node_fact(server, None, &policies)));
+        }
+    }
+
+    /// All hosts of the site: a refusal, too, is recorded with the name of who was refused.
+    fn subjects_here(&mut self) {
+        for server in self.world.servers_at(self.site) {
+            self.facts.push(Fact::Subject(Subject {
+                server: server.metadata.name.as_str().into(),
+                site: self.site.into(),
+                ip: server.ip_addr(),
+            }));
+        }
+    }
+
+    /// Every policy that is referred to, and the hosts of other sites that it lets in. One that does not exist is there too, and
+    /// allows nobody: so a netmap shows what it depends on.
+    fn policies(&mut self) {
+        let mut visitors: BTreeMap<&str, &str> = BTreeMap::new();
+        for (name, reach) in &self.reach {
+            let policy = self.world.policy(name);
+            let named = policy.into_iter().flat_map(|policy| &policy.allowed_servers);
+            let named = named.filter_map(|server| self.world.server(server));
+            let servers: BTreeMap<&str, &str> = named
+                .filter(|server| reach.covers(&server.e_site_name))
+                .map(|server| (server.metadata.name.as_str(), server.e_site_name.as_str()))
+                .collect();
+            let sites = policy.into_iter().flat_map(|policy| &policy.allowed_sites);
+            let sites = sorted(sites.filter(|site| reach.covers(site)));
+            self.facts.push(Fact::Policy(facts::policy(name, servers.keys().copied(), &sites, policy)));
+            visitors.extend(servers.into_iter().filter(|(_, site)| *site != self.site));
+        }
+        for (server, site) in visitors {
+            let subject = Subject { server: server.into(), site: site.into(), ip: None };
+            self.facts.push(Fact::Subject(subject));
+        }
+    }
+
+    fn exposes_to(&self, service: &str, site: &str) -> impl Iterator<Item = &'a ServiceExpose> {
+        self.world.exposes_of(service).filter(move |expose| expose.e_sites.iter().any(|to| to == site))
+    }
+
+    fn refer(&mut self, policy: &'a str, from: &'a str) {
+        self.reach.entry(policy).or_default().sites.insert(from);
+    }
+}
+
+/// Can this gateway use the address? Whether another presence has it too is settled where presences are stored.
+fn is_usable(found: &VirtualPresence, gateway: &EGateway) -> bool {
+    presence::check_refs(found, &[gateway], &[]).is_empty()
+}
+
+fn service_fact(service: &EService, exposes: &[&ServiceExpose]) -> Service {
+    let exposure = |expose: &&ServiceExpose| Exposure {
+        sites: sorted(&expose.e_sites).into_iter().map(Into::into).collect(),
+        policies: sorted(&expose.e_policys).into_iter().map(Into::into).collect(),
+    };
+    Service { exposures: exposes.iter().map(exposure).collect(), ..facts::service(service) }
+}
+
+fn node_fact(server: &EServer, ip: Option<IpAddr>, policies: &[&str]) -> Node {
+    Node {
+        server: server.metadata.name.as_str().into(),
+        site: server.e_site_name.as_str().into(),
+        ip,
+        ports: server.port_numbers().collect::<BTreeSet<u16>>().into_iter().collect(),
+        names: facts::node_names(server),
+        policies: policies.iter().map(|policy| (*policy).into()).collect(),
+    }
+}
+
+fn sorted<'a>(names: impl IntoIterator<Item = &'a String>) -> Vec<&'a str> {
+    let names: BTreeSet<&str> = names.into_iter().map(String::as_str).collect();
+    names.into_iter().collect()
+}
+
+fn pairs<'a>(left: &'a [String], right: &'a [String]) -> impl Iterator<Item = (&'a str, &'a str)> {
+    left.iter().flat_map(move |left| right.iter().map(move |right| (left.as_str(), right.as_str())))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,223 @@
+//! Whose netmap may be different now? Decided from what changed, in the terms in which netmaps depend on it.
+//!
+//! Too many is a waste, too few is a lie: the test compares with compiling everything. Statuses concern nobody.
+
+use std::collections::BTreeSet;
+
+use causeway_api::{EPolicy, Object, World};
+use causeway_netmap::{Fact, Key, Netmap};
+
+/// What changed since the last look.
+#[derive(Debug, Default)]
+pub struct Changes {
+    gateways: BTreeSet<String>,
+    /// Every gateway there looks again.
+    sites: BTreeSet<String>,
+    /// Their home and every site they are exposed to look again.
+    services: BTreeSet<String>,
+    policies: BTreeSet<String>,
+    /// Policies of hosts that changed: whoever they allow may see that host.
+    node_policies: BTreeSet<String>,
+    servers: BTreeSet<String>,
+    /// Hosts that a changed policy names: it may show their site something.
+    named_servers: BTreeSet<String>,
+}
+
+/// Those who look again.
+#[derive(Debug, Default)]
+pub struct Affected {
+    gateways: BTreeSet<String>,
+    sites: BTreeSet<String>,
+    keys: BTreeSet<Key>,
+}
+
+impl Changes {
+    /// Takes note of one change: what was there, and what is there now.
+    pub fn note(&mut self, old: Option<&Object>, new: Option<&Object>) {
+        if let (Some(old), Some(new)) = (old, new)
+            && old.same_fields(new)
+        {
+            return;
+        }
+        [old, new].into_iter().flatten().for_each(|object| self.note_one(object));
+    }
+
+    fn note_one(&mut self, object: &Object) {
+        let name = object.name().to_owned();
+        match object {
+            Object::ESite(_) => drop(self.sites.insert(name)),
+            Object::EGateway(_) => drop(self.gateways.insert(name)),
+            Object::EService(service) => {
+                self.sites.insert(service.e_site_name.clone());
+                self.services.insert(name);
+            }
+            Object::EServer(server) => {
+                self.sites.insert(server.e_site_name.clone());
+                self.node_policies.extend(server.e_policys.iter().cloned());
+                self.servers.insert(name);
+            }
+            Object::EPolicy(policy) => {
+                self.policies.insert(name);
+                self.sites.extend(policy.allowed_sites.iter().cloned());
+                self.named_servers.extend(policy.allowed_servers.iter().cloned());
+            }
+            Object::ServiceExpose(expose) => {
+                self.sites.extend(expose.e_sites.iter().cloned());
+                self.services.insert(expose.e_service_name.clone());
+            }
+            Object::VirtualPresence(presence) => drop(self.sites.insert(presence.e_site_name.clone())),
+            // Layer 3 does not exist yet.
+            Object::ECommunity(_) => {}
+        }
+    }
+
+    /// Follows what changed to those who look at it, in the world as it is now. Where it was before stands in the changes.
+    pub fn affected(self, world: &World) -> Affected {
+        let mut affected = Affected { gateways: self.gateways, sites: self.sites, keys: BTreeSet::new() };
+        for service in &self.services {
+            affected.sites.extend(world.service(service).map(|service| service.e_site_name.clone()));
+            let exposes = world.exposes_of(service);
+            affected.sites.extend(exposes.flat_map(|expose| expose.e_sites.iter().cloned()));
+        }
+        for policy in self.node_policies.iter().filter_map(|policy| world.policy(policy)) {
+            affected.sites.extend(sites_of(policy, world));
+        }
+        let named = self.named_servers.iter().filter_map(|server| world.server(server));
+        affected.sites.extend(named.map(|server| server.e_site_name.clone()));
+        for server in &self.servers {
+            affected.keys.extend([Fact::subject_key(server), Fact::node_key(server)]);
+            let naming = world.policies_allowing_server(server);
+            affected.keys.extend(naming.map(|policy| Fact::policy_key(&policy.metadata.name)));
+        }
+        affected.keys.extend(self.policies.iter().map(|policy| Fact::policy_key(policy)));
+        affected
+    }
+}
+
+/// The sites from which a policy lets someone come.
+fn sites_of<'a>(policy: &'a EPolicy, world: &'a World) -> impl Iterator<Item = String> + 'a {
+    let servers = policy.allowed_servers.iter().filter_map(|server| world.server(server));
+    policy.allowed_sites.iter().cloned().chain(servers.map(|server| server.e_site_name.clone()))
+}
+
+impl Affected {
+    /// Those who look again because of who or where they are.
+    pub fn named<'a>(&'a self, world: &'a World) -> impl Iterator<Item = &'a str> {
+        let there = self.sites.iter().flat_map(|site| world.gateways_at(site));
+        let there = there.map(|gateway| gateway.metadata.name.as_str());
+        self.gateways.iter().map(String::as_str).chain(there)
+    }
+
+    /// Does nobody look again because of what they hold?
+    pub fn has_no_keys(&self) -> bool {
+        self.keys.is_empty()
+    }
+
+    /// Does a gateway look again because of what was compiled for it last?
+    pub fn touches(&self, netmap: &Netmap) -> bool {
+        self.keys.iter().any(|key| netmap.get(key.as_str()).is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use causeway_api::Kind;
+    use causeway_netmap::Generation;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::compile::compile;
+
+    /// A small generator of our own: the seed is printed with every failure.
+    struct Dice(u64);
+
+    impl Dice {
+        fn roll(&mut self, sides: u64) -> u64 {
+            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (self.0 >> 33) % sides
+        }
+
+        fn name(&mut self) -> String {
+            ["a", "b", "c"][self.roll(3) as usize].to_owned()
+        }
+
+        fn names(&mut self) -> Vec<String> {
+            let names: BTreeSet<String> = (0..self.roll(3)).map(|_| self.name()).collect();
+            names.into_iter().collect()
+        }
+
+        fn object(&mut self) -> Object {
+            let kind = Kind::ALL[self.roll(8) as usize];
+            let ip = format!("198.18.0.{}", 1 + self.roll(3));
+            let mut value: Value = match kind {
+                Kind::ESite => json!({"subnets": [format!("10.{}.0.0/16", self.roll(3))]}),
+                Kind::EGateway => json!({"eSiteName": self.name(), "virtualPresenceIPcidr": "198.18.0.0/16"}),
+                Kind::EService => json!({"eSiteName": self.name(), "port": 80 + self.roll(2), "ip": ip}),
+                Kind::EServer => {
+                    let ports = if self.roll(2) == 0 { json!([]) } else { json!([22]) };
+                    json!({"eSiteName": self.name(), "ip": ip, "ePolicys": self.names(), "ports": ports})
+                }
+                Kind::EPolicy => json!({"allowedServers": self.names(), "allowedSites": self.names()}),
+                Kind::ServiceExpose => {
+                    json!({"eServiceName": self.name(), "eSites": self.names(), "ePolicys": self.names()})
+                }
+                Kind::VirtualPresence => {
+                    json!({"eServiceName": self.name(), "virtualIp": ip, "eSiteName": self.name()})
+                }
+                Kind::ECommunity => json!({"members": self.names()}),
+            };
+            value["metadata"] = json!({"name": self.name(), "generation": 1});
+            let mut object = Object::decode(kind, value).unwrap().object;
+            object.default_fields();
+            object
+        }
+    }
+
+    #[test]
+    fn compiling_what_is_affected_is_as_good_as_compiling_everything() {
+        let mut skipped = 0;
+        for seed in 0..200 {
+            let (mut dice, mut world) = (Dice(seed), World::default());
+            let mut held: BTreeMap<&str, Netmap> = BTreeMap::new();
+            for step in 0..40 {
+                let mut changes = Changes::default();
+                for _ in 0..=dice.roll(2) {
+                    let object = dice.object();
+                    let old = world.remove(object.kind(), object.name());
+                    let new = (dice.roll(4) > 0).then_some(object);
+                    changes.note(old.as_ref(), new.as_ref());
+                    new.into_iter().for_each(|new| world.insert(new));
+                }
+                let affected = changes.affected(&world);
+                for gateway in ["a", "b", "c"] {
+                    let entries = compile(&world, gateway).unwrap_or_default();
+                    let fresh = Netmap::build(Generation::default(), entries, None).unwrap();
+                    let looks = held.get(gateway).is_none_or(|netmap| affected.touches(netmap))
+                        || affected.named(&world).any(|named| named == gateway);
+                    if looks {
+                        held.insert(gateway, fresh);
+                    } else {
+                        skipped += 1;
+                        let same = held.get(gateway).map(Netmap::digest) == Some(fresh.digest());
+                        assert!(same, "seed {seed}, step {step}: {gateway} should have looked again");
+                    }
+                }
+            }
+        }
+        assert!(skipped > 2_000, "the rule must save something: {skipped}");
+    }
+
+    #[test]
+    fn a_status_concerns_nobody() {
+        let mut dice = Dice(1);
+        let old = dice.object();
+        let mut new = old.clone();
+        new.status_mut().observed_generation = 7;
+        let mut changes = Changes::default();
+        changes.note(Some(&old), Some(&new));
+        let affected = changes.affected(&World::default());
+        assert!(affected.gateways.is_empty() && affected.sites.is_empty() && affected.keys.is_empty());
+    }
+}

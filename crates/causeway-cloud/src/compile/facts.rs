@@ -1,0 +1,136 @@
+//! The fields of objects in the words of netmaps.
+//!
+//! Objects were validated when they were stored; what cannot be read nevertheless is left out.
+
+use std::collections::BTreeSet;
+
+use causeway_api::kinds::{self, BackendTlsMode as ApiTlsMode, HealthCheckType as ApiCheckType};
+use causeway_api::{EGateway, EPolicy, EServer, EService, ESite, ServiceExpose};
+use causeway_netmap::{
+    Backend, BackendTls, BackendTlsMode, DnsName, Gateway, HealthCheck, HealthCheckType, HttpRule, Limits,
+    Policy, Protocol, Service,
+};
+use ipnet::IpNet;
+
+/// Where the names of services and hosts hang in the DNS of every site.
+const ZONE: &str = "causeway.internal";
+
+pub fn gateway(gateway: &EGateway) -> Gateway {
+    Gateway {
+        name: gateway.metadata.name.as_str().into(),
+        site: gateway.e_site_name.as_str().into(),
+        ip: gateway.ip.parse().ok(),
+        presence_cidrs: gateway.presence_cidrs(),
+        priority: i32::try_from(gateway.priority).unwrap_or_default(),
+        relay: gateway.relay,
+    }
+}
+
+pub fn subnets(site: &ESite) -> Vec<IpNet> {
+    site.subnets.iter().filter_map(|subnet| subnet.parse().ok()).collect()
+}
+
+/// A service without its exposures.
+pub fn service(service: &EService) -> Service {
+    let tls = service.backend_tls.as_ref();
+    Service {
+        name: service.metadata.name.as_str().into(),
+        port: service.port_number(),
+        protocol: protocol(service.protocol),
+        backends: backends(service),
+        domain_name: (!service.domain_name.is_empty()).then(|| DnsName::new(&service.domain_name)),
+        health_check: service.health_check.as_ref().map(|check| HealthCheck {
+            kind: match check.kind {
+                ApiCheckType::Tcp => HealthCheckType::Tcp,
+                ApiCheckType::Http => HealthCheckType::Http,
+            },
+            path: check.path.clone(),
+            interval_seconds: u32::try_from(check.interval_seconds).unwrap_or(1).max(1),
+        }),
+        backend_tls: tls.and_then(|tls| {
+            let mode = match tls.mode {
+                ApiTlsMode::Verify => BackendTlsMode::Verify,
+                ApiTlsMode::Insecure => BackendTlsMode::Insecure,
+                ApiTlsMode::Disabled => return None,
+            };
+            let (server_name, ca_bundle) = (tls.server_name.clone(), tls.ca_bundle.clone());
+            Some(BackendTls { mode, server_name, ca_bundle })
+        }),
+        proxy_protocol: service.proxy_protocol,
+        exposures: Vec::new(),
+    }
+}
+
+/// Endpoints replace `ip`, and `ip` is dialled before `domainName`.
+fn backends(service: &EService) -> Vec<Backend> {
+    let port = service.port_number();
+    let endpoints = service.endpoints.iter().filter_map(|endpoint| {
+        let own = u16::try_from(endpoint.port).ok().filter(|port| *port != 0);
+        Some(Backend::Address(endpoint.ip.parse().ok()?, own.unwrap_or(port)))
+    });
+    let endpoints: Vec<Backend> = endpoints.collect();
+    match (endpoints.is_empty(), service.ip_addr(), service.domain_name.as_str()) {
+        (false, ..) => endpoints,
+        (true, Some(ip), _) => vec![Backend::Address(ip, port)],
+        (true, None, "") => Vec::new(),
+        (true, None, host) => vec![Backend::Host(DnsName::new(host), port)],
+    }
+}
+
+pub fn protocol(protocol: kinds::Protocol) -> Protocol {
+    match protocol {
+        kinds::Protocol::Tcp => Protocol::Tcp,
+        kinds::Protocol::Udp => Protocol::Udp,
+        kinds::Protocol::Http => Protocol::Http,
+        kinds::Protocol::Https => Protocol::Https,
+        kinds::Protocol::Grpc => Protocol::Grpc,
+        kinds::Protocol::Kafka => Protocol::Kafka,
+    }
+}
+
+/// The names a service is known by where it is exposed: `SERVICE.SITE.causeway.internal`, and what the exposures say.
+pub fn presence_names(service: &EService, exposes: &[&ServiceExpose]) -> Vec<DnsName> {
+    let own = format!("{}.{}.{ZONE}", service.metadata.name, service.e_site_name);
+    let chosen = exposes.iter().map(|expose| expose.dns_name.as_str()).filter(|name| !name.is_empty());
+    let names: BTreeSet<DnsName> = chosen.chain([own.as_str()]).map(DnsName::new).collect();
+    names.into_iter().collect()
+}
+
+/// A host is known by its names as they are, which is what Kubernetes calls a node by, and under our zone.
+pub fn node_names(server: &EServer) -> Vec<DnsName> {
+    let name = server.metadata.name.as_str();
+    let long = format!("{name}.{}.{ZONE}", server.e_site_name);
+    let names = [name, server.e_server_name.as_str(), long.as_str()];
+    let names: BTreeSet<DnsName> =
+        names.into_iter().filter(|name| !name.is_empty()).map(DnsName::new).collect();
+    names.into_iter().collect()
+}
+
+/// A policy with the servers and sites that matter where it is sent; without one, a policy that allows nobody.
+pub fn policy<'a>(
+    name: &str,
+    servers: impl Iterator<Item = &'a str>,
+    sites: &[&str],
+    policy: Option<&EPolicy>,
+) -> Policy {
+    let rule = |rule: &kinds::HttpRule| HttpRule { methods: rule.methods.clone(), paths: rule.paths.clone() };
+    Policy {
+        name: name.into(),
+        servers: servers.map(Into::into).collect(),
+        sites: sites.iter().map(|site| (*site).into()).collect(),
+        limits: policy.and_then(|policy| policy.limits.as_ref()).map(limits),
+        http: policy.map(|policy| policy.http.iter().map(rule).collect()).unwrap_or_default(),
+    }
+}
+
+fn limits(limits: &kinds::Limits) -> Limits {
+    // A negative number is refused when it is stored; read nevertheless, it allows nothing.
+    let number = |limit: Option<i64>| limit.map(|limit| u64::try_from(limit).unwrap_or(0));
+    Limits {
+        connections_per_second: number(limits.connections_per_second),
+        connections: number(limits.connections),
+        bytes_per_second_in: number(limits.bytes_per_second_in),
+        bytes_per_second_out: number(limits.bytes_per_second_out),
+        requests_per_second: number(limits.requests_per_second),
+    }
+}

@@ -1,0 +1,334 @@
+//! Keeps the newest netmap of every attached gateway, and hands it to their sessions.
+//!
+//! The reconciler follows the store and tells what changed; this looks whom that concerns, compiles for them, and publishes what
+//! is different. Only gateways with a session here are compiled for. A session takes a `NetmapFeed`: it says what to send, and is
+//! told what came back. What gateways acknowledged last is remembered for a while, so that a session that comes back gets a delta.
+
+mod feed;
+mod figures;
+mod remember;
+mod report;
+mod ride;
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use causeway_api::{Object, World};
+use causeway_daemon::Metrics;
+use causeway_netmap::sync::Target;
+use causeway_netmap::{Generation, Netmap, Stamp};
+use causeway_store::Revision;
+use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::compile::affected::{Affected, Changes};
+use crate::compile::compile;
+use figures::Figures;
+use remember::Remembered;
+
+pub use feed::{NetmapFeed, stamp};
+pub use report::Reporter;
+
+/// Changes that come in one breath are compiled together: an apply of many objects is one netmap.
+const BREATH: Duration = Duration::from_millis(50);
+
+/// The one place netmaps come from. Clones share it.
+#[derive(Clone)]
+pub struct NetmapDesk {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    // Taken after the world's lock, never before it.
+    desk: Mutex<Desk>,
+    /// There is something to compile.
+    wake: Notify,
+    /// Every attached gateway has been compiled for, as the store was then.
+    compiled: watch::Sender<Generation>,
+    figures: Figures,
+    /// Somebody's condition may have to be written.
+    standing: Notify,
+}
+
+#[derive(Default)]
+struct Desk {
+    /// The reconciler's picture; none until it has loaded the store once.
+    world: Option<Arc<Mutex<World>>>,
+    seen: Generation,
+    changes: Changes,
+    /// Something was seen, if only a status: the generation moves.
+    moved: bool,
+    /// The world was loaded anew: whatever was known about changes is void.
+    everything: bool,
+    /// Have come since the last look.
+    fresh: BTreeSet<String>,
+    attached: HashMap<String, Attached>,
+    remembered: Remembered,
+    reports: HashMap<String, report::Report>,
+}
+
+/// A gateway with a session here, or with a local reader.
+struct Attached {
+    readers: usize,
+    target: watch::Sender<Option<Target>>,
+    held: Option<Stamp>,
+    reported: Option<report::Report>,
+}
+
+impl NetmapDesk {
+    pub fn new(metrics: &Metrics) -> NetmapDesk {
+        let (compiled, _) = watch::channel(Generation::default());
+        let shared = Shared {
+            desk: Mutex::default(),
+            wake: Notify::new(),
+            compiled,
+            figures: Figures::register(metrics),
+            standing: Notify::new(),
+        };
+        NetmapDesk { shared: Arc::new(shared) }
+    }
+
+    /// A session begins; `held` is what the gateway says it has on disk.
+    pub fn attach(&self, gateway: &str, held: Option<Stamp>) -> NetmapFeed {
+        let targets = self.enter(gateway, Some(held));
+        let known = {
+            let desk = self.lock();
+            let target = desk.attached.get(gateway).and_then(|attached| attached.target.borrow().clone());
+            let target = target.map(|target| target.netmap);
+            desk.remembered.get(gateway).into_iter().chain(target).collect::<Vec<_>>()
+        };
+        NetmapFeed::new(self.clone(), gateway, held, known, targets)
+    }
+
+    /// The netmap of a gateway that is in this process, as it changes.
+    pub fn follow(&self, gateway: &str) -> watch::Receiver<Option<Target>> {
+        self.enter(gateway, None)
+    }
+
+    /// What an attached gateway holds.
+    pub fn held(&self, gateway: &str) -> Option<Stamp> {
+        self.lock().attached.get(gateway)?.held
+    }
+
+    /// What an attached gateway should hold.
+    pub fn target(&self, gateway: &str) -> Option<Stamp> {
+        let desk = self.lock();
+        let target = desk.attached.get(gateway)?.target.borrow();
+        target.as_ref().map(|target| target.netmap.stamp())
+    }
+
+    /// For the admin dump: what every attached gateway should hold, and what it holds.
+    pub fn dump(&self) -> serde_json::Value {
+        let shown = |stamp: Option<Stamp>| {
+            stamp.map(|stamp| {
+                let (generation, digest) = (stamp.generation.to_string(), stamp.digest.to_string());
+                serde_json::json!({"generation": generation, "digest": digest})
+            })
+        };
+        let desk = self.lock();
+        let gateways = desk.attached.iter().map(|(gateway, attached)| {
+            let target = attached.target.borrow().as_ref().map(|target| target.netmap.stamp());
+            (gateway.clone(), serde_json::json!({"target": shown(target), "held": shown(attached.held)}))
+        });
+        let gateways: serde_json::Map<String, serde_json::Value> = gateways.collect();
+        serde_json::json!({"seen": desk.seen.to_string(), "gateways": gateways})
+    }
+
+    /// The reconciler has loaded everything. Called with the world unlocked.
+    pub(crate) fn reset(&self, world: Arc<Mutex<World>>, epoch: u64, revision: Revision) {
+        let mut desk = self.lock();
+        desk.world = Some(world);
+        desk.seen = Generation { epoch, revision: revision.0 };
+        desk.changes = Changes::default();
+        desk.everything = true;
+        drop(desk);
+        self.shared.wake.notify_one();
+    }
+
+    /// An object changed. Called with the world locked, so that nobody compiles the change under an earlier revision.
+    pub(crate) fn note(&self, revision: Revision, old: Option<&Object>, new: Option<&Object>) {
+        let mut desk = self.lock();
+        desk.changes.note(old, new);
+        desk.see(revision);
+        drop(desk);
+        self.shared.wake.notify_one();
+    }
+
+    /// The store has moved without a change of an object.
+    pub(crate) fn saw(&self, revision: Revision) {
+        self.lock().see(revision);
+        self.shared.wake.notify_one();
+    }
+
+    /// Compiles until told to stop.
+    pub async fn run(self, stop: CancellationToken) {
+        loop {
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                () = self.shared.wake.notified() => {}
+            }
+            // Who has just come does not wait; what has just changed may change again in the same breath.
+            if self.lock().moved {
+                tokio::select! {
+                    biased;
+                    () = stop.cancelled() => return,
+                    () = tokio::time::sleep(BREATH) => {}
+                }
+            }
+            self.round().await;
+        }
+    }
+
+    async fn round(&self) {
+        let Some(Round { world, gateways, seen }) = self.begin() else { return };
+        for gateway in gateways {
+            self.compile_one(&world, &gateway);
+            // Twenty thousand gateways take seconds; others have something to do as well.
+            tokio::task::yield_now().await;
+        }
+        self.shared.compiled.send_if_modified(|compiled| {
+            let is_new = *compiled != seen;
+            *compiled = seen;
+            is_new
+        });
+    }
+
+    /// Takes what changed and says for whom to compile.
+    fn begin(&self) -> Option<Round> {
+        let world = self.lock().world.clone()?;
+        let picture = lock(&world);
+        let mut desk = self.lock();
+        // Loaded anew in between; that has woken us once more.
+        if !desk.world.as_ref().is_some_and(|newest| Arc::ptr_eq(newest, &world)) {
+            return None;
+        }
+        desk.moved = false;
+        let everything = std::mem::take(&mut desk.everything);
+        let affected = std::mem::take(&mut desk.changes).affected(&picture);
+        let mut gateways = std::mem::take(&mut desk.fresh);
+        if everything {
+            gateways.extend(desk.attached.keys().cloned());
+        } else {
+            gateways.extend(affected.named(&picture).map(str::to_owned));
+            gateways.extend(desk.holders_of(&affected));
+        }
+        gateways.retain(|gateway| desk.attached.contains_key(gateway));
+        let seen = desk.seen;
+        drop(desk);
+        drop(picture);
+        Some(Round { world, gateways, seen })
+    }
+
+    fn compile_one(&self, world: &Arc<Mutex<World>>, gateway: &str) {
+        let (entries, seen) = {
+            let picture = lock(world);
+            let desk = self.lock();
+            // Loaded anew since the round began: everything will be compiled from that, under its own revision.
+            if !desk.world.as_ref().is_some_and(|newest| Arc::ptr_eq(newest, world)) {
+                return;
+            }
+            let seen = desk.seen;
+            drop(desk);
+            (compile(&picture, gateway), seen)
+        };
+        self.shared.figures.compiles.inc();
+        let mut desk = self.lock();
+        let Some(attached) = desk.attached.get(gateway) else { return };
+        let previous = attached.target.borrow().as_ref().map(|target| target.netmap.clone());
+        let previous = previous.or_else(|| desk.remembered.get(gateway));
+        // Without its object a gateway forwards nothing.
+        let netmap = match Netmap::build(seen, entries.unwrap_or_default(), previous.as_deref()) {
+            Ok(netmap) => netmap,
+            Err(error) => {
+                self.shared.figures.failures.inc();
+                tracing::error!(gateway, %error, "no netmap can be made; the gateway keeps the one it has");
+                return;
+            }
+        };
+        if let Some(attached) = desk.attached.get_mut(gateway) {
+            attached.publish(Arc::new(netmap), seen);
+        }
+    }
+
+    fn enter(&self, gateway: &str, held: Option<Option<Stamp>>) -> watch::Receiver<Option<Target>> {
+        let mut desk = self.lock();
+        let attached = desk.attached.entry(gateway.to_owned()).or_insert_with(Attached::new);
+        attached.readers += 1;
+        if let Some(held) = held {
+            attached.held = held;
+        }
+        let targets = attached.target.subscribe();
+        if targets.borrow().is_none() {
+            desk.fresh.insert(gateway.to_owned());
+        }
+        drop(desk);
+        self.shared.wake.notify_one();
+        targets
+    }
+
+    fn leave(&self, gateway: &str) {
+        let mut desk = self.lock();
+        if let Some(attached) = desk.attached.get_mut(gateway) {
+            attached.readers -= 1;
+            if attached.readers == 0 {
+                desk.attached.remove(gateway);
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Desk> {
+        self.shared.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct Round {
+    world: Arc<Mutex<World>>,
+    gateways: BTreeSet<String>,
+    seen: Generation,
+}
+
+impl Desk {
+    /// A walk over all attached gateways, so only when there is something to look for.
+    fn holders_of(&self, affected: &Affected) -> Vec<String> {
+        if affected.has_no_keys() {
+            return Vec::new();
+        }
+        let holds = |attached: &Attached| {
+            attached.target.borrow().as_ref().is_some_and(|target| affected.touches(&target.netmap))
+        };
+        self.attached.iter().filter(|(_, attached)| holds(attached)).map(|(name, _)| name.clone()).collect()
+    }
+
+    fn see(&mut self, revision: Revision) {
+        self.moved = true;
+        self.seen.revision = self.seen.revision.max(revision.0);
+    }
+}
+
+impl Attached {
+    fn new() -> Attached {
+        Attached { readers: 0, target: watch::channel(None).0, held: None, reported: None }
+    }
+
+    /// What is as it was keeps its generation, and nobody is woken.
+    fn publish(&self, netmap: Arc<Netmap>, seen: Generation) {
+        self.target.send_if_modified(|target| {
+            let is_new = target.as_ref().is_none_or(|target| {
+                target.netmap.digest() != netmap.digest() || target.netmap.generation().epoch != seen.epoch
+            });
+            if is_new {
+                *target = Some(Target { netmap, seen });
+            }
+            is_new
+        });
+    }
+}
+
+fn lock(world: &Mutex<World>) -> MutexGuard<'_, World> {
+    world.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;

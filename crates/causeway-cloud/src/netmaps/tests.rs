@@ -1,0 +1,213 @@
+//! The desk on a real store: what changes reaches whom it concerns, and nobody else.
+
+use std::time::Duration;
+
+use causeway_api::Kind;
+use causeway_apiserver::{Registry, SystemClock};
+use causeway_channel::wire::control::{Held, NetmapAck, NetmapRefused};
+use causeway_daemon::Readiness;
+use causeway_netmap::Update;
+use causeway_netmap::sync::{Receiver, Reply, Standing, Step};
+use causeway_store::{Store, StoreSpec};
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+
+use super::*;
+use crate::reconcile::Reconciler;
+
+struct Lab {
+    registry: Arc<Registry>,
+    desk: NetmapDesk,
+    stop: CancellationToken,
+    running: Vec<JoinHandle<()>>,
+    folder: Arc<tempfile::TempDir>,
+}
+
+impl Lab {
+    async fn start() -> Lab {
+        Lab::start_in(Arc::new(tempfile::tempdir().unwrap())).await
+    }
+
+    async fn start_in(folder: Arc<tempfile::TempDir>) -> Lab {
+        let store = Store::open(StoreSpec::Sqlite { path: folder.path().join("store.db") }).await.unwrap();
+        let registry = Arc::new(Registry::new(store, Arc::new(SystemClock)));
+        let (stop, metrics) = (CancellationToken::new(), Metrics::new("0"));
+        let desk = NetmapDesk::new(&metrics);
+        let check = Readiness::new().register("reconcile");
+        let reconciler = Reconciler::new(registry.clone(), check, &metrics).telling(desk.clone());
+        let reporter = Reporter { desk: desk.clone(), registry: registry.clone() };
+        let running = vec![
+            tokio::spawn(reconciler.run(stop.clone())),
+            tokio::spawn(desk.clone().run(stop.clone())),
+            tokio::spawn(reporter.run(stop.clone())),
+        ];
+        Lab { registry, desk, stop, running, folder }
+    }
+
+    /// Two sites, and a service that the first has and the second may use.
+    async fn furnish(&self) {
+        for (site, gateway) in [("berlin", "berlin-gw"), ("oslo", "oslo-gw"), ("rome", "rome-gw")] {
+            self.create(Kind::ESite, site, json!({})).await;
+            self.create(Kind::EGateway, gateway, json!({"eSiteName": site})).await;
+        }
+        self.create(Kind::EService, "cam", json!({"eSiteName": "berlin", "ip": "10.0.0.9", "port": 554}))
+            .await;
+        self.create(Kind::EPolicy, "all", json!({"allowedSites": ["oslo"]})).await;
+        self.create(
+            Kind::ServiceExpose,
+            "cam",
+            json!({"eServiceName": "cam", "eSites": ["oslo"], "ePolicys": ["all"]}),
+        )
+        .await;
+        let presence = json!({"eServiceName": "cam", "eSiteName": "oslo", "virtualIp": "198.18.0.9"});
+        self.create(Kind::VirtualPresence, "vp", presence).await;
+    }
+
+    async fn create(&self, kind: Kind, name: &str, mut fields: Value) {
+        fields["metadata"] = json!({ "name": name });
+        let mut object = Object::decode(kind, fields).unwrap().object;
+        object.default_fields();
+        self.registry.create_object("test", object).await.unwrap();
+    }
+
+    async fn set_port(&self, port: i64) {
+        let edit = |object: &mut Object| {
+            if let Object::EService(service) = object {
+                service.port = port;
+            }
+        };
+        self.registry.edit("test", Kind::EService, "cam", edit).await.unwrap();
+    }
+
+    async fn end(self) -> Arc<tempfile::TempDir> {
+        self.stop.cancel();
+        for task in self.running {
+            task.await.unwrap();
+        }
+        self.registry.store().clone().close().await.unwrap();
+        self.folder
+    }
+}
+
+/// An edge with its session.
+struct Edge {
+    receiver: Receiver,
+    feed: NetmapFeed,
+}
+
+impl Edge {
+    fn attach(lab: &Lab, gateway: &str, receiver: Receiver) -> Edge {
+        let held = receiver.held().map(|held| held.stamp());
+        Edge { feed: lab.desk.attach(gateway, held), receiver }
+    }
+
+    /// Takes updates in until one leads to a netmap that holds `key` or not, and returns how the last one came.
+    async fn wait(&mut self, what: &str, holds: impl Fn(&Netmap) -> bool) -> Update {
+        let waiting = async {
+            loop {
+                let update = self.take().await;
+                if self.receiver.held().is_some_and(|held| holds(held)) {
+                    return update;
+                }
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), waiting).await.expect(what)
+    }
+
+    async fn take(&mut self) -> Update {
+        let encoded = self.feed.next_update().await;
+        let Step::Persist(netmap) = self.receiver.handle_bytes(&encoded) else { panic!("not taken") };
+        let Reply::Acknowledged(stamp) = self.receiver.handle_persisted(netmap, Ok(())) else { panic!() };
+        self.feed.acknowledged(&NetmapAck { held: Some(held(stamp)) });
+        Update::decode(&encoded).unwrap()
+    }
+
+    fn generation(&self) -> Generation {
+        self.receiver.held().unwrap().generation()
+    }
+}
+
+fn held(stamp: Stamp) -> Held {
+    let Generation { epoch, revision } = stamp.generation;
+    Held { epoch, revision, digest: stamp.digest.0.to_vec().into() }
+}
+
+#[tokio::test]
+async fn a_change_reaches_whom_it_concerns_as_a_difference() {
+    let lab = Lab::start().await;
+    lab.furnish().await;
+    let mut oslo = Edge::attach(&lab, "oslo-gw", Receiver::default());
+    let mut rome = Edge::attach(&lab, "rome-gw", Receiver::default());
+    oslo.wait("a presence", |netmap| netmap.get("presence/cam").is_some()).await;
+    rome.wait("its own", |netmap| netmap.get("gateway").is_some()).await;
+    let before = oslo.generation();
+    lab.set_port(555).await;
+    let update = oslo.take().await;
+    assert!(oslo.generation() > before);
+    assert_eq!((update.is_whole(), update.set.len(), update.unset.len()), (false, 1, 0));
+    assert_eq!(lab.desk.held("oslo-gw"), lab.desk.target("oslo-gw"));
+    lab.registry.delete_object("test", Kind::ServiceExpose, "cam").await.unwrap();
+    oslo.wait("nothing exposed", |netmap| netmap.get("presence/cam").is_none()).await;
+    let told = tokio::time::timeout(Duration::from_millis(1), rome.feed.next_update()).await;
+    assert!(told.is_err(), "rome has nothing to do with it");
+    lab.end().await;
+}
+
+#[tokio::test]
+async fn a_session_that_comes_back_gets_a_delta_and_a_new_cloud_sends_nothing_that_is_known() {
+    let lab = Lab::start().await;
+    lab.furnish().await;
+    let mut oslo = Edge::attach(&lab, "oslo-gw", Receiver::default());
+    oslo.wait("a presence", |netmap| netmap.get("presence/cam").is_some()).await;
+    let receiver = oslo.receiver.clone();
+    drop(oslo);
+    assert_eq!(lab.desk.held("oslo-gw"), None, "nobody is attached");
+    lab.set_port(556).await;
+    let mut oslo = Edge::attach(&lab, "oslo-gw", receiver);
+    let update = oslo.take().await;
+    assert!(!update.is_whole() && update.set.len() == 1);
+    let receiver = oslo.receiver.clone();
+    drop(oslo);
+
+    let lab = Lab::start_in(lab.end().await).await;
+    let mut oslo = Edge::attach(&lab, "oslo-gw", receiver);
+    // The new cloud compiles the same bytes, and finds that there is nothing to say.
+    let compiled = async {
+        while lab.desk.target("oslo-gw").is_none() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), compiled).await.unwrap();
+    let told = tokio::time::timeout(Duration::from_millis(1), oslo.feed.next_update()).await;
+    assert!(told.is_err(), "sent although known");
+    assert!(matches!(oslo.feed.standing(), Standing::InForce(_)));
+    lab.set_port(557).await;
+    assert!(!oslo.take().await.is_whole(), "and knows what the gateway holds");
+    lab.end().await;
+}
+
+#[tokio::test]
+async fn a_gateway_that_cannot_take_it_is_a_condition() {
+    let lab = Lab::start().await;
+    lab.furnish().await;
+    let mut oslo = Edge::attach(&lab, "oslo-gw", Receiver::default());
+    oslo.wait("a presence", |netmap| netmap.get("presence/cam").is_some()).await;
+    in_force(&lab, "oslo-gw", "InForce").await;
+    lab.set_port(558).await;
+    oslo.feed.next_update().await;
+    let reason = "the disk is full".to_owned();
+    oslo.feed.refused(&NetmapRefused { reason, ..NetmapRefused::default() });
+    in_force(&lab, "oslo-gw", "Refused").await;
+    lab.end().await;
+}
+
+async fn in_force(lab: &Lab, gateway: &str, reason: &str) {
+    loop {
+        let loaded = lab.registry.object(Kind::EGateway, gateway).await.unwrap().unwrap();
+        let conditions = &loaded.object.status().conditions;
+        if conditions.iter().any(|found| found.kind == report::NETMAP_IN_FORCE && found.reason == reason) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
