@@ -4,6 +4,7 @@ use std::io::Read;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::Context;
 use causeway_channel::session::Allowed;
@@ -11,7 +12,8 @@ use causeway_channel::{JoinToken, dial};
 use causeway_daemon::admin::Doors;
 use causeway_daemon::{AdminServer, Metrics, Readiness, notify, signals};
 use causeway_edge::link::Passengers;
-use causeway_edge::{Edge, EdgeError};
+use causeway_edge::netmap::NetmapKeeper;
+use causeway_edge::{Edge, EdgeError, Enrolled};
 use tokio_util::sync::CancellationToken;
 
 use super::WrongUsage;
@@ -78,15 +80,21 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     }
     let token = arguments.join.as_deref().map(read_token).transpose()?;
 
-    let (keeper, uplink, wishes) = edge.link(allowed(config.edge.transport.value), Passengers::none());
     let (readiness, shown) = (Readiness::new(), config.to_json());
+    let metrics = Metrics::new(env!("CARGO_PKG_VERSION"));
     let enrolled = readiness.register("enrolled");
+    let netmaps = NetmapKeeper::open(&config.data_dir.value, Some(readiness.register("netmap")))?;
+    netmaps.register(&metrics);
+    let passengers = Passengers { netmaps: Arc::new(netmaps.clone()), ..Passengers::none() };
+    let (keeper, uplink, wishes) = edge.link(allowed(config.edge.transport.value), passengers);
+    let shown_netmap = netmaps.clone();
     let doors = Doors {
-        metrics: Metrics::new(env!("CARGO_PKG_VERSION")),
+        metrics,
         readiness,
         dumps: vec![
             ("config", Box::new(move || shown.clone())),
             ("link", Box::new(move || serde_json::to_value(uplink.shown()).unwrap_or_default())),
+            ("netmap", Box::new(move || shown_netmap.dump())),
         ],
     };
     let address = config.edge.admin.value;
@@ -98,7 +106,9 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
 
     let ran = async {
         if let Some(token) = &token {
-            edge.enrol(token, &stop).await?;
+            if let Enrolled::Now(_) = edge.enrol(token, &stop).await? {
+                netmaps.forget().await;
+            }
         }
         enrolled.ready();
         notify::ready();
