@@ -87,6 +87,10 @@ const FORBIDDEN: &[(&str, &str, &str)] = &[
     ("crates/causeway-api/src", "SystemTime::now", "words have no clock: take the time as an argument"),
     ("crates/causeway-api/src", "Timestamp::now", "words have no clock: take the time as an argument"),
     ("crates/causeway-api/src", "Instant::now", "words have no clock: take the time as an argument"),
+    ("crates/causeway-netmap/src", "tokio::", "words have no async runtime"),
+    ("crates/causeway-netmap/src", "std::fs", "words have no files"),
+    ("crates/causeway-netmap/src", "SystemTime::now", "words have no clock: take the time as an argument"),
+    ("crates/causeway-netmap/src", "Instant::now", "words have no clock: take the time as an argument"),
     ("crates/causeway-store/src", "causeway_api", "the store keeps bytes and knows no kinds"),
     ("crates/", "unsafe {", "no file of ours needs unsafe yet; name it here with its argument when one does"),
 ];

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod fleet;
+
 use sim::{Plan, World};
 
 fn number(name: &str) -> Option<u64> {

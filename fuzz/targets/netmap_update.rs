@@ -1,0 +1,30 @@
+//! A change of a netmap, as it crosses the link and stands on the disk.
+//!
+//! Bytes are tried as they are, and as what deflate unfolds to. What must hold: what was read is written as something that reads as the
+//! same; what it leads to has the promised digest; a view of it can be made, whatever stands in the entries.
+#![no_main]
+
+use std::io::Read;
+
+use causeway_netmap::{Netmap, Update, View};
+use flate2::Compression;
+use flate2::bufread::DeflateEncoder;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| {
+    let mut deflated = vec![2];
+    DeflateEncoder::new(data, Compression::fast()).read_to_end(&mut deflated).expect("memory does not fail");
+    let mut plain = vec![1];
+    plain.extend_from_slice(data);
+    for bytes in [data, &plain, &deflated] {
+        let Ok(update) = Update::decode(bytes) else { continue };
+        assert_eq!(Update::decode(&update.encode()).as_ref(), Ok(&update));
+        // The digest is hard to guess, so it is made right; the base is nothing, so a change is taken as the whole.
+        let entries = update.set.clone();
+        let Ok(made) = Netmap::build(update.target.generation, entries, None) else { continue };
+        let whole = Update { base: None, target: made.stamp(), unset: Vec::new(), ..update };
+        assert_eq!(Netmap::apply(None, &whole).as_ref(), Ok(&made));
+        let view = View::decode(&made);
+        assert!(view.damaged.len() + view.unknown <= made.len());
+    }
+});
