@@ -46,6 +46,7 @@ impl Registrar {
 
     /// A first certificate without a token, for whoever holds the store and the seal of this cloud anyway: fleets that
     /// are moved here, and benchmarks. The name is `peer`, whatever the request says; a gateway that has one keeps it.
+    /// Its EGateway must stand in the store before: a running cloud throws out whoever has none.
     pub async fn issue_first(&self, peer: &PeerId, csr: &[u8]) -> Result<IssuedMessage, Refusal> {
         let request = read_request(csr, &mut Subjects::default())?;
         self.refuse_revoked(&request.key).await?;
