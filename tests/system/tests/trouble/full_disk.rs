@@ -11,10 +11,10 @@ use testlab::https::Client;
 use crate::{GROUP, admin, path, site};
 
 /// A small disk of its own; gone with the value.
-struct Disk(PathBuf);
+pub struct Disk(PathBuf);
 
 impl Disk {
-    fn mount(path: &Path, size: &str) -> Option<Disk> {
+    pub fn mount(path: &Path, size: &str) -> Option<Disk> {
         std::fs::create_dir_all(path).unwrap();
         let options = format!("size={size},mode=700");
         let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(path).output();
@@ -22,7 +22,7 @@ impl Disk {
     }
 
     /// Writes until there is no room left. Returns the file to remove.
-    fn fill(&self) -> PathBuf {
+    pub fn fill(&self) -> PathBuf {
         let path = self.0.join("ballast");
         let mut file = std::fs::File::create(&path).unwrap();
         let mut size = 64 << 10;

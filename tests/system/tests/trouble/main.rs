@@ -10,6 +10,7 @@ mod crowd;
 mod enrolment;
 mod full_disk;
 mod kill;
+mod netmaps;
 mod replicas;
 
 use std::path::{Path, PathBuf};
