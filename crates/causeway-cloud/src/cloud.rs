@@ -159,6 +159,10 @@ impl Cloud {
             SessionLimits { drain: config.drain, ..SessionLimits::default() },
         );
         metrics.register(|registry| sessions.register(registry));
+        if matches!(config.store, StoreSpec::Sqlite { .. }) {
+            // The only replica there is.
+            sessions.set_elsewhere(|_| false);
+        }
         let channel = Channel {
             port,
             enrolment: EnrolmentServer::new(registrar.clone(), EnrolmentLimits::default()),

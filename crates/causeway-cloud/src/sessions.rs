@@ -8,17 +8,18 @@ mod conversation;
 mod figures;
 mod greeting;
 mod passengers;
+mod report;
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use causeway_api::{GatewayFigures, Time};
 use causeway_apiserver::Registry;
 use causeway_channel::link::{CloseCode, CloseReason, Link};
 use causeway_channel::session::{LINGER, Removed, Roster};
-use causeway_channel::wire::control::{Drain, Held, Hello, News, encode_cloud};
+use causeway_channel::wire::control::{Drain, Held, Hello, Hint, News, encode_cloud};
 use causeway_channel::{KeyHash, PeerId};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{mpsc, watch};
@@ -30,8 +31,10 @@ use crate::channel::LinkHandler;
 use crate::identity::{Admitted, Registrar};
 use conversation::Command;
 use figures::Figures;
+use report::Reporter;
 
 pub use passengers::{Later, NetmapSender, Netmaps, Passengers, Streams, UpstreamSink};
+pub use report::CONNECTED;
 
 /// Bounds on sessions.
 #[derive(Debug, Clone)]
@@ -51,9 +54,20 @@ impl Default for SessionLimits {
     }
 }
 
+impl SessionLimits {
+    /// Over which time so many should come back.
+    fn spread(&self, sessions: usize) -> Duration {
+        Duration::from_millis(sessions as u64 * 1000 / u64::from(self.returns_per_second.max(1)))
+    }
+}
+
+type Elsewhere = Box<dyn Fn(&str) -> bool + Send + Sync>;
+
 const COMMANDS_MAX: usize = 8;
 /// Gateways whose last departure is remembered. Beyond it, the memory begins anew: only `since` is lost.
 const DEPARTED_MAX: usize = 100_000;
+/// Below so many, a fleet that comes back at once is no trouble.
+const HINT_FROM: usize = 500;
 /// How often a draining replica looks whether its sessions have ended.
 const DRAIN_LOOK: Duration = Duration::from_millis(50);
 /// Edges that can go elsewhere are given this long beyond the spread before their idle links are closed.
@@ -75,6 +89,10 @@ struct Shared {
     departed: Mutex<HashMap<String, Time>>,
     /// Counts changes of who is attached.
     changed: watch::Sender<u64>,
+    /// How many sessions there were when edges were last told over which time to come back.
+    hinted: AtomicUsize,
+    /// Is a gateway attached to another replica? Whether they are connected is written only when this is known.
+    elsewhere: OnceLock<Elsewhere>,
     figures: Figures,
     tasks: TaskTracker,
     draining: AtomicBool,
@@ -114,6 +132,8 @@ impl Sessions {
             limits,
             departed: Mutex::default(),
             changed,
+            hinted: AtomicUsize::new(HINT_FROM),
+            elsewhere: OnceLock::new(),
             figures: Figures::default(),
             tasks: TaskTracker::new(),
             draining: AtomicBool::new(false),
@@ -131,8 +151,12 @@ impl Sessions {
         self.0.tasks.spawn(Box::pin(serving));
     }
 
-    /// Ends the sessions of keys as they are revoked, until told to stop.
+    /// Ends the sessions of keys as they are revoked, and writes who is connected, until told to stop.
     pub async fn run(&self, stop: CancellationToken) {
+        tokio::join!(self.follow(stop.clone()), Reporter::new(self).run(stop));
+    }
+
+    async fn follow(&self, stop: CancellationToken) {
         let mut revoked = self.0.registrar.revoked_keys();
         let mut bundle = self.0.registrar.bundle_changes();
         loop {
@@ -149,6 +173,11 @@ impl Sessions {
                 Ok(()) = bundle.changed() => self.0.tell_renewal(),
             }
         }
+    }
+
+    /// How to find out whether a gateway is attached to another replica. Set once, before `run`.
+    pub fn set_elsewhere(&self, elsewhere: impl Fn(&str) -> bool + Send + Sync + 'static) {
+        let _ = self.0.elsewhere.set(Box::new(elsewhere));
     }
 
     /// The link to a gateway that is attached here.
@@ -254,8 +283,8 @@ impl Shared {
 
     /// Over which time the sessions of this replica should come back when they are all lost at once.
     fn retry_hint(&self) -> Duration {
-        let sessions = self.roster().len() as u64;
-        Duration::from_millis(sessions * 1000 / u64::from(self.limits.returns_per_second.max(1)))
+        let sessions = self.roster().len();
+        self.limits.spread(sessions)
     }
 
     fn handle_attached(&self, session: &Session) {
@@ -263,6 +292,20 @@ impl Shared {
         self.registrar.audit_session("session", Some(&session.peer), &client, None);
         self.departed().remove(session.peer.gateway());
         self.changed.send_modify(|count| *count += 1);
+        self.tell_hint();
+    }
+
+    // Who came first was told how small the fleet was then; every doubling is told to all.
+    fn tell_hint(&self) {
+        let roster = self.roster();
+        let sessions = roster.len();
+        if sessions < 2 * self.hinted.load(Ordering::Relaxed) {
+            return;
+        }
+        self.hinted.store(sessions, Ordering::Relaxed);
+        let hint = Hint { retry_hint_ms: milliseconds(self.limits.spread(sessions)) };
+        let Ok(frame) = encode_cloud(hint) else { return };
+        roster.all_current().for_each(|(_, seat)| seat.session.command(Command::Say(frame.clone())));
     }
 
     fn handle_ended(&self, session: &Session, reason: &CloseReason) {

@@ -281,6 +281,7 @@ impl<'a> Round<'a> {
                 tracing::info!(?deadline, "the cloud asks this edge to attach elsewhere");
                 self.machine.handle_drain(now, link, deadline, hint, dice());
             }
+            Event::Hint(hint) => self.machine.handle_hint(link, ms(hint.retry_hint_ms)),
             Event::News(news) => {
                 self.take_endpoints(&news.endpoints);
                 if news.renew {

@@ -149,6 +149,8 @@ struct Session {
     keepalive: Keepalive,
     /// Set by a drain: how long the cloud keeps the link.
     ends: Option<Instant>,
+    /// Set by a drain: over which time the fleet goes elsewhere.
+    drain_hint: Option<Duration>,
 }
 
 /// The session after this one.
@@ -266,7 +268,14 @@ impl Supervisor {
             false => welcomed.keepalive,
         };
         let keepalive = Keepalive::new(now, every);
-        let session = Session { link, transport: welcomed.transport, since: now, keepalive, ends: None };
+        let session = Session {
+            link,
+            transport: welcomed.transport,
+            since: now,
+            keepalive,
+            ends: None,
+            drain_hint: None,
+        };
         self.phase = Phase::Ready(session, self.better());
     }
 
@@ -343,6 +352,7 @@ impl Supervisor {
         match std::mem::replace(&mut self.phase, Phase::Stopped) {
             Phase::Ready(mut session, next) | Phase::Draining(mut session, next) => {
                 session.ends = Some(now + deadline.min(super::HINT_MAX));
+                session.drain_hint = Some(hint);
                 let next = match next {
                     Next::Replace(attempt) | Next::Better(attempt) => Next::Replace(attempt),
                     _ => Next::ReplaceAt(at),
@@ -350,6 +360,13 @@ impl Supervisor {
                 self.phase = Phase::Draining(session, next);
             }
             other => self.phase = other,
+        }
+    }
+
+    /// The fleet has grown since the welcome: when this session is lost, spread the return over this time.
+    pub fn handle_hint(&mut self, link: LinkId, hint: Duration) {
+        if self.current() == Some(link) {
+            self.backoff.handle_hint(hint);
         }
     }
 
@@ -442,6 +459,10 @@ impl Supervisor {
             false => self.backoff.handle_failure(),
         }
         self.choice.handle_lost(session.transport, life, is_silent);
+        if let Some(hint) = session.drain_hint {
+            // It ended before another was found, as it did for everybody else.
+            self.backoff.handle_hint(hint);
+        }
         if matches!(code, CloseCode::Revoked | CloseCode::CertificateExpired | CloseCode::NotAdmitted) {
             self.actions.push_back(Action::Renew);
         }

@@ -133,7 +133,7 @@ pub struct Goodbye {
 /// What the cloud says.
 #[derive(Clone, PartialEq, Message)]
 pub struct CloudMessage {
-    #[prost(oneof = "CloudSays", tags = "1, 2, 3, 4, 5, 6, 7")]
+    #[prost(oneof = "CloudSays", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
     pub says: Option<CloudSays>,
 }
 
@@ -153,6 +153,8 @@ pub enum CloudSays {
     Drain(Drain),
     #[prost(message, tag = "7")]
     News(News),
+    #[prost(message, tag = "8")]
+    Hint(Hint),
 }
 
 /// The session is taken.
@@ -296,6 +298,14 @@ pub struct Drain {
     pub retry_hint_ms: u32,
 }
 
+/// The fleet has grown since the welcome. An edge that does not know this message keeps what the welcome said.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct Hint {
+    /// As in `Welcome`.
+    #[prost(uint32, tag = "1")]
+    pub retry_hint_ms: u32,
+}
+
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct News {
     /// Renew the certificate now, whatever its age.
@@ -325,7 +335,7 @@ macro_rules! wrapped {
 wrapped!(EdgeMessage, EdgeSays, Hello => Hello, Ping => Ping, NetmapAck => NetmapAck,
     NetmapRefused => NetmapRefused, Upstream => Upstream, Goodbye => Goodbye);
 wrapped!(CloudMessage, CloudSays, Welcome => Welcome, Refused => Refused, Pong => Pong, Netmap => NetmapUpdate,
-    UpstreamAck => UpstreamAck, Drain => Drain, News => News);
+    UpstreamAck => UpstreamAck, Drain => Drain, News => News, Hint => Hint);
 
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {

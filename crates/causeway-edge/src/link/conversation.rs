@@ -9,7 +9,7 @@ use causeway_channel::link::{CloseCode, CloseReason, Link, Purpose, RecvStream, 
 use causeway_channel::probe;
 use causeway_channel::session::LinkId;
 use causeway_channel::wire::control::{
-    CloudMessage, CloudSays, ControlError, Drain, EdgeMessage, News, Reader, Writer, encode_edge,
+    CloudMessage, CloudSays, ControlError, Drain, EdgeMessage, Hint, News, Reader, Writer, encode_edge,
 };
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -34,6 +34,7 @@ pub enum Event {
     Dialed,
     Drain(Drain),
     News(News),
+    Hint(Hint),
 }
 
 /// While it lingers, a link is looked at this often.
@@ -135,6 +136,7 @@ impl Conversation {
             Some(CloudSays::UpstreamAck(ack)) => self.passengers.upstream.handle_ack(ack),
             Some(CloudSays::Drain(drain)) => self.tell(Event::Drain(drain)).await,
             Some(CloudSays::News(news)) => self.tell(Event::News(news)).await,
+            Some(CloudSays::Hint(hint)) => self.tell(Event::Hint(hint)).await,
             // A pong has done its work by arriving.
             Some(CloudSays::Pong(_)) => {}
             // A second welcome, a second netmap before the first is answered, or words of a newer cloud.

@@ -152,6 +152,8 @@ fn a_probe_goes_to_the_edge_and_back() {
     assert!(away.code == 1 && away.stdout.contains("never connected"), "{away:?}");
     let edge = lab.join("edge", token.trim());
     lab.connected("Oslo", &edge);
+    let condition = lab.cloud.wait_condition("egateway", "Oslo", "Connected", "True").unwrap();
+    assert_eq!(condition["reason"], "Connected");
     let seen = lab.cloud.run(&["doctor", "Oslo"]).unwrap();
     assert!(seen.stdout.contains("1000 bytes went there and back"), "{seen:?}");
 }

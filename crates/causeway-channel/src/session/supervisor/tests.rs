@@ -186,6 +186,24 @@ fn a_hint_of_the_cloud_spreads_the_return() {
 }
 
 #[test]
+fn the_spread_follows_the_fleet_and_holds_for_a_drain() {
+    let mut lab = Lab::ready(Transport::Quic);
+    let link = lab.current();
+    lab.pass_heard(s(10));
+    lab.machine.handle_hint(LinkId(99), s(40));
+    lab.machine.handle_hint(link, s(20));
+    lab.close(link, CloseCode::Internal);
+    assert_eq!(lab.until_dial(Attempted::Both).0, s(20));
+
+    let mut lab = Lab::ready(Transport::Quic);
+    let link = lab.current();
+    lab.pass_heard(s(10));
+    lab.machine.handle_drain(lab.now, link, s(5), s(8), 1.0);
+    lab.close(link, CloseCode::Draining);
+    assert_eq!(lab.until_dial(Attempted::Both).0, s(8));
+}
+
+#[test]
 fn a_silent_link_is_closed_and_replaced_within_eight_seconds() {
     let mut lab = Lab::ready(Transport::Quic);
     lab.pass_heard(s(100));
