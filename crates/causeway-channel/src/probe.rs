@@ -105,10 +105,20 @@ pub enum ProbeError {
 
 /// Probes the other end of a link with so many bytes; `Source` names its own.
 pub async fn run(link: &Link, header: StreamHeader, mode: Mode, bytes: u64) -> Result<Found, ProbeError> {
-    let details = Bytes::from(mode.to_string());
-    let header = StreamHeader { purpose: Purpose::Probe as u32, details, ..header };
+    let wanted = self::header(mode);
+    let header = StreamHeader { purpose: wanted.purpose, details: wanted.details, ..header };
     let start = Instant::now();
-    let (mut to_peer, mut from_peer) = link.open_stream(header).await?.split();
+    run_on(link.open_stream(header).await?, start, mode, bytes).await
+}
+
+/// What a stream begins with that asks for a probe.
+pub fn header(mode: Mode) -> StreamHeader {
+    StreamHeader::new(Purpose::Probe).details(mode.to_string())
+}
+
+/// The same on a stream that began with `header`, which was opened at `start`.
+pub async fn run_on(stream: Stream, start: Instant, mode: Mode, bytes: u64) -> Result<Found, ProbeError> {
+    let (mut to_peer, mut from_peer) = stream.split();
     let (sent, expected) = match mode {
         Mode::Echo => (bytes.min(BYTES_MAX), bytes.min(BYTES_MAX)),
         Mode::Sink => (bytes.min(BYTES_MAX), 0),

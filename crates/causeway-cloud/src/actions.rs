@@ -23,14 +23,14 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::identity::{Registrar, RotationError, TokenProblem};
-use crate::sessions::Sessions;
+use crate::replicas::Fleet;
 
 /// Serves the actions of one cloud.
 pub struct CloudActions {
     pub registry: Arc<Registry>,
     pub registrar: Arc<Registrar>,
     pub figures: Arc<dyn LiveFigures>,
-    pub sessions: Sessions,
+    pub fleet: Arc<Fleet>,
 }
 
 /// What a call means.

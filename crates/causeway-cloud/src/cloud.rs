@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use causeway_api::Status;
 use causeway_apiserver::{ApiServer, Limits, Parts, Registry, SystemClock};
-use causeway_channel::Endpoint;
 use causeway_channel::port::{ChannelPort, PortLimits, PortSockets};
 use causeway_channel::quic::PortKeys;
+use causeway_channel::{Clock, Endpoint};
 use causeway_daemon::admin::Doors;
 use causeway_daemon::audit::AuditLimits;
 use causeway_daemon::data_dir::DataDirError;
@@ -35,7 +35,9 @@ use crate::identity::{
 };
 use crate::netmaps::{NetmapDesk, Reporter};
 use crate::reconcile::Reconciler;
+use crate::replicas::{self, Carrier, Directory, Fleet, Links, Place, Whereabouts};
 use crate::sessions::{Passengers, SessionLimits, Sessions};
+use crate::upstream::{self, Intake};
 
 /// Everything a cloud needs to know.
 #[derive(Clone, Debug)]
@@ -46,6 +48,8 @@ pub struct CloudConfig {
     pub admin: SocketAddr,
     /// The channel endpoints edges are given; empty: this machine's own addresses.
     pub advertise: Vec<Endpoint>,
+    /// Where other replicas reach the channel port; None: the first endpoint that edges are given.
+    pub peer_address: Option<Endpoint>,
     pub store: StoreSpec,
     /// None: seal.key in the data dir.
     pub seal_key: Option<PathBuf>,
@@ -97,6 +101,7 @@ pub struct Cloud {
     api: ApiServer,
     channel: Channel,
     sessions: Sessions,
+    fleet: Arc<Fleet>,
     admin: AdminServer,
     reconciler: Reconciler,
     desk: NetmapDesk,
@@ -151,29 +156,39 @@ impl Cloud {
 
         let registry = Arc::new(Registry::new(store.clone(), Arc::new(SystemClock)));
         first::ensure(&registry).await.map_err(|status| CloudError::First(Box::new(status)))?;
+        let directory = open_directory(&config, &store, &registrar).await?;
+        let intake = Arc::new(open_intake(&config, &data_dir, &store)?);
+        metrics.register(|registry| intake.figures().register(registry));
+        let carrier = Arc::new(Carrier::default());
+        let passengers = Passengers {
+            netmaps: Arc::new(desk.clone()),
+            upstream: Arc::new(upstream::Sink(intake)),
+            streams: carrier.clone(),
+        };
         let sessions = Sessions::new(
             replica_name(&addresses),
             registrar.clone(),
             registry.clone(),
-            Passengers { netmaps: Arc::new(desk.clone()), ..Passengers::none() },
+            passengers,
             SessionLimits { drain: config.drain, ..SessionLimits::default() },
         );
         metrics.register(|registry| sessions.register(registry));
-        if matches!(config.store, StoreSpec::Sqlite { .. }) {
-            // The only replica there is.
-            sessions.set_elsewhere(|_| false);
-        }
+        let fleet = Fleet::new(directory.clone(), Arc::new(sessions.clone()), registrar.clone());
+        carrier.set(&fleet);
+        sessions.set_elsewhere(move |gateway| {
+            matches!(directory.whereabouts(gateway), Whereabouts::There { .. })
+        });
         let channel = Channel {
             port,
             enrolment: EnrolmentServer::new(registrar.clone(), EnrolmentLimits::default()),
-            links: Arc::new(sessions.clone()),
+            links: Arc::new(Links::new(sessions.clone(), fleet.clone())),
         };
-        let figures = Arc::new(FleetFigures::new(registry.now(), sessions.clone()));
+        let figures = Arc::new(FleetFigures::new(registry.now(), sessions.clone(), fleet.clone()));
         let actions = CloudActions {
             registry: registry.clone(),
             registrar: registrar.clone(),
             figures: figures.clone(),
-            sessions: sessions.clone(),
+            fleet: fleet.clone(),
         };
         let parts = Parts {
             registry: registry.clone(),
@@ -202,6 +217,7 @@ impl Cloud {
             api: ApiServer::on(api_listener, parts).map_err(bind_error("api", config.api))?,
             channel,
             sessions,
+            fleet,
             data_dir,
             store,
             audit,
@@ -251,6 +267,11 @@ impl Cloud {
         back.spawn(named("identity", Box::pin(async move { registrar.run(token).await })));
         let (sessions, token) = (self.sessions.clone(), servants.clone());
         back.spawn(named("sessions", Box::pin(async move { sessions.run(token).await })));
+        let (directory, token) = (self.fleet.directory().clone(), servants.clone());
+        back.spawn(named("the directory", Box::pin(async move { directory.run(token).await })));
+        let (sessions, fleet, token) = (self.sessions, self.fleet, servants.clone());
+        let following = async move { replicas::follow(&sessions, fleet.directory(), token).await };
+        back.spawn(named("the attachments", Box::pin(following)));
         let departures = Departures { store: self.store.clone(), registrar: self.registrar.clone() };
         back.spawn(named("the watch over deleted gateways", Box::pin(departures.run(servants.clone()))));
         back.spawn(named("reconcile", Box::pin(self.reconciler.run(servants.clone()))));
@@ -280,6 +301,27 @@ impl Cloud {
         tracing::info!("the cloud has stopped");
         early.map_or(Ok(()), |name| Err(CloudError::Ended(name)))
     }
+}
+
+/// One of several on etcd; with SQLite there is no other.
+async fn open_directory(
+    config: &CloudConfig,
+    store: &Store,
+    registrar: &Registrar,
+) -> Result<Arc<Directory>, StoreError> {
+    if matches!(config.store, StoreSpec::Sqlite { .. }) {
+        return Ok(Directory::alone(Clock::system()));
+    }
+    let endpoints = registrar.endpoints();
+    let given = config.peer_address.as_ref().map(ToString::to_string);
+    let address = given.or_else(|| endpoints.first().cloned()).unwrap_or_default();
+    Directory::open(store.clone(), Place { address, endpoints }, Clock::system()).await
+}
+
+fn open_intake(config: &CloudConfig, data_dir: &DataDir, store: &Store) -> Result<Intake, CloudError> {
+    let folder = data_dir.join("audit");
+    Intake::open(&folder, config.audit, store.clone(), Clock::system())
+        .map_err(|source| CloudError::Audit { folder, source })
 }
 
 fn publish_addresses(data_dir: &DataDir, addresses: &Addresses) -> Result<(), DataDirError> {

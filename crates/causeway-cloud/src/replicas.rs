@@ -5,6 +5,7 @@
 //! `directory` keeps it in step with the store, `peers` holds the links between replicas, `relay` joins streams.
 //! Sessions themselves are the business of others; they say who is attached (`Directory::set_attached`).
 
+mod attach;
 mod directory;
 mod peers;
 mod relay;
@@ -27,6 +28,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+pub use attach::{Carrier, Links, follow};
 pub use directory::{Directory, Place, Replaced};
 pub use peers::{DialPeerError, DoorError, PeerDoor};
 pub use relay::relay;

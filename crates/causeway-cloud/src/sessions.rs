@@ -96,8 +96,8 @@ struct Shared {
     figures: Figures,
     tasks: TaskTracker,
     draining: AtomicBool,
-    /// Other replicas can take the edges of this one.
-    others: AtomicBool,
+    /// Where edges reach the other replicas. Empty: there are none.
+    neighbours: Mutex<Vec<String>>,
 }
 
 /// One session.
@@ -137,7 +137,7 @@ impl Sessions {
             figures: Figures::default(),
             tasks: TaskTracker::new(),
             draining: AtomicBool::new(false),
-            others: AtomicBool::new(false),
+            neighbours: Mutex::default(),
         }))
     }
 
@@ -199,9 +199,21 @@ impl Sessions {
         self.0.changed.subscribe()
     }
 
-    /// Whether other replicas could take the edges of this one: then a drain waits for them to go.
-    pub fn set_others(&self, others: bool) {
-        self.0.others.store(others, Ordering::Relaxed);
+    /// Where edges reach the other replicas. They are told, so that they know where to go when this one is gone; and
+    /// when there are any, a drain waits for edges to leave.
+    pub fn set_neighbours(&self, endpoints: Vec<String>) {
+        if *self.0.neighbours() == endpoints {
+            return;
+        }
+        *self.0.neighbours() = endpoints;
+        self.0.tell(News { renew: false, endpoints: self.0.endpoints() });
+    }
+
+    /// A newer session of that gateway is at another replica: the one here ends with its streams.
+    pub fn handle_replaced(&self, gateway: &str, epoch: u64) {
+        if let Some(session) = self.session(gateway).filter(|session| session.epoch < epoch) {
+            session.linger();
+        }
     }
 
     /// What is known of a gateway's channel here. `None`: it was never here.
@@ -221,11 +233,17 @@ impl Sessions {
         self.0.draining.store(true, Ordering::Relaxed);
         let (hint, end) = (self.0.retry_hint(), Instant::now() + time);
         let drain = Drain { deadline_ms: milliseconds(time), retry_hint_ms: milliseconds(hint) };
+        let neighbours = self.0.neighbours().clone();
+        let has_neighbours = !neighbours.is_empty();
+        if has_neighbours {
+            // From here on this replica would only refuse them.
+            self.0.tell(News { renew: false, endpoints: neighbours });
+        }
         let everybody = self.everybody();
         if let Ok(frame) = encode_cloud(drain) {
             everybody.iter().for_each(|session| session.command(Command::Say(frame.clone())));
         }
-        let patience = match self.0.others.load(Ordering::Relaxed) {
+        let patience = match has_neighbours {
             true => (Instant::now() + hint + DRAIN_DIAL).min(end),
             false => Instant::now(),
         };
@@ -338,8 +356,30 @@ impl Shared {
         }
     }
 
+    fn neighbours(&self) -> MutexGuard<'_, Vec<String>> {
+        self.neighbours.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where edges may dial, this replica first.
+    fn endpoints(&self) -> Vec<String> {
+        let mut endpoints = self.registrar.endpoints();
+        endpoints.extend(self.neighbours().iter().cloned());
+        endpoints.dedup();
+        endpoints
+    }
+
+    /// How often edges should ask for a sign of life; zero: as often as they like. With other replicas to go to, a
+    /// dead one must be noticed sooner: 1.2 s of silence and 2.8 s of asking leave a second to attach elsewhere within 5 s.
+    fn keepalive_ms(&self) -> u32 {
+        if self.neighbours().is_empty() { 0 } else { 1200 }
+    }
+
     fn tell_renewal(&self) {
-        let Ok(frame) = encode_cloud(News { renew: true, endpoints: Vec::new() }) else { return };
+        self.tell(News { renew: true, endpoints: Vec::new() });
+    }
+
+    fn tell(&self, news: News) {
+        let Ok(frame) = encode_cloud(news) else { return };
         let roster = self.roster();
         roster.all_current().for_each(|(_, seat)| seat.session.command(Command::Say(frame.clone())));
     }

@@ -16,9 +16,10 @@ mod tests;
 
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
-use causeway_channel::wire::control::UpstreamAck;
+use causeway_channel::wire::control::{Upstream, UpstreamAck};
 use causeway_channel::{Clock, PeerId};
 use causeway_daemon::rotated::RotationLimits;
 use causeway_store::{Revision, Store, StoreError};
@@ -27,6 +28,7 @@ pub use cursor::{Batch, Cursor, LatestStatus, Malformed};
 pub use figures::UpstreamFigures;
 pub use repeats::Repeats;
 
+use crate::sessions::{Later, UpstreamSink};
 use cursor::Step;
 use journal::Journal;
 
@@ -46,6 +48,25 @@ pub enum UpstreamError {
     Journal(#[source] io::Error),
     #[error("the cursor cannot be kept")]
     Store(#[from] StoreError),
+}
+
+/// Hands the batches of sessions to the intake.
+pub struct Sink(pub Arc<Intake>);
+
+impl UpstreamSink for Sink {
+    fn take(&self, peer: &PeerId, message: Upstream) -> Later<'static, Option<UpstreamAck>> {
+        let (intake, peer) = (self.0.clone(), peer.clone());
+        Box::pin(async move {
+            let settled = match Batch::from_message(message) {
+                Ok(batch) => intake.settle(&peer, &batch).await,
+                Err(malformed) => Err(malformed),
+            };
+            if let Err(error) = &settled {
+                tracing::warn!(%peer, %error, "a batch from upstream makes no sense");
+            }
+            settled.ok().map(Settled::to_message)
+        })
+    }
 }
 
 /// Everything up to `seq` is kept.

@@ -1,15 +1,15 @@
 //! Sends bytes to an edge and back, for operators, `causeway doctor` and tests: `POST /causeway/v1/probe`.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use causeway_apiserver::ActionRefusal;
-use causeway_channel::link::StreamHeader;
 use causeway_channel::probe::{self, BYTES_MAX, Mode};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
 use super::{CloudActions, chain};
+use crate::replicas::FleetError;
 
 /// What is asked.
 #[derive(Deserialize)]
@@ -52,7 +52,8 @@ const SECONDS_MAX: u64 = 300;
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Answer {
-    transport: &'static str,
+    /// Between the edge and the replica that holds it, where that is known.
+    transport: Option<String>,
     milliseconds: f64,
     bytes: u64,
     bytes_per_second: f64,
@@ -63,24 +64,28 @@ impl CloudActions {
         if asked.bytes > BYTES_MAX {
             return Err(ActionRefusal::bad_request(format!("a probe moves {BYTES_MAX} bytes at most")));
         }
-        let Some(link) = self.sessions.link(&asked.gateway) else {
-            let message = format!("the gateway {} is not connected", asked.gateway);
-            return Err(ActionRefusal::new(StatusCode::SERVICE_UNAVAILABLE, message));
-        };
         let mode = match asked.mode {
             Direction::Echo => Mode::Echo,
             Direction::Sink => Mode::Sink,
             Direction::Source => Mode::Source { bytes: asked.bytes },
         };
-        let header = StreamHeader { gateway: asked.gateway.clone(), ..StreamHeader::default() };
+        let begun = Instant::now();
+        let stream = match self.fleet.open_stream(&asked.gateway, probe::header(mode)).await {
+            Ok(stream) => stream,
+            Err(FleetError::NotAttached { gateway }) => {
+                let message = format!("the gateway {gateway} is not connected");
+                return Err(ActionRefusal::new(StatusCode::SERVICE_UNAVAILABLE, message));
+            }
+            Err(error) => return Err(ActionRefusal::new(StatusCode::BAD_GATEWAY, chain(&error))),
+        };
         let limit = Duration::from_secs(asked.seconds.clamp(1, SECONDS_MAX));
-        let found = timeout(limit, probe::run(&link, header, mode, asked.bytes)).await;
+        let found = timeout(limit, probe::run_on(stream, begun, mode, asked.bytes)).await;
         let failed = |why: String| ActionRefusal::new(StatusCode::GATEWAY_TIMEOUT, why);
         let found = found
             .map_err(|_| failed(format!("no answer within {} seconds", limit.as_secs())))?
             .map_err(|error| failed(chain(&error)))?;
         Ok(Answer {
-            transport: link.transport().as_str(),
+            transport: self.figures.gateway(&asked.gateway).and_then(|figures| figures.transport),
             milliseconds: (found.took.as_secs_f64() * 1e6).round() / 1e3,
             bytes: found.bytes,
             bytes_per_second: found.bytes_per_second().round(),

@@ -13,6 +13,7 @@ impl CloudActions {
         let sites = self.all::<ESite>(Kind::ESite).await?;
         let gateways = self.all::<EGateway>(Kind::EGateway).await?;
         let exposes = self.all::<ServiceExpose>(Kind::ServiceExpose).await?;
+        self.fleet.refresh_figures().await;
         Ok(render(&sites, &gateways, &exposes, &*self.figures))
     }
 

@@ -5,10 +5,10 @@
 
 use std::sync::Arc;
 
+use causeway_channel::dial::DialConfig;
 use causeway_channel::link::REPLICA_ALPN;
 use causeway_channel::tls::{self, Credentials, Trust};
 use causeway_channel::{CertificateFacts, Key};
-use rustls::ClientConfig;
 use rustls_pki_types::CertificateDer;
 
 use super::authority::{SERVER_LIFETIME, Subject};
@@ -17,8 +17,11 @@ use super::serving;
 use crate::replicas::{DoorError, PeerDoor};
 
 impl PeerDoor for Registrar {
-    fn dial_tls(&self) -> Result<ClientConfig, DoorError> {
-        self.dial_as(&Subject::Replica)
+    fn dial_config(&self) -> Result<DialConfig, DoorError> {
+        let credentials = self.credentials_of(&Subject::Replica)?;
+        let trust = Trust::Bundle(self.roll.load().bundle());
+        let clock = self.config.clock.clone();
+        Ok(DialConfig { alpn: REPLICA_ALPN, clock, ..DialConfig::new(Vec::new(), trust, credentials) })
     }
 
     fn admits(&self, certificate: &CertificateDer<'_>) -> bool {
@@ -30,22 +33,18 @@ impl PeerDoor for Registrar {
 }
 
 impl Registrar {
-    fn dial_as(&self, subject: &Subject) -> Result<ClientConfig, DoorError> {
-        let (roll, now) = (self.roll.load(), self.now());
+    fn credentials_of(&self, subject: &Subject) -> Result<Credentials, DoorError> {
         let key = Key::generate().map_err(failed)?;
         let spki = serving::spki(&key).map_err(failed)?;
-        let signed = roll.serving().sign(subject, &spki, now, SERVER_LIFETIME).map_err(failed)?;
-        let credentials = Credentials { chain: vec![signed.certificate], key: key.to_der() };
-        let (mut config, _) =
-            tls::client(Trust::Bundle(roll.bundle()), Some(credentials), now).map_err(failed)?;
-        config.alpn_protocols = vec![REPLICA_ALPN.to_vec()];
-        Ok(config)
+        let signed = self.roll.load().serving().sign(subject, &spki, self.now(), SERVER_LIFETIME);
+        Ok(Credentials { chain: vec![signed.map_err(failed)?.certificate], key: key.to_der() })
     }
 
     /// As an edge would dial, without the trouble of enrolment.
     #[cfg(test)]
-    pub(crate) fn dial_as_gateway(&self, peer: &causeway_channel::PeerId) -> ClientConfig {
-        self.dial_as(&Subject::Gateway(peer.clone())).unwrap()
+    pub(crate) fn dial_as_gateway(&self, peer: &causeway_channel::PeerId) -> DialConfig {
+        let credentials = self.credentials_of(&Subject::Gateway(peer.clone())).unwrap();
+        DialConfig { credentials, ..self.dial_config().unwrap() }
     }
 }
 

@@ -3,22 +3,17 @@
 //! Mutual TLS under the replica ALPN: the other side shows the cloud's own certificate, and so do we.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
+use causeway_channel::dial::{DialConfig, DialError, Dialer};
 use causeway_channel::link::Link;
-use causeway_channel::quic::{ConnectError, QuicClient, QuicOptions};
 use rustls_pki_types::CertificateDer;
 use tokio::sync::OnceCell;
 
-/// As for edges: an address that does not answer within this does not answer.
-const DIAL: Duration = Duration::from_secs(2);
-
 /// What a replica shows to the others, and whom it believes. Asked each time, because both change.
 pub trait PeerDoor: Send + Sync + 'static {
-    /// For one dial, under the replica ALPN.
-    fn dial_tls(&self) -> Result<rustls::ClientConfig, DoorError>;
+    /// For one dial, under the replica ALPN; where to is filled in.
+    fn dial_config(&self) -> Result<DialConfig, DoorError>;
     /// Is this the certificate of a replica?
     fn admits(&self, certificate: &CertificateDer<'_>) -> bool;
 }
@@ -27,23 +22,16 @@ pub type DoorError = Arc<dyn std::error::Error + Send + Sync>;
 
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum DialPeerError {
-    #[error("the name cannot be resolved")]
-    Name(#[source] Arc<std::io::Error>),
-    #[error("the name has no address")]
-    NoAddress,
-    #[error("TLS cannot be set up")]
-    Tls(#[source] DoorError),
-    #[error("no socket can be opened")]
-    Socket(#[source] Arc<std::io::Error>),
-    #[error("the handshake failed")]
-    Connect(#[source] Arc<ConnectError>),
-    #[error("no answer within {} seconds", DIAL.as_secs())]
-    Timeout,
+    #[error("{address:?} is no address")]
+    Address { address: String },
+    #[error("no certificate could be made")]
+    Certificate(#[source] DoorError),
+    #[error(transparent)]
+    Dial(Arc<DialError>),
 }
 
 pub struct Peers {
     door: Arc<dyn PeerDoor>,
-    client: OnceCell<QuicClient>,
     /// One place per replica; whoever comes while it is dialled waits for the same dial.
     links: Mutex<HashMap<String, Arc<OnceCell<Link>>>>,
 }
@@ -54,7 +42,7 @@ impl Peers {
     }
 
     pub fn new(door: Arc<dyn PeerDoor>) -> Peers {
-        Peers { door, client: OnceCell::new(), links: Mutex::default() }
+        Peers { door, links: Mutex::default() }
     }
 
     /// The link to a replica.
@@ -83,29 +71,11 @@ impl Peers {
     }
 
     async fn dial(&self, address: &str) -> Result<Link, DialPeerError> {
-        tokio::time::timeout(DIAL, self.dial_any(address)).await.map_err(|_| DialPeerError::Timeout)?
-    }
-
-    async fn dial_any(&self, address: &str) -> Result<Link, DialPeerError> {
-        let resolved = tokio::net::lookup_host(address).await;
-        let addresses: Vec<SocketAddr> =
-            resolved.map_err(|error| DialPeerError::Name(Arc::new(error)))?.collect();
-        let mut last = DialPeerError::NoAddress;
-        for address in addresses {
-            match self.dial_one(address).await {
-                Ok(link) => return Ok(link),
-                Err(error) => last = error,
-            }
-        }
-        Err(last)
-    }
-
-    async fn dial_one(&self, address: SocketAddr) -> Result<Link, DialPeerError> {
-        let bind = || async { QuicClient::bind(QuicOptions::default()) };
-        let client = self.client.get_or_try_init(bind).await;
-        let client = client.map_err(|error| DialPeerError::Socket(Arc::new(error)))?;
-        let config = self.door.dial_tls().map_err(DialPeerError::Tls)?;
-        client.connect(address, config).await.map_err(|error| DialPeerError::Connect(Arc::new(error)))
+        let endpoint = address.parse().map_err(|_| DialPeerError::Address { address: address.to_owned() })?;
+        let config = self.door.dial_config().map_err(DialPeerError::Certificate)?;
+        let dialer = Dialer::new(DialConfig { endpoints: vec![endpoint], ..config });
+        // TCP: between replicas bulk counts, and the kernel of a replica that was killed says so at once.
+        dialer.dial_tcp().await.map_err(|error| DialPeerError::Dial(Arc::new(error)))
     }
 
     fn links(&self) -> std::sync::MutexGuard<'_, HashMap<String, Arc<OnceCell<Link>>>> {

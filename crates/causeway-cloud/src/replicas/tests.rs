@@ -6,9 +6,10 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 use std::time::Instant;
 
+use causeway_channel::dial::{DialConfig, DialError, Dialer};
 use causeway_channel::link::{CHANNEL_ALPN, Purpose, REPLICA_ALPN};
 use causeway_channel::port::{ChannelPort, Incoming, PortLimits};
-use causeway_channel::quic::{PortKeys, QuicClient, QuicOptions};
+use causeway_channel::quic::PortKeys;
 use causeway_channel::{Clock, PeerId};
 use causeway_store::{Store, StoreSpec};
 use tokio::io::AsyncReadExt;
@@ -100,14 +101,10 @@ impl Lab {
     }
 }
 
-/// Dials a replica as whoever `tls` says.
-async fn dial(
-    replica: &Replica,
-    mut tls: rustls::ClientConfig,
-    alpn: &[u8],
-) -> Result<Link, causeway_channel::quic::ConnectError> {
-    tls.alpn_protocols = vec![alpn.to_vec()];
-    QuicClient::bind(QuicOptions::default()).unwrap().connect(replica.address, tls).await
+/// Dials a replica as whoever `config` says.
+async fn dial(replica: &Replica, config: DialConfig, alpn: &'static [u8]) -> Result<Link, DialError> {
+    let endpoints = vec![replica.address.to_string().parse().unwrap()];
+    Dialer::new(DialConfig { endpoints, alpn, ..config }).dial().await
 }
 
 /// An edge that says where a stream comes from and echoes the rest; ends a stream with the target `refuse`.
@@ -230,10 +227,10 @@ async fn only_a_replica_is_believed_and_a_stream_is_forwarded_once() {
     assert!(ask(&link).await.is_err());
     assert!(link.closed().await.to_string().contains("replica"), "{}", link.closed().await);
     // To two, which would have to forward it once more: nobody forwards what was forwarded.
-    let link = dial(&two, one.registrar.dial_tls().unwrap(), REPLICA_ALPN).await.unwrap();
+    let link = dial(&two, one.registrar.dial_config().unwrap(), REPLICA_ALPN).await.unwrap();
     let error = ask(&link).await.unwrap_err();
     assert_eq!(ResetCode::of(&error), Some(ResetCode::NoRoute), "{error:?}");
-    let link = dial(&one, two.registrar.dial_tls().unwrap(), REPLICA_ALPN).await.unwrap();
+    let link = dial(&one, two.registrar.dial_config().unwrap(), REPLICA_ALPN).await.unwrap();
     assert_eq!(ask(&link).await.unwrap(), b'>');
 }
 

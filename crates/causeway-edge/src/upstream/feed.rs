@@ -11,12 +11,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use causeway_channel::wire::control::UpstreamAck;
+use causeway_channel::wire::control::{self, UpstreamAck};
 use tokio::sync::watch;
 
 use super::frame::{FRAME_HEAD_BYTES, Kind};
 use super::plan::Limits;
 use super::queue::{Batch, Queue, QueueId};
+use crate::link::{Later, UpstreamFeed, UpstreamQueue};
 
 /// Records and bytes that may wait for the thread: a burst of a second, while the disk is busy.
 const COMMANDS_MAX: usize = 4096;
@@ -103,6 +104,15 @@ impl Upstream {
         self.command(Command::Acknowledged(queue, seq));
     }
 
+    /// The first words of a process: that it has started, once for the audit and once as its status.
+    pub fn report_start(&self, software: &str) {
+        let time = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%S.%3fZ").to_string();
+        let audit = serde_json::json!({"time": time, "event": "edge-started", "software": software});
+        let status = serde_json::json!({"started": time, "software": software});
+        self.append(Kind::Audit, audit.to_string().into_bytes());
+        self.append(Kind::Status, status.to_string().into_bytes());
+    }
+
     /// What one session has to send. Every session takes its own.
     pub fn feed(&self) -> Feed {
         let mut shown = self.inner.shown.clone();
@@ -144,6 +154,28 @@ impl Feed {
                 return Some(batch);
             }
         }
+    }
+}
+
+impl UpstreamQueue for Upstream {
+    fn feed(&self) -> Box<dyn UpstreamFeed> {
+        Box::new(Upstream::feed(self))
+    }
+
+    fn handle_ack(&self, ack: UpstreamAck) {
+        Upstream::handle_ack(self, &ack);
+    }
+}
+
+impl UpstreamFeed for Feed {
+    fn next(&mut self) -> Later<'_, control::Upstream> {
+        Box::pin(async {
+            match Feed::next(self).await {
+                Some(batch) => batch.to_message(),
+                // Closed: nothing comes any more.
+                None => std::future::pending().await,
+            }
+        })
     }
 }
 

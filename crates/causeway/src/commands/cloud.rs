@@ -40,6 +40,9 @@ pub struct Args {
     /// Channel endpoint that edges are given; may be repeated
     #[arg(long, value_name = "HOST:PORT")]
     advertise: Vec<Endpoint>,
+    /// Where other replicas of this cloud reach its channel port [default: the first --advertise]
+    #[arg(long, value_name = "HOST:PORT")]
+    peer_address: Option<Endpoint>,
     /// Store: `sqlite` or `etcd=http://HOST:2379,...` [default: sqlite]
     #[arg(long, value_name = "SPEC")]
     store: Option<config::Store>,
@@ -74,6 +77,7 @@ impl Args {
                 channel: self.channel,
                 admin: self.admin,
                 advertise: (!self.advertise.is_empty()).then(|| self.advertise.clone()),
+                peer_address: self.peer_address.clone(),
                 store: self.store.clone(),
                 seal_key: self.seal_key.clone(),
                 ..CloudLayer::default()
@@ -97,6 +101,7 @@ pub fn cloud_config(config: &Config) -> CloudConfig {
         channel: cloud.channel.value,
         admin: cloud.admin.value,
         advertise: cloud.advertise.value.iter().map(|endpoint| endpoint.0.clone()).collect(),
+        peer_address: cloud.peer_address.value.as_ref().map(|endpoint| endpoint.0.clone()),
         store: store_spec(config),
         seal_key: cloud.seal_key.value.clone(),
         expired_grace: cloud.expired_grace.value.0,

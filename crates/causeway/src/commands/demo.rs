@@ -151,6 +151,7 @@ fn demo_config(data_dir: PathBuf) -> CloudConfig {
         channel: free,
         admin: free,
         advertise: Vec::new(),
+        peer_address: None,
         seal_key: None,
         expired_grace: Duration::from_secs(24 * 3600),
         audit: AuditLimits::default(),

@@ -13,6 +13,7 @@ use causeway_daemon::admin::Doors;
 use causeway_daemon::{AdminServer, Metrics, Readiness, notify, signals};
 use causeway_edge::link::Passengers;
 use causeway_edge::netmap::NetmapKeeper;
+use causeway_edge::upstream::{self, Upstream};
 use causeway_edge::{Edge, EdgeError, Enrolled};
 use tokio_util::sync::CancellationToken;
 
@@ -85,7 +86,11 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     let enrolled = readiness.register("enrolled");
     let netmaps = NetmapKeeper::open(&config.data_dir.value, Some(readiness.register("netmap")))?;
     netmaps.register(&metrics);
-    let passengers = Passengers { netmaps: Arc::new(netmaps.clone()), ..Passengers::none() };
+    let mut passengers = Passengers { netmaps: Arc::new(netmaps.clone()), ..Passengers::none() };
+    let upstream = open_upstream(&config);
+    if let Some(upstream) = &upstream {
+        passengers.upstream = Arc::new(upstream.clone());
+    }
     let (keeper, uplink, wishes) = edge.link(allowed(config.edge.transport.value), passengers);
     let shown_netmap = netmaps.clone();
     let doors = Doors {
@@ -119,12 +124,28 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     };
     let ended = ran.await;
     notify::stopping();
+    upstream.inspect(Upstream::close);
     admin_stop.cancel();
     serving.await?;
     match ended {
         // Told to end before the cloud answered: nothing is lost, the same token works again.
         Ok(()) | Err(EdgeError::Stopped) => Ok(ExitCode::SUCCESS),
         Err(error) => Err(error.into()),
+    }
+}
+
+/// The queue for the cloud. Without it the edge can do all its work but report.
+fn open_upstream(config: &Config) -> Option<Upstream> {
+    let folder = config.data_dir.value.join("upstream");
+    match Upstream::open(&folder, upstream::Limits::default()) {
+        Ok(queue) => {
+            queue.report_start(concat!("causeway ", env!("CARGO_PKG_VERSION")));
+            Some(queue)
+        }
+        Err(error) => {
+            tracing::error!(%error, folder = %folder.display(), "nothing can be reported to the cloud");
+            None
+        }
     }
 }
 

@@ -45,6 +45,7 @@ fn every_setting_can_be_given_in_every_layer() {
         channel = "[::1]:2"
         admin = "127.0.0.1:3"
         advertise = ["cloud.example.org:7444", "[2001:db8::1]:7444"]
+        peer-address = "10.0.0.1:7444"
         store = "etcd=https://a:2379,https://b:2379"
         etcd-ca = "/ca"
         etcd-certificate = "/cert"
@@ -73,6 +74,7 @@ fn every_setting_can_be_given_in_every_layer() {
         ("CHANNEL", "127.0.0.1:2"),
         ("ADMIN", "127.0.0.1:3"),
         ("ADVERTISE", "a:1,b:2"),
+        ("PEER_ADDRESS", "c:3"),
         ("STORE", "sqlite"),
         ("ETCD_CA", "/ca"),
         ("ETCD_CERTIFICATE", "/c"),

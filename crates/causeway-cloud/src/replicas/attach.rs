@@ -1,0 +1,135 @@
+//! Joins this replica's sessions to the fleet: who is attached goes into the directory, what happens elsewhere comes back.
+//!
+//! A session that was replaced by a newer one at another replica lingers for its streams, as one replaced here does.
+//! Edges are told where the other replicas are, so that they know where to go when this one is gone.
+
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use causeway_api::GatewayFigures;
+use causeway_channel::PeerId;
+use causeway_channel::link::{Link, Purpose, ResetCode, Stream, StreamHeader};
+use tokio::sync::broadcast::error::RecvError;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::{Directory, Fleet, FleetError, LocalSessions, Opened};
+use crate::channel::LinkHandler;
+use crate::sessions::{Later, Sessions, Streams};
+
+/// Changes of so long are looked at together: a fleet that comes back is twenty thousand changes.
+const GATHER: Duration = Duration::from_millis(20);
+/// Replicas come and go without a word; this often somebody looks.
+const LOOK: Duration = Duration::from_millis(500);
+
+impl LocalSessions for Sessions {
+    fn open_stream<'a>(&'a self, gateway: &'a str, header: StreamHeader) -> Opened<'a> {
+        Box::pin(async move {
+            let link = self.link(gateway);
+            let link = link.ok_or_else(|| FleetError::NotAttached { gateway: gateway.to_owned() })?;
+            let opened = link.open_stream(header).await;
+            opened.map_err(|source| FleetError::Stream { gateway: gateway.to_owned(), source })
+        })
+    }
+
+    fn figures(&self) -> Vec<(String, GatewayFigures)> {
+        let attached = self.attached();
+        let names = attached.iter().map(|session| session.peer.gateway());
+        names.filter_map(|name| Some((name.to_owned(), self.gateway_figures(name)?))).collect()
+    }
+}
+
+/// Keeps sessions and directory in step until told to stop.
+pub async fn follow(sessions: &Sessions, directory: &Directory, stop: CancellationToken) {
+    let (mut changes, mut replaced) = (sessions.changes(), directory.replaced());
+    loop {
+        let attached: Vec<(String, u64)> = sessions
+            .attached()
+            .iter()
+            .map(|session| (session.peer.gateway().to_owned(), session.epoch))
+            .collect();
+        directory.set_attached(&attached);
+        sessions.set_neighbours(directory.endpoints_of_others());
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            news = replaced.recv() => match news {
+                Ok(news) => sessions.handle_replaced(&news.gateway, news.epoch),
+                // Too many at once: all are compared.
+                Err(RecvError::Lagged(_)) => for (gateway, epoch) in &attached {
+                    if let Some(newer) = directory.epoch(gateway).filter(|newer| newer > epoch) {
+                        sessions.handle_replaced(gateway, newer);
+                    }
+                },
+                Err(RecvError::Closed) => return stop.cancelled().await,
+            },
+            _ = changes.changed() => tokio::time::sleep(GATHER).await,
+            () = tokio::time::sleep(LOOK) => {}
+        }
+    }
+}
+
+/// Streams of other replicas have this long after the sessions have ended: their last bytes are on the way.
+const REPLICAS_END: Duration = Duration::from_secs(1);
+
+/// Takes the links of the channel port: edges to the sessions, replicas to the fleet.
+pub struct Links {
+    sessions: Sessions,
+    fleet: Arc<Fleet>,
+    replicas: TaskTracker,
+    stop: CancellationToken,
+}
+
+impl Links {
+    pub fn new(sessions: Sessions, fleet: Arc<Fleet>) -> Links {
+        Links { sessions, fleet, replicas: TaskTracker::new(), stop: CancellationToken::new() }
+    }
+}
+
+impl LinkHandler for Links {
+    fn handle_channel(&self, link: Link) {
+        self.sessions.handle_channel(link);
+    }
+
+    fn handle_replica(&self, link: Link) {
+        self.replicas.spawn(Box::pin(self.fleet.clone().serve(link, self.stop.clone())));
+    }
+
+    fn drain(&self) -> Later<'_, ()> {
+        Box::pin(async {
+            LinkHandler::drain(&self.sessions).await;
+            self.stop.cancel();
+            self.replicas.close();
+            let _ = tokio::time::timeout(REPLICAS_END, self.replicas.wait()).await;
+        })
+    }
+}
+
+/// Serves streams that edges open towards other gateways. The fleet is put in when it exists: it needs the sessions,
+/// which need this.
+#[derive(Default)]
+pub struct Carrier(OnceLock<Weak<Fleet>>);
+
+impl Carrier {
+    pub fn set(&self, fleet: &Arc<Fleet>) {
+        // Once; a second fleet there is none.
+        let _ = self.0.set(Arc::downgrade(fleet));
+    }
+}
+
+impl Streams for Carrier {
+    fn serve(&self, peer: &PeerId, header: StreamHeader, stream: Stream) -> Later<'static, ()> {
+        let (fleet, peer) = (self.0.get().and_then(Weak::upgrade), peer.clone());
+        Box::pin(async move {
+            match fleet {
+                Some(fleet) if is_for_others(&header) => fleet.carry(&peer, header, stream).await,
+                _ => stream.refuse(ResetCode::NotAllowed),
+            }
+        })
+    }
+}
+
+// What the receiving gateway judges by its own rules; probes, which it answers to anybody, are the cloud's alone.
+fn is_for_others(header: &StreamHeader) -> bool {
+    !header.gateway.is_empty() && matches!(header.purpose(), Some(Purpose::Service | Purpose::Node))
+}
