@@ -8,6 +8,7 @@ mod bad_input;
 mod change;
 mod crowd;
 mod enrolment;
+mod fleet;
 mod full_disk;
 mod kill;
 mod netmaps;
