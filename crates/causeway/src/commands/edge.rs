@@ -110,10 +110,10 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     let serving = tokio::spawn(admin.run(admin_stop.clone()));
 
     let ran = async {
-        if let Some(token) = &token {
-            if let Enrolled::Now(_) = edge.enrol(token, &stop).await? {
-                netmaps.forget().await;
-            }
+        if let Some(token) = &token
+            && let Enrolled::Now(_) = edge.enrol(token, &stop).await?
+        {
+            netmaps.forget().await;
         }
         enrolled.ready();
         notify::ready();

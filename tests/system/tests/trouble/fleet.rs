@@ -107,8 +107,10 @@ fn a_stream_to_any_edge_opens_at_any_replica_and_a_killed_replica_is_left_within
     let took = killed.elapsed();
     println!("after kill -9 of its replica, e0 was reached elsewhere after {took:?}");
     assert!(took < Duration::from_secs(5), "{took:?}\n{}", fleet.logs());
+    // The others hear of it a moment later.
     for (name, _) in &fleet.edges {
-        probe(&fleet.admins[2], name, 1000).unwrap();
+        wait_for("every edge is reached from the third", || probe(&fleet.admins[2], name, 1000).ok())
+            .unwrap();
     }
     for cloud in &fleet.clouds {
         assert!(!cloud.process.log().contains("panicked"), "{}", cloud.process.log());
@@ -136,7 +138,7 @@ fn a_drained_replica_cuts_no_stream_and_its_edges_go_elsewhere() {
     println!("the drained replica ended after {ended:?}; the stream took {} ms", found["milliseconds"]);
     for admin in &fleet.admins[1..] {
         fleet.connected(admin, "e0");
-        probe(admin, "e0", 1000).unwrap();
+        wait_for("e0 is reached", || probe(admin, "e0", 1000).ok()).unwrap();
     }
 }
 
