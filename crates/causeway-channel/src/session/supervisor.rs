@@ -453,8 +453,10 @@ impl Supervisor {
             other => return self.phase = other,
         };
         let life = now.saturating_duration_since(session.since);
+        // Our own next attempt has taken the seat; its welcome is still on the way.
+        let is_by_us = code == CloseCode::Superseded && next.attempt().is_some();
         // Somebody else who uses our identity would otherwise be fought at full speed.
-        match life >= SETTLED && code != CloseCode::Superseded {
+        match is_by_us || life >= SETTLED && code != CloseCode::Superseded {
             true => self.backoff.handle_success(),
             false => self.backoff.handle_failure(),
         }
@@ -468,6 +470,7 @@ impl Supervisor {
         }
         match next {
             Next::Replace(attempt) => self.phase = Phase::Connecting(attempt),
+            Next::Better(attempt) if is_by_us => self.phase = Phase::Connecting(attempt),
             other => {
                 self.abandon(other);
                 let pause = self.backoff.pause(Duration::ZERO, dice);

@@ -293,6 +293,18 @@ fn tcp_that_dies_while_quic_is_tried_is_replaced_by_whatever_works() {
 }
 
 #[test]
+fn a_link_that_ends_before_the_welcome_of_its_successor_leaves_that_alone() {
+    let mut lab = Lab::ready(Transport::Tcp);
+    let tcp = lab.current();
+    let tried = lab.pass_heard(s(16));
+    let [Action::Dial { link: quic, .. }] = tried[..] else { unreachable!("{tried:?}") };
+    lab.close(tcp, CloseCode::Superseded);
+    assert_eq!((lab.machine.state(), lab.actions()), (State::Connecting, vec![]));
+    lab.welcome(quic, Transport::Quic);
+    assert_eq!(lab.current(), quic);
+}
+
+#[test]
 fn udp_that_dies_young_is_left_for_tcp() {
     let mut lab = Lab::ready(Transport::Quic);
     let dead = lab.pass(s(8));
