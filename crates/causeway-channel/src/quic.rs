@@ -4,6 +4,7 @@
 //! halves of a stream. Retransmission, pacing, migration and path MTU are quinn's business.
 
 mod client;
+mod frugal;
 pub(crate) mod server;
 pub(crate) mod socket;
 mod stream;
