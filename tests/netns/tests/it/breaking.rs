@@ -101,13 +101,14 @@ fn a_cut_that_the_edge_cannot_see_is_over_eight_seconds_after_the_link() {
 fn cut(world: &mut World, node: &str, how: Cut, bound: Duration) {
     let lengths: &[u64] = if soak() { &[1, 30, 300] } else { &[1, 30] };
     for length in lengths {
+        let before = world.settle();
         world.net.cut(node, how).unwrap();
-        let cut = world.gateway();
         world.change();
         // Not to wait for something: the length of the cut is the test.
         std::thread::sleep(Duration::from_secs(*length));
         let during = world.gateway();
-        assert_eq!(during["generation"], cut["generation"], "nothing crosses a cut link");
+        let unchanged = during["generation"].is_null() || during["generation"] == before["generation"];
+        assert!(unchanged, "nothing crosses a cut link: {during} after {before}");
         if *length >= 30 {
             assert_eq!(during["connected"], false, "the cloud knows: {during}");
         }

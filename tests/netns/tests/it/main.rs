@@ -7,6 +7,7 @@ mod connecting;
 mod fleet;
 mod idling;
 mod lab;
+mod learning;
 mod world;
 
 use testlab::net::{Net, Plan};

@@ -18,7 +18,7 @@ pub const NAT: &str = "nat-a";
 /// For what has no bound of its own. Nothing waits this long when all is well.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 /// What did not move for so long has settled. Shorter than the time between two keepalives.
-const QUIET: Duration = Duration::from_secs(2);
+pub const QUIET: Duration = Duration::from_secs(2);
 const GROUP: &str = "/apis/causeway.io/v1";
 
 // In the order in which they end: processes before the network they run in.
@@ -42,6 +42,9 @@ impl World {
         let folder = tempfile::tempdir().unwrap();
         let endpoints = advertise(&net);
         let cloud = CloudHost::start(&net.host("cloud").unwrap(), folder.path(), &endpoints, &[]).unwrap();
+        let policy = json!({"apiVersion": "causeway.io/v1", "kind": "EPolicy", "metadata": {"name": "open"},
+            "allowedSites": ["cloud"]});
+        cloud.call(|api| api.post(&format!("{GROUP}/epolicies"), &policy)?.success()).unwrap();
         Some(World { edge: None, cloud, folder, net, changes: 0 })
     }
 
@@ -132,12 +135,12 @@ pub fn channel(address: impl Into<IpAddr>) -> SocketAddr {
     SocketAddr::new(address.into(), CHANNEL_PORT)
 }
 
-/// A service of the cloud, and its exposure to the edge.
-fn exposed(name: &str) -> [Value; 2] {
+/// A service at the edge, and its exposure to the cloud: the edge must know both.
+pub fn exposed(name: &str) -> [Value; 2] {
     let service = json!({"apiVersion": "causeway.io/v1", "kind": "EService", "metadata": {"name": name},
-        "ip": "10.9.9.9", "port": 80, "protocol": "TCP", "eSiteName": "cloud"});
+        "ip": "10.9.9.9", "port": 80, "protocol": "TCP", "eSiteName": EDGE});
     let expose = json!({"apiVersion": "causeway.io/v1", "kind": "ServiceExpose", "metadata": {"name": name},
-        "eServiceName": name, "dnsName": format!("{name}.test"), "eSites": [EDGE], "ePolicys": []});
+        "eServiceName": name, "dnsName": format!("{name}.test"), "eSites": ["cloud"], "ePolicys": ["open"]});
     [service, expose]
 }
 
