@@ -9,6 +9,7 @@ mod links;
 mod objects;
 mod process;
 mod replicas;
+mod upstream;
 
 use std::path::{Path, PathBuf};
 
