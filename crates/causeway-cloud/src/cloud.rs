@@ -56,6 +56,8 @@ pub struct CloudConfig {
     /// How long an expired certificate may still be renewed with its old key.
     pub expired_grace: Duration,
     pub audit: AuditLimits,
+    /// Bounds on strangers at the channel port, and on what one link may hold.
+    pub port: PortLimits,
     /// How long streams that are open may go on after the stop.
     pub drain: Duration,
     /// The effective configuration, without secrets, for the admin dump.
@@ -149,7 +151,7 @@ impl Cloud {
             channel_sockets,
             registrar.channel_tls(),
             port_keys(&data_dir)?,
-            PortLimits::default(),
+            config.port.clone(),
         )
         .map_err(bind_error("channel", config.channel))?;
         metrics.register(|registry| port.figures().register(registry));
@@ -170,7 +172,12 @@ impl Cloud {
             registrar.clone(),
             registry.clone(),
             passengers,
-            SessionLimits { drain: config.drain, ..SessionLimits::default() },
+            SessionLimits {
+                // A gateway that changes its transport has two links for a while.
+                sessions_max: config.port.links_max * 3 / 5,
+                drain: config.drain,
+                ..SessionLimits::default()
+            },
         );
         metrics.register(|registry| sessions.register(registry));
         let fleet = Fleet::new(directory.clone(), Arc::new(sessions.clone()), registrar.clone());

@@ -7,6 +7,7 @@ mod defaults;
 mod layer;
 mod values;
 
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
@@ -73,6 +74,15 @@ pub struct Cloud {
     pub expired_grace: Setting<Span>,
     pub audit_file_bytes_max: Setting<u64>,
     pub audit_files_max: Setting<u64>,
+    /// Handshakes on the channel port, begun per second, by all and by one address.
+    pub handshakes_per_second: Setting<NonZeroU32>,
+    pub handshakes_per_address: Setting<NonZeroU32>,
+    pub half_open_max: Setting<NonZeroU32>,
+    /// Links of edges and replicas, open at the same time.
+    pub links_max: Setting<NonZeroU32>,
+    /// Streams a peer may have open on one link, and what it may send on each before somebody reads.
+    pub streams_max: Setting<NonZeroU32>,
+    pub stream_window_bytes: Setting<NonZeroU32>,
     pub drain: Setting<Span>,
 }
 
@@ -133,6 +143,12 @@ impl Config {
                 expired_grace: pick!(defaults::EXPIRED_GRACE, cloud.expired_grace),
                 audit_file_bytes_max: pick!(defaults::AUDIT_FILE_BYTES_MAX, cloud.audit_file_bytes_max),
                 audit_files_max: pick!(defaults::AUDIT_FILES_MAX, cloud.audit_files_max),
+                handshakes_per_second: pick!(defaults::HANDSHAKES_PER_SECOND, cloud.handshakes_per_second),
+                handshakes_per_address: pick!(defaults::HANDSHAKES_PER_ADDRESS, cloud.handshakes_per_address),
+                half_open_max: pick!(defaults::HALF_OPEN_MAX, cloud.half_open_max),
+                links_max: pick!(defaults::LINKS_MAX, cloud.links_max),
+                streams_max: pick!(defaults::STREAMS_MAX, cloud.streams_max),
+                stream_window_bytes: pick!(defaults::STREAM_WINDOW_BYTES, cloud.stream_window_bytes),
                 drain: pick!(defaults::DRAIN, cloud.drain),
             },
             edge: Edge {
@@ -185,6 +201,10 @@ impl Config {
             "etcd-ca" => cloud.etcd_ca, "etcd-certificate" => cloud.etcd_certificate, "etcd-key" => cloud.etcd_key,
             "seal-key" => cloud.seal_key,
             "audit-file-bytes-max" => cloud.audit_file_bytes_max, "audit-files-max" => cloud.audit_files_max,
+            "handshakes-per-second" => cloud.handshakes_per_second,
+            "handshakes-per-address" => cloud.handshakes_per_address,
+            "half-open-max" => cloud.half_open_max, "links-max" => cloud.links_max,
+            "streams-max" => cloud.streams_max, "stream-window-bytes" => cloud.stream_window_bytes,
             "drain" => cloud.drain,
         );
         let edge = &self.edge;

@@ -1,9 +1,11 @@
 //! `causeway cloud`: runs the cloud role until a signal.
 
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use causeway_channel::port::PortLimits;
 use causeway_cloud::{Cloud, CloudConfig};
 use causeway_daemon::audit::AuditLimits;
 use causeway_daemon::signals;
@@ -109,10 +111,28 @@ pub fn cloud_config(config: &Config) -> CloudConfig {
             file_bytes_max: cloud.audit_file_bytes_max.value,
             files_max: usize::try_from(cloud.audit_files_max.value).unwrap_or(usize::MAX),
         },
+        port: port_limits(cloud),
         // The process ends when `drain` is over; the rest is for what comes after the streams.
         drain: cloud.drain.value.0 * 3 / 4,
         shown: config.to_json(),
     }
+}
+
+fn port_limits(cloud: &config::Cloud) -> PortLimits {
+    let twice = |number: NonZeroU32| number.saturating_add(number.get());
+    let per_address = cloud.handshakes_per_address.value;
+    let mut limits = PortLimits {
+        half_open_max: cloud.half_open_max.value.get() as usize,
+        per_second: cloud.handshakes_per_second.value,
+        burst: twice(cloud.handshakes_per_second.value),
+        per_address_per_second: per_address,
+        per_address_burst: twice(per_address),
+        links_max: cloud.links_max.value.get() as usize,
+        ..PortLimits::default()
+    };
+    limits.quic.limits.streams_max = cloud.streams_max.value.get();
+    limits.quic.limits.stream_window_bytes = cloud.stream_window_bytes.value.get();
+    limits
 }
 
 pub fn store_spec(config: &Config) -> StoreSpec {

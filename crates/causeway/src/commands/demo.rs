@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use causeway_api::{ApiVersion, Kind};
+use causeway_channel::port::PortLimits;
 use causeway_cloud::{Cloud, CloudConfig};
 use causeway_daemon::audit::AuditLimits;
 use causeway_daemon::log::LogFormat;
@@ -155,6 +156,7 @@ fn demo_config(data_dir: PathBuf) -> CloudConfig {
         seal_key: None,
         expired_grace: Duration::from_secs(24 * 3600),
         audit: AuditLimits::default(),
+        port: PortLimits::default(),
         drain: Duration::from_secs(5),
         shown: serde_json::json!({"demo": true}),
     }

@@ -1,6 +1,7 @@
 //! Every default, with its reason.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::num::NonZeroU32;
 
 use super::{Store, Transport};
 use crate::duration::Span;
@@ -30,8 +31,27 @@ pub const EXPIRED_GRACE: Span = Span::days(90);
 pub const AUDIT_FILE_BYTES_MAX: u64 = 32 << 20;
 pub const AUDIT_FILES_MAX: u64 = 5;
 
+/// A handshake costs about half a millisecond of one core: a fleet of twenty thousand is back in ten seconds, and
+/// one address cannot take more than a quarter of it.
+pub const HANDSHAKES_PER_SECOND: NonZeroU32 = some(2000);
+pub const HANDSHAKES_PER_ADDRESS: NonZeroU32 = some(500);
+/// Some 20 KB each; for one more the oldest is given up.
+pub const HALF_OPEN_MAX: NonZeroU32 = some(2048);
+/// 40 KB each when idle.
+pub const LINKS_MAX: NonZeroU32 = some(50_000);
+/// A thousand streams that nobody reads hold 256 MiB; 256 KiB are 20 Mbit/s for one stream at 100 ms.
+pub const STREAMS_MAX: NonZeroU32 = some(1024);
+pub const STREAM_WINDOW_BYTES: NonZeroU32 = some(256 * 1024);
+
 /// Shorter than the 30 seconds that Kubernetes and the 90 that systemd give before they kill.
 pub const DRAIN: Span = Span::seconds(20);
 
 /// QUIC where it works, TCP where UDP is blocked.
 pub const TRANSPORT: Transport = Transport::Auto;
+
+const fn some(number: u32) -> NonZeroU32 {
+    match NonZeroU32::new(number) {
+        Some(number) => number,
+        None => NonZeroU32::MIN,
+    }
+}

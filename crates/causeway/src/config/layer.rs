@@ -1,6 +1,7 @@
 //! One layer of configuration: every value may be missing. File, environment and flags fill the same form.
 
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -41,6 +42,12 @@ pub struct CloudLayer {
     pub expired_grace: Option<Span>,
     pub audit_file_bytes_max: Option<u64>,
     pub audit_files_max: Option<u64>,
+    pub handshakes_per_second: Option<NonZeroU32>,
+    pub handshakes_per_address: Option<NonZeroU32>,
+    pub half_open_max: Option<NonZeroU32>,
+    pub links_max: Option<NonZeroU32>,
+    pub streams_max: Option<NonZeroU32>,
+    pub stream_window_bytes: Option<NonZeroU32>,
     pub drain: Option<Span>,
 }
 
@@ -85,6 +92,12 @@ pub fn environment(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Layer, Env
             expired_grace: variable(lookup, "CAUSEWAY_EXPIRED_GRACE")?,
             audit_file_bytes_max: variable(lookup, "CAUSEWAY_AUDIT_FILE_BYTES_MAX")?,
             audit_files_max: variable(lookup, "CAUSEWAY_AUDIT_FILES_MAX")?,
+            handshakes_per_second: variable(lookup, "CAUSEWAY_HANDSHAKES_PER_SECOND")?,
+            handshakes_per_address: variable(lookup, "CAUSEWAY_HANDSHAKES_PER_ADDRESS")?,
+            half_open_max: variable(lookup, "CAUSEWAY_HALF_OPEN_MAX")?,
+            links_max: variable(lookup, "CAUSEWAY_LINKS_MAX")?,
+            streams_max: variable(lookup, "CAUSEWAY_STREAMS_MAX")?,
+            stream_window_bytes: variable(lookup, "CAUSEWAY_STREAM_WINDOW_BYTES")?,
             drain,
         },
         edge: EdgeLayer {

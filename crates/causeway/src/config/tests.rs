@@ -54,6 +54,12 @@ fn every_setting_can_be_given_in_every_layer() {
         expired-grace = "0"
         audit-file-bytes-max = 1000
         audit-files-max = 2
+        handshakes-per-second = 1
+        handshakes-per-address = 2
+        half-open-max = 3
+        links-max = 4
+        streams-max = 5
+        stream-window-bytes = 6
         drain = "5s"
         [edge]
         admin = "127.0.0.1:4"
@@ -83,6 +89,12 @@ fn every_setting_can_be_given_in_every_layer() {
         ("EXPIRED_GRACE", "0"),
         ("AUDIT_FILE_BYTES_MAX", "1"),
         ("AUDIT_FILES_MAX", "2"),
+        ("HANDSHAKES_PER_SECOND", "1"),
+        ("HANDSHAKES_PER_ADDRESS", "2"),
+        ("HALF_OPEN_MAX", "3"),
+        ("LINKS_MAX", "4"),
+        ("STREAMS_MAX", "5"),
+        ("STREAM_WINDOW_BYTES", "6"),
         ("DRAIN", "5s"),
         ("TRANSPORT", "quic"),
         ("PROXY", "http://proxy.example.org:3128"),
