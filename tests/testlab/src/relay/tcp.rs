@@ -42,7 +42,9 @@ pub async fn serve(
 async fn connection(mut client: TcpStream, target: SocketAddr, control: Arc<Control>) -> Result<()> {
     client.set_nodelay(true)?;
     let mut state = control.state.subscribe();
+    // The cut is looked at first: a line that is cut must not leave a dead connection in the target's queue.
     let server = tokio::select! {
+        biased;
         _ = state.wait_for(|state| state.cut) => None,
         server = TcpStream::connect(target) => server.ok(),
     };
