@@ -185,7 +185,8 @@ impl<'p> Strategic<'p> {
     fn item(&mut self, target: &mut Vec<Value>, item: &'p Value, keys: &[&str]) -> Result<(), PatchError> {
         for key in keys {
             // Null would be merged away, and the item appended anew by every patch.
-            if item.get(*key).is_none_or(Value::is_null) {
+            // An object or a list is none either: what a merge makes of it is not what the next patch would look for.
+            if item.get(*key).is_none_or(|key| key.is_null() || key.is_object() || key.is_array()) {
                 return Err(PatchError::MissingKey { field: self.field_path(), key: (*key).to_owned() });
             }
         }
@@ -318,6 +319,12 @@ mod tests {
             "an item whose key is null has none",
             json!({"metadata": {}}),
             json!({"metadata": {"ownerReferences": [{"uid": null, "name": "a"}]}}),
+            Err("metadata.ownerReferences: every item of the patch needs the merge key uid"),
+        );
+        check(
+            "an item whose key is an object has none",
+            json!({"metadata": {}}),
+            json!({"metadata": {"ownerReferences": [{"uid": {"a": null}, "name": "a"}]}}),
             Err("metadata.ownerReferences: every item of the patch needs the merge key uid"),
         );
         check(
