@@ -61,6 +61,8 @@ struct Restart {
 
 /// Fleets are given this long for everything that should take seconds.
 const PATIENCE: Duration = Duration::from_secs(300);
+/// Six times the goal.
+const RETURN_MAX: Duration = Duration::from_secs(120);
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// Of a core, within a second: the cloud has nothing more to do.
 const QUIET: f64 = 0.03;
@@ -152,6 +154,8 @@ async fn measure(world: &World, transport: Transport, edges: usize, size: &Size)
     let (full_bytes, cpu) = usage_of(cloud.process.pid())?;
     let (seconds, links) = (begin.elapsed().as_secs_f64(), crowd.board.witnessed());
     let link_bytes = links.0.saturating_sub(links_before.0) as f64 / links.1.max(1) as f64;
+    // A run that is cut off later has not been for nothing.
+    eprintln!("fleet: the cloud holds {full_bytes} bytes, {empty_bytes} before; CPU {:?}", cpu - cpu_before);
 
     let mut returns = vec![restart(&mut cloud, world, address, &crowd).await?];
     // Half of them again: the goal speaks of ten thousand.
@@ -182,11 +186,12 @@ async fn restart(cloud: &mut Cloud, world: &World, address: SocketAddr, crowd: &
     *cloud = start(world, address)?;
     let ready = killed.elapsed();
     // Who does not come back is counted as missing.
-    let waited = crowd.wait_for_return(killed, killed + PATIENCE).await;
+    let waited = crowd.wait_for_return(killed, killed + RETURN_MAX).await;
     if let Err(error) = waited {
         println!("fleet: {error:#}");
     }
     let back = crowd.board.returned(killed);
+    eprintln!("fleet: {} are back, the last after {:.1?}", back.times.len(), back.times.last());
     for line in turned_away(cloud) {
         println!("fleet: after the restart with {edges} edges: {line}");
     }
