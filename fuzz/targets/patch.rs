@@ -26,16 +26,21 @@ fuzz_target!(|data: &[u8]| {
     }
     match patch::strategic(object, patch) {
         Ok(patched) => {
-            assert_eq!(
-                patch::strategic(&patched, patch).as_ref(),
-                Ok(&patched),
-                "patched twice, changed twice"
-            );
+            let twice = patch::strategic(&patched, patch).map(in_one_order);
+            assert_eq!(twice, Ok(in_one_order(patched.clone())), "patched twice, changed twice");
             check_size(object, patch, &patched);
         }
         Err(error) => assert_short(&error.to_string(), data.len() + 512),
     }
 });
+
+/// Finalizers are a set: a patch that deletes one and lists it again moves it to the end, and that is no change.
+fn in_one_order(mut object: Value) -> Value {
+    if let Some(Value::Array(finalizers)) = object.pointer_mut("/metadata/finalizers") {
+        finalizers.sort_by_cached_key(Value::to_string);
+    }
+    object
+}
 
 /// The pseudo code of RFC 7386, section 2.
 fn rfc_7386(target: Value, patch: &Value) -> Value {
