@@ -24,7 +24,7 @@ mod handle;
 pub mod limits;
 mod metrics;
 mod respond;
-mod review;
+pub mod review;
 pub mod server;
 
 pub use actions::{ActionBody, ActionRefusal, ActionRequest, ActionResponse, Actions};
