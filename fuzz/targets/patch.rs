@@ -34,10 +34,12 @@ fuzz_target!(|data: &[u8]| {
     }
 });
 
-/// Finalizers are a set: a patch that deletes one and lists it again moves it to the end, and that is no change.
+/// Lists that are merged have no order: a patch that deletes an item and lists it again moves it to the end, and that is no change.
 fn in_one_order(mut object: Value) -> Value {
-    if let Some(Value::Array(finalizers)) = object.pointer_mut("/metadata/finalizers") {
-        finalizers.sort_by_cached_key(Value::to_string);
+    for list in ["/metadata/finalizers", "/metadata/ownerReferences", "/status/conditions"] {
+        if let Some(Value::Array(items)) = object.pointer_mut(list) {
+            items.sort_by_cached_key(Value::to_string);
+        }
     }
     object
 }
