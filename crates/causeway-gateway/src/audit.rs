@@ -1,0 +1,100 @@
+//! One record per connection or request, made at each end of a crossing.
+//!
+//! The words are those of `causeway audit --json`. Records go to the sink that the role gives; it never waits and never
+//! fails: what it cannot keep it counts.
+
+use std::time::{Duration, SystemTime};
+
+use serde::Serialize;
+
+/// What crossed, or was refused.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Record {
+    /// When it began, as RFC 3339 in UTC with milliseconds.
+    pub time: String,
+    pub gateway: String,
+    /// Where the client is.
+    pub site: String,
+    /// The EServer on whose behalf. None: an address that no EServer has.
+    pub subject: Option<String>,
+    pub client: Option<String>,
+    /// A service, or `node/NAME:PORT`.
+    pub service: String,
+    pub protocol: &'static str,
+    pub decision: Decision,
+    /// The policy that allowed it.
+    pub rule: Option<String>,
+    /// Why it was refused.
+    pub reason: Option<String>,
+    pub method: Option<String>,
+    pub path: Option<String>,
+    /// Of a response over HTTP.
+    pub status: Option<u16>,
+    /// From the client to the backend.
+    pub sent_bytes: u64,
+    /// From the backend to the client.
+    pub received_bytes: u64,
+    pub duration_ms: u64,
+    pub end: End,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Decision {
+    Allow,
+    Deny,
+}
+
+/// How it ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum End {
+    /// Both directions came to their end.
+    Done,
+    /// It never began.
+    Refused,
+    ClientReset,
+    BackendReset,
+    /// Nothing moved for too long.
+    Idle,
+    /// No policy allows it any more.
+    Revoked,
+    LinkLost,
+    BackendDown,
+    Timeout,
+    Limit,
+    /// This gateway stops.
+    Stopped,
+}
+
+/// Keeps records. Given by the role.
+pub trait Audit: Send + Sync + 'static {
+    fn record(&self, record: Record);
+}
+
+/// For tests, and for roles that keep none.
+pub struct NoAudit;
+
+impl Audit for NoAudit {
+    fn record(&self, _: Record) {}
+}
+
+/// A moment as records write it.
+pub fn timestamp(moment: SystemTime) -> String {
+    let since_1970 = moment.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    let nanoseconds = i128::try_from(since_1970.as_millis()).unwrap_or_default() * 1_000_000;
+    let moment = jiff::Timestamp::from_nanosecond(nanoseconds).unwrap_or(jiff::Timestamp::UNIX_EPOCH);
+    format!("{moment:.3}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_moment_is_written_in_utc_with_milliseconds() {
+        let moment = SystemTime::UNIX_EPOCH + Duration::from_millis(1_700_000_000_120);
+        assert_eq!(timestamp(moment), "2023-11-14T22:13:20.120Z");
+    }
+}

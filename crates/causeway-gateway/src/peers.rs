@@ -1,0 +1,155 @@
+//! How other sites are reached: the face that the roles give to the gateway, and the words two gateways exchange.
+//!
+//! An edge asks the cloud for every stream; the cloud knows where each gateway is attached. Where a stream comes from
+//! is stamped by the cloud from the certificate of the session, and believed from nobody else.
+
+use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
+
+use bytes::Bytes;
+use causeway_channel::link::{Purpose, ResetCode, Stream, StreamHeader};
+use causeway_netmap::{ServerName, ServiceName, SiteName};
+use prost::Message;
+
+use crate::policy::{Refusal, Who};
+
+pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// Opens streams to the gateways of other sites. Given by the role.
+pub trait Peers: Send + Sync + 'static {
+    /// A stream to the active gateway of `header.site`. Resolves without a round trip; what the other end thinks of it
+    /// comes as a reset.
+    fn open_stream(&self, header: StreamHeader) -> Later<'_, Result<Stream, PeerError>>;
+}
+
+/// No stream could be opened.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PeerError {
+    #[error("site {site} is away: {why}")]
+    Away { site: SiteName, why: String },
+    #[error("site {site} refused the stream: {code}")]
+    Refused { site: SiteName, code: ResetCode },
+}
+
+/// What a stream between gateways carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Content {
+    /// The bytes of one connection.
+    Bytes,
+    /// The datagrams of one client, each behind a length of two bytes.
+    Datagrams,
+    /// Requests over HTTP/2, from one client after the other.
+    Requests,
+    /// One request over HTTP/1.1 that may become something else: an upgrade.
+    Upgrade,
+}
+
+/// What is said of one crossing, beside the header. Unknown fields are ignored; an unknown content is refused.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Crossing {
+    #[prost(uint32, tag = "1")]
+    content: u32,
+    /// Four or sixteen bytes: the client, for the audit, the PROXY protocol and X-Forwarded-For.
+    #[prost(bytes = "bytes", tag = "2")]
+    client_ip: Bytes,
+    #[prost(uint32, tag = "3")]
+    client_port: u32,
+    /// The port of a node.
+    #[prost(uint32, tag = "4")]
+    port: u32,
+}
+
+impl Crossing {
+    pub fn new(content: Content, client: SocketAddr) -> Crossing {
+        let client_ip = match client.ip().to_canonical() {
+            IpAddr::V4(ip) => Bytes::copy_from_slice(&ip.octets()),
+            IpAddr::V6(ip) => Bytes::copy_from_slice(&ip.octets()),
+        };
+        let content = match content {
+            Content::Bytes => 0,
+            Content::Datagrams => 1,
+            Content::Requests => 2,
+            Content::Upgrade => 3,
+        };
+        Crossing { content, client_ip, client_port: client.port().into(), port: 0 }
+    }
+
+    /// What a header says, read with suspicion.
+    pub fn of(header: &StreamHeader) -> Result<Crossing, Refusal> {
+        Crossing::decode(header.details.clone())
+            .map_err(|_| Refusal::Malformed { why: "its details cannot be read" })
+    }
+
+    pub fn content(&self) -> Result<Content, Refusal> {
+        Ok(match self.content {
+            0 => Content::Bytes,
+            1 => Content::Datagrams,
+            2 => Content::Requests,
+            3 => Content::Upgrade,
+            _ => return Err(Refusal::Malformed { why: "it carries something unknown" }),
+        })
+    }
+
+    /// As the other gateway tells it. None: it does not.
+    pub fn client(&self) -> Option<SocketAddr> {
+        let ip = match <[u8; 4]>::try_from(&self.client_ip[..]) {
+            Ok(octets) => IpAddr::from(octets),
+            Err(_) => IpAddr::from(<[u8; 16]>::try_from(&self.client_ip[..]).ok()?),
+        };
+        Some(SocketAddr::new(ip, u16::try_from(self.client_port).ok()?))
+    }
+
+    pub fn node_port(&self) -> Result<u16, Refusal> {
+        u16::try_from(self.port)
+            .ok()
+            .filter(|port| *port != 0)
+            .ok_or(Refusal::Malformed { why: "it names no port" })
+    }
+
+    /// The header of a stream to a service at `home`.
+    pub fn to_service(self, service: &ServiceName, home: &SiteName, who: &Who) -> StreamHeader {
+        self.header(Purpose::Service, home, who).target(service.as_str())
+    }
+
+    /// The header of a stream to a port of a node at `home`.
+    pub fn to_node(mut self, node: &ServerName, port: u16, home: &SiteName, who: &Who) -> StreamHeader {
+        self.port = port.into();
+        self.header(Purpose::Node, home, who).target(node.as_str())
+    }
+
+    fn header(self, purpose: Purpose, home: &SiteName, who: &Who) -> StreamHeader {
+        let subject = who.server.as_ref().map_or("", |server| server.as_str());
+        StreamHeader::new(purpose).to(home.as_str(), "").subject(subject).details(self.encode_to_vec())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_of_a_crossing_is_heard() {
+        let who = Who { site: "oslo".into(), server: Some("shop".into()) };
+        for client in ["10.0.0.7:4321", "[fd00::7]:4321"] {
+            let client: SocketAddr = client.parse().unwrap();
+            let crossing = Crossing::new(Content::Datagrams, client);
+            let header = crossing.clone().to_node(&"node-1".into(), 10250, &"berlin".into(), &who);
+            assert_eq!(
+                (header.site.as_str(), header.target.as_str(), header.subject.as_str()),
+                ("berlin", "node-1", "shop")
+            );
+            let heard = Crossing::of(&header).unwrap();
+            assert_eq!((heard.client(), heard.content()), (Some(client), Ok(Content::Datagrams)));
+            assert_eq!(heard.node_port(), Ok(10250));
+            assert!(crossing.node_port().is_err());
+        }
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        let header = StreamHeader::new(Purpose::Service).details(&b"\xff\xff"[..]);
+        assert!(matches!(Crossing::of(&header), Err(Refusal::Malformed { .. })));
+        let unknown = Crossing { content: 9, client_ip: Bytes::from_static(b"abc"), ..Crossing::default() };
+        assert!(unknown.content().is_err() && unknown.client().is_none());
+    }
+}

@@ -1,0 +1,224 @@
+//! Who may use what: the decisions of a gateway, from the netmap alone.
+//!
+//! Default deny: a subject is let in only by an existing policy that names it, or its site. Both ends of a crossing ask
+//! here: the gateway of the client by the client's address, the gateway of the service by what the certificate of the
+//! other end says. A refusal has words for people and a code for the link; how a client hears of it is its protocol's matter.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use causeway_channel::link::ResetCode;
+use causeway_netmap::{
+    HttpRule, Limits, Node, Policy, PolicyName, Presence, ServerName, Service, ServiceName, SiteName, View,
+};
+
+/// On whose behalf something crosses: a site, and the host there if one is known by its address.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct Who {
+    pub site: SiteName,
+    pub server: Option<ServerName>,
+}
+
+impl fmt::Display for Who {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.server {
+            Some(server) => write!(formatter, "{server} at {}", self.site),
+            None => write!(formatter, "an unknown host at {}", self.site),
+        }
+    }
+}
+
+/// What lets somebody in: every policy that names them, in the order of their names. Never empty.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Permit {
+    rules: Vec<Rule>,
+}
+
+/// One policy of a permit, as much of it as a connection needs.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Rule {
+    pub policy: PolicyName,
+    pub limits: Option<Limits>,
+    http: Vec<HttpRule>,
+}
+
+/// Why something does not cross.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Refusal {
+    /// The cloud has told this gateway nothing yet.
+    #[error("this gateway has no netmap yet")]
+    NoNetmap,
+    #[error("there is no service {service} here")]
+    NoService { service: ServiceName },
+    #[error("service {service} is not exposed to site {site}")]
+    NotExposed { service: ServiceName, site: SiteName },
+    #[error("there is no node {node} here")]
+    NoNode { node: ServerName },
+    #[error("node {node} does not offer port {port}")]
+    PortClosed { node: ServerName, port: u16 },
+    #[error("no policy of {what} allows {who}")]
+    NotAllowed { what: String, who: Who },
+    /// The other gateway speaks for a host that is not of its site.
+    #[error("{server} is not a host of site {site}")]
+    NotItsHost { server: ServerName, site: SiteName },
+    #[error("no rule allows {method} {path}")]
+    RequestNotAllowed { method: String, path: String },
+    #[error("over the limit of policy {policy}: {what}")]
+    Limit { policy: PolicyName, what: &'static str },
+    #[error("site {site} is away")]
+    SiteAway { site: SiteName },
+    #[error("no backend of {service} answers")]
+    BackendDown { service: ServiceName },
+    #[error("the stream says what this gateway does not understand: {why}")]
+    Malformed { why: &'static str },
+}
+
+impl Refusal {
+    /// As it is said on the link.
+    pub fn code(&self) -> ResetCode {
+        match self {
+            Refusal::NoNetmap
+            | Refusal::NoService { .. }
+            | Refusal::NoNode { .. }
+            | Refusal::SiteAway { .. } => ResetCode::NoRoute,
+            Refusal::NotExposed { .. }
+            | Refusal::PortClosed { .. }
+            | Refusal::NotAllowed { .. }
+            | Refusal::NotItsHost { .. }
+            | Refusal::RequestNotAllowed { .. } => ResetCode::NotAllowed,
+            Refusal::Limit { .. } => ResetCode::Limit,
+            Refusal::BackendDown { .. } => ResetCode::BackendDown,
+            Refusal::Malformed { .. } => ResetCode::Malformed,
+        }
+    }
+
+    /// One word, for metrics and the audit.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Refusal::NoNetmap => "no-netmap",
+            Refusal::NoService { .. } => "no-service",
+            Refusal::NotExposed { .. } => "not-exposed",
+            Refusal::NoNode { .. } => "no-node",
+            Refusal::PortClosed { .. } => "port-closed",
+            Refusal::NotAllowed { .. } => "not-allowed",
+            Refusal::NotItsHost { .. } => "not-its-host",
+            Refusal::RequestNotAllowed { .. } => "request-not-allowed",
+            Refusal::Limit { .. } => "limit",
+            Refusal::SiteAway { .. } => "site-away",
+            Refusal::BackendDown { .. } => "backend-down",
+            Refusal::Malformed { .. } => "malformed",
+        }
+    }
+}
+
+impl Permit {
+    /// The policies that let somebody in, first the one that is named in the audit.
+    pub fn rules(&self) -> &[Rule] {
+        &self.rules
+    }
+
+    /// The policy that is named in the audit.
+    pub fn rule(&self) -> &PolicyName {
+        &self.rules.first().expect("a permit has at least one rule: `permit` makes no other").policy
+    }
+
+    /// May this request pass? Only for protocols whose requests are read. `path` is as `http::path` made it: without a
+    /// query, dots and doubled slashes resolved.
+    pub fn allows_request(&self, method: &str, path: &str) -> Result<&PolicyName, Refusal> {
+        let allowing = self.rules.iter().find(|rule| rule.allows_request(method, path));
+        allowing
+            .map(|rule| &rule.policy)
+            .ok_or_else(|| Refusal::RequestNotAllowed { method: method.to_owned(), path: path.to_owned() })
+    }
+}
+
+impl Rule {
+    fn allows_request(&self, method: &str, path: &str) -> bool {
+        self.http.is_empty() || self.http.iter().any(|rule| matches(rule, method, path))
+    }
+}
+
+fn matches(rule: &HttpRule, method: &str, path: &str) -> bool {
+    let method_fits = rule.methods.is_empty() || rule.methods.iter().any(|known| known == method);
+    let fits = |known: &String| match known.strip_suffix('*') {
+        Some(prefix) => path.starts_with(prefix),
+        None => path == known,
+    };
+    method_fits && (rule.paths.is_empty() || rule.paths.iter().any(fits))
+}
+
+/// Who is the client at this address of our own site?
+pub fn who_at(view: &View, client: IpAddr) -> Result<Who, Refusal> {
+    let site = view.gateway.as_ref().ok_or(Refusal::NoNetmap)?.site.clone();
+    Ok(Who { site, server: view.subject_at(client.to_canonical()).map(|subject| subject.server.clone()) })
+}
+
+/// May a local client use a presence?
+pub fn may_use(view: &View, presence: &Presence, who: &Who) -> Result<Permit, Refusal> {
+    permit(view, &presence.policies, who).ok_or_else(|| Refusal::NotAllowed {
+        what: format!("service {}", presence.service),
+        who: who.clone(),
+    })
+}
+
+/// Who does another gateway speak for? `site` is what the certificate says, `subject` what the gateway says: empty, or a
+/// host of its own site. A host that no policy here names is unknown here, and counts as nobody in particular.
+pub fn who_from(view: &View, site: &SiteName, subject: &str) -> Result<Who, Refusal> {
+    if subject.is_empty() {
+        return Ok(Who { site: site.clone(), server: None });
+    }
+    let server = ServerName::from(subject);
+    match view.subjects.get(&server) {
+        Some(known) if known.site != *site => Err(Refusal::NotItsHost { server, site: site.clone() }),
+        _ => Ok(Who { site: site.clone(), server: Some(server) }),
+    }
+}
+
+/// May somebody from another site use a service that runs here?
+pub fn may_reach<'a>(
+    view: &'a View,
+    service: &ServiceName,
+    who: &Who,
+) -> Result<(&'a Service, Permit), Refusal> {
+    let found = view.services.get(service);
+    let found = found.ok_or_else(|| Refusal::NoService { service: service.clone() })?;
+    let policies = found.policies_for(&who.site);
+    let policies =
+        policies.ok_or_else(|| Refusal::NotExposed { service: service.clone(), site: who.site.clone() })?;
+    let permit = permit(view, policies, who)
+        .ok_or_else(|| Refusal::NotAllowed { what: format!("service {service}"), who: who.clone() })?;
+    Ok((found, permit))
+}
+
+/// May somebody reach a port of a node? The same at both ends; only the node's own gateway knows its address.
+pub fn may_reach_node<'a>(
+    view: &'a View,
+    node: &ServerName,
+    port: u16,
+    who: &Who,
+) -> Result<(&'a Node, Permit), Refusal> {
+    let found = view.nodes.get(node).ok_or_else(|| Refusal::NoNode { node: node.clone() })?;
+    if !found.ports.contains(&port) {
+        return Err(Refusal::PortClosed { node: node.clone(), port });
+    }
+    let permit = permit(view, &found.policies, who)
+        .ok_or_else(|| Refusal::NotAllowed { what: format!("node {node}"), who: who.clone() })?;
+    Ok((found, permit))
+}
+
+/// A policy that does not exist adds nobody; the limits of every policy that names somebody apply.
+fn permit<'a>(view: &View, policies: impl IntoIterator<Item = &'a PolicyName>, who: &Who) -> Option<Permit> {
+    let existing = policies.into_iter().filter_map(|name| view.policies.get(name));
+    let allowing = existing.filter(|policy| policy.allows(&who.site, who.server.as_ref()));
+    let mut rules: Vec<Rule> = allowing.map(rule).collect();
+    rules.sort_by(|one, other| one.policy.cmp(&other.policy));
+    rules.dedup_by(|one, other| one.policy == other.policy);
+    (!rules.is_empty()).then_some(Permit { rules })
+}
+
+fn rule(policy: &Policy) -> Rule {
+    Rule { policy: policy.name.clone(), limits: policy.limits, http: policy.http.clone() }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,114 @@
+//! Rows through one check: who is let in, by what.
+
+use causeway_netmap::{Exposure, Fact, Gateway, Generation, Netmap, Protocol, Subject};
+
+use super::*;
+
+/// Berlin runs `camera`, exposed to Oslo under `guests` and `nobody-made-this`, and to Rome under nothing.
+fn berlin() -> View {
+    let policy = |name: &str, servers: &[&str], sites: &[&str], http: Vec<HttpRule>| {
+        Fact::Policy(Policy {
+            name: name.into(),
+            servers: servers.iter().map(|name| (*name).into()).collect(),
+            sites: sites.iter().map(|name| (*name).into()).collect(),
+            limits: None,
+            http,
+        })
+    };
+    let read_only =
+        HttpRule { methods: vec!["GET".into()], paths: vec!["/public/*".into(), "/health".into()] };
+    let exposure = |site: &str, policies: &[&str]| Exposure {
+        sites: vec![site.into()],
+        policies: policies.iter().map(|name| (*name).into()).collect(),
+    };
+    let facts = [
+        Fact::Gateway(Gateway {
+            name: "gw".into(),
+            site: "berlin".into(),
+            ip: None,
+            presence_cidrs: vec![],
+            priority: 0,
+            relay: false,
+        }),
+        Fact::Service(Service {
+            name: "camera".into(),
+            port: 80,
+            protocol: Protocol::Http,
+            backends: vec![],
+            domain_name: None,
+            health_check: None,
+            backend_tls: None,
+            proxy_protocol: false,
+            exposures: vec![exposure("oslo", &["guests", "nobody-made-this"]), exposure("rome", &[])],
+        }),
+        policy("guests", &["shop"], &[], vec![read_only]),
+        policy("whole-site", &[], &["cloud"], vec![]),
+        Fact::Subject(Subject { server: "shop".into(), site: "oslo".into(), ip: None }),
+        Fact::Subject(Subject { server: "robot".into(), site: "berlin".into(), ip: "10.0.0.9".parse().ok() }),
+        Fact::Node(Node {
+            server: "kubelet".into(),
+            site: "berlin".into(),
+            ip: "10.0.0.9".parse().ok(),
+            ports: vec![10250],
+            names: vec![],
+            policies: vec!["whole-site".into()],
+        }),
+    ];
+    let entries = facts.iter().map(Fact::encode).collect();
+    View::decode(&Netmap::build(Generation { epoch: 1, revision: 1 }, entries, None).unwrap())
+}
+
+#[track_caller]
+fn check(site: &str, subject: &str, service: &str, expected: Result<&str, &str>) {
+    let view = berlin();
+    let decided = who_from(&view, &site.into(), subject)
+        .and_then(|who| may_reach(&view, &service.into(), &who).map(|(_, permit)| permit));
+    let decided = decided.as_ref().map(|permit| permit.rule().as_str()).map_err(Refusal::word);
+    assert_eq!(decided, expected, "{subject} at {site} to {service}");
+}
+
+#[test]
+fn a_service_is_reached_only_by_those_a_policy_names() {
+    check("oslo", "shop", "camera", Ok("guests"));
+    check("oslo", "", "camera", Err("not-allowed"));
+    check("oslo", "stranger", "camera", Err("not-allowed"));
+    check("rome", "", "camera", Err("not-allowed"));
+    check("rome", "shop", "camera", Err("not-its-host"));
+    check("oslo", "robot", "camera", Err("not-its-host"));
+    check("paris", "", "camera", Err("not-exposed"));
+    check("oslo", "shop", "printer", Err("no-service"));
+}
+
+#[test]
+fn a_node_is_reached_under_its_own_policies_and_only_at_its_ports() {
+    let view = berlin();
+    let reach = |site: &str, node: &str, port| {
+        let who = Who { site: site.into(), server: None };
+        may_reach_node(&view, &node.into(), port, &who).map(drop).map_err(|refusal| refusal.word())
+    };
+    assert_eq!(reach("cloud", "kubelet", 10250), Ok(()));
+    assert_eq!(reach("cloud", "kubelet", 22), Err("port-closed"));
+    assert_eq!(reach("oslo", "kubelet", 10250), Err("not-allowed"));
+    assert_eq!(reach("cloud", "robot", 10250), Err("no-node"));
+}
+
+#[test]
+fn requests_are_held_to_the_rules_of_http() {
+    let view = berlin();
+    let who = Who { site: "oslo".into(), server: Some("shop".into()) };
+    let (_, permit) = may_reach(&view, &"camera".into(), &who).unwrap();
+    let allowed = |method: &str, path: &str| permit.allows_request(method, path).is_ok();
+    assert!(allowed("GET", "/public/a/b") && allowed("GET", "/health") && allowed("GET", "/public/"));
+    assert!(!allowed("POST", "/public/a") && !allowed("GET", "/health/x") && !allowed("GET", "/secret"));
+}
+
+#[test]
+fn a_client_is_known_by_its_address_also_when_it_is_written_as_ipv6() {
+    let view = berlin();
+    for ip in ["10.0.0.9", "::ffff:10.0.0.9"] {
+        let who = who_at(&view, ip.parse().unwrap()).unwrap();
+        assert_eq!((who.site.as_str(), who.server), ("berlin", Some("robot".into())));
+    }
+    assert_eq!(who_at(&view, "10.0.0.10".parse().unwrap()).unwrap().server, None);
+    assert_eq!(who_at(&View::default(), "10.0.0.9".parse().unwrap()), Err(Refusal::NoNetmap));
+}

@@ -1,0 +1,1 @@
+//! The network namespace in which presences listen, and the veth that joins it to the host.
