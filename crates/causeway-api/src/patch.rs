@@ -215,13 +215,25 @@ impl<'p> Strategic<'p> {
     }
 
     fn refuse(&self, directive: &str) -> PatchError {
-        PatchError::Directive { field: self.field_path(), directive: directive.to_owned() }
+        PatchError::Directive { field: self.field_path(), directive: harmless(directive) }
     }
 
     fn field_path(&self) -> String {
-        if self.path.is_empty() { "the object".to_owned() } else { self.path.join(".") }
+        if self.path.is_empty() { "the object".to_owned() } else { harmless(&self.path.join(".")) }
     }
 }
+
+/// A client's own words as they may stand in a message: printable, and cut when long.
+fn harmless(text: &str) -> String {
+    let printable = text.replace(char::is_control, " ");
+    match printable.char_indices().nth(SHOWN_MAX) {
+        Some((end, _)) => format!("{}…", &printable[..end]),
+        None => printable,
+    }
+}
+
+// Deeper and longer than any field of ours.
+const SHOWN_MAX: usize = 120;
 
 #[cfg(test)]
 mod tests {
@@ -387,6 +399,13 @@ mod tests {
             object,
             json!({"$deleteFromPrimitiveList/eSites": ["a"]}),
             Err("eSites: the directive $deleteFromPrimitiveList is not supported"),
+        );
+        let (long, name) = (format!("$x{}", "\n".repeat(10_000)), format!("$x{}", " ".repeat(118)));
+        check(
+            "a long and strange one",
+            json!({}),
+            json!({long: 1}),
+            Err(&format!("{name}…: the directive {name}… is not supported")),
         );
     }
 }

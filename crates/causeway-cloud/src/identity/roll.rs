@@ -261,7 +261,14 @@ fn parse(value: &[u8]) -> Result<Stored, RollError> {
     struct Version {
         version: u32,
     }
-    let damaged = |error: serde_json::Error| RollError::Damaged(error.to_string());
+    // Not the parser's own words: they quote what they found, and that may be a key that stands in the wrong place.
+    let damaged = |error: serde_json::Error| {
+        RollError::Damaged(format!(
+            "it is not what was expected at line {}, column {}",
+            error.line(),
+            error.column()
+        ))
+    };
     let Version { version } = serde_json::from_slice(value).map_err(damaged)?;
     if version != VERSION {
         return Err(RollError::Version { found: version });

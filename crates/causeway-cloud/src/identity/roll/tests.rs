@@ -26,6 +26,21 @@ fn a_roll_survives_the_store_and_keys_cannot_be_exchanged() {
     assert!(matches!(decode(&empty, Revision(7), &seal), Err(RollError::Damaged(_))));
 }
 
+#[test]
+fn a_damaged_record_is_not_quoted() {
+    let home = tempfile::tempdir().unwrap();
+    let seal = SealKey::generate(&home.path().join("seal.key")).unwrap();
+    let key = "-----BEGIN PRIVATE KEY-----";
+    for record in [
+        format!("{key:?}"),
+        format!(r#"{{"version":{key:?}}}"#),
+        format!(r#"{{"version":1,"authorities":{key:?}}}"#),
+    ] {
+        let error = decode(record.as_bytes(), Revision(7), &seal).unwrap_err();
+        assert!(matches!(error, RollError::Damaged(_)) && !error.to_string().contains("PRIVATE"), "{error}");
+    }
+}
+
 #[tokio::test]
 async fn a_seal_key_is_dropped_only_when_it_opens_nothing() {
     let home = tempfile::tempdir().unwrap();
