@@ -14,7 +14,8 @@ pub struct Record {
     /// When it began, as RFC 3339 in UTC with milliseconds.
     pub time: String,
     pub gateway: String,
-    /// Where the client is.
+    /// Where the client is. In the cloud's journal `site` is that of the gateway that made the record.
+    #[serde(rename = "clientSite")]
     pub site: String,
     /// The EServer on whose behalf. None: an address that no EServer has.
     pub subject: Option<String>,

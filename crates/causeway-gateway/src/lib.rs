@@ -2,7 +2,8 @@
 //!
 //! Netmaps come in as they change, streams come in from the channel; connections to backends and streams to other sites go
 //! out. The gateway knows nothing of objects, revisions, or which role it is in. A newcomer reads in the order below: who may
-//! do what, how another site is reached, what is recorded, then the three doors: `proxy`, `dns`, and the `room` they stand in.
+//! do what, how another site is reached, what is recorded, what crosses now, then the three doors: `proxy`, `dns`, and the
+//! `room` they stand in.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
 
@@ -12,8 +13,18 @@ pub mod peers;
 
 pub mod audit;
 
+pub mod gateway;
+
+pub mod passage;
+
+pub mod live;
+
+pub mod figures;
+
 pub mod proxy;
 
 pub mod dns;
 
 pub mod room;
+
+pub use gateway::{Gateway, Options, Parts, Shared};

@@ -20,6 +20,9 @@ pub trait Peers: Send + Sync + 'static {
     /// A stream to the active gateway of `header.site`. Resolves without a round trip; what the other end thinks of it
     /// comes as a reset.
     fn open_stream(&self, header: StreamHeader) -> Later<'_, Result<Stream, PeerError>>;
+
+    /// A stream to that site makes no progress. The way there may be dead; whoever keeps it finds out.
+    fn suspect(&self, _site: &SiteName) {}
 }
 
 /// No stream could be opened.

@@ -65,6 +65,9 @@ pub enum Refusal {
     RequestNotAllowed { method: String, path: String },
     #[error("over the limit of policy {policy}: {what}")]
     Limit { policy: PolicyName, what: &'static str },
+    /// The gateway itself holds as much as it may.
+    #[error("this gateway has as many {what} as it may have")]
+    Full { what: &'static str },
     #[error("site {site} is away")]
     SiteAway { site: SiteName },
     #[error("no backend of {service} answers")]
@@ -86,7 +89,7 @@ impl Refusal {
             | Refusal::NotAllowed { .. }
             | Refusal::NotItsHost { .. }
             | Refusal::RequestNotAllowed { .. } => ResetCode::NotAllowed,
-            Refusal::Limit { .. } => ResetCode::Limit,
+            Refusal::Limit { .. } | Refusal::Full { .. } => ResetCode::Limit,
             Refusal::BackendDown { .. } => ResetCode::BackendDown,
             Refusal::Malformed { .. } => ResetCode::Malformed,
         }
@@ -104,6 +107,7 @@ impl Refusal {
             Refusal::NotItsHost { .. } => "not-its-host",
             Refusal::RequestNotAllowed { .. } => "request-not-allowed",
             Refusal::Limit { .. } => "limit",
+            Refusal::Full { .. } => "full",
             Refusal::SiteAway { .. } => "site-away",
             Refusal::BackendDown { .. } => "backend-down",
             Refusal::Malformed { .. } => "malformed",

@@ -1,1 +1,14 @@
 //! Carries connections by name and by policy: from local clients to other sites, and from other sites to local backends.
+//!
+//! `outbound` and `inbound` are the two ends of a crossing; each looks at what is wanted and hands over to the protocol.
+//! `pump` moves the bytes, `backends` finds who answers, `host` listens.
+
+pub mod outbound;
+
+pub mod inbound;
+
+pub mod pump;
+
+pub mod backends;
+
+pub mod host;

@@ -1,0 +1,69 @@
+//! The figures of a gateway, for `/metrics`: `causeway_gateway_*`.
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+use crate::passage::Direction;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Crossing {
+    direction: &'static str,
+    protocol: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Word {
+    reason: &'static str,
+}
+
+/// Counters; clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct Figures {
+    open: Family<Crossing, Gauge>,
+    total: Family<Crossing, Counter>,
+    refused: Family<Word, Counter>,
+    revoked: Counter,
+    /// From clients to backends, and back.
+    pub sent_bytes: Counter,
+    pub received_bytes: Counter,
+    /// Presences that have no listener at this moment.
+    pub unbound: Gauge,
+}
+
+impl Figures {
+    pub fn register(&self, registry: &mut Registry) {
+        let registry = registry.sub_registry_with_prefix("causeway_gateway");
+        registry.register("connections_open", "What crosses now", self.open.clone());
+        registry.register("connections", "What was let in", self.total.clone());
+        registry.register("refused", "What was refused, by reason", self.refused.clone());
+        registry.register(
+            "revoked",
+            "What was cut because no policy allows it any more",
+            self.revoked.clone(),
+        );
+        registry.register("sent_bytes", "Bytes from clients to backends", self.sent_bytes.clone());
+        registry.register("received_bytes", "Bytes from backends to clients", self.received_bytes.clone());
+        registry.register("presences_unbound", "Presences without a listener", self.unbound.clone());
+    }
+
+    pub(crate) fn opened(&self, direction: Direction, protocol: &'static str) {
+        let crossing = Crossing { direction: direction.as_str(), protocol };
+        self.open.get_or_create(&crossing).inc();
+        self.total.get_or_create(&crossing).inc();
+    }
+
+    pub(crate) fn closed(&self, direction: Direction, protocol: &'static str) {
+        self.open.get_or_create(&Crossing { direction: direction.as_str(), protocol }).dec();
+    }
+
+    pub fn refused(&self, reason: &'static str) {
+        self.refused.get_or_create(&Word { reason }).inc();
+    }
+
+    pub(crate) fn revoked(&self, count: usize) {
+        self.revoked.inc_by(count as u64);
+    }
+}

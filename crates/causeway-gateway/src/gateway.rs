@@ -1,0 +1,174 @@
+//! The gateway itself: what every protocol shares, and what keeps it running.
+//!
+//! Roles make it from `Parts`, `run` it, and hand it the streams of other sites with `serve`. Tasks are its own: a link that ends
+//! takes no task with it, so that every crossing comes to its record.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use causeway_channel::link::{Stream, StreamHeader};
+use causeway_netmap::{SiteName, View};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::audit::Audit;
+use crate::figures::Figures;
+use crate::live::Live;
+use crate::peers::Peers;
+use crate::proxy::backends::Backends;
+use crate::proxy::host::HostListeners;
+use crate::proxy::{inbound, outbound};
+
+/// What a role gives.
+pub struct Parts {
+    /// The netmap as it changes; the default one while there is none.
+    pub netmaps: watch::Receiver<Arc<View>>,
+    pub peers: Arc<dyn Peers>,
+    pub audit: Arc<dyn Audit>,
+    pub options: Options,
+}
+
+/// What the configuration says.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Whether presences listen here.
+    pub listen: bool,
+    /// What may cross at the same time. Each connection costs a file and some KiB; as many as local ports of one address.
+    pub connections_max: usize,
+    /// How long a backend, or a stream to another site, may take.
+    pub connect_timeout: Duration,
+    /// How long nothing may move in either direction. Longer than the keepalive of anything that means to live.
+    pub idle_timeout: Duration,
+    /// How long what crosses may go on after the stop.
+    pub drain: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            listen: true,
+            connections_max: 65_536,
+            connect_timeout: Duration::from_secs(5),
+            idle_timeout: Duration::from_secs(3600),
+            // A tunnel does not know where its clients' work ends; those that are quick may finish.
+            drain: Duration::from_secs(1),
+        }
+    }
+}
+
+/// What every protocol of one gateway shares.
+pub struct Shared {
+    netmaps: watch::Receiver<Arc<View>>,
+    pub peers: Arc<dyn Peers>,
+    pub audit: Arc<dyn Audit>,
+    pub live: Live,
+    pub backends: Backends,
+    pub figures: Figures,
+    pub options: Options,
+}
+
+impl Shared {
+    pub fn new(parts: Parts) -> Arc<Shared> {
+        let Parts { netmaps, peers, audit, options } = parts;
+        Arc::new(Shared {
+            netmaps,
+            peers,
+            audit,
+            live: Live::new(options.connections_max),
+            backends: Backends::new(&options),
+            figures: Figures::default(),
+            options,
+        })
+    }
+
+    /// The netmap in force.
+    pub fn view(&self) -> Arc<View> {
+        self.netmaps.borrow().clone()
+    }
+
+    /// The netmap as it changes.
+    pub fn netmaps(&self) -> watch::Receiver<Arc<View>> {
+        self.netmaps.clone()
+    }
+}
+
+/// A gateway. Clones are the same.
+#[derive(Clone)]
+pub struct Gateway {
+    shared: Arc<Shared>,
+    tasks: TaskTracker,
+}
+
+impl Gateway {
+    pub fn new(parts: Parts) -> Gateway {
+        Gateway { shared: Shared::new(parts), tasks: TaskTracker::new() }
+    }
+
+    pub fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Shows its figures in `/metrics`.
+    pub fn register(&self, registry: &mut prometheus_client::registry::Registry) {
+        self.shared.figures.register(registry);
+    }
+
+    /// Serves a stream that came over the channel. `origin` is what a certificate says. Returns at once.
+    pub fn serve(&self, origin: SiteName, header: StreamHeader, stream: Stream) {
+        let serving = inbound::serve(self.shared.clone(), origin, header, stream);
+        self.tasks.spawn(Box::pin(serving));
+    }
+
+    /// Listens at the presences and keeps what crosses in step with the netmap, until told to stop.
+    pub async fn run(&self, stop: CancellationToken) {
+        let ending = CancellationToken::new();
+        let judging = tokio::spawn(judge(self.shared.clone(), ending.clone()));
+        if self.shared.options.listen {
+            self.accept(&stop).await;
+        }
+        stop.cancelled().await;
+        self.tasks.close();
+        let _ = tokio::time::timeout(self.shared.options.drain, self.tasks.wait()).await;
+        self.shared.live.stop();
+        let _ = tokio::time::timeout(LAST_RECORDS, self.tasks.wait()).await;
+        ending.cancel();
+        let _ = judging.await;
+    }
+
+    async fn accept(&self, stop: &CancellationToken) {
+        let mut listeners = HostListeners::new(self.shared.netmaps(), self.shared.figures.clone());
+        loop {
+            let accepted = tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                accepted = listeners.next() => accepted,
+            };
+            self.tasks.spawn(Box::pin(outbound::serve(self.shared.clone(), accepted)));
+        }
+    }
+}
+
+/// What was cut has this long to be recorded.
+const LAST_RECORDS: Duration = Duration::from_secs(1);
+
+/// Judges everything again when a netmap arrives. Goes on while the gateway drains: a policy may be removed then, too.
+async fn judge(shared: Arc<Shared>, ending: CancellationToken) {
+    let mut netmaps = shared.netmaps();
+    loop {
+        tokio::select! {
+            biased;
+            () = ending.cancelled() => return,
+            changed = netmaps.changed() => if changed.is_err() {
+                return ending.cancelled().await;
+            },
+        }
+        let view = netmaps.borrow_and_update().clone();
+        let cut = shared.live.judge(&view);
+        shared.figures.revoked(cut);
+        shared.backends.follow(&view);
+        if cut > 0 {
+            tracing::info!(generation = %view.generation, cut, "connections that are no longer allowed were cut");
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! From another site to a local backend: who says the certificate it is, may they, and a connection to the backend.
+
+use std::io;
+use std::sync::Arc;
+
+use causeway_channel::link::{Purpose, ResetCode, Stream, StreamHeader};
+use causeway_netmap::{Protocol, ServiceName, SiteName};
+use tokio::net::TcpStream;
+
+use super::outbound::{KEEPALIVE, code_for, code_for_cut, judge_end};
+use super::pump::{Socket, cross, stream_side};
+use crate::gateway::Shared;
+use crate::live::Claim;
+use crate::passage::{Direction, Passage, protocol_word};
+use crate::peers::{Content, Crossing};
+use crate::policy::Refusal;
+
+/// Serves one stream of another site.
+pub async fn serve(shared: Arc<Shared>, origin: SiteName, header: StreamHeader, stream: Stream) {
+    match header.purpose() {
+        Some(Purpose::Service) => service(shared, origin, header, stream).await,
+        // TODO issue 4: `connect` serves Purpose::Node.
+        _ => stream.refuse(ResetCode::Refused),
+    }
+}
+
+async fn service(shared: Arc<Shared>, origin: SiteName, header: StreamHeader, stream: Stream) {
+    let name = ServiceName::from(header.target.as_str());
+    let protocol = shared.view().services.get(&name).map(|service| service.protocol);
+    let claim = Claim::Reach { service: name, origin, subject: header.subject.clone() };
+    let crossing = Crossing::of(&header);
+    let client = crossing.as_ref().ok().and_then(Crossing::client);
+    let word = protocol.map_or("unknown", protocol_word);
+    let content = crossing.and_then(|crossing| crossing.content());
+    let passage = Passage::begin(&shared, Direction::Inbound, word, claim, client);
+    let content = match content {
+        Ok(content) if protocol.is_none_or(|protocol| carries(content, protocol)) => content,
+        Ok(_) => return refuse(passage, &Refusal::Malformed { why: "not what the service speaks" }, stream),
+        Err(refusal) => return refuse(passage, &refusal, stream),
+    };
+    match content {
+        Content::Bytes => tcp(shared, passage, stream).await,
+        // TODO issue 4: `udp` and `http` serve these.
+        Content::Datagrams | Content::Requests | Content::Upgrade => {
+            refuse(passage, &Refusal::Malformed { why: "not yet understood" }, stream);
+        }
+    }
+}
+
+/// What may come in for a service. Its requests are read here, so they must come as requests: bytes would slip past the rules.
+fn carries(content: Content, protocol: Protocol) -> bool {
+    match protocol {
+        Protocol::Tcp | Protocol::Https | Protocol::Kafka => content == Content::Bytes,
+        Protocol::Udp => content == Content::Datagrams,
+        Protocol::Http | Protocol::Grpc => matches!(content, Content::Requests | Content::Upgrade),
+    }
+}
+
+/// The bytes of one connection.
+async fn tcp(shared: Arc<Shared>, mut passage: Passage, stream: Stream) {
+    let admitted = match passage.admit() {
+        Ok(admitted) => admitted,
+        Err(refusal) => return refuse(passage, &refusal, stream),
+    };
+    let Claim::Reach { service, .. } = &admitted.entry.claim else { return };
+    let Some(service) = admitted.view.services.get(service) else { return };
+    let dialled = tokio::select! {
+        biased;
+        cut = admitted.entry.cut() => {
+            stream.refuse(code_for_cut(&cut));
+            return passage.cut(&cut);
+        }
+        dialled = shared.backends.dial(service) => dialled,
+    };
+    let backend = match dialled {
+        Ok(backend) => Socket::new(backend),
+        Err(refusal) => return refuse(passage, &refusal, stream),
+    };
+    let mut far = stream_side(stream, || ());
+    let mut near = backend.side();
+    let meter = passage.meter().clone();
+    let ended = tokio::select! {
+        biased;
+        cut = admitted.entry.cut() => Err(cut),
+        ended = cross(&mut far, &mut near, &meter, shared.options.idle_timeout) => Ok(ended),
+    };
+    drop(near);
+    match ended {
+        Ok(ended) => {
+            far.give_up(code_for(&ended));
+            let (end, reason) = judge_end(&ended, None);
+            passage.end(end, reason);
+        }
+        Err(cut) => {
+            far.give_up(code_for_cut(&cut));
+            passage.cut(&cut);
+        }
+    }
+    backend.close();
+}
+
+/// Small things at once, and the dead are found out.
+pub(crate) fn prepare(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let keepalive = socket2::TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE / 4);
+    socket2::SockRef::from(stream).set_tcp_keepalive(&keepalive)
+}
+
+pub(crate) fn refuse(passage: Passage, refusal: &Refusal, stream: Stream) {
+    stream.refuse(refusal.code());
+    passage.refuse(refusal);
+}

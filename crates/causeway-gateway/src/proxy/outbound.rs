@@ -1,0 +1,220 @@
+//! From a local client to another site: who is it, may it, and a stream to the gateway of the service.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use causeway_channel::link::{ResetCode, Stream};
+use causeway_netmap::{Presence, Protocol, Service, SiteName};
+use tokio::net::TcpStream;
+
+use super::host::Accepted;
+use super::inbound::prepare;
+use super::pump::{Ended, Socket, cross, reset, stream_side};
+use crate::audit::End;
+use crate::gateway::Shared;
+use crate::live::{Claim, Entry};
+use crate::passage::{Admitted, Direction, Passage, protocol_word};
+use crate::peers::{Content, Crossing};
+use crate::policy::Refusal;
+
+/// Serves one client at a presence.
+pub async fn serve(shared: Arc<Shared>, accepted: Accepted) {
+    let view = shared.view();
+    // Its presence went away in this moment.
+    let Some(presence) = view.presences.get(&accepted.service) else { return reset(accepted.stream) };
+    match presence.protocol {
+        Protocol::Tcp | Protocol::Https | Protocol::Kafka => {
+            tcp(shared, accepted, presence.protocol).await;
+        }
+        // TODO issue 4: `http` serves these. Bytes alone would slip past the rules for requests.
+        Protocol::Http | Protocol::Grpc => reset(accepted.stream),
+        // Has no connections.
+        Protocol::Udp => reset(accepted.stream),
+    }
+}
+
+/// The bytes of one connection.
+async fn tcp(shared: Arc<Shared>, accepted: Accepted, protocol: Protocol) {
+    let Accepted { stream, client, service } = accepted;
+    let claim = Claim::Use { service: service.clone(), client: client.ip() };
+    let word = protocol_word(protocol);
+    let mut passage = Passage::begin(&shared, Direction::Outbound, word, claim, Some(client));
+    let admitted = match passage.admit() {
+        Ok(admitted) => admitted,
+        Err(refusal) => return refuse(passage, &refusal, stream),
+    };
+    if let Err(error) = prepare(&stream) {
+        return passage.end(End::ClientReset, Some(error.to_string()));
+    }
+    let Some(presence) = admitted.view.presences.get(&service) else { return reset(stream) };
+    if let Some(here) = at_home(&admitted, presence) {
+        let dialled = tokio::select! {
+            biased;
+            cut = admitted.entry.cut() => return passage.cut(&cut),
+            dialled = shared.backends.dial(here) => dialled,
+        };
+        return match dialled {
+            Ok(backend) => between_sockets(&shared, passage, &admitted.entry, stream, backend).await,
+            Err(refusal) => refuse(passage, &refusal, stream),
+        };
+    }
+    match open(&shared, &admitted, presence, Content::Bytes, client).await {
+        Ok(far) => carry(&shared, passage, &admitted.entry, stream, far, &presence.home).await,
+        Err(refusal) => refuse(passage, &refusal, stream),
+    }
+}
+
+/// The service, when it runs at our own site: then nothing crosses.
+pub(crate) fn at_home<'a>(admitted: &'a Admitted, presence: &Presence) -> Option<&'a Service> {
+    let home = (presence.home == admitted.who.site).then_some(&presence.service)?;
+    admitted.view.services.get(home)
+}
+
+/// A stream to the gateway of a service.
+pub(crate) async fn open(
+    shared: &Shared,
+    admitted: &Admitted,
+    presence: &Presence,
+    content: Content,
+    client: SocketAddr,
+) -> Result<Stream, Refusal> {
+    let header = Crossing::new(content, client).to_service(&presence.service, &presence.home, &admitted.who);
+    let away = || Refusal::SiteAway { site: presence.home.clone() };
+    match tokio::time::timeout(shared.options.connect_timeout, shared.peers.open_stream(header)).await {
+        Ok(Ok(stream)) => Ok(stream),
+        Ok(Err(error)) => {
+            tracing::debug!(error = &error as &dyn std::error::Error, "no stream to another site");
+            Err(away())
+        }
+        Err(_) => {
+            shared.peers.suspect(&presence.home);
+            Err(away())
+        }
+    }
+}
+
+/// Carries a connection over a stream until one of them ends.
+async fn carry(
+    shared: &Shared,
+    passage: Passage,
+    entry: &Entry,
+    stream: TcpStream,
+    far: Stream,
+    home: &SiteName,
+) {
+    let socket = Socket::new(stream);
+    let mut far = stream_side(far, || shared.peers.suspect(home));
+    let mut near = socket.side();
+    let meter = passage.meter().clone();
+    let ended = tokio::select! {
+        biased;
+        cut = entry.cut() => Err(cut),
+        ended = cross(&mut near, &mut far, &meter, shared.options.idle_timeout) => Ok(ended),
+    };
+    drop(near);
+    match ended {
+        Ok(ended) => {
+            far.give_up(code_for(&ended));
+            let (end, reason) = judge_end(&ended, Some(meter.received()));
+            passage.end(end, reason);
+        }
+        Err(cut) => {
+            far.give_up(code_for_cut(&cut));
+            passage.cut(&cut);
+        }
+    }
+    socket.close();
+}
+
+/// Client and backend are both here.
+async fn between_sockets(
+    shared: &Shared,
+    passage: Passage,
+    entry: &Entry,
+    stream: TcpStream,
+    backend: TcpStream,
+) {
+    let (client, backend) = (Socket::new(stream), Socket::new(backend));
+    let (mut near, mut far) = (client.side(), backend.side());
+    let meter = passage.meter().clone();
+    let ended = tokio::select! {
+        biased;
+        cut = entry.cut() => Err(cut),
+        ended = cross(&mut near, &mut far, &meter, shared.options.idle_timeout) => Ok(ended),
+    };
+    drop((near, far));
+    match ended {
+        Ok(ended) => {
+            let (end, reason) = judge_end(&ended, None);
+            passage.end(end, reason);
+        }
+        Err(cut) => passage.cut(&cut),
+    }
+    client.close();
+    backend.close();
+}
+
+fn refuse(passage: Passage, refusal: &Refusal, stream: TcpStream) {
+    reset(stream);
+    passage.refuse(refusal);
+}
+
+/// What the other gateway is told when a crossing ended here.
+pub(crate) fn code_for(ended: &Ended) -> ResetCode {
+    match ended {
+        Ended::Idle => ResetCode::Timeout,
+        _ => ResetCode::Abandoned,
+    }
+}
+
+pub(crate) fn code_for_cut(cut: &crate::live::Cut) -> ResetCode {
+    match cut {
+        crate::live::Cut::Revoked(_) => ResetCode::NotAllowed,
+        crate::live::Cut::Limit(_) => ResetCode::Limit,
+        crate::live::Cut::Stopped => ResetCode::Draining,
+    }
+}
+
+/// In the words of the audit. `received`: the backend is behind another gateway, and so much came from it.
+pub(crate) fn judge_end(ended: &Ended, received: Option<u64>) -> (End, Option<String>) {
+    match ended {
+        Ended::Done => (End::Done, None),
+        Ended::Idle => (End::Idle, None),
+        Ended::Client(error) => (client_end(error), Some(error.to_string())),
+        Ended::Backend(error) => (backend_end(error, received), Some(error.to_string())),
+    }
+}
+
+/// The side of the client broke: a socket here, or the stream of the gateway it is behind.
+fn client_end(error: &std::io::Error) -> End {
+    match ResetCode::of(error) {
+        Some(ResetCode::NotAllowed) => End::Revoked,
+        Some(ResetCode::Timeout) => End::Idle,
+        Some(ResetCode::Draining) => End::Stopped,
+        Some(ResetCode::Limit) => End::Limit,
+        None if error.kind() == std::io::ErrorKind::NotConnected => End::LinkLost,
+        _ => End::ClientReset,
+    }
+}
+
+fn backend_end(error: &std::io::Error, received: Option<u64>) -> End {
+    let is_begun = received.is_some_and(|bytes| bytes > 0);
+    match ResetCode::of(error) {
+        // What was allowed a moment ago, and is not now.
+        Some(ResetCode::NotAllowed) if is_begun => End::Revoked,
+        Some(ResetCode::NotAllowed | ResetCode::NoRoute | ResetCode::Refused | ResetCode::Malformed) => {
+            End::Refused
+        }
+        Some(ResetCode::BackendDown) => End::BackendDown,
+        Some(ResetCode::Timeout) if is_begun => End::Idle,
+        Some(ResetCode::Timeout) => End::Timeout,
+        Some(ResetCode::Limit) => End::Limit,
+        Some(ResetCode::Draining) => End::Stopped,
+        None if error.kind() == std::io::ErrorKind::NotConnected => End::LinkLost,
+        _ => End::BackendReset,
+    }
+}
+
+// Kept alive through the kernel; the idle timeout is for those whose kernels answer and who say nothing.
+pub(crate) const KEEPALIVE: Duration = Duration::from_secs(60);

@@ -1,0 +1,394 @@
+//! Moves the bytes of a crossing, both ways, until both have ended or one side broke.
+//!
+//! Each direction ends on its own: a half-close goes through. A side that breaks takes the other with it, but what it had said
+//! before still arrives. One chunk is under way per direction: who does not read holds up who writes, end to end.
+
+use std::io::{self, IoSlice};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bytes::{Buf, Bytes, BytesMut};
+use causeway_channel::link::{RecvStream, ResetCode, SendStream};
+use futures_util::FutureExt;
+use tokio::io::{AsyncWriteExt, Interest};
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+
+use crate::passage::Meter;
+
+/// What one turn moves at most: a good write to a socket, and little beside the window of a stream.
+const TURN_BYTES: usize = 64 << 10;
+/// A QUIC stream hands out a packet at a time; so many make one write.
+const TURN_CHUNKS: usize = 48;
+/// A connection that says little gets little.
+const READ_BYTES_MIN: usize = 4 << 10;
+/// A stream that takes nothing for this long is told to whoever keeps the way there.
+const STALL: Duration = Duration::from_secs(5);
+
+/// How it all ended.
+#[derive(Debug)]
+pub enum Ended {
+    /// Both directions came to their end.
+    Done,
+    Client(io::Error),
+    Backend(io::Error),
+    /// Nothing moved for too long.
+    Idle,
+}
+
+/// Bytes on their way, in the pieces they came in.
+#[derive(Default)]
+pub struct Batch {
+    chunks: Vec<Bytes>,
+    bytes: usize,
+}
+
+impl Batch {
+    fn push(&mut self, chunk: Bytes) {
+        self.bytes += chunk.len();
+        self.chunks.push(chunk);
+    }
+
+    fn is_full(&self) -> bool {
+        self.bytes >= TURN_BYTES || self.chunks.len() >= TURN_CHUNKS
+    }
+}
+
+/// Where bytes come from.
+pub(crate) trait Source {
+    /// Waits for bytes; false at their end.
+    async fn fill(&mut self, batch: &mut Batch) -> io::Result<bool>;
+    /// Nobody wants more.
+    fn abandon(&mut self, code: ResetCode);
+}
+
+/// Where they go.
+pub(crate) trait Sink {
+    /// Writes all of it.
+    async fn write(&mut self, batch: &mut Batch) -> io::Result<()>;
+    async fn finish(&mut self) -> io::Result<()>;
+    /// Resolves when whoever reads there is gone.
+    async fn gone(&mut self) -> io::Error;
+    /// What was written is not all.
+    fn reset(&mut self, code: ResetCode);
+}
+
+/// One side of a crossing.
+pub(crate) struct Side<R, W> {
+    pub source: R,
+    pub sink: W,
+}
+
+/// Moves everything. `idle` is how long nothing may move. Whoever drops this before its end leaves both sides abandoned.
+pub(crate) async fn cross<R: Source, W: Sink, S: Source, V: Sink>(
+    client: &mut Side<R, W>,
+    backend: &mut Side<S, V>,
+    meter: &Meter,
+    idle: Duration,
+) -> Ended {
+    let up = flow(&mut client.source, &mut backend.sink, |bytes| meter.add_sent(bytes));
+    let down = flow(&mut backend.source, &mut client.sink, |bytes| meter.add_received(bytes));
+    let (mut up, mut down) = (std::pin::pin!(up), std::pin::pin!(down));
+    let mut quiet = std::pin::pin!(quiet(meter, idle));
+    let (mut up_end, mut down_end) = (None, None);
+    loop {
+        tokio::select! {
+            end = &mut up, if up_end.is_none() => up_end = Some(end),
+            end = &mut down, if down_end.is_none() => down_end = Some(end),
+            () = &mut quiet => return Ended::Idle,
+        }
+        match (&up_end, &down_end) {
+            (Some(Flow::Finished), Some(Flow::Finished)) => return Ended::Done,
+            // The source of one direction is dead, and so is the sink of the other.
+            (Some(Flow::Source(_)), _) | (_, Some(Flow::Source(_))) => break,
+            // A sink that takes no more may still have something to say; that comes to its end first.
+            (Some(_), Some(_)) => break,
+            _ => {}
+        }
+    }
+    match (up_end, down_end) {
+        (Some(Flow::Source(error)), _) | (_, Some(Flow::Sink(error))) => Ended::Client(error),
+        (_, Some(Flow::Source(error))) | (Some(Flow::Sink(error)), _) => Ended::Backend(error),
+        _ => Ended::Done,
+    }
+}
+
+/// How one direction ended.
+enum Flow {
+    Finished,
+    Source(io::Error),
+    Sink(io::Error),
+}
+
+async fn flow(source: &mut impl Source, sink: &mut impl Sink, moved: impl Fn(usize)) -> Flow {
+    let mut batch = Batch::default();
+    loop {
+        let filled = tokio::select! {
+            biased;
+            filled = source.fill(&mut batch) => filled,
+            // Whoever writes is told at once, not with the next byte.
+            error = sink.gone() => {
+                source.abandon(ResetCode::of(&error).unwrap_or(ResetCode::Abandoned));
+                return Flow::Sink(error);
+            }
+        };
+        match filled {
+            Ok(true) => {}
+            Ok(false) => break,
+            Err(error) => {
+                sink.reset(ResetCode::of(&error).unwrap_or(ResetCode::Abandoned));
+                return Flow::Source(error);
+            }
+        }
+        let bytes = batch.bytes;
+        if let Err(error) = sink.write(&mut batch).await {
+            source.abandon(ResetCode::of(&error).unwrap_or(ResetCode::Abandoned));
+            return Flow::Sink(error);
+        }
+        moved(bytes);
+    }
+    match sink.finish().await {
+        Ok(()) => Flow::Finished,
+        Err(error) => Flow::Sink(error),
+    }
+}
+
+async fn quiet(meter: &Meter, idle: Duration) {
+    loop {
+        let due = Instant::from_std(meter.moved()) + idle;
+        if Instant::now() >= due {
+            return;
+        }
+        tokio::time::sleep_until(due).await;
+    }
+}
+
+/// A TCP connection whose two directions are used side by side.
+pub(crate) struct Socket {
+    stream: TcpStream,
+    /// A write has failed: the end of what can be read is then no proper end, whatever the kernel says.
+    is_dead: AtomicBool,
+    /// Its reader was told properly that there is no more.
+    is_finished: AtomicBool,
+}
+
+impl Socket {
+    pub fn new(stream: TcpStream) -> Socket {
+        Socket { stream, is_dead: AtomicBool::new(false), is_finished: AtomicBool::new(false) }
+    }
+
+    pub fn side(&self) -> Side<SocketSource<'_>, SocketSink<'_>> {
+        let source = SocketSource { socket: self, buffer: BytesMut::new(), wanted: READ_BYTES_MIN };
+        Side { source, sink: SocketSink { socket: self } }
+    }
+
+    /// Closes it. Who has not been told the proper end gets a reset.
+    pub fn close(self) {
+        if !self.is_finished.load(Ordering::Relaxed) {
+            reset(self.stream);
+        }
+    }
+}
+
+/// Closes a connection with a reset, as one does that was never there.
+pub fn reset(stream: TcpStream) {
+    // Fails only when the connection is gone already.
+    let _ = stream.set_zero_linger();
+}
+
+pub(crate) struct SocketSource<'a> {
+    socket: &'a Socket,
+    buffer: BytesMut,
+    /// Grows with what comes, so that idle and slow connections hold little.
+    wanted: usize,
+}
+
+impl Source for SocketSource<'_> {
+    async fn fill(&mut self, batch: &mut Batch) -> io::Result<bool> {
+        loop {
+            if self.buffer.capacity() < READ_BYTES_MIN {
+                self.buffer.reserve(self.wanted);
+            }
+            let room = self.buffer.capacity();
+            match self.socket.stream.try_read_buf(&mut self.buffer) {
+                Ok(0) if self.socket.is_dead.load(Ordering::Relaxed) => {
+                    return Err(io::ErrorKind::ConnectionReset.into());
+                }
+                Ok(0) => return Ok(false),
+                Ok(bytes) => {
+                    if bytes == room {
+                        self.wanted = (self.wanted * 4).min(TURN_BYTES);
+                    } else if bytes < self.wanted / 4 {
+                        self.wanted = (self.wanted / 2).max(READ_BYTES_MIN);
+                    }
+                    batch.push(self.buffer.split().freeze());
+                    return Ok(true);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    // Whoever waits holds no buffer.
+                    self.buffer = BytesMut::new();
+                    self.socket.stream.readable().await?;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn abandon(&mut self, _: ResetCode) {}
+}
+
+pub(crate) struct SocketSink<'a> {
+    socket: &'a Socket,
+}
+
+impl SocketSink<'_> {
+    async fn write_all(&mut self, batch: &mut Batch) -> io::Result<()> {
+        let mut first = 0;
+        while first < batch.chunks.len() {
+            let mut slices = [IoSlice::new(&[]); TURN_CHUNKS];
+            let waiting = &batch.chunks[first..];
+            slices.iter_mut().zip(waiting).for_each(|(slice, chunk)| *slice = IoSlice::new(chunk));
+            match self.socket.stream.try_write_vectored(&slices[..waiting.len().min(TURN_CHUNKS)]) {
+                Ok(mut written) => {
+                    while let Some(chunk) = batch.chunks.get_mut(first) {
+                        if written < chunk.len() {
+                            chunk.advance(written);
+                            break;
+                        }
+                        written -= chunk.len();
+                        first += 1;
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.socket.stream.writable().await?;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        batch.chunks.clear();
+        batch.bytes = 0;
+        Ok(())
+    }
+
+    fn note<T>(&self, result: io::Result<T>) -> io::Result<T> {
+        result.inspect_err(|_| self.socket.is_dead.store(true, Ordering::Relaxed))
+    }
+}
+
+impl Sink for SocketSink<'_> {
+    async fn write(&mut self, batch: &mut Batch) -> io::Result<()> {
+        let written = self.write_all(batch).await;
+        self.note(written)
+    }
+
+    async fn finish(&mut self) -> io::Result<()> {
+        let stream = socket2::SockRef::from(&self.socket.stream);
+        let shut = stream.shutdown(std::net::Shutdown::Write);
+        self.note(shut)?;
+        self.socket.is_finished.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// A reset is seen also when nobody reads: the client may have closed its half long ago.
+    async fn gone(&mut self) -> io::Error {
+        match self.socket.stream.ready(Interest::ERROR).await {
+            // The error itself is left for whoever reads.
+            Ok(_) => io::ErrorKind::ConnectionReset.into(),
+            Err(error) => error,
+        }
+    }
+
+    fn reset(&mut self, _: ResetCode) {}
+}
+
+pub(crate) struct StreamSource {
+    recv: RecvStream,
+    is_ended: bool,
+}
+
+impl Source for StreamSource {
+    async fn fill(&mut self, batch: &mut Batch) -> io::Result<bool> {
+        let Some(first) = self.recv.read_chunk(TURN_BYTES).await? else {
+            self.is_ended = true;
+            return Ok(false);
+        };
+        batch.push(first);
+        while !batch.is_full() {
+            // An end or an error shows itself again in the next turn.
+            match self.recv.read_chunk(TURN_BYTES - batch.bytes).now_or_never() {
+                Some(Ok(Some(chunk))) => batch.push(chunk),
+                _ => break,
+            }
+        }
+        Ok(true)
+    }
+
+    fn abandon(&mut self, code: ResetCode) {
+        if !self.is_ended {
+            self.is_ended = true;
+            self.recv.stop(code);
+        }
+    }
+}
+
+pub(crate) struct StreamSink<F> {
+    send: SendStream,
+    is_ended: bool,
+    stalled: F,
+}
+
+impl<F: Fn()> Sink for StreamSink<F> {
+    async fn write(&mut self, batch: &mut Batch) -> io::Result<()> {
+        batch.bytes = 0;
+        for chunk in batch.chunks.drain(..) {
+            let mut write = std::pin::pin!(self.send.write_chunk(chunk));
+            match tokio::time::timeout(STALL, &mut write).await {
+                Ok(written) => written?,
+                Err(_) => {
+                    (self.stalled)();
+                    write.await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn finish(&mut self) -> io::Result<()> {
+        self.is_ended = true;
+        self.send.shutdown().await
+    }
+
+    async fn gone(&mut self) -> io::Error {
+        causeway_channel::link::Reset::writing(self.send.stopped().await)
+    }
+
+    fn reset(&mut self, code: ResetCode) {
+        // A direction that ended properly stays so: what was written last may still be under way.
+        if !self.is_ended {
+            self.is_ended = true;
+            self.send.reset(code);
+        }
+    }
+}
+
+/// A stream of the channel as one side. `stalled` is called when it takes nothing for long.
+pub(crate) fn stream_side<F: Fn()>(
+    stream: causeway_channel::link::Stream,
+    stalled: F,
+) -> Side<StreamSource, StreamSink<F>> {
+    let (send, recv) = stream.split();
+    Side {
+        source: StreamSource { recv, is_ended: false },
+        sink: StreamSink { send, is_ended: false, stalled },
+    }
+}
+
+impl<F: Fn()> Side<StreamSource, StreamSink<F>> {
+    /// Gives up what has not ended.
+    pub(crate) fn give_up(mut self, code: ResetCode) {
+        self.sink.reset(code);
+        self.source.abandon(code);
+    }
+}
