@@ -1,0 +1,217 @@
+//! Rows through one check: who asks, for what, and what is answered.
+
+use std::str::FromStr;
+
+use causeway_netmap::{Fact, Generation, Netmap, Policy, PolicyName, Protocol, Site, Subject};
+
+use super::*;
+
+/// Oslo may use `camera` of Berlin, which has a name of its own choice, and not `vault`, though it is exposed there.
+fn oslo() -> View {
+    let presence = |service: &str, addresses: &[&str], names: &[&str], policy: &str| {
+        Fact::Presence(Presence {
+            service: service.into(),
+            addresses: addresses.iter().map(|ip| PresenceIp(ip.parse().unwrap())).collect(),
+            port: 80,
+            protocol: Protocol::Tcp,
+            names: names.iter().map(|name| DnsName::new(name)).collect(),
+            home: "berlin".into(),
+            policies: vec![PolicyName::from(policy), "missing".into()],
+        })
+    };
+    let policy = |name: &str, servers: &[&str], sites: &[&str]| {
+        Fact::Policy(Policy {
+            name: name.into(),
+            servers: servers.iter().map(|name| (*name).into()).collect(),
+            sites: sites.iter().map(|name| (*name).into()).collect(),
+            limits: None,
+            http: vec![],
+        })
+    };
+    let node = |server: &str, site: &str, ip: Option<&str>| {
+        Fact::Node(Node {
+            server: server.into(),
+            site: site.into(),
+            ip: ip.map(|ip| ip.parse().unwrap()),
+            ports: vec![10250],
+            names: vec![DnsName::new(server), DnsName::new(&format!("{server}.{site}.{ZONE}"))],
+            policies: vec![],
+        })
+    };
+    let facts = [
+        Fact::Gateway(Gateway {
+            name: "oslo-1".into(),
+            site: "oslo".into(),
+            ip: "10.0.0.2".parse().ok(),
+            presence_cidrs: vec!["198.18.0.0/16".parse().unwrap(), "fd00:18::/64".parse().unwrap()],
+            priority: 0,
+            relay: false,
+        }),
+        Fact::Site(Site {
+            name: "oslo".into(),
+            subnets: vec!["10.0.0.0/24".parse().unwrap(), "fd00::/64".parse().unwrap()],
+        }),
+        presence(
+            "Camera",
+            &["198.18.0.1", "fd00:18::1"],
+            &["cam.example.com", "camera.berlin.causeway.internal"],
+            "guests",
+        ),
+        presence("shop", &["198.18.0.3"], &["shop.berlin.causeway.internal"], "robots"),
+        presence("vault", &["198.18.0.2"], &["vault.example.com", "vault.rome.causeway.internal"], "others"),
+        policy("guests", &[], &["oslo"]),
+        policy("robots", &["robot"], &[]),
+        policy("others", &["stranger"], &["rome"]),
+        Fact::Subject(Subject { server: "robot".into(), site: "oslo".into(), ip: None }),
+        Fact::Subject(Subject { server: "stranger".into(), site: "rome".into(), ip: None }),
+        node("here", "oslo", Some("10.0.0.9")),
+        node("there", "berlin", None),
+    ];
+    view(&facts)
+}
+
+fn view(facts: &[Fact]) -> View {
+    let entries = facts.iter().map(Fact::encode).collect();
+    View::decode(&Netmap::build(Generation { epoch: 1, revision: 7 }, entries, None).unwrap())
+}
+
+/// The answer in a few words.
+fn said(answer: Answer) -> String {
+    let owner = |soa: Record| match soa.data {
+        RData::SOA(data) if data.minimum == 2 && soa.ttl == 2 => soa.name.to_ascii(),
+        other => panic!("{other:?}"),
+    };
+    match answer {
+        Answer::Records(records) => {
+            let texts: Vec<String> =
+                records.iter().map(|record| format!("{} {}", record.ttl, record.data)).collect();
+            texts.join(", ")
+        }
+        Answer::NoData { soa } => format!("no data in {}", owner(soa)),
+        Answer::NoName { soa } => format!("no name in {}", owner(soa)),
+        Answer::Refused => "refused".into(),
+        Answer::NotYet => "not yet".into(),
+        Answer::Forward => "forward".into(),
+    }
+}
+
+fn check_in(view: &View, name: &str, kind: RecordType, expected: &str) {
+    let asked = Name::from_str(name).unwrap();
+    assert_eq!(said(answer(view, Asker::Near, &asked, kind)), expected, "{name} {kind}");
+}
+
+#[test]
+fn names_are_answered_with_the_addresses_they_have_here() {
+    use RecordType::{A, AAAA, ANY, HTTPS, MX};
+    let view = oslo();
+    let check = |name: &str, kind: RecordType, expected: &str| check_in(&view, name, kind, expected);
+    check("camera.berlin.causeway.internal.", A, "5 198.18.0.1");
+    check("camera.berlin.causeway.internal.", AAAA, "5 fd00:18::1");
+    check("CAMERA.Berlin.causeway.INTERNAL.", A, "5 198.18.0.1");
+    check("cam.example.com.", A, "5 198.18.0.1");
+    check("cam.example.com.", ANY, "5 198.18.0.1, 5 fd00:18::1");
+    // A policy that names one host of the site is enough for the name.
+    check("shop.berlin.causeway.internal.", A, "5 198.18.0.3");
+    check("shop.berlin.causeway.internal.", AAAA, "no data in causeway.internal.");
+    check("camera.berlin.causeway.internal.", MX, "no data in causeway.internal.");
+    // Outside our zone we speak for the name alone.
+    check("cam.example.com.", HTTPS, "no data in cam.example.com.");
+    check("example.com.", A, "forward");
+    check("x.cam.example.com.", A, "forward");
+}
+
+#[test]
+fn what_the_site_may_not_use_does_not_exist() {
+    use RecordType::{A, NS, PTR, SOA};
+    let view = oslo();
+    let check = |name: &str, kind: RecordType, expected: &str| check_in(&view, name, kind, expected);
+    let none = "no name in causeway.internal.";
+    check("vault.rome.causeway.internal.", A, none);
+    check("vault.example.com.", A, "no name in vault.example.com.");
+    check("rome.causeway.internal.", A, none);
+    check("nothing.berlin.causeway.internal.", A, none);
+    check("x.camera.berlin.causeway.internal.", A, none);
+    check("notcauseway.internal.", A, "forward");
+    check("2.0.18.198.in-addr.arpa.", PTR, "no name in 2.0.18.198.in-addr.arpa.");
+    // What has names below it exists.
+    check("berlin.causeway.internal.", A, "no data in causeway.internal.");
+    check("causeway.internal.", NS, "no data in causeway.internal.");
+    let soa = "2 gateway.causeway.internal. hostmaster.causeway.internal. 7 2 2 2 2".to_owned();
+    check("causeway.internal.", SOA, &soa);
+}
+
+#[test]
+fn nodes_are_where_they_are_or_behind_this_gateway() {
+    use RecordType::{A, AAAA};
+    let view = oslo();
+    let check = |name: &str, kind: RecordType, expected: &str| check_in(&view, name, kind, expected);
+    check("here.", A, "5 10.0.0.9");
+    check("here.oslo.causeway.internal.", A, "5 10.0.0.9");
+    check("there.", A, "5 10.0.0.2");
+    check("there.", AAAA, "no data in there.");
+    let mut view = oslo();
+    view.gateway.as_mut().unwrap().ip = None;
+    check_in(&view, "there.", A, "no data in there.");
+}
+
+#[test]
+fn addresses_have_names() {
+    use RecordType::{A, PTR};
+    let view = oslo();
+    let check = |name: &str, kind: RecordType, expected: &str| check_in(&view, name, kind, expected);
+    check("1.0.18.198.in-addr.arpa.", PTR, "5 camera.berlin.causeway.internal.");
+    check("1.0.18.198.in-addr.arpa.", A, "no data in 1.0.18.198.in-addr.arpa.");
+    let zeros = "0.".repeat(23);
+    let whole = format!("1.{zeros}8.1.0.0.0.0.d.f.ip6.arpa.");
+    check(&whole, PTR, "5 camera.berlin.causeway.internal.");
+    check(&whole.replace("8.1.0.0", "9.1.0.0"), PTR, "forward");
+    // Nobody but us knows what is in our presence networks.
+    check("9.9.18.198.in-addr.arpa.", PTR, "no name in 9.9.18.198.in-addr.arpa.");
+    check("18.198.in-addr.arpa.", PTR, "no data in 18.198.in-addr.arpa.");
+    check("198.in-addr.arpa.", PTR, "forward");
+    check("1.0.0.10.in-addr.arpa.", PTR, "forward");
+    check("999.0.18.198.in-addr.arpa.", PTR, "forward");
+}
+
+#[test]
+fn strangers_hear_nothing() {
+    let view = oslo();
+    for (name, kind) in [
+        ("camera.berlin.causeway.internal.", RecordType::A),
+        ("nothing.causeway.internal.", RecordType::A),
+        ("example.com.", RecordType::A),
+        ("1.0.18.198.in-addr.arpa.", RecordType::PTR),
+    ] {
+        let asked = Name::from_str(name).unwrap();
+        assert_eq!(answer(&view, Asker::Far, &asked, kind), Answer::Refused, "{name}");
+    }
+    check_in(&view, "causeway.internal.", RecordType::AXFR, "refused");
+    check_in(&view, "example.com.", RecordType::IXFR, "refused");
+}
+
+#[test]
+fn who_is_near() {
+    let view = oslo();
+    let connected: Vec<IpNet> = vec!["192.168.7.0/24".parse().unwrap(), "fe80::/64".parse().unwrap()];
+    let check = |client: &str, expected: Asker| {
+        assert_eq!(asker(&view, &connected, client.parse().unwrap()), expected, "{client}");
+    };
+    check("127.0.0.1", Asker::Near);
+    check("::1", Asker::Near);
+    check("10.0.0.77", Asker::Near);
+    check("::ffff:10.0.0.77", Asker::Near);
+    check("fd00::77", Asker::Near);
+    check("192.168.7.9", Asker::Near);
+    check("fe80::1", Asker::Near);
+    check("10.0.1.77", Asker::Far);
+    check("203.0.113.5", Asker::Far);
+    check("2001:db8::1", Asker::Far);
+    assert_eq!(asker(&View::default(), &[], "10.0.0.77".parse().unwrap()), Asker::Far);
+}
+
+#[test]
+fn without_a_netmap_nothing_is_said_about_our_names() {
+    let view = View::default();
+    check_in(&view, "camera.berlin.causeway.internal.", RecordType::A, "not yet");
+    check_in(&view, "example.com.", RecordType::A, "forward");
+}

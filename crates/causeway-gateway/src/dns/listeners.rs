@@ -1,0 +1,172 @@
+//! Keeps the listening addresses in step with what is wanted.
+//!
+//! An address that is not on this host yet, or a port that somebody else has, is a finding and is tried again; it never ends
+//! anything. What is wanted no more is closed before anything new is opened.
+
+use std::collections::BTreeMap;
+use std::io::ErrorKind;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+
+use causeway_netmap::View;
+use serde::Serialize;
+use tokio::net::{TcpListener, UdpSocket};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use super::server::{Desk, serve_connections, serve_datagrams};
+
+const PORT: u16 = 53;
+/// For port 0: the number must be free for both protocols.
+const TRIES_MAX: usize = 16;
+
+/// An address that should be listened on and is not.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Finding {
+    pub address: SocketAddr,
+    /// In words for the operator.
+    pub why: String,
+}
+
+/// Where names are answered: as configured, or on loopback and the gateway's own address.
+pub fn wanted(configured: Option<&[SocketAddr]>, view: &View) -> Vec<SocketAddr> {
+    if let Some(configured) = configured {
+        return configured.to_vec();
+    }
+    let loopback: [IpAddr; 2] = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
+    let own = view.gateway.as_ref().and_then(|gateway| gateway.ip);
+    let mut found: Vec<SocketAddr> = Vec::new();
+    for ip in loopback.into_iter().chain(own.map(|ip| ip.to_canonical())) {
+        let address = SocketAddr::new(ip, PORT);
+        if !found.contains(&address) {
+            found.push(address);
+        }
+    }
+    found
+}
+
+/// The sockets that are open, by the address that was wanted.
+pub struct Listeners {
+    desk: Arc<Desk>,
+    open: BTreeMap<SocketAddr, Listener>,
+    findings: Vec<Finding>,
+}
+
+struct Listener {
+    bound: SocketAddr,
+    stop: CancellationToken,
+    tasks: JoinSet<()>,
+}
+
+impl Listeners {
+    pub fn new(desk: Arc<Desk>) -> Listeners {
+        Listeners { desk, open: BTreeMap::new(), findings: Vec::new() }
+    }
+
+    /// Doing this twice changes nothing.
+    pub async fn follow(&mut self, wanted: &[SocketAddr]) {
+        let unwanted: Vec<SocketAddr> =
+            self.open.keys().filter(|address| !wanted.contains(address)).copied().collect();
+        for address in unwanted {
+            self.close(address).await;
+        }
+        let mut findings = Vec::new();
+        for address in wanted {
+            if self.open.contains_key(address) {
+                continue;
+            }
+            match bind(*address).await {
+                Ok((socket, listener, bound)) => self.start(*address, bound, socket, listener),
+                Err(error) => findings.push(Finding { address: *address, why: in_words(&error) }),
+            }
+        }
+        // Said when it is new, not with every try.
+        for finding in findings.iter().filter(|finding| !self.findings.contains(finding)) {
+            tracing::warn!(address = %finding.address, why = finding.why, "names are not answered here; trying again");
+        }
+        self.findings = findings;
+    }
+
+    pub fn bound(&self) -> Vec<SocketAddr> {
+        self.open.values().map(|listener| listener.bound).collect()
+    }
+
+    pub fn findings(&self) -> &[Finding] {
+        &self.findings
+    }
+
+    fn start(&mut self, address: SocketAddr, bound: SocketAddr, socket: UdpSocket, listener: TcpListener) {
+        let stop = CancellationToken::new();
+        let mut tasks = JoinSet::new();
+        tasks.spawn(serve_datagrams(self.desk.clone(), socket, stop.clone()));
+        tasks.spawn(serve_connections(self.desk.clone(), listener, stop.clone()));
+        tracing::info!(address = %bound, "names are answered");
+        self.open.insert(address, Listener { bound, stop, tasks });
+    }
+
+    async fn close(&mut self, address: SocketAddr) {
+        if let Some(mut listener) = self.open.remove(&address) {
+            listener.stop.cancel();
+            while listener.tasks.join_next().await.is_some() {}
+            tracing::info!(address = %listener.bound, "names are answered here no more");
+        }
+    }
+}
+
+/// Both sockets, or none.
+async fn bind(address: SocketAddr) -> std::io::Result<(UdpSocket, TcpListener, SocketAddr)> {
+    let mut tries = 0;
+    loop {
+        let socket = UdpSocket::bind(address).await?;
+        let bound = socket.local_addr()?;
+        match TcpListener::bind(bound).await {
+            Ok(listener) => return Ok((socket, listener, bound)),
+            Err(error)
+                if address.port() == 0 && error.kind() == ErrorKind::AddrInUse && tries < TRIES_MAX =>
+            {
+                tries += 1;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn in_words(error: &std::io::Error) -> String {
+    match error.kind() {
+        ErrorKind::AddrNotAvailable => "this host does not have the address".to_owned(),
+        ErrorKind::AddrInUse => "another program has the port".to_owned(),
+        ErrorKind::PermissionDenied => {
+            "not permitted: ports below 1024 need root or CAP_NET_BIND_SERVICE".to_owned()
+        }
+        _ => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use causeway_netmap::Gateway;
+
+    use super::*;
+
+    #[test]
+    fn names_are_answered_on_loopback_and_on_the_gateways_own_address() {
+        let mut view = View::default();
+        let texts = |configured: Option<&[SocketAddr]>, view: &View| -> Vec<String> {
+            wanted(configured, view).iter().map(ToString::to_string).collect()
+        };
+        assert_eq!(texts(None, &view), ["127.0.0.1:53", "[::1]:53"]);
+        for (ip, last) in [("10.0.0.2", "10.0.0.2:53"), ("fd00::2", "[fd00::2]:53"), ("::1", "[::1]:53")] {
+            view.gateway = Some(Gateway {
+                name: "g".into(),
+                site: "oslo".into(),
+                ip: ip.parse().ok(),
+                presence_cidrs: vec![],
+                priority: 0,
+                relay: false,
+            });
+            assert_eq!(texts(None, &view).last().map(String::as_str), Some(last));
+        }
+        assert_eq!(texts(Some(&["127.0.0.1:5353".parse().unwrap()]), &view), ["127.0.0.1:5353"]);
+        assert!(texts(Some(&[]), &view).is_empty());
+    }
+}

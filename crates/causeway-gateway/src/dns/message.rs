@@ -1,0 +1,247 @@
+//! Queries and answers as they are on the wire.
+//!
+//! `read` takes what a stranger sent and says what it is; a `Query` makes its own replies, cut to what the client can take.
+//! What cannot be understood gets a reply that says so, and what must not be answered gets none. Pure, and fuzzed.
+
+use hickory_proto::op::{Edns, Message, MessageType, OpCode, ResponseCode};
+use hickory_proto::rr::{DNSClass, Name, Record, RecordType};
+
+use super::answer::Answer;
+
+/// What we ever send in one datagram, and say that we take: it fits every path without fragments (DNS flag day 2020).
+pub const DATAGRAM_BYTES_MAX: u16 = 1232;
+/// What a client without EDNS takes (RFC 1035).
+const PLAIN_BYTES_MAX: u16 = 512;
+/// What a message over TCP can be.
+const MESSAGE_BYTES_MAX: usize = 65_535;
+const HEADER_BYTES: usize = 12;
+/// EDNS and a signature; nobody has reason to send more with a question.
+const ADDITIONALS_MAX: u16 = 8;
+
+/// How a query came, and how its reply goes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Transport {
+    Udp,
+    Tcp,
+}
+
+/// What somebody sent.
+#[derive(Debug)]
+pub enum Read {
+    Query(Box<Query>),
+    /// Not a question we can answer; this is what to say.
+    Reply(Vec<u8>),
+    /// Noise, or an answer: whoever replies to those talks for ever.
+    Nothing,
+}
+
+/// One question.
+#[derive(Clone, Debug)]
+pub struct Query {
+    request: Message,
+    name: Name,
+    kind: RecordType,
+}
+
+pub fn read(bytes: &[u8]) -> Read {
+    let Some(header) = bytes.first_chunk::<HEADER_BYTES>() else { return Read::Nothing };
+    let id = u16::from_be_bytes([header[0], header[1]]);
+    let is_reply = header[2] & 0x80 != 0;
+    let op_code = OpCode::from_u8((header[2] >> 3) & 0x0f);
+    let count = |at: usize| u16::from_be_bytes([header[at], header[at + 1]]);
+    // Counted before anything is read: a header of twelve bytes may promise 65,535 of everything.
+    let is_plain = count(4) == 1 && count(6) == 0 && count(8) == 0 && count(10) <= ADDITIONALS_MAX;
+    if is_reply {
+        return Read::Nothing;
+    }
+    if op_code != OpCode::Query {
+        return Read::Reply(bare(id, op_code, ResponseCode::NotImp));
+    }
+    match is_plain.then(|| Message::from_vec(bytes)) {
+        Some(Ok(request)) => understand(request),
+        // An IXFR carries a record with its question; we have no zone to transfer.
+        Some(Err(_)) | None => Read::Reply(bare(id, op_code, ResponseCode::FormErr)),
+    }
+}
+
+fn understand(mut request: Message) -> Read {
+    let Some(question) = request.queries.first() else {
+        return Read::Reply(bare(request.metadata.id, OpCode::Query, ResponseCode::FormErr));
+    };
+    let (mut name, kind, class) = (question.name().clone(), question.query_type(), question.query_class());
+    name.set_fqdn(true);
+    // What else came with the question is for others, or for nobody.
+    request.additionals.clear();
+    request.signature = None;
+    let version = request.edns.as_ref().map_or(0, Edns::version);
+    let query = Query { request, name, kind };
+    // RFC 6891, 6.1.3.
+    if version > 0 {
+        return Read::Reply(query.failed(ResponseCode::BADVERS));
+    }
+    match class {
+        DNSClass::IN => Read::Query(Box::new(query)),
+        _ => Read::Reply(query.failed(ResponseCode::Refused)),
+    }
+}
+
+fn bare(id: u16, op_code: OpCode, code: ResponseCode) -> Vec<u8> {
+    encode(&Message::error_msg(id, op_code, code))
+}
+
+impl Query {
+    pub fn name(&self) -> &Name {
+        &self.name
+    }
+
+    pub fn kind(&self) -> RecordType {
+        self.kind
+    }
+
+    /// The reply that carries an answer. `Forward` has none of its own: it is a failure until upstream has spoken.
+    pub fn answered(&self, answer: Answer, over: Transport) -> Vec<u8> {
+        let mut reply = self.reply(ResponseCode::NoError);
+        reply.metadata.authoritative = true;
+        match answer {
+            Answer::Records(records) => reply.answers = records,
+            Answer::NoData { soa } => self.deny(&mut reply, ResponseCode::NoError, soa),
+            Answer::NoName { soa } => self.deny(&mut reply, ResponseCode::NXDomain, soa),
+            Answer::Refused => {
+                reply.metadata.recursion_available = false;
+                reply.metadata.authoritative = false;
+                reply.metadata.response_code = ResponseCode::Refused;
+            }
+            Answer::NotYet | Answer::Forward => {
+                reply.metadata.authoritative = false;
+                reply.metadata.response_code = ResponseCode::ServFail;
+            }
+        }
+        let bytes = encode(&reply);
+        match bytes.len() > self.reply_bytes_max(over) {
+            true => encode(&reply.truncate()),
+            false => bytes,
+        }
+    }
+
+    /// The reply that says only what went wrong.
+    pub fn failed(&self, code: ResponseCode) -> Vec<u8> {
+        encode(&self.reply(code))
+    }
+
+    /// Says that the answer is too long, and to ask again over TCP.
+    pub fn truncated(&self) -> Vec<u8> {
+        encode(&self.reply(ResponseCode::NoError).truncate())
+    }
+
+    /// How long a reply may be. What upstream says is passed on up to what the client asked for.
+    pub fn reply_bytes_max(&self, over: Transport) -> usize {
+        match over {
+            Transport::Tcp => MESSAGE_BYTES_MAX,
+            Transport::Udp => {
+                let wished = self.request.edns.as_ref().map_or(PLAIN_BYTES_MAX, Edns::max_payload);
+                wished.clamp(PLAIN_BYTES_MAX, DATAGRAM_BYTES_MAX).into()
+            }
+        }
+    }
+
+    /// The same question, as we put it to somebody else: under a number that nobody can guess, and with nothing of the client's
+    /// but what changes the answer. EDNS is between neighbours (RFC 6891), so it is our own.
+    pub fn onward(&self) -> Onward {
+        let mut message = Message::query();
+        message.metadata.recursion_desired = self.request.metadata.recursion_desired;
+        message.metadata.checking_disabled = self.request.metadata.checking_disabled;
+        message.metadata.authentic_data = self.request.metadata.authentic_data;
+        message.queries = self.request.queries.clone();
+        if let Some(theirs) = &self.request.edns {
+            let mut edns = Edns::new();
+            let payload = theirs.max_payload().clamp(PLAIN_BYTES_MAX, DATAGRAM_BYTES_MAX);
+            edns.set_max_payload(payload).set_dnssec_ok(theirs.flags().dnssec_ok);
+            message.set_edns(edns);
+        }
+        Onward { id: message.metadata.id, bytes: encode(&message) }
+    }
+
+    /// Is this the answer to that question? Then it is the client's, under the client's own number.
+    pub fn returned(&self, asked: &Onward, mut bytes: Vec<u8>) -> Option<Returned> {
+        let header = bytes.first_chunk::<HEADER_BYTES>()?;
+        let (code, is_reply) = (ResponseCode::from(0, header[3] & 0x0f), header[2] & 0x80 != 0);
+        let questions = u16::from_be_bytes([header[4], header[5]]);
+        if u16::from_be_bytes([header[0], header[1]]) != asked.id || !is_reply || questions != 1 {
+            return None;
+        }
+        // Servers may write the name as they like it, but never packed: it is the first in the message.
+        let question = &asked.bytes[HEADER_BYTES..asked.question_end()];
+        let theirs = bytes.get(HEADER_BYTES..HEADER_BYTES + question.len())?;
+        if !theirs.eq_ignore_ascii_case(question) {
+            return None;
+        }
+        bytes[..2].copy_from_slice(&self.request.metadata.id.to_be_bytes());
+        Some(Returned { code, bytes })
+    }
+
+    fn deny(&self, reply: &mut Message, code: ResponseCode, soa: Record) {
+        reply.metadata.response_code = code;
+        reply.authorities = vec![soa];
+    }
+
+    fn reply(&self, code: ResponseCode) -> Message {
+        let asked = &self.request.metadata;
+        let mut reply = Message::new(asked.id, MessageType::Response, OpCode::Query);
+        reply.metadata.recursion_desired = asked.recursion_desired;
+        reply.metadata.checking_disabled = asked.checking_disabled;
+        reply.metadata.recursion_available = true;
+        reply.metadata.response_code = code;
+        reply.queries = self.request.queries.clone();
+        if self.request.edns.is_some() {
+            let mut edns = Edns::new();
+            edns.set_max_payload(DATAGRAM_BYTES_MAX);
+            reply.set_edns(edns);
+        }
+        reply
+    }
+}
+
+/// A question on its way to upstream.
+#[derive(Clone, Debug)]
+pub struct Onward {
+    id: u16,
+    bytes: Vec<u8>,
+}
+
+impl Onward {
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Behind the name come its type and class.
+    fn question_end(&self) -> usize {
+        let mut at = HEADER_BYTES;
+        while let Some(length) = self.bytes.get(at).filter(|length| **length != 0) {
+            at += 1 + usize::from(*length);
+        }
+        (at + 5).min(self.bytes.len())
+    }
+}
+
+/// What upstream said.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Returned {
+    pub code: ResponseCode,
+    pub bytes: Vec<u8>,
+}
+
+impl Returned {
+    /// Would another server perhaps know better?
+    pub fn is_failure(&self) -> bool {
+        matches!(self.code, ResponseCode::ServFail | ResponseCode::Refused | ResponseCode::NotImp)
+    }
+}
+
+/// A message that cannot be written is one we made too long, which `answered` never does; nothing is said then, and the client
+/// asks again.
+fn encode(message: &Message) -> Vec<u8> {
+    message.to_vec().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,312 @@
+//! Names over real sockets: UDP and TCP, EDNS, truncated answers, upstream there and away, addresses that come and go.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use causeway_gateway::dns::{Dns, DnsOptions, DnsState, Patience};
+use causeway_netmap::{
+    DnsName, Fact, Gateway, Generation, Netmap, Policy, Presence, PresenceIp, Protocol, View,
+};
+use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
+use hickory_proto::rr::rdata::TXT;
+use hickory_proto::rr::{Name, RData, Record, RecordType};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// A site `oslo` that may use `camera`, which has as many addresses.
+fn view(addresses: u8, gateway_ip: Option<&str>) -> Arc<View> {
+    let facts = [
+        Fact::Gateway(Gateway {
+            name: "oslo-1".into(),
+            site: "oslo".into(),
+            ip: gateway_ip.map(|ip| ip.parse().unwrap()),
+            presence_cidrs: vec!["198.18.0.0/16".parse().unwrap()],
+            priority: 0,
+            relay: false,
+        }),
+        Fact::Presence(Presence {
+            service: "camera".into(),
+            addresses: (1..=addresses).map(|last| PresenceIp(IpAddr::from([198, 18, 0, last]))).collect(),
+            port: 80,
+            protocol: Protocol::Tcp,
+            names: vec![DnsName::new("camera.berlin.causeway.internal")],
+            home: "berlin".into(),
+            policies: vec!["guests".into()],
+        }),
+        Fact::Policy(Policy {
+            name: "guests".into(),
+            servers: vec![],
+            sites: vec!["oslo".into()],
+            limits: None,
+            http: vec![],
+        }),
+    ];
+    let entries = facts.iter().map(Fact::encode).collect();
+    Arc::new(View::decode(&Netmap::build(Generation { epoch: 1, revision: 1 }, entries, None).unwrap()))
+}
+
+struct Lab {
+    netmaps: watch::Sender<Arc<View>>,
+    state: watch::Receiver<DnsState>,
+    stop: CancellationToken,
+    running: JoinHandle<()>,
+}
+
+impl Lab {
+    fn start(view: Arc<View>, options: DnsOptions) -> Lab {
+        let (netmaps, receiver) = watch::channel(view);
+        let dns = Dns::new(receiver, options);
+        let (state, stop) = (dns.state(), CancellationToken::new());
+        let running = tokio::spawn(dns.run(stop.clone()));
+        Lab { netmaps, state, stop, running }
+    }
+
+    async fn until(&mut self, fits: impl FnMut(&DnsState) -> bool) -> DnsState {
+        timeout(DEADLINE, self.state.wait_for(fits)).await.expect("in time").unwrap().clone()
+    }
+
+    async fn address(&mut self) -> SocketAddr {
+        self.until(|state| !state.listening.is_empty()).await.listening[0]
+    }
+
+    async fn end(self) {
+        self.stop.cancel();
+        timeout(DEADLINE, self.running).await.expect("it stops").unwrap();
+    }
+}
+
+fn options(upstreams: Vec<SocketAddr>) -> DnsOptions {
+    DnsOptions {
+        listen: Some(vec!["127.0.0.1:0".parse().unwrap()]),
+        upstreams: Some(upstreams),
+        patience: Patience { for_one: Duration::from_millis(400), for_all: Duration::from_secs(1) },
+        ..DnsOptions::default()
+    }
+}
+
+fn question(name: &str, kind: RecordType, edns: Option<u16>) -> Message {
+    let mut message = Message::query();
+    message.metadata.recursion_desired = true;
+    message.add_query(Query::query(Name::from_str(name).unwrap(), kind));
+    if let Some(payload) = edns {
+        let mut edns = Edns::new();
+        edns.set_max_payload(payload);
+        message.set_edns(edns);
+    }
+    message
+}
+
+async fn over_udp(server: SocketAddr, question: &Message) -> Message {
+    let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    socket.connect(server).await.unwrap();
+    socket.send(&question.to_vec().unwrap()).await.unwrap();
+    let mut buffer = vec![0; 65_535];
+    let length = timeout(DEADLINE, socket.recv(&mut buffer)).await.expect("an answer").unwrap();
+    let answer = Message::from_vec(&buffer[..length]).unwrap();
+    assert_eq!(
+        (answer.metadata.id, answer.metadata.message_type),
+        (question.metadata.id, MessageType::Response)
+    );
+    answer
+}
+
+async fn exchange(stream: &mut TcpStream, question: &Message) -> Message {
+    let bytes = question.to_vec().unwrap();
+    stream.write_u16(bytes.len() as u16).await.unwrap();
+    stream.write_all(&bytes).await.unwrap();
+    let length = timeout(DEADLINE, stream.read_u16()).await.expect("an answer").unwrap();
+    let mut bytes = vec![0; length.into()];
+    stream.read_exact(&mut bytes).await.unwrap();
+    Message::from_vec(&bytes).unwrap()
+}
+
+async fn over_tcp(server: SocketAddr, question: &Message) -> Message {
+    exchange(&mut TcpStream::connect(server).await.unwrap(), question).await
+}
+
+/// Answers every question with a text, and `big.` with one that fits no datagram.
+async fn fake_upstream() -> (SocketAddr, tokio::task::JoinSet<()>) {
+    let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let address = socket.local_addr().unwrap();
+    let listener = TcpListener::bind(address).await.unwrap();
+    let mut tasks = tokio::task::JoinSet::new();
+    tasks.spawn(async move {
+        let mut buffer = vec![0; 4096];
+        loop {
+            let (length, client) = socket.recv_from(&mut buffer).await.unwrap();
+            let answer = told(&buffer[..length]);
+            let answer = if answer.to_vec().unwrap().len() > 512 { answer.truncate() } else { answer };
+            // First something that is not for us: it must be passed over.
+            let mut lie = answer.clone();
+            lie.metadata.id ^= 0x55;
+            socket.send_to(&lie.to_vec().unwrap(), client).await.unwrap();
+            socket.send_to(&answer.to_vec().unwrap(), client).await.unwrap();
+        }
+    });
+    tasks.spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut bytes = vec![0; stream.read_u16().await.unwrap().into()];
+            stream.read_exact(&mut bytes).await.unwrap();
+            let answer = told(&bytes).to_vec().unwrap();
+            stream.write_u16(answer.len() as u16).await.unwrap();
+            stream.write_all(&answer).await.unwrap();
+        }
+    });
+    (address, tasks)
+}
+
+fn told(question: &[u8]) -> Message {
+    let question = Message::from_vec(question).unwrap();
+    let mut answer = Message::response(question.metadata.id, OpCode::Query);
+    answer.queries = question.queries.clone();
+    let name = question.queries[0].name().clone();
+    let count = if name.to_ascii() == "big." { 30 } else { 1 };
+    for number in 0..count {
+        let text = TXT::new(vec![format!("{number:0>100}")]);
+        answer.add_answer(Record::from_rdata(name.clone(), 60, RData::TXT(text)));
+    }
+    answer
+}
+
+#[tokio::test]
+async fn names_are_answered_over_udp_and_tcp() {
+    let mut lab = Lab::start(view(2, None), options(vec![]));
+    let server = lab.address().await;
+    let asked = question("camera.berlin.causeway.internal.", RecordType::A, Some(1232));
+    for answer in [over_udp(server, &asked).await, over_tcp(server, &asked).await] {
+        let addresses: Vec<String> = answer.answers.iter().map(|record| record.data.to_string()).collect();
+        assert_eq!(addresses, ["198.18.0.1", "198.18.0.2"]);
+        assert!(answer.metadata.authoritative && answer.edns.is_some());
+    }
+    // Several questions on one connection.
+    let mut stream = TcpStream::connect(server).await.unwrap();
+    for name in ["nothing.causeway.internal.", "camera.rome.causeway.internal."] {
+        let answer = exchange(&mut stream, &question(name, RecordType::A, None)).await;
+        assert_eq!(answer.metadata.response_code, ResponseCode::NXDomain);
+        assert_eq!(answer.authorities[0].record_type(), RecordType::SOA);
+        assert!(answer.edns.is_none());
+    }
+    // What changes in the netmap changes at once.
+    lab.netmaps.send_replace(view(1, None));
+    assert_eq!(over_udp(server, &asked).await.answers.len(), 1);
+    lab.end().await;
+    assert!(TcpStream::connect(server).await.is_err(), "nothing is left behind");
+}
+
+#[tokio::test]
+async fn what_does_not_fit_is_asked_for_again_over_tcp() {
+    let mut lab = Lab::start(view(200, None), options(vec![]));
+    let server = lab.address().await;
+    for edns in [None, Some(512), Some(4096)] {
+        let asked = question("camera.berlin.causeway.internal.", RecordType::A, edns);
+        let short = over_udp(server, &asked).await;
+        assert!(short.metadata.truncation && short.answers.is_empty());
+        let whole = over_tcp(server, &asked).await;
+        assert!(!whole.metadata.truncation && whole.answers.len() == 200);
+    }
+    lab.end().await;
+}
+
+#[tokio::test]
+async fn other_names_are_asked_for_upstream() {
+    let (upstream, mut tasks) = fake_upstream().await;
+    // The first is away: it costs its time, no more.
+    let away = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let mut lab = Lab::start(view(1, None), options(vec![away.local_addr().unwrap(), upstream]));
+    let server = lab.address().await;
+    for edns in [None, Some(1232)] {
+        let answer = over_udp(server, &question("example.com.", RecordType::TXT, edns)).await;
+        assert_eq!((answer.metadata.response_code, answer.answers.len()), (ResponseCode::NoError, 1));
+    }
+    let big = question("big.", RecordType::TXT, None);
+    assert!(over_udp(server, &big).await.metadata.truncation);
+    assert_eq!(over_tcp(server, &big).await.answers.len(), 30);
+    // Ours are never asked for elsewhere, and are there without upstream.
+    tasks.shutdown().await;
+    drop(away);
+    let failed = over_udp(server, &question("example.com.", RecordType::A, None)).await;
+    assert_eq!(failed.metadata.response_code, ResponseCode::ServFail);
+    let ours = over_udp(server, &question("camera.berlin.causeway.internal.", RecordType::A, None)).await;
+    assert_eq!(ours.answers.len(), 1);
+    lab.end().await;
+}
+
+#[tokio::test]
+async fn a_silent_upstream_is_a_failure_in_time_and_holds_up_nobody() {
+    let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let mut lab = Lab::start(view(1, None), options(vec![silent.local_addr().unwrap()]));
+    let server = lab.address().await;
+    let waiting =
+        tokio::spawn(async move { over_udp(server, &question("example.com.", RecordType::A, None)).await });
+    let mut buffer = [0; 512];
+    timeout(DEADLINE, silent.recv(&mut buffer)).await.expect("it is asked").unwrap();
+    let ours = over_udp(server, &question("camera.berlin.causeway.internal.", RecordType::A, None)).await;
+    assert_eq!(ours.answers.len(), 1);
+    assert_eq!(waiting.await.unwrap().metadata.response_code, ResponseCode::ServFail);
+    lab.end().await;
+}
+
+#[tokio::test]
+async fn we_are_not_our_own_upstream() {
+    let folder = tempfile::tempdir().unwrap();
+    let resolv_conf: PathBuf = folder.path().join("resolv.conf");
+    std::fs::write(&resolv_conf, "nameserver 127.0.0.1\nnameserver 192.0.2.1\n").unwrap();
+    let mut lab = Lab::start(view(1, None), DnsOptions { upstreams: None, resolv_conf, ..options(vec![]) });
+    lab.address().await;
+    // Port 53 of loopback is somebody else's: we listen on another.
+    let seen: Vec<String> = lab.state.borrow().upstreams.iter().map(ToString::to_string).collect();
+    assert_eq!(seen, ["127.0.0.1:53", "192.0.2.1:53"]);
+    lab.end().await;
+
+    let free = std::net::UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let mut lab = Lab::start(view(1, None), DnsOptions { listen: Some(vec![free]), ..options(vec![free]) });
+    lab.address().await;
+    assert!(lab.state.borrow().upstreams.is_empty());
+    let failed = over_udp(free, &question("example.com.", RecordType::A, None)).await;
+    assert_eq!(failed.metadata.response_code, ResponseCode::ServFail);
+    lab.end().await;
+}
+
+#[tokio::test]
+async fn an_address_that_cannot_be_had_is_a_finding_until_it_can() {
+    let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = taken.local_addr().unwrap();
+    let foreign: SocketAddr = "192.0.2.1:5353".parse().unwrap();
+    let mut lab =
+        Lab::start(view(1, None), DnsOptions { listen: Some(vec![address, foreign]), ..options(vec![]) });
+    let state = lab.until(|state| state.findings.len() == 2).await;
+    assert_eq!(state.findings[0].why, "another program has the port");
+    assert_eq!(state.findings[1].why, "this host does not have the address");
+    drop(taken);
+    lab.until(|state| state.listening == [address]).await;
+    lab.end().await;
+}
+
+#[tokio::test]
+async fn noise_is_survived() {
+    let mut lab = Lab::start(view(1, None), options(vec![]));
+    let server = lab.address().await;
+    let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    for noise in [&b""[..], b"x", &[0xff; 64], &[0; 4096]] {
+        socket.send_to(noise, server).await.unwrap();
+    }
+    let mut stream = TcpStream::connect(server).await.unwrap();
+    stream.write_all(&[0xff; 64]).await.unwrap();
+    let mut rest = Vec::new();
+    // Closed or reset: either way it is over.
+    let _ = timeout(DEADLINE, stream.read_to_end(&mut rest)).await.expect("it is over");
+    assert!(rest.is_empty());
+    let asked = question("camera.berlin.causeway.internal.", RecordType::A, None);
+    assert_eq!(over_udp(server, &asked).await.answers.len(), 1);
+    lab.end().await;
+}

@@ -1,0 +1,5 @@
+//! The gateway's public face, with real sockets.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod dns;

@@ -1,0 +1,59 @@
+//! What DNS clients and upstream resolvers send.
+//!
+//! The bytes are a query, and also what upstream says to one. What must hold: every reply can be read, is a reply, bears the number of
+//! its query and fits where it goes; a question that is passed on reads as the same question; an answer to another question is
+//! never passed on.
+#![no_main]
+
+use causeway_gateway::dns::answer::{Asker, answer};
+use causeway_gateway::dns::message::{Query, Read, Transport, read};
+use causeway_netmap::View;
+use hickory_proto::op::{Message, MessageType, ResponseCode};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| {
+    match read(data) {
+        Read::Nothing => {}
+        Read::Reply(reply) => drop(reply_to(data, &reply)),
+        Read::Query(query) => check(data, &query),
+    }
+    // As upstream's answer to a plain question.
+    if let Read::Query(query) = read(PLAIN) {
+        let asked = query.onward();
+        let mut answer = data.to_vec();
+        if answer.len() > 2 {
+            answer[..2].copy_from_slice(&asked.bytes()[..2]);
+        }
+        if let Some(returned) = query.returned(&asked, answer) {
+            assert_eq!(returned.bytes[..2], PLAIN[..2]);
+            assert!(returned.bytes[12..27].eq_ignore_ascii_case(&PLAIN[12..27]));
+        }
+    }
+});
+
+/// `cam.oslo. A`, number 7.
+const PLAIN: &[u8] = b"\0\x07\x01\0\0\x01\0\0\0\0\0\0\x03cam\x04oslo\0\0\x01\0\x01";
+
+fn check(data: &[u8], query: &Query) {
+    let view = View::default();
+    for over in [Transport::Udp, Transport::Tcp] {
+        let said = answer(&view, Asker::Near, query.name(), query.kind());
+        let reply = query.answered(said, over);
+        assert!(reply.len() <= query.reply_bytes_max(over));
+        reply_to(data, &reply);
+        let refused = query.answered(answer(&view, Asker::Far, query.name(), query.kind()), over);
+        assert_eq!(reply_to(data, &refused).metadata.response_code, ResponseCode::Refused);
+    }
+    assert!(reply_to(data, &query.truncated()).metadata.truncation);
+    let asked = query.onward();
+    let Read::Query(passed) = read(asked.bytes()) else { panic!("what is passed on is a question") };
+    assert_eq!((passed.name(), passed.kind()), (query.name(), query.kind()));
+    assert!(query.returned(&asked, asked.bytes().to_vec()).is_none(), "a question is no answer");
+}
+
+fn reply_to(data: &[u8], reply: &[u8]) -> Message {
+    let read = Message::from_vec(reply).expect("our replies can be read");
+    assert_eq!(read.metadata.message_type, MessageType::Response);
+    assert_eq!(read.metadata.id.to_be_bytes(), data[..2]);
+    read
+}
