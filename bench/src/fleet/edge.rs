@@ -71,9 +71,9 @@ impl Edge {
         loop {
             while let Some(action) = machine.next_action() {
                 match action {
-                    Action::Dial { link, transports, .. } => {
+                    Action::Dial { link, transports, patience, .. } => {
                         self.board.note_attempt(self.number);
-                        attempt = Some((link, Box::pin(dial(self.dialer.clone(), transports))));
+                        attempt = Some((link, Box::pin(dial(self.dialer.clone(), transports, patience))));
                     }
                     Action::Abandon { .. } => {
                         self.board.note_failed(self.number, "abandoned: no answer in time", false);
@@ -207,14 +207,10 @@ async fn next_progress(attempt: &mut Option<(LinkId, Attempt)>) -> (LinkId, Resu
     }
 }
 
-async fn dial(dialer: Dialer, transports: Attempted) -> Result<Progress, Failed> {
-    let dialled = match transports {
-        Attempted::Both => dialer.dial().await,
-        Attempted::Quic => dialer.dial_quic().await,
-        Attempted::Tcp => dialer.dial_tcp().await,
-    };
+async fn dial(dialer: Dialer, transports: Attempted, patience: Duration) -> Result<Progress, Failed> {
+    let dialled = dialer.dial_patiently(transports.transport(), patience).await;
     dialled.map(Progress::Dialled).map_err(|error| Failed {
-        failure: Failure::Unreachable,
+        failure: if error.is_timeout() { Failure::Unanswered } else { Failure::Unreachable },
         is_refusal: is_refusal(&error),
         word: word(&error),
     })

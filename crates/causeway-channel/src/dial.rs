@@ -27,7 +27,7 @@ use self::plan::{Attempt, Plan};
 pub use self::plan::{HEAD_START, Route, STAGGER, Transports};
 pub use self::proxy::{Proxy, ProxyUrlError};
 use crate::clock::Clock;
-use crate::link::{CHANNEL_ALPN, Link, Side};
+use crate::link::{CHANNEL_ALPN, Link, Side, Transport};
 use crate::peer::CertificateFacts;
 use crate::quic::{QuicClient, QuicOptions};
 use crate::tcp;
@@ -96,16 +96,25 @@ impl Dialer {
 
     /// By whatever transports are configured.
     pub async fn dial(&self) -> Result<Link, DialError> {
-        self.dial_over(self.config.transports).await
+        self.dial_over(self.config.transports, self.config.attempt_max).await
     }
 
-    /// By QUIC alone, as when UDP may have come back.
-    pub async fn dial_quic(&self) -> Result<Link, DialError> {
-        self.dial_over(Transports::QuicOnly).await
+    /// As `dial`, by one transport if one is named, and with more patience than usual, or less.
+    pub async fn dial_patiently(
+        &self,
+        transport: Option<Transport>,
+        attempt_max: Duration,
+    ) -> Result<Link, DialError> {
+        let transports = match transport {
+            None => self.config.transports,
+            Some(Transport::Quic) => Transports::QuicOnly,
+            Some(Transport::Tcp) => Transports::TcpOnly,
+        };
+        self.dial_over(transports, attempt_max).await
     }
 
     pub async fn dial_tcp(&self) -> Result<Link, DialError> {
-        self.dial_over(Transports::TcpOnly).await
+        self.dial_over(Transports::TcpOnly, self.config.attempt_max).await
     }
 
     /// The machine's address has changed: QUIC links go on from a new socket.
@@ -116,7 +125,7 @@ impl Dialer {
         }
     }
 
-    async fn dial_over(&self, transports: Transports) -> Result<Link, DialError> {
+    async fn dial_over(&self, transports: Transports, max: Duration) -> Result<Link, DialError> {
         let config = &*self.config;
         let tls = self.tls()?;
         let is_proxied: Vec<bool> =
@@ -124,13 +133,13 @@ impl Dialer {
         let mut plan = Plan::new(&is_proxied, transports, Instant::now());
         let mut names: FuturesUnordered<_> = (0..config.endpoints.len())
             .filter(|endpoint| transports != Transports::TcpOnly || !is_proxied[*endpoint])
-            .map(|endpoint| self.resolve(endpoint))
+            .map(|endpoint| self.resolve(endpoint, max))
             .collect();
         let mut attempts = FuturesUnordered::new();
         let mut failed = Vec::new();
         loop {
             while let Some(attempt) = plan.next_attempt(Instant::now()) {
-                attempts.push(self.attempt(attempt, tls.clone()));
+                attempts.push(self.attempt(attempt, tls.clone(), max));
             }
             if plan.is_over() {
                 return Err(DialError::new(failed));
@@ -169,8 +178,8 @@ impl Dialer {
         self.config.proxy.as_ref().filter(|proxy| proxy.applies_to(endpoint))
     }
 
-    async fn resolve(&self, number: usize) -> (usize, Result<Vec<SocketAddr>, AttemptError>) {
-        let addresses = resolve(&self.config.endpoints[number], self.config.attempt_max).await;
+    async fn resolve(&self, number: usize, max: Duration) -> (usize, Result<Vec<SocketAddr>, AttemptError>) {
+        let addresses = resolve(&self.config.endpoints[number], max).await;
         (number, addresses)
     }
 
@@ -178,8 +187,8 @@ impl Dialer {
         &self,
         attempt: Attempt,
         tls: ClientConfig,
+        max: Duration,
     ) -> BoxFuture<'_, (Attempt, Result<Link, AttemptError>)> {
-        let max = self.config.attempt_max;
         let endpoint = &self.config.endpoints[attempt.endpoint];
         Box::pin(async move {
             let dialled = async {

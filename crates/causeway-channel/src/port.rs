@@ -6,6 +6,7 @@
 
 mod figures;
 mod half_open;
+mod pace;
 mod sockets;
 
 use std::io;
@@ -17,6 +18,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use governor::{DefaultDirectRateLimiter, DefaultKeyedRateLimiter, Quota, RateLimiter};
 use rustls::ServerConfig;
+use tokio::io::Interest;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
@@ -31,8 +33,10 @@ use crate::quic::{PortKeys, QuicOptions};
 use crate::{tcp, wire};
 
 use half_open::HalfOpen;
+use pace::Turns;
 
 pub use figures::{PortFigures, Why};
+pub use pace::Turn;
 pub use sockets::PortSockets;
 
 /// Bounds on what strangers can make the port do.
@@ -85,7 +89,8 @@ const FAREWELL: Duration = Duration::from_secs(1);
 #[allow(clippy::large_enum_variant)]
 pub enum Incoming {
     Enrolment(TlsStream<tcp::Socket>, SocketAddr),
-    Channel(Link),
+    /// The turn is dropped when the peer has its answer: welcome or refusal.
+    Channel(Link, Turn),
     Replica(Link),
 }
 
@@ -104,6 +109,7 @@ struct Shared {
     all: DefaultDirectRateLimiter,
     per_address: DefaultKeyedRateLimiter<IpAddr>,
     half_open: Mutex<HalfOpen<CancellationToken>>,
+    turns: Arc<Turns>,
     links: Arc<Semaphore>,
     figures: PortFigures,
     through: mpsc::Sender<Incoming>,
@@ -138,6 +144,7 @@ impl ChannelPort {
             all: RateLimiter::direct(all),
             per_address: RateLimiter::keyed(per_address),
             half_open: Mutex::new(HalfOpen::new(limits.half_open_max, limits.half_open_per_address_max)),
+            turns: Turns::new(limits.half_open_max),
             links: Arc::new(Semaphore::new(limits.links_max)),
             figures: PortFigures::default(),
             through: sender,
@@ -158,10 +165,12 @@ impl ChannelPort {
     /// The next one who is through. Handshakes go on only while somebody waits here, or does so again soon.
     pub async fn accept(&mut self) -> Incoming {
         loop {
-            while self.handshakes.try_join_next().is_some() {}
+            // Those who wait in the kernel's queue cost nothing yet.
+            let is_crowded = self.shared.turns.is_crowded();
             tokio::select! {
                 Some(incoming) = self.through.recv() => return incoming,
-                accepted = self.listener.accept() => match accepted {
+                Some(_) = self.handshakes.join_next() => {}
+                accepted = self.listener.accept(), if !is_crowded => match accepted {
                     Ok((link, client)) => self.welcome_tcp(link, client),
                     Err(error) => {
                         // Out of file descriptors, most likely: accepting again at once would spin.
@@ -263,6 +272,13 @@ impl Shared {
     }
 
     async fn shake_tcp(self: Arc<Shared>, link: TcpStream, client: SocketAddr) -> Result<Incoming, Why> {
+        // Who says nothing needs no turn. Who has hung up while it waited for one needs no work either.
+        let hears = async || link.ready(Interest::READABLE).await.map_err(|_| Why::Handshake);
+        hears().await?;
+        let turn = self.turns.take(self.limits.handshake).await.ok_or(Why::Busy)?;
+        if hears().await?.is_read_closed() {
+            return Err(Why::Handshake);
+        }
         let acceptor = TlsAcceptor::from(self.tls.load_full());
         let link = acceptor.accept(tcp::prepare(link)).await.map_err(|error| {
             tracing::debug!(%client, %error, "no handshake");
@@ -277,19 +293,23 @@ impl Shared {
             protocol => protocol,
         };
         let link = tcp::over_tls(link.into(), Side::Accepted, &self.limits.quic.limits);
-        self.admit(protocol, link.map_err(|_| Why::Handshake)?.into())
+        self.admit(protocol, link.map_err(|_| Why::Handshake)?.into(), turn)
     }
 
     async fn shake_quic(self: Arc<Shared>, incoming: quinn::Incoming) -> Result<Incoming, Why> {
         let client = incoming.remote_address();
+        let Some(turn) = self.turns.take(pace::WAIT_MAX).await else {
+            incoming.refuse();
+            return Err(Why::Busy);
+        };
         let (protocol, link) = self.quic.shake_hands(incoming).await.map_err(|error| {
             tracing::debug!(%client, %error, "no handshake");
             Why::Handshake
         })?;
-        self.admit(protocol, link)
+        self.admit(protocol, link, turn)
     }
 
-    fn admit(&self, protocol: Protocol, link: Link) -> Result<Incoming, Why> {
+    fn admit(&self, protocol: Protocol, link: Link, turn: Turn) -> Result<Incoming, Why> {
         let refuse = |why, code, text: &str| {
             link.close(CloseReason::new(code, text));
             Err(why)
@@ -304,7 +324,7 @@ impl Shared {
         };
         let link = link.holding(place);
         match protocol {
-            Protocol::Channel => Ok(Incoming::Channel(link)),
+            Protocol::Channel => Ok(Incoming::Channel(link, turn)),
             Protocol::Replica => Ok(Incoming::Replica(link)),
             Protocol::Other => Err(Why::Protocol),
         }

@@ -6,7 +6,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
-use causeway_channel::port::{ChannelPort, Incoming};
+use causeway_channel::port::{ChannelPort, Incoming, Turn};
 use causeway_channel::{CloseCode, CloseReason, Link};
 use tokio_util::sync::CancellationToken;
 
@@ -14,8 +14,8 @@ use crate::identity::EnrolmentServer;
 
 /// Who takes the links that the port has let in. Their certificate is verified but for time and revocation.
 pub trait LinkHandler: Send + Sync {
-    /// From an edge. Must not block: start a task.
-    fn handle_channel(&self, link: Link);
+    /// From an edge. Must not block: start a task, which keeps the turn until the edge has its answer.
+    fn handle_channel(&self, link: Link, turn: Turn);
     /// From another replica.
     fn handle_replica(&self, link: Link);
     /// No more links will come: moves the sessions away, and resolves when their time is over.
@@ -26,12 +26,12 @@ pub trait LinkHandler: Send + Sync {
 pub struct NoLinks;
 
 impl LinkHandler for NoLinks {
-    fn handle_channel(&self, link: Link) {
+    fn handle_channel(&self, link: Link, _: Turn) {
         link.close(CloseReason::new(CloseCode::NotAdmitted, "nobody keeps sessions here"));
     }
 
     fn handle_replica(&self, link: Link) {
-        self.handle_channel(link);
+        link.close(CloseReason::new(CloseCode::NotAdmitted, "nobody keeps sessions here"));
     }
 
     fn drain(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
@@ -57,7 +57,7 @@ impl Channel {
             };
             match incoming {
                 Incoming::Enrolment(link, client) => enrolment.admit(link, client),
-                Incoming::Channel(link) => links.handle_channel(link),
+                Incoming::Channel(link, turn) => links.handle_channel(link, turn),
                 Incoming::Replica(link) => links.handle_replica(link),
             }
         }

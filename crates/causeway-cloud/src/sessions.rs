@@ -18,6 +18,7 @@ use std::time::{Duration, SystemTime};
 use causeway_api::{GatewayFigures, Time};
 use causeway_apiserver::Registry;
 use causeway_channel::link::{CloseCode, CloseReason, Link};
+use causeway_channel::port::Turn;
 use causeway_channel::session::{LINGER, Removed, Roster};
 use causeway_channel::wire::control::{Drain, Held, Hello, Hint, News, encode_cloud};
 use causeway_channel::{KeyHash, PeerId};
@@ -146,8 +147,8 @@ impl Sessions {
     }
 
     /// Takes a link that came through the port. Judging and talking go on in a task that `drain` waits for.
-    pub fn accept(&self, link: Link) {
-        let serving = self.0.clone().serve(link);
+    pub fn accept(&self, link: Link, turn: Turn) {
+        let serving = self.0.clone().serve(link, turn);
         self.0.tasks.spawn(Box::pin(serving));
     }
 
@@ -269,8 +270,8 @@ impl Sessions {
 }
 
 impl LinkHandler for Sessions {
-    fn handle_channel(&self, link: Link) {
-        self.accept(link);
+    fn handle_channel(&self, link: Link, turn: Turn) {
+        self.accept(link, turn);
     }
 
     fn handle_replica(&self, link: Link) {

@@ -233,11 +233,11 @@ impl<'a> Round<'a> {
     fn act(&mut self) {
         while let Some(action) = self.machine.next_action() {
             match action {
-                Action::Dial { link, epoch, transports } => {
+                Action::Dial { link, epoch, transports, patience } => {
                     let hello = self.hello(epoch);
                     let (dialer, events) = (self.dialer.clone(), self.events.clone());
                     let dialed = move || drop(events.try_send((link, Event::Dialed)));
-                    let greeting = greet(dialer, transports, hello, dialed);
+                    let greeting = greet(dialer, transports, patience, hello, dialed);
                     let task = self.dials.spawn(async move { (link, Box::pin(greeting).await) });
                     self.attempts.insert(link, task);
                     self.keeper.shown.send_modify(|shown| shown.attempts += 1);

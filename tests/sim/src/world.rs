@@ -198,7 +198,9 @@ impl World {
         while let Some(action) = self.edges[number].machine.next_action() {
             let life = self.edges[number].life;
             match action {
-                Action::Dial { link, epoch, transports } => self.dial(number, life, link, epoch, transports),
+                Action::Dial { link, epoch, transports, .. } => {
+                    self.dial(number, life, link, epoch, transports)
+                }
                 Action::Abandon { link } => self.close_at_edge(number, link, CloseCode::Done),
                 Action::Ping { link, .. } => {
                     if let Some(link) = self.edges[number].links.get(&link) {

@@ -133,6 +133,12 @@ impl DialError {
         DialError::Unreachable(failed)
     }
 
+    /// Did nobody answer in time, and nobody else at all?
+    pub fn is_timeout(&self) -> bool {
+        let failed = self.failed();
+        !failed.is_empty() && failed.iter().all(|failed| matches!(failed.error, AttemptError::Timeout(_)))
+    }
+
     /// Every attempt, the most telling first.
     pub fn failed(&self) -> &[Failed] {
         match self {

@@ -17,6 +17,8 @@ pub enum Why {
     /// Too many handshakes at the same time: the oldest had to go for a newer one.
     HalfOpenAll,
     HalfOpenAddress,
+    /// More handshakes than can be finished in time.
+    Busy,
     /// It broke off: plain text, a scanner, a foreign CA, a wrong ALPN.
     Handshake,
     HandshakeTimeout,
@@ -36,6 +38,7 @@ impl Why {
             Why::RateAddress => "rate-address",
             Why::HalfOpenAll => "half-open-all",
             Why::HalfOpenAddress => "half-open-address",
+            Why::Busy => "busy",
             Why::Handshake => "handshake",
             Why::HandshakeTimeout => "handshake-timeout",
             Why::Protocol => "protocol",

@@ -1,7 +1,8 @@
 //! How long to wait before the next attempt, so that a fleet does not come back in one moment.
 //!
 //! Full jitter: any moment between now and a span that doubles with every failure. The cloud knows how many edges it
-//! has and may widen the span (its hint), or name a time before which it cannot be asked.
+//! has and may widen the span (its hint), or name a time before which it cannot be asked. Who came within the span of
+//! the hint and was not served comes again when most others have been.
 
 use std::time::Duration;
 
@@ -9,6 +10,10 @@ use std::time::Duration;
 const FIRST: Duration = Duration::from_millis(250);
 /// A link that comes back unseen is used within 8 s: this, and the time to dial.
 pub const CAP: Duration = Duration::from_secs(5);
+/// The ordinary dial: connecting and the handshake.
+pub const DIAL: Duration = Duration::from_secs(2);
+/// The longest that a dial may take.
+const DIAL_MAX: Duration = Duration::from_secs(10);
 /// No peer makes us wait longer, whatever it says.
 pub const HINT_MAX: Duration = Duration::from_secs(5 * 60);
 
@@ -34,11 +39,29 @@ impl Backoff {
         self.hint = hint.min(HINT_MAX);
     }
 
-    /// The wait, for dice between 0 and 1. `not_before` is a refusal's own time; the jitter comes on top of it.
+    /// The wait after a session was lost, for dice between 0 and 1: everybody's first try falls into the hint.
+    pub fn pause_after_loss(&self, dice: f64) -> Duration {
+        self.span().max(self.hint).mul_f64(dice.clamp(0.0, 1.0))
+    }
+
+    /// The wait after an attempt that failed. `not_before` is a refusal's own time; the jitter comes on top of it.
     pub fn pause(&self, not_before: Duration, dice: f64) -> Duration {
-        let doubled = FIRST.saturating_mul(1 << self.failures.min(16));
-        let span = doubled.min(CAP).max(self.hint);
-        not_before.min(HINT_MAX) + span.mul_f64(dice.clamp(0.0, 1.0))
+        let (least, span) = match self.hint > self.span() {
+            true => (self.hint / 2, self.hint),
+            false => (Duration::ZERO, self.span()),
+        };
+        not_before.min(HINT_MAX) + least + span.mul_f64(dice.clamp(0.0, 1.0))
+    }
+
+    /// How long a dial may take after so many that nobody answered in time. A cloud with so many edges that it told
+    /// them to spread out may only be slow: giving up early would double its work.
+    pub fn patience(&self, unanswered: u32) -> Duration {
+        let patient = DIAL.saturating_mul(1 << unanswered.min(8)).min(DIAL_MAX);
+        patient.min(self.hint / 2).max(DIAL)
+    }
+
+    fn span(&self) -> Duration {
+        FIRST.saturating_mul(1 << self.failures.min(16)).min(CAP)
     }
 }
 
@@ -53,9 +76,13 @@ mod tests {
     #[test]
     fn the_span_doubles_up_to_the_cap_and_the_hint_widens_it() {
         let check = |backoff: Backoff, span_ms: u128| {
-            assert_eq!(backoff.pause(Duration::ZERO, 1.0).as_millis(), span_ms, "{backoff:?}");
-            assert_eq!(backoff.pause(Duration::ZERO, 0.0), Duration::ZERO, "full jitter begins at nothing");
-            assert_eq!(backoff.pause(Duration::ZERO, 0.5).as_millis(), span_ms / 2);
+            assert_eq!(backoff.pause_after_loss(1.0).as_millis(), span_ms, "{backoff:?}");
+            assert_eq!(backoff.pause_after_loss(0.0), Duration::ZERO, "full jitter begins at nothing");
+            assert_eq!(backoff.pause_after_loss(0.5).as_millis(), span_ms / 2);
+            if backoff.hint.is_zero() {
+                assert_eq!(backoff.pause(Duration::ZERO, 1.0).as_millis(), span_ms);
+                assert_eq!(backoff.pause(Duration::ZERO, 0.0), Duration::ZERO);
+            }
         };
         check(after(0, 0), 250);
         check(after(1, 0), 500);
@@ -63,7 +90,29 @@ mod tests {
         check(after(5, 0), 5000);
         check(after(u32::MAX, 0), 5000);
         check(after(0, 10_000), 10_000);
-        check(after(9, 10_000), 10_000);
+    }
+
+    #[test]
+    fn who_was_not_served_within_the_hint_comes_after_the_others() {
+        for failures in [0, 9] {
+            let pause = |dice| after(failures, 10_000).pause(Duration::ZERO, dice).as_millis();
+            assert_eq!((pause(0.0), pause(0.5), pause(1.0)), (5_000, 10_000, 15_000));
+        }
+        assert_eq!(after(9, 1_000).pause(Duration::ZERO, 0.0), Duration::ZERO, "a small fleet need not");
+    }
+
+    #[test]
+    fn a_dial_waits_longer_where_many_are_served() {
+        let check = |hint_ms, unanswered, expected_ms| {
+            let patience = after(0, hint_ms).patience(unanswered);
+            assert_eq!(patience.as_millis(), expected_ms, "{hint_ms} ms, {unanswered} unanswered");
+        };
+        check(20_000, 0, 2_000);
+        check(20_000, 1, 4_000);
+        check(20_000, 2, 8_000);
+        check(20_000, u32::MAX, 10_000);
+        check(6_000, 9, 3_000);
+        check(0, 9, 2_000);
     }
 
     #[test]
@@ -77,7 +126,7 @@ mod tests {
     fn no_peer_sends_an_edge_away_for_hours() {
         let mut backoff = after(0, 0);
         backoff.handle_hint(Duration::MAX);
-        assert_eq!(backoff.pause(Duration::MAX, 1.0), 2 * HINT_MAX);
+        assert_eq!(backoff.pause(Duration::MAX, 0.5), 2 * HINT_MAX);
         backoff.handle_hint(Duration::ZERO);
         assert_eq!(backoff.pause(Duration::ZERO, 1.0), FIRST);
     }

@@ -24,6 +24,17 @@ pub enum Attempted {
     Tcp,
 }
 
+impl Attempted {
+    /// `None`: as configured.
+    pub fn transport(self) -> Option<Transport> {
+        match self {
+            Attempted::Both => None,
+            Attempted::Quic => Some(Transport::Quic),
+            Attempted::Tcp => Some(Transport::Tcp),
+        }
+    }
+}
+
 /// Soon enough to notice that a firewall was opened, seldom enough to be nothing.
 const RETRY_FIRST: Duration = Duration::from_secs(15);
 const RETRY_MAX: Duration = Duration::from_secs(5 * 60);

@@ -21,11 +21,12 @@ pub struct LinkId(pub u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     /// Dial, open the control stream, say hello with this epoch. Answer with `handle_dialed`, then `handle_welcome`,
-    /// or with `handle_failed`.
+    /// or with `handle_failed`; give up after `patience`.
     Dial {
         link: LinkId,
         epoch: u64,
         transports: Attempted,
+        patience: Duration,
     },
     /// Drop the attempt. Whatever it comes to is not looked at any more.
     Abandon {
@@ -73,8 +74,10 @@ pub enum State {
 /// Why an attempt gave no session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failure {
-    /// Nobody answered, or not as a cloud does.
+    /// Nobody is there, or not as a cloud is.
     Unreachable,
+    /// No answer in time. The cloud may be away, or have too much to do.
+    Unanswered,
     Refused {
         code: RefusedCode,
         retry_after: Duration,
@@ -91,10 +94,8 @@ pub struct Welcomed {
     pub retry_hint: Duration,
 }
 
-/// The dialer gives up after two seconds by itself and says why; this is for one that says nothing.
-const DIAL_MAX: Duration = Duration::from_millis(2500);
-/// From the first byte of hello to the cloud's answer.
-const GREETING_MAX: Duration = Duration::from_secs(2);
+/// The dialer gives up by itself when its patience ends and says why; this is for one that says nothing.
+const DIAL_GRACE: Duration = Duration::from_millis(500);
 /// Open streams of a link that was replaced have this long.
 pub const LINGER: Duration = Duration::from_secs(30);
 /// A session that held this long was none of the failures that make the next attempt wait longer.
@@ -114,6 +115,8 @@ pub struct Supervisor {
     links: u64,
     pings: u64,
     backoff: Backoff,
+    /// Attempts in a row that nobody answered in time.
+    unanswered: u32,
     choice: Choice,
     actions: VecDeque<Action>,
 }
@@ -139,6 +142,7 @@ struct Attempt {
     link: LinkId,
     started: Instant,
     deadline: Instant,
+    patience: Duration,
 }
 
 #[derive(Debug)]
@@ -174,6 +178,7 @@ impl Supervisor {
             links: 0,
             pings: 0,
             backoff: Backoff::default(),
+            unanswered: 0,
             choice: Choice::new(allowed),
             actions: VecDeque::new(),
         }
@@ -225,7 +230,7 @@ impl Supervisor {
             Phase::Connecting(attempt) if now >= attempt.deadline => {
                 let link = attempt.link;
                 self.actions.push_back(Action::Abandon { link });
-                self.handle_failed(now, link, Failure::Unreachable, dice);
+                self.handle_failed(now, link, Failure::Unanswered, dice);
             }
             Phase::Ready(session, _) | Phase::Draining(session, _) => match session.keepalive.next(now) {
                 Verdict::Wait(_) => self.advance(now, dice),
@@ -246,7 +251,8 @@ impl Supervisor {
     /// The link stands; hello is on its way.
     pub fn handle_dialed(&mut self, now: Instant, link: LinkId) {
         if let Some(attempt) = self.attempt_mut(link) {
-            attempt.deadline = now + GREETING_MAX;
+            // From the first byte of hello to the cloud's answer.
+            attempt.deadline = now + attempt.patience;
         }
     }
 
@@ -262,6 +268,7 @@ impl Supervisor {
             self.actions.push_back(Action::Linger { link: old.link, until });
         }
         self.backoff.handle_hint(welcomed.retry_hint);
+        self.unanswered = 0;
         self.choice.handle_connected(now, welcomed.transport);
         let every = match welcomed.keepalive.is_zero() {
             true => super::keepalive::EVERY,
@@ -285,6 +292,7 @@ impl Supervisor {
             return;
         }
         let mut not_before = Duration::ZERO;
+        self.unanswered = if failure == Failure::Unanswered { self.unanswered.saturating_add(1) } else { 0 };
         if let Failure::Refused { code, retry_after, current_epoch } = failure {
             not_before = retry_after;
             self.epoch = self.epoch.max(current_epoch);
@@ -373,6 +381,7 @@ impl Supervisor {
     /// Interfaces, addresses or routes of this machine have changed.
     pub fn handle_link_change(&mut self, now: Instant) {
         self.backoff.handle_success();
+        self.unanswered = 0;
         self.choice.handle_link_change(now);
         match &mut self.phase {
             Phase::BackingOff { until, not_before } => *until = now.max(*not_before),
@@ -433,7 +442,7 @@ impl Supervisor {
                 self.set_next(|_| late);
                 if let Some(link) = link {
                     self.actions.push_back(Action::Abandon { link });
-                    self.handle_failed(now, link, Failure::Unreachable, dice);
+                    self.handle_failed(now, link, Failure::Unanswered, dice);
                 }
             }
         }
@@ -473,7 +482,7 @@ impl Supervisor {
             Next::Better(attempt) if is_by_us => self.phase = Phase::Connecting(attempt),
             other => {
                 self.abandon(other);
-                let pause = self.backoff.pause(Duration::ZERO, dice);
+                let pause = self.backoff.pause_after_loss(dice);
                 self.back_off(now, Duration::ZERO, pause);
             }
         }
@@ -488,8 +497,9 @@ impl Supervisor {
         self.links += 1;
         self.epoch += 1;
         let link = LinkId(self.links);
-        self.actions.push_back(Action::Dial { link, epoch: self.epoch, transports });
-        Attempt { link, started: now, deadline: now + DIAL_MAX }
+        let patience = self.backoff.patience(self.unanswered);
+        self.actions.push_back(Action::Dial { link, epoch: self.epoch, transports, patience });
+        Attempt { link, started: now, deadline: now + patience + DIAL_GRACE, patience }
     }
 
     fn abandon(&mut self, next: Next) {

@@ -146,7 +146,7 @@ impl Drop for Stage {
 
 pub async fn serve(mut port: ChannelPort, links: mpsc::Sender<Link>) {
     loop {
-        if let Incoming::Channel(link) = port.accept().await {
+        if let Incoming::Channel(link, _) = port.accept().await {
             let _ = links.send(link).await;
         }
     }

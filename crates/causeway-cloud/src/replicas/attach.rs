@@ -9,6 +9,7 @@ use std::time::Duration;
 use causeway_api::GatewayFigures;
 use causeway_channel::PeerId;
 use causeway_channel::link::{Link, Purpose, ResetCode, Stream, StreamHeader};
+use causeway_channel::port::Turn;
 use tokio::sync::broadcast::error::RecvError;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -19,6 +20,8 @@ use crate::sessions::{Later, Sessions, Streams};
 
 /// Changes of so long are looked at together: a fleet that comes back is twenty thousand changes.
 const GATHER: Duration = Duration::from_millis(20);
+/// Everybody is looked at each time, so a large fleet is looked at less often: this much longer for each.
+const GATHER_EACH: Duration = Duration::from_micros(10);
 /// Replicas come and go without a word; this often somebody looks.
 const LOOK: Duration = Duration::from_millis(500);
 
@@ -63,7 +66,7 @@ pub async fn follow(sessions: &Sessions, directory: &Directory, stop: Cancellati
                 },
                 Err(RecvError::Closed) => return stop.cancelled().await,
             },
-            _ = changes.changed() => tokio::time::sleep(GATHER).await,
+            _ = changes.changed() => tokio::time::sleep(GATHER + GATHER_EACH * attached.len() as u32).await,
             () = tokio::time::sleep(LOOK) => {}
         }
     }
@@ -87,8 +90,8 @@ impl Links {
 }
 
 impl LinkHandler for Links {
-    fn handle_channel(&self, link: Link) {
-        self.sessions.handle_channel(link);
+    fn handle_channel(&self, link: Link, turn: Turn) {
+        self.sessions.handle_channel(link, turn);
     }
 
     fn handle_replica(&self, link: Link) {

@@ -9,6 +9,7 @@ use causeway_api::Kind;
 use causeway_channel::PeerId;
 use causeway_channel::clock::unix_seconds;
 use causeway_channel::link::{CloseCode, CloseReason, Link, Purpose, RecvStream, SendStream};
+use causeway_channel::port::Turn;
 use causeway_channel::session::Admission;
 use causeway_channel::wire::control::{
     self, EdgeMessage, EdgeSays, Hello, Reader, Refused, RefusedCode, Welcome, Writer, encode_cloud,
@@ -29,14 +30,16 @@ type Control = (Reader<RecvStream, EdgeMessage>, Writer<SendStream>);
 
 impl Shared {
     /// Serves a link from its first byte to its last.
-    pub(super) async fn serve(self: Arc<Shared>, link: Link) {
+    pub(super) async fn serve(self: Arc<Shared>, link: Link, turn: Turn) {
         let Ok(Some((hello, control))) = timeout(GREETING, hear_hello(&link)).await else {
             self.figures.count_refused("no-hello");
             return link.close(CloseReason::new(CloseCode::Malformed, "a session begins with hello"));
         };
         let judged = timeout(GREETING, self.judge(&link, &hello)).await;
         let admitted = judged.unwrap_or_else(|_| Err(unavailable("the cloud takes too long to decide")));
-        match admitted.and_then(|admitted| self.seat(&link, &hello, admitted)) {
+        let seated = admitted.and_then(|admitted| self.seat(&link, &hello, admitted));
+        drop(turn);
+        match seated {
             Ok((session, commands, welcome)) => {
                 let (reader, mut writer) = control;
                 writer.push(encode_cloud(welcome).expect("a welcome is small: names and a few endpoints"));

@@ -18,7 +18,8 @@ use crate::reconcile::MANAGER;
 /// The condition of an EGateway that this is about.
 pub const CONNECTED: &str = "Connected";
 
-/// An edge that changes its link, or a cloud that restarts, is no news. Twice what a return may take.
+/// An edge that changes its link, or a cloud that restarts, is no news. Twice what a return may take; a large fleet is
+/// told to take longer, and is given that time twice as well.
 const HOLD: Duration = Duration::from_secs(15);
 /// Those who come in one breath are looked at together.
 const BREATH: Duration = Duration::from_millis(200);
@@ -31,10 +32,16 @@ const RELOAD: u32 = 12;
 pub struct Reporter<'a>(&'a Sessions);
 
 /// What must be written, if anything.
-fn due(is_here: bool, is_elsewhere: bool, shown: Option<bool>, gone: Duration) -> Option<bool> {
+fn due(
+    is_here: bool,
+    is_elsewhere: bool,
+    shown: Option<bool>,
+    gone: Duration,
+    hold: Duration,
+) -> Option<bool> {
     match (is_here, is_elsewhere, shown) {
         (true, _, shown) => (shown != Some(true)).then_some(true),
-        (false, false, Some(true)) if gone >= HOLD => Some(false),
+        (false, false, Some(true)) if gone >= hold => Some(false),
         _ => None,
     }
 }
@@ -86,17 +93,20 @@ impl<'a> Reporter<'a> {
         let here: HashSet<&str> = attached.iter().map(|session| session.peer.gateway()).collect();
         let now = Instant::now();
         missing.retain(|gateway, _| shown.get(gateway) == Some(&true) && !here.contains(gateway.as_str()));
+        let fleet = shown.values().filter(|connected| **connected).count();
+        let hold = HOLD + 2 * self.0.0.limits.spread(fleet);
         let mut writes = Vec::new();
         for gateway in &here {
             let known = shown.get(*gateway).copied();
             writes.extend(
-                due(true, false, known, Duration::ZERO).map(|connected| ((*gateway).to_owned(), connected)),
+                due(true, false, known, Duration::ZERO, hold)
+                    .map(|connected| ((*gateway).to_owned(), connected)),
             );
         }
         for (gateway, _) in shown.iter().filter(|(gateway, said)| **said && !here.contains(gateway.as_str()))
         {
             let since = *missing.entry(gateway.clone()).or_insert(now);
-            let connected = due(false, elsewhere(gateway), Some(true), now - since);
+            let connected = due(false, elsewhere(gateway), Some(true), now - since, hold);
             writes.extend(connected.map(|connected| (gateway.clone(), connected)));
         }
         writes
@@ -148,7 +158,7 @@ mod tests {
     #[test]
     fn only_what_lasts_and_what_is_known_is_written() {
         let check = |here, elsewhere, shown, gone, expected: Option<bool>| {
-            assert_eq!(due(here, elsewhere, shown, Duration::from_secs(gone)), expected);
+            assert_eq!(due(here, elsewhere, shown, Duration::from_secs(gone), HOLD), expected);
         };
         check(true, false, None, 0, Some(true));
         check(true, false, Some(false), 0, Some(true));

@@ -46,6 +46,7 @@ impl GreetError {
                 retry_after: Duration::from_millis(refused.retry_after_ms.into()),
                 current_epoch: refused.current_epoch,
             },
+            GreetError::Dial(error) if error.is_timeout() => Failure::Unanswered,
             _ => Failure::Unreachable,
         }
     }
@@ -55,14 +56,11 @@ impl GreetError {
 pub async fn greet(
     dialer: Dialer,
     transports: Attempted,
+    patience: Duration,
     hello: Hello,
     dialed: impl FnOnce() + Send,
 ) -> Result<Greeted, GreetError> {
-    let link = match transports {
-        Attempted::Both => dialer.dial().await?,
-        Attempted::Quic => dialer.dial_quic().await?,
-        Attempted::Tcp => dialer.dial_tcp().await?,
-    };
+    let link = dialer.dial_patiently(transports.transport(), patience).await?;
     dialed();
     let (send, recv) = link.open_stream(StreamHeader::new(Purpose::Control)).await?.split();
     let (mut reader, mut writer) = (Reader::of_cloud(recv), Writer::new(send));

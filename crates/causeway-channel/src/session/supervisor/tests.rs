@@ -1,5 +1,6 @@
 //! Rows on what an edge does when things happen to its link.
 
+use super::super::backoff::DIAL;
 use super::*;
 
 const fn ms(milliseconds: u64) -> Duration {
@@ -139,20 +140,20 @@ fn every_attempt_has_a_higher_epoch() {
 fn a_dial_that_says_nothing_is_abandoned_in_time() {
     let mut lab = Lab::new();
     let link = lab.dials(Attempted::Both);
-    assert_eq!(lab.pass(DIAL_MAX), [Action::Abandon { link }]);
+    assert_eq!(lab.pass(DIAL + DIAL_GRACE), [Action::Abandon { link }]);
     assert!(matches!(lab.machine.state(), State::BackingOff { .. }));
     // A cloud that accepts and never answers hello is left, too.
     let (_, link) = lab.until_dial(Attempted::Both);
     lab.pass(ms(100));
     lab.machine.handle_dialed(lab.now, link);
-    assert_eq!(lab.pass(GREETING_MAX), [Action::Abandon { link }]);
+    assert_eq!(lab.pass(DIAL), [Action::Abandon { link }]);
 }
 
 #[test]
 fn what_an_abandoned_dial_comes_to_is_closed() {
     let mut lab = Lab::new();
     let old = lab.dials(Attempted::Both);
-    lab.pass(DIAL_MAX);
+    lab.pass(DIAL + DIAL_GRACE);
     let (_, new) = lab.until_dial(Attempted::Both);
     lab.welcome(old, Transport::Quic);
     assert_eq!(lab.actions(), [Action::Close { link: old, code: CloseCode::Done }]);

@@ -1,0 +1,167 @@
+//! How many handshakes are worked on at the same time, so that those that are begun are also finished.
+//!
+//! Work on a handshake whose dialer has given up is lost, and the dialer comes again: overload would feed itself. So
+//! the number of places follows how long a peer is kept in one. Who finds none waits a moment, and is then turned
+//! away, which costs next to nothing. `Pace` decides, and has neither clocks nor sockets; `Turns` lets wait.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+
+/// At the start, and never fewer: a tenth of a second of work for two cores.
+const PLACES_MIN: f64 = 128.0;
+/// A dialer waits for two seconds at first. Slower than this, and some would be gone before we are done.
+const SLOW: Duration = Duration::from_millis(800);
+/// A round trip across the world and a little work: there is room for more.
+const FAST: Duration = Duration::from_millis(400);
+/// Together with `SLOW` still less than a dialer waits.
+pub(super) const WAIT_MAX: Duration = Duration::from_millis(700);
+
+/// The decision: how many places there are.
+#[derive(Debug)]
+struct Pace {
+    places: f64,
+    places_max: f64,
+    /// Places that exist, taken or free. Lags behind `places` while more are taken than there should be.
+    existing: usize,
+}
+
+impl Pace {
+    fn new(places_max: usize) -> Pace {
+        let places_max = (places_max as f64).max(1.0);
+        let places = PLACES_MIN.min(places_max);
+        Pace { places, places_max, existing: places as usize }
+    }
+
+    /// Somebody left a place, after so long; how many are free for it. `is_full`: no other was free.
+    fn handle_left(&mut self, took: Duration, is_full: bool) -> usize {
+        if took >= SLOW {
+            // Each says it once, so a whole turn of slow ones halves the places.
+            self.places = (self.places - 0.5).max(PLACES_MIN.min(self.places_max));
+        } else if took < FAST && is_full {
+            self.places = (self.places + 1.0).min(self.places_max);
+        }
+        self.existing -= 1;
+        let free = (self.places as usize).saturating_sub(self.existing);
+        self.existing += free;
+        free
+    }
+}
+
+/// The places for handshakes, given out in the order of asking.
+pub(super) struct Turns {
+    pace: Mutex<Pace>,
+    places: Semaphore,
+    waiting: AtomicUsize,
+}
+
+impl Turns {
+    pub(super) fn new(places_max: usize) -> Arc<Turns> {
+        let pace = Pace::new(places_max);
+        let places = Semaphore::new(pace.existing);
+        Arc::new(Turns { pace: Mutex::new(pace), places, waiting: AtomicUsize::default() })
+    }
+
+    /// A place, if one comes free in time.
+    pub(super) async fn take(self: &Arc<Turns>, patience: Duration) -> Option<Turn> {
+        if let Ok(permit) = self.places.try_acquire() {
+            permit.forget();
+            return Some(Turn { turns: self.clone(), since: Instant::now() });
+        }
+        let _waiting = Waiting::begin(&self.waiting);
+        let permit = timeout(patience, self.places.acquire()).await.ok()?.ok()?;
+        permit.forget();
+        Some(Turn { turns: self.clone(), since: Instant::now() })
+    }
+
+    /// Do as many wait as are served?
+    pub(super) fn is_crowded(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) as f64
+            >= self.pace.lock().unwrap_or_else(PoisonError::into_inner).places
+    }
+}
+
+/// Counted for as long as it lives.
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl Waiting<'_> {
+    fn begin(count: &AtomicUsize) -> Waiting<'_> {
+        count.fetch_add(1, Ordering::Relaxed);
+        Waiting(count)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// One place. Whoever serves the newcomer drops it when the newcomer has its answer; how long that took decides how
+/// many others are let in.
+#[must_use = "dropped at once, it says that the work is done"]
+pub struct Turn {
+    turns: Arc<Turns>,
+    since: Instant,
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let is_full = self.turns.places.available_permits() == 0;
+        let mut pace = self.turns.pace.lock().unwrap_or_else(PoisonError::into_inner);
+        let free = pace.handle_left(self.since.elapsed(), is_full);
+        drop(pace);
+        self.turns.places.add_permits(free);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn leave(pace: &mut Pace, count: usize, took: Duration, is_full: bool) -> usize {
+        (0..count).map(|_| pace.handle_left(took, is_full)).sum()
+    }
+
+    #[test]
+    fn places_grow_while_all_are_taken_and_left_quickly() {
+        let mut pace = Pace::new(2048);
+        assert_eq!(leave(&mut pace, 100, FAST / 2, false), 100, "one comes, one goes");
+        assert_eq!(leave(&mut pace, 100, FAST / 2, true), 200);
+        assert_eq!(pace.existing, 228);
+        leave(&mut pace, 10_000, FAST / 2, true);
+        assert_eq!(pace.existing, 2048, "and not beyond the bound");
+    }
+
+    #[test]
+    fn places_go_when_work_takes_too_long() {
+        let mut pace = Pace::new(2048);
+        leave(&mut pace, 872, FAST / 2, true);
+        assert_eq!(pace.existing, 1000);
+        assert_eq!(leave(&mut pace, 1000, SLOW, true), 500, "a turn of slow ones halves them");
+        leave(&mut pace, 10_000, SLOW, true);
+        assert_eq!(pace.existing, PLACES_MIN as usize, "and some are always left");
+        assert_eq!(leave(&mut pace, 100, (FAST + SLOW) / 2, true), 100, "in between nothing changes");
+    }
+
+    #[tokio::test]
+    async fn who_waits_is_served_in_turn_or_turned_away() {
+        let turns = Turns::new(1);
+        let first = turns.take(WAIT_MAX).await;
+        assert!(first.is_some());
+        assert!(turns.take(WAIT_MAX).await.is_none(), "nobody left");
+        let waits = tokio::spawn({
+            let turns = turns.clone();
+            async move { turns.take(WAIT_MAX).await.is_some() }
+        });
+        while !turns.is_crowded() {
+            tokio::task::yield_now().await;
+        }
+        drop(first);
+        assert!(waits.await.unwrap());
+        assert!(!turns.is_crowded());
+    }
+}
