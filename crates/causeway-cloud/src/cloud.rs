@@ -18,6 +18,7 @@ use causeway_daemon::admin::Doors;
 use causeway_daemon::audit::AuditLimits;
 use causeway_daemon::data_dir::DataDirError;
 use causeway_daemon::{AdminServer, AuditLog, DataDir, Metrics, Readiness, notify};
+use causeway_gateway::Gateway;
 use causeway_store::{Store, StoreError, StoreSpec};
 use serde::Serialize;
 use tokio::net::TcpListener;
@@ -29,6 +30,7 @@ use crate::channel::Channel;
 use crate::departures::Departures;
 use crate::figures::FleetFigures;
 use crate::first;
+use crate::gateway::{self, NetmapFollower};
 use crate::health::StoreHealth;
 use crate::identity::{
     EnrolmentLimits, EnrolmentServer, IdentityConfig, IdentityError, Registrar, host_name, outward_addresses,
@@ -37,7 +39,7 @@ use crate::netmaps::{NetmapDesk, Reporter};
 use crate::reconcile::Reconciler;
 use crate::replicas::{self, Carrier, Directory, Fleet, Links, Place, Whereabouts};
 use crate::sessions::{Passengers, SessionLimits, Sessions};
-use crate::upstream::{self, Intake};
+use crate::upstream::{self, Intake, OwnWriter};
 
 /// Everything a cloud needs to know.
 #[derive(Clone, Debug)]
@@ -60,6 +62,8 @@ pub struct CloudConfig {
     pub port: PortLimits,
     /// How long streams that are open may go on after the stop.
     pub drain: Duration,
+    /// How the cloud's own gateway forwards.
+    pub gateway: causeway_gateway::Options,
     /// The effective configuration, without secrets, for the admin dump.
     pub shown: serde_json::Value,
 }
@@ -108,6 +112,9 @@ pub struct Cloud {
     reconciler: Reconciler,
     desk: NetmapDesk,
     reporter: Reporter,
+    gateway: Gateway,
+    follower: NetmapFollower,
+    records: OwnWriter,
     health: StoreHealth,
     readiness: Readiness,
     addresses: Addresses,
@@ -164,7 +171,7 @@ impl Cloud {
         let carrier = Arc::new(Carrier::default());
         let passengers = Passengers {
             netmaps: Arc::new(desk.clone()),
-            upstream: Arc::new(upstream::Sink(intake)),
+            upstream: Arc::new(upstream::Sink(intake.clone())),
             streams: carrier.clone(),
         };
         let sessions = Sessions::new(
@@ -180,8 +187,12 @@ impl Cloud {
             },
         );
         metrics.register(|registry| sessions.register(registry));
-        let fleet = Fleet::new(directory.clone(), Arc::new(sessions.clone()), registrar.clone());
-        carrier.set(&fleet);
+        let fleet =
+            Fleet::new(directory.clone(), Arc::new(sessions.clone()), registrar.clone(), desk.sites());
+        let (own_records, records) = upstream::own_records(&intake);
+        let (gateway, follower) = gateway::gateway(&desk, &fleet, own_records, config.gateway.clone());
+        metrics.register(|registry| gateway.register(registry));
+        carrier.set(&fleet, &gateway);
         sessions.set_elsewhere(move |gateway| {
             matches!(directory.whereabouts(gateway), Whereabouts::There { .. })
         });
@@ -233,6 +244,9 @@ impl Cloud {
             reconciler,
             desk,
             reporter,
+            gateway,
+            follower,
+            records,
             health,
             readiness,
             addresses,
@@ -267,6 +281,8 @@ impl Cloud {
             name
         };
         front.spawn(named("the API server", Box::pin(self.api.run(callers.clone()))));
+        let (gateway, token) = (self.gateway.clone(), callers.clone());
+        front.spawn(named("the gateway", Box::pin(async move { gateway.run(token).await })));
         front.spawn(named("the channel", Box::pin(self.channel.run(callers.clone()))));
         let mut back = JoinSet::new();
         let registrar = self.registrar.clone();
@@ -283,6 +299,8 @@ impl Cloud {
         back.spawn(named("the watch over deleted gateways", Box::pin(departures.run(servants.clone()))));
         back.spawn(named("reconcile", Box::pin(self.reconciler.run(servants.clone()))));
         back.spawn(named("the compiler of netmaps", Box::pin(self.desk.run(servants.clone()))));
+        back.spawn(named("the gateway's netmaps", Box::pin(self.follower.run(servants.clone()))));
+        back.spawn(named("the gateway's records", Box::pin(self.records.run(servants.clone()))));
         back.spawn(named("the reporter of netmaps", Box::pin(self.reporter.run(servants.clone()))));
         back.spawn(named("the watch over the store", Box::pin(self.health.run(servants.clone()))));
         back.spawn(named("the admin server", Box::pin(self.admin.run(servants.clone()))));

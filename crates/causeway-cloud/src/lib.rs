@@ -11,6 +11,7 @@ mod compile;
 mod departures;
 mod figures;
 mod first;
+pub mod gateway;
 mod health;
 pub mod identity;
 pub mod netmaps;

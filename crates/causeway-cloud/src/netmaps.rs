@@ -9,6 +9,7 @@ mod figures;
 mod remember;
 mod report;
 mod ride;
+mod sites;
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,6 +30,7 @@ use remember::Remembered;
 
 pub use feed::{NetmapFeed, stamp};
 pub use report::Reporter;
+pub use sites::Sites;
 
 /// Changes that come in one breath are compiled together: an apply of many objects is one netmap.
 const BREATH: Duration = Duration::from_millis(50);
@@ -46,6 +48,7 @@ struct Shared {
     wake: Notify,
     /// Every attached gateway has been compiled for, as the store was then.
     compiled: watch::Sender<Generation>,
+    sites: watch::Sender<Arc<Sites>>,
     figures: Figures,
     /// Somebody's condition may have to be written.
     standing: Notify,
@@ -83,6 +86,7 @@ impl NetmapDesk {
             desk: Mutex::default(),
             wake: Notify::new(),
             compiled,
+            sites: watch::channel(Arc::default()).0,
             figures: Figures::register(metrics),
             standing: Notify::new(),
         };
@@ -104,6 +108,11 @@ impl NetmapDesk {
     /// The netmap of a gateway that is in this process, as it changes.
     pub fn follow(&self, gateway: &str) -> watch::Receiver<Option<Target>> {
         self.enter(gateway, None)
+    }
+
+    /// Which gateways each site has, as that changes.
+    pub fn sites(&self) -> watch::Receiver<Arc<Sites>> {
+        self.shared.sites.subscribe()
     }
 
     /// What an attached gateway holds.
@@ -206,6 +215,9 @@ impl NetmapDesk {
         }
         desk.moved = false;
         let everything = std::mem::take(&mut desk.everything);
+        if everything || desk.changes.concern_gateways() {
+            self.shared.sites.send_replace(Arc::new(Sites::of(&picture)));
+        }
         let affected = std::mem::take(&mut desk.changes).affected(&picture);
         let mut gateways = std::mem::take(&mut desk.fresh);
         if everything {

@@ -25,6 +25,7 @@ use causeway_channel::link::{
     CloseCode, CloseReason, Link, Origin, ResetCode, Stream, StreamError, StreamHeader,
 };
 use tokio::io::AsyncWriteExt;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -34,6 +35,7 @@ pub use peers::{DialPeerError, DoorError, PeerDoor};
 pub use relay::relay;
 pub use table::Whereabouts;
 
+use crate::netmaps::Sites;
 use peers::Peers;
 use remote::Remote;
 
@@ -52,6 +54,8 @@ pub trait LocalSessions: Send + Sync + 'static {
 
 #[derive(Debug, thiserror::Error)]
 pub enum FleetError {
+    #[error("no gateway of site {site} is attached")]
+    SiteAway { site: String },
     #[error("gateway {gateway} is not attached to any replica")]
     NotAttached { gateway: String },
     #[error("the replica at {address} that holds gateway {gateway} cannot be reached")]
@@ -66,6 +70,7 @@ pub struct Fleet {
     local: Arc<dyn LocalSessions>,
     peers: Peers,
     remote: Remote,
+    sites: watch::Receiver<Arc<Sites>>,
 }
 
 impl Fleet {
@@ -73,8 +78,9 @@ impl Fleet {
         directory: Arc<Directory>,
         local: Arc<dyn LocalSessions>,
         door: Arc<dyn PeerDoor>,
+        sites: watch::Receiver<Arc<Sites>>,
     ) -> Arc<Fleet> {
-        Arc::new(Fleet { directory, local, peers: Peers::new(door), remote: Remote::default() })
+        Arc::new(Fleet { directory, local, peers: Peers::new(door), remote: Remote::default(), sites })
     }
 
     pub fn directory(&self) -> &Arc<Directory> {
@@ -92,12 +98,29 @@ impl Fleet {
         }
     }
 
-    /// Carries a stream that a gateway opened to the gateway its header names. Where it comes from says the session's
+    /// A stream to the gateway that the header names, or, when it names only a site, to the active one there.
+    pub async fn open_stream_to(&self, header: StreamHeader) -> Result<Stream, FleetError> {
+        let gateway = match header.gateway.is_empty() {
+            false => header.gateway.clone(),
+            true => {
+                self.active(&header.site).ok_or_else(|| FleetError::SiteAway { site: header.site.clone() })?
+            }
+        };
+        self.open_stream(&gateway, header).await
+    }
+
+    /// The gateway of a site that should be asked: of those that are attached, the first.
+    fn active(&self, site: &str) -> Option<String> {
+        let sites = self.sites.borrow().clone();
+        let attached = |name: &&String| self.directory.whereabouts(name) != Whereabouts::Nowhere;
+        sites.gateways(site).iter().find(attached).cloned()
+    }
+
+    /// Carries a stream that a gateway opened to the gateway or site its header names. Where it comes from says the session's
     /// certificate, whatever the header said.
     pub async fn carry(&self, from: &PeerId, mut header: StreamHeader, stream: Stream) {
         header.origin = Some(Origin { site: from.site().to_owned(), gateway: from.gateway().to_owned() });
-        let gateway = header.gateway.clone();
-        match self.open_stream(&gateway, header).await {
+        match self.open_stream_to(header).await {
             Ok(onward) => relay(stream, onward).await,
             Err(error) => {
                 tracing::debug!(%from, error = &error as &dyn std::error::Error, "a stream was not carried");
@@ -205,9 +228,11 @@ impl Fleet {
 }
 
 impl FleetError {
-    fn code(&self) -> ResetCode {
+    pub fn code(&self) -> ResetCode {
         match self {
-            FleetError::NotAttached { .. } | FleetError::Unreachable { .. } => ResetCode::NoRoute,
+            FleetError::SiteAway { .. } | FleetError::NotAttached { .. } | FleetError::Unreachable { .. } => {
+                ResetCode::NoRoute
+            }
             FleetError::Stream { source: StreamError::Refused(reset), .. } => reset.0,
             FleetError::Stream { .. } => ResetCode::NoRoute,
         }

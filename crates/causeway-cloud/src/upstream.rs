@@ -9,6 +9,7 @@ mod cursor;
 mod figures;
 mod journal;
 mod lines;
+mod own;
 mod repeats;
 
 #[cfg(test)]
@@ -26,6 +27,7 @@ use causeway_store::{Revision, Store, StoreError};
 
 pub use cursor::{Batch, Cursor, LatestStatus, Malformed};
 pub use figures::UpstreamFigures;
+pub use own::{OwnRecords, OwnWriter, own_records};
 pub use repeats::Repeats;
 
 use crate::sessions::{Later, UpstreamSink};

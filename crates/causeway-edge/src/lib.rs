@@ -1,11 +1,13 @@
 //! The edge role: enrols once, keeps its certificate fresh and its link to the cloud.
 //!
 //! Everything it must remember is in its data dir: `state` reads and writes it, `renewal` decides what is due,
-//! `edge` does it. `netmap` keeps what it forwards by, `upstream` what the cloud must still be told.
+//! `edge` does it. `netmap` keeps what it forwards by, `gateway` joins
+//! the forwarding to the link, `upstream` keeps what the cloud must still be told.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
 
 mod edge;
+pub mod gateway;
 pub mod link;
 pub mod netmap;
 pub mod renewal;

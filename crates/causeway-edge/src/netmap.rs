@@ -35,6 +35,8 @@ struct Shared {
     receiver: Mutex<Receiver>,
     disk: Disk,
     in_force: watch::Sender<Option<Arc<InForce>>>,
+    /// How a gateway reads what is in force; empty while nothing is.
+    views: watch::Sender<Arc<View>>,
     check: Option<Check>,
     figures: Figures,
 }
@@ -43,7 +45,7 @@ struct Shared {
 #[derive(Debug)]
 pub struct InForce {
     pub netmap: Arc<Netmap>,
-    pub view: View,
+    pub view: Arc<View>,
 }
 
 impl InForce {
@@ -52,7 +54,7 @@ impl InForce {
         for error in &view.damaged {
             tracing::warn!(%error, "a part of the netmap is left out");
         }
-        InForce { netmap, view }
+        InForce { netmap, view: Arc::new(view) }
     }
 }
 
@@ -69,9 +71,12 @@ impl NetmapKeeper {
         if let Some(netmap) = &netmap {
             tracing::info!(generation = %netmap.generation(), entries = netmap.len(), "runs on the netmap it persisted");
         }
-        let (in_force, _) = watch::channel(netmap.clone().map(|netmap| Arc::new(InForce::of(netmap))));
+        let in_force = netmap.clone().map(|netmap| Arc::new(InForce::of(netmap)));
+        let (views, _) =
+            watch::channel(in_force.as_ref().map(|found| found.view.clone()).unwrap_or_default());
+        let (in_force, _) = watch::channel(in_force);
         let receiver = Mutex::new(Receiver::new(netmap));
-        let shared = Shared { receiver, disk, in_force, check, figures: Figures::default() };
+        let shared = Shared { receiver, disk, in_force, views, check, figures: Figures::default() };
         let keeper = NetmapKeeper { shared: Arc::new(shared) };
         keeper.count();
         Ok(keeper)
@@ -96,6 +101,11 @@ impl NetmapKeeper {
         self.shared.in_force.subscribe()
     }
 
+    /// How a gateway reads it, as it changes.
+    pub fn views(&self) -> watch::Receiver<Arc<View>> {
+        self.shared.views.subscribe()
+    }
+
     /// Forgets the netmap. For an edge that has enrolled anew: its new cloud may count generations from one.
     pub async fn forget(&self) {
         let mut receiver = self.shared.receiver.lock().await;
@@ -106,6 +116,7 @@ impl NetmapKeeper {
         }
         *receiver = Receiver::default();
         self.shared.in_force.send_replace(None);
+        self.shared.views.send_replace(Arc::default());
         if let Some(check) = &self.shared.check {
             check.failing(NONE_YET);
         }
@@ -148,7 +159,9 @@ impl NetmapKeeper {
         let reply = receiver.handle_persisted(netmap.clone(), written);
         if let Reply::Acknowledged(_) = reply {
             tracing::info!(generation = %netmap.generation(), entries = netmap.len(), "a new netmap is in force");
-            self.shared.in_force.send_replace(Some(Arc::new(InForce::of(netmap))));
+            let in_force = Arc::new(InForce::of(netmap));
+            self.shared.views.send_replace(in_force.view.clone());
+            self.shared.in_force.send_replace(Some(in_force));
             self.shared.figures.taken.inc();
             self.count();
         }

@@ -42,6 +42,11 @@ impl Changes {
         [old, new].into_iter().flatten().for_each(|object| self.note_one(object));
     }
 
+    /// Has a gateway come, gone or changed?
+    pub fn concern_gateways(&self) -> bool {
+        !self.gateways.is_empty()
+    }
+
     fn note_one(&mut self, object: &Object) {
         let name = object.name().to_owned();
         match object {

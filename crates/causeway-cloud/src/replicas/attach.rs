@@ -10,12 +10,14 @@ use causeway_api::GatewayFigures;
 use causeway_channel::PeerId;
 use causeway_channel::link::{Link, Purpose, ResetCode, Stream, StreamHeader};
 use causeway_channel::port::Turn;
+use causeway_gateway::Gateway;
 use tokio::sync::broadcast::error::RecvError;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::{Directory, Fleet, FleetError, LocalSessions, Opened};
 use crate::channel::LinkHandler;
+use crate::first::CLOUD;
 use crate::sessions::{Later, Sessions, Streams};
 
 /// Changes of so long are looked at together: a fleet that comes back is twenty thousand changes.
@@ -108,31 +110,53 @@ impl LinkHandler for Links {
     }
 }
 
-/// Serves streams that edges open towards other gateways. The fleet is put in when it exists: it needs the sessions,
-/// which need this.
+/// Serves streams that edges open: towards the cloud's own gateway, and towards others. Both are put in when they exist:
+/// they need the sessions, which need this.
 #[derive(Default)]
-pub struct Carrier(OnceLock<Weak<Fleet>>);
+pub struct Carrier {
+    fleet: OnceLock<Weak<Fleet>>,
+    gateway: OnceLock<Gateway>,
+}
 
 impl Carrier {
-    pub fn set(&self, fleet: &Arc<Fleet>) {
-        // Once; a second fleet there is none.
-        let _ = self.0.set(Arc::downgrade(fleet));
+    pub fn set(&self, fleet: &Arc<Fleet>, gateway: &Gateway) {
+        // Once; a second one there is of neither.
+        let _ = self.fleet.set(Arc::downgrade(fleet));
+        let _ = self.gateway.set(gateway.clone());
     }
 }
 
 impl Streams for Carrier {
     fn serve(&self, peer: &PeerId, header: StreamHeader, stream: Stream) -> Later<'static, ()> {
-        let (fleet, peer) = (self.0.get().and_then(Weak::upgrade), peer.clone());
+        if !is_for_a_gateway(&header) {
+            stream.refuse(ResetCode::NotAllowed);
+            return Box::pin(std::future::ready(()));
+        }
+        if is_for_us(&header) {
+            match self.gateway.get() {
+                // Where it comes from says the certificate of its session.
+                Some(gateway) => gateway.serve(peer.site().into(), header, stream),
+                None => stream.refuse(ResetCode::Draining),
+            }
+            return Box::pin(std::future::ready(()));
+        }
+        let (fleet, peer) = (self.fleet.get().and_then(Weak::upgrade), peer.clone());
         Box::pin(async move {
             match fleet {
-                Some(fleet) if is_for_others(&header) => fleet.carry(&peer, header, stream).await,
-                _ => stream.refuse(ResetCode::NotAllowed),
+                Some(fleet) => fleet.carry(&peer, header, stream).await,
+                None => stream.refuse(ResetCode::Draining),
             }
         })
     }
 }
 
 // What the receiving gateway judges by its own rules; probes, which it answers to anybody, are the cloud's alone.
-fn is_for_others(header: &StreamHeader) -> bool {
-    !header.gateway.is_empty() && matches!(header.purpose(), Some(Purpose::Service | Purpose::Node))
+fn is_for_a_gateway(header: &StreamHeader) -> bool {
+    let is_addressed = !header.gateway.is_empty() || !header.site.is_empty();
+    is_addressed && matches!(header.purpose(), Some(Purpose::Service | Purpose::Node))
+}
+
+/// Whichever replica an edge is attached to, there the cloud's own gateway is.
+fn is_for_us(header: &StreamHeader) -> bool {
+    header.gateway == CLOUD || header.gateway.is_empty() && header.site == CLOUD
 }

@@ -72,7 +72,8 @@ impl Lab {
         let place = Place { address: address.to_string(), endpoints: vec![address.to_string()] };
         let directory = Directory::open(self.store.clone(), place, Clock::system()).await.unwrap();
         let links = Arc::new(Links::default());
-        let fleet = Fleet::new(directory.clone(), links.clone(), registrar.clone());
+        let fleet =
+            Fleet::new(directory.clone(), links.clone(), registrar.clone(), watch::channel(Arc::default()).1);
         let stop = CancellationToken::new();
         let (until, serving, sessions) = (stop.clone(), fleet.clone(), links.clone());
         tokio::spawn(async move { directory.run(until).await });

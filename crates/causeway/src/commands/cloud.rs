@@ -114,6 +114,11 @@ pub fn cloud_config(config: &Config) -> CloudConfig {
         port: port_limits(cloud),
         // The process ends when `drain` is over; the rest is for what comes after the streams.
         drain: cloud.drain.value.0 * 3 / 4,
+        gateway: causeway_gateway::Options {
+            // Whoever serves a client over a session may bring it to its end, as long as the sessions go on.
+            drain: cloud.drain.value.0 / 2,
+            ..causeway_gateway::Options::default()
+        },
         shown: config.to_json(),
     }
 }

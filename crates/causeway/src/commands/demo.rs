@@ -158,6 +158,7 @@ fn demo_config(data_dir: PathBuf) -> CloudConfig {
         audit: AuditLimits::default(),
         port: PortLimits::default(),
         drain: Duration::from_secs(5),
+        gateway: causeway_gateway::Options::default(),
         shown: serde_json::json!({"demo": true}),
     }
 }

@@ -11,6 +11,7 @@ use causeway_channel::session::Allowed;
 use causeway_channel::{JoinToken, dial};
 use causeway_daemon::admin::Doors;
 use causeway_daemon::{AdminServer, Metrics, Readiness, notify, signals};
+use causeway_edge::gateway::{self, Door};
 use causeway_edge::link::Passengers;
 use causeway_edge::netmap::NetmapKeeper;
 use causeway_edge::upstream::{self, Upstream};
@@ -86,12 +87,18 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     let enrolled = readiness.register("enrolled");
     let netmaps = NetmapKeeper::open(&config.data_dir.value, Some(readiness.register("netmap")))?;
     netmaps.register(&metrics);
-    let mut passengers = Passengers { netmaps: Arc::new(netmaps.clone()), ..Passengers::none() };
+    let door = Arc::new(Door::default());
+    let mut passengers =
+        Passengers { netmaps: Arc::new(netmaps.clone()), streams: door.clone(), ..Passengers::none() };
     let upstream = open_upstream(&config);
     if let Some(upstream) = &upstream {
         passengers.upstream = Arc::new(upstream.clone());
     }
     let (keeper, uplink, wishes) = edge.link(allowed(config.edge.transport.value), passengers);
+    let gateway =
+        gateway::gateway(&netmaps, uplink.clone(), upstream.clone(), causeway_gateway::Options::default());
+    metrics.register(|registry| gateway.register(registry));
+    door.set(gateway.clone());
     let shown_netmap = netmaps.clone();
     let doors = Doors {
         metrics,
@@ -120,7 +127,26 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
         if let Some(peer) = edge.peer() {
             tracing::info!(%peer, data_dir = %config.data_dir.value.display(), "the edge runs");
         }
-        edge.run_linked(keeper, wishes, stop.clone()).await
+        // What crosses ends before the link does: its last words go over it.
+        let forwarding = CancellationToken::new();
+        let link = CancellationToken::new();
+        let gateway = async {
+            gateway.run(forwarding.clone()).await;
+            link.cancel();
+        };
+        let edge = async {
+            let ended = edge.run_linked(keeper, wishes, link.clone()).await;
+            forwarding.cancel();
+            ended
+        };
+        let stopping = async {
+            tokio::select! {
+                () = stop.cancelled() => forwarding.cancel(),
+                () = forwarding.cancelled() => {}
+            }
+        };
+        let (ended, (), ()) = tokio::join!(edge, gateway, stopping);
+        ended
     };
     let ended = ran.await;
     notify::stopping();

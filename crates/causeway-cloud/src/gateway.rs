@@ -1,0 +1,101 @@
+//! The cloud's own gateway, `cloud` of site `cloud`: other sites are behind the sessions of the fleet.
+//!
+//! Its netmap comes from the desk without a link in between; its records go into the same journal as those of the edges.
+
+use std::sync::{Arc, Weak};
+
+use causeway_channel::link::{ResetCode, Stream, StreamHeader};
+use causeway_gateway::audit::{Audit, Record};
+use causeway_gateway::peers::{Later, PeerError, Peers};
+use causeway_gateway::{Gateway, Options, Parts};
+use causeway_netmap::sync::Target;
+use causeway_netmap::{SiteName, View};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::first::CLOUD;
+use crate::netmaps::NetmapDesk;
+use crate::replicas::{Fleet, FleetError};
+use crate::upstream::OwnRecords;
+
+/// The gateway, and what keeps its netmap up to date.
+pub fn gateway(
+    desk: &NetmapDesk,
+    fleet: &Arc<Fleet>,
+    records: OwnRecords,
+    options: Options,
+) -> (Gateway, NetmapFollower) {
+    let (views, netmaps) = watch::channel(Arc::default());
+    let gateway = Gateway::new(Parts {
+        netmaps,
+        peers: Arc::new(BehindSessions { fleet: Arc::downgrade(fleet) }),
+        audit: Arc::new(ToJournal { records }),
+        options,
+    });
+    (gateway, NetmapFollower { targets: desk.follow(CLOUD), views })
+}
+
+/// Reads every netmap of the cloud's gateway once.
+pub struct NetmapFollower {
+    targets: watch::Receiver<Option<Target>>,
+    views: watch::Sender<Arc<View>>,
+}
+
+impl NetmapFollower {
+    pub async fn run(mut self, stop: CancellationToken) {
+        loop {
+            let target = self.targets.borrow_and_update().clone();
+            if let Some(target) = target {
+                let view = View::decode(&target.netmap);
+                for error in &view.damaged {
+                    tracing::warn!(%error, "a part of the cloud's own netmap is left out");
+                }
+                self.views.send_replace(Arc::new(view));
+            }
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                changed = self.targets.changed() => if changed.is_err() {
+                    return stop.cancelled().await;
+                },
+            }
+        }
+    }
+}
+
+/// Sites are reached through the sessions of their gateways. Weak: the sessions hold the gateway.
+struct BehindSessions {
+    fleet: Weak<Fleet>,
+}
+
+impl Peers for BehindSessions {
+    fn open_stream(&self, header: StreamHeader) -> Later<'_, Result<Stream, PeerError>> {
+        Box::pin(async move {
+            let site = SiteName::from(header.site.as_str());
+            let Some(fleet) = self.fleet.upgrade() else {
+                return Err(PeerError::Away { site, why: "the cloud stops".to_owned() });
+            };
+            // No origin: that is how an edge knows the cloud itself.
+            let header = StreamHeader { origin: None, ..header };
+            fleet.open_stream_to(header).await.map_err(|error| match error {
+                FleetError::Stream { .. } if error.code() != ResetCode::NoRoute => {
+                    PeerError::Refused { site, code: error.code() }
+                }
+                error => PeerError::Away { site, why: error.to_string() },
+            })
+        })
+    }
+}
+
+struct ToJournal {
+    records: OwnRecords,
+}
+
+impl Audit for ToJournal {
+    fn record(&self, record: Record) {
+        match serde_json::to_vec(&record) {
+            Ok(record) => self.records.append(&record),
+            Err(error) => tracing::error!(%error, "a record cannot be written"),
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! Joins the gateway to this edge: other sites are behind the one link, records go into the upstream queue.
+//!
+//! Where a stream comes from stands in its header, stamped by the cloud; the cloud itself stamps nothing.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use causeway_channel::link::{ResetCode, Stream, StreamError, StreamHeader};
+use causeway_gateway::audit::{Audit, Record};
+use causeway_gateway::peers::{PeerError, Peers};
+use causeway_gateway::{Gateway, Options, Parts};
+use causeway_netmap::SiteName;
+
+use crate::link::{Later, Streams, Uplink};
+use crate::netmap::NetmapKeeper;
+use crate::upstream::{Kind, Upstream};
+
+/// The site of the cloud itself.
+const CLOUD: &str = "cloud";
+/// A stream opens without a round trip; one that cannot, waits for room that a living link would have made.
+const OPEN: Duration = Duration::from_secs(3);
+
+/// The gateway of an edge.
+pub fn gateway(
+    netmaps: &NetmapKeeper,
+    uplink: Uplink,
+    upstream: Option<Upstream>,
+    options: Options,
+) -> Gateway {
+    Gateway::new(Parts {
+        netmaps: netmaps.views(),
+        peers: Arc::new(ThroughCloud { uplink }),
+        audit: Arc::new(ToCloud { upstream }),
+        options,
+    })
+}
+
+/// Every other site is behind the cloud.
+struct ThroughCloud {
+    uplink: Uplink,
+}
+
+impl Peers for ThroughCloud {
+    fn open_stream(
+        &self,
+        header: StreamHeader,
+    ) -> causeway_gateway::peers::Later<'_, Result<Stream, PeerError>> {
+        Box::pin(async move {
+            let site = SiteName::from(header.site.as_str());
+            let away = |why: String| PeerError::Away { site: site.clone(), why };
+            let Some(link) = self.uplink.link() else {
+                return Err(away("there is no link to the cloud".to_owned()));
+            };
+            match tokio::time::timeout(OPEN, link.open_stream(header)).await {
+                Ok(Ok(stream)) => Ok(stream),
+                Ok(Err(StreamError::Refused(reset))) => Err(PeerError::Refused { site, code: reset.0 }),
+                Ok(Err(error)) => {
+                    self.uplink.suspect();
+                    Err(away(error.to_string()))
+                }
+                Err(_) => {
+                    self.uplink.suspect();
+                    Err(away("the link takes no stream".to_owned()))
+                }
+            }
+        })
+    }
+
+    fn suspect(&self, _: &SiteName) {
+        self.uplink.suspect();
+    }
+}
+
+/// Records wait in the queue until the cloud has them.
+struct ToCloud {
+    upstream: Option<Upstream>,
+}
+
+impl Audit for ToCloud {
+    fn record(&self, record: Record) {
+        let Some(upstream) = &self.upstream else { return };
+        match serde_json::to_vec(&record) {
+            Ok(record) => upstream.append(Kind::Audit, record),
+            Err(error) => tracing::error!(%error, "a record cannot be written"),
+        }
+    }
+}
+
+/// Hands the cloud's streams to the gateway. That is put in when it exists: it needs the link, which needs this.
+#[derive(Default)]
+pub struct Door(OnceLock<Gateway>);
+
+impl Door {
+    pub fn set(&self, gateway: Gateway) {
+        // Once; a second gateway there is none.
+        let _ = self.0.set(gateway);
+    }
+}
+
+impl Streams for Door {
+    fn serve(&self, header: StreamHeader, stream: Stream) -> Later<'static, ()> {
+        match self.0.get() {
+            Some(gateway) => {
+                let origin = header.origin.as_ref().map_or(CLOUD, |origin| origin.site.as_str()).into();
+                gateway.serve(origin, header, stream);
+            }
+            None => stream.refuse(ResetCode::Draining),
+        }
+        Box::pin(std::future::ready(()))
+    }
+}
