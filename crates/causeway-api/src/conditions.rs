@@ -5,8 +5,14 @@
 //! Conditions of other types, for example those a gateway reports, are kept as they are.
 
 mod findings;
+mod links;
+mod names;
+mod presented;
 
 use findings::{Findings, missing};
+
+pub use links::is_connected;
+pub use names::holds_name;
 
 use crate::kinds::{
     ECommunity, EGateway, EPolicy, EServer, EService, ESite, Kind, ServiceExpose, VirtualPresence,
@@ -27,6 +33,12 @@ pub const SERVERS_RESOLVED: &str = "ServersResolved";
 pub const POLICIES_RESOLVED: &str = "PoliciesResolved";
 pub const ADDRESS_USABLE: &str = "AddressUsable";
 pub const MEMBERS_RESOLVED: &str = "MembersResolved";
+pub const NAME_FREE: &str = "NameFree";
+pub const PRESENTED: &str = "Presented";
+/// Comes and goes with the links, so it stands beside `Ready` and not in it.
+pub const GATEWAYS_CONNECTED: &str = "GatewaysConnected";
+/// What is written into an EGateway by those who see its channel.
+pub const CONNECTED: &str = "Connected";
 
 /// The status an object should have. Equal to the one it has: nothing to write.
 pub fn status(object: &Object, world: &World, now: Time) -> ObjectStatus {
@@ -66,6 +78,7 @@ pub fn service(service: &EService, world: &World, now: Time) -> Vec<Condition> {
     let mut findings = Findings::of(service, now);
     site_exists(&mut findings, world, &service.e_site_name);
     gateways_stand_at(&mut findings, world, std::slice::from_ref(&service.e_site_name));
+    links::gateways_connected(&mut findings, world, [service.e_site_name.as_str()]);
     findings.summary()
 }
 
@@ -76,6 +89,7 @@ pub fn server(server: &EServer, world: &World, now: Time) -> Vec<Condition> {
     // A host without ports is only a subject: nobody reaches it, so nobody need be allowed to.
     if !server.ports.is_empty() || !server.e_policys.is_empty() {
         policies_exist(&mut findings, world, &server.e_policys, "reach its ports");
+        links::gateways_connected(&mut findings, world, [server.e_site_name.as_str()]);
     }
     findings.summary()
 }
@@ -102,6 +116,10 @@ pub fn expose(expose: &ServiceExpose, world: &World, now: Time) -> Vec<Condition
     }
     gateways_stand_at(&mut findings, world, &expose.e_sites);
     policies_exist(&mut findings, world, &expose.e_policys, "use the service");
+    names::name_is_free(&mut findings, world, expose);
+    presented::presented(&mut findings, world, expose);
+    let home = world.service(&expose.e_service_name).map(|service| service.e_site_name.as_str());
+    links::gateways_connected(&mut findings, world, expose.e_sites.iter().map(String::as_str).chain(home));
     findings.summary()
 }
 

@@ -19,6 +19,7 @@ pub mod field;
 pub mod name;
 pub mod selector;
 
+pub mod allocate;
 pub mod conditions;
 pub mod crd;
 pub mod discovery;

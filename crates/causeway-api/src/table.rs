@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 pub use text::{age, bytes};
 
 use crate::figures::GatewayFigures;
-use crate::kinds::{EGateway, EPolicy, EServer, EService, Kind, Limits};
+use crate::kinds::{EGateway, EPolicy, EServer, EService, Kind, Limits, ServiceExpose};
 use crate::object::Object;
-use crate::{ConditionStatus, Time};
+use crate::{ConditionStatus, Time, allocate, conditions};
 
 /// One column.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -122,6 +122,7 @@ pub fn columns(kind: Kind) -> &'static [Column] {
                     POLICIES,
                     READY,
                     AGE,
+                    wide("Presented", "Its address at every site, or what is missing."),
                     REASON,
                 ]
             }
@@ -133,6 +134,7 @@ pub fn columns(kind: Kind) -> &'static [Column] {
                     column("IP", "Local address of the service."),
                     column("Service", "Name of the EService."),
                     SITE,
+                    column("Made", "By whom: the controller, or by hand."),
                     READY,
                     AGE,
                     REASON,
@@ -210,6 +212,7 @@ pub fn cells(object: &Object, now: Time, figures: Option<&GatewayFigures>) -> Ve
             text::list(&expose.e_policys),
             ready,
             age,
+            presented(expose),
             reason,
         ],
         Object::VirtualPresence(presence) => vec![
@@ -217,6 +220,7 @@ pub fn cells(object: &Object, now: Time, figures: Option<&GatewayFigures>) -> Ve
             text::word(&presence.virtual_ip),
             text::word(&presence.e_service_name),
             text::word(&presence.e_site_name),
+            if allocate::is_made(presence) { "controller" } else { "hand" }.into(),
             ready,
             age,
             reason,
@@ -258,6 +262,17 @@ fn ready(object: &Object) -> (Value, Value) {
     match object.status().condition("Ready") {
         Some(ready) => (ready.status.as_str().into(), text::word(&ready.reason)),
         None => (ConditionStatus::Unknown.as_str().into(), text::NONE.into()),
+    }
+}
+
+/// What the condition says; a long one is cut, because it is one cell.
+fn presented(expose: &ServiceExpose) -> Value {
+    const CHARACTERS_MAX: usize = 120;
+    let message = expose.status.condition(conditions::PRESENTED).map(|said| said.message.as_str());
+    let message = message.unwrap_or_default();
+    match message.char_indices().nth(CHARACTERS_MAX) {
+        Some((end, _)) => format!("{}…", &message[..end]).into(),
+        None => text::word(message),
     }
 }
 

@@ -25,6 +25,9 @@ pub struct World {
     servers_by_site: Index<String>,
     servers_by_policy: Index<String>,
     exposes_by_service: Index<String>,
+    exposes_by_site: Index<String>,
+    exposes_by_dns_name: Index<String>,
+    servers_by_dns_name: Index<String>,
     policies_by_site: Index<String>,
     policies_by_server: Index<String>,
 }
@@ -142,6 +145,28 @@ impl World {
         self.exposes_by_service.get(service).into_iter().flatten().filter_map(|name| self.find(name))
     }
 
+    /// The exposures to a site, by name.
+    pub fn exposes_at(&self, site: &str) -> impl Iterator<Item = &ServiceExpose> {
+        self.exposes_by_site.get(site).into_iter().flatten().filter_map(|name| self.find(name))
+    }
+
+    /// The exposures under a DNS name, by name. Capitals do not matter.
+    pub fn exposes_named(&self, dns_name: &str) -> impl Iterator<Item = &ServiceExpose> {
+        let names = self.exposes_by_dns_name.get(&dns_name.to_ascii_lowercase());
+        names.into_iter().flatten().filter_map(|name| self.find(name))
+    }
+
+    /// The hosts that are called so, by name. Capitals do not matter.
+    pub fn servers_named(&self, dns_name: &str) -> impl Iterator<Item = &EServer> {
+        let names = self.servers_by_dns_name.get(&dns_name.to_ascii_lowercase());
+        names.into_iter().flatten().filter_map(|name| self.find(name))
+    }
+
+    /// How many presences there are at a site.
+    pub fn presence_count(&self, site: &str) -> usize {
+        self.presences_by_site.get(site).map_or(0, BTreeSet::len)
+    }
+
     /// The policies that allow a whole site, by name.
     pub fn policies_allowing_site(&self, site: &str) -> impl Iterator<Item = &EPolicy> {
         self.policies_by_site.get(site).into_iter().flatten().filter_map(|name| self.find(name))
@@ -167,6 +192,9 @@ impl World {
                 for policy in &server.e_policys {
                     set(&mut self.servers_by_policy, policy.clone(), name, enter);
                 }
+                for dns_name in [&server.metadata.name, &server.e_server_name] {
+                    set(&mut self.servers_by_dns_name, dns_name.to_ascii_lowercase(), name, enter);
+                }
                 if let Some(ip) = server.ip_addr() {
                     set(&mut self.servers_by_address, (server.e_site_name.clone(), ip), name, enter);
                 }
@@ -181,6 +209,12 @@ impl World {
             }
             Object::ServiceExpose(expose) => {
                 set(&mut self.exposes_by_service, expose.e_service_name.clone(), name, enter);
+                for site in &expose.e_sites {
+                    set(&mut self.exposes_by_site, site.clone(), name, enter);
+                }
+                if !expose.dns_name.is_empty() {
+                    set(&mut self.exposes_by_dns_name, expose.dns_name.to_ascii_lowercase(), name, enter);
+                }
             }
             Object::VirtualPresence(presence) => {
                 set(&mut self.presences_by_site, presence.e_site_name.clone(), name, enter);

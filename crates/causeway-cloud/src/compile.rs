@@ -11,8 +11,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use bytes::Bytes;
-use causeway_api::{EGateway, EServer, EService, ServiceExpose, VirtualPresence, World, presence};
-use causeway_netmap::{Exposure, Fact, Key, Node, Presence, PresenceIp, Service, Site, Subject};
+use causeway_api::{
+    EGateway, EServer, EService, ServiceExpose, VirtualPresence, World, conditions, presence,
+};
+use causeway_netmap::{DnsName, Exposure, Fact, Key, Node, Presence, PresenceIp, Service, Site, Subject};
 
 /// The entries of a gateway's netmap. None: there is no such gateway.
 pub fn compile(world: &World, gateway: &str) -> Option<Vec<(Key, Bytes)>> {
@@ -30,6 +32,7 @@ fn facts(world: &World, gateway: &EGateway) -> Vec<Fact> {
     draft.nodes_elsewhere();
     draft.subjects_here();
     draft.policies();
+    draft.leave_names_to_nodes();
     draft.facts
 }
 
@@ -76,7 +79,7 @@ impl<'a> Draft<'a> {
                 addresses: addresses.into_iter().map(PresenceIp).collect(),
                 port: service.port_number(),
                 protocol: facts::protocol(service.protocol),
-                names: facts::presence_names(service, &exposes),
+                names: facts::presence_names(service, self.naming(&exposes)),
                 home: service.e_site_name.as_str().into(),
                 policies: policies.into_iter().map(Into::into).collect(),
             }));
@@ -161,6 +164,28 @@ impl<'a> Draft<'a> {
         for (server, site) in visitors {
             let subject = Subject { server: server.into(), site: site.into(), ip: None };
             self.facts.push(Fact::Subject(subject));
+        }
+    }
+
+    /// The exposures that have their DNS name here: of two that want the same, the older one.
+    fn naming<'b>(
+        &'b self,
+        exposes: &'b [&'a ServiceExpose],
+    ) -> impl Iterator<Item = &'a ServiceExpose> + 'b {
+        exposes.iter().copied().filter(|expose| conditions::holds_name(self.world, expose, self.site))
+    }
+
+    /// A host that can be reached by its name has it before any service.
+    fn leave_names_to_nodes(&mut self) {
+        let nodes = self.facts.iter().filter_map(|fact| match fact {
+            Fact::Node(node) => Some(&node.names),
+            _ => None,
+        });
+        let taken: BTreeSet<DnsName> = nodes.flatten().cloned().collect();
+        for fact in &mut self.facts {
+            if let Fact::Presence(presence) = fact {
+                presence.names.retain(|name| !taken.contains(name));
+            }
         }
     }
 

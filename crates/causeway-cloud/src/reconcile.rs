@@ -1,21 +1,25 @@
-//! Keeps the conditions of all objects true.
+//! Gives exposures their presences, and keeps the conditions of all objects true.
 //!
 //! Level-triggered: looks at the state, not at the event that woke it; running twice, or in two replicas,
 //! changes nothing. `affected` decides what must be looked at again, `causeway_api::conditions` what it should
-//! say; this file follows the store and writes through the `Registry`, only what differs.
+//! say, `presences` which addresses are missing; this file follows the store and writes through the `Registry`,
+//! only what differs.
 
 mod affected;
 mod figures;
+mod presences;
 
 use std::collections::BTreeSet;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use causeway_api::allocate::{Freed, MADE_LABEL, Step};
 use causeway_api::{Kind, Object, ObjectMeta, Status, World, conditions, presence};
 use causeway_apiserver::Registry;
+use causeway_apiserver::registry::address;
 use causeway_daemon::{Check, Metrics};
-use causeway_store::{Event, Revision, Signal, StoreError};
+use causeway_store::{Event, Op, Page, Revision, Signal, StoreError};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tokio::time::Instant;
@@ -24,18 +28,27 @@ use tokio_util::sync::CancellationToken;
 use crate::netmaps::NetmapDesk;
 use affected::Changes;
 use figures::Figures;
+use presences::Presences;
 
 /// Who is recorded as the owner of what is written here.
 pub const MANAGER: &str = "causeway-cloud";
 /// Changes that come in one breath are looked at together.
 const BREATH: Duration = Duration::from_millis(10);
+/// A fleet that connects is looked at in longer breaths: one exposure may be told of a thousand gateways.
+const LINK_BREATH: Duration = Duration::from_secs(1);
 /// Enough to fill a group commit; each holds one object.
 const WRITES_MAX: usize = 64;
 const PAUSE_FIRST: Duration = Duration::from_millis(500);
 const PAUSE_MAX: Duration = Duration::from_secs(15);
 
 type Key = (Kind, String);
-type Write = Pin<Box<dyn Future<Output = (Key, Result<(), Status>)> + Send>>;
+type Write = Pin<Box<dyn Future<Output = (Work, Result<(), Status>)> + Send>>;
+
+/// What was being written.
+enum Work {
+    Object(Key),
+    Presence(String, Step),
+}
 
 /// The loop that keeps conditions true.
 pub struct Reconciler {
@@ -86,7 +99,7 @@ impl Reconciler {
     }
 
     async fn follow(&self, stop: &CancellationToken, pause: &mut Duration) -> Ended {
-        let (world, revision) = match self.load().await {
+        let (world, freed, revision) = match self.load().await {
             Ok(loaded) => loaded,
             Err(status) => return Ended::Failed(status.message),
         };
@@ -96,7 +109,7 @@ impl Reconciler {
         };
         *pause = PAUSE_FIRST;
         self.figures.loads.inc();
-        let mut round = Round::new(self, world);
+        let mut round = Round::new(self, world, freed);
         if let Some(desk) = &self.desk {
             desk.reset(round.world.clone(), self.registry.store().epoch().await, revision);
         }
@@ -113,7 +126,7 @@ impl Reconciler {
                     Ok(Signal::Progress(revision)) => self.saw(revision),
                     Err(error) => return ended(&error),
                 },
-                Some((key, written)) = round.writes.next() => round.finish(key, written),
+                Some((work, written)) = round.writes.next() => round.finish(work, written),
                 () = sleep_until(due) => round.look(),
             }
             round.start_writes();
@@ -121,7 +134,7 @@ impl Reconciler {
     }
 
     /// All objects as they stood at one revision: a netmap is named by it, and two replicas must mean the same.
-    async fn load(&self) -> Result<(World, Revision), Status> {
+    async fn load(&self) -> Result<(World, Freed, Revision), Status> {
         let mut world = World::default();
         let mut at = None;
         for kind in Kind::ALL {
@@ -129,7 +142,28 @@ impl Reconciler {
             objects.into_iter().for_each(|loaded| world.insert(lean(loaded.object)));
             at = Some(revision);
         }
-        Ok((world, at.unwrap_or_default()))
+        let freed = self.load_freed(&world, at).await.map_err(|error| Status::unavailable(error, 1))?;
+        Ok((world, freed, at.unwrap_or_default()))
+    }
+
+    /// The order in which addresses were given back. What need not be remembered is cleaned up on the way.
+    async fn load_freed(&self, world: &World, at: Option<Revision>) -> Result<Freed, StoreError> {
+        let store = self.registry.store();
+        let mut freed = Freed::default();
+        for record in store.list(address::FREED, Page { at, ..Page::default() }).await?.records {
+            if let Some((site, ip)) = address::freed(&record.key) {
+                freed.note(site, ip, record.revision.0);
+            }
+        }
+        let is_site = |site: &str| world.gateways_at(site).next().is_some() || world.presence_count(site) > 0;
+        for (site, ip) in freed.superfluous(is_site) {
+            let key = format!("{}{site}/{ip}", address::FREED);
+            match store.commit(vec![Op::Delete { key, expected: None }]).await {
+                Ok(_) | Err(StoreError::NotFound { .. }) => freed.forget(&site, ip),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(freed)
     }
 
     fn saw(&self, revision: Revision) {
@@ -144,11 +178,15 @@ struct Round<'a> {
     reconciler: &'a Reconciler,
     world: Arc<Mutex<World>>,
     changes: Changes,
+    /// Gateways that were connected or lost, until `links_at`.
+    links: Changes,
+    presences: Presences,
     pending: BTreeSet<Key>,
     in_flight: BTreeSet<Key>,
     writes: FuturesUnordered<Write>,
     /// When changes are looked at.
     look_at: Option<Instant>,
+    links_at: Option<Instant>,
     /// Writes wait until then, because one failed.
     paused: Option<Instant>,
     /// How long the next failure pauses.
@@ -156,16 +194,19 @@ struct Round<'a> {
 }
 
 impl<'a> Round<'a> {
-    fn new(reconciler: &'a Reconciler, world: World) -> Round<'a> {
+    fn new(reconciler: &'a Reconciler, world: World, freed: Freed) -> Round<'a> {
         let pending = world.objects().map(|object| (object.kind(), object.name().to_owned())).collect();
         Round {
             reconciler,
+            presences: Presences::new(&world, freed),
             world: Arc::new(Mutex::new(world)),
             changes: Changes::default(),
+            links: Changes::default(),
             pending,
             in_flight: BTreeSet::new(),
             writes: FuturesUnordered::new(),
             look_at: Some(Instant::now()),
+            links_at: None,
             paused: None,
             pause: PAUSE_FIRST,
         }
@@ -180,6 +221,7 @@ impl<'a> Round<'a> {
         let Some((kind, name)) =
             event.key.split_once('/').and_then(|(plural, name)| Some((Kind::from_plural(plural)?, name)))
         else {
+            self.presences.note_freed(&event.key, event.value.as_ref().map(|_| event.revision.0));
             return self.reconciler.saw(event.revision);
         };
         let new = match event.value.as_ref().map(|value| Object::from_stored(kind, value)) {
@@ -192,7 +234,13 @@ impl<'a> Round<'a> {
         };
         let mut world = lock(&self.world);
         let old = world.remove(kind, name);
-        self.changes.note(old.as_ref(), new.as_ref());
+        let link = old.as_ref().zip(new.as_ref()).and_then(|(old, new)| affected::changed_link(old, new));
+        match link {
+            Some(_) => self.links.note(old.as_ref(), new.as_ref()),
+            None => self.changes.note(old.as_ref(), new.as_ref()),
+        }
+        let is_link = link.is_some();
+        self.presences.note(old.as_ref(), new.as_ref(), &world);
         if let Some(desk) = &self.reconciler.desk {
             desk.note(event.revision, old.as_ref(), new.as_ref());
         }
@@ -200,22 +248,30 @@ impl<'a> Round<'a> {
             world.insert(new);
         }
         drop(world);
-        self.look_at.get_or_insert_with(|| Instant::now() + BREATH);
+        match is_link {
+            true => self.links_at.get_or_insert_with(|| Instant::now() + LINK_BREATH),
+            false => self.look_at.get_or_insert_with(|| Instant::now() + BREATH),
+        };
     }
 
     /// When something is to be done without a new event.
     fn due(&self) -> Option<Instant> {
-        let resume = self.paused.filter(|_| !self.pending.is_empty());
-        self.look_at.into_iter().chain(resume).min()
+        let resume = self.paused.filter(|_| !self.pending.is_empty() || self.presences.has_work());
+        self.look_at.into_iter().chain(self.links_at).chain(resume).min()
     }
 
     /// Turns what changed into objects to look at.
     fn look(&mut self) {
         self.paused = self.paused.filter(|until| *until > Instant::now());
         self.look_at = None;
-        let changes = std::mem::take(&mut self.changes);
-        let affected = changes.affected(&self.world());
-        self.pending.extend(affected);
+        let world = lock(&self.world);
+        self.presences.look(&world);
+        self.pending.extend(std::mem::take(&mut self.changes).affected(&world));
+        if self.links_at.is_some_and(|at| at <= Instant::now()) {
+            self.links_at = None;
+            self.pending.extend(std::mem::take(&mut self.links).affected(&world));
+        }
+        drop(world);
         self.reconciler.figures.pending.set(self.pending.len() as i64);
     }
 
@@ -223,6 +279,11 @@ impl<'a> Round<'a> {
         let now = Instant::now();
         if self.look_at.is_some_and(|at| at > now) || self.paused.is_some_and(|until| until > now) {
             return;
+        }
+        // Addresses first: a condition that waits tells more.
+        while self.writes.len() < WRITES_MAX {
+            let Some((site, step)) = self.presences.next() else { break };
+            self.writes.push(carry_out(&self.reconciler.registry, site, step));
         }
         let mut later = BTreeSet::new();
         while self.writes.len() < WRITES_MAX {
@@ -235,7 +296,8 @@ impl<'a> Round<'a> {
             }
         }
         self.pending.append(&mut later);
-        self.reconciler.figures.pending.set((self.pending.len() + self.in_flight.len()) as i64);
+        let pending = self.pending.len() + self.in_flight.len() + self.presences.len();
+        self.reconciler.figures.pending.set(pending as i64);
     }
 
     /// What must be written about an object, if anything.
@@ -248,7 +310,7 @@ impl<'a> Round<'a> {
             return Some(Box::pin(async move {
                 let edit = |live: &mut Object| set_site(live, &site);
                 let written = registry.edit(MANAGER, kind, &name, edit).await;
-                ((kind, name), written.map(drop))
+                (Work::Object((kind, name)), written.map(drop))
             }));
         }
         let now = registry.now();
@@ -264,22 +326,35 @@ impl<'a> Round<'a> {
                 *live.status_mut() = status;
             };
             let written = registry.edit_status(MANAGER, kind, &name, edit).await;
-            ((kind, name), written.map(drop))
+            (Work::Object((kind, name)), written.map(drop))
         }))
     }
 
-    fn finish(&mut self, key: Key, written: Result<(), Status>) {
+    fn finish(&mut self, work: Work, written: Result<(), Status>) {
+        match work {
+            Work::Object(key) => self.finish_object(key, written),
+            Work::Presence(site, step) => self.finish_presence(site, &step, written),
+        }
+    }
+
+    fn finish_presence(&mut self, site: String, step: &Step, written: Result<(), Status>) {
+        let again = self.presences.finish(site, step, &written);
+        match written {
+            Ok(()) => self.succeeded(),
+            Err(status) if again => self.failed(&status),
+            // Somebody else was faster; what is left to do shows when we look.
+            Err(_) => {}
+        }
+        if self.presences.is_dirty() {
+            self.look_at.get_or_insert_with(|| Instant::now() + BREATH);
+        }
+    }
+
+    fn finish_object(&mut self, key: Key, written: Result<(), Status>) {
         self.in_flight.remove(&key);
         let figures = &self.reconciler.figures;
         match written {
-            Ok(()) => {
-                figures.writes.inc();
-                self.paused = None;
-                self.pause = PAUSE_FIRST;
-                if self.reconciler.check.ready() {
-                    tracing::info!("reconcile writes again");
-                }
-            }
+            Ok(()) => self.succeeded(),
             // Deleted in between; its event is on the way.
             Err(status) if status.code == 404 => {}
             // Will not get better by trying again; a change of the object will bring it back.
@@ -293,19 +368,40 @@ impl<'a> Round<'a> {
                 );
             }
             Err(status) => {
-                figures.failures.inc();
-                if self.reconciler.check.failing(&status.message) {
-                    tracing::error!(reason = status.message, "conditions cannot be written; trying again");
-                }
                 self.pending.insert(key);
-                // Those that failed together pause together.
-                if self.paused.is_none() {
-                    self.paused = Some(Instant::now() + self.pause);
-                    self.pause = (self.pause * 2).min(PAUSE_MAX);
-                }
+                self.failed(&status);
             }
         }
     }
+
+    fn succeeded(&mut self) {
+        self.reconciler.figures.writes.inc();
+        self.paused = None;
+        self.pause = PAUSE_FIRST;
+        if self.reconciler.check.ready() {
+            tracing::info!("reconcile writes again");
+        }
+    }
+
+    fn failed(&mut self, status: &Status) {
+        self.reconciler.figures.failures.inc();
+        if self.reconciler.check.failing(&status.message) {
+            tracing::error!(reason = status.message, "reconcile cannot write; trying again");
+        }
+        // Those that failed together pause together.
+        if self.paused.is_none() {
+            self.paused = Some(Instant::now() + self.pause);
+            self.pause = (self.pause * 2).min(PAUSE_MAX);
+        }
+    }
+}
+
+fn carry_out(registry: &Arc<Registry>, site: String, step: Step) -> Write {
+    let registry = registry.clone();
+    Box::pin(async move {
+        let done = presences::carry_out(&registry, &step).await;
+        (Work::Presence(site, step), done)
+    })
 }
 
 /// The site of a presence that does not name one: the only site whose gateway's range holds its address.
@@ -329,9 +425,11 @@ fn set_site(object: &mut Object, site: &str) {
 
 /// Objects without what no condition depends on: the picture of ten thousand stays small.
 fn lean(mut object: Object) -> Object {
-    let full = std::mem::take(object.metadata_mut());
+    let mut full = std::mem::take(object.metadata_mut());
+    full.labels.retain(|label, _| label == MADE_LABEL);
     *object.metadata_mut() = ObjectMeta {
         name: full.name,
+        labels: full.labels,
         generation: full.generation,
         creation_timestamp: full.creation_timestamp,
         deletion_timestamp: full.deletion_timestamp,

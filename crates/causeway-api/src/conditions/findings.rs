@@ -38,6 +38,16 @@ impl Findings {
         self.set(about, ConditionStatus::False, reason, message);
     }
 
+    /// Holds, with something worth telling.
+    pub(super) fn tells(&mut self, about: &str, reason: &str, message: impl Into<String>) {
+        self.set(about, ConditionStatus::True, reason, message.into());
+    }
+
+    /// Does not hold, but is no fault of its own: another finding has told of it, or it comes and goes with the links.
+    pub(super) fn regrets(&mut self, about: &str, reason: &str, message: impl Into<String>) {
+        self.set(about, ConditionStatus::False, reason, message.into());
+    }
+
     /// All conditions, with `Ready` telling the first reason and every message.
     pub(super) fn summary(mut self) -> Vec<Condition> {
         let reason = self.failed.first().map_or("AllResolved", |(reason, _)| reason).to_string();

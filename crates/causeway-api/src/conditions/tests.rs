@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::meta::ConditionStatus;
 
 const NOW: i64 = 1_800_000_000;
 
@@ -43,6 +44,112 @@ fn an_expose_says_what_is_missing_and_what_follows() {
         SERVICE_RESOLVED,
         "False ServiceMissing EService x does not exist",
     );
+}
+
+#[test]
+fn an_expose_says_where_it_is_presented_and_why_not_elsewhere() {
+    let sx = |sites: &[&str]| json!({"metadata": {"name": "web"}, "eServiceName": "web", "eSites": sites, "ePolicys": ["p1"]});
+    let check = |value: Value, about, expected| check(Kind::ServiceExpose, value, about, expected);
+    check(sx(&["berlin"]), PRESENTED, "True Presented berlin 198.18.0.7");
+    check(sx(&["oslo"]), PRESENTED, "False PresencePending an IPv4 address at oslo is on its way");
+    check(sx(&["oslo"]), READY, "False PresencePending an IPv4 address at oslo is on its way");
+    check(sx(&["berlin", "bare"]), PRESENTED, "False GatewayMissing berlin 198.18.0.7");
+    check(sx(&["bare"]), PRESENTED, "False Nowhere no site of eSites has a gateway that could present it");
+    let away = "False GatewayAway no gateway is connected at berlin, oslo";
+    check(sx(&["berlin"]), GATEWAYS_CONNECTED, away);
+    let nothing =
+        json!({"metadata": {"name": "x"}, "eServiceName": "x", "eSites": ["berlin"], "ePolicys": ["p1"]});
+    check(nothing, PRESENTED, "False ServiceMissing EService x does not exist");
+}
+
+#[test]
+fn a_full_range_and_an_address_that_cannot_be_used_are_told() {
+    let mut world = world();
+    let told = |world: &World, sites: &[&str]| {
+        let expose = decode(
+            Kind::ServiceExpose,
+            json!({"metadata": {"name": "web"}, "eServiceName": "web", "eSites": sites}),
+        );
+        let status = status(&expose, world, Time::from_second(NOW));
+        let said = status.condition(PRESENTED).unwrap();
+        format!("{} {}", said.reason, said.message)
+    };
+    world.insert(decode(
+        Kind::EGateway,
+        json!({"metadata": {"name": "gw-o"}, "eSiteName": "oslo", "virtualPresenceIPcidr": "10.1.0.0/30", "ip": "10.1.0.2"}),
+    ));
+    assert!(told(&world, &["oslo"]).starts_with("PresencePending"), "{}", told(&world, &["oslo"]));
+    world.insert(decode(
+        Kind::VirtualPresence,
+        json!({"metadata": {"name": "other"}, "eSiteName": "oslo", "eServiceName": "other", "virtualIp": "10.1.0.1"}),
+    ));
+    assert_eq!(
+        told(&world, &["oslo"]),
+        "CidrFull every IPv4 address of 10.1.0.0/30 at oslo is taken; give its EGateway a larger virtualPresenceIPcidr"
+    );
+    world.insert(decode(
+        Kind::EGateway,
+        json!({"metadata": {"name": "gw-b"}, "eSiteName": "berlin", "virtualPresenceIPcidr": "10.2.0.0/24"}),
+    ));
+    assert_eq!(
+        told(&world, &["berlin"]),
+        "AddressUnusable VirtualPresence web-b was made by hand for berlin, and its address 198.18.0.7 cannot be used there"
+    );
+}
+
+#[test]
+fn the_older_exposure_has_the_name_and_a_node_before_both() {
+    let mut world = world();
+    let expose = |name: &str, service: &str, created: i64, sites: &[&str]| {
+        let mut object = decode(
+            Kind::ServiceExpose,
+            json!({"metadata": {"name": name}, "eServiceName": service, "dnsName": "URL1.test", "eSites": sites}),
+        );
+        object.metadata_mut().creation_timestamp = Some(Time::from_second(created));
+        object
+    };
+    let told = |world: &World, name: &str| {
+        let object = world.get(Kind::ServiceExpose, name).unwrap();
+        let status = status(object, world, Time::from_second(NOW));
+        let said = status.condition(NAME_FREE).unwrap();
+        format!("{} {}", said.status.as_str(), said.message).trim_end().to_owned()
+    };
+    world.insert(expose("b", "web", 10, &["berlin", "oslo"]));
+    world.insert(expose("a", "mail", 20, &["oslo"]));
+    world.insert(expose("c", "mail", 20, &["bare"]));
+    world.insert(expose("d", "web", 30, &["berlin"]));
+    assert_eq!(told(&world, "b"), "True");
+    assert_eq!(
+        told(&world, "a"),
+        "False URL1.test is also the dnsName of ServiceExpose b, which has it at oslo"
+    );
+    assert_eq!(told(&world, "c"), "True", "another site");
+    assert_eq!(told(&world, "d"), "True", "the same service");
+    let holds = |name: &str, site: &str| holds_name(&world, world.expose(name).unwrap(), site);
+    assert!(holds("b", "oslo") && !holds("a", "oslo") && holds("c", "bare"));
+    world.insert(decode(
+        Kind::EServer,
+        json!({"metadata": {"name": "url1.test"}, "eSiteName": "berlin", "ip": "10.0.0.3", "ports": [22]}),
+    ));
+    assert_eq!(
+        told(&world, "b"),
+        "False URL1.test is the name of EServer url1.test, which has it wherever it can be reached"
+    );
+}
+
+#[test]
+fn a_site_is_connected_when_one_of_its_gateways_is() {
+    let mut world = world();
+    let service = world.get(Kind::EService, "web").unwrap().clone();
+    let told = |world: &World| {
+        status(&service, world, Time::from_second(NOW)).condition(GATEWAYS_CONNECTED).unwrap().status
+    };
+    assert_eq!(told(&world), ConditionStatus::False);
+    let mut second = decode(Kind::EGateway, json!({"metadata": {"name": "gw-o2"}, "eSiteName": "oslo"}));
+    let conditions = &mut second.status_mut().conditions;
+    crate::meta::set_condition(conditions, CONNECTED, true.into(), "Connected", "", Time::from_second(1), 1);
+    world.insert(second);
+    assert_eq!(told(&world), ConditionStatus::True);
 }
 
 #[test]
@@ -214,6 +321,10 @@ fn world() -> World {
         ),
         (Kind::EServer, json!({"metadata": {"name": "s1"}, "eSiteName": "berlin", "ip": "10.0.0.1"})),
         (Kind::EPolicy, json!({"metadata": {"name": "p1"}, "allowedServers": ["s1"]})),
+        (
+            Kind::VirtualPresence,
+            json!({"metadata": {"name": "web-b"}, "eSiteName": "berlin", "eServiceName": "web", "virtualIp": "198.18.0.7"}),
+        ),
     ];
     objects.into_iter().map(|(kind, value)| decode(kind, value)).collect()
 }

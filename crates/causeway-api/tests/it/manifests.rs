@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
+use causeway_api::allocate::{Claims, Freed, Step, steps};
 use causeway_api::conditions::{self, POLICIES_RESOLVED, READY};
-use causeway_api::{ApiVersion, ConditionStatus, Kind, Object, Time, World, name, presence};
+use causeway_api::{ApiVersion, ConditionStatus, ESite, Kind, Object, Time, World, name, presence};
 use serde_json::Value;
 
 const NOW: i64 = 1_800_000_000;
@@ -21,6 +22,7 @@ fn the_examples_are_valid_and_everything_in_them_resolves() {
             world.insert(admit(value, ApiVersion::Group, &world));
         }
     }
+    give_addresses(&mut world);
     for object in world.objects() {
         let status = conditions::status(object, &world, Time::from_second(NOW));
         let ready = status.condition(READY).unwrap();
@@ -79,4 +81,15 @@ fn admit(mut value: Value, version: ApiVersion, world: &World) -> Object {
         }
     }
     object
+}
+
+/// What the controller does.
+fn give_addresses(world: &mut World) {
+    let sites: Vec<String> = world.all::<ESite>().map(|site| site.metadata.name.clone()).collect();
+    for site in sites {
+        for step in steps(world, &Freed::default(), &Claims::default(), &site) {
+            let Step::Make(presence) = step else { panic!("{step:?}") };
+            world.insert((*presence).into());
+        }
+    }
 }

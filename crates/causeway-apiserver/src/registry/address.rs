@@ -1,13 +1,18 @@
 //! The virtual address of a presence: at which site, inside whose range, and reserved for whom.
 //!
 //! Pure. A reservation is a key of its own, `addresses/SITE/IP`, committed in one stroke with the presence that holds it.
-//! Two presences can therefore never hold one address, whoever writes them and on whichever replica.
+//! Two presences can therefore never hold one address, whoever writes them and on whichever replica. The same stroke writes
+//! `freed/SITE/IP` when an address is given back: the revision of that record tells the allocator which was freed first.
+
+use std::net::IpAddr;
 
 use bytes::Bytes;
 use causeway_api::{EGateway, FieldError, Object, VirtualPresence, presence};
 use causeway_store::Op;
 
 pub const COLLECTION: &str = "addresses/";
+/// Addresses that were held once.
+pub const FREED: &str = "freed/";
 
 /// Where the reservation of a presence lives; none while it has no usable address or site.
 pub fn reservation(object: &Object) -> Option<String> {
@@ -34,9 +39,21 @@ pub fn moves(old: Option<&Object>, new: Option<&Object>) -> Vec<Op> {
         return Vec::new();
     }
     let name = new.map(|object| object.name().to_owned()).unwrap_or_default();
+    let freed =
+        from.as_deref().and_then(freed_key).map(|key| Op::Put { key, value: Bytes::from_static(b"{}") });
     let free = from.map(|key| Op::Delete { key, expected: None });
     let take = to.map(|key| Op::Create { key, value: reservation_value(&name) });
-    free.into_iter().chain(take).collect()
+    free.into_iter().chain(freed).chain(take).collect()
+}
+
+fn freed_key(reservation: &str) -> Option<String> {
+    Some(format!("{FREED}{}", reservation.strip_prefix(COLLECTION)?))
+}
+
+/// The site and the address of a key under `freed/`.
+pub fn freed(key: &str) -> Option<(&str, IpAddr)> {
+    let (site, ip) = key.strip_prefix(FREED)?.split_once('/')?;
+    Some((site, ip.parse().ok()?))
 }
 
 /// Must the address be looked at? Not when neither it nor the site changed: the range may have moved on since.
@@ -121,11 +138,14 @@ mod tests {
         let free = |key: &str| Op::Delete { key: key.into(), expected: None };
         assert_eq!(moves(None, Some(&a)), [take("addresses/oslo/10.0.0.1")]);
         assert_eq!(moves(Some(&a), Some(&a)), []);
+        let freed = |key: &str| Op::Put { key: key.into(), value: Bytes::from_static(b"{}") };
         assert_eq!(
             moves(Some(&a), Some(&b)),
-            [free("addresses/oslo/10.0.0.1"), take("addresses/oslo/10.0.0.2")]
+            [free("addresses/oslo/10.0.0.1"), freed("freed/oslo/10.0.0.1"), take("addresses/oslo/10.0.0.2")]
         );
-        assert_eq!(moves(Some(&b), None), [free("addresses/oslo/10.0.0.2")]);
+        assert_eq!(moves(Some(&b), None), [free("addresses/oslo/10.0.0.2"), freed("freed/oslo/10.0.0.2")]);
+        assert_eq!(super::freed("freed/oslo/10.0.0.2"), Some(("oslo", "10.0.0.2".parse().unwrap())));
+        assert_eq!(super::freed("freed/oslo/x"), None);
         let site = Object::empty(causeway_api::Kind::ESite);
         assert_eq!(moves(None, Some(&site)), []);
         assert_eq!(holder(&reservation_value("x\"y")).as_deref(), Some("x\"y"));

@@ -166,7 +166,8 @@ mod tests {
                 }
                 Kind::EPolicy => json!({"allowedServers": self.names(), "allowedSites": self.names()}),
                 Kind::ServiceExpose => {
-                    json!({"eServiceName": self.name(), "eSites": self.names(), "ePolicys": self.names()})
+                    let dns_name = ["x.test", "a", ""][self.roll(3) as usize];
+                    json!({"eServiceName": self.name(), "dnsName": dns_name, "eSites": self.names(), "ePolicys": self.names()})
                 }
                 Kind::VirtualPresence => {
                     json!({"eServiceName": self.name(), "virtualIp": ip, "eSiteName": self.name()})

@@ -89,9 +89,12 @@ pub fn protocol(protocol: kinds::Protocol) -> Protocol {
 }
 
 /// The names a service is known by where it is exposed: `SERVICE.SITE.causeway.internal`, and what the exposures say.
-pub fn presence_names(service: &EService, exposes: &[&ServiceExpose]) -> Vec<DnsName> {
+pub fn presence_names<'a>(
+    service: &EService,
+    exposes: impl Iterator<Item = &'a ServiceExpose>,
+) -> Vec<DnsName> {
     let own = format!("{}.{}.{ZONE}", service.metadata.name, service.e_site_name);
-    let chosen = exposes.iter().map(|expose| expose.dns_name.as_str()).filter(|name| !name.is_empty());
+    let chosen = exposes.map(|expose| expose.dns_name.as_str()).filter(|name| !name.is_empty());
     let names: BTreeSet<DnsName> = chosen.chain([own.as_str()]).map(DnsName::new).collect();
     names.into_iter().collect()
 }

@@ -5,7 +5,7 @@
 use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
 
-use causeway_api::{Kind, Object, World};
+use causeway_api::{ConditionStatus, Kind, Object, ServiceExpose, World, conditions};
 
 /// What changed since the last look.
 #[derive(Debug, Default)]
@@ -14,13 +14,19 @@ pub struct Changes {
     objects: BTreeSet<(Kind, String)>,
     /// Sites that came, went, or whose gateways changed.
     sites: HashSet<String>,
-    /// These came or went.
+    /// Sites where a gateway was connected or lost.
+    links: HashSet<String>,
     services: HashSet<String>,
+    /// These came or went.
     servers: HashSet<String>,
     policies: HashSet<String>,
     /// Addresses that someone took or left.
     server_addresses: HashSet<(String, IpAddr)>,
     presence_addresses: HashSet<IpAddr>,
+    /// Services whose presences changed.
+    presented: HashSet<String>,
+    /// DNS names, in lower case, that somebody took or left.
+    dns_names: HashSet<String>,
     /// A presence without a site depends on every gateway's range.
     gateways: bool,
 }
@@ -35,13 +41,15 @@ impl Changes {
         if let (Some(old), Some(new)) = (old, new)
             && old.same_fields(new)
         {
+            if let Some(site) = changed_link(old, new) {
+                self.links.insert(site.to_owned());
+            }
             return;
         }
         let came_or_went = old.is_none() || new.is_none();
         let name = object.name().to_owned();
         let existence = match object.kind() {
             Kind::ESite => Some(&mut self.sites),
-            Kind::EService => Some(&mut self.services),
             Kind::EServer => Some(&mut self.servers),
             Kind::EPolicy => Some(&mut self.policies),
             _ => None,
@@ -57,8 +65,18 @@ impl Changes {
                 }
                 Object::EServer(server) => {
                     self.server_addresses.extend(server.ip_addr().map(|ip| (server.e_site_name.clone(), ip)));
+                    let names = [&server.metadata.name, &server.e_server_name];
+                    self.dns_names.extend(names.map(|name| name.to_ascii_lowercase()));
                 }
-                Object::VirtualPresence(presence) => self.presence_addresses.extend(presence.ip_addr()),
+                // Its site is where its exposures come home.
+                Object::EService(service) => drop(self.services.insert(service.metadata.name.clone())),
+                Object::ServiceExpose(expose) => {
+                    self.dns_names.insert(expose.dns_name.to_ascii_lowercase());
+                }
+                Object::VirtualPresence(presence) => {
+                    self.presence_addresses.extend(presence.ip_addr());
+                    self.presented.insert(presence.e_service_name.clone());
+                }
                 _ => {}
             }
         }
@@ -68,7 +86,7 @@ impl Changes {
     pub fn affected(mut self, world: &World) -> BTreeSet<(Kind, String)> {
         let mut affected = std::mem::take(&mut self.objects);
         if self.concerns_others() {
-            let concerned = world.objects().filter(|object| self.concerns(object));
+            let concerned = world.objects().filter(|object| self.concerns(object, world));
             affected.extend(concerned.map(|object| (object.kind(), object.name().to_owned())));
         }
         affected
@@ -77,6 +95,9 @@ impl Changes {
     fn concerns_others(&self) -> bool {
         self.gateways
             || !self.sites.is_empty()
+            || !self.links.is_empty()
+            || !self.presented.is_empty()
+            || !self.dns_names.is_empty()
             || !self.services.is_empty()
             || !self.servers.is_empty()
             || !self.policies.is_empty()
@@ -84,16 +105,16 @@ impl Changes {
             || !self.presence_addresses.is_empty()
     }
 
-    fn concerns(&self, object: &Object) -> bool {
+    fn concerns(&self, object: &Object, world: &World) -> bool {
         let any = |names: &[String], changed: &HashSet<String>| {
             !changed.is_empty() && names.iter().any(|name| changed.contains(name))
         };
         match object {
             Object::ESite(site) => self.sites.contains(&site.metadata.name),
             Object::EGateway(gateway) => self.sites.contains(&gateway.e_site_name),
-            Object::EService(service) => self.sites.contains(&service.e_site_name),
+            Object::EService(service) => self.site_or_link(&service.e_site_name),
             Object::EServer(server) => {
-                self.sites.contains(&server.e_site_name)
+                self.site_or_link(&server.e_site_name)
                     || any(&server.e_policys, &self.policies)
                     || server.ip_addr().is_some_and(|ip| {
                         !self.server_addresses.is_empty()
@@ -106,7 +127,13 @@ impl Changes {
             Object::ServiceExpose(expose) => {
                 self.services.contains(&expose.e_service_name)
                     || any(&expose.e_sites, &self.sites)
+                    || any(&expose.e_sites, &self.links)
                     || any(&expose.e_policys, &self.policies)
+                    || self.concerns_name(expose)
+                    || self.concerns_presences(expose)
+                    || world
+                        .service(&expose.e_service_name)
+                        .is_some_and(|home| self.site_or_link(&home.e_site_name))
             }
             Object::VirtualPresence(presence) => {
                 self.services.contains(&presence.e_service_name)
@@ -117,11 +144,37 @@ impl Changes {
             Object::ECommunity(community) => any(&community.members, &self.sites),
         }
     }
+
+    fn site_or_link(&self, site: &str) -> bool {
+        self.sites.contains(site) || self.links.contains(site)
+    }
+
+    fn concerns_name(&self, expose: &ServiceExpose) -> bool {
+        let name = &expose.dns_name;
+        !self.dns_names.is_empty() && !name.is_empty() && self.dns_names.contains(&name.to_ascii_lowercase())
+    }
+
+    /// Who has its addresses looks at its own presences. Who waits for one looks at everybody's: one may have become free.
+    fn concerns_presences(&self, expose: &ServiceExpose) -> bool {
+        let is_waiting = || {
+            let said = expose.status.condition(conditions::PRESENTED);
+            said.is_none_or(|said| said.status != ConditionStatus::True)
+        };
+        self.presented.contains(&expose.e_service_name) || (!self.presented.is_empty() && is_waiting())
+    }
+}
+
+/// The site of a gateway that was connected or lost; nothing else about it changed.
+pub fn changed_link<'a>(old: &Object, new: &'a Object) -> Option<&'a str> {
+    let (Object::EGateway(before), Object::EGateway(now)) = (old, new) else { return None };
+    let is_changed = conditions::is_connected(before) != conditions::is_connected(now);
+    (is_changed && old.same_fields(new)).then_some(now.e_site_name.as_str())
 }
 
 #[cfg(test)]
 mod tests {
-    use causeway_api::{Time, conditions};
+    use causeway_api::Time;
+    use causeway_api::meta::set_condition;
     use serde_json::{Value, json};
 
     use super::*;
@@ -161,7 +214,8 @@ mod tests {
                 }
                 Kind::EPolicy => json!({"allowedServers": self.names(), "allowedSites": self.names()}),
                 Kind::ServiceExpose => {
-                    json!({"eServiceName": self.name(), "dnsName": "x.test", "eSites": self.names(), "ePolicys": self.names()})
+                    let dns_name = ["x.test", "a", ""][self.roll(3) as usize];
+                    json!({"eServiceName": self.name(), "dnsName": dns_name, "eSites": self.names(), "ePolicys": self.names()})
                 }
                 Kind::VirtualPresence => {
                     let site = if self.roll(2) == 0 { String::new() } else { self.name() };
@@ -173,6 +227,10 @@ mod tests {
             value["metadata"] = json!({"name": self.name(), "generation": 1});
             let mut object = Object::decode(kind, value).unwrap().object;
             object.default_fields();
+            if kind == Kind::EGateway && self.roll(2) == 0 {
+                let (conditions, now) = (&mut object.status_mut().conditions, Time::from_second(0));
+                set_condition(conditions, conditions::CONNECTED, true.into(), "Connected", "", now, 1);
+            }
             object
         }
     }

@@ -142,11 +142,11 @@ async fn a_failure_pauses_everything_and_a_pause_that_is_over_does_not_spin() {
     let check = readiness.register("reconcile");
     check.ready();
     let reconciler = Reconciler::new(registry(folder.path()).await, check, &Metrics::new("0"));
-    let mut round = Round::new(&reconciler, World::default());
+    let mut round = Round::new(&reconciler, World::default(), Freed::default());
     round.look();
     assert_eq!(round.due(), None, "nothing to do");
 
-    let key = |name: &str| (Kind::ESite, name.to_owned());
+    let key = |name: &str| Work::Object((Kind::ESite, name.to_owned()));
     round.finish(key("a"), Err(Status::storage_full("full")));
     let until = round.due().unwrap();
     assert!(until > Instant::now() && !readiness.is_ready());
@@ -160,4 +160,139 @@ async fn a_failure_pauses_everything_and_a_pause_that_is_over_does_not_spin() {
     assert!(round.due().unwrap() > Instant::now() + PAUSE_FIRST, "the second pause is longer");
     round.finish(key("a"), Ok(()));
     assert!(readiness.is_ready() && round.pause == PAUSE_FIRST);
+}
+
+impl Lab {
+    /// The addresses of a service at a site, when there are as many as said.
+    async fn addresses(&self, service: &str, site: &str, count: usize) -> Vec<String> {
+        loop {
+            let found = self.presences(service, site).await;
+            if found.len() == count {
+                return found;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    async fn presences(&self, service: &str, site: &str) -> Vec<String> {
+        let (objects, _) = self.registry.objects(Kind::VirtualPresence).await.unwrap();
+        let presences = objects.into_iter().filter_map(|loaded| match loaded.object {
+            Object::VirtualPresence(presence) => Some(presence),
+            _ => None,
+        });
+        let here =
+            presences.filter(|presence| presence.e_service_name == service && presence.e_site_name == site);
+        here.map(|presence| presence.virtual_ip).collect()
+    }
+
+    async fn service(&self, name: &str, sites: &[&str]) {
+        self.create(Kind::EService, name, json!({"eSiteName": "home", "ip": "10.0.0.5", "port": 80})).await;
+        self.create(Kind::ServiceExpose, name, json!({"eServiceName": name, "eSites": sites})).await;
+    }
+
+    async fn cidr(&self, gateway: &str, cidr: &str) {
+        let edit = |object: &mut Object| {
+            if let Object::EGateway(gateway) = object {
+                gateway.virtual_presence_ip_cidr = cidr.to_owned();
+            }
+        };
+        self.registry.edit("test", Kind::EGateway, gateway, edit).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn an_exposure_gets_an_address_at_every_site_and_loses_it_with_the_site() {
+    let lab = Lab::start(1).await;
+    for site in ["oslo", "berlin"] {
+        lab.create(Kind::ESite, site, json!({})).await;
+        lab.create(Kind::EGateway, site, json!({"eSiteName": site, "virtualPresenceIPcidr": "10.7.0.0/29"}))
+            .await;
+    }
+    lab.service("web", &["oslo", "berlin"]).await;
+    assert_eq!(lab.addresses("web", "oslo", 1).await, ["10.7.0.1"]);
+    assert_eq!(lab.addresses("web", "berlin", 1).await, ["10.7.0.1"], "every site may use the same range");
+    lab.wait(Kind::ServiceExpose, "web", conditions::PRESENTED, ConditionStatus::True).await;
+
+    let only_oslo = |object: &mut Object| {
+        if let Object::ServiceExpose(expose) = object {
+            expose.e_sites = vec!["oslo".to_owned()];
+        }
+    };
+    lab.registry.edit("test", Kind::ServiceExpose, "web", only_oslo).await.unwrap();
+    lab.addresses("web", "berlin", 0).await;
+    lab.service("mail", &["berlin"]).await;
+    assert_eq!(lab.addresses("mail", "berlin", 1).await, ["10.7.0.2"], "the one just freed is the last");
+
+    lab.cidr("oslo", "10.8.0.0/29,fd00::/112").await;
+    assert_eq!(lab.addresses("web", "oslo", 2).await.len(), 2);
+    let mut now = Vec::new();
+    while now != ["10.8.0.1", "fd00::1"] {
+        now = lab.presences("web", "oslo").await;
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    lab.registry.delete_object("test", Kind::EService, "web").await.unwrap();
+    lab.addresses("web", "oslo", 0).await;
+    lab.wait(Kind::ServiceExpose, "web", conditions::SERVICE_RESOLVED, ConditionStatus::False).await;
+    lab.end().await;
+}
+
+#[tokio::test]
+async fn a_full_range_is_a_condition_and_order_survives_a_restart() {
+    let lab = Lab::start(1).await;
+    lab.create(Kind::EGateway, "gw", json!({"eSiteName": "oslo", "virtualPresenceIPcidr": "10.7.0.0/29"}))
+        .await;
+    for name in ["a", "b", "c", "d", "e", "f"] {
+        lab.service(name, &["oslo"]).await;
+        lab.addresses(name, "oslo", 1).await;
+    }
+    lab.service("g", &["oslo"]).await;
+    lab.wait(Kind::ServiceExpose, "g", conditions::PRESENTED, ConditionStatus::False).await;
+    lab.registry.delete_object("test", Kind::ServiceExpose, "g").await.unwrap();
+    for name in ["e", "b"] {
+        lab.registry.delete_object("test", Kind::ServiceExpose, name).await.unwrap();
+        lab.addresses(name, "oslo", 0).await;
+    }
+    let Lab { registry, stop, running, _folder } = lab;
+    stop.cancel();
+    for task in running {
+        task.await.unwrap();
+    }
+    let stop = CancellationToken::new();
+    let check = Readiness::new().register("reconcile");
+    let again = Reconciler::new(registry.clone(), check, &Metrics::new("0"));
+    let lab = Lab { registry, running: vec![tokio::spawn(again.run(stop.clone()))], stop, _folder };
+    lab.service("h", &["oslo"]).await;
+    assert_eq!(lab.addresses("h", "oslo", 1).await, ["10.7.0.5"], "freed first");
+    lab.service("i", &["oslo"]).await;
+    assert_eq!(lab.addresses("i", "oslo", 1).await, ["10.7.0.2"], "freed last");
+    lab.end().await;
+}
+
+#[tokio::test]
+async fn three_replicas_give_every_exposure_one_address_of_its_own() {
+    let lab = Lab::start(3).await;
+    lab.create(Kind::EGateway, "gw", json!({"eSiteName": "oslo", "virtualPresenceIPcidr": "10.7.0.0/20"}))
+        .await;
+    let count = if cfg!(debug_assertions) { 300 } else { 2_000 };
+    let began = Instant::now();
+    for number in 0..count {
+        lab.service(&format!("s{number}"), &["oslo"]).await;
+    }
+    let mut seen = BTreeSet::new();
+    for number in 0..count {
+        seen.extend(lab.addresses(&format!("s{number}"), "oslo", 1).await);
+    }
+    println!("{count} exposures in {:?}", began.elapsed());
+    assert_eq!(seen.len(), count, "no address twice");
+    // At rest: a hand-made presence elsewhere is the clock.
+    lab.create(
+        Kind::VirtualPresence,
+        "mine",
+        json!({"eSiteName": "x", "eServiceName": "s0", "virtualIp": "10.1.1.1"}),
+    )
+    .await;
+    lab.wait(Kind::VirtualPresence, "mine", conditions::READY, ConditionStatus::False).await;
+    let (all, _) = lab.registry.objects(Kind::VirtualPresence).await.unwrap();
+    assert_eq!(all.len(), count + 1);
+    lab.end().await;
 }

@@ -16,7 +16,7 @@ use super::{Elsewhere, Sessions};
 use crate::reconcile::MANAGER;
 
 /// The condition of an EGateway that this is about.
-pub const CONNECTED: &str = "Connected";
+pub use causeway_api::conditions::CONNECTED;
 
 /// An edge that changes its link, or a cloud that restarts, is no news. Twice what a return may take; a large fleet is
 /// told to take longer, and is given that time twice as well.

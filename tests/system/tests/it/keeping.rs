@@ -10,7 +10,7 @@ use crate::{Lab, examples, site};
 fn a_restart_keeps_everything() {
     let mut lab = Lab::start();
     lab.run(&["apply", "-f", &examples()]);
-    lab.cloud.wait_condition("sx", "plant-dashboard", "Ready", "True").unwrap();
+    wait_until_presented(&lab);
     let token = lab.run(&["token", "create", "--site", "Oslo"]);
     let before = lab.run(&["get", "all", "-o", "json"]);
     let authority = lab.run(&["ca", "show"]);
@@ -37,6 +37,14 @@ fn a_restart_keeps_everything() {
     };
     let kubeconfig_after = std::fs::read_to_string(lab.cloud.kubeconfig()).unwrap();
     assert_eq!(authority_of(&kubeconfig_after), authority_of(&kubeconfig));
+}
+
+/// Until every exposure of the examples has its addresses: nothing is on its way any more.
+fn wait_until_presented(lab: &Lab) {
+    let names = lab.run(&["get", "sx", "-o", "name"]);
+    for name in names.lines().filter_map(|line| line.split_once('/')).map(|(_, name)| name) {
+        lab.cloud.wait_condition("sx", name, "Ready", "True").unwrap();
+    }
 }
 
 #[test]
@@ -69,7 +77,7 @@ fn a_backup_brings_everything_back_elsewhere() {
     let lab = Lab::start();
     lab.run(&["apply", "-f", &examples()]);
     lab.run(&["token", "create", "--site", "Oslo"]);
-    lab.cloud.wait_condition("sx", "plant-dashboard", "Ready", "True").unwrap();
+    wait_until_presented(&lab);
     let backup = lab.path("causeway.backup");
     let backup = backup.to_str().unwrap();
     let made = lab.cloud.run(&["backup", backup]).unwrap();

@@ -68,8 +68,11 @@ fn the_examples_become_ready_and_are_shown_in_every_form() {
     let table = lab.run(&["get", "esites"]);
     assert!(table.starts_with("NAME"), "{table}");
     assert!(table.contains("\nberlin "), "{table}");
-    let everything = lab.run(&["get", "all", "-o", "name"]);
+    // What the controller made is marked, and is not in the files.
+    let everything = lab.run(&["get", "all", "-l", "!causeway.io/made-by", "-o", "name"]);
     assert_eq!(everything.lines().count(), count, "{everything}");
+    let made = lab.run(&["get", "vp", "-l", "causeway.io/made-by=causeway", "-o", "name"]);
+    assert!(made.starts_with("virtualpresence/"), "{made}");
     let list: Value = serde_json::from_str(&lab.run(&["get", "esites", "-o", "json"])).unwrap();
     assert_eq!((list["kind"].as_str(), list["items"].as_array().map(Vec::len)), (Some("List"), Some(3)));
     assert!(list["items"][0]["metadata"]["managedFields"].is_null());
@@ -101,7 +104,10 @@ fn the_examples_become_ready_and_are_shown_in_every_form() {
 
     let deleted = lab.run(&["delete", "-f", &examples()]);
     assert_eq!(deleted.lines().count(), count);
-    assert_eq!(lab.run(&["get", "all", "-o", "name"]), "");
+    // What the controller made goes with its exposures, a moment later.
+    let gone =
+        wait_for("everything is gone", || lab.run(&["get", "all", "-o", "name"]).is_empty().then_some(()));
+    gone.unwrap();
 }
 
 #[test]

@@ -33,6 +33,19 @@ pub async fn wait_until_ready(api: &Api, manifests: &[Manifest]) -> anyhow::Resu
     Ok(())
 }
 
+/// Exposures are ready when they have their addresses; the presences themselves are told a moment later.
+async fn wait_for_presences(api: &Api) -> anyhow::Result<()> {
+    let path = client::collection(ApiVersion::Group, Kind::VirtualPresence);
+    for _ in 0..LOOKS_MAX {
+        let presences = items(Kind::VirtualPresence, api.get(&path).await?);
+        if presences.iter().all(|presence| verdict(presence) == Some(true)) {
+            return Ok(());
+        }
+        tokio::time::sleep(LOOK_AGAIN).await;
+    }
+    bail!("not every presence becomes ready")
+}
+
 /// What the Ready condition says about the present generation; nothing when it is about an older one.
 fn verdict(object: &Value) -> Option<bool> {
     let conditions = object["status"]["conditions"].as_array()?;
@@ -48,6 +61,7 @@ pub async fn verify(api: &Api, manifests: &[Manifest]) -> anyhow::Result<()> {
         let name = format!("{}/{}", manifest.kind.singular(), manifest.name);
         ensure!(outcome == Outcome::Unchanged, "{name} was applied twice and is {}", outcome.name());
     }
+    wait_for_presences(api).await?;
     let mut count = 0;
     for kind in Kind::ALL {
         let path = client::collection(ApiVersion::Group, kind);

@@ -1,0 +1,110 @@
+//! The addresses of one site: which ranges they come from, which are taken, which is next.
+//!
+//! Next is the lowest that was never used, or longest ago; then the one that was freed first.
+
+use std::collections::HashSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::IpNet;
+
+use super::{Family, Freed};
+use crate::kinds::EGateway;
+use crate::world::World;
+
+/// What a site can hand out. Cheap to make: what is taken is looked at only when it is asked for.
+pub struct Pool<'a> {
+    world: &'a World,
+    site: &'a str,
+    ranges: Vec<IpNet>,
+    /// No presence may have these: of every gateway its own address, and the two ends of its ranges.
+    reserved: HashSet<IpAddr>,
+    taken: Option<HashSet<IpAddr>>,
+    /// Everything below is not free; per range.
+    next: Vec<u128>,
+}
+
+impl<'a> Pool<'a> {
+    pub fn of(world: &'a World, site: &'a str) -> Pool<'a> {
+        let gateways = in_order(world, site);
+        let ranges: Vec<IpNet> =
+            Family::ALL.into_iter().filter_map(|family| range(&gateways, family)).collect();
+        let next = ranges.iter().map(|range| number(range.network())).collect();
+        Pool { world, site, ranges, reserved: reserved(&gateways), taken: None, next }
+    }
+
+    /// The families the site has addresses of.
+    pub fn families(&self) -> impl Iterator<Item = Family> {
+        self.ranges.iter().map(|range| Family::of(range.network()))
+    }
+
+    pub fn range(&self, family: Family) -> Option<IpNet> {
+        self.ranges.iter().copied().find(|range| Family::of(range.network()) == family)
+    }
+
+    /// Is there no address left? Answers without looking when there cannot be that many presences.
+    pub fn is_full(&mut self, family: Family) -> bool {
+        let Some(range) = self.range(family) else { return true };
+        let hosts = number(range.broadcast()) - number(range.network());
+        let used = self.world.presence_count(self.site) + self.reserved.len();
+        used as u128 >= hosts && self.take(family, &Freed::default(), &HashSet::new()).is_none()
+    }
+
+    /// The next address of a family, which is then taken. `avoid` are addresses that somebody is just taking.
+    pub fn take(&mut self, family: Family, freed: &Freed, avoid: &HashSet<IpAddr>) -> Option<IpAddr> {
+        let index = self.ranges.iter().position(|range| Family::of(range.network()) == family)?;
+        let range = self.ranges[index];
+        let (world, site) = (self.world, self.site);
+        let taken = self.taken.get_or_insert_with(|| {
+            world.presences_at(site).filter_map(|presence| presence.ip_addr()).collect()
+        });
+        let is_free = |ip: &IpAddr| !self.reserved.contains(ip) && !taken.contains(ip) && !avoid.contains(ip);
+        let fresh = (self.next[index]..=number(range.broadcast()))
+            .map(|number| address(number, family))
+            .find(|ip| is_free(ip) && freed.moment(site, *ip).is_none());
+        let found = match fresh {
+            Some(ip) => ip,
+            None => freed.in_order(site).into_iter().find(|ip| range.contains(ip) && is_free(ip))?,
+        };
+        self.next[index] = fresh.map_or(number(range.broadcast()), number);
+        taken.insert(found);
+        Some(found)
+    }
+}
+
+/// The gateways of a site, the one that is active first: the highest priority, then the name.
+fn in_order<'a>(world: &'a World, site: &str) -> Vec<&'a EGateway> {
+    let mut gateways: Vec<&EGateway> = world.gateways_at(site).collect();
+    gateways.sort_by_key(|gateway| (-gateway.priority, &gateway.metadata.name));
+    gateways
+}
+
+/// The range of the active gateway, narrowed to what those who stand by can present as well.
+fn range(gateways: &[&EGateway], family: Family) -> Option<IpNet> {
+    let ranges = gateways.iter().flat_map(|gateway| gateway.presence_cidrs());
+    let of_family = ranges.filter(|range| Family::of(range.network()) == family);
+    of_family.reduce(|active, other| if active.contains(&other) { other } else { active })
+}
+
+fn reserved(gateways: &[&EGateway]) -> HashSet<IpAddr> {
+    let own = gateways.iter().filter_map(|gateway| gateway.ip.parse().ok());
+    let ranges = gateways.iter().flat_map(|gateway| gateway.presence_cidrs());
+    // IPv6 has no broadcast address.
+    let ends = ranges.flat_map(|range| {
+        [Some(range.network()), Some(range.broadcast()).filter(IpAddr::is_ipv4)].into_iter().flatten()
+    });
+    own.chain(ends).collect()
+}
+
+fn number(ip: IpAddr) -> u128 {
+    match ip {
+        IpAddr::V4(ip) => u128::from(u32::from(ip)),
+        IpAddr::V6(ip) => u128::from(ip),
+    }
+}
+
+fn address(number: u128, family: Family) -> IpAddr {
+    match family {
+        Family::V4 => Ipv4Addr::from(number as u32).into(),
+        Family::V6 => Ipv6Addr::from(number).into(),
+    }
+}

@@ -1,0 +1,160 @@
+//! What must be done so that a site has the presences it should have.
+//!
+//! Should: one per service that exists and is exposed there, and per address family of the site, unless somebody made one by hand.
+//! Presences that the controller made and that nobody wants any more go; those whose range moved get a new address.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::net::IpAddr;
+
+use super::{Family, Freed, MADE_BY, MADE_LABEL, Pool, is_made, name};
+use crate::kinds::{EGateway, VirtualPresence};
+use crate::meta::ObjectMeta;
+use crate::presence;
+use crate::world::World;
+
+/// One thing to do.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Step {
+    Make(Box<VirtualPresence>),
+    /// The address it has lies in no range of its site any more.
+    Renumber {
+        name: String,
+        from: String,
+        to: IpAddr,
+    },
+    Remove {
+        name: String,
+    },
+}
+
+impl Step {
+    pub fn presence(&self) -> &str {
+        match self {
+            Step::Make(presence) => &presence.metadata.name,
+            Step::Renumber { name, .. } | Step::Remove { name } => name,
+        }
+    }
+
+    /// The address that is being taken.
+    pub fn address(&self) -> Option<IpAddr> {
+        match self {
+            Step::Make(presence) => presence.ip_addr(),
+            Step::Renumber { to, .. } => Some(*to),
+            Step::Remove { .. } => None,
+        }
+    }
+}
+
+/// What is under way at a site and cannot be seen among the objects yet.
+#[derive(Clone, Default, Debug)]
+pub struct Claims {
+    /// Presences about which something is being written.
+    pub presences: HashSet<String>,
+    /// Addresses that are being taken, or turned out to be.
+    pub addresses: HashSet<IpAddr>,
+}
+
+/// Everything that is missing or too much at a site.
+pub fn steps(world: &World, freed: &Freed, claims: &Claims, site: &str) -> Vec<Step> {
+    let wanted: BTreeSet<&str> = world
+        .exposes_at(site)
+        .map(|expose| expose.e_service_name.as_str())
+        .filter(|service| world.service(service).is_some())
+        .collect();
+    let mut present: BTreeMap<&str, Vec<&VirtualPresence>> = BTreeMap::new();
+    for found in world.presences_at(site) {
+        present.entry(&found.e_service_name).or_default().push(found);
+    }
+    let mut draft = Draft {
+        world,
+        freed,
+        claims,
+        site,
+        gateways: world.gateways_at(site).collect(),
+        pool: Pool::of(world, site),
+        steps: Vec::new(),
+    };
+    let none = Vec::new();
+    for (service, found) in present.iter().filter(|(service, _)| !wanted.contains(*service)) {
+        draft.settle(service, found, false);
+    }
+    for service in wanted {
+        draft.settle(service, present.get(service).unwrap_or(&none), true);
+    }
+    draft.steps
+}
+
+struct Draft<'a> {
+    world: &'a World,
+    freed: &'a Freed,
+    claims: &'a Claims,
+    site: &'a str,
+    gateways: Vec<&'a EGateway>,
+    pool: Pool<'a>,
+    steps: Vec<Step>,
+}
+
+impl Draft<'_> {
+    /// Compares what a service has here with what it should have.
+    fn settle(&mut self, service: &str, found: &[&VirtualPresence], is_wanted: bool) {
+        let by_hand = found.iter().any(|presence| !is_made(presence));
+        let made = found.iter().copied().filter(|presence| is_made(presence));
+        if !is_wanted || by_hand {
+            return made.for_each(|presence| self.remove(presence));
+        }
+        // Without a gateway nobody can say which addresses are good: what is there stays until one comes.
+        let families: Vec<Family> = self.pool.families().collect();
+        if families.is_empty() {
+            return;
+        }
+        let mut kept: HashSet<Family> = HashSet::new();
+        for presence in made {
+            match presence.ip_addr().map(Family::of).filter(|family| families.contains(family)) {
+                Some(family) if kept.insert(family) => self.keep(presence, family),
+                _ => self.remove(presence),
+            }
+        }
+        families
+            .into_iter()
+            .filter(|family| !kept.contains(family))
+            .for_each(|family| self.make(service, family));
+    }
+
+    fn keep(&mut self, presence: &VirtualPresence, family: Family) {
+        let name = &presence.metadata.name;
+        if self.claims.presences.contains(name)
+            || presence::check_refs(presence, &self.gateways, &[]).is_empty()
+        {
+            return;
+        }
+        // A full range is told of by a condition; the old address stays until there is a better one.
+        if let Some(to) = self.pool.take(family, self.freed, &self.claims.addresses) {
+            self.steps.push(Step::Renumber { name: name.clone(), from: presence.virtual_ip.clone(), to });
+        }
+    }
+
+    fn make(&mut self, service: &str, family: Family) {
+        let name = name(service, self.site, family);
+        // A name that is taken by something else is told of by a condition.
+        if self.claims.presences.contains(&name) || self.world.presence(&name).is_some() {
+            return;
+        }
+        if let Some(ip) = self.pool.take(family, self.freed, &self.claims.addresses) {
+            let labels = [(MADE_LABEL.to_owned(), MADE_BY.to_owned())].into();
+            self.steps.push(Step::Make(Box::new(VirtualPresence {
+                metadata: ObjectMeta { labels, ..ObjectMeta::named(&name) },
+                virtual_ip: ip.to_string(),
+                e_service_name: service.to_owned(),
+                e_site_name: self.site.to_owned(),
+                ..VirtualPresence::default()
+            })));
+        }
+    }
+
+    fn remove(&mut self, presence: &VirtualPresence) {
+        let name = &presence.metadata.name;
+        if !self.claims.presences.contains(name) && presence.metadata.deletion_timestamp.is_none() {
+            self.steps.push(Step::Remove { name: name.clone() });
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! Who has a DNS name at a site when several want it.
+//!
+//! The older exposure has it, then the first by name; the other is told. A host that can be reached by its name has it before
+//! any exposure. The compiler of netmaps follows the same rule, so every gateway of a site gives the same answer.
+
+use std::collections::BTreeSet;
+
+use super::NAME_FREE;
+use super::findings::{Findings, list};
+use crate::kinds::ServiceExpose;
+use crate::world::World;
+
+/// Does the exposure have its DNS name at a site, or is there an older one of another service?
+pub fn holds_name(world: &World, expose: &ServiceExpose, site: &str) -> bool {
+    let at_site = |rival: &&ServiceExpose| rival.e_sites.iter().any(|name| name == site);
+    elders(world, expose).find(at_site).is_none()
+}
+
+pub(super) fn name_is_free(findings: &mut Findings, world: &World, expose: &ServiceExpose) {
+    let name = expose.dns_name.as_str();
+    if name.is_empty() {
+        return findings.holds(NAME_FREE, "NoName");
+    }
+    if let Some(node) = world.servers_named(name).find(|server| !server.ports.is_empty()) {
+        let message = format!(
+            "{name} is the name of EServer {}, which has it wherever it can be reached",
+            node.metadata.name
+        );
+        return findings.fails(NAME_FREE, "NameConflict", message);
+    }
+    let ours: BTreeSet<&String> = expose.e_sites.iter().collect();
+    for elder in elders(world, expose) {
+        let shared: Vec<&str> =
+            elder.e_sites.iter().filter(|site| ours.contains(site)).map(String::as_str).collect();
+        if !shared.is_empty() {
+            let (other, sites) = (&elder.metadata.name, list(&shared));
+            let message =
+                format!("{name} is also the dnsName of ServiceExpose {other}, which has it at {sites}");
+            return findings.fails(NAME_FREE, "NameConflict", message);
+        }
+    }
+    findings.holds(NAME_FREE, "NameFree");
+}
+
+/// Exposures of other services under the same name that come before this one. Two of one service lead to the same place.
+fn elders<'a>(world: &'a World, expose: &'a ServiceExpose) -> impl Iterator<Item = &'a ServiceExpose> {
+    let age = |expose: &ServiceExpose| {
+        let created = expose.metadata.creation_timestamp.map(|created| created.as_second());
+        // One that is not stored yet is the youngest.
+        (created.unwrap_or(i64::MAX), expose.metadata.name.clone())
+    };
+    let own = age(expose);
+    world
+        .exposes_named(&expose.dns_name)
+        .filter(move |other| other.e_service_name != expose.e_service_name && age(other) < own)
+}

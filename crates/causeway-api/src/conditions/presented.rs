@@ -1,0 +1,121 @@
+//! At which sites an exposure has an address, and why not at the others.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use super::PRESENTED;
+use super::findings::Findings;
+use crate::allocate::{Family, Pool, name};
+use crate::kinds::{EGateway, ServiceExpose, VirtualPresence};
+use crate::presence;
+use crate::world::World;
+
+// A message is read by a person; what does not fit is counted.
+const SITES_MAX: usize = 100;
+
+/// What is missing at a site.
+struct Gap {
+    reason: &'static str,
+    message: String,
+}
+
+/// Sites without gateways and services that are missing are told of elsewhere; here they are only not presented.
+pub(super) fn presented(findings: &mut Findings, world: &World, expose: &ServiceExpose) {
+    let service = expose.e_service_name.as_str();
+    if world.service(service).is_none() {
+        return findings.regrets(PRESENTED, "ServiceMissing", format!("EService {service} does not exist"));
+    }
+    let mut found: BTreeMap<&str, Vec<&VirtualPresence>> = BTreeMap::new();
+    for presence in world.presences_of(service) {
+        found.entry(&presence.e_site_name).or_default().push(presence);
+    }
+    let (none, mut shown, mut gaps, mut bare) = (Vec::new(), Vec::new(), Vec::new(), 0);
+    for site in &expose.e_sites {
+        let gateways: Vec<&EGateway> = world.gateways_at(site).collect();
+        if gateways.is_empty() {
+            bare += 1;
+            continue;
+        }
+        match at_site(world, service, site, &gateways, found.get(site.as_str()).unwrap_or(&none)) {
+            Ok(addresses) => shown.push(format!("{site} {}", join(&addresses, ", "))),
+            Err(gap) => gaps.push(gap),
+        }
+    }
+    let told = |parts: Vec<String>| match parts.len().checked_sub(SITES_MAX) {
+        None | Some(0) => parts.join("; "),
+        Some(more) => format!("{}; and {more} more", parts[..SITES_MAX].join("; ")),
+    };
+    match gaps.first().map(|gap| gap.reason) {
+        Some(reason) => {
+            findings.fails(PRESENTED, reason, told(gaps.into_iter().map(|gap| gap.message).collect()))
+        }
+        None if shown.is_empty() => {
+            findings.regrets(PRESENTED, "Nowhere", "no site of eSites has a gateway that could present it");
+        }
+        None if bare > 0 => findings.regrets(PRESENTED, "GatewayMissing", told(shown)),
+        None => findings.tells(PRESENTED, "Presented", told(shown)),
+    }
+}
+
+/// The addresses of a service at a site.
+fn at_site(
+    world: &World,
+    service: &str,
+    site: &str,
+    gateways: &[&EGateway],
+    found: &[&VirtualPresence],
+) -> Result<Vec<IpAddr>, Gap> {
+    let is_usable = |presence: &&&VirtualPresence| presence::check_refs(presence, gateways, &[]).is_empty();
+    let mut usable: Vec<IpAddr> =
+        found.iter().filter(is_usable).filter_map(|presence| presence.ip_addr()).collect();
+    usable.sort_unstable();
+    let by_hand = found.iter().find(|presence| !crate::allocate::is_made(presence));
+    if let Some(presence) = by_hand {
+        return match usable.is_empty() {
+            false => Ok(usable),
+            true => Err(unusable(presence, site)),
+        };
+    }
+    let mut pool = Pool::of(world, site);
+    let missing = pool.families().find(|family| !usable.iter().any(|ip| Family::of(*ip) == *family));
+    match missing {
+        Some(family) => Err(gap(world, &mut pool, (service, site, family))),
+        None => Ok(usable),
+    }
+}
+
+fn unusable(presence: &VirtualPresence, site: &str) -> Gap {
+    let (name, ip) = (&presence.metadata.name, &presence.virtual_ip);
+    let message = format!(
+        "VirtualPresence {name} was made by hand for {site}, and its address {ip} cannot be used there"
+    );
+    Gap { reason: "AddressUnusable", message }
+}
+
+/// Why there is no address of a family.
+fn gap(world: &World, pool: &mut Pool<'_>, (service, site, family): (&str, &str, Family)) -> Gap {
+    let name = name(service, site, family);
+    let stranger =
+        world.presence(&name).filter(|found| found.e_service_name != service || found.e_site_name != site);
+    if stranger.is_some() {
+        let message =
+            format!("the name {name} is taken by a VirtualPresence that somebody made for something else");
+        return Gap { reason: "PresenceNameTaken", message };
+    }
+    if pool.is_full(family) {
+        let range = pool.range(family).map(|range| range.to_string()).unwrap_or_default();
+        let message = format!(
+            "every {} address of {range} at {site} is taken; give its EGateway a larger virtualPresenceIPcidr",
+            family.as_str()
+        );
+        return Gap { reason: "CidrFull", message };
+    }
+    Gap {
+        reason: "PresencePending",
+        message: format!("an {} address at {site} is on its way", family.as_str()),
+    }
+}
+
+fn join(addresses: &[IpAddr], with: &str) -> String {
+    addresses.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(with)
+}

@@ -1,0 +1,190 @@
+//! Which sites must be looked at for presences, what is under way there, and how a step is carried out.
+//!
+//! What must be done is decided by `causeway_api::allocate`; here it is kept apart what was asked for from what is already
+//! visible among the objects. Several replicas may do the same at once: names are the same in all of them, addresses are
+//! reserved by the store, so one of them succeeds and the others see it.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::IpAddr;
+
+use causeway_api::allocate::{self, Claims, Freed, Step, steps};
+use causeway_api::{Kind, Object, Status, World};
+use causeway_apiserver::Registry;
+use causeway_apiserver::registry::{Author, address};
+use causeway_apiserver::request::options::DeleteOptions;
+
+use super::MANAGER;
+
+/// What is known about presences beside the objects.
+#[derive(Debug, Default)]
+pub struct Presences {
+    /// Sites to look at.
+    dirty: BTreeSet<String>,
+    freed: Freed,
+    queue: VecDeque<(String, Step)>,
+    /// What is being written, by the presence it is about; or is written and not seen yet.
+    under_way: BTreeMap<String, (String, Option<IpAddr>)>,
+    /// Addresses that the store refused and whose holder has not been seen yet.
+    refused: BTreeMap<String, BTreeSet<IpAddr>>,
+}
+
+impl Presences {
+    /// Everything is looked at once.
+    pub fn new(world: &World, freed: Freed) -> Presences {
+        let exposed =
+            world.all::<causeway_api::ServiceExpose>().flat_map(|expose| expose.e_sites.iter().cloned());
+        let present =
+            world.all::<causeway_api::VirtualPresence>().map(|presence| presence.e_site_name.clone());
+        Presences { dirty: exposed.chain(present).collect(), freed, ..Presences::default() }
+    }
+
+    /// Takes note of a change of an object that `world` does not hold at the moment.
+    pub fn note(&mut self, old: Option<&Object>, new: Option<&Object>, world: &World) {
+        let same = |(old, new): (&Object, &Object)| old.same_fields(new) && labels(old) == labels(new);
+        if let Some(name) =
+            new.or(old).filter(|object| object.kind() == Kind::VirtualPresence).map(Object::name)
+        {
+            self.under_way.remove(name);
+        }
+        if old.zip(new).is_some_and(same) {
+            return;
+        }
+        for object in [old, new].into_iter().flatten() {
+            match object {
+                Object::ServiceExpose(expose) => self.dirty.extend(expose.e_sites.iter().cloned()),
+                Object::EService(service) => {
+                    let name = &service.metadata.name;
+                    let exposed = world.exposes_of(name).flat_map(|expose| expose.e_sites.iter().cloned());
+                    let present = world.presences_of(name).map(|presence| presence.e_site_name.clone());
+                    self.dirty.extend(exposed.chain(present));
+                }
+                Object::EGateway(gateway) => drop(self.dirty.insert(gateway.e_site_name.clone())),
+                Object::VirtualPresence(presence) => {
+                    self.dirty.insert(presence.e_site_name.clone());
+                    if let (Some(ip), Some(refused)) =
+                        (presence.ip_addr(), self.refused.get_mut(&presence.e_site_name))
+                    {
+                        refused.remove(&ip);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// An address was given back, at a revision; or its record was forgotten.
+    pub fn note_freed(&mut self, key: &str, revision: Option<u64>) {
+        match (address::freed(key), revision) {
+            (Some((site, ip)), Some(revision)) => self.freed.note(site, ip, revision),
+            (Some((site, ip)), None) => self.freed.forget(site, ip),
+            (None, _) => {}
+        }
+    }
+
+    /// Plans anew for every site that changed. What was planned before and not begun is planned again.
+    pub fn look(&mut self, world: &World) {
+        let dirty = std::mem::take(&mut self.dirty);
+        self.queue.retain(|(site, _)| !dirty.contains(site));
+        for site in dirty {
+            let claims = self.claims(&site);
+            let steps = steps(world, &self.freed, &claims, &site);
+            self.queue.extend(steps.into_iter().map(|step| (site.clone(), step)));
+        }
+    }
+
+    fn claims(&self, site: &str) -> Claims {
+        let here = self.under_way.iter().filter(|(_, (at, _))| at == site);
+        let refused = self.refused.get(site).into_iter().flatten().copied();
+        Claims {
+            presences: here.clone().map(|(name, _)| name.clone()).collect(),
+            addresses: here.filter_map(|(_, (_, ip))| *ip).chain(refused).collect(),
+        }
+    }
+
+    /// The next thing to do and where, which is then under way.
+    pub fn next(&mut self) -> Option<(String, Step)> {
+        let (site, step) = self.queue.pop_front()?;
+        self.under_way.insert(step.presence().to_owned(), (site.clone(), step.address()));
+        Some((site, step))
+    }
+
+    pub fn has_work(&self) -> bool {
+        !self.queue.is_empty() || self.is_dirty()
+    }
+
+    pub fn is_dirty(&self) -> bool {
+        !self.dirty.is_empty()
+    }
+
+    pub fn len(&self) -> usize {
+        self.queue.len() + self.under_way.len()
+    }
+
+    /// What a step came to. True: it must be tried again, later.
+    pub fn finish(&mut self, site: String, step: &Step, done: &Result<(), Status>) -> bool {
+        // What succeeded stays under way until its event shows it. What failed may be gone from there already: any event of
+        // the presence ends it, also one that has nothing to do with us.
+        let Err(status) = done else { return false };
+        let presence = step.presence();
+        self.under_way.remove(presence);
+        match status.reason.as_str() {
+            // Another replica was faster; the event is on the way and brings us here again.
+            "AlreadyExists" | "NotFound" => return false,
+            // Somebody holds the address whom we have not seen yet: the next one, at once.
+            "Invalid" if is_taken(status) => {
+                self.refused.entry(site.clone()).or_default().extend(step.address());
+            }
+            // The range moved on; its event is on the way too.
+            "Invalid" => {
+                tracing::debug!(presence, reason = status.message, "a presence was refused");
+                return false;
+            }
+            "Conflict" => {}
+            _ => {
+                self.dirty.insert(site);
+                return true;
+            }
+        }
+        self.dirty.insert(site);
+        false
+    }
+}
+
+fn labels(object: &Object) -> &BTreeMap<String, String> {
+    &object.metadata().labels
+}
+
+fn is_taken(status: &Status) -> bool {
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    causes.into_iter().any(|cause| cause.reason == "FieldValueDuplicate")
+}
+
+/// Carries a step out, if it is still right where it is written.
+pub async fn carry_out(registry: &Registry, step: &Step) -> Result<(), Status> {
+    match step {
+        Step::Make(presence) => registry.create_object(MANAGER, (**presence).clone().into()).await.map(drop),
+        Step::Renumber { name, from, to } => {
+            let edit = |live: &mut Object| {
+                if let Object::VirtualPresence(presence) = live
+                    && allocate::is_made(presence)
+                    && presence.virtual_ip == *from
+                {
+                    presence.virtual_ip = to.to_string();
+                }
+            };
+            registry.edit(MANAGER, Kind::VirtualPresence, name, edit).await.map(drop)
+        }
+        Step::Remove { name } => remove(registry, name).await,
+    }
+}
+
+/// Removes a presence that is still the controller's. One that somebody just made his own stays.
+async fn remove(registry: &Registry, name: &str) -> Result<(), Status> {
+    let Some(loaded) = registry.object(Kind::VirtualPresence, name).await? else { return Ok(()) };
+    let Object::VirtualPresence(presence) = &loaded.object else { return Ok(()) };
+    if !allocate::is_made(presence) {
+        return Ok(());
+    }
+    let options = DeleteOptions { resource_version: Some(loaded.revision), ..DeleteOptions::default() };
+    registry.delete(Author::ourselves(MANAGER), Kind::VirtualPresence, name, &options).await.map(drop)
+}
