@@ -31,6 +31,8 @@ pub struct Figures {
     pub received_bytes: Counter,
     /// Presences that have no listener at this moment.
     pub unbound: Gauge,
+    /// Clients that could not be accepted, as when no file is left.
+    pub accept_failures: Counter,
 }
 
 impl Figures {
@@ -47,6 +49,7 @@ impl Figures {
         registry.register("sent_bytes", "Bytes from clients to backends", self.sent_bytes.clone());
         registry.register("received_bytes", "Bytes from backends to clients", self.received_bytes.clone());
         registry.register("presences_unbound", "Presences without a listener", self.unbound.clone());
+        registry.register("accept_failures", "Clients not accepted", self.accept_failures.clone());
     }
 
     pub(crate) fn opened(&self, direction: Direction, protocol: &'static str) {

@@ -3,11 +3,13 @@
 //! Roles make it from `Parts`, `run` it, and hand it the streams of other sites with `serve`. Tasks are its own: a link that ends
 //! takes no task with it, so that every crossing comes to its record.
 
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use causeway_channel::link::{Stream, StreamHeader};
-use causeway_netmap::{SiteName, View};
+use causeway_netmap::{ServiceName, SiteName, View};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -16,9 +18,11 @@ use crate::audit::Audit;
 use crate::figures::Figures;
 use crate::live::Live;
 use crate::peers::Peers;
+use crate::place::Place;
 use crate::proxy::backends::Backends;
-use crate::proxy::host::HostListeners;
+use crate::proxy::listeners::{Arrival, Listeners, Places, Report};
 use crate::proxy::{inbound, outbound};
+use crate::room::Room;
 
 /// What a role gives.
 pub struct Parts {
@@ -34,6 +38,10 @@ pub struct Parts {
 pub struct Options {
     /// Whether presences listen here.
     pub listen: bool,
+    /// Where they do.
+    pub standing: Standing,
+    /// More addresses to listen on, by service: for those who have no rights on this host.
+    pub ports: BTreeMap<ServiceName, SocketAddr>,
     /// What may cross at the same time. Each connection costs a file and some KiB; as many as local ports of one address.
     pub connections_max: usize,
     /// How long a backend, or a stream to another site, may take.
@@ -44,10 +52,21 @@ pub struct Options {
     pub drain: Duration,
 }
 
+/// Where presences stand.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Standing {
+    /// In a room where one can be made, else on the host's own addresses.
+    Auto,
+    Room,
+    Host,
+}
+
 impl Default for Options {
     fn default() -> Options {
         Options {
             listen: true,
+            standing: Standing::Auto,
+            ports: BTreeMap::new(),
             connections_max: 65_536,
             connect_timeout: Duration::from_secs(5),
             idle_timeout: Duration::from_secs(3600),
@@ -66,6 +85,7 @@ pub struct Shared {
     pub backends: Backends,
     pub figures: Figures,
     pub options: Options,
+    reports: watch::Sender<Report>,
 }
 
 impl Shared {
@@ -79,6 +99,7 @@ impl Shared {
             backends: Backends::new(&options),
             figures: Figures::default(),
             options,
+            reports: watch::Sender::default(),
         })
     }
 
@@ -114,6 +135,11 @@ impl Gateway {
         self.shared.figures.register(registry);
     }
 
+    /// How it stands with the listeners of presences, as it changes.
+    pub fn listening(&self) -> watch::Receiver<Report> {
+        self.shared.reports.subscribe()
+    }
+
     /// Serves a stream that came over the channel. `origin` is what a certificate says. Returns at once.
     pub fn serve(&self, origin: SiteName, header: StreamHeader, stream: Stream) {
         let serving = inbound::serve(self.shared.clone(), origin, header, stream);
@@ -124,8 +150,12 @@ impl Gateway {
     pub async fn run(&self, stop: CancellationToken) {
         let ending = CancellationToken::new();
         let judging = tokio::spawn(judge(self.shared.clone(), ending.clone()));
+        let wants_room = self.shared.options.listen && self.shared.options.standing != Standing::Host;
+        let room = wants_room.then(Room::default);
+        // The room stays while what crosses comes to its end.
+        let standing = room.clone().map(|room| tokio::spawn(room.run(self.shared.netmaps(), ending.clone())));
         if self.shared.options.listen {
-            self.accept(&stop).await;
+            self.accept(room, &stop).await;
         }
         stop.cancelled().await;
         self.tasks.close();
@@ -134,17 +164,33 @@ impl Gateway {
         let _ = tokio::time::timeout(LAST_RECORDS, self.tasks.wait()).await;
         ending.cancel();
         let _ = judging.await;
+        if let Some(standing) = standing {
+            let _ = standing.await;
+        }
     }
 
-    async fn accept(&self, stop: &CancellationToken) {
-        let mut listeners = HostListeners::new(self.shared.netmaps(), self.shared.figures.clone());
+    async fn accept(&self, room: Option<Room>, stop: &CancellationToken) {
+        let shared = &self.shared;
+        let places = Places {
+            room: room.map(|room| Arc::new(room) as Arc<dyn Place>),
+            host_instead: shared.options.standing == Standing::Auto,
+            ports: shared.options.ports.clone(),
+        };
+        let mut listeners =
+            Listeners::start(shared.netmaps(), places, shared.figures.clone(), shared.reports.clone());
         loop {
-            let accepted = tokio::select! {
+            let arrival = tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
-                accepted = listeners.next() => accepted,
+                arrival = listeners.next() => arrival,
             };
-            self.tasks.spawn(Box::pin(outbound::serve(self.shared.clone(), accepted)));
+            match arrival {
+                Arrival::Connection(accepted) => {
+                    self.tasks.spawn(Box::pin(outbound::serve(shared.clone(), accepted)));
+                }
+                // TODO issue 4: `udp` serves these.
+                Arrival::Datagrams(_) => {}
+            }
         }
     }
 }

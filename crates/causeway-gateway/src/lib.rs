@@ -21,6 +21,8 @@ pub mod live;
 
 pub mod figures;
 
+pub mod place;
+
 pub mod proxy;
 
 pub mod dns;

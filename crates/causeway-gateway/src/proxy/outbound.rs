@@ -8,8 +8,8 @@ use causeway_channel::link::{ResetCode, Stream};
 use causeway_netmap::{Presence, Protocol, Service, SiteName};
 use tokio::net::TcpStream;
 
-use super::host::Accepted;
 use super::inbound::prepare;
+use super::listeners::Accepted;
 use super::pump::{Ended, Socket, cross, reset, stream_side};
 use crate::audit::End;
 use crate::gateway::Shared;

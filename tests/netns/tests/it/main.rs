@@ -8,6 +8,7 @@ mod fleet;
 mod idling;
 mod lab;
 mod learning;
+mod room;
 mod world;
 
 use testlab::net::{Net, Plan};

@@ -1,0 +1,68 @@
+//! Accepts the clients of one presence until it is gone.
+
+use std::io::{self, ErrorKind};
+use std::time::Duration;
+
+use causeway_netmap::ServiceName;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use super::{Accepted, Arrival};
+use crate::figures::Figures;
+
+/// When no file is left somebody must close one first. Those who wait are kept by the kernel meanwhile.
+const PAUSE_MIN: Duration = Duration::from_millis(20);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+
+pub async fn run(
+    listener: TcpListener,
+    service: ServiceName,
+    arriving: mpsc::Sender<Arrival>,
+    figures: Figures,
+    closed: CancellationToken,
+) {
+    let accepting = async {
+        let mut pause = PAUSE_MIN;
+        loop {
+            match listener.accept().await {
+                Ok((stream, client)) => {
+                    pause = PAUSE_MIN;
+                    let accepted = Accepted { stream, client, service: service.clone() };
+                    if arriving.send(Arrival::Connection(accepted)).await.is_err() {
+                        return;
+                    }
+                }
+                // The client went away while it waited; accept(2) tells it here.
+                Err(error) if concerns_one_client(&error) => {
+                    figures.accept_failures.inc();
+                }
+                Err(error) => {
+                    figures.accept_failures.inc();
+                    if pause == PAUSE_MIN {
+                        tracing::warn!(%service, %error, "clients cannot be accepted; trying again");
+                    }
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(PAUSE_MAX);
+                }
+            }
+        }
+    };
+    tokio::select! {
+        biased;
+        () = closed.cancelled() => {}
+        () = accepting => {}
+    }
+}
+
+fn concerns_one_client(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::ConnectionAborted
+            | ErrorKind::ConnectionReset
+            | ErrorKind::Interrupted
+            | ErrorKind::TimedOut
+            | ErrorKind::HostUnreachable
+            | ErrorKind::NetworkUnreachable
+    )
+}

@@ -1,0 +1,167 @@
+//! What listens where, and what happens to it when the netmap or the place changes.
+
+use std::net::IpAddr;
+use std::sync::Mutex;
+
+use causeway_netmap::{Fact, Generation, Netmap, Presence, PresenceIp, Protocol};
+
+use super::*;
+use crate::peers::Later;
+use crate::place;
+
+fn view(presences: &[(&str, &str, u16, Protocol)]) -> View {
+    let facts = presences.iter().map(|(service, ip, port, protocol)| {
+        Fact::Presence(Presence {
+            service: (*service).into(),
+            addresses: vec![PresenceIp(ip.parse().unwrap())],
+            port: *port,
+            protocol: *protocol,
+            names: vec![],
+            home: "berlin".into(),
+            policies: vec![],
+        })
+    });
+    let entries = facts.map(|fact| fact.encode()).collect();
+    View::decode(&Netmap::build(Generation { epoch: 1, revision: 1 }, entries, None).unwrap())
+}
+
+#[test]
+fn a_presence_stands_where_it_can() {
+    let camera = ("camera", "198.18.0.1", 80, Protocol::Http);
+    let dns = ("dns", "198.18.0.2", 53, Protocol::Udp);
+    let local = ("local", "127.18.0.1", 80, Protocol::Tcp);
+    let port: (ServiceName, SocketAddr) = ("camera".into(), "0.0.0.0:8080".parse().unwrap());
+    let check = |place: Door, ports: &[(ServiceName, SocketAddr)], expected: &[&str]| {
+        let wanted = wanted(&view(&[camera, dns, local]), place, &ports.iter().cloned().collect());
+        let mut found: Vec<String> = wanted
+            .iter()
+            .map(|(spot, service)| {
+                format!("{service} {} {:?} {}", spot.door.word(), spot.transport, spot.address)
+            })
+            .collect();
+        found.sort();
+        assert_eq!(found, expected);
+    };
+    let local = "local host Tcp 127.18.0.1:80";
+    check(Door::Room, &[], &["camera room Tcp 198.18.0.1:80", "dns room Udp 198.18.0.2:53", local]);
+    check(Door::Host, &[], &["camera host Tcp 198.18.0.1:80", "dns host Udp 198.18.0.2:53", local]);
+    let both = [
+        "camera host Tcp 0.0.0.0:8080",
+        "camera room Tcp 198.18.0.1:80",
+        "dns room Udp 198.18.0.2:53",
+        local,
+    ];
+    check(Door::Room, std::slice::from_ref(&port), &both);
+    let instead = ["camera host Tcp 0.0.0.0:8080", "dns host Udp 198.18.0.2:53", local];
+    check(Door::Host, &[port], &instead);
+}
+
+#[test]
+fn of_two_that_want_one_socket_the_first_by_name_has_it() {
+    let view = view(&[("b", "198.18.0.1", 80, Protocol::Tcp), ("a", "198.18.0.1", 80, Protocol::Tcp)]);
+    let wanted = wanted(&view, Door::Room, &BTreeMap::new());
+    assert_eq!(wanted.values().map(ServiceName::as_str).collect::<Vec<_>>(), ["a"]);
+}
+
+/// A room that is on the loopback, whatever address is asked for.
+struct Pretended {
+    state: watch::Sender<PlaceState>,
+    made: Arc<Mutex<Vec<(SocketAddr, SocketAddr)>>>,
+}
+
+impl Place for Pretended {
+    fn listen(&self, address: SocketAddr) -> Later<'_, Result<std::net::TcpListener, PlaceError>> {
+        let is_open = matches!(*self.state.borrow(), PlaceState::Open { .. });
+        let made = match is_open {
+            true => place::listen("127.0.0.1:0".parse().unwrap(), place::Address::MustBeLocal)
+                .map_err(|error| PlaceError::of(address, error)),
+            false => Err(PlaceError::NotOpen),
+        };
+        if let Ok(made) = &made {
+            self.made.lock().unwrap().push((address, made.local_addr().unwrap()));
+        }
+        Box::pin(std::future::ready(made))
+    }
+
+    fn bind_udp(&self, address: SocketAddr) -> Later<'_, Result<std::net::UdpSocket, PlaceError>> {
+        Box::pin(std::future::ready(Err(PlaceError::Outside { address })))
+    }
+
+    fn state(&self) -> watch::Receiver<PlaceState> {
+        self.state.subscribe()
+    }
+}
+
+async fn until(reports: &mut watch::Receiver<Report>, wanted: impl Fn(&Report) -> bool) -> Report {
+    let waiting = reports.wait_for(wanted);
+    tokio::time::timeout(Duration::from_secs(10), waiting).await.unwrap().unwrap().clone()
+}
+
+#[tokio::test]
+async fn listeners_follow_the_room_and_the_netmap() {
+    let made = Arc::new(Mutex::new(Vec::new()));
+    let state = watch::Sender::new(PlaceState::Closed);
+    let room = Arc::new(Pretended { state: state.clone(), made: made.clone() });
+    let places = Places { room: Some(room), ..Places::default() };
+    let (netmaps, netmap) = watch::channel(Arc::new(view(&[
+        ("camera", "198.18.0.1", 80, Protocol::Tcp),
+        ("dns", "198.18.0.2", 53, Protocol::Udp),
+    ])));
+    let (reporting, mut reports) = watch::channel(Report::default());
+    let mut listeners = Listeners::start(netmap, places, Figures::default(), reporting);
+
+    state.send_replace(PlaceState::Troubled { why: "no such luck".to_owned() });
+    let report = until(&mut reports, |report| !report.troubles.is_empty()).await;
+    assert_eq!((report.listening, report.troubles[0].why.as_str()), (0, "no such luck"));
+    state.send_replace(PlaceState::Open {
+        networks: vec![],
+        troubles: vec![],
+        hints: vec!["look".to_owned()],
+    });
+    let report = until(&mut reports, |report| report.listening == 1).await;
+    assert_eq!(report.troubles.len(), 1, "{report:?}");
+    assert_eq!(report.troubles[0].service.as_deref(), Some("dns"));
+    assert_eq!((report.place, report.hints), ("room", vec!["look".to_owned()]));
+
+    let (asked, real) = made.lock().unwrap()[0];
+    assert_eq!(asked, "198.18.0.1:80".parse().unwrap());
+    let client = TcpStream::connect(real).await.unwrap();
+    let Arrival::Connection(accepted) = listeners.next().await else { panic!("a connection") };
+    assert_eq!(accepted.service.as_str(), "camera");
+    assert_eq!(accepted.client, client.local_addr().unwrap());
+    assert_eq!(accepted.stream.local_addr().unwrap(), real);
+
+    netmaps.send_replace(Arc::new(view(&[])));
+    until(&mut reports, |report| report.listening == 0).await;
+    let refused = TcpStream::connect(real).await.unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
+}
+
+#[tokio::test]
+async fn where_no_room_can_be_made_the_host_is_used_and_it_is_said() {
+    let free = place::listen("127.0.0.1:0".parse().unwrap(), place::Address::MustBeLocal).unwrap();
+    let taken = free.local_addr().unwrap();
+    let state = watch::Sender::new(PlaceState::Impossible { why: "no rights".to_owned() });
+    let room = Arc::new(Pretended { state, made: Arc::default() });
+    let places = Places { room: Some(room), host_instead: true, ports: BTreeMap::new() };
+    let near = ("near", "127.18.0.1", taken.port(), Protocol::Udp);
+    let busy = ("busy", "127.0.0.1", taken.port(), Protocol::Tcp);
+    let far = ("far", "192.0.2.1", 80, Protocol::Tcp);
+    let (_netmaps, netmap) = watch::channel(Arc::new(view(&[near, busy, far])));
+    let (reporting, mut reports) = watch::channel(Report::default());
+    let mut listeners = Listeners::start(netmap, places, Figures::default(), reporting);
+    let Arrival::Datagrams(opened) = listeners.next().await else { panic!("datagrams") };
+    assert_eq!(opened.socket.local_addr().unwrap().ip(), "127.18.0.1".parse::<IpAddr>().unwrap());
+
+    let report = until(&mut reports, |report| report.listening == 1).await;
+    let why = |service: Option<&str>| {
+        let found = report.troubles.iter().find(|trouble| trouble.service.as_deref() == service);
+        found.map(|trouble| trouble.why.clone()).unwrap_or_default()
+    };
+    assert_eq!((report.place, why(None).as_str()), ("host", "no rights"));
+    assert!(why(Some("busy")).contains("taken by another program"), "{report:?}");
+    assert!(why(Some("far")).contains("no address of this host"), "{report:?}");
+    // The other program ends.
+    drop(free);
+    until(&mut reports, |report| report.listening == 2).await;
+}

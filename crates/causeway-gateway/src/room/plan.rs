@@ -1,0 +1,162 @@
+//! What the room should be like, from the netmap, and what must be done to make it so. Values only.
+
+use std::net::IpAddr;
+
+use causeway_netmap::View;
+use ipnet::IpNet;
+
+/// The networks that belong into the room.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Plan {
+    networks: Vec<IpNet>,
+    /// From where the host itself reaches presences, if the address is its own: then a policy can name it.
+    pub source: Option<IpAddr>,
+}
+
+impl Plan {
+    /// Nothing is wanted while no presence has an address in one of the networks. Loopback addresses never come here: the
+    /// kernel does not route them over a link; they are bound on the host.
+    pub fn of(view: &View) -> Plan {
+        let Some(gateway) = &view.gateway else { return Plan::default() };
+        let mut networks: Vec<IpNet> =
+            gateway.presence_cidrs.iter().map(IpNet::trunc).filter(|net| !net.addr().is_loopback()).collect();
+        networks.sort();
+        networks.dedup();
+        let plan = Plan { networks, source: gateway.ip };
+        let mut addresses = view.presences.values().flat_map(|presence| &presence.addresses);
+        match addresses.any(|address| plan.holds(address.0)) {
+            true => plan,
+            false => Plan::default(),
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.networks.is_empty()
+    }
+
+    pub fn networks(&self) -> &[IpNet] {
+        &self.networks
+    }
+
+    pub fn holds(&self, address: IpAddr) -> bool {
+        self.networks.iter().any(|network| network.contains(&address))
+    }
+}
+
+/// A route of the host's main table.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Route {
+    pub to: IpNet,
+    /// None: it leads nowhere, or several ways.
+    pub interface: Option<u32>,
+}
+
+/// What must be done to the host's routes.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Changes {
+    pub add: Vec<IpNet>,
+    pub remove: Vec<IpNet>,
+    /// Networks to which another route leads already: ours would silently take its place, or lose to it.
+    pub taken: Vec<Route>,
+}
+
+/// `ours` is the host's end of the veth; it has no address, so only we put routes there, but for those of IPv6 itself.
+pub fn changes(plan: &Plan, routes: &[Route], ours: u32) -> Changes {
+    let mut changes = Changes::default();
+    for network in plan.networks() {
+        let mut there = routes.iter().filter(|route| route.to == *network);
+        match there.clone().find(|route| route.interface != Some(ours)) {
+            Some(other) => changes.taken.push(other.clone()),
+            None if there.next().is_none() => changes.add.push(*network),
+            None => {}
+        }
+    }
+    let ours = routes.iter().filter(|route| route.interface == Some(ours) && !is_of_the_link(&route.to));
+    let unwanted =
+        |route: &&Route| !plan.networks.contains(&route.to) || changes.taken.iter().any(|t| t.to == route.to);
+    changes.remove = ours.filter(unwanted).map(|route| route.to).collect();
+    changes
+}
+
+/// Every interface with IPv6 has these.
+fn is_of_the_link(network: &IpNet) -> bool {
+    match network.addr() {
+        IpAddr::V4(_) => false,
+        IpAddr::V6(address) => address.is_unicast_link_local() || address.is_multicast(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use causeway_netmap::{Fact, Gateway, Generation, Netmap, Presence, PresenceIp, Protocol};
+
+    use super::*;
+
+    fn view(cidrs: &[&str], presences: &[&str]) -> View {
+        let gateway = Fact::Gateway(Gateway {
+            name: "gw".into(),
+            site: "oslo".into(),
+            ip: None,
+            presence_cidrs: cidrs.iter().map(|cidr| cidr.parse().unwrap()).collect(),
+            priority: 0,
+            relay: false,
+        });
+        let presence = |ip: &&str| {
+            Fact::Presence(Presence {
+                service: (*ip).into(),
+                addresses: vec![PresenceIp(ip.parse().unwrap())],
+                port: 80,
+                protocol: Protocol::Tcp,
+                names: vec![],
+                home: "berlin".into(),
+                policies: vec![],
+            })
+        };
+        let facts = std::iter::once(gateway).chain(presences.iter().map(presence));
+        let entries = facts.map(|fact| fact.encode()).collect();
+        View::decode(&Netmap::build(Generation { epoch: 1, revision: 1 }, entries, None).unwrap())
+    }
+
+    #[test]
+    fn a_room_is_wanted_only_for_presences_in_it() {
+        let check = |cidrs: &[&str], presences: &[&str], expected: &[&str]| {
+            let plan = Plan::of(&view(cidrs, presences));
+            let networks: Vec<String> = plan.networks().iter().map(IpNet::to_string).collect();
+            assert_eq!(networks, expected, "{cidrs:?} {presences:?}");
+        };
+        check(&["198.18.0.0/16"], &[], &[]);
+        check(&["198.18.0.0/16"], &["198.18.0.1"], &["198.18.0.0/16"]);
+        check(&["198.18.0.5/16", "fd00::/64"], &["fd00::1"], &["198.18.0.0/16", "fd00::/64"]);
+        check(&["198.18.0.0/16"], &["198.19.0.1"], &[]);
+        check(&["127.18.0.0/16"], &["127.18.0.1"], &[]);
+        assert!(Plan::of(&View::default()).is_empty());
+    }
+
+    #[test]
+    fn routes_are_brought_into_step() {
+        let plan = Plan::of(&view(&["198.18.0.0/16", "fd00::/64"], &["fd00::1"]));
+        let route = |to: &str, interface: u32| Route { to: to.parse().unwrap(), interface: Some(interface) };
+        let check = |routes: &[Route], add: &[&str], remove: &[&str], taken: &[&str]| {
+            let changes = changes(&plan, routes, 7);
+            let text = |nets: &[IpNet]| nets.iter().map(IpNet::to_string).collect::<Vec<_>>();
+            assert_eq!(
+                (text(&changes.add), text(&changes.remove)),
+                (strings(add), strings(remove)),
+                "{routes:?}"
+            );
+            let found: Vec<IpNet> = changes.taken.iter().map(|route| route.to).collect();
+            assert_eq!(text(&found), strings(taken), "{routes:?}");
+        };
+        fn strings(words: &[&str]) -> Vec<String> {
+            words.iter().map(|word| (*word).to_owned()).collect()
+        }
+        check(&[], &["198.18.0.0/16", "fd00::/64"], &[], &[]);
+        check(&[route("198.18.0.0/16", 7), route("fe80::/64", 7)], &["fd00::/64"], &[], &[]);
+        check(&[route("198.18.0.0/16", 2), route("fd00::/64", 7)], &[], &[], &["198.18.0.0/16"]);
+        // Another one came later: the address is its owner's.
+        let both = [route("198.18.0.0/16", 2), route("198.18.0.0/16", 7), route("fd00::/64", 7)];
+        check(&both, &[], &["198.18.0.0/16"], &["198.18.0.0/16"]);
+        let old = [route("198.18.0.0/16", 7), route("fd00::/64", 7), route("198.51.100.0/24", 7)];
+        check(&old, &[], &["198.51.100.0/24"], &[]);
+    }
+}
