@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use causeway_channel::link::{Stream, StreamHeader};
 use causeway_netmap::{ServiceName, SiteName, View};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -20,6 +20,7 @@ use crate::live::Live;
 use crate::peers::Peers;
 use crate::place::Place;
 use crate::proxy::backends::Backends;
+use crate::proxy::connect::{AllowList, TlsDoor, UnixDoor, door};
 use crate::proxy::listeners::{Arrival, Listeners, Places, Report};
 use crate::proxy::{inbound, outbound};
 use crate::room::Room;
@@ -50,6 +51,10 @@ pub struct Options {
     pub idle_timeout: Duration,
     /// How long what crosses may go on after the stop.
     pub drain: Duration,
+    /// What may be dialled for a CONNECT although it is no node.
+    pub connect_allow: AllowList,
+    /// Callers of CONNECT at the same time, with those who have not said anything yet.
+    pub connects_max: usize,
 }
 
 /// Where presences stand.
@@ -72,6 +77,9 @@ impl Default for Options {
             idle_timeout: Duration::from_secs(3600),
             // A tunnel does not know where its clients' work ends; those that are quick may finish.
             drain: Duration::from_secs(1),
+            connect_allow: AllowList::new(),
+            // An API server keeps a connection or two to each of its nodes, and one for each exec and log.
+            connects_max: 8192,
         }
     }
 }
@@ -119,11 +127,14 @@ impl Shared {
 pub struct Gateway {
     shared: Arc<Shared>,
     tasks: TaskTracker,
+    /// For callers of CONNECT.
+    places: Arc<Semaphore>,
 }
 
 impl Gateway {
     pub fn new(parts: Parts) -> Gateway {
-        Gateway { shared: Shared::new(parts), tasks: TaskTracker::new() }
+        let places = Arc::new(Semaphore::new(parts.options.connects_max));
+        Gateway { shared: Shared::new(parts), tasks: TaskTracker::new(), places }
     }
 
     pub fn shared(&self) -> &Arc<Shared> {
@@ -144,6 +155,21 @@ impl Gateway {
     pub fn serve(&self, origin: SiteName, header: StreamHeader, stream: Stream) {
         let serving = inbound::serve(self.shared.clone(), origin, header, stream);
         self.tasks.spawn(Box::pin(serving));
+    }
+
+    /// Answers CONNECT on a Unix socket until told to stop. What was opened goes on as long as the gateway does.
+    pub async fn run_unix_door(&self, door: UnixDoor, stop: CancellationToken) {
+        door::run_unix(self.hall(stop), door).await;
+    }
+
+    /// The same on a port, for those who show a certificate.
+    pub async fn run_tls_door(&self, door: TlsDoor, stop: CancellationToken) {
+        door::run_tls(self.hall(stop), door).await;
+    }
+
+    fn hall(&self, stop: CancellationToken) -> door::Hall {
+        let (shared, tasks, places) = (self.shared.clone(), self.tasks.clone(), self.places.clone());
+        door::Hall { shared, tasks, places, stop }
     }
 
     /// Listens at the presences and keeps what crosses in step with the netmap, until told to stop.

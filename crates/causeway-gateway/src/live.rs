@@ -25,6 +25,8 @@ pub enum Claim {
     Reach { service: ServiceName, origin: SiteName, subject: String },
     /// Somebody of our own site, at a node anywhere.
     UseNode { node: ServerName, port: u16, who: Who },
+    /// Somebody of our own site, at something that is no node and that the configuration allows to dial.
+    Direct { target: String, who: Who },
     /// Somebody of another site, at a node here.
     ReachNode { node: ServerName, port: u16, origin: SiteName, subject: String },
 }
@@ -53,6 +55,7 @@ impl Claim {
                 let (_, permit) = policy::may_reach_node(view, node, *port, who)?;
                 Ok((who.clone(), permit))
             }
+            Claim::Direct { who, .. } => Ok((who.clone(), Permit::configured())),
             Claim::ReachNode { node, port, origin, subject } => {
                 let who = policy::who_from(view, origin, subject)?;
                 let (_, permit) = policy::may_reach_node(view, node, *port, &who)?;
@@ -66,7 +69,7 @@ impl Claim {
         match self {
             Claim::Use { client, .. } => policy::who_at(view, *client)
                 .unwrap_or_else(|_| Who { site: SiteName::from(""), server: None }),
-            Claim::UseNode { who, .. } => who.clone(),
+            Claim::UseNode { who, .. } | Claim::Direct { who, .. } => who.clone(),
             Claim::Reach { origin, subject, .. } | Claim::ReachNode { origin, subject, .. } => {
                 let server = (!subject.is_empty()).then(|| ServerName::from(subject.as_str()));
                 Who { site: origin.clone(), server }
@@ -81,6 +84,7 @@ impl Claim {
             Claim::UseNode { node, port, .. } | Claim::ReachNode { node, port, .. } => {
                 format!("node/{node}:{port}")
             }
+            Claim::Direct { target, .. } => format!("direct/{target}"),
         }
     }
 }

@@ -47,6 +47,10 @@ pub enum Content {
     Upgrade,
 }
 
+/// The first byte on a stream to a node, from its gateway: the node is connected, what follows is its own. Whoever said CONNECT is
+/// told 200 only then. When there is no way to the node the stream is reset instead, with the reason as its code.
+pub const NODE_READY: u8 = 0;
+
 /// What is said of one crossing, beside the header. Unknown fields are ignored; an unknown content is refused.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Crossing {
@@ -63,10 +67,13 @@ pub struct Crossing {
 }
 
 impl Crossing {
-    pub fn new(content: Content, client: SocketAddr) -> Crossing {
-        let client_ip = match client.ip().to_canonical() {
-            IpAddr::V4(ip) => Bytes::copy_from_slice(&ip.octets()),
-            IpAddr::V6(ip) => Bytes::copy_from_slice(&ip.octets()),
+    /// `client` is None for one that has no address, as on a Unix socket.
+    pub fn new(content: Content, client: impl Into<Option<SocketAddr>>) -> Crossing {
+        let client = client.into();
+        let client_ip = match client.map(|client| client.ip().to_canonical()) {
+            Some(IpAddr::V4(ip)) => Bytes::copy_from_slice(&ip.octets()),
+            Some(IpAddr::V6(ip)) => Bytes::copy_from_slice(&ip.octets()),
+            None => Bytes::new(),
         };
         let content = match content {
             Content::Bytes => 0,
@@ -74,7 +81,7 @@ impl Crossing {
             Content::Requests => 2,
             Content::Upgrade => 3,
         };
-        Crossing { content, client_ip, client_port: client.port().into(), port: 0 }
+        Crossing { content, client_ip, client_port: client.map_or(0, |client| client.port().into()), port: 0 }
     }
 
     /// What a header says, read with suspicion.

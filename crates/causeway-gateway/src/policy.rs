@@ -116,6 +116,11 @@ impl Refusal {
 }
 
 impl Permit {
+    /// For what no policy governs and the configuration allows: the allow-list of CONNECT.
+    pub fn configured() -> Permit {
+        Permit { rules: vec![Rule { policy: "connect-allow".into(), limits: None, http: Vec::new() }] }
+    }
+
     /// The policies that let somebody in, first the one that is named in the audit.
     pub fn rules(&self) -> &[Rule] {
         &self.rules

@@ -9,6 +9,8 @@ pub mod inbound;
 
 pub mod pump;
 
+pub mod connect;
+
 pub mod backends;
 
 pub mod listeners;

@@ -7,6 +7,7 @@ use causeway_channel::link::{Purpose, ResetCode, Stream, StreamHeader};
 use causeway_netmap::{Protocol, ServiceName, SiteName};
 use tokio::net::TcpStream;
 
+use super::connect;
 use super::outbound::{KEEPALIVE, code_for, code_for_cut, judge_end};
 use super::pump::{Socket, cross, stream_side};
 use crate::gateway::Shared;
@@ -19,7 +20,7 @@ use crate::policy::Refusal;
 pub async fn serve(shared: Arc<Shared>, origin: SiteName, header: StreamHeader, stream: Stream) {
     match header.purpose() {
         Some(Purpose::Service) => service(shared, origin, header, stream).await,
-        // TODO issue 4: `connect` serves Purpose::Node.
+        Some(Purpose::Node) => connect::node::serve(shared, origin, header, stream).await,
         _ => stream.refuse(ResetCode::Refused),
     }
 }

@@ -3,6 +3,8 @@
 //! Each direction ends on its own: a half-close goes through. A side that breaks takes the other with it, but what it had said
 //! before still arrives. One chunk is under way per direction: who does not read holds up who writes, end to end.
 
+pub(crate) mod any;
+
 use std::io::{self, IoSlice};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

@@ -1,0 +1,299 @@
+//! Where CONNECT is said: a Unix socket for those who share the host, mutual TLS for those who do not.
+//!
+//! kube-apiserver's egress selector sends `CONNECT node:port HTTP/1.1` with `Host: 127.0.0.1` and nothing else, and takes any
+//! byte after the head of our answer for an error; Go's HTTP client adds a User-Agent. The 200 is said when the node has been
+//! reached. Whoever comes through a door speaks for the site of this gateway.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use causeway_channel::link::ResetCode;
+use http::{Method, Request, Response, StatusCode, header};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use rustls_pki_types::CertificateDer;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
+use tokio::sync::Semaphore;
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::node::{NotReached, Opened, note_unknown, open_direct, open_node};
+use super::target::{Nowhere, Target, decide};
+use crate::audit::End;
+use crate::gateway::Shared;
+use crate::live::Cut;
+use crate::policy::{Refusal, Who};
+use crate::proxy::inbound::prepare;
+
+/// A caller has this long for its handshake and for the head of its request.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// A CONNECT is a line and a few headers; hyper takes no smaller bound than 8 KiB.
+const HEAD_BYTES_MAX: usize = 16 << 10;
+const HEADERS_MAX: usize = 64;
+/// After an accept that failed, as it does when no file is left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// A Unix socket for those who may open it: only our own user.
+pub struct UnixDoor {
+    listener: UnixListener,
+    path: PathBuf,
+}
+
+impl UnixDoor {
+    /// Takes the place of what a process that was killed has left. Whoever calls this has the folder for itself.
+    pub fn bind(path: &Path) -> io::Result<UnixDoor> {
+        let fresh = path.with_extension("new");
+        match std::fs::remove_file(&fresh) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let listener = UnixListener::bind(&fresh)?;
+        std::fs::set_permissions(&fresh, std::fs::Permissions::from_mode(0o600))?;
+        std::fs::rename(&fresh, path)?;
+        Ok(UnixDoor { listener, path: path.to_owned() })
+    }
+}
+
+impl Drop for UnixDoor {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// A port for those who show a certificate that the keeper knows.
+pub struct TlsDoor {
+    pub listener: TcpListener,
+    pub keeper: Arc<dyn Doorkeeper>,
+}
+
+/// Knows who may come through the door on the network. Given by the role.
+pub trait Doorkeeper: Send + Sync + 'static {
+    /// TLS as it is now. It must ask for a certificate; whether that is good is `admit`'s matter.
+    fn tls(&self) -> Arc<rustls::ServerConfig>;
+
+    /// Who is it? Otherwise why not, in words for the caller.
+    fn admit(&self, certificate: Option<&CertificateDer<'_>>) -> Result<(), String>;
+}
+
+/// Who is at the door.
+#[derive(Clone, Debug)]
+pub struct Caller {
+    /// None on a Unix socket.
+    pub address: Option<SocketAddr>,
+    /// Why this one is let to nothing.
+    pub denied: Option<String>,
+}
+
+/// What all doors of a gateway share.
+#[derive(Clone)]
+pub(crate) struct Hall {
+    pub shared: Arc<Shared>,
+    pub tasks: TaskTracker,
+    pub places: Arc<Semaphore>,
+    pub stop: CancellationToken,
+}
+
+pub(crate) async fn run_unix(hall: Hall, door: UnixDoor) {
+    loop {
+        let accepted = tokio::select! {
+            biased;
+            () = hall.stop.cancelled() => return,
+            accepted = door.listener.accept() => accepted,
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                let caller = Caller { address: None, denied: None };
+                hall.take(|hall| async move { serve(hall, stream, caller).await });
+            }
+            Err(error) => pause(&error).await,
+        }
+    }
+}
+
+pub(crate) async fn run_tls(hall: Hall, door: TlsDoor) {
+    loop {
+        let accepted = tokio::select! {
+            biased;
+            () = hall.stop.cancelled() => return,
+            accepted = door.listener.accept() => accepted,
+        };
+        match accepted {
+            Ok((stream, address)) => {
+                let keeper = door.keeper.clone();
+                hall.take(|hall| async move { handshake(hall, &*keeper, stream, address).await });
+            }
+            Err(error) => pause(&error).await,
+        }
+    }
+}
+
+async fn pause(error: &io::Error) {
+    tracing::debug!(%error, "a CONNECT could not be accepted");
+    tokio::time::sleep(ACCEPT_PAUSE).await;
+}
+
+impl Hall {
+    /// Serves one caller, if there is a place. One that finds none is closed and counted.
+    fn take<F>(&self, serve: impl FnOnce(Hall) -> F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let Ok(place) = self.places.clone().try_acquire_owned() else {
+            self.shared.figures.refused(Refusal::Full { what: "CONNECTs" }.word());
+            return;
+        };
+        let serving = serve(self.clone());
+        self.tasks.spawn(Box::pin(async move {
+            serving.await;
+            drop(place);
+        }));
+    }
+}
+
+async fn handshake(hall: Hall, keeper: &dyn Doorkeeper, stream: TcpStream, address: SocketAddr) {
+    if prepare(&stream).is_err() {
+        return;
+    }
+    let accepting = TlsAcceptor::from(keeper.tls()).accept(stream);
+    let stream = match tokio::time::timeout(HEAD_TIMEOUT, accepting).await {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) => return tracing::debug!(client = %address, %error, "no TLS at the CONNECT door"),
+        Err(_) => return tracing::debug!(client = %address, "the TLS handshake takes too long"),
+    };
+    let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+    let denied = keeper.admit(certificate).err();
+    serve(hall, stream, Caller { address: Some(address), denied }).await;
+}
+
+/// What has been opened waits here until the 200 is out.
+type Pending = Arc<Mutex<Option<(OnUpgrade, Opened)>>>;
+
+/// Serves one connection: some refusals perhaps, and one way that is open.
+async fn serve<T>(hall: Hall, stream: T, caller: Caller)
+where
+    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let pending = Pending::default();
+    let service = service_fn(|request| {
+        let (shared, caller, pending) = (hall.shared.clone(), caller.clone(), pending.clone());
+        async move { Ok::<_, std::convert::Infallible>(answer(&shared, &caller, &pending, request).await) }
+    });
+    let serving = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIMEOUT)
+        .max_buf_size(HEAD_BYTES_MAX)
+        .max_headers(HEADERS_MAX)
+        // Somebody may say all it has to say at once, and close its half.
+        .half_close(true)
+        .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades();
+    let served = tokio::select! {
+        biased;
+        () = hall.stop.cancelled() => return,
+        served = serving => served,
+    };
+    if let Err(error) = served {
+        tracing::debug!(client = ?caller.address, %error, "a caller of CONNECT broke off");
+    }
+    let opened = pending.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let Some((upgrade, opened)) = opened else { return };
+    match upgrade.await {
+        Ok(client) => opened.carry(&hall.shared, TokioIo::new(client)).await,
+        Err(error) => opened.passage.end(End::ClientReset, Some(error.to_string())),
+    }
+}
+
+async fn answer(
+    shared: &Arc<Shared>,
+    caller: &Caller,
+    pending: &Pending,
+    mut request: Request<Incoming>,
+) -> Response<Full<Bytes>> {
+    if let Some(why) = &caller.denied {
+        shared.figures.refused("not-allowed");
+        tracing::debug!(client = ?caller.address, why, "a caller of CONNECT is not known");
+        return say(StatusCode::FORBIDDEN, why);
+    }
+    if request.method() != Method::CONNECT {
+        let mut response = say(StatusCode::METHOD_NOT_ALLOWED, "only CONNECT is understood here");
+        response.headers_mut().insert(header::ALLOW, header::HeaderValue::from_static("CONNECT"));
+        return response;
+    }
+    let authority = request.uri().authority().map(ToString::to_string).unwrap_or_default();
+    match open(shared, caller, &authority).await {
+        Ok(opened) => {
+            let upgrade = hyper::upgrade::on(&mut request);
+            *pending.lock().unwrap_or_else(PoisonError::into_inner) = Some((upgrade, opened));
+            Response::new(Full::default())
+        }
+        Err((status, text)) => say(status, &text),
+    }
+}
+
+async fn open(
+    shared: &Arc<Shared>,
+    caller: &Caller,
+    authority: &str,
+) -> Result<Opened, (StatusCode, String)> {
+    let view = shared.view();
+    let Some(gateway) = &view.gateway else {
+        return Err((StatusCode::SERVICE_UNAVAILABLE, Refusal::NoNetmap.to_string()));
+    };
+    let who = Who { site: gateway.site.clone(), server: None };
+    let opened = match decide(&view, &shared.options.connect_allow, authority) {
+        Ok(Target::Node { node, port }) => open_node(shared, &node, port, who, caller.address).await,
+        Ok(Target::Direct { host, port }) => open_direct(shared, &host, port, who, caller.address).await,
+        Err(nowhere) => {
+            if let Nowhere::Address { host, port } | Nowhere::Unknown { host, port } = &nowhere {
+                note_unknown(shared, host, *port, who, caller.address);
+            }
+            let status = match nowhere {
+                Nowhere::Malformed => StatusCode::BAD_REQUEST,
+                Nowhere::Address { .. } | Nowhere::Unknown { .. } => StatusCode::FORBIDDEN,
+            };
+            return Err((status, nowhere.to_string()));
+        }
+    };
+    opened.map_err(|why| (status(&why), why.to_string()))
+}
+
+/// Why there is no way, in the words of HTTP.
+fn status(why: &NotReached) -> StatusCode {
+    let of_code = |code: &ResetCode| match code {
+        ResetCode::NotAllowed => StatusCode::FORBIDDEN,
+        ResetCode::Timeout => StatusCode::GATEWAY_TIMEOUT,
+        // The gateway there has not heard of the node yet, or there is no gateway.
+        ResetCode::NoRoute | ResetCode::Limit | ResetCode::Draining => StatusCode::SERVICE_UNAVAILABLE,
+        _ => StatusCode::BAD_GATEWAY,
+    };
+    match why {
+        NotReached::Refused(Refusal::NoNode { .. }) => StatusCode::NOT_FOUND,
+        NotReached::Refused(refusal) => of_code(&refusal.code()),
+        NotReached::Far { code, .. } => of_code(code),
+        NotReached::Lost { .. } | NotReached::Cut(Cut::Stopped | Cut::Limit(_)) => {
+            StatusCode::SERVICE_UNAVAILABLE
+        }
+        NotReached::Late { .. } => StatusCode::GATEWAY_TIMEOUT,
+        NotReached::Down { .. } => StatusCode::BAD_GATEWAY,
+        NotReached::Cut(Cut::Revoked(_)) => StatusCode::FORBIDDEN,
+    }
+}
+
+fn say(status: StatusCode, text: &str) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::from(format!("{text}\n")));
+    *response.status_mut() = status;
+    let plain = header::HeaderValue::from_static("text/plain; charset=utf-8");
+    response.headers_mut().insert(header::CONTENT_TYPE, plain);
+    response
+}

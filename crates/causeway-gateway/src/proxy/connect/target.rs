@@ -1,0 +1,119 @@
+//! What is meant by the target of a CONNECT: a node, something that may be dialled directly, or nothing that is reached from
+//! here. Pure.
+
+use causeway_netmap::{Named, ServerName, View};
+
+use super::allow::{AllowRule, Host};
+
+/// Where a CONNECT leads.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Target {
+    Node { node: ServerName, port: u16 },
+    Direct { host: Host, port: u16 },
+}
+
+/// It leads nowhere.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Nowhere {
+    #[error("the target must be HOST:PORT, as in node-1:10250")]
+    Malformed,
+    /// Two sites may use the same addresses, so an address means no node.
+    #[error(
+        "{host} is an address, and nodes are reached by their names only: sites may use the same addresses. For \
+         kube-apiserver set --kubelet-preferred-address-types=Hostname; what is no node must be in the allow-list"
+    )]
+    Address { host: Host, port: u16 },
+    #[error(
+        "{host} is no node that this site may reach (an EServer with ports, and an EPolicy that allows the site), and the \
+         allow-list does not name it"
+    )]
+    Unknown { host: Host, port: u16 },
+}
+
+/// Names go before the allow-list: a node is reached through its gateway, whatever else is allowed.
+pub fn decide(view: &View, allowed: &[AllowRule], authority: &str) -> Result<Target, Nowhere> {
+    let (host, port) = authority.rsplit_once(':').ok_or(Nowhere::Malformed)?;
+    let port = port.parse::<u16>().ok().filter(|port| *port != 0).ok_or(Nowhere::Malformed)?;
+    if !is_host(host) {
+        return Err(Nowhere::Malformed);
+    }
+    let named = view.named(host);
+    let host = Host::new(host);
+    if let (Some(Named::Node(node)), Host::Name(_)) = (named, &host) {
+        return Ok(Target::Node { node: node.clone(), port });
+    }
+    match allowed.iter().any(|rule| rule.allows(&host, port)) {
+        true => Ok(Target::Direct { host, port }),
+        false if matches!(host, Host::Address(_)) => Err(Nowhere::Address { host, port }),
+        false => Err(Nowhere::Unknown { host, port }),
+    }
+}
+
+/// As long as a name of DNS may be, and of characters that may go into a log. A bare IPv6 address is no host: its end would be
+/// taken for a port.
+fn is_host(text: &str) -> bool {
+    let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    let plain = |character: char| character.is_ascii_alphanumeric() || matches!(character, '-' | '_' | '.');
+    match bare {
+        Some(address) => address.parse::<std::net::Ipv6Addr>().is_ok(),
+        None => !text.is_empty() && text.len() <= 253 && text.chars().all(plain),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use causeway_netmap::{DnsName, Fact, Generation, Netmap, Node};
+
+    use super::*;
+
+    fn view() -> View {
+        let node = Fact::Node(Node {
+            server: "Node-1".into(),
+            site: "oslo".into(),
+            ip: None,
+            ports: vec![10250],
+            names: vec![DnsName::new("Node-1"), DnsName::new("node-1.oslo.causeway.internal")],
+            policies: vec![],
+        });
+        let entries: Vec<(causeway_netmap::Key, Bytes)> = vec![node.encode()];
+        View::decode(&Netmap::build(Generation { epoch: 1, revision: 1 }, entries, None).unwrap())
+    }
+
+    #[test]
+    fn a_target_is_a_node_by_any_of_its_names_or_on_the_allow_list_or_nothing() {
+        let view = view();
+        let allowed: Vec<AllowRule> = ["hooks.example.org:443", "10.96.0.0/12:443", "node-1:22"]
+            .map(|rule| rule.parse().unwrap())
+            .into();
+        let check = |authority: &str, expected: Result<Target, Nowhere>| {
+            assert_eq!(decide(&view, &allowed, authority), expected, "{authority}");
+        };
+        let node = |port| Ok(Target::Node { node: "Node-1".into(), port });
+        check("node-1:10250", node(10250));
+        check("NODE-1.:10250", node(10250));
+        check("Node-1.Oslo.causeway.internal:10250", node(10250));
+        // Whether the port is open is the policy's matter.
+        check("node-1:22", node(22));
+        let name = |name: &str| Host::Name(name.to_owned());
+        check("Hooks.example.org:443", Ok(Target::Direct { host: name("hooks.example.org"), port: 443 }));
+        check("10.96.0.1:443", Ok(Target::Direct { host: Host::new("10.96.0.1"), port: 443 }));
+        check("10.0.0.5:10250", Err(Nowhere::Address { host: Host::new("10.0.0.5"), port: 10250 }));
+        check("[::1]:443", Err(Nowhere::Address { host: Host::new("::1"), port: 443 }));
+        check("node-2:10250", Err(Nowhere::Unknown { host: name("node-2"), port: 10250 }));
+        for malformed in [
+            "",
+            "node-1",
+            ":443",
+            "node-1:",
+            "node-1:0",
+            "node-1:65536",
+            "::1:443",
+            "a@node-1:443",
+            "a b:1",
+            "[x]:1",
+        ] {
+            check(malformed, Err(Nowhere::Malformed));
+        }
+    }
+}
