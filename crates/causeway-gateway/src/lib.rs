@@ -19,6 +19,8 @@ pub mod passage;
 
 pub mod live;
 
+pub mod limits;
+
 pub mod figures;
 
 pub mod place;

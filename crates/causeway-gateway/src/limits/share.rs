@@ -1,0 +1,202 @@
+//! What one subject has used of one service under one policy.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use causeway_netmap::{Limits, PolicyName};
+
+use super::bucket::{Bucket, Pace};
+use super::{End, TooMany, Way};
+use crate::policy::Refusal;
+
+/// What a second may bring at once. Less than a second, so that ten seconds bring no more than five percent too much.
+const COUNT_BURST: Duration = Duration::from_millis(500);
+/// Connections that the near gateway let in evenly may arrive in heaps.
+const COUNT_BURST_FAR: Duration = Duration::from_secs(2);
+const BYTE_BURST: Duration = Duration::from_millis(100);
+/// Small turns, so that the connections of one subject take turns: fifty a second, if that is enough for the rate.
+const TURNS_PER_SECOND: u64 = 50;
+/// What a connection moves in one turn anyway.
+const TURN_BYTES_MAX: u64 = 64 << 10;
+
+pub struct Share {
+    policy: PolicyName,
+    end: End,
+    used: Mutex<Used>,
+}
+
+struct Used {
+    limits: Limits,
+    connections: u64,
+    new_connections: Bucket,
+    requests: Bucket,
+    sent: Bucket,
+    received: Bucket,
+    last: Instant,
+}
+
+impl Share {
+    pub fn new(policy: PolicyName, end: End, limits: Limits, now: Instant) -> Share {
+        let used = Used {
+            limits,
+            connections: 0,
+            new_connections: Bucket::default(),
+            requests: Bucket::default(),
+            sent: Bucket::default(),
+            received: Bucket::default(),
+            last: now,
+        };
+        Share { policy, end, used: Mutex::new(used) }
+    }
+
+    pub fn set_limits(&self, limits: Limits) {
+        self.lock().limits = limits;
+    }
+
+    /// One connection more, if it may be.
+    pub fn connect(&self, now: Instant) -> Result<(), Refusal> {
+        let mut used = self.lock();
+        used.last = now;
+        // What may move nothing is refused, not left hanging. Bytes are the near gateway's matter.
+        let is_silent =
+            [used.limits.bytes_per_second_in, used.limits.bytes_per_second_out].contains(&Some(0));
+        if is_silent && self.end == End::Near {
+            return Err(self.over("bytes per second"));
+        }
+        if used.limits.connections.is_some_and(|max| used.connections >= self.connections_max(max)) {
+            return Err(self.over("connections"));
+        }
+        if let Some(rate) = used.limits.connections_per_second {
+            let pace = Pace::new(rate, self.count_burst());
+            used.new_connections
+                .try_take(1, pace, now)
+                .map_err(|_| self.over("new connections per second"))?;
+        }
+        used.connections += 1;
+        Ok(())
+    }
+
+    /// One that is open already comes under this policy.
+    pub fn adopt(&self, now: Instant) {
+        let mut used = self.lock();
+        used.last = now;
+        used.connections += 1;
+    }
+
+    /// May what is open already go on?
+    pub fn permits(&self) -> Result<(), Refusal> {
+        let used = self.lock();
+        let Limits { connections, bytes_per_second_in, bytes_per_second_out, .. } = used.limits;
+        match connections == Some(0) {
+            true => Err(self.over("connections")),
+            false
+                if self.end == End::Near
+                    && [bytes_per_second_in, bytes_per_second_out].contains(&Some(0)) =>
+            {
+                Err(self.over("bytes per second"))
+            }
+            false => Ok(()),
+        }
+    }
+
+    pub fn disconnect(&self, now: Instant) {
+        let mut used = self.lock();
+        used.last = now;
+        used.connections = used.connections.saturating_sub(1);
+    }
+
+    /// A connection that another policy refused, after this one had let it in.
+    pub fn undo_connect(&self) {
+        let mut used = self.lock();
+        used.connections = used.connections.saturating_sub(1);
+        used.new_connections.give_back(1);
+    }
+
+    pub fn request(&self, now: Instant) -> Result<(), TooMany> {
+        let mut used = self.lock();
+        used.last = now;
+        let Some(rate) = used.limits.requests_per_second else { return Ok(()) };
+        let taken = used.requests.try_take(1, Pace::new(rate, self.count_burst()), now);
+        taken.map_err(|again| TooMany { refusal: self.over("requests per second"), again })
+    }
+
+    pub fn undo_request(&self) {
+        self.lock().requests.give_back(1);
+    }
+
+    /// How much may move in one turn. None: as much as there is.
+    pub fn turn(&self, way: Way) -> Option<u64> {
+        let rate = self.lock().rate(way)?;
+        Some((rate / TURNS_PER_SECOND).clamp(1, TURN_BYTES_MAX))
+    }
+
+    /// Takes so much, and says how long to wait before it may move. None: not at all, as things are.
+    pub fn reserve(&self, way: Way, bytes: u64, now: Instant) -> Option<Duration> {
+        let mut used = self.lock();
+        used.last = now;
+        let Some(rate) = used.rate(way) else { return Some(Duration::ZERO) };
+        used.bucket(way).reserve(bytes, Pace::new(rate, BYTE_BURST), now)
+    }
+
+    /// Takes so much if it may move at once.
+    pub fn try_take(&self, way: Way, bytes: u64, now: Instant) -> bool {
+        let mut used = self.lock();
+        used.last = now;
+        let Some(rate) = used.rate(way) else { return true };
+        let pace = Pace::new(rate, BYTE_BURST);
+        // Something longer than a burst passes after a silence, and is paid for afterwards.
+        match used.bucket(way).try_take(1, pace, now) {
+            Ok(()) => used.bucket(way).reserve(bytes.saturating_sub(1), pace, now).is_some(),
+            Err(_) => false,
+        }
+    }
+
+    pub fn give_back(&self, way: Way, bytes: u64) {
+        self.lock().bucket(way).give_back(bytes);
+    }
+
+    /// Can it be forgotten? After this time its buckets are as full as new ones.
+    pub fn is_idle(&self, now: Instant) -> bool {
+        let used = self.lock();
+        used.connections == 0 && now.saturating_duration_since(used.last) > COUNT_BURST_FAR * 2
+    }
+
+    /// The far gateway hears of an end later than of the next beginning: it counts so that honest gateways never notice.
+    fn connections_max(&self, max: u64) -> u64 {
+        match self.end {
+            End::Far if max > 0 => max.saturating_add(max / 10 + 8),
+            _ => max,
+        }
+    }
+
+    fn count_burst(&self) -> Duration {
+        match self.end {
+            End::Near => COUNT_BURST,
+            End::Far => COUNT_BURST_FAR,
+        }
+    }
+
+    fn over(&self, what: &'static str) -> Refusal {
+        Refusal::Limit { policy: self.policy.clone(), what }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Used> {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Used {
+    fn rate(&self, way: Way) -> Option<u64> {
+        match way {
+            Way::Sent => self.limits.bytes_per_second_in,
+            Way::Received => self.limits.bytes_per_second_out,
+        }
+    }
+
+    fn bucket(&mut self, way: Way) -> &mut Bucket {
+        match way {
+            Way::Sent => &mut self.sent,
+            Way::Received => &mut self.received,
+        }
+    }
+}
