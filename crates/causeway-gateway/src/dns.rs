@@ -95,7 +95,7 @@ impl Dns {
     }
 
     /// Answers until told to stop. Addresses that cannot be listened on are tried again.
-    pub async fn run(mut self, stop: CancellationToken) {
+    pub async fn run(&self, stop: CancellationToken) {
         if self.options.off {
             return stop.cancelled().await;
         }
@@ -104,10 +104,11 @@ impl Dns {
         let forwarder = Forwarder::new(upstreams.subscribe(), self.options.patience);
         let desk = Desk::new(self.netmaps.clone(), surroundings.subscribe(), forwarder, self.figures.clone());
         let mut listeners = Listeners::new(Arc::new(desk));
+        let mut netmaps = self.netmaps.clone();
         let mut netmaps_end = false;
         loop {
             let wanted =
-                listeners::wanted(self.options.listen.as_deref(), &self.netmaps.borrow_and_update().clone());
+                listeners::wanted(self.options.listen.as_deref(), &netmaps.borrow_and_update().clone());
             listeners.follow(&wanted).await;
             let asked = self.upstreams(&surroundings.borrow(), &listeners.bound());
             upstreams.send_if_modified(|known| replace(known, asked.clone()));
@@ -115,7 +116,7 @@ impl Dns {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
-                changed = self.netmaps.changed(), if !netmaps_end => netmaps_end = changed.is_err(),
+                changed = netmaps.changed(), if !netmaps_end => netmaps_end = changed.is_err(),
                 () = tokio::time::sleep(LOOK_EVERY) => {
                     let seen = self.look().await;
                     surroundings.send_if_modified(|known| replace(known, seen));

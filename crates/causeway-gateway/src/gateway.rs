@@ -15,7 +15,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::audit::Audit;
+use crate::dns::{Dns, DnsOptions, DnsState};
 use crate::figures::Figures;
+use crate::limits::LimitTable;
 use crate::live::Live;
 use crate::peers::Peers;
 use crate::place::Place;
@@ -55,6 +57,7 @@ pub struct Options {
     pub connect_allow: AllowList,
     /// Callers of CONNECT at the same time, with those who have not said anything yet.
     pub connects_max: usize,
+    pub dns: DnsOptions,
 }
 
 /// Where presences stand.
@@ -80,6 +83,7 @@ impl Default for Options {
             connect_allow: AllowList::new(),
             // An API server keeps a connection or two to each of its nodes, and one for each exec and log.
             connects_max: 8192,
+            dns: DnsOptions::default(),
         }
     }
 }
@@ -90,6 +94,7 @@ pub struct Shared {
     pub peers: Arc<dyn Peers>,
     pub audit: Arc<dyn Audit>,
     pub live: Live,
+    pub limits: LimitTable,
     pub backends: Backends,
     pub figures: Figures,
     pub options: Options,
@@ -104,6 +109,8 @@ impl Shared {
             peers,
             audit,
             live: Live::new(options.connections_max),
+            // Somebody who has a share has a connection, or had one a moment ago.
+            limits: LimitTable::new(options.connections_max.saturating_mul(2)),
             backends: Backends::new(&options),
             figures: Figures::default(),
             options,
@@ -129,12 +136,14 @@ pub struct Gateway {
     tasks: TaskTracker,
     /// For callers of CONNECT.
     places: Arc<Semaphore>,
+    dns: Arc<Dns>,
 }
 
 impl Gateway {
     pub fn new(parts: Parts) -> Gateway {
         let places = Arc::new(Semaphore::new(parts.options.connects_max));
-        Gateway { shared: Shared::new(parts), tasks: TaskTracker::new(), places }
+        let dns = Arc::new(Dns::new(parts.netmaps.clone(), parts.options.dns.clone()));
+        Gateway { shared: Shared::new(parts), tasks: TaskTracker::new(), places, dns }
     }
 
     pub fn shared(&self) -> &Arc<Shared> {
@@ -144,6 +153,12 @@ impl Gateway {
     /// Shows its figures in `/metrics`.
     pub fn register(&self, registry: &mut prometheus_client::registry::Registry) {
         self.shared.figures.register(registry);
+        self.dns.register(registry);
+    }
+
+    /// Where names are answered, and where not, as it changes.
+    pub fn dns(&self) -> watch::Receiver<DnsState> {
+        self.dns.state()
     }
 
     /// How it stands with the listeners of presences, as it changes.
@@ -180,6 +195,9 @@ impl Gateway {
         let room = wants_room.then(Room::default);
         // The room stays while what crosses comes to its end.
         let standing = room.clone().map(|room| tokio::spawn(room.run(self.shared.netmaps(), ending.clone())));
+        let (dns, until) = (self.dns.clone(), ending.clone());
+        // As long as something crosses: what is allowed to finish may ask for names.
+        let naming = tokio::spawn(async move { dns.run(until).await });
         if self.shared.options.listen {
             self.accept(room, &stop).await;
         }
@@ -189,7 +207,7 @@ impl Gateway {
         self.shared.live.stop();
         let _ = tokio::time::timeout(LAST_RECORDS, self.tasks.wait()).await;
         ending.cancel();
-        let _ = judging.await;
+        let _ = tokio::join!(judging, naming);
         if let Some(standing) = standing {
             let _ = standing.await;
         }
@@ -236,7 +254,7 @@ async fn judge(shared: Arc<Shared>, ending: CancellationToken) {
             },
         }
         let view = netmaps.borrow_and_update().clone();
-        let cut = shared.live.judge(&view);
+        let cut = shared.live.judge(&view, &shared.limits);
         shared.figures.revoked(cut);
         shared.backends.follow(&view);
         if cut > 0 {

@@ -9,6 +9,7 @@ mod bucket;
 mod share;
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -275,6 +276,12 @@ impl Allowance {
 
     fn lock(&self) -> MutexGuard<'_, Vec<Arc<Share>>> {
         self.shares.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Allowance {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Allowance({:?}, {}, {} shares)", self.end, self.target, self.lock().len())
     }
 }
 

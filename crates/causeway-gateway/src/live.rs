@@ -13,6 +13,7 @@ use causeway_netmap::{PolicyName, ServerName, ServiceName, SiteName, View};
 use tokio_util::sync::CancellationToken;
 
 use crate::audit::End;
+use crate::limits::LimitTable;
 use crate::passage::{Direction, Meter};
 use crate::policy::{self, Permit, Refusal, Who};
 
@@ -179,12 +180,20 @@ impl Live {
         self.lock().remove(&entry.id);
     }
 
-    /// Cuts what the netmap no longer permits. Returns how many.
-    pub fn judge(&self, view: &View) -> usize {
+    /// Cuts what the netmap no longer permits, and brings the rest under its limits. Returns how many were cut.
+    pub fn judge(&self, view: &View, limits: &LimitTable) -> usize {
+        let now = Instant::now();
         let mut cut = 0;
         for entry in self.all() {
-            if let Err(refusal) = entry.claim.judge(view) {
-                entry.end(Cut::Revoked(refusal));
+            let renewed = match (entry.claim.judge(view), entry.meter.allowance()) {
+                (Err(refusal), _) => Err(Cut::Revoked(refusal)),
+                (Ok((who, permit)), Some(allowance)) => {
+                    limits.renew(allowance, &permit, &who, now).map_err(Cut::Limit)
+                }
+                (Ok(_), None) => Ok(()),
+            };
+            if let Err(why) = renewed {
+                entry.end(why);
                 cut += 1;
             }
         }

@@ -4,14 +4,15 @@
 //! the task in between, dropping the passage writes the one audit record, the metrics and the log line.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Instant, SystemTime};
 
 use causeway_netmap::{Protocol, View};
 
 use crate::audit::{Decision, End, Record, timestamp};
 use crate::gateway::Shared;
+use crate::limits::{self, Allowance, TooMany, Way};
 use crate::live::{Claim, Cut, Entry};
 use crate::policy::{Permit, Refusal, Who};
 
@@ -53,15 +54,42 @@ pub struct Meter {
     received: AtomicU64,
     /// In milliseconds since the beginning.
     moved: AtomicU64,
+    allowance: OnceLock<Allowance>,
 }
 
 impl Meter {
-    fn new() -> Meter {
+    pub(crate) fn new() -> Meter {
         Meter {
             begun: Instant::now(),
             sent: AtomicU64::new(0),
             received: AtomicU64::new(0),
             moved: AtomicU64::new(0),
+            allowance: OnceLock::new(),
+        }
+    }
+
+    /// What limits it, once it has been let in.
+    pub fn allowance(&self) -> Option<&Allowance> {
+        self.allowance.get()
+    }
+
+    pub(crate) fn set_allowance(&self, allowance: Allowance) {
+        // Once; a second one would count it twice, and counts no more when it is dropped here.
+        let _ = self.allowance.set(allowance);
+    }
+
+    /// Waits until some of so many bytes may move, and says how many.
+    pub async fn take(&self, way: Way, bytes: usize) -> usize {
+        match self.allowance.get() {
+            Some(allowance) => allowance.take(way, bytes).await,
+            None => bytes,
+        }
+    }
+
+    pub fn add(&self, way: Way, bytes: usize) {
+        match way {
+            Way::Sent => self.add_sent(bytes),
+            Way::Received => self.add_received(bytes),
         }
     }
 
@@ -119,6 +147,7 @@ pub struct Passage {
     entry: Option<Arc<Entry>>,
     request: Option<Box<Request>>,
     reason: Option<String>,
+    is_over_limit: bool,
     /// How it ends if nobody says anything else: its task was dropped.
     end: End,
 }
@@ -153,6 +182,7 @@ impl Passage {
             entry: None,
             request: None,
             reason: None,
+            is_over_limit: false,
             end: End::Stopped,
         }
     }
@@ -170,6 +200,33 @@ impl Passage {
         let _ = entry.right.set((who.clone(), permit.rule().clone()));
         shared.figures.opened(self.direction, self.protocol);
         Ok(Admitted { view, who, permit, entry })
+    }
+
+    /// Counts it as a connection, under the limits of every policy that lets it in. On refusal call `refuse`.
+    pub fn connect(&mut self, admitted: &Admitted) -> Result<(), Refusal> {
+        let Admitted { permit, who, .. } = admitted;
+        let limits = &self.shared.limits;
+        let allowance =
+            limits.connect(self.limit_end(), permit, &self.claim.target(), who, Instant::now())?;
+        self.meter.set_allowance(allowance);
+        Ok(())
+    }
+
+    /// Counts it as a request, on whatever connection. On refusal call `refuse`.
+    pub fn request(&mut self, admitted: &Admitted) -> Result<(), TooMany> {
+        let Admitted { permit, who, .. } = admitted;
+        let limits = &self.shared.limits;
+        let allowance =
+            limits.request(self.limit_end(), permit, &self.claim.target(), who, Instant::now())?;
+        self.meter.set_allowance(allowance);
+        Ok(())
+    }
+
+    fn limit_end(&self) -> limits::End {
+        match self.direction {
+            Direction::Outbound => limits::End::Near,
+            Direction::Inbound => limits::End::Far,
+        }
     }
 
     pub fn meter(&self) -> &Arc<Meter> {
@@ -195,6 +252,7 @@ impl Passage {
     /// It never began.
     pub fn refuse(mut self, refusal: &Refusal) {
         self.reason = Some(refusal.to_string());
+        self.is_over_limit = matches!(refusal, Refusal::Limit { .. } | Refusal::Full { .. });
         self.end = match refusal {
             Refusal::Limit { .. } | Refusal::Full { .. } => End::Limit,
             Refusal::BackendDown { .. } => End::BackendDown,
@@ -218,10 +276,10 @@ impl Passage {
         self.reason = reason;
     }
 
-    /// The other gateway did not let it pass.
+    /// It was not let in, here or by the other gateway.
     fn is_denied(&self) -> bool {
         let admitted = self.entry.as_ref().is_some_and(|entry| entry.right.get().is_some());
-        !admitted || matches!(self.end, End::Refused)
+        !admitted || self.is_over_limit || matches!(self.end, End::Refused)
     }
 
     fn record(&mut self) -> Record {

@@ -63,6 +63,9 @@ async fn tcp(shared: Arc<Shared>, mut passage: Passage, stream: Stream) {
         Ok(admitted) => admitted,
         Err(refusal) => return refuse(passage, &refusal, stream),
     };
+    if let Err(refusal) = passage.connect(&admitted) {
+        return refuse(passage, &refusal, stream);
+    }
     let Claim::Reach { service, .. } = &admitted.entry.claim else { return };
     let Some(service) = admitted.view.services.get(service) else { return };
     let dialled = tokio::select! {

@@ -44,6 +44,9 @@ async fn tcp(shared: Arc<Shared>, accepted: Accepted, protocol: Protocol) {
         Ok(admitted) => admitted,
         Err(refusal) => return refuse(passage, &refusal, stream),
     };
+    if let Err(refusal) = passage.connect(&admitted) {
+        return refuse(passage, &refusal, stream);
+    }
     if let Err(error) = prepare(&stream) {
         return passage.end(End::ClientReset, Some(error.to_string()));
     }

@@ -16,6 +16,7 @@ use tokio::io::{AsyncWriteExt, Interest};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
+use crate::limits::Way;
 use crate::passage::Meter;
 
 /// What one turn moves at most: a good write to a socket, and little beside the window of a stream.
@@ -54,6 +55,27 @@ impl Batch {
     fn is_full(&self) -> bool {
         self.bytes >= TURN_BYTES || self.chunks.len() >= TURN_CHUNKS
     }
+
+    /// Moves the first `bytes` of it into another, which is empty.
+    fn move_to(&mut self, other: &mut Batch, bytes: usize) {
+        if bytes >= self.bytes {
+            return std::mem::swap(self, other);
+        }
+        self.bytes -= bytes;
+        let mut missing = bytes;
+        let whole = self.chunks.iter().take_while(|chunk| match missing.checked_sub(chunk.len()) {
+            Some(rest) => {
+                missing = rest;
+                true
+            }
+            None => false,
+        });
+        let whole = whole.count();
+        self.chunks.drain(..whole).for_each(|chunk| other.push(chunk));
+        if let Some(first) = self.chunks.first_mut().filter(|_| missing > 0) {
+            other.push(first.split_to(missing));
+        }
+    }
 }
 
 /// Where bytes come from.
@@ -88,8 +110,8 @@ pub(crate) async fn cross<R: Source, W: Sink, S: Source, V: Sink>(
     meter: &Meter,
     idle: Duration,
 ) -> Ended {
-    let up = flow(&mut client.source, &mut backend.sink, |bytes| meter.add_sent(bytes));
-    let down = flow(&mut backend.source, &mut client.sink, |bytes| meter.add_received(bytes));
+    let up = flow(&mut client.source, &mut backend.sink, meter, Way::Sent);
+    let down = flow(&mut backend.source, &mut client.sink, meter, Way::Received);
     let (mut up, mut down) = (std::pin::pin!(up), std::pin::pin!(down));
     let mut quiet = std::pin::pin!(quiet(meter, idle));
     let (mut up_end, mut down_end) = (None, None);
@@ -122,8 +144,8 @@ enum Flow {
     Sink(io::Error),
 }
 
-async fn flow(source: &mut impl Source, sink: &mut impl Sink, moved: impl Fn(usize)) -> Flow {
-    let mut batch = Batch::default();
+async fn flow(source: &mut impl Source, sink: &mut impl Sink, meter: &Meter, way: Way) -> Flow {
+    let (mut batch, mut part) = (Batch::default(), Batch::default());
     loop {
         let filled = tokio::select! {
             biased;
@@ -142,12 +164,16 @@ async fn flow(source: &mut impl Source, sink: &mut impl Sink, moved: impl Fn(usi
                 return Flow::Source(error);
             }
         }
-        let bytes = batch.bytes;
-        if let Err(error) = sink.write(&mut batch).await {
-            source.abandon(ResetCode::of(&error).unwrap_or(ResetCode::Abandoned));
-            return Flow::Sink(error);
+        while batch.bytes > 0 {
+            // All of it, unless a limit makes it wait for its turns.
+            let granted = meter.take(way, batch.bytes).await;
+            batch.move_to(&mut part, granted);
+            if let Err(error) = sink.write(&mut part).await {
+                source.abandon(ResetCode::of(&error).unwrap_or(ResetCode::Abandoned));
+                return Flow::Sink(error);
+            }
+            meter.add(way, granted);
         }
-        moved(bytes);
     }
     match sink.finish().await {
         Ok(()) => Flow::Finished,
@@ -394,3 +420,6 @@ impl<F: Fn()> Side<StreamSource, StreamSink<F>> {
         self.source.abandon(code);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -66,7 +66,10 @@ impl Lab {
         let (netmaps, receiver) = watch::channel(view);
         let dns = Dns::new(receiver, options);
         let (state, stop) = (dns.state(), CancellationToken::new());
-        let running = tokio::spawn(dns.run(stop.clone()));
+        let running = tokio::spawn({
+            let stop = stop.clone();
+            async move { dns.run(stop).await }
+        });
         Lab { netmaps, state, stop, running }
     }
 
