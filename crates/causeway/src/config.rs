@@ -14,8 +14,8 @@ use serde_json::{Map, Value};
 
 use crate::duration::Span;
 use crate::problem::Problem;
-pub use layer::{CloudLayer, EdgeLayer, Layer, LogLayer};
-pub use values::{Endpoint, Proxy, Store, Transport};
+pub use layer::{CloudLayer, EdgeLayer, GatewayLayer, Layer, LogLayer};
+pub use values::{DnsListen, Endpoint, NameServer, Proxy, Store, Transport};
 
 /// Where a value came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +51,7 @@ pub struct Config {
     pub log: Log,
     pub cloud: Cloud,
     pub edge: Edge,
+    pub gateway: Gateway,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -93,6 +94,15 @@ pub struct Edge {
     pub transport: Setting<Transport>,
     /// None: as HTTPS_PROXY and NO_PROXY say.
     pub proxy: Setting<Option<Proxy>>,
+}
+
+/// What both roles do alike.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gateway {
+    /// Where names are answered. None: port 53 of loopback and of the gateway's `ip`.
+    pub dns: Setting<Option<Vec<DnsListen>>>,
+    /// Whom to ask for other names. None: whom this host asks.
+    pub dns_upstream: Setting<Option<Vec<NameServer>>>,
 }
 
 impl Config {
@@ -157,6 +167,10 @@ impl Config {
                 transport: pick!(defaults::TRANSPORT, edge.transport),
                 proxy: pick_optional!(edge.proxy),
             },
+            gateway: Gateway {
+                dns: pick_optional!(gateway.dns),
+                dns_upstream: pick_optional!(gateway.dns_upstream),
+            },
         }
     }
 
@@ -180,6 +194,11 @@ impl Config {
         anyhow::ensure!(
             pair.0.is_some() == pair.1.is_some(),
             "`etcd-certificate` and `etcd-key` belong together: set both or neither"
+        );
+        let dns = self.gateway.dns.value.as_deref().unwrap_or_default();
+        anyhow::ensure!(
+            dns.len() < 2 || !dns.contains(&DnsListen::Off),
+            "`dns` is off and has addresses: write one or the other"
         );
         Ok(())
     }
@@ -211,6 +230,8 @@ impl Config {
         show!("edge",
             "admin" => edge.admin, "drain" => edge.drain, "transport" => edge.transport, "proxy" => edge.proxy,
         );
+        let gateway = &self.gateway;
+        show!("gateway", "dns" => gateway.dns, "dns-upstream" => gateway.dns_upstream);
         all
     }
 

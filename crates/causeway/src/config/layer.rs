@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use serde::Deserialize;
 
-use super::{Endpoint, Proxy, Store, Transport};
+use super::{DnsListen, Endpoint, NameServer, Proxy, Store, Transport};
 use crate::duration::Span;
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -17,6 +17,7 @@ pub struct Layer {
     pub log: LogLayer,
     pub cloud: CloudLayer,
     pub edge: EdgeLayer,
+    pub gateway: GatewayLayer,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -60,6 +61,14 @@ pub struct EdgeLayer {
     pub proxy: Option<Proxy>,
 }
 
+/// What both roles do alike.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct GatewayLayer {
+    pub dns: Option<Vec<DnsListen>>,
+    pub dns_upstream: Option<Vec<NameServer>>,
+}
+
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("environment variable {name}={value}: {why}")]
 pub struct EnvironmentError {
@@ -82,7 +91,7 @@ pub fn environment(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Layer, Env
             api: variable(lookup, "CAUSEWAY_API")?,
             channel: variable(lookup, "CAUSEWAY_CHANNEL")?,
             admin,
-            advertise: endpoints(lookup, "CAUSEWAY_ADVERTISE")?,
+            advertise: list(lookup, "CAUSEWAY_ADVERTISE")?,
             peer_address: variable(lookup, "CAUSEWAY_PEER_ADDRESS")?,
             store: variable(lookup, "CAUSEWAY_STORE")?,
             etcd_ca: variable(lookup, "CAUSEWAY_ETCD_CA")?,
@@ -106,6 +115,10 @@ pub fn environment(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Layer, Env
             transport: variable(lookup, "CAUSEWAY_TRANSPORT")?,
             proxy: variable(lookup, "CAUSEWAY_PROXY")?,
         },
+        gateway: GatewayLayer {
+            dns: list(lookup, "CAUSEWAY_DNS")?,
+            dns_upstream: list(lookup, "CAUSEWAY_DNS_UPSTREAM")?,
+        },
     })
 }
 
@@ -123,11 +136,11 @@ where
 }
 
 /// A list with commas, as an environment variable has no other way to say it.
-fn endpoints(
+fn list<T: FromStr<Err = String>>(
     lookup: &dyn Fn(&str) -> Option<String>,
     name: &'static str,
-) -> Result<Option<Vec<Endpoint>>, EnvironmentError> {
+) -> Result<Option<Vec<T>>, EnvironmentError> {
     let Some(value) = lookup(name).filter(|value| !value.is_empty()) else { return Ok(None) };
-    let parsed: Result<Vec<Endpoint>, String> = value.split(',').map(|part| part.trim().parse()).collect();
+    let parsed: Result<Vec<T>, String> = value.split(',').map(|part| part.trim().parse()).collect();
     parsed.map(Some).map_err(|why| EnvironmentError { name, value, why })
 }

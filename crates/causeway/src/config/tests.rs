@@ -66,6 +66,9 @@ fn every_setting_can_be_given_in_every_layer() {
         drain = "6s"
         transport = "tcp"
         proxy = "http://proxy.example.org:3128"
+        [gateway]
+        dns = ["127.0.0.1:5353", "10.0.0.2"]
+        dns-upstream = ["10.0.0.1", "[fd00::1]:53"]
         "#,
     );
     let none = Layer::default;
@@ -98,6 +101,8 @@ fn every_setting_can_be_given_in_every_layer() {
         ("DRAIN", "5s"),
         ("TRANSPORT", "quic"),
         ("PROXY", "http://proxy.example.org:3128"),
+        ("DNS", "off"),
+        ("DNS_UPSTREAM", "10.0.0.1,fd00::1"),
     ];
     let names: Vec<(String, &str)> = names.map(|(name, value)| (format!("CAUSEWAY_{name}"), value)).to_vec();
     let names: Vec<(&str, &str)> = names.iter().map(|(name, value)| (name.as_str(), *value)).collect();
@@ -125,6 +130,8 @@ fn a_mistake_is_shown_with_its_place() {
     check("[edge]\ntransport = \"udp\"", "2:13", "use `auto`, `quic` or `tcp`");
     check("[edge]\nproxy = \"socks5://a:1\"", "2:9", "proxy");
     check("[cloud]\nadvertise = [\"a:1\", \"b\"]", "2:13", "write HOST:PORT");
+    check("[gateway]\ndns = [\"localhost\"]", "2:7", "write IP or IP:PORT, or `off`");
+    check("[gateway]\ndns-upstream = [\"off\"]", "2:16", "write IP or IP:PORT");
     check("[cloud]\napi = \"127.0.0.1:1\"\napi = \"127.0.0.1:2\"", "3:1", "duplicate key");
     check("[cloud\n", "1:7", "");
 }
@@ -146,6 +153,7 @@ fn values_that_do_not_go_together_are_refused() {
     };
     check("[cloud]\napi = \"1.2.3.4:5\"\nchannel = \"1.2.3.4:5\"", "`api` and `channel` are both 1.2.3.4:5");
     check("[cloud]\netcd-key = \"/k\"", "belong together");
+    check("[gateway]\ndns = [\"off\", \"127.0.0.1\"]", "off and has addresses");
     check("[log]\nformat = \"xml\"", "log format `xml`");
     check("[log]\nfilter = \"causeway=loud\"", "causeway=loud");
     let free = layer("[cloud]\napi = \"127.0.0.1:0\"\nchannel = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"");

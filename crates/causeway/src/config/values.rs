@@ -1,6 +1,7 @@
-//! Values with a form of their own: endpoints, store specifications, transports and proxies.
+//! Values with a form of their own: endpoints, store specifications, transports, proxies and addresses of DNS.
 
 use std::fmt;
+use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
@@ -136,6 +137,55 @@ impl fmt::Display for Proxy {
     }
 }
 
+/// A server of names, as IP or IP:PORT; on port 53 if none is named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct NameServer(pub SocketAddr);
+
+impl FromStr for NameServer {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<NameServer, String> {
+        let alone = text.parse::<IpAddr>().map(|ip| SocketAddr::new(ip, 53));
+        let address = alone.or_else(|_| text.parse());
+        address.map(NameServer).map_err(|_| format!("`{text}` is no address: write IP or IP:PORT"))
+    }
+}
+
+impl fmt::Display for NameServer {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(out)
+    }
+}
+
+/// Where a gateway answers names, or that it does not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum DnsListen {
+    Off,
+    At(NameServer),
+}
+
+impl FromStr for DnsListen {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<DnsListen, String> {
+        match text {
+            "off" => Ok(DnsListen::Off),
+            _ => text.parse().map(DnsListen::At).map_err(|error: String| format!("{error}, or `off`")),
+        }
+    }
+}
+
+impl fmt::Display for DnsListen {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DnsListen::Off => out.write_str("off"),
+            DnsListen::At(address) => address.fmt(out),
+        }
+    }
+}
+
 macro_rules! text_form {
     ($($kind:ident),+) => {
         $(impl TryFrom<String> for $kind {
@@ -160,4 +210,4 @@ impl fmt::Display for Endpoint {
     }
 }
 
-text_form!(Endpoint, Proxy, Store, Transport);
+text_form!(DnsListen, Endpoint, NameServer, Proxy, Store, Transport);
