@@ -6,7 +6,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use causeway_api::Status;
@@ -19,9 +19,11 @@ use causeway_daemon::audit::AuditLimits;
 use causeway_daemon::data_dir::DataDirError;
 use causeway_daemon::{AdminServer, AuditLog, DataDir, Metrics, Readiness, notify};
 use causeway_gateway::Gateway;
+use causeway_gateway::dns::DnsState;
 use causeway_store::{Store, StoreError, StoreSpec};
 use serde::Serialize;
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -127,12 +129,16 @@ impl Cloud {
         let shown = config.shown.clone();
         let desk = NetmapDesk::new(&metrics);
         let dumped = desk.clone();
+        // Put in when the gateway exists, which needs much of what follows.
+        let dns: Arc<OnceLock<watch::Receiver<DnsState>>> = Arc::default();
+        let shown_dns = dns.clone();
         let doors = Doors {
             metrics: metrics.clone(),
             readiness: readiness.clone(),
             dumps: vec![
                 ("config", Box::new(move || shown.clone())),
                 ("netmaps", Box::new(move || dumped.dump())),
+                ("dns", Box::new(move || dump_dns(&shown_dns))),
             ],
         };
         let api_listener = listen("api", config.api).await?;
@@ -192,6 +198,7 @@ impl Cloud {
         let (own_records, records) = upstream::own_records(&intake);
         let (gateway, follower) = gateway::gateway(&desk, &fleet, own_records, config.gateway.clone());
         metrics.register(|registry| gateway.register(registry));
+        let _ = dns.set(gateway.dns());
         carrier.set(&fleet, &gateway);
         sessions.set_elsewhere(move |gateway| {
             matches!(directory.whereabouts(gateway), Whereabouts::There { .. })
@@ -329,6 +336,12 @@ impl Cloud {
 }
 
 /// One of several on etcd; with SQLite there is no other.
+/// Where the cloud's own gateway answers names, and where it should and cannot.
+fn dump_dns(state: &OnceLock<watch::Receiver<DnsState>>) -> serde_json::Value {
+    let state = state.get().map(|state| state.borrow().clone());
+    serde_json::to_value(state).unwrap_or_default()
+}
+
 async fn open_directory(
     config: &CloudConfig,
     store: &Store,

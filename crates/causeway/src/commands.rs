@@ -11,6 +11,7 @@ pub mod demo;
 pub mod describe;
 pub mod doctor;
 pub mod edge;
+pub mod gateway;
 pub mod get;
 pub mod kubeconfig;
 pub mod restore;

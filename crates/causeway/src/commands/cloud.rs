@@ -11,6 +11,7 @@ use causeway_daemon::audit::AuditLimits;
 use causeway_daemon::signals;
 use causeway_store::{EtcdTls, StoreSpec};
 
+use super::gateway::{self, GatewayArgs};
 use crate::config::{self, CloudLayer, Config, Endpoint, Layer, LogLayer};
 
 const EXAMPLES: &str = "\
@@ -51,6 +52,8 @@ pub struct Args {
     /// Key file that opens the CA in the store; the same for all replicas [default: DATA_DIR/seal.key]
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     seal_key: Option<PathBuf>,
+    #[command(flatten)]
+    gateway: GatewayArgs,
     /// Configuration file
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     config: Option<PathBuf>,
@@ -84,6 +87,7 @@ impl Args {
                 seal_key: self.seal_key.clone(),
                 ..CloudLayer::default()
             },
+            gateway: self.gateway.layer(),
             ..Layer::default()
         }
     }
@@ -117,7 +121,7 @@ pub fn cloud_config(config: &Config) -> CloudConfig {
         gateway: causeway_gateway::Options {
             // Whoever serves a client over a session may bring it to its end, as long as the sessions go on.
             drain: cloud.drain.value.0 / 2,
-            ..causeway_gateway::Options::default()
+            ..gateway::options(config)
         },
         shown: config.to_json(),
     }

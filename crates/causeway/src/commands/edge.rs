@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::WrongUsage;
 use super::cloud::start_logging;
+use super::gateway::{GatewayArgs, options};
 use crate::config::{Config, EdgeLayer, Layer, LogLayer, Proxy, Transport};
 
 const EXAMPLES: &str = "\
@@ -53,6 +54,8 @@ pub struct Args {
     /// HTTP proxy on the way to the cloud [default: as HTTPS_PROXY says]
     #[arg(long, value_name = "URL")]
     proxy: Option<Proxy>,
+    #[command(flatten)]
+    gateway: GatewayArgs,
     /// Configuration file
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     config: Option<PathBuf>,
@@ -71,6 +74,7 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
             transport: arguments.transport,
             proxy: arguments.proxy.clone(),
         },
+        gateway: arguments.gateway.layer(),
         ..Layer::default()
     };
     let config = Config::load(flags, arguments.config.as_deref())?;
@@ -95,11 +99,10 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
         passengers.upstream = Arc::new(upstream.clone());
     }
     let (keeper, uplink, wishes) = edge.link(allowed(config.edge.transport.value), passengers);
-    let gateway =
-        gateway::gateway(&netmaps, uplink.clone(), upstream.clone(), causeway_gateway::Options::default());
+    let gateway = gateway::gateway(&netmaps, uplink.clone(), upstream.clone(), options(&config));
     metrics.register(|registry| gateway.register(registry));
     door.set(gateway.clone());
-    let shown_netmap = netmaps.clone();
+    let (shown_netmap, shown_dns) = (netmaps.clone(), gateway.dns());
     let doors = Doors {
         metrics,
         readiness,
@@ -107,6 +110,7 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
             ("config", Box::new(move || shown.clone())),
             ("link", Box::new(move || serde_json::to_value(uplink.shown()).unwrap_or_default())),
             ("netmap", Box::new(move || shown_netmap.dump())),
+            ("dns", Box::new(move || serde_json::to_value(&*shown_dns.borrow()).unwrap_or_default())),
         ],
     };
     let address = config.edge.admin.value;
