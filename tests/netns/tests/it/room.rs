@@ -129,8 +129,10 @@ fn furniture(host: &Host) -> BTreeSet<String> {
     {
         let output = host.command("ip").args(arguments.split(' ')).output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        // Neighbours come and go by themselves; ours is permanent.
+        // Neighbours come and go by themselves; ours is permanent. And what every interface of the lab does in its first
+        // seconds is not what this is about.
         let kept = text.lines().filter(|line| arguments != "neigh" || line.contains("PERMANENT"));
+        let kept = kept.filter(|line| !line.contains("fe80:") || line.contains("causeway"));
         found.extend(kept.map(|line| format!("{arguments}: {line}")));
     }
     let sockets = host.command("ss").args(["-Hlntu"]).output();
