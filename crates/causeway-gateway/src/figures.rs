@@ -31,6 +31,10 @@ pub struct Figures {
     pub received_bytes: Counter,
     /// Presences that have no listener at this moment.
     pub unbound: Gauge,
+    /// Datagrams that were not handed on: a queue was full, their client was refused, or they were too long.
+    pub datagrams_dropped: Counter,
+    /// Sessions that made way for others.
+    pub udp_sessions_evicted: Counter,
     /// Clients that could not be accepted, as when no file is left.
     pub accept_failures: Counter,
 }
@@ -49,6 +53,9 @@ impl Figures {
         registry.register("sent_bytes", "Bytes from clients to backends", self.sent_bytes.clone());
         registry.register("received_bytes", "Bytes from backends to clients", self.received_bytes.clone());
         registry.register("presences_unbound", "Presences without a listener", self.unbound.clone());
+        registry.register("datagrams_dropped", "Datagrams not handed on", self.datagrams_dropped.clone());
+        let evicted = "UDP sessions that made way for others";
+        registry.register("udp_sessions_evicted", evicted, self.udp_sessions_evicted.clone());
         registry.register("accept_failures", "Clients not accepted", self.accept_failures.clone());
     }
 

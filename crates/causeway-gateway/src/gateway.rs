@@ -24,7 +24,8 @@ use crate::place::Place;
 use crate::proxy::backends::Backends;
 use crate::proxy::connect::{AllowList, TlsDoor, UnixDoor, door};
 use crate::proxy::listeners::{Arrival, Listeners, Places, Report};
-use crate::proxy::{inbound, outbound};
+use crate::proxy::udp::{Sessions, UdpBackends, UdpOptions};
+use crate::proxy::{inbound, outbound, udp};
 use crate::room::Room;
 
 /// What a role gives.
@@ -58,6 +59,7 @@ pub struct Options {
     /// Callers of CONNECT at the same time, with those who have not said anything yet.
     pub connects_max: usize,
     pub dns: DnsOptions,
+    pub udp: UdpOptions,
 }
 
 /// Where presences stand.
@@ -84,6 +86,7 @@ impl Default for Options {
             // An API server keeps a connection or two to each of its nodes, and one for each exec and log.
             connects_max: 8192,
             dns: DnsOptions::default(),
+            udp: UdpOptions::default(),
         }
     }
 }
@@ -96,6 +99,8 @@ pub struct Shared {
     pub live: Live,
     pub limits: LimitTable,
     pub backends: Backends,
+    pub udp_sessions: Sessions,
+    pub udp_backends: UdpBackends,
     pub figures: Figures,
     pub options: Options,
     reports: watch::Sender<Report>,
@@ -112,6 +117,8 @@ impl Shared {
             // Somebody who has a share has a connection, or had one a moment ago.
             limits: LimitTable::new(options.connections_max.saturating_mul(2)),
             backends: Backends::new(&options),
+            udp_sessions: Sessions::new(&options.udp),
+            udp_backends: UdpBackends::default(),
             figures: Figures::default(),
             options,
             reports: watch::Sender::default(),
@@ -232,8 +239,10 @@ impl Gateway {
                 Arrival::Connection(accepted) => {
                     self.tasks.spawn(Box::pin(outbound::serve(shared.clone(), accepted)));
                 }
-                // TODO issue 4: `udp` serves these.
-                Arrival::Datagrams(_) => {}
+                Arrival::Datagrams(opened) => {
+                    let serving = udp::serve_outbound(shared.clone(), opened, self.tasks.clone());
+                    self.tasks.spawn(Box::pin(serving));
+                }
             }
         }
     }

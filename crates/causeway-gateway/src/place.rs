@@ -6,6 +6,7 @@ use std::io;
 use std::net::SocketAddr;
 
 use ipnet::IpNet;
+use rustix::net::sockopt;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::sync::watch;
 
@@ -128,14 +129,17 @@ pub fn listen(address: SocketAddr, local: Address) -> io::Result<std::net::TcpLi
     Ok(socket.into())
 }
 
-/// What the kernel may keep of datagrams that nobody has read; it gives less where its own limit is lower.
+/// What the kernel may keep of datagrams that nobody has read: one moment of a thousand clients. It gives less where its own
+/// limit is lower and we have no right to go beyond.
 const UDP_BUFFER_BYTES: usize = 4 * 1024 * 1024;
 
 /// A socket for datagrams in the namespace of the calling thread, ready for the runtime. Not shared with anybody: with
 /// SO_REUSEADDR another program could take its datagrams away.
 pub fn bind_udp(address: SocketAddr, local: Address) -> io::Result<std::net::UdpSocket> {
     let socket = socket(address, Type::DGRAM, Protocol::UDP, local)?;
-    socket.set_recv_buffer_size(UDP_BUFFER_BYTES)?;
+    if sockopt::set_socket_recv_buffer_size_force(&socket, UDP_BUFFER_BYTES).is_err() {
+        socket.set_recv_buffer_size(UDP_BUFFER_BYTES)?;
+    }
     socket.set_send_buffer_size(UDP_BUFFER_BYTES)?;
     socket.bind(&address.into())?;
     Ok(socket.into())

@@ -1,7 +1,7 @@
 //! Carries connections by name and by policy: from local clients to other sites, and from other sites to local backends.
 //!
 //! `outbound` and `inbound` are the two ends of a crossing; each looks at what is wanted and hands over to the protocol.
-//! `pump` moves the bytes, `backends` finds who answers, `listeners` listen.
+//! `pump` moves the bytes, `udp` carries datagrams, `backends` finds who answers, `listeners` listen.
 
 pub mod outbound;
 
@@ -14,3 +14,5 @@ pub mod connect;
 pub mod backends;
 
 pub mod listeners;
+
+pub mod udp;

@@ -10,6 +10,7 @@ use tokio::net::TcpStream;
 use super::connect;
 use super::outbound::{KEEPALIVE, code_for, code_for_cut, judge_end};
 use super::pump::{Socket, cross, stream_side};
+use super::udp;
 use crate::gateway::Shared;
 use crate::live::Claim;
 use crate::passage::{Direction, Passage, protocol_word};
@@ -41,8 +42,9 @@ async fn service(shared: Arc<Shared>, origin: SiteName, header: StreamHeader, st
     };
     match content {
         Content::Bytes => tcp(shared, passage, stream).await,
-        // TODO issue 4: `udp` and `http` serve these.
-        Content::Datagrams | Content::Requests | Content::Upgrade => {
+        Content::Datagrams => udp::serve_inbound(shared, passage, stream).await,
+        // TODO issue 4: `http` serves these.
+        Content::Requests | Content::Upgrade => {
             refuse(passage, &Refusal::Malformed { why: "not yet understood" }, stream);
         }
     }

@@ -3,3 +3,4 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod dns;
+mod udp;

@@ -1,0 +1,146 @@
+//! A socket to one backend of a service for datagrams: the one with the fewest sessions, and not one that just said no.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use causeway_netmap::{Backend, Service};
+use tokio::net::UdpSocket;
+
+use crate::policy::Refusal;
+
+/// How long a backend that is not there is asked last.
+const AVOIDED: Duration = Duration::from_secs(5);
+/// Addresses of which something is remembered; those without sessions are forgotten beyond it.
+const REMEMBERED_MAX: usize = 1024;
+
+/// Which backend has how many sessions. Clones share it.
+#[derive(Clone, Default, Debug)]
+pub struct UdpBackends {
+    known: Arc<Mutex<HashMap<SocketAddr, Known>>>,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+struct Known {
+    sessions: usize,
+    failed: Option<Instant>,
+}
+
+/// A socket that talks to one backend and hears no one else.
+#[derive(Debug)]
+pub struct Connected {
+    pub socket: Arc<UdpSocket>,
+    pub place: Place,
+}
+
+/// Counts as a session until it is dropped.
+#[derive(Debug)]
+pub struct Place {
+    backends: UdpBackends,
+    address: SocketAddr,
+}
+
+impl UdpBackends {
+    pub async fn connect(&self, service: &Service) -> Result<Connected, Refusal> {
+        let down = || Refusal::BackendDown { service: service.name.clone() };
+        let mut addresses = Vec::new();
+        for backend in &service.backends {
+            match resolve(backend).await {
+                Ok(found) => addresses.extend(found),
+                Err(error) => tracing::debug!(service = %service.name, ?backend, %error, "no such backend"),
+            }
+        }
+        let address = self.take(&addresses, Instant::now()).ok_or_else(down)?;
+        let place = Place { backends: self.clone(), address };
+        match open(address).await {
+            Ok(socket) => Ok(Connected { socket: Arc::new(socket), place }),
+            Err(error) => {
+                tracing::debug!(service = %service.name, %address, %error, "no socket to the backend");
+                place.failed();
+                Err(down())
+            }
+        }
+    }
+
+    fn take(&self, addresses: &[SocketAddr], now: Instant) -> Option<SocketAddr> {
+        let mut known = self.lock();
+        if known.len() >= REMEMBERED_MAX {
+            known.retain(|_, known| known.sessions > 0);
+        }
+        let chosen = *addresses.iter().min_by_key(|address| rank(known.get(address), now))?;
+        known.entry(chosen).or_default().sessions += 1;
+        Some(chosen)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<SocketAddr, Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The lowest is taken; of equals the first.
+fn rank(known: Option<&Known>, now: Instant) -> (bool, usize) {
+    let known = known.copied().unwrap_or_default();
+    let is_avoided = known.failed.is_some_and(|failed| now.saturating_duration_since(failed) < AVOIDED);
+    (is_avoided, known.sessions)
+}
+
+impl Place {
+    /// It is not there.
+    pub fn failed(&self) {
+        self.backends.lock().entry(self.address).or_default().failed = Some(Instant::now());
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Some(known) = self.backends.lock().get_mut(&self.address) {
+            known.sessions = known.sessions.saturating_sub(1);
+        }
+    }
+}
+
+async fn resolve(backend: &Backend) -> io::Result<Vec<SocketAddr>> {
+    Ok(match backend {
+        Backend::Address(ip, port) => vec![SocketAddr::new(*ip, *port)],
+        Backend::Host(name, port) => tokio::net::lookup_host((name.as_str(), *port)).await?.collect(),
+    })
+}
+
+async fn open(address: SocketAddr) -> io::Result<UdpSocket> {
+    let any: SocketAddr = match address {
+        SocketAddr::V4(_) => ([0; 4], 0).into(),
+        SocketAddr::V6(_) => ([0u16; 8], 0).into(),
+    };
+    let socket = UdpSocket::bind(any).await?;
+    socket.connect(address).await?;
+    Ok(socket)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_backend_with_the_fewest_sessions_is_taken_and_one_that_failed_last() {
+        let (backends, now) = (UdpBackends::default(), Instant::now());
+        let addresses: Vec<SocketAddr> = (1..=3).map(|port| ([10, 0, 0, 1], port).into()).collect();
+        let take = |now| {
+            let address = backends.take(&addresses, now).unwrap();
+            Place { backends: backends.clone(), address }
+        };
+        let ports = |places: &[Place]| places.iter().map(|place| place.address.port()).collect::<Vec<_>>();
+        let mut places: Vec<Place> = (0..4).map(|_| take(now)).collect();
+        assert_eq!(ports(&places), [1, 2, 3, 1]);
+        // The second gets what it had, but then says no.
+        drop(places.remove(1));
+        places.push(take(now));
+        assert_eq!(places[3].address.port(), 2);
+        places[3].failed();
+        drop(places.pop());
+        assert_eq!(take(now).address.port(), 3);
+        assert_eq!(take(Instant::now() + AVOIDED).address.port(), 2);
+        assert!(backends.take(&[], now).is_none());
+    }
+}

@@ -1,0 +1,247 @@
+//! Which client has which session: bounded, and when it is full the longest idle goes.
+//!
+//! Idle is told by a second look: whoever was heard since the last one is spared once. So neither a datagram nor a new
+//! session costs more when the table is large.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use super::frames::Datagram;
+
+/// A client at a presence.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Key {
+    pub client: SocketAddr,
+    pub presence: SocketAddr,
+}
+
+/// How a session is fed, and told to end.
+#[derive(Debug)]
+pub struct Slot {
+    id: u64,
+    queue: mpsc::Sender<Datagram>,
+    queued_bytes: Arc<AtomicUsize>,
+    queue_bytes_max: usize,
+    was_heard: AtomicBool,
+    /// Another needs its place.
+    pub evicted: CancellationToken,
+}
+
+/// What became of a datagram.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fed {
+    Queued,
+    /// The queue is full: it is dropped.
+    Dropped,
+    /// The session has ended in this moment.
+    Gone,
+}
+
+impl Slot {
+    pub fn feed(&self, datagram: Datagram) -> Fed {
+        self.was_heard.store(true, Ordering::Relaxed);
+        let bytes = datagram.payload().len();
+        // Only one task feeds, so looking first and adding then is enough.
+        if self.queued_bytes.load(Ordering::Relaxed) + bytes > self.queue_bytes_max {
+            return Fed::Dropped;
+        }
+        match self.queue.try_send(datagram) {
+            Ok(()) => {
+                self.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
+                Fed::Queued
+            }
+            Err(mpsc::error::TrySendError::Full(_)) => Fed::Dropped,
+            Err(mpsc::error::TrySendError::Closed(_)) => Fed::Gone,
+        }
+    }
+}
+
+/// The session's end of the queue.
+#[derive(Debug)]
+pub struct Queue {
+    receiver: mpsc::Receiver<Datagram>,
+    queued_bytes: Arc<AtomicUsize>,
+}
+
+impl Queue {
+    /// May be cancelled.
+    pub async fn recv(&mut self) -> Option<Datagram> {
+        let datagram = self.receiver.recv().await?;
+        // It may come out before `feed` has counted it; the sum is right again in a moment.
+        let bytes = datagram.payload().len();
+        let _ = self
+            .queued_bytes
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |queued| Some(queued.saturating_sub(bytes)));
+        Some(datagram)
+    }
+}
+
+/// All sessions of a gateway's own clients.
+#[derive(Debug)]
+pub struct Sessions {
+    table: Mutex<Table>,
+    max: usize,
+    queue_max: usize,
+    queue_bytes_max: usize,
+}
+
+#[derive(Default, Debug)]
+struct Table {
+    slots: HashMap<Key, Arc<Slot>>,
+    /// In the order in which they are looked at. What has ended is passed over.
+    round: VecDeque<(Key, u64)>,
+    next: u64,
+}
+
+impl Sessions {
+    pub fn new(options: &super::UdpOptions) -> Sessions {
+        let (queue_max, queue_bytes_max) = (options.queue_max, options.queue_bytes_max);
+        Sessions { table: Mutex::default(), max: options.sessions_max.max(1), queue_max, queue_bytes_max }
+    }
+
+    pub fn find(&self, key: &Key) -> Option<Arc<Slot>> {
+        self.lock().slots.get(key).cloned()
+    }
+
+    /// A place for a new session. Returns also whether another had to go for it.
+    pub fn begin(&self, key: Key) -> (Arc<Slot>, Queue, bool) {
+        let (queue, receiver) = mpsc::channel(self.queue_max);
+        let queued_bytes = Arc::new(AtomicUsize::new(0));
+        let mut table = self.lock();
+        let is_evicting = table.slots.len() >= self.max && table.evict();
+        let id = table.next;
+        table.next += 1;
+        let slot = Arc::new(Slot {
+            id,
+            queue,
+            queued_bytes: queued_bytes.clone(),
+            queue_bytes_max: self.queue_bytes_max,
+            was_heard: AtomicBool::new(false),
+            evicted: CancellationToken::new(),
+        });
+        table.slots.insert(key, slot.clone());
+        table.round.push_back((key, id));
+        table.sweep();
+        (slot, Queue { receiver, queued_bytes }, is_evicting)
+    }
+
+    pub fn end(&self, key: &Key, slot: &Slot) {
+        let mut table = self.lock();
+        if table.slots.get(key).is_some_and(|known| known.id == slot.id) {
+            table.slots.remove(key);
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.lock().slots.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Table {
+    /// Ends the first that was not heard since it was last looked at. Ends after two rounds, because the first one takes
+    /// everybody's mark away.
+    fn evict(&mut self) -> bool {
+        for _ in 0..2 * self.round.len() {
+            let Some((key, id)) = self.round.pop_front() else { return false };
+            match self.slots.get(&key) {
+                Some(slot) if slot.id == id => {
+                    if slot.was_heard.swap(false, Ordering::Relaxed) {
+                        self.round.push_back((key, id));
+                        continue;
+                    }
+                    slot.evicted.cancel();
+                    self.slots.remove(&key);
+                    return true;
+                }
+                _ => {}
+            }
+        }
+        false
+    }
+
+    /// Those that have ended must not pile up while the table is never full.
+    fn sweep(&mut self) {
+        if self.round.len() > 2 * self.slots.len() + 16 {
+            let slots = &self.slots;
+            self.round.retain(|(key, id)| slots.get(key).is_some_and(|slot| slot.id == *id));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proxy::udp::UdpOptions;
+
+    fn key(number: u16) -> Key {
+        Key { client: SocketAddr::from(([10, 0, 0, 1], number)), presence: ([198, 18, 0, 1], 53).into() }
+    }
+
+    fn datagram(bytes: usize) -> Datagram {
+        Datagram::new(&vec![0; bytes]).unwrap()
+    }
+
+    #[test]
+    fn when_it_is_full_the_longest_idle_goes() {
+        let sessions = Sessions::new(&UdpOptions { sessions_max: 3, ..UdpOptions::default() });
+        let begun: Vec<_> = (0..3).map(|number| sessions.begin(key(number))).collect();
+        assert!(begun.iter().all(|(_, _, evicting)| !evicting));
+        assert_eq!(sessions.find(&key(0)).unwrap().feed(datagram(1)), Fed::Queued);
+        let (_, _queue, evicting) = sessions.begin(key(3));
+        assert!(evicting && begun[1].0.evicted.is_cancelled());
+        assert!(!begun[0].0.evicted.is_cancelled() && sessions.find(&key(1)).is_none());
+        assert_eq!(sessions.len(), 3);
+        // Everybody is heard all the time: somebody goes all the same.
+        for number in [0, 2, 3] {
+            sessions.find(&key(number)).unwrap().feed(datagram(1));
+        }
+        assert!(sessions.begin(key(4)).2);
+        assert_eq!(sessions.len(), 3);
+    }
+
+    #[test]
+    fn those_that_end_leave_their_place_and_nothing_else() {
+        let sessions = Sessions::new(&UdpOptions { sessions_max: 3, ..UdpOptions::default() });
+        for round in 0..1000 {
+            let (slot, _queue, evicting) = sessions.begin(key(round % 5));
+            assert!(!evicting);
+            sessions.end(&key(round % 5), &slot);
+        }
+        assert!(sessions.is_empty() && sessions.lock().round.len() <= 17);
+        let (old, _, _) = sessions.begin(key(1));
+        sessions.end(&key(1), &old);
+        let (_new, _queue, _) = sessions.begin(key(1));
+        // Late, and not meant for its successor.
+        sessions.end(&key(1), &old);
+        assert_eq!(sessions.len(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_queue_is_bounded_in_number_and_in_bytes() {
+        let options = UdpOptions { queue_max: 2, queue_bytes_max: 100, ..UdpOptions::default() };
+        let sessions = Sessions::new(&options);
+        let (slot, mut queue, _) = sessions.begin(key(1));
+        assert_eq!(
+            [60, 41, 40].map(|bytes| slot.feed(datagram(bytes))),
+            [Fed::Queued, Fed::Dropped, Fed::Queued]
+        );
+        assert_eq!(slot.feed(datagram(0)), Fed::Dropped);
+        assert_eq!(queue.recv().await.unwrap().payload().len(), 60);
+        assert_eq!(slot.feed(datagram(60)), Fed::Queued);
+        drop(queue);
+        assert_eq!(slot.feed(datagram(0)), Fed::Gone);
+    }
+}

@@ -1,0 +1,382 @@
+//! Datagrams from clients at a presence in Oslo, over a link, to backends in Berlin and back: real sockets, two gateways.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use causeway_channel::link::{Link, LinkLimits, Side, Stream, StreamHeader};
+use causeway_channel::tcp;
+use causeway_gateway::audit::{Audit, Decision, End, Record};
+use causeway_gateway::peers::{Later, PeerError, Peers};
+use causeway_gateway::proxy::udp::UdpOptions;
+use causeway_gateway::{Gateway, Options, Parts};
+use causeway_netmap::{
+    Backend, Exposure, Fact, Generation, Netmap, Policy, Presence, PresenceIp, Protocol, Service, View,
+};
+use tokio::net::UdpSocket;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+const DEADLINE: Duration = Duration::from_secs(30);
+const PORT: u16 = 5353;
+
+/// An address of the loopback that no other test process has.
+fn presence() -> SocketAddr {
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    SocketAddr::new(IpAddr::from([127, 18u8.wrapping_add(high), low, 77]), PORT)
+}
+
+/// What the gateway of `site` knows, when `allowed` may use `echo` and Berlin has these backends.
+fn view(revision: u64, site: &str, allowed: &[&str], backends: &[SocketAddr]) -> Arc<View> {
+    let mut facts = vec![
+        Fact::Gateway(causeway_netmap::Gateway {
+            name: format!("{site}-1").as_str().into(),
+            site: site.into(),
+            ip: None,
+            presence_cidrs: vec![],
+            priority: 0,
+            relay: false,
+        }),
+        Fact::Policy(Policy {
+            name: "guests".into(),
+            servers: vec![],
+            sites: allowed.iter().map(|site| (*site).into()).collect(),
+            limits: None,
+            http: vec![],
+        }),
+    ];
+    if site == "berlin" {
+        facts.push(Fact::Service(Service {
+            name: "echo".into(),
+            port: PORT,
+            protocol: Protocol::Udp,
+            backends: backends.iter().map(|address| Backend::Address(address.ip(), address.port())).collect(),
+            domain_name: None,
+            health_check: None,
+            backend_tls: None,
+            proxy_protocol: false,
+            exposures: vec![Exposure { sites: vec!["oslo".into()], policies: vec!["guests".into()] }],
+        }));
+    } else {
+        facts.push(Fact::Presence(Presence {
+            service: "echo".into(),
+            addresses: vec![PresenceIp(presence().ip())],
+            port: PORT,
+            protocol: Protocol::Udp,
+            names: vec![],
+            home: "berlin".into(),
+            policies: vec!["guests".into()],
+        }));
+    }
+    let entries = facts.iter().map(Fact::encode).collect();
+    Arc::new(View::decode(&Netmap::build(Generation { epoch: 1, revision }, entries, None).unwrap()))
+}
+
+#[derive(Clone, Default)]
+struct Book(Arc<Mutex<Vec<Record>>>);
+
+impl Audit for Book {
+    fn record(&self, record: Record) {
+        self.0.lock().unwrap().push(record);
+    }
+}
+
+impl Book {
+    fn all(&self) -> Vec<Record> {
+        self.0.lock().unwrap().clone()
+    }
+
+    fn ends(&self) -> Vec<End> {
+        self.all().iter().map(|record| record.end).collect()
+    }
+}
+
+struct OverLink(Option<Link>);
+
+impl Peers for OverLink {
+    fn open_stream(&self, header: StreamHeader) -> Later<'_, Result<Stream, PeerError>> {
+        Box::pin(async move {
+            let away = |why: String| PeerError::Away { site: "berlin".into(), why };
+            let link = self.0.as_ref().ok_or_else(|| away("no link".to_owned()))?;
+            link.open_stream(header).await.map_err(|error| away(error.to_string()))
+        })
+    }
+}
+
+/// A gateway that runs, and what it has written.
+struct Site {
+    gateway: Gateway,
+    netmaps: watch::Sender<Arc<View>>,
+    book: Book,
+    running: JoinHandle<()>,
+}
+
+/// Two gateways and the link between them.
+struct Lab {
+    oslo: Site,
+    berlin: Site,
+    stop: CancellationToken,
+    serving: JoinHandle<()>,
+}
+
+fn start(view: Arc<View>, link: Option<Link>, udp: UdpOptions, stop: &CancellationToken) -> Site {
+    let (netmaps, netmap) = watch::channel(view);
+    let book = Book::default();
+    let options = Options { udp, ..Options::default() };
+    let parts =
+        Parts { netmaps: netmap, peers: Arc::new(OverLink(link)), audit: Arc::new(book.clone()), options };
+    let gateway = Gateway::new(parts);
+    let (run, stop) = (gateway.clone(), stop.clone());
+    let running = tokio::spawn(async move { run.run(stop).await });
+    Site { gateway, netmaps, book, running }
+}
+
+impl Lab {
+    async fn start(backends: &[SocketAddr], udp: UdpOptions) -> Lab {
+        let (edge, cloud) = tokio::io::duplex(256 * 1024);
+        let limits = LinkLimits { streams_max: 4096, ..LinkLimits::default() };
+        let meta = tcp::Meta { remote_address: ([127, 0, 0, 1], 1).into(), certificate: None };
+        let near: Link = tcp::over(edge, Side::Dialled, &limits, meta.clone()).into();
+        let far: Link = tcp::over(cloud, Side::Accepted, &limits, meta).into();
+        let stop = CancellationToken::new();
+        let berlin = start(view(1, "berlin", &["oslo"], backends), None, udp.clone(), &stop);
+        let oslo = start(view(1, "oslo", &["oslo"], &[]), Some(near), udp, &stop);
+        let gateway = berlin.gateway.clone();
+        let serving = tokio::spawn(async move {
+            while let Ok((header, stream)) = far.accept_stream().await {
+                gateway.serve("oslo".into(), header, stream);
+            }
+        });
+        let lab = Lab { oslo, berlin, stop, serving };
+        let mut report = lab.oslo.gateway.listening();
+        tokio::time::timeout(DEADLINE, report.wait_for(|report| report.listening == 1))
+            .await
+            .unwrap()
+            .unwrap();
+        lab
+    }
+
+    /// Who may use the service from now on.
+    fn allow(&self, revision: u64, allowed: &[&str], backends: &[SocketAddr]) {
+        self.berlin.netmaps.send_replace(view(revision, "berlin", allowed, backends));
+        self.oslo.netmaps.send_replace(view(revision, "oslo", allowed, &[]));
+    }
+
+    async fn stop(self) {
+        self.stop.cancel();
+        tokio::time::timeout(DEADLINE, self.oslo.running).await.unwrap().unwrap();
+        tokio::time::timeout(DEADLINE, self.berlin.running).await.unwrap().unwrap();
+        self.serving.abort();
+    }
+}
+
+/// Says everything back.
+async fn backend() -> (SocketAddr, JoinHandle<()>) {
+    let (address, serving, _) = backend_that_remembers().await;
+    (address, serving)
+}
+
+/// The same, and whom it has heard.
+async fn backend_that_remembers() -> (SocketAddr, JoinHandle<()>, Arc<Mutex<BTreeSet<SocketAddr>>>) {
+    let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let address = socket.local_addr().unwrap();
+    let heard = Arc::new(Mutex::new(BTreeSet::new()));
+    let hearing = heard.clone();
+    let serving = tokio::spawn(async move {
+        let mut buffer = vec![0; 65_536];
+        loop {
+            if let Ok((count, from)) = socket.recv_from(&mut buffer).await {
+                hearing.lock().unwrap().insert(from);
+                let _ = socket.send_to(&buffer[..count], from).await;
+            }
+        }
+    });
+    (address, serving, heard)
+}
+
+/// A client that hears only what comes from the presence's own address.
+async fn client() -> UdpSocket {
+    let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    socket.connect(presence()).await.unwrap();
+    socket
+}
+
+/// Asks until it is answered, since datagrams may be lost, and returns how often it had to ask.
+async fn ask(client: &UdpSocket, payload: &[u8]) -> usize {
+    let mut buffer = vec![0; 65_536];
+    for attempt in 1..=30 {
+        client.send(payload).await.unwrap();
+        let answer = tokio::time::timeout(Duration::from_secs(1), client.recv(&mut buffer)).await;
+        match answer {
+            Ok(Ok(count)) if buffer[..count] == *payload => return attempt,
+            // Of an earlier attempt, or nothing.
+            _ => continue,
+        }
+    }
+    panic!("no answer to {} bytes", payload.len());
+}
+
+async fn is_silent(client: &UdpSocket, payload: &[u8]) -> bool {
+    client.send(payload).await.unwrap();
+    let mut buffer = [0; 64];
+    tokio::time::timeout(Duration::from_millis(300), client.recv(&mut buffer)).await.is_err()
+}
+
+async fn until(what: &str, condition: impl Fn() -> bool) {
+    let end = Instant::now() + DEADLINE;
+    while !condition() {
+        assert!(Instant::now() < end, "{what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_clients_are_answered_each_for_itself() {
+    let (address, serving) = backend().await;
+    let lab = Lab::start(&[address], UdpOptions::default()).await;
+    let begin = Instant::now();
+    let asking: Vec<_> = (0..1000u32)
+        .map(|number| {
+            tokio::spawn(async move {
+                let client = client().await;
+                let mut attempts = 0;
+                for round in 0..3u32 {
+                    let payload = [number.to_be_bytes(), round.to_be_bytes()].concat();
+                    attempts += ask(&client, &payload).await;
+                }
+                (client, attempts)
+            })
+        })
+        .collect();
+    let mut clients = Vec::new();
+    let mut attempts = 0;
+    for asked in asking {
+        let (client, tries) = asked.await.unwrap();
+        clients.push(client);
+        attempts += tries;
+    }
+    println!("3000 answers to 1000 clients in {:?}, asked {attempts} times", begin.elapsed());
+    assert_eq!(lab.oslo.gateway.shared().live.len(), 1000);
+    assert_eq!(lab.berlin.gateway.shared().live.len(), 1000);
+    let (near, far) = (lab.oslo.book.clone(), lab.berlin.book.clone());
+    lab.stop().await;
+    assert_eq!((near.all().len(), far.all().len()), (1000, 1000));
+    let record = near.all()[0].clone();
+    assert_eq!(
+        (record.protocol, record.decision, record.rule.as_deref()),
+        ("udp", Decision::Allow, Some("guests"))
+    );
+    assert!(record.sent_bytes >= 24 && record.received_bytes >= 24, "{record:?}");
+    serving.abort();
+}
+
+#[tokio::test]
+async fn datagrams_of_every_size_pass_whole() {
+    let (address, serving) = backend().await;
+    let lab = Lab::start(&[address], UdpOptions::default()).await;
+    let client = client().await;
+    for size in [1, 0, 2, 512, 1200, 1472, 1473, 9000, 40_000, 65_507] {
+        let payload: Vec<u8> = (0..size).map(|at| (at * 31 % 251) as u8).collect();
+        ask(&client, &payload).await;
+    }
+    assert_eq!(lab.oslo.gateway.shared().live.len(), 1);
+    lab.stop().await;
+    serving.abort();
+}
+
+#[tokio::test]
+async fn who_is_refused_hears_nothing_until_a_policy_names_them_and_again_after() {
+    let (address, serving) = backend().await;
+    let lab = Lab::start(&[address], UdpOptions::default()).await;
+    lab.allow(2, &[], &[address]);
+    let client = client().await;
+    for _ in 0..50 {
+        client.send(b"let me in").await.unwrap();
+    }
+    assert!(is_silent(&client, b"please").await);
+    let records = lab.oslo.book.all();
+    assert_eq!(records.len(), 1, "one record, however often it is tried: {records:?}");
+    assert_eq!((records[0].decision, records[0].end), (Decision::Deny, End::Refused));
+    assert!(lab.berlin.book.all().is_empty());
+
+    lab.allow(3, &["oslo"], &[address]);
+    assert_eq!(ask(&client, b"now").await, 1, "a refusal is forgotten with its netmap");
+
+    lab.allow(4, &[], &[address]);
+    let revoked = |book: &Book| book.ends().contains(&End::Revoked);
+    until("both ends cut it", || revoked(&lab.oslo.book) && revoked(&lab.berlin.book)).await;
+    assert!(is_silent(&client, b"again").await);
+    // Also when only the other end says no.
+    lab.oslo.netmaps.send_replace(view(5, "oslo", &["oslo"], &[]));
+    assert!(is_silent(&client, b"once more").await);
+    until("the other end refuses", || lab.berlin.book.ends().contains(&End::Refused)).await;
+    until("and it is known here", || {
+        lab.oslo.book.ends().iter().filter(|end| **end == End::Refused).count() > 2
+    })
+    .await;
+    lab.stop().await;
+    serving.abort();
+}
+
+#[tokio::test]
+async fn a_session_ends_when_nothing_is_said_and_the_next_datagram_begins_another() {
+    let (address, serving) = backend().await;
+    let quick = Duration::from_millis(200);
+    let udp = UdpOptions { idle_timeout: quick, settled_timeout: quick, ..UdpOptions::default() };
+    let lab = Lab::start(&[address], udp).await;
+    let client = client().await;
+    for rounds in 1..=2 {
+        ask(&client, b"here I am").await;
+        let idle = |book: &Book| book.ends().iter().filter(|end| **end == End::Idle).count() == rounds;
+        until("it is idle", || idle(&lab.oslo.book) && lab.berlin.book.all().len() == rounds).await;
+        assert_eq!(lab.oslo.gateway.shared().udp_sessions.len(), 0);
+    }
+    lab.stop().await;
+    serving.abort();
+}
+
+#[tokio::test]
+async fn clients_are_spread_over_backends_and_one_that_is_not_there_is_left_out() {
+    let (one, serving_one, heard_by_one) = backend_that_remembers().await;
+    let (other, serving_other, heard_by_other) = backend_that_remembers().await;
+    let nobody = std::net::UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let lab = Lab::start(&[one, other], UdpOptions::default()).await;
+    let mut clients = Vec::new();
+    for _ in 0..6 {
+        let client = client().await;
+        ask(&client, b"hello").await;
+        clients.push(client);
+    }
+    assert_eq!([&heard_by_one, &heard_by_other].map(|heard| heard.lock().unwrap().len()), [3, 3]);
+    serving_one.abort();
+    serving_other.abort();
+    lab.stop().await;
+
+    let (alive, serving) = backend().await;
+    let lab = Lab::start(&[nobody, alive], UdpOptions::default()).await;
+    let client = client().await;
+    // The first goes to nobody, which ICMP tells; the next to who is alive.
+    ask(&client, b"anybody?").await;
+    assert!(lab.berlin.book.ends().contains(&End::BackendDown));
+    lab.stop().await;
+    serving.abort();
+}
+
+#[tokio::test]
+async fn when_the_table_is_full_the_longest_idle_makes_way() {
+    let (address, serving) = backend().await;
+    let lab = Lab::start(&[address], UdpOptions { sessions_max: 2, ..UdpOptions::default() }).await;
+    let clients = [client().await, client().await, client().await];
+    for client in &clients {
+        ask(client, b"me").await;
+    }
+    until("one had to go", || lab.oslo.book.ends() == [End::Limit]).await;
+    let evicted: BTreeMap<String, End> =
+        lab.oslo.book.all().into_iter().filter_map(|record| Some((record.client?, record.end))).collect();
+    assert_eq!(evicted.keys().next().unwrap(), &clients[0].local_addr().unwrap().to_string());
+    assert_eq!(lab.oslo.gateway.shared().udp_sessions.len(), 2);
+    lab.stop().await;
+    serving.abort();
+}
