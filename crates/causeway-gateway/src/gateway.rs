@@ -205,6 +205,8 @@ impl Gateway {
         let (dns, until) = (self.dns.clone(), ending.clone());
         // As long as something crosses: what is allowed to finish may ask for names.
         let naming = tokio::spawn(async move { dns.run(until).await });
+        let (shared, until) = (self.shared.clone(), ending.clone());
+        let asking = tokio::spawn(async move { shared.backends.run(until).await });
         if self.shared.options.listen {
             self.accept(room, &stop).await;
         }
@@ -214,7 +216,7 @@ impl Gateway {
         self.shared.live.stop();
         let _ = tokio::time::timeout(LAST_RECORDS, self.tasks.wait()).await;
         ending.cancel();
-        let _ = tokio::join!(judging, naming);
+        let _ = tokio::join!(judging, naming, asking);
         if let Some(standing) = standing {
             let _ = standing.await;
         }

@@ -233,6 +233,10 @@ impl Passage {
         &self.meter
     }
 
+    pub fn client(&self) -> Option<SocketAddr> {
+        self.client
+    }
+
     pub fn who(&self) -> &Who {
         &self.who
     }

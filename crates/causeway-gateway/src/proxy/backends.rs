@@ -1,50 +1,282 @@
-//! Finds a backend that answers.
+//! Finds a backend that answers: among several the one with the fewest connections, and none that is known to be down.
+//!
+//! `standing` decides, from values and the time; here are the table of endpoints, the dialling, and the loop that asks those
+//! that are due (`probe`). An endpoint that refuses a connection is left out at once and asked again in the background, so that
+//! no client waits for it; when all are out, all are tried. `header` is the PROXY protocol.
 
+mod header;
+mod probe;
+mod standing;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
 use std::io;
-use std::time::Duration;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use causeway_netmap::{Backend, Service, View};
+use causeway_netmap::{Backend, DnsName, HealthCheck, Service, ServiceName, View};
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
 
+use super::inbound::prepare;
 use crate::gateway::Options;
 use crate::policy::Refusal;
+use standing::Standing;
+
+/// While another endpoint could be tried, nobody waits longer for this one: backends are near.
+const ATTEMPT: Duration = Duration::from_secs(2);
+/// Names of backends are asked for again after this long; an answer that is older is better than none.
+const NAME_FRESH: Duration = Duration::from_secs(5);
 
 /// The backends of the services that run here.
 pub struct Backends {
     connect_timeout: Duration,
+    groups: Mutex<HashMap<ServiceName, Arc<Group>>>,
+    /// Somebody is out, or somebody is to be asked.
+    changed: Notify,
+}
+
+/// The endpoints of one service.
+struct Group {
+    endpoints: Vec<Arc<Endpoint>>,
+    check: Option<HealthCheck>,
+    proxy_protocol: bool,
+    /// So that equals take turns.
+    turn: AtomicUsize,
+}
+
+struct Endpoint {
+    backend: Backend,
+    open: AtomicUsize,
+    standing: Mutex<Standing>,
+    resolved: Mutex<Option<(Instant, Vec<SocketAddr>)>>,
+}
+
+/// A connection to a backend, counted until the lease is dropped.
+pub struct Dialled {
+    pub stream: TcpStream,
+    pub lease: Lease,
+}
+
+/// One connection in the count of its endpoint.
+pub struct Lease(Arc<Endpoint>);
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Backends {
     pub fn new(options: &Options) -> Backends {
-        Backends { connect_timeout: options.connect_timeout }
+        Backends {
+            connect_timeout: options.connect_timeout,
+            groups: Mutex::default(),
+            changed: Notify::new(),
+        }
     }
 
-    /// A netmap has arrived.
-    pub fn follow(&self, _: &View) {}
+    /// A netmap has arrived. Endpoints that stay keep what is known of them.
+    pub fn follow(&self, view: &View) {
+        let mut groups = self.lock();
+        groups.retain(|name, _| view.services.contains_key(name));
+        for service in view.services.values() {
+            let known = groups.get(&service.name);
+            if !known.is_some_and(|group| group.is_of(service)) {
+                let group = Group::of(service, known.map(Arc::as_ref));
+                groups.insert(service.name.clone(), Arc::new(group));
+            }
+        }
+        drop(groups);
+        self.changed.notify_one();
+    }
 
-    /// Connects to a backend of the service.
+    /// Connects to a backend of the service, for nobody in particular.
     pub async fn dial(&self, service: &Service) -> Result<TcpStream, Refusal> {
-        for backend in &service.backends {
-            match self.connect(backend).await {
-                Ok(stream) => return Ok(stream),
+        self.dial_for(service, None).await.map(|dialled| dialled.stream)
+    }
+
+    /// Connects to a backend of the service on behalf of a client, who is told to it if it wants to know.
+    pub async fn dial_for(&self, service: &Service, client: Option<SocketAddr>) -> Result<Dialled, Refusal> {
+        let group = self.group(service);
+        let order = group.order(Instant::now());
+        for (place, endpoint) in order.iter().enumerate() {
+            let is_last = place + 1 == order.len();
+            let within = if is_last { self.connect_timeout } else { self.connect_timeout.min(ATTEMPT) };
+            // Counted from the first attempt: many clients at once spread out before any of them is connected.
+            let lease = endpoint.lease();
+            let connecting = connect(endpoint, service.proxy_protocol, client);
+            let connected = match tokio::time::timeout(within, connecting).await {
+                Ok(connected) => connected,
+                Err(_) => Err(io::ErrorKind::TimedOut.into()),
+            };
+            match connected {
+                Ok(stream) => {
+                    endpoint.standing().connected();
+                    return Ok(Dialled { stream, lease });
+                }
                 Err(error) => {
-                    tracing::debug!(service = %service.name, ?backend, %error, "a backend does not answer")
+                    let backend = &endpoint.backend;
+                    tracing::debug!(service = %service.name, ?backend, %error, "a backend does not answer");
+                    if endpoint.standing().failed(Instant::now()) {
+                        tracing::warn!(service = %service.name, ?backend, %error, "a backend is left out until it answers");
+                    }
+                    self.changed.notify_one();
                 }
             }
         }
         Err(Refusal::BackendDown { service: service.name.clone() })
     }
 
-    async fn connect(&self, backend: &Backend) -> io::Result<TcpStream> {
-        let connecting = async {
-            match backend {
-                Backend::Address(ip, port) => TcpStream::connect((*ip, *port)).await,
-                Backend::Host(name, port) => TcpStream::connect((name.as_str(), *port)).await,
-            }
-        };
-        let stream = tokio::time::timeout(self.connect_timeout, connecting).await;
-        let stream = stream.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?;
-        stream.set_nodelay(true)?;
-        Ok(stream)
+    /// Asks endpoints that are due, until told to stop.
+    pub async fn run(&self, stop: CancellationToken) {
+        probe::run(self, stop).await;
     }
+
+    /// Every endpoint, its connections, and whether it is used: for people.
+    pub fn shown(&self) -> Vec<(ServiceName, Backend, usize, bool)> {
+        let groups =
+            self.lock().iter().map(|(name, group)| (name.clone(), group.clone())).collect::<Vec<_>>();
+        let mut shown = Vec::new();
+        for (name, group) in groups {
+            for endpoint in &group.endpoints {
+                let open = endpoint.open.load(Ordering::Relaxed);
+                shown.push((name.clone(), endpoint.backend.clone(), open, endpoint.standing().is_usable()));
+            }
+        }
+        shown
+    }
+
+    fn group(&self, service: &Service) -> Arc<Group> {
+        let mut groups = self.lock();
+        let known = groups.get(&service.name);
+        if let Some(group) = known.filter(|group| group.is_of(service)) {
+            return group.clone();
+        }
+        // The netmap of this connection is a moment ahead, or behind, of the table.
+        let group = Arc::new(Group::of(service, known.map(Arc::as_ref)));
+        groups.insert(service.name.clone(), group.clone());
+        group
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<ServiceName, Arc<Group>>> {
+        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Group {
+    fn of(service: &Service, before: Option<&Group>) -> Group {
+        let kept = |backend: &Backend| {
+            let known = before.into_iter().flat_map(|group| &group.endpoints);
+            known.into_iter().find(|endpoint| endpoint.backend == *backend).cloned()
+        };
+        let endpoints = service.backends.iter();
+        let endpoints = endpoints.map(|backend| kept(backend).unwrap_or_else(|| Endpoint::new(backend)));
+        Group {
+            endpoints: endpoints.collect(),
+            check: service.health_check.clone(),
+            proxy_protocol: service.proxy_protocol,
+            turn: AtomicUsize::new(0),
+        }
+    }
+
+    fn is_of(&self, service: &Service) -> bool {
+        self.check == service.health_check
+            && self.proxy_protocol == service.proxy_protocol
+            && self.endpoints.iter().map(|endpoint| &endpoint.backend).eq(&service.backends)
+    }
+
+    /// Whom to try, one after the other.
+    fn order(&self, now: Instant) -> Vec<Arc<Endpoint>> {
+        let states: Vec<(Standing, usize)> = self
+            .endpoints
+            .iter()
+            .map(|endpoint| (endpoint.standing().clone(), endpoint.open.load(Ordering::Relaxed)))
+            .collect();
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        standing::order(&states, turn, now).into_iter().map(|place| self.endpoints[place].clone()).collect()
+    }
+}
+
+impl Endpoint {
+    fn new(backend: &Backend) -> Arc<Endpoint> {
+        Arc::new(Endpoint {
+            backend: backend.clone(),
+            open: AtomicUsize::new(0),
+            standing: Mutex::default(),
+            resolved: Mutex::default(),
+        })
+    }
+
+    fn lease(self: &Arc<Endpoint>) -> Lease {
+        self.open.fetch_add(1, Ordering::Relaxed);
+        Lease(self.clone())
+    }
+
+    fn standing(&self) -> MutexGuard<'_, Standing> {
+        self.standing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where it is now.
+    async fn addresses(&self) -> io::Result<Vec<SocketAddr>> {
+        let (name, port) = match &self.backend {
+            Backend::Address(ip, port) => return Ok(vec![SocketAddr::new(*ip, *port)]),
+            Backend::Host(name, port) => (name, *port),
+        };
+        let known = self.resolved.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some((at, addresses)) = &known
+            && at.elapsed() < NAME_FRESH
+        {
+            return Ok(addresses.clone());
+        }
+        match resolve(name, port).await {
+            Ok(addresses) => {
+                let found = Some((Instant::now(), addresses.clone()));
+                *self.resolved.lock().unwrap_or_else(PoisonError::into_inner) = found;
+                Ok(addresses)
+            }
+            Err(error) => known.map(|(_, addresses)| addresses).ok_or(error),
+        }
+    }
+}
+
+async fn resolve(name: &DnsName, port: u16) -> io::Result<Vec<SocketAddr>> {
+    let found: Vec<SocketAddr> = tokio::net::lookup_host((name.as_str(), port)).await?.collect();
+    match found.is_empty() {
+        true => Err(io::Error::new(io::ErrorKind::NotFound, "the name has no address")),
+        false => Ok(found),
+    }
+}
+
+/// Without a client the connection is our own, and says so.
+async fn connect(
+    endpoint: &Endpoint,
+    proxy_protocol: bool,
+    client: Option<SocketAddr>,
+) -> io::Result<TcpStream> {
+    let mut stream = reach(endpoint).await?;
+    prepare(&stream)?;
+    if proxy_protocol {
+        let backend = stream.peer_addr()?;
+        stream.write_all(&header::encode(client, backend)).await?;
+    }
+    Ok(stream)
+}
+
+/// The first of its addresses that answers.
+async fn reach(endpoint: &Endpoint) -> io::Result<TcpStream> {
+    let mut last = io::Error::from(io::ErrorKind::NotFound);
+    for address in endpoint.addresses().await? {
+        match TcpStream::connect(address).await {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
 }

@@ -8,6 +8,7 @@ use causeway_netmap::{Protocol, ServiceName, SiteName};
 use tokio::net::TcpStream;
 
 use super::connect;
+use super::backends::Dialled;
 use super::outbound::{KEEPALIVE, code_for, code_for_cut, judge_end};
 use super::pump::{Socket, cross, stream_side};
 use super::udp;
@@ -76,10 +77,10 @@ async fn tcp(shared: Arc<Shared>, mut passage: Passage, stream: Stream) {
             stream.refuse(code_for_cut(&cut));
             return passage.cut(&cut);
         }
-        dialled = shared.backends.dial(service) => dialled,
+        dialled = shared.backends.dial_for(service, passage.client()) => dialled,
     };
-    let backend = match dialled {
-        Ok(backend) => Socket::new(backend),
+    let (backend, _lease) = match dialled {
+        Ok(Dialled { stream, lease }) => (Socket::new(stream), lease),
         Err(refusal) => return refuse(passage, &refusal, stream),
     };
     let mut far = stream_side(stream, || ());

@@ -8,6 +8,7 @@ use causeway_channel::link::{ResetCode, Stream};
 use causeway_netmap::{Presence, Protocol, Service, SiteName};
 use tokio::net::TcpStream;
 
+use super::backends::Dialled;
 use super::inbound::prepare;
 use super::listeners::Accepted;
 use super::pump::{Ended, Socket, cross, reset, stream_side};
@@ -55,7 +56,7 @@ async fn tcp(shared: Arc<Shared>, accepted: Accepted, protocol: Protocol) {
         let dialled = tokio::select! {
             biased;
             cut = admitted.entry.cut() => return passage.cut(&cut),
-            dialled = shared.backends.dial(here) => dialled,
+            dialled = shared.backends.dial_for(here, Some(client)) => dialled,
         };
         return match dialled {
             Ok(backend) => between_sockets(&shared, passage, &admitted.entry, stream, backend).await,
@@ -136,8 +137,9 @@ async fn between_sockets(
     passage: Passage,
     entry: &Entry,
     stream: TcpStream,
-    backend: TcpStream,
+    backend: Dialled,
 ) {
+    let Dialled { stream: backend, lease: _lease } = backend;
     let (client, backend) = (Socket::new(stream), Socket::new(backend));
     let (mut near, mut far) = (client.side(), backend.side());
     let meter = passage.meter().clone();

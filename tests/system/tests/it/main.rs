@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod crossing;
 mod full_disk;
 mod joining;
 mod keeping;

@@ -1,0 +1,184 @@
+//! Asks endpoints in the background: those with a health check at its interval, those that were left out whether they are back.
+
+use std::collections::HashSet;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use causeway_netmap::{HealthCheck, HealthCheckType, ServiceName};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use super::{Backends, Endpoint, connect};
+
+/// Whoever takes longer is not well.
+const ANSWER: Duration = Duration::from_secs(2);
+/// Under way at the same time; the others wait for their turn.
+const ASKING_MAX: usize = 64;
+/// A status line; what comes after is not read.
+const STATUS_BYTES_MAX: usize = 256;
+
+/// One question.
+struct Due {
+    service: ServiceName,
+    endpoint: Arc<Endpoint>,
+    check: Option<HealthCheck>,
+    proxy_protocol: bool,
+}
+
+pub async fn run(backends: &Backends, stop: CancellationToken) {
+    let mut asking = JoinSet::new();
+    let mut under_way = HashSet::new();
+    loop {
+        let (due, next) = backends.due(Instant::now(), &under_way);
+        for due in due {
+            if asking.len() >= ASKING_MAX {
+                break;
+            }
+            under_way.insert(Arc::as_ptr(&due.endpoint) as usize);
+            asking.spawn(async move {
+                let answered = ask(&due).await;
+                (due, answered)
+            });
+        }
+        let next = next.filter(|_| asking.len() < ASKING_MAX);
+        let wait = async {
+            match next {
+                Some(next) => tokio::time::sleep_until(next.into()).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            Some(answer) = asking.join_next() => if let Ok((due, answered)) = answer {
+                under_way.remove(&(Arc::as_ptr(&due.endpoint) as usize));
+                take(&due, answered);
+            },
+            () = backends.changed.notified() => {}
+            () = wait => {}
+        }
+    }
+}
+
+impl Backends {
+    /// Who is to be asked now, and when to look again.
+    fn due(&self, now: Instant, under_way: &HashSet<usize>) -> (Vec<Due>, Option<Instant>) {
+        let (mut due, mut next) = (Vec::new(), None::<Instant>);
+        for (name, group) in self.lock().iter() {
+            let asked = |endpoint: &&Arc<Endpoint>| under_way.contains(&(Arc::as_ptr(endpoint) as usize));
+            for endpoint in group.endpoints.iter().filter(|endpoint| !asked(endpoint)) {
+                let mut standing = endpoint.standing();
+                let when = match &group.check {
+                    Some(_) => Some(standing.check_due(now)),
+                    None => standing.probe_due(),
+                };
+                let Some(when) = when else { continue };
+                if when > now {
+                    next = Some(next.map_or(when, |next| next.min(when)));
+                    continue;
+                }
+                match &group.check {
+                    Some(check) => standing.checking(now, interval(check)),
+                    None => standing.probing(now),
+                }
+                let (service, check) = (name.clone(), group.check.clone());
+                due.push(Due {
+                    service,
+                    endpoint: endpoint.clone(),
+                    check,
+                    proxy_protocol: group.proxy_protocol,
+                });
+            }
+        }
+        (due, next)
+    }
+}
+
+fn interval(check: &HealthCheck) -> Duration {
+    Duration::from_secs(check.interval_seconds.max(1).into())
+}
+
+fn take(due: &Due, answered: io::Result<()>) {
+    let (service, backend) = (&due.service, &due.endpoint.backend);
+    let mut standing = due.endpoint.standing();
+    let has_changed = match (&due.check, &answered) {
+        (Some(_), answered) => standing.checked(answered.is_ok()),
+        (None, Ok(())) => {
+            standing.connected();
+            true
+        }
+        (None, Err(_)) => {
+            standing.failed(Instant::now());
+            false
+        }
+    };
+    drop(standing);
+    match answered {
+        Ok(()) if has_changed => tracing::info!(%service, ?backend, "a backend answers again"),
+        Err(error) if has_changed => {
+            tracing::warn!(%service, ?backend, %error, "a backend is left out: its health check fails");
+        }
+        _ => {}
+    }
+}
+
+async fn ask(due: &Due) -> io::Result<()> {
+    let asking = async {
+        let stream = connect(&due.endpoint, due.proxy_protocol, None).await?;
+        match &due.check {
+            Some(check) if check.kind == HealthCheckType::Http => get(stream, &check.path).await,
+            _ => Ok(()),
+        }
+    };
+    let answered = tokio::time::timeout(ANSWER, asking).await;
+    answered.unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, "no answer in time")))
+}
+
+/// Any answer from 200 to 399 is good.
+async fn get(mut stream: TcpStream, path: &str) -> io::Result<()> {
+    let host = stream.peer_addr()?;
+    let path = if path.is_empty() { "/" } else { path };
+    let request =
+        format!("GET {path} HTTP/1.1\r\nhost: {host}\r\nuser-agent: causeway\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
+    let mut answer = Vec::with_capacity(STATUS_BYTES_MAX);
+    while answer.len() < STATUS_BYTES_MAX && !answer.contains(&b'\n') {
+        if stream.read_buf(&mut answer).await? == 0 {
+            break;
+        }
+    }
+    match status(&answer) {
+        Some(200..=399) => Ok(()),
+        Some(code) => Err(io::Error::other(format!("the answer is {code}"))),
+        None => Err(io::Error::other("the answer is not HTTP")),
+    }
+}
+
+fn status(answer: &[u8]) -> Option<u16> {
+    let line = std::str::from_utf8(answer.split(|byte| *byte == b'\n').next()?).ok()?;
+    let mut words = line.split_ascii_whitespace();
+    words.next()?.starts_with("HTTP/1.").then_some(())?;
+    words.next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_is_read_from_the_first_line() {
+        for (answer, expected) in [
+            (&b"HTTP/1.1 200 OK\r\nx: y\r\n"[..], Some(200)),
+            (b"HTTP/1.0 503 no\r\n", Some(503)),
+            (b"HTTP/1.1 204\r\n", Some(204)),
+            (b"SSH-2.0-OpenSSH\r\n", None),
+            (b"\xff\xfe\n", None),
+            (b"", None),
+        ] {
+            assert_eq!(status(answer), expected);
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! One TCP connection through all floors: a client at one site, a backend at another, in every direction.
+//!
+//! Presences stand at addresses inside 127.0.0.0/8, which are local on every host: so no root is needed. Each test has a range
+//! of its own, told by its process. A client is the host it seems to be by its source address.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use socket2::{Domain, Socket, Type};
+use testlab::causeway::{Process, finish, wait_for};
+
+use crate::Lab;
+
+const SITES: [&str; 3] = ["cloud", "oslo", "rome"];
+/// The EServer that policies name, at every site. Anything else is nobody.
+const FRIEND: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 1);
+const STRANGER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+
+/// A cloud and two edges; at each of the three sites a backend, exposed to the two others.
+struct World {
+    lab: Lab,
+    _edges: [Process; 2],
+    backends: Vec<TcpListener>,
+}
+
+impl World {
+    fn start(transport: &str) -> World {
+        let lab = Lab::start();
+        let backends: Vec<TcpListener> = SITES.map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).into();
+        let edges = ["oslo", "rome"].map(|site| {
+            let token = lab.run(&["token", "create", "--site", site]);
+            lab.edge(site, &["--join", token.trim(), "--transport", transport])
+        });
+        let world = World { lab, _edges: edges, backends };
+        // The ranges of gateways are the cloud's until somebody else takes them.
+        let apply = world.lab.cloud.client(&["apply", "-f", "-", "--force-conflicts"]).unwrap();
+        finish(apply, Some(&world.objects())).unwrap().success().unwrap();
+        world
+    }
+
+    fn objects(&self) -> String {
+        let mut text = String::new();
+        let mut add = |kind: &str, name: &str, fields: String| {
+            text.push_str(&format!(
+                "---\n{{apiVersion: causeway.io/v1, kind: {kind}, metadata: {{name: {name}}}, {fields}}}\n"
+            ));
+        };
+        for (number, site) in SITES.iter().enumerate() {
+            let others: Vec<&str> = SITES.into_iter().filter(|other| other != site).collect();
+            let port = self.port(site);
+            add(
+                "EGateway",
+                site,
+                format!("eSiteName: {site}, virtualPresenceIPcidr: {}/28", presence(number, 0)),
+            );
+            add("EServer", &format!("friend-{site}"), format!("eSiteName: {site}, ip: {FRIEND}"));
+            let service = format!("eSiteName: {site}, protocol: TCP, port: {port}, ip: 127.0.0.1");
+            add("EService", &format!("echo-{site}"), service);
+            let expose = format!("eServiceName: echo-{site}, eSites: {others:?}, ePolicys: [friends]");
+            add("ServiceExpose", &format!("echo-{site}"), expose);
+            for other in others {
+                let at = format!(
+                    "eServiceName: echo-{site}, eSiteName: {other}, virtualIp: {}",
+                    presence(place(other), 1 + number)
+                );
+                add("VirtualPresence", &format!("echo-{site}-at-{other}"), at);
+            }
+        }
+        let friends = SITES.map(|site| format!("friend-{site}"));
+        add("EPolicy", "friends", format!("allowedServers: {friends:?}"));
+        text
+    }
+
+    fn port(&self, site: &str) -> u16 {
+        self.backends[place(site)].local_addr().unwrap().port()
+    }
+
+    /// Where a client at `from` finds the service of `to`.
+    fn at(&self, from: &str, to: &str) -> SocketAddr {
+        SocketAddr::from((presence(place(from), 1 + place(to)), self.port(to)))
+    }
+
+    /// A connection from one site to the other, and the backend's end of it. Waits until the way is there.
+    fn connect(&self, from: &str, to: &str) -> (TcpStream, TcpStream) {
+        let backend = &self.backends[place(to)];
+        wait_for(&format!("{from} reaches {to}"), || {
+            let mut client = connect(FRIEND, self.at(from, to)).ok()?;
+            // Refused ones are reset at the first look.
+            client.write_all(b"?").ok()?;
+            let accepted = accept(backend, Duration::from_secs(2))?;
+            let mut seen = [0];
+            (&accepted).read_exact(&mut seen).ok()?;
+            Some((client, accepted))
+        })
+        .unwrap_or_else(|error| panic!("{error}\n{}", self.logs()))
+    }
+
+    fn logs(&self) -> String {
+        let names = ["cloud.log", "oslo.log", "rome.log"];
+        names.map(|name| std::fs::read_to_string(self.lab.path(name)).unwrap_or_default()).join("\n---\n")
+    }
+
+    /// Waits for a record in the cloud's journal.
+    fn record(&self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+        let find = || {
+            let text = std::fs::read_to_string(self.lab.path("cloud").join("audit/fleet.jsonl")).ok()?;
+            text.lines().filter_map(|line| serde_json::from_str(line).ok()).find(|line| wanted(line))
+        };
+        wait_for(what, find).unwrap_or_else(|error| {
+            let text = std::fs::read_to_string(self.lab.path("cloud").join("audit/fleet.jsonl"));
+            panic!("{error}\n{}\n{}", text.unwrap_or_default(), self.logs())
+        })
+    }
+}
+
+fn place(site: &str) -> usize {
+    SITES.iter().position(|known| *known == site).unwrap()
+}
+
+/// An address in the range of a site. Sixteen for each, 256 for this process.
+fn presence(site: usize, number: usize) -> Ipv4Addr {
+    let process = std::process::id();
+    Ipv4Addr::new(127, 64 + (process / 256 % 150) as u8, (process % 256) as u8, (site * 16 + number) as u8)
+}
+
+fn connect(from: Ipv4Addr, to: SocketAddr) -> std::io::Result<TcpStream> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+    socket.bind(&SocketAddr::from((from, 0)).into())?;
+    socket.connect_timeout(&to.into(), Duration::from_secs(5))?;
+    let stream = TcpStream::from(socket);
+    stream.set_read_timeout(Some(Duration::from_secs(30)))?;
+    Ok(stream)
+}
+
+fn accept(listener: &TcpListener, within: Duration) -> Option<TcpStream> {
+    listener.set_nonblocking(true).unwrap();
+    let end = Instant::now() + within;
+    while Instant::now() < end {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                stream.set_nonblocking(false).unwrap();
+                stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+                return Some(stream);
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(5)),
+        }
+    }
+    None
+}
+
+/// How a connection ended, seen by who reads: `None` properly, else the error.
+fn ending(stream: &TcpStream) -> Option<ErrorKind> {
+    let mut rest = Vec::new();
+    let mut stream = stream;
+    stream.read_to_end(&mut rest).err().map(|error| error.kind())
+}
+
+fn reset(stream: TcpStream) {
+    Socket::from(stream).set_linger(Some(Duration::ZERO)).unwrap();
+}
+
+#[test]
+fn a_connection_crosses_in_every_direction_and_both_ends_are_recorded() {
+    for transport in ["quic", "tcp"] {
+        let world = World::start(transport);
+        for (from, to) in
+            [("oslo", "cloud"), ("cloud", "oslo"), ("oslo", "rome"), ("rome", "oslo"), ("cloud", "rome")]
+        {
+            let (mut client, mut backend) = world.connect(from, to);
+            client.write_all(b"there").unwrap();
+            // Half-closed: the backend sees the end and may still answer.
+            client.shutdown(Shutdown::Write).unwrap();
+            let mut heard = String::new();
+            backend.read_to_string(&mut heard).unwrap();
+            assert_eq!(heard, "there", "{from} to {to} over {transport}");
+            backend.write_all(b"and back").unwrap();
+            drop(backend);
+            let mut answer = String::new();
+            client.read_to_string(&mut answer).unwrap();
+            assert_eq!(answer, "and back", "{from} to {to} over {transport}");
+
+            for gateway in [from, to] {
+                let record = world.record(&format!("{gateway} records {from} to {to}"), |line| {
+                    line["gateway"] == gateway
+                        && line["service"] == format!("echo-{to}")
+                        && line["clientSite"] == from
+                        && line["end"] == "done"
+                });
+                assert_eq!(record["subject"], format!("friend-{from}"), "{record}");
+                assert_eq!((&record["decision"], &record["rule"]), (&"allow".into(), &"friends".into()));
+                assert_eq!((&record["sentBytes"], &record["receivedBytes"]), (&6.into(), &8.into()));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_client_that_no_policy_names_is_reset_at_once() {
+    let world = World::start("quic");
+    for (from, to) in [("oslo", "rome"), ("cloud", "rome"), ("rome", "cloud")] {
+        drop(world.connect(from, to));
+        let stranger = connect(STRANGER, world.at(from, to)).unwrap();
+        let asked = Instant::now();
+        assert_eq!(ending(&stranger), Some(ErrorKind::ConnectionReset), "{from} to {to}");
+        assert!(asked.elapsed() < Duration::from_secs(1), "{:?}", asked.elapsed());
+        let record = world.record("the refusal is recorded", |line| {
+            line["gateway"] == from && line["service"] == format!("echo-{to}") && line["decision"] == "deny"
+        });
+        assert_eq!((&record["end"], &record["subject"]), (&"refused".into(), &Value::Null), "{record}");
+        assert!(record["client"].as_str().unwrap().starts_with("127.0.0.2:"), "{record}");
+    }
+}
+
+#[test]
+fn a_policy_that_is_deleted_takes_its_connections_with_it() {
+    let world = World::start("tcp");
+    let open =
+        [("oslo", "rome"), ("cloud", "oslo"), ("rome", "cloud")].map(|(from, to)| world.connect(from, to));
+    world.lab.run(&["delete", "epolicy", "friends"]);
+    let deleted = Instant::now();
+    for (client, backend) in &open {
+        assert_eq!(ending(client), Some(ErrorKind::ConnectionReset));
+        assert_eq!(ending(backend), Some(ErrorKind::ConnectionReset));
+    }
+    assert!(deleted.elapsed() < Duration::from_secs(1), "{:?}", deleted.elapsed());
+    let record = world.record("the cut is recorded", |line| line["end"] == "revoked");
+    assert_eq!(record["decision"], "allow", "it was, when it began: {record}");
+}
+
+#[test]
+fn a_reset_goes_through_to_the_other_end() {
+    for transport in ["quic", "tcp"] {
+        let world = World::start(transport);
+        let (client, backend) = world.connect("oslo", "rome");
+        reset(client);
+        assert_eq!(ending(&backend), Some(ErrorKind::ConnectionReset), "client to backend over {transport}");
+        world.record("the client's reset is recorded", |line| line["end"] == "client-reset");
+
+        let (client, backend) = world.connect("oslo", "rome");
+        reset(backend);
+        assert_eq!(ending(&client), Some(ErrorKind::ConnectionReset), "backend to client over {transport}");
+        world.record("the backend's reset is recorded", |line| line["end"] == "backend-reset");
+
+        // Also from a client that had closed its half before, and is only waited for.
+        let (client, backend) = world.connect("oslo", "rome");
+        client.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(ending(&backend), None);
+        reset(client);
+        wait_for("the backend hears of it", || {
+            (&backend).write_all(&[0; 1000]).err().map(|error| error.kind())
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn megabytes_arrive_whole_and_a_reader_that_sleeps_holds_the_writer_up() {
+    for transport in ["quic", "tcp"] {
+        let world = World::start(transport);
+        let (mut client, mut backend) = world.connect("oslo", "rome");
+        client.set_nonblocking(true).unwrap();
+        let pattern: Vec<u8> =
+            (0..1 << 20).map(|number: u32| (number.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        // Nobody reads: what fits into windows and kernels is taken, then no more.
+        let (mut sent, mut last) = (0usize, Instant::now());
+        while last.elapsed() < Duration::from_millis(700) {
+            match client.write(&pattern[sent % pattern.len()..]) {
+                Ok(bytes) => (sent, last) = (sent + bytes, Instant::now()),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                Err(error) => panic!("{error}\n{}", world.logs()),
+            }
+            assert!(sent < 64 << 20, "nothing holds the writer up");
+        }
+        client.set_nonblocking(false).unwrap();
+        let rest = std::thread::spawn(move || {
+            while sent < 80 << 20 {
+                sent += client.write(&pattern[sent % pattern.len()..]).unwrap();
+            }
+            client.shutdown(Shutdown::Write).unwrap();
+            (sent, pattern, client)
+        });
+        let mut received = Vec::new();
+        backend.read_to_end(&mut received).unwrap();
+        let (sent, pattern, _client) = rest.join().unwrap();
+        assert_eq!(received.len(), sent);
+        assert!(received.chunks(pattern.len()).all(|chunk| chunk == &pattern[..chunk.len()]), "{transport}");
+    }
+}
