@@ -7,8 +7,8 @@ use causeway_channel::link::{Purpose, ResetCode, Stream, StreamHeader};
 use causeway_netmap::{Protocol, ServiceName, SiteName};
 use tokio::net::TcpStream;
 
-use super::connect;
 use super::backends::Dialled;
+use super::connect;
 use super::outbound::{KEEPALIVE, code_for, code_for_cut, judge_end};
 use super::pump::{Socket, cross, stream_side};
 use super::udp;

@@ -23,6 +23,8 @@ struct World {
     lab: Lab,
     _edges: [Process; 2],
     backends: Vec<TcpListener>,
+    /// Site, service and where it is found there.
+    presences: Vec<(String, String, Ipv4Addr)>,
 }
 
 impl World {
@@ -33,11 +35,24 @@ impl World {
             let token = lab.run(&["token", "create", "--site", site]);
             lab.edge(site, &["--join", token.trim(), "--transport", transport])
         });
-        let world = World { lab, _edges: edges, backends };
+        let mut world = World { lab, _edges: edges, backends, presences: Vec::new() };
         // The ranges of gateways are the cloud's until somebody else takes them.
         let apply = world.lab.cloud.client(&["apply", "-f", "-", "--force-conflicts"]).unwrap();
         finish(apply, Some(&world.objects())).unwrap().success().unwrap();
+        let all = || Some(world.allocated()).filter(|found| found.len() == SITES.len() * 2);
+        world.presences = wait_for("every presence has its address", all).unwrap();
         world
+    }
+
+    fn allocated(&self) -> Vec<(String, String, Ipv4Addr)> {
+        let listed = self.lab.cloud.run(&["get", "virtualpresence", "-o", "json"]).unwrap().json().unwrap();
+        let text = |object: &Value, field: &str| object[field].as_str().unwrap_or_default().to_owned();
+        let items = listed["items"].as_array().cloned().unwrap_or_default();
+        let presence = |object: &Value| {
+            let address = text(object, "virtualIp").parse().ok()?;
+            Some((text(object, "eSiteName"), text(object, "eServiceName"), address))
+        };
+        items.iter().filter_map(presence).collect()
     }
 
     fn objects(&self) -> String {
@@ -48,25 +63,16 @@ impl World {
             ));
         };
         for (number, site) in SITES.iter().enumerate() {
-            let others: Vec<&str> = SITES.into_iter().filter(|other| other != site).collect();
+            add("EGateway", site, format!("eSiteName: {site}, virtualPresenceIPcidr: {}/28", range(number)));
+        }
+        for site in SITES {
+            let others: Vec<&str> = SITES.into_iter().filter(|other| *other != site).collect();
             let port = self.port(site);
-            add(
-                "EGateway",
-                site,
-                format!("eSiteName: {site}, virtualPresenceIPcidr: {}/28", presence(number, 0)),
-            );
             add("EServer", &format!("friend-{site}"), format!("eSiteName: {site}, ip: {FRIEND}"));
             let service = format!("eSiteName: {site}, protocol: TCP, port: {port}, ip: 127.0.0.1");
             add("EService", &format!("echo-{site}"), service);
             let expose = format!("eServiceName: echo-{site}, eSites: {others:?}, ePolicys: [friends]");
             add("ServiceExpose", &format!("echo-{site}"), expose);
-            for other in others {
-                let at = format!(
-                    "eServiceName: echo-{site}, eSiteName: {other}, virtualIp: {}",
-                    presence(place(other), 1 + number)
-                );
-                add("VirtualPresence", &format!("echo-{site}-at-{other}"), at);
-            }
         }
         let friends = SITES.map(|site| format!("friend-{site}"));
         add("EPolicy", "friends", format!("allowedServers: {friends:?}"));
@@ -79,7 +85,9 @@ impl World {
 
     /// Where a client at `from` finds the service of `to`.
     fn at(&self, from: &str, to: &str) -> SocketAddr {
-        SocketAddr::from((presence(place(from), 1 + place(to)), self.port(to)))
+        let service = format!("echo-{to}");
+        let found = self.presences.iter().find(|(site, name, _)| site == from && *name == service);
+        SocketAddr::from((found.unwrap().2, self.port(to)))
     }
 
     /// A connection from one site to the other, and the backend's end of it. Waits until the way is there.
@@ -119,10 +127,10 @@ fn place(site: &str) -> usize {
     SITES.iter().position(|known| *known == site).unwrap()
 }
 
-/// An address in the range of a site. Sixteen for each, 256 for this process.
-fn presence(site: usize, number: usize) -> Ipv4Addr {
+/// The range of a site: sixteen addresses of the 256 that this process takes.
+fn range(site: usize) -> Ipv4Addr {
     let process = std::process::id();
-    Ipv4Addr::new(127, 64 + (process / 256 % 150) as u8, (process % 256) as u8, (site * 16 + number) as u8)
+    Ipv4Addr::new(127, 64 + (process / 256 % 150) as u8, (process % 256) as u8, (site * 16) as u8)
 }
 
 fn connect(from: Ipv4Addr, to: SocketAddr) -> std::io::Result<TcpStream> {
