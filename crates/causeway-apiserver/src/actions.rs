@@ -24,6 +24,8 @@ pub enum ActionBody {
     Bytes(Bytes),
     /// For answers of unknown length, such as a backup. An error cuts the connection, so that the client notices.
     Stream(Pin<Box<dyn Stream<Item = std::io::Result<Bytes>> + Send>>),
+    /// The same for answers that go on: a server that stops does not wait for their end.
+    Endless(Pin<Box<dyn Stream<Item = std::io::Result<Bytes>> + Send>>),
 }
 
 pub struct ActionResponse {

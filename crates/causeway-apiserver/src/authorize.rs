@@ -84,7 +84,9 @@ pub fn authorize(identity: &Identity, wish: &Wish<'_>) -> Result<(), Denied> {
         (Role::Viewer, Wish::Object { verb, .. }) if verb.reads() => Ok(()),
         (Role::Viewer, Wish::Object { .. }) => Err(Denied("a viewer only reads")),
         // Tokens, certificates and backups are secrets even for those who may read every object.
-        (Role::Viewer, Wish::Action { method, path }) if **method == Method::GET && *path == "status" => {
+        (Role::Viewer, Wish::Action { method, path })
+            if **method == Method::GET && matches!(*path, "status" | "audit") =>
+        {
             Ok(())
         }
         (Role::Viewer, Wish::Action { .. }) => Err(Denied("this needs the role admin")),
@@ -139,6 +141,9 @@ mod tests {
         }
         check(&Role::Admin, action(&post, "tokens"), true);
         check(&Role::Viewer, action(&get, "status"), true);
+        check(&Role::Viewer, action(&get, "audit"), true);
+        check(&gateway, action(&get, "audit"), false);
+        check(&Role::Anonymous, action(&get, "audit"), false);
         check(&Role::Viewer, action(&post, "status"), false);
         check(&Role::Viewer, action(&get, "tokens"), false);
         check(&Role::Viewer, action(&get, "backup"), false);

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use causeway_api::{ApiVersion, Status};
 use causeway_daemon::Readiness;
+use futures_util::StreamExt;
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::{Body as _, Incoming};
@@ -215,6 +216,9 @@ impl Handler {
         *response.body_mut() = match done.body {
             ActionBody::Bytes(bytes) => Body::Whole(bytes),
             ActionBody::Stream(stream) => Body::Stream(stream),
+            ActionBody::Endless(stream) => {
+                Body::Stream(Box::pin(stream.take_until(self.stop.clone().cancelled_owned())))
+            }
         };
         Ok(response)
     }

@@ -135,7 +135,9 @@ fn rules(identity: &Identity, body: &Value) -> Value {
         Role::Admin => paths = vec![json!({ "verbs": ["*"], "nonResourceURLs": ["*"] })],
         Role::Viewer => {
             paths.push(json!({ "verbs": ["get"], "nonResourceURLs": descriptions }));
-            paths.push(json!({ "verbs": ["get"], "nonResourceURLs": ["/causeway/v1/status"] }));
+            paths.push(
+                json!({ "verbs": ["get"], "nonResourceURLs": ["/causeway/v1/status", "/causeway/v1/audit"] }),
+            );
         }
         Role::Gateway { .. } => paths.push(json!({ "verbs": ["get"], "nonResourceURLs": descriptions })),
         Role::Anonymous => {}

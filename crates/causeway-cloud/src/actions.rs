@@ -3,6 +3,7 @@
 //! `route` decides what is meant; the doing is identity's and the store's. The API server has authenticated
 //! and authorized the caller before.
 
+mod audit;
 mod probe;
 mod status;
 mod tokens;
@@ -22,6 +23,7 @@ use http::{Method, StatusCode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::audit::Journals;
 use crate::identity::{Registrar, RotationError, TokenProblem};
 use crate::replicas::Fleet;
 
@@ -31,6 +33,7 @@ pub struct CloudActions {
     pub registrar: Arc<Registrar>,
     pub figures: Arc<dyn LiveFigures>,
     pub fleet: Arc<Fleet>,
+    pub journals: Journals,
 }
 
 /// What a call means.
@@ -41,6 +44,7 @@ enum Action<'a> {
     DeleteToken(&'a str),
     Revoke,
     Status,
+    Audit,
     Backup,
     ShowAuthorities,
     RotateAuthority,
@@ -55,6 +59,7 @@ fn route<'a>(method: &Method, path: &'a str) -> Result<Action<'a>, ActionRefusal
         ["tokens", id] if !id.is_empty() => (Method::DELETE, Action::DeleteToken(id)),
         ["revoke"] => (Method::POST, Action::Revoke),
         ["status"] => (Method::GET, Action::Status),
+        ["audit"] => (Method::GET, Action::Audit),
         ["backup"] => (Method::GET, Action::Backup),
         ["ca"] => (Method::GET, Action::ShowAuthorities),
         ["ca", "rotate"] => (Method::POST, Action::RotateAuthority),
@@ -95,6 +100,7 @@ impl Actions for CloudActions {
                     )
                 }
                 Action::Status => json(StatusCode::OK, &self.status().await?),
+                Action::Audit => self.audit(request.query.as_deref()).await,
                 Action::Backup => Ok(self.backup()),
                 Action::ShowAuthorities => {
                     json(StatusCode::OK, &self.registrar.authorities().await.map_err(rotation_refusal)?)
@@ -235,6 +241,7 @@ mod tests {
         check(Method::POST, "revoke", Ok(Action::Revoke));
         check(Method::GET, "status", Ok(Action::Status));
         check(Method::POST, "status", Err(405));
+        check(Method::GET, "audit", Ok(Action::Audit));
         check(Method::GET, "backup", Ok(Action::Backup));
         check(Method::GET, "ca", Ok(Action::ShowAuthorities));
         check(Method::POST, "ca/rotate", Ok(Action::RotateAuthority));

@@ -28,6 +28,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::actions::CloudActions;
+use crate::audit::Journals;
 use crate::channel::Channel;
 use crate::departures::Departures;
 use crate::figures::FleetFigures;
@@ -209,12 +210,15 @@ impl Cloud {
             links: Arc::new(Links::new(sessions.clone(), fleet.clone())),
         };
         let figures = Arc::new(FleetFigures::new(registry.now(), sessions.clone(), fleet.clone()));
+        let journals = Journals::new(&data_dir.join("audit"));
         let actions = CloudActions {
             registry: registry.clone(),
             registrar: registrar.clone(),
             figures: figures.clone(),
             fleet: fleet.clone(),
+            journals: journals.clone(),
         };
+        fleet.show_journals(journals);
         let parts = Parts {
             registry: registry.clone(),
             authenticator: registrar.clone(),

@@ -5,6 +5,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
 
 mod actions;
+mod audit;
 pub mod channel;
 pub mod cloud;
 mod compile;

@@ -16,14 +16,15 @@ mod table;
 mod tests;
 
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use causeway_api::GatewayFigures;
 use causeway_channel::PeerId;
 use causeway_channel::link::{
-    CloseCode, CloseReason, Link, Origin, ResetCode, Stream, StreamError, StreamHeader,
+    CloseCode, CloseReason, Link, Origin, Purpose, ResetCode, Stream, StreamError, StreamHeader,
 };
+use futures_util::future::join_all;
 use tokio::io::AsyncWriteExt;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -35,12 +36,15 @@ pub use peers::{DialPeerError, DoorError, PeerDoor};
 pub use relay::relay;
 pub use table::Whereabouts;
 
+use crate::audit::{self, Journals};
 use crate::netmaps::Sites;
 use peers::Peers;
 use remote::Remote;
 
 /// The target of a stream that asks a replica itself for the figures of its sessions.
 const FIGURES: &str = "figures";
+/// The beginning of the target of a stream that asks a replica for lines of its journal; a query follows.
+const AUDIT: &str = "audit?";
 
 pub type Opened<'a> = Pin<Box<dyn Future<Output = Result<Stream, FleetError>> + Send + 'a>>;
 
@@ -71,6 +75,7 @@ pub struct Fleet {
     peers: Peers,
     remote: Remote,
     sites: watch::Receiver<Arc<Sites>>,
+    journals: OnceLock<Journals>,
 }
 
 impl Fleet {
@@ -80,7 +85,13 @@ impl Fleet {
         door: Arc<dyn PeerDoor>,
         sites: watch::Receiver<Arc<Sites>>,
     ) -> Arc<Fleet> {
-        Arc::new(Fleet { directory, local, peers: Peers::new(door), remote: Remote::default(), sites })
+        let (peers, remote, journals) = (Peers::new(door), Remote::default(), OnceLock::new());
+        Arc::new(Fleet { directory, local, peers, remote, sites, journals })
+    }
+
+    /// Lets other replicas read the journal of this one.
+    pub fn show_journals(&self, journals: Journals) {
+        let _ = self.journals.set(journals);
     }
 
     pub fn directory(&self) -> &Arc<Directory> {
@@ -168,7 +179,7 @@ impl Fleet {
                 () = stop.cancelled() => break,
                 Some(_) = streams.join_next(), if !streams.is_empty() => {}
                 accepted = link.accept_stream() => match accepted {
-                    Ok((header, stream)) => drop(streams.spawn(self.clone().take(header, stream))),
+                    Ok((header, stream)) => drop(streams.spawn(self.clone().take(header, stream, stop.clone()))),
                     Err(_) => return,
                 },
             }
@@ -178,7 +189,7 @@ impl Fleet {
     }
 
     /// One stream from another replica: for a session here, or for us.
-    async fn take(self: Arc<Fleet>, header: StreamHeader, mut stream: Stream) {
+    async fn take(self: Arc<Fleet>, header: StreamHeader, mut stream: Stream, stop: CancellationToken) {
         let gateway = header.gateway.clone();
         if gateway.is_empty() {
             match header.target.as_str() {
@@ -188,7 +199,10 @@ impl Fleet {
                     let _ = stream.write_all(&figures).await;
                     let _ = stream.shutdown().await;
                 }
-                _ => stream.refuse(ResetCode::Refused),
+                target => match target.strip_prefix(AUDIT) {
+                    Some(query) => self.show_audit(query, stream, stop).await,
+                    None => stream.refuse(ResetCode::Refused),
+                },
             }
             return;
         }
@@ -196,6 +210,44 @@ impl Fleet {
             Ok(session) => relay(stream, session).await,
             Err(error) => stream.refuse(error.code()),
         }
+    }
+
+    /// Sends lines of the journal to another replica.
+    async fn show_audit(&self, query: &str, mut stream: Stream, stop: CancellationToken) {
+        let query = audit::Query::parse(Some(query)).ok();
+        let lines = query.and_then(|query| self.journals.get()?.read(query));
+        let Some(mut lines) = lines else { return stream.refuse(ResetCode::Refused) };
+        while let Some(chunk) = tokio::select! {
+            biased;
+            () = stop.cancelled() => None,
+            chunk = lines.recv() => chunk,
+        } {
+            if stream.write_all(&chunk).await.is_err() {
+                return;
+            }
+        }
+        let _ = stream.shutdown().await;
+    }
+
+    /// The journals of all other replicas, and the names of those that could not be asked. `query` is as in a URL.
+    pub async fn ask_audit(&self, query: &str) -> (Vec<audit::Chunks>, Vec<String>) {
+        let asked = self.directory.others().into_iter().map(|(replica, address)| async move {
+            let header = StreamHeader::new(Purpose::Api).target(format!("{AUDIT}{query}"));
+            let opened = async {
+                let link = self.peers.link(&replica, &address).await.ok()?;
+                link.open_stream(header).await.ok()
+            };
+            let stream = tokio::time::timeout(audit::REPLICA_DEADLINE, opened).await.ok().flatten();
+            stream.map(audit::from_stream).ok_or(replica)
+        });
+        let mut answers = (Vec::new(), Vec::new());
+        for answer in join_all(asked).await {
+            match answer {
+                Ok(lines) => answers.0.push(lines),
+                Err(replica) => answers.1.push(replica),
+            }
+        }
+        answers
     }
 
     /// Asks the other replicas for the figures of their sessions, unless that was done a moment ago.

@@ -4,7 +4,7 @@ use clap::builder::styling::{AnsiColor, Styles};
 use clap::{Parser, Subcommand};
 
 use crate::commands::{
-    apply, backup, ca, check_config, cloud, completions, delete, demo, describe, doctor, edge, get,
+    apply, audit, backup, ca, check_config, cloud, completions, delete, demo, describe, doctor, edge, get,
     kubeconfig, restore, revoke, status, token,
 };
 
@@ -45,6 +45,7 @@ pub enum Command {
     Delete(delete::Args),
     Status(status::Args),
     Doctor(doctor::Args),
+    Audit(audit::Args),
     // Who may come in.
     Token(token::Args),
     Kubeconfig(kubeconfig::Args),

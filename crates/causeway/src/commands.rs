@@ -1,6 +1,7 @@
 //! One file per command. Each reads its arguments, does its work, and writes data to stdout.
 
 pub mod apply;
+pub mod audit;
 pub mod backup;
 pub mod ca;
 pub mod check_config;
@@ -40,6 +41,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Delete(arguments) => delete::run(arguments).await,
         Command::Status(arguments) => status::run(arguments).await,
         Command::Doctor(arguments) => doctor::run(arguments).await,
+        Command::Audit(arguments) => audit::run(arguments).await,
         Command::Token(arguments) => token::run(arguments).await,
         Command::Kubeconfig(arguments) => kubeconfig::run(&arguments),
         Command::Revoke(arguments) => revoke::run(arguments).await,

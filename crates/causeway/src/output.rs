@@ -98,8 +98,8 @@ pub fn line(cells: &[String], widths: &[usize], colour: impl Fn(&str) -> &'stati
 /// Words that mean good or bad in every table.
 pub fn colour(cell: &str) -> &'static str {
     match cell {
-        "True" | "Ready" | "Connected" | "yes" | "created" => "\x1b[32m",
-        "False" | "NotReady" | "Disconnected" | "no" => "\x1b[31m",
+        "True" | "Ready" | "Connected" | "yes" | "created" | "allow" => "\x1b[32m",
+        "False" | "NotReady" | "Disconnected" | "no" | "deny" => "\x1b[31m",
         "Unknown" | "configured" => "\x1b[33m",
         _ => "",
     }

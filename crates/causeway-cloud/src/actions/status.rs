@@ -2,7 +2,9 @@
 //!
 //! Objects come from the registry, fast-moving figures are joined here. `render` is pure.
 
-use causeway_api::{EGateway, ESite, Kind, Object, Resource, ServiceExpose};
+use std::collections::{BTreeMap, BTreeSet};
+
+use causeway_api::{EGateway, ESite, Kind, Object, Resource, ServiceExpose, VirtualPresence};
 use causeway_apiserver::{ActionRefusal, LiveFigures};
 use serde_json::{Value, json};
 
@@ -13,8 +15,9 @@ impl CloudActions {
         let sites = self.all::<ESite>(Kind::ESite).await?;
         let gateways = self.all::<EGateway>(Kind::EGateway).await?;
         let exposes = self.all::<ServiceExpose>(Kind::ServiceExpose).await?;
+        let presences = self.all::<VirtualPresence>(Kind::VirtualPresence).await?;
         self.fleet.refresh_figures().await;
-        Ok(render(&sites, &gateways, &exposes, &*self.figures))
+        Ok(render(&sites, &gateways, &exposes, &presences, &*self.figures))
     }
 
     async fn all<T: Resource>(&self, kind: Kind) -> Result<Vec<T>, ActionRefusal> {
@@ -27,6 +30,7 @@ fn render(
     sites: &[ESite],
     gateways: &[EGateway],
     exposes: &[ServiceExpose],
+    presences: &[VirtualPresence],
     live: &dyn LiveFigures,
 ) -> Value {
     let gateways_of =
@@ -42,6 +46,20 @@ fn render(
             })
         })
         .collect();
+    let mut addresses: BTreeMap<&str, BTreeMap<&str, BTreeSet<&str>>> = BTreeMap::new();
+    for presence in presences {
+        let sites = addresses.entry(&presence.e_service_name).or_default();
+        sites.entry(&presence.e_site_name).or_default().insert(&presence.virtual_ip);
+    }
+    // Every site of an exposure, also where it has no address.
+    let presented = |expose: &ServiceExpose| -> Vec<Value> {
+        let sites = addresses.get(expose.e_service_name.as_str());
+        let there = |site: &String| {
+            let addresses = sites.and_then(|sites| sites.get(site.as_str()));
+            json!({"site": site, "addresses": addresses.cloned().unwrap_or_default()})
+        };
+        expose.e_sites.iter().map(there).collect()
+    };
     let exposures: Vec<Value> = exposes
         .iter()
         .map(|expose| {
@@ -50,6 +68,7 @@ fn render(
                 "service": expose.e_service_name,
                 "dnsName": expose.dns_name,
                 "sites": expose.e_sites,
+                "presences": presented(expose),
                 "policies": expose.e_policys,
                 "conditions": expose.status.conditions,
             })

@@ -11,6 +11,8 @@ use super::cursor::{Batch, Kind, hex};
 /// The audit records behind the first `skip`, one JSON object per line, and a line for what was lost.
 pub fn render(peer: &PeerId, batch: &Batch, skip: usize, newly_lost: u64, now: SystemTime) -> Vec<u8> {
     let queue = hex(&batch.queue);
+    // How long records were on their way can be told only if somebody writes down when they came.
+    let received = jiff::Timestamp::try_from(now).map(|now| format!("{now:.3}")).unwrap_or_default();
     let mut lines = Vec::new();
     if newly_lost > 0 {
         let mut line = event("edge-records-lost", now);
@@ -32,6 +34,7 @@ pub fn render(peer: &PeerId, batch: &Batch, skip: usize, newly_lost: u64, now: S
             }
         };
         stamp(&mut line, peer);
+        line.insert("received".into(), received.as_str().into());
         line.insert("queue".into(), queue.as_str().into());
         line.insert("seq".into(), seq.into());
         push(&mut lines, &line);

@@ -63,12 +63,12 @@ pub fn render(status: &Value, colours: bool) -> String {
     }
     let mut exposures = Table::new(&["EXPOSURE", "SERVICE", "DNS NAME", "SITES", "READY"]);
     for expose in list("exposures") {
-        let sites: Vec<String> = expose["sites"].as_array().unwrap_or(&empty).iter().map(cell).collect();
+        let sites = presences(expose);
         exposures.row([
             cell(&expose["name"]),
             cell(&expose["service"]),
             cell(&expose["dnsName"]),
-            or_none(sites.join(",")),
+            or_none(sites),
             ready(expose),
         ]);
     }
@@ -85,6 +85,21 @@ pub fn render(status: &Value, colours: bool) -> String {
         }
     }
     text
+}
+
+/// The sites of an exposure, each with its addresses there.
+fn presences(expose: &Value) -> String {
+    let at = |place: &Value| {
+        let addresses: Vec<String> = place["addresses"].as_array().into_iter().flatten().map(cell).collect();
+        match addresses.is_empty() {
+            true => format!("{}=?", cell(&place["site"])),
+            false => format!("{}={}", cell(&place["site"]), addresses.join("+")),
+        }
+    };
+    // A cloud from before there were addresses names the sites only.
+    let sites = expose["presences"].as_array().map(|places| places.iter().map(at).collect::<Vec<_>>());
+    let named = || expose["sites"].as_array().into_iter().flatten().map(cell).collect();
+    sites.unwrap_or_else(named).join(",")
 }
 
 fn ready(object: &Value) -> String {
@@ -115,7 +130,7 @@ fn or_none(text: String) -> String {
     if text.is_empty() { "<none>".to_owned() } else { text }
 }
 
-fn size(bytes: &Value) -> String {
+pub fn size(bytes: &Value) -> String {
     let Some(bytes) = bytes.as_f64() else { return "-".to_owned() };
     let units = ["B", "KiB", "MiB", "GiB", "TiB"];
     let (mut value, mut unit) = (bytes, 0);
@@ -146,6 +161,8 @@ mod tests {
             text.contains("tokyo     Tokyo   no          -           -     0B     4.9KiB     Unknown\n"),
             "{text}"
         );
+        let expose = json!({"presences": [{"site": "a", "addresses": ["10.0.0.1", "fd00::1"]}, {"site": "b", "addresses": []}]});
+        assert_eq!(presences(&expose), "a=10.0.0.1+fd00::1,b=?");
         assert!(text.ends_with("  ! web: Policy2 does not exist (PolicyMissing)\n"), "{text}");
         assert_eq!(render(&json!({}), false), "no sites\n\nno gateways\n\nno exposures\n");
     }

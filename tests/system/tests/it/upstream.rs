@@ -46,3 +46,52 @@ fn records_of_an_edge_reach_the_cloud_also_those_from_while_it_was_away() {
     numbers.dedup();
     assert_eq!(numbers.len(), 3, "three starts under three numbers: {told:?}");
 }
+
+#[test]
+fn the_audit_is_read_with_filters_and_counted() {
+    let lab = Lab::start();
+    let nothing = lab.cloud.run(&["audit", "--json"]).unwrap();
+    assert_eq!((nothing.code, nothing.stdout.as_str()), (0, ""), "{}", nothing.stderr);
+    assert!(nothing.stderr.contains("0 records, 0 lost"), "{}", nothing.stderr);
+
+    // As the cloud writes what an edge tells; a line more than once is one record.
+    let line = |seq: u64, decision: &str| {
+        serde_json::json!({"time": "2026-11-16T00:00:00.000Z", "gateway": "gw", "site": "oslo", "subject": "s1",
+            "service": "web", "protocol": "tcp", "decision": decision, "durationMs": 5, "end": "done",
+            "queue": "aa", "seq": seq, "received": "2026-11-16T00:00:01.005Z"})
+        .to_string()
+    };
+    let lost = r#"{"time": "2026-11-16T00:00:00Z", "event": "edge-records-lost", "lost": 7, "gateway": "gw", "site": "oslo"}"#;
+    let lines = [line(1, "allow"), line(2, "deny"), line(2, "deny"), lost.to_owned()].join("\n") + "\n";
+    std::fs::write(lab.path("cloud").join("audit/fleet.jsonl"), lines).unwrap();
+
+    let ran = lab.cloud.run(&["audit", "--json"]).unwrap();
+    let records: Vec<Value> = ran.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(records.len(), 2, "{}", ran.stdout);
+    assert_eq!(records[0].as_object().unwrap().len(), 17, "the fields of the contract and no others");
+    for part in ["2 records, 7 lost", "1 repeats", "after 1.0 s"] {
+        assert!(ran.stderr.contains(part), "{part} is missing in {}", ran.stderr);
+    }
+    assert_eq!(lab.run(&["audit", "--json", "--decision", "deny"]).lines().count(), 1);
+    assert_eq!(lab.run(&["audit", "--json", "--since", "1h", "--service", "mail"]), "");
+    let table = lab.run(&["audit", "--limit", "1"]);
+    assert!(table.starts_with("TIME") && table.lines().count() == 2, "{table}");
+    assert_eq!(lab.cloud.run(&["audit", "--decision", "maybe"]).unwrap().code, 2);
+}
+
+#[test]
+fn the_doctor_walks_to_a_service_and_says_where_it_breaks() {
+    let lab = Lab::start();
+    lab.run(&["apply", "-f", &crate::examples()]);
+    lab.cloud.wait_condition("sx", "plant-dashboard", "Ready", "True").unwrap();
+    let ran = lab.cloud.run(&["doctor", "plant-dashboard@cloud"]).unwrap();
+    assert_eq!(ran.code, 1, "no edge is connected: {}", ran.stdout);
+    for part in ["ok  the API answers", "ok  its address at cloud is 198.18.", "!!  never connected"] {
+        assert!(ran.stdout.contains(part), "{part} is missing in {}", ran.stdout);
+    }
+    let ran = lab.cloud.run(&["doctor", "nothing-of-that-name"]).unwrap();
+    assert!(ran.code == 1 && ran.stdout.contains("there is no EService"), "{}", ran.stdout);
+    let status = lab.run(&["status"]);
+    assert!(status.contains("cloud=198.18."), "{status}");
+    assert!(status.contains("no gateway is connected at"), "{status}");
+}

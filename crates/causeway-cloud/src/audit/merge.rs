@@ -1,0 +1,174 @@
+//! Joins the lines of all replicas into one answer: by time, each record once, and a last line that counts.
+//!
+//! A journal is almost in the order of time, so joining them by their first lines is enough. When they are followed, lines are
+//! told as they come: waiting for the slowest replica would delay everybody.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+use futures_util::stream::{self, SelectAll, StreamExt};
+use serde_json::json;
+
+use super::Chunks;
+use super::line::Line;
+use super::query::Query;
+use crate::upstream::Repeats;
+
+/// One answer in the making.
+pub struct Merge {
+    sources: Vec<Source>,
+    live: SelectAll<stream::BoxStream<'static, Bytes>>,
+    query: Query,
+    newest: VecDeque<Vec<u8>>,
+    counts: Counts,
+    repeats: Repeats,
+    is_over: bool,
+}
+
+struct Source {
+    chunks: Chunks,
+    lines: VecDeque<Line>,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    records: u64,
+    repeats: u64,
+    lost: u64,
+    unreadable: u64,
+    lag_ms: Option<u64>,
+    lag_ms_max: Option<u64>,
+    silent: Vec<String>,
+}
+
+// What is told at once; one chunk of a journal.
+const TOLD_BYTES: usize = 64 << 10;
+
+impl Merge {
+    /// `silent` are replicas that could not be asked.
+    pub fn new(query: Query, journals: Vec<Chunks>, silent: Vec<String>) -> Merge {
+        let mut merge = Merge {
+            sources: Vec::new(),
+            live: SelectAll::new(),
+            newest: VecDeque::new(),
+            counts: Counts { silent, ..Counts::default() },
+            repeats: Repeats::default(),
+            is_over: false,
+            query,
+        };
+        for mut chunks in journals {
+            match merge.query.follow {
+                true => merge.live.push(stream::poll_fn(move |context| chunks.poll_recv(context)).boxed()),
+                false => merge.sources.push(Source { chunks, lines: VecDeque::new() }),
+            }
+        }
+        merge
+    }
+
+    /// The next piece of the answer; the last one ends with the summary.
+    pub async fn next(&mut self) -> Option<Bytes> {
+        if self.is_over {
+            return None;
+        }
+        match self.query.follow {
+            true => self.next_live().await,
+            false => self.next_in_order().await,
+        }
+    }
+
+    async fn next_live(&mut self) -> Option<Bytes> {
+        let Some(chunk) = self.live.next().await else {
+            self.is_over = true;
+            return Some(self.summary());
+        };
+        let mut told = Vec::new();
+        for line in chunk.split_inclusive(|byte| *byte == b'\n') {
+            match Line::parse(line) {
+                Some(line) => told.extend(self.tell(&line).into_iter().flatten()),
+                // A sign of life: nobody knows when the reader leaves, so it is told the counts now and then.
+                None => told.extend(self.summary()),
+            }
+        }
+        Some(told.into())
+    }
+
+    async fn next_in_order(&mut self) -> Option<Bytes> {
+        let mut told = Vec::new();
+        while let Some(line) = self.first_line().await {
+            let Some(text) = self.tell(&line) else { continue };
+            match self.query.limit {
+                Some(limit) => {
+                    self.newest.push_back(text);
+                    if self.newest.len() > limit {
+                        self.newest.pop_front();
+                    }
+                }
+                None => told.extend(text),
+            }
+            if told.len() >= TOLD_BYTES {
+                return Some(told.into());
+            }
+        }
+        self.counts.records = self.query.limit.map_or(self.counts.records, |_| self.newest.len() as u64);
+        told.extend(std::mem::take(&mut self.newest).into_iter().flatten());
+        told.extend(self.summary());
+        self.is_over = true;
+        Some(told.into())
+    }
+
+    /// The line with the smallest time among the first of every source.
+    async fn first_line(&mut self) -> Option<Line> {
+        for source in &mut self.sources {
+            while source.lines.is_empty() {
+                let Some(chunk) = source.chunks.recv().await else { break };
+                source.lines.extend(chunk.split(|byte| *byte == b'\n').filter_map(Line::parse));
+            }
+        }
+        let front = |source: &Source| source.lines.front().map(|line| line.time.clone());
+        let place = (0..self.sources.len())
+            .filter_map(|place| Some((front(&self.sources[place])?, place)))
+            .min()
+            .map(|(_, place)| place)?;
+        self.sources[place].lines.pop_front()
+    }
+
+    /// Counts a line; says what is told of it, if anything.
+    fn tell(&mut self, line: &Line) -> Option<Vec<u8>> {
+        let counts = &mut self.counts;
+        if let (Some(queue), Some(seq)) = (&line.queue, line.seq)
+            && !self.repeats.is_new(queue, seq)
+        {
+            counts.repeats += 1;
+            return None;
+        }
+        match line.event.as_deref() {
+            Some("edge-records-lost") => counts.lost += line.lost,
+            Some("edge-record-unreadable") => counts.unreadable += 1,
+            // An edge also tells that it started; that is nobody's connection.
+            Some(_) | None => {}
+        }
+        if line.event.is_some() {
+            return None;
+        }
+        counts.records += 1;
+        if let Some(lag) = line.lag_ms() {
+            counts.lag_ms = Some(lag);
+            counts.lag_ms_max = counts.lag_ms_max.max(Some(lag));
+        }
+        Some(line.told())
+    }
+
+    fn summary(&self) -> Bytes {
+        let Counts { records, repeats, lost, unreadable, lag_ms, lag_ms_max, silent } = &self.counts;
+        let summary = json!({"summary": {
+            "records": records,
+            "repeats": repeats,
+            "lost": lost,
+            "unreadable": unreadable,
+            "lagMs": lag_ms,
+            "lagMsMax": lag_ms_max,
+            "silentReplicas": silent,
+        }});
+        format!("{summary}\n").into()
+    }
+}

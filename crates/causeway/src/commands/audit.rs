@@ -1,0 +1,204 @@
+//! `causeway audit`: who used what, by whose permission, and what was refused.
+//!
+//! Lines come from the cloud one by one and are shown as they come; data on stdout, the counts at the end on stderr.
+
+use std::process::ExitCode;
+use std::time::SystemTime;
+
+use anyhow::bail;
+use serde_json::Value;
+
+use crate::client::{self, Connection};
+use crate::duration::Span;
+use crate::output::{self, cell};
+
+const EXAMPLES: &str = "\
+Examples:
+  causeway audit --since 1h
+  causeway audit --follow --decision deny
+  causeway audit --service web --json | jq -r .subject | sort | uniq -c";
+
+/// Show who used what, and what was refused: one line per connection or request, from each end
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Go on with what happens now
+    #[arg(long, short)]
+    follow: bool,
+    /// One JSON object per line, for scripts
+    #[arg(long)]
+    json: bool,
+    /// Only what ended within this time, for example 90s, 15m, 1h, 7d
+    #[arg(long, value_name = "DURATION")]
+    since: Option<Span>,
+    /// Only records of the gateways of this site
+    #[arg(long, value_name = "NAME")]
+    site: Option<String>,
+    /// Only this service, or node/NAME:PORT
+    #[arg(long, value_name = "NAME")]
+    service: Option<String>,
+    /// Only on behalf of this EServer
+    #[arg(long, value_name = "NAME")]
+    subject: Option<String>,
+    /// Only what was allowed or refused
+    #[arg(long, value_name = "DECISION", value_parser = ["allow", "deny"])]
+    decision: Option<String>,
+    /// Only records of this gateway
+    #[arg(long, value_name = "NAME")]
+    gateway: Option<String>,
+    /// Only the newest so many
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    limit: Option<u32>,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
+    let api = arguments.connection.connect().await?;
+    let path = format!("/causeway/v1/audit{}", query(&arguments, SystemTime::now()));
+    let mut shown =
+        Shown { json: arguments.json, colours: output::colours(), has_head: false, summary: None };
+    let lines = api.lines(&path, client::JSON, |line| shown.take(line));
+    // Somebody who follows ends it with Ctrl-C, and is told the counts then too.
+    tokio::select! {
+        ended = lines => ended?,
+        _ = tokio::signal::ctrl_c() => {}
+    }
+    match (&shown.summary, arguments.follow) {
+        (Some(summary), _) => output::note(&told(summary)),
+        (None, true) => {}
+        (None, false) => bail!("the answer broke off: there may be more records than these"),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn query(arguments: &Args, now: SystemTime) -> String {
+    let since = arguments.since.and_then(|span| now.checked_sub(span.0));
+    let since = since.and_then(|since| jiff::Timestamp::try_from(since).ok()).map(|since| since.to_string());
+    let limit = arguments.limit.map(|limit| limit.to_string());
+    client::query(&[
+        ("since", since.as_deref()),
+        ("site", arguments.site.as_deref()),
+        ("service", arguments.service.as_deref()),
+        ("subject", arguments.subject.as_deref()),
+        ("decision", arguments.decision.as_deref()),
+        ("gateway", arguments.gateway.as_deref()),
+        ("limit", limit.as_deref()),
+        ("follow", arguments.follow.then_some("true")),
+    ])
+}
+
+struct Shown {
+    json: bool,
+    colours: bool,
+    has_head: bool,
+    summary: Option<Value>,
+}
+
+impl Shown {
+    fn take(&mut self, mut line: Value) -> anyhow::Result<bool> {
+        if let Some(summary) = line.get_mut("summary") {
+            self.summary = Some(summary.take());
+            return Ok(true);
+        }
+        if self.json {
+            output::print_line(&line.to_string())?;
+            return Ok(true);
+        }
+        if !self.has_head {
+            self.has_head = true;
+            let head = COLUMNS.map(|(name, _)| name.to_owned());
+            output::print_line(&output::line(&head, &COLUMNS.map(|(_, width)| width), |_| ""))?;
+        }
+        let colours = self.colours;
+        let colour = |cell: &str| if colours { output::colour(cell) } else { "" };
+        output::print_line(&output::line(&row(&line), &COLUMNS.map(|(_, width)| width), colour))?;
+        Ok(true)
+    }
+}
+
+/// Lines are shown as they come, so widths are chosen, not measured.
+const COLUMNS: [(&str, usize); 10] = [
+    ("TIME", 23),
+    ("GATEWAY", 16),
+    ("SUBJECT", 20),
+    ("SERVICE", 20),
+    ("DECISION", 8),
+    ("BY", 20),
+    ("WHAT", 24),
+    ("SENT", 8),
+    ("RECEIVED", 8),
+    ("END", 0),
+];
+
+fn row(record: &Value) -> [String; COLUMNS.len()] {
+    let text = |key: &str| record[key].as_str().unwrap_or_default();
+    let time = text("time").trim_end_matches('Z').replace('T', " ");
+    let subject = [text("subject"), text("client")].into_iter().find(|word| !word.is_empty()).unwrap_or("?");
+    let by = [text("rule"), text("reason")].into_iter().find(|word| !word.is_empty()).unwrap_or("-");
+    let status = record["status"].as_u64().map(|status| status.to_string()).unwrap_or_default();
+    let what = [text("protocol"), text("method"), text("path"), &status];
+    let what = what.into_iter().filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ");
+    let milliseconds = record["durationMs"].as_u64().unwrap_or_default();
+    [
+        time,
+        cell(&record["gateway"]),
+        subject.to_owned(),
+        text("service").to_owned(),
+        text("decision").to_owned(),
+        by.to_owned(),
+        what,
+        super::status::size(&record["sentBytes"]),
+        super::status::size(&record["receivedBytes"]),
+        format!("{} after {milliseconds} ms", text("end")),
+    ]
+}
+
+/// The counts, in one line.
+fn told(summary: &Value) -> String {
+    let number = |key: &str| summary[key].as_u64().unwrap_or_default();
+    let mut text = format!("{} records, {} lost on the way", number("records"), number("lost"));
+    if number("unreadable") > 0 {
+        text.push_str(&format!(", {} unreadable", number("unreadable")));
+    }
+    if number("repeats") > 0 {
+        text.push_str(&format!(", {} repeats dropped", number("repeats")));
+    }
+    if let (Some(last), Some(most)) = (summary["lagMs"].as_u64(), summary["lagMsMax"].as_u64()) {
+        let seconds = |milliseconds: u64| milliseconds as f64 / 1000.0;
+        text.push_str(&format!(
+            "; the last was delivered after {:.1} s, the slowest after {:.1} s",
+            seconds(last),
+            seconds(most)
+        ));
+    }
+    let silent: Vec<String> = summary["silentReplicas"].as_array().into_iter().flatten().map(cell).collect();
+    if !silent.is_empty() {
+        text.push_str(&format!("; no answer from {}: their records are missing", silent.join(", ")));
+    }
+    output::plain(&text)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_record_is_a_row_and_the_counts_are_a_sentence() {
+        let record = json!({"time": "2026-11-16T00:00:01.000Z", "gateway": "gw", "site": "oslo", "subject": null,
+            "client": "10.0.0.9:4", "service": "web", "protocol": "http", "decision": "deny", "rule": null,
+            "reason": "no-policy", "method": "GET", "path": "/", "status": 403, "sentBytes": 10, "receivedBytes": 2048,
+            "durationMs": 7, "end": "refused"});
+        assert_eq!(
+            row(&record).join("|"),
+            "2026-11-16 00:00:01.000|gw|10.0.0.9:4|web|deny|no-policy|http GET / 403|10B|2.0KiB|refused after 7 ms"
+        );
+        let summary = json!({"records": 3, "lost": 1, "repeats": 0, "lagMs": 200, "lagMsMax": 3_600_000, "silentReplicas": ["b"]});
+        assert_eq!(
+            told(&summary),
+            "3 records, 1 lost on the way; the last was delivered after 0.2 s, the slowest after 3600.0 s; no answer from b: their records are missing"
+        );
+    }
+}

@@ -1,0 +1,130 @@
+//! Where a walk breaks, in rows: the world is whole, and then one thing is missing.
+
+use causeway_api::{Kind, Object, Time};
+use serde_json::json;
+
+use super::*;
+
+fn put(picture: &mut Picture, kind: Kind, name: &str, mut value: Value) {
+    value["metadata"] = json!({ "name": name });
+    let mut object = Object::decode(kind, value).unwrap().object;
+    *object.status_mut() = conditions::status(&object, &picture.world, Time::from_second(0));
+    picture.world.insert(object);
+}
+
+/// Conditions as the cloud would have written them.
+fn settle(picture: &mut Picture) {
+    let objects: Vec<Object> = picture.world.objects().cloned().collect();
+    for mut object in objects {
+        *object.status_mut() = conditions::status(&object, &picture.world, Time::from_second(0));
+        picture.world.insert(object);
+    }
+}
+
+fn whole() -> Picture {
+    let mut picture = Picture::default();
+    for site in ["berlin", "oslo"] {
+        put(&mut picture, Kind::ESite, site, json!({}));
+        let fields = json!({"eSiteName": site, "virtualPresenceIPcidr": "198.18.0.0/16", "ip": "10.0.0.1"});
+        put(&mut picture, Kind::EGateway, &format!("gw-{site}"), fields);
+        let echo = Ok(json!({"milliseconds": 1.0, "bytes": 1000}));
+        picture.probes.insert(format!("gw-{site}"), echo);
+    }
+    put(&mut picture, Kind::EService, "web", json!({"eSiteName": "oslo", "ip": "10.0.0.5", "port": 80}));
+    put(
+        &mut picture,
+        Kind::EServer,
+        "s1",
+        json!({"eSiteName": "berlin", "ip": "10.0.0.7", "ports": [22], "ePolicys": ["p"]}),
+    );
+    put(&mut picture, Kind::EPolicy, "p", json!({"allowedServers": ["s1"]}));
+    let expose =
+        json!({"eServiceName": "web", "dnsName": "web.test", "eSites": ["berlin"], "ePolicys": ["p"]});
+    put(&mut picture, Kind::ServiceExpose, "web", expose);
+    let presence = json!({"eServiceName": "web", "eSiteName": "berlin", "virtualIp": "198.18.0.9"});
+    put(&mut picture, Kind::VirtualPresence, "vp", presence);
+    let shown = |name: &str| json!({"name": name, "site": "x", "connected": true, "transport": "quic", "since": "now", "generation": "1.7"});
+    picture.status = json!({"gateways": [shown("gw-berlin"), shown("gw-oslo")]});
+    picture
+}
+
+#[track_caller]
+fn check(change: impl Fn(&mut Picture), walk: impl Fn(&Picture) -> Vec<Hop>, broken_at: Option<&str>) {
+    let mut picture = whole();
+    change(&mut picture);
+    settle(&mut picture);
+    let hops = walk(&picture);
+    let first_broken = hops.iter().find(|hop| !hop.is_fine);
+    let told = hops.iter().map(|hop| hop.text.as_str()).collect::<Vec<_>>().join("\n");
+    match broken_at {
+        None => assert!(first_broken.is_none(), "{told}"),
+        Some(part) => assert!(first_broken.is_some_and(|hop| hop.text.contains(part)), "{told}"),
+    }
+}
+
+#[test]
+fn the_walk_to_a_service_ends_where_it_breaks() {
+    let web = |picture: &Picture| to_service(picture, "web", Some("berlin"));
+    check(|_| {}, web, None);
+    check(|_| {}, |picture| to_service(picture, "web", None), None);
+    check(
+        |_| {},
+        |picture| to_service(picture, "web", Some("oslo")),
+        Some("no ServiceExpose presents it at oslo"),
+    );
+    check(|_| {}, |picture| to_service(picture, "mail", None), Some("EService mail does not exist"));
+    let without =
+        |kind, name: &'static str| move |picture: &mut Picture| drop(picture.world.remove(kind, name));
+    check(without(Kind::ServiceExpose, "web"), |picture| to_service(picture, "web", None), Some("anywhere"));
+    check(
+        without(Kind::EPolicy, "p"),
+        web,
+        Some("EPolicy p does not exist; nobody may use the service (default deny)"),
+    );
+    check(without(Kind::EServer, "s1"), web, Some("no policy allows anybody at berlin"));
+    check(without(Kind::VirtualPresence, "vp"), web, Some("an IPv4 address at berlin is on its way"));
+    check(without(Kind::EGateway, "gw-oslo"), web, Some("no EGateway stands at oslo"));
+    check(
+        |picture| picture.status["gateways"][0]["connected"] = false.into(),
+        web,
+        Some("not connected since"),
+    );
+    check(
+        |picture| drop(picture.probes.insert("gw-oslo".to_owned(), Err("reset".to_owned()))),
+        web,
+        Some("nothing comes back"),
+    );
+    let refused = json!([{"type": "NetmapInForce", "status": "False", "message": "it keeps its old one"}]);
+    check(
+        |picture| picture.status["gateways"][1]["conditions"] = refused.clone(),
+        web,
+        Some("it keeps its old one"),
+    );
+}
+
+#[test]
+fn the_backend_is_judged_by_its_last_record() {
+    let web = |picture: &Picture| to_service(picture, "web", Some("berlin"));
+    let record = |end: &str| json!({"time": "2026-11-16T00:00:00.000Z", "end": end});
+    check(|picture| picture.records = vec![record("backend-down"), record("done")], web, None);
+    check(|picture| picture.records = vec![record("backend-down")], web, Some("the backend did not answer"));
+}
+
+#[test]
+fn sites_and_nodes_are_walked_to() {
+    let node = |picture: &Picture| to_node(picture, picture.world.server("s1").unwrap());
+    let site = |picture: &Picture| to_site(picture, picture.world.site("berlin").unwrap());
+    check(|_| {}, node, None);
+    check(|_| {}, site, None);
+    check(|picture| drop(picture.world.remove(Kind::EPolicy, "p")), node, Some("attach an EPolicy"));
+    check(
+        |picture| drop(picture.world.remove(Kind::EPolicy, "p")),
+        site,
+        Some("ServiceExpose web: EPolicy p"),
+    );
+    check(
+        |picture| drop(picture.world.remove(Kind::EGateway, "gw-berlin")),
+        site,
+        Some("no EGateway stands at berlin"),
+    );
+}
