@@ -221,3 +221,121 @@ impl Live {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use causeway_netmap::{Exposure, Gateway, Policy, Presence, PresenceIp, Protocol, Service, Subject};
+
+    use super::*;
+
+    /// Site oslo: a presence of `far`, which runs at rome, and `near`, which runs at oslo itself. `shop` may use both.
+    fn view() -> View {
+        let mut view = View::default();
+        view.gateway = Some(Gateway {
+            name: "oslo-1".into(),
+            site: "oslo".into(),
+            ip: None,
+            presence_cidrs: Vec::new(),
+            priority: 0,
+            relay: false,
+        });
+        for (service, home) in [("far", "rome"), ("near", "oslo")] {
+            view.presences.insert(service.into(), presence(service, home));
+        }
+        view.services.insert("near".into(), service(&["oslo", "rome"]));
+        let policy = |servers: &[&str]| Policy {
+            name: "p".into(),
+            servers: servers.iter().map(|server| (*server).into()).collect(),
+            sites: Vec::new(),
+            limits: None,
+            http: Vec::new(),
+        };
+        view.policies.insert("p".into(), policy(&["shop", "till"]));
+        let till = Subject { server: "till".into(), site: "rome".into(), ip: None };
+        view.subjects.insert("till".into(), till);
+        view
+    }
+
+    fn presence(service: &str, home: &str) -> Presence {
+        Presence {
+            service: service.into(),
+            addresses: vec![PresenceIp("198.18.0.1".parse().unwrap())],
+            port: 80,
+            protocol: Protocol::Tcp,
+            names: Vec::new(),
+            home: home.into(),
+            policies: vec!["p".into()],
+        }
+    }
+
+    fn service(sites: &[&str]) -> Service {
+        let sites = sites.iter().map(|site| (*site).into()).collect();
+        Service {
+            name: "near".into(),
+            port: 80,
+            protocol: Protocol::Tcp,
+            backends: Vec::new(),
+            domain_name: None,
+            health_check: None,
+            backend_tls: None,
+            proxy_protocol: false,
+            exposures: vec![Exposure { sites, policies: vec!["p".into()] }],
+        }
+    }
+
+    fn reach(origin: &str, subject: &str) -> Claim {
+        Claim::Reach { service: "near".into(), origin: origin.into(), subject: subject.into() }
+    }
+
+    fn enter(live: &Live, claim: Claim) -> Result<Arc<Entry>, Refusal> {
+        live.enter(claim, Direction::Inbound, "tcp", Arc::new(Meter::new()))
+    }
+
+    #[test]
+    fn a_claim_holds_for_those_who_are_named_and_speak_for_themselves() {
+        let view = view();
+        assert!(reach("rome", "till").judge(&view).is_ok());
+        // A gateway of another site speaks for a host that is not its own.
+        assert_eq!(reach("kyiv", "till").judge(&view).unwrap_err().word(), "not-its-host");
+        assert_eq!(reach("kyiv", "shop").judge(&view).unwrap_err().word(), "not-exposed");
+        assert_eq!(reach("rome", "").judge(&view).unwrap_err().word(), "not-allowed");
+        let unknown = Claim::Use { service: "far".into(), client: "10.0.0.9".parse().unwrap() };
+        assert_eq!(unknown.judge(&view).unwrap_err().word(), "not-allowed");
+        assert_eq!(unknown.judge(&View::default()).unwrap_err().word(), "no-netmap");
+    }
+
+    #[test]
+    fn what_stays_at_home_is_judged_by_both_rules() {
+        let mut view = view();
+        view.policies.get_mut("p").unwrap().sites = vec!["oslo".into()];
+        let claim = Claim::Use { service: "near".into(), client: "10.0.0.9".parse().unwrap() };
+        assert!(claim.judge(&view).is_ok());
+        // Presented here, but its own exposure does not name us.
+        view.services.insert("near".into(), service(&["rome"]));
+        assert_eq!(claim.judge(&view).unwrap_err().word(), "not-exposed");
+    }
+
+    #[tokio::test]
+    async fn a_netmap_cuts_what_it_no_longer_allows_and_nothing_else() {
+        let (live, limits, mut view) = (Live::new(10), LimitTable::new(10), view());
+        let stays = enter(&live, reach("rome", "till")).unwrap();
+        let goes = enter(&live, reach("oslo", "shop")).unwrap();
+        assert_eq!(live.judge(&view, &limits), 0);
+        view.policies.get_mut("p").unwrap().servers = vec!["till".into()];
+        assert_eq!(live.judge(&view, &limits), 1);
+        assert_eq!(goes.cut().await.end(), End::Revoked);
+        assert!(!stays.cut.is_cancelled());
+        live.stop();
+        assert_eq!(stays.cut().await, Cut::Stopped);
+        assert_eq!(goes.cut().await.end(), End::Revoked, "the first reason counts");
+    }
+
+    #[test]
+    fn there_is_a_bound_and_who_leaves_makes_room() {
+        let live = Live::new(1);
+        let first = enter(&live, reach("rome", "till")).unwrap();
+        assert_eq!(enter(&live, reach("rome", "till")).err().map(|refusal| refusal.word()), Some("full"));
+        live.leave(&first);
+        assert!(live.is_empty() && enter(&live, reach("rome", "till")).is_ok());
+    }
+}

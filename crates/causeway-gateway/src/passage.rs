@@ -9,8 +9,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Instant, SystemTime};
 
 use causeway_netmap::{Protocol, View};
+use prometheus_client::metrics::counter::Counter;
 
 use crate::audit::{Decision, End, Record, timestamp};
+use crate::figures::Figures;
 use crate::gateway::Shared;
 use crate::limits::{self, Allowance, TooMany, Way};
 use crate::live::{Claim, Cut, Entry};
@@ -55,6 +57,8 @@ pub struct Meter {
     /// In milliseconds since the beginning.
     moved: AtomicU64,
     allowance: OnceLock<Allowance>,
+    /// The counters of the gateway, each way; they move while this does, not when it has ended.
+    totals: Option<(Counter, Counter)>,
 }
 
 impl Meter {
@@ -65,7 +69,14 @@ impl Meter {
             received: AtomicU64::new(0),
             moved: AtomicU64::new(0),
             allowance: OnceLock::new(),
+            totals: None,
         }
+    }
+
+    /// One that also counts for the whole gateway.
+    fn counted(figures: &Figures) -> Meter {
+        let totals = Some((figures.sent_bytes.clone(), figures.received_bytes.clone()));
+        Meter { totals, ..Meter::new() }
     }
 
     /// What limits it, once it has been let in.
@@ -105,11 +116,17 @@ impl Meter {
 
     pub fn add_sent(&self, bytes: usize) {
         self.sent.fetch_add(bytes as u64, Ordering::Relaxed);
+        if let Some((sent, _)) = &self.totals {
+            sent.inc_by(bytes as u64);
+        }
         self.touch();
     }
 
     pub fn add_received(&self, bytes: usize) {
         self.received.fetch_add(bytes as u64, Ordering::Relaxed);
+        if let Some((_, received)) = &self.totals {
+            received.inc_by(bytes as u64);
+        }
         self.touch();
     }
 
@@ -177,7 +194,7 @@ impl Passage {
             client,
             time: SystemTime::now(),
             begun: Instant::now(),
-            meter: Arc::new(Meter::new()),
+            meter: Arc::new(Meter::counted(&shared.figures)),
             who,
             entry: None,
             request: None,

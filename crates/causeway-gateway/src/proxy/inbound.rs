@@ -117,3 +117,22 @@ pub(crate) fn refuse(passage: Passage, refusal: &Refusal, stream: Stream) {
     stream.refuse(refusal.code());
     passage.refuse(refusal);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_comes_in_is_what_the_service_speaks() {
+        let bytes = [Protocol::Tcp, Protocol::Https, Protocol::Kafka];
+        let requests = [Protocol::Http, Protocol::Grpc];
+        for protocol in bytes {
+            assert!(carries(Content::Bytes, protocol) && !carries(Content::Requests, protocol));
+        }
+        for protocol in requests {
+            assert!(carries(Content::Requests, protocol) && carries(Content::Upgrade, protocol));
+            assert!(!carries(Content::Bytes, protocol), "bytes would slip past the rules of requests");
+        }
+        assert!(carries(Content::Datagrams, Protocol::Udp) && !carries(Content::Bytes, Protocol::Udp));
+    }
+}

@@ -223,3 +223,40 @@ fn backend_end(error: &std::io::Error, received: Option<u64>) -> End {
 
 // Kept alive through the kernel; the idle timeout is for those whose kernels answer and who say nothing.
 pub(crate) const KEEPALIVE: Duration = Duration::from_secs(60);
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use causeway_channel::link::Reset;
+
+    use super::*;
+
+    #[test]
+    fn how_a_crossing_ended_is_told_from_what_broke_and_how() {
+        let check = |ended: Ended, received: Option<u64>, expected: End| {
+            assert_eq!(judge_end(&ended, received).0, expected, "{ended:?} after {received:?}");
+        };
+        let reset = |code| Reset::reading(code);
+        let socket = || io::Error::from(io::ErrorKind::ConnectionReset);
+        let link = || io::Error::from(io::ErrorKind::NotConnected);
+        check(Ended::Done, Some(1), End::Done);
+        check(Ended::Idle, None, End::Idle);
+        check(Ended::Client(socket()), None, End::ClientReset);
+        check(Ended::Client(reset(ResetCode::Abandoned)), None, End::ClientReset);
+        check(Ended::Client(reset(ResetCode::NotAllowed)), None, End::Revoked);
+        check(Ended::Client(reset(ResetCode::Timeout)), None, End::Idle);
+        check(Ended::Client(reset(ResetCode::Draining)), None, End::Stopped);
+        check(Ended::Client(link()), None, End::LinkLost);
+        check(Ended::Backend(socket()), None, End::BackendReset);
+        check(Ended::Backend(reset(ResetCode::Abandoned)), Some(0), End::BackendReset);
+        check(Ended::Backend(reset(ResetCode::BackendDown)), Some(0), End::BackendDown);
+        check(Ended::Backend(reset(ResetCode::NoRoute)), Some(0), End::Refused);
+        // The other gateway refuses what has not begun, and revokes what has.
+        check(Ended::Backend(reset(ResetCode::NotAllowed)), Some(0), End::Refused);
+        check(Ended::Backend(reset(ResetCode::NotAllowed)), Some(9), End::Revoked);
+        check(Ended::Backend(reset(ResetCode::Timeout)), Some(0), End::Timeout);
+        check(Ended::Backend(reset(ResetCode::Limit)), Some(0), End::Limit);
+        check(Ended::Backend(link()), Some(9), End::LinkLost);
+    }
+}
