@@ -14,7 +14,7 @@ use causeway_apiserver::{ApiServer, Limits, Parts, Registry, SystemClock};
 use causeway_channel::port::{ChannelPort, PortLimits, PortSockets};
 use causeway_channel::quic::PortKeys;
 use causeway_channel::{Clock, Endpoint};
-use causeway_daemon::admin::Doors;
+use causeway_daemon::admin::Doors as AdminDoors;
 use causeway_daemon::audit::AuditLimits;
 use causeway_daemon::data_dir::DataDirError;
 use causeway_daemon::{AdminServer, AuditLog, DataDir, Metrics, Readiness, notify};
@@ -31,6 +31,7 @@ use crate::actions::CloudActions;
 use crate::audit::Journals;
 use crate::channel::Channel;
 use crate::departures::Departures;
+use crate::doors::Doors;
 use crate::figures::FleetFigures;
 use crate::first;
 use crate::gateway::{self, NetmapFollower};
@@ -51,6 +52,8 @@ pub struct CloudConfig {
     pub api: SocketAddr,
     pub channel: SocketAddr,
     pub admin: SocketAddr,
+    /// Where those with a certificate may say CONNECT.
+    pub connect: Option<SocketAddr>,
     /// The channel endpoints edges are given; empty: this machine's own addresses.
     pub advertise: Vec<Endpoint>,
     /// Where other replicas reach the channel port; None: the first endpoint that edges are given.
@@ -95,6 +98,8 @@ pub struct Addresses {
     pub api: SocketAddr,
     pub channel: SocketAddr,
     pub admin: SocketAddr,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub connect: Option<SocketAddr>,
     pub pid: u32,
 }
 
@@ -116,6 +121,7 @@ pub struct Cloud {
     desk: NetmapDesk,
     reporter: Reporter,
     gateway: Gateway,
+    doors: Doors,
     follower: NetmapFollower,
     records: OwnWriter,
     health: StoreHealth,
@@ -133,7 +139,7 @@ impl Cloud {
         // Put in when the gateway exists, which needs much of what follows.
         let dns: Arc<OnceLock<watch::Receiver<DnsState>>> = Arc::default();
         let shown_dns = dns.clone();
-        let doors = Doors {
+        let doors = AdminDoors {
             metrics: metrics.clone(),
             readiness: readiness.clone(),
             dumps: vec![
@@ -147,7 +153,13 @@ impl Cloud {
             PortSockets::bind(config.channel).await.map_err(bind_error("channel", config.channel))?;
         let admin =
             AdminServer::bind(config.admin, doors).await.map_err(bind_error("admin", config.admin))?;
+        let connect_listener = match config.connect {
+            Some(address) => Some(listen("connect", address).await?),
+            None => None,
+        };
+        let connect = connect_listener.as_ref().map(TcpListener::local_addr).transpose();
         let addresses = Addresses {
+            connect: connect.map_err(bind_error("connect", config.connect.unwrap_or(config.api)))?,
             api: api_listener.local_addr().map_err(bind_error("api", config.api))?,
             channel: channel_sockets.local_addr(),
             admin: admin.address().map_err(bind_error("admin", config.admin))?,
@@ -200,6 +212,7 @@ impl Cloud {
         let (gateway, follower) = gateway::gateway(&desk, &fleet, own_records, config.gateway.clone());
         metrics.register(|registry| gateway.register(registry));
         let _ = dns.set(gateway.dns());
+        let doors = Doors::open(&data_dir, connect_listener, &registrar);
         carrier.set(&fleet, &gateway);
         sessions.set_elsewhere(move |gateway| {
             matches!(directory.whereabouts(gateway), Whereabouts::There { .. })
@@ -256,6 +269,7 @@ impl Cloud {
             desk,
             reporter,
             gateway,
+            doors,
             follower,
             records,
             health,
@@ -294,6 +308,7 @@ impl Cloud {
         front.spawn(named("the API server", Box::pin(self.api.run(callers.clone()))));
         let (gateway, token) = (self.gateway.clone(), callers.clone());
         front.spawn(named("the gateway", Box::pin(async move { gateway.run(token).await })));
+        front.spawn(named("CONNECT", Box::pin(self.doors.run(self.gateway.clone(), callers.clone()))));
         front.spawn(named("the channel", Box::pin(self.channel.run(callers.clone()))));
         let mut back = JoinSet::new();
         let registrar = self.registrar.clone();
@@ -402,7 +417,8 @@ fn identity_config(config: &CloudConfig, addresses: &Addresses, audit: AuditLog)
     };
     IdentityConfig {
         seal_key: config.seal_key.clone(),
-        listen: vec![addresses.api, addresses.channel],
+        listen: [addresses.api, addresses.channel].into_iter().chain(addresses.connect).collect(),
+        connect: addresses.connect.is_some(),
         grace: config.expired_grace,
         audit: Some(audit),
         ..IdentityConfig::new(&config.data_dir, advertise, format!("https://{}", local(addresses.api)))

@@ -14,6 +14,7 @@ mod server;
 
 mod audit;
 mod authority;
+mod connect;
 mod figures;
 pub(crate) mod follow;
 mod gateways;

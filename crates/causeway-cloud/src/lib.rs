@@ -10,6 +10,7 @@ pub mod channel;
 pub mod cloud;
 mod compile;
 mod departures;
+mod doors;
 mod figures;
 mod first;
 pub mod gateway;

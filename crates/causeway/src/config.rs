@@ -10,6 +10,7 @@ mod values;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
+use causeway_gateway::proxy::connect::AllowRule;
 use serde_json::{Map, Value};
 
 use crate::duration::Span;
@@ -65,6 +66,9 @@ pub struct Cloud {
     pub api: Setting<std::net::SocketAddr>,
     pub channel: Setting<std::net::SocketAddr>,
     pub admin: Setting<std::net::SocketAddr>,
+    /// Where those with a certificate may say CONNECT, and what may be dialled for them that is no node.
+    pub connect: Setting<Option<std::net::SocketAddr>>,
+    pub connect_allow: Setting<Vec<AllowRule>>,
     pub advertise: Setting<Vec<Endpoint>>,
     pub peer_address: Setting<Option<Endpoint>>,
     pub store: Setting<Store>,
@@ -143,6 +147,8 @@ impl Config {
                 api: pick!(defaults::API, cloud.api),
                 channel: pick!(defaults::CHANNEL, cloud.channel),
                 admin: pick!(defaults::ADMIN, cloud.admin),
+                connect: pick_optional!(cloud.connect),
+                connect_allow: pick!(Vec::new(), cloud.connect_allow),
                 advertise: pick!(Vec::new(), cloud.advertise),
                 peer_address: pick_optional!(cloud.peer_address),
                 store: pick!(defaults::STORE, cloud.store),
@@ -179,14 +185,15 @@ impl Config {
         let cloud = &self.cloud;
         causeway_daemon::log::check_filter(&self.log.filter.value)?;
         self.log.format.value.parse::<causeway_daemon::log::LogFormat>().map_err(anyhow::Error::msg)?;
-        let listeners = [("api", &cloud.api), ("channel", &cloud.channel), ("admin", &cloud.admin)];
+        let mut listeners =
+            vec![("api", cloud.api.value), ("channel", cloud.channel.value), ("admin", cloud.admin.value)];
+        listeners.extend(cloud.connect.value.map(|address| ("connect", address)));
         for (number, (name, address)) in listeners.iter().enumerate() {
             for (other_name, other) in &listeners[number + 1..] {
-                let same = address.value.port() != 0 && address.value == other.value;
+                let same = address.port() != 0 && address == other;
                 anyhow::ensure!(
                     !same,
-                    "`{name}` and `{other_name}` are both {}: give each its own port",
-                    address.value
+                    "`{name}` and `{other_name}` are both {address}: give each its own port"
                 );
             }
         }
@@ -216,6 +223,7 @@ impl Config {
         let cloud = &self.cloud;
         show!("cloud",
             "api" => cloud.api, "channel" => cloud.channel, "admin" => cloud.admin,
+            "connect" => cloud.connect, "connect-allow" => cloud.connect_allow,
             "advertise" => cloud.advertise, "peer-address" => cloud.peer_address, "store" => cloud.store,
             "etcd-ca" => cloud.etcd_ca, "etcd-certificate" => cloud.etcd_certificate, "etcd-key" => cloud.etcd_key,
             "seal-key" => cloud.seal_key,

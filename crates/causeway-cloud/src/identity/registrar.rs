@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::access::Credentials;
 use super::authority::ServerName;
+use super::connect;
 use super::figures::Figures;
 use super::follow::{self, Change};
 use super::kubeconfig::{self, KubeconfigError};
@@ -44,6 +45,8 @@ pub struct IdentityConfig {
     pub names: Vec<String>,
     /// The `server` of the admin kubeconfig.
     pub api_url: String,
+    /// Whether somebody may say CONNECT on the network: then a certificate for it is kept ready.
+    pub connect: bool,
     /// How long after its end a gateway's certificate may be replaced with its old key. Zero: never.
     pub grace: Duration,
     pub clock: Clock,
@@ -64,6 +67,7 @@ impl IdentityConfig {
             listen: Vec::new(),
             names: Vec::new(),
             api_url: api_url.into(),
+            connect: false,
             grace: GRACE,
             clock: Clock::system(),
             audit: None,
@@ -135,6 +139,7 @@ impl Registrar {
             place,
             seal,
         };
+        registrar.reconcile_connect()?;
         if let Err(error) = registrar.reconcile_kubeconfig() {
             // A cloud whose disk is full goes on with the file it has; a new one must have its first.
             if !registrar.kubeconfig_path().exists() {
@@ -237,7 +242,17 @@ impl Registrar {
         if self.serving.reconcile(names(&self.config), &roll, self.now())? {
             tracing::info!(until = %Moment(self.serving.not_after()), "shows a new server certificate");
         }
+        self.reconcile_connect()?;
         self.reconcile_kubeconfig()
+    }
+
+    fn reconcile_connect(&self) -> Result<(), IdentityError> {
+        let folder = self.config.data_dir.join(connect::FOLDER);
+        let roll = self.roll.load();
+        if self.config.connect && connect::reconcile(&folder, &roll, &self.revocations, self.now())? {
+            tracing::info!(folder = %folder.display(), "wrote a certificate for callers of CONNECT");
+        }
+        Ok(())
     }
 
     fn reconcile_kubeconfig(&self) -> Result<(), IdentityError> {

@@ -9,6 +9,7 @@ use causeway_channel::port::PortLimits;
 use causeway_cloud::{Cloud, CloudConfig};
 use causeway_daemon::audit::AuditLimits;
 use causeway_daemon::signals;
+use causeway_gateway::proxy::connect::AllowRule;
 use causeway_store::{EtcdTls, StoreSpec};
 
 use super::gateway::{self, GatewayArgs};
@@ -40,6 +41,12 @@ pub struct Args {
     /// Address for metrics, health and dumps, without credentials [default: 127.0.0.1:7445]
     #[arg(long, value_name = "ADDR")]
     admin: Option<SocketAddr>,
+    /// Address where those with a certificate (DATA_DIR/connect) reach nodes by CONNECT, beside DATA_DIR/run/connect.sock
+    #[arg(long, value_name = "ADDR")]
+    connect: Option<SocketAddr>,
+    /// What CONNECT may dial although it is no node, as in hooks.example.org:443 or 10.96.0.0/12:443; may be repeated
+    #[arg(long, value_name = "HOST:PORT")]
+    connect_allow: Vec<AllowRule>,
     /// Channel endpoint that edges are given; may be repeated
     #[arg(long, value_name = "HOST:PORT")]
     advertise: Vec<Endpoint>,
@@ -81,6 +88,8 @@ impl Args {
                 api: self.api,
                 channel: self.channel,
                 admin: self.admin,
+                connect: self.connect,
+                connect_allow: (!self.connect_allow.is_empty()).then(|| self.connect_allow.clone()),
                 advertise: (!self.advertise.is_empty()).then(|| self.advertise.clone()),
                 peer_address: self.peer_address.clone(),
                 store: self.store.clone(),
@@ -106,6 +115,7 @@ pub fn cloud_config(config: &Config) -> CloudConfig {
         api: cloud.api.value,
         channel: cloud.channel.value,
         admin: cloud.admin.value,
+        connect: cloud.connect.value,
         advertise: cloud.advertise.value.iter().map(|endpoint| endpoint.0.clone()).collect(),
         peer_address: cloud.peer_address.value.as_ref().map(|endpoint| endpoint.0.clone()),
         store: store_spec(config),
@@ -121,6 +131,7 @@ pub fn cloud_config(config: &Config) -> CloudConfig {
         gateway: causeway_gateway::Options {
             // Whoever serves a client over a session may bring it to its end, as long as the sessions go on.
             drain: cloud.drain.value.0 / 2,
+            connect_allow: cloud.connect_allow.value.clone(),
             ..gateway::options(config)
         },
         shown: config.to_json(),

@@ -151,6 +151,7 @@ fn demo_config(data_dir: PathBuf) -> CloudConfig {
         api: free,
         channel: free,
         admin: free,
+        connect: None,
         advertise: Vec::new(),
         peer_address: None,
         seal_key: None,

@@ -5,6 +5,7 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use causeway_gateway::proxy::connect::AllowRule;
 use serde::Deserialize;
 
 use super::{DnsListen, Endpoint, NameServer, Proxy, Store, Transport};
@@ -33,6 +34,8 @@ pub struct CloudLayer {
     pub api: Option<SocketAddr>,
     pub channel: Option<SocketAddr>,
     pub admin: Option<SocketAddr>,
+    pub connect: Option<SocketAddr>,
+    pub connect_allow: Option<Vec<AllowRule>>,
     pub advertise: Option<Vec<Endpoint>>,
     pub peer_address: Option<Endpoint>,
     pub store: Option<Store>,
@@ -91,6 +94,8 @@ pub fn environment(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Layer, Env
             api: variable(lookup, "CAUSEWAY_API")?,
             channel: variable(lookup, "CAUSEWAY_CHANNEL")?,
             admin,
+            connect: variable(lookup, "CAUSEWAY_CONNECT")?,
+            connect_allow: list(lookup, "CAUSEWAY_CONNECT_ALLOW")?,
             advertise: list(lookup, "CAUSEWAY_ADVERTISE")?,
             peer_address: variable(lookup, "CAUSEWAY_PEER_ADDRESS")?,
             store: variable(lookup, "CAUSEWAY_STORE")?,

@@ -44,6 +44,8 @@ fn every_setting_can_be_given_in_every_layer() {
         api = "127.0.0.1:1"
         channel = "[::1]:2"
         admin = "127.0.0.1:3"
+        connect = "127.0.0.1:5"
+        connect-allow = ["hooks.example.org:443", "10.96.0.0/12:443"]
         advertise = ["cloud.example.org:7444", "[2001:db8::1]:7444"]
         peer-address = "10.0.0.1:7444"
         store = "etcd=https://a:2379,https://b:2379"
@@ -82,6 +84,8 @@ fn every_setting_can_be_given_in_every_layer() {
         ("API", "127.0.0.1:1"),
         ("CHANNEL", "127.0.0.1:2"),
         ("ADMIN", "127.0.0.1:3"),
+        ("CONNECT", "127.0.0.1:5"),
+        ("CONNECT_ALLOW", "*.svc:443,10.96.0.0/12:443"),
         ("ADVERTISE", "a:1,b:2"),
         ("PEER_ADDRESS", "c:3"),
         ("STORE", "sqlite"),

@@ -7,6 +7,7 @@ mod full_disk;
 mod joining;
 mod keeping;
 mod links;
+mod nodes;
 mod objects;
 mod process;
 mod replicas;

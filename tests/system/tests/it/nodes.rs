@@ -1,0 +1,326 @@
+//! Nodes by name: CONNECT at the cloud, and what comes of it at the sites.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use testlab::causeway::{Cloud, Process, wait_for};
+
+use crate::Lab;
+
+/// A server on loopback that says its name: to `GET` as HTTP does, to `FLOOD n` with so many bytes, and otherwise at the end of
+/// what it was sent, with the length of that.
+struct Server {
+    port: u16,
+    /// What a flood has got rid of so far.
+    flooded: Arc<AtomicU64>,
+}
+
+impl Server {
+    fn start(name: &'static str) -> Server {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let flooded = Arc::new(AtomicU64::new(0));
+        let counter = flooded.clone();
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let counter = counter.clone();
+                // A client that goes away is no reason to panic.
+                std::thread::spawn(move || drop(answer(stream, name, &counter)));
+            }
+        });
+        Server { port, flooded }
+    }
+}
+
+fn answer(stream: TcpStream, name: &str, flooded: &AtomicU64) -> std::io::Result<()> {
+    let mut write = stream.try_clone()?;
+    let mut read = BufReader::new(stream);
+    let mut line = String::new();
+    read.read_line(&mut line)?;
+    if line.starts_with("GET ") {
+        return write!(
+            write,
+            "HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{name}",
+            name.len()
+        );
+    }
+    if let Some(count) = line.strip_prefix("FLOOD ") {
+        let chunk = [7; 64 << 10];
+        let mut left: usize = count.trim().parse().unwrap_or_default();
+        while left > 0 {
+            let bytes = left.min(chunk.len());
+            write.write_all(&chunk[..bytes])?;
+            flooded.fetch_add(bytes as u64, Ordering::Relaxed);
+            left -= bytes;
+        }
+        return Ok(());
+    }
+    let rest = std::io::copy(&mut read, &mut std::io::sink())?;
+    write!(write, "{name} {}", line.len() as u64 + rest)
+}
+
+/// The head of the answer to a CONNECT, its body if it is a refusal, and the connection.
+struct Answer {
+    status: u16,
+    body: String,
+    stream: UnixStream,
+}
+
+fn connect(lab: &Lab, target: &str) -> Answer {
+    // As kube-apiserver's egress selector writes it.
+    ask(lab, &format!("CONNECT {target} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"))
+}
+
+fn ask(lab: &Lab, request: &str) -> Answer {
+    let mut stream = UnixStream::connect(lab.cloud.data_dir.join("run/connect.sock")).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        // Byte by byte: what follows belongs to the connection.
+        match stream.read(&mut byte).unwrap() {
+            0 => panic!("the answer ends early: {}", String::from_utf8_lossy(&head)),
+            _ => head.push(byte[0]),
+        }
+    }
+    let head = String::from_utf8(head).unwrap().to_lowercase();
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    let length =
+        head.lines().find_map(|line| line.strip_prefix("content-length: ")?.parse().ok()).unwrap_or(0);
+    let mut body = vec![0; length];
+    if status != 200 {
+        stream.read_exact(&mut body).unwrap();
+    }
+    Answer { status, body: String::from_utf8_lossy(&body).into_owned(), stream }
+}
+
+impl Answer {
+    /// Sends something, closes this half, and returns what comes back.
+    fn talk(mut self, text: &str) -> String {
+        self.stream.write_all(text.as_bytes()).unwrap();
+        self.stream.shutdown(Shutdown::Write).unwrap();
+        let mut answer = String::new();
+        self.stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+}
+
+fn node(name: &str, site: &str, port: u16, policy: &str) -> String {
+    format!(
+        "---\n{{kind: EServer, apiVersion: causeway.io/v1, metadata: {{name: {name}}}, ip: 127.0.0.1, eSiteName: {site}, \
+         ports: [{port}], ePolicys: [{policy}]}}\n"
+    )
+}
+
+fn policy(name: &str, site: &str) -> String {
+    format!(
+        "---\n{{kind: EPolicy, apiVersion: causeway.io/v1, metadata: {{name: {name}}}, allowedSites: [{site}]}}\n"
+    )
+}
+
+/// A cloud with two sites; at both a node with the same address.
+struct World {
+    lab: Lab,
+    _edges: [Process; 2],
+    oslo: Server,
+    bergen: Server,
+}
+
+impl World {
+    fn start(flags: &[&str]) -> World {
+        let folder = tempfile::tempdir().unwrap();
+        let cloud = Cloud::start_with(&folder.path().join("cloud"), flags).unwrap();
+        let lab = Lab { cloud, folder };
+        let edges = ["Oslo", "Bergen"].map(|site| {
+            let token = lab.run(&["token", "create", "--site", site]);
+            lab.join(&site.to_lowercase(), token.trim())
+        });
+        let (oslo, bergen) = (Server::start("oslo"), Server::start("bergen"));
+        lab.apply(&format!(
+            "{}{}{}{}{}",
+            policy("ops", "cloud"),
+            policy("others", "Bergen"),
+            node("Node-O", "Oslo", oslo.port, "ops"),
+            node("node-b", "Bergen", bergen.port, "ops"),
+            node("node-c", "Oslo", oslo.port, "others"),
+        ));
+        let world = World { lab, _edges: edges, oslo, bergen };
+        for target in [format!("node-o:{}", world.oslo.port), format!("node-b:{}", world.bergen.port)] {
+            let reached = || (connect(&world.lab, &target).status == 200).then_some(());
+            wait_for("the node is reached", reached).unwrap_or_else(|error| {
+                panic!("{error}: {}\n{}", connect(&world.lab, &target).body, world.lab.cloud.process.log())
+            });
+        }
+        world
+    }
+}
+
+#[test]
+fn a_node_is_reached_by_its_name_and_nothing_else_is() {
+    let (hook, hidden) = (Server::start("hook"), Server::start("hidden"));
+    let world = World::start(&["--connect-allow", &format!("localhost:{}", hook.port)]);
+    let (lab, oslo, bergen) = (&world.lab, world.oslo.port, world.bergen.port);
+    let socket = std::fs::metadata(lab.cloud.data_dir.join("run/connect.sock")).unwrap();
+    assert_eq!(socket.permissions().mode() & 0o777, 0o600);
+
+    let reaches = |target: String, name: &str| {
+        let answer = connect(lab, &target);
+        assert_eq!(answer.status, 200, "{target}: {}", answer.body);
+        // The half that is closed closes there, too; the other one still answers.
+        assert_eq!(answer.talk("hello\nworld"), format!("{name} 11"), "{target}");
+    };
+    reaches(format!("Node-O:{oslo}"), "oslo");
+    reaches(format!("NODE-o.:{oslo}"), "oslo");
+    reaches(format!("node-o.oslo.causeway.internal:{oslo}"), "oslo");
+    reaches(format!("node-b:{bergen}"), "bergen");
+    reaches(format!("localhost:{}", hook.port), "hook");
+
+    let refused = |target: String, status: u16, reason: &str| {
+        let answer = connect(lab, &target);
+        assert_eq!((answer.status, answer.body.lines().count()), (status, 1), "{target}: {}", answer.body);
+        assert!(answer.body.contains(reason), "{target}: {}", answer.body);
+    };
+    refused(format!("node-o:{bergen}"), 403, "does not offer port");
+    refused(format!("node-c:{oslo}"), 403, "no node that this site may reach");
+    refused("node-x:10250".to_owned(), 403, "no node that this site may reach");
+    refused(format!("127.0.0.1:{oslo}"), 403, "kubelet-preferred-address-types");
+    refused(format!("localhost:{}", hidden.port), 403, "allow-list");
+    refused("node-o".to_owned(), 400, "HOST:PORT");
+    assert_eq!(ask(lab, "GET / HTTP/1.1\r\nhost: a\r\n\r\n").status, 405);
+
+    let records = wait_for("everything is in the audit", || {
+        let text = journal(&lab.cloud.data_dir);
+        let has = |words: &[&str]| text.lines().any(|line| words.iter().all(|word| line.contains(word)));
+        let target = format!("node/Node-O:{oslo}");
+        let both = ["\"gateway\":\"cloud\"", "\"gateway\":\"Oslo\""]
+            .iter()
+            .all(|gateway| has(&[&target, gateway, "ops"]));
+        (both
+            && has(&["node/node-x:10250", "deny"])
+            && has(&[&format!("direct/localhost:{}", hook.port), "allow"]))
+        .then_some(())
+    });
+    records.unwrap_or_else(|error| panic!("{error}\n{}", journal(&lab.cloud.data_dir)));
+}
+
+/// All that the cloud has written into its journals.
+fn journal(data_dir: &Path) -> String {
+    let files = std::fs::read_dir(data_dir.join("audit")).unwrap().flatten();
+    files.filter_map(|file| std::fs::read_to_string(file.path()).ok()).collect()
+}
+
+#[test]
+fn a_node_that_is_down_and_a_site_that_is_away_are_told_apart() {
+    let mut world = World::start(&[]);
+    let lab = &world.lab;
+    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    lab.apply(&node("node-d", "Oslo", closed, "ops"));
+    let target = format!("node-d:{closed}");
+    wait_for("nothing listens there", || (connect(lab, &target).status == 502).then_some(())).unwrap();
+    world._edges[1].terminate().unwrap();
+    let target = format!("node-b:{}", world.bergen.port);
+    wait_for("the site is away", || (connect(lab, &target).status == 503).then_some(())).unwrap();
+    let target = format!("node-o:{}", world.oslo.port);
+    assert_eq!(connect(lab, &target).talk("x"), "oslo 1");
+}
+
+#[test]
+fn who_does_not_read_holds_up_nobody_else_and_little_memory() {
+    const FLOOD: u64 = 96 << 20;
+    let world = World::start(&[]);
+    let target = format!("node-o:{}", world.oslo.port);
+    let mut slow = connect(&world.lab, &target).stream;
+    writeln!(slow, "FLOOD {FLOOD}").unwrap();
+    // It goes on until every buffer on the way is full.
+    let mut before = u64::MAX;
+    wait_for("the flood stands still", || {
+        let now = world.oslo.flooded.load(Ordering::Relaxed);
+        std::thread::sleep(Duration::from_millis(200));
+        let still = now > 0 && now == std::mem::replace(&mut before, now);
+        still.then_some(())
+    })
+    .unwrap();
+    println!("a reader that does not read is sent {} KiB", before >> 10);
+    assert!(before < FLOOD / 2, "{before}");
+    assert_eq!(connect(&world.lab, &target).talk("quick"), "oslo 5");
+    let read = std::io::copy(&mut slow, &mut std::io::sink()).unwrap();
+    assert_eq!(read, FLOOD);
+}
+
+#[test]
+fn what_is_no_longer_allowed_is_cut() {
+    let world = World::start(&[]);
+    let target = format!("node-o:{}", world.oslo.port);
+    let mut open = connect(&world.lab, &target).stream;
+    open.write_all(b"begun").unwrap();
+    world.lab.apply(&policy("ops", "nowhere"));
+    let applied = Instant::now();
+    let mut rest = Vec::new();
+    // How a Unix socket ends that was cut is not told apart from an end; what matters is that nothing of the server came.
+    let _ = open.read_to_end(&mut rest);
+    println!("cut {:?} after the policy was changed", applied.elapsed());
+    assert!(rest.is_empty(), "{rest:?}");
+    wait_for("it is refused now", || (connect(&world.lab, &target).status == 403).then_some(())).unwrap();
+}
+
+#[test]
+fn on_the_network_a_certificate_is_needed() {
+    let world = World::start(&["--connect", "127.0.0.1:0"]);
+    let data_dir = &world.lab.cloud.data_dir;
+    let addresses = std::fs::read_to_string(data_dir.join("run/addresses.json")).unwrap();
+    let addresses: serde_json::Value = serde_json::from_str(&addresses).unwrap();
+    let proxy = format!("https://{}", addresses["connect"].as_str().unwrap());
+    let folder = data_dir.join("connect");
+    let (authority, client) = (folder.join("ca.pem"), folder.join("client.pem"));
+    assert_eq!(std::fs::metadata(&client).unwrap().permissions().mode() & 0o777, 0o600);
+    let curl = |more: &[&str]| {
+        let mut command = Command::new("curl");
+        command.args([
+            "--silent",
+            "--show-error",
+            "--max-time",
+            "30",
+            "--proxytunnel",
+            "--noproxy",
+            "",
+            "--proxy",
+            &proxy,
+        ]);
+        command.arg("--proxy-cacert").arg(&authority).args(more);
+        let output = command.arg(format!("http://node-b:{}/", world.bergen.port)).output().unwrap();
+        (
+            String::from_utf8_lossy(&output.stdout).into_owned(),
+            String::from_utf8_lossy(&output.stderr).into_owned(),
+        )
+    };
+    let client = client.to_str().unwrap();
+    let (body, error) = curl(&["--proxy-cert", client, "--proxy-key", client]);
+    assert_eq!(body, "bergen", "{error}");
+    let (body, error) = curl(&[]);
+    assert!(body.is_empty() && error.contains("403"), "{body} {error}");
+
+    // It opens this door and no other: the API knows nobody of that name.
+    let api = format!("https://{}/apis/causeway.io/v1/esites", world.lab.cloud.api);
+    let mut command = Command::new("curl");
+    command.args([
+        "--silent",
+        "--noproxy",
+        "*",
+        "--output",
+        "/dev/null",
+        "--write-out",
+        "%{http_code}",
+        "--cert",
+        client,
+    ]);
+    let output = command.args(["--key", client, "--cacert"]).arg(&authority).arg(api).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "401");
+}
