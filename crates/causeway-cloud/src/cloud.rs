@@ -20,6 +20,7 @@ use causeway_daemon::data_dir::DataDirError;
 use causeway_daemon::{AdminServer, AuditLog, DataDir, Metrics, Readiness, notify};
 use causeway_gateway::Gateway;
 use causeway_gateway::dns::DnsState;
+use causeway_gateway::proxy::listeners::Report;
 use causeway_store::{Store, StoreError, StoreSpec};
 use serde::Serialize;
 use tokio::net::TcpListener;
@@ -138,14 +139,16 @@ impl Cloud {
         let dumped = desk.clone();
         // Put in when the gateway exists, which needs much of what follows.
         let dns: Arc<OnceLock<watch::Receiver<DnsState>>> = Arc::default();
-        let shown_dns = dns.clone();
+        let presences: Arc<OnceLock<watch::Receiver<Report>>> = Arc::default();
+        let (shown_dns, shown_presences) = (dns.clone(), presences.clone());
         let doors = AdminDoors {
             metrics: metrics.clone(),
             readiness: readiness.clone(),
             dumps: vec![
                 ("config", Box::new(move || shown.clone())),
                 ("netmaps", Box::new(move || dumped.dump())),
-                ("dns", Box::new(move || dump_dns(&shown_dns))),
+                ("dns", Box::new(move || dump(&shown_dns))),
+                ("presences", Box::new(move || dump(&shown_presences))),
             ],
         };
         let api_listener = listen("api", config.api).await?;
@@ -212,6 +215,7 @@ impl Cloud {
         let (gateway, follower) = gateway::gateway(&desk, &fleet, own_records, config.gateway.clone());
         metrics.register(|registry| gateway.register(registry));
         let _ = dns.set(gateway.dns());
+        let _ = presences.set(gateway.listening());
         let doors = Doors::open(&data_dir, connect_listener, &registrar);
         carrier.set(&fleet, &gateway);
         sessions.set_elsewhere(move |gateway| {
@@ -354,13 +358,13 @@ impl Cloud {
     }
 }
 
-/// One of several on etcd; with SQLite there is no other.
-/// Where the cloud's own gateway answers names, and where it should and cannot.
-fn dump_dns(state: &OnceLock<watch::Receiver<DnsState>>) -> serde_json::Value {
+/// What the cloud's own gateway says of itself, once it exists.
+fn dump<T: Clone + serde::Serialize>(state: &OnceLock<watch::Receiver<T>>) -> serde_json::Value {
     let state = state.get().map(|state| state.borrow().clone());
     serde_json::to_value(state).unwrap_or_default()
 }
 
+/// One of several on etcd; with SQLite there is no other.
 async fn open_directory(
     config: &CloudConfig,
     store: &Store,

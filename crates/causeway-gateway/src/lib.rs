@@ -31,4 +31,4 @@ pub mod dns;
 
 pub mod room;
 
-pub use gateway::{Gateway, Options, Parts, Shared};
+pub use gateway::{Gateway, Options, Parts, Shared, Standing};

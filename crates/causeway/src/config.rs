@@ -16,7 +16,7 @@ use serde_json::{Map, Value};
 use crate::duration::Span;
 use crate::problem::Problem;
 pub use layer::{CloudLayer, EdgeLayer, GatewayLayer, Layer, LogLayer};
-pub use values::{DnsListen, Endpoint, NameServer, Proxy, Store, Transport};
+pub use values::{DnsListen, Endpoint, NameServer, PresencePlace, PresencePort, Proxy, Store, Transport};
 
 /// Where a value came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,6 +107,10 @@ pub struct Gateway {
     pub dns: Setting<Option<Vec<DnsListen>>>,
     /// Whom to ask for other names. None: whom this host asks.
     pub dns_upstream: Setting<Option<Vec<NameServer>>>,
+    /// Where presences listen.
+    pub presence: Setting<PresencePlace>,
+    /// More addresses for presences, for those who have no rights on this host.
+    pub ports: Setting<Vec<PresencePort>>,
 }
 
 impl Config {
@@ -176,6 +180,8 @@ impl Config {
             gateway: Gateway {
                 dns: pick_optional!(gateway.dns),
                 dns_upstream: pick_optional!(gateway.dns_upstream),
+                presence: pick!(defaults::PRESENCE, gateway.presence),
+                ports: pick!(Vec::new(), gateway.ports),
             },
         }
     }
@@ -239,7 +245,10 @@ impl Config {
             "admin" => edge.admin, "drain" => edge.drain, "transport" => edge.transport, "proxy" => edge.proxy,
         );
         let gateway = &self.gateway;
-        show!("gateway", "dns" => gateway.dns, "dns-upstream" => gateway.dns_upstream);
+        show!("gateway",
+            "dns" => gateway.dns, "dns-upstream" => gateway.dns_upstream,
+            "presence" => gateway.presence, "ports" => gateway.ports,
+        );
         all
     }
 

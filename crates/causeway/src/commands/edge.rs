@@ -102,7 +102,7 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     let gateway = gateway::gateway(&netmaps, uplink.clone(), upstream.clone(), options(&config));
     metrics.register(|registry| gateway.register(registry));
     door.set(gateway.clone());
-    let (shown_netmap, shown_dns) = (netmaps.clone(), gateway.dns());
+    let (shown_netmap, shown_dns, presences) = (netmaps.clone(), gateway.dns(), gateway.listening());
     let doors = Doors {
         metrics,
         readiness,
@@ -111,6 +111,7 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
             ("link", Box::new(move || serde_json::to_value(uplink.shown()).unwrap_or_default())),
             ("netmap", Box::new(move || shown_netmap.dump())),
             ("dns", Box::new(move || serde_json::to_value(&*shown_dns.borrow()).unwrap_or_default())),
+            ("presences", Box::new(move || serde_json::to_value(&*presences.borrow()).unwrap_or_default())),
         ],
     };
     let address = config.edge.admin.value;

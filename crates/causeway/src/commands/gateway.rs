@@ -1,26 +1,49 @@
 //! What `causeway cloud` and `causeway edge` have in common: flags and settings of the gateway.
 
-use causeway_gateway::Options;
 use causeway_gateway::dns::DnsOptions;
+use causeway_gateway::{Options, Standing};
 
-use crate::config::{Config, DnsListen, GatewayLayer};
+use crate::config::{Config, DnsListen, GatewayLayer, PresencePlace, PresencePort};
 
 #[derive(Debug, clap::Args)]
 pub struct GatewayArgs {
     /// Address where names are answered, IP or IP:PORT, or `off`; may be repeated [default: port 53 of loopback and of the gateway's ip]
     #[arg(long, value_name = "ADDR")]
     dns: Vec<DnsListen>,
+    /// Where presences listen: room, host, off, or auto, which is a room where one can be made [default: auto]
+    #[arg(long, value_name = "PLACE")]
+    presence: Option<PresencePlace>,
+    /// Let the presence of a service listen here, too; may be repeated
+    #[arg(long = "port", value_name = "SERVICE=IP:PORT")]
+    ports: Vec<PresencePort>,
 }
 
 impl GatewayArgs {
     pub fn layer(&self) -> GatewayLayer {
-        GatewayLayer { dns: (!self.dns.is_empty()).then(|| self.dns.clone()), ..GatewayLayer::default() }
+        GatewayLayer {
+            dns: (!self.dns.is_empty()).then(|| self.dns.clone()),
+            presence: self.presence,
+            ports: (!self.ports.is_empty()).then(|| self.ports.clone()),
+            ..GatewayLayer::default()
+        }
     }
 }
 
 /// The part of the configuration that the gateway needs, in its own words.
 pub fn options(config: &Config) -> Options {
-    Options { dns: dns(config), ..Options::default() }
+    let gateway = &config.gateway;
+    let ports = gateway.ports.value.iter().map(|port| (port.service.as_str().into(), port.address));
+    Options {
+        dns: dns(config),
+        listen: gateway.presence.value != PresencePlace::Off,
+        standing: match gateway.presence.value {
+            PresencePlace::Auto | PresencePlace::Off => Standing::Auto,
+            PresencePlace::Room => Standing::Room,
+            PresencePlace::Host => Standing::Host,
+        },
+        ports: ports.collect(),
+        ..Options::default()
+    }
 }
 
 fn dns(config: &Config) -> DnsOptions {

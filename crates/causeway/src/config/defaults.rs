@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZeroU32;
 
-use super::{Store, Transport};
+use super::{PresencePlace, Store, Transport};
 use crate::duration::Span;
 
 /// Where the file system standard puts what a service must keep.
@@ -48,6 +48,9 @@ pub const DRAIN: Span = Span::seconds(20);
 
 /// QUIC where it works, TCP where UDP is blocked.
 pub const TRANSPORT: Transport = Transport::Auto;
+
+/// A room of their own where it can be made: nothing of the host is in the way there.
+pub const PRESENCE: PresencePlace = PresencePlace::Auto;
 
 const fn some(number: u32) -> NonZeroU32 {
     match NonZeroU32::new(number) {

@@ -8,7 +8,7 @@ use std::str::FromStr;
 use causeway_gateway::proxy::connect::AllowRule;
 use serde::Deserialize;
 
-use super::{DnsListen, Endpoint, NameServer, Proxy, Store, Transport};
+use super::{DnsListen, Endpoint, NameServer, PresencePlace, PresencePort, Proxy, Store, Transport};
 use crate::duration::Span;
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -70,6 +70,8 @@ pub struct EdgeLayer {
 pub struct GatewayLayer {
     pub dns: Option<Vec<DnsListen>>,
     pub dns_upstream: Option<Vec<NameServer>>,
+    pub presence: Option<PresencePlace>,
+    pub ports: Option<Vec<PresencePort>>,
 }
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -123,6 +125,8 @@ pub fn environment(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Layer, Env
         gateway: GatewayLayer {
             dns: list(lookup, "CAUSEWAY_DNS")?,
             dns_upstream: list(lookup, "CAUSEWAY_DNS_UPSTREAM")?,
+            presence: variable(lookup, "CAUSEWAY_PRESENCE")?,
+            ports: list(lookup, "CAUSEWAY_PORTS")?,
         },
     })
 }

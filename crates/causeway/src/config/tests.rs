@@ -71,6 +71,8 @@ fn every_setting_can_be_given_in_every_layer() {
         [gateway]
         dns = ["127.0.0.1:5353", "10.0.0.2"]
         dns-upstream = ["10.0.0.1", "[fd00::1]:53"]
+        presence = "host"
+        ports = ["camera=127.0.0.1:8080"]
         "#,
     );
     let none = Layer::default;
@@ -107,6 +109,8 @@ fn every_setting_can_be_given_in_every_layer() {
         ("PROXY", "http://proxy.example.org:3128"),
         ("DNS", "off"),
         ("DNS_UPSTREAM", "10.0.0.1,fd00::1"),
+        ("PRESENCE", "room"),
+        ("PORTS", "camera=127.0.0.1:8080,shop=[::1]:81"),
     ];
     let names: Vec<(String, &str)> = names.map(|(name, value)| (format!("CAUSEWAY_{name}"), value)).to_vec();
     let names: Vec<(&str, &str)> = names.iter().map(|(name, value)| (name.as_str(), *value)).collect();
@@ -135,6 +139,8 @@ fn a_mistake_is_shown_with_its_place() {
     check("[edge]\nproxy = \"socks5://a:1\"", "2:9", "proxy");
     check("[cloud]\nadvertise = [\"a:1\", \"b\"]", "2:13", "write HOST:PORT");
     check("[gateway]\ndns = [\"localhost\"]", "2:7", "write IP or IP:PORT, or `off`");
+    check("[gateway]\npresence = \"no\"", "2:12", "use `auto`, `room`, `host` or `off`");
+    check("[gateway]\nports = [\"camera\"]", "2:9", "write SERVICE=IP:PORT");
     check("[gateway]\ndns-upstream = [\"off\"]", "2:16", "write IP or IP:PORT");
     check("[cloud]\napi = \"127.0.0.1:1\"\napi = \"127.0.0.1:2\"", "3:1", "duplicate key");
     check("[cloud\n", "1:7", "");

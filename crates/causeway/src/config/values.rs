@@ -186,6 +186,66 @@ impl fmt::Display for DnsListen {
     }
 }
 
+/// Where presences listen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum PresencePlace {
+    Auto,
+    Room,
+    Host,
+    Off,
+}
+
+impl FromStr for PresencePlace {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<PresencePlace, String> {
+        match text {
+            "auto" => Ok(PresencePlace::Auto),
+            "room" => Ok(PresencePlace::Room),
+            "host" => Ok(PresencePlace::Host),
+            "off" => Ok(PresencePlace::Off),
+            _ => Err(format!("presence `{text}` is unknown: use `auto`, `room`, `host` or `off`")),
+        }
+    }
+}
+
+impl fmt::Display for PresencePlace {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            PresencePlace::Auto => "auto",
+            PresencePlace::Room => "room",
+            PresencePlace::Host => "host",
+            PresencePlace::Off => "off",
+        })
+    }
+}
+
+/// One more address for the presence of a service, as `SERVICE=IP:PORT`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct PresencePort {
+    pub service: String,
+    pub address: SocketAddr,
+}
+
+impl FromStr for PresencePort {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<PresencePort, String> {
+        let wrong = || format!("`{text}` names no port of a service: write SERVICE=IP:PORT");
+        let (service, address) =
+            text.split_once('=').filter(|(service, _)| !service.is_empty()).ok_or_else(wrong)?;
+        Ok(PresencePort { service: service.to_owned(), address: address.parse().map_err(|_| wrong())? })
+    }
+}
+
+impl fmt::Display for PresencePort {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}={}", self.service, self.address)
+    }
+}
+
 macro_rules! text_form {
     ($($kind:ident),+) => {
         $(impl TryFrom<String> for $kind {
@@ -210,4 +270,4 @@ impl fmt::Display for Endpoint {
     }
 }
 
-text_form!(DnsListen, Endpoint, NameServer, Proxy, Store, Transport);
+text_form!(DnsListen, Endpoint, NameServer, PresencePlace, PresencePort, Proxy, Store, Transport);

@@ -8,6 +8,7 @@ mod fleet;
 mod idling;
 mod lab;
 mod learning;
+mod presences;
 mod room;
 mod world;
 

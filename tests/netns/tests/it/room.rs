@@ -122,7 +122,7 @@ fn ask(host: &Host, to: &str) -> Result<String, ErrorKind> {
 }
 
 /// Everything of a host's network that somebody could leave behind.
-fn furniture(host: &Host) -> BTreeSet<String> {
+pub fn furniture(host: &Host) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for arguments in
         ["-o link", "-o addr", "route show table all", "-6 route show table all", "neigh", "netns list"]

@@ -165,3 +165,39 @@ async fn where_no_room_can_be_made_the_host_is_used_and_it_is_said() {
     drop(free);
     until(&mut reports, |report| report.listening == 2).await;
 }
+
+#[tokio::test]
+async fn when_no_file_is_left_clients_wait_and_are_served_later() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+    let listener = place::listen("127.0.0.1:0".parse().unwrap(), place::Address::MustBeLocal).unwrap();
+    let address = listener.local_addr().unwrap();
+    let (arriving, mut arrivals) = mpsc::channel(8);
+    let (figures, closed) = (Figures::default(), CancellationToken::new());
+    let listener = TcpListener::from_std(listener).unwrap();
+    // Made before: they need a file of their own.
+    let client = tokio::net::TcpSocket::new_v4().unwrap();
+    let before = getrlimit(Resource::Nofile);
+    let next = std::os::fd::AsRawFd::as_raw_fd(&std::fs::File::open("/dev/null").unwrap());
+    // The next file is one too many. This test has its process for itself, as all have under nextest.
+    setrlimit(Resource::Nofile, Rlimit { current: Some(next as u64), ..before }).unwrap();
+    let accepting =
+        tokio::spawn(accept::run(listener, "camera".into(), arriving, figures.clone(), closed.clone()));
+    let _client = client.connect(address).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(10), async {
+        while figures.accept_failures.get() < 3 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await
+    .unwrap();
+    let (failures, begin) = (figures.accept_failures.get(), std::time::Instant::now());
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let more = figures.accept_failures.get() - failures;
+    assert!(more <= 15 * (1 + begin.elapsed().as_millis() as u64 / 300), "it pauses: {more} more");
+    setrlimit(Resource::Nofile, before).unwrap();
+    let arrival = tokio::time::timeout(Duration::from_secs(10), arrivals.recv()).await.unwrap();
+    assert!(matches!(arrival, Some(Arrival::Connection(_))));
+    closed.cancel();
+    accepting.await.unwrap();
+}
