@@ -29,6 +29,9 @@ pub const CHUNKS_MAX: usize = 8;
 /// A replica that does not begin to answer within this is left out, and the reader is told.
 pub const REPLICA_DEADLINE: Duration = Duration::from_secs(3);
 
+/// A line that a replica's journal cannot hold: it did not answer, or not to the end.
+const REPLICA_SILENT: &str = "replica-silent";
+
 /// Whole lines of a journal, in pieces; ends when the journal does, unless it is followed.
 pub type Chunks = mpsc::Receiver<Bytes>;
 
@@ -61,28 +64,38 @@ fn run(folder: &Path, query: &Query, chunks: &mpsc::Sender<Bytes>, permit: Owned
     drop(permit);
 }
 
-/// The lines that another replica sends on a stream.
-pub fn from_stream(mut stream: Stream) -> Chunks {
+/// The lines that another replica sends on a stream. One that refuses or breaks off is told of in a line of its own.
+pub fn from_stream(replica: String, mut stream: Stream) -> Chunks {
     let (chunks, lines) = mpsc::channel(CHUNKS_MAX);
     tokio::spawn(async move {
-        let mut rest = Vec::new();
-        let mut buffer = vec![0; tail::CHUNK_BYTES];
-        // A replica that breaks off is as one that ended: the summary counts what came.
-        while let Ok(read @ 1..) = stream.read(&mut buffer).await {
-            rest.extend_from_slice(&buffer[..read]);
-            let Some(end) = rest.iter().rposition(|byte| *byte == b'\n') else {
-                if rest.len() > tail::LINE_BYTES_MAX {
-                    return;
-                }
-                continue;
-            };
-            let whole = rest.drain(..=end).collect::<Vec<u8>>();
-            if chunks.send(whole.into()).await.is_err() {
-                return;
-            }
+        if copy_lines(&mut stream, &chunks).await.is_err() {
+            let line = serde_json::json!({"event": REPLICA_SILENT, "gateway": replica});
+            // Whoever asked may be gone by now.
+            let _ = chunks.send(format!("{line}\n").into()).await;
         }
     });
     lines
+}
+
+/// Whole lines only; until the stream ends or nobody takes them.
+async fn copy_lines(stream: &mut Stream, chunks: &mpsc::Sender<Bytes>) -> std::io::Result<()> {
+    let mut rest = Vec::new();
+    let mut buffer = vec![0; tail::CHUNK_BYTES];
+    loop {
+        let read = stream.read(&mut buffer).await?;
+        if read == 0 {
+            return Ok(());
+        }
+        rest.extend_from_slice(&buffer[..read]);
+        if let Some(end) = rest.iter().rposition(|byte| *byte == b'\n') {
+            let whole: Vec<u8> = rest.drain(..=end).collect();
+            if chunks.send(whole.into()).await.is_err() {
+                return Ok(());
+            }
+        } else if rest.len() > tail::LINE_BYTES_MAX {
+            return Err(std::io::Error::other("a line without end"));
+        }
+    }
 }
 
 #[cfg(test)]

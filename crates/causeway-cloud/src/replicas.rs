@@ -231,23 +231,35 @@ impl Fleet {
 
     /// The journals of all other replicas, and the names of those that could not be asked. `query` is as in a URL.
     pub async fn ask_audit(&self, query: &str) -> (Vec<audit::Chunks>, Vec<String>) {
-        let asked = self.directory.others().into_iter().map(|(replica, address)| async move {
+        let others = self.directory.others();
+        self.peers.retain(&others);
+        let asked = others.into_iter().map(|(replica, address)| async move {
             let header = StreamHeader::new(Purpose::Api).target(format!("{AUDIT}{query}"));
-            let opened = async {
-                let link = self.peers.link(&replica, &address).await.ok()?;
-                link.open_stream(header).await.ok()
-            };
-            let stream = tokio::time::timeout(audit::REPLICA_DEADLINE, opened).await.ok().flatten();
-            stream.map(audit::from_stream).ok_or(replica)
+            let opened = self.open_at(&replica, &address, header);
+            match tokio::time::timeout(audit::REPLICA_DEADLINE, opened).await.ok().flatten() {
+                Some(stream) => Ok(audit::from_stream(replica, stream)),
+                None => Err(replica),
+            }
         });
-        let mut answers = (Vec::new(), Vec::new());
+        let (mut journals, mut silent) = (Vec::new(), Vec::new());
         for answer in join_all(asked).await {
             match answer {
-                Ok(lines) => answers.0.push(lines),
-                Err(replica) => answers.1.push(replica),
+                Ok(lines) => journals.push(lines),
+                Err(replica) => silent.push(replica),
             }
         }
-        answers
+        (journals, silent)
+    }
+
+    /// A stream to a replica itself. A link that died unnoticed is made anew once.
+    async fn open_at(&self, replica: &str, address: &str, header: StreamHeader) -> Option<Stream> {
+        let link = self.peers.link(replica, address).await.ok()?;
+        match link.open_stream(header.clone()).await {
+            Ok(stream) => return Some(stream),
+            Err(StreamError::Closed(_)) => self.peers.forget(replica, &link),
+            Err(_) => return None,
+        }
+        self.peers.link(replica, address).await.ok()?.open_stream(header).await.ok()
     }
 
     /// Asks the other replicas for the figures of their sessions, unless that was done a moment ago.

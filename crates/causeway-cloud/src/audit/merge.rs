@@ -9,9 +9,9 @@ use bytes::Bytes;
 use futures_util::stream::{self, SelectAll, StreamExt};
 use serde_json::json;
 
-use super::Chunks;
 use super::line::Line;
 use super::query::Query;
+use super::{Chunks, REPLICA_SILENT};
 use crate::upstream::Repeats;
 
 /// One answer in the making.
@@ -144,6 +144,7 @@ impl Merge {
         match line.event.as_deref() {
             Some("edge-records-lost") => counts.lost += line.lost,
             Some("edge-record-unreadable") => counts.unreadable += 1,
+            Some(REPLICA_SILENT) => counts.silent.push(line.gateway.clone()),
             // An edge also tells that it started; that is nobody's connection.
             Some(_) | None => {}
         }

@@ -255,3 +255,29 @@ async fn a_replica_that_stops_takes_its_entries_along_and_a_newer_session_replac
     eventually("so is the replica", || two.fleet.directory().others().is_empty()).await;
     assert_eq!(two.fleet.directory().epoch("oslo-1"), Some(6));
 }
+
+#[tokio::test]
+async fn the_audit_is_asked_of_every_replica_and_who_refuses_is_named() {
+    let lab = Lab::new().await;
+    let (one, two, three) = (lab.replica("one").await, lab.replica("two").await, lab.replica("three").await);
+    let line = r#"{"time":"2026-11-16T00:00:00.000Z","gateway":"gw","site":"oslo","service":"web","decision":"allow"}"#;
+    std::fs::write(lab.home.path().join("two/fleet.jsonl"), format!("{line}\n")).unwrap();
+    two.fleet.show_journals(Journals::new(&lab.home.path().join("two")));
+    // The third shows nothing, as a replica from before there was an audit.
+    eventually("the others are known", || one.fleet.directory().others().len() == 2).await;
+    let (journals, silent) = one.fleet.ask_audit("service=web").await;
+    let mut merge = crate::audit::Merge::new(audit::Query::default(), journals, silent);
+    let mut text = String::new();
+    while let Some(piece) = merge.next().await {
+        text.push_str(std::str::from_utf8(&piece).unwrap());
+    }
+    let lines: Vec<serde_json::Value> =
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.len(), 2, "{text}");
+    let summary = &lines[1]["summary"];
+    let silent = summary["silentReplicas"].as_array().unwrap();
+    assert_eq!((summary["records"].as_u64(), silent.len()), (Some(1), 1), "{text}");
+    for replica in [one, two, three] {
+        replica.stop.cancel();
+    }
+}

@@ -209,9 +209,13 @@ fn a_client_that_no_policy_names_is_reset_at_once() {
     let world = World::start("quic");
     for (from, to) in [("oslo", "rome"), ("cloud", "rome"), ("rome", "cloud")] {
         drop(world.connect(from, to));
-        let stranger = connect(STRANGER, world.at(from, to)).unwrap();
         let asked = Instant::now();
-        assert_eq!(ending(&stranger), Some(ErrorKind::ConnectionReset), "{from} to {to}");
+        // The reset may be faster than the connect.
+        let ended = match connect(STRANGER, world.at(from, to)) {
+            Ok(stranger) => ending(&stranger),
+            Err(error) => Some(error.kind()),
+        };
+        assert_eq!(ended, Some(ErrorKind::ConnectionReset), "{from} to {to}");
         assert!(asked.elapsed() < Duration::from_secs(1), "{:?}", asked.elapsed());
         let record = world.record("the refusal is recorded", |line| {
             line["gateway"] == from && line["service"] == format!("echo-{to}") && line["decision"] == "deny"
