@@ -219,6 +219,13 @@ impl Passage {
         Ok(Admitted { view, who, permit, entry })
     }
 
+    /// Judges the claim of a connection, and counts it. On refusal call `refuse`.
+    pub fn admit_connection(&mut self) -> Result<Admitted, Refusal> {
+        let admitted = self.admit()?;
+        self.connect(&admitted)?;
+        Ok(admitted)
+    }
+
     /// Counts it as a connection, under the limits of every policy that lets it in. On refusal call `refuse`.
     pub fn connect(&mut self, admitted: &Admitted) -> Result<(), Refusal> {
         let Admitted { permit, who, .. } = admitted;

@@ -1,6 +1,6 @@
 //! Counts of what is asked and answered.
 
-use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
+use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -24,7 +24,7 @@ pub struct Figures {
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct Query {
     transport: &'static str,
-    outcome: Outcome,
+    outcome: &'static str,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -33,7 +33,7 @@ struct Failure {
 }
 
 /// What became of a query.
-#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq, EncodeLabelValue)]
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Outcome {
     Answered,
     NoData,
@@ -53,6 +53,18 @@ impl Outcome {
             Answer::Refused => Outcome::Refused,
             Answer::Forward => Outcome::Forwarded,
             Answer::NotYet => Outcome::NotYet,
+        }
+    }
+
+    fn word(self) -> &'static str {
+        match self {
+            Outcome::Answered => "answered",
+            Outcome::NoData => "no-data",
+            Outcome::NoName => "no-name",
+            Outcome::Refused => "refused",
+            Outcome::Forwarded => "forwarded",
+            Outcome::NotYet => "not-yet",
+            Outcome::Malformed => "malformed",
         }
     }
 }
@@ -77,7 +89,7 @@ impl Figures {
             Transport::Udp => "udp",
             Transport::Tcp => "tcp",
         };
-        self.queries.get_or_create(&Query { transport, outcome }).inc();
+        self.queries.get_or_create(&Query { transport, outcome: outcome.word() }).inc();
     }
 
     pub fn count_failed(&self, reason: &'static str) {

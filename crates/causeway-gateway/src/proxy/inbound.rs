@@ -62,13 +62,10 @@ fn carries(content: Content, protocol: Protocol) -> bool {
 
 /// The bytes of one connection.
 async fn tcp(shared: Arc<Shared>, mut passage: Passage, stream: Stream) {
-    let admitted = match passage.admit() {
+    let admitted = match passage.admit_connection() {
         Ok(admitted) => admitted,
         Err(refusal) => return refuse(passage, &refusal, stream),
     };
-    if let Err(refusal) = passage.connect(&admitted) {
-        return refuse(passage, &refusal, stream);
-    }
     let Claim::Reach { service, .. } = &admitted.entry.claim else { return };
     let Some(service) = admitted.view.services.get(service) else { return };
     let dialled = tokio::select! {

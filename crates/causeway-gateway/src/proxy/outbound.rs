@@ -41,13 +41,10 @@ async fn tcp(shared: Arc<Shared>, accepted: Accepted, protocol: Protocol) {
     let claim = Claim::Use { service: service.clone(), client: client.ip() };
     let word = protocol_word(protocol);
     let mut passage = Passage::begin(&shared, Direction::Outbound, word, claim, Some(client));
-    let admitted = match passage.admit() {
+    let admitted = match passage.admit_connection() {
         Ok(admitted) => admitted,
         Err(refusal) => return refuse(passage, &refusal, stream),
     };
-    if let Err(refusal) = passage.connect(&admitted) {
-        return refuse(passage, &refusal, stream);
-    }
     if let Err(error) = prepare(&stream) {
         return passage.end(End::ClientReset, Some(error.to_string()));
     }

@@ -115,7 +115,7 @@ pub async fn open_node(
 ) -> Result<Opened, NotReached> {
     let claim = Claim::UseNode { node: node.clone(), port, who };
     let mut passage = Passage::begin(shared, Direction::Outbound, PROTOCOL, claim, client);
-    let admitted = match passage.admit() {
+    let admitted = match passage.admit_connection() {
         Ok(admitted) => admitted,
         Err(refusal) => return Err(NotReached::Refused(refusal).record(shared, passage)),
     };
@@ -271,7 +271,7 @@ pub async fn serve(shared: Arc<Shared>, origin: SiteName, header: StreamHeader, 
     let claim =
         Claim::ReachNode { node: node.clone(), port: number, origin, subject: header.subject.clone() };
     let mut passage = Passage::begin(&shared, Direction::Inbound, PROTOCOL, claim, client);
-    let admitted = match port.and_then(|_| passage.admit()) {
+    let admitted = match port.and_then(|_| passage.admit_connection()) {
         Ok(admitted) => admitted,
         Err(refusal) => {
             stream.refuse(refusal.code());
