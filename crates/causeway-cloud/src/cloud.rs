@@ -40,6 +40,7 @@ use crate::health::StoreHealth;
 use crate::identity::{
     EnrolmentLimits, EnrolmentServer, IdentityConfig, IdentityError, Registrar, host_name, outward_addresses,
 };
+use crate::listening::{Board, ListeningReporter};
 use crate::netmaps::{NetmapDesk, Reporter};
 use crate::reconcile::Reconciler;
 use crate::replicas::{self, Carrier, Directory, Fleet, Links, Place, Whereabouts};
@@ -121,6 +122,7 @@ pub struct Cloud {
     reconciler: Reconciler,
     desk: NetmapDesk,
     reporter: Reporter,
+    listening: ListeningReporter,
     gateway: Gateway,
     doors: Doors,
     follower: NetmapFollower,
@@ -190,10 +192,11 @@ impl Cloud {
         let directory = open_directory(&config, &store, &registrar).await?;
         let intake = Arc::new(open_intake(&config, &data_dir, &store)?);
         metrics.register(|registry| intake.figures().register(registry));
+        let board = Arc::new(Board::default());
         let carrier = Arc::new(Carrier::default());
         let passengers = Passengers {
             netmaps: Arc::new(desk.clone()),
-            upstream: Arc::new(upstream::Sink(intake.clone())),
+            upstream: Arc::new(upstream::Sink { intake: intake.clone(), board: board.clone() }),
             streams: carrier.clone(),
         };
         let sessions = Sessions::new(
@@ -247,6 +250,7 @@ impl Cloud {
             limits: Limits::default(),
         };
         let reporter = Reporter { desk: desk.clone(), registry: registry.clone() };
+        let listening = ListeningReporter { board, registry: registry.clone(), own: gateway.regrets() };
         let reconciler =
             Reconciler::new(registry, readiness.register("reconcile"), &metrics).telling(desk.clone());
         let folder = match &config.store {
@@ -272,6 +276,7 @@ impl Cloud {
             reconciler,
             desk,
             reporter,
+            listening,
             gateway,
             doors,
             follower,
@@ -331,6 +336,7 @@ impl Cloud {
         back.spawn(named("the compiler of netmaps", Box::pin(self.desk.run(servants.clone()))));
         back.spawn(named("the gateway's netmaps", Box::pin(self.follower.run(servants.clone()))));
         back.spawn(named("the gateway's records", Box::pin(self.records.run(servants.clone()))));
+        back.spawn(named("the reporter of listeners", Box::pin(self.listening.run(servants.clone()))));
         back.spawn(named("the reporter of netmaps", Box::pin(self.reporter.run(servants.clone()))));
         back.spawn(named("the watch over the store", Box::pin(self.health.run(servants.clone()))));
         back.spawn(named("the admin server", Box::pin(self.admin.run(servants.clone()))));

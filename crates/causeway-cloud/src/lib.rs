@@ -16,6 +16,7 @@ mod first;
 pub mod gateway;
 mod health;
 pub mod identity;
+mod listening;
 pub mod netmaps;
 mod reconcile;
 pub mod replicas;

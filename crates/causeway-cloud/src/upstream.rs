@@ -30,6 +30,7 @@ pub use figures::UpstreamFigures;
 pub use own::{OwnRecords, OwnWriter, own_records};
 pub use repeats::Repeats;
 
+use crate::listening::Board;
 use crate::sessions::{Later, UpstreamSink};
 use cursor::Step;
 use journal::Journal;
@@ -53,14 +54,24 @@ pub enum UpstreamError {
 }
 
 /// Hands the batches of sessions to the intake.
-pub struct Sink(pub Arc<Intake>);
+pub struct Sink {
+    pub intake: Arc<Intake>,
+    /// Where a gateway's newest status is read at once.
+    pub board: Arc<Board>,
+}
 
 impl UpstreamSink for Sink {
     fn take(&self, peer: &PeerId, message: Upstream) -> Later<'static, Option<UpstreamAck>> {
-        let (intake, peer) = (self.0.clone(), peer.clone());
+        let (intake, board, peer) = (self.intake.clone(), self.board.clone(), peer.clone());
         Box::pin(async move {
             let settled = match Batch::from_message(message) {
-                Ok(batch) => intake.settle(&peer, &batch).await,
+                Ok(batch) => {
+                    let settled = intake.settle(&peer, &batch).await;
+                    if let Some(status) = cursor::latest_status(&batch, 0, intake.clock.now()) {
+                        board.tell_status(peer.gateway(), &status.record);
+                    }
+                    settled
+                }
                 Err(malformed) => Err(malformed),
             };
             if let Err(error) = &settled {

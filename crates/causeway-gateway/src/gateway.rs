@@ -26,6 +26,7 @@ use crate::proxy::connect::{AllowList, TlsDoor, UnixDoor, door};
 use crate::proxy::listeners::{Arrival, Listeners, Places, Report};
 use crate::proxy::udp::{Sessions, UdpBackends, UdpOptions};
 use crate::proxy::{inbound, outbound, udp};
+use crate::regrets::Regrets;
 use crate::room::Room;
 
 /// What a role gives.
@@ -161,6 +162,11 @@ impl Gateway {
     pub fn register(&self, registry: &mut prometheus_client::registry::Registry) {
         self.shared.figures.register(registry);
         self.dns.register(registry);
+    }
+
+    /// What it should do and cannot, as that changes.
+    pub fn regrets(&self) -> Regrets {
+        Regrets::new(self.dns.state(), self.listening())
     }
 
     /// Where names are answered, and where not, as it changes.

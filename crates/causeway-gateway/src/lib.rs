@@ -23,6 +23,8 @@ pub mod limits;
 
 pub mod figures;
 
+pub mod regrets;
+
 pub mod place;
 
 pub mod proxy;

@@ -113,6 +113,12 @@ impl Upstream {
         self.append(Kind::Status, status.to_string().into_bytes());
     }
 
+    /// What this edge should do and cannot. The cloud shows it at the EGateway.
+    pub fn report_regrets(&self, software: &str, regrets: &[String]) {
+        let status = serde_json::json!({"software": software, "regrets": regrets});
+        self.append(Kind::Status, status.to_string().into_bytes());
+    }
+
     /// What one session has to send. Every session takes its own.
     pub fn feed(&self) -> Feed {
         let mut shown = self.inner.shown.clone();

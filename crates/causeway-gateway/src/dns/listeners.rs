@@ -77,6 +77,8 @@ impl Listeners {
             }
             match bind(*address).await {
                 Ok((socket, listener, bound)) => self.start(*address, bound, socket, listener),
+                // A host without IPv6 has no such loopback, and nobody misses it.
+                Err(error) if address.ip().is_loopback() && error.kind() == ErrorKind::AddrNotAvailable => {}
                 Err(error) => findings.push(Finding { address: *address, why: in_words(&error) }),
             }
         }

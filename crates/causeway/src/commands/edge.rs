@@ -16,6 +16,7 @@ use causeway_edge::link::Passengers;
 use causeway_edge::netmap::NetmapKeeper;
 use causeway_edge::upstream::{self, Upstream};
 use causeway_edge::{Edge, EdgeError, Enrolled};
+use causeway_gateway::regrets::Regrets;
 use tokio_util::sync::CancellationToken;
 
 use super::WrongUsage;
@@ -31,6 +32,8 @@ Examples:
   causeway edge --data-dir /var/lib/causeway                   ever after
 
 A token on the command line can be seen by other users of this host; @FILE and - keep it to yourself.";
+
+const SOFTWARE: &str = concat!("causeway ", env!("CARGO_PKG_VERSION"));
 
 /// Longer than any token.
 const TOKEN_BYTES_MAX: u64 = 64 * 1024;
@@ -136,7 +139,10 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
         let forwarding = CancellationToken::new();
         let link = CancellationToken::new();
         let gateway = async {
-            gateway.run(forwarding.clone()).await;
+            tokio::select! {
+                () = gateway.run(forwarding.clone()) => {}
+                () = report(gateway.regrets(), upstream.as_ref()) => {}
+            }
             link.cancel();
         };
         let edge = async {
@@ -165,12 +171,22 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     }
 }
 
+/// Tells the cloud what cannot be listened on, as that changes.
+async fn report(mut regrets: Regrets, upstream: Option<&Upstream>) {
+    loop {
+        let lines = regrets.next().await;
+        if let Some(upstream) = upstream {
+            upstream.report_regrets(SOFTWARE, &lines);
+        }
+    }
+}
+
 /// The queue for the cloud. Without it the edge can do all its work but report.
 fn open_upstream(config: &Config) -> Option<Upstream> {
     let folder = config.data_dir.value.join("upstream");
     match Upstream::open(&folder, upstream::Limits::default()) {
         Ok(queue) => {
-            queue.report_start(concat!("causeway ", env!("CARGO_PKG_VERSION")));
+            queue.report_start(SOFTWARE);
             Some(queue)
         }
         Err(error) => {

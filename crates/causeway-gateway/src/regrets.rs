@@ -1,0 +1,92 @@
+//! What a gateway should do and cannot at this moment, in words: for conditions and reports.
+//!
+//! Told when it has lasted for a moment, so that a restart is no news. Nothing here decides what is tried again.
+
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use crate::dns::DnsState;
+use crate::proxy::listeners::Report;
+
+/// Longer than a listener needs to be tried again.
+const SETTLE: Duration = Duration::from_secs(2);
+/// What people read at most; the rest is counted.
+const LINES_MAX: usize = 8;
+
+pub struct Regrets {
+    dns: watch::Receiver<DnsState>,
+    listening: watch::Receiver<Report>,
+    told: Option<Vec<String>>,
+}
+
+impl Regrets {
+    pub(crate) fn new(dns: watch::Receiver<DnsState>, listening: watch::Receiver<Report>) -> Regrets {
+        Regrets { dns, listening, told: None }
+    }
+
+    /// What cannot be done, when that is news. Empty: all is well.
+    pub async fn next(&mut self) -> Vec<String> {
+        loop {
+            tokio::time::sleep(SETTLE).await;
+            let lines = lines(&self.dns.borrow_and_update(), &self.listening.borrow_and_update());
+            if self.told.as_ref() != Some(&lines) {
+                self.told = Some(lines.clone());
+                return lines;
+            }
+            tokio::select! {
+                Ok(()) = self.dns.changed() => {}
+                Ok(()) = self.listening.changed() => {}
+                // The gateway is gone, and so is what it could not do.
+                else => return std::future::pending().await,
+            }
+        }
+    }
+}
+
+fn lines(dns: &DnsState, listening: &Report) -> Vec<String> {
+    let names = dns.findings.iter();
+    let names =
+        names.map(|finding| format!("names are not answered at {}: {}", finding.address, finding.why));
+    let presences = listening.troubles.iter().map(|trouble| match &trouble.service {
+        Some(service) => format!("the presence of {service} does not listen: {}", trouble.why),
+        None => trouble.why.clone(),
+    });
+    let mut lines: Vec<String> = names.chain(presences).collect();
+    if lines.len() > LINES_MAX {
+        let rest = lines.split_off(LINES_MAX).len();
+        lines.push(format!("and {rest} more"));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dns::Finding;
+    use crate::proxy::listeners::Trouble;
+
+    #[test]
+    fn what_cannot_be_done_is_said_in_a_few_lines() {
+        let finding = Finding { address: "10.0.0.9:53".parse().unwrap(), why: "it is away".into() };
+        let dns = DnsState { findings: vec![finding], ..DnsState::default() };
+        let trouble =
+            |service: Option<&str>| Trouble { service: service.map(Into::into), why: "no room".into() };
+        let report = |count: usize| {
+            let mut troubles = vec![trouble(Some("web")); count];
+            troubles.push(trouble(None));
+            Report { troubles, ..Report::default() }
+        };
+        assert_eq!(
+            lines(&dns, &report(1)),
+            [
+                "names are not answered at 10.0.0.9:53: it is away",
+                "the presence of web does not listen: no room",
+                "no room",
+            ]
+        );
+        let many = lines(&dns, &report(20));
+        assert_eq!((many.len(), many[LINES_MAX].as_str()), (LINES_MAX + 1, "and 14 more"));
+        assert!(lines(&DnsState::default(), &Report::default()).is_empty());
+    }
+}
