@@ -23,6 +23,8 @@ use crate::peers::Peers;
 use crate::place::Place;
 use crate::proxy::backends::Backends;
 use crate::proxy::connect::{AllowList, TlsDoor, UnixDoor, door};
+use crate::proxy::entry::{self, Speech};
+use crate::proxy::http::Http;
 use crate::proxy::listeners::{Arrival, Listeners, Places, Report};
 use crate::proxy::udp::{Sessions, UdpBackends, UdpOptions};
 use crate::proxy::{inbound, outbound, udp};
@@ -47,6 +49,9 @@ pub struct Options {
     pub standing: Standing,
     /// More addresses to listen on, by service: for those who have no rights on this host.
     pub ports: BTreeMap<ServiceName, SocketAddr>,
+    /// One address for many names: by the host of requests, and by the name that TLS asks for.
+    pub entry_http: Option<SocketAddr>,
+    pub entry_tls: Option<SocketAddr>,
     /// What may cross at the same time. Each connection costs a file and some KiB; as many as local ports of one address.
     pub connections_max: usize,
     /// How long a backend, or a stream to another site, may take.
@@ -78,6 +83,8 @@ impl Default for Options {
             listen: true,
             standing: Standing::Auto,
             ports: BTreeMap::new(),
+            entry_http: None,
+            entry_tls: None,
             connections_max: 65_536,
             connect_timeout: Duration::from_secs(5),
             idle_timeout: Duration::from_secs(3600),
@@ -102,9 +109,12 @@ pub struct Shared {
     pub backends: Backends,
     pub udp_sessions: Sessions,
     pub udp_backends: UdpBackends,
+    pub http: Http,
     pub figures: Figures,
     pub options: Options,
     reports: watch::Sender<Report>,
+    /// Nothing new begins; what can finish does.
+    pub stopping: CancellationToken,
 }
 
 impl Shared {
@@ -120,6 +130,8 @@ impl Shared {
             backends: Backends::new(&options),
             udp_sessions: Sessions::new(&options.udp),
             udp_backends: UdpBackends::default(),
+            http: Http::default(),
+            stopping: CancellationToken::new(),
             figures: Figures::default(),
             options,
             reports: watch::Sender::default(),
@@ -213,10 +225,17 @@ impl Gateway {
         let naming = tokio::spawn(async move { dns.run(until).await });
         let (shared, until) = (self.shared.clone(), ending.clone());
         let asking = tokio::spawn(async move { shared.backends.run(until).await });
+        let options = &self.shared.options;
+        for (address, speech) in [(options.entry_http, Speech::Http), (options.entry_tls, Speech::Tls)] {
+            let Some(address) = address else { continue };
+            let (shared, tasks) = (self.shared.clone(), self.tasks.clone());
+            self.tasks.spawn(entry::keep(shared, address, speech, tasks, stop.clone()));
+        }
         if self.shared.options.listen {
             self.accept(room, &stop).await;
         }
         stop.cancelled().await;
+        self.shared.stopping.cancel();
         self.tasks.close();
         let _ = tokio::time::timeout(self.shared.options.drain, self.tasks.wait()).await;
         self.shared.live.stop();
@@ -262,10 +281,15 @@ const LAST_RECORDS: Duration = Duration::from_secs(1);
 /// Judges everything again when a netmap arrives. Goes on while the gateway drains: a policy may be removed then, too.
 async fn judge(shared: Arc<Shared>, ending: CancellationToken) {
     let mut netmaps = shared.netmaps();
+    let mut tidying = tokio::time::interval(Http::TIDY_PERIOD);
     loop {
         tokio::select! {
             biased;
             () = ending.cancelled() => return,
+            _ = tidying.tick() => {
+                shared.http.tidy(&shared.view());
+                continue;
+            }
             changed = netmaps.changed() => if changed.is_err() {
                 return ending.cancelled().await;
             },

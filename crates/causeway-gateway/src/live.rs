@@ -136,6 +136,11 @@ impl Entry {
         self.why.get().cloned().unwrap_or(Cut::Stopped)
     }
 
+    /// Why it was cut, if it was.
+    pub fn why(&self) -> Option<Cut> {
+        self.why.get().cloned()
+    }
+
     /// Ends it. The first reason counts.
     pub fn end(&self, why: Cut) {
         let _ = self.why.set(why);

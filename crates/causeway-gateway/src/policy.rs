@@ -121,6 +121,11 @@ impl Permit {
         Permit { rules: vec![Rule { policy: "connect-allow".into(), limits: None, http: Vec::new() }] }
     }
 
+    /// Does any of its policies look at method and path?
+    pub fn reads_requests(&self) -> bool {
+        self.rules.iter().any(|rule| !rule.http.is_empty())
+    }
+
     /// The policies that let somebody in, first the one that is named in the audit.
     pub fn rules(&self) -> &[Rule] {
         &self.rules

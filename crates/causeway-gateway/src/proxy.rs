@@ -11,6 +11,12 @@ pub mod pump;
 
 pub mod connect;
 
+pub mod http;
+
+pub mod entry;
+
+pub mod sni;
+
 pub mod backends;
 
 pub mod listeners;

@@ -9,6 +9,7 @@ use tokio::net::TcpStream;
 
 use super::backends::Dialled;
 use super::connect;
+use super::http;
 use super::outbound::{KEEPALIVE, code_for, code_for_cut, judge_end};
 use super::pump::{Socket, cross, stream_side};
 use super::udp;
@@ -35,7 +36,15 @@ async fn service(shared: Arc<Shared>, origin: SiteName, header: StreamHeader, st
     let client = crossing.as_ref().ok().and_then(Crossing::client);
     let word = protocol.map_or("unknown", protocol_word);
     let content = crossing.and_then(|crossing| crossing.content());
-    let passage = Passage::begin(&shared, Direction::Inbound, word, claim, client);
+    if let (Some(Protocol::Http | Protocol::Grpc), Ok(Content::Requests | Content::Upgrade)) =
+        (protocol, &content)
+        && claim.judge(&shared.view()).is_ok()
+    {
+        // Every request has a passage of its own.
+        let multiplexed = content == Ok(Content::Requests);
+        return http::inbound::serve(shared, claim, client, multiplexed, stream).await;
+    }
+    let mut passage = Passage::begin(&shared, Direction::Inbound, word, claim, client);
     let content = match content {
         Ok(content) if protocol.is_none_or(|protocol| carries(content, protocol)) => content,
         Ok(_) => return refuse(passage, &Refusal::Malformed { why: "not what the service speaks" }, stream),
@@ -44,9 +53,10 @@ async fn service(shared: Arc<Shared>, origin: SiteName, header: StreamHeader, st
     match content {
         Content::Bytes => tcp(shared, passage, stream).await,
         Content::Datagrams => udp::serve_inbound(shared, passage, stream).await,
-        // TODO issue 4: `http` serves these.
         Content::Requests | Content::Upgrade => {
-            refuse(passage, &Refusal::Malformed { why: "not yet understood" }, stream);
+            let refusal = passage.admit().err();
+            let refusal = refusal.unwrap_or(Refusal::Malformed { why: "not what the service speaks" });
+            refuse(passage, &refusal, stream);
         }
     }
 }

@@ -9,6 +9,7 @@ use causeway_netmap::{Presence, Protocol, Service, SiteName};
 use tokio::net::TcpStream;
 
 use super::backends::Dialled;
+use super::http;
 use super::inbound::prepare;
 use super::listeners::Accepted;
 use super::pump::{Ended, Socket, cross, reset, stream_side};
@@ -28,8 +29,10 @@ pub async fn serve(shared: Arc<Shared>, accepted: Accepted) {
         Protocol::Tcp | Protocol::Https | Protocol::Kafka => {
             tcp(shared, accepted, presence.protocol).await;
         }
-        // TODO issue 4: `http` serves these. Bytes alone would slip past the rules for requests.
-        Protocol::Http | Protocol::Grpc => reset(accepted.stream),
+        Protocol::Http | Protocol::Grpc => {
+            let Accepted { stream, client, service } = accepted;
+            http::outbound::serve(shared, stream, client, http::Door::Presence(service)).await;
+        }
         // Has no connections.
         Protocol::Udp => reset(accepted.stream),
     }

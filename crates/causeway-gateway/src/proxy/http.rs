@@ -1,0 +1,80 @@
+//! Services whose requests are read: HTTP and gRPC, from a client's connection to a backend's and back.
+//!
+//! A client's request is judged at both ends by method and path. Between gateways, requests of one subject share streams as
+//! HTTP/2; what may become something else (WebSocket) has a stream of its own. The order below is the way of a request.
+
+pub mod outbound;
+
+pub mod inbound;
+
+mod exchange;
+
+mod connection;
+
+mod front;
+
+mod piped;
+
+mod judge;
+
+pub mod path;
+
+mod headers;
+
+mod aim;
+
+mod answer;
+
+mod body;
+
+mod channel;
+
+mod backend;
+
+mod tls;
+
+mod pool;
+
+mod tunnel;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use causeway_netmap::View;
+
+pub use exchange::Door;
+
+/// The connections of one gateway that wait for their next request.
+#[derive(Default)]
+pub struct Http {
+    routes: channel::Routes,
+    yards: backend::Yards,
+    /// Clients' connections, whether a request is on them or not.
+    connections: Arc<AtomicUsize>,
+}
+
+/// Room for one client's connection, until it is dropped.
+struct Place(Arc<AtomicUsize>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Http {
+    /// How often `tidy` is to be called.
+    pub const TIDY_PERIOD: Duration = Duration::from_secs(15);
+
+    fn place(&self, max: usize) -> Option<Place> {
+        let place = Place(self.connections.clone());
+        (place.0.fetch_add(1, Ordering::Relaxed) < max).then_some(place)
+    }
+
+    /// Closes connections that were not used for a while, or whose service is gone.
+    pub fn tidy(&self, view: &View) {
+        self.routes.tidy();
+        self.yards.tidy(|service| view.services.contains_key(service));
+    }
+}

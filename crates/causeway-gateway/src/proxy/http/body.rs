@@ -1,0 +1,329 @@
+//! Bodies on their way: counted, held back until they are wanted, and tied to the record of their request.
+//!
+//! Nothing is kept: a piece is passed on when the next hop asks for it, so whoever does not read holds up who writes.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use futures_util::task::AtomicWaker;
+use http::Response;
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+
+use super::connection::Boarded;
+use super::pool::Lease;
+use crate::audit::End;
+use crate::limits::Way;
+use crate::live::{Cut, Entry};
+use crate::passage::{Meter, Passage};
+use crate::peers::Later;
+
+/// From the client to the backend.
+pub struct Upload {
+    inner: Option<Incoming>,
+    meter: Option<Arc<Meter>>,
+    gate: Option<Arc<Gate>>,
+    done: Arc<AtomicBool>,
+    held: Option<Held>,
+}
+
+/// A piece that waits for its turn under a limit of bytes per second.
+type Held = (Frame<Bytes>, Later<'static, ()>);
+
+/// All of a piece moves at once, when all of it may.
+fn hold(frame: Frame<Bytes>, meter: Arc<Meter>, way: Way) -> Held {
+    let bytes = frame.data_ref().map_or(0, Bytes::len);
+    let turn = async move {
+        let mut left = bytes;
+        while left > 0 {
+            left -= meter.take(way, left).await.min(left);
+        }
+        meter.add(way, bytes);
+    };
+    (frame, Box::pin(turn))
+}
+
+fn poll_held(held: &mut Option<Held>, context: &mut Context<'_>) -> Poll<Option<Frame<Bytes>>> {
+    let Some((_, turn)) = held else { return Poll::Ready(None) };
+    std::task::ready!(turn.as_mut().poll(context));
+    Poll::Ready(held.take().map(|(frame, _)| frame))
+}
+
+impl Upload {
+    pub fn new(inner: Incoming, meter: Arc<Meter>) -> Upload {
+        let done = Arc::new(AtomicBool::new(inner.is_end_stream()));
+        Upload { inner: Some(inner), meter: Some(meter), gate: None, done, held: None }
+    }
+
+    /// Nothing: for a request that is sent once more.
+    pub fn empty() -> Upload {
+        Upload { inner: None, meter: None, gate: None, done: Arc::new(AtomicBool::new(true)), held: None }
+    }
+
+    /// Not asked for before the gate opens: the client waits with it for a `100 Continue`.
+    pub fn behind(mut self, gate: Arc<Gate>) -> Upload {
+        self.gate = Some(gate);
+        self
+    }
+
+    /// Becomes true when all of it was passed on.
+    pub fn done(&self) -> Arc<AtomicBool> {
+        self.done.clone()
+    }
+}
+
+impl Body for Upload {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let this = &mut *self;
+        if let Some(gate) = &this.gate {
+            std::task::ready!(gate.poll_open(context));
+            this.gate = None;
+        }
+        let Some(inner) = &mut this.inner else { return Poll::Ready(None) };
+        if this.held.is_none() {
+            match (std::task::ready!(Pin::new(&mut *inner).poll_frame(context)), &this.meter) {
+                (Some(Ok(frame)), Some(meter)) => {
+                    this.held = Some(hold(frame, meter.clone(), Way::Sent));
+                }
+                (Some(polled), _) => return Poll::Ready(Some(polled)),
+                (None, _) => {
+                    this.done.store(true, Ordering::Relaxed);
+                    return Poll::Ready(None);
+                }
+            }
+        }
+        let frame = std::task::ready!(poll_held(&mut this.held, context));
+        if inner.is_end_stream() || frame.as_ref().is_some_and(Frame::is_trailers) {
+            this.done.store(true, Ordering::Relaxed);
+        }
+        Poll::Ready(frame.map(Ok))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.held.is_none() && self.inner.as_ref().is_none_or(Incoming::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.as_ref().map_or(SizeHint::with_exact(0), Incoming::size_hint)
+    }
+}
+
+/// Holds a body back. Opened once.
+#[derive(Default)]
+pub struct Gate {
+    open: AtomicBool,
+    waker: AtomicWaker,
+}
+
+impl Gate {
+    pub fn open(&self) {
+        self.open.store(true, Ordering::Release);
+        self.waker.wake();
+    }
+
+    fn poll_open(&self, context: &mut Context<'_>) -> Poll<()> {
+        self.waker.register(context.waker());
+        match self.open.load(Ordering::Acquire) {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        }
+    }
+}
+
+/// The one record of a request, from its admission to the end of its response.
+pub struct Account {
+    passage: Option<Passage>,
+    entry: Arc<Entry>,
+    _boarded: Boarded,
+}
+
+impl Account {
+    pub fn new(passage: Passage, entry: Arc<Entry>, boarded: Boarded) -> Account {
+        Account { passage: Some(passage), entry, _boarded: boarded }
+    }
+
+    pub fn entry(&self) -> &Arc<Entry> {
+        &self.entry
+    }
+
+    pub fn meter(&self) -> Option<Arc<Meter>> {
+        self.passage.as_ref().map(|passage| passage.meter().clone())
+    }
+
+    pub fn set_status(&mut self, status: u16) {
+        if let Some(passage) = &mut self.passage {
+            passage.set_status(status);
+        }
+    }
+
+    /// The first end counts.
+    pub fn end(&mut self, end: End, reason: Option<String>) {
+        let Some(passage) = self.passage.take() else { return };
+        match self.entry.why() {
+            Some(cut) => passage.cut(&cut),
+            None => passage.end(end, reason),
+        }
+    }
+}
+
+impl Drop for Account {
+    /// Nobody waited for the end: the client is gone, or its connection was cut.
+    fn drop(&mut self) {
+        self.end(End::ClientReset, None);
+    }
+}
+
+/// From the backend to the client.
+pub struct Download {
+    inner: Inner,
+    account: Option<Account>,
+    cut: Option<Later<'static, Cut>>,
+    lease: Option<Lease>,
+    left: Option<u64>,
+    held: Option<Held>,
+    /// How it ends when all of it has passed.
+    end: (End, Option<String>),
+}
+
+enum Inner {
+    Streamed(Incoming),
+    Said(Option<Bytes>),
+}
+
+impl Download {
+    /// What a gateway says itself. Its record is written already.
+    pub fn said(response: Response<Bytes>) -> Response<Download> {
+        response.map(|text| Download {
+            inner: Inner::Said(Some(text).filter(|text| !text.is_empty())),
+            account: None,
+            cut: None,
+            lease: None,
+            left: None,
+            held: None,
+            end: (End::Done, None),
+        })
+    }
+
+    /// What came from a backend, or from the gateway before it.
+    pub fn streamed(inner: Incoming, account: Account, lease: Lease, end: (End, Option<String>)) -> Download {
+        let left = inner.size_hint().exact();
+        let entry = account.entry().clone();
+        let cut: Later<'static, Cut> = Box::pin(async move { entry.cut().await });
+        let (account, cut, lease) = (Some(account), Some(cut), Some(lease));
+        Download { inner: Inner::Streamed(inner), account, cut, lease, left, held: None, end }
+    }
+
+    fn finish(&mut self) {
+        if let Some(mut account) = self.account.take() {
+            let (end, reason) = std::mem::replace(&mut self.end, (End::Done, None));
+            account.end(end, reason);
+        }
+        if let Some(lease) = self.lease.take() {
+            lease.give_back();
+        }
+        self.cut = None;
+    }
+
+    /// A piece goes on.
+    fn pass(&mut self, frame: Frame<Bytes>) -> Frame<Bytes> {
+        match frame.data_ref() {
+            Some(data) => self.left = self.left.map(|left| left.saturating_sub(data.len() as u64)),
+            // Trailers: nobody asks for more after them.
+            None => self.finish(),
+        }
+        frame
+    }
+
+    fn is_finished(&self) -> bool {
+        self.left == Some(0) || self.is_end_stream()
+    }
+}
+
+/// A body did not come to its end.
+#[derive(Debug, thiserror::Error)]
+pub enum Broken {
+    #[error("the request may not go on")]
+    Cut,
+    #[error(transparent)]
+    Backend(#[from] hyper::Error),
+}
+
+impl Body for Download {
+    type Data = Bytes;
+    type Error = Broken;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        let this = &mut *self;
+        if let Some(cut) = &mut this.cut
+            && cut.as_mut().poll(context).is_ready()
+        {
+            this.account = None;
+            this.lease = None;
+            return Poll::Ready(Some(Err(Broken::Cut)));
+        }
+        let inner = match &mut this.inner {
+            Inner::Said(text) => return Poll::Ready(text.take().map(|text| Ok(Frame::data(text)))),
+            Inner::Streamed(inner) => inner,
+        };
+        if let Some(frame) = std::task::ready!(poll_held(&mut this.held, context)) {
+            return Poll::Ready(Some(Ok(this.pass(frame))));
+        }
+        let polled = std::task::ready!(Pin::new(inner).poll_frame(context));
+        match polled {
+            Some(Ok(frame)) => {
+                let Some(meter) = this.account.as_ref().and_then(Account::meter) else {
+                    return Poll::Ready(Some(Ok(this.pass(frame))));
+                };
+                this.held = Some(hold(frame, meter, Way::Received));
+                let frame = std::task::ready!(poll_held(&mut this.held, context));
+                Poll::Ready(frame.map(|frame| Ok(this.pass(frame))))
+            }
+            Some(Err(error)) => {
+                if let Some(mut account) = this.account.take() {
+                    account.end(End::BackendReset, Some(error.to_string()));
+                }
+                this.lease = None;
+                Poll::Ready(Some(Err(error.into())))
+            }
+            None => {
+                this.finish();
+                Poll::Ready(None)
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.inner {
+            Inner::Said(text) => text.is_none(),
+            Inner::Streamed(inner) => self.held.is_none() && inner.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.inner {
+            Inner::Said(text) => SizeHint::with_exact(text.as_ref().map_or(0, |text| text.len() as u64)),
+            Inner::Streamed(inner) => inner.size_hint(),
+        }
+    }
+}
+
+impl Drop for Download {
+    /// Who knows the length does not ask for the end.
+    fn drop(&mut self) {
+        if self.is_finished() {
+            self.finish();
+        }
+    }
+}

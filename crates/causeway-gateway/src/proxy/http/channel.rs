@@ -1,0 +1,102 @@
+//! Requests to the gateway of another site: many over one stream as HTTP/2, or one on a stream of its own as HTTP/1.1.
+//!
+//! The other gateway judges by the header of a stream, so every subject has streams of its own.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use causeway_netmap::{ServiceName, SiteName};
+use http::{Request, Response};
+use hyper::body::Incoming;
+
+use super::answer::Verdict;
+use super::body::Upload;
+use super::piped::{Note, Piped};
+use super::pool::{Lease, Lines, Opened, Single};
+use crate::gateway::Shared;
+use crate::peers::{Content, Crossing, Later};
+use crate::policy::{Refusal, Who};
+
+/// An idle stream costs both ends some KiB; a new one costs no round trip.
+const IDLE: Duration = Duration::from_secs(120);
+
+/// Where a stream leads, and for whom.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Route {
+    pub service: ServiceName,
+    pub home: SiteName,
+    pub who: Who,
+}
+
+/// The streams to all other sites.
+#[derive(Default)]
+pub struct Routes {
+    routes: Mutex<HashMap<Route, Arc<Lines>>>,
+}
+
+impl Routes {
+    /// Sends a request beside others.
+    pub async fn send(
+        &self,
+        shared: &Shared,
+        route: &Route,
+        client: SocketAddr,
+        request: Request<Upload>,
+    ) -> Result<(Response<Incoming>, Lease), Verdict> {
+        let lines = {
+            let mut routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
+            match routes.get(route) {
+                Some(lines) => lines.clone(),
+                None => routes.entry(route.clone()).or_default().clone(),
+            }
+        };
+        let open = || -> Later<'_, _> { Box::pin(open(shared, route, Content::Requests, client)) };
+        lines.send(request, open).await
+    }
+
+    /// Closes what was not used for a while.
+    pub fn tidy(&self) {
+        let mut routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
+        routes.retain(|_, lines| !lines.tidy(IDLE) || Arc::strong_count(lines) > 1);
+    }
+}
+
+/// Sends a request on a stream of its own.
+pub async fn send_alone(
+    shared: &Shared,
+    route: &Route,
+    client: SocketAddr,
+    request: Request<Upload>,
+) -> Result<(Response<Incoming>, Lease), Verdict> {
+    let opened = open(shared, route, Content::Upgrade, client).await?;
+    Single::connect(opened).await?.send(request).await
+}
+
+async fn open(
+    shared: &Shared,
+    route: &Route,
+    content: Content,
+    client: SocketAddr,
+) -> Result<Opened, Verdict> {
+    let Route { service, home, who } = route;
+    let header = Crossing::new(content, client).to_service(service, home, who);
+    let opening = tokio::time::timeout(shared.options.connect_timeout, shared.peers.open_stream(header));
+    let away = || Verdict::from(&Refusal::SiteAway { site: home.clone() });
+    match opening.await {
+        Ok(Ok(stream)) => {
+            let note = Arc::new(Note::default());
+            let io = Box::new(Piped::new(stream, note.clone(), None));
+            Ok(Opened { io, note: Some(note), place: Box::new(()) })
+        }
+        Ok(Err(error)) => {
+            tracing::debug!(error = &error as &dyn std::error::Error, "no stream to another site");
+            Err(Verdict { text: error.to_string(), ..away() })
+        }
+        Err(_) => {
+            shared.peers.suspect(home);
+            Err(away())
+        }
+    }
+}

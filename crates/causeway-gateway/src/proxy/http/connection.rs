@@ -1,0 +1,171 @@
+//! One connection that carries requests, at either end of a crossing: what is on its way on it, and when it must end.
+//!
+//! Requests are judged when they come. When a netmap arrives, those on their way are judged again, and one that may not go
+//! on takes its connection with it. A connection on which nothing moves is closed.
+
+use std::collections::HashMap;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use causeway_netmap::View;
+
+use super::judge;
+use super::piped::Note;
+use crate::gateway::Shared;
+use crate::live::{Cut, Entry};
+use crate::peers::Later;
+
+/// Shared by the connection's task, its socket and its requests.
+pub struct Connection {
+    begun: Instant,
+    /// In milliseconds since the beginning.
+    moved: AtomicU64,
+    flights: Mutex<Flights>,
+    tunnel: Mutex<Option<Later<'static, ()>>>,
+    /// Several requests at once: HTTP/2.
+    multiplexed: AtomicBool,
+    /// The head that was read last has a length and a transfer encoding.
+    two_lengths: AtomicBool,
+    /// Of the stream it runs over, if it is one: a cut is told with its reason.
+    note: Option<Arc<Note>>,
+}
+
+#[derive(Default)]
+struct Flights {
+    next: u64,
+    all: HashMap<u64, Flight>,
+}
+
+/// A request on its way.
+struct Flight {
+    entry: Arc<Entry>,
+    method: String,
+    path: String,
+}
+
+/// Takes the request off its connection when it is dropped.
+pub struct Boarded {
+    connection: Arc<Connection>,
+    id: u64,
+}
+
+impl Drop for Boarded {
+    fn drop(&mut self) {
+        self.connection.flights().all.remove(&self.id);
+        self.connection.touch();
+    }
+}
+
+impl Connection {
+    pub fn new(note: Option<Arc<Note>>) -> Arc<Connection> {
+        Arc::new(Connection {
+            begun: Instant::now(),
+            moved: AtomicU64::new(0),
+            flights: Mutex::default(),
+            tunnel: Mutex::default(),
+            multiplexed: AtomicBool::new(false),
+            two_lengths: AtomicBool::new(false),
+            note,
+        })
+    }
+
+    /// A request sets out. From now on it is judged with every netmap.
+    pub fn board(self: &Arc<Self>, entry: Arc<Entry>, method: &str, path: &str) -> Boarded {
+        let mut flights = self.flights();
+        let id = flights.next;
+        flights.next += 1;
+        flights.all.insert(id, Flight { entry, method: method.to_owned(), path: path.to_owned() });
+        Boarded { connection: self.clone(), id }
+    }
+
+    /// What the connection becomes after its last response.
+    pub fn become_tunnel(&self, tunnel: Later<'static, ()>) {
+        *self.tunnel.lock().unwrap_or_else(PoisonError::into_inner) = Some(tunnel);
+    }
+
+    /// Bytes moved on the socket.
+    pub fn touch(&self) {
+        self.moved.store(self.begun.elapsed().as_millis() as u64, Ordering::Relaxed);
+    }
+
+    pub fn is_waiting(&self) -> bool {
+        !self.multiplexed.load(Ordering::Relaxed) && self.flights().all.is_empty()
+    }
+
+    pub fn set_multiplexed(&self) {
+        self.multiplexed.store(true, Ordering::Relaxed);
+    }
+
+    pub fn set_two_lengths(&self) {
+        self.two_lengths.store(true, Ordering::Relaxed);
+    }
+
+    pub fn take_two_lengths(&self) -> bool {
+        self.two_lengths.swap(false, Ordering::Relaxed)
+    }
+
+    /// Drives the connection, then what it became, until it ends, may not go on, or is idle for too long.
+    pub async fn hold(&self, shared: &Shared, keep_alive: Duration, serving: impl Future<Output = ()>) {
+        let mut whole = pin!(async {
+            serving.await;
+            let tunnel = self.tunnel.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(tunnel) = tunnel {
+                tunnel.await;
+            }
+        });
+        let mut netmaps = shared.netmaps();
+        let mut follows = true;
+        let mut idle = pin!(tokio::time::sleep(keep_alive));
+        loop {
+            tokio::select! {
+                biased;
+                changed = netmaps.changed(), if follows => {
+                    follows = changed.is_ok();
+                    let view = netmaps.borrow_and_update().clone();
+                    if self.judge(&view) {
+                        return;
+                    }
+                }
+                () = &mut whole => return,
+                () = &mut idle => {
+                    let patience = match self.flights().all.is_empty() {
+                        true => keep_alive,
+                        false => shared.options.idle_timeout,
+                    };
+                    let quiet = self.begun.elapsed().saturating_sub(self.moved());
+                    if quiet >= patience {
+                        return;
+                    }
+                    // Looked at again when the shorter of the two could have passed.
+                    let wait = patience.min(keep_alive).saturating_sub(quiet).max(Duration::from_secs(1));
+                    idle.as_mut().reset(tokio::time::Instant::now() + wait);
+                }
+            }
+        }
+    }
+
+    /// Judges what is on its way. True: something may not go on.
+    fn judge(&self, view: &View) -> bool {
+        let mut cut = false;
+        for flight in self.flights().all.values() {
+            if let Err(refusal) = judge::holds(view, &flight.entry.claim, &flight.method, &flight.path) {
+                if let Some(note) = &self.note {
+                    note.say(refusal.code());
+                }
+                flight.entry.end(Cut::Revoked(refusal));
+                cut = true;
+            }
+        }
+        cut
+    }
+
+    fn moved(&self) -> Duration {
+        Duration::from_millis(self.moved.load(Ordering::Relaxed))
+    }
+
+    fn flights(&self) -> MutexGuard<'_, Flights> {
+        self.flights.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

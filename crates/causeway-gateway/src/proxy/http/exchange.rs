@@ -1,0 +1,339 @@
+//! One request and its response, at either end of a crossing: judged, sent on, and answered whatever happens.
+//!
+//! What is forwarded is what was judged. The two ends differ only in whom they ask about, and in what they say of the client.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use causeway_netmap::{Named, Protocol, ServiceName, View};
+use http::request::Parts;
+use http::{Request, Response, StatusCode, Version, header};
+use hyper::body::{Body, Incoming};
+use hyper::upgrade::OnUpgrade;
+
+use super::answer::{Form, Verdict, end_of_word};
+use super::backend::{Errand, Way};
+use super::body::{Account, Download, Gate, Upload};
+use super::channel::{self, Route};
+use super::connection::Connection;
+use super::headers::{self, HeadError};
+use super::judge::{self, Next};
+use super::pool::Lease;
+use super::tunnel::tunnel;
+use super::{aim, path};
+use crate::audit::End;
+use crate::gateway::Shared;
+use crate::limits::TooMany;
+use crate::live::Claim;
+use crate::passage::{Admitted, Direction, Meter, Passage, protocol_word};
+use crate::policy::Refusal;
+
+/// What the requests of one connection have in common.
+pub struct Exchange {
+    pub shared: Arc<Shared>,
+    pub connection: Arc<Connection>,
+    pub bearing: Bearing,
+}
+
+/// Which end of the crossing this is.
+pub enum Bearing {
+    /// Here is the client.
+    Outbound { client: SocketAddr, door: Door },
+    /// Here is the backend. `client` as the header of the stream tells it.
+    Inbound { claim: Claim, client: Option<SocketAddr> },
+}
+
+/// Where a client came in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Door {
+    /// At the address of one service.
+    Presence(ServiceName),
+    /// At an address for many names, told apart by the host of each request.
+    Entry,
+}
+
+/// A request that may pass.
+struct Passing {
+    admitted: Admitted,
+    claim: Claim,
+    client: Option<SocketAddr>,
+    path: String,
+    meter: Arc<Meter>,
+}
+
+/// The head of a response has come.
+struct Answered {
+    response: Response<Incoming>,
+    lease: Lease,
+    /// The client's end, when it asked for an upgrade.
+    upgrade: Option<OnUpgrade>,
+    /// It came from another gateway, which may have answered itself.
+    from_gateway: bool,
+}
+
+impl Exchange {
+    /// Never fails: a request always has an answer.
+    pub async fn handle(
+        self: Arc<Self>,
+        request: Request<Incoming>,
+    ) -> Result<Response<Download>, Infallible> {
+        if request.version() == Version::HTTP_2 {
+            self.connection.set_multiplexed();
+        }
+        // Requests are large futures and idle connections many: the box is there only while a request is.
+        Ok(Box::pin(self.answer(request)).await)
+    }
+
+    async fn answer(&self, mut request: Request<Incoming>) -> Response<Download> {
+        let form = Form::wanted(request.headers());
+        let (claim, client, word) = match self.claim(&mut request) {
+            Ok(claim) => claim,
+            Err(verdict) => return self.say(&verdict, form),
+        };
+        let direction = match self.bearing {
+            Bearing::Outbound { .. } => Direction::Outbound,
+            Bearing::Inbound { .. } => Direction::Inbound,
+        };
+        let mut passage = Passage::begin(&self.shared, direction, word, claim.clone(), client);
+        passage.set_request(request.method().as_str(), request.uri().path(), None);
+        let (admitted, path) = match self.admit(&mut passage, &claim, &request) {
+            Ok(admitted) => admitted,
+            Err(TooMany { refusal, again }) => {
+                let mut verdict = Verdict::from(&refusal);
+                verdict.again = again;
+                passage.set_status(verdict.status.as_u16());
+                passage.refuse(&refusal);
+                return Download::said(verdict.response(form));
+            }
+        };
+        let entry = admitted.entry.clone();
+        let boarded = self.connection.board(entry.clone(), request.method().as_str(), &path);
+        let meter = passage.meter().clone();
+        let account = Account::new(passage, entry.clone(), boarded);
+        let passing = Passing { admitted, claim, client, path, meter };
+        let answered = tokio::select! {
+            biased;
+            cut = entry.cut() => Err(Verdict::from(&cut)),
+            answered = self.send(&passing, request) => answered,
+        };
+        match answered {
+            Ok(answered) if answered.response.status() == StatusCode::SWITCHING_PROTOCOLS => {
+                self.switch(answered, account, form)
+            }
+            Ok(answered) => pass_on(answered, account),
+            Err(verdict) => self.fail(&verdict, account, form),
+        }
+    }
+
+    /// What a request claims, of whom it is, and what it speaks.
+    fn claim(
+        &self,
+        request: &mut Request<Incoming>,
+    ) -> Result<(Claim, Option<SocketAddr>, &'static str), Verdict> {
+        let view = self.shared.view();
+        match &self.bearing {
+            Bearing::Inbound { claim, client } => {
+                let told = headers::take_client(request.headers_mut());
+                let service = match claim {
+                    Claim::Reach { service, .. } => view.services.get(service),
+                    _ => None,
+                };
+                let protocol = service.map_or(Protocol::Http, |service| service.protocol);
+                Ok((claim.clone(), told.or(*client), protocol_word(protocol)))
+            }
+            Bearing::Outbound { client, door } => {
+                let service = match door {
+                    Door::Presence(service) => service.clone(),
+                    Door::Entry => named(&view, headers::host(request))?,
+                };
+                let protocol =
+                    view.presences.get(&service).map_or(Protocol::Http, |presence| presence.protocol);
+                let claim = Claim::Use { service, client: client.ip() };
+                Ok((claim, Some(*client), protocol_word(protocol)))
+            }
+        }
+    }
+
+    /// Judges a request. The path that comes back is the one that was judged.
+    fn admit(
+        &self,
+        passage: &mut Passage,
+        claim: &Claim,
+        request: &Request<Incoming>,
+    ) -> Result<(Admitted, String), TooMany> {
+        let (admitted, path) = self.judge(passage, claim, request).map_err(at_once)?;
+        passage.request(&admitted)?;
+        Ok((admitted, path))
+    }
+
+    fn judge(
+        &self,
+        passage: &mut Passage,
+        claim: &Claim,
+        request: &Request<Incoming>,
+    ) -> Result<(Admitted, String), Refusal> {
+        let malformed = |why: &'static str| Refusal::Malformed { why };
+        if self.connection.take_two_lengths() {
+            return Err(malformed(HeadError::TwoLengths.why()));
+        }
+        headers::inspect(request).map_err(|error| malformed(error.why()))?;
+        let admitted = passage.admit()?;
+        let onward = judge::onward(&admitted.view, claim, &admitted.who, admitted.permit.clone())?;
+        let (method, path) = (request.method().as_str(), request.uri().path());
+        let path = match onward.reads_requests() {
+            true => path::normal(path).map_err(|error| malformed(error.why()))?.into_owned(),
+            false => path.to_owned(),
+        };
+        let rule = onward.allows(method, &path)?;
+        passage.set_request(method, &path, Some(rule.as_str()));
+        Ok((admitted, path))
+    }
+
+    /// Sends a request on its way and waits for the head of its response.
+    async fn send(&self, passing: &Passing, mut request: Request<Incoming>) -> Result<Answered, Verdict> {
+        let Passing { admitted, claim, client, path, meter } = passing;
+        let is_single = request.version() == Version::HTTP_11;
+        let protocol = headers::upgrade(request.headers()).filter(|_| is_single);
+        let upgrade = protocol.is_some().then(|| hyper::upgrade::on(&mut request));
+        let (mut parts, body) = request.into_parts();
+        let waits = is_single && headers::expects_continue(&parts.headers) && !body.is_end_stream();
+        let host = headers::host_of(&parts).map(str::to_owned);
+        headers::strip(&mut parts.headers);
+        if let (Bearing::Outbound { .. }, Some(client)) = (&self.bearing, client) {
+            headers::put_client(&mut parts.headers, *client, host.as_deref());
+        }
+        let gate = waits.then(Arc::<Gate>::default);
+        let upload = Upload::new(body, meter.clone());
+        let onward = judge::onward(&admitted.view, claim, &admitted.who, admitted.permit.clone());
+        let next = onward.map_err(|refusal| Verdict::from(&refusal))?.next;
+        let service = match claim {
+            Claim::Use { service, .. } | Claim::Reach { service, .. } => service,
+            _ => return Err(Verdict::broken("not a service")),
+        };
+        let host = host.as_deref().unwrap_or(service.as_str());
+        let from_gateway = matches!(next, Next::Away(_));
+        let (response, lease) = match next {
+            Next::Away(home) => {
+                let route = Route { service: service.clone(), home: home.clone(), who: admitted.who.clone() };
+                let client = client.ok_or_else(|| Verdict::broken("nobody asks"))?;
+                if upgrade.is_some() || waits {
+                    aim::over_http1(&mut parts, host, path)?;
+                    let request = dress(parts, upload, protocol, gate);
+                    channel::send_alone(&self.shared, &route, client, request).await?
+                } else {
+                    aim::over_http2(&mut parts, host, path, false)?;
+                    let request = dress(parts, upload, None, None);
+                    self.shared.http.routes.send(&self.shared, &route, client, request).await?
+                }
+            }
+            Next::Here(service) => {
+                headers::take_client(&mut parts.headers);
+                let way = Way::to(service, &parts.headers, upgrade.is_some());
+                match way {
+                    Way::Line => aim::over_http2(&mut parts, host, path, service.backend_tls.is_some())?,
+                    Way::Single | Way::Alone => aim::over_http1(&mut parts, host, path)?,
+                }
+                let gate = gate.filter(|_| way != Way::Line);
+                let request = dress(parts, upload, protocol, gate.clone());
+                let errand = Errand { request, way, client: *client, meter: meter.clone(), gate };
+                self.shared.http.yards.send(&self.shared, service, errand).await?
+            }
+        };
+        Ok(Answered { response, lease, upgrade, from_gateway })
+    }
+
+    /// The backend speaks something else from now on.
+    fn switch(&self, answered: Answered, mut account: Account, form: Form) -> Response<Download> {
+        let Answered { mut response, lease, upgrade, .. } = answered;
+        let protocol = response.headers().get(header::UPGRADE).cloned();
+        let (Some(client), Some(protocol)) = (upgrade, protocol) else {
+            let verdict = Verdict::broken("the backend switched to another protocol without being asked");
+            return self.fail(&verdict, account, form);
+        };
+        let backend = hyper::upgrade::on(&mut response);
+        account.set_status(response.status().as_u16());
+        self.connection.become_tunnel(Box::pin(tunnel(client, backend, account, lease)));
+        let (mut parts, _) = response.into_parts();
+        headers::strip(&mut parts.headers);
+        headers::put_upgrade(&mut parts.headers, protocol);
+        Download::said(Response::from_parts(parts, bytes::Bytes::new()))
+    }
+
+    fn fail(&self, verdict: &Verdict, mut account: Account, form: Form) -> Response<Download> {
+        account.set_status(verdict.status.as_u16());
+        account.end(verdict.end, Some(verdict.text.clone()));
+        self.say(verdict, form)
+    }
+
+    fn say(&self, verdict: &Verdict, form: Form) -> Response<Download> {
+        self.shared.figures.refused(verdict.word);
+        Download::said(verdict.response(form))
+    }
+}
+
+/// Refused by what is asked, not by how often.
+fn at_once(refusal: Refusal) -> TooMany {
+    TooMany { refusal, again: None }
+}
+
+/// A response goes on to whoever asked.
+fn pass_on(answered: Answered, mut account: Account) -> Response<Download> {
+    let Answered { response, lease, from_gateway, .. } = answered;
+    let (mut parts, body) = response.into_parts();
+    account.set_status(parts.status.as_u16());
+    let refusal = parts.headers.remove(headers::REFUSAL).filter(|_| from_gateway);
+    headers::strip(&mut parts.headers);
+    let mut end = (End::Done, None);
+    if let Some(refusal) = refusal {
+        if let Ok(word) = refusal.to_str() {
+            end = (end_of_word(word), Some(word.to_owned()));
+        }
+        parts.headers.insert(headers::REFUSAL, refusal);
+    }
+    // Each hop has its own version; the server writes the one its client speaks.
+    parts.version = Version::HTTP_11;
+    Response::from_parts(parts, Download::streamed(body, account, lease, end))
+}
+
+/// The request of the next hop.
+fn dress(
+    mut parts: Parts,
+    upload: Upload,
+    protocol: Option<header::HeaderValue>,
+    gate: Option<Arc<Gate>>,
+) -> Request<Upload> {
+    if let Some(protocol) = protocol {
+        headers::put_upgrade(&mut parts.headers, protocol);
+    }
+    let Some(gate) = gate else {
+        // Whoever is asked would answer `100 Continue` to nobody.
+        parts.headers.remove(header::EXPECT);
+        return Request::from_parts(parts, upload);
+    };
+    let mut request = Request::from_parts(parts, upload.behind(gate.clone()));
+    hyper::ext::on_informational(&mut request, move |response| {
+        if response.status() == StatusCode::CONTINUE {
+            gate.open();
+        }
+    });
+    request
+}
+
+/// The service that a host stands for at a shared entry. Nobody learns here what exists elsewhere: the netmap has only what
+/// this site may see.
+fn named(view: &View, host: Option<&str>) -> Result<ServiceName, Verdict> {
+    let host = host.ok_or_else(|| Verdict::bad_request("the request names no host"))?;
+    let name = headers::without_port(host);
+    match view.named(name) {
+        Some(Named::Presence(service)) => {
+            let protocol = view.presences.get(service).map(|presence| presence.protocol);
+            match protocol {
+                Some(Protocol::Http | Protocol::Grpc) => Ok(service.clone()),
+                _ => Err(Verdict::misdirected(format!("{name} does not speak HTTP here"))),
+            }
+        }
+        Some(Named::Node(_)) => Err(Verdict::misdirected(format!("{name} is a node, not a service"))),
+        None => Err(Verdict::unknown_name(format!("nothing is called {name} here"))),
+    }
+}

@@ -1,0 +1,332 @@
+//! The headers of requests and responses that cross: what belongs to one hop stays there, what is said about the client
+//! is added, and heads that could be read in two ways are found. Pure.
+
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+use std::net::SocketAddr;
+
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::request::Parts;
+use http::{Method, Request, Uri, Version};
+
+/// From gateway to gateway: the address and port of the client. Taken off before a backend sees it, and never taken from one
+/// that is no gateway.
+pub const CLIENT: HeaderName = HeaderName::from_static("causeway-client");
+/// On an answer that a gateway gave itself: the word of its refusal.
+pub const REFUSAL: HeaderName = HeaderName::from_static("causeway-refusal");
+
+const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+
+// RFC 9110, 7.6.1, and what older programs use. `Trailer` is left: it announces what comes at the end, hop after hop.
+const OF_ONE_HOP: [HeaderName; 7] = [
+    header::CONNECTION,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+    header::PROXY_AUTHENTICATE,
+    header::TE,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+];
+
+/// Takes off what was meant for us alone. `TE: trailers` is what gRPC asks for, and is kept.
+pub fn strip(headers: &mut HeaderMap) {
+    let named: Vec<HeaderName> = connection_words(headers)
+        .filter(|word| !word.eq_ignore_ascii_case("close") && !word.eq_ignore_ascii_case("keep-alive"))
+        // Nobody can have these taken off by naming them: they say where the request goes, or who sent it.
+        .filter_map(|word| HeaderName::from_bytes(word.as_bytes()).ok())
+        .filter(|name| *name != header::HOST && *name != header::CONTENT_LENGTH && *name != header::TE)
+        .collect();
+    let wants_trailers = has_word(headers, &header::TE, "trailers");
+    for name in named.iter().chain(&OF_ONE_HOP) {
+        headers.remove(name);
+    }
+    headers.remove(REFUSAL);
+    if wants_trailers {
+        headers.insert(header::TE, HeaderValue::from_static("trailers"));
+    }
+}
+
+/// Does the client want to speak something else after this request, and what?
+pub fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
+    let asked = connection_words(headers).any(|word| word.eq_ignore_ascii_case("upgrade"));
+    let wanted = headers.get(header::UPGRADE).filter(|_| asked)?;
+    // HTTP/2 in plain text is spoken by prior knowledge only; RFC 9113 has given up this way.
+    (!wanted.as_bytes().eq_ignore_ascii_case(b"h2c")).then(|| wanted.clone())
+}
+
+/// Says on the next hop that an upgrade is wanted, or has happened.
+pub fn put_upgrade(headers: &mut HeaderMap, protocol: HeaderValue) {
+    headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+    headers.insert(header::UPGRADE, protocol);
+}
+
+pub fn expects_continue(headers: &HeaderMap) -> bool {
+    headers.get(header::EXPECT).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"))
+}
+
+/// Is this gRPC? Not its variant for browsers, whose errors are those of HTTP.
+pub fn is_grpc(headers: &HeaderMap) -> bool {
+    let Some(value) = headers.get(header::CONTENT_TYPE) else { return false };
+    let value = value.as_bytes();
+    const GRPC: &[u8] = b"application/grpc";
+    value.len() >= GRPC.len()
+        && value[..GRPC.len()].eq_ignore_ascii_case(GRPC)
+        && matches!(value.get(GRPC.len()), None | Some(b'+' | b';' | b' '))
+}
+
+/// What is said about the client, for the backend and for the other gateway. What it says of itself is not believed: its
+/// own list of addresses is only continued.
+pub fn put_client(headers: &mut HeaderMap, client: SocketAddr, host: Option<&str>) {
+    let ip = client.ip().to_canonical();
+    let mut list = Vec::new();
+    for value in headers.get_all(FORWARDED_FOR) {
+        list.extend_from_slice(value.as_bytes());
+        list.extend_from_slice(b", ");
+    }
+    list.extend_from_slice(ip.to_string().as_bytes());
+    if let Ok(list) = HeaderValue::from_bytes(&list) {
+        headers.insert(FORWARDED_FOR, list);
+    }
+    headers.insert(FORWARDED_PROTO, HeaderValue::from_static("http"));
+    if let Some(host) = host.and_then(|host| HeaderValue::from_str(host).ok()) {
+        headers.insert(FORWARDED_HOST, host);
+    }
+    if !headers.contains_key(TRACEPARENT) {
+        headers.insert(TRACEPARENT, new_trace());
+    }
+    let client = SocketAddr::new(ip, client.port()).to_string();
+    if let Ok(client) = HeaderValue::from_str(&client) {
+        headers.insert(CLIENT, client);
+    }
+}
+
+/// The client as the other gateway tells it; after this a backend does not see it.
+pub fn take_client(headers: &mut HeaderMap) -> Option<SocketAddr> {
+    headers.remove(CLIENT)?.to_str().ok()?.parse().ok()
+}
+
+/// Cookies may come in pieces over HTTP/2, and must not over HTTP/1.1 (RFC 9113, 8.2.3).
+pub fn join_cookies(headers: &mut HeaderMap) {
+    let mut pieces = headers.get_all(header::COOKIE).iter();
+    if pieces.next().is_none() || pieces.next().is_none() {
+        return;
+    }
+    let pieces: Vec<&[u8]> = headers.get_all(header::COOKIE).iter().map(HeaderValue::as_bytes).collect();
+    if let Ok(joined) = HeaderValue::from_bytes(&pieces.join(&b"; "[..])) {
+        headers.insert(header::COOKIE, joined);
+    }
+}
+
+/// A head that could mean different things to different readers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HeadError {
+    TwoLengths,
+    OddEncoding,
+    OddHost,
+    Connect,
+}
+
+impl HeadError {
+    pub fn why(self) -> &'static str {
+        match self {
+            HeadError::TwoLengths => "it has both a length and a transfer encoding",
+            HeadError::OddEncoding => "it has a transfer encoding other than chunked",
+            HeadError::OddHost => "it names no host, or more than one",
+            HeadError::Connect => "CONNECT is not for services",
+        }
+    }
+}
+
+/// Finds what the parser lets pass. It has refused heads with odd white space, folded lines and unequal lengths already.
+pub fn inspect<B>(request: &Request<B>) -> Result<(), HeadError> {
+    let headers = request.headers();
+    if headers.contains_key(header::TRANSFER_ENCODING) {
+        if headers.contains_key(header::CONTENT_LENGTH) {
+            return Err(HeadError::TwoLengths);
+        }
+        let mut encodings = headers.get_all(header::TRANSFER_ENCODING).iter();
+        let first = encodings.next().map(HeaderValue::as_bytes).unwrap_or_default();
+        if encodings.next().is_some() || !first.eq_ignore_ascii_case(b"chunked") {
+            return Err(HeadError::OddEncoding);
+        }
+    }
+    if request.method() == Method::CONNECT {
+        return Err(HeadError::Connect);
+    }
+    let mut hosts = headers.get_all(header::HOST).iter();
+    let (host, another) = (hosts.next(), hosts.next());
+    let named = host.is_some() || request.uri().authority().is_some();
+    if another.is_some() || (!named && request.version() == Version::HTTP_11) {
+        return Err(HeadError::OddHost);
+    }
+    // Over HTTP/2 both may be there, and must agree (RFC 9113, 8.3.1); the line of HTTP/1.1 goes before its header.
+    match (request.uri().authority(), host) {
+        (Some(authority), Some(host)) if request.version() == Version::HTTP_2 => {
+            match authority.as_str().as_bytes().eq_ignore_ascii_case(host.as_bytes()) {
+                true => Ok(()),
+                false => Err(HeadError::OddHost),
+            }
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The host that a request is for, with its port if it names one.
+pub fn host<B>(request: &Request<B>) -> Option<&str> {
+    host_in(request.uri(), request.headers())
+}
+
+pub fn host_of(parts: &Parts) -> Option<&str> {
+    host_in(&parts.uri, &parts.headers)
+}
+
+fn host_in<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> Option<&'a str> {
+    match uri.authority() {
+        Some(authority) => Some(authority.as_str()),
+        None => headers.get(header::HOST)?.to_str().ok(),
+    }
+}
+
+/// The name in a host, without its port.
+pub fn without_port(host: &str) -> &str {
+    match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    }
+}
+
+/// `00`, a new trace, a new span, sampled: not sampled would tell every backend to drop its own traces.
+fn new_trace() -> HeaderValue {
+    let text = format!("00-{:016x}{:016x}-{:016x}-01", random(), random(), random());
+    HeaderValue::from_str(&text).unwrap_or_else(|_| HeaderValue::from_static(""))
+}
+
+/// Unlike every other, and cheap: the standard library's hasher with its next key. Not for secrets. Never zero.
+fn random() -> u64 {
+    RandomState::new().build_hasher().finish() | 1
+}
+
+fn connection_words(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+    let values = headers.get_all(header::CONNECTION).iter();
+    values.filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(',')).map(str::trim)
+}
+
+fn has_word(headers: &HeaderMap, name: &HeaderName, wanted: &str) -> bool {
+    let values = headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).any(|word| word.trim().eq_ignore_ascii_case(wanted))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(lines: &[(&'static str, &'static str)]) -> HeaderMap {
+        let line = |(name, value): &(&'static str, &'static str)| {
+            (HeaderName::from_static(name), HeaderValue::from_static(value))
+        };
+        lines.iter().map(line).collect()
+    }
+
+    #[test]
+    fn what_belongs_to_one_hop_stays_there() {
+        let mut found = headers(&[
+            ("connection", "close, X-Mine"),
+            ("connection", "host, content-length"),
+            ("x-mine", "1"),
+            ("keep-alive", "5"),
+            ("te", "gzip, trailers"),
+            ("transfer-encoding", "chunked"),
+            ("upgrade", "websocket"),
+            ("causeway-refusal", "limit"),
+            ("host", "a"),
+            ("content-length", "5"),
+            ("trailer", "grpc-status"),
+            ("forwarded", "for=1.2.3.4"),
+        ]);
+        strip(&mut found);
+        let mut names: Vec<&str> = found.keys().map(HeaderName::as_str).collect();
+        names.sort_unstable();
+        assert_eq!(names, ["content-length", "forwarded", "host", "te", "trailer"]);
+        assert_eq!(found["te"], "trailers");
+    }
+
+    #[test]
+    fn an_upgrade_is_one_only_when_both_headers_say_so() {
+        let of = |lines: &[(&'static str, &'static str)]| upgrade(&headers(lines));
+        assert_eq!(
+            of(&[("connection", "keep-alive, Upgrade"), ("upgrade", "websocket")]).unwrap(),
+            "websocket"
+        );
+        assert_eq!(of(&[("upgrade", "websocket")]), None);
+        assert_eq!(of(&[("connection", "upgrade")]), None);
+        assert_eq!(of(&[("connection", "Upgrade, HTTP2-Settings"), ("upgrade", "h2c")]), None);
+    }
+
+    #[test]
+    fn grpc_is_told_from_its_relatives() {
+        let of = |value: &'static str| is_grpc(&headers(&[("content-type", value)]));
+        assert!(of("application/grpc") && of("application/grpc+proto") && of("Application/gRPC; x=y"));
+        assert!(!of("application/grpc-web") && !of("application/grpcish") && !of("text/plain"));
+    }
+
+    #[test]
+    fn the_client_is_added_to_what_it_says_of_itself() {
+        let mut found = headers(&[
+            ("x-forwarded-for", "1.1.1.1"),
+            ("x-forwarded-for", "2.2.2.2"),
+            ("x-forwarded-proto", "https"),
+            ("causeway-client", "9.9.9.9:9"),
+            ("traceparent", "00-aa-bb-01"),
+        ]);
+        put_client(&mut found, "[::ffff:10.0.0.7]:4321".parse().unwrap(), Some("web.example:81"));
+        assert_eq!(found["x-forwarded-for"], "1.1.1.1, 2.2.2.2, 10.0.0.7");
+        assert_eq!(found["x-forwarded-proto"], "http");
+        assert_eq!(found["x-forwarded-host"], "web.example:81");
+        assert_eq!(found["traceparent"], "00-aa-bb-01");
+        assert_eq!(take_client(&mut found), "10.0.0.7:4321".parse().ok());
+        assert_eq!(take_client(&mut found), None);
+    }
+
+    #[test]
+    fn a_trace_is_made_when_there_is_none() {
+        let trace = || {
+            let mut found = HeaderMap::new();
+            put_client(&mut found, "10.0.0.7:4321".parse().unwrap(), None);
+            found["traceparent"].to_str().unwrap().to_owned()
+        };
+        let (one, other) = (trace(), trace());
+        assert_ne!(one, other);
+        let parts: Vec<usize> = one.split('-').map(str::len).collect();
+        assert_eq!(parts, [2, 32, 16, 2]);
+    }
+
+    #[test]
+    fn cookies_are_one_line_again() {
+        let mut found = headers(&[("cookie", "a=1"), ("cookie", "b=2")]);
+        join_cookies(&mut found);
+        assert_eq!(found.get_all("cookie").iter().collect::<Vec<_>>(), ["a=1; b=2"]);
+    }
+
+    #[test]
+    fn a_head_with_two_meanings_is_found() {
+        let check = |request: http::request::Builder, expected: Result<(), HeadError>| {
+            assert_eq!(inspect(&request.body(()).unwrap()), expected);
+        };
+        let get = || Request::get("/").version(Version::HTTP_11);
+        check(get().header("host", "a"), Ok(()));
+        check(get(), Err(HeadError::OddHost));
+        check(get().header("host", "a").header("host", "a"), Err(HeadError::OddHost));
+        check(Request::get("http://b/").header("host", "a"), Ok(()));
+        check(Request::get("/").version(Version::HTTP_10), Ok(()));
+        let two = Request::get("http://b/").version(Version::HTTP_2);
+        check(two.header("host", "a"), Err(HeadError::OddHost));
+        let host = || get().header("host", "a");
+        let both = host().header("transfer-encoding", "chunked").header("content-length", "5");
+        check(both, Err(HeadError::TwoLengths));
+        check(host().header("transfer-encoding", "gzip, chunked"), Err(HeadError::OddEncoding));
+        check(host().method("CONNECT"), Err(HeadError::Connect));
+    }
+}

@@ -1,0 +1,73 @@
+//! A stream of another gateway that carries requests: judged as a whole, then request by request.
+
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use causeway_channel::link::Stream;
+use hyper::server::conn::{http1, http2};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+
+use super::connection::Connection;
+use super::exchange::{Bearing, Exchange};
+use super::piped::{Note, Piped};
+use super::pool;
+use crate::gateway::Shared;
+use crate::live::Claim;
+
+/// The other gateway closes earlier; this is for one that has forgotten.
+const KEEP_ALIVE: Duration = Duration::from_secs(300);
+
+/// Serves the requests of one stream. The claim holds at this moment.
+pub async fn serve(
+    shared: Arc<Shared>,
+    claim: Claim,
+    client: Option<SocketAddr>,
+    multiplexed: bool,
+    stream: Stream,
+) {
+    let note = Arc::new(Note::default());
+    let connection = Connection::new(Some(note.clone()));
+    let io = TokioIo::new(Piped::new(stream, note, Some(connection.clone())));
+    let bearing = Bearing::Inbound { claim, client };
+    let exchange = Arc::new(Exchange { shared: shared.clone(), connection: connection.clone(), bearing });
+    let service = service_fn(move |request| exchange.clone().handle(request));
+    let serving = async {
+        let served = match multiplexed {
+            true => {
+                let mut serving = pin!(builder().serve_connection(io, service));
+                tokio::select! {
+                    served = serving.as_mut() => served,
+                    () = shared.stopping.cancelled() => {
+                        serving.as_mut().graceful_shutdown();
+                        serving.await
+                    }
+                }
+            }
+            false => {
+                let mut builder = http1::Builder::new();
+                builder.keep_alive(false).header_read_timeout(None);
+                builder.serve_connection(io, service).with_upgrades().await
+            }
+        };
+        if let Err(error) = served {
+            tracing::debug!(%error, "a stream of requests ended badly");
+        }
+    };
+    connection.hold(&shared, KEEP_ALIVE, serving).await;
+}
+
+fn builder() -> http2::Builder<TokioExecutor> {
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    builder
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(pool::STREAMS_MAX as u32)
+        .initial_stream_window_size(pool::STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(pool::CONNECTION_WINDOW_BYTES)
+        .max_frame_size(pool::FRAME_BYTES_MAX)
+        .max_send_buf_size(pool::SEND_BUFFER_BYTES)
+        .max_header_list_size(pool::HEADERS_BYTES_MAX);
+    builder
+}

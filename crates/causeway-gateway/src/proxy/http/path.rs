@@ -1,0 +1,202 @@
+//! Brings the path of a request into one form, so that what a rule judges is what a backend is asked for.
+//!
+//! RFC 3986, 6.2.2: escapes of unreserved characters are read, the others are written in capitals, dot segments are
+//! resolved; doubled slashes become one. What backends are known to read in different ways is refused. Values in, values
+//! out; the query is left to others.
+
+use std::borrow::Cow;
+
+/// Why a path cannot be judged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PathError {
+    NotAbsolute,
+    BadEscape,
+    /// A slash or backslash that some servers take for a separator and others do not.
+    HiddenSlash,
+    Control,
+    /// Some servers cut parameters off a segment before they resolve dots.
+    DottedParameters,
+    AboveRoot,
+}
+
+impl PathError {
+    pub fn why(self) -> &'static str {
+        match self {
+            PathError::NotAbsolute => "its path does not begin with a slash",
+            PathError::BadEscape => "its path has a percent sign that escapes nothing",
+            PathError::HiddenSlash => "its path has an escaped slash or a backslash",
+            PathError::Control => "its path has a control character",
+            PathError::DottedParameters => "its path has dots with parameters",
+            PathError::AboveRoot => "its path leads above the root",
+        }
+    }
+}
+
+/// The one form of a path. Done twice, it changes nothing. `*` (of OPTIONS) stays what it is.
+pub fn normal(path: &str) -> Result<Cow<'_, str>, PathError> {
+    if path == "*" || is_plain(path) {
+        return Ok(Cow::Borrowed(path));
+    }
+    if path.is_empty() {
+        return Ok(Cow::Borrowed("/"));
+    }
+    if !path.starts_with('/') {
+        return Err(PathError::NotAbsolute);
+    }
+    resolve(&unescape(path.as_bytes())?).map(Cow::Owned)
+}
+
+/// Most paths are in their form already, and cost no copy.
+fn is_plain(path: &str) -> bool {
+    let bytes = path.as_bytes();
+    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'/' | b'-' | b'_' | b'~' | b'=');
+    bytes.first() == Some(&b'/') && bytes.iter().all(plain) && !path.contains("//")
+}
+
+/// Escapes that need not be there are read; everything that must be escaped is, with capitals.
+fn unescape(path: &[u8]) -> Result<String, PathError> {
+    let mut clean = String::with_capacity(path.len() + 8);
+    let mut rest = path;
+    while let Some((&first, after)) = rest.split_first() {
+        let (byte, escaped) = match first {
+            b'%' => {
+                let (high, low) = match after {
+                    [high, low, ..] => (hex(*high)?, hex(*low)?),
+                    _ => return Err(PathError::BadEscape),
+                };
+                rest = &after[2..];
+                (high << 4 | low, true)
+            }
+            byte => {
+                rest = after;
+                (byte, false)
+            }
+        };
+        match byte {
+            0..=0x1f | 0x7f => return Err(PathError::Control),
+            b'\\' => return Err(PathError::HiddenSlash),
+            b'/' if escaped => return Err(PathError::HiddenSlash),
+            _ if is_unreserved(byte) || (!escaped && is_reserved(byte)) => clean.push(char::from(byte)),
+            _ => escape(byte, &mut clean),
+        }
+    }
+    Ok(clean)
+}
+
+/// RFC 3986, 5.2.4, but never above the root.
+fn resolve(path: &str) -> Result<String, PathError> {
+    let mut kept: Vec<&str> = Vec::new();
+    let mut ends_in_folder = false;
+    for segment in path.split('/').skip(1) {
+        ends_in_folder = matches!(segment, "" | "." | "..");
+        match segment {
+            "" | "." => {}
+            ".." => drop(kept.pop().ok_or(PathError::AboveRoot)?),
+            _ if segment.starts_with(".;") || segment.starts_with("..;") => {
+                return Err(PathError::DottedParameters);
+            }
+            _ => kept.push(segment),
+        }
+    }
+    let mut resolved = String::with_capacity(path.len());
+    for segment in &kept {
+        resolved.push('/');
+        resolved.push_str(segment);
+    }
+    if kept.is_empty() || ends_in_folder {
+        resolved.push('/');
+    }
+    Ok(resolved)
+}
+
+fn is_unreserved(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~')
+}
+
+/// What may stand unescaped in a path beside the unreserved: its slashes, sub-delims, `:` and `@`.
+fn is_reserved(byte: u8) -> bool {
+    matches!(
+        byte,
+        b'/' | b'!' | b'$' | b'&' | b'\'' | b'(' | b')' | b'*' | b'+' | b',' | b';' | b'=' | b':' | b'@'
+    )
+}
+
+fn hex(digit: u8) -> Result<u8, PathError> {
+    match digit {
+        b'0'..=b'9' => Ok(digit - b'0'),
+        b'a'..=b'f' => Ok(digit - b'a' + 10),
+        b'A'..=b'F' => Ok(digit - b'A' + 10),
+        _ => Err(PathError::BadEscape),
+    }
+}
+
+fn escape(byte: u8, text: &mut String) {
+    const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
+    text.push('%');
+    text.push(char::from(DIGITS[usize::from(byte >> 4)]));
+    text.push(char::from(DIGITS[usize::from(byte & 15)]));
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn check(path: &str, expected: Result<&str, PathError>) {
+        let found = normal(path);
+        assert_eq!(found.as_deref().map_err(|error| *error), expected, "{path}");
+    }
+
+    #[test]
+    fn one_path_has_one_form() {
+        check("/", Ok("/"));
+        check("", Ok("/"));
+        check("*", Ok("*"));
+        check("/a/b-c_d~e=f", Ok("/a/b-c_d~e=f"));
+        check("/%61dmin", Ok("/admin"));
+        check("/a//b///c", Ok("/a/b/c"));
+        check("//admin", Ok("/admin"));
+        check("/public/../admin", Ok("/admin"));
+        check("/public/%2e%2E/admin", Ok("/admin"));
+        check("/a/./b/.", Ok("/a/b/"));
+        check("/a/..", Ok("/"));
+        check("/a/b/..", Ok("/a/"));
+        check("/a/...", Ok("/a/..."));
+        check("/x%3fy%c3%bc", Ok("/x%3Fy%C3%BC"));
+        check("/ü", Ok("/%C3%BC"));
+        check("/a;b=c/d@e:f!", Ok("/a;b=c/d@e:f!"));
+        check("/a%3Bb", Ok("/a%3Bb"));
+        check("/100%25", Ok("/100%25"));
+        check("/a b", Ok("/a%20b"));
+    }
+
+    #[test]
+    fn what_servers_read_in_different_ways_is_refused() {
+        check("admin", Err(PathError::NotAbsolute));
+        check("/a%2fb", Err(PathError::HiddenSlash));
+        check("/a%5C..%5Cb", Err(PathError::HiddenSlash));
+        check("/a\\b", Err(PathError::HiddenSlash));
+        check("/a%00", Err(PathError::Control));
+        check("/a%0d%0aX", Err(PathError::Control));
+        check("/a\u{7f}", Err(PathError::Control));
+        check("/a%", Err(PathError::BadEscape));
+        check("/a%4", Err(PathError::BadEscape));
+        check("/a%zz", Err(PathError::BadEscape));
+        check("/public/..;/admin", Err(PathError::DottedParameters));
+        check("/public/%2e%2e;x/admin", Err(PathError::DottedParameters));
+        check("/../etc", Err(PathError::AboveRoot));
+    }
+
+    proptest! {
+        #[test]
+        fn done_twice_it_changes_nothing(path in "(/|\\.|%2e|%41|%2|;|a|ü|%c3|\\*|=){0,24}") {
+            if let Ok(once) = normal(&path) {
+                let twice = normal(&once).unwrap();
+                prop_assert_eq!(&*twice, &*once);
+                prop_assert!(*once == *"*" || (once.starts_with('/') && !once.contains("//")));
+                prop_assert!(once.split('/').all(|segment| segment != "." && segment != ".."));
+            }
+        }
+    }
+}

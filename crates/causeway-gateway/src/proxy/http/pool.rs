@@ -1,0 +1,329 @@
+//! Connections that are used again: over HTTP/2 by many requests at once, over HTTP/1.1 by one after the other.
+//!
+//! Both are used by whoever sends: to another gateway, and to backends. How a connection is opened is told by the caller.
+//! A request goes out a second time only when it was never sent, or when sending it twice is harmless.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper::client::conn::{http1, http2};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_util::task::AbortOnDropHandle;
+
+use super::answer::Verdict;
+use super::body::Upload;
+use super::piped::Note;
+use crate::peers::Later;
+
+/// Anything bytes go over.
+pub trait Io: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> Io for T {}
+
+/// A fresh connection, before anything was said on it.
+pub struct Opened {
+    pub io: Box<dyn Io>,
+    /// Of a stream of the channel.
+    pub note: Option<Arc<Note>>,
+    /// Kept as long as the connection.
+    pub place: Box<dyn Send + Sync>,
+}
+
+/// Requests over one connection at the same time. With the window of each, this is what they can make the other end hold;
+/// and one task serves them all, so more connections are better than longer ones.
+pub const STREAMS_MAX: usize = 100;
+/// What may be under way for one request. As much as one stream of the channel takes.
+pub const STREAM_WINDOW_BYTES: u32 = 256 << 10;
+/// Every request its window, so that one that nobody reads does not hold up the others.
+pub const CONNECTION_WINDOW_BYTES: u32 = STREAMS_MAX as u32 * STREAM_WINDOW_BYTES;
+/// Fewer frames for large bodies; a small answer does not wait longer for a frame of 64 KiB than the link takes for it.
+pub const FRAME_BYTES_MAX: u32 = 64 << 10;
+/// What is encoded and not yet taken by the other end, per request.
+pub const SEND_BUFFER_BYTES: usize = 128 << 10;
+/// Of one request or response.
+pub const HEADERS_BYTES_MAX: u32 = 64 << 10;
+/// With `STREAMS_MAX`: three thousand requests of one subject to one service at a time.
+const LINES_MAX: usize = 32;
+/// Connections that wait for their next request, per service.
+const IDLE_MAX: usize = 256;
+
+/// What a connection is held by while a request is on it. Dropped early, the request is given up.
+pub enum Lease {
+    Line {
+        _line: Busy,
+    },
+    Single {
+        single: Single,
+        yard: Arc<Singles>,
+        sent: Arc<AtomicBool>,
+    },
+    /// For one request only.
+    Alone {
+        _single: Single,
+    },
+}
+
+impl Lease {
+    /// The response has come to its end.
+    pub fn give_back(self) {
+        if let Lease::Single { single, yard, sent } = self
+            && sent.load(Ordering::Relaxed)
+        {
+            yard.put(single);
+        }
+    }
+}
+
+/// Connections over HTTP/2 to one place.
+#[derive(Default)]
+pub struct Lines {
+    lines: Mutex<Vec<Arc<Line>>>,
+    opening: tokio::sync::Mutex<()>,
+}
+
+struct Line {
+    sender: http2::SendRequest<Upload>,
+    busy: AtomicUsize,
+    used: Mutex<Instant>,
+    note: Option<Arc<Note>>,
+    _driver: AbortOnDropHandle<()>,
+    _place: Box<dyn Send + Sync>,
+}
+
+/// One request on a line.
+pub struct Busy(Arc<Line>);
+
+impl Busy {
+    fn new(line: &Arc<Line>) -> Busy {
+        line.busy.fetch_add(1, Ordering::Relaxed);
+        Busy(line.clone())
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.busy.fetch_sub(1, Ordering::Relaxed);
+        *self.0.used.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+}
+
+impl Lines {
+    /// Sends a request on a connection that has room, or on a new one.
+    pub async fn send<'a>(
+        &self,
+        mut request: Request<Upload>,
+        open: impl Fn() -> Later<'a, Result<Opened, Verdict>>,
+    ) -> Result<(Response<Incoming>, Lease), Verdict> {
+        loop {
+            let (busy, fresh) = match self.free() {
+                Some(busy) => (busy, false),
+                None => self.open(&open).await?,
+            };
+            let mut error = match busy.0.sender.clone().try_send_request(request).await {
+                Ok(response) => return Ok((response, Lease::Line { _line: busy })),
+                Err(error) => error,
+            };
+            match error.take_message() {
+                // It died in this moment, and the request never left.
+                Some(again) if !fresh => request = again,
+                _ => return Err(failure(&error.into_error(), busy.0.note.as_deref())),
+            }
+        }
+    }
+
+    /// Closes what was not used for a while. True: nothing is left.
+    pub fn tidy(&self, idle: Duration) -> bool {
+        let mut lines = self.lock();
+        lines.retain(|line| {
+            let used = line.used.lock().unwrap_or_else(PoisonError::into_inner).elapsed();
+            !line.sender.is_closed() && (used < idle || line.busy.load(Ordering::Relaxed) > 0)
+        });
+        lines.is_empty()
+    }
+
+    /// The first that has room: so those not needed fall idle.
+    fn free(&self) -> Option<Busy> {
+        let mut lines = self.lock();
+        lines.retain(|line| !line.sender.is_closed());
+        let free = lines.iter().find(|line| line.busy.load(Ordering::Relaxed) < STREAMS_MAX);
+        free.map(Busy::new)
+    }
+
+    async fn open<'a>(
+        &self,
+        open: &impl Fn() -> Later<'a, Result<Opened, Verdict>>,
+    ) -> Result<(Busy, bool), Verdict> {
+        // One opens, the others wait for it: a crowd needs one connection, not a crowd of them.
+        let _opening = self.opening.lock().await;
+        if let Some(busy) = self.free() {
+            return Ok((busy, false));
+        }
+        if self.lock().len() >= LINES_MAX {
+            return Err(Verdict::full("requests of one subject to one service"));
+        }
+        let line = Arc::new(connect_line(open().await?).await?);
+        let busy = Busy::new(&line);
+        self.lock().push(line);
+        Ok((busy, true))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<Line>>> {
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn connect_line(opened: Opened) -> Result<Line, Verdict> {
+    let Opened { io, note, place } = opened;
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    builder
+        .timer(TokioTimer::new())
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .initial_max_send_streams(STREAMS_MAX)
+        .max_frame_size(FRAME_BYTES_MAX)
+        .max_header_list_size(HEADERS_BYTES_MAX)
+        .max_send_buf_size(SEND_BUFFER_BYTES);
+    let handshake = builder.handshake(TokioIo::new(io)).await;
+    let (sender, connection) = handshake.map_err(|error| failure(&error, note.as_deref()))?;
+    let driver = AbortOnDropHandle::new(tokio::spawn(async move {
+        if let Err(error) = connection.await {
+            tracing::debug!(error = &error as &dyn std::error::Error, "a connection for requests broke");
+        }
+    }));
+    let used = Mutex::new(Instant::now());
+    Ok(Line { sender, busy: AtomicUsize::new(0), used, note, _driver: driver, _place: place })
+}
+
+/// Connections over HTTP/1.1 to one place that wait for their next request.
+#[derive(Default)]
+pub struct Singles {
+    idle: Mutex<Vec<Single>>,
+}
+
+pub struct Single {
+    sender: http1::SendRequest<Upload>,
+    note: Option<Arc<Note>>,
+    used: Instant,
+    _driver: AbortOnDropHandle<()>,
+    _place: Box<dyn Send + Sync>,
+}
+
+impl Singles {
+    /// Sends a request on a connection that waits, or on a new one.
+    pub async fn send<'a>(
+        self: &Arc<Self>,
+        mut request: Request<Upload>,
+        open: impl Fn() -> Later<'a, Result<Opened, Verdict>>,
+    ) -> Result<(Response<Incoming>, Lease), Verdict> {
+        let mut repeated = false;
+        loop {
+            let (mut single, again) = match self.take().filter(|_| !repeated) {
+                Some(single) => (single, Some(repeatable(&request))),
+                None => (Single::connect(open().await?).await?, None),
+            };
+            let sent = request.body().done();
+            let mut error = match single.sender.try_send_request(request).await {
+                Ok(response) => {
+                    return Ok((response, Lease::Single { single, yard: self.clone(), sent }));
+                }
+                Err(error) => error,
+            };
+            // Closed by the backend while it waited. A request that never left is sent as it is; one that may be sent twice
+            // is, once.
+            match (error.take_message(), again) {
+                (Some(unsent), Some(_)) => request = unsent,
+                (None, Some(Some(again))) => (request, repeated) = (again, true),
+                _ => return Err(failure(&error.into_error(), single.note.as_deref())),
+            }
+        }
+    }
+
+    /// Closes what was not used for a while. True: nothing is left.
+    pub fn tidy(&self, idle: Duration) -> bool {
+        let mut waiting = self.lock();
+        waiting.retain(|single| !single.sender.is_closed() && single.used.elapsed() < idle);
+        waiting.is_empty()
+    }
+
+    /// The one used last: the others fall idle. One that is not ready yet is left for later.
+    fn take(&self) -> Option<Single> {
+        let mut waiting = self.lock();
+        waiting.retain(|single| !single.sender.is_closed());
+        let ready = waiting.iter().rposition(|single| single.sender.is_ready())?;
+        Some(waiting.remove(ready))
+    }
+
+    fn put(&self, mut single: Single) {
+        let mut waiting = self.lock();
+        if waiting.len() < IDLE_MAX && !single.sender.is_closed() {
+            single.used = Instant::now();
+            waiting.push(single);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Single>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Single {
+    pub async fn connect(opened: Opened) -> Result<Single, Verdict> {
+        let Opened { io, note, place } = opened;
+        let mut builder = http1::Builder::new();
+        builder.max_header_size(HEADERS_BYTES_MAX as usize);
+        let handshake = builder.handshake(TokioIo::new(io)).await;
+        let (sender, connection) = handshake.map_err(|error| failure(&error, note.as_deref()))?;
+        let driver = AbortOnDropHandle::new(tokio::spawn(async move {
+            if let Err(error) = connection.with_upgrades().await {
+                tracing::debug!(error = &error as &dyn std::error::Error, "a connection for requests broke");
+            }
+        }));
+        Ok(Single { sender, note, used: Instant::now(), _driver: driver, _place: place })
+    }
+
+    /// One request, and perhaps something else afterwards.
+    pub async fn send(mut self, request: Request<Upload>) -> Result<(Response<Incoming>, Lease), Verdict> {
+        match self.sender.send_request(request).await {
+            Ok(response) => Ok((response, Lease::Alone { _single: self })),
+            Err(error) => Err(failure(&error, self.note.as_deref())),
+        }
+    }
+}
+
+/// What may be sent again on a new connection when the old one turns out dead: RFC 9110, 9.2.2, and only without a body.
+fn repeatable(request: &Request<Upload>) -> Option<Request<Upload>> {
+    let harmless = request.method().is_idempotent() && http_body::Body::is_end_stream(request.body());
+    harmless.then(|| {
+        let mut again = Request::new(Upload::empty());
+        *again.method_mut() = request.method().clone();
+        *again.uri_mut() = request.uri().clone();
+        *again.version_mut() = request.version();
+        *again.headers_mut() = request.headers().clone();
+        again
+    })
+}
+
+fn failure(error: &hyper::Error, note: Option<&Note>) -> Verdict {
+    match note {
+        Some(note) => match note.heard() {
+            Some(code) => Verdict::from(code),
+            None if error.is_closed() || error.is_canceled() || error.is_incomplete_message() => {
+                Verdict::away("the stream to the site of the service ended")
+            }
+            None => Verdict::broken(describe(error)),
+        },
+        None => Verdict::broken(describe(error)),
+    }
+}
+
+fn describe(error: &hyper::Error) -> String {
+    let cause = std::error::Error::source(error);
+    match cause {
+        Some(cause) => format!("the backend does not answer as it should: {error}: {cause}"),
+        None => format!("the backend does not answer as it should: {error}"),
+    }
+}

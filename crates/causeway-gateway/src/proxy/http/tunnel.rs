@@ -1,0 +1,84 @@
+//! What a connection becomes after `101 Switching Protocols`: bytes both ways, until both have ended.
+
+use std::io;
+
+use hyper::upgrade::{OnUpgrade, Upgraded};
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+use super::body::Account;
+use super::pool::Lease;
+use crate::audit::End;
+
+/// Frames of WebSocket are small, and most tunnels are quiet.
+const BUFFER_BYTES: usize = 8 << 10;
+
+/// Waits for both ends to be ready, then moves bytes. Writes the record of the request.
+pub async fn tunnel(client: OnUpgrade, backend: OnUpgrade, mut account: Account, lease: Lease) {
+    let entry = account.entry().clone();
+    let moved = tokio::select! {
+        biased;
+        _ = entry.cut() => Ok(()),
+        moved = between(client, backend, &account) => moved,
+    };
+    match moved {
+        Ok(()) => account.end(End::Done, None),
+        Err(Broken::Client(error)) => account.end(End::ClientReset, Some(error)),
+        Err(Broken::Backend(error)) => account.end(End::BackendReset, Some(error)),
+    }
+    drop(lease);
+}
+
+enum Broken {
+    Client(String),
+    Backend(String),
+}
+
+async fn between(client: OnUpgrade, backend: OnUpgrade, account: &Account) -> Result<(), Broken> {
+    let client = client.await.map_err(|error| Broken::Client(error.to_string()))?;
+    let backend = backend.await.map_err(|error| Broken::Backend(error.to_string()))?;
+    let Some(meter) = account.meter() else { return Ok(()) };
+    let (mut from_client, mut to_client) = halves(client);
+    let (mut from_backend, mut to_backend) = halves(backend);
+    let up = pump(&mut from_client, &mut to_backend, |bytes| meter.add_sent(bytes));
+    let down = pump(&mut from_backend, &mut to_client, |bytes| meter.add_received(bytes));
+    // Both directions finish on their own; one that breaks ends the other.
+    let up = async { up.await.map_err(|error| error.name(Broken::Client, Broken::Backend)) };
+    let down = async { down.await.map_err(|error| error.name(Broken::Backend, Broken::Client)) };
+    tokio::try_join!(up, down).map(drop)
+}
+
+fn halves(upgraded: Upgraded) -> (impl AsyncRead + Unpin, impl AsyncWrite + Unpin) {
+    tokio::io::split(TokioIo::new(upgraded))
+}
+
+enum Stopped {
+    Reading(io::Error),
+    Writing(io::Error),
+}
+
+impl Stopped {
+    fn name(self, reading: fn(String) -> Broken, writing: fn(String) -> Broken) -> Broken {
+        match self {
+            Stopped::Reading(error) => reading(error.to_string()),
+            Stopped::Writing(error) => writing(error.to_string()),
+        }
+    }
+}
+
+async fn pump(
+    from: &mut (impl AsyncRead + Unpin),
+    to: &mut (impl AsyncWrite + Unpin),
+    count: impl Fn(usize),
+) -> Result<(), Stopped> {
+    let mut buffer = vec![0; BUFFER_BYTES];
+    loop {
+        let bytes = from.read(&mut buffer).await.map_err(Stopped::Reading)?;
+        if bytes == 0 {
+            return to.shutdown().await.map_err(Stopped::Writing);
+        }
+        to.write_all(&buffer[..bytes]).await.map_err(Stopped::Writing)?;
+        to.flush().await.map_err(Stopped::Writing)?;
+        count(bytes);
+    }
+}

@@ -1,0 +1,248 @@
+//! Two gateways with a link of the channel between them: clients at oslo, services at berlin. Every test has its own.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use causeway_channel::link::{Link, LinkLimits, ResetCode, Side, Stream, StreamHeader};
+use causeway_channel::tcp::{self, Meta};
+use causeway_gateway::audit::{Audit, Record};
+use causeway_gateway::peers::{Later, PeerError, Peers};
+use causeway_gateway::proxy::http::{self, Door};
+use causeway_gateway::{Gateway, Options, Parts};
+use causeway_netmap::{
+    Backend, BackendTls, DnsName, Exposure, Fact, Gateway as GatewayFact, Generation, HttpRule, Limits,
+    Netmap, Policy, Presence, PresenceIp, Protocol, Service, View,
+};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+
+/// Longer than anything here may take, on a machine that is busy with builds.
+pub const DEADLINE: Duration = Duration::from_secs(60);
+
+pub async fn within<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(DEADLINE, future).await.expect("it takes too long")
+}
+
+pub async fn eventually(what: &str, condition: impl Fn() -> bool) {
+    let deadline = Instant::now() + DEADLINE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// What the service is, and who may do what.
+#[derive(Clone)]
+pub struct Plan {
+    pub protocol: Protocol,
+    pub backend: SocketAddr,
+    pub backend_tls: Option<BackendTls>,
+    /// Of the policy at both ends.
+    pub rules: Vec<HttpRule>,
+    pub limits: Option<Limits>,
+    /// Where the policy is attached: at oslo, at berlin.
+    pub allowed: (bool, bool),
+}
+
+impl Plan {
+    pub fn new(backend: SocketAddr) -> Plan {
+        let protocol = Protocol::Http;
+        Plan { protocol, backend, backend_tls: None, rules: Vec::new(), limits: None, allowed: (true, true) }
+    }
+
+    fn oslo(&self) -> View {
+        let presence = Presence {
+            service: "web".into(),
+            addresses: vec![PresenceIp("127.0.0.1".parse().unwrap())],
+            port: 80,
+            protocol: self.protocol,
+            names: vec![DnsName::new("web.example")],
+            home: "berlin".into(),
+            policies: vec!["p".into()],
+        };
+        let facts = [gateway("oslo"), Fact::Presence(presence)];
+        view(facts.into_iter().chain(self.allowed.0.then(|| self.policy())))
+    }
+
+    fn berlin(&self) -> View {
+        let exposure = Exposure { sites: vec!["oslo".into()], policies: vec!["p".into()] };
+        let service = Service {
+            name: "web".into(),
+            port: self.backend.port(),
+            protocol: self.protocol,
+            backends: vec![Backend::Address(self.backend.ip(), self.backend.port())],
+            domain_name: None,
+            health_check: None,
+            backend_tls: self.backend_tls.clone(),
+            proxy_protocol: false,
+            exposures: vec![exposure],
+        };
+        let facts = [gateway("berlin"), Fact::Service(service)];
+        view(facts.into_iter().chain(self.allowed.1.then(|| self.policy())))
+    }
+
+    fn policy(&self) -> Fact {
+        let sites = vec!["oslo".into()];
+        Fact::Policy(Policy {
+            name: "p".into(),
+            servers: vec![],
+            sites,
+            limits: self.limits,
+            http: self.rules.clone(),
+        })
+    }
+}
+
+fn gateway(site: &str) -> Fact {
+    Fact::Gateway(GatewayFact {
+        name: format!("{site}-1").into(),
+        site: site.into(),
+        ip: None,
+        presence_cidrs: vec![],
+        priority: 0,
+        relay: false,
+    })
+}
+
+fn view(facts: impl Iterator<Item = Fact>) -> View {
+    let entries = facts.map(|fact| fact.encode()).collect();
+    View::decode(&Netmap::build(Generation { epoch: 1, revision: 1 }, entries, None).unwrap())
+}
+
+/// Keeps everything.
+#[derive(Default, Clone)]
+pub struct Journal(Arc<Mutex<Vec<Record>>>);
+
+impl Audit for Journal {
+    fn record(&self, record: Record) {
+        self.0.lock().unwrap().push(record);
+    }
+}
+
+impl Journal {
+    pub fn records(&self) -> Vec<Record> {
+        self.0.lock().unwrap().clone()
+    }
+
+    pub fn len(&self) -> usize {
+        self.0.lock().unwrap().len()
+    }
+}
+
+/// One link to the other gateway, which can be cut.
+#[derive(Clone)]
+struct Line(Arc<Mutex<Option<Link>>>);
+
+impl Peers for Line {
+    fn open_stream(&self, header: StreamHeader) -> Later<'_, Result<Stream, PeerError>> {
+        let link = self.0.lock().unwrap().clone();
+        Box::pin(async move {
+            let site = header.site.as_str().into();
+            match link {
+                Some(link) => {
+                    let refused = |_| PeerError::Refused { site, code: ResetCode::Refused };
+                    link.open_stream(header).await.map_err(refused)
+                }
+                None => Err(PeerError::Away { site, why: "the link is cut".into() }),
+            }
+        })
+    }
+}
+
+pub struct Lab {
+    pub plan: Plan,
+    /// Where the presence listens.
+    pub address: SocketAddr,
+    pub oslo: Gateway,
+    pub at_oslo: Journal,
+    pub at_berlin: Journal,
+    netmaps: (watch::Sender<Arc<View>>, watch::Sender<Arc<View>>),
+    line: Line,
+    stop: CancellationToken,
+    _tasks: Vec<AbortOnDropHandle<()>>,
+}
+
+impl Lab {
+    pub async fn new(plan: Plan) -> Lab {
+        Lab::at(plan, Door::Presence("web".into())).await
+    }
+
+    pub async fn at(plan: Plan, door: Door) -> Lab {
+        let (one, other) = tokio::io::duplex(256 << 10);
+        let meta = Meta { remote_address: "127.0.0.1:1".parse().unwrap(), certificate: None };
+        let limits = LinkLimits::default();
+        let near: Link = tcp::over(one, Side::Dialled, &limits, meta.clone()).into();
+        let far: Link = tcp::over(other, Side::Accepted, &limits, meta).into();
+        let line = Line(Arc::new(Mutex::new(Some(near))));
+        let nobody = Line(Arc::new(Mutex::new(None)));
+        let (at_oslo, at_berlin) = (Journal::default(), Journal::default());
+        let (oslo_sender, oslo_view) = watch::channel(Arc::new(plan.oslo()));
+        let (berlin_sender, berlin_view) = watch::channel(Arc::new(plan.berlin()));
+        let make = |netmaps, peers: &Line, audit: &Journal| {
+            let (peers, audit) = (Arc::new(peers.clone()), Arc::new(audit.clone()));
+            let options = Options { listen: false, ..Options::default() };
+            Gateway::new(Parts { netmaps, peers, audit, options })
+        };
+        let oslo = make(oslo_view, &line, &at_oslo);
+        let berlin = make(berlin_view, &nobody, &at_berlin);
+        let stop = CancellationToken::new();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut tasks = Vec::new();
+        for gateway in [oslo.clone(), berlin.clone()] {
+            let stop = stop.clone();
+            tasks.push(spawn(async move { gateway.run(stop).await }));
+        }
+        tasks.push(spawn({
+            let berlin = berlin.clone();
+            async move {
+                while let Ok((header, stream)) = far.accept_stream().await {
+                    berlin.serve("oslo".into(), header, stream);
+                }
+            }
+        }));
+        tasks.push(spawn({
+            let shared = oslo.shared().clone();
+            async move {
+                while let Ok((stream, client)) = listener.accept().await {
+                    tokio::spawn(http::outbound::serve(shared.clone(), stream, client, door.clone()));
+                }
+            }
+        }));
+        let netmaps = (oslo_sender, berlin_sender);
+        Lab { plan, address, oslo, at_oslo, at_berlin, netmaps, line, stop, _tasks: tasks }
+    }
+
+    /// Sends a new netmap to oslo, to berlin, or to both.
+    pub fn replan(&mut self, plan: Plan, oslo: bool, berlin: bool) {
+        if oslo {
+            self.netmaps.0.send_replace(Arc::new(plan.oslo()));
+        }
+        if berlin {
+            self.netmaps.1.send_replace(Arc::new(plan.berlin()));
+        }
+        self.plan = plan;
+    }
+
+    pub fn cut_line(&self) {
+        *self.line.0.lock().unwrap() = None;
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+fn spawn(future: impl Future<Output = ()> + Send + 'static) -> AbortOnDropHandle<()> {
+    AbortOnDropHandle::new(tokio::spawn(future))
+}
+
+pub fn rule(methods: &[&str], paths: &[&str]) -> HttpRule {
+    let owned = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
+    HttpRule { methods: owned(methods), paths: owned(paths) }
+}

@@ -1,0 +1,151 @@
+//! What takes its time: large bodies, waiting, upgrades, and clients that go away.
+
+use std::sync::atomic::Ordering;
+
+use causeway_gateway::audit::End;
+use http::Request;
+use http_body_util::BodyExt;
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::backend::{self, BIG_BYTES};
+use crate::client::{Client, nothing};
+use crate::lab::{Lab, Plan, eventually, within};
+
+/// What this process holds in memory.
+fn resident_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn large_bodies_stream_both_ways_in_little_memory() {
+    let backend = backend::start().await;
+    let lab = Lab::new(Plan::new(backend.address)).await;
+    let mut client = Client::one(lab.address).await;
+    client.ask(Request::get("/x"), nothing()).await;
+    let before = resident_bytes();
+    let mut most = before;
+    let mut response = client.send(Request::get("/big"), nothing()).await;
+    let mut received = 0;
+    while let Some(frame) = within(response.body_mut().frame()).await {
+        received += frame.unwrap().data_ref().map_or(0, |data| data.len() as u64);
+        most = most.max(resident_bytes());
+    }
+    assert_eq!(received, BIG_BYTES);
+    let heard = client.ask(Request::post("/count"), backend::Zeros(BIG_BYTES).boxed_unsync()).await;
+    assert_eq!(heard.body, BIG_BYTES.to_string());
+    most = most.max(resident_bytes());
+    assert!(most - before < 32 << 20, "it took {} KiB for {BIG_BYTES} bytes", (most - before) >> 10);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_does_not_read_holds_up_nobody_else() {
+    let backend = backend::start().await;
+    let lab = Lab::new(Plan::new(backend.address)).await;
+    let mut slow = Client::two(lab.address).await;
+    let mut waiting = Vec::new();
+    for _ in 0..8 {
+        waiting.push(slow.send(Request::get("/big"), nothing()).await);
+    }
+    let mut quick = Client::one(lab.address).await;
+    for _ in 0..10 {
+        assert_eq!(quick.ask(Request::get("/x"), nothing()).await.body, "GET /x");
+    }
+    let received = || lab.oslo.shared().live.all().iter().map(|entry| entry.meter.received()).max();
+    assert!(received().unwrap() < BIG_BYTES / 4, "somebody keeps what nobody reads: {:?}", received());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_body_waits_until_the_backend_wants_it() {
+    // A backend that refuses without wanting the body: the client must not be told to go on.
+    let refusing =
+        backend::scripted(b"HTTP/1.1 417 No\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").await;
+    let wanting = backend::start().await;
+    for (backend, expected) in
+        [(&refusing, "HTTP/1.1 417"), (&wanting, "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200")]
+    {
+        let lab = Lab::new(Plan::new(backend.address)).await;
+        let mut socket = TcpStream::connect(lab.address).await.unwrap();
+        let head = b"POST /count HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nExpect: 100-continue\r\nConnection: close\r\n\r\n";
+        socket.write_all(head).await.unwrap();
+        let mut heard = Vec::new();
+        while !heard.windows(4).any(|window| window == b"\r\n\r\n") {
+            assert!(within(socket.read_buf(&mut heard)).await.unwrap() > 0);
+        }
+        if heard.starts_with(b"HTTP/1.1 100") {
+            socket.write_all(b"hello").await.unwrap();
+        }
+        let _ = within(socket.read_to_end(&mut heard)).await;
+        let heard = String::from_utf8(heard).unwrap();
+        assert!(heard.starts_with(expected), "{heard}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_upgrade_becomes_a_tunnel() {
+    let backend = backend::start().await;
+    let lab = Lab::new(Plan::new(backend.address)).await;
+    let mut client = Client::one(lab.address).await;
+    let request = Request::get("/upgrade")
+        .header("connection", "Upgrade")
+        .header("upgrade", "websocket")
+        .header("x", "y");
+    let mut response = client.send(request, nothing()).await;
+    assert_eq!(
+        (response.status().as_u16(), &response.headers()["upgrade"]),
+        (101, &"websocket".parse().unwrap())
+    );
+    let mut tunnel = TokioIo::new(within(hyper::upgrade::on(&mut response)).await.unwrap());
+    for word in [b"one", b"two"] {
+        tunnel.write_all(word).await.unwrap();
+        let mut echo = [0; 3];
+        within(tunnel.read_exact(&mut echo)).await.unwrap();
+        assert_eq!(&echo, word);
+    }
+    tunnel.shutdown().await.unwrap();
+    assert_eq!(within(tunnel.read(&mut [0; 8])).await.unwrap(), 0, "the end comes back");
+    eventually("recorded at both ends", || lab.at_oslo.len() == 1 && lab.at_berlin.len() == 1).await;
+    for record in [lab.at_oslo.records(), lab.at_berlin.records()].concat() {
+        assert_eq!((record.status, record.end), (Some(101), End::Done), "{record:?}");
+        assert_eq!((record.sent_bytes, record.received_bytes), (6, 6));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tunnel_is_cut_with_its_right() {
+    let backend = backend::start().await;
+    let mut lab = Lab::new(Plan::new(backend.address)).await;
+    let mut client = Client::one(lab.address).await;
+    let request = Request::get("/upgrade").header("connection", "Upgrade").header("upgrade", "websocket");
+    let mut response = client.send(request, nothing()).await;
+    let mut tunnel = TokioIo::new(within(hyper::upgrade::on(&mut response)).await.unwrap());
+    lab.replan(Plan { allowed: (false, true), ..lab.plan.clone() }, true, false);
+    let ended = within(tunnel.read(&mut [0; 8])).await;
+    assert!(ended.is_err() || ended.is_ok_and(|bytes| bytes == 0));
+    eventually("it is recorded", || lab.at_oslo.len() == 1).await;
+    assert_eq!(lab.at_oslo.records()[0].end, End::Revoked);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_goes_away_takes_its_request_along() {
+    let backend = backend::start().await;
+    let lab = Lab::new(Plan::new(backend.address)).await;
+    for two in [false, true] {
+        let before = backend.seen.requests.load(Ordering::SeqCst);
+        let mut client = if two { Client::two(lab.address).await } else { Client::one(lab.address).await };
+        let hanging = tokio::spawn(async move {
+            let _ = client.try_send(Request::get("/hang"), nothing()).await;
+        });
+        eventually("it is with the backend", || backend.seen.requests.load(Ordering::SeqCst) > before).await;
+        hanging.abort();
+        let gone = before + 1;
+        eventually("the backend notices", || backend.seen.dropped.load(Ordering::SeqCst) == gone).await;
+    }
+    eventually("recorded at both ends", || lab.at_oslo.len() == 2 && lab.at_berlin.len() == 2).await;
+    for record in lab.at_oslo.records() {
+        assert_eq!(record.end, End::ClientReset, "{record:?}");
+    }
+}
