@@ -8,15 +8,15 @@ use crate::reconcile::MANAGER;
 /// The name of the central site and of its gateway.
 pub const CLOUD: &str = "cloud";
 
-/// Creates what is missing. Objects that are there stay as they are, whoever changed them.
+/// Creates what is missing. Objects that are there stay as they are, whoever changed them. The new ones are a beginning: to
+/// apply other values over their defaults is no conflict.
 pub async fn ensure(registry: &Registry) -> Result<(), Status> {
     let site = ESite { metadata: ObjectMeta::named(CLOUD), ..ESite::default() };
     let gateway =
         EGateway { metadata: ObjectMeta::named(CLOUD), e_site_name: CLOUD.to_owned(), ..EGateway::default() };
     let objects: [Object; 2] = [site.into(), gateway.into()];
-    for mut object in objects {
-        object.default_fields();
-        match registry.create_object(MANAGER, object).await {
+    for object in objects {
+        match registry.create_with_defaults(MANAGER, object).await {
             Ok(_) => {}
             // There already, or another replica was faster.
             Err(status) if status.code == 409 => {}

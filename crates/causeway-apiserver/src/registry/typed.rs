@@ -53,6 +53,16 @@ impl Registry {
         Ok(Loaded { object: stored.object()?, revision: stored.revision })
     }
 
+    /// Creates an object with the defaults of its kind, and owns only what it said itself: whoever applies it later chooses the
+    /// rest without a conflict.
+    pub async fn create_with_defaults(&self, manager: &str, mut object: Object) -> Result<Loaded, Status> {
+        let author = Author::ourselves(manager);
+        self.claim_new(author, &mut object)?;
+        object.default_fields();
+        let stored = self.store_new(author, object, true).await?;
+        Ok(Loaded { object: stored.object()?, revision: stored.revision })
+    }
+
     /// Changes an object's own fields and metadata. `edit` may run several times, each time on a newer state.
     pub async fn edit(
         &self,

@@ -167,6 +167,13 @@ impl Registry {
         unreachable!("the last attempt returns")
     }
 
+    /// Writes down that the author owns what a new object says.
+    pub(super) fn claim_new(&self, author: Author<'_>, object: &mut Object) -> Result<(), Status> {
+        let name = object.name().to_owned();
+        let about = About { version: author.version, kind: object.kind(), name: &name };
+        claim(&writer(author, Subresource::Main, self.now()), about, None, object)
+    }
+
     async fn try_store_new(
         &self,
         author: Author<'_>,

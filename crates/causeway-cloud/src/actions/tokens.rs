@@ -119,9 +119,8 @@ impl CloudActions {
         self.ensure(new_site.into()).await
     }
 
-    async fn ensure(&self, mut object: Object) -> Result<(), ActionRefusal> {
-        object.default_fields();
-        match self.registry.create_object(MANAGER, object).await {
+    async fn ensure(&self, object: Object) -> Result<(), ActionRefusal> {
+        match self.registry.create_with_defaults(MANAGER, object).await {
             Ok(_) => Ok(()),
             Err(status) if status.code == 409 => Ok(()),
             Err(status) => Err(object_refusal(&status)),
