@@ -8,7 +8,7 @@ NEXTEST := $(shell command -v cargo-nextest)
 
 .PHONY: demo test check tidy bench soak fuzz deny crds build-needs test-needs
 
-demo: build-needs               ## a cloud on the embedded store, with the objects of examples/
+demo: build-needs               ## a cloud and two sites, the objects of examples/, and what crosses, live
 	$(CARGO) run --quiet --package causeway -- demo $(DEMO_ARGS)
 
 test: build-needs test-needs check   ## everything, in its short form

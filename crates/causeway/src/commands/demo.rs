@@ -1,42 +1,58 @@
-//! `causeway demo`: a cloud on this machine, in a temporary data dir, with the objects of `examples/`.
+//! `causeway demo`: a cloud and two sites on this machine, with the objects of `examples/`, and clients that use them.
 //!
-//! Uses the same code as `cloud`, `apply` and `get`, over the loopback. Nothing is left behind.
+//! The cloud and the edges are the same code as `causeway cloud` and `causeway edge`. `plan` says what is promised, `world` builds
+//! it, `traffic` tries it, `board` shows it. With root every site has a network of its own; nothing is left behind either way.
 
-mod check;
+mod board;
+mod machine;
+mod net;
+mod plan;
+mod traffic;
+mod world;
 
+use std::io::IsTerminal;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::Context;
-use causeway_api::{ApiVersion, Kind};
+use anyhow::{Context, bail};
+use causeway_channel::JoinToken;
 use causeway_channel::port::PortLimits;
 use causeway_cloud::{Cloud, CloudConfig};
 use causeway_daemon::audit::AuditLimits;
 use causeway_daemon::log::LogFormat;
 use causeway_daemon::signals;
+use causeway_gateway::dns::DnsOptions;
 use causeway_store::StoreSpec;
-use http::Method;
+use futures_util::future::join_all;
+use serde_json::json;
 
 use super::apply::{Manner, apply};
-use super::get::shown_table;
 use crate::client::{self, Api, Connection};
+use crate::config::{Config, EdgeLayer, GatewayLayer, Layer};
 use crate::manifest::{self, Form, Manifest, Text};
 use crate::output;
+use board::Board;
+use plan::{Crossing, Site, Stage, crossings};
+use world::World;
 
 const EXAMPLES_HELP: &str = "\
 Examples:
   causeway demo              look around, end it with Ctrl-C
-  causeway demo --check      verify that everything works here; exit code 0 or 1";
+  causeway demo --check      verify that everything works here; exit code 0 or 1
+  causeway demo --loopback   as without root: everything on the loopback";
 
-/// Start a cloud on this machine, apply example objects and show them
+/// Start a cloud and two sites on this machine, and watch what crosses
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES_HELP)]
 pub struct Args {
-    /// Verify and end, instead of staying
+    /// Try every crossing and every refusal, print the table and end
     #[arg(long)]
     check: bool,
+    /// Make no networks, even with root
+    #[arg(long)]
+    loopback: bool,
 }
 
 /// The files of `examples/`, in the order of their names.
@@ -48,124 +64,253 @@ const EXAMPLES: [(&str, &str); 5] = [
     ("05-exposes.yaml", include_str!("../../../../examples/05-exposes.yaml")),
 ];
 
-/// The commands say what goes wrong themselves; the client's own lines would only repeat it.
-const LOG_FILTER: &str = "warn,kube_client=off";
-const DRAIN: Duration = Duration::from_secs(5);
+/// The demo says what goes wrong itself; the lines of its parts would only disturb the table.
+const LOG_FILTER: &str = "error,kube_client=off";
+const DRAIN: Duration = Duration::from_secs(3);
 /// `--check` answers within this, whatever happens.
-const CHECK_TIMEOUT: Duration = Duration::from_secs(30);
+const CHECK_TIMEOUT: Duration = Duration::from_secs(28);
+/// Between two rounds of all clients.
+const ROUND: Duration = Duration::from_secs(1);
+/// Enough for two rounds, with a record of each end.
+const AUDIT: &str = "/causeway/v1/audit?limit=100";
+const TRY_AGAIN: Duration = Duration::from_millis(200);
 
 pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     let filter = std::env::var("CAUSEWAY_LOG").unwrap_or_else(|_| LOG_FILTER.to_owned());
     causeway_daemon::log::start(LogFormat::Text, &filter)?;
     let stop = signals::watch(DRAIN)?;
+    let stage = match rustix::process::geteuid().is_root() && !arguments.loopback {
+        true => Stage::Networks,
+        false => Stage::Loopback,
+    };
     let folder = tempfile::Builder::new().prefix("causeway-demo-").tempdir()?;
-    let cloud = Cloud::start(demo_config(folder.path().to_owned())).await?;
-    let kubeconfig = cloud.kubeconfig();
-    let running = tokio::spawn(cloud.run(stop.clone()));
+    let mut demo = Demo::build(stage, folder.path()).await?;
     let shown = tokio::select! {
         biased;
         () = stop.cancelled() => Ok(()),
-        shown = show(&kubeconfig, arguments.check) => shown,
+        shown = demo.show(arguments.check) => shown,
     };
     // Told to end in the middle: what did not come to its end is no failure.
     let shown = if stop.is_cancelled() && !arguments.check { Ok(()) } else { shown };
-    if shown.is_ok() && !arguments.check {
-        stop.cancelled().await;
-    }
-    stop.cancel();
-    running.await.context("the cloud broke down")??;
+    demo.world.end().await?;
     // What can go wrong here must be told: nothing may be left behind.
     folder.close()?;
     shown.map(|()| ExitCode::SUCCESS)
 }
 
-async fn show(kubeconfig: &std::path::Path, check: bool) -> anyhow::Result<()> {
-    let connection = Connection { kubeconfig: Some(kubeconfig.to_owned()), ..Connection::default() };
-    let api = connection.connect().await?;
-    let manifests = manifests()?;
-    let work = async {
-        apply_all(&api, &manifests, !check).await?;
-        check::wait_until_ready(&api, &manifests).await?;
-        if check {
-            return check::verify(&api, &manifests).await;
-        }
-        show_tables(&api).await?;
-        output::print(&hints(api.server(), kubeconfig))
-    };
-    tokio::time::timeout(CHECK_TIMEOUT, work).await.context("the demo took longer than 30 seconds")?
+struct Demo {
+    world: World,
+    api: Api,
+    kubeconfig: PathBuf,
+    crossings: Vec<Crossing>,
 }
 
-fn manifests() -> anyhow::Result<Vec<Manifest>> {
+impl Demo {
+    async fn build(stage: Stage, folder: &Path) -> anyhow::Result<Demo> {
+        let place = match stage {
+            Stage::Networks => "in networks of their own",
+            Stage::Loopback => "on the loopback (with root they have networks of their own)",
+        };
+        output::note(&format!("demo: a cloud and two sites with equal addresses, {place}"));
+        let mut world = World::build(stage, folder).await?;
+        let door = world.door().await?;
+        let config = cloud_config(&world, door);
+        let cloud =
+            world.begin_at(Site::Cloud, async move { Ok(Box::pin(Cloud::start(config)).await?) }).await?;
+        let (kubeconfig, channel) = (cloud.kubeconfig(), cloud.addresses().channel.port());
+        world.open_door(cloud.addresses().api);
+        world.run_at(Site::Cloud, |stop| async move { Ok(cloud.run(stop).await?) });
+        output::note(&format!("demo: the cloud runs; edges reach it at {}", world.advertised(channel)));
+        let connection = Connection { kubeconfig: Some(kubeconfig.clone()), ..Connection::default() };
+        let api = connection.connect().await?;
+        let manifests = manifests(stage)?;
+        for manifest in &manifests {
+            apply(&api, manifest, &Manner::default()).await?;
+        }
+        output::note(&format!("demo: {} objects of examples/ are applied", manifests.len()));
+        for site in [Site::Berlin, Site::Oslo] {
+            let wanted =
+                json!({"site": site.name(), "gateway": site.gateway(), "ttlSeconds": 600, "uses": 1});
+            let made = api.post("/causeway/v1/tokens", &wanted).await?;
+            let token: JoinToken = made["token"].as_str().unwrap_or_default().parse()?;
+            world.start_edge(site, token)?;
+        }
+        output::note("demo: both edges dial the cloud");
+        Ok(Demo { world, api, kubeconfig, crossings: crossings() })
+    }
+
+    async fn show(&mut self, check: bool) -> anyhow::Result<()> {
+        let mut board = Board::new(self.world.stage, &self.crossings);
+        let begun = Instant::now();
+        if check {
+            let holds = tokio::time::timeout(CHECK_TIMEOUT, self.settle(&mut board)).await;
+            output::print(&board.render(output::colours()))?;
+            return match holds {
+                Ok(settled) => {
+                    settled?;
+                    let seconds = begun.elapsed().as_secs_f64();
+                    let (all, passing) = (self.crossings.len(), self.passing());
+                    output::print_line(&format!(
+                        "demo: {passing} crossings and {} refusals as promised, all in the audit, after {seconds:.1} s",
+                        all - passing
+                    ))
+                }
+                Err(_) => bail!("after {} s not everything is as promised", CHECK_TIMEOUT.as_secs()),
+            };
+        }
+        tokio::time::timeout(CHECK_TIMEOUT, self.settle(&mut board)).await.unwrap_or(Ok(()))?;
+        self.watch(&mut board).await
+    }
+
+    fn passing(&self) -> usize {
+        let passes = |crossing: &&Crossing| matches!(crossing.expected, plan::Expected::Passes(_));
+        self.crossings.iter().filter(passes).count()
+    }
+
+    /// Until everything is as promised, and in the audit.
+    async fn settle(&mut self, board: &mut Board) -> anyhow::Result<()> {
+        loop {
+            self.round(board).await?;
+            if board.holds() && board.is_audited() {
+                return Ok(());
+            }
+            tokio::time::sleep(TRY_AGAIN).await;
+        }
+    }
+
+    /// Shows the table again and again; on a terminal in the same place.
+    async fn watch(&mut self, board: &mut Board) -> anyhow::Result<()> {
+        let (terminal, hints) = (std::io::stdout().is_terminal(), self.hints());
+        let mut lines = 0;
+        loop {
+            let table = board.render(output::colours());
+            if terminal {
+                let up = if lines == 0 { String::new() } else { format!("\x1b[{lines}A\x1b[J") };
+                let text = format!("{table}{hints}");
+                lines = text.lines().count();
+                output::print(&format!("{up}{text}"))?;
+            } else if lines == 0 {
+                lines = 1;
+                output::print(&format!("{table}{hints}"))?;
+            }
+            tokio::time::sleep(ROUND).await;
+            self.round(board).await?;
+        }
+    }
+
+    /// Every client asks once.
+    async fn round(&mut self, board: &mut Board) -> anyhow::Result<()> {
+        if let Some(error) = self.world.broken().await {
+            return Err(error);
+        }
+        let world = &self.world;
+        let tries = self.crossings.iter().map(|crossing| async move {
+            let begun = Instant::now();
+            let (outcome, address) = world.attempt(*crossing).await;
+            (outcome, address, begun.elapsed())
+        });
+        for (index, (outcome, address, took)) in join_all(tries).await.into_iter().enumerate() {
+            board.note(index, outcome, address, took);
+        }
+        let take = |record: serde_json::Value| {
+            board.take(&record);
+            Ok(true)
+        };
+        self.api.lines(AUDIT, client::JSON, take).await
+    }
+
+    fn hints(&self) -> String {
+        let kubeconfig = self.kubeconfig.display();
+        let there = |site: Site| self.world.enter(site).map_or_else(String::new, |enter| format!("{enter} "));
+        let dns = self.world.stage.dns(Site::Cloud);
+        format!(
+            "\nIn another terminal:\n\n  \
+             export CAUSEWAY_KUBECONFIG={kubeconfig} KUBECONFIG={kubeconfig}\n  \
+             causeway status\n  \
+             causeway audit --follow\n  \
+             causeway doctor plant-dashboard@oslo\n  \
+             causeway delete epolicy forklift          oslo-forklift is refused within a second\n  \
+             causeway describe serviceexpose plant-dashboard\n  \
+             {}dig @{} -p {} dashboard.plant.example\n  \
+             kubectl get esites,egateways,virtualpresences\n\n\
+             Ctrl-C ends it; nothing is left behind.\n",
+            there(Site::Cloud),
+            dns.ip(),
+            dns.port(),
+        )
+    }
+}
+
+fn manifests(stage: Stage) -> anyhow::Result<Vec<Manifest>> {
     let texts = EXAMPLES.map(|(name, text)| Text {
         name: format!("examples/{name}"),
         form: Form::Yaml,
-        text: text.to_owned(),
+        text: stage.adapt(text),
     });
     manifest::parse(&texts)
 }
 
-async fn apply_all(api: &Api, manifests: &[Manifest], tell: bool) -> anyhow::Result<()> {
-    for manifest in manifests {
-        let outcome = apply(api, manifest, &Manner::default()).await?;
-        if tell {
-            output::print_line(&format!(
-                "{}/{} {}",
-                manifest.kind.singular(),
-                manifest.name,
-                outcome.name()
-            ))?;
-        }
-    }
-    Ok(())
-}
-
-async fn show_tables(api: &Api) -> anyhow::Result<()> {
-    for kind in Kind::ALL {
-        let path = client::collection(ApiVersion::Group, kind);
-        let table = api.call(Method::GET, &path, client::TABLE, None).await?.value;
-        let table = shown_table(&table, false, Some(kind));
-        output::print(&format!("\n{}", table.render(output::colours())))?;
-    }
-    Ok(())
-}
-
-fn hints(server: &str, kubeconfig: &std::path::Path) -> String {
-    format!(
-        "\nThe cloud runs at {server}. In another terminal:\n\n  \
-         export KUBECONFIG={}\n  \
-         causeway get all\n  \
-         causeway describe serviceexpose plant-dashboard\n  \
-         causeway delete epolicy operators && causeway status    exposures say that their policy is missing\n  \
-         causeway token create --site tokyo                      a site that is not there yet\n  \
-         kubectl get esites,egateways                            any Kubernetes client will do\n\n\
-         Ctrl-C ends it; nothing is left behind.\n",
-        kubeconfig.display()
-    )
-}
-
-fn demo_config(data_dir: PathBuf) -> CloudConfig {
+fn cloud_config(world: &World, api: SocketAddr) -> CloudConfig {
+    let (stage, data_dir) = (world.stage, world.folder.join("cloud"));
     let free = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let channel = match stage {
+        Stage::Networks => SocketAddr::from((Ipv4Addr::UNSPECIFIED, CHANNEL_PORT)),
+        Stage::Loopback => free_port().unwrap_or(free),
+    };
     CloudConfig {
         store: StoreSpec::Sqlite { path: data_dir.join("store.db") },
         data_dir,
-        api: free,
-        channel: free,
+        api,
+        channel,
         admin: free,
         connect: None,
-        advertise: Vec::new(),
+        advertise: world.advertised(channel.port()).parse().into_iter().collect(),
         peer_address: None,
         seal_key: None,
         expired_grace: Duration::from_secs(24 * 3600),
         audit: AuditLimits::default(),
         port: PortLimits::default(),
-        drain: Duration::from_secs(5),
-        gateway: causeway_gateway::Options::default(),
-        shown: serde_json::json!({"demo": true}),
+        drain: DRAIN / 2,
+        gateway: causeway_gateway::Options {
+            dns: DnsOptions {
+                listen: (stage == Stage::Loopback).then(|| vec![stage.dns(Site::Cloud)]),
+                // The demo knows no names but its own.
+                upstreams: Some(Vec::new()),
+                ..DnsOptions::default()
+            },
+            ..causeway_gateway::Options::default()
+        },
+        shown: json!({"demo": true}),
     }
+}
+
+/// Its own network has nobody else on it.
+const CHANNEL_PORT: u16 = 7444;
+
+/// A port of the loopback that nobody has at this moment: edges are told it before the cloud has bound it.
+fn free_port() -> std::io::Result<SocketAddr> {
+    std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
+}
+
+fn edge_config(stage: Stage, site: Site, data_dir: &Path) -> anyhow::Result<Config> {
+    let free = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let dns = match stage {
+        Stage::Networks => None,
+        Stage::Loopback => Some(vec![stage.dns(site).to_string().parse().map_err(anyhow::Error::msg)?]),
+    };
+    let flags = Layer {
+        data_dir: Some(data_dir.to_owned()),
+        edge: EdgeLayer { admin: Some(free), ..EdgeLayer::default() },
+        gateway: GatewayLayer { dns, dns_upstream: Some(Vec::new()), ..GatewayLayer::default() },
+        ..Layer::default()
+    };
+    Config::load(flags, None).context("the edges of the demo cannot be configured")
 }
 
 #[cfg(test)]
 mod tests {
+    use causeway_api::Kind;
+
     use super::*;
 
     #[test]
@@ -178,9 +323,11 @@ mod tests {
             .collect();
         files.sort();
         assert_eq!(files, EXAMPLES.map(|(name, _)| name.to_owned()));
-        let manifests = manifests().unwrap();
-        for kind in Kind::ALL {
-            assert!(manifests.iter().any(|manifest| manifest.kind == kind), "no example of {kind}");
+        for stage in [Stage::Networks, Stage::Loopback] {
+            let manifests = manifests(stage).unwrap();
+            for kind in Kind::ALL {
+                assert!(manifests.iter().any(|manifest| manifest.kind == kind), "no example of {kind}");
+            }
         }
     }
 }

@@ -83,12 +83,21 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     let config = Config::load(flags, arguments.config.as_deref())?;
     start_logging(&config)?;
     let stop = signals::watch(config.edge.drain.value.0)?;
+    let token = arguments.join.as_deref().map(read_token).transpose()?;
+    run_edge(config, token, stop).await?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Runs an edge until told to stop. With a token it enrols, unless that was done before.
+pub async fn run_edge(
+    config: Config,
+    token: Option<JoinToken>,
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
     let edge = Edge::open(&config.data_dir.value)?.through(proxy(&config)?);
-    if edge.peer().is_none() && arguments.join.is_none() {
+    if edge.peer().is_none() && token.is_none() {
         return Err(WrongUsage(EdgeError::NotEnrolled.to_string()).into());
     }
-    let token = arguments.join.as_deref().map(read_token).transpose()?;
-
     let (readiness, shown) = (Readiness::new(), config.to_json());
     let metrics = Metrics::new(env!("CARGO_PKG_VERSION"));
     let enrolled = readiness.register("enrolled");
@@ -166,7 +175,7 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     serving.await?;
     match ended {
         // Told to end before the cloud answered: nothing is lost, the same token works again.
-        Ok(()) | Err(EdgeError::Stopped) => Ok(ExitCode::SUCCESS),
+        Ok(()) | Err(EdgeError::Stopped) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }
