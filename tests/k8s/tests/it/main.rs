@@ -13,6 +13,7 @@ mod documents;
 mod edit;
 mod history;
 mod kube_rs;
+mod nodes;
 mod python;
 mod read;
 mod rights;
