@@ -7,6 +7,7 @@
 mod conversation;
 mod figures;
 mod greeting;
+mod mailbox;
 mod passengers;
 mod report;
 
@@ -17,13 +18,13 @@ use std::time::{Duration, SystemTime};
 
 use causeway_api::{GatewayFigures, Time};
 use causeway_apiserver::Registry;
-use causeway_channel::link::{CloseCode, CloseReason, Link};
+use causeway_channel::link::{CloseCode, CloseReason, Link, Transport};
 use causeway_channel::port::Turn;
-use causeway_channel::session::{LINGER, Removed, Roster};
+use causeway_channel::session::{KEEPALIVE_QUICK, LINGER, Removed, Roster};
 use causeway_channel::wire::control::{Drain, Held, Hello, Hint, News, encode_cloud};
 use causeway_channel::{KeyHash, PeerId};
 use tokio::sync::broadcast::error::RecvError;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -32,6 +33,7 @@ use crate::channel::LinkHandler;
 use crate::identity::{Admitted, Registrar};
 use conversation::Command;
 use figures::Figures;
+use mailbox::Mailbox;
 use report::Reporter;
 
 pub use passengers::{Later, NetmapSender, Netmaps, Passengers, Streams, UpstreamSink};
@@ -49,9 +51,10 @@ pub struct SessionLimits {
 
 impl Default for SessionLimits {
     /// Twenty thousand edges are the goal for one replica, and half as many again come when another one dies.
-    /// Handshakes at a thousand a second keep one core busy.
+    /// A return costs 1.3 ms of a core, so 750 a second keep one busy; ten thousand are back within 20 s, of which
+    /// five may pass before they notice.
     fn default() -> SessionLimits {
-        SessionLimits { sessions_max: 30_000, returns_per_second: 1000, drain: Duration::from_secs(15) }
+        SessionLimits { sessions_max: 30_000, returns_per_second: 750, drain: Duration::from_secs(15) }
     }
 }
 
@@ -64,7 +67,6 @@ impl SessionLimits {
 
 type Elsewhere = Box<dyn Fn(&str) -> bool + Send + Sync>;
 
-const COMMANDS_MAX: usize = 8;
 /// Gateways whose last departure is remembered. Beyond it, the memory begins anew: only `since` is lost.
 const DEPARTED_MAX: usize = 100_000;
 /// Below so many, a fleet that comes back at once is no trouble.
@@ -112,7 +114,7 @@ pub struct Session {
     pub software: String,
     not_after: SystemTime,
     held: Mutex<Option<(u64, u64)>>,
-    commands: mpsc::Sender<Command>,
+    commands: Mailbox,
 }
 
 impl Sessions {
@@ -149,7 +151,7 @@ impl Sessions {
     /// Takes a link that came through the port. Judging and talking go on in a task that `drain` waits for.
     pub fn accept(&self, link: Link, turn: Turn) {
         let serving = self.0.clone().serve(link, turn);
-        self.0.tasks.spawn(Box::pin(serving));
+        self.0.tasks.spawn(serving);
     }
 
     /// Ends the sessions of keys as they are revoked, and writes who is connected, until told to stop.
@@ -370,9 +372,13 @@ impl Shared {
     }
 
     /// How often edges should ask for a sign of life; zero: as often as they like. With other replicas to go to, a
-    /// dead one must be noticed sooner: 1.2 s of silence and 2.8 s of asking leave a second to attach elsewhere within 5 s.
-    fn keepalive_ms(&self) -> u32 {
-        if self.neighbours().is_empty() { 0 } else { 1200 }
+    /// dead one must be left within five seconds: see `causeway_channel::session::KEEPALIVE_QUICK`. Over TCP the kernel
+    /// tells at once that a process is no more.
+    fn keepalive(&self, transport: Transport) -> Duration {
+        match transport {
+            Transport::Quic if !self.neighbours().is_empty() => KEEPALIVE_QUICK,
+            _ => Duration::ZERO,
+        }
     }
 
     fn tell_renewal(&self) {
@@ -387,14 +393,7 @@ impl Shared {
 }
 
 impl Session {
-    fn new(
-        number: u64,
-        link: Link,
-        hello: &Hello,
-        admitted: Admitted,
-        commands: mpsc::Sender<Command>,
-        since: Time,
-    ) -> Session {
+    fn new(number: u64, link: Link, hello: &Hello, admitted: Admitted, since: Time) -> Session {
         let session = Session {
             number,
             epoch: hello.epoch,
@@ -405,7 +404,7 @@ impl Session {
             software: hello.software.chars().filter(|char| !char.is_control()).take(80).collect(),
             not_after: admitted.facts.not_after,
             held: Mutex::new(None),
-            commands,
+            commands: Mailbox::default(),
         };
         session.set_held(hello.held.as_ref());
         session
@@ -413,7 +412,7 @@ impl Session {
 
     /// Ends the session, and the link with it.
     pub fn close(&self, reason: CloseReason) {
-        if self.commands.try_send(Command::Close(reason.clone())).is_err() {
+        if !self.commands.put(Command::Close(reason.clone())) {
             self.link.close(reason);
         }
     }
@@ -424,7 +423,7 @@ impl Session {
 
     // Full means that the edge takes nothing; it will be called dead, or read on.
     fn command(&self, command: Command) {
-        let _ = self.commands.try_send(command);
+        self.commands.put(command);
     }
 
     /// Has it streams beside the control stream?

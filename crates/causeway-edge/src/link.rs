@@ -401,7 +401,7 @@ impl<'a> Round<'a> {
             software: concat!("causeway ", env!("CARGO_PKG_VERSION")).to_owned(),
             bundle_hash: tls::bundle_hash(&self.identity.authorities).to_vec().into(),
             time: unix_seconds(self.keeper.clock.now()),
-            features: Vec::new(),
+            features: vec![control::FEATURE_PINGS_ACKNOWLEDGED.to_owned()],
         }
     }
 

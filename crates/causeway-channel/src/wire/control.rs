@@ -15,6 +15,9 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 /// Spoken inside the ALPN of the channel; raised when a message changes its meaning.
 pub const VERSION: u32 = 1;
+/// Said by an edge in `Hello::features`: over QUIC it takes the transport's acknowledgement of a ping for the answer, so
+/// that a keepalive is two packets instead of four. To others, and over TCP, pings are answered.
+pub const FEATURE_PINGS_ACKNOWLEDGED: &str = "pings-acknowledged";
 /// What an edge says is small; a batch of upstream records is cut to fit.
 pub const EDGE_MESSAGE_BYTES_MAX: usize = 64 * 1024;
 /// What the cloud says may be a whole netmap. A site of 2,000 exposures stays below 1 MiB.
@@ -384,8 +387,9 @@ impl<R: AsyncRead + Unpin, M: Message + Default> Reader<R, M> {
                 }
                 return Ok(Some(message));
             }
-            // Memory follows what arrives, never what is announced.
-            self.buffer.reserve(READ_BYTES);
+            // Memory follows what arrives, never what is announced; while nothing does, there is room for a ping.
+            let more = if self.buffer.is_empty() { IDLE_BYTES } else { READ_BYTES };
+            self.buffer.reserve(more);
             if self.stream.read_buf(&mut self.buffer).await? == 0 {
                 return if self.buffer.is_empty() { Ok(None) } else { Err(ControlError::Cut) };
             }
@@ -393,7 +397,9 @@ impl<R: AsyncRead + Unpin, M: Message + Default> Reader<R, M> {
     }
 }
 
-/// A keepalive takes 12 bytes, most other messages fit into this.
+/// A keepalive takes 12 bytes.
+const IDLE_BYTES: usize = 16;
+/// Most other messages fit into this.
 const READ_BYTES: usize = 512;
 const LENGTH_BYTES: usize = 4;
 

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use causeway_channel::link::{CloseCode, CloseReason, Purpose, RecvStream, ResetCode, SendStream};
+use causeway_channel::link::{CloseCode, CloseReason, Purpose, RecvStream, ResetCode, SendStream, Transport};
 use causeway_channel::probe;
 use causeway_channel::session::SILENCE_MAX;
 use causeway_channel::wire::control::{
-    CloudMessage, ControlError, EdgeMessage, EdgeSays, Hello, Pong, Reader, UpstreamAck, Writer, encode_cloud,
+    CloudMessage, ControlError, EdgeMessage, EdgeSays, FEATURE_PINGS_ACKNOWLEDGED, Hello, Pong, Reader,
+    UpstreamAck, Writer, encode_cloud,
 };
-use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
@@ -44,6 +44,8 @@ pub struct Conversation {
     reader: Reader<RecvStream, EdgeMessage>,
     writer: Writer<SendStream>,
     netmaps: Box<dyn NetmapSender>,
+    /// The edge hears from its transport that a ping has arrived.
+    is_acknowledged: bool,
     /// A batch that is being kept. The edge sends one at a time.
     taking: Option<Later<'static, Option<UpstreamAck>>>,
     lingers_until: Option<Instant>,
@@ -59,20 +61,32 @@ impl Conversation {
         writer: Writer<SendStream>,
     ) -> Conversation {
         let netmaps = shared.passengers.netmaps.open(&session.peer, hello);
+        let understands = hello.features.iter().any(|feature| feature == FEATURE_PINGS_ACKNOWLEDGED);
+        let is_acknowledged = understands && session.link.transport() == Transport::Quic;
         let (taking, lingers_until, streams) = (None, None, JoinSet::new());
-        Conversation { shared, session, reader, writer, netmaps, taking, lingers_until, streams }
+        Conversation {
+            shared,
+            session,
+            reader,
+            writer,
+            netmaps,
+            is_acknowledged,
+            taking,
+            lingers_until,
+            streams,
+        }
     }
 
     /// Goes on until the link ends, then leaves the roster.
-    pub async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
+    pub async fn run(mut self) {
         let _counted = self.shared.figures.session(self.session.link.transport());
-        let reason = self.talk(&mut commands).await;
+        let reason = self.talk().await;
         self.session.link.close(reason.clone());
         self.shared.figures.count_ended(&reason.code.to_string());
         self.shared.handle_ended(&self.session, &reason);
     }
 
-    async fn talk(&mut self, commands: &mut mpsc::Receiver<Command>) -> CloseReason {
+    async fn talk(&mut self) -> CloseReason {
         let session = self.session.clone();
         let link = &session.link;
         loop {
@@ -80,11 +94,10 @@ impl Conversation {
             let silent_at = Instant::from_std(link.last_heard() + SILENCE_MAX);
             tokio::select! {
                 biased;
-                command = commands.recv() => match command {
-                    Some(Command::Say(frame)) => self.writer.push(frame),
-                    Some(Command::Linger(until)) => self.lingers_until = Some(until),
-                    Some(Command::Close(reason)) => return self.last_words(reason).await,
-                    None => return CloseReason::new(CloseCode::Internal, "the session was forgotten"),
+                command = session.commands.next() => match command {
+                    Command::Say(frame) => self.writer.push(frame),
+                    Command::Linger(until) => self.lingers_until = Some(until),
+                    Command::Close(reason) => return self.last_words(reason).await,
                 },
                 closed = link.closed() => return closed.reason,
                 written = self.writer.drain(), if !self.writer.is_empty() => if let Err(error) = written {
@@ -131,7 +144,9 @@ impl Conversation {
     fn hear(&mut self, message: EdgeMessage) -> Option<CloseReason> {
         match message.says {
             Some(EdgeSays::Ping(ping)) => {
-                self.say(Pong { nonce: ping.nonce });
+                if !self.is_acknowledged {
+                    self.say(Pong { nonce: ping.nonce });
+                }
                 if self.shared.registrar.time() > self.session.not_after {
                     let text = "the certificate has expired; renew it and come again";
                     return Some(CloseReason::new(CloseCode::CertificateExpired, text));

@@ -8,17 +8,16 @@ use std::time::Duration;
 use causeway_api::Kind;
 use causeway_channel::PeerId;
 use causeway_channel::clock::unix_seconds;
-use causeway_channel::link::{CloseCode, CloseReason, Link, Purpose, RecvStream, SendStream};
+use causeway_channel::link::{CloseCode, CloseReason, Link, Purpose, RecvStream, SendStream, Transport};
 use causeway_channel::port::Turn;
 use causeway_channel::session::Admission;
 use causeway_channel::wire::control::{
     self, EdgeMessage, EdgeSays, Hello, Reader, Refused, RefusedCode, Welcome, Writer, encode_cloud,
 };
-use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::conversation::{Command, Conversation};
-use super::{COMMANDS_MAX, Session, Shared};
+use super::conversation::Conversation;
+use super::{Session, Shared};
 use crate::identity::Admitted;
 
 /// From the end of the handshake to hello, and from there to the judgement.
@@ -31,22 +30,34 @@ type Control = (Reader<RecvStream, EdgeMessage>, Writer<SendStream>);
 impl Shared {
     /// Serves a link from its first byte to its last.
     pub(super) async fn serve(self: Arc<Shared>, link: Link, turn: Turn) {
+        // Boxed, and gone when the session begins: an idle session holds nothing of it.
+        let begun = Box::pin(self.greet(link, turn)).await;
+        if let Some(talk) = begun {
+            talk.run().await;
+        }
+    }
+
+    /// Until the edge has its answer. `None`: it was refused.
+    async fn greet(self: Arc<Shared>, link: Link, turn: Turn) -> Option<Conversation> {
         let Ok(Some((hello, control))) = timeout(GREETING, hear_hello(&link)).await else {
             self.figures.count_refused("no-hello");
-            return link.close(CloseReason::new(CloseCode::Malformed, "a session begins with hello"));
+            link.close(CloseReason::new(CloseCode::Malformed, "a session begins with hello"));
+            return None;
         };
         let judged = timeout(GREETING, self.judge(&link, &hello)).await;
         let admitted = judged.unwrap_or_else(|_| Err(unavailable("the cloud takes too long to decide")));
         let seated = admitted.and_then(|admitted| self.seat(&link, &hello, admitted));
         drop(turn);
         match seated {
-            Ok((session, commands, welcome)) => {
+            Ok((session, welcome)) => {
                 let (reader, mut writer) = control;
                 writer.push(encode_cloud(welcome).expect("a welcome is small: names and a few endpoints"));
-                let talk = Conversation::new(self.clone(), session, &hello, reader, writer);
-                Box::pin(talk.run(commands)).await;
+                Some(Conversation::new(self.clone(), session, &hello, reader, writer))
             }
-            Err(refused) => self.refuse(&link, control, refused).await,
+            Err(refused) => {
+                self.refuse(&link, control, refused).await;
+                None
+            }
         }
     }
 
@@ -88,12 +99,10 @@ impl Shared {
         link: &Link,
         hello: &Hello,
         admitted: Admitted,
-    ) -> Result<(Arc<Session>, mpsc::Receiver<Command>, Welcome), Refused> {
-        let (commands, taken) = mpsc::channel(COMMANDS_MAX);
+    ) -> Result<(Arc<Session>, Welcome), Refused> {
         let gateway = admitted.peer.gateway().to_owned();
         let renew = admitted.renew;
-        let make =
-            |number| Arc::new(Session::new(number, link.clone(), hello, admitted, commands, self.now()));
+        let make = |number| Arc::new(Session::new(number, link.clone(), hello, admitted, self.now()));
         let mut made = None;
         let admission =
             self.roster().admit(&gateway, hello.epoch, |number| made.insert(make(number)).clone());
@@ -110,7 +119,7 @@ impl Shared {
                 if self.registrar.is_revoked(&session.key) {
                     session.link.close(CloseReason::new(CloseCode::Revoked, "this gateway was revoked"));
                 }
-                Ok((session, taken, self.welcome(number, renew)))
+                Ok((session, self.welcome(number, link.transport(), renew)))
             }
             (Admission::Older { current_epoch }, _) => {
                 let message = "a newer session of this gateway is open";
@@ -125,13 +134,13 @@ impl Shared {
         }
     }
 
-    fn welcome(&self, number: u64, renew: bool) -> Welcome {
+    fn welcome(&self, number: u64, transport: Transport, renew: bool) -> Welcome {
         Welcome {
             session_id: format!("{}-{number}", self.replica),
             replica: self.replica.clone(),
             time: unix_seconds(self.registrar.time()),
             endpoints: self.endpoints(),
-            keepalive_ms: self.keepalive_ms(),
+            keepalive_ms: self.keepalive(transport).as_millis() as u32,
             retry_hint_ms: self.retry_hint().as_millis() as u32,
             renew,
             features: Vec::new(),

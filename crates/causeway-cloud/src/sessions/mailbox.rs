@@ -1,0 +1,82 @@
+//! What a session is told by others, in order, until it looks.
+//!
+//! A channel would do, but keeps room for 32 words from the first day on: two kilobytes for each of twenty thousand
+//! sessions that are told something once in an hour. This holds nothing while it is empty.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, PoisonError};
+
+use tokio::sync::Notify;
+
+use super::conversation::Command;
+
+/// More than anybody says while a session is busy with a slow edge.
+const COMMANDS_MAX: usize = 8;
+
+/// Written by anybody, read by the one task of the session.
+#[derive(Debug, Default)]
+pub struct Mailbox {
+    commands: Mutex<VecDeque<Command>>,
+    filled: Notify,
+}
+
+impl Mailbox {
+    /// False when it is full: the command is dropped.
+    pub fn put(&self, command: Command) -> bool {
+        let mut commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
+        if commands.len() >= COMMANDS_MAX {
+            return false;
+        }
+        commands.push_back(command);
+        drop(commands);
+        self.filled.notify_one();
+        true
+    }
+
+    /// The next command. May be dropped while it waits.
+    pub async fn next(&self) -> Command {
+        loop {
+            if let Some(command) = self.take() {
+                return command;
+            }
+            // Remembers one call that came before we waited.
+            self.filled.notified().await;
+        }
+    }
+
+    fn take(&self) -> Option<Command> {
+        let mut commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
+        let command = commands.pop_front();
+        if commands.is_empty() {
+            *commands = VecDeque::new();
+        }
+        command
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn commands_come_in_order_and_a_full_box_takes_no_more() {
+        let mailbox = Mailbox::default();
+        for number in 0..COMMANDS_MAX as u8 {
+            assert!(mailbox.put(Command::Say(Bytes::copy_from_slice(&[number]))));
+        }
+        assert!(!mailbox.put(Command::Say(Bytes::new())));
+        for number in 0..COMMANDS_MAX as u8 {
+            assert!(matches!(mailbox.next().await, Command::Say(said) if said[..] == [number]));
+        }
+        assert_eq!(mailbox.commands.lock().unwrap().capacity(), 0, "an idle session holds nothing");
+        let waits = async { mailbox.next().await };
+        let says = async {
+            tokio::task::yield_now().await;
+            assert!(mailbox.put(Command::Say(Bytes::new())));
+        };
+        let (command, ()) = tokio::join!(waits, says);
+        assert!(matches!(command, Command::Say(_)));
+    }
+}
