@@ -10,7 +10,7 @@ pub mod proxy;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::StreamExt;
@@ -31,7 +31,7 @@ use crate::link::{CHANNEL_ALPN, Link, Side, Transport};
 use crate::peer::CertificateFacts;
 use crate::quic::{QuicClient, QuicOptions};
 use crate::tcp;
-use crate::tls::{self, Credentials, Trust};
+use crate::tls::{self, Credentials, Signer, Trust};
 use crate::token::Endpoint;
 
 /// For connecting and the handshake together, of each attempt.
@@ -77,17 +77,19 @@ impl DialConfig {
 #[derive(Clone)]
 pub struct Dialer {
     config: Arc<DialConfig>,
+    /// The credentials, once they were needed.
+    signer: Arc<OnceLock<Signer>>,
     quic: Arc<Mutex<Option<QuicClient>>>,
 }
 
 impl Dialer {
     pub fn new(config: DialConfig) -> Dialer {
-        Dialer { config: Arc::new(config), quic: Arc::default() }
+        Dialer { config: Arc::new(config), signer: Arc::default(), quic: Arc::default() }
     }
 
     /// The same socket, but other endpoints, another certificate or a newer bundle.
     pub fn with_config(&self, config: DialConfig) -> Dialer {
-        Dialer { config: Arc::new(config), quic: self.quic.clone() }
+        Dialer { config: Arc::new(config), signer: Arc::default(), quic: self.quic.clone() }
     }
 
     pub fn config(&self) -> &DialConfig {
@@ -169,7 +171,17 @@ impl Dialer {
     /// Made anew for every dial: the verifier knows the time of the dial.
     fn tls(&self) -> Result<ClientConfig, DialError> {
         let DialConfig { trust, credentials, clock, alpn, .. } = &*self.config;
-        let (mut tls, _) = tls::client(trust.clone(), Some(credentials.clone()), clock.now())?;
+        let signer = match self.signer.get() {
+            Some(signer) => signer.clone(),
+            None => self
+                .signer
+                .get_or_init({
+                    let read = credentials.clone().signer()?;
+                    move || read
+                })
+                .clone(),
+        };
+        let (mut tls, _) = tls::client_as(trust.clone(), Some(signer), clock.now())?;
         tls.alpn_protocols = vec![alpn.to_vec()];
         Ok(tls)
     }

@@ -36,7 +36,7 @@ use half_open::HalfOpen;
 use pace::Turns;
 
 pub use figures::{PortFigures, Why};
-pub use pace::Turn;
+pub use pace::{Pace, Turn, WAIT_MAX as PACE_WAIT_MAX};
 pub use sockets::PortSockets;
 
 /// Bounds on what strangers can make the port do.

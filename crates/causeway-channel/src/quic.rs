@@ -5,6 +5,7 @@
 
 mod client;
 mod frugal;
+mod intake;
 pub(crate) mod server;
 pub(crate) mod socket;
 mod stream;

@@ -13,9 +13,10 @@ use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, Server
 use rustls::crypto::CryptoProvider;
 use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{
-    CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, Error, RootCertStore,
-    ServerConfig, SignatureScheme,
+    CertificateError, CipherSuite, ClientConfig, DigitallySignedStruct, DistinguishedName, Error,
+    RootCertStore, ServerConfig, SignatureScheme,
 };
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 
@@ -45,7 +46,14 @@ pub enum TlsError {
 /// The one crypto stack of the process.
 pub fn provider() -> Arc<CryptoProvider> {
     static PROVIDER: OnceLock<Arc<CryptoProvider>> = OnceLock::new();
-    PROVIDER.get_or_init(|| Arc::new(rustls::crypto::aws_lc_rs::default_provider())).clone()
+    let make = || {
+        let mut provider = rustls::crypto::aws_lc_rs::default_provider();
+        // SHA-256 has instructions of its own and SHA-384 has not: with it the hashes of a handshake cost as much as
+        // an exchange of keys. AES-128 is as good for a link; a peer that prefers another gets it.
+        provider.cipher_suites.sort_by_key(|suite| suite.suite() != CipherSuite::TLS13_AES_128_GCM_SHA256);
+        Arc::new(provider)
+    };
+    PROVIDER.get_or_init(make).clone()
 }
 
 /// Names a set of trusted CAs, whatever their order.
@@ -69,10 +77,32 @@ impl Clone for Credentials {
     }
 }
 
+/// Credentials whose key has been read. Reading checks it, which costs as much as a signature, so who dials often
+/// keeps this.
+#[derive(Debug, Clone)]
+pub struct Signer(Arc<SingleCertAndKey>);
+
+impl Credentials {
+    pub fn signer(self) -> Result<Signer, TlsError> {
+        let read =
+            CertifiedKey::from_der(self.chain, self.key, &provider()).map_err(TlsError::Credentials)?;
+        Ok(Signer(Arc::new(read.into())))
+    }
+}
+
 /// How an edge dials. The note tells afterwards whether only the time was wrong; one config serves one dial.
 pub fn client(
     trust: Trust,
     credentials: Option<Credentials>,
+    now: SystemTime,
+) -> Result<(ClientConfig, TimeNote), TlsError> {
+    client_as(trust, credentials.map(Credentials::signer).transpose()?, now)
+}
+
+/// As `client`, for credentials that were read before.
+pub fn client_as(
+    trust: Trust,
+    signer: Option<Signer>,
     now: SystemTime,
 ) -> Result<(ClientConfig, TimeNote), TlsError> {
     let note = TimeNote::default();
@@ -82,11 +112,9 @@ pub fn client(
         .map_err(TlsError::Credentials)?
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(verifier));
-    let mut config = match credentials {
+    let mut config = match signer {
         None => builder.with_no_client_auth(),
-        Some(credentials) => builder
-            .with_client_auth_cert(credentials.chain, credentials.key)
-            .map_err(TlsError::Credentials)?,
+        Some(signer) => builder.with_client_cert_resolver(signer.0),
     };
     config.alpn_protocols = vec![crate::wire::ALPN.to_vec()];
     // A resumed session would skip the verifier, and with it the note about the time.

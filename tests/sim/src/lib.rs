@@ -2,7 +2,7 @@
 //! jumps from event to event, and faults from a seed.
 //!
 //! `world` plays one cloud, some edges and their links, with both transports; `fleet` plays several replicas on one
-//! store. Nothing here sleeps, so an hour takes milliseconds, and the same seed gives the same run, event by event.
+//! store; `storm` plays a fleet that comes back to a cloud with little time. Nothing here sleeps, so an hour takes milliseconds, and the same seed gives the same run, event by event.
 
 // A simulation is a test: what cannot be is a bug in it, and ends the run.
 #![allow(clippy::unwrap_used, clippy::panic)]
@@ -12,6 +12,7 @@ mod dice;
 mod edge;
 pub mod fleet;
 mod link;
+pub mod storm;
 pub mod world;
 
 pub use world::{Plan, World};

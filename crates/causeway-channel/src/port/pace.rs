@@ -18,11 +18,11 @@ const SLOW: Duration = Duration::from_millis(800);
 /// A round trip across the world and a little work: there is room for more.
 const FAST: Duration = Duration::from_millis(400);
 /// Together with `SLOW` still less than a dialer waits.
-pub(super) const WAIT_MAX: Duration = Duration::from_millis(700);
+pub const WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// The decision: how many places there are.
+/// The decision: how many places there are. The simulation asks it as the port does.
 #[derive(Debug)]
-struct Pace {
+pub struct Pace {
     places: f64,
     places_max: f64,
     /// Places that exist, taken or free. Lags behind `places` while more are taken than there should be.
@@ -30,14 +30,19 @@ struct Pace {
 }
 
 impl Pace {
-    fn new(places_max: usize) -> Pace {
+    pub fn new(places_max: usize) -> Pace {
         let places_max = (places_max as f64).max(1.0);
         let places = PLACES_MIN.min(places_max);
         Pace { places, places_max, existing: places as usize }
     }
 
+    /// How many exist, taken or free.
+    pub fn places(&self) -> usize {
+        self.existing
+    }
+
     /// Somebody left a place, after so long; how many are free for it. `is_full`: no other was free.
-    fn handle_left(&mut self, took: Duration, is_full: bool) -> usize {
+    pub fn handle_left(&mut self, took: Duration, is_full: bool) -> usize {
         if took >= SLOW {
             // Each says it once, so a whole turn of slow ones halves the places.
             self.places = (self.places - 0.5).max(PLACES_MIN.min(self.places_max));

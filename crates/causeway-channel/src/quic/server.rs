@@ -11,12 +11,11 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use aws_lc_rs::{hkdf, hmac};
 use quinn::crypto::rustls::{HandshakeData, QuicServerConfig};
-use quinn::{
-    Connection, ConnectionError, Endpoint, EndpointConfig, Incoming, Runtime, ServerConfig, TokioRuntime,
-};
+use quinn::{Connection, ConnectionError, Endpoint, EndpointConfig, Incoming, ServerConfig};
 use quinn_proto::HashedConnectionIdGenerator;
 
 use super::frugal::FrugalSocket;
+use super::intake::Intake;
 use super::{QuicLink, QuicOptions, transport};
 use crate::link::{CHANNEL_ALPN, Link, REPLICA_ALPN};
 
@@ -87,12 +86,12 @@ impl QuicServer {
             .migration(true)
             .max_incoming(INCOMING_MAX)
             .incoming_buffer_size(INCOMING_BUFFER_BYTES);
-        let socket = FrugalSocket::new(TokioRuntime.wrap_udp_socket(socket)?);
+        let (intake, socket) = Intake::new(socket)?;
         let endpoint = Endpoint::new_with_abstract_socket(
             endpoint_config(keys),
             Some(template.clone()),
-            Arc::new(socket),
-            Arc::new(TokioRuntime),
+            Arc::new(FrugalSocket::new(socket)),
+            intake,
         )?;
         let current = Mutex::new((live, Arc::new(template.clone())));
         Ok(QuicServer { endpoint, tls, template, options, current })

@@ -10,6 +10,8 @@ use std::time::Duration;
 const FIRST: Duration = Duration::from_millis(250);
 /// A link that comes back unseen is used within 8 s: this, and the time to dial.
 pub const CAP: Duration = Duration::from_secs(5);
+/// Who was turned away twice waits twice as long as after the first time, and no longer than that.
+const HINT_DOUBLINGS: u32 = 1;
 /// The ordinary dial: connecting and the handshake.
 pub const DIAL: Duration = Duration::from_secs(2);
 /// The longest that a dial may take.
@@ -47,7 +49,11 @@ impl Backoff {
     /// The wait after an attempt that failed. `not_before` is a refusal's own time; the jitter comes on top of it.
     pub fn pause(&self, not_before: Duration, dice: f64) -> Duration {
         let (least, span) = match self.hint > self.span() {
-            true => (self.hint / 2, self.hint),
+            true => {
+                // The hint was too small, then.
+                let hint = self.hint.saturating_mul(1 << self.failures.min(HINT_DOUBLINGS)).min(HINT_MAX);
+                (hint / 4, hint / 2)
+            }
             false => (Duration::ZERO, self.span()),
         };
         not_before.min(HINT_MAX) + least + span.mul_f64(dice.clamp(0.0, 1.0))
@@ -94,9 +100,9 @@ mod tests {
 
     #[test]
     fn who_was_not_served_within_the_hint_comes_after_the_others() {
-        for failures in [0, 9] {
+        for (failures, times) in [(0, 1), (1, 2), (9, 2)] {
             let pause = |dice| after(failures, 10_000).pause(Duration::ZERO, dice).as_millis();
-            assert_eq!((pause(0.0), pause(0.5), pause(1.0)), (5_000, 10_000, 15_000));
+            assert_eq!((pause(0.0), pause(0.5), pause(1.0)), (2_500 * times, 5_000 * times, 7_500 * times));
         }
         assert_eq!(after(9, 1_000).pause(Duration::ZERO, 0.0), Duration::ZERO, "a small fleet need not");
     }
@@ -126,7 +132,7 @@ mod tests {
     fn no_peer_sends_an_edge_away_for_hours() {
         let mut backoff = after(0, 0);
         backoff.handle_hint(Duration::MAX);
-        assert_eq!(backoff.pause(Duration::MAX, 0.5), 2 * HINT_MAX);
+        assert_eq!(backoff.pause(Duration::MAX, 1.0), HINT_MAX + HINT_MAX / 4 * 3);
         backoff.handle_hint(Duration::ZERO);
         assert_eq!(backoff.pause(Duration::ZERO, 1.0), FIRST);
     }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod fleet;
+mod storm;
 
 use sim::{Plan, World};
 

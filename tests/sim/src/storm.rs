@@ -1,0 +1,280 @@
+//! A fleet that lost its cloud in one moment, and a cloud that can do only so many handshakes a second.
+//!
+//! The edges are the real supervisors and the places are given by the port's own `Pace`; what a handshake costs is a
+//! number. Shows whether overload feeds itself: work on a dial that was given up is work all the same.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::time::{Duration, Instant};
+
+use causeway_channel::link::{CloseCode, Transport};
+use causeway_channel::port::{PACE_WAIT_MAX, Pace};
+use causeway_channel::session::{Action, Allowed, Failure, LinkId, Supervisor, Welcomed};
+
+use crate::dice::Dice;
+
+/// What is played.
+#[derive(Debug, Clone)]
+pub struct Storm {
+    pub edges: usize,
+    /// What the cloud really does, and what it told the edges it would do.
+    pub handshakes_per_second: u32,
+    pub told_per_second: u32,
+    /// `false`: everybody is let in at once, and beyond 2,048 the oldest has to go.
+    pub has_pace: bool,
+    pub time_max: Duration,
+}
+
+/// How it ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outcome {
+    pub back: usize,
+    /// When the last came back.
+    pub last: Duration,
+    /// Work on dials that had been given up.
+    pub wasted: usize,
+    pub refused_more_than_once: usize,
+}
+
+const HALF_OPEN_MAX: usize = 2048;
+/// To decode a packet and send one.
+const REFUSAL: Duration = Duration::from_micros(50);
+/// The loss is noticed with the next ping.
+const PING_MS: u64 = 5000;
+
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    Lost(usize),
+    Timer(usize),
+    /// The dialer's patience ends.
+    GivenUp(usize),
+    /// Nobody left a place for so long.
+    Waited(usize),
+    Served,
+}
+
+struct Edge {
+    machine: Supervisor,
+    /// The dial under way.
+    dial: Option<usize>,
+    is_back: bool,
+    refusals: u32,
+}
+
+struct Dial {
+    edge: usize,
+    link: LinkId,
+    /// In a place since then.
+    since: Option<Instant>,
+    is_over: bool,
+}
+
+struct World<'a> {
+    storm: &'a Storm,
+    start: Instant,
+    now: Instant,
+    dice: Dice,
+    events: BinaryHeap<Reverse<(Instant, u64, Event)>>,
+    number: u64,
+    edges: Vec<Edge>,
+    dials: Vec<Dial>,
+    pace: Pace,
+    free: usize,
+    waiting: VecDeque<usize>,
+    /// In a place, not worked on yet; the first is being worked on while `is_busy`.
+    queue: VecDeque<usize>,
+    is_busy: bool,
+    outcome: Outcome,
+}
+
+impl Storm {
+    pub fn run(&self, seed: u64) -> Outcome {
+        let start = Instant::now();
+        let pace = Pace::new(HALF_OPEN_MAX);
+        let outcome = Outcome { back: 0, last: Duration::ZERO, wasted: 0, refused_more_than_once: 0 };
+        let mut world = World {
+            storm: self,
+            start,
+            now: start,
+            dice: Dice::new(seed),
+            events: BinaryHeap::new(),
+            number: 0,
+            edges: Vec::new(),
+            dials: Vec::new(),
+            free: pace.places(),
+            pace,
+            waiting: VecDeque::new(),
+            queue: VecDeque::new(),
+            is_busy: false,
+            outcome,
+        };
+        world.gather();
+        world.play();
+        world.outcome.refused_more_than_once = world.edges.iter().filter(|edge| edge.refusals > 1).count();
+        world.outcome
+    }
+}
+
+impl World<'_> {
+    /// Everybody has had a session for long, and loses it now.
+    fn gather(&mut self) {
+        let long_ago = self.start - Duration::from_secs(60);
+        for number in 0..self.storm.edges {
+            let mut machine = Supervisor::new(1, Allowed::QuicOnly, long_ago);
+            machine.handle_timeout(long_ago, 0.0);
+            let Some(Action::Dial { link, .. }) = machine.next_action() else {
+                panic!("an edge begins by dialling")
+            };
+            machine.handle_welcome(long_ago, link, self.welcomed());
+            self.edges.push(Edge { machine, dial: None, is_back: false, refusals: 0 });
+            let noticed = self.dice.between(0, PING_MS);
+            self.at(noticed, Event::Lost(number));
+        }
+    }
+
+    fn welcomed(&self) -> Welcomed {
+        let spread = self.storm.edges as f64 / f64::from(self.storm.told_per_second);
+        let retry_hint = Duration::from_secs_f64(spread);
+        Welcomed { transport: Transport::Quic, keepalive: Duration::ZERO, retry_hint }
+    }
+
+    fn play(&mut self) {
+        while let Some(Reverse((at, _, event))) = self.events.pop() {
+            self.now = at;
+            if self.outcome.back == self.edges.len() || at - self.start > self.storm.time_max {
+                return;
+            }
+            match event {
+                Event::Lost(edge) => {
+                    let link = self.edges[edge].machine.current().unwrap();
+                    let dice = self.dice.part();
+                    self.edges[edge].machine.handle_closed(at, link, CloseCode::Dead, dice);
+                    self.act(edge);
+                }
+                Event::Timer(edge) => {
+                    // Later timers replace earlier ones; keepalives are not played.
+                    let Edge { machine, is_back, .. } = &self.edges[edge];
+                    if !is_back && machine.next_timeout().is_some_and(|due| due <= at) {
+                        let dice = self.dice.part();
+                        self.edges[edge].machine.handle_timeout(at, dice);
+                        self.act(edge);
+                    }
+                }
+                Event::GivenUp(dial) => self.fail(dial, Failure::Unanswered),
+                Event::Waited(dial) => {
+                    if self.dials[dial].since.is_none() && !self.dials[dial].is_over {
+                        self.waiting.retain(|waits| *waits != dial);
+                        self.edges[self.dials[dial].edge].refusals += 1;
+                        self.fail(dial, Failure::Unreachable);
+                    }
+                }
+                Event::Served => self.serve(),
+            }
+        }
+    }
+
+    fn act(&mut self, edge: usize) {
+        while let Some(action) = self.edges[edge].machine.next_action() {
+            match action {
+                Action::Dial { link, patience, .. } => self.dial(edge, link, patience),
+                Action::Abandon { .. } => {
+                    if let Some(dial) = self.edges[edge].dial.take() {
+                        self.dials[dial].is_over = true;
+                    }
+                }
+                _ => {}
+            }
+        }
+        if let Some(due) = self.edges[edge].machine.next_timeout() {
+            self.at(due.saturating_duration_since(self.now), Event::Timer(edge));
+        }
+    }
+
+    fn dial(&mut self, edge: usize, link: LinkId, patience: Duration) {
+        let dial = self.dials.len();
+        self.dials.push(Dial { edge, link, since: None, is_over: false });
+        self.edges[edge].dial = Some(dial);
+        self.at(patience, Event::GivenUp(dial));
+        if !self.storm.has_pace {
+            if self.queue.len() >= HALF_OPEN_MAX {
+                self.queue.pop_front();
+            }
+            self.enter(dial);
+        } else if self.free > 0 {
+            self.free -= 1;
+            self.enter(dial);
+        } else {
+            self.waiting.push_back(dial);
+            self.at(PACE_WAIT_MAX, Event::Waited(dial));
+        }
+    }
+
+    fn enter(&mut self, dial: usize) {
+        self.dials[dial].since = Some(self.now);
+        self.queue.push_back(dial);
+        self.work(Duration::ZERO);
+    }
+
+    fn work(&mut self, also: Duration) {
+        if !self.is_busy && !self.queue.is_empty() {
+            self.is_busy = true;
+            let cost = Duration::from_secs(1) / self.storm.handshakes_per_second;
+            self.at(cost + also, Event::Served);
+        }
+    }
+
+    /// The cloud has finished the handshake it was at.
+    fn serve(&mut self) {
+        self.is_busy = false;
+        if let Some(dial) = self.queue.pop_front() {
+            self.welcome(dial);
+            self.leave(dial);
+        }
+        // Refusals of the meantime were work, too.
+        self.work(REFUSAL);
+    }
+
+    fn welcome(&mut self, dial: usize) {
+        let Dial { edge, link, is_over, .. } = self.dials[dial];
+        if is_over {
+            self.outcome.wasted += 1;
+            return;
+        }
+        self.dials[dial].is_over = true;
+        let welcomed = self.welcomed();
+        let edge = &mut self.edges[edge];
+        edge.dial = None;
+        edge.is_back = true;
+        edge.machine.handle_dialed(self.now, link);
+        edge.machine.handle_welcome(self.now, link, welcomed);
+        self.outcome.back += 1;
+        self.outcome.last = self.now - self.start;
+    }
+
+    fn leave(&mut self, dial: usize) {
+        let (Some(since), true) = (self.dials[dial].since, self.storm.has_pace) else { return };
+        self.free += self.pace.handle_left(self.now - since, self.free == 0);
+        while self.free > 0 {
+            let Some(next) = self.waiting.pop_front() else { return };
+            self.free -= 1;
+            self.enter(next);
+        }
+    }
+
+    fn fail(&mut self, dial: usize, failure: Failure) {
+        let Dial { edge, link, is_over, .. } = self.dials[dial];
+        if is_over {
+            return;
+        }
+        self.dials[dial].is_over = true;
+        self.edges[edge].dial = None;
+        let dice = self.dice.part();
+        self.edges[edge].machine.handle_failed(self.now, link, failure, dice);
+        self.act(edge);
+    }
+
+    fn at(&mut self, after: Duration, event: Event) {
+        self.number += 1;
+        self.events.push(Reverse((self.now + after, self.number, event)));
+    }
+}

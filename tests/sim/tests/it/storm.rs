@@ -1,0 +1,36 @@
+//! What a fleet does to a cloud that can serve only a part of it at a time.
+
+use std::time::Duration;
+
+use sim::storm::{Outcome, Storm};
+
+fn storm(edges: usize, handshakes_per_second: u32, has_pace: bool) -> Outcome {
+    let time_max = Duration::from_secs(120);
+    let outcome = Storm { edges, handshakes_per_second, told_per_second: 750, has_pace, time_max }.run(7);
+    println!("{edges} edges, {handshakes_per_second} a second, pace {has_pace}: {outcome:?}");
+    outcome
+}
+
+#[test]
+fn a_cloud_that_keeps_its_word_refuses_nobody() {
+    let outcome = storm(10_000, 750, true);
+    assert_eq!((outcome.back, outcome.wasted, outcome.refused_more_than_once), (10_000, 0, 0));
+    assert!(outcome.last <= Duration::from_secs(20), "{:?}", outcome.last);
+}
+
+#[test]
+fn a_fleet_comes_back_to_a_cloud_that_is_slower_than_it_said() {
+    for (edges, handshakes_per_second) in [(10_000, 500), (20_000, 500), (20_000, 350)] {
+        let outcome = storm(edges, handshakes_per_second, true);
+        let least = Duration::from_secs(edges as u64 / u64::from(handshakes_per_second));
+        assert_eq!(outcome.back, edges);
+        assert!(outcome.last <= least * 2, "{:?} where {least:?} must be", outcome.last);
+        assert_eq!(outcome.wasted, 0, "what is begun is finished");
+    }
+}
+
+#[test]
+fn without_a_bound_a_quarter_of_the_work_would_be_for_nobody() {
+    let outcome = storm(20_000, 500, false);
+    assert!(outcome.wasted * 3 > outcome.back, "{outcome:?}");
+}
