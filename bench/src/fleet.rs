@@ -9,7 +9,7 @@ mod edge;
 mod room;
 mod site;
 mod table;
-mod world;
+pub mod world;
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};

@@ -1,13 +1,14 @@
-//! What Causeway costs and how fast it is, in two parts: `api` and `fleet`. Run it through `bench/run`.
+//! What Causeway costs and how fast it is, in parts: `api`, `fleet` and `streams`. Run it through `bench/run`.
 //!
 //! `api`: our API server against kube-apiserver on etcd: lists, creates, watch fan-out, memory, CPU. Each peer is started
 //! alone, measured by the same client code, and stopped. Prints one table per figure with ratios. Its arguments:
 //! `[--objects N] [--watchers N] [--peers NAME,...]`; the peers are `configmap`, `custom` (both kube-apiserver), `sqlite`
-//! and `etcd` (both ours). `fleet`: see there. Without the name of a part all are run as they are by default.
+//! and `etcd` (both ours). `fleet`, `streams`: see there. Without the name of a part all are run as they are by default.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
 
 mod fleet;
+mod streams;
 
 mod figures;
 mod load;
@@ -18,6 +19,10 @@ use anyhow::{Context, Result};
 use figures::{Figures, print_table};
 use peer::{Peer, PeerKind};
 
+/// As the edges and the cloud have it: twenty thousand edges in one process take more with the C library's.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 #[tokio::main]
 async fn main() -> Result<()> {
     rustls::crypto::aws_lc_rs::default_provider().install_default().ok();
@@ -25,11 +30,15 @@ async fn main() -> Result<()> {
     match arguments.split_first() {
         None => {
             run_api(&[]).await?;
-            fleet::run(&[]).await
+            fleet::run(&[]).await?;
+            streams::run().await
         }
         Some((part, more)) if part == "api" => run_api(more).await,
         Some((part, more)) if part == "fleet" => fleet::run(more).await,
-        Some((other, _)) => anyhow::bail!("no part {other}; usage: {API_USAGE}, or {}", fleet::USAGE),
+        Some((part, _)) if part == "streams" => streams::run().await,
+        Some((other, _)) => {
+            anyhow::bail!("no part {other}; usage: {API_USAGE}, or {}, or {}", fleet::USAGE, streams::USAGE)
+        }
     }
 }
 

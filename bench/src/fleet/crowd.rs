@@ -22,7 +22,7 @@ use super::world::World;
 const EDGES_PER_ADDRESS: usize = 100;
 /// So many are on their way at the same time when the fleet is brought in.
 const COMING_MAX: usize = 256;
-const LOOK_AGAIN: Duration = Duration::from_millis(10);
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 pub struct Crowd {
     pub board: Arc<Board>,
@@ -51,7 +51,7 @@ impl Crowd {
         for (number, credentials) in world.credentials.iter().take(count).enumerate() {
             while number - crowd.board.attached().min(number) >= COMING_MAX {
                 ensure!(begin.elapsed() < within, "{}", crowd.lagging());
-                tokio::time::sleep(LOOK_AGAIN).await;
+                tokio::time::sleep(Duration::from_millis(5)).await;
             }
             let endpoint: Endpoint = address.to_string().parse()?;
             let trust = Trust::Bundle(world.authorities.clone());
@@ -79,7 +79,8 @@ impl Crowd {
 
     /// Until everybody has attached after `moment`.
     pub async fn wait_for_return(&self, moment: Instant, deadline: Instant) -> Result<()> {
-        while self.board.attached_since(moment) < self.expected() {
+        let expected = self.expected();
+        while self.board.attached_since(moment) < expected {
             ensure!(Instant::now() < deadline, "{}", self.lagging());
             tokio::time::sleep(LOOK_AGAIN).await;
         }

@@ -144,7 +144,7 @@ impl Edge {
             software: "causeway bench".to_owned(),
             bundle_hash: self.bundle_hash.clone(),
             time: unix_seconds(SystemTime::now()),
-            features: Vec::new(),
+            features: vec![control::FEATURE_PINGS_ACKNOWLEDGED.to_owned()],
         }
     }
 

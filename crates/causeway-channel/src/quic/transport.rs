@@ -34,11 +34,12 @@ impl Default for QuicOptions {
     }
 }
 
+/// See docs/decisions/0001-transports.md, which chose BBR and says what was measured.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Congestion {
-    #[default]
     Cubic,
     /// Goes on through random loss; experimental in quinn.
+    #[default]
     Bbr,
 }
 
