@@ -94,7 +94,7 @@ impl FromStr for AllowRule {
             (_, Ok(address)) => Hosts::Network(IpNet::from(address.to_canonical())),
             _ => match host.strip_prefix('*') {
                 Some(end) if end.starts_with('.') && is_name(&end[1..]) => {
-                    Hosts::Below(end.to_ascii_lowercase())
+                    Hosts::Below(end.trim_end_matches('.').to_ascii_lowercase())
                 }
                 None if is_name(host) => Hosts::Name(host.trim_end_matches('.').to_ascii_lowercase()),
                 _ => return Err(wrong("has a host that is no name, address or network")),
@@ -154,6 +154,7 @@ mod tests {
         check("hooks.example.org:443", "hooks.example.org", 8443, false);
         check("hooks.example.org:443", "evil-hooks.example.org", 443, false);
         check("*.svc:443", "hook.ns.svc", 443, true);
+        check("*.svc.:443", "hook.ns.svc", 443, true);
         check("*.svc:443", "svc", 443, false);
         check("*.svc:443", ".svc", 443, false);
         check("*.svc:443", "hooksvc", 443, false);

@@ -1,0 +1,22 @@
+//! The target of a CONNECT, and the rules of the allow-list.
+//!
+//! What must hold: nothing panics; a rule reads as itself when it is written; what no rule names is never dialled directly; and
+//! without a netmap nothing is a node.
+#![no_main]
+
+use causeway_gateway::proxy::connect::AllowRule;
+use causeway_gateway::proxy::connect::target::{Target, decide};
+use causeway_netmap::View;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &str| {
+    let (rule, authority) = data.split_once('\n').unwrap_or((data, data));
+    let view = View::default();
+    assert!(decide(&view, &[], authority).is_err());
+    let Ok(rule) = rule.parse::<AllowRule>() else { return };
+    assert_eq!(rule.to_string().parse::<AllowRule>().as_ref(), Ok(&rule));
+    if let Ok(target) = decide(&view, std::slice::from_ref(&rule), authority) {
+        let Target::Direct { host, port } = target else { panic!("there are no nodes") };
+        assert!(rule.allows(&host, port));
+    }
+});
