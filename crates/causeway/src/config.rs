@@ -111,6 +111,9 @@ pub struct Gateway {
     pub presence: Setting<PresencePlace>,
     /// More addresses for presences, for those who have no rights on this host.
     pub ports: Setting<Vec<PresencePort>>,
+    /// One address for many names: by the host of requests, and by the name that TLS asks for.
+    pub entry_http: Setting<Option<std::net::SocketAddr>>,
+    pub entry_tls: Setting<Option<std::net::SocketAddr>>,
 }
 
 impl Config {
@@ -182,6 +185,8 @@ impl Config {
                 dns_upstream: pick_optional!(gateway.dns_upstream),
                 presence: pick!(defaults::PRESENCE, gateway.presence),
                 ports: pick!(Vec::new(), gateway.ports),
+                entry_http: pick_optional!(gateway.entry_http),
+                entry_tls: pick_optional!(gateway.entry_tls),
             },
         }
     }
@@ -248,6 +253,7 @@ impl Config {
         show!("gateway",
             "dns" => gateway.dns, "dns-upstream" => gateway.dns_upstream,
             "presence" => gateway.presence, "ports" => gateway.ports,
+            "entry-http" => gateway.entry_http, "entry-tls" => gateway.entry_tls,
         );
         all
     }

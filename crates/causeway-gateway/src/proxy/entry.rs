@@ -8,17 +8,19 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use causeway_netmap::{Named, Node, Protocol, ServiceName, View};
+use causeway_netmap::{Named, Node, Protocol, ServerName, ServiceName, View};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::connect::open_node;
 use super::http::{self, Door};
 use super::listeners::Accepted;
 use super::sni::{self, Hello};
 use super::{outbound, pump};
 use crate::gateway::Shared;
+use crate::policy;
 
 /// What is spoken at an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -143,9 +145,17 @@ async fn tls(shared: Arc<Shared>, stream: TcpStream, client: SocketAddr) {
     match target(&shared.view(), &hello, port) {
         // From here on it is a client at that presence: judged, carried and recorded as one.
         Ok(Target::Service(service)) => outbound::serve(shared, Accepted { stream, client, service }).await,
-        // TODO issue 4: `connect` carries streams to nodes.
-        Ok(Target::Node { .. }) => unrecognized(&shared, stream, client, "nodes are not carried yet").await,
+        Ok(Target::Node { node, port }) => node_of(shared, &node, port, stream, client).await,
         Err(why) => unrecognized(&shared, stream, client, why).await,
+    }
+}
+
+/// A client of our own site at a node; its refusal is recorded there.
+async fn node_of(shared: Arc<Shared>, node: &ServerName, port: u16, stream: TcpStream, client: SocketAddr) {
+    let Ok(who) = policy::who_at(&shared.view(), client.ip()) else { return pump::reset(stream) };
+    match open_node(&shared, node, port, who, Some(client)).await {
+        Ok(opened) => opened.carry_socket(&shared, stream).await,
+        Err(_) => pump::reset(stream),
     }
 }
 
@@ -180,7 +190,7 @@ async fn unrecognized(shared: &Shared, mut stream: TcpStream, client: SocketAddr
 #[derive(Debug, PartialEq, Eq)]
 enum Target {
     Service(ServiceName),
-    Node { node: causeway_netmap::ServerName, port: u16 },
+    Node { node: ServerName, port: u16 },
 }
 
 /// Decides by the netmap alone, which has only what this site may see.

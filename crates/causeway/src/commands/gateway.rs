@@ -42,6 +42,8 @@ pub fn options(config: &Config) -> Options {
             PresencePlace::Host => Standing::Host,
         },
         ports: ports.collect(),
+        entry_http: gateway.entry_http.value,
+        entry_tls: gateway.entry_tls.value,
         ..Options::default()
     }
 }

@@ -72,6 +72,8 @@ pub struct GatewayLayer {
     pub dns_upstream: Option<Vec<NameServer>>,
     pub presence: Option<PresencePlace>,
     pub ports: Option<Vec<PresencePort>>,
+    pub entry_http: Option<SocketAddr>,
+    pub entry_tls: Option<SocketAddr>,
 }
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -127,6 +129,8 @@ pub fn environment(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Layer, Env
             dns_upstream: list(lookup, "CAUSEWAY_DNS_UPSTREAM")?,
             presence: variable(lookup, "CAUSEWAY_PRESENCE")?,
             ports: list(lookup, "CAUSEWAY_PORTS")?,
+            entry_http: variable(lookup, "CAUSEWAY_ENTRY_HTTP")?,
+            entry_tls: variable(lookup, "CAUSEWAY_ENTRY_TLS")?,
         },
     })
 }

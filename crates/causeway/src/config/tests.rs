@@ -73,6 +73,8 @@ fn every_setting_can_be_given_in_every_layer() {
         dns-upstream = ["10.0.0.1", "[fd00::1]:53"]
         presence = "host"
         ports = ["camera=127.0.0.1:8080"]
+        entry-http = "127.0.0.1:8081"
+        entry-tls = "127.0.0.1:8443"
         "#,
     );
     let none = Layer::default;
