@@ -113,6 +113,8 @@ fn every_setting_can_be_given_in_every_layer() {
         ("DNS_UPSTREAM", "10.0.0.1,fd00::1"),
         ("PRESENCE", "room"),
         ("PORTS", "camera=127.0.0.1:8080,shop=[::1]:81"),
+        ("ENTRY_HTTP", "127.0.0.1:8081"),
+        ("ENTRY_TLS", "127.0.0.1:8443"),
     ];
     let names: Vec<(String, &str)> = names.map(|(name, value)| (format!("CAUSEWAY_{name}"), value)).to_vec();
     let names: Vec<(&str, &str)> = names.iter().map(|(name, value)| (name.as_str(), *value)).collect();
