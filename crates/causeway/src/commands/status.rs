@@ -45,8 +45,8 @@ pub fn render(status: &Value, colours: bool) -> String {
         let subnets: Vec<String> = site["subnets"].as_array().unwrap_or(&empty).iter().map(cell).collect();
         sites.row([cell(&site["name"]), or_none(subnets.join(",")), cell(&site["gateways"]), ready(site)]);
     }
-    let mut gateways =
-        Table::new(&["GATEWAY", "SITE", "CONNECTED", "TRANSPORT", "RTT", "SENT", "RECEIVED", "READY"]);
+    let head = ["GATEWAY", "SITE", "CONNECTED", "SINCE", "TRANSPORT", "RTT", "SENT", "RECEIVED", "READY"];
+    let mut gateways = Table::new(&head);
     for gateway in list("gateways") {
         let connected = if gateway["connected"] == true { "yes" } else { "no" };
         let rtt = gateway["rttMs"].as_f64().map_or_else(|| "-".to_owned(), |rtt| format!("{rtt:.1}ms"));
@@ -54,6 +54,7 @@ pub fn render(status: &Value, colours: bool) -> String {
             cell(&gateway["name"]),
             cell(&gateway["site"]),
             connected.to_owned(),
+            gateway["since"].as_str().unwrap_or("-").to_owned(),
             gateway["transport"].as_str().unwrap_or("-").to_owned(),
             rtt,
             size(&gateway["sentBytes"]),
@@ -151,14 +152,14 @@ mod tests {
     fn what_is_wrong_is_said_under_its_table() {
         let status = json!({
             "sites": [{"name": "Tokyo", "subnets": ["10.0.0.0/8"], "gateways": 1, "conditions": [{"type": "Ready", "status": "True"}]}],
-            "gateways": [{"name": "tokyo", "site": "Tokyo", "connected": false, "transport": null, "rttMs": null, "sentBytes": 0, "receivedBytes": 5000}],
+            "gateways": [{"name": "tokyo", "site": "Tokyo", "connected": false, "since": "2026-11-16T04:16:46Z", "transport": null, "rttMs": null, "sentBytes": 0, "receivedBytes": 5000}],
             "exposures": [{"name": "web", "service": "web", "dnsName": "web.test", "sites": ["Tokyo"],
                 "conditions": [{"type": "Ready", "status": "False", "reason": "PolicyMissing", "message": "Policy2 does not exist"}]}],
         });
         let text = render(&status, false);
         assert!(text.contains("Tokyo   10.0.0.0/8   1          True\n"), "{text}");
         assert!(
-            text.contains("tokyo     Tokyo   no          -           -     0B     4.9KiB     Unknown\n"),
+            text.contains("tokyo     Tokyo   no          2026-11-16T04:16:46Z   -           -     0B     4.9KiB     Unknown\n"),
             "{text}"
         );
         let expose = json!({"presences": [{"site": "a", "addresses": ["10.0.0.1", "fd00::1"]}, {"site": "b", "addresses": []}]});
