@@ -308,8 +308,10 @@ fn exec(world: &World) {
         world.run(&["exec", "-i", "box", "--", "wc", "-c"], Some("12345")).success().unwrap().trim(),
         "5"
     );
-    // With a terminal at both ends; script(1) has one to lend. Its size comes a moment after the terminal itself.
-    let in_terminal = "'tty; for i in $(seq 100); do stty size 2>/dev/null && break; usleep 100000; done'";
+    // With a terminal at both ends; script(1) has one to lend. Its size comes a moment after the terminal itself; until
+    // then stty says nothing, and succeeds.
+    let in_terminal =
+        "'tty; for i in $(seq 100); do stty size 2>/dev/null | grep . && break; usleep 100000; done'";
     let line = world.kubectl(&["exec", "-it", "box", "--", "sh", "-c", in_terminal]);
     let words: Vec<String> = std::iter::once(line.get_program())
         .chain(line.get_args())
