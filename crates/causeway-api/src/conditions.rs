@@ -37,6 +37,8 @@ pub const NAME_FREE: &str = "NameFree";
 pub const PRESENTED: &str = "Presented";
 /// Comes and goes with the links, so it stands beside `Ready` and not in it.
 pub const GATEWAYS_CONNECTED: &str = "GatewaysConnected";
+/// What is written into an EService from the words of its gateway, and from there into its exposures. Beside `Ready` too.
+pub const BACKENDS_ANSWER: &str = "BackendsAnswer";
 /// What is written into an EGateway by those who see its channel.
 pub const CONNECTED: &str = "Connected";
 
@@ -118,7 +120,11 @@ pub fn expose(expose: &ServiceExpose, world: &World, now: Time) -> Vec<Condition
     policies_exist(&mut findings, world, &expose.e_policys, "use the service");
     names::name_is_free(&mut findings, world, expose);
     presented::presented(&mut findings, world, expose);
-    let home = world.service(&expose.e_service_name).map(|service| service.e_site_name.as_str());
+    let service = world.service(&expose.e_service_name);
+    if let Some(said) = service.and_then(|service| service.status.condition(BACKENDS_ANSWER)) {
+        findings.repeats(said);
+    }
+    let home = service.map(|service| service.e_site_name.as_str());
     links::gateways_connected(&mut findings, world, expose.e_sites.iter().map(String::as_str).chain(home));
     findings.summary()
 }

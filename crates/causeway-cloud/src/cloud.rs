@@ -40,10 +40,10 @@ use crate::health::StoreHealth;
 use crate::identity::{
     EnrolmentLimits, EnrolmentServer, IdentityConfig, IdentityError, Registrar, host_name, outward_addresses,
 };
-use crate::listening::{Board, ListeningReporter};
 use crate::netmaps::{NetmapDesk, Reporter};
 use crate::reconcile::Reconciler;
 use crate::replicas::{self, Carrier, Directory, Fleet, Links, Place, Whereabouts};
+use crate::reports::{Board, ReportWriter};
 use crate::sessions::{Passengers, SessionLimits, Sessions};
 use crate::upstream::{self, Intake, OwnWriter};
 
@@ -122,7 +122,7 @@ pub struct Cloud {
     reconciler: Reconciler,
     desk: NetmapDesk,
     reporter: Reporter,
-    listening: ListeningReporter,
+    reports: ReportWriter,
     gateway: Gateway,
     doors: Doors,
     follower: NetmapFollower,
@@ -250,7 +250,7 @@ impl Cloud {
             limits: Limits::default(),
         };
         let reporter = Reporter { desk: desk.clone(), registry: registry.clone() };
-        let listening = ListeningReporter { board, registry: registry.clone(), own: gateway.regrets() };
+        let reports = ReportWriter { board, registry: registry.clone(), own: gateway.regrets() };
         let reconciler =
             Reconciler::new(registry, readiness.register("reconcile"), &metrics).telling(desk.clone());
         let folder = match &config.store {
@@ -276,7 +276,7 @@ impl Cloud {
             reconciler,
             desk,
             reporter,
-            listening,
+            reports,
             gateway,
             doors,
             follower,
@@ -336,7 +336,7 @@ impl Cloud {
         back.spawn(named("the compiler of netmaps", Box::pin(self.desk.run(servants.clone()))));
         back.spawn(named("the gateway's netmaps", Box::pin(self.follower.run(servants.clone()))));
         back.spawn(named("the gateway's records", Box::pin(self.records.run(servants.clone()))));
-        back.spawn(named("the reporter of listeners", Box::pin(self.listening.run(servants.clone()))));
+        back.spawn(named("the writer of reports", Box::pin(self.reports.run(servants.clone()))));
         back.spawn(named("the reporter of netmaps", Box::pin(self.reporter.run(servants.clone()))));
         back.spawn(named("the watch over the store", Box::pin(self.health.run(servants.clone()))));
         back.spawn(named("the admin server", Box::pin(self.admin.run(servants.clone()))));

@@ -16,10 +16,10 @@ mod first;
 pub mod gateway;
 mod health;
 pub mod identity;
-mod listening;
 pub mod netmaps;
 mod reconcile;
 pub mod replicas;
+mod reports;
 pub mod sessions;
 pub mod upstream;
 

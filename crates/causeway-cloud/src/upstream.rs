@@ -30,7 +30,7 @@ pub use figures::UpstreamFigures;
 pub use own::{OwnRecords, OwnWriter, own_records};
 pub use repeats::Repeats;
 
-use crate::listening::Board;
+use crate::reports::Board;
 use crate::sessions::{Later, UpstreamSink};
 use cursor::Step;
 use journal::Journal;
@@ -68,7 +68,7 @@ impl UpstreamSink for Sink {
                 Ok(batch) => {
                     let settled = intake.settle(&peer, &batch).await;
                     if let Some(status) = cursor::latest_status(&batch, 0, intake.clock.now()) {
-                        board.tell_status(peer.gateway(), &status.record);
+                        board.tell_status(peer.site(), peer.gateway(), &status.record);
                     }
                     settled
                 }

@@ -178,7 +178,7 @@ impl Gateway {
 
     /// What it should do and cannot, as that changes.
     pub fn regrets(&self) -> Regrets {
-        Regrets::new(self.dns.state(), self.listening())
+        Regrets::new(self.dns.state(), self.listening(), self.shared.clone())
     }
 
     /// Where names are answered, and where not, as it changes.

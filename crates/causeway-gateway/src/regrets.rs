@@ -2,11 +2,15 @@
 //!
 //! Told when it has lasted for a moment, so that a restart is no news. Nothing here decides what is tried again.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use crate::dns::DnsState;
+use crate::gateway::Shared;
 use crate::proxy::listeners::Report;
 
 /// Longer than a listener needs to be tried again.
@@ -14,29 +18,63 @@ const SETTLE: Duration = Duration::from_secs(2);
 /// What people read at most; the rest is counted.
 const LINES_MAX: usize = 8;
 
+/// Services with outages that are told of at most: a report stays small, whatever burns down.
+const OUTAGES_MAX: usize = 100;
+
+/// What a gateway cannot do.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Told {
+    /// About itself. Empty: all is well.
+    pub regrets: Vec<String>,
+    /// Services of its site whose backends do not all answer it.
+    pub backends: BTreeMap<String, Outage>,
+}
+
+/// How it stands with the backends of a service.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Outage {
+    pub up: usize,
+    pub of: usize,
+    /// Of one that does not answer.
+    pub why: String,
+}
+
 pub struct Regrets {
     dns: watch::Receiver<DnsState>,
     listening: watch::Receiver<Report>,
-    told: Option<Vec<String>>,
+    turns: watch::Receiver<u64>,
+    gateway: Arc<Shared>,
+    told: Option<Told>,
 }
 
 impl Regrets {
-    pub(crate) fn new(dns: watch::Receiver<DnsState>, listening: watch::Receiver<Report>) -> Regrets {
-        Regrets { dns, listening, told: None }
+    pub(crate) fn new(
+        dns: watch::Receiver<DnsState>,
+        listening: watch::Receiver<Report>,
+        gateway: Arc<Shared>,
+    ) -> Regrets {
+        let turns = gateway.backends.turns();
+        Regrets { dns, listening, turns, gateway, told: None }
     }
 
-    /// What cannot be done, when that is news. Empty: all is well.
-    pub async fn next(&mut self) -> Vec<String> {
+    /// What cannot be done, when that is news.
+    pub async fn next(&mut self) -> Told {
         loop {
             tokio::time::sleep(SETTLE).await;
-            let lines = lines(&self.dns.borrow_and_update(), &self.listening.borrow_and_update());
-            if self.told.as_ref() != Some(&lines) {
-                self.told = Some(lines.clone());
-                return lines;
+            self.turns.mark_unchanged();
+            let regrets = lines(&self.dns.borrow_and_update(), &self.listening.borrow_and_update());
+            let backends = self.gateway.backends.outages().into_iter().take(OUTAGES_MAX).collect();
+            let told = Told { regrets, backends };
+            if self.told.as_ref() != Some(&told) {
+                self.told = Some(told.clone());
+                return told;
             }
             tokio::select! {
                 Ok(()) = self.dns.changed() => {}
                 Ok(()) = self.listening.changed() => {}
+                Ok(()) = self.turns.changed() => {}
                 // The gateway is gone, and so is what it could not do.
                 else => return std::future::pending().await,
             }

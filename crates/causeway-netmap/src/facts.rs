@@ -6,7 +6,8 @@
 mod decode;
 mod encode;
 
-use std::net::IpAddr;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
 
 use bytes::Bytes;
 use ipnet::IpNet;
@@ -112,6 +113,15 @@ pub enum Backend {
     Address(IpAddr, u16),
     /// Resolved by the gateway.
     Host(DnsName, u16),
+}
+
+impl fmt::Display for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Backend::Address(ip, port) => write!(f, "{}", SocketAddr::new(*ip, *port)),
+            Backend::Host(name, port) => write!(f, "{name}:{port}"),
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

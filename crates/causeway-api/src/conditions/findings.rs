@@ -48,6 +48,11 @@ impl Findings {
         self.set(about, ConditionStatus::False, reason, message.into());
     }
 
+    /// Says what another object says, beside `Ready`.
+    pub(super) fn repeats(&mut self, said: &Condition) {
+        self.set(&said.kind, said.status, &said.reason, said.message.clone());
+    }
+
     /// All conditions, with `Ready` telling the first reason and every message.
     pub(super) fn summary(mut self) -> Vec<Condition> {
         let reason = self.failed.first().map_or("AllResolved", |(reason, _)| reason).to_string();

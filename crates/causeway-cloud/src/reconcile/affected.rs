@@ -44,6 +44,11 @@ impl Changes {
             if let Some(site) = changed_link(old, new) {
                 self.links.insert(site.to_owned());
             }
+            if let Object::EService(service) = new
+                && said_of_backends(old) != said_of_backends(new)
+            {
+                self.services.insert(service.metadata.name.clone());
+            }
             return;
         }
         let came_or_went = old.is_none() || new.is_none();
@@ -164,6 +169,12 @@ impl Changes {
     }
 }
 
+/// Exposures repeat it.
+fn said_of_backends(service: &Object) -> Option<(ConditionStatus, &str, &str)> {
+    let said = service.status().condition(conditions::BACKENDS_ANSWER)?;
+    Some((said.status, &said.reason, &said.message))
+}
+
 /// The site of a gateway that was connected or lost; nothing else about it changed.
 pub fn changed_link<'a>(old: &Object, new: &'a Object) -> Option<&'a str> {
     let (Object::EGateway(before), Object::EGateway(now)) = (old, new) else { return None };
@@ -230,6 +241,19 @@ mod tests {
             if kind == Kind::EGateway && self.roll(2) == 0 {
                 let (conditions, now) = (&mut object.status_mut().conditions, Time::from_second(0));
                 set_condition(conditions, conditions::CONNECTED, true.into(), "Connected", "", now, 1);
+            }
+            if kind == Kind::EService && self.roll(2) == 0 {
+                let (conditions, now) = (&mut object.status_mut().conditions, Time::from_second(0));
+                let (is_up, message) = (self.roll(2) == 0, self.name());
+                set_condition(
+                    conditions,
+                    conditions::BACKENDS_ANSWER,
+                    is_up.into(),
+                    "Said",
+                    &message,
+                    now,
+                    1,
+                );
             }
             object
         }

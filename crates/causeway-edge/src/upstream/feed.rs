@@ -12,6 +12,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use causeway_channel::wire::control::{self, UpstreamAck};
+use causeway_gateway::regrets::Told;
 use tokio::sync::watch;
 
 use super::frame::{FRAME_HEAD_BYTES, Kind};
@@ -113,9 +114,10 @@ impl Upstream {
         self.append(Kind::Status, status.to_string().into_bytes());
     }
 
-    /// What this edge should do and cannot. The cloud shows it at the EGateway.
-    pub fn report_regrets(&self, software: &str, regrets: &[String]) {
-        let status = serde_json::json!({"software": software, "regrets": regrets});
+    /// What this edge should do and cannot. The cloud shows it at the EGateway and the EServices.
+    pub fn report_regrets(&self, software: &str, told: &Told) {
+        let status =
+            serde_json::json!({"software": software, "regrets": told.regrets, "backends": told.backends});
         self.append(Kind::Status, status.to_string().into_bytes());
     }
 

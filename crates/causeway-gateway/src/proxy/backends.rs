@@ -11,7 +11,7 @@ mod standing;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,12 +21,13 @@ use std::time::{Duration, Instant};
 use causeway_netmap::{Backend, DnsName, HealthCheck, Service, ServiceName, View};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::inbound::prepare;
 use crate::gateway::Options;
 use crate::policy::Refusal;
+use crate::regrets::Outage;
 use standing::Standing;
 
 /// While another endpoint could be tried, nobody waits longer for this one: backends are near.
@@ -40,6 +41,8 @@ pub struct Backends {
     groups: Mutex<HashMap<ServiceName, Arc<Group>>>,
     /// Somebody is out, or somebody is to be asked.
     changed: Notify,
+    /// Counts how often somebody was left out or came back.
+    turns: watch::Sender<u64>,
 }
 
 /// The endpoints of one service.
@@ -56,6 +59,8 @@ struct Endpoint {
     open: AtomicUsize,
     standing: Mutex<Standing>,
     resolved: Mutex<Option<(Instant, Vec<SocketAddr>)>>,
+    /// What it said when it last failed.
+    why: Mutex<String>,
 }
 
 /// A connection to a backend, counted until the lease is dropped.
@@ -79,6 +84,7 @@ impl Backends {
             connect_timeout: options.connect_timeout,
             groups: Mutex::default(),
             changed: Notify::new(),
+            turns: watch::Sender::default(),
         }
     }
 
@@ -95,6 +101,7 @@ impl Backends {
         }
         drop(groups);
         self.changed.notify_one();
+        self.turned();
     }
 
     /// Connects to a backend of the service, for nobody in particular.
@@ -124,7 +131,10 @@ impl Backends {
                 Err(error) => {
                     let backend = &endpoint.backend;
                     tracing::debug!(service = %service.name, ?backend, %error, "a backend does not answer");
-                    if endpoint.standing().failed(Instant::now()) {
+                    let is_news = endpoint.standing().failed(Instant::now());
+                    endpoint.regret(&error);
+                    if is_news {
+                        self.turned();
                         tracing::warn!(service = %service.name, ?backend, %error, "a backend is left out until it answers");
                     }
                     self.changed.notify_one();
@@ -151,6 +161,21 @@ impl Backends {
             }
         }
         shown
+    }
+
+    /// Services whose endpoints are not all in use, and how it stands with them.
+    pub fn outages(&self) -> BTreeMap<String, Outage> {
+        let groups = self.lock();
+        groups.iter().filter_map(|(name, group)| Some((name.to_string(), group.outage()?))).collect()
+    }
+
+    /// Changes whenever the outages may have.
+    pub fn turns(&self) -> watch::Receiver<u64> {
+        self.turns.subscribe()
+    }
+
+    fn turned(&self) {
+        self.turns.send_modify(|turns| *turns = turns.wrapping_add(1));
     }
 
     fn group(&self, service: &Service) -> Arc<Group> {
@@ -192,6 +217,13 @@ impl Group {
             && self.endpoints.iter().map(|endpoint| &endpoint.backend).eq(&service.backends)
     }
 
+    fn outage(&self) -> Option<Outage> {
+        let out = self.endpoints.iter().find(|endpoint| !endpoint.standing().is_usable())?;
+        let up = self.endpoints.iter().filter(|endpoint| endpoint.standing().is_usable()).count();
+        let why = out.why.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        Some(Outage { up, of: self.endpoints.len(), why: format!("{}: {why}", out.backend) })
+    }
+
     /// Whom to try, one after the other.
     fn order(&self, now: Instant) -> Vec<Arc<Endpoint>> {
         let states: Vec<(Standing, usize)> = self
@@ -211,12 +243,17 @@ impl Endpoint {
             open: AtomicUsize::new(0),
             standing: Mutex::default(),
             resolved: Mutex::default(),
+            why: Mutex::default(),
         })
     }
 
     fn lease(self: &Arc<Endpoint>) -> Lease {
         self.open.fetch_add(1, Ordering::Relaxed);
         Lease(self.clone())
+    }
+
+    fn regret(&self, error: &io::Error) {
+        *self.why.lock().unwrap_or_else(PoisonError::into_inner) = error.to_string();
     }
 
     fn standing(&self) -> MutexGuard<'_, Standing> {

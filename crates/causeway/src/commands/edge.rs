@@ -180,12 +180,12 @@ pub async fn run_edge(
     }
 }
 
-/// Tells the cloud what cannot be listened on, as that changes.
+/// Tells the cloud what cannot be listened on and which backends do not answer, as that changes.
 async fn report(mut regrets: Regrets, upstream: Option<&Upstream>) {
     loop {
-        let lines = regrets.next().await;
+        let told = regrets.next().await;
         if let Some(upstream) = upstream {
-            upstream.report_regrets(SOFTWARE, &lines);
+            upstream.report_regrets(SOFTWARE, &told);
         }
     }
 }

@@ -242,6 +242,36 @@ fn a_policy_that_is_deleted_takes_its_connections_with_it() {
 }
 
 #[test]
+fn a_backend_that_does_not_answer_is_told_of_until_it_does() {
+    let mut world = World::start("quic");
+    drop(world.connect("oslo", "rome"));
+    let (address, presence) = (world.backends[place("rome")].local_addr().unwrap(), world.at("oslo", "rome"));
+    let said = |world: &World, kind: &str| {
+        let object = world.lab.cloud.run(&["get", kind, "echo-rome", "-o", "json"]).unwrap().json().unwrap();
+        let conditions = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        let said = conditions.into_iter().find(|said| said["type"] == "BackendsAnswer")?;
+        Some((said["status"].as_str()?.to_owned(), said["message"].as_str()?.to_owned()))
+    };
+    assert_eq!(said(&world, "eservice"), None);
+    drop(world.backends.remove(place("rome")));
+    let refused = connect(FRIEND, presence).ok().and_then(|client| ending(&client));
+    assert_eq!(refused, Some(ErrorKind::ConnectionReset));
+    for kind in ["eservice", "serviceexpose"] {
+        let why = wait_for("the outage is told", || said(&world, kind).filter(|(is, _)| is == "False"));
+        let (_, why) = why.unwrap_or_else(|error| panic!("{error}\n{}", world.logs()));
+        assert!(why.starts_with(&format!("gateway rome reaches no backend; {address}: ")), "{why}");
+    }
+    let doctor = finish(world.lab.cloud.client(&["doctor", "echo-rome@oslo"]).unwrap(), None).unwrap();
+    assert!(doctor.code != 0 && doctor.stdout.contains("gateway rome reaches no backend"), "{doctor:?}");
+
+    world.backends.push(TcpListener::bind(address).unwrap());
+    for kind in ["eservice", "serviceexpose"] {
+        let well = || said(&world, kind).filter(|said| *said == ("True".into(), String::new()));
+        wait_for("its end is told", well).unwrap_or_else(|error| panic!("{error}\n{}", world.logs()));
+    }
+}
+
+#[test]
 fn a_reset_goes_through_to_the_other_end() {
     for transport in ["quic", "tcp"] {
         let world = World::start(transport);

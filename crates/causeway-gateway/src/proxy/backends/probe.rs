@@ -55,7 +55,9 @@ pub async fn run(backends: &Backends, stop: CancellationToken) {
             () = stop.cancelled() => return,
             Some(answer) = asking.join_next() => if let Ok((due, answered)) = answer {
                 under_way.remove(&(Arc::as_ptr(&due.endpoint) as usize));
-                take(&due, answered);
+                if take(&due, answered) {
+                    backends.turned();
+                }
             },
             () = backends.changed.notified() => {}
             () = wait => {}
@@ -101,7 +103,8 @@ fn interval(check: &HealthCheck) -> Duration {
     Duration::from_secs(check.interval_seconds.max(1).into())
 }
 
-fn take(due: &Due, answered: io::Result<()>) {
+/// True when that changes whether it is used.
+fn take(due: &Due, answered: io::Result<()>) -> bool {
     let (service, backend) = (&due.service, &due.endpoint.backend);
     let mut standing = due.endpoint.standing();
     let has_changed = match (&due.check, &answered) {
@@ -116,6 +119,9 @@ fn take(due: &Due, answered: io::Result<()>) {
         }
     };
     drop(standing);
+    if let Err(error) = &answered {
+        due.endpoint.regret(error);
+    }
     match answered {
         Ok(()) if has_changed => tracing::info!(%service, ?backend, "a backend answers again"),
         Err(error) if has_changed => {
@@ -123,6 +129,7 @@ fn take(due: &Due, answered: io::Result<()>) {
         }
         _ => {}
     }
+    has_changed
 }
 
 async fn ask(due: &Due) -> io::Result<()> {

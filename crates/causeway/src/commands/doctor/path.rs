@@ -203,9 +203,10 @@ fn walk_to(picture: &Picture, gateway: &EGateway) -> Vec<Hop> {
     gateway::examine(name, picture.gateway(name), picture.probes.get(name))
 }
 
-/// What the last record of the service says about its backend.
+/// What its gateway says about the backend, else the last record of the service.
 fn backend(picture: &Picture, service: &EService) -> Hop {
-    if let Some(why) = complaint(service, conditions::READY) {
+    let complaints = [conditions::READY, conditions::BACKENDS_ANSWER];
+    if let Some(why) = complaints.into_iter().find_map(|about| complaint(service, about)) {
         return broken(why);
     }
     let text = |record: &Value, key: &str| record[key].as_str().unwrap_or("?").to_owned();

@@ -1,5 +1,6 @@
 //! Where a walk breaks, in rows: the world is whole, and then one thing is missing.
 
+use causeway_api::meta::set_condition;
 use causeway_api::{Kind, Object, Time};
 use serde_json::json;
 
@@ -108,6 +109,14 @@ fn the_backend_is_judged_by_its_last_record() {
     let record = |end: &str| json!({"time": "2026-11-16T00:00:00.000Z", "end": end});
     check(|picture| picture.records = vec![record("backend-down"), record("done")], web, None);
     check(|picture| picture.records = vec![record("backend-down")], web, Some("the backend did not answer"));
+    let say_down = |picture: &mut Picture| {
+        let mut service = picture.world.remove(Kind::EService, "web").unwrap();
+        let (conditions, now) = (&mut service.status_mut().conditions, Time::from_second(0));
+        let message = "gateway gw-oslo reaches no backend; refused";
+        set_condition(conditions, conditions::BACKENDS_ANSWER, false.into(), "BackendDown", message, now, 1);
+        picture.world.insert(service);
+    };
+    check(say_down, web, Some("reaches no backend"));
 }
 
 #[test]
