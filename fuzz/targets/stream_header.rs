@@ -1,11 +1,12 @@
-//! The header of a stream, and the text of a close reason, as a peer sends them.
+//! The header of a stream, the text of a close reason, and that of a port that is busy, as a peer sends them.
 //!
 //! What must hold: a header that was read is written as something that reads as the same and keeps the bound; a text
-//! is short and has no control characters.
+//! is short and has no control characters; who is told to come again is told the same when it is written anew.
 #![no_main]
 
 use bytes::Bytes;
 use causeway_channel::link::{CloseReason, HEADER_BYTES_MAX, PREFIX_BYTES, StreamHeader};
+use causeway_channel::quic::Busy;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
@@ -23,4 +24,7 @@ fuzz_target!(|data: &[u8]| {
     let reason = CloseReason::from_wire(7, data);
     assert!(reason.text.len() <= CloseReason::TEXT_BYTES_MAX);
     assert!(!reason.text.chars().any(char::is_control), "{:?}", reason.text);
+    if let Some(busy) = Busy::from_text(data) {
+        assert_eq!(Busy::from_text(busy.to_text().as_bytes()), Some(busy));
+    }
 });

@@ -210,7 +210,7 @@ async fn next_progress(attempt: &mut Option<(LinkId, Attempt)>) -> (LinkId, Resu
 async fn dial(dialer: Dialer, transports: Attempted, patience: Duration) -> Result<Progress, Failed> {
     let dialled = dialer.dial_patiently(transports.transport(), patience).await;
     dialled.map(Progress::Dialled).map_err(|error| Failed {
-        failure: if error.is_timeout() { Failure::Unanswered } else { Failure::Unreachable },
+        failure: Failure::of_dial(&error),
         is_refusal: is_refusal(&error),
         word: word(&error),
     })
@@ -251,6 +251,7 @@ async fn greet(id: LinkId, link: Link, hello: Hello) -> Result<Progress, Failed>
 fn is_refusal(error: &DialError) -> bool {
     error.failed().iter().any(|failed| match &failed.error {
         AttemptError::Quic(ConnectError::Failed(closed)) => closed.reason.code != CloseCode::Dead,
+        AttemptError::Quic(ConnectError::Busy(_)) => true,
         AttemptError::Handshake(_) | AttemptError::NotChannel | AttemptError::WrongAuthority => true,
         _ => false,
     })
@@ -263,6 +264,7 @@ fn word(error: &DialError) -> String {
         AttemptError::Connect(cause) | AttemptError::Socket(cause) | AttemptError::Handshake(cause) => {
             format!("{}: {}", first.error, cause.kind())
         }
+        AttemptError::Quic(ConnectError::Busy(_)) => "told to come again later".to_owned(),
         AttemptError::Quic(ConnectError::Failed(closed)) => format!("{}: {closed}", first.error),
         other => other.to_string(),
     }

@@ -8,9 +8,10 @@ mod error;
 mod plan;
 pub mod proxy;
 
+use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::StreamExt;
@@ -29,7 +30,7 @@ pub use self::proxy::{Proxy, ProxyUrlError};
 use crate::clock::Clock;
 use crate::link::{CHANNEL_ALPN, Link, Side, Transport};
 use crate::peer::CertificateFacts;
-use crate::quic::{QuicClient, QuicOptions};
+use crate::quic::{ConnectError, Number, QuicClient, QuicOptions};
 use crate::tcp;
 use crate::tls::{self, Credentials, Signer, Trust};
 use crate::token::Endpoint;
@@ -80,16 +81,28 @@ pub struct Dialer {
     /// The credentials, once they were needed.
     signer: Arc<OnceLock<Signer>>,
     quic: Arc<Mutex<Option<QuicClient>>>,
+    /// Given by ports that had too much to do, to be shown at the next try. No more than there are addresses to dial.
+    numbers: Arc<Mutex<HashMap<SocketAddr, Number>>>,
 }
 
 impl Dialer {
     pub fn new(config: DialConfig) -> Dialer {
-        Dialer { config: Arc::new(config), signer: Arc::default(), quic: Arc::default() }
+        Dialer {
+            config: Arc::new(config),
+            signer: Arc::default(),
+            quic: Arc::default(),
+            numbers: Arc::default(),
+        }
     }
 
     /// The same socket, but other endpoints, another certificate or a newer bundle.
     pub fn with_config(&self, config: DialConfig) -> Dialer {
-        Dialer { config: Arc::new(config), signer: Arc::default(), quic: self.quic.clone() }
+        Dialer {
+            config: Arc::new(config),
+            signer: Arc::default(),
+            quic: self.quic.clone(),
+            numbers: Arc::default(),
+        }
     }
 
     pub fn config(&self) -> &DialConfig {
@@ -152,8 +165,11 @@ impl Dialer {
                     Ok(link) => return Ok(link),
                     Err(error) => {
                         let endpoint = config.endpoints[attempt.endpoint].clone();
+                        match &error {
+                            AttemptError::Quic(ConnectError::Busy(_)) => plan.handle_busy(attempt, Instant::now()),
+                            _ => plan.handle_failed(attempt, Instant::now()),
+                        }
                         failed.push(Failed { endpoint, route: Some(attempt.route), error });
-                        plan.handle_failed(attempt, Instant::now());
                     }
                 },
                 Some((endpoint, result)) = names.next(), if !names.is_empty() => {
@@ -217,7 +233,16 @@ impl Dialer {
 
     async fn over_quic(&self, address: SocketAddr, tls: ClientConfig) -> Result<Link, AttemptError> {
         let client = self.quic_client().map_err(AttemptError::Socket)?;
-        client.connect(address, tls).await.map_err(AttemptError::Quic)
+        let number = self.numbers().remove(&address);
+        let connected = client.connect_as(address, tls, number).await;
+        if let Err(ConnectError::Busy(busy)) = &connected {
+            self.numbers().insert(address, busy.number);
+        }
+        connected.map_err(AttemptError::Quic)
+    }
+
+    fn numbers(&self) -> MutexGuard<'_, HashMap<SocketAddr, Number>> {
+        self.numbers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The socket is bound when it is first needed, and kept.

@@ -6,6 +6,8 @@
 
 mod figures;
 mod half_open;
+mod line;
+mod numbers;
 mod pace;
 mod sockets;
 
@@ -13,7 +15,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use governor::{DefaultDirectRateLimiter, DefaultKeyedRateLimiter, Quota, RateLimiter};
@@ -29,14 +31,16 @@ use tokio_util::sync::CancellationToken;
 
 use crate::link::{CloseCode, CloseReason, Link, Side};
 use crate::quic::server::{Protocol, QuicServer};
-use crate::quic::{PortKeys, QuicOptions};
+use crate::quic::{Busy, PortKeys, QuicOptions};
 use crate::{tcp, wire};
 
 use half_open::HalfOpen;
+use numbers::Numbers;
 use pace::Turns;
 
 pub use figures::{PortFigures, Why};
-pub use pace::{Pace, Turn, WAIT_MAX as PACE_WAIT_MAX};
+pub use line::Line;
+pub use pace::{CALLED_WAIT_MAX, Pace, Turn, WAIT_MAX as PACE_WAIT_MAX};
 pub use sockets::PortSockets;
 
 /// Bounds on what strangers can make the port do.
@@ -110,6 +114,7 @@ struct Shared {
     per_address: DefaultKeyedRateLimiter<IpAddr>,
     half_open: Mutex<HalfOpen<CancellationToken>>,
     turns: Arc<Turns>,
+    numbers: Numbers,
     links: Arc<Semaphore>,
     figures: PortFigures,
     through: mpsc::Sender<Incoming>,
@@ -145,6 +150,7 @@ impl ChannelPort {
             per_address: RateLimiter::keyed(per_address),
             half_open: Mutex::new(HalfOpen::new(limits.half_open_max, limits.half_open_per_address_max)),
             turns: Turns::new(limits.half_open_max),
+            numbers: Numbers::new(Instant::now()),
             links: Arc::new(Semaphore::new(limits.links_max)),
             figures: PortFigures::default(),
             through: sender,
@@ -298,9 +304,14 @@ impl Shared {
 
     async fn shake_quic(self: Arc<Shared>, incoming: quinn::Incoming) -> Result<Incoming, Why> {
         let client = incoming.remote_address();
-        let Some(turn) = self.turns.take(pace::WAIT_MAX).await else {
-            incoming.refuse();
-            return Err(Why::Busy);
+        let is_called = self.numbers.is_due(&incoming.orig_dst_cid(), Instant::now());
+        let turn = match self.turns.ask(is_called).await {
+            Ok(turn) => turn,
+            Err(wait) => {
+                let number = self.numbers.issue(Instant::now() + wait);
+                self.quic.send_away(incoming, Busy { wait, number });
+                return Err(Why::Busy);
+            }
         };
         let (protocol, link) = self.quic.shake_hands(incoming).await.map_err(|error| {
             tracing::debug!(%client, %error, "no handshake");

@@ -3,9 +3,11 @@
 //! `client` dials, `server` makes what the port accepts with, `transport` holds the numbers, `stream` the two
 //! halves of a stream. Retransmission, pacing, migration and path MTU are quinn's business.
 
+mod busy;
 mod client;
 mod frugal;
 mod intake;
+mod refusing;
 pub(crate) mod server;
 pub(crate) mod socket;
 mod stream;
@@ -31,6 +33,7 @@ use crate::link::{
     PREFIX_BYTES, Purpose, ResetCode, Stream, StreamError, StreamHeader,
 };
 
+pub use busy::{Busy, NUMBER_BYTES, Number};
 pub use client::{ConnectError, QuicClient};
 pub use server::PortKeys;
 pub use stream::{QuicRecv, QuicSend};

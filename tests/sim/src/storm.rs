@@ -1,14 +1,14 @@
 //! A fleet that lost its cloud in one moment, and a cloud that can do only so many handshakes a second.
 //!
-//! The edges are the real supervisors and the places are given by the port's own `Pace`; what a handshake costs is a
-//! number. Shows whether overload feeds itself: work on a dial that was given up is work all the same.
+//! The edges are the real supervisors; places and times are given by the port's own `Pace` and `Line`; what a handshake
+//! costs is a number. Shows whether overload feeds itself: work on a dial that was given up is work all the same.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::time::{Duration, Instant};
 
 use causeway_channel::link::{CloseCode, Transport};
-use causeway_channel::port::{PACE_WAIT_MAX, Pace};
+use causeway_channel::port::{CALLED_WAIT_MAX, Line, PACE_WAIT_MAX, Pace};
 use causeway_channel::session::{Action, Allowed, Failure, LinkId, Supervisor, Welcomed};
 
 use crate::dice::Dice;
@@ -33,12 +33,13 @@ pub struct Outcome {
     pub last: Duration,
     /// Work on dials that had been given up.
     pub wasted: usize,
+    pub refused_once: usize,
     pub refused_more_than_once: usize,
 }
 
 const HALF_OPEN_MAX: usize = 2048;
 /// To decode a packet and send one.
-const REFUSAL: Duration = Duration::from_micros(50);
+const REFUSAL: Duration = Duration::from_micros(100);
 /// The loss is noticed with the next ping.
 const PING_MS: u64 = 5000;
 
@@ -58,6 +59,8 @@ struct Edge {
     /// The dial under way.
     dial: Option<usize>,
     is_back: bool,
+    /// Was told when to come.
+    is_called: bool,
     refusals: u32,
 }
 
@@ -79,11 +82,14 @@ struct World<'a> {
     edges: Vec<Edge>,
     dials: Vec<Dial>,
     pace: Pace,
+    line: Line,
     free: usize,
     waiting: VecDeque<usize>,
     /// In a place, not worked on yet; the first is being worked on while `is_busy`.
     queue: VecDeque<usize>,
     is_busy: bool,
+    /// Refusals whose work is not done yet.
+    owed: u32,
     outcome: Outcome,
 }
 
@@ -91,7 +97,8 @@ impl Storm {
     pub fn run(&self, seed: u64) -> Outcome {
         let start = Instant::now();
         let pace = Pace::new(HALF_OPEN_MAX);
-        let outcome = Outcome { back: 0, last: Duration::ZERO, wasted: 0, refused_more_than_once: 0 };
+        let (last, refused_once, refused_more_than_once) = (Duration::ZERO, 0, 0);
+        let outcome = Outcome { back: 0, last, wasted: 0, refused_once, refused_more_than_once };
         let mut world = World {
             storm: self,
             start,
@@ -103,13 +110,16 @@ impl Storm {
             dials: Vec::new(),
             free: pace.places(),
             pace,
+            line: Line::new(start),
             waiting: VecDeque::new(),
             queue: VecDeque::new(),
             is_busy: false,
+            owed: 0,
             outcome,
         };
         world.gather();
         world.play();
+        world.outcome.refused_once = world.edges.iter().filter(|edge| edge.refusals == 1).count();
         world.outcome.refused_more_than_once = world.edges.iter().filter(|edge| edge.refusals > 1).count();
         world.outcome
     }
@@ -126,7 +136,7 @@ impl World<'_> {
                 panic!("an edge begins by dialling")
             };
             machine.handle_welcome(long_ago, link, self.welcomed());
-            self.edges.push(Edge { machine, dial: None, is_back: false, refusals: 0 });
+            self.edges.push(Edge { machine, dial: None, is_back: false, is_called: false, refusals: 0 });
             let noticed = self.dice.between(0, PING_MS);
             self.at(noticed, Event::Lost(number));
         }
@@ -164,8 +174,8 @@ impl World<'_> {
                 Event::Waited(dial) => {
                     if self.dials[dial].since.is_none() && !self.dials[dial].is_over {
                         self.waiting.retain(|waits| *waits != dial);
-                        self.edges[self.dials[dial].edge].refusals += 1;
-                        self.fail(dial, Failure::Unreachable);
+                        let wait = self.line.handle_newcomer(at, self.waiting.len());
+                        self.send_away(dial, wait);
                     }
                 }
                 Event::Served => self.serve(),
@@ -203,23 +213,42 @@ impl World<'_> {
         } else if self.free > 0 {
             self.free -= 1;
             self.enter(dial);
+        } else if std::mem::take(&mut self.edges[edge].is_called) {
+            self.wait(dial, CALLED_WAIT_MAX);
         } else {
-            self.waiting.push_back(dial);
-            self.at(PACE_WAIT_MAX, Event::Waited(dial));
+            match self.line.handle_newcomer(self.now, self.waiting.len()) {
+                wait if wait > PACE_WAIT_MAX => self.send_away(dial, wait),
+                _ => self.wait(dial, PACE_WAIT_MAX),
+            }
         }
+    }
+
+    fn wait(&mut self, dial: usize, patience: Duration) {
+        self.waiting.push_back(dial);
+        self.at(patience, Event::Waited(dial));
+    }
+
+    fn send_away(&mut self, dial: usize, retry_after: Duration) {
+        let edge = &mut self.edges[self.dials[dial].edge];
+        edge.refusals += 1;
+        edge.is_called = true;
+        self.owed += 1;
+        self.fail(dial, Failure::Busy { retry_after });
     }
 
     fn enter(&mut self, dial: usize) {
         self.dials[dial].since = Some(self.now);
         self.queue.push_back(dial);
-        self.work(Duration::ZERO);
+        self.work();
     }
 
-    fn work(&mut self, also: Duration) {
+    fn work(&mut self) {
         if !self.is_busy && !self.queue.is_empty() {
             self.is_busy = true;
+            // Refusals of the meantime were work, too.
             let cost = Duration::from_secs(1) / self.storm.handshakes_per_second;
-            self.at(cost + also, Event::Served);
+            let refusals = REFUSAL * std::mem::take(&mut self.owed);
+            self.at(cost + refusals, Event::Served);
         }
     }
 
@@ -230,8 +259,7 @@ impl World<'_> {
             self.welcome(dial);
             self.leave(dial);
         }
-        // Refusals of the meantime were work, too.
-        self.work(REFUSAL);
+        self.work();
     }
 
     fn welcome(&mut self, dial: usize) {
@@ -253,6 +281,7 @@ impl World<'_> {
 
     fn leave(&mut self, dial: usize) {
         let (Some(since), true) = (self.dials[dial].since, self.storm.has_pace) else { return };
+        self.line.handle_left(self.now, self.free == 0);
         self.free += self.pace.handle_left(self.now - since, self.free == 0);
         while self.free > 0 {
             let Some(next) = self.waiting.pop_front() else { return };

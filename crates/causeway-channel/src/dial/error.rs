@@ -139,6 +139,15 @@ impl DialError {
         !failed.is_empty() && failed.iter().all(|failed| matches!(failed.error, AttemptError::Timeout(_)))
     }
 
+    /// A cloud is there, but has too much to do: after how long it asks to come again.
+    pub fn busy(&self) -> Option<Duration> {
+        let told = self.failed().iter().filter_map(|failed| match &failed.error {
+            AttemptError::Quic(ConnectError::Busy(busy)) => Some(busy.wait),
+            _ => None,
+        });
+        told.min()
+    }
+
     /// Every attempt, the most telling first.
     pub fn failed(&self) -> &[Failed] {
         match self {

@@ -49,7 +49,8 @@ pub struct Plan {
     /// TCP to addresses where QUIC has its head start.
     following: Vec<(Instant, Attempt)>,
     next_start: Instant,
-    running: usize,
+    /// The endpoints of attempts that are under way.
+    running: Vec<usize>,
     unresolved: usize,
 }
 
@@ -66,7 +67,7 @@ impl Plan {
             waiting: Vec::new(),
             following: Vec::new(),
             next_start: now,
-            running: 0,
+            running: Vec::new(),
             unresolved: 0,
         };
         for (endpoint, is_proxied) in is_proxied.iter().enumerate() {
@@ -115,8 +116,9 @@ impl Plan {
     /// What to begin now, if anything.
     pub fn next_attempt(&mut self, now: Instant) -> Option<Attempt> {
         if let Some(place) = self.following.iter().position(|(due, _)| *due <= now) {
-            self.running += 1;
-            return Some(self.following.remove(place).1);
+            let (_, attempt) = self.following.remove(place);
+            self.running.push(attempt.endpoint);
+            return Some(attempt);
         }
         if self.waiting.is_empty() || now < self.next_start {
             return None;
@@ -129,18 +131,29 @@ impl Plan {
             }
         }
         self.next_start = now + STAGGER;
-        self.running += 1;
+        self.running.push(attempt.endpoint);
         Some(attempt)
     }
 
     /// An attempt has failed: whoever waited for it need not wait any longer.
     pub fn handle_failed(&mut self, attempt: Attempt, now: Instant) {
-        self.running = self.running.saturating_sub(1);
+        if let Some(place) = self.running.iter().position(|endpoint| *endpoint == attempt.endpoint) {
+            self.running.swap_remove(place);
+        }
         self.next_start = self.next_start.min(now);
         if let Route::Quic(address) = attempt.route {
             let followers = [Route::Tcp(address), Route::Proxy];
             self.hurry(now, |other| other.endpoint == attempt.endpoint && followers.contains(&other.route));
         }
+    }
+
+    /// Somebody is there and asks to come later: the other ways to that endpoint lead to the same door, also those
+    /// that are under way.
+    pub fn handle_busy(&mut self, attempt: Attempt, now: Instant) {
+        self.next_start = self.next_start.min(now);
+        self.running.retain(|endpoint| *endpoint != attempt.endpoint);
+        self.waiting.retain(|(_, other)| other.endpoint != attempt.endpoint);
+        self.following.retain(|(_, other)| other.endpoint != attempt.endpoint);
     }
 
     fn hurry(&mut self, now: Instant, is_meant: impl Fn(&Attempt) -> bool) {
@@ -156,9 +169,12 @@ impl Plan {
         following.into_iter().chain(waiting).min()
     }
 
-    /// Nothing runs, nothing waits, no name is left to be resolved.
+    /// Nothing runs that is worth waiting for, nothing waits, no name is left to be resolved.
     pub fn is_over(&self) -> bool {
-        self.running == 0 && self.unresolved == 0 && self.waiting.is_empty() && self.following.is_empty()
+        self.running.is_empty()
+            && self.unresolved == 0
+            && self.waiting.is_empty()
+            && self.following.is_empty()
     }
 }
 
@@ -214,6 +230,28 @@ mod tests {
             assert!(wake > now, "it asks to be woken in the past");
             now = wake;
         }
+    }
+
+    #[test]
+    fn a_busy_endpoint_is_left_alone_and_the_others_are_tried() {
+        let begin = Instant::now();
+        let mut plan = Plan::new(&[false, false], Transports::Both, begin);
+        plan.handle_resolved(0, &[address("192.0.2.1:7444")], false, begin);
+        plan.handle_resolved(1, &[address("192.0.2.2:7444")], false, begin);
+        assert_eq!(plan.next_attempt(begin), Some(quic(0, "192.0.2.1:7444")));
+        let later = begin + HEAD_START;
+        assert_eq!(
+            plan.next_attempt(later),
+            Some(tcp(0, "192.0.2.1:7444")),
+            "under way when the answer comes"
+        );
+        plan.handle_busy(quic(0, "192.0.2.1:7444"), later);
+        assert_eq!(plan.next_attempt(later), Some(quic(1, "192.0.2.2:7444")));
+        plan.handle_failed(tcp(0, "192.0.2.1:7444"), later);
+        assert!(!plan.is_over());
+        plan.handle_busy(quic(1, "192.0.2.2:7444"), later);
+        assert_eq!(plan.next_attempt(later + HEAD_START), None);
+        assert!(plan.is_over());
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! How many handshakes are worked on at the same time, so that those that are begun are also finished.
 //!
 //! Work on a handshake whose dialer has given up is lost, and the dialer comes again: overload would feed itself. So
-//! the number of places follows how long a peer is kept in one. Who finds none waits a moment, and is then turned
-//! away, which costs next to nothing. `Pace` decides, and has neither clocks nor sockets; `Turns` lets wait.
+//! the number of places follows how long a peer is kept in one. Who finds none waits a moment where that is enough, and
+//! is else told when to come again, which costs next to nothing (`line`). `Pace` decides, and has neither clocks nor
+//! sockets; `Turns` lets wait.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,6 +11,8 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
+
+use super::line::Line;
 
 /// At the start, and never fewer: a tenth of a second of work for two cores.
 const PLACES_MIN: f64 = 128.0;
@@ -19,6 +22,9 @@ const SLOW: Duration = Duration::from_millis(800);
 const FAST: Duration = Duration::from_millis(400);
 /// Together with `SLOW` still less than a dialer waits.
 pub const WAIT_MAX: Duration = Duration::from_secs(1);
+/// Who comes at the time it was told has ten seconds of patience, and finds others before it only where we were slower
+/// than we thought.
+pub const CALLED_WAIT_MAX: Duration = Duration::from_secs(8);
 
 /// The decision: how many places there are. The simulation asks it as the port does.
 #[derive(Debug)]
@@ -59,6 +65,7 @@ impl Pace {
 /// The places for handshakes, given out in the order of asking.
 pub(super) struct Turns {
     pace: Mutex<Pace>,
+    line: Mutex<Line>,
     places: Semaphore,
     waiting: AtomicUsize,
 }
@@ -67,19 +74,48 @@ impl Turns {
     pub(super) fn new(places_max: usize) -> Arc<Turns> {
         let pace = Pace::new(places_max);
         let places = Semaphore::new(pace.existing);
-        Arc::new(Turns { pace: Mutex::new(pace), places, waiting: AtomicUsize::default() })
+        let line = Mutex::new(Line::new(Instant::now()));
+        Arc::new(Turns { pace: Mutex::new(pace), line, places, waiting: AtomicUsize::default() })
+    }
+
+    /// A place, or after how long to come again. `is_called`: it comes at the time it was told.
+    pub(super) async fn ask(self: &Arc<Turns>, is_called: bool) -> Result<Turn, Duration> {
+        if let Some(turn) = self.take_now() {
+            return Ok(turn);
+        }
+        let patience = match is_called {
+            true => CALLED_WAIT_MAX,
+            false => match self.stand_in_line() {
+                wait if wait > WAIT_MAX => return Err(wait),
+                _ => WAIT_MAX,
+            },
+        };
+        match self.take(patience).await {
+            Some(turn) => Ok(turn),
+            None => Err(self.stand_in_line()),
+        }
     }
 
     /// A place, if one comes free in time.
     pub(super) async fn take(self: &Arc<Turns>, patience: Duration) -> Option<Turn> {
-        if let Ok(permit) = self.places.try_acquire() {
-            permit.forget();
-            return Some(Turn { turns: self.clone(), since: Instant::now() });
+        if let Some(turn) = self.take_now() {
+            return Some(turn);
         }
         let _waiting = Waiting::begin(&self.waiting);
         let permit = timeout(patience, self.places.acquire()).await.ok()?.ok()?;
         permit.forget();
         Some(Turn { turns: self.clone(), since: Instant::now() })
+    }
+
+    fn take_now(self: &Arc<Turns>) -> Option<Turn> {
+        self.places.try_acquire().ok()?.forget();
+        Some(Turn { turns: self.clone(), since: Instant::now() })
+    }
+
+    fn stand_in_line(&self) -> Duration {
+        let waiting = self.waiting.load(Ordering::Relaxed);
+        let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
+        line.handle_newcomer(Instant::now(), waiting)
     }
 
     /// Do as many wait as are served?
@@ -119,6 +155,9 @@ impl Drop for Turn {
         let mut pace = self.turns.pace.lock().unwrap_or_else(PoisonError::into_inner);
         let free = pace.handle_left(self.since.elapsed(), is_full);
         drop(pace);
+        let mut line = self.turns.line.lock().unwrap_or_else(PoisonError::into_inner);
+        line.handle_left(Instant::now(), is_full);
+        drop(line);
         self.turns.places.add_permits(free);
     }
 }
@@ -150,6 +189,32 @@ mod tests {
         leave(&mut pace, 10_000, SLOW, true);
         assert_eq!(pace.existing, PLACES_MIN as usize, "and some are always left");
         assert_eq!(leave(&mut pace, 100, (FAST + SLOW) / 2, true), 100, "in between nothing changes");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_comes_when_called_waits_while_others_are_sent_away() {
+        let turns = Turns::new(1);
+        let first = turns.ask(false).await.ok();
+        assert!(first.is_some());
+        let mut waits = Vec::new();
+        for _ in 0..600 {
+            waits.push(tokio::spawn({
+                let turns = turns.clone();
+                async move { turns.ask(false).await.err() }
+            }));
+        }
+        tokio::task::yield_now().await;
+        let last = turns.ask(false).await.err().expect("there is a line");
+        assert!(last > WAIT_MAX, "sent away at once: {last:?}");
+        let called = tokio::spawn({
+            let turns = turns.clone();
+            async move { turns.ask(true).await.is_ok() }
+        });
+        for wait in waits {
+            assert!(wait.await.unwrap().is_some(), "nobody left");
+        }
+        drop(first);
+        assert!(called.await.unwrap());
     }
 
     #[tokio::test]

@@ -8,8 +8,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use quinn::crypto::rustls::QuicClientConfig;
-use quinn::{ClientConfig, Endpoint, EndpointConfig, TokioRuntime, TransportConfig, VarInt};
+use quinn::{ClientConfig, ConnectionError, Endpoint, EndpointConfig, TokioRuntime, TransportConfig, VarInt};
 
+use super::busy::{Busy, Number};
 use super::{QuicLink, QuicOptions, link_closed, socket, transport};
 use crate::link::{CloseCode, Link, LinkClosed};
 use crate::tls::CLOUD_NAME;
@@ -27,6 +28,9 @@ pub struct QuicClient {
 pub enum ConnectError {
     #[error("QUIC cannot be spoken with these settings: {0}")]
     Settings(String),
+    /// The port has too much to do, and says when it has time.
+    #[error("the cloud has too much to do; it asks to come again in {} ms", .0.wait.as_millis())]
+    Busy(Busy),
     /// The handshake did not come to an end, for this reason.
     #[error(transparent)]
     Failed(#[from] LinkClosed),
@@ -52,14 +56,27 @@ impl QuicClient {
         address: SocketAddr,
         tls: rustls::ClientConfig,
     ) -> Result<Link, ConnectError> {
+        self.connect_as(address, tls, None).await
+    }
+
+    /// As `connect`, with the number that this port gave when it had too much to do. Each is used once.
+    pub async fn connect_as(
+        &self,
+        address: SocketAddr,
+        tls: rustls::ClientConfig,
+        number: Option<Number>,
+    ) -> Result<Link, ConnectError> {
         let settings = |error: &dyn std::fmt::Display| ConnectError::Settings(error.to_string());
         let tls = QuicClientConfig::try_from(tls).map_err(|error| settings(&error))?;
         let mut config = ClientConfig::new(Arc::new(tls));
         config.transport_config(self.transport.clone());
+        if let Some(number) = number {
+            config.initial_dst_cid_provider(Arc::new(move || number.connection_id()));
+        }
         // The name is only a hint for load balancers; the verifier asks for the cloud's own name.
         let connecting =
             self.endpoint.connect_with(config, address, CLOUD_NAME).map_err(|error| settings(&error))?;
-        let connection = connecting.await.map_err(|error| ConnectError::Failed(link_closed(&error)))?;
+        let connection = connecting.await.map_err(failed)?;
         Ok(QuicLink::new(connection, self.options.limits.clone()).into())
     }
 
@@ -75,6 +92,14 @@ impl QuicClient {
     /// Closes every link at once.
     pub fn close(&self) {
         self.endpoint.close(VarInt::from_u32(CloseCode::Done.into()), b"");
+    }
+}
+
+fn failed(error: ConnectionError) -> ConnectError {
+    match &error {
+        ConnectionError::ConnectionClosed(frame) => Busy::from_text(&frame.reason)
+            .map_or_else(|| ConnectError::Failed(link_closed(&error)), ConnectError::Busy),
+        _ => ConnectError::Failed(link_closed(&error)),
     }
 }
 

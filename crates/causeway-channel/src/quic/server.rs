@@ -14,8 +14,10 @@ use quinn::crypto::rustls::{HandshakeData, QuicServerConfig};
 use quinn::{Connection, ConnectionError, Endpoint, EndpointConfig, Incoming, ServerConfig};
 use quinn_proto::HashedConnectionIdGenerator;
 
+use super::busy::Busy;
 use super::frugal::FrugalSocket;
 use super::intake::Intake;
+use super::refusing::Refusing;
 use super::{QuicLink, QuicOptions, transport};
 use crate::link::{CHANNEL_ALPN, Link, REPLICA_ALPN};
 
@@ -108,6 +110,15 @@ impl QuicServer {
         let connection = incoming.accept_with(config)?.await?;
         let protocol = protocol(&connection);
         Ok((protocol, QuicLink::new(connection, self.options.limits.clone()).into()))
+    }
+
+    /// Sends somebody away, and says when to come again.
+    pub(crate) fn send_away(&self, incoming: Incoming, busy: Busy) {
+        let Ok(config) = self.config() else { return incoming.refuse() };
+        let mut refusing = (*config).clone();
+        refusing.crypto = Arc::new(Refusing { inner: config.crypto.clone(), text: busy.to_text() });
+        // It fails, as it should; quinn sends the text with the failure.
+        let _ = incoming.accept_with(Arc::new(refusing));
     }
 
     /// No new links; those that are open go on.

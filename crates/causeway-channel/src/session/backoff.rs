@@ -14,8 +14,8 @@ pub const CAP: Duration = Duration::from_secs(5);
 const HINT_DOUBLINGS: u32 = 1;
 /// The ordinary dial: connecting and the handshake.
 pub const DIAL: Duration = Duration::from_secs(2);
-/// The longest that a dial may take.
-const DIAL_MAX: Duration = Duration::from_secs(10);
+/// The longest that a dial may take; also one whose turn the cloud has named, because there somebody is at work.
+pub const DIAL_MAX: Duration = Duration::from_secs(10);
 /// No peer makes us wait longer, whatever it says.
 pub const HINT_MAX: Duration = Duration::from_secs(5 * 60);
 
@@ -57,6 +57,12 @@ impl Backoff {
             false => (Duration::ZERO, self.span()),
         };
         not_before.min(HINT_MAX) + least + span.mul_f64(dice.clamp(0.0, 1.0))
+    }
+
+    /// The wait of who was given a time by a cloud that had too much to do. The times are apart already; the little
+    /// that comes on top keeps those apart who were given the same by two replicas.
+    pub fn pause_in_line(&self, told: Duration, dice: f64) -> Duration {
+        told.min(HINT_MAX) + FIRST.mul_f64(dice.clamp(0.0, 1.0))
     }
 
     /// How long a dial may take after so many that nobody answered in time. A cloud with so many edges that it told

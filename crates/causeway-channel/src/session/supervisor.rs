@@ -7,9 +7,10 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use super::backoff::Backoff;
+use super::backoff::{Backoff, DIAL_MAX};
 use super::choice::{Allowed, Attempted, Choice};
 use super::keepalive::{Keepalive, Verdict};
+use crate::dial::DialError;
 use crate::link::{CloseCode, Transport};
 use crate::wire::control::RefusedCode;
 
@@ -78,11 +79,26 @@ pub enum Failure {
     Unreachable,
     /// No answer in time. The cloud may be away, or have too much to do.
     Unanswered,
+    /// The cloud has too much to do, and named the time at which it will be our turn.
+    Busy {
+        retry_after: Duration,
+    },
     Refused {
         code: RefusedCode,
         retry_after: Duration,
         current_epoch: u64,
     },
+}
+
+impl Failure {
+    /// What a dial that gave no link means.
+    pub fn of_dial(error: &DialError) -> Failure {
+        match error.busy() {
+            Some(retry_after) => Failure::Busy { retry_after },
+            None if error.is_timeout() => Failure::Unanswered,
+            None => Failure::Unreachable,
+        }
+    }
 }
 
 /// What the cloud said when it took the session.
@@ -117,6 +133,8 @@ pub struct Supervisor {
     backoff: Backoff,
     /// Attempts in a row that nobody answered in time.
     unanswered: u32,
+    /// The next attempt comes at a time that the cloud has named.
+    is_in_line: bool,
     choice: Choice,
     actions: VecDeque<Action>,
 }
@@ -179,6 +197,7 @@ impl Supervisor {
             pings: 0,
             backoff: Backoff::default(),
             unanswered: 0,
+            is_in_line: false,
             choice: Choice::new(allowed),
             actions: VecDeque::new(),
         }
@@ -269,6 +288,7 @@ impl Supervisor {
         }
         self.backoff.handle_hint(welcomed.retry_hint);
         self.unanswered = 0;
+        self.is_in_line = false;
         self.choice.handle_connected(now, welcomed.transport);
         let every = match welcomed.keepalive.is_zero() {
             true => super::keepalive::EVERY,
@@ -300,7 +320,12 @@ impl Supervisor {
                 self.actions.push_back(Action::Renew);
             }
         }
-        let pause = self.backoff.pause(not_before, dice);
+        let mut pause = self.backoff.pause(not_before, dice);
+        self.is_in_line = matches!(failure, Failure::Busy { .. });
+        if let Failure::Busy { retry_after } = failure {
+            not_before = retry_after;
+            pause = self.backoff.pause_in_line(retry_after, dice);
+        }
         match &mut self.phase {
             Phase::Ready(_, next @ Next::Better(_)) | Phase::Draining(_, next @ Next::Better(_)) => {
                 self.choice.handle_retry_failed(now);
@@ -311,6 +336,8 @@ impl Supervisor {
                 *next = Next::ReplaceAt(now + pause);
             }
             _ if is_expired(failure) => self.phase = Phase::Enrolling { until: now + ENROLLING_MAX },
+            // Nothing failed: it was not our turn.
+            _ if self.is_in_line => self.back_off(now, not_before, pause),
             _ => {
                 self.backoff.handle_failure();
                 self.choice.handle_failed();
@@ -497,7 +524,10 @@ impl Supervisor {
         self.links += 1;
         self.epoch += 1;
         let link = LinkId(self.links);
-        let patience = self.backoff.patience(self.unanswered);
+        let patience = match self.is_in_line {
+            true => DIAL_MAX,
+            false => self.backoff.patience(self.unanswered),
+        };
         self.actions.push_back(Action::Dial { link, epoch: self.epoch, transports, patience });
         Attempt { link, started: now, deadline: now + patience + DIAL_GRACE, patience }
     }

@@ -46,7 +46,7 @@ impl GreetError {
                 retry_after: Duration::from_millis(refused.retry_after_ms.into()),
                 current_epoch: refused.current_epoch,
             },
-            GreetError::Dial(error) if error.is_timeout() => Failure::Unanswered,
+            GreetError::Dial(error) => Failure::of_dial(error),
             _ => Failure::Unreachable,
         }
     }

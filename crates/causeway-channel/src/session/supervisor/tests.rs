@@ -176,6 +176,28 @@ fn failures_wait_longer_and_never_beyond_the_cap() {
 }
 
 #[test]
+fn who_is_told_when_to_come_comes_then_and_waits_longer() {
+    let mut lab = Lab::new();
+    let link = lab.dials(Attempted::Both);
+    let busy = Failure::Busy { retry_after: s(7) };
+    lab.machine.handle_failed(lab.now, link, busy, 1.0);
+    lab.machine.handle_link_change(lab.now);
+    assert_eq!(lab.pass(s(7) - ms(1)), [], "before its time nobody is let in");
+    let begin = lab.now;
+    let (_, link) = lab.until_dial(Attempted::Both);
+    assert!(lab.now - begin <= ms(250) + ms(1), "{:?}", lab.now - begin);
+    let deadline = lab.machine.next_timeout().unwrap();
+    assert_eq!(deadline, lab.now + DIAL_MAX + DIAL_GRACE, "somebody is there and at work");
+    lab.fail(link);
+    assert_eq!(
+        lab.until_dial(Attempted::Both).0,
+        ms(250),
+        "that was no failure: the first one counts as such"
+    );
+    assert_eq!(lab.machine.next_timeout().unwrap(), lab.now + DIAL + DIAL_GRACE);
+}
+
+#[test]
 fn a_hint_of_the_cloud_spreads_the_return() {
     let mut lab = Lab::new();
     let link = lab.dials(Attempted::Both);

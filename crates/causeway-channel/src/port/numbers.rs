@@ -1,0 +1,93 @@
+//! Numbers for those who were sent away: proof that a peer was told to come at this time.
+//!
+//! A number names a time and is sealed, so that nobody can make one up; it is bound to nobody and worth little: who
+//! shows it waits for a place instead of being sent away again. The key lives as long as the process.
+
+use std::time::{Duration, Instant};
+
+use aws_lc_rs::hmac;
+
+use crate::quic::{NUMBER_BYTES, Number};
+
+/// How much before its time a number is good. Clocks run alike over a minute; packets do not travel backwards.
+const EARLY_MAX: Duration = Duration::from_millis(500);
+/// An edge that comes later has had other trouble, and stands in line like everybody.
+const LATE_MAX: Duration = Duration::from_secs(60);
+
+const TIME_BYTES: usize = 4;
+const SEAL_FROM: usize = 12;
+
+pub(super) struct Numbers {
+    key: hmac::Key,
+    born: Instant,
+}
+
+impl Numbers {
+    pub(super) fn new(now: Instant) -> Numbers {
+        let mut key = [0; 32];
+        fill(&mut key);
+        Numbers { key: hmac::Key::new(hmac::HMAC_SHA256, &key), born: now }
+    }
+
+    /// Milliseconds of the time, eight random bytes, eight of the seal.
+    pub(super) fn issue(&self, due: Instant) -> Number {
+        let mut number = [0; NUMBER_BYTES];
+        let milliseconds = due.saturating_duration_since(self.born).as_millis() as u32;
+        number[..TIME_BYTES].copy_from_slice(&milliseconds.to_be_bytes());
+        // The first packets are encrypted under it: nobody beside the way may guess it (RFC 9000, section 7.2).
+        fill(&mut number[TIME_BYTES..SEAL_FROM]);
+        let seal = hmac::sign(&self.key, &number[..SEAL_FROM]);
+        number[SEAL_FROM..].copy_from_slice(&seal.as_ref()[..NUMBER_BYTES - SEAL_FROM]);
+        Number(number)
+    }
+
+    /// Is it the turn of whoever shows this?
+    pub(super) fn is_due(&self, shown: &[u8], now: Instant) -> bool {
+        let Ok(number) = <[u8; NUMBER_BYTES]>::try_from(shown) else { return false };
+        let [first, second, third, fourth, ..] = number;
+        let due = Duration::from_millis(u32::from_be_bytes([first, second, third, fourth]).into());
+        let age = now.saturating_duration_since(self.born);
+        if due > age + EARLY_MAX || due + LATE_MAX < age {
+            return false;
+        }
+        let seal = hmac::sign(&self.key, &number[..SEAL_FROM]);
+        aws_lc_rs::constant_time::verify_slices_are_equal(
+            &number[SEAL_FROM..],
+            &seal.as_ref()[..NUMBER_BYTES - SEAL_FROM],
+        )
+        .is_ok()
+    }
+}
+
+fn fill(bytes: &mut [u8]) {
+    aws_lc_rs::rand::fill(bytes).expect("the system gives random bytes");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_is_good_at_its_time_and_nobody_else_can_make_one() {
+        let start = Instant::now();
+        let numbers = Numbers::new(start);
+        let due = start + Duration::from_secs(7);
+        let number = numbers.issue(due).0;
+        let check = |shown: &[u8], now: Instant, expected: bool| {
+            assert_eq!(numbers.is_due(shown, now), expected, "{shown:?}");
+        };
+        check(&number, due, true);
+        check(&number, due + LATE_MAX / 2, true);
+        check(&number, due + LATE_MAX * 2, false);
+        check(&number, due - EARLY_MAX * 2, false);
+        for place in 0..NUMBER_BYTES {
+            let mut other = number;
+            other[place] ^= 1;
+            check(&other, due, false);
+        }
+        check(&number[..8], due, false);
+        check(&[], due, false);
+        assert!(!Numbers::new(start).is_due(&number, due), "a port that was restarted knows nothing of it");
+        assert_ne!(numbers.issue(due).0, number, "no two connections begin with the same ID");
+    }
+}
