@@ -2,11 +2,13 @@
 //!
 //! Everything it must remember is in its data dir: `state` reads and writes it, `renewal` decides what is due,
 //! `edge` does it. `netmap` keeps what it forwards by, `gateway` joins
-//! the forwarding to the link, `upstream` keeps what the cloud must still be told.
+//! the forwarding to the link, `upstream` keeps what the cloud must still be told,
+//! `figures` shows how all that stands.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
 
 mod edge;
+pub mod figures;
 pub mod gateway;
 pub mod link;
 pub mod netmap;

@@ -11,6 +11,7 @@ use causeway_channel::session::Allowed;
 use causeway_channel::{JoinToken, dial};
 use causeway_daemon::admin::Doors;
 use causeway_daemon::{AdminServer, Metrics, Readiness, notify, signals};
+use causeway_edge::figures;
 use causeway_edge::gateway::{self, Door};
 use causeway_edge::link::Passengers;
 use causeway_edge::netmap::NetmapKeeper;
@@ -113,6 +114,7 @@ pub async fn run_edge(
     let (keeper, uplink, wishes) = edge.link(allowed(config.edge.transport.value), passengers);
     let gateway = gateway::gateway(&netmaps, uplink.clone(), upstream.clone(), options(&config));
     metrics.register(|registry| gateway.register(registry));
+    metrics.register(|registry| figures::register(registry, uplink.clone(), upstream.clone()));
     door.set(gateway.clone());
     let (shown_netmap, shown_dns, presences) = (netmaps.clone(), gateway.dns(), gateway.listening());
     let doors = Doors {
