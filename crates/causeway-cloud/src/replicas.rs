@@ -109,22 +109,24 @@ impl Fleet {
         }
     }
 
-    /// A stream to the gateway that the header names, or, when it names only a site, to the active one there.
+    /// A stream to the gateway that the header names, or, when it names only a site, to the active one there. One whose
+    /// link died unnoticed is passed over for the next.
     pub async fn open_stream_to(&self, header: StreamHeader) -> Result<Stream, FleetError> {
-        let gateway = match header.gateway.is_empty() {
-            false => header.gateway.clone(),
-            true => {
-                self.active(&header.site).ok_or_else(|| FleetError::SiteAway { site: header.site.clone() })?
-            }
-        };
-        self.open_stream(&gateway, header).await
-    }
-
-    /// The gateway of a site that should be asked: of those that are attached, the first.
-    fn active(&self, site: &str) -> Option<String> {
+        if !header.gateway.is_empty() {
+            return self.open_stream(&header.gateway.clone(), header).await;
+        }
         let sites = self.sites.borrow().clone();
-        let attached = |name: &&String| self.directory.whereabouts(name) != Whereabouts::Nowhere;
-        sites.gateways(site).iter().find(attached).cloned()
+        let mut failed = FleetError::SiteAway { site: header.site.clone() };
+        for gateway in sites.gateways(&header.site) {
+            if self.directory.whereabouts(gateway) == Whereabouts::Nowhere {
+                continue;
+            }
+            match self.open_stream(gateway, header.clone()).await {
+                Err(error) if error.code() == ResetCode::NoRoute => failed = error,
+                opened => return opened,
+            }
+        }
+        Err(failed)
     }
 
     /// Carries a stream that a gateway opened to the gateway or site its header names. Where it comes from says the session's

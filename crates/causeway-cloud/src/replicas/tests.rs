@@ -41,6 +41,7 @@ struct Replica {
     registrar: Arc<Registrar>,
     fleet: Arc<Fleet>,
     links: Arc<Links>,
+    sites: watch::Sender<Arc<Sites>>,
     address: std::net::SocketAddr,
     stop: CancellationToken,
 }
@@ -72,8 +73,8 @@ impl Lab {
         let place = Place { address: address.to_string(), endpoints: vec![address.to_string()] };
         let directory = Directory::open(self.store.clone(), place, Clock::system()).await.unwrap();
         let links = Arc::new(Links::default());
-        let fleet =
-            Fleet::new(directory.clone(), links.clone(), registrar.clone(), watch::channel(Arc::default()).1);
+        let sites = watch::Sender::<Arc<Sites>>::default();
+        let fleet = Fleet::new(directory.clone(), links.clone(), registrar.clone(), sites.subscribe());
         let stop = CancellationToken::new();
         let (until, serving, sessions) = (stop.clone(), fleet.clone(), links.clone());
         tokio::spawn(async move { directory.run(until).await });
@@ -98,7 +99,7 @@ impl Lab {
                 }
             }
         });
-        Replica { registrar, fleet, links, address, stop }
+        Replica { registrar, fleet, links, sites, address, stop }
     }
 }
 
@@ -209,6 +210,34 @@ async fn the_origin_is_what_the_certificate_says() {
     stream.read_to_string(&mut answer).await.unwrap();
     assert_eq!(answer, "tokyo-1>hi");
     carrying.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_whose_link_is_dead_is_passed_over_for_the_next_of_its_site() {
+    let lab = Lab::new().await;
+    let one = lab.replica("one").await;
+    let mut world = causeway_api::World::default();
+    for (name, priority) in [("oslo-1", 7), ("oslo-2", 1)] {
+        let metadata = causeway_api::ObjectMeta::named(name);
+        let gateway =
+            causeway_api::EGateway { metadata, e_site_name: "oslo".into(), priority, ..Default::default() };
+        world.insert(gateway.into());
+    }
+    one.sites.send_replace(Arc::new(Sites::of(&world)));
+    let ask = async || {
+        let header = StreamHeader { site: "oslo".into(), ..StreamHeader::new(Purpose::Probe) };
+        one.fleet.open_stream_to(header).await.map(drop)
+    };
+    assert!(matches!(ask().await, Err(FleetError::SiteAway { site }) if site == "oslo"));
+    let (first, _second) = (edge(&one, "oslo-1").await, edge(&one, "oslo-2").await);
+    ask().await.unwrap();
+    // The directory still says that both are here.
+    first.close(CloseReason::new(CloseCode::Done, "gone"));
+    let here = one.links.0.lock().unwrap()["oslo-1"].clone();
+    here.closed().await;
+    ask().await.unwrap();
+    one.links.0.lock().unwrap().remove("oslo-2");
+    assert!(matches!(ask().await, Err(FleetError::NotAttached { gateway }) if gateway == "oslo-2"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
