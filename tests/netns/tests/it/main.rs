@@ -6,6 +6,7 @@ mod breaking;
 mod connecting;
 mod fleet;
 mod idling;
+mod kafka;
 mod lab;
 mod learning;
 mod presences;

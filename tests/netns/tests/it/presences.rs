@@ -39,17 +39,17 @@ fn plan() -> Plan {
 }
 
 // In the order in which they end: processes before the network they run in.
-struct World {
+pub struct World {
     edges: Vec<EdgeHost>,
-    cloud: CloudHost,
+    pub cloud: CloudHost,
     _servers: Vec<Echo>,
-    _folder: tempfile::TempDir,
+    pub folder: tempfile::TempDir,
     net: Net,
     before: std::collections::BTreeSet<String>,
 }
 
 impl World {
-    fn start(test: &str) -> Option<World> {
+    pub fn start(test: &str) -> Option<World> {
         let net = build(test, &plan())?;
         let folder = tempfile::tempdir().unwrap();
         let advertise = [SocketAddr::new(net.ipv4("cloud").unwrap().into(), CHANNEL_PORT)];
@@ -68,14 +68,14 @@ impl World {
             let connected = |gateway: &Value| gateway["connected"] == true;
             cloud.wait_gateway(edge, "is connected", PATIENCE, connected).unwrap();
         }
-        Some(World { edges, cloud, _servers: servers, _folder: folder, net, before })
+        Some(World { edges, cloud, _servers: servers, folder, net, before })
     }
 
-    fn host(&self, name: &str) -> Host {
+    pub fn host(&self, name: &str) -> Host {
         self.net.host(name).unwrap()
     }
 
-    fn post(&self, plural: &str, kind: &str, name: &str, fields: Value) {
+    pub fn post(&self, plural: &str, kind: &str, name: &str, fields: Value) {
         let mut object = json!({"apiVersion": "causeway.io/v1", "kind": kind, "metadata": {"name": name}});
         object.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
         self.cloud.call(|api| api.post(&format!("{GROUP}/{plural}"), &object)?.success()).unwrap();
@@ -101,7 +101,7 @@ impl World {
     }
 
     /// Where a service is at a site.
-    fn presence(&self, service: &str, site: &str) -> SocketAddr {
+    pub fn presence(&self, service: &str, site: &str) -> SocketAddr {
         let found = wait_for("the service has an address", || {
             let list =
                 self.cloud.call(|api| api.get(&format!("{GROUP}/virtualpresences"))?.success()).ok()?;
