@@ -73,6 +73,8 @@ pub fn read(asked: Asked, frame: &Bytes) -> Read<Option<Reading>> {
 }
 
 type Found = (Option<Range<usize>>, Vec<Named>);
+/// Host, port, and where they stand.
+type Address = (String, i32, Range<usize>);
 
 fn metadata(reader: &mut Reader<'_>, version: i16) -> Read<Found> {
     if version >= 3 {
@@ -355,7 +357,7 @@ impl Reader<'_> {
     }
 
     /// Host and port.
-    fn address(&mut self) -> Read<(String, i32, Range<usize>)> {
+    fn address(&mut self) -> Read<Address> {
         let start = self.at;
         let host = self.text()?.to_owned();
         let port = self.i32()?;
@@ -374,10 +376,9 @@ impl Reader<'_> {
         }
     }
 
-    #[allow(clippy::type_complexity)]
     fn list(
         &mut self,
-        mut entry: impl FnMut(&mut Self) -> Read<((String, i32, Range<usize>), Option<(usize, usize)>)>,
+        mut entry: impl FnMut(&mut Self) -> Read<(Address, Option<(usize, usize)>)>,
     ) -> Read<Found> {
         let start = self.at;
         let count = self.count()?;

@@ -28,7 +28,9 @@ fn ask(requests: &mut Requests, talk: &mut Talk, bytes: &[u8], step: usize) -> R
 }
 
 /// What passes, with held frames in their place, and those alone.
-fn hear(talk: &mut Talk, bytes: &[u8], step: usize) -> Result<(Vec<u8>, Vec<(Asked, Bytes)>), NotKafka> {
+type Heard = (Vec<u8>, Vec<(Asked, Bytes)>);
+
+fn hear(talk: &mut Talk, bytes: &[u8], step: usize) -> Result<Heard, NotKafka> {
     let (mut all, mut held) = (Vec::new(), Vec::new());
     let mut answers = Answers::default();
     for chunk in bytes.chunks(step) {
