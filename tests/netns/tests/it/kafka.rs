@@ -17,7 +17,7 @@ const TOPIC: &str = "orders";
 const PARTITIONS: usize = 6;
 const BOOTSTRAP: &str = "kafka.test:9092";
 /// Lines of one stage.
-const LINES: usize = 60;
+const LINES: usize = 400;
 
 /// What runs until it is dropped.
 struct Running {
@@ -190,14 +190,16 @@ fn kcat_finds_three_brokers_by_one_name_and_loses_nothing_when_one_restarts() {
     let begin = Instant::now();
     let (before, during, after) = (stage("before"), stage("during"), stage("after"));
     say(&mut lines, &before);
-    wait_for("what was said before is heard", || received(&printed).is_superset(&before).then_some(()))
-        .unwrap();
-    println!("heard all of the first {LINES} after {:?}", begin.elapsed());
+    // kcat reads in blocks, and keeps the last one until it is full.
+    let heard = |stage: &BTreeSet<String>, count: usize| {
+        (received(&printed).intersection(stage).count() >= count).then_some(())
+    };
+    wait_for("most of what was said before is heard", || heard(&before, LINES / 2)).unwrap();
+    println!("heard half of the first {LINES} after {:?}", begin.elapsed());
 
     brokers.tell("down 2");
     say(&mut lines, &during);
-    wait_for("the two others go on", || (received(&printed).intersection(&during).count() > 0).then_some(()))
-        .unwrap();
+    wait_for("the two others go on", || heard(&during, LINES / 4)).unwrap();
     assert!(!received(&printed).is_superset(&during), "some of it belongs to the broker that is down");
     brokers.tell("up 2");
     let begin = Instant::now();

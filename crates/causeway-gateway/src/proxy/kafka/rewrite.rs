@@ -217,7 +217,19 @@ impl Named {
 /// producers use versions that are not offered.
 pub fn limit(version: i16, frame: &Bytes) -> Read<Bytes> {
     let mut reader = Reader { bytes: frame, at: HEAD_BYTES, is_compact: false };
-    let version = if reader.i16()? == UNSUPPORTED_VERSION { 0 } else { version };
+    match reader.i16()? {
+        // Some brokers mix forms here. Whoever hears of no version asks again, in the oldest form.
+        UNSUPPORTED_VERSION => Ok(limit_list(0, frame, reader).unwrap_or_else(|_| {
+            let mut out = BytesMut::from(&frame[..HEAD_BYTES + 2]);
+            put_count(&mut out, 0, false);
+            put_length(&mut out, 0);
+            out.freeze()
+        })),
+        _ => limit_list(version, frame, reader),
+    }
+}
+
+fn limit_list(version: i16, frame: &Bytes, mut reader: Reader<'_>) -> Read<Bytes> {
     reader.is_compact = version >= 3;
     let start = reader.at;
     let count = reader.count()?;
