@@ -1,11 +1,9 @@
 #!/usr/bin/env python3
-"""A cluster of Kafka with three brokers on loopback, as librdkafka plays it: the library that kcat comes with.
-
-Prints the brokers as HOST:PORT,... in one line; each leads a third of the topic's partitions. Then takes commands, one in a
-line, and answers each with "ok": "down N" closes the connections of a broker and takes no new ones, "up N" lets it return with
-all that it had. Ends with its standard input.
-Usage: brokers.py TOPIC PARTITIONS
-"""
+# A cluster of Kafka with three brokers on loopback, as librdkafka plays it: the library that kcat comes with.
+# Prints the brokers as HOST:PORT,... in one line; each leads a third of the topic's partitions. Then takes commands, one in a
+# line, and answers each with "ok": "down N" closes the connections of a broker and takes no new ones, "up N" lets it return with
+# all that it had. Ends with its standard input.
+# Usage: brokers.py TOPIC PARTITIONS
 import ctypes
 import sys
 
