@@ -233,7 +233,7 @@ impl Link {
     }
 
     /// The peer's own certificate, verified but for its time: a gateway's at the cloud, the cloud's at an edge.
-    pub fn certificate(&self) -> Option<&CertificateDer<'static>> {
+    pub fn certificate(&self) -> Option<CertificateDer<'static>> {
         match &self.inner {
             LinkInner::Quic(link) => link.certificate(),
             LinkInner::Tcp(link) => link.certificate(),
