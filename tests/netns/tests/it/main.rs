@@ -9,6 +9,7 @@ mod idling;
 mod kafka;
 mod lab;
 mod learning;
+mod mass;
 mod presences;
 mod room;
 mod world;
