@@ -100,6 +100,7 @@ mod tests {
                 names: Vec::new(),
                 home: "rome".into(),
                 policies: vec!["p".into()],
+                brokers: 0,
             };
             view.presences.insert(service.into(), presence);
         }
