@@ -19,6 +19,8 @@ pub enum ResetCode {
     Draining,
     Malformed,
     Internal,
+    /// It was allowed when it began, and is no longer.
+    Revoked,
     Other(u32),
 }
 
@@ -42,6 +44,7 @@ impl From<u32> for ResetCode {
             8 => ResetCode::Draining,
             9 => ResetCode::Malformed,
             10 => ResetCode::Internal,
+            11 => ResetCode::Revoked,
             other => ResetCode::Other(other),
         }
     }
@@ -60,6 +63,7 @@ impl From<ResetCode> for u32 {
             ResetCode::Draining => 8,
             ResetCode::Malformed => 9,
             ResetCode::Internal => 10,
+            ResetCode::Revoked => 11,
             ResetCode::Other(other) => other,
         }
     }
@@ -78,6 +82,7 @@ impl fmt::Display for ResetCode {
             ResetCode::Draining => "draining",
             ResetCode::Malformed => "malformed",
             ResetCode::Internal => "internal error",
+            ResetCode::Revoked => "no longer allowed",
             ResetCode::Other(code) => return write!(formatter, "code {code}"),
         };
         formatter.write_str(text)

@@ -13,6 +13,8 @@ pub struct Line {
     pub time: String,
     pub gateway: String,
     pub site: String,
+    /// Where the client is: at the gateway of the service another site than `site`.
+    pub client_site: Option<String>,
     pub subject: Option<String>,
     pub client: Option<String>,
     pub service: Option<String>,

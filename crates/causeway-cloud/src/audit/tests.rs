@@ -66,6 +66,7 @@ async fn all_files_are_read_in_order_and_every_record_once() {
         "time",
         "gateway",
         "site",
+        "clientSite",
         "subject",
         "client",
         "service",

@@ -10,8 +10,7 @@ use tokio::net::TcpStream;
 
 use super::backends::Dialled;
 use super::http;
-use super::inbound::{dial, guided, prepare};
-use super::kafka::Guide;
+use super::inbound::prepare;
 use super::listeners::Accepted;
 use super::pump::{Ended, Socket, cross, reset, stream_side};
 use crate::audit::End;
@@ -31,7 +30,7 @@ pub async fn serve(shared: Arc<Shared>, accepted: Accepted) {
             tcp(shared, accepted, presence.protocol).await;
         }
         Protocol::Http | Protocol::Grpc => {
-            let Accepted { stream, client, service, broker: _ } = accepted;
+            let Accepted { stream, client, service } = accepted;
             http::outbound::serve(shared, stream, client, http::Door::Presence(service)).await;
         }
         // Has no connections.
@@ -41,7 +40,7 @@ pub async fn serve(shared: Arc<Shared>, accepted: Accepted) {
 
 /// The bytes of one connection.
 async fn tcp(shared: Arc<Shared>, accepted: Accepted, protocol: Protocol) {
-    let Accepted { stream, client, service, broker } = accepted;
+    let Accepted { stream, client, service } = accepted;
     let claim = Claim::Use { service: service.clone(), client: client.ip() };
     let word = protocol_word(protocol);
     let mut passage = Passage::begin(&shared, Direction::Outbound, word, claim, Some(client));
@@ -53,38 +52,21 @@ async fn tcp(shared: Arc<Shared>, accepted: Accepted, protocol: Protocol) {
         return passage.end(End::ClientReset, Some(error.to_string()));
     }
     let Some(presence) = admitted.view.presences.get(&service) else { return reset(stream) };
-    // Who is not told of brokers has no use for their addresses.
-    let seen = (presence.brokers > 0).then(|| seen_at(&stream, broker)).flatten();
     if let Some(here) = at_home(&admitted, presence) {
         let dialled = tokio::select! {
             biased;
             cut = admitted.entry.cut() => return passage.cut(&cut),
-            dialled = dial(&shared, here, Some(client), broker.map(usize::from)) => dialled,
+            dialled = shared.backends.dial_for(here, Some(client)) => dialled,
         };
-        let guide = seen.map(|seen| Guide { shared: shared.clone(), service, seen });
         return match dialled {
-            Ok(backend) => {
-                between_sockets(&shared, passage, &admitted.entry, stream, backend, guide.as_ref()).await;
-            }
+            Ok(backend) => between_sockets(&shared, passage, &admitted.entry, stream, backend).await,
             Err(refusal) => refuse(passage, &refusal, stream),
         };
     }
-    let crossing = Crossing::new(Content::Bytes, client);
-    let crossing = match seen {
-        Some(seen) => crossing.with_brokers(seen, broker),
-        None => crossing,
-    };
-    match open(&shared, &admitted, presence, crossing).await {
+    match open(&shared, &admitted, presence, Content::Bytes, client).await {
         Ok(far) => carry(&shared, passage, &admitted.entry, stream, far, &presence.home).await,
         Err(refusal) => refuse(passage, &refusal, stream),
     }
-}
-
-/// Where the client of a cluster of Kafka sees its service: it came to the service's own port, or to that of a broker behind it.
-fn seen_at(stream: &TcpStream, broker: Option<u16>) -> Option<SocketAddr> {
-    let at = stream.local_addr().ok()?;
-    let offset = broker.map_or(0, |broker| broker.saturating_add(1));
-    Some(SocketAddr::new(at.ip().to_canonical(), at.port().checked_sub(offset)?))
 }
 
 /// The service, when it runs at our own site: then nothing crosses.
@@ -98,9 +80,10 @@ pub(crate) async fn open(
     shared: &Shared,
     admitted: &Admitted,
     presence: &Presence,
-    crossing: Crossing,
+    content: Content,
+    client: SocketAddr,
 ) -> Result<Stream, Refusal> {
-    let header = crossing.to_service(&presence.service, &presence.home, &admitted.who);
+    let header = Crossing::new(content, client).to_service(&presence.service, &presence.home, &admitted.who);
     let away = || Refusal::SiteAway { site: presence.home.clone() };
     match tokio::time::timeout(shared.options.connect_timeout, shared.peers.open_stream(header)).await {
         Ok(Ok(stream)) => Ok(stream),
@@ -155,7 +138,6 @@ async fn between_sockets(
     entry: &Entry,
     stream: TcpStream,
     backend: Dialled,
-    guide: Option<&Guide>,
 ) {
     let Dialled { stream: backend, lease: _lease } = backend;
     let (client, backend) = (Socket::new(stream), Socket::new(backend));
@@ -164,7 +146,7 @@ async fn between_sockets(
     let ended = tokio::select! {
         biased;
         cut = entry.cut() => Err(cut),
-        ended = guided(&mut near, &mut far, &meter, shared.options.idle_timeout, guide) => Ok(ended),
+        ended = cross(&mut near, &mut far, &meter, shared.options.idle_timeout) => Ok(ended),
     };
     drop((near, far));
     match ended {
@@ -193,7 +175,7 @@ pub(crate) fn code_for(ended: &Ended) -> ResetCode {
 
 pub(crate) fn code_for_cut(cut: &crate::live::Cut) -> ResetCode {
     match cut {
-        crate::live::Cut::Revoked(_) => ResetCode::NotAllowed,
+        crate::live::Cut::Revoked(_) => ResetCode::Revoked,
         crate::live::Cut::Limit(_) => ResetCode::Limit,
         crate::live::Cut::Stopped => ResetCode::Draining,
     }
@@ -212,7 +194,7 @@ pub(crate) fn judge_end(ended: &Ended, received: Option<u64>) -> (End, Option<St
 /// The side of the client broke: a socket here, or the stream of the gateway it is behind.
 fn client_end(error: &std::io::Error) -> End {
     match ResetCode::of(error) {
-        Some(ResetCode::NotAllowed) => End::Revoked,
+        Some(ResetCode::Revoked | ResetCode::NotAllowed) => End::Revoked,
         Some(ResetCode::Timeout) => End::Idle,
         Some(ResetCode::Draining) => End::Stopped,
         Some(ResetCode::Limit) => End::Limit,
@@ -224,7 +206,8 @@ fn client_end(error: &std::io::Error) -> End {
 fn backend_end(error: &std::io::Error, received: Option<u64>) -> End {
     let is_begun = received.is_some_and(|bytes| bytes > 0);
     match ResetCode::of(error) {
-        // What was allowed a moment ago, and is not now.
+        Some(ResetCode::Revoked) => End::Revoked,
+        // An older gateway has one word for both: what was allowed a moment ago, and is not now.
         Some(ResetCode::NotAllowed) if is_begun => End::Revoked,
         Some(ResetCode::NotAllowed | ResetCode::NoRoute | ResetCode::Refused | ResetCode::Malformed) => {
             End::Refused
@@ -270,7 +253,9 @@ mod tests {
         check(Ended::Backend(reset(ResetCode::Abandoned)), Some(0), End::BackendReset);
         check(Ended::Backend(reset(ResetCode::BackendDown)), Some(0), End::BackendDown);
         check(Ended::Backend(reset(ResetCode::NoRoute)), Some(0), End::Refused);
-        // The other gateway refuses what has not begun, and revokes what has.
+        // The other gateway refuses what has not begun, and revokes what has, also before it said anything.
+        check(Ended::Backend(reset(ResetCode::Revoked)), Some(0), End::Revoked);
+        check(Ended::Client(reset(ResetCode::Revoked)), None, End::Revoked);
         check(Ended::Backend(reset(ResetCode::NotAllowed)), Some(0), End::Refused);
         check(Ended::Backend(reset(ResetCode::NotAllowed)), Some(9), End::Revoked);
         check(Ended::Backend(reset(ResetCode::Timeout)), Some(0), End::Timeout);

@@ -145,9 +145,11 @@ async fn what_is_no_longer_allowed_is_cut() {
             broken |= frame.is_err();
         }
         assert!(broken, "the body came to its end");
-        let journal = if oslo { &lab.at_oslo } else { &lab.at_berlin };
-        eventually("it is recorded", || journal.len() == 1).await;
-        assert_eq!(journal.records()[0].end, End::Revoked);
+        eventually("it is recorded", || lab.at_oslo.len() == 1 && lab.at_berlin.len() == 1).await;
+        // The gateway of the client is told why; that of the service sees a request given up, among others on the same stream.
+        assert_eq!(lab.at_oslo.records()[0].end, End::Revoked);
+        let far = if oslo { End::ClientReset } else { End::Revoked };
+        assert_eq!(lab.at_berlin.records()[0].end, far);
     }
 }
 

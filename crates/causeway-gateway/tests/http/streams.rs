@@ -116,17 +116,21 @@ async fn an_upgrade_becomes_a_tunnel() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_tunnel_is_cut_with_its_right() {
-    let backend = backend::start().await;
-    let mut lab = Lab::new(Plan::new(backend.address)).await;
-    let mut client = Client::one(lab.address).await;
-    let request = Request::get("/upgrade").header("connection", "Upgrade").header("upgrade", "websocket");
-    let mut response = client.send(request, nothing()).await;
-    let mut tunnel = TokioIo::new(within(hyper::upgrade::on(&mut response)).await.unwrap());
-    lab.replan(Plan { allowed: (false, true), ..lab.plan.clone() }, true, false);
-    let ended = within(tunnel.read(&mut [0; 8])).await;
-    assert!(ended.is_err() || ended.is_ok_and(|bytes| bytes == 0));
-    eventually("it is recorded", || lab.at_oslo.len() == 1).await;
-    assert_eq!(lab.at_oslo.records()[0].end, End::Revoked);
+    // Told to one end alone; the other hears of it by the stream, with the reason.
+    for (oslo, berlin) in [(true, false), (false, true)] {
+        let backend = backend::start().await;
+        let mut lab = Lab::new(Plan::new(backend.address)).await;
+        let mut client = Client::one(lab.address).await;
+        let request = Request::get("/upgrade").header("connection", "Upgrade").header("upgrade", "websocket");
+        let mut response = client.send(request, nothing()).await;
+        let mut tunnel = TokioIo::new(within(hyper::upgrade::on(&mut response)).await.unwrap());
+        lab.replan(Plan { allowed: (!oslo, !berlin), ..lab.plan.clone() }, oslo, berlin);
+        let ended = within(tunnel.read(&mut [0; 8])).await;
+        assert!(ended.is_err() || ended.is_ok_and(|bytes| bytes == 0));
+        let journal = if oslo { &lab.at_oslo } else { &lab.at_berlin };
+        eventually("it is recorded", || journal.len() == 1 && lab.at_oslo.len() == 1).await;
+        assert_eq!(lab.at_oslo.records()[0].end, End::Revoked, "told to oslo: {oslo}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -135,6 +135,11 @@ fn row(record: &Value) -> [String; COLUMNS.len()] {
     let text = |key: &str| record[key].as_str().unwrap_or_default();
     let time = text("time").trim_end_matches('Z').replace('T', " ");
     let subject = [text("subject"), text("client")].into_iter().find(|word| !word.is_empty()).unwrap_or("?");
+    // The same address may be somebody else's here.
+    let subject = match text("clientSite") {
+        site if site.is_empty() || site == text("site") => subject.to_owned(),
+        site => format!("{subject} at {site}"),
+    };
     let by = [text("rule"), text("reason")].into_iter().find(|word| !word.is_empty()).unwrap_or("-");
     let status = record["status"].as_u64().map(|status| status.to_string()).unwrap_or_default();
     let what = [text("protocol"), text("method"), text("path"), &status];
@@ -143,7 +148,7 @@ fn row(record: &Value) -> [String; COLUMNS.len()] {
     [
         time,
         cell(&record["gateway"]),
-        subject.to_owned(),
+        subject,
         text("service").to_owned(),
         text("decision").to_owned(),
         by.to_owned(),
@@ -187,7 +192,7 @@ mod tests {
 
     #[test]
     fn a_record_is_a_row_and_the_counts_are_a_sentence() {
-        let record = json!({"time": "2026-11-16T00:00:01.000Z", "gateway": "gw", "site": "oslo", "subject": null,
+        let mut record = json!({"time": "2026-11-16T00:00:01.000Z", "gateway": "gw", "site": "oslo", "subject": null,
             "client": "10.0.0.9:4", "service": "web", "protocol": "http", "decision": "deny", "rule": null,
             "reason": "no-policy", "method": "GET", "path": "/", "status": 403, "sentBytes": 10, "receivedBytes": 2048,
             "durationMs": 7, "end": "refused"});
@@ -195,6 +200,10 @@ mod tests {
             row(&record).join("|"),
             "2026-11-16 00:00:01.000|gw|10.0.0.9:4|web|deny|no-policy|http GET / 403|10B|2.0KiB|refused after 7 ms"
         );
+        record["clientSite"] = json!("oslo");
+        assert_eq!(row(&record)[2], "10.0.0.9:4");
+        record["clientSite"] = json!("rome");
+        assert_eq!(row(&record)[2], "10.0.0.9:4 at rome");
         let summary = json!({"records": 3, "lost": 1, "repeats": 0, "lagMs": 200, "lagMsMax": 3_600_000, "silentReplicas": ["b"]});
         assert_eq!(
             told(&summary),

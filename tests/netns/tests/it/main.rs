@@ -6,12 +6,13 @@ mod breaking;
 mod connecting;
 mod fleet;
 mod idling;
-mod kafka;
 mod lab;
 mod learning;
-mod mass;
 mod presences;
+mod programs;
 mod room;
+mod rows;
+mod sites;
 mod world;
 
 use testlab::net::{Net, Plan};

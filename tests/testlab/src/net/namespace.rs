@@ -5,7 +5,7 @@
 
 use std::ffi::OsStr;
 use std::io::Write;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
@@ -16,6 +16,8 @@ use anyhow::{Context, Result, bail};
 
 /// Where `ip netns` keeps them.
 const FOLDER: &str = "/run/netns";
+/// Where `ip netns exec` looks for files that a namespace has in place of those of /etc.
+const FILES: &str = "/etc/netns";
 const PREFIX: &str = "cwlab";
 
 #[derive(Debug)]
@@ -75,6 +77,10 @@ impl Namespace {
         Path::new(FOLDER).join(&self.name)
     }
 
+    fn files(&self) -> PathBuf {
+        Path::new(FILES).join(&self.name)
+    }
+
     fn enter(&self) -> Result<()> {
         let file = std::fs::File::open(self.path())?;
         let kind = rustix::thread::LinkNameSpaceType::Network;
@@ -96,6 +102,7 @@ impl Drop for Namespace {
             }
         }
         let _ = run(Command::new("ip").args(["netns", "del", &self.name]), None);
+        let _ = std::fs::remove_dir_all(self.files());
     }
 }
 
@@ -139,6 +146,14 @@ impl Host {
             };
         }
         wrapped
+    }
+
+    /// Programs that are started here from now on ask this server for names, by their own /etc/resolv.conf.
+    pub fn ask_for_names(&self, server: IpAddr) -> Result<()> {
+        let folder = self.namespace.files();
+        std::fs::create_dir_all(&folder)?;
+        std::fs::write(folder.join("resolv.conf"), format!("nameserver {server}\n"))?;
+        Ok(())
     }
 
     /// Does something here and returns what came of it: sockets made inside belong to this host.

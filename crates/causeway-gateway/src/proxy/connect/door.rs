@@ -271,7 +271,7 @@ async fn open(
 /// Why there is no way, in the words of HTTP.
 fn status(why: &NotReached) -> StatusCode {
     let of_code = |code: &ResetCode| match code {
-        ResetCode::NotAllowed => StatusCode::FORBIDDEN,
+        ResetCode::NotAllowed | ResetCode::Revoked => StatusCode::FORBIDDEN,
         ResetCode::Timeout => StatusCode::GATEWAY_TIMEOUT,
         // The gateway there has not heard of the node yet, or there is no gateway.
         ResetCode::NoRoute | ResetCode::Limit | ResetCode::Draining => StatusCode::SERVICE_UNAVAILABLE,

@@ -67,7 +67,7 @@ impl NotReached {
     pub fn word(&self) -> &'static str {
         match self {
             NotReached::Refused(refusal) => refusal.word(),
-            NotReached::Far { code: ResetCode::NotAllowed, .. } => "not-allowed",
+            NotReached::Far { code: ResetCode::NotAllowed | ResetCode::Revoked, .. } => "not-allowed",
             NotReached::Far { code: ResetCode::BackendDown, .. } | NotReached::Down { .. } => "backend-down",
             NotReached::Far { code: ResetCode::Timeout, .. } | NotReached::Late { .. } => "timeout",
             NotReached::Far { code: ResetCode::Limit, .. } => "limit",

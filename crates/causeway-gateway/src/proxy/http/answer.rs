@@ -151,6 +151,7 @@ impl From<ResetCode> for Verdict {
     fn from(code: ResetCode) -> Verdict {
         let (status, word, end) = match code {
             ResetCode::NotAllowed => (StatusCode::FORBIDDEN, "not-allowed", End::Refused),
+            ResetCode::Revoked => (StatusCode::FORBIDDEN, "not-allowed", End::Revoked),
             ResetCode::Limit => (StatusCode::TOO_MANY_REQUESTS, "limit", End::Limit),
             ResetCode::BackendDown => (StatusCode::BAD_GATEWAY, "backend-down", End::BackendDown),
             ResetCode::Timeout => (StatusCode::GATEWAY_TIMEOUT, "timeout", End::Timeout),

@@ -1,7 +1,7 @@
 //! One connection that carries requests, at either end of a crossing: what is on its way on it, and when it must end.
 //!
 //! Requests are judged when they come. When a netmap arrives, those on their way are judged again, and one that may not go
-//! on takes its connection with it. A connection on which nothing moves is closed. Limits of connections are `counting`'s matter.
+//! on takes its connection with it. A connection on which nothing moves is closed.
 
 use std::collections::HashMap;
 use std::pin::pin;
@@ -9,17 +9,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use causeway_channel::link::ResetCode;
 use causeway_netmap::View;
 
-use super::counting::Counting;
 use super::judge;
 use super::piped::Note;
 use crate::gateway::Shared;
-use crate::limits::LimitTable;
-use crate::live::{Claim, Cut, Entry};
-use crate::passage::Admitted;
+use crate::live::{Cut, Entry};
 use crate::peers::Later;
-use crate::policy::Refusal;
 
 /// Shared by the connection's task, its socket and its requests.
 pub struct Connection {
@@ -32,15 +29,8 @@ pub struct Connection {
     multiplexed: AtomicBool,
     /// The head that was read last has a length and a transfer encoding.
     two_lengths: AtomicBool,
-    origin: Origin,
-}
-
-/// Whose connection it is.
-pub enum Origin {
-    /// A client's, under the limits of connections.
-    Client(Counting),
-    /// Another gateway's, over a stream: a cut is told with its reason.
-    Gateway(Arc<Note>),
+    /// Of the stream it runs over, if it is one: a cut is told with its reason.
+    note: Option<Arc<Note>>,
 }
 
 #[derive(Default)]
@@ -62,6 +52,13 @@ pub struct Boarded {
     id: u64,
 }
 
+impl Boarded {
+    /// What the other gateway gave as its reason, when its stream was given up.
+    pub fn heard(&self) -> Option<ResetCode> {
+        self.connection.note.as_ref()?.heard()
+    }
+}
+
 impl Drop for Boarded {
     fn drop(&mut self) {
         self.connection.flights().all.remove(&self.id);
@@ -70,7 +67,7 @@ impl Drop for Boarded {
 }
 
 impl Connection {
-    pub fn new(origin: Origin) -> Arc<Connection> {
+    pub fn new(note: Option<Arc<Note>>) -> Arc<Connection> {
         Arc::new(Connection {
             begun: Instant::now(),
             moved: AtomicU64::new(0),
@@ -78,7 +75,7 @@ impl Connection {
             tunnel: Mutex::default(),
             multiplexed: AtomicBool::new(false),
             two_lengths: AtomicBool::new(false),
-            origin,
+            note,
         })
     }
 
@@ -89,17 +86,6 @@ impl Connection {
         flights.next += 1;
         flights.all.insert(id, Flight { entry, method: method.to_owned(), path: path.to_owned() });
         Boarded { connection: self.clone(), id }
-    }
-
-    /// Counts a client's connection for what a request wants.
-    pub fn count(&self, shared: &Shared, claim: &Claim, admitted: &Admitted) -> Result<(), Refusal> {
-        match &self.origin {
-            Origin::Client(counting) => {
-                counting.count(&shared.limits, claim, &admitted.who, &admitted.permit)
-            }
-            // It carries the requests of many connections, which were counted where they came in.
-            Origin::Gateway(_) => Ok(()),
-        }
     }
 
     /// What the connection becomes after its last response.
@@ -146,7 +132,7 @@ impl Connection {
                 changed = netmaps.changed(), if follows => {
                     follows = changed.is_ok();
                     let view = netmaps.borrow_and_update().clone();
-                    if self.judge(&view, &shared.limits) {
+                    if self.judge(&view) {
                         return;
                     }
                 }
@@ -169,15 +155,12 @@ impl Connection {
     }
 
     /// Judges what is on its way. True: something may not go on.
-    fn judge(&self, view: &View, limits: &LimitTable) -> bool {
-        let mut cut = match &self.origin {
-            Origin::Client(counting) => counting.renew(limits, view).is_err(),
-            Origin::Gateway(_) => false,
-        };
+    fn judge(&self, view: &View) -> bool {
+        let mut cut = false;
         for flight in self.flights().all.values() {
             if let Err(refusal) = judge::holds(view, &flight.entry.claim, &flight.method, &flight.path) {
-                if let Origin::Gateway(note) = &self.origin {
-                    note.say(refusal.code());
+                if let Some(note) = &self.note {
+                    note.say(ResetCode::Revoked);
                 }
                 flight.entry.end(Cut::Revoked(refusal));
                 cut = true;

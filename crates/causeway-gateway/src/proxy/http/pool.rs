@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use causeway_channel::link::ResetCode;
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::client::conn::{http1, http2};
@@ -54,7 +55,7 @@ const IDLE_MAX: usize = 256;
 /// What a connection is held by while a request is on it. Dropped early, the request is given up.
 pub enum Lease {
     Line {
-        _line: Busy,
+        line: Busy,
     },
     Single {
         single: Single,
@@ -63,11 +64,20 @@ pub enum Lease {
     },
     /// For one request only.
     Alone {
-        _single: Single,
+        single: Single,
     },
 }
 
 impl Lease {
+    /// What the other gateway gave as its reason, when the stream to it was given up.
+    pub fn heard(&self) -> Option<ResetCode> {
+        let note = match self {
+            Lease::Line { line } => &line.0.note,
+            Lease::Single { single, .. } | Lease::Alone { single } => &single.note,
+        };
+        note.as_ref()?.heard()
+    }
+
     /// The response has come to its end.
     pub fn give_back(self) {
         if let Lease::Single { single, yard, sent } = self
@@ -124,7 +134,7 @@ impl Lines {
                 None => self.open(&open).await?,
             };
             let mut error = match busy.0.sender.clone().try_send_request(request).await {
-                Ok(response) => return Ok((response, Lease::Line { _line: busy })),
+                Ok(response) => return Ok((response, Lease::Line { line: busy })),
                 Err(error) => error,
             };
             match error.take_message() {
@@ -288,7 +298,7 @@ impl Single {
     /// One request, and perhaps something else afterwards.
     pub async fn send(mut self, request: Request<Upload>) -> Result<(Response<Incoming>, Lease), Verdict> {
         match self.sender.send_request(request).await {
-            Ok(response) => Ok((response, Lease::Alone { _single: self })),
+            Ok(response) => Ok((response, Lease::Alone { single: self })),
             Err(error) => Err(failure(&error, self.note.as_deref())),
         }
     }

@@ -8,9 +8,8 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use super::body::Account;
 use super::pool::Lease;
-use crate::audit::End;
-use crate::limits::Way;
-use crate::passage::Meter;
+use crate::proxy::outbound::judge_end;
+use crate::proxy::pump::Ended;
 
 /// Frames of WebSocket are small, and most tunnels are quiet.
 const BUFFER_BYTES: usize = 8 << 10;
@@ -23,30 +22,23 @@ pub async fn tunnel(client: OnUpgrade, backend: OnUpgrade, mut account: Account,
         _ = entry.cut() => Ok(()),
         moved = between(client, backend, &account) => moved,
     };
-    match moved {
-        Ok(()) => account.end(End::Done, None),
-        Err(Broken::Client(error)) => account.end(End::ClientReset, Some(error)),
-        Err(Broken::Backend(error)) => account.end(End::BackendReset, Some(error)),
-    }
+    let ended = moved.err().unwrap_or(Ended::Done);
+    let (end, reason) = judge_end(&ended, account.meter().map(|meter| meter.received()));
+    account.end(end, reason);
     drop(lease);
 }
 
-enum Broken {
-    Client(String),
-    Backend(String),
-}
-
-async fn between(client: OnUpgrade, backend: OnUpgrade, account: &Account) -> Result<(), Broken> {
-    let client = client.await.map_err(|error| Broken::Client(error.to_string()))?;
-    let backend = backend.await.map_err(|error| Broken::Backend(error.to_string()))?;
+async fn between(client: OnUpgrade, backend: OnUpgrade, account: &Account) -> Result<(), Ended> {
+    let client = client.await.map_err(|error| Ended::Client(io::Error::other(error)))?;
+    let backend = backend.await.map_err(|error| Ended::Backend(io::Error::other(error)))?;
     let Some(meter) = account.meter() else { return Ok(()) };
     let (mut from_client, mut to_client) = halves(client);
     let (mut from_backend, mut to_backend) = halves(backend);
-    let up = pump(&mut from_client, &mut to_backend, &meter, Way::Sent);
-    let down = pump(&mut from_backend, &mut to_client, &meter, Way::Received);
+    let up = pump(&mut from_client, &mut to_backend, |bytes| meter.add_sent(bytes));
+    let down = pump(&mut from_backend, &mut to_client, |bytes| meter.add_received(bytes));
     // Both directions finish on their own; one that breaks ends the other.
-    let up = async { up.await.map_err(|error| error.name(Broken::Client, Broken::Backend)) };
-    let down = async { down.await.map_err(|error| error.name(Broken::Backend, Broken::Client)) };
+    let up = async { up.await.map_err(|error| error.name(Ended::Client, Ended::Backend)) };
+    let down = async { down.await.map_err(|error| error.name(Ended::Backend, Ended::Client)) };
     tokio::try_join!(up, down).map(drop)
 }
 
@@ -60,10 +52,10 @@ enum Stopped {
 }
 
 impl Stopped {
-    fn name(self, reading: fn(String) -> Broken, writing: fn(String) -> Broken) -> Broken {
+    fn name(self, reading: fn(io::Error) -> Ended, writing: fn(io::Error) -> Ended) -> Ended {
         match self {
-            Stopped::Reading(error) => reading(error.to_string()),
-            Stopped::Writing(error) => writing(error.to_string()),
+            Stopped::Reading(error) => reading(error),
+            Stopped::Writing(error) => writing(error),
         }
     }
 }
@@ -71,8 +63,7 @@ impl Stopped {
 async fn pump(
     from: &mut (impl AsyncRead + Unpin),
     to: &mut (impl AsyncWrite + Unpin),
-    meter: &Meter,
-    way: Way,
+    count: impl Fn(usize),
 ) -> Result<(), Stopped> {
     let mut buffer = vec![0; BUFFER_BYTES];
     loop {
@@ -80,14 +71,8 @@ async fn pump(
         if bytes == 0 {
             return to.shutdown().await.map_err(Stopped::Writing);
         }
-        let mut left = &buffer[..bytes];
-        while !left.is_empty() {
-            // All of it, unless a limit makes it wait for its turns.
-            let granted = meter.take(way, left.len()).await.min(left.len());
-            to.write_all(&left[..granted]).await.map_err(Stopped::Writing)?;
-            to.flush().await.map_err(Stopped::Writing)?;
-            meter.add(way, granted);
-            left = &left[granted..];
-        }
+        to.write_all(&buffer[..bytes]).await.map_err(Stopped::Writing)?;
+        to.flush().await.map_err(Stopped::Writing)?;
+        count(bytes);
     }
 }
