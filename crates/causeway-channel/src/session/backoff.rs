@@ -65,6 +65,11 @@ impl Backoff {
         told.min(HINT_MAX) + FIRST.mul_f64(dice.clamp(0.0, 1.0))
     }
 
+    /// So many that they cannot all be served within an ordinary pause.
+    pub fn is_of_large_fleet(&self) -> bool {
+        self.hint > CAP
+    }
+
     /// How long a dial may take after so many that nobody answered in time. A cloud with so many edges that it told
     /// them to spread out may only be slow: giving up early would double its work.
     pub fn patience(&self, unanswered: u32) -> Duration {

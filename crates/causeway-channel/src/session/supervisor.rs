@@ -133,8 +133,9 @@ pub struct Supervisor {
     backoff: Backoff,
     /// Attempts in a row that nobody answered in time.
     unanswered: u32,
-    /// The next attempt comes at a time that the cloud has named.
-    is_in_line: bool,
+    /// The cloud is known to be there, over QUIC, and to have much to do: it named our time, or is one of a large fleet
+    /// that was told to come back. The next attempt waits for it, and does not double its work by trying TCP too.
+    is_patient: bool,
     choice: Choice,
     actions: VecDeque<Action>,
 }
@@ -197,7 +198,7 @@ impl Supervisor {
             pings: 0,
             backoff: Backoff::default(),
             unanswered: 0,
-            is_in_line: false,
+            is_patient: false,
             choice: Choice::new(allowed),
             actions: VecDeque::new(),
         }
@@ -288,7 +289,7 @@ impl Supervisor {
         }
         self.backoff.handle_hint(welcomed.retry_hint);
         self.unanswered = 0;
-        self.is_in_line = false;
+        self.is_patient = false;
         self.choice.handle_connected(now, welcomed.transport);
         let every = match welcomed.keepalive.is_zero() {
             true => super::keepalive::EVERY,
@@ -321,7 +322,7 @@ impl Supervisor {
             }
         }
         let mut pause = self.backoff.pause(not_before, dice);
-        self.is_in_line = matches!(failure, Failure::Busy { .. });
+        self.is_patient = matches!(failure, Failure::Busy { .. });
         if let Failure::Busy { retry_after } = failure {
             not_before = retry_after;
             pause = self.backoff.pause_in_line(retry_after, dice);
@@ -337,7 +338,7 @@ impl Supervisor {
             }
             _ if is_expired(failure) => self.phase = Phase::Enrolling { until: now + ENROLLING_MAX },
             // Nothing failed: it was not our turn.
-            _ if self.is_in_line => self.back_off(now, not_before, pause),
+            _ if matches!(failure, Failure::Busy { .. }) => self.back_off(now, not_before, pause),
             _ => {
                 self.backoff.handle_failure();
                 self.choice.handle_failed();
@@ -409,6 +410,7 @@ impl Supervisor {
     pub fn handle_link_change(&mut self, now: Instant) {
         self.backoff.handle_success();
         self.unanswered = 0;
+        self.is_patient = false;
         self.choice.handle_link_change(now);
         match &mut self.phase {
             Phase::BackingOff { until, not_before } => *until = now.max(*not_before),
@@ -461,7 +463,7 @@ impl Supervisor {
             Next::Unplanned => {}
             Next::BetterAt(_) => self.set_next(|this| Next::Better(this.attempt(now, Attempted::Quic))),
             Next::ReplaceAt(_) => {
-                let transports = self.choice.fresh();
+                let transports = self.transports();
                 self.set_next(|this| Next::Replace(this.attempt(now, transports)));
             }
             late @ (Next::Better(_) | Next::Replace(_)) => {
@@ -497,6 +499,8 @@ impl Supervisor {
             false => self.backoff.handle_failure(),
         }
         self.choice.handle_lost(session.transport, life, is_silent);
+        self.is_patient =
+            session.transport == Transport::Quic && !is_silent && self.backoff.is_of_large_fleet();
         if let Some(hint) = session.drain_hint {
             // It ended before another was found, as it did for everybody else.
             self.backoff.handle_hint(hint);
@@ -516,7 +520,7 @@ impl Supervisor {
     }
 
     fn connect(&mut self, now: Instant) {
-        let attempt = self.attempt(now, self.choice.fresh());
+        let attempt = self.attempt(now, self.transports());
         self.phase = Phase::Connecting(attempt);
     }
 
@@ -524,12 +528,19 @@ impl Supervisor {
         self.links += 1;
         self.epoch += 1;
         let link = LinkId(self.links);
-        let patience = match self.is_in_line {
+        let patience = match self.is_patient {
             true => DIAL_MAX,
             false => self.backoff.patience(self.unanswered),
         };
         self.actions.push_back(Action::Dial { link, epoch: self.epoch, transports, patience });
         Attempt { link, started: now, deadline: now + patience + DIAL_GRACE, patience }
+    }
+
+    fn transports(&self) -> Attempted {
+        match self.choice.fresh() {
+            Attempted::Both if self.is_patient => Attempted::Quic,
+            transports => transports,
+        }
     }
 
     fn abandon(&mut self, next: Next) {

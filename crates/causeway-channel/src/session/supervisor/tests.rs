@@ -181,10 +181,9 @@ fn who_is_told_when_to_come_comes_then_and_waits_longer() {
     let link = lab.dials(Attempted::Both);
     let busy = Failure::Busy { retry_after: s(7) };
     lab.machine.handle_failed(lab.now, link, busy, 1.0);
-    lab.machine.handle_link_change(lab.now);
     assert_eq!(lab.pass(s(7) - ms(1)), [], "before its time nobody is let in");
     let begin = lab.now;
-    let (_, link) = lab.until_dial(Attempted::Both);
+    let (_, link) = lab.until_dial(Attempted::Quic);
     assert!(lab.now - begin <= ms(250) + ms(1), "{:?}", lab.now - begin);
     let deadline = lab.machine.next_timeout().unwrap();
     assert_eq!(deadline, lab.now + DIAL_MAX + DIAL_GRACE, "somebody is there and at work");
@@ -205,7 +204,16 @@ fn a_hint_of_the_cloud_spreads_the_return() {
     lab.machine.handle_welcome(lab.now, link, welcomed);
     lab.pass_heard(s(10));
     lab.close(link, CloseCode::Draining);
-    assert_eq!(lab.until_dial(Attempted::Both).0, s(12));
+    let (wait, link) = lab.until_dial(Attempted::Quic);
+    assert_eq!(wait, s(12));
+    assert_eq!(
+        lab.machine.next_timeout(),
+        Some(lab.now + DIAL_MAX + DIAL_GRACE),
+        "QUIC was there a moment ago"
+    );
+    lab.fail(link);
+    lab.until_dial(Attempted::Both);
+    assert_eq!(lab.machine.next_timeout(), Some(lab.now + DIAL + DIAL_GRACE));
 }
 
 #[test]
@@ -216,7 +224,7 @@ fn the_spread_follows_the_fleet_and_holds_for_a_drain() {
     lab.machine.handle_hint(LinkId(99), s(40));
     lab.machine.handle_hint(link, s(20));
     lab.close(link, CloseCode::Internal);
-    assert_eq!(lab.until_dial(Attempted::Both).0, s(20));
+    assert_eq!(lab.until_dial(Attempted::Quic).0, s(20));
 
     let mut lab = Lab::ready(Transport::Quic);
     let link = lab.current();
