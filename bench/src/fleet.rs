@@ -56,6 +56,9 @@ struct Restart {
     edges: usize,
     /// Until the cloud was ready again.
     ready: Duration,
+    /// Processor time of the cloud from then until all were back, and of this process, which is all the edges.
+    cpu: Duration,
+    edges_cpu: Duration,
     back: Return,
 }
 
@@ -69,6 +72,8 @@ const QUIET: f64 = 0.03;
 const SETTLE_MAX: Duration = Duration::from_secs(90);
 /// After the last edge has come: netmaps and status are written, buffers given back.
 const SETTLE_ATTACHED: Duration = Duration::from_secs(12);
+/// The store was left alone for so long: all has been said about the edges that came.
+const UNWRITTEN: Duration = Duration::from_secs(3);
 const DAY: f64 = 86_400.0;
 
 pub async fn run(arguments: &[String]) -> Result<()> {
@@ -147,6 +152,7 @@ async fn measure(world: &World, transport: Transport, edges: usize, size: &Size)
     let gathered = begin.elapsed();
     eprintln!("fleet: all attached after {gathered:.1?}; idle for {:?} ...", size.idle);
     tokio::time::sleep(SETTLE_ATTACHED).await;
+    settle_attached(world).await?;
 
     let (begin, (_, cpu_before), links_before) =
         (Instant::now(), usage_of(cloud.process.pid())?, crowd.board.witnessed());
@@ -185,17 +191,22 @@ async fn restart(cloud: &mut Cloud, world: &World, address: SocketAddr, crowd: &
     cloud.process.kill()?;
     *cloud = start(world, address)?;
     let ready = killed.elapsed();
+    let us = std::process::id();
+    let (before, us_before) = (usage_of(cloud.process.pid())?.1, usage_of(us)?.1);
     // Who does not come back is counted as missing.
     let waited = crowd.wait_for_return(killed, killed + RETURN_MAX).await;
     if let Err(error) = waited {
         println!("fleet: {error:#}");
     }
+    let (cpu, edges_cpu) =
+        (usage_of(cloud.process.pid())?.1 - before, usage_of(us)?.1.saturating_sub(us_before));
     let back = crowd.board.returned(killed);
     eprintln!("fleet: {} are back, the last after {:.1?}", back.times.len(), back.times.last());
     for line in turned_away(cloud) {
         println!("fleet: after the restart with {edges} edges: {line}");
     }
-    Ok(Restart { edges, ready, back })
+    eprintln!("fleet: CPU of the cloud {cpu:.1?}, of the edges {edges_cpu:.1?}");
+    Ok(Restart { edges, ready, cpu, edges_cpu, back })
 }
 
 fn start(world: &World, address: SocketAddr) -> Result<Cloud> {
@@ -214,6 +225,23 @@ async fn settle(cloud: &Cloud) -> Result<()> {
         }
     }
     println!("fleet: the cloud was still busy {SETTLE_MAX:?} after its start, before any edge came");
+    Ok(())
+}
+
+/// Until a cloud that has just met its edges has written down all it has to say about them.
+async fn settle_attached(world: &World) -> Result<()> {
+    let begin = Instant::now();
+    while begin.elapsed() < SETTLE_MAX {
+        let written = ["store.db", "store.db-wal"].iter().filter_map(|name| {
+            let file = std::fs::metadata(world.data_dir.join(name)).ok()?;
+            file.modified().ok()?.elapsed().ok()
+        });
+        if written.min().is_none_or(|ago| ago > UNWRITTEN) {
+            return Ok(());
+        }
+        tokio::time::sleep(LOOK_AGAIN).await;
+    }
+    println!("fleet: the cloud was still writing {SETTLE_MAX:?} after the last edge had come");
     Ok(())
 }
 

@@ -33,6 +33,12 @@ const RETURN_ROWS: &[ReturnRow] = &[
     ("not back", "0", |r| (r.edges - r.back.times.len().min(r.edges)).to_string()),
     ("refused once", "", |r| r.back.refused_once.to_string()),
     ("refused more than once", "0", |r| r.back.refused_more.to_string()),
+    ("CPU of the cloud per edge, ms", "", |r| {
+        format!("{:.2}", r.cpu.as_secs_f64() * 1e3 / r.edges.max(1) as f64)
+    }),
+    ("CPU of the edges per edge, ms", "", |r| {
+        format!("{:.2}", r.edges_cpu.as_secs_f64() * 1e3 / r.edges.max(1) as f64)
+    }),
     ("attempts per edge", "", |r| format!("{:.2}", r.back.attempts as f64 / r.edges.max(1) as f64)),
 ];
 

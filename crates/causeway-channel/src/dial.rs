@@ -311,6 +311,6 @@ async fn resolve(endpoint: &Endpoint, max: Duration) -> Result<Vec<SocketAddr>, 
 /// The validity of the cloud's certificate, when by the clock here it is not valid now. One of the two clocks
 /// is wrong, or the certificate is old; who has heard the cloud's own time can tell which.
 pub fn doubt(link: &Link, now: SystemTime) -> Option<(SystemTime, SystemTime)> {
-    let facts = CertificateFacts::read(link.certificate()?).ok()?;
+    let facts = CertificateFacts::read(&link.certificate()?).ok()?;
     (now < facts.not_before || now > facts.not_after).then_some((facts.not_before, facts.not_after))
 }

@@ -76,13 +76,25 @@ pub struct LinkLimits {
     pub datagram_buffer_bytes: usize,
 }
 
+impl LinkLimits {
+    /// What all streams of a link may hold together, unread. Two thousand full windows, 512 MiB at the very most: so a thousand streams of
+    /// each direction that nobody reads hold up no other, and however many a peer opens, it cannot make us hold more.
+    pub fn receive_bytes_max(&self) -> u64 {
+        // One more, for the header of the next stream.
+        let streams = u64::from(self.streams_max.min(STUCK_STREAMS)) * 2 + 1;
+        streams * u64::from(self.stream_window_bytes)
+    }
+}
+
+/// Streams of one direction that may be stuck with full windows before the others feel it.
+const STUCK_STREAMS: u32 = 1024;
+
 impl Default for LinkLimits {
     /// A window of 256 KiB gives one stream 20 Mbit/s at a round trip of 100 ms and all the link has at 1 ms.
-    /// A thousand streams that nobody reads hold 256 MiB at the very most, and the others go on: the link as
-    /// a whole may carry what all its streams may hold together, so that no stream waits for another.
+    /// Ten thousand connections cross one link, and some more. What they cost is paid when they come: an idle link holds no more than before.
     fn default() -> LinkLimits {
         LinkLimits {
-            streams_max: 1024,
+            streams_max: 16_384,
             stream_window_bytes: 256 * 1024,
             send_window_bytes: 8 * 1024 * 1024,
             datagram_buffer_bytes: 1024 * 1024,
@@ -233,7 +245,7 @@ impl Link {
     }
 
     /// The peer's own certificate, verified but for its time: a gateway's at the cloud, the cloud's at an edge.
-    pub fn certificate(&self) -> Option<&CertificateDer<'static>> {
+    pub fn certificate(&self) -> Option<CertificateDer<'static>> {
         match &self.inner {
             LinkInner::Quic(link) => link.certificate(),
             LinkInner::Tcp(link) => link.certificate(),

@@ -49,7 +49,6 @@ pub struct QuicLink(Arc<Inner>);
 
 struct Inner {
     connection: Connection,
-    certificate: Option<CertificateDer<'static>>,
     limits: LinkLimits,
     vitals: Arc<Vitals>,
     closed_by_us: OnceLock<CloseReason>,
@@ -61,13 +60,10 @@ type Arriving = Pin<Box<dyn Future<Output = Option<(StreamHeader, Stream)>> + Se
 impl QuicLink {
     /// Around a connection whose handshake is complete.
     fn new(connection: Connection, limits: LinkLimits) -> QuicLink {
-        let chain =
-            connection.peer_identity().and_then(|any| any.downcast::<Vec<CertificateDer<'static>>>().ok());
-        let certificate = chain.and_then(|chain| chain.into_iter().next());
         let vitals = Arc::new(Vitals::new(transport::STREAMS_AT_FIRST.min(limits.streams_max)));
         let arriving = Mutex::new(FuturesUnordered::new());
         let closed_by_us = OnceLock::new();
-        QuicLink(Arc::new(Inner { connection, certificate, limits, vitals, closed_by_us, arriving }))
+        QuicLink(Arc::new(Inner { connection, limits, vitals, closed_by_us, arriving }))
     }
 
     pub async fn open_stream(&self, header: StreamHeader) -> Result<Stream, StreamError> {
@@ -167,8 +163,10 @@ impl QuicLink {
         canonical(self.0.connection.remote_address())
     }
 
-    pub fn certificate(&self) -> Option<&CertificateDer<'static>> {
-        self.0.certificate.as_ref()
+    /// TLS keeps it; a second one here would be half a kilobyte for every link.
+    pub fn certificate(&self) -> Option<CertificateDer<'static>> {
+        let chain = self.0.connection.peer_identity()?.downcast::<Vec<CertificateDer<'static>>>().ok()?;
+        chain.into_iter().next()
     }
 }
 
@@ -191,7 +189,11 @@ impl Inner {
         if open + 1 < allowed / 2 || allowed >= self.limits.streams_max {
             return;
         }
-        let more = allowed.saturating_mul(4).min(self.limits.streams_max);
+        // quinn does not announce a step of an eighth or less, so the last one must be a large one.
+        let more = match allowed.saturating_mul(4) {
+            more if more > self.limits.streams_max / 2 => self.limits.streams_max,
+            more => more,
+        };
         self.vitals.streams_allowed.store(more, Ordering::Relaxed);
         self.connection.set_max_concurrent_bi_streams(VarInt::from_u32(more));
     }

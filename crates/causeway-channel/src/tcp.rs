@@ -192,8 +192,8 @@ impl TcpLink {
         self.shared().meta.remote_address
     }
 
-    pub fn certificate(&self) -> Option<&CertificateDer<'static>> {
-        self.shared().meta.certificate.as_ref()
+    pub fn certificate(&self) -> Option<CertificateDer<'static>> {
+        self.shared().meta.certificate.clone()
     }
 
     fn shared(&self) -> &Arc<Shared> {

@@ -79,6 +79,7 @@ impl<'a> Draft<'a> {
                 addresses: addresses.into_iter().map(PresenceIp).collect(),
                 port: service.port_number(),
                 protocol: facts::protocol(service.protocol),
+                brokers: facts::brokers(service),
                 names: facts::presence_names(service, self.naming(&exposes)),
                 home: service.e_site_name.as_str().into(),
                 policies: policies.into_iter().map(Into::into).collect(),

@@ -169,7 +169,7 @@ impl Fleet {
 
     /// Serves a link from another replica until it ends. Only a certificate with the cloud's own name is believed.
     pub async fn serve(self: Arc<Fleet>, link: Link, stop: CancellationToken) {
-        if !link.certificate().is_some_and(|certificate| self.peers.door().admits(certificate)) {
+        if !link.certificate().is_some_and(|certificate| self.peers.door().admits(&certificate)) {
             tracing::warn!(address = %link.remote_address(), "somebody who is no replica dialled as one");
             return link
                 .close(CloseReason::new(CloseCode::NotAdmitted, "this is not a replica's certificate"));

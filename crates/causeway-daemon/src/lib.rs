@@ -8,6 +8,7 @@
 pub mod admin;
 pub mod audit;
 pub mod data_dir;
+pub mod files;
 pub mod log;
 pub mod metrics;
 pub mod notify;

@@ -27,7 +27,7 @@ use crate::proxy::entry::{self, Speech};
 use crate::proxy::http::Http;
 use crate::proxy::listeners::{Arrival, Listeners, Places, Report};
 use crate::proxy::udp::{Sessions, UdpBackends, UdpOptions};
-use crate::proxy::{inbound, outbound, udp};
+use crate::proxy::{inbound, kafka, outbound, udp};
 use crate::regrets::Regrets;
 use crate::room::Room;
 
@@ -110,6 +110,7 @@ pub struct Shared {
     pub udp_sessions: Sessions,
     pub udp_backends: UdpBackends,
     pub http: Http,
+    pub kafka: kafka::Names,
     pub figures: Figures,
     pub options: Options,
     reports: watch::Sender<Report>,
@@ -131,6 +132,7 @@ impl Shared {
             udp_sessions: Sessions::new(&options.udp),
             udp_backends: UdpBackends::default(),
             http: Http::default(),
+            kafka: kafka::Names::default(),
             stopping: CancellationToken::new(),
             figures: Figures::default(),
             options,

@@ -219,7 +219,7 @@ impl Allowance {
 
     /// Waits until some of `bytes` may move, and says how many: one at least, all of them if nothing limits them.
     pub async fn take(&self, way: Way, bytes: usize) -> usize {
-        if !self.is_limited.load(Ordering::Relaxed) || self.end == End::Far {
+        if self.is_free() {
             return bytes;
         }
         loop {
@@ -235,9 +235,14 @@ impl Allowance {
         }
     }
 
+    /// Nothing has to wait.
+    pub fn is_free(&self) -> bool {
+        !self.is_limited.load(Ordering::Relaxed) || self.end == End::Far
+    }
+
     /// For what does not wait: may it move now? A datagram that may not is dropped.
     pub fn try_take(&self, way: Way, bytes: usize, now: Instant) -> bool {
-        if !self.is_limited.load(Ordering::Relaxed) || self.end == End::Far {
+        if self.is_free() {
             return true;
         }
         self.lock().iter().all(|share| share.try_take(way, bytes as u64, now))

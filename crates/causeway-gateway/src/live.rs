@@ -267,6 +267,7 @@ mod tests {
             addresses: vec![PresenceIp("198.18.0.1".parse().unwrap())],
             port: 80,
             protocol: Protocol::Tcp,
+            brokers: 0,
             names: Vec::new(),
             home: home.into(),
             policies: vec!["p".into()],

@@ -97,6 +97,11 @@ impl Meter {
         }
     }
 
+    /// Does anything limit it?
+    pub fn is_free(&self) -> bool {
+        self.allowance.get().is_none_or(Allowance::is_free)
+    }
+
     pub fn add(&self, way: Way, bytes: usize) {
         match way {
             Way::Sent => self.add_sent(bytes),

@@ -64,24 +64,38 @@ pub struct Crossing {
     /// The port of a node.
     #[prost(uint32, tag = "4")]
     port: u32,
+    /// The broker of Kafka that is wanted, counted from 1 as the service's backends are. 0: any of them.
+    #[prost(uint32, tag = "5")]
+    broker: u32,
+    /// Where the client sees the service, when answers are to say where brokers are. An older gateway ignores this and the
+    /// broker, and answers pass as they are.
+    #[prost(bytes = "bytes", tag = "6")]
+    seen_ip: Bytes,
+    #[prost(uint32, tag = "7")]
+    seen_port: u32,
 }
 
 impl Crossing {
     /// `client` is None for one that has no address, as on a Unix socket.
     pub fn new(content: Content, client: impl Into<Option<SocketAddr>>) -> Crossing {
         let client = client.into();
-        let client_ip = match client.map(|client| client.ip().to_canonical()) {
-            Some(IpAddr::V4(ip)) => Bytes::copy_from_slice(&ip.octets()),
-            Some(IpAddr::V6(ip)) => Bytes::copy_from_slice(&ip.octets()),
-            None => Bytes::new(),
-        };
+        let client_ip = client.map(|client| ip_bytes(client.ip())).unwrap_or_default();
         let content = match content {
             Content::Bytes => 0,
             Content::Datagrams => 1,
             Content::Requests => 2,
             Content::Upgrade => 3,
         };
-        Crossing { content, client_ip, client_port: client.map_or(0, |client| client.port().into()), port: 0 }
+        let client_port = client.map_or(0, |client| client.port().into());
+        Crossing { content, client_ip, client_port, ..Crossing::default() }
+    }
+
+    /// The service is a cluster of Kafka: its client sees it at this address, and wants one broker of it, or any.
+    pub fn with_brokers(mut self, seen: SocketAddr, broker: Option<u16>) -> Crossing {
+        self.seen_ip = ip_bytes(seen.ip());
+        self.seen_port = seen.port().into();
+        self.broker = broker.map_or(0, |broker| u32::from(broker) + 1);
+        self
     }
 
     /// What a header says, read with suspicion.
@@ -102,11 +116,17 @@ impl Crossing {
 
     /// As the other gateway tells it. None: it does not.
     pub fn client(&self) -> Option<SocketAddr> {
-        let ip = match <[u8; 4]>::try_from(&self.client_ip[..]) {
-            Ok(octets) => IpAddr::from(octets),
-            Err(_) => IpAddr::from(<[u8; 16]>::try_from(&self.client_ip[..]).ok()?),
-        };
-        Some(SocketAddr::new(ip, u16::try_from(self.client_port).ok()?))
+        address(&self.client_ip, self.client_port)
+    }
+
+    /// Where the client sees the service, if it is to find brokers there.
+    pub fn seen(&self) -> Option<SocketAddr> {
+        address(&self.seen_ip, self.seen_port)
+    }
+
+    /// The place of the wanted broker among the backends. None: any will do.
+    pub fn broker(&self) -> Option<usize> {
+        self.broker.checked_sub(1).and_then(|broker| usize::try_from(broker).ok())
     }
 
     pub fn node_port(&self) -> Result<u16, Refusal> {
@@ -133,6 +153,21 @@ impl Crossing {
     }
 }
 
+fn ip_bytes(ip: IpAddr) -> Bytes {
+    match ip.to_canonical() {
+        IpAddr::V4(ip) => Bytes::copy_from_slice(&ip.octets()),
+        IpAddr::V6(ip) => Bytes::copy_from_slice(&ip.octets()),
+    }
+}
+
+fn address(ip: &[u8], port: u32) -> Option<SocketAddr> {
+    let ip = match <[u8; 4]>::try_from(ip) {
+        Ok(octets) => IpAddr::from(octets),
+        Err(_) => IpAddr::from(<[u8; 16]>::try_from(ip).ok()?),
+    };
+    Some(SocketAddr::new(ip, u16::try_from(port).ok()?))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -152,6 +187,13 @@ mod tests {
             assert_eq!((heard.client(), heard.content()), (Some(client), Ok(Content::Datagrams)));
             assert_eq!(heard.node_port(), Ok(10250));
             assert!(crossing.node_port().is_err());
+            assert_eq!((crossing.seen(), crossing.broker()), (None, None));
+            for broker in [None, Some(0), Some(2)] {
+                let header = crossing.clone().with_brokers(client, broker);
+                let heard =
+                    Crossing::of(&header.to_service(&"kafka".into(), &"berlin".into(), &who)).unwrap();
+                assert_eq!((heard.seen(), heard.broker()), (Some(client), broker.map(usize::from)));
+            }
         }
     }
 

@@ -1,7 +1,7 @@
 //! Carries connections by name and by policy: from local clients to other sites, and from other sites to local backends.
 //!
 //! `outbound` and `inbound` are the two ends of a crossing; each looks at what is wanted and hands over to the protocol.
-//! `pump` moves the bytes, `udp` carries datagrams, `backends` finds who answers, `listeners` listen.
+//! `pump` moves the bytes, `udp` carries datagrams, `kafka` tells clients where brokers are, `backends` finds who answers, `listeners` listen.
 
 pub mod outbound;
 
@@ -20,5 +20,7 @@ pub mod sni;
 pub mod backends;
 
 pub mod listeners;
+
+pub mod kafka;
 
 pub mod udp;

@@ -64,7 +64,9 @@ impl Regrets {
         loop {
             tokio::time::sleep(SETTLE).await;
             self.turns.mark_unchanged();
-            let regrets = lines(&self.dns.borrow_and_update(), &self.listening.borrow_and_update());
+            let files_max = causeway_daemon::files::max();
+            let regrets =
+                lines(&self.dns.borrow_and_update(), &self.listening.borrow_and_update(), files_max);
             let backends = self.gateway.backends.outages().into_iter().take(OUTAGES_MAX).collect();
             let told = Told { regrets, backends };
             if self.told.as_ref() != Some(&told) {
@@ -82,7 +84,10 @@ impl Regrets {
     }
 }
 
-fn lines(dns: &DnsState, listening: &Report) -> Vec<String> {
+/// A gateway that may have fewer files than this is in trouble soon: every connection is one.
+const FILES_FEW: u64 = 4096;
+
+fn lines(dns: &DnsState, listening: &Report, files_max: u64) -> Vec<String> {
     let names = dns.findings.iter();
     let names =
         names.map(|finding| format!("names are not answered at {}: {}", finding.address, finding.why));
@@ -90,7 +95,12 @@ fn lines(dns: &DnsState, listening: &Report) -> Vec<String> {
         Some(service) => format!("the presence of {service} does not listen: {}", trouble.why),
         None => trouble.why.clone(),
     });
-    let mut lines: Vec<String> = names.chain(presences).collect();
+    let few = (files_max < FILES_FEW).then(|| {
+        format!(
+            "no more than {files_max} files may be open, and every connection is one: raise the hard limit"
+        )
+    });
+    let mut lines: Vec<String> = names.chain(presences).chain(few).collect();
     if lines.len() > LINES_MAX {
         let rest = lines.split_off(LINES_MAX).len();
         lines.push(format!("and {rest} more"));
@@ -116,15 +126,17 @@ mod tests {
             Report { troubles, ..Report::default() }
         };
         assert_eq!(
-            lines(&dns, &report(1)),
+            lines(&dns, &report(1), 4096),
             [
                 "names are not answered at 10.0.0.9:53: it is away",
                 "the presence of web does not listen: no room",
                 "no room",
             ]
         );
-        let many = lines(&dns, &report(20));
+        let many = lines(&dns, &report(20), 4096);
         assert_eq!((many.len(), many[LINES_MAX].as_str()), (LINES_MAX + 1, "and 14 more"));
-        assert!(lines(&DnsState::default(), &Report::default()).is_empty());
+        assert!(lines(&DnsState::default(), &Report::default(), 4096).is_empty());
+        let few = lines(&DnsState::default(), &Report::default(), 1024);
+        assert!(matches!(&few[..], [line] if line.contains("no more than 1024 files")), "{few:?}");
     }
 }

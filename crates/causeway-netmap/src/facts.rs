@@ -69,6 +69,8 @@ pub struct Presence {
     pub addresses: Vec<PresenceIp>,
     pub port: u16,
     pub protocol: Protocol,
+    /// How many brokers of Kafka can be reached one by one, on the ports behind `port`. 0 for everything else.
+    pub brokers: u16,
     pub names: Vec<DnsName>,
     /// Where the service runs.
     pub home: SiteName,

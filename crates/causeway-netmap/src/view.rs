@@ -134,6 +134,7 @@ mod tests {
             addresses: vec![PresenceIp(ip.parse().unwrap())],
             port: 80,
             protocol: Protocol::Tcp,
+            brokers: 0,
             names: vec![DnsName::new(name)],
             home: "berlin".into(),
             policies: vec!["p".into(), "missing".into()],

@@ -42,6 +42,9 @@ pub struct PresenceMessage {
     pub home: String,
     #[prost(string, repeated, tag = "6")]
     pub policies: Vec<String>,
+    /// An older gateway ignores it, and listens for no single broker.
+    #[prost(uint32, tag = "7")]
+    pub brokers: u32,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -24,6 +24,7 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() -> ExitCode {
     let cli = cli::Cli::parse();
+    causeway_daemon::files::raise();
     // kube, the API server and the channel all use rustls: one provider for all of them.
     if rustls::crypto::aws_lc_rs::default_provider().install_default().is_err() {
         output::note("error: the cryptography provider was installed twice");

@@ -53,6 +53,21 @@ fn objects_with_nothing_wrong_are_taken() {
 }
 
 #[test]
+fn brokers_of_kafka_have_ports_behind_the_services_own() {
+    let three = json!([{"ip": "10.0.0.1"}, {"ip": "10.0.0.2"}, {"ip": "10.0.0.3"}]);
+    let kafka = |port: i64| json!({"protocol": "KAFKA", "port": port, "endpoints": three});
+    check(Kind::EService, kafka(65532), &[]);
+    check(
+        Kind::EService,
+        kafka(65533),
+        &[
+            "port: Invalid value: 65533: presences need a port behind it for each broker, 3 here, and the last port is 65535",
+        ],
+    );
+    check(Kind::EService, json!({"protocol": "TCP", "port": 65535}), &[]);
+}
+
+#[test]
 fn addresses_stand_for_one_host() {
     for kind in [Kind::EGateway, Kind::EService, Kind::EServer] {
         check(

@@ -31,7 +31,8 @@ pub struct EService {
     pub port: i64,
 
     /// What the service speaks: TCP, UDP, HTTP, HTTPS, GRPC or KAFKA. HTTP and GRPC can be limited by method and path;
-    /// HTTPS is passed through unopened. Default: TCP.
+    /// HTTPS is passed through unopened. Presences of KAFKA show every endpoint as a broker, on the ports behind the service's own.
+    /// Default: TCP.
     #[schemars(extend("x-causeway-default" = "TCP"))]
     pub protocol: Protocol,
 
@@ -163,6 +164,7 @@ pub enum BackendTlsMode {
 // More backends than this belong behind a balancer of their own.
 const ENDPOINTS_MAX: usize = 1_000;
 const INTERVAL_SECONDS_MAX: i64 = 3_600;
+const PORT_MAX: i64 = 65_535;
 
 impl EService {
     /// The address to dial when there is only one.
@@ -199,6 +201,7 @@ impl EService {
         }
         check::reference(errors, "eSiteName", &self.e_site_name, "the name of the ESite the service runs at");
         self.check_endpoints(errors);
+        self.check_brokers(errors);
         if let Some(check) = &self.health_check {
             check.check_fields(errors);
         }
@@ -208,6 +211,17 @@ impl EService {
         if self.proxy_protocol && matches!(self.protocol, Protocol::Udp | Protocol::Kafka) {
             let why = format!("a {} backend cannot read a PROXY protocol header", self.protocol.as_str());
             errors.push(FieldError::forbidden("proxyProtocol", why));
+        }
+    }
+
+    /// Every broker of Kafka has a port of its own at presences, behind the service's.
+    fn check_brokers(&self, errors: &mut Errors) {
+        let brokers = self.endpoints.len().clamp(1, ENDPOINTS_MAX) as i64;
+        if self.protocol == Protocol::Kafka && self.port <= PORT_MAX && self.port + brokers > PORT_MAX {
+            let why = format!(
+                "presences need a port behind it for each broker, {brokers} here, and the last port is {PORT_MAX}"
+            );
+            errors.push(FieldError::invalid("port", self.port, why));
         }
     }
 

@@ -73,8 +73,8 @@ struct Bounds {
 /// A window of 4 MiB carries 40 MB/s at a round trip of 100 ms.
 const WINDOW_BYTES_MAX: u64 = 4 * 1024 * 1024;
 
-/// What every stream gets at first, where streams are allowed by the thousand; four times the initial window
-/// of TCP, which such a stream would have had without us.
+/// What every stream gets at first, at most: four times the initial window of TCP, which such a stream would have had
+/// without us. Less where so many are allowed that the link could not hold it for all of them.
 const INITIAL_CREDIT: u32 = 64 * 1024;
 
 /// For the opposite direction of streams we open ourselves, the answer, there is mostly room for more.
@@ -83,10 +83,11 @@ const ANSWER_CREDIT_MIN: u64 = 4 * 1024;
 
 impl Bounds {
     fn new(limits: &LinkLimits) -> Bounds {
-        let initial_credit = limits.stream_window_bytes.clamp(Settings::FLOOR.initial_credit, INITIAL_CREDIT);
         let streams_max = limits.streams_max.max(Settings::FLOOR.streams_max);
-        // What a thousand streams hold that nobody reads: 64 MiB. A link with few streams may use as much as
-        // four full windows.
+        let share = u32::try_from(limits.receive_bytes_max() / u64::from(streams_max)).unwrap_or(u32::MAX);
+        let initial_credit =
+            limits.stream_window_bytes.min(share).clamp(Settings::FLOOR.initial_credit, INITIAL_CREDIT);
+        // What all streams hold that nobody reads. A link with few streams may use as much as four full windows.
         let receive_max = (u64::from(streams_max) * u64::from(initial_credit)).max(4 * WINDOW_BYTES_MAX);
         Bounds {
             streams_max,

@@ -309,7 +309,7 @@ async fn streams_can_be_opened_from_both_ends(transport: Transport) {
 
 async fn the_certificate_is_the_peers(transport: Transport) {
     let (stage, pair) = pair(transport).await;
-    let facts = causeway_channel::CertificateFacts::read(pair.cloud.certificate().unwrap()).unwrap();
+    let facts = causeway_channel::CertificateFacts::read(&pair.cloud.certificate().unwrap()).unwrap();
     assert_eq!(facts.peer.unwrap().to_string(), "tokyo/g1");
     assert!(pair.edge.certificate().is_some());
     assert_eq!(pair.edge.remote_address(), stage.address);

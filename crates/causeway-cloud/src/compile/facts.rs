@@ -77,6 +77,14 @@ fn backends(service: &EService) -> Vec<Backend> {
     }
 }
 
+/// How many brokers of Kafka a presence shows: one for each backend, as far as there are ports.
+pub fn brokers(service: &EService) -> u16 {
+    match service.protocol {
+        kinds::Protocol::Kafka => u16::try_from(backends(service).len()).unwrap_or(u16::MAX),
+        _ => 0,
+    }
+}
+
 pub fn protocol(protocol: kinds::Protocol) -> Protocol {
     match protocol {
         kinds::Protocol::Tcp => Protocol::Tcp,

@@ -93,6 +93,21 @@ fn a_site_is_told_of_what_is_exposed_to_it_and_by_whom_it_may_be_used() {
 }
 
 #[test]
+fn a_presence_of_kafka_has_a_port_for_every_broker_and_no_address_of_any() {
+    let brokers = |protocol: &str, endpoints: Value| {
+        let fields = json!({"eSiteName": "Berlin", "ip": "10.0.0.9", "port": 9092, "protocol": protocol,
+            "endpoints": endpoints});
+        let mut world = world();
+        world.insert(object(Kind::EService, "Camera", fields));
+        view(&world, "oslo-gw").presences.get("Camera").unwrap().brokers
+    };
+    let three = json!([{"ip": "10.0.0.1"}, {"ip": "10.0.0.2"}, {"ip": "10.0.0.3", "port": 9093}]);
+    assert_eq!(brokers("KAFKA", three.clone()), 3);
+    assert_eq!(brokers("KAFKA", json!([])), 1);
+    assert_eq!(brokers("TCP", three), 0);
+}
+
+#[test]
 fn the_home_of_a_service_checks_the_rule_again() {
     let view = view(&world(), "berlin-gw");
     let camera = view.services.get("Camera").unwrap();

@@ -1,7 +1,7 @@
 //! May this certificate hold a session now? Asked once when a link comes in.
 //!
 //! TLS has checked the signature and let any age pass; what is left is the time, revocation, and whether the key is
-//! still the gateway's. Whether the EGateway exists is asked by whoever keeps the sessions.
+//! still the gateway's; and the signature again, where CAs have come or gone since the start. Whether the EGateway exists is asked by whoever keeps the sessions.
 
 use causeway_channel::clock::Moment;
 use causeway_channel::tls;
@@ -11,7 +11,7 @@ use causeway_channel::{CertificateFacts, PeerId};
 use rustls_pki_types::CertificateDer;
 
 use super::audit::AuditLine;
-use super::enrolment::Subjects;
+use super::enrolment::read_gateway;
 use super::gateways;
 use super::registrar::Registrar;
 
@@ -30,8 +30,12 @@ const HOPELESS_RETRY_MS: u32 = 30_000;
 impl Registrar {
     /// Judges a certificate that was shown in a handshake. `bundle` is the hash of what the edge trusts.
     pub async fn admit(&self, shown: &CertificateDer<'_>, bundle: &[u8]) -> Result<Admitted, Refused> {
-        let mut subject = Subjects::default();
-        let (facts, peer) = self.read_shown(Some(shown), &mut subject).map_err(refused)?;
+        let (facts, peer) = read_gateway(shown).map_err(refused)?;
+        // A signature costs as much to check as all the rest of this. The handshake has checked it, against the same CAs
+        // unless they have changed meanwhile.
+        if !self.trusts_handshakes() {
+            self.check_authority(shown).map_err(refused)?;
+        }
         let now = self.now();
         if now > facts.not_after {
             let (end, now) = (Moment(facts.not_after), Moment(now));

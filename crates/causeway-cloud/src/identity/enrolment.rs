@@ -271,18 +271,22 @@ impl Registrar {
         let shown = shown.ok_or_else(|| {
             Refusal::new(Code::CertificateNeeded, "this needs the gateway's certificate", "enrol first")
         })?;
-        let facts = CertificateFacts::read(shown).map_err(|error| malformed(&error.to_string()))?;
+        let (facts, peer) = read_gateway(shown)?;
+        self.check_authority(shown)?;
+        subject.peer = Some(peer.clone());
+        subject.key = Some(facts.key);
+        Ok((facts, peer))
+    }
+
+    /// Is it from a CA that is trusted now?
+    pub(super) fn check_authority(&self, shown: &CertificateDer<'_>) -> Result<(), Refusal> {
         tls::verify_client(shown, &self.roll.load().bundle()).map_err(|_| {
             Refusal::new(
                 Code::WrongAuthority,
                 "the certificate is not from a CA this cloud trusts (any more)",
                 tokens::NEW_TOKEN,
             )
-        })?;
-        let peer = facts.peer.clone().ok_or_else(|| malformed("the certificate is not a gateway's"))?;
-        subject.peer = Some(peer.clone());
-        subject.key = Some(facts.key);
-        Ok((facts, peer))
+        })
     }
 
     // Asks the store, not the set in memory: a certificate lasts, so the last word counts.
@@ -378,6 +382,13 @@ fn read_request(csr: &[u8], subject: &mut Subjects) -> Result<Request, Refusal> 
     subject.key = Some(request.key);
     subject.wish = Some(request.wish.clone());
     Ok(request)
+}
+
+/// What a certificate says of a gateway. Who signed it is not judged.
+pub(super) fn read_gateway(shown: &CertificateDer<'_>) -> Result<(CertificateFacts, PeerId), Refusal> {
+    let facts = CertificateFacts::read(shown).map_err(|error| malformed(&error.to_string()))?;
+    let peer = facts.peer.clone().ok_or_else(|| malformed("the certificate is not a gateway's"))?;
+    Ok((facts, peer))
 }
 
 fn malformed(message: &str) -> Refusal {

@@ -6,6 +6,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
@@ -111,6 +112,8 @@ pub struct Registrar {
     since: Revision,
     roll_changed: Notify,
     bundle_changed: watch::Sender<u64>,
+    /// CAs have come or gone since the start: a handshake may have trusted others than we trust now.
+    have_authorities_changed: AtomicBool,
 }
 
 impl Registrar {
@@ -134,6 +137,7 @@ impl Registrar {
             figures: Figures::default(),
             roll_changed: Notify::new(),
             bundle_changed: watch::channel(0).0,
+            have_authorities_changed: AtomicBool::new(false),
             store,
             config,
             place,
@@ -182,6 +186,11 @@ impl Registrar {
     /// Changes when CAs come or go: edges should renew then.
     pub fn bundle_changes(&self) -> watch::Receiver<u64> {
         self.bundle_changed.subscribe()
+    }
+
+    /// Is every certificate of a handshake verified against exactly the CAs that are trusted now?
+    pub(super) fn trusts_handshakes(&self) -> bool {
+        !self.have_authorities_changed.load(Ordering::SeqCst)
     }
 
     /// What time it is, by the clock that judges certificates.
@@ -267,6 +276,10 @@ impl Registrar {
     /// Takes a roll that this replica wrote or another one did. An older one than we have is ignored.
     pub(super) fn publish_roll(&self, roll: Roll) {
         let newer = Arc::new(roll);
+        if newer.ids() != self.roll.load().ids() {
+            // Before the roll itself: who reads both never takes the new one for the first.
+            self.have_authorities_changed.store(true, Ordering::SeqCst);
+        }
         self.roll
             .rcu(|current| if newer.revision > current.revision { newer.clone() } else { current.clone() });
         self.roll_changed.notify_one();

@@ -26,6 +26,8 @@ const GATHER: Duration = Duration::from_millis(20);
 const GATHER_EACH: Duration = Duration::from_micros(10);
 /// Replicas come and go without a word; this often somebody looks.
 const LOOK: Duration = Duration::from_millis(500);
+/// So many looks later everybody is compared although nobody came or went, in case something was missed.
+const LOOKS_EACH: u32 = 20;
 
 impl LocalSessions for Sessions {
     fn open_stream<'a>(&'a self, gateway: &'a str, header: StreamHeader) -> Opened<'a> {
@@ -47,13 +49,14 @@ impl LocalSessions for Sessions {
 /// Keeps sessions and directory in step until told to stop.
 pub async fn follow(sessions: &Sessions, directory: &Directory, stop: CancellationToken) {
     let (mut changes, mut replaced) = (sessions.changes(), directory.replaced());
+    let (mut attached, mut looks) = (Vec::new(), LOOKS_EACH);
     loop {
-        let attached: Vec<(String, u64)> = sessions
-            .attached()
-            .iter()
-            .map(|session| (session.peer.gateway().to_owned(), session.epoch))
-            .collect();
-        directory.set_attached(&attached);
+        // Twenty thousand names twice a second would be a hundredth of a core, for nothing.
+        if looks >= LOOKS_EACH {
+            attached = names(sessions);
+            directory.set_attached(&attached);
+            looks = 0;
+        }
         sessions.set_neighbours(directory.endpoints_of_others());
         tokio::select! {
             biased;
@@ -68,10 +71,20 @@ pub async fn follow(sessions: &Sessions, directory: &Directory, stop: Cancellati
                 },
                 Err(RecvError::Closed) => return stop.cancelled().await,
             },
-            _ = changes.changed() => tokio::time::sleep(GATHER + GATHER_EACH * attached.len() as u32).await,
-            () = tokio::time::sleep(LOOK) => {}
+            _ = changes.changed() => {
+                tokio::time::sleep(GATHER + GATHER_EACH * attached.len() as u32).await;
+                // What changed while we slept is looked at now.
+                changes.mark_unchanged();
+                looks = LOOKS_EACH;
+            }
+            () = tokio::time::sleep(LOOK) => looks += 1,
         }
     }
+}
+
+fn names(sessions: &Sessions) -> Vec<(String, u64)> {
+    let attached = sessions.attached();
+    attached.iter().map(|session| (session.peer.gateway().to_owned(), session.epoch)).collect()
 }
 
 /// Streams of other replicas have this long after the sessions have ended: their last bytes are on the way.

@@ -88,7 +88,7 @@ impl Lab {
                 match incoming {
                     Incoming::Replica(link) => drop(tokio::spawn(serving.clone().serve(link, until.clone()))),
                     Incoming::Channel(link, _) => {
-                        let facts = causeway_channel::CertificateFacts::read(link.certificate().unwrap());
+                        let facts = causeway_channel::CertificateFacts::read(&link.certificate().unwrap());
                         let gateway = facts.unwrap().peer.unwrap().gateway().to_owned();
                         sessions.0.lock().unwrap().insert(gateway, link);
                         let attached =

@@ -3,6 +3,7 @@
 //! Reads what the edge says and hands it to whom it concerns, writes what is to be said, accepts the edge's streams, and
 //! calls the session dead after too long a silence. Only the edge asks for signs of life; here they are only counted.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use causeway_channel::wire::control::{
     UpstreamAck, Writer, encode_cloud,
 };
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use super::passengers::{Later, NetmapSender};
 use super::{Session, Shared};
@@ -89,14 +90,18 @@ impl Conversation {
     async fn talk(&mut self) -> CloseReason {
         let session = self.session.clone();
         let link = &session.link;
+        // Looked at when it rings, not with every word: an idle session is woken for pings alone.
+        let mut alarm = pin!(sleep_until(self.next_look()));
         loop {
-            let lingers = self.lingers_until;
-            let silent_at = Instant::from_std(link.last_heard() + SILENCE_MAX);
+            let lingers = self.lingers_until.is_some();
             tokio::select! {
                 biased;
                 command = session.commands.next() => match command {
                     Command::Say(frame) => self.writer.push(frame),
-                    Command::Linger(until) => self.lingers_until = Some(until),
+                    Command::Linger(until) => {
+                        self.lingers_until = Some(until);
+                        alarm.as_mut().reset(self.next_look());
+                    }
                     Command::Close(reason) => return self.last_words(reason).await,
                 },
                 closed = link.closed() => return closed.reason,
@@ -116,7 +121,7 @@ impl Conversation {
                         self.say(ack);
                     }
                 }
-                update = self.netmaps.next(), if lingers.is_none() && self.writer.is_empty() => self.say(update),
+                update = self.netmaps.next(), if !lingers && self.writer.is_empty() => self.say(update),
                 Some(_) = self.streams.join_next() => {}
                 accepted = link.accept_stream() => if let Ok((header, stream)) = accepted {
                     match header.purpose() {
@@ -130,14 +135,27 @@ impl Conversation {
                         }
                     }
                 },
-                () = look(lingers) => if self.is_over() {
-                    return CloseReason::new(CloseCode::Superseded, "a newer session took over");
-                },
-                () = sleep_until(silent_at) => if link.last_heard().elapsed() >= SILENCE_MAX {
-                    return CloseReason::new(CloseCode::Dead, "nothing was heard for ten seconds");
+                () = alarm.as_mut() => match self.look() {
+                    Some(reason) => return reason,
+                    None => alarm.as_mut().reset(self.next_look()),
                 },
             }
         }
+    }
+
+    /// Is it over by the clock?
+    fn look(&self) -> Option<CloseReason> {
+        if self.session.link.last_heard().elapsed() >= SILENCE_MAX {
+            return Some(CloseReason::new(CloseCode::Dead, "nothing was heard for ten seconds"));
+        }
+        let is_over = self.lingers_until.is_some() && self.is_over();
+        is_over.then(|| CloseReason::new(CloseCode::Superseded, "a newer session took over"))
+    }
+
+    fn next_look(&self) -> Instant {
+        let silent = Instant::from_std(self.session.link.last_heard() + SILENCE_MAX);
+        let lingers = self.lingers_until.map(|until| until.min(Instant::now() + LINGER_LOOK));
+        lingers.map_or(silent, |look| look.min(silent))
     }
 
     /// The reason to end the session, if the message is one.
@@ -213,16 +231,6 @@ impl Conversation {
 async fn taken(taking: &mut Option<Later<'static, Option<UpstreamAck>>>) -> Option<UpstreamAck> {
     match taking {
         Some(taking) => taking.await,
-        None => std::future::pending().await,
-    }
-}
-
-async fn look(lingers_until: Option<Instant>) {
-    match lingers_until {
-        Some(until) => tokio::select! {
-            () = sleep_until(until) => {}
-            () = sleep(LINGER_LOOK) => {}
-        },
         None => std::future::pending().await,
     }
 }

@@ -75,7 +75,7 @@ impl Shared {
         let Some(certificate) = link.certificate() else {
             return Err(Refused::new(RefusedCode::NotCurrent, "no certificate was shown", "enrol first"));
         };
-        let admitted = self.registrar.admit(certificate, &hello.bundle_hash).await?;
+        let admitted = self.registrar.admit(&certificate, &hello.bundle_hash).await?;
         self.check_gateway(&admitted.peer).await?;
         Ok(admitted)
     }
@@ -151,7 +151,7 @@ impl Shared {
         let why = refused.reason();
         self.figures.count_refused(why.word());
         let peer = link.certificate().and_then(|shown| {
-            causeway_channel::CertificateFacts::read(shown).ok().and_then(|facts| facts.peer)
+            causeway_channel::CertificateFacts::read(&shown).ok().and_then(|facts| facts.peer)
         });
         // An edge that was away too long corrects its epoch by itself; that is nothing to look at.
         if why != RefusedCode::OlderEpoch && why != RefusedCode::Draining {

@@ -13,7 +13,8 @@ use crate::policy::Refusal;
 const COUNT_BURST: Duration = Duration::from_millis(500);
 /// Connections that the near gateway let in evenly may arrive in heaps.
 const COUNT_BURST_FAR: Duration = Duration::from_secs(2);
-const BYTE_BURST: Duration = Duration::from_millis(100);
+/// As long as a busy machine may let a task wait for the processor: what it could have moved meanwhile is not lost.
+const BYTE_BURST: Duration = Duration::from_millis(250);
 /// Small turns, so that the connections of one subject take turns: fifty a second, if that is enough for the rate.
 const TURNS_PER_SECOND: u64 = 50;
 /// What a connection moves in one turn anyway.

@@ -34,6 +34,7 @@ fn permit(limits: &[Option<Limits>]) -> Permit {
         addresses: vec![],
         port: 80,
         protocol: Protocol::Tcp,
+        brokers: 0,
         names: vec![DnsName::new("camera")],
         home: "berlin".into(),
         policies: names.iter().map(|name| name.as_str().into()).collect(),

@@ -116,32 +116,58 @@ impl Backends {
         for (place, endpoint) in order.iter().enumerate() {
             let is_last = place + 1 == order.len();
             let within = if is_last { self.connect_timeout } else { self.connect_timeout.min(ATTEMPT) };
-            // Counted from the first attempt: many clients at once spread out before any of them is connected.
-            let lease = endpoint.lease();
-            let connecting = connect(endpoint, service.proxy_protocol, client);
-            let connected = match tokio::time::timeout(within, connecting).await {
-                Ok(connected) => connected,
-                Err(_) => Err(io::ErrorKind::TimedOut.into()),
-            };
-            match connected {
-                Ok(stream) => {
-                    endpoint.standing().connected();
-                    return Ok(Dialled { stream, lease });
-                }
-                Err(error) => {
-                    let backend = &endpoint.backend;
-                    tracing::debug!(service = %service.name, ?backend, %error, "a backend does not answer");
-                    let is_news = endpoint.standing().failed(Instant::now());
-                    endpoint.regret(&error);
-                    if is_news {
-                        self.turned();
-                        tracing::warn!(service = %service.name, ?backend, %error, "a backend is left out until it answers");
-                    }
-                    self.changed.notify_one();
-                }
+            if let Some(dialled) = self.attempt(service, endpoint, within, client).await {
+                return Ok(dialled);
             }
         }
         Err(Refusal::BackendDown { service: service.name.clone() })
+    }
+
+    /// Connects to this backend of the service and to no other, whatever is known of it.
+    pub async fn dial_one(
+        &self,
+        service: &Service,
+        place: usize,
+        client: Option<SocketAddr>,
+    ) -> Result<Dialled, Refusal> {
+        let down = || Refusal::BackendDown { service: service.name.clone() };
+        let group = self.group(service);
+        let endpoint = group.endpoints.get(place).ok_or_else(down)?;
+        self.attempt(service, endpoint, self.connect_timeout, client).await.ok_or_else(down)
+    }
+
+    async fn attempt(
+        &self,
+        service: &Service,
+        endpoint: &Arc<Endpoint>,
+        within: Duration,
+        client: Option<SocketAddr>,
+    ) -> Option<Dialled> {
+        // Counted from the first attempt: many clients at once spread out before any of them is connected.
+        let lease = endpoint.lease();
+        let connecting = connect(endpoint, service.proxy_protocol, client);
+        let connected = match tokio::time::timeout(within, connecting).await {
+            Ok(connected) => connected,
+            Err(_) => Err(io::ErrorKind::TimedOut.into()),
+        };
+        match connected {
+            Ok(stream) => {
+                endpoint.standing().connected();
+                Some(Dialled { stream, lease })
+            }
+            Err(error) => {
+                let backend = &endpoint.backend;
+                tracing::debug!(service = %service.name, ?backend, %error, "a backend does not answer");
+                let is_news = endpoint.standing().failed(Instant::now());
+                endpoint.regret(&error);
+                if is_news {
+                    self.turned();
+                    tracing::warn!(service = %service.name, ?backend, %error, "a backend is left out until it answers");
+                }
+                self.changed.notify_one();
+                None
+            }
+        }
     }
 
     /// Asks endpoints that are due, until told to stop.

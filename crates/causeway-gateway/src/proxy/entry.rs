@@ -144,7 +144,9 @@ async fn tls(shared: Arc<Shared>, stream: TcpStream, client: SocketAddr) {
     let port = stream.local_addr().map_or(0, |address| address.port());
     match target(&shared.view(), &hello, port) {
         // From here on it is a client at that presence: judged, carried and recorded as one.
-        Ok(Target::Service(service)) => outbound::serve(shared, Accepted { stream, client, service }).await,
+        Ok(Target::Service(service)) => {
+            outbound::serve(shared, Accepted { stream, client, service, broker: None }).await;
+        }
         Ok(Target::Node { node, port }) => node_of(shared, &node, port, stream, client).await,
         Err(why) => unrecognized(&shared, stream, client, why).await,
     }
@@ -237,6 +239,7 @@ mod tests {
                 addresses: vec![],
                 port: 443,
                 protocol,
+                brokers: 0,
                 names: vec![DnsName::new(service)],
                 home: "berlin".into(),
                 policies: vec![],

@@ -11,6 +11,8 @@ mod exchange;
 
 mod connection;
 
+mod counting;
+
 mod front;
 
 mod piped;
@@ -52,10 +54,22 @@ pub struct Http {
     yards: backend::Yards,
     /// Clients' connections, whether a request is on them or not.
     connections: Arc<AtomicUsize>,
+    /// Those of them that are over a limit and wait to be told so.
+    refused: Arc<AtomicUsize>,
 }
+
+/// So many at once are told in words that they are over a limit; more of them are reset.
+const REFUSED_MAX: usize = 256;
 
 /// Room for one client's connection, until it is dropped.
 struct Place(Arc<AtomicUsize>);
+
+impl Place {
+    fn among(taken: &Arc<AtomicUsize>, max: usize) -> Option<Place> {
+        let place = Place(taken.clone());
+        (place.0.fetch_add(1, Ordering::Relaxed) < max).then_some(place)
+    }
+}
 
 impl Drop for Place {
     fn drop(&mut self) {
@@ -68,8 +82,11 @@ impl Http {
     pub const TIDY_PERIOD: Duration = Duration::from_secs(15);
 
     fn place(&self, max: usize) -> Option<Place> {
-        let place = Place(self.connections.clone());
-        (place.0.fetch_add(1, Ordering::Relaxed) < max).then_some(place)
+        Place::among(&self.connections, max)
+    }
+
+    fn refused_place(&self) -> Option<Place> {
+        Place::among(&self.refused, REFUSED_MAX)
     }
 
     /// Closes connections that were not used for a while, or whose service is gone.

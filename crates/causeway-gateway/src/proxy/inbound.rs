@@ -1,21 +1,24 @@
 //! From another site to a local backend: who says the certificate it is, may they, and a connection to the backend.
 
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use causeway_channel::link::{Purpose, ResetCode, Stream, StreamHeader};
-use causeway_netmap::{Protocol, ServiceName, SiteName};
+use causeway_netmap::{Protocol, Service, ServiceName, SiteName};
 use tokio::net::TcpStream;
 
 use super::backends::Dialled;
 use super::connect;
 use super::http;
+use super::kafka::{self, Guide};
 use super::outbound::{KEEPALIVE, code_for, code_for_cut, judge_end};
-use super::pump::{Socket, cross, stream_side};
+use super::pump::{Ended, Side, Sink, Socket, Source, cross, stream_side};
 use super::udp;
 use crate::gateway::Shared;
 use crate::live::Claim;
-use crate::passage::{Direction, Passage, protocol_word};
+use crate::passage::{Direction, Meter, Passage, protocol_word};
 use crate::peers::{Content, Crossing};
 use crate::policy::Refusal;
 
@@ -35,6 +38,7 @@ async fn service(shared: Arc<Shared>, origin: SiteName, header: StreamHeader, st
     let crossing = Crossing::of(&header);
     let client = crossing.as_ref().ok().and_then(Crossing::client);
     let word = protocol.map_or("unknown", protocol_word);
+    let brokers = crossing.as_ref().ok().filter(|_| protocol == Some(Protocol::Kafka)).cloned();
     let content = crossing.and_then(|crossing| crossing.content());
     if let (Some(Protocol::Http | Protocol::Grpc), Ok(Content::Requests | Content::Upgrade)) =
         (protocol, &content)
@@ -51,7 +55,7 @@ async fn service(shared: Arc<Shared>, origin: SiteName, header: StreamHeader, st
         Err(refusal) => return refuse(passage, &refusal, stream),
     };
     match content {
-        Content::Bytes => tcp(shared, passage, stream).await,
+        Content::Bytes => tcp(shared, passage, stream, brokers).await,
         Content::Datagrams => udp::serve_inbound(shared, passage, stream).await,
         Content::Requests | Content::Upgrade => {
             let refusal = passage.admit().err();
@@ -70,21 +74,24 @@ fn carries(content: Content, protocol: Protocol) -> bool {
     }
 }
 
-/// The bytes of one connection.
-async fn tcp(shared: Arc<Shared>, mut passage: Passage, stream: Stream) {
+/// The bytes of one connection. `brokers`: what was said of the crossing, when they are of Kafka.
+async fn tcp(shared: Arc<Shared>, mut passage: Passage, stream: Stream, brokers: Option<Crossing>) {
     let admitted = match passage.admit_connection() {
         Ok(admitted) => admitted,
         Err(refusal) => return refuse(passage, &refusal, stream),
     };
     let Claim::Reach { service, .. } = &admitted.entry.claim else { return };
     let Some(service) = admitted.view.services.get(service) else { return };
+    let dialling = dial(&shared, service, passage.client(), brokers.as_ref().and_then(Crossing::broker));
+    let seen = brokers.as_ref().and_then(Crossing::seen);
+    let guide = seen.map(|seen| Guide { shared: shared.clone(), service: service.name.clone(), seen });
     let dialled = tokio::select! {
         biased;
         cut = admitted.entry.cut() => {
             stream.refuse(code_for_cut(&cut));
             return passage.cut(&cut);
         }
-        dialled = shared.backends.dial_for(service, passage.client()) => dialled,
+        dialled = dialling => dialled,
     };
     let (backend, _lease) = match dialled {
         Ok(Dialled { stream, lease }) => (Socket::new(stream), lease),
@@ -96,7 +103,7 @@ async fn tcp(shared: Arc<Shared>, mut passage: Passage, stream: Stream) {
     let ended = tokio::select! {
         biased;
         cut = admitted.entry.cut() => Err(cut),
-        ended = cross(&mut far, &mut near, &meter, shared.options.idle_timeout) => Ok(ended),
+        ended = guided(&mut far, &mut near, &meter, shared.options.idle_timeout, guide.as_ref()) => Ok(ended),
     };
     drop(near);
     match ended {
@@ -111,6 +118,34 @@ async fn tcp(shared: Arc<Shared>, mut passage: Passage, stream: Stream) {
         }
     }
     backend.close();
+}
+
+/// A backend of the service: this one, or whichever is best.
+pub(crate) async fn dial(
+    shared: &Shared,
+    service: &Service,
+    client: Option<SocketAddr>,
+    place: Option<usize>,
+) -> Result<Dialled, Refusal> {
+    match place {
+        Some(place) => shared.backends.dial_one(service, place, client).await,
+        None => shared.backends.dial_for(service, client).await,
+    }
+}
+
+/// Moves everything, with a guide through answers that say where to go next.
+pub(crate) async fn guided<R: Source, W: Sink, S: Source, V: Sink>(
+    client: &mut Side<R, W>,
+    backend: &mut Side<S, V>,
+    meter: &Meter,
+    idle: Duration,
+    guide: Option<&Guide>,
+) -> Ended {
+    match guide {
+        // On the heap: connections without a guide do not carry its state.
+        Some(guide) => Box::pin(kafka::cross(client, backend, meter, idle, guide)).await,
+        None => cross(client, backend, meter, idle).await,
+    }
 }
 
 /// Small things at once, and the dead are found out.

@@ -22,13 +22,16 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::figures::Figures;
 use crate::place::{Host, Place, PlaceError, PlaceState, in_words};
-use wanted::{Door, Spot, Transport, wanted};
+pub(crate) use wanted::broker_address;
+use wanted::{Door, Spot, Tenant, Transport, wanted};
 
 /// A client at a presence. The socket's own address is the presence's.
 pub struct Accepted {
     pub stream: TcpStream,
     pub client: SocketAddr,
     pub service: ServiceName,
+    /// The broker of Kafka whose port this is.
+    pub broker: Option<u16>,
 }
 
 /// A presence that takes datagrams.
@@ -121,7 +124,7 @@ struct Keeper {
 
 /// What is bound, until the guard is dropped.
 struct Bound {
-    service: ServiceName,
+    tenant: Tenant,
     guard: DropGuard,
     /// Who accepts its clients; for datagrams nobody here does.
     task: Option<JoinHandle<()>>,
@@ -162,17 +165,18 @@ impl Keeper {
             None => Door::Host,
         };
         let wanted = wanted(view, place, &self.places.ports);
-        let gone = self.bound.extract_if(.., |spot, bound| wanted.get(spot) != Some(&bound.service));
+        let gone = self.bound.extract_if(.., |spot, bound| wanted.get(spot) != Some(&bound.tenant));
         for (_, bound) in gone.collect::<Vec<_>>() {
             bound.close().await;
         }
         let mut report = Report { place: place.word(), ..Report::default() };
         report.take(room.as_ref());
-        for (spot, service) in &wanted {
+        for (spot, tenant) in &wanted {
             if self.bound.contains_key(spot) {
                 continue;
             }
-            match self.bind(spot, service).await {
+            let service = &tenant.service;
+            match self.bind(spot, tenant).await {
                 Ok(bound) => {
                     tracing::info!(%service, address = %spot.address, place = spot.door.word(), "a presence listens");
                     self.bound.insert(*spot, bound);
@@ -189,7 +193,7 @@ impl Keeper {
         is_well
     }
 
-    async fn bind(&self, spot: &Spot, service: &ServiceName) -> Result<Bound, PlaceError> {
+    async fn bind(&self, spot: &Spot, tenant: &Tenant) -> Result<Bound, PlaceError> {
         let place: &dyn Place = match (spot.door, &self.places.room) {
             (Door::Room, Some(room)) => room.as_ref(),
             _ => &self.host,
@@ -201,19 +205,19 @@ impl Keeper {
                 let listener = TcpListener::from_std(place.listen(address).await?);
                 let listener = listener.map_err(|source| PlaceError::of(address, source))?;
                 let (arriving, figures) = (self.arriving.clone(), self.figures.clone());
-                let accepting = accept::run(listener, service.clone(), arriving, figures, closed.clone());
+                let accepting = accept::run(listener, tenant.clone(), arriving, figures, closed.clone());
                 Some(tokio::spawn(accepting))
             }
             Transport::Udp => {
                 let socket = UdpSocket::from_std(place.bind_udp(address).await?);
                 let socket = Arc::new(socket.map_err(|source| PlaceError::of(address, source))?);
-                let opened = Opened { socket, service: service.clone(), closed: closed.clone() };
+                let opened = Opened { socket, service: tenant.service.clone(), closed: closed.clone() };
                 // It fails only when nobody listens any more.
                 let _ = self.arriving.send(Arrival::Datagrams(opened)).await;
                 None
             }
         };
-        Ok(Bound { service: service.clone(), guard: closed.drop_guard(), task })
+        Ok(Bound { tenant: tenant.clone(), guard: closed.drop_guard(), task })
     }
 
     /// Says what is new, once.

@@ -10,7 +10,8 @@ use tokio::net::TcpStream;
 
 use super::backends::Dialled;
 use super::http;
-use super::inbound::prepare;
+use super::inbound::{dial, guided, prepare};
+use super::kafka::Guide;
 use super::listeners::Accepted;
 use super::pump::{Ended, Socket, cross, reset, stream_side};
 use crate::audit::End;
@@ -30,7 +31,7 @@ pub async fn serve(shared: Arc<Shared>, accepted: Accepted) {
             tcp(shared, accepted, presence.protocol).await;
         }
         Protocol::Http | Protocol::Grpc => {
-            let Accepted { stream, client, service } = accepted;
+            let Accepted { stream, client, service, broker: _ } = accepted;
             http::outbound::serve(shared, stream, client, http::Door::Presence(service)).await;
         }
         // Has no connections.
@@ -40,7 +41,7 @@ pub async fn serve(shared: Arc<Shared>, accepted: Accepted) {
 
 /// The bytes of one connection.
 async fn tcp(shared: Arc<Shared>, accepted: Accepted, protocol: Protocol) {
-    let Accepted { stream, client, service } = accepted;
+    let Accepted { stream, client, service, broker } = accepted;
     let claim = Claim::Use { service: service.clone(), client: client.ip() };
     let word = protocol_word(protocol);
     let mut passage = Passage::begin(&shared, Direction::Outbound, word, claim, Some(client));
@@ -52,21 +53,38 @@ async fn tcp(shared: Arc<Shared>, accepted: Accepted, protocol: Protocol) {
         return passage.end(End::ClientReset, Some(error.to_string()));
     }
     let Some(presence) = admitted.view.presences.get(&service) else { return reset(stream) };
+    // Who is not told of brokers has no use for their addresses.
+    let seen = (presence.brokers > 0).then(|| seen_at(&stream, broker)).flatten();
     if let Some(here) = at_home(&admitted, presence) {
         let dialled = tokio::select! {
             biased;
             cut = admitted.entry.cut() => return passage.cut(&cut),
-            dialled = shared.backends.dial_for(here, Some(client)) => dialled,
+            dialled = dial(&shared, here, Some(client), broker.map(usize::from)) => dialled,
         };
+        let guide = seen.map(|seen| Guide { shared: shared.clone(), service, seen });
         return match dialled {
-            Ok(backend) => between_sockets(&shared, passage, &admitted.entry, stream, backend).await,
+            Ok(backend) => {
+                between_sockets(&shared, passage, &admitted.entry, stream, backend, guide.as_ref()).await;
+            }
             Err(refusal) => refuse(passage, &refusal, stream),
         };
     }
-    match open(&shared, &admitted, presence, Content::Bytes, client).await {
+    let crossing = Crossing::new(Content::Bytes, client);
+    let crossing = match seen {
+        Some(seen) => crossing.with_brokers(seen, broker),
+        None => crossing,
+    };
+    match open(&shared, &admitted, presence, crossing).await {
         Ok(far) => carry(&shared, passage, &admitted.entry, stream, far, &presence.home).await,
         Err(refusal) => refuse(passage, &refusal, stream),
     }
+}
+
+/// Where the client of a cluster of Kafka sees its service: it came to the service's own port, or to that of a broker behind it.
+fn seen_at(stream: &TcpStream, broker: Option<u16>) -> Option<SocketAddr> {
+    let at = stream.local_addr().ok()?;
+    let offset = broker.map_or(0, |broker| broker.saturating_add(1));
+    Some(SocketAddr::new(at.ip().to_canonical(), at.port().checked_sub(offset)?))
 }
 
 /// The service, when it runs at our own site: then nothing crosses.
@@ -80,10 +98,9 @@ pub(crate) async fn open(
     shared: &Shared,
     admitted: &Admitted,
     presence: &Presence,
-    content: Content,
-    client: SocketAddr,
+    crossing: Crossing,
 ) -> Result<Stream, Refusal> {
-    let header = Crossing::new(content, client).to_service(&presence.service, &presence.home, &admitted.who);
+    let header = crossing.to_service(&presence.service, &presence.home, &admitted.who);
     let away = || Refusal::SiteAway { site: presence.home.clone() };
     match tokio::time::timeout(shared.options.connect_timeout, shared.peers.open_stream(header)).await {
         Ok(Ok(stream)) => Ok(stream),
@@ -138,6 +155,7 @@ async fn between_sockets(
     entry: &Entry,
     stream: TcpStream,
     backend: Dialled,
+    guide: Option<&Guide>,
 ) {
     let Dialled { stream: backend, lease: _lease } = backend;
     let (client, backend) = (Socket::new(stream), Socket::new(backend));
@@ -146,7 +164,7 @@ async fn between_sockets(
     let ended = tokio::select! {
         biased;
         cut = entry.cut() => Err(cut),
-        ended = cross(&mut near, &mut far, &meter, shared.options.idle_timeout) => Ok(ended),
+        ended = guided(&mut near, &mut far, &meter, shared.options.idle_timeout, guide) => Ok(ended),
     };
     drop((near, far));
     match ended {

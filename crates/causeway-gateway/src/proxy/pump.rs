@@ -47,7 +47,17 @@ pub struct Batch {
 }
 
 impl Batch {
-    fn push(&mut self, chunk: Bytes) {
+    /// Takes out what is in it.
+    pub(crate) fn drain(&mut self) -> std::vec::Drain<'_, Bytes> {
+        self.bytes = 0;
+        self.chunks.drain(..)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    pub(crate) fn push(&mut self, chunk: Bytes) {
         self.bytes += chunk.len();
         self.chunks.push(chunk);
     }
@@ -95,6 +105,34 @@ pub(crate) trait Sink {
     async fn gone(&mut self) -> io::Error;
     /// What was written is not all.
     fn reset(&mut self, code: ResetCode);
+}
+
+impl<S: Source> Source for &mut S {
+    async fn fill(&mut self, batch: &mut Batch) -> io::Result<bool> {
+        (**self).fill(batch).await
+    }
+
+    fn abandon(&mut self, code: ResetCode) {
+        (**self).abandon(code);
+    }
+}
+
+impl<S: Sink> Sink for &mut S {
+    async fn write(&mut self, batch: &mut Batch) -> io::Result<()> {
+        (**self).write(batch).await
+    }
+
+    async fn finish(&mut self) -> io::Result<()> {
+        (**self).finish().await
+    }
+
+    async fn gone(&mut self) -> io::Error {
+        (**self).gone().await
+    }
+
+    fn reset(&mut self, code: ResetCode) {
+        (**self).reset(code);
+    }
 }
 
 /// One side of a crossing.

@@ -107,6 +107,7 @@ mod tests {
                 addresses: vec![PresenceIp(ip.parse().unwrap())],
                 port: 80,
                 protocol: Protocol::Tcp,
+                brokers: 0,
                 names: vec![],
                 home: "berlin".into(),
                 policies: vec![],

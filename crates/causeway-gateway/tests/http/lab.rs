@@ -59,6 +59,7 @@ impl Plan {
             addresses: vec![PresenceIp("127.0.0.1".parse().unwrap())],
             port: 80,
             protocol: self.protocol,
+            brokers: 0,
             names: vec![DnsName::new("web.example")],
             home: "berlin".into(),
             policies: vec!["p".into()],

@@ -38,6 +38,7 @@ fn view(addresses: u8, gateway_ip: Option<&str>) -> Arc<View> {
             addresses: (1..=addresses).map(|last| PresenceIp(IpAddr::from([198, 18, 0, last]))).collect(),
             port: 80,
             protocol: Protocol::Tcp,
+            brokers: 0,
             names: vec![DnsName::new("camera.berlin.causeway.internal")],
             home: "berlin".into(),
             policies: vec!["guests".into()],

@@ -65,6 +65,7 @@ fn view(revision: u64, site: &str, allowed: &[&str], backends: &[SocketAddr]) ->
             addresses: vec![PresenceIp(presence().ip())],
             port: PORT,
             protocol: Protocol::Udp,
+            brokers: 0,
             names: vec![],
             home: "berlin".into(),
             policies: vec!["guests".into()],

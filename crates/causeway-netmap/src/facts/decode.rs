@@ -56,6 +56,7 @@ fn presence(service: &str, message: PresenceMessage) -> Found<Presence> {
         addresses: message.addresses.iter().map(address).collect::<Found<_>>()?,
         port: port(message.port)?,
         protocol: protocol(message.protocol)?,
+        brokers: u16::try_from(message.brokers).map_err(|_| "more brokers than there are ports")?,
         names: dns_names(&message.names),
         home: message.home.into(),
         policies: names(message.policies),

@@ -54,6 +54,7 @@ fn presence_message(presence: &Presence) -> PresenceMessage {
         addresses: presence.addresses.iter().map(|address| ip_bytes(Some(address.0))).collect(),
         port: presence.port.into(),
         protocol: protocol_number(presence.protocol),
+        brokers: presence.brokers.into(),
         names: texts(&presence.names),
         home: presence.home.to_string(),
         policies: texts(&presence.policies),

@@ -22,6 +22,7 @@ fn facts() -> Vec<Fact> {
             addresses: vec![PresenceIp(ip4), PresenceIp(ip6)],
             port: 8080,
             protocol: Protocol::Http,
+            brokers: 3,
             names: vec![DnsName::new("Camera.Berlin.causeway.internal.")],
             home: "berlin".into(),
             policies: vec!["p".into()],

@@ -104,8 +104,22 @@ impl Args {
 
 pub fn start_logging(config: &Config) -> anyhow::Result<()> {
     let format = config.log.format.value.parse().map_err(anyhow::Error::msg)?;
-    Ok(causeway_daemon::log::start(format, &config.log.filter.value)?)
+    causeway_daemon::log::start(format, &config.log.filter.value)?;
+    warn_of_few_files(causeway_daemon::files::max());
+    Ok(())
 }
+
+fn warn_of_few_files(files_max: u64) {
+    if files_max < FILES_WANTED {
+        tracing::warn!(
+            files_max,
+            "this process may open few files, and every connection is one: raise its hard limit (LimitNOFILE= of systemd, ulimit -Hn)"
+        );
+    }
+}
+
+/// Ten thousand connections and what belongs to them.
+const FILES_WANTED: u64 = 16_384;
 
 /// The part of the configuration that the role needs, in its own words.
 pub fn cloud_config(config: &Config) -> CloudConfig {

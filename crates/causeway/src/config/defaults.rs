@@ -39,8 +39,9 @@ pub const HANDSHAKES_PER_ADDRESS: NonZeroU32 = some(500);
 pub const HALF_OPEN_MAX: NonZeroU32 = some(2048);
 /// 40 KB each when idle.
 pub const LINKS_MAX: NonZeroU32 = some(50_000);
-/// A thousand streams that nobody reads hold 256 MiB; 256 KiB are 20 Mbit/s for one stream at 100 ms.
-pub const STREAMS_MAX: NonZeroU32 = some(1024);
+/// Ten thousand connections through one gateway, and some more; a peer cannot make us hold more than 512 MiB on all of them together.
+/// 256 KiB are 20 Mbit/s for one stream at 100 ms.
+pub const STREAMS_MAX: NonZeroU32 = some(16_384);
 pub const STREAM_WINDOW_BYTES: NonZeroU32 = some(256 * 1024);
 
 /// Shorter than the 30 seconds that Kubernetes and the 90 that systemd give before they kill.

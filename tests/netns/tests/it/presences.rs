@@ -39,20 +39,30 @@ fn plan() -> Plan {
 }
 
 // In the order in which they end: processes before the network they run in.
-struct World {
-    edges: Vec<EdgeHost>,
-    cloud: CloudHost,
+pub struct World {
+    pub edges: Vec<EdgeHost>,
+    pub cloud: CloudHost,
     _servers: Vec<Echo>,
-    _folder: tempfile::TempDir,
-    net: Net,
+    pub folder: tempfile::TempDir,
+    pub net: Net,
     before: std::collections::BTreeSet<String>,
 }
 
 impl World {
-    fn start(test: &str) -> Option<World> {
+    pub fn start(test: &str) -> Option<World> {
+        World::start_with(test, "auto", |_, cloud| cloud)
+    }
+
+    /// The same over one transport, where edges find the cloud at what `endpoint` makes of its address.
+    pub fn start_with(
+        test: &str,
+        transport: &str,
+        endpoint: impl FnOnce(&Net, SocketAddr) -> SocketAddr,
+    ) -> Option<World> {
         let net = build(test, &plan())?;
         let folder = tempfile::tempdir().unwrap();
-        let advertise = [SocketAddr::new(net.ipv4("cloud").unwrap().into(), CHANNEL_PORT)];
+        let channel = SocketAddr::new(net.ipv4("cloud").unwrap().into(), CHANNEL_PORT);
+        let advertise = [endpoint(&net, channel)];
         let cloud = CloudHost::start(&net.host("cloud").unwrap(), folder.path(), &advertise, &[]).unwrap();
         let before = furniture(&net.host("edge-a").unwrap());
         let (mut edges, mut servers) = (Vec::new(), Vec::new());
@@ -60,7 +70,8 @@ impl World {
             let name = format!("edge-{site}");
             let host = net.host(&name).unwrap();
             let token = cloud.token(&name).unwrap();
-            edges.push(EdgeHost::join(&host, folder.path(), &name, &token).unwrap());
+            let environment = [("CAUSEWAY_TRANSPORT", transport)];
+            edges.push(EdgeHost::join_with(&host, folder.path(), &name, &token, &environment).unwrap());
             let server = net.host(&format!("server-{site}")).unwrap();
             servers.push(Echo::start(&server, "0.0.0.0:7000".parse().unwrap()).unwrap());
         }
@@ -68,14 +79,14 @@ impl World {
             let connected = |gateway: &Value| gateway["connected"] == true;
             cloud.wait_gateway(edge, "is connected", PATIENCE, connected).unwrap();
         }
-        Some(World { edges, cloud, _servers: servers, _folder: folder, net, before })
+        Some(World { edges, cloud, _servers: servers, folder, net, before })
     }
 
-    fn host(&self, name: &str) -> Host {
+    pub fn host(&self, name: &str) -> Host {
         self.net.host(name).unwrap()
     }
 
-    fn post(&self, plural: &str, kind: &str, name: &str, fields: Value) {
+    pub fn post(&self, plural: &str, kind: &str, name: &str, fields: Value) {
         let mut object = json!({"apiVersion": "causeway.io/v1", "kind": kind, "metadata": {"name": name}});
         object.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
         self.cloud.call(|api| api.post(&format!("{GROUP}/{plural}"), &object)?.success()).unwrap();
@@ -101,7 +112,11 @@ impl World {
     }
 
     /// Where a service is at a site.
-    fn presence(&self, service: &str, site: &str) -> SocketAddr {
+    pub fn presence(&self, service: &str, site: &str) -> SocketAddr {
+        SocketAddr::new(self.presence_ip(service, site), 7000)
+    }
+
+    pub fn presence_ip(&self, service: &str, site: &str) -> IpAddr {
         let found = wait_for("the service has an address", || {
             let list =
                 self.cloud.call(|api| api.get(&format!("{GROUP}/virtualpresences"))?.success()).ok()?;
@@ -109,7 +124,7 @@ impl World {
             let item = list["items"].as_array()?.iter().find(wanted)?.clone();
             item["virtualIp"].as_str()?.parse::<IpAddr>().ok()
         });
-        SocketAddr::new(found.unwrap(), 7000)
+        found.unwrap()
     }
 
     /// Both services of `home` can be used by the client of `user`. Returns how long it took.

@@ -96,6 +96,7 @@ fn view(cidrs: &[&str], presences: &[&str]) -> View {
             addresses: vec![PresenceIp(ip.parse().unwrap())],
             port: 80,
             protocol: Protocol::Tcp,
+            brokers: 0,
             names: vec![],
             home: "elsewhere".into(),
             policies: vec![],

@@ -6,6 +6,7 @@ mod crossing;
 mod full_disk;
 mod joining;
 mod keeping;
+mod limits;
 mod links;
 mod nodes;
 mod objects;

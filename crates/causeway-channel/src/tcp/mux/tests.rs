@@ -85,7 +85,8 @@ struct Pair {
 
 impl Pair {
     fn new() -> Pair {
-        Pair::with(&LinkLimits::default())
+        // A thousand streams, so that the bounds are soon reached.
+        Pair::with(&LinkLimits { streams_max: 1024, ..LinkLimits::default() })
     }
 
     fn with(limits: &LinkLimits) -> Pair {
@@ -334,7 +335,8 @@ fn a_peer_that_breaks_a_rule_is_cut_off_with_a_reason() {
     let open = |stream| Frame::Open { stream, credit: 0, header: b"" };
     let full = [0; PAYLOAD_BYTES_MAX];
     let check = |frames: &[Frame<'_>]| {
-        let mut cloud = End::new(Side::Accepted, &LinkLimits::default());
+        let limits = LinkLimits { streams_max: 1024, ..LinkLimits::default() };
+        let mut cloud = End::new(Side::Accepted, &limits);
         let mut bytes = Vec::new();
         frames.iter().for_each(|frame| frame.write(&mut bytes));
         cloud.receive(&bytes, Instant::now());

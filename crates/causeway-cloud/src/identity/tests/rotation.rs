@@ -1,6 +1,7 @@
 //! The change of CA: nobody is lost, and nobody is kept for ever.
 
 use causeway_apiserver::{AuthFailure, Authenticator};
+use causeway_channel::wire::control::RefusedCode;
 
 use super::super::RotationError;
 use super::*;
@@ -106,7 +107,10 @@ async fn the_dead_do_not_hold_up_a_change_and_force_cuts_off_the_living() {
     cloud.registrar.upkeep().await.unwrap();
     let mut living = fleet.device(&cloud, "living").await;
     let forgotten = fleet.token(&cloud, "forgotten", 1).await;
+    assert!(cloud.registrar.trusts_handshakes());
+    cloud.registrar.admit(&living.issued.certificate, &[]).await.unwrap();
     cloud.registrar.start_rotation().await.unwrap();
+    assert!(!cloud.registrar.trusts_handshakes());
     let error = cloud.registrar.finish_rotation(false).await.unwrap_err();
     assert!(error.to_string().contains("1 gateways") && error.to_string().contains("living"), "{error}");
     let (gateways, tokens) = needed(error);
@@ -119,6 +123,9 @@ async fn the_dead_do_not_hold_up_a_change_and_force_cuts_off_the_living() {
     assert!(matches!(error, EnrolError::WrongAuthority { .. }) && error.to_string().contains("new token"));
     let chain = [living.issued.certificate.clone()];
     assert_eq!(cloud.registrar.certificate(&chain), Err(AuthFailure::Unknown));
+    // A handshake may have begun while the old CA was trusted; a session may not.
+    let refused = cloud.registrar.admit(&chain[0], &[]).await.unwrap_err();
+    assert_eq!(refused.reason(), RefusedCode::NotCurrent, "{refused:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

@@ -14,6 +14,7 @@ fn oslo() -> View {
             addresses: addresses.iter().map(|ip| PresenceIp(ip.parse().unwrap())).collect(),
             port: 80,
             protocol: Protocol::Tcp,
+            brokers: 0,
             names: names.iter().map(|name| DnsName::new(name)).collect(),
             home: "berlin".into(),
             policies: vec![PolicyName::from(policy), "missing".into()],

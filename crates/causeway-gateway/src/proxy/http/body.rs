@@ -31,26 +31,49 @@ pub struct Upload {
     held: Option<Held>,
 }
 
-/// A piece that waits for its turn under a limit of bytes per second.
-type Held = (Frame<Bytes>, Later<'static, ()>);
-
-/// All of a piece moves at once, when all of it may.
-fn hold(frame: Frame<Bytes>, meter: Arc<Meter>, way: Way) -> Held {
-    let bytes = frame.data_ref().map_or(0, Bytes::len);
-    let turn = async move {
-        let mut left = bytes;
-        while left > 0 {
-            left -= meter.take(way, left).await.min(left);
-        }
-        meter.add(way, bytes);
-    };
-    (frame, Box::pin(turn))
+/// A piece that waits for its turns under a limit of bytes per second. What has had its turn moves at once.
+struct Held {
+    rest: Bytes,
+    turn: Later<'static, usize>,
 }
 
-fn poll_held(held: &mut Option<Held>, context: &mut Context<'_>) -> Poll<Option<Frame<Bytes>>> {
-    let Some((_, turn)) = held else { return Poll::Ready(None) };
-    std::task::ready!(turn.as_mut().poll(context));
-    Poll::Ready(held.take().map(|(frame, _)| frame))
+impl Held {
+    fn new(rest: Bytes, meter: Arc<Meter>, way: Way) -> Held {
+        let bytes = rest.len();
+        Held { rest, turn: Box::pin(async move { meter.take(way, bytes).await.min(bytes) }) }
+    }
+}
+
+/// What may move of a piece that just came, and the rest of it that must wait.
+fn admit(frame: Frame<Bytes>, meter: &Arc<Meter>, way: Way) -> Result<Frame<Bytes>, Held> {
+    let data = match frame.into_data() {
+        Ok(data) => data,
+        Err(trailers) => return Ok(trailers),
+    };
+    if meter.is_free() || data.is_empty() {
+        meter.add(way, data.len());
+        return Ok(Frame::data(data));
+    }
+    Err(Held::new(data, meter.clone(), way))
+}
+
+/// The next part of what waits; none when nothing does.
+fn poll_held(
+    held: &mut Option<Held>,
+    meter: Option<&Arc<Meter>>,
+    way: Way,
+    context: &mut Context<'_>,
+) -> Poll<Option<Frame<Bytes>>> {
+    let Some(waiting) = held else { return Poll::Ready(None) };
+    let granted = std::task::ready!(waiting.turn.as_mut().poll(context));
+    let part = waiting.rest.split_to(granted);
+    let rest = std::mem::take(&mut waiting.rest);
+    *held = None;
+    if let Some(meter) = meter {
+        meter.add(way, part.len());
+        *held = (!rest.is_empty()).then(|| Held::new(rest, meter.clone(), way));
+    }
+    Poll::Ready(Some(Frame::data(part)))
 }
 
 impl Upload {
@@ -90,11 +113,13 @@ impl Body for Upload {
             this.gate = None;
         }
         let Some(inner) = &mut this.inner else { return Poll::Ready(None) };
+        let mut next = None;
         if this.held.is_none() {
             match (std::task::ready!(Pin::new(&mut *inner).poll_frame(context)), &this.meter) {
-                (Some(Ok(frame)), Some(meter)) => {
-                    this.held = Some(hold(frame, meter.clone(), Way::Sent));
-                }
+                (Some(Ok(frame)), Some(meter)) => match admit(frame, meter, Way::Sent) {
+                    Ok(frame) => next = Some(frame),
+                    Err(held) => this.held = Some(held),
+                },
                 (Some(polled), _) => return Poll::Ready(Some(polled)),
                 (None, _) => {
                     this.done.store(true, Ordering::Relaxed);
@@ -102,8 +127,14 @@ impl Body for Upload {
                 }
             }
         }
-        let frame = std::task::ready!(poll_held(&mut this.held, context));
-        if inner.is_end_stream() || frame.as_ref().is_some_and(Frame::is_trailers) {
+        let frame = match next {
+            Some(frame) => Some(frame),
+            None => {
+                std::task::ready!(poll_held(&mut this.held, this.meter.as_ref(), Way::Sent, context))
+            }
+        };
+        let is_last = this.held.is_none() && inner.is_end_stream();
+        if is_last || frame.as_ref().is_some_and(Frame::is_trailers) {
             this.done.store(true, Ordering::Relaxed);
         }
         Poll::Ready(frame.map(Ok))
@@ -282,8 +313,10 @@ impl Body for Download {
             Inner::Said(text) => return Poll::Ready(text.take().map(|text| Ok(Frame::data(text)))),
             Inner::Streamed(inner) => inner,
         };
-        if let Some(frame) = std::task::ready!(poll_held(&mut this.held, context)) {
-            return Poll::Ready(Some(Ok(this.pass(frame))));
+        if this.held.is_some() {
+            let meter = this.account.as_ref().and_then(Account::meter);
+            let frame = poll_held(&mut this.held, meter.as_ref(), Way::Received, context);
+            return Poll::Ready(std::task::ready!(frame).map(|frame| Ok(this.pass(frame))));
         }
         let polled = std::task::ready!(Pin::new(inner).poll_frame(context));
         match polled {
@@ -291,9 +324,12 @@ impl Body for Download {
                 let Some(meter) = this.account.as_ref().and_then(Account::meter) else {
                     return Poll::Ready(Some(Ok(this.pass(frame))));
                 };
-                this.held = Some(hold(frame, meter, Way::Received));
-                let frame = std::task::ready!(poll_held(&mut this.held, context));
-                Poll::Ready(frame.map(|frame| Ok(this.pass(frame))))
+                match admit(frame, &meter, Way::Received) {
+                    Ok(frame) => return Poll::Ready(Some(Ok(this.pass(frame)))),
+                    Err(held) => this.held = Some(held),
+                }
+                let frame = poll_held(&mut this.held, Some(&meter), Way::Received, context);
+                Poll::Ready(std::task::ready!(frame).map(|frame| Ok(this.pass(frame))))
             }
             Some(Err(error)) => {
                 if let Some(mut account) = this.account.take() {

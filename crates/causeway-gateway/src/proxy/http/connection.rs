@@ -1,7 +1,7 @@
 //! One connection that carries requests, at either end of a crossing: what is on its way on it, and when it must end.
 //!
 //! Requests are judged when they come. When a netmap arrives, those on their way are judged again, and one that may not go
-//! on takes its connection with it. A connection on which nothing moves is closed.
+//! on takes its connection with it. A connection on which nothing moves is closed. Limits of connections are `counting`'s matter.
 
 use std::collections::HashMap;
 use std::pin::pin;
@@ -12,11 +12,15 @@ use std::time::{Duration, Instant};
 use causeway_channel::link::ResetCode;
 use causeway_netmap::View;
 
+use super::counting::Counting;
 use super::judge;
 use super::piped::Note;
 use crate::gateway::Shared;
-use crate::live::{Cut, Entry};
+use crate::limits::LimitTable;
+use crate::live::{Claim, Cut, Entry};
+use crate::passage::Admitted;
 use crate::peers::Later;
+use crate::policy::Refusal;
 
 /// Shared by the connection's task, its socket and its requests.
 pub struct Connection {
@@ -29,8 +33,15 @@ pub struct Connection {
     multiplexed: AtomicBool,
     /// The head that was read last has a length and a transfer encoding.
     two_lengths: AtomicBool,
-    /// Of the stream it runs over, if it is one: a cut is told with its reason.
-    note: Option<Arc<Note>>,
+    origin: Origin,
+}
+
+/// Whose connection it is.
+pub enum Origin {
+    /// A client's, under the limits of connections.
+    Client(Counting),
+    /// Another gateway's, over a stream: a cut is told with its reason.
+    Gateway(Arc<Note>),
 }
 
 #[derive(Default)]
@@ -55,7 +66,10 @@ pub struct Boarded {
 impl Boarded {
     /// What the other gateway gave as its reason, when its stream was given up.
     pub fn heard(&self) -> Option<ResetCode> {
-        self.connection.note.as_ref()?.heard()
+        match &self.connection.origin {
+            Origin::Gateway(note) => note.heard(),
+            Origin::Client(_) => None,
+        }
     }
 }
 
@@ -67,7 +81,7 @@ impl Drop for Boarded {
 }
 
 impl Connection {
-    pub fn new(note: Option<Arc<Note>>) -> Arc<Connection> {
+    pub fn new(origin: Origin) -> Arc<Connection> {
         Arc::new(Connection {
             begun: Instant::now(),
             moved: AtomicU64::new(0),
@@ -75,7 +89,7 @@ impl Connection {
             tunnel: Mutex::default(),
             multiplexed: AtomicBool::new(false),
             two_lengths: AtomicBool::new(false),
-            note,
+            origin,
         })
     }
 
@@ -86,6 +100,17 @@ impl Connection {
         flights.next += 1;
         flights.all.insert(id, Flight { entry, method: method.to_owned(), path: path.to_owned() });
         Boarded { connection: self.clone(), id }
+    }
+
+    /// Counts a client's connection for what a request wants.
+    pub fn count(&self, shared: &Shared, claim: &Claim, admitted: &Admitted) -> Result<(), Refusal> {
+        match &self.origin {
+            Origin::Client(counting) => {
+                counting.count(&shared.limits, claim, &admitted.who, &admitted.permit)
+            }
+            // It carries the requests of many connections, which were counted where they came in.
+            Origin::Gateway(_) => Ok(()),
+        }
     }
 
     /// What the connection becomes after its last response.
@@ -132,7 +157,7 @@ impl Connection {
                 changed = netmaps.changed(), if follows => {
                     follows = changed.is_ok();
                     let view = netmaps.borrow_and_update().clone();
-                    if self.judge(&view) {
+                    if self.judge(&view, &shared.limits) {
                         return;
                     }
                 }
@@ -155,11 +180,14 @@ impl Connection {
     }
 
     /// Judges what is on its way. True: something may not go on.
-    fn judge(&self, view: &View) -> bool {
-        let mut cut = false;
+    fn judge(&self, view: &View, limits: &LimitTable) -> bool {
+        let mut cut = match &self.origin {
+            Origin::Client(counting) => counting.renew(limits, view).is_err(),
+            Origin::Gateway(_) => false,
+        };
         for flight in self.flights().all.values() {
             if let Err(refusal) = judge::holds(view, &flight.entry.claim, &flight.method, &flight.path) {
-                if let Some(note) = &self.note {
+                if let Origin::Gateway(note) = &self.origin {
                     note.say(ResetCode::Revoked);
                 }
                 flight.entry.end(Cut::Revoked(refusal));

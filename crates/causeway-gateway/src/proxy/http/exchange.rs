@@ -163,6 +163,7 @@ impl Exchange {
         request: &Request<Incoming>,
     ) -> Result<(Admitted, String), TooMany> {
         let (admitted, path) = self.judge(passage, claim, request).map_err(at_once)?;
+        self.connection.count(&self.shared, claim, &admitted).map_err(at_once)?;
         passage.request(&admitted)?;
         Ok((admitted, path))
     }
@@ -272,7 +273,7 @@ impl Exchange {
     }
 }
 
-/// Refused by what is asked, not by how often.
+/// Refused for another reason than that it was asked too often: nobody knows when to come again.
 fn at_once(refusal: Refusal) -> TooMany {
     TooMany { refusal, again: None }
 }

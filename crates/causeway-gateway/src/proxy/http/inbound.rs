@@ -10,7 +10,7 @@ use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 
-use super::connection::Connection;
+use super::connection::{Connection, Origin};
 use super::exchange::{Bearing, Exchange};
 use super::piped::{Note, Piped};
 use super::pool;
@@ -29,7 +29,7 @@ pub async fn serve(
     stream: Stream,
 ) {
     let note = Arc::new(Note::default());
-    let connection = Connection::new(Some(note.clone()));
+    let connection = Connection::new(Origin::Gateway(note.clone()));
     let io = TokioIo::new(Piped::new(stream, note, Some(connection.clone())));
     let bearing = Bearing::Inbound { claim, client };
     let exchange = Arc::new(Exchange { shared: shared.clone(), connection: connection.clone(), bearing });

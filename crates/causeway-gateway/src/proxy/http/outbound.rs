@@ -5,16 +5,20 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use causeway_netmap::{Protocol, ServiceName};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tokio::net::TcpStream;
 
-use super::connection::Connection;
+use super::connection::{Connection, Origin};
+use super::counting::Counting;
 use super::exchange::{Bearing, Door, Exchange};
 use super::front::Front;
 use super::pool;
 use crate::gateway::Shared;
+use crate::live::Claim;
+use crate::passage::{Direction, Passage, protocol_word};
 use crate::policy::Refusal;
 use crate::proxy::inbound::prepare;
 use crate::proxy::pump::reset;
@@ -23,6 +27,8 @@ use crate::proxy::pump::reset;
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a connection may wait for its next request.
 const KEEP_ALIVE: Duration = Duration::from_secs(120);
+/// The same for a connection over the limit.
+const REFUSED_KEEP_ALIVE: Duration = Duration::from_secs(2);
 /// A client over HTTP/2 that vanished without a word is noticed after this and a little.
 const PING_PERIOD: Duration = Duration::from_secs(30);
 
@@ -35,7 +41,21 @@ pub async fn serve(shared: Arc<Shared>, socket: TcpStream, client: SocketAddr, d
     if let Err(error) = prepare(&socket) {
         return tracing::debug!(%client, %error, "a client's connection cannot be used");
     }
-    let connection = Connection::new(None);
+    let counting = Counting::default();
+    let told = match &door {
+        Door::Presence(service) => {
+            let arrived = counting.arrive(&shared.limits, &shared.view(), service, client.ip());
+            match arrived.map_err(|refusal| (refusal, shared.http.refused_place())) {
+                Ok(()) => None,
+                Err((_, Some(place))) => Some(place),
+                Err((refusal, None)) => return refuse(&shared, service, socket, client, &refusal),
+            }
+        }
+        Door::Entry => None,
+    };
+    // One over the limit has a moment to ask, so that it can be told in its own words.
+    let keep_alive = if told.is_some() { REFUSED_KEEP_ALIVE } else { KEEP_ALIVE };
+    let connection = Connection::new(Origin::Client(counting));
     let front = Front::new(socket, connection.clone(), HEAD_TIMEOUT);
     let bearing = Bearing::Outbound { client, door };
     let exchange = Arc::new(Exchange { shared: shared.clone(), connection: connection.clone(), bearing });
@@ -65,5 +85,19 @@ pub async fn serve(shared: Arc<Shared>, socket: TcpStream, client: SocketAddr, d
             tracing::debug!(%client, %error, "a client's connection ended badly");
         }
     };
-    connection.hold(&shared, KEEP_ALIVE, serving).await;
+    connection.hold(&shared, keep_alive, serving).await;
+}
+
+/// Too many are being told already: this one gets what a connection without words gets.
+fn refuse(
+    shared: &Arc<Shared>,
+    service: &ServiceName,
+    socket: TcpStream,
+    client: SocketAddr,
+    refusal: &Refusal,
+) {
+    reset(socket);
+    let claim = Claim::Use { service: service.clone(), client: client.ip() };
+    let word = protocol_word(Protocol::Http);
+    Passage::begin(shared, Direction::Outbound, word, claim, Some(client)).refuse(refusal);
 }

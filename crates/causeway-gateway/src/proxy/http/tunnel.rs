@@ -8,6 +8,8 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use super::body::Account;
 use super::pool::Lease;
+use crate::limits::Way;
+use crate::passage::Meter;
 use crate::proxy::outbound::judge_end;
 use crate::proxy::pump::Ended;
 
@@ -34,8 +36,8 @@ async fn between(client: OnUpgrade, backend: OnUpgrade, account: &Account) -> Re
     let Some(meter) = account.meter() else { return Ok(()) };
     let (mut from_client, mut to_client) = halves(client);
     let (mut from_backend, mut to_backend) = halves(backend);
-    let up = pump(&mut from_client, &mut to_backend, |bytes| meter.add_sent(bytes));
-    let down = pump(&mut from_backend, &mut to_client, |bytes| meter.add_received(bytes));
+    let up = pump(&mut from_client, &mut to_backend, &meter, Way::Sent);
+    let down = pump(&mut from_backend, &mut to_client, &meter, Way::Received);
     // Both directions finish on their own; one that breaks ends the other.
     let up = async { up.await.map_err(|error| error.name(Ended::Client, Ended::Backend)) };
     let down = async { down.await.map_err(|error| error.name(Ended::Backend, Ended::Client)) };
@@ -63,7 +65,8 @@ impl Stopped {
 async fn pump(
     from: &mut (impl AsyncRead + Unpin),
     to: &mut (impl AsyncWrite + Unpin),
-    count: impl Fn(usize),
+    meter: &Meter,
+    way: Way,
 ) -> Result<(), Stopped> {
     let mut buffer = vec![0; BUFFER_BYTES];
     loop {
@@ -71,8 +74,14 @@ async fn pump(
         if bytes == 0 {
             return to.shutdown().await.map_err(Stopped::Writing);
         }
-        to.write_all(&buffer[..bytes]).await.map_err(Stopped::Writing)?;
-        to.flush().await.map_err(Stopped::Writing)?;
-        count(bytes);
+        let mut left = &buffer[..bytes];
+        while !left.is_empty() {
+            // All of it, unless a limit makes it wait for its turns.
+            let granted = meter.take(way, left.len()).await.min(left.len());
+            to.write_all(&left[..granted]).await.map_err(Stopped::Writing)?;
+            to.flush().await.map_err(Stopped::Writing)?;
+            meter.add(way, granted);
+            left = &left[granted..];
+        }
     }
 }

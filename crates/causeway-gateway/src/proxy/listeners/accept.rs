@@ -3,12 +3,11 @@
 use std::io::{self, ErrorKind};
 use std::time::Duration;
 
-use causeway_netmap::ServiceName;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::{Accepted, Arrival};
+use super::{Accepted, Arrival, Tenant};
 use crate::figures::Figures;
 
 /// When no file is left somebody must close one first. Those who wait are kept by the kernel meanwhile.
@@ -17,18 +16,19 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 pub async fn run(
     listener: TcpListener,
-    service: ServiceName,
+    tenant: Tenant,
     arriving: mpsc::Sender<Arrival>,
     figures: Figures,
     closed: CancellationToken,
 ) {
+    let Tenant { service, broker } = tenant;
     let accepting = async {
         let mut pause = PAUSE_MIN;
         loop {
             match listener.accept().await {
                 Ok((stream, client)) => {
                     pause = PAUSE_MIN;
-                    let accepted = Accepted { stream, client, service: service.clone() };
+                    let accepted = Accepted { stream, client, service: service.clone(), broker };
                     if arriving.send(Arrival::Connection(accepted)).await.is_err() {
                         return;
                     }

@@ -16,6 +16,7 @@ fn view(presences: &[(&str, &str, u16, Protocol)]) -> View {
             addresses: vec![PresenceIp(ip.parse().unwrap())],
             port: *port,
             protocol: *protocol,
+            brokers: if *protocol == Protocol::Kafka { 3 } else { 0 },
             names: vec![],
             home: "berlin".into(),
             policies: vec![],
@@ -35,8 +36,8 @@ fn a_presence_stands_where_it_can() {
         let wanted = wanted(&view(&[camera, dns, local]), place, &ports.iter().cloned().collect());
         let mut found: Vec<String> = wanted
             .iter()
-            .map(|(spot, service)| {
-                format!("{service} {} {:?} {}", spot.door.word(), spot.transport, spot.address)
+            .map(|(spot, tenant)| {
+                format!("{} {} {:?} {}", tenant.service, spot.door.word(), spot.transport, spot.address)
             })
             .collect();
         found.sort();
@@ -60,7 +61,26 @@ fn a_presence_stands_where_it_can() {
 fn of_two_that_want_one_socket_the_first_by_name_has_it() {
     let view = view(&[("b", "198.18.0.1", 80, Protocol::Tcp), ("a", "198.18.0.1", 80, Protocol::Tcp)]);
     let wanted = wanted(&view, Door::Room, &BTreeMap::new());
-    assert_eq!(wanted.values().map(ServiceName::as_str).collect::<Vec<_>>(), ["a"]);
+    assert_eq!(wanted.values().map(|tenant| tenant.service.as_str()).collect::<Vec<_>>(), ["a"]);
+}
+
+#[test]
+fn brokers_of_kafka_stand_behind_the_port_of_their_service() {
+    let listed = |port: u16, others: &[(&str, &str, u16, Protocol)]| {
+        let kafka = ("kafka", "198.18.0.1", port, Protocol::Kafka);
+        let view = view(&[&[kafka][..], others].concat());
+        let wanted = wanted(&view, Door::Room, &BTreeMap::new());
+        let shown = wanted.iter().map(|(spot, tenant)| {
+            let broker = tenant.broker.map_or(String::new(), |broker| format!(" {broker}"));
+            format!("{} {}{broker}", spot.address.port(), tenant.service)
+        });
+        shown.collect::<Vec<_>>()
+    };
+    assert_eq!(listed(9092, &[]), ["9092 kafka", "9093 kafka 0", "9094 kafka 1", "9095 kafka 2"]);
+    // The ports end, and a service has its own port before anybody's broker.
+    assert_eq!(listed(65534, &[]), ["65534 kafka", "65535 kafka 0"]);
+    let web = ("web", "198.18.0.1", 9094, Protocol::Tcp);
+    assert_eq!(listed(9092, &[web]), ["9092 kafka", "9093 kafka 0", "9094 web", "9095 kafka 2"]);
 }
 
 /// A room that is on the loopback, whatever address is asked for.
@@ -175,14 +195,14 @@ async fn when_no_file_is_left_clients_wait_and_are_served_later() {
     let (arriving, mut arrivals) = mpsc::channel(8);
     let (figures, closed) = (Figures::default(), CancellationToken::new());
     let listener = TcpListener::from_std(listener).unwrap();
+    let tenant = Tenant { service: "camera".into(), broker: None };
     // Made before: they need a file of their own.
     let client = tokio::net::TcpSocket::new_v4().unwrap();
     let before = getrlimit(Resource::Nofile);
     let next = std::os::fd::AsRawFd::as_raw_fd(&std::fs::File::open("/dev/null").unwrap());
     // The next file is one too many. This test has its process for itself, as all have under nextest.
     setrlimit(Resource::Nofile, Rlimit { current: Some(next as u64), ..before }).unwrap();
-    let accepting =
-        tokio::spawn(accept::run(listener, "camera".into(), arriving, figures.clone(), closed.clone()));
+    let accepting = tokio::spawn(accept::run(listener, tenant, arriving, figures.clone(), closed.clone()));
     let _client = client.connect(address).await.unwrap();
     tokio::time::timeout(Duration::from_secs(10), async {
         while figures.accept_failures.get() < 3 {

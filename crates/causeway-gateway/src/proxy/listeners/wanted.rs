@@ -34,13 +34,19 @@ pub struct Spot {
     pub address: SocketAddr,
 }
 
-/// Of two services that want the same socket the first by name has it, as in the netmap.
-pub fn wanted(
-    view: &View,
-    place: Door,
-    ports: &BTreeMap<ServiceName, SocketAddr>,
-) -> BTreeMap<Spot, ServiceName> {
+/// Who is behind a socket.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Tenant {
+    pub service: ServiceName,
+    /// One broker of Kafka, by its place among the backends of the service.
+    pub broker: Option<u16>,
+}
+
+/// Of two services that want the same socket the first by name has it, as in the netmap; a service comes before the single
+/// brokers of another.
+pub fn wanted(view: &View, place: Door, ports: &BTreeMap<ServiceName, SocketAddr>) -> BTreeMap<Spot, Tenant> {
     let mut wanted = BTreeMap::new();
+    let mut brokers = Vec::new();
     for presence in view.presences.values() {
         let transport = match presence.protocol {
             Protocol::Udp => Transport::Udp,
@@ -55,8 +61,23 @@ pub fn wanted(
             .filter(|(door, address)| *door == Door::Room || named.is_none() || address.ip().is_loopback());
         for (door, address) in own.chain(named.map(|address| (Door::Host, *address))) {
             let spot = Spot { door, transport, address };
-            wanted.entry(spot).or_insert_with(|| presence.service.clone());
+            let tenant = |broker| Tenant { service: presence.service.clone(), broker };
+            wanted.entry(spot).or_insert_with(|| tenant(None));
+            let single = (0..presence.brokers).map_while(|broker| {
+                let address = broker_address(address, usize::from(broker))?;
+                Some((Spot { address, ..spot }, tenant(Some(broker))))
+            });
+            brokers.extend(single);
         }
     }
+    for (spot, tenant) in brokers {
+        wanted.entry(spot).or_insert(tenant);
+    }
     wanted
+}
+
+/// Where one broker of Kafka is seen: behind the port of its service. None: there is no such port.
+pub fn broker_address(service: SocketAddr, broker: usize) -> Option<SocketAddr> {
+    let offset = u16::try_from(broker).ok()?.checked_add(1)?;
+    Some(SocketAddr::new(service.ip(), service.port().checked_add(offset)?))
 }

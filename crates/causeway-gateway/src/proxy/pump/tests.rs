@@ -55,6 +55,7 @@ fn meter(bytes_per_second: u64) -> Meter {
             addresses: vec![],
             port: 80,
             protocol: Protocol::Tcp,
+            brokers: 0,
             names: vec![],
             home: "berlin".into(),
             policies: vec!["p".into()],

@@ -19,7 +19,7 @@ use crate::audit::End;
 use crate::gateway::Shared;
 use crate::live::Claim;
 use crate::passage::{Direction, Passage, protocol_word};
-use crate::peers::Content;
+use crate::peers::{Content, Crossing};
 use crate::policy::Refusal;
 use crate::proxy::listeners::Opened;
 use crate::proxy::outbound::{at_home, code_for, code_for_cut, judge_end, open};
@@ -188,7 +188,7 @@ async fn cross(
             passage.cut(&cut);
             return true;
         }
-        opened = open(shared, &admitted, presence, Content::Datagrams, client) => opened,
+        opened = open(shared, &admitted, presence, Crossing::new(Content::Datagrams, client)) => opened,
     };
     let mut far = match opened {
         Ok(stream) => Side::stream(stream),

@@ -40,8 +40,13 @@ pub fn examine(name: &str, gateway: Option<&Value>, probe: Option<&Result<Value,
         text("since")
     )));
     let conditions = gateway["conditions"].as_array().into_iter().flatten();
-    let mut refused = conditions.filter(|said| said["type"] == "NetmapInForce" && said["status"] == "False");
-    hops.push(match (refused.next(), gateway["generation"].as_str()) {
+    let failed =
+        |kind: &str| conditions.clone().find(|said| said["type"] == kind && said["status"] == "False");
+    hops.extend(
+        failed("Listening")
+            .map(|said| broken(format!("it cannot do all it should: {}", cell(&said["message"])))),
+    );
+    hops.push(match (failed("NetmapInForce"), gateway["generation"].as_str()) {
         (Some(said), _) => broken(format!("its netmap is not in force: {}", cell(&said["message"]))),
         (None, Some(generation)) => fine(format!("netmap {generation} is in force at the edge")),
         (None, None) => broken("the edge has no netmap yet".to_owned()),

@@ -1,0 +1,150 @@
+//! A client's connection under the limits of connections: it counts once for each service it is used for, until it ends.
+//!
+//! At a presence the service is known when the connection comes, at a shared entry with the first request for it. One that is over a
+//! limit is told so with a 429 when it asks; a later request on it may find room.
+
+use std::net::IpAddr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use causeway_netmap::{ServiceName, View};
+
+use crate::limits::{Allowance, End, LimitTable};
+use crate::live::Claim;
+use crate::policy::{Permit, Refusal, Who};
+
+#[derive(Default)]
+pub struct Counting {
+    counted: Mutex<Vec<(Claim, Allowance)>>,
+}
+
+impl Counting {
+    /// A connection at a presence. Whoever may not use the service counts for nothing: the requests are refused.
+    pub fn arrive(
+        &self,
+        limits: &LimitTable,
+        view: &View,
+        service: &ServiceName,
+        client: IpAddr,
+    ) -> Result<(), Refusal> {
+        let claim = Claim::Use { service: service.clone(), client };
+        match claim.judge(view) {
+            Ok((who, permit)) => self.count(limits, &claim, &who, &permit),
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// Counts the connection for what a request wants, unless it does already.
+    pub fn count(
+        &self,
+        limits: &LimitTable,
+        claim: &Claim,
+        who: &Who,
+        permit: &Permit,
+    ) -> Result<(), Refusal> {
+        let mut counted = self.lock();
+        if counted.iter().any(|(known, _)| known == claim) {
+            return Ok(());
+        }
+        let allowance = limits.connect(End::Near, permit, &claim.target(), who, Instant::now())?;
+        counted.push((claim.clone(), allowance));
+        Ok(())
+    }
+
+    /// Brings it under the limits of a new netmap. An error: it must not go on.
+    pub fn renew(&self, limits: &LimitTable, view: &View) -> Result<(), Refusal> {
+        let now = Instant::now();
+        let mut counted = self.lock();
+        let mut over = Ok(());
+        counted.retain(|(claim, allowance)| match claim.judge(view) {
+            Ok((who, permit)) => {
+                if let Err(refusal) = limits.renew(allowance, &permit, &who, now) {
+                    over = Err(refusal);
+                }
+                true
+            }
+            // Its requests are cut on their own; a connection on which nothing may be asked counts for nothing.
+            Err(_) => false,
+        });
+        over
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<(Claim, Allowance)>> {
+        self.counted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use causeway_netmap::{Gateway, Limits, Policy, Presence, Protocol};
+
+    use super::*;
+
+    /// Site oslo with two services of rome; everybody at oslo may use them, within `limits`.
+    fn view(limits: Option<Limits>) -> View {
+        let mut view = View::default();
+        view.gateway = Some(Gateway {
+            name: "oslo-1".into(),
+            site: "oslo".into(),
+            ip: None,
+            presence_cidrs: Vec::new(),
+            priority: 0,
+            relay: false,
+        });
+        for service in ["web", "shop"] {
+            let presence = Presence {
+                service: service.into(),
+                addresses: Vec::new(),
+                port: 80,
+                protocol: Protocol::Http,
+                names: Vec::new(),
+                home: "rome".into(),
+                policies: vec!["p".into()],
+                brokers: 0,
+            };
+            view.presences.insert(service.into(), presence);
+        }
+        let sites = vec!["oslo".into()];
+        let policy = Policy { name: "p".into(), servers: Vec::new(), sites, limits, http: Vec::new() };
+        view.policies.insert("p".into(), policy);
+        view
+    }
+
+    const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 7));
+
+    fn limit(connections: u64) -> Option<Limits> {
+        Some(Limits { connections: Some(connections), ..Limits::default() })
+    }
+
+    #[test]
+    fn a_connection_counts_once_for_each_service_until_it_ends() {
+        let (limits, view) = (LimitTable::new(10), view(limit(1)));
+        let arrive = |counting: &Counting, service: &str| {
+            counting.arrive(&limits, &view, &service.into(), CLIENT).map_err(|refusal| refusal.word())
+        };
+        let first = Counting::default();
+        assert_eq!(arrive(&first, "web"), Ok(()));
+        assert_eq!(arrive(&first, "web"), Ok(()), "its next request is no other connection");
+        let second = Counting::default();
+        assert_eq!(arrive(&second, "web"), Err("limit"));
+        assert_eq!(arrive(&second, "shop"), Ok(()), "another service has limits of its own");
+        drop(first);
+        assert_eq!(arrive(&second, "web"), Ok(()));
+        assert_eq!(arrive(&second, "unknown"), Ok(()), "the request is refused, not the connection");
+    }
+
+    #[test]
+    fn a_netmap_brings_idle_connections_under_its_limits() {
+        let limits = LimitTable::new(10);
+        let idle = Counting::default();
+        idle.arrive(&limits, &view(None), &"web".into(), CLIENT).unwrap();
+        let narrow = view(limit(1));
+        assert_eq!(idle.renew(&limits, &narrow), Ok(()));
+        let other = Counting::default();
+        assert!(other.arrive(&limits, &narrow, &"web".into(), CLIENT).is_err(), "the idle one counts");
+        assert!(idle.renew(&limits, &view(limit(0))).is_err());
+        // Not allowed any more: it counts no longer.
+        assert_eq!(idle.renew(&limits, &View::default()), Ok(()));
+        assert_eq!(other.arrive(&limits, &narrow, &"web".into(), CLIENT), Ok(()));
+    }
+}

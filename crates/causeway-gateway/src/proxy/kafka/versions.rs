@@ -1,0 +1,144 @@
+//! Which requests of Kafka a client may send, and which answers have to be read on their way back.
+//!
+//! Answers that say where brokers are must be understood: newer forms than those known here are not offered to clients, and
+//! refused to those who do not ask what is offered. Everything that is not named here passes.
+
+use std::ops::RangeInclusive;
+
+/// An answer that is read.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Api {
+    Metadata,
+    FindCoordinator,
+    DescribeCluster,
+    ApiVersions,
+}
+
+/// What was asked: it tells how the answer is to be read.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Asked {
+    pub api: Api,
+    pub version: i16,
+}
+
+/// What to do with a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Handling {
+    Pass,
+    /// Its answer is read.
+    Watch(Asked),
+    /// A question for versions in a form that is not known here. A broker answers one that it does not know itself in the
+    /// oldest form, with what it can do: so it is asked in a form that nobody knows.
+    AskForNoSuchVersion,
+    /// Its answer could not be read, or would say what must not cross.
+    Refuse,
+}
+
+/// The newest form of ApiVersions that is known here.
+const API_VERSIONS_MAX: i16 = 4;
+/// No broker knows it.
+pub const NO_SUCH_VERSION: i16 = i16::MAX;
+
+mod key {
+    pub const PRODUCE: i16 = 0;
+    pub const FETCH: i16 = 1;
+    pub const METADATA: i16 = 3;
+    pub const FIND_COORDINATOR: i16 = 10;
+    pub const SASL_HANDSHAKE: i16 = 17;
+    pub const API_VERSIONS: i16 = 18;
+    pub const DESCRIBE_QUORUM: i16 = 55;
+    pub const DESCRIBE_CLUSTER: i16 = 60;
+    pub const SHARE_FETCH: i16 = 78;
+    pub const SHARE_ACKNOWLEDGE: i16 = 79;
+}
+
+/// The versions of a request that may be used. None: all.
+pub fn allowed(key: i16) -> Option<RangeInclusive<i16>> {
+    match key {
+        // From 10 and 16 on, refusals name the new leader with its address (KIP-951), behind any number of records.
+        key::PRODUCE => Some(0..=9),
+        key::FETCH => Some(0..=15),
+        key::METADATA => Some(0..=13),
+        key::FIND_COORDINATOR => Some(0..=6),
+        // After version 0 come tokens that are no requests, and nobody can tell how many.
+        key::SASL_HANDSHAKE => Some(1..=i16::MAX),
+        key::API_VERSIONS => Some(0..=API_VERSIONS_MAX),
+        // From 2 on it has the addresses of controllers.
+        key::DESCRIBE_QUORUM => Some(0..=1),
+        key::DESCRIBE_CLUSTER => Some(0..=2),
+        // As KIP-951, in every version.
+        key::SHARE_FETCH | key::SHARE_ACKNOWLEDGE => Some(RangeInclusive::new(0, -1)),
+        _ => None,
+    }
+}
+
+pub fn judge(key: i16, version: i16) -> Handling {
+    let is_allowed = allowed(key).is_none_or(|range| range.contains(&version));
+    let api = match key {
+        key::API_VERSIONS if !is_allowed => return Handling::AskForNoSuchVersion,
+        _ if !is_allowed => return Handling::Refuse,
+        key::METADATA => Api::Metadata,
+        key::FIND_COORDINATOR => Api::FindCoordinator,
+        key::DESCRIBE_CLUSTER => Api::DescribeCluster,
+        key::API_VERSIONS => Api::ApiVersions,
+        _ => return Handling::Pass,
+    };
+    Handling::Watch(Asked { api, version })
+}
+
+/// What clients are told of a broker's versions of a request. None: nothing.
+pub fn offer(key: i16, min: i16, max: i16) -> Option<(i16, i16)> {
+    let range = allowed(key).unwrap_or(0..=i16::MAX);
+    let (min, max) = (min.max(*range.start()), max.min(*range.end()));
+    (min <= max).then_some((min, max))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_watched_refused_or_none_of_our_business() {
+        let watch = |api, version| Handling::Watch(Asked { api, version });
+        for (key, version, expected) in [
+            (3, 0, watch(Api::Metadata, 0)),
+            (3, 13, watch(Api::Metadata, 13)),
+            (3, 14, Handling::Refuse),
+            (3, -1, Handling::Refuse),
+            (10, 6, watch(Api::FindCoordinator, 6)),
+            (60, 2, watch(Api::DescribeCluster, 2)),
+            (18, 4, watch(Api::ApiVersions, 4)),
+            (18, 5, Handling::AskForNoSuchVersion),
+            (0, 9, Handling::Pass),
+            (0, 10, Handling::Refuse),
+            (1, 15, Handling::Pass),
+            (1, 16, Handling::Refuse),
+            (17, 0, Handling::Refuse),
+            (17, 1, Handling::Pass),
+            (78, 1, Handling::Refuse),
+            // Whatever comes next.
+            (999, 77, Handling::Pass),
+        ] {
+            assert_eq!(judge(key, version), expected, "{key} {version}");
+        }
+    }
+
+    #[test]
+    fn what_is_offered_is_what_is_allowed() {
+        for (key, min, max, expected) in [
+            (3, 0, 99, Some((0, 13))),
+            (3, 0, 5, Some((0, 5))),
+            (0, 3, 13, Some((3, 9))),
+            // A broker that has only what cannot be read.
+            (0, 10, 13, None),
+            (17, 0, 1, Some((1, 1))),
+            (78, 0, 2, None),
+            (999, 0, 4, Some((0, 4))),
+        ] {
+            assert_eq!(offer(key, min, max), expected, "{key}");
+            if let Some((min, max)) = expected {
+                assert!((min..=max).all(|version| judge(key, version) != Handling::Refuse));
+            }
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! A talk of Kafka: what a client says, what a broker answers, and answers with other addresses in them.
+//!
+//! What must hold: however the bytes are cut, the same comes out, nothing is lost, and requests keep their length; an answer that was changed
+//! can be read again, names those who can be reached at their new addresses and nobody else, and keeps what follows them.
+#![no_main]
+
+use std::net::SocketAddr;
+
+use bytes::Bytes;
+use causeway_gateway::proxy::kafka::frames::{Answers, NotKafka, Piece, Requests, Talk};
+use causeway_gateway::proxy::kafka::rewrite::{limit, read};
+use causeway_gateway::proxy::kafka::versions::{Api, Asked};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| {
+    let [what, step, version, data @ ..] = data else { return };
+    match what % 5 {
+        0 => talk(data, usize::from(*step) + 1, usize::from(*version)),
+        1 => change(Asked { api: Api::Metadata, version: i16::from(version % 14) }, data, *step),
+        2 => change(Asked { api: Api::FindCoordinator, version: i16::from(version % 7) }, data, *step),
+        3 => change(Asked { api: Api::DescribeCluster, version: i16::from(version % 3) }, data, *step),
+        _ => versions(i16::from(version % 5), data),
+    }
+});
+
+fn talk(data: &[u8], step: usize, at: usize) {
+    let (said, heard) = data.split_at(at.min(data.len()));
+    let whole = converse(said, heard, usize::MAX);
+    let pieces = converse(said, heard, step);
+    // A talk that ends badly may have let more or less through before.
+    if let (Ok(whole), Ok(pieces)) = (&whole, &pieces) {
+        assert_eq!(whole, pieces);
+    }
+    assert_eq!(whole.is_ok(), pieces.is_ok());
+}
+
+type Talked = (Vec<u8>, Vec<u8>, Vec<(Asked, Bytes)>);
+
+fn converse(said: &[u8], heard: &[u8], step: usize) -> Result<Talked, NotKafka> {
+    let (mut talk, mut requests, mut answers) = (Talk::default(), Requests::default(), Answers::default());
+    let (mut passed, mut back, mut held) = (Vec::new(), Vec::new(), Vec::new());
+    for chunk in said.chunks(step.min(said.len().max(1))) {
+        requests.take(Bytes::copy_from_slice(chunk), &mut talk, |piece| passed.extend_from_slice(&piece))?;
+    }
+    assert!(passed.len() <= said.len() && said.len() - passed.len() < 12);
+    for chunk in heard.chunks(step.min(heard.len().max(1))) {
+        answers.take(Bytes::copy_from_slice(chunk), &mut talk, |piece| match piece {
+            Piece::Pass(bytes) => back.extend_from_slice(&bytes),
+            Piece::Held(asked, frame) => {
+                back.extend_from_slice(&frame);
+                held.push((asked, frame));
+            }
+        })?;
+    }
+    assert!(heard.starts_with(&back));
+    Ok((passed, back, held))
+}
+
+fn change(asked: Asked, data: &[u8], reached: u8) {
+    let frame = Bytes::from([&[0; 8], data].concat());
+    let Ok(Some(reading)) = read(asked, &frame) else { return };
+    let addresses: Vec<Option<SocketAddr>> = reading
+        .named()
+        .iter()
+        .enumerate()
+        .map(|(at, named)| {
+            let is_reached = named.is_somebody() && reached >> (at % 8) & 1 == 1;
+            is_reached.then(|| SocketAddr::new("198.18.0.9".parse().unwrap(), at as u16))
+        })
+        .collect();
+    let is_coordinator = asked.api == Api::FindCoordinator;
+    let count = reading.named().len();
+    let left = addresses.iter().flatten().count();
+    let written = reading.write(&addresses);
+    assert!(frame.ends_with(&written[1]));
+    let written = written.concat();
+    assert_eq!(written[..4], (written.len() as i32 - 4).to_be_bytes());
+    let again = read(asked, &Bytes::from(written)).unwrap().unwrap();
+    assert_eq!(again.named().len(), if is_coordinator { count } else { left });
+    let named = again.named().iter().filter(|named| named.is_somebody());
+    let ports: Vec<i32> = named.inspect(|named| assert_eq!(named.host, "198.18.0.9")).map(|named| named.port).collect();
+    let expected: Vec<i32> = addresses.iter().flatten().map(|address| address.port().into()).collect();
+    assert_eq!(ports, expected);
+}
+
+fn versions(version: i16, data: &[u8]) {
+    let frame = Bytes::from([&[0; 8], data].concat());
+    let Ok(limited) = limit(version, &frame) else { return };
+    // What may be offered may be offered again.
+    assert_eq!(limit(version, &limited), Ok(limited.clone()));
+}
