@@ -93,7 +93,7 @@ async fn tcp(shared: Arc<Shared>, mut passage: Passage, stream: Stream, brokers:
         }
         dialled = dialling => dialled,
     };
-    let (backend, _lease) = match dialled {
+    let (mut backend, _lease) = match dialled {
         Ok(Dialled { stream, lease }) => (Socket::new(stream), lease),
         Err(refusal) => return refuse(passage, &refusal, stream),
     };
@@ -105,7 +105,6 @@ async fn tcp(shared: Arc<Shared>, mut passage: Passage, stream: Stream, brokers:
         cut = admitted.entry.cut() => Err(cut),
         ended = guided(&mut far, &mut near, &meter, shared.options.idle_timeout, guide.as_ref()) => Ok(ended),
     };
-    drop(near);
     match ended {
         Ok(ended) => {
             far.give_up(code_for(&ended));

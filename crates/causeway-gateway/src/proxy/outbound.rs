@@ -124,7 +124,7 @@ async fn carry(
     far: Stream,
     home: &SiteName,
 ) {
-    let socket = Socket::new(stream);
+    let mut socket = Socket::new(stream);
     let mut far = stream_side(far, || shared.peers.suspect(home));
     let mut near = socket.side();
     let meter = passage.meter().clone();
@@ -133,7 +133,6 @@ async fn carry(
         cut = entry.cut() => Err(cut),
         ended = cross(&mut near, &mut far, &meter, shared.options.idle_timeout) => Ok(ended),
     };
-    drop(near);
     match ended {
         Ok(ended) => {
             far.give_up(code_for(&ended));
@@ -158,7 +157,7 @@ async fn between_sockets(
     guide: Option<&Guide>,
 ) {
     let Dialled { stream: backend, lease: _lease } = backend;
-    let (client, backend) = (Socket::new(stream), Socket::new(backend));
+    let (mut client, mut backend) = (Socket::new(stream), Socket::new(backend));
     let (mut near, mut far) = (client.side(), backend.side());
     let meter = passage.meter().clone();
     let ended = tokio::select! {
@@ -166,7 +165,6 @@ async fn between_sockets(
         cut = entry.cut() => Err(cut),
         ended = guided(&mut near, &mut far, &meter, shared.options.idle_timeout, guide) => Ok(ended),
     };
-    drop((near, far));
     match ended {
         Ok(ended) => {
             let (end, reason) = judge_end(&ended, None);

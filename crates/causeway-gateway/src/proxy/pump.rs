@@ -5,16 +5,22 @@
 
 pub(crate) mod any;
 
+use std::future::poll_fn;
 use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use causeway_channel::link::{RecvStream, ResetCode, SendStream};
 use futures_util::FutureExt;
-use tokio::io::{AsyncWriteExt, Interest};
+use tokio::io::{AsyncRead, AsyncWriteExt, Interest, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::net::tcp::{ReadHalf, WriteHalf};
 use tokio::time::Instant;
+use tokio_util::io::poll_read_buf;
 
 use crate::limits::Way;
 use crate::passage::Meter;
@@ -154,7 +160,9 @@ pub(crate) async fn cross<R: Source, W: Sink, S: Source, V: Sink>(
     let mut quiet = std::pin::pin!(quiet(meter, idle));
     let (mut up_end, mut down_end) = (None, None);
     loop {
+        // Both are asked each time anyway: no dice for who is first.
         tokio::select! {
+            biased;
             end = &mut up, if up_end.is_none() => up_end = Some(end),
             end = &mut down, if down_end.is_none() => down_end = Some(end),
             () = &mut quiet => return Ended::Idle,
@@ -232,6 +240,11 @@ async fn quiet(meter: &Meter, idle: Duration) {
 /// A TCP connection whose two directions are used side by side.
 pub(crate) struct Socket {
     stream: TcpStream,
+    end: SocketEnd,
+}
+
+#[derive(Default)]
+struct SocketEnd {
     /// A write has failed: the end of what can be read is then no proper end, whatever the kernel says.
     is_dead: AtomicBool,
     /// Its reader was told properly that there is no more.
@@ -240,17 +253,18 @@ pub(crate) struct Socket {
 
 impl Socket {
     pub fn new(stream: TcpStream) -> Socket {
-        Socket { stream, is_dead: AtomicBool::new(false), is_finished: AtomicBool::new(false) }
+        Socket { stream, end: SocketEnd::default() }
     }
 
-    pub fn side(&self) -> Side<SocketSource<'_>, SocketSink<'_>> {
-        let source = SocketSource { socket: self, buffer: BytesMut::new(), wanted: READ_BYTES_MIN };
-        Side { source, sink: SocketSink { socket: self } }
+    pub fn side(&mut self) -> Side<SocketSource<'_>, SocketSink<'_>> {
+        let (read, write) = self.stream.split();
+        let source = SocketSource { read, end: &self.end, wanted: READ_BYTES_MIN };
+        Side { source, sink: SocketSink { write, end: &self.end } }
     }
 
     /// Closes it. Who has not been told the proper end gets a reset.
     pub fn close(self) {
-        if !self.is_finished.load(Ordering::Relaxed) {
+        if !self.end.is_finished.load(Ordering::Relaxed) {
             reset(self.stream);
         }
     }
@@ -263,41 +277,46 @@ pub fn reset(stream: TcpStream) {
 }
 
 pub(crate) struct SocketSource<'a> {
-    socket: &'a Socket,
-    buffer: BytesMut,
+    read: ReadHalf<'a>,
+    end: &'a SocketEnd,
     /// Grows with what comes, so that idle and slow connections hold little.
     wanted: usize,
 }
 
+impl SocketSource<'_> {
+    /// Whoever waits holds no buffer: it is made for one attempt. A small one stands on the stack.
+    fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
+        let (chunk, room) = if self.wanted <= READ_BYTES_MIN {
+            let mut space = [MaybeUninit::uninit(); READ_BYTES_MIN];
+            let mut buffer = ReadBuf::uninit(&mut space);
+            ready!(Pin::new(&mut self.read).poll_read(context, &mut buffer))?;
+            (Bytes::copy_from_slice(buffer.filled()), READ_BYTES_MIN)
+        } else {
+            ready!(self.read.as_ref().poll_read_ready(context))?;
+            let mut buffer = BytesMut::with_capacity(self.wanted);
+            ready!(poll_read_buf(Pin::new(&mut self.read), context, &mut buffer))?;
+            let room = buffer.capacity();
+            (buffer.freeze(), room)
+        };
+        if chunk.len() == room {
+            self.wanted = (self.wanted * 4).min(TURN_BYTES);
+        } else if chunk.len() < self.wanted / 4 {
+            self.wanted = (self.wanted / 2).max(READ_BYTES_MIN);
+        }
+        Poll::Ready(Ok(chunk))
+    }
+}
+
 impl Source for SocketSource<'_> {
     async fn fill(&mut self, batch: &mut Batch) -> io::Result<bool> {
-        loop {
-            if self.buffer.capacity() < READ_BYTES_MIN {
-                self.buffer.reserve(self.wanted);
-            }
-            let room = self.buffer.capacity();
-            match self.socket.stream.try_read_buf(&mut self.buffer) {
-                Ok(0) if self.socket.is_dead.load(Ordering::Relaxed) => {
-                    return Err(io::ErrorKind::ConnectionReset.into());
-                }
-                Ok(0) => return Ok(false),
-                Ok(bytes) => {
-                    if bytes == room {
-                        self.wanted = (self.wanted * 4).min(TURN_BYTES);
-                    } else if bytes < self.wanted / 4 {
-                        self.wanted = (self.wanted / 2).max(READ_BYTES_MIN);
-                    }
-                    batch.push(self.buffer.split().freeze());
-                    return Ok(true);
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    // Whoever waits holds no buffer.
-                    self.buffer = BytesMut::new();
-                    self.socket.stream.readable().await?;
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
+        let chunk = poll_fn(|context| self.poll_read(context)).await?;
+        if !chunk.is_empty() {
+            batch.push(chunk);
+            return Ok(true);
+        }
+        match self.end.is_dead.load(Ordering::Relaxed) {
+            true => Err(io::ErrorKind::ConnectionReset.into()),
+            false => Ok(false),
         }
     }
 
@@ -305,7 +324,8 @@ impl Source for SocketSource<'_> {
 }
 
 pub(crate) struct SocketSink<'a> {
-    socket: &'a Socket,
+    write: WriteHalf<'a>,
+    end: &'a SocketEnd,
 }
 
 impl SocketSink<'_> {
@@ -315,7 +335,7 @@ impl SocketSink<'_> {
             let mut slices = [IoSlice::new(&[]); TURN_CHUNKS];
             let waiting = &batch.chunks[first..];
             slices.iter_mut().zip(waiting).for_each(|(slice, chunk)| *slice = IoSlice::new(chunk));
-            match self.socket.stream.try_write_vectored(&slices[..waiting.len().min(TURN_CHUNKS)]) {
+            match self.write.try_write_vectored(&slices[..waiting.len().min(TURN_CHUNKS)]) {
                 Ok(mut written) => {
                     while let Some(chunk) = batch.chunks.get_mut(first) {
                         if written < chunk.len() {
@@ -327,7 +347,7 @@ impl SocketSink<'_> {
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.socket.stream.writable().await?;
+                    self.write.writable().await?;
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
@@ -339,7 +359,7 @@ impl SocketSink<'_> {
     }
 
     fn note<T>(&self, result: io::Result<T>) -> io::Result<T> {
-        result.inspect_err(|_| self.socket.is_dead.store(true, Ordering::Relaxed))
+        result.inspect_err(|_| self.end.is_dead.store(true, Ordering::Relaxed))
     }
 }
 
@@ -350,16 +370,16 @@ impl Sink for SocketSink<'_> {
     }
 
     async fn finish(&mut self) -> io::Result<()> {
-        let stream = socket2::SockRef::from(&self.socket.stream);
+        let stream = socket2::SockRef::from(self.write.as_ref());
         let shut = stream.shutdown(std::net::Shutdown::Write);
         self.note(shut)?;
-        self.socket.is_finished.store(true, Ordering::Relaxed);
+        self.end.is_finished.store(true, Ordering::Relaxed);
         Ok(())
     }
 
     /// A reset is seen also when nobody reads: the client may have closed its half long ago.
     async fn gone(&mut self) -> io::Error {
-        match self.socket.stream.ready(Interest::ERROR).await {
+        match self.write.ready(Interest::ERROR).await {
             // The error itself is left for whoever reads.
             Ok(_) => io::ErrorKind::ConnectionReset.into(),
             Err(error) => error,

@@ -233,7 +233,7 @@ impl Opened {
         if let Err(error) = prepare(&client) {
             return self.passage.end(End::ClientReset, Some(error.to_string()));
         }
-        let client = Socket::new(client);
+        let mut client = Socket::new(client);
         self.carry_side(shared, &mut client.side()).await;
         client.close();
     }
@@ -249,7 +249,7 @@ impl Opened {
                 record(passage, &ended, Some(received));
             }
             Way::Here(socket) => {
-                let socket = Socket::new(socket);
+                let mut socket = Socket::new(socket);
                 let ended = between(shared, &passage, &entry, near, &mut socket.side()).await;
                 record(passage, &ended, None);
                 socket.close();
@@ -300,7 +300,7 @@ pub async fn serve(shared: Arc<Shared>, origin: SiteName, header: StreamHeader, 
     }
 }
 
-async fn answer(shared: &Shared, passage: Passage, entry: &Entry, node: Socket, mut stream: Stream) {
+async fn answer(shared: &Shared, passage: Passage, entry: &Entry, mut node: Socket, mut stream: Stream) {
     if let Err(error) = stream.send.write_chunk(Bytes::from_static(&[NODE_READY])).await {
         return passage.end(End::ClientReset, Some(error.to_string()));
     }

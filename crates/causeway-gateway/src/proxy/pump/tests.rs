@@ -76,7 +76,7 @@ async fn a_limited_direction_keeps_its_rate_and_loses_nothing() {
     const RATE: u64 = 250_000;
     const BYTES: usize = 1_000_000;
     let ((client, near), (far, mut backend)) = tokio::join!(pair(), pair());
-    let (near, far) = (Socket::new(near), Socket::new(far));
+    let (mut near, mut far) = (Socket::new(near), Socket::new(far));
     let (mut near_side, mut far_side) = (near.side(), far.side());
     let meter = meter(RATE);
     let sent: Vec<u8> = (0..BYTES).map(|index| (index % 251) as u8).collect();
