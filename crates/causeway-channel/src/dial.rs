@@ -288,8 +288,8 @@ impl Dialer {
             .or_else(|_| ServerName::try_from(tls::CLOUD_NAME.to_owned()))
             .expect("the constant is a DNS name");
         let connector = TlsConnector::from(Arc::new(tls));
-        let connection =
-            connector.connect(name, tcp::prepare(socket)).await.map_err(AttemptError::of_handshake)?;
+        let socket = tcp::prepare(socket, Side::Dialled).map_err(AttemptError::Socket)?;
+        let connection = connector.connect(name, socket).await.map_err(AttemptError::of_handshake)?;
         if connection.get_ref().1.alpn_protocol() != Some(self.config.alpn) {
             return Err(AttemptError::NotChannel);
         }

@@ -12,6 +12,7 @@ pub mod link;
 pub mod clock;
 pub mod dial;
 pub mod enrol;
+pub mod home;
 pub mod key;
 pub mod peer;
 pub mod pem;

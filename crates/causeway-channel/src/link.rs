@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use rustls_pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::runtime::Handle;
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::quic::{QuicLink, QuicRecv, QuicSend};
@@ -236,6 +237,14 @@ impl Link {
         }
     }
 
+    /// Where its traffic is at home: whoever has much to do with it should run there. `None`: anywhere.
+    pub fn home(&self) -> Option<&Handle> {
+        match &self.inner {
+            LinkInner::Quic(_) => None,
+            LinkInner::Tcp(link) => Some(link.home()),
+        }
+    }
+
     /// Where the peer is now; it may move.
     pub fn remote_address(&self) -> SocketAddr {
         match &self.inner {
@@ -269,6 +278,14 @@ pub struct Stream {
 impl Stream {
     pub fn split(self) -> (SendStream, RecvStream) {
         (self.send, self.recv)
+    }
+
+    /// Where its link is at home, see `Link::home`.
+    pub fn home(&self) -> Option<&Handle> {
+        match &self.send.0 {
+            SendInner::Quic(_) => None,
+            SendInner::Tcp(send) => Some(send.home()),
+        }
     }
 
     /// Gives both directions up.

@@ -286,10 +286,13 @@ impl Shared {
             return Err(Why::Handshake);
         }
         let acceptor = TlsAcceptor::from(self.tls.load_full());
-        let link = acceptor.accept(tcp::prepare(link)).await.map_err(|error| {
-            tracing::debug!(%client, %error, "no handshake");
-            Why::Handshake
-        })?;
+        let link = acceptor
+            .accept(tcp::prepare(link, Side::Accepted).map_err(|_| Why::Handshake)?)
+            .await
+            .map_err(|error| {
+                tracing::debug!(%client, %error, "no handshake");
+                Why::Handshake
+            })?;
         if link.get_ref().1.alpn_protocol() == Some(wire::ALPN) {
             return Ok(Incoming::Enrolment(link, client));
         }

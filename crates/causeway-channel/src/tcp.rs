@@ -26,12 +26,14 @@ use rustls_pki_types::CertificateDer;
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio_rustls::TlsStream;
 
 use self::mux::{Class, DATAGRAM_BYTES_MAX, Mux, Signals};
 pub use self::read_ahead::ReadAhead;
 pub use self::stream::{TcpRecv, TcpSend};
+use crate::home;
 use crate::link::{
     CloseCode, CloseReason, DatagramError, LinkClosed, LinkFigures, LinkLimits, PREFIX_BYTES, Purpose,
     ResetCode, Side, Stream, StreamError, StreamHeader,
@@ -45,8 +47,15 @@ pub struct Meta {
     pub certificate: Option<CertificateDer<'static>>,
 }
 
-/// Makes a link of an encrypted connection, and starts the task that drives it. The task ends with the link.
+/// Makes a link of an encrypted connection, and starts the task that drives it, here. The task ends with the link.
 pub fn over<T>(io: T, side: Side, limits: &LinkLimits, meta: Meta) -> TcpLink
+where
+    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    over_at(io, side, limits, meta, Handle::current())
+}
+
+fn over_at<T>(io: T, side: Side, limits: &LinkLimits, meta: Meta, home: Handle) -> TcpLink
 where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -58,21 +67,24 @@ where
         pong: Notify::new(),
         ended: Notify::new(),
         meta,
+        home,
     });
-    tokio::spawn(driver::Driver::new(io, shared.clone()));
-    TcpLink(Arc::new(Handle { shared }))
+    shared.home.spawn(driver::Driver::new(io, shared.clone()));
+    TcpLink(Arc::new(Held { shared }))
 }
 
 /// What TLS runs on.
 pub type Socket = ReadAhead<TcpStream>;
 
-/// Makes a socket ready to carry a link, before TLS begins on it.
-pub fn prepare(socket: TcpStream) -> Socket {
+/// Makes a socket ready to carry a link, before TLS begins on it, and chooses where the link will live.
+pub fn prepare(socket: TcpStream, side: Side) -> io::Result<Socket> {
+    let home = home::choose(side)?;
+    let socket = home::bring(socket, &home)?;
     // Frames are gathered by us; the kernel must not hold them back. What it has not sent yet should be little,
     // so that a ping is not queued behind megabytes of bulk. Neither option can fail in a way that matters.
     let _ = socket.set_nodelay(true);
     let _ = SockRef::from(&socket).set_tcp_notsent_lowat(UNSENT_BYTES_MAX);
-    ReadAhead::new(socket)
+    Ok(ReadAhead::new(socket, home))
 }
 
 /// Two batches of the driver: one goes out while the next is made.
@@ -92,18 +104,19 @@ pub fn over_tls(mut connection: TlsStream<Socket>, side: Side, limits: &LinkLimi
     let address = socket.get_ref().peer_addr()?;
     let remote_address = SocketAddr::new(address.ip().to_canonical(), address.port());
     let certificate = session.peer_certificates().and_then(<[_]>::first).cloned();
-    Ok(over(connection, side, limits, Meta { remote_address, certificate }))
+    let home = socket.home().clone();
+    Ok(over_at(connection, side, limits, Meta { remote_address, certificate }, home))
 }
 
 /// A cheap handle. When the last one is dropped the link is closed, whatever streams are open.
 #[derive(Clone)]
-pub struct TcpLink(Arc<Handle>);
+pub struct TcpLink(Arc<Held>);
 
-struct Handle {
+struct Held {
     shared: Arc<Shared>,
 }
 
-impl Drop for Handle {
+impl Drop for Held {
     fn drop(&mut self) {
         self.shared.with(|mux| mux.close(CloseReason::new(CloseCode::Done, "")));
     }
@@ -196,6 +209,10 @@ impl TcpLink {
         self.shared().meta.certificate.clone()
     }
 
+    pub fn home(&self) -> &Handle {
+        &self.shared().home
+    }
+
     fn shared(&self) -> &Arc<Shared> {
         &self.0.shared
     }
@@ -235,6 +252,7 @@ struct Shared {
     pong: Notify,
     ended: Notify,
     meta: Meta,
+    home: Handle,
 }
 
 impl Shared {

@@ -10,6 +10,7 @@ use causeway_gateway::peers::{Later, PeerError, Peers};
 use causeway_gateway::{Gateway, Options, Parts};
 use causeway_netmap::sync::Target;
 use causeway_netmap::{SiteName, View};
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -84,6 +85,10 @@ impl Peers for BehindSessions {
                 error => PeerError::Away { site, why: error.to_string() },
             })
         })
+    }
+
+    fn home(&self, site: &SiteName) -> Option<Handle> {
+        self.fleet.upgrade()?.home(site.as_str())
     }
 }
 

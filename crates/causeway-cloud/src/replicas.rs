@@ -26,6 +26,7 @@ use causeway_channel::link::{
 };
 use futures_util::future::join_all;
 use tokio::io::AsyncWriteExt;
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -52,6 +53,10 @@ pub type Opened<'a> = Pin<Box<dyn Future<Output = Result<Stream, FleetError>> + 
 pub trait LocalSessions: Send + Sync + 'static {
     /// A stream to a gateway that is attached here; `NotAttached` when it is not.
     fn open_stream<'a>(&'a self, gateway: &'a str, header: StreamHeader) -> Opened<'a>;
+    /// Where the traffic of a gateway that is attached here is at home.
+    fn home(&self, _gateway: &str) -> Option<Handle> {
+        None
+    }
     /// The figures of every gateway attached here.
     fn figures(&self) -> Vec<(String, GatewayFigures)>;
 }
@@ -127,6 +132,13 @@ impl Fleet {
             }
         }
         Err(failed)
+    }
+
+    /// Where the traffic with a site is at home, when the first of its gateways that is attached is attached here.
+    pub fn home(&self, site: &str) -> Option<Handle> {
+        let sites = self.sites.borrow().clone();
+        let attached = |name: &&String| self.directory.whereabouts(name) != Whereabouts::Nowhere;
+        self.local.home(sites.gateways(site).iter().find(attached)?)
     }
 
     /// Carries a stream that a gateway opened to the gateway or site its header names. Where it comes from says the session's

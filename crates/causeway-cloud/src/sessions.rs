@@ -150,8 +150,12 @@ impl Sessions {
 
     /// Takes a link that came through the port. Judging and talking go on in a task that `drain` waits for.
     pub fn accept(&self, link: Link, turn: Turn) {
+        let home = link.home().cloned();
         let serving = self.0.clone().serve(link, turn);
-        self.0.tasks.spawn(serving);
+        match home {
+            Some(home) => self.0.tasks.spawn_on(serving, &home),
+            None => self.0.tasks.spawn(serving),
+        };
     }
 
     /// Ends the sessions of keys as they are revoked, and writes who is connected, until told to stop.

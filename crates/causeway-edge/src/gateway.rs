@@ -10,6 +10,7 @@ use causeway_gateway::audit::{Audit, Record};
 use causeway_gateway::peers::{PeerError, Peers};
 use causeway_gateway::{Gateway, Options, Parts};
 use causeway_netmap::SiteName;
+use tokio::runtime::Handle;
 
 use crate::link::{Later, Streams, Uplink};
 use crate::netmap::NetmapKeeper;
@@ -64,6 +65,10 @@ impl Peers for ThroughCloud {
                 }
             }
         })
+    }
+
+    fn home(&self, _site: &SiteName) -> Option<Handle> {
+        self.uplink.link()?.home().cloned()
     }
 
     fn suspect(&self, _: &SiteName) {

@@ -325,7 +325,11 @@ impl<'a> Round<'a> {
         self.complained = false;
         let (commands, taken) = mpsc::channel(COMMANDS_MAX);
         let talk = Conversation::new(id, greeted, self.keeper.passengers.clone(), self.events.clone());
-        self.sessions.spawn(async move { (id, Box::pin(talk.run(taken)).await) });
+        let talking = async move { (id, Box::pin(talk.run(taken)).await) };
+        match link.home() {
+            Some(home) => self.sessions.spawn_on(talking, home),
+            None => self.sessions.spawn(talking),
+        };
         self.links.insert(id, Standing { link, commands });
         self.keeper.shown.send_modify(|shown| {
             shown.sessions += 1;

@@ -5,11 +5,13 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use causeway_channel::link::{Stream, StreamHeader};
 use causeway_netmap::{ServiceName, SiteName, View};
+use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -145,6 +147,12 @@ impl Shared {
         self.netmaps.borrow().clone()
     }
 
+    /// Where the traffic with the home of a service is at home.
+    fn home_of(&self, service: &ServiceName) -> Option<Handle> {
+        let view = self.view();
+        self.peers.home(&view.presences.get(service)?.home)
+    }
+
     /// The netmap as it changes.
     pub fn netmaps(&self) -> watch::Receiver<Arc<View>> {
         self.netmaps.clone()
@@ -195,8 +203,9 @@ impl Gateway {
 
     /// Serves a stream that came over the channel. `origin` is what a certificate says. Returns at once.
     pub fn serve(&self, origin: SiteName, header: StreamHeader, stream: Stream) {
+        let home = stream.home().cloned();
         let serving = inbound::serve(self.shared.clone(), origin, header, stream);
-        self.tasks.spawn(Box::pin(serving));
+        self.spawn_at(home, Box::pin(serving));
     }
 
     /// Answers CONNECT on a Unix socket until told to stop. What was opened goes on as long as the gateway does.
@@ -249,6 +258,14 @@ impl Gateway {
         }
     }
 
+    /// Beside the link it will use: a request that crosses wakes no other thread then.
+    fn spawn_at(&self, home: Option<Handle>, serving: Pin<Box<dyn Future<Output = ()> + Send>>) {
+        match home {
+            Some(home) => self.tasks.spawn_on(serving, &home),
+            None => self.tasks.spawn(serving),
+        };
+    }
+
     async fn accept(&self, room: Option<Room>, stop: &CancellationToken) {
         let shared = &self.shared;
         let places = Places {
@@ -266,7 +283,13 @@ impl Gateway {
             };
             match arrival {
                 Arrival::Connection(accepted) => {
-                    self.tasks.spawn(Box::pin(outbound::serve(shared.clone(), accepted)));
+                    let home = shared.home_of(&accepted.service);
+                    let accepted = match &home {
+                        Some(home) => accepted.bring(home),
+                        None => Some(accepted),
+                    };
+                    let Some(accepted) = accepted else { continue };
+                    self.spawn_at(home, Box::pin(outbound::serve(shared.clone(), accepted)));
                 }
                 Arrival::Datagrams(opened) => {
                     let serving = udp::serve_outbound(shared.clone(), opened, self.tasks.clone());

@@ -10,6 +10,7 @@ use bytes::Bytes;
 use causeway_channel::link::{Purpose, ResetCode, Stream, StreamHeader};
 use causeway_netmap::{ServerName, ServiceName, SiteName};
 use prost::Message;
+use tokio::runtime::Handle;
 
 use crate::policy::{Refusal, Who};
 
@@ -20,6 +21,11 @@ pub trait Peers: Send + Sync + 'static {
     /// A stream to the active gateway of `header.site`. Resolves without a round trip; what the other end thinks of it
     /// comes as a reset.
     fn open_stream(&self, header: StreamHeader) -> Later<'_, Result<Stream, PeerError>>;
+
+    /// Where the traffic with that site is at home, as the channel says it: whoever serves its clients should run there.
+    fn home(&self, _site: &SiteName) -> Option<Handle> {
+        None
+    }
 
     /// A stream to that site makes no progress. The way there may be dead; whoever keeps it finds out.
     fn suspect(&self, _site: &SiteName) {}

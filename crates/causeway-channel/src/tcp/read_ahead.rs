@@ -10,6 +10,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::runtime::Handle;
 use tokio_util::io::poll_read_buf;
 
 /// Room for what a fast sender has put into the kernel between two wakes.
@@ -19,15 +20,21 @@ const BUFFER_BYTES: usize = 128 * 1024;
 pub struct ReadAhead<T> {
     inner: T,
     buffer: BytesMut,
+    /// Whose thread it is watched from.
+    home: Handle,
 }
 
 impl<T> ReadAhead<T> {
-    pub fn new(inner: T) -> ReadAhead<T> {
-        ReadAhead { inner, buffer: BytesMut::new() }
+    pub fn new(inner: T, home: Handle) -> ReadAhead<T> {
+        ReadAhead { inner, buffer: BytesMut::new(), home }
     }
 
     pub fn get_ref(&self) -> &T {
         &self.inner
+    }
+
+    pub fn home(&self) -> &Handle {
+        &self.home
     }
 }
 

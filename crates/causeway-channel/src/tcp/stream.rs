@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::runtime::Handle;
 
 use super::Shared;
 use super::mux::Failure;
@@ -22,6 +23,10 @@ pub struct TcpSend {
 impl TcpSend {
     pub(super) fn new(id: u32, shared: Arc<Shared>) -> TcpSend {
         TcpSend { id, shared }
+    }
+
+    pub fn home(&self) -> &Handle {
+        &self.shared.home
     }
 
     pub fn reset(&mut self, code: ResetCode) {

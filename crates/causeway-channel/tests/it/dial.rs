@@ -88,7 +88,7 @@ async fn an_edge_with_several_addresses_dials_from_the_one_it_is_told() {
 
 async fn accept(listener: TcpListener, acceptor: TlsAcceptor) -> Link {
     let (socket, _) = listener.accept().await.unwrap();
-    let connection = acceptor.accept(tcp::prepare(socket)).await.unwrap();
+    let connection = acceptor.accept(tcp::prepare(socket, Side::Accepted).unwrap()).await.unwrap();
     tcp::over_tls(connection.into(), Side::Accepted, &LinkLimits::default()).unwrap().into()
 }
 

@@ -131,7 +131,7 @@ impl Stage {
     }
 
     pub async fn dial_tcp(&self, tls: rustls::ClientConfig, limits: &LinkLimits) -> std::io::Result<Link> {
-        let socket = tcp::prepare(TcpStream::connect(self.address).await?);
+        let socket = tcp::prepare(TcpStream::connect(self.address).await?, Side::Dialled)?;
         let name = CLOUD_NAME.try_into().unwrap();
         let connection = TlsConnector::from(Arc::new(tls)).connect(name, socket).await?;
         Ok(tcp::over_tls(connection.into(), Side::Dialled, limits)?.into())

@@ -11,6 +11,7 @@ use causeway_channel::PeerId;
 use causeway_channel::link::{Link, Purpose, ResetCode, Stream, StreamHeader};
 use causeway_channel::port::Turn;
 use causeway_gateway::Gateway;
+use tokio::runtime::Handle;
 use tokio::sync::broadcast::error::RecvError;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -37,6 +38,10 @@ impl LocalSessions for Sessions {
             let opened = link.open_stream(header).await;
             opened.map_err(|source| FleetError::Stream { gateway: gateway.to_owned(), source })
         })
+    }
+
+    fn home(&self, gateway: &str) -> Option<Handle> {
+        self.link(gateway)?.home().cloned()
     }
 
     fn figures(&self) -> Vec<(String, GatewayFigures)> {

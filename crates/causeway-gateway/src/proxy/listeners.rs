@@ -15,6 +15,7 @@ use std::time::Duration;
 use causeway_netmap::{ServiceName, View};
 use serde::Serialize;
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -32,6 +33,14 @@ pub struct Accepted {
     pub service: ServiceName,
     /// The broker of Kafka whose port this is.
     pub broker: Option<u16>,
+}
+
+impl Accepted {
+    /// Watched from there. None: it is broken already.
+    pub fn bring(self, home: &Handle) -> Option<Accepted> {
+        let stream = causeway_channel::home::bring(self.stream, home).ok()?;
+        Some(Accepted { stream, ..self })
+    }
 }
 
 /// A presence that takes datagrams.

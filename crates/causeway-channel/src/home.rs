@@ -1,0 +1,54 @@
+//! Threads that carry traffic. A link over TCP, its streams and the connections that ride on them live on one of them.
+//!
+//! A small request passes through several tasks of a gateway: the connection's, the link's, and back. On a runtime whose
+//! threads take work from each other every such step may wake another thread, and that costs more than the step. On one
+//! thread nobody is woken, and what many connections say in one moment goes out in one write. Each thread has a runtime of
+//! its own. They are started when they are first needed, and end with the process.
+
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+use tokio::net::TcpStream;
+use tokio::runtime::{Builder, Handle};
+
+use crate::link::Side;
+
+/// Where a new link is to live. Whoever dials has one link, or two in a change, and those who ride on them may go from one to
+/// the other; whoever accepts has many, which take turns.
+pub fn choose(side: Side) -> io::Result<Handle> {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let count = thread::available_parallelism().map_or(1, usize::from);
+    let number = match side {
+        Side::Dialled => 0,
+        Side::Accepted => NEXT.fetch_add(1, Ordering::Relaxed) % count,
+    };
+    home(number)
+}
+
+/// Lets a connection be watched from there.
+pub fn bring(stream: TcpStream, home: &Handle) -> io::Result<TcpStream> {
+    let stream = stream.into_std()?;
+    let _context = home.enter();
+    TcpStream::from_std(stream)
+}
+
+fn home(number: usize) -> io::Result<Handle> {
+    static HOMES: Mutex<Vec<Handle>> = Mutex::new(Vec::new());
+    let mut homes = HOMES.lock().unwrap_or_else(PoisonError::into_inner);
+    while homes.len() <= number {
+        let handle = start(homes.len())?;
+        homes.push(handle);
+    }
+    Ok(homes[number].clone())
+}
+
+fn start(number: usize) -> io::Result<Handle> {
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let handle = runtime.handle().clone();
+    thread::Builder::new()
+        .name(format!("traffic-{number}"))
+        .spawn(move || runtime.block_on(std::future::pending::<()>()))?;
+    Ok(handle)
+}
