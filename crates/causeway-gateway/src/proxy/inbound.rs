@@ -150,6 +150,8 @@ pub(crate) async fn guided<R: Source, W: Sink, S: Source, V: Sink>(
 /// Small things at once, and the dead are found out.
 pub(crate) fn prepare(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
+    // A kernel without it has no pacing to be spared.
+    let _ = causeway_channel::tcp::unpace(stream);
     let keepalive = socket2::TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE / 4);
     socket2::SockRef::from(stream).set_tcp_keepalive(&keepalive)
 }
