@@ -33,7 +33,10 @@ const PROBE_BYTES: usize = 4 * 1024;
 const LARGE_BYTES: usize = 8 * 1024;
 
 /// After so many rounds without a pause others get their turn.
-const ROUNDS: usize = 8;
+const ROUNDS: usize = 4;
+
+/// In each of them so many records are read, where there are so many, before something is written.
+const READS: usize = 4;
 
 /// How long a peer has to hear that we close.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(2);
@@ -62,7 +65,13 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
     /// Ready when the link is over and nothing is left to be said.
     fn poll_run(&mut self, context: &mut Context<'_>) -> Poll<()> {
         for _ in 0..ROUNDS {
-            let read = self.poll_read(context);
+            let mut read = self.poll_read(context);
+            for _ in 1..READS {
+                if !matches!(read, Poll::Ready(Ok(()))) {
+                    break;
+                }
+                read = self.poll_read(context);
+            }
             let written = self.poll_write(context);
             let error = [&read, &written].into_iter().find_map(|progress| match progress {
                 Poll::Ready(Err(error)) => Some(error.to_string()),
@@ -114,37 +123,44 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         })
     }
 
-    /// Writes what waits. Pending when all is written, or when the connection takes no more.
+    /// Writes what waits, a batch at most. Pending when all is written, or when the connection takes no more.
     fn poll_write(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.batch.is_empty() {
-            let mut mux = self.shared.lock();
-            mux.fill(&mut self.batch, BATCH_BYTES, Instant::now());
-            if self.batch.is_empty() && self.is_flushed {
-                mux.sleep(context.waker());
-            }
-            let (_, signals) = mux.take_due(&mut self.wakes);
-            drop(mux);
-            self.shared.signal(signals);
-            self.wakes.drain(..).for_each(Waker::wake);
+        if self.batch.is_empty() && self.is_flushed {
+            self.fill(context);
         }
-        if self.batch.is_empty() {
-            if !self.is_flushed {
-                ready!(Pin::new(&mut self.io).poll_flush(context))?;
-                self.is_flushed = true;
+        while !self.batch.is_empty() {
+            let mut slices = [IoSlice::new(&[]); SLICES];
+            let count = self.batch.slices(&mut slices);
+            let written = ready!(Pin::new(&mut self.io).poll_write_vectored(context, &slices[..count]))?;
+            if written == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            self.batch.advance(written);
+            self.is_flushed = false;
+        }
+        if !self.is_flushed {
+            ready!(Pin::new(&mut self.io).poll_flush(context))?;
+            self.is_flushed = true;
+            self.fill(context);
+            if !self.batch.is_empty() {
                 return Poll::Ready(Ok(()));
             }
-            self.batch.rest();
-            return Poll::Pending;
         }
-        let mut slices = [IoSlice::new(&[]); SLICES];
-        let count = self.batch.slices(&mut slices);
-        let written = ready!(Pin::new(&mut self.io).poll_write_vectored(context, &slices[..count]))?;
-        if written == 0 {
-            return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+        self.batch.rest();
+        Poll::Pending
+    }
+
+    /// Takes the next batch; goes to sleep when there is none, until somebody has something to send.
+    fn fill(&mut self, context: &Context<'_>) {
+        let mut mux = self.shared.lock();
+        mux.fill(&mut self.batch, BATCH_BYTES, Instant::now());
+        if self.batch.is_empty() {
+            mux.sleep(context.waker());
         }
-        self.batch.advance(written);
-        self.is_flushed = false;
-        Poll::Ready(Ok(()))
+        let (_, signals) = mux.take_due(&mut self.wakes);
+        drop(mux);
+        self.shared.signal(signals);
+        self.wakes.drain(..).for_each(Waker::wake);
     }
 
     /// Our reason is written. A socket closed while bytes of the peer lie unread in it would be reset, and the
