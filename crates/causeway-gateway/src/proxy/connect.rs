@@ -2,7 +2,7 @@
 //! a connection that the node's own gateway makes. TLS is never opened on the way.
 //!
 //! `door` listens and speaks HTTP, `target` decides what is meant, `allow` what may be dialled that is no node, `node` opens
-//! the way at this end and makes the connection at the other. Whoever routes to nodes in another way uses `node` too.
+//! the way at this end and makes the connection at the other, `plain` asks in plain HTTP for those who do not say CONNECT. Whoever routes to nodes in another way uses `node` too.
 
 pub mod target;
 
@@ -11,6 +11,8 @@ pub mod allow;
 pub mod node;
 
 pub mod door;
+
+mod plain;
 
 pub use allow::{AllowList, AllowRule};
 pub use door::{Caller, Doorkeeper, TlsDoor, UnixDoor};

@@ -21,7 +21,7 @@ mod judge;
 
 pub mod path;
 
-mod headers;
+pub(crate) mod headers;
 
 mod aim;
 

@@ -107,13 +107,16 @@ impl World {
         let host = net.host("cloud").unwrap();
         let public = net.ipv4("cloud").unwrap();
         let endpoint = SocketAddr::from((public, CHANNEL_PORT));
-        let cloud =
-            CloudHost::start(&host, folder.path(), &[endpoint], &["--connect", "127.0.0.1:7446"]).unwrap();
+        // Who does not ask through a door asks for the node's name, and comes to the node's port of the cloud.
+        let config = folder.path().join("cloud.toml");
+        std::fs::write(&config, format!("[gateway]\nentry-tls = \"{public}:10250\"\n")).unwrap();
+        let flags = ["--connect", "127.0.0.1:7446", "--config", config.to_str().unwrap()];
+        let cloud = CloudHost::start(&host, folder.path(), &[endpoint], &flags).unwrap();
         let edges = ["edge-a", "edge-b"].map(|name| {
             let token = cloud.token(name).unwrap();
             EdgeHost::join(&net.host(name).unwrap(), folder.path(), name, &token).unwrap()
         });
-        cloud.apply(&objects()).unwrap();
+        cloud.apply(&objects(&public.to_string())).unwrap();
         let cluster = start_cluster(&host, folder.path());
         let port = std::fs::read_to_string(cluster.folder.join("port")).unwrap();
         let server = format!("{public}:{}", port.trim());
@@ -172,13 +175,15 @@ impl World {
     }
 }
 
-fn objects() -> String {
-    let mut text =
-        "---\n{kind: EPolicy, apiVersion: causeway.io/v1, metadata: {name: control-plane}, allowedSites: [cloud]}\n".to_owned();
+fn objects(public: &str) -> String {
+    let mut text = format!(
+        "---\n{{kind: EPolicy, apiVersion: causeway.io/v1, metadata: {{name: control-plane}}, allowedSites: [cloud]}}\n\
+         ---\n{{kind: EGateway, apiVersion: causeway.io/v1, metadata: {{name: cloud}}, eSiteName: cloud, ip: {public}}}\n"
+    );
     for (node, site) in [("node-a", "edge-a"), ("node-b", "edge-b")] {
         text.push_str(&format!(
             "---\n{{kind: EServer, apiVersion: causeway.io/v1, metadata: {{name: {node}}}, ip: {NODE_IP}, eSiteName: {site}, \
-             ports: [10250], ePolicys: [control-plane]}}\n"
+             ports: [10250, 9100], ePolicys: [control-plane]}}\n"
         ));
     }
     text
@@ -186,23 +191,27 @@ fn objects() -> String {
 
 /// An API server that goes to nodes through the socket, by name, and checks whom it has reached.
 fn start_cluster(host: &Host, folder: &Path) -> Lab {
-    let selector = folder.join("egress.yaml");
-    let socket = folder.join("cloud/run/connect.sock");
-    let text = format!(
-        "apiVersion: apiserver.k8s.io/v1beta1\nkind: EgressSelectorConfiguration\negressSelections:\n- name: cluster\n  \
-         connection:\n    proxyProtocol: HTTPConnect\n    transport:\n      uds:\n        udsName: {}\n",
-        socket.display()
-    );
-    std::fs::write(&selector, text).unwrap();
     let cluster = Lab { folder: folder.join("cluster"), down: "kube-apiserver-down" };
-    let mut up = Command::new(here("lab/kube-apiserver-up"));
-    up.arg(&cluster.folder).arg(format!("--egress-selector-config-file={}", selector.display())).args([
-        "--bind-address=0.0.0.0",
-        "--kubelet-certificate-authority=pki/ca.crt",
-        "--kubelet-preferred-address-types=Hostname",
-    ]);
-    finish(host.wrap(&up), None).unwrap().success().unwrap();
+    start_api_server(host, folder, json!({"uds": {"udsName": folder.join("cloud/run/connect.sock")}}));
     cluster
+}
+
+/// `transport` is how it comes to the door.
+fn start_api_server(host: &Host, folder: &Path, transport: Value) {
+    let selector = folder.join("egress.yaml");
+    let config = json!({"apiVersion": "apiserver.k8s.io/v1beta1", "kind": "EgressSelectorConfiguration",
+        "egressSelections": [{"name": "cluster",
+            "connection": {"proxyProtocol": "HTTPConnect", "transport": transport}}]});
+    std::fs::write(&selector, config.to_string()).unwrap();
+    let mut up = Command::new(here("lab/kube-apiserver-up"));
+    up.arg(folder.join("cluster")).arg(format!("--egress-selector-config-file={}", selector.display())).args(
+        [
+            "--bind-address=0.0.0.0",
+            "--kubelet-certificate-authority=pki/ca.crt",
+            "--kubelet-preferred-address-types=Hostname",
+        ],
+    );
+    finish(host.wrap(&up), None).unwrap().success().unwrap();
 }
 
 /// At the other site a node with the same address and port: it only says that it is well.
@@ -278,6 +287,7 @@ fn kubectl_reaches_a_pod_at_a_site_through_the_egress_selector() {
     equal_addresses(&world);
     scrape(&world);
     large_log(&mut world);
+    through_tls(&world);
     println!("SKIPPED: kubectl top: needs metrics-server, which Debian does not have");
 
     let journal = || {
@@ -375,7 +385,31 @@ fn equal_addresses(world: &World) {
     assert_eq!(world.ok(&["get", "--raw", "/api/v1/nodes/node-a/proxy/healthz"]), "ok");
 }
 
-/// Prometheus asks the kubelet through the other door, and both check each other's certificates.
+/// The API server comes to the door on the network instead, and both show certificates.
+fn through_tls(world: &World) {
+    let down = Command::new(here("lab/kube-apiserver-down")).arg(&world.cluster.folder).status().unwrap();
+    assert!(down.success());
+    let connect = world.folder.path().join("cloud/connect");
+    let transport = json!({"tcp": {"url": "https://127.0.0.1:7446", "tlsConfig": {"caBundle": connect.join("ca.pem"),
+        "clientKey": connect.join("client.pem"), "clientCert": connect.join("client.pem")}}});
+    start_api_server(&world.host, world.folder.path(), transport);
+    assert!(world.ok(&["logs", "box"]).starts_with("begun\n"));
+    assert_eq!(world.ok(&["exec", "box", "--", "echo", "through TLS"]), "through TLS\n");
+    assert_eq!(world.ok(&["get", "--raw", "/api/v1/nodes/node-b/proxy/healthz"]), "node-b is well");
+}
+
+/// What a node says of itself in plain HTTP, at the other site.
+fn start_exporter(host: &Host, folder: &Path) -> Child {
+    let home = folder.join("exporter");
+    std::fs::create_dir(&home).unwrap();
+    std::fs::write(home.join("metrics"), "spoken_in_plain_http 1\n").unwrap();
+    let mut server = host.command("python3");
+    server.args(["-m", "http.server", "--bind", NODE_IP, "9100"]).current_dir(&home);
+    server.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+}
+
+/// Prometheus asks in three ways: the kubelet through the door on the network, where both check each other's certificates; a node
+/// in plain HTTP through the same door; and the kubelet by its name, which the cloud's DNS answers, at the cloud's entry.
 fn scrape(world: &World) {
     let Ok(Ok(program)) = finish(Command::new(here("lab/install-prometheus")), None).map(Ran::success) else {
         return println!("SKIPPED: Prometheus through proxy_url: Debian's package cannot be fetched");
@@ -387,13 +421,23 @@ fn scrape(world: &World) {
     std::fs::write(folder.join("both.pem"), both).unwrap();
     let tokens = std::fs::read_to_string(world.cluster.folder.join("pki/tokens.csv")).unwrap();
     let client = connect.join("client.pem").display().to_string();
-    let config = json!({"global": {"scrape_interval": "1s"}, "scrape_configs": [{
-        "job_name": "kubelets", "scheme": "https", "proxy_url": "https://127.0.0.1:7446",
-        "tls_config": {"ca_file": folder.join("both.pem"), "cert_file": client, "key_file": client},
-        "authorization": {"credentials": tokens.split(',').next().unwrap()},
-        "static_configs": [{"targets": ["node-a:10250"]}]}]});
+    let certificates = json!({"ca_file": folder.join("both.pem"), "cert_file": client, "key_file": client});
+    let authorization = json!({"credentials": tokens.split(',').next().unwrap()});
+    let config = json!({"global": {"scrape_interval": "1s"}, "scrape_configs": [
+        {"job_name": "door", "scheme": "https", "proxy_url": "https://127.0.0.1:7446", "tls_config": certificates,
+            "authorization": authorization, "static_configs": [{"targets": ["node-a:10250"]}]},
+        {"job_name": "plain", "scheme": "http", "proxy_url": "https://127.0.0.1:7446", "tls_config": certificates,
+            "static_configs": [{"targets": ["node-b:9100"]}]},
+        {"job_name": "name", "scheme": "https", "tls_config": {"ca_file": authorities[1]},
+            "authorization": authorization, "static_configs": [{"targets": ["node-a:10250"]}]}]});
     std::fs::write(folder.join("prometheus.yml"), config.to_string()).unwrap();
-    let mut command = world.host.command(program.trim());
+    let mut exporter = start_exporter(&world.edges[1].unit.host, folder);
+    // Its resolver is the cloud.
+    let resolver = folder.join("resolv.conf");
+    std::fs::write(&resolver, "nameserver 127.0.0.1\n").unwrap();
+    let mut command = world.host.command("unshare");
+    let script = r#"mount --bind "$1" /etc/resolv.conf && shift && exec "$@""#;
+    command.args(["--mount", "sh", "-c", script, "sh"]).arg(resolver).arg(program.trim());
     command.arg(format!("--config.file={}", folder.join("prometheus.yml").display()));
     command.arg(format!("--storage.tsdb.path={}", folder.join("prometheus").display()));
     command.arg("--web.listen-address=127.0.0.1:9090").stdin(Stdio::null()).stdout(Stdio::null());
@@ -403,12 +447,15 @@ fn scrape(world: &World) {
         let answer = world.host.inside(|| testlab::causeway::get(([127, 0, 0, 1], 9090).into(), path));
         answer.map(|(_, body)| body).unwrap_or_default()
     };
-    let up = wait_for("Prometheus has scraped the node", || {
-        ask("/api/v1/query?query=up").contains("\"1\"]").then_some(())
+    let up = wait_for("Prometheus has scraped in three ways", || {
+        let all = ask("/api/v1/query?query=sum(up)").contains("\"3\"]");
+        (all && ask("/api/v1/query?query=spoken_in_plain_http").contains("node-b:9100")).then_some(())
     });
     let targets = ask("/api/v1/targets");
-    prometheus.kill().unwrap();
-    prometheus.wait().unwrap();
+    for child in [&mut prometheus, &mut exporter] {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
     up.unwrap_or_else(|error| panic!("{error}\n{targets}"));
 }
 

@@ -196,6 +196,23 @@ fn a_node_is_reached_by_its_name_and_nothing_else_is() {
     refused("node-o".to_owned(), 400, "HOST:PORT");
     assert_eq!(ask(lab, "GET / HTTP/1.1\r\nhost: a\r\n\r\n").status, 405);
 
+    // In plain HTTP, as Prometheus asks for a target with `scheme: http` behind a proxy.
+    let plain = |target: String| {
+        let head =
+            format!("GET http://{target}/metrics HTTP/1.1\r\nhost: {target}\r\nconnection: close\r\n\r\n");
+        let mut answer = ask(lab, &head);
+        let mut rest = String::new();
+        answer.stream.read_to_string(&mut rest).unwrap();
+        (answer.status, rest)
+    };
+    assert_eq!(plain(format!("node-o:{oslo}")), (200, "oslo".to_owned()));
+    assert_eq!(plain(format!("node-b:{bergen}")), (200, "bergen".to_owned()));
+    for (target, status) in
+        [(format!("node-o:{bergen}"), 403), (format!("node-c:{oslo}"), 403), ("node-x".into(), 403)]
+    {
+        assert_eq!(plain(target.clone()).0, status, "{target}");
+    }
+
     let records = wait_for("everything is in the audit", || {
         let text = journal(&lab.cloud.data_dir);
         let has = |words: &[&str]| text.lines().any(|line| words.iter().all(|word| line.contains(word)));

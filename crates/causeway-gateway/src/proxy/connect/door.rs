@@ -14,7 +14,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use causeway_channel::link::ResetCode;
 use http::{Method, Request, Response, StatusCode, header};
-use http_body_util::Full;
+use http_body_util::{Either, Full};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -29,6 +29,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::node::{NotReached, Opened, note_unknown, open_direct, open_node};
+use super::plain;
 use super::target::{Nowhere, Target, decide};
 use crate::audit::End;
 use crate::gateway::Shared;
@@ -186,8 +187,8 @@ where
 {
     let pending = Pending::default();
     let service = service_fn(|request| {
-        let (shared, caller, pending) = (hall.shared.clone(), caller.clone(), pending.clone());
-        async move { Ok::<_, std::convert::Infallible>(answer(&shared, &caller, &pending, request).await) }
+        let (hall, caller, pending) = (hall.clone(), caller.clone(), pending.clone());
+        async move { Ok::<_, std::convert::Infallible>(answer(&hall, &caller, &pending, request).await) }
     });
     let serving = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -214,31 +215,60 @@ where
     }
 }
 
+/// Our own words, or a node's.
+type Body = Either<Full<Bytes>, Incoming>;
+
 async fn answer(
-    shared: &Arc<Shared>,
+    hall: &Hall,
     caller: &Caller,
     pending: &Pending,
     mut request: Request<Incoming>,
-) -> Response<Full<Bytes>> {
+) -> Response<Body> {
+    let shared = &hall.shared;
     if let Some(why) = &caller.denied {
         shared.figures.refused("not-allowed");
         tracing::debug!(client = ?caller.address, why, "a caller of CONNECT is not known");
         return say(StatusCode::FORBIDDEN, why);
     }
     if request.method() != Method::CONNECT {
-        let mut response = say(StatusCode::METHOD_NOT_ALLOWED, "only CONNECT is understood here");
-        response.headers_mut().insert(header::ALLOW, header::HeaderValue::from_static("CONNECT"));
-        return response;
+        return match plain::authority(request.uri()) {
+            Some(authority) => forward(hall, caller, &authority, request).await,
+            None => only_connect(),
+        };
     }
     let authority = request.uri().authority().map(ToString::to_string).unwrap_or_default();
     match open(shared, caller, &authority).await {
         Ok(opened) => {
             let upgrade = hyper::upgrade::on(&mut request);
             *pending.lock().unwrap_or_else(PoisonError::into_inner) = Some((upgrade, opened));
-            Response::new(Full::default())
+            Response::new(Either::Left(Full::default()))
         }
         Err((status, text)) => say(status, &text),
     }
+}
+
+/// A request for a node in plain HTTP.
+async fn forward(
+    hall: &Hall,
+    caller: &Caller,
+    authority: &str,
+    request: Request<Incoming>,
+) -> Response<Body> {
+    let opened = match open(&hall.shared, caller, authority).await {
+        Ok(opened) => opened,
+        Err((status, text)) => return say(status, &text),
+    };
+    match plain::exchange(hall, opened, request).await {
+        Ok(response) => response.map(Either::Right),
+        Err(error) => say(StatusCode::BAD_GATEWAY, &format!("{authority} gave no answer: {error}")),
+    }
+}
+
+fn only_connect() -> Response<Body> {
+    let words = "only CONNECT is understood here, and http://NODE:PORT/PATH";
+    let mut response = say(StatusCode::METHOD_NOT_ALLOWED, words);
+    response.headers_mut().insert(header::ALLOW, header::HeaderValue::from_static("CONNECT"));
+    response
 }
 
 async fn open(
@@ -290,8 +320,8 @@ fn status(why: &NotReached) -> StatusCode {
     }
 }
 
-fn say(status: StatusCode, text: &str) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::from(format!("{text}\n")));
+fn say(status: StatusCode, text: &str) -> Response<Body> {
+    let mut response = Response::new(Either::Left(Full::from(format!("{text}\n"))));
     *response.status_mut() = status;
     let plain = header::HeaderValue::from_static("text/plain; charset=utf-8");
     response.headers_mut().insert(header::CONTENT_TYPE, plain);

@@ -1,0 +1,104 @@
+//! A request in plain HTTP for a node, as programs send it to a proxy: `GET http://node-1:9100/metrics`.
+//!
+//! It goes the way a CONNECT would have opened, under the same policies and with the same record, one way for each request. The node
+//! sees what a client without a proxy sends; what was said to us stays here. Nothing becomes something else on such a way.
+
+use http::header::{self, HeaderValue};
+use http::uri::Scheme;
+use http::{Request, Response, Uri, Version};
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+
+use super::door::Hall;
+use super::node::Opened;
+use crate::proxy::http::headers;
+
+/// What is under way between the request and the way to the node.
+const BUFFER_BYTES: usize = 64 << 10;
+
+/// The target of such a request, as a CONNECT would name it. None: it is not for a proxy.
+pub fn authority(uri: &Uri) -> Option<String> {
+    let authority = uri.authority().filter(|_| uri.scheme() == Some(&Scheme::HTTP))?;
+    // Whoever sends a name and a password in its target sends them to a node that has not asked.
+    let is_plain = !authority.as_str().contains('@');
+    is_plain.then(|| format!("{}:{}", authority.host(), authority.port_u16().unwrap_or(80)))
+}
+
+/// Asks the node.
+pub async fn exchange(
+    hall: &Hall,
+    opened: Opened,
+    request: Request<Incoming>,
+) -> hyper::Result<Response<Incoming>> {
+    let (near, far) = tokio::io::duplex(BUFFER_BYTES);
+    let shared = hall.shared.clone();
+    hall.tasks.spawn(Box::pin(async move { opened.carry(&shared, far).await }));
+    let (mut sender, connection) = http1::handshake(TokioIo::new(near)).await?;
+    hall.tasks.spawn(async move {
+        if let Err(error) = connection.await {
+            tracing::debug!(%error, "a request to a node broke off");
+        }
+    });
+    let mut response = sender.send_request(for_node(request)).await?;
+    headers::strip(response.headers_mut());
+    Ok(response)
+}
+
+/// RFC 9112, 3.2: the node is asked for a path, and its name is what the target said, whatever the Host header does.
+fn for_node<B>(mut request: Request<B>) -> Request<B> {
+    let uri = request.uri();
+    let host = uri.authority().and_then(|authority| HeaderValue::from_str(authority.as_str()).ok());
+    let path = uri.path_and_query().map_or("/", |path| path.as_str());
+    *request.uri_mut() = path.parse().unwrap_or_default();
+    *request.version_mut() = Version::HTTP_11;
+    let headers = request.headers_mut();
+    headers::strip(headers);
+    headers.remove(header::PROXY_AUTHORIZATION);
+    if let Some(host) = host {
+        headers.insert(header::HOST, host);
+    }
+    headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+    request
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_target_is_that_of_a_proxy_in_plain_http() {
+        for (uri, expected) in [
+            ("http://node-1:9100/metrics", Some("node-1:9100")),
+            ("http://node-1/", Some("node-1:80")),
+            ("http://[fd00::1]:9100", Some("[fd00::1]:9100")),
+            ("https://node-1:10250/", None),
+            ("http://me:secret@node-1:9100/", None),
+            ("/metrics", None),
+            ("node-1:9100", None),
+        ] {
+            assert_eq!(authority(&uri.parse().unwrap()).as_deref(), expected, "{uri}");
+        }
+    }
+
+    #[test]
+    fn the_node_is_asked_as_if_there_were_no_proxy() {
+        let request = Request::get("http://node-1:9100/metrics?a=b")
+            .header("host", "elsewhere")
+            .header("proxy-authorization", "Basic secret")
+            .header("proxy-connection", "keep-alive")
+            .header("connection", "x-own")
+            .header("x-own", "1")
+            .header("accept", "text/plain");
+        let request = for_node(request.body(()).unwrap());
+        assert_eq!(request.uri().to_string(), "/metrics?a=b");
+        let mut headers: Vec<String> = request
+            .headers()
+            .iter()
+            .map(|(name, value)| format!("{name}: {}", value.to_str().unwrap()))
+            .collect();
+        headers.sort();
+        assert_eq!(headers, ["accept: text/plain", "connection: close", "host: node-1:9100"]);
+        assert_eq!(for_node(Request::get("http://node-1").body(()).unwrap()).uri().path(), "/");
+    }
+}
