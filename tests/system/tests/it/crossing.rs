@@ -261,8 +261,6 @@ fn a_backend_that_does_not_answer_is_told_of_until_it_does() {
         let (_, why) = why.unwrap_or_else(|error| panic!("{error}\n{}", world.logs()));
         assert!(why.starts_with(&format!("gateway rome reaches no backend; {address}: ")), "{why}");
     }
-    let doctor = finish(world.lab.cloud.client(&["doctor", "echo-rome@oslo"]).unwrap(), None).unwrap();
-    assert!(doctor.code != 0 && doctor.stdout.contains("gateway rome reaches no backend"), "{doctor:?}");
 
     world.backends.push(TcpListener::bind(address).unwrap());
     for kind in ["eservice", "serviceexpose"] {
