@@ -12,7 +12,7 @@ mod passengers;
 mod report;
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -59,9 +59,12 @@ impl Default for SessionLimits {
 }
 
 impl SessionLimits {
-    /// Over which time so many should come back.
-    fn spread(&self, sessions: usize) -> Duration {
-        Duration::from_millis(sessions as u64 * 1000 / u64::from(self.returns_per_second.max(1)))
+    /// Over which time so many should come back, to a replica that was seen to serve so many newcomers a second.
+    fn spread(&self, sessions: usize, served_per_second: u32) -> Duration {
+        let seen =
+            served_per_second.saturating_mul(RETURN_EASE).max(self.returns_per_second / RETURN_SLOW_MAX);
+        let rate = self.returns_per_second.min(seen);
+        Duration::from_millis(sessions as u64 * 1000 / u64::from(rate.max(1)))
     }
 }
 
@@ -69,6 +72,10 @@ type Elsewhere = Box<dyn Fn(&str) -> bool + Send + Sync>;
 
 /// Gateways whose last departure is remembered. Beyond it, the memory begins anew: only `since` is lost.
 const DEPARTED_MAX: usize = 100_000;
+/// A return is easier than a first visit, which is mostly what was seen: nothing has to be written for it.
+const RETURN_EASE: u32 = 2;
+/// Who holds up handshakes on purpose shall not send a fleet away for long.
+const RETURN_SLOW_MAX: u32 = 8;
 /// Below so many, a fleet that comes back at once is no trouble.
 const HINT_FROM: usize = 500;
 /// How often a draining replica looks whether its sessions have ended.
@@ -94,6 +101,8 @@ struct Shared {
     changed: watch::Sender<u64>,
     /// How many sessions there were when edges were last told over which time to come back.
     hinted: AtomicUsize,
+    /// Newcomers a second that the port finishes when all its places are taken, as it was last seen.
+    served: AtomicU32,
     /// Is a gateway attached to another replica? Whether they are connected is written only when this is known.
     elsewhere: OnceLock<Elsewhere>,
     figures: Figures,
@@ -126,6 +135,7 @@ impl Sessions {
         limits: SessionLimits,
     ) -> Sessions {
         let (changed, _) = watch::channel(0);
+        let served = limits.returns_per_second;
         Sessions(Arc::new(Shared {
             replica,
             registrar,
@@ -136,6 +146,7 @@ impl Sessions {
             departed: Mutex::default(),
             changed,
             hinted: AtomicUsize::new(HINT_FROM),
+            served: AtomicU32::new(served),
             elsewhere: OnceLock::new(),
             figures: Figures::default(),
             tasks: TaskTracker::new(),
@@ -309,7 +320,11 @@ impl Shared {
     /// Over which time the sessions of this replica should come back when they are all lost at once.
     fn retry_hint(&self) -> Duration {
         let sessions = self.roster().len();
-        self.limits.spread(sessions)
+        self.spread(sessions)
+    }
+
+    fn spread(&self, sessions: usize) -> Duration {
+        self.limits.spread(sessions, self.served.load(Ordering::Relaxed))
     }
 
     fn handle_attached(&self, session: &Session) {
@@ -328,7 +343,7 @@ impl Shared {
             return;
         }
         self.hinted.store(sessions, Ordering::Relaxed);
-        let hint = Hint { retry_hint_ms: milliseconds(self.limits.spread(sessions)) };
+        let hint = Hint { retry_hint_ms: milliseconds(self.spread(sessions)) };
         let Ok(frame) = encode_cloud(hint) else { return };
         roster.all_current().for_each(|(_, seat)| seat.session.command(Command::Say(frame.clone())));
     }
@@ -457,4 +472,21 @@ impl Session {
 
 fn milliseconds(time: Duration) -> u32 {
     u32::try_from(time.as_millis()).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_spread_follows_what_is_served_within_bounds() {
+        let check = |served, expected_ms| {
+            let spread = SessionLimits::default().spread(7500, served);
+            assert_eq!(spread.as_millis(), expected_ms, "{served} a second were served");
+        };
+        check(2000, 10_000);
+        check(375, 10_000);
+        check(150, 25_000);
+        check(1, 80_645);
+    }
 }

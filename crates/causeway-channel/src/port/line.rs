@@ -15,6 +15,10 @@ const RATE_MAX: f64 = 5000.0;
 const WINDOW: Duration = Duration::from_millis(250);
 /// What the last window tells, against what was known before.
 const WEIGHT: f64 = 0.3;
+/// A promise that was too early is worse than one that is too late: who comes too early may be sent away again.
+const WEIGHT_SLOWER: f64 = 0.7;
+/// After so long without a crowd, the last one says nothing any more.
+const FORGOTTEN: Duration = Duration::from_secs(60);
 /// Times are given for a little less than is done: who comes late meets the next.
 const PROMISED_PART: f64 = 0.95;
 /// Nobody is sent away for longer. A fleet that needs more than this comes in two turns.
@@ -53,6 +57,11 @@ impl Line {
         self.end - now
     }
 
+    /// What was seen of the rate, or is supposed of it.
+    pub fn served_per_second(&self) -> u32 {
+        self.rate as u32
+    }
+
     /// Somebody left a place. `is_full`: no other was free.
     pub fn handle_left(&mut self, now: Instant, is_full: bool) {
         self.window.left += 1;
@@ -62,10 +71,14 @@ impl Line {
             return;
         }
         let seen = f64::from(self.window.left) / time.as_secs_f64();
-        // With places free, it could have been more.
         let rate = match self.window.is_full {
+            true if seen < self.rate => self.rate + WEIGHT_SLOWER * (seen - self.rate),
             true => self.rate + WEIGHT * (seen - self.rate),
-            false => self.rate.max(seen),
+            // With places free, it could have been more; and what once made us slow is forgotten with time.
+            false => {
+                let part = (time.as_secs_f64() / FORGOTTEN.as_secs_f64()).min(1.0);
+                (self.rate + part * (RATE_FIRST - self.rate).max(0.0)).max(seen)
+            }
         };
         self.rate = rate.clamp(RATE_MIN, RATE_MAX);
         self.window = Window { since: now, left: 0, is_full: true };
@@ -108,6 +121,10 @@ mod tests {
         let (mut now, mut line) = (Instant::now(), Line::new(Instant::now()));
         serve(&mut line, &mut now, 60, 10, false);
         assert!(line.rate >= RATE_FIRST);
+        serve(&mut line, &mut now, 5, 100, true);
+        assert!(line.rate < 150.0);
+        serve(&mut line, &mut now, 180, 10, false);
+        assert!(line.rate > 0.9 * RATE_FIRST, "what made it slow is long gone: {}", line.rate);
         assert!(line.handle_newcomer(now, 0) < Duration::from_millis(10), "the line ended long ago");
     }
 

@@ -14,8 +14,10 @@ use tokio::time::timeout;
 
 use super::line::Line;
 
-/// At the start, and never fewer: a tenth of a second of work for two cores.
-const PLACES_MIN: f64 = 128.0;
+/// At the start: a tenth of a second of work for two cores.
+const PLACES_FIRST: f64 = 128.0;
+/// Never fewer: a second of work for a machine that is fifty times slower, or as busy with other things.
+const PLACES_MIN: f64 = 16.0;
 /// A dialer waits for two seconds at first. Slower than this, and some would be gone before we are done.
 const SLOW: Duration = Duration::from_millis(800);
 /// A round trip across the world and a little work: there is room for more.
@@ -38,7 +40,7 @@ pub struct Pace {
 impl Pace {
     pub fn new(places_max: usize) -> Pace {
         let places_max = (places_max as f64).max(1.0);
-        let places = PLACES_MIN.min(places_max);
+        let places = PLACES_FIRST.min(places_max);
         Pace { places, places_max, existing: places as usize }
     }
 
@@ -149,6 +151,13 @@ pub struct Turn {
     since: Instant,
 }
 
+impl Turn {
+    /// How many handshakes a second are finished here when all places are taken, as far as that was seen.
+    pub fn served_per_second(&self) -> u32 {
+        self.turns.line.lock().unwrap_or_else(PoisonError::into_inner).served_per_second()
+    }
+}
+
 impl Drop for Turn {
     fn drop(&mut self) {
         let is_full = self.turns.places.available_permits() == 0;
@@ -188,7 +197,7 @@ mod tests {
         assert_eq!(leave(&mut pace, 1000, SLOW, true), 500, "a turn of slow ones halves them");
         leave(&mut pace, 10_000, SLOW, true);
         assert_eq!(pace.existing, PLACES_MIN as usize, "and some are always left");
-        assert_eq!(leave(&mut pace, 100, (FAST + SLOW) / 2, true), 100, "in between nothing changes");
+        assert_eq!(leave(&mut pace, 10, (FAST + SLOW) / 2, true), 10, "in between nothing changes");
     }
 
     #[tokio::test(start_paused = true)]

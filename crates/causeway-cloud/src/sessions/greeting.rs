@@ -3,6 +3,7 @@
 //! Everything until the welcome has one deadline. A refusal is written, given a moment to arrive, counted and audited.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use causeway_api::Kind;
@@ -46,6 +47,7 @@ impl Shared {
         };
         let judged = timeout(GREETING, self.judge(&link, &hello)).await;
         let admitted = judged.unwrap_or_else(|_| Err(unavailable("the cloud takes too long to decide")));
+        self.served.store(turn.served_per_second(), Ordering::Relaxed);
         let seated = admitted.and_then(|admitted| self.seat(&link, &hello, admitted));
         drop(turn);
         match seated {

@@ -94,7 +94,7 @@ impl<'a> Reporter<'a> {
         let now = Instant::now();
         missing.retain(|gateway, _| shown.get(gateway) == Some(&true) && !here.contains(gateway.as_str()));
         let fleet = shown.values().filter(|connected| **connected).count();
-        let hold = HOLD + 2 * self.0.0.limits.spread(fleet);
+        let hold = HOLD + 2 * self.0.0.spread(fleet);
         let mut writes = Vec::new();
         for gateway in &here {
             let known = shown.get(*gateway).copied();

@@ -30,6 +30,21 @@ fn at_a_cloud_that_is_slower_than_it_said_everybody_is_sent_away_once_at_most() 
     }
 }
 
+/// Edges were told to spread over a time that follows what the cloud does, within bounds: see its sessions.
+#[test]
+fn a_cloud_that_is_very_slow_serves_one_after_the_other() {
+    let time_max = Duration::from_secs(300);
+    for handshakes_per_second in [20, 60] {
+        let told_per_second = (2 * handshakes_per_second).max(750 / 8);
+        let storm = Storm { edges: 1500, handshakes_per_second, told_per_second, has_pace: true, time_max };
+        let outcome = storm.run(7);
+        println!("{handshakes_per_second} a second: {outcome:?}");
+        let least = Duration::from_secs(1500 / u64::from(handshakes_per_second));
+        assert_eq!((outcome.back, outcome.wasted, outcome.refused_more_than_once), (1500, 0, 0));
+        assert!(outcome.last <= least * 2, "{:?} where {least:?} must be", outcome.last);
+    }
+}
+
 #[test]
 fn without_a_bound_the_same_fleet_would_take_longer() {
     let (with, without) = (storm(20_000, 500, true), storm(20_000, 500, false));
