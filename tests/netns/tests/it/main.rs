@@ -4,14 +4,17 @@
 
 mod breaking;
 mod connecting;
+mod failing;
 mod fleet;
 mod idling;
 mod kafka;
 mod lab;
 mod learning;
+mod lying;
 mod mass;
 mod presences;
 mod programs;
+mod remembering;
 mod room;
 mod rows;
 mod sites;

@@ -175,6 +175,10 @@ pub const PROTOCOLS: [Protocol; 9] = [
 ];
 
 impl Protocol {
+    pub fn named(name: &str) -> &'static Protocol {
+        PROTOCOLS.iter().find(|protocol| protocol.name == name).unwrap()
+    }
+
     pub fn answer(&self, server: &str) -> String {
         format!("{server}{}", self.and)
     }

@@ -152,7 +152,8 @@ impl Host {
     pub fn ask_for_names(&self, server: IpAddr) -> Result<()> {
         let folder = self.namespace.files();
         std::fs::create_dir_all(&folder)?;
-        std::fs::write(folder.join("resolv.conf"), format!("nameserver {server}\n"))?;
+        // A question to a server that is just being restarted is lost; it is asked again after a second instead of five.
+        std::fs::write(folder.join("resolv.conf"), format!("nameserver {server}\noptions timeout:1\n"))?;
         Ok(())
     }
 
