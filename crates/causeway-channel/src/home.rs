@@ -52,3 +52,55 @@ fn start(number: usize) -> io::Result<Handle> {
         .spawn(move || runtime.block_on(std::future::pending::<()>()))?;
     Ok(handle)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+    use std::thread::ThreadId;
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    async fn thread_of(home: &Handle) -> ThreadId {
+        home.spawn(async { thread::current().id() }).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn who_dials_stays_on_one_thread_and_who_accepts_uses_all() {
+        let mut seen = HashSet::new();
+        for _ in 0..5 {
+            seen.insert(thread_of(&choose(Side::Dialled).unwrap()).await);
+        }
+        assert_eq!(seen.len(), 1);
+        let count = thread::available_parallelism().map_or(1, usize::from);
+        for _ in 0..count {
+            seen.insert(thread_of(&choose(Side::Accepted).unwrap()).await);
+        }
+        // Other tests may take a turn in between.
+        assert!((1..=count).contains(&seen.len()), "{} threads", seen.len());
+        assert!(!seen.contains(&thread::current().id()));
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_brought_there_with_what_has_come_already() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (stream, _) = listener.accept().await.unwrap();
+        client.write_all(b"before").await.unwrap();
+        stream.readable().await.unwrap();
+        let home = choose(Side::Dialled).unwrap();
+        let mut stream = bring(stream, &home).unwrap();
+        let serving = home.spawn(async move {
+            let mut read = [0; 11];
+            stream.read_exact(&mut read).await.unwrap();
+            stream.write_all(&read).await.unwrap();
+        });
+        client.write_all(b"after").await.unwrap();
+        let mut answer = Vec::new();
+        client.read_to_end(&mut answer).await.unwrap();
+        assert_eq!(answer, b"beforeafter");
+        serving.await.unwrap();
+    }
+}
