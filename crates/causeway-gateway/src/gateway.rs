@@ -205,7 +205,7 @@ impl Gateway {
     pub fn serve(&self, origin: SiteName, header: StreamHeader, stream: Stream) {
         let home = stream.home().cloned();
         let serving = inbound::serve(self.shared.clone(), origin, header, stream);
-        self.spawn_at(home, Box::pin(serving));
+        self.spawn_at(home, serving);
     }
 
     /// Answers CONNECT on a Unix socket until told to stop. What was opened goes on as long as the gateway does.
@@ -289,7 +289,7 @@ impl Gateway {
                         None => Some(accepted),
                     };
                     let Some(accepted) = accepted else { continue };
-                    self.spawn_at(home, Box::pin(outbound::serve(shared.clone(), accepted)));
+                    self.spawn_at(home, outbound::serve(shared.clone(), accepted));
                 }
                 Arrival::Datagrams(opened) => {
                     let serving = udp::serve_outbound(shared.clone(), opened, self.tasks.clone());

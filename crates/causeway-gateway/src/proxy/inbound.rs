@@ -13,29 +13,46 @@ use super::backends::Dialled;
 use super::connect;
 use super::http;
 use super::kafka::{self, Guide};
-use super::outbound::{KEEPALIVE, code_for, code_for_cut, judge_end};
+use super::outbound::{KEEPALIVE, code_for, code_for_cut, forget_netmap, judge_end};
 use super::pump::{Ended, Side, Sink, Socket, Source, cross, stream_side};
 use super::udp;
 use crate::gateway::Shared;
 use crate::live::Claim;
 use crate::passage::{Direction, Meter, Passage, protocol_word};
-use crate::peers::{Content, Crossing};
+use crate::peers::{Content, Crossing, Later};
 use crate::policy::Refusal;
 
-/// Serves one stream of another site.
-pub async fn serve(shared: Arc<Shared>, origin: SiteName, header: StreamHeader, stream: Stream) {
+/// Serves one stream of another site. The box holds what its protocol needs and no more: idle connections come by the thousand.
+pub fn serve(
+    shared: Arc<Shared>,
+    origin: SiteName,
+    header: StreamHeader,
+    stream: Stream,
+) -> Later<'static, ()> {
     match header.purpose() {
-        Some(Purpose::Service) => service(shared, origin, header, stream).await,
-        Some(Purpose::Node) => connect::node::serve(shared, origin, header, stream).await,
-        _ => stream.refuse(ResetCode::Refused),
+        Some(Purpose::Service) => service(shared, origin, &header, stream),
+        Some(Purpose::Node) => Box::pin(connect::node::serve(shared, origin, header, stream)),
+        _ => {
+            stream.refuse(ResetCode::Refused);
+            done()
+        }
     }
 }
 
-async fn service(shared: Arc<Shared>, origin: SiteName, header: StreamHeader, stream: Stream) {
+fn done() -> Later<'static, ()> {
+    Box::pin(std::future::ready(()))
+}
+
+fn service(
+    shared: Arc<Shared>,
+    origin: SiteName,
+    header: &StreamHeader,
+    stream: Stream,
+) -> Later<'static, ()> {
     let name = ServiceName::from(header.target.as_str());
     let protocol = shared.view().services.get(&name).map(|service| service.protocol);
     let claim = Claim::Reach { service: name, origin, subject: header.subject.clone() };
-    let crossing = Crossing::of(&header);
+    let crossing = Crossing::of(header);
     let client = crossing.as_ref().ok().and_then(Crossing::client);
     let word = protocol.map_or("unknown", protocol_word);
     let brokers = crossing.as_ref().ok().filter(|_| protocol == Some(Protocol::Kafka)).cloned();
@@ -46,21 +63,28 @@ async fn service(shared: Arc<Shared>, origin: SiteName, header: StreamHeader, st
     {
         // Every request has a passage of its own.
         let multiplexed = content == Ok(Content::Requests);
-        return http::inbound::serve(shared, claim, client, multiplexed, stream).await;
+        return Box::pin(http::inbound::serve(shared, claim, client, multiplexed, stream));
     }
     let mut passage = Passage::begin(&shared, Direction::Inbound, word, claim, client);
     let content = match content {
         Ok(content) if protocol.is_none_or(|protocol| carries(content, protocol)) => content,
-        Ok(_) => return refuse(passage, &Refusal::Malformed { why: "not what the service speaks" }, stream),
-        Err(refusal) => return refuse(passage, &refusal, stream),
+        Ok(_) => {
+            refuse(passage, &Refusal::Malformed { why: "not what the service speaks" }, stream);
+            return done();
+        }
+        Err(refusal) => {
+            refuse(passage, &refusal, stream);
+            return done();
+        }
     };
     match content {
-        Content::Bytes => tcp(shared, passage, stream, brokers).await,
-        Content::Datagrams => udp::serve_inbound(shared, passage, stream).await,
+        Content::Bytes => Box::pin(tcp(shared, passage, stream, brokers)),
+        Content::Datagrams => Box::pin(udp::serve_inbound(shared, passage, stream)),
         Content::Requests | Content::Upgrade => {
             let refusal = passage.admit().err();
             let refusal = refusal.unwrap_or(Refusal::Malformed { why: "not what the service speaks" });
             refuse(passage, &refusal, stream);
+            done()
         }
     }
 }
@@ -97,12 +121,13 @@ async fn tcp(shared: Arc<Shared>, mut passage: Passage, stream: Stream, brokers:
         Ok(Dialled { stream, lease }) => (Socket::new(stream), lease),
         Err(refusal) => return refuse(passage, &refusal, stream),
     };
+    let entry = forget_netmap(admitted);
     let mut far = stream_side(stream, || ());
     let mut near = backend.side();
     let meter = passage.meter().clone();
     let ended = tokio::select! {
         biased;
-        cut = admitted.entry.cut() => Err(cut),
+        cut = entry.cut() => Err(cut),
         ended = guided(&mut far, &mut near, &meter, shared.options.idle_timeout, guide.as_ref()) => Ok(ended),
     };
     match ended {

@@ -18,24 +18,25 @@ use crate::audit::End;
 use crate::gateway::Shared;
 use crate::live::{Claim, Entry};
 use crate::passage::{Admitted, Direction, Passage, protocol_word};
-use crate::peers::{Content, Crossing};
+use crate::peers::{Content, Crossing, Later};
 use crate::policy::Refusal;
 
-/// Serves one client at a presence.
-pub async fn serve(shared: Arc<Shared>, accepted: Accepted) {
-    let view = shared.view();
-    // Its presence went away in this moment.
-    let Some(presence) = view.presences.get(&accepted.service) else { return reset(accepted.stream) };
-    match presence.protocol {
-        Protocol::Tcp | Protocol::Https | Protocol::Kafka => {
-            tcp(shared, accepted, presence.protocol).await;
+/// Serves one client at a presence. The box holds what its protocol needs and no more: idle connections come by the thousand.
+pub fn serve(shared: Arc<Shared>, accepted: Accepted) -> Later<'static, ()> {
+    let protocol = shared.view().presences.get(&accepted.service).map(|presence| presence.protocol);
+    match protocol {
+        Some(protocol @ (Protocol::Tcp | Protocol::Https | Protocol::Kafka)) => {
+            Box::pin(tcp(shared, accepted, protocol))
         }
-        Protocol::Http | Protocol::Grpc => {
+        Some(Protocol::Http | Protocol::Grpc) => {
             let Accepted { stream, client, service, broker: _ } = accepted;
-            http::outbound::serve(shared, stream, client, http::Door::Presence(service)).await;
+            Box::pin(http::outbound::serve(shared, stream, client, http::Door::Presence(service)))
         }
-        // Has no connections.
-        Protocol::Udp => reset(accepted.stream),
+        // UDP has no connections; of what is unknown the presence went away in this moment.
+        Some(Protocol::Udp) | None => {
+            reset(accepted.stream);
+            Box::pin(std::future::ready(()))
+        }
     }
 }
 
@@ -64,7 +65,8 @@ async fn tcp(shared: Arc<Shared>, accepted: Accepted, protocol: Protocol) {
         let guide = seen.map(|seen| Guide { shared: shared.clone(), service, seen });
         return match dialled {
             Ok(backend) => {
-                between_sockets(&shared, passage, &admitted.entry, stream, backend, guide.as_ref()).await;
+                let entry = forget_netmap(admitted);
+                between_sockets(&shared, passage, &entry, stream, backend, guide.as_ref()).await;
             }
             Err(refusal) => refuse(passage, &refusal, stream),
         };
@@ -75,9 +77,18 @@ async fn tcp(shared: Arc<Shared>, accepted: Accepted, protocol: Protocol) {
         None => crossing,
     };
     match open(&shared, &admitted, presence, crossing).await {
-        Ok(far) => carry(&shared, passage, &admitted.entry, stream, far, &presence.home).await,
+        Ok(far) => {
+            let home = presence.home.clone();
+            let entry = forget_netmap(admitted);
+            carry(&shared, passage, &entry, stream, far, &home).await;
+        }
         Err(refusal) => refuse(passage, &refusal, stream),
     }
+}
+
+/// What lasts as long as its connection. The netmap does not: it may be large, and the next one comes soon.
+pub(crate) fn forget_netmap(admitted: Admitted) -> Arc<Entry> {
+    admitted.entry
 }
 
 /// Where the client of a cluster of Kafka sees its service: it came to the service's own port, or to that of a broker behind it.
