@@ -53,14 +53,15 @@ impl Lab {
         self.create(Kind::EService, "cam", json!({"eSiteName": "berlin", "ip": "10.0.0.9", "port": 554}))
             .await;
         self.create(Kind::EPolicy, "all", json!({"allowedSites": ["oslo"]})).await;
+        // Before the exposure, which would be given an address of its own.
+        let presence = json!({"eServiceName": "cam", "eSiteName": "oslo", "virtualIp": "198.18.0.9"});
+        self.create(Kind::VirtualPresence, "vp", presence).await;
         self.create(
             Kind::ServiceExpose,
             "cam",
             json!({"eServiceName": "cam", "eSites": ["oslo"], "ePolicys": ["all"]}),
         )
         .await;
-        let presence = json!({"eServiceName": "cam", "eSiteName": "oslo", "virtualIp": "198.18.0.9"});
-        self.create(Kind::VirtualPresence, "vp", presence).await;
     }
 
     async fn create(&self, kind: Kind, name: &str, mut fields: Value) {
