@@ -11,6 +11,7 @@ mod numbers;
 mod pace;
 mod sockets;
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU32;
@@ -85,6 +86,8 @@ const ADDRESSES_MAX: usize = 50_000;
 const WAITING_MAX: usize = 64;
 /// With so large a part of the places taken, QUIC clients must prove their address before they get one.
 const RETRY_ABOVE_PART: usize = 4;
+/// Two seconds of them; looking through takes microseconds.
+const SENT_AWAY_MAX: usize = 1024;
 /// How long the ends of links may take to reach their peers at the stop.
 const FAREWELL: Duration = Duration::from_secs(1);
 
@@ -115,6 +118,8 @@ struct Shared {
     half_open: Mutex<HalfOpen<CancellationToken>>,
     turns: Arc<Turns>,
     numbers: Numbers,
+    /// The first connection IDs of those who were sent away last.
+    sent_away: Mutex<VecDeque<quinn::ConnectionId>>,
     links: Arc<Semaphore>,
     figures: PortFigures,
     through: mpsc::Sender<Incoming>,
@@ -151,6 +156,7 @@ impl ChannelPort {
             half_open: Mutex::new(HalfOpen::new(limits.half_open_max, limits.half_open_per_address_max)),
             turns: Turns::new(limits.half_open_max),
             numbers: Numbers::new(Instant::now()),
+            sent_away: Mutex::default(),
             links: Arc::new(Semaphore::new(limits.links_max)),
             figures: PortFigures::default(),
             through: sender,
@@ -209,6 +215,9 @@ impl ChannelPort {
 
     fn welcome_quic(&mut self, incoming: quinn::Incoming) {
         let client = incoming.remote_address().ip().to_canonical();
+        if self.shared.was_sent_away(incoming.orig_dst_cid()) {
+            return incoming.ignore();
+        }
         // An address costs nothing to invent; a packet that comes back from it does.
         if !incoming.remote_address_validated() && self.shared.is_crowded() {
             self.shared.figures.count_retry();
@@ -252,6 +261,19 @@ impl Shared {
         }
         self.per_address.check_key(&network(address)).map_err(|_| Why::RateAddress)?;
         self.all.check().map_err(|_| Why::RateAll)
+    }
+
+    /// A first packet that was repeated before the answer came is no new dial: it would stand in line twice.
+    fn was_sent_away(&self, first: quinn::ConnectionId) -> bool {
+        self.sent_away.lock().unwrap_or_else(PoisonError::into_inner).contains(&first)
+    }
+
+    fn note_sent_away(&self, first: quinn::ConnectionId) {
+        let mut sent_away = self.sent_away.lock().unwrap_or_else(PoisonError::into_inner);
+        if sent_away.len() >= SENT_AWAY_MAX {
+            sent_away.pop_front();
+        }
+        sent_away.push_back(first);
     }
 
     fn is_crowded(&self) -> bool {
@@ -312,6 +334,7 @@ impl Shared {
             Ok(turn) => turn,
             Err(wait) => {
                 let number = self.numbers.issue(Instant::now() + wait);
+                self.note_sent_away(incoming.orig_dst_cid());
                 self.quic.send_away(incoming, Busy { wait, number });
                 return Err(Why::Busy);
             }
