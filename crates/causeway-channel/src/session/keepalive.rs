@@ -1,6 +1,6 @@
 //! Is the link alive? Decides when to ask for a sign of life, and when to stop waiting for one.
 //!
-//! Any byte of the peer is a sign. After a silence one ping; unanswered, three quick probes; then the link is dead,
+//! Any byte of the peer is a sign. After a silence, of the peer or of ours, one ping; unanswered, three quick probes; then the link is dead,
 //! `GIVE_UP` after the first question. Values in, values out; the time is an argument.
 
 use std::time::{Duration, Instant};
@@ -28,6 +28,8 @@ pub struct Keepalive {
     every: Duration,
     /// The last sign of the peer.
     heard: Instant,
+    /// The last question, or the beginning. The peer waits for signs, too: one that only sends must hear of us.
+    asked: Instant,
     rtt: Duration,
     question: Option<Question>,
 }
@@ -53,7 +55,7 @@ impl Keepalive {
     /// A link that has just been heard of.
     pub fn new(now: Instant, every: Duration) -> Keepalive {
         let every = every.clamp(EVERY_MIN, EVERY_MAX);
-        Keepalive { every, heard: now, rtt: Duration::ZERO, question: None }
+        Keepalive { every, heard: now, asked: now, rtt: Duration::ZERO, question: None }
     }
 
     /// Takes note of when the peer was last heard, and of the round trip if it is known. Older news change nothing.
@@ -80,7 +82,10 @@ impl Keepalive {
             return Verdict::Wait(due);
         }
         match &mut self.question {
-            None => self.question = Some(Question { at: now, probes: 0 }),
+            None => {
+                self.asked = now;
+                self.question = Some(Question { at: now, probes: 0 });
+            }
             Some(question) if question.probes < PROBES => question.probes += 1,
             Some(_) => return Verdict::Dead,
         }
@@ -90,7 +95,8 @@ impl Keepalive {
     /// When `next` has something to say.
     pub fn due(&self) -> Instant {
         match self.question {
-            None => self.heard + self.every,
+            // Well before the cloud, which waits for two such times, gives up one that hears much and says nothing.
+            None => (self.heard + self.every).min(self.asked + self.every * 3 / 2),
             Some(Question { at, probes }) => {
                 let patience = (3 * self.rtt).clamp(PATIENCE_MIN, PATIENCE_MAX);
                 let give_up = if self.every <= EVERY_QUICK { GIVE_UP_QUICK } else { GIVE_UP };
@@ -158,14 +164,18 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_is_heard_is_not_asked() {
+    fn a_link_that_is_heard_is_asked_only_so_that_the_peer_hears_us() {
         let start = Instant::now();
         let mut keepalive = Keepalive::new(start, EVERY);
-        for second in 1..60 {
+        let mut asked = Vec::new();
+        for second in 1..=24 {
             let now = start + Duration::from_secs(second);
             keepalive.handle_heard(now, None);
-            assert!(matches!(keepalive.next(now), Verdict::Wait(_)));
+            if keepalive.next(now) == Verdict::Ask {
+                asked.push(second);
+            }
         }
+        assert_eq!(asked, [8, 16, 24]);
     }
 
     #[test]
