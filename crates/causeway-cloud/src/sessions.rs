@@ -355,7 +355,11 @@ impl Shared {
             peer = %session.peer, session = session.number, transport = session.link.transport().as_str(), %reason,
             lingered = matches!(removed, Removed::Lingering(_)), "session ended"
         );
-        if matches!(removed, Removed::Current(_)) {
+        if let Removed::Current { heir: Some(heir), .. } = &removed {
+            heir.session.stay();
+            self.changed.send_modify(|count| *count += 1);
+        }
+        if matches!(removed, Removed::Current { heir: None, .. }) {
             let mut departed = self.departed();
             if departed.len() >= DEPARTED_MAX {
                 departed.clear();
@@ -438,6 +442,11 @@ impl Session {
 
     fn linger(&self) {
         self.command(Command::Linger(Instant::now() + LINGER));
+    }
+
+    /// The newer session is gone already; this one goes on.
+    fn stay(&self) {
+        self.command(Command::Stay);
     }
 
     // Full means that the edge takes nothing; it will be called dead, or read on.

@@ -1,6 +1,7 @@
 //! Who is connected: at most one live session per gateway, and old ones that may finish.
 //!
-//! A session with a higher epoch takes the gateway's seat; the one before lingers for its open streams. Removing a
+//! A session with a higher epoch takes the gateway's seat; the one before lingers for its open streams, and has the seat again
+//! when the newer one ends first: an edge that tries another way, and gives it up, goes on with the old one. Removing a
 //! session by its own number never touches another one. Knows nothing of links; the driver keeps those.
 
 use std::collections::HashMap;
@@ -56,8 +57,11 @@ pub enum Admission<S> {
 /// What was removed.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Removed<S> {
-    /// The gateway has no session now.
-    Current(S),
+    /// It had the seat. `heir` has it now, and lingers no more; `None`: the gateway has no session.
+    Current {
+        session: S,
+        heir: Option<Seat<S>>,
+    },
     Lingering(S),
     Unknown,
 }
@@ -130,7 +134,7 @@ impl<K: Clone + Eq + Hash, S: Clone> Roster<K, S> {
     }
 }
 
-impl<S> Gateway<S> {
+impl<S: Clone> Gateway<S> {
     fn empty() -> Gateway<S> {
         Gateway { current: None, lingering: Vec::new(), highest_epoch: 0 }
     }
@@ -141,7 +145,8 @@ impl<S> Gateway<S> {
 
     fn remove(&mut self, number: u64) -> Removed<S> {
         if let Some(seat) = self.current.take_if(|seat| seat.number == number) {
-            return Removed::Current(seat.session);
+            self.current = self.lingering.pop();
+            return Removed::Current { session: seat.session, heir: self.current.clone() };
         }
         match self.lingering.iter().position(|seat| seat.number == number) {
             Some(place) => Removed::Lingering(self.lingering.remove(place).session),
@@ -192,8 +197,21 @@ mod tests {
         assert_eq!(roster.remove(&"a", old), Removed::Unknown, "twice is once");
         assert_eq!(roster.remove(&"b", new), Removed::Unknown, "of another gateway");
         assert_eq!(roster.current(&"a").unwrap().number, new);
-        assert_eq!(roster.remove(&"a", new), Removed::Current(2));
+        assert_eq!(roster.remove(&"a", new), Removed::Current { session: 2, heir: None });
         assert!(roster.is_empty() && roster.current(&"a").is_none());
+    }
+
+    #[test]
+    fn a_newer_session_that_ends_first_gives_the_seat_back() {
+        let mut roster = Roster::new(10);
+        let old = number(&admit(&mut roster, "a", 1));
+        let new = number(&admit(&mut roster, "a", 2));
+        let heir = Some(Seat { number: old, epoch: 1, session: 1 });
+        assert_eq!(roster.remove(&"a", new), Removed::Current { session: 2, heir: heir.clone() });
+        assert_eq!(roster.current(&"a"), heir.as_ref());
+        assert_eq!(roster.len(), 1);
+        assert_eq!(roster.remove(&"a", old), Removed::Current { session: 1, heir: None });
+        assert!(roster.is_empty());
     }
 
     #[test]
@@ -203,7 +221,7 @@ mod tests {
         let new = number(&admit(&mut roster, "a", 9));
         roster.remove(&"a", new);
         assert_eq!(admit(&mut roster, "a", 5), Admission::Older { current_epoch: 9 });
-        assert!(matches!(admit(&mut roster, "a", 10), Admission::Taken { superseded: None, .. }));
+        assert!(matches!(admit(&mut roster, "a", 10), Admission::Taken { superseded: Some(_), .. }));
     }
 
     #[test]
@@ -256,7 +274,10 @@ mod tests {
                     let before = roster.current(&name).map(|seat| seat.number);
                     roster.remove(&name, number);
                     let after = roster.current(&name).map(|seat| seat.number);
-                    prop_assert_eq!(after, before.filter(|seat| *seat != number));
+                    match before == Some(number) {
+                        true => prop_assert!(after.is_none_or(|heir| heir < number)),
+                        false => prop_assert_eq!(after, before),
+                    }
                 }
                 prop_assert_eq!(roster.all().count(), roster.len());
                 for (peer, seat) in roster.all() {

@@ -27,6 +27,8 @@ pub enum Command {
     Say(Bytes),
     /// Another session took over: end when the open streams have ended, or at that moment.
     Linger(Instant),
+    /// The newer session has ended first.
+    Stay,
     Close(CloseReason),
 }
 
@@ -100,6 +102,10 @@ impl Conversation {
                     Command::Say(frame) => self.writer.push(frame),
                     Command::Linger(until) => {
                         self.lingers_until = Some(until);
+                        alarm.as_mut().reset(self.next_look());
+                    }
+                    Command::Stay => {
+                        self.lingers_until = None;
                         alarm.as_mut().reset(self.next_look());
                     }
                     Command::Close(reason) => return self.last_words(reason).await,

@@ -226,8 +226,11 @@ impl World {
         if let (Broken::RemoveByName, Some(seat)) = (broken, process.roster.current(&gateway)) {
             number = seat.number;
         }
-        if matches!(process.roster.remove(&gateway, number), Removed::Current(_)) {
+        if let Removed::Current { heir, .. } = process.roster.remove(&gateway, number) {
             self.figures.sessions_ended += 1;
+            if let Some(heir) = heir {
+                self.push(cloud, heir.session);
+            }
         }
     }
 
