@@ -197,6 +197,13 @@ impl Account {
         }
     }
 
+    /// Waits until it is cut, and leaves word why for the other gateway, whose stream is dropped next.
+    pub async fn cut(&self) {
+        if let Cut::Revoked(_) = self.entry.cut().await {
+            self.boarded.say(ResetCode::Revoked);
+        }
+    }
+
     /// The first end counts.
     pub fn end(&mut self, end: End, reason: Option<String>) {
         let Some(passage) = self.passage.take() else { return };

@@ -71,6 +71,13 @@ impl Boarded {
             Origin::Client(_) => None,
         }
     }
+
+    /// What the other gateway is told when its stream is dropped.
+    pub fn say(&self, code: ResetCode) {
+        if let Origin::Gateway(note) = &self.connection.origin {
+            note.say(code);
+        }
+    }
 }
 
 impl Drop for Boarded {

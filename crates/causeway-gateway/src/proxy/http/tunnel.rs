@@ -18,10 +18,9 @@ const BUFFER_BYTES: usize = 8 << 10;
 
 /// Waits for both ends to be ready, then moves bytes. Writes the record of the request.
 pub async fn tunnel(client: OnUpgrade, backend: OnUpgrade, mut account: Account, lease: Lease) {
-    let entry = account.entry().clone();
     let moved = tokio::select! {
         biased;
-        _ = entry.cut() => Ok(()),
+        () = account.cut() => Ok(()),
         moved = between(client, backend, &account) => moved,
     };
     let ended = moved.err().unwrap_or(Ended::Done);
