@@ -32,8 +32,7 @@ impl Numbers {
     /// Milliseconds of the time, eight random bytes, eight of the seal.
     pub(super) fn issue(&self, due: Instant) -> Number {
         let mut number = [0; NUMBER_BYTES];
-        let milliseconds = due.saturating_duration_since(self.born).as_millis() as u32;
-        number[..TIME_BYTES].copy_from_slice(&milliseconds.to_be_bytes());
+        number[..TIME_BYTES].copy_from_slice(&self.milliseconds(due).to_be_bytes());
         // The first packets are encrypted under it: nobody beside the way may guess it (RFC 9000, section 7.2).
         fill(&mut number[TIME_BYTES..SEAL_FROM]);
         let seal = hmac::sign(&self.key, &number[..SEAL_FROM]);
@@ -45,9 +44,10 @@ impl Numbers {
     pub(super) fn is_due(&self, shown: &[u8], now: Instant) -> bool {
         let Ok(number) = <[u8; NUMBER_BYTES]>::try_from(shown) else { return false };
         let [first, second, third, fourth, ..] = number;
-        let due = Duration::from_millis(u32::from_be_bytes([first, second, third, fourth]).into());
-        let age = now.saturating_duration_since(self.born);
-        if due > age + EARLY_MAX || due + LATE_MAX < age {
+        let due = u32::from_be_bytes([first, second, third, fourth]);
+        let early = due.wrapping_sub(self.milliseconds(now));
+        let late = self.milliseconds(now).wrapping_sub(due);
+        if u128::from(early) > EARLY_MAX.as_millis() && u128::from(late) > LATE_MAX.as_millis() {
             return false;
         }
         let seal = hmac::sign(&self.key, &number[..SEAL_FROM]);
@@ -56,6 +56,11 @@ impl Numbers {
             &seal.as_ref()[..NUMBER_BYTES - SEAL_FROM],
         )
         .is_ok()
+    }
+
+    /// Begins anew every fifty days; what is compared is never minutes apart.
+    fn milliseconds(&self, at: Instant) -> u32 {
+        at.saturating_duration_since(self.born).as_millis() as u32
     }
 }
 
@@ -89,5 +94,19 @@ mod tests {
         check(&[], due, false);
         assert!(!Numbers::new(start).is_due(&number, due), "a port that was restarted knows nothing of it");
         assert_ne!(numbers.issue(due).0, number, "no two connections begin with the same ID");
+    }
+
+    #[test]
+    fn numbers_are_good_also_when_the_port_is_old() {
+        let start = Instant::now();
+        let numbers = Numbers::new(start);
+        // The count of milliseconds begins anew at the first, and has done so at the second.
+        for age in [1u64 << 32, 5 << 32].map(Duration::from_millis) {
+            let now = start + age - Duration::from_secs(1);
+            let number = numbers.issue(now + Duration::from_secs(2)).0;
+            assert!(numbers.is_due(&number, now + Duration::from_secs(2)), "{age:?}");
+            assert!(!numbers.is_due(&number, now), "{age:?}");
+            assert!(!numbers.is_due(&number, now + LATE_MAX * 2), "{age:?}");
+        }
     }
 }
