@@ -1,14 +1,16 @@
-"""A server and clients for gRPC and WebSocket, out of Debian's python3-grpcio and python3-websockets.
+"""A server and clients for gRPC and WebSocket, out of Debian's python3-grpcio and python3-websockets, and for sessions of UDP.
 
-    peer.py serve NAME            gRPC on 50051 and WebSocket on 8765; every answer begins with NAME
-    peer.py grpc|ws HOST:PORT     asks once, prints the answer or the refusal, exits 0 or 1
-    peer.py grpc|ws HOST:PORT until   waits for a line on stdin, then asks until there is an answer
-    peer.py grpc|ws HOST:PORT hold    opens a stream, prints "open", then how it ended, and for how long it was open
+    peer.py serve NAME            gRPC on 50051, WebSocket on 8765, UDP on 7002; every answer begins with NAME
+    peer.py grpc|ws|udp HOST:PORT         asks once, prints the answer or the refusal, exits 0 or 1
+    peer.py grpc|ws|udp HOST:PORT until   waits for a line on stdin, then asks until there is an answer
+    peer.py grpc|ws|udp HOST:PORT hold    opens a stream, prints "open", then how it ended; of UDP, all that it hears
 No protoc: messages are bytes, and the methods stand here.
 """
 
 import asyncio
+import socket as sockets
 import sys
+import threading
 import time
 from concurrent import futures
 
@@ -16,6 +18,40 @@ import grpc
 import websockets
 
 PATIENCE = 5.0
+UDP_PORT = 7002
+# Between two datagrams of a session that is held open, and after how many of them without an answer it is given up.
+TICK = 0.05
+TICKS_MISSED = 16
+
+
+def datagrams():
+    socket = sockets.socket(sockets.AF_INET, sockets.SOCK_DGRAM)
+    socket.setsockopt(sockets.SOL_SOCKET, sockets.SO_REUSEADDR, 1)
+    return socket
+
+
+def serve_udp(name):
+    """A client that asks is answered; one that holds hears a tick after another until ICMP says that it is gone."""
+    door = datagrams()
+    door.bind(("0.0.0.0", UDP_PORT))
+
+    def tick(client):
+        own = datagrams()
+        own.bind(("0.0.0.0", UDP_PORT))
+        own.connect(client)
+        try:
+            for number in range(1 << 30):
+                own.send(f"{name} {number}".encode())
+                time.sleep(TICK)
+        except ConnectionRefusedError:
+            print("the session ended", file=sys.stderr, flush=True)
+
+    while True:
+        message, client = door.recvfrom(2048)
+        if message == b"hold":
+            threading.Thread(target=tick, args=(client,), daemon=True).start()
+        else:
+            door.sendto(f"{name} {message.decode()}".encode(), client)
 
 
 def serve(name):
@@ -56,6 +92,7 @@ def serve(name):
         async with websockets.serve(echo, "0.0.0.0", 8765, ping_interval=None):
             await asyncio.Future()
 
+    threading.Thread(target=serve_udp, args=(name,), daemon=True).start()
     asyncio.run(run())
 
 
@@ -78,6 +115,42 @@ def ask_ws(target):
             return (await asyncio.wait_for(socket.recv(), PATIENCE)).removesuffix(" hello")
 
     return asyncio.run(ask())
+
+
+def session(target):
+    host, port = target.rsplit(":", 1)
+    socket = datagrams()
+    socket.connect((host, int(port)))
+    return socket
+
+
+def ask_udp(target):
+    with session(target) as socket:
+        socket.settimeout(1)
+        socket.send(b"hello")
+        try:
+            return socket.recv(2048).decode().removesuffix(" hello")
+        except TimeoutError:
+            raise ValueError("nobody answers") from None
+
+
+def hold_udp(target):
+    """Its last line is the last that it heard, because nobody tells it that it is over. Until then it goes on sending."""
+    socket = session(target)
+    socket.settimeout(PATIENCE)
+    socket.send(b"hold")
+    socket.recv(2048)
+    print("open", flush=True)
+    socket.settimeout(TICK)
+    missed = 0
+    while missed < TICKS_MISSED:
+        try:
+            print(socket.recv(2048).decode(), flush=True)
+            missed = 0
+        except TimeoutError:
+            socket.send(b"still there")
+            missed += 1
+    sys.exit(0)
 
 
 def hold_grpc(target):
@@ -112,7 +185,9 @@ def refusal(error):
 def main(what, where, how="once"):
     if what == "serve":
         return serve(where)
-    act = {"grpc": ask_grpc, "ws": ask_ws}[what] if how != "hold" else {"grpc": hold_grpc, "ws": hold_ws}[what]
+    asks = {"grpc": ask_grpc, "ws": ask_ws, "udp": ask_udp}
+    holds = {"grpc": hold_grpc, "ws": hold_ws, "udp": hold_udp}
+    act = (holds if how == "hold" else asks)[what]
     if how == "until":
         print("ready", flush=True)
         sys.stdin.readline()

@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 use testlab::causeway::{Process, wait_for};
 use testlab::net::Host;
 
+use crate::sites::{SITES, gateway_address};
+
 /// Debian's own: the packages are installed for it.
 const PYTHON: &str = "/usr/bin/python3";
 const PEER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/programs/peer.py");
@@ -36,8 +38,8 @@ pub struct Protocol {
 
 /// What a client does.
 pub enum Asks {
-    /// A line of a shell. $1 is the name, $2 the port, $CA where the authority of the server is. Who asks once prints the answer or
-    /// the refusal; who holds prints `open`, and ends with the connection.
+    /// A line of a shell. $1 is the name, $2 the port, $CA where the authority of the server is, $GATEWAY the client's own gateway
+    /// and $SHARED a port there. Who asks once prints the answer or the refusal; who holds prints `open`, and ends with the connection.
     Shell(&'static str),
     /// `peer.py`, by this word.
     Python(&'static str),
@@ -46,7 +48,7 @@ pub enum Asks {
 /// The reset may be there before a program has looked whether it is connected.
 const RESET: &str = "reset by peer|Couldn't connect|Connection refused";
 
-pub const PROTOCOLS: [Protocol; 9] = [
+pub const PROTOCOLS: [Protocol; 13] = [
     Protocol {
         name: "tcp",
         speaks: "TCP",
@@ -70,9 +72,18 @@ pub const PROTOCOLS: [Protocol; 9] = [
             "timeout 1 socat -t0 UDP:$1:$2 SYSTEM:'echo hello; read answer; echo $answer >&2' 2>&1",
         ),
         and: "/hello",
-        // Silence: a datagram has no way to be refused.
         holds: None,
+        // Silence: a datagram has no way to be refused.
         refused: &[],
+    },
+    Protocol {
+        name: "session",
+        speaks: "UDP",
+        port: 7002,
+        asks: Asks::Python("udp"),
+        and: "",
+        holds: Some((Asks::Python("udp"), "peer", "the session ended")),
+        refused: &["nobody answers"],
     },
     Protocol {
         name: "http",
@@ -172,7 +183,78 @@ pub const PROTOCOLS: [Protocol; 9] = [
         holds: None,
         refused: &[],
     },
+    Protocol {
+        name: IPERF3_UDP,
+        speaks: "UDP",
+        port: 5201,
+        // Its control connection is the service of the row before, at the same address and port: that of the client's gateway.
+        asks: Asks::Shell(
+            "timeout 3 iperf3 -u -c $GATEWAY -p $SHARED -l 1000 -b 40M -n 400K --connect-timeout 2000 2>&1 | \
+             sed -n \"s/.* [1-9][0-9.]* .Bytes .* receiver/$SERVER moved/p\"",
+        ),
+        and: " moved",
+        holds: None,
+        refused: &[],
+    },
+    // The same entry for the names of all services, which are told apart by Host...
+    Protocol {
+        name: "entry",
+        speaks: "HTTP",
+        port: 8080,
+        asks: Asks::Shell(
+            "curl -sS -m5 --connect-to ::$GATEWAY:9080 -w ' over %{http_version} %{http_code}' http://$1/ 2>&1",
+        ),
+        and: " over 1.1 200",
+        holds: Some((
+            Asks::Shell(
+                "curl -sN --connect-to ::$GATEWAY:9080 http://$1/slow | (head -c1 >/dev/null; echo open; exec cat >/dev/null)",
+            ),
+            "slow",
+            "ended at 8080",
+        )),
+        refused: &["no policy of service", " over 1.1 403"],
+    },
+    // ...or by the name that TLS asks for, and opened by nobody on the way.
+    Protocol {
+        name: "sni",
+        speaks: "HTTPS",
+        port: 8443,
+        asks: Asks::Shell(
+            "curl -sS -m5 --connect-to ::$GATEWAY:9443 --cacert $CA -w ' over %{http_version} %{http_code}' https://$1/ 2>&1",
+        ),
+        and: " over 2 200",
+        holds: Some((
+            Asks::Shell(
+                "curl -sN --connect-to ::$GATEWAY:9443 --cacert $CA https://$1/slow | (head -c1 >/dev/null; echo open; exec cat >/dev/null)",
+            ),
+            "slow",
+            "ended at 8443",
+        )),
+        refused: &[RESET],
+    },
 ];
+
+/// The row whose data are datagrams, and whose control connection is a service of its own.
+pub const IPERF3_UDP: &str = "iperf3-udp";
+
+/// What a site's gateway is told beside its objects: where it lets in clients for many names, and that both services of iperf3
+/// share an address and a port there.
+pub fn entries(site: &str) -> String {
+    let own = gateway_address(site);
+    let ports = SITES.iter().flat_map(|home| {
+        let port = shared_port(home);
+        ["iperf3", IPERF3_UDP].map(|kind| format!("\"{kind}-{home}={own}:{port}\""))
+    });
+    let ports: Vec<String> = ports.collect();
+    format!(
+        "[gateway]\nentry-http = \"{own}:9080\"\nentry-tls = \"{own}:9443\"\nports = [{}]\n",
+        ports.join(", ")
+    )
+}
+
+fn shared_port(home: &str) -> u16 {
+    5301 + SITES.iter().position(|site| *site == home).unwrap() as u16
+}
 
 impl Protocol {
     pub fn named(name: &str) -> &'static Protocol {
@@ -344,6 +426,9 @@ pub fn shell(client: &Host, line: &str, server: &Server<'_>) -> Command {
     let mut command = client.command("sh");
     command.args(["-c", line, "sh", &server.name, &server.port.to_string()]);
     command.env("CA", server.folder.join(format!("{}.pem", server.host))).env("SERVER", &server.host);
+    if let Some((site, home)) = client.name().split_once('-').zip(server.host.split_once('-')) {
+        command.env("GATEWAY", gateway_address(site.1)).env("SHARED", shared_port(home.1).to_string());
+    }
     command
 }
 

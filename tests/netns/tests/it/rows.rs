@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use testlab::net::Host;
 
-use crate::programs::{Held, PROTOCOLS, Protocol, Server, run};
+use crate::programs::{Held, IPERF3_UDP, PROTOCOLS, Protocol, Server, run};
 use crate::sites::{PATIENCE, SITES, Sites, address, expose, policy, service};
 
 /// Who uses, and whose service. Between sites with the same addresses both ways, so that a mistake would be seen.
@@ -125,6 +125,15 @@ impl Sites {
         asked.took
     }
 
+    /// Who went on sending after its session was cut was refused, and named.
+    fn check_refused_since(&self, protocol: &Protocol, user: &str, home: &str) {
+        let (service, client) = (format!("{}-{home}", protocol.name), format!("client-{user}"));
+        let row = format!("{client} is refused {service} from then on");
+        let filters = ["--service", &service, "--gateway", user, "--decision", "deny"];
+        let line = self.await_record(&row, &filters, |line| line["subject"] == client);
+        assert_eq!((&line["clientSite"], &line["end"]), (&json!(user), &json!("refused")), "{line}");
+    }
+
     /// How many connections have ended at a server, as its own log tells.
     fn ended(&self, protocol: &Protocol, home: &str) -> usize {
         let Some((_, log, word)) = protocol.holds else { return 0 };
@@ -155,6 +164,9 @@ fn who_is_not_named_is_refused_and_who_no_longer_is_is_cut() {
             sites.await_name(protocol, user, home);
             if user == "oslo" {
                 continue; // As from Berlin, with the same addresses.
+            }
+            if protocol.name == IPERF3_UDP {
+                continue; // Its control connection is refused, as the row of that one tells, before it sends a datagram.
             }
             let took = sites.check_refused(protocol, user, home);
             println!(
@@ -207,6 +219,9 @@ fn who_is_not_named_is_refused_and_who_no_longer_is_is_cut() {
             &["revoked"]
         };
         sites.check_recorded(protocol, user, home, home, far);
+        if protocol.speaks == "UDP" {
+            sites.check_refused_since(protocol, user, home);
+        }
     }
 }
 

@@ -37,7 +37,7 @@ pub fn address(host: &str, site: &str) -> String {
     format!("{}.{}", network(site), place + 2)
 }
 
-fn gateway_address(site: &str) -> String {
+pub fn gateway_address(site: &str) -> String {
     format!("{}.1", network(site))
 }
 
@@ -95,16 +95,25 @@ impl Sites {
         });
         let servers = servers.collect();
         let advertise = [SocketAddr::new(net.ipv4(CLOUD).unwrap().into(), CHANNEL_PORT)];
-        let cloud = CloudHost::start(&net.host(CLOUD).unwrap(), folder.path(), &advertise, &[]).unwrap();
+        let settings = |site: &str| {
+            let path = folder.path().join(format!("{site}.toml"));
+            std::fs::write(&path, programs::entries(site)).unwrap();
+            path.display().to_string()
+        };
+        let settings = SITES.map(settings);
+        let more = ["--config", &settings[0]];
+        let cloud = CloudHost::start(&net.host(CLOUD).unwrap(), folder.path(), &advertise, &more).unwrap();
         let mut sites =
             Sites { edges: Vec::new(), _servers: servers, cloud, folder, net, _elsewhere: elsewhere };
         sites
             .cloud
             .apply(&documents(&SITES.iter().flat_map(|site| residents(site)).collect::<Vec<_>>()))
             .unwrap();
-        for site in EDGES {
+        for (site, settings) in SITES.iter().zip(&settings).skip(1) {
             let token = sites.cloud.token(site).unwrap();
-            let edge = EdgeHost::join(&sites.host(site), sites.folder.path(), site, &token).unwrap();
+            let more = [("CAUSEWAY_CONFIG", settings.as_str())];
+            let folder = sites.folder.path();
+            let edge = EdgeHost::join_with(&sites.host(site), folder, site, &token, &more).unwrap();
             sites.edges.push(edge);
         }
         EDGES.iter().for_each(|site| sites.await_connected(site));
