@@ -1,8 +1,9 @@
 //! News of this machine's network: a link, an address or a route has changed.
 //!
-//! Listens to the kernel's own multicast and does not look into the messages: which change matters is not worth
-//! deciding when the answer is a few packets. News that come in a bunch are told once. Where there is no netlink,
-//! nothing is ever told, and the timers of the session do all the work.
+//! Listens to the kernel's own multicast; what is news in it is decided in `news`. News that come in a bunch are told once.
+//! Where there is no netlink, nothing is ever told, and the timers of the session do all the work.
+
+mod news;
 
 use std::io;
 use std::time::Duration;
@@ -11,6 +12,8 @@ use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
 use tokio::net::UdpSocket;
 use tokio::time::{Instant, sleep_until};
+
+use news::Ear;
 
 /// RTMGRP_LINK, RTMGRP_IPV4_IFADDR, RTMGRP_IPV4_ROUTE, RTMGRP_IPV6_IFADDR, RTMGRP_IPV6_ROUTE, from
 /// linux/rtnetlink.h.
@@ -22,6 +25,7 @@ const APART: Duration = Duration::from_secs(1);
 
 pub struct Changes {
     socket: Option<UdpSocket>,
+    ear: Ear,
     /// When the last news were told.
     told: Option<Instant>,
     /// News that are not told yet.
@@ -34,7 +38,10 @@ impl Changes {
         if let Err(error) = &socket {
             tracing::warn!(%error, "changes of the network cannot be watched; a lost link is noticed by its silence");
         }
-        Changes { socket: socket.ok(), told: None, due: None }
+        // After the socket is there: a room is either found now or told later.
+        let mut ear = Ear::default();
+        rooms().into_iter().for_each(|index| ear.add_room(index));
+        Changes { socket: socket.ok(), ear, told: None, due: None }
     }
 
     /// Resolves after a change. May be dropped and called again.
@@ -47,7 +54,7 @@ impl Changes {
                     self.told = Some(Instant::now());
                     return;
                 }
-                () = heard(self.socket.as_ref()) => {
+                () = heard(self.socket.as_ref(), &mut self.ear) => {
                     let now = Instant::now();
                     let earliest = self.told.map_or(now, |told| told + APART);
                     self.due.get_or_insert((now + BUNCH).max(earliest));
@@ -66,8 +73,18 @@ fn open() -> io::Result<UdpSocket> {
     UdpSocket::from_std(socket.into())
 }
 
-// Reads whatever is there and throws it away. A full buffer of the kernel is news, too.
-async fn heard(socket: Option<&UdpSocket>) {
+/// Rooms that are there already: this process may have made one before it had anything to dial with.
+fn rooms() -> Vec<u32> {
+    let Ok(interfaces) = std::fs::read_dir("/sys/class/net") else { return Vec::new() };
+    let rooms =
+        interfaces.flatten().filter(|interface| news::is_room(interface.file_name().as_encoded_bytes()));
+    let index =
+        |path: std::path::PathBuf| std::fs::read_to_string(path.join("ifindex")).ok()?.trim().parse().ok();
+    rooms.filter_map(|room| index(room.path())).collect()
+}
+
+// Reads whatever is there. A full buffer of the kernel is news, too.
+async fn heard(socket: Option<&UdpSocket>, ear: &mut Ear) {
     let Some(socket) = socket else { return std::future::pending().await };
     let (mut buffer, mut is_news) = ([0; 8192], false);
     loop {
@@ -78,7 +95,7 @@ async fn heard(socket: Option<&UdpSocket>) {
                     return std::future::pending().await;
                 }
             }
-            Ok(_) => is_news = true,
+            Ok(bytes) => is_news |= ear.hears(&buffer[..bytes]),
             Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NOBUFS.raw_os_error()) => {
                 is_news = true
             }
