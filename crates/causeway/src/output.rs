@@ -37,6 +37,17 @@ fn wanted(terminal: bool) -> bool {
     terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
+/// How many characters fit into a line of the terminal. None: standard output is none, or does not say.
+pub fn terminal_width() -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
+    (size.ws_col > 0).then_some(usize::from(size.ws_col))
+}
+
+/// Between two columns.
+const GAP: usize = 3;
+/// A column that is cut further than this says nothing any more.
+const CELL_MIN: usize = 6;
+
 /// Rows under headings; columns are as wide as their widest cell.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Table {
@@ -60,6 +71,23 @@ impl Table {
             cells.map(|cell| plain(cell).chars().count()).max().unwrap_or(0)
         };
         (0..columns).map(width).collect()
+    }
+
+    /// Cuts cells until a row fits into `width`: always in the widest column, which loses least by it.
+    pub fn fit(&mut self, width: usize) {
+        let mut widths = self.widths();
+        let gaps = GAP * widths.len().saturating_sub(1);
+        while widths.iter().sum::<usize>() + gaps > width {
+            match widths.iter_mut().max() {
+                Some(widest) if *widest > CELL_MIN => *widest -= 1,
+                _ => break,
+            }
+        }
+        for cells in self.rows.iter_mut().chain([&mut self.head]) {
+            for (cell, width) in cells.iter_mut().zip(&widths) {
+                *cell = cut(&plain(cell), *width);
+            }
+        }
     }
 
     pub fn render(&self, colours: bool) -> String {
@@ -88,7 +116,7 @@ pub fn line(cells: &[String], widths: &[usize], colour: impl Fn(&str) -> &'stati
             code => text.push_str(&format!("{code}{cell}\x1b[0m")),
         }
         if column + 1 < cells.len() {
-            text.extend(std::iter::repeat_n(' ', padding + 3));
+            text.extend(std::iter::repeat_n(' ', padding + GAP));
         }
     }
     text.truncate(text.trim_end_matches(' ').len());
@@ -108,6 +136,14 @@ pub fn colour(cell: &str) -> &'static str {
 /// Text without control characters.
 pub fn plain(text: &str) -> String {
     text.chars().map(|character| if character.is_control() { '\u{fffd}' } else { character }).collect()
+}
+
+/// The first `width` characters, with a sign when more was there.
+fn cut(text: &str, width: usize) -> String {
+    if text.chars().count() <= width {
+        return text.to_owned();
+    }
+    text.chars().take(width.saturating_sub(1)).chain(['…']).collect()
 }
 
 /// A cell of a server's Table as text.
@@ -147,6 +183,19 @@ mod tests {
             "NAME          SITE     AGE\na             Zürich   5s\nlonger-name   b        5d\n"
         );
         assert!(table.render(true).starts_with("\x1b[1mNAME"));
+    }
+
+    #[test]
+    fn a_table_is_cut_where_it_is_widest() {
+        let mut table = Table::new(&["NAME", "WHY", "OK"]);
+        table.row(["short".to_owned(), "no policy allows an unknown host".to_owned(), "yes".to_owned()]);
+        table.fit(26);
+        assert_eq!(table.render(false), "NAME    WHY            OK\nshort   no policy a…   yes\n");
+        let before = table.clone();
+        table.fit(200);
+        assert_eq!(table, before);
+        table.fit(1);
+        assert_eq!(table.widths(), [5, 6, 3], "what is left can still be recognised");
     }
 
     #[test]

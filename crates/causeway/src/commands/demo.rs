@@ -144,7 +144,7 @@ impl Demo {
         let begun = Instant::now();
         if check {
             let holds = tokio::time::timeout(CHECK_TIMEOUT, self.settle(&mut board)).await;
-            output::print(&board.render(output::colours()))?;
+            output::print(&board.render(output::colours(), None))?;
             return match holds {
                 Ok(settled) => {
                     settled?;
@@ -178,23 +178,18 @@ impl Demo {
         }
     }
 
-    /// Shows the table again and again; on a terminal in the same place.
+    /// Tells what can be tried, then shows the table again and again: on a terminal in the same place, else once.
     async fn watch(&mut self, board: &mut Board) -> anyhow::Result<()> {
-        let (terminal, hints) = (std::io::stdout().is_terminal(), self.hints());
-        let mut lines = 0;
+        let terminal = std::io::stdout().is_terminal();
+        output::print(&self.hints())?;
+        output::print(&board.render(output::colours(), output::terminal_width()))?;
         loop {
-            let table = board.render(output::colours());
-            if terminal {
-                let up = if lines == 0 { String::new() } else { format!("\x1b[{lines}A\x1b[J") };
-                let text = format!("{table}{hints}");
-                lines = text.lines().count();
-                output::print(&format!("{up}{text}"))?;
-            } else if lines == 0 {
-                lines = 1;
-                output::print(&format!("{table}{hints}"))?;
-            }
             tokio::time::sleep(ROUND).await;
             self.round(board).await?;
+            if terminal {
+                let table = board.render(output::colours(), output::terminal_width());
+                output::print(&format!("\x1b[{}A\x1b[J{table}", table.lines().count()))?;
+            }
         }
     }
 
@@ -233,7 +228,7 @@ impl Demo {
              causeway describe serviceexpose plant-dashboard\n  \
              {}dig @{} -p {} dashboard.plant.example\n  \
              kubectl get esites,egateways,virtualpresences\n\n\
-             Ctrl-C ends it; nothing is left behind.\n",
+             Ctrl-C ends it; nothing is left behind.\n\n",
             there(Site::Cloud),
             dns.ip(),
             dns.port(),

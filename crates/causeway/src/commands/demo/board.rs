@@ -84,7 +84,8 @@ impl Board {
         })
     }
 
-    pub fn render(&self, colours: bool) -> String {
+    /// `width`: of the terminal, if it is one; a line that is longer would not be drawn over.
+    pub fn render(&self, colours: bool, width: Option<usize>) -> String {
         let mut table = Table::new(&["FROM", "CLIENT", "ASKS", "AT", "RESULT", "BY", "TRIES", "MS", ""]);
         for row in &self.rows {
             let crossing = &row.crossing;
@@ -102,6 +103,9 @@ impl Board {
                 format!("{:.1}", row.took.as_secs_f64() * 1000.0),
                 if row.holds() { "as promised".to_owned() } else { "NOT AS PROMISED".to_owned() },
             ]);
+        }
+        if let Some(width) = width {
+            table.fit(width);
         }
         table.render(colours)
     }
