@@ -330,7 +330,7 @@ impl Cloud {
         let (sessions, fleet, token) = (self.sessions, self.fleet, servants.clone());
         let following = async move { replicas::follow(&sessions, fleet.directory(), token).await };
         back.spawn(named("the attachments", Box::pin(following)));
-        let departures = Departures { store: self.store.clone(), registrar: self.registrar.clone() };
+        let departures = Departures::new(self.store.clone(), self.registrar.clone());
         back.spawn(named("the watch over deleted gateways", Box::pin(departures.run(servants.clone()))));
         back.spawn(named("reconcile", Box::pin(self.reconciler.run(servants.clone()))));
         back.spawn(named("the compiler of netmaps", Box::pin(self.desk.run(servants.clone()))));
