@@ -43,7 +43,7 @@ use crate::identity::{
 use crate::netmaps::{NetmapDesk, Reporter};
 use crate::reconcile::Reconciler;
 use crate::replicas::{self, Carrier, Directory, Fleet, Links, Place, Whereabouts};
-use crate::reports::{Board, ReportWriter};
+use crate::reports::{Board, Pen, ReportWriter};
 use crate::sessions::{Passengers, SessionLimits, Sessions};
 use crate::upstream::{self, Intake, OwnWriter};
 
@@ -250,7 +250,8 @@ impl Cloud {
             limits: Limits::default(),
         };
         let reporter = Reporter { desk: desk.clone(), registry: registry.clone() };
-        let reports = ReportWriter { board, registry: registry.clone(), own: gateway.regrets() };
+        let pen = Pen { registry: registry.clone(), directory: fleet.directory().clone() };
+        let reports = ReportWriter::new(board, pen, gateway.regrets());
         let reconciler =
             Reconciler::new(registry, readiness.register("reconcile"), &metrics).telling(desk.clone());
         let folder = match &config.store {

@@ -1,10 +1,12 @@
 //! Writes what gateways cannot do into objects: what they do not listen on into the EGateway, which backends do not answer
 //! them into the EService.
 //!
-//! The cloud's own gateway says it here, edges say it in their status records. Written only when it changes.
+//! The cloud's own gateway says it here, edges say it in their status records. Written only when it changes. Of several
+//! replicas of the cloud each writes its own part of what their gateway cannot do, and takes out the parts of those that are gone.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use causeway_api::conditions::BACKENDS_ANSWER;
 use causeway_api::meta::{Condition, ConditionStatus, set_condition};
@@ -17,11 +19,18 @@ use tokio_util::sync::CancellationToken;
 
 use crate::first::CLOUD;
 use crate::reconcile::MANAGER;
+use crate::replicas::Directory;
 
 /// The condition of an EGateway about what it listens on.
 pub const LISTENING: &str = "Listening";
 /// A status comes from an edge: no more of it than people read.
 const MESSAGE_CHARS_MAX: usize = 1024;
+/// What one replica of several says of itself.
+const PART_CHARS_MAX: usize = 300;
+/// Between the parts of replicas.
+const AND: &str = " | ";
+/// How often a replica looks whether others have gone, or have written over its part.
+const LOOK: Duration = Duration::from_secs(15);
 
 /// Status, reason and message of a condition.
 type Said = (ConditionStatus, &'static str, String);
@@ -64,31 +73,67 @@ impl Board {
 
 /// The loop that writes.
 pub struct ReportWriter {
-    pub board: Arc<Board>,
-    pub registry: Arc<Registry>,
+    board: Arc<Board>,
+    pen: Pen,
     /// Of the cloud's own gateway.
-    pub own: Regrets,
+    own: Regrets,
+    /// What it said last.
+    said: Option<Vec<String>>,
 }
 
 impl ReportWriter {
+    pub fn new(board: Arc<Board>, pen: Pen, own: Regrets) -> ReportWriter {
+        ReportWriter { board, pen, own, said: None }
+    }
+
     pub async fn run(mut self, stop: CancellationToken) {
         loop {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
                 () = self.board.wake.notified() => {}
-                told = self.own.next() => self.board.tell(CLOUD, CLOUD, told),
+                told = self.own.next() => {
+                    self.said = Some(told.regrets.clone());
+                    self.board.tell(CLOUD, CLOUD, told);
+                }
+                () = tokio::time::sleep(LOOK) => {
+                    if let Some(said) = self.said.as_ref().filter(|_| self.pen.directory.label().is_some()) {
+                        self.pen.write_listening(CLOUD, said).await;
+                    }
+                }
             }
             let news = self.board.take();
             for (gateway, news) in &news {
-                self.write(Kind::EGateway, gateway, LISTENING, listening(&news.told.regrets)).await;
+                self.pen.write_listening(gateway, &news.told.regrets).await;
             }
-            self.write_backends(&news).await;
+            self.pen.write_backends(&news).await;
         }
+    }
+}
+
+/// Writes conditions.
+pub struct Pen {
+    pub registry: Arc<Registry>,
+    /// Who else speaks for the cloud's gateway.
+    pub directory: Arc<Directory>,
+}
+
+impl Pen {
+    async fn write_listening(&self, gateway: &str, regrets: &[String]) {
+        let own = self.directory.label().filter(|_| gateway == CLOUD);
+        let others = self.directory.labels_of_others();
+        let say = |before: Option<&Condition>| match &own {
+            Some(own) => joined(before, own, regrets, &others),
+            None => listening(regrets),
+        };
+        self.write(Kind::EGateway, gateway, LISTENING, say).await;
     }
 
     /// A gateway speaks only of services of its own site.
     async fn write_backends(&self, news: &HashMap<String, News>) {
+        if news.is_empty() {
+            return;
+        }
         let Ok((services, _)) = self.registry.objects(Kind::EService).await else { return };
         for loaded in services {
             let Object::EService(service) = &loaded.object else { continue };
@@ -96,16 +141,24 @@ impl ReportWriter {
             for (gateway, news) in news.iter().filter(|(_, news)| news.site == service.e_site_name) {
                 let before = service.status.condition(BACKENDS_ANSWER);
                 if let Some(said) = backends(before, gateway, news.told.backends.get(name)) {
-                    self.write(Kind::EService, name, BACKENDS_ANSWER, said).await;
+                    self.write(Kind::EService, name, BACKENDS_ANSWER, |_| said.clone()).await;
                 }
             }
         }
     }
 
-    async fn write(&self, kind: Kind, name: &str, about: &'static str, (status, reason, message): Said) {
+    /// `say` is given what stands there, and asked again when somebody else was faster.
+    async fn write(
+        &self,
+        kind: Kind,
+        name: &str,
+        about: &'static str,
+        say: impl Fn(Option<&Condition>) -> Said,
+    ) {
         let now = self.registry.now();
         let edit = |object: &mut Object| {
             let generation = object.metadata().generation;
+            let (status, reason, message) = say(object.status().condition(about));
             let conditions = &mut object.status_mut().conditions;
             set_condition(conditions, about, status, reason, &message, now, generation);
         };
@@ -122,6 +175,30 @@ impl ReportWriter {
 fn listening(regrets: &[String]) -> Said {
     let reason = if regrets.is_empty() { "Listening" } else { "NotListening" };
     (regrets.is_empty().into(), reason, bounded(&regrets.join("; ")))
+}
+
+/// What the replicas of the cloud say together: those that listen on everything say nothing. What stands there is read again for
+/// the parts of the others, as long as they are alive.
+fn joined(before: Option<&Condition>, own: &str, regrets: &[String], others: &BTreeSet<String>) -> Said {
+    let mut parts: BTreeMap<String, String> = before.map(|before| parts(&before.message)).unwrap_or_default();
+    parts.retain(|replica, _| others.contains(replica));
+    if !regrets.is_empty() {
+        let text: String =
+            bounded(&regrets.join("; ")).replace('|', "/").chars().take(PART_CHARS_MAX).collect();
+        parts.insert(own.to_owned(), text);
+    }
+    let reason = if parts.is_empty() { "Listening" } else { "NotListening" };
+    let told: Vec<String> =
+        parts.iter().map(|(replica, text)| format!("replica {replica}: {text}")).collect();
+    (parts.is_empty().into(), reason, told.join(AND))
+}
+
+fn parts(message: &str) -> BTreeMap<String, String> {
+    let part = |part: &str| {
+        let (replica, text) = part.strip_prefix("replica ")?.split_once(": ")?;
+        Some((replica.to_owned(), text.to_owned()))
+    };
+    message.split(AND).filter_map(part).collect()
 }
 
 /// What to say now. None: nothing has changed. Of several gateways at a site the last to see an outage is believed, and only
@@ -178,6 +255,72 @@ mod tests {
         let well = backends(Some(&down), "a", None).unwrap();
         assert_eq!(well, (ConditionStatus::True, "BackendsAnswer", String::new()));
         assert_eq!(backends(Some(&condition(well)), "a", None), None);
+    }
+
+    #[test]
+    fn replicas_say_together_what_each_cannot_do() {
+        let condition = |(status, reason, message): Said| Condition {
+            kind: LISTENING.into(),
+            status,
+            observed_generation: 1,
+            last_transition_time: Time::from_second(0),
+            reason: reason.into(),
+            message,
+        };
+        let [a, b] = ["10.0.0.1:7444 (aa)", "[fd00::2]:7444 (bb)"];
+        let others = |all: &[&str]| all.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
+        let port = ["cannot listen: port 53 | taken".to_owned()];
+        let both = |before: &Said, own, regrets: &[String], living: &[&str]| {
+            joined(Some(&condition(before.clone())), own, regrets, &others(living))
+        };
+        let said = joined(None, a, &port, &others(&[b]));
+        let of_a = "replica 10.0.0.1:7444 (aa): cannot listen: port 53 / taken";
+        assert_eq!(said, (ConditionStatus::False, "NotListening", of_a.into()));
+        assert_eq!(both(&said, b, &[], &[a]), said, "b is well, and leaves what a said");
+        let two = both(&said, b, &["no room".into()], &[a]);
+        assert_eq!(two.2, format!("{of_a} | replica [fd00::2]:7444 (bb): no room"));
+        assert_eq!(both(&two, a, &port, &[b]), two, "saying it again changes nothing");
+        let one = both(&two, a, &[], &[b]);
+        assert_eq!(one.2, "replica [fd00::2]:7444 (bb): no room");
+        let none = both(&one, a, &[], &[]);
+        assert_eq!(none, (ConditionStatus::True, "Listening", String::new()), "b is gone");
+        let older = (ConditionStatus::False, "NotListening", "no room".to_owned());
+        assert_eq!(
+            both(&older, a, &[], &[b]).0,
+            ConditionStatus::True,
+            "an older replica's words are nobody's"
+        );
+    }
+
+    #[tokio::test]
+    async fn two_replicas_do_not_write_over_each_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let spec = causeway_store::StoreSpec::Sqlite { path: folder.path().join("store.db") };
+        let store = causeway_store::Store::open(spec).await.unwrap();
+        let registry = Arc::new(Registry::new(store.clone(), Arc::new(causeway_apiserver::SystemClock)));
+        crate::first::ensure(&registry).await.unwrap();
+        let open = async |address: &str| {
+            let place = crate::replicas::Place { address: address.to_owned(), endpoints: Vec::new() };
+            let clock = causeway_channel::Clock::system();
+            let directory = Directory::open(store.clone(), place, clock).await.unwrap();
+            Pen { registry: registry.clone(), directory }
+        };
+        let said = async || {
+            let loaded = registry.object(Kind::EGateway, CLOUD).await.unwrap().unwrap();
+            loaded.object.status().condition(LISTENING).cloned().unwrap()
+        };
+        open("a:1").await.write_listening(CLOUD, &["no room".to_owned()]).await;
+        // It has heard of the first.
+        let second = open("b:1").await;
+        second.write_listening(CLOUD, &[]).await;
+        let told = said().await;
+        assert_eq!(told.status, ConditionStatus::False);
+        assert!(
+            told.message.starts_with("replica a:1 (") && told.message.ends_with("): no room"),
+            "{told:?}"
+        );
+        second.write_listening(CLOUD, &["port 53 is taken".to_owned()]).await;
+        assert!(said().await.message.contains(" | replica b:1 ("), "{:?}", said().await);
     }
 
     #[test]

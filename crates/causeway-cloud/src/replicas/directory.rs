@@ -62,6 +62,11 @@ struct Shared {
     since: Revision,
 }
 
+/// By its address; several that share one are still told apart.
+fn label(address: &str, id: &str) -> String {
+    format!("{address} ({id})")
+}
+
 impl Directory {
     /// The only replica there is.
     pub fn alone(clock: Clock) -> Arc<Directory> {
@@ -92,6 +97,16 @@ impl Directory {
     /// This replica's name, new with every start.
     pub fn id(&self) -> String {
         self.with(|table| table.me().to_owned())
+    }
+
+    /// What this replica is called in messages for people; `None` when there is no other. New with every start.
+    pub fn label(&self) -> Option<String> {
+        self.shared.as_ref().map(|shared| label(&shared.place.address, &self.id()))
+    }
+
+    /// What the other replicas that seem to be alive are called.
+    pub fn labels_of_others(&self) -> BTreeSet<String> {
+        self.others().iter().map(|(id, address)| label(address, id)).collect()
     }
 
     /// These gateways, with the epochs of their sessions, are attached here, and no others.
