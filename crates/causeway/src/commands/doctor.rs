@@ -1,4 +1,4 @@
-//! `causeway doctor`: walks from here to a service, a site, a node or a gateway, hop by hop, and says where it breaks.
+//! `causeway doctor`: walks from here to a service, a site, a node or a gateway, hop by hop, and says everywhere it breaks.
 //!
 //! Gathers a picture of everything, asks the gateways on the way whether bytes come back, and lets `path` and `gateway`, which are
 //! pure, judge. Every hop is one line.

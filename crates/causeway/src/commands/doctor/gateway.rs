@@ -1,6 +1,6 @@
 //! From the cloud to a gateway: is it there, connected, in step, and does anything come back?
 //!
-//! Every hop is said in one line; after the first that fails, those behind it cannot be judged and are not guessed at.
+//! Every hop is said in one line. What cannot be judged, as all that is behind a link that is down, is not guessed at.
 
 use serde_json::Value;
 
@@ -21,7 +21,13 @@ pub fn examine(name: &str, gateway: Option<&Value>, probe: Option<&Result<Value,
     let mut hops = Vec::new();
     let text = |key: &str| gateway[key].as_str().unwrap_or("?").to_owned();
     hops.push(fine(format!("EGateway {name} exists, at the site {}", text("site"))));
+    let conditions = gateway["conditions"].as_array().into_iter().flatten();
+    let failed =
+        |kind: &str| conditions.clone().find(|said| said["type"] == kind && said["status"] == "False");
+    let unheard = failed("Listening")
+        .map(|said| broken(format!("it cannot do all it should: {}", cell(&said["message"]))));
     if is_cloud(Some(gateway)) {
+        hops.extend(unheard);
         return hops;
     }
     if gateway["connected"] != true {
@@ -39,13 +45,7 @@ pub fn examine(name: &str, gateway: Option<&Value>, probe: Option<&Result<Value,
         text("transport"),
         text("since")
     )));
-    let conditions = gateway["conditions"].as_array().into_iter().flatten();
-    let failed =
-        |kind: &str| conditions.clone().find(|said| said["type"] == kind && said["status"] == "False");
-    hops.extend(
-        failed("Listening")
-            .map(|said| broken(format!("it cannot do all it should: {}", cell(&said["message"])))),
-    );
+    hops.extend(unheard);
     hops.push(match (failed("NetmapInForce"), gateway["generation"].as_str()) {
         (Some(said), _) => broken(format!("its netmap is not in force: {}", cell(&said["message"]))),
         (None, Some(generation)) => fine(format!("netmap {generation} is in force at the edge")),
@@ -100,6 +100,12 @@ mod tests {
             Some(json!({"name": "cloud", "site": "cloud", "connected": true})),
             None,
             &[(true, ""), (true, "")],
+        );
+        let unheard = json!([{"type": "Listening", "status": "False", "message": "no names"}]);
+        check(
+            Some(json!({"name": "cloud", "site": "cloud", "connected": true, "conditions": unheard})),
+            None,
+            &[(true, ""), (true, ""), (false, "no names")],
         );
     }
 }

@@ -1,6 +1,7 @@
 //! From a host at one site to a service, a node or a site: object by object, gateway by gateway.
 //!
-//! Pure: a picture of everything in, hops out, in the words of the conditions. A walk ends at its first broken hop.
+//! Pure: a picture of everything in, hops out, in the words of the conditions. A broken hop does not end the walk: what stands
+//! behind it can be broken too, and whoever reads this mends all of it at once.
 
 use std::collections::BTreeSet;
 
@@ -41,13 +42,12 @@ pub fn to_service(picture: &Picture, name: &str, only: Option<&str>) -> Vec<Hop>
         )));
         return hops;
     }
-    let walks: Vec<Vec<Hop>> = sites.iter().map(|site| from_site(picture, service, site)).collect();
-    let arrives = walks.iter().any(|walk| walk.iter().all(|hop| hop.is_fine));
-    hops.extend(walks.into_iter().flatten());
-    // When nobody gets as far as the other side, it is not what is wrong first.
-    if arrives {
-        hops.extend(until_broken([&|| site_gateway(picture, home), &|| vec![backend(picture, service)]]));
+    hops.extend(sites.iter().flat_map(|site| from_site(picture, service, site)));
+    // Of a service that appears where it runs, the gateway was looked at.
+    if !sites.contains(&home) {
+        hops.extend(site_gateway(picture, home));
     }
+    hops.push(backend(picture, service));
     hops
 }
 
@@ -56,33 +56,31 @@ fn from_site(picture: &Picture, service: &EService, site: &str) -> Vec<Hop> {
     let name = &service.metadata.name;
     let exposes: Vec<&ServiceExpose> =
         picture.world.exposes_of(name).filter(|expose| expose.e_sites.iter().any(|to| to == site)).collect();
-    until_broken([
-        &|| vec![who_may(picture, &exposes, site)],
-        &|| vec![addresses(picture, &exposes, name, site)],
-        &|| vec![names(&exposes, service, site)],
-        &|| site_gateway(picture, site),
-    ])
+    let mut hops = vec![
+        who_may(picture, &exposes, site),
+        addresses(picture, &exposes, name, site),
+        names(&exposes, service, site),
+    ];
+    hops.extend(site_gateway(picture, site));
+    hops
 }
 
 /// To a host that can be reached by its name.
 pub fn to_node(picture: &Picture, server: &EServer) -> Vec<Hop> {
     let (name, site) = (&server.metadata.name, server.e_site_name.as_str());
-    let exists = || {
-        let ports: Vec<String> = server.ports.iter().map(ToString::to_string).collect();
-        vec![match ports.is_empty() {
-            false => fine(format!("EServer {name} stands at the site {site}, ports {}", ports.join(", "))),
-            true => broken(format!(
-                "EServer {name} has no ports: nobody reaches it; add them to be reached by name"
-            )),
-        }]
-    };
-    let policies = || {
-        vec![match complaint(server, conditions::POLICIES_RESOLVED) {
-            Some(why) => broken(format!("{why}: attach an EPolicy in ePolicys")),
-            None => fine(format!("its policies exist: {}", server.e_policys.join(", "))),
-        }]
-    };
-    until_broken([&exists, &policies, &|| site_gateway(picture, site)])
+    let ports: Vec<String> = server.ports.iter().map(ToString::to_string).collect();
+    let mut hops = vec![match ports.is_empty() {
+        false => fine(format!("EServer {name} stands at the site {site}, ports {}", ports.join(", "))),
+        true => {
+            broken(format!("EServer {name} has no ports: nobody reaches it; add them to be reached by name"))
+        }
+    }];
+    hops.push(match complaint(server, conditions::POLICIES_RESOLVED) {
+        Some(why) => broken(format!("{why}: attach an EPolicy in ePolicys")),
+        None => fine(format!("its policies exist: {}", server.e_policys.join(", "))),
+    });
+    hops.extend(site_gateway(picture, site));
+    hops
 }
 
 /// To a site: its gateways, and what is presented there.
@@ -228,18 +226,6 @@ fn backend(picture: &Picture, service: &EService) -> Hop {
 fn complaint(object: &impl Resource, about: &str) -> Option<String> {
     let said = object.status().condition(about)?;
     (said.status == ConditionStatus::False).then(|| said.message.clone())
-}
-
-/// Part after part, until one breaks.
-fn until_broken<const N: usize>(parts: [&dyn Fn() -> Vec<Hop>; N]) -> Vec<Hop> {
-    let mut hops: Vec<Hop> = Vec::new();
-    for part in parts {
-        if hops.iter().any(|hop| !hop.is_fine) {
-            break;
-        }
-        hops.extend(part());
-    }
-    hops
 }
 
 #[cfg(test)]

@@ -64,7 +64,7 @@ fn check(change: impl Fn(&mut Picture), walk: impl Fn(&Picture) -> Vec<Hop>, bro
 }
 
 #[test]
-fn the_walk_to_a_service_ends_where_it_breaks() {
+fn the_walk_to_a_service_says_where_it_breaks() {
     let web = |picture: &Picture| to_service(picture, "web", Some("berlin"));
     check(|_| {}, web, None);
     check(|_| {}, |picture| to_service(picture, "web", None), None);
@@ -101,6 +101,27 @@ fn the_walk_to_a_service_ends_where_it_breaks() {
         web,
         Some("it keeps its old one"),
     );
+}
+
+#[test]
+fn a_broken_hop_hides_none_of_those_behind_it() {
+    let mut picture = whole();
+    picture.world.remove(Kind::EPolicy, "p");
+    let unheard = json!([{"type": "Listening", "status": "False", "message": "names are not answered"}]);
+    picture.status["gateways"][0]["conditions"] = unheard;
+    picture.status["gateways"][1]["connected"] = false.into();
+    picture.records = vec![json!({"time": "now", "end": "backend-down"})];
+    settle(&mut picture);
+    let broken: Vec<String> = to_service(&picture, "web", Some("berlin"))
+        .into_iter()
+        .filter(|hop| !hop.is_fine)
+        .map(|hop| hop.text)
+        .collect();
+    let expected = ["EPolicy p does not exist", "names are not answered", "not connected", "did not answer"];
+    assert_eq!(broken.len(), expected.len(), "{broken:#?}");
+    for (told, part) in broken.iter().zip(expected) {
+        assert!(told.contains(part), "{told}, not {part}");
+    }
 }
 
 #[test]
