@@ -1,9 +1,10 @@
-//! Datagrams on a stream between gateways: however the bytes are cut, the same datagrams come out, and they are the bytes.
+//! Datagrams on a stream between gateways, and beside it: however the bytes are cut, the same datagrams come out, and they are
+//! the bytes; a number in front is read as it would be written, but for its length.
 
 #![no_main]
 
 use bytes::Bytes;
-use causeway_gateway::proxy::udp::frames::Frames;
+use causeway_channel::wire::datagrams::{Datagram, Frames, beside, read_beside};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
@@ -15,14 +16,24 @@ fuzz_target!(|data: &[u8]| {
     let written: Vec<u8> = datagrams.concat();
     assert!(data.starts_with(&written));
     assert_eq!(is_whole, written.len() == data.len());
+    if let Some((number, payload)) = read_beside(Bytes::copy_from_slice(data)) {
+        assert!(data.ends_with(&payload));
+        let again = beside(number, &payload);
+        assert!(again.len() <= data.len());
+        assert_eq!(read_beside(again), Some((number, payload.clone())));
+        if let Some(datagram) = Datagram::bare(payload.clone()) {
+            assert_eq!(datagram.payload(), payload);
+            assert_eq!(datagram.into_frame()[2..], payload);
+        }
+    }
 });
 
 fn cut(data: &[u8], piece: usize) -> (Vec<Vec<u8>>, bool) {
     let (mut frames, mut found) = (Frames::default(), Vec::new());
     for chunk in data.chunks(piece) {
         frames.push(Bytes::copy_from_slice(chunk));
-        while let Some(datagram) = frames.take() {
-            found.push(datagram.into_frame().to_vec());
+        while let Some(framed) = frames.take() {
+            found.push(framed.into_bytes().to_vec());
         }
     }
     (found, frames.is_whole())

@@ -3,6 +3,7 @@
 //! Made by `quic` or `tcp`, handed out by the port and the dialer. Here is only the common face: who may
 //! talk to whom, sessions and pings are decided by those who hold the link.
 
+mod flow;
 mod header;
 mod reason;
 
@@ -20,9 +21,10 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::runtime::Handle;
 use tokio::sync::OwnedSemaphorePermit;
 
-use crate::quic::{QuicLink, QuicRecv, QuicSend};
+use crate::quic::{Mailbox, QuicLink, QuicRecv, QuicSend};
 use crate::tcp::{TcpLink, TcpRecv, TcpSend};
 
+pub use flow::{Flow, FlowRecv, FlowSend, Way};
 pub use header::{HEADER_BYTES_MAX, HeaderError, Origin, PREFIX_BYTES, Purpose, StreamHeader};
 pub use reason::{
     CloseCode, CloseReason, ClosedBy, DatagramError, LinkClosed, Reset, ResetCode, StreamError,
@@ -111,6 +113,10 @@ pub struct LinkFigures {
     pub streams_open: u64,
     /// Streams of the peer that were reset because of their header.
     pub streams_malformed: u64,
+    /// Datagrams of streams that went beside them, and those that came so.
+    pub datagrams_sent: u64,
+    pub datagrams_received: u64,
+    /// Of whomever: no room to send it, nobody to hear it, or nobody took it in time.
     pub datagrams_dropped: u64,
 }
 
@@ -288,6 +294,11 @@ impl Stream {
         }
     }
 
+    /// May datagrams come beside it? Then it must be used as a `Flow`.
+    pub fn has_datagrams(&self) -> bool {
+        self.send.mailbox().is_some()
+    }
+
     /// Gives both directions up.
     pub fn refuse(mut self, code: ResetCode) {
         self.send.reset(code);
@@ -361,6 +372,13 @@ impl SendStream {
         }
     }
 
+    fn mailbox(&self) -> Option<&Arc<Mailbox>> {
+        match &self.0 {
+            SendInner::Quic(send) => send.mailbox(),
+            SendInner::Tcp(_) => None,
+        }
+    }
+
     /// Writes all of `data` without copying it, where the transport can.
     pub async fn write_chunk(&mut self, data: Bytes) -> io::Result<()> {
         match &mut self.0 {
@@ -429,6 +447,13 @@ impl RecvStream {
         match &mut self.0 {
             RecvInner::Quic(recv) => recv.stop(code),
             RecvInner::Tcp(recv) => recv.stop(code),
+        }
+    }
+
+    fn mailbox(&self) -> Option<&Arc<Mailbox>> {
+        match &self.0 {
+            RecvInner::Quic(recv) => recv.mailbox(),
+            RecvInner::Tcp(_) => None,
         }
     }
 

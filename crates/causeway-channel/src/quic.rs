@@ -1,11 +1,13 @@
 //! A link over QUIC: quinn behind the face of `link`, and nothing of quinn outside this room.
 //!
 //! `client` dials, `server` makes what the port accepts with, `transport` holds the numbers, `stream` the two
-//! halves of a stream. Retransmission, pacing, migration and path MTU are quinn's business.
+//! halves of a stream, `datagrams` what travels beside them. Retransmission, pacing, migration and path MTU are quinn's business.
 
 mod busy;
 mod client;
+mod datagrams;
 mod frugal;
+mod gate;
 mod intake;
 mod refusing;
 pub(crate) mod server;
@@ -28,13 +30,16 @@ use rustls_pki_types::CertificateDer;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
+use self::datagrams::{Counts, Post};
 use crate::link::{
     CloseCode, CloseReason, ClosedBy, DatagramError, HEADER_DEADLINE, LinkClosed, LinkFigures, LinkLimits,
     PREFIX_BYTES, Purpose, ResetCode, Stream, StreamError, StreamHeader,
 };
+use crate::wire::datagrams::{NUMBER_BYTES_MAX, OF_THE_LINK, WELCOME, beside};
 
 pub use busy::{Busy, NUMBER_BYTES, Number};
 pub use client::{ConnectError, QuicClient};
+pub(crate) use datagrams::Mailbox;
 pub use server::PortKeys;
 pub use stream::{QuicRecv, QuicSend};
 pub use transport::{Congestion, QuicOptions};
@@ -52,6 +57,9 @@ struct Inner {
     limits: LinkLimits,
     vitals: Arc<Vitals>,
     closed_by_us: OnceLock<CloseReason>,
+    post: Arc<Post>,
+    /// Of the link itself, once somebody reads there.
+    mailbox: OnceLock<Arc<Mailbox>>,
     arriving: Mutex<FuturesUnordered<Arriving>>,
 }
 
@@ -62,8 +70,9 @@ impl QuicLink {
     fn new(connection: Connection, limits: LinkLimits) -> QuicLink {
         let vitals = Arc::new(Vitals::new(transport::STREAMS_AT_FIRST.min(limits.streams_max)));
         let arriving = Mutex::new(FuturesUnordered::new());
-        let closed_by_us = OnceLock::new();
-        QuicLink(Arc::new(Inner { connection, limits, vitals, closed_by_us, arriving }))
+        let (closed_by_us, mailbox) = (OnceLock::new(), OnceLock::new());
+        let post = Arc::new(Post::new(connection.clone(), vitals.clone(), limits.datagram_buffer_bytes));
+        QuicLink(Arc::new(Inner { connection, limits, vitals, closed_by_us, post, mailbox, arriving }))
     }
 
     pub async fn open_stream(&self, header: StreamHeader) -> Result<Stream, StreamError> {
@@ -71,8 +80,9 @@ impl QuicLink {
         let opened = self.0.connection.open_bi().await;
         let (send, recv) = opened.map_err(|error| self.0.link_closed(&error))?;
         let open = Open::new(self.0.vitals.clone(), false);
-        let stream = self.0.stream(&header, send, recv, open);
-        let Stream { mut send, recv } = stream;
+        // Before the peer hears of the stream: what it sends at once finds its mailbox. It says in turn when it has one.
+        let mailbox = mailbox_for(&header, &self.0.post, send.id().into(), false);
+        let Stream { mut send, recv } = join_halves(&header, send, recv, open, mailbox);
         send.write_chunk(bytes).await.map_err(|error| match ResetCode::of(&error) {
             Some(code) => StreamError::Refused(crate::link::Reset(code)),
             None => StreamError::Closed(self.0.closed_now()),
@@ -94,7 +104,7 @@ impl QuicLink {
                 accepted = inner.connection.accept_bi(), if arriving.len() < ARRIVING_MAX => {
                     let (send, recv) = accepted.map_err(|error| inner.link_closed(&error))?;
                     inner.leave_room_for_streams();
-                    arriving.push(Box::pin(arrive(self.0.vitals.clone(), send, recv)));
+                    arriving.push(Box::pin(arrive(inner.vitals.clone(), inner.post.clone(), send, recv)));
                 }
             }
         }
@@ -102,30 +112,32 @@ impl QuicLink {
 
     pub fn send_datagram(&self, data: Bytes) -> Result<(), DatagramError> {
         let connection = &self.0.connection;
+        let (bytes, bytes_max) = (data.len(), self.datagram_bytes_max());
         // Left to itself quinn would drop the oldest, and nobody would count it.
-        if connection.datagram_send_buffer_space() < data.len() {
-            let bytes_max = self.datagram_bytes_max();
-            if data.len() > bytes_max {
-                return Err(DatagramError::TooLarge { bytes: data.len(), bytes_max });
+        if connection.datagram_send_buffer_space() < bytes + NUMBER_BYTES_MAX {
+            if bytes > bytes_max {
+                return Err(DatagramError::TooLarge { bytes, bytes_max });
             }
-            self.0.vitals.datagrams_dropped.fetch_add(1, Ordering::Relaxed);
+            self.0.vitals.datagrams.dropped.fetch_add(1, Ordering::Relaxed);
             return Err(DatagramError::Full);
         }
-        let bytes = data.len();
-        connection.send_datagram(data).map_err(|error| match error {
+        connection.send_datagram(beside(OF_THE_LINK, &data)).map_err(|error| match error {
             SendDatagramError::ConnectionLost(_) => DatagramError::Closed,
-            _ => DatagramError::TooLarge { bytes, bytes_max: self.datagram_bytes_max() },
+            _ => DatagramError::TooLarge { bytes, bytes_max },
         })
     }
 
     pub async fn read_datagram(&self) -> Result<Bytes, LinkClosed> {
-        let datagram = self.0.connection.read_datagram().await;
-        self.0.vitals.heard();
-        datagram.map_err(|error| self.0.link_closed(&error))
+        let mailbox = self.0.mailbox.get_or_init(|| self.0.post.mailbox(OF_THE_LINK, true));
+        tokio::select! {
+            biased;
+            datagram = mailbox.recv() => Ok(datagram),
+            closed = self.closed() => Err(closed),
+        }
     }
 
     pub fn datagram_bytes_max(&self) -> usize {
-        self.0.connection.max_datagram_size().unwrap_or(0)
+        self.0.connection.max_datagram_size().unwrap_or(0).saturating_sub(NUMBER_BYTES_MAX)
     }
 
     pub fn close(&self, reason: CloseReason) {
@@ -155,7 +167,9 @@ impl QuicLink {
             received_bytes: stats.udp_rx.bytes,
             streams_open: vitals.streams_open.load(Ordering::Relaxed),
             streams_malformed: vitals.streams_malformed.load(Ordering::Relaxed),
-            datagrams_dropped: vitals.datagrams_dropped.load(Ordering::Relaxed),
+            datagrams_sent: vitals.datagrams.sent.load(Ordering::Relaxed),
+            datagrams_received: vitals.datagrams.received.load(Ordering::Relaxed),
+            datagrams_dropped: vitals.datagrams.dropped.load(Ordering::Relaxed),
         }
     }
 
@@ -171,16 +185,6 @@ impl QuicLink {
 }
 
 impl Inner {
-    fn stream(
-        &self,
-        header: &StreamHeader,
-        send: quinn::SendStream,
-        recv: quinn::RecvStream,
-        open: Open,
-    ) -> Stream {
-        join_halves(header, send, recv, open)
-    }
-
     // Every stream a peer may open costs a place in two tables, open or not. So an idle link allows few, and a
     // busy one gets more before it has to wait.
     fn leave_room_for_streams(&self) {
@@ -230,31 +234,48 @@ impl Drop for Inner {
     }
 }
 
+/// For a stream that wants one. Not for the first of a link: that is the control stream, whose number means the link itself.
+fn mailbox_for(header: &StreamHeader, post: &Post, number: u64, is_welcome: bool) -> Option<Arc<Mailbox>> {
+    (header.datagrams && number != OF_THE_LINK).then(|| post.mailbox(number, is_welcome))
+}
+
 fn join_halves(
     header: &StreamHeader,
     send: quinn::SendStream,
     recv: quinn::RecvStream,
     open: Open,
+    mailbox: Option<Arc<Mailbox>>,
 ) -> Stream {
     if header.purpose() == Some(Purpose::Control) {
         // Fails only for a stream that is closed already, which the next write will tell.
         let _ = send.set_priority(CONTROL_PRIORITY);
     }
     let open = Arc::new(open);
-    Stream { send: QuicSend::new(send, open.clone()).into(), recv: QuicRecv::new(recv, open).into() }
+    let send = QuicSend::new(send, open.clone(), mailbox.clone());
+    Stream { send: send.into(), recv: QuicRecv::new(recv, open, mailbox).into() }
 }
 
 /// Waits for the header of a stream of the peer. `None`: there was none worth waiting for.
 async fn arrive(
     vitals: Arc<Vitals>,
+    post: Arc<Post>,
     mut send: quinn::SendStream,
     mut recv: quinn::RecvStream,
 ) -> Option<(StreamHeader, Stream)> {
     let open = Open::new(vitals.clone(), true);
-    let code = match timeout(HEADER_DEADLINE, read_header(&mut recv)).await {
-        Ok(Ok(header)) => {
+    let arrival = async {
+        let header = read_header(&mut recv).await?;
+        let mailbox = mailbox_for(&header, &post, recv.id().into(), true);
+        if mailbox.is_some() {
+            // From now on. A peer that does not want to know has stopped the direction, which others will notice.
+            let _ = send.write_all(&WELCOME.to_be_bytes()).await;
+        }
+        Ok((header, mailbox))
+    };
+    let code = match timeout(HEADER_DEADLINE, arrival).await {
+        Ok(Ok((header, mailbox))) => {
             vitals.heard();
-            let stream = join_halves(&header, send, recv, open);
+            let stream = join_halves(&header, send, recv, open, mailbox);
             return Some((header, stream));
         }
         Ok(Err(code)) => code,
@@ -284,7 +305,7 @@ struct Vitals {
     peer_streams_open: AtomicU64,
     streams_allowed: AtomicU32,
     streams_malformed: AtomicU64,
-    datagrams_dropped: AtomicU64,
+    datagrams: Counts,
 }
 
 impl Vitals {
@@ -296,7 +317,7 @@ impl Vitals {
             peer_streams_open: AtomicU64::default(),
             streams_allowed: AtomicU32::new(streams_allowed),
             streams_malformed: AtomicU64::default(),
-            datagrams_dropped: AtomicU64::default(),
+            datagrams: Counts::default(),
         }
     }
 

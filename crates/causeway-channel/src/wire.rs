@@ -6,6 +6,7 @@
 //! names the version; an unknown refusal code is read as `Other`, with its text.
 
 pub mod control;
+pub mod datagrams;
 
 use std::fmt;
 use std::io;

@@ -33,6 +33,9 @@ pub struct Figures {
     pub unbound: Gauge,
     /// Datagrams that were not handed on: a queue was full, their client was refused, or they were too long.
     pub datagrams_dropped: Counter,
+    /// Datagrams sent to other gateways as datagrams of the link, and those that had to take their stream.
+    pub datagrams_beside: Counter,
+    pub datagrams_on_streams: Counter,
     /// Sessions that made way for others.
     pub udp_sessions_evicted: Counter,
     /// Clients that could not be accepted, as when no file is left.
@@ -54,6 +57,10 @@ impl Figures {
         registry.register("received_bytes", "Bytes from backends to clients", self.received_bytes.clone());
         registry.register("presences_unbound", "Presences without a listener", self.unbound.clone());
         registry.register("datagrams_dropped", "Datagrams not handed on", self.datagrams_dropped.clone());
+        let beside = "Datagrams sent to gateways as datagrams";
+        registry.register("datagrams_beside", beside, self.datagrams_beside.clone());
+        let on_streams = "Datagrams sent to gateways on streams";
+        registry.register("datagrams_on_streams", on_streams, self.datagrams_on_streams.clone());
         let evicted = "UDP sessions that made way for others";
         registry.register("udp_sessions_evicted", evicted, self.udp_sessions_evicted.clone());
         registry.register("accept_failures", "Clients not accepted", self.accept_failures.clone());

@@ -45,7 +45,7 @@ pub enum PeerError {
 pub enum Content {
     /// The bytes of one connection.
     Bytes,
-    /// The datagrams of one client, each behind a length of two bytes.
+    /// The datagrams of one client: a `Flow`.
     Datagrams,
     /// Requests over HTTP/2, from one client after the other.
     Requests,
@@ -155,7 +155,9 @@ impl Crossing {
 
     fn header(self, purpose: Purpose, home: &SiteName, who: &Who) -> StreamHeader {
         let subject = who.server.as_ref().map_or("", |server| server.as_str());
-        StreamHeader::new(purpose).to(home.as_str(), "").subject(subject).details(self.encode_to_vec())
+        let header = StreamHeader::new(purpose).to(home.as_str(), "").subject(subject);
+        let datagrams = self.content() == Ok(Content::Datagrams);
+        StreamHeader { datagrams, ..header.details(self.encode_to_vec()) }
     }
 }
 
@@ -190,6 +192,7 @@ mod tests {
                 ("berlin", "node-1", "shop")
             );
             let heard = Crossing::of(&header).unwrap();
+            assert!(header.datagrams);
             assert_eq!((heard.client(), heard.content()), (Some(client), Ok(Content::Datagrams)));
             assert_eq!(heard.node_port(), Ok(10250));
             assert!(crossing.node_port().is_err());

@@ -38,6 +38,10 @@ pub struct StreamHeader {
     /// Many bytes are to be expected.
     #[prost(bool, tag = "8")]
     pub bulk: bool,
+    /// It carries datagrams (`Flow`), and those that come beside it will be heard. Who does not know this sends them on the stream;
+    /// an older cloud that forwards the stream leaves this out, and so does the other end.
+    #[prost(bool, tag = "9")]
+    pub datagrams: bool,
 }
 
 /// Where a forwarded stream comes from.
@@ -150,7 +154,7 @@ mod tests {
             .subject("shop")
             .details(&b"x"[..]);
         header.origin = Some(Origin { site: "oslo".into(), gateway: "gw-2".into() });
-        header.bulk = true;
+        (header.bulk, header.datagrams) = (true, true);
         let bytes = header.encode_prefixed().unwrap();
         let length = StreamHeader::length([bytes[0], bytes[1]]).unwrap();
         assert_eq!(length, bytes.len() - PREFIX_BYTES);

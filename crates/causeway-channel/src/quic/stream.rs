@@ -9,18 +9,25 @@ use bytes::Bytes;
 use quinn::{ReadError, VarInt, WriteError};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use super::datagrams::Mailbox;
 use super::{Open, link_closed};
 use crate::link::{LinkClosed, Reset, ResetCode};
 
 pub struct QuicSend {
     send: quinn::SendStream,
     _open: Arc<Open>,
+    mailbox: Option<Arc<Mailbox>>,
     is_ended: bool,
 }
 
 impl QuicSend {
-    pub(super) fn new(send: quinn::SendStream, open: Arc<Open>) -> QuicSend {
-        QuicSend { send, _open: open, is_ended: false }
+    pub(super) fn new(send: quinn::SendStream, open: Arc<Open>, mailbox: Option<Arc<Mailbox>>) -> QuicSend {
+        QuicSend { send, _open: open, mailbox, is_ended: false }
+    }
+
+    /// For datagrams beside the stream, when both ends have asked for them.
+    pub(crate) fn mailbox(&self) -> Option<&Arc<Mailbox>> {
+        self.mailbox.as_ref()
     }
 
     pub fn reset(&mut self, code: ResetCode) {
@@ -77,12 +84,18 @@ impl Drop for QuicSend {
 pub struct QuicRecv {
     recv: quinn::RecvStream,
     open: Arc<Open>,
+    mailbox: Option<Arc<Mailbox>>,
     is_ended: bool,
 }
 
 impl QuicRecv {
-    pub(super) fn new(recv: quinn::RecvStream, open: Arc<Open>) -> QuicRecv {
-        QuicRecv { recv, open, is_ended: false }
+    pub(super) fn new(recv: quinn::RecvStream, open: Arc<Open>, mailbox: Option<Arc<Mailbox>>) -> QuicRecv {
+        QuicRecv { recv, open, mailbox, is_ended: false }
+    }
+
+    /// For datagrams beside the stream, when both ends have asked for them.
+    pub(crate) fn mailbox(&self) -> Option<&Arc<Mailbox>> {
+        self.mailbox.as_ref()
     }
 
     pub fn stop(&mut self, code: ResetCode) {

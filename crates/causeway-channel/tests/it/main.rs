@@ -5,6 +5,7 @@
 mod battery;
 mod busy;
 mod dial;
+mod flows;
 mod idle;
 mod moving;
 mod speed;

@@ -6,10 +6,11 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 use std::time::Instant;
 
-use causeway_channel::dial::{DialConfig, DialError, Dialer};
-use causeway_channel::link::{CHANNEL_ALPN, Purpose, REPLICA_ALPN};
+use causeway_channel::dial::{DialConfig, DialError, Dialer, Transports};
+use causeway_channel::link::{CHANNEL_ALPN, Flow, Purpose, REPLICA_ALPN, Way};
 use causeway_channel::port::{ChannelPort, Incoming, PortLimits};
 use causeway_channel::quic::PortKeys;
+use causeway_channel::wire::datagrams::Datagram;
 use causeway_channel::{Clock, PeerId};
 use causeway_store::{Store, StoreSpec};
 use tokio::io::AsyncReadExt;
@@ -210,6 +211,72 @@ async fn the_origin_is_what_the_certificate_says() {
     stream.read_to_string(&mut answer).await.unwrap();
     assert_eq!(answer, "tokyo-1>hi");
     carrying.await.unwrap();
+}
+
+/// A flow from tokyo to oslo through the cloud, each link over its own transport: which way datagrams go on each of them.
+async fn check_flow(tokyo: Transports, oslo: Transports) {
+    let lab = Lab::new().await;
+    let one = lab.replica("one").await;
+    let join = async |gateway: &str, transports| {
+        let config = one.registrar.dial_as_gateway(&PeerId::new("site", gateway).unwrap());
+        let link = dial(&one, DialConfig { transports, ..config }, CHANNEL_ALPN).await.unwrap();
+        eventually("attached", || one.fleet.directory().whereabouts(gateway) == Whereabouts::Here).await;
+        let here = one.links.0.lock().unwrap()[gateway].clone();
+        // As every link begins.
+        let control = link.open_stream(StreamHeader::new(Purpose::Control)).await.unwrap();
+        let (_, accepted) = here.accept_stream().await.unwrap();
+        (link, here, [control, accepted])
+    };
+    let (near, near_session, _near_control) = join("tokyo-1", tokyo).await;
+    let (far, _far_session, _far_control) = join("oslo-1", oslo).await;
+    let mut header = StreamHeader::new(Purpose::Service).to("oslo", "oslo-1");
+    header.datagrams = true;
+    let mut client: Flow = near.open_stream(header).await.unwrap().into();
+    let (header, incoming) = near_session.accept_stream().await.unwrap();
+    let fleet = one.fleet.clone();
+    let carrying = tokio::spawn(async move {
+        fleet.carry(&PeerId::new("tokyo", "tokyo-1").unwrap(), header, incoming).await;
+    });
+    let (header, stream) = far.accept_stream().await.unwrap();
+    assert!(header.datagrams);
+    let mut backend = Flow::from(stream);
+    let small = |transports| if transports == Transports::QuicOnly { Way::Beside } else { Way::OnStream };
+    let mut ways = (Way::OnStream, Way::OnStream);
+    // Each end hears with the first answers what the next one understands; datagrams may be lost, so one is sent until it comes.
+    for round in 0..20 {
+        for bytes in [100, 5000] {
+            let asked = Datagram::new(&vec![round; bytes]).unwrap();
+            let answered = tokio::time::timeout(Duration::from_secs(20), async {
+                let sent = client.send.send(asked.clone()).await.unwrap();
+                let heard = backend.recv.recv().await.unwrap().unwrap();
+                let answered = backend.send.send(heard).await.unwrap();
+                let answer = client.recv.recv().await.unwrap().unwrap();
+                assert_eq!(answer, asked);
+                (sent, answered)
+            });
+            let answered = answered.await.unwrap();
+            match bytes {
+                100 => ways = answered,
+                _ => assert_eq!(answered, (Way::OnStream, Way::OnStream)),
+            }
+        }
+    }
+    assert_eq!(ways, (small(tokyo), small(oslo)), "{tokyo:?} {oslo:?}");
+    // The end and the reason go through.
+    backend.recv.stop(ResetCode::NotAllowed);
+    backend.send.reset(ResetCode::NotAllowed);
+    let error = client.recv.recv().await.unwrap_err();
+    assert_eq!(ResetCode::of(&error), Some(ResetCode::NotAllowed));
+    assert_eq!(client.send.stopped().await, ResetCode::NotAllowed);
+    carrying.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn datagrams_go_on_each_link_in_the_way_it_can() {
+    check_flow(Transports::QuicOnly, Transports::QuicOnly).await;
+    check_flow(Transports::QuicOnly, Transports::TcpOnly).await;
+    check_flow(Transports::TcpOnly, Transports::QuicOnly).await;
+    check_flow(Transports::TcpOnly, Transports::TcpOnly).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -2,9 +2,8 @@
 //!
 //! A session begins with a client's first datagram and ends when nothing was said for a while: UDP has no other end. Who may
 //! begin one, and go on, is decided as for connections. Whatever is full drops and counts, as UDP does everywhere; who is
-//! refused hears nothing. `table` and `refusals` decide from values, `frames` is the form on a stream, `carry` moves.
-
-pub mod frames;
+//! refused hears nothing. `table` and `refusals` decide from values, `carry` moves; how datagrams cross a link is the channel's
+//! business (`Flow`).
 
 mod backend;
 mod carry;

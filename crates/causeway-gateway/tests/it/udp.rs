@@ -5,8 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use causeway_channel::link::{Link, LinkLimits, Side, Stream, StreamHeader};
-use causeway_channel::tcp;
+use causeway_channel::link::{Link, Purpose, Stream, StreamHeader, Transport};
 use causeway_gateway::audit::{Audit, Decision, End, Record};
 use causeway_gateway::peers::{Later, PeerError, Peers};
 use causeway_gateway::proxy::udp::UdpOptions;
@@ -18,6 +17,9 @@ use tokio::net::UdpSocket;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::links;
 
 const DEADLINE: Duration = Duration::from_secs(30);
 const PORT: u16 = 5353;
@@ -120,6 +122,9 @@ struct Lab {
     berlin: Site,
     stop: CancellationToken,
     serving: JoinHandle<()>,
+    near: Link,
+    _control: Stream,
+    _port: Option<AbortOnDropHandle<()>>,
 }
 
 fn start(view: Arc<View>, link: Option<Link>, udp: UdpOptions, stop: &CancellationToken) -> Site {
@@ -136,21 +141,25 @@ fn start(view: Arc<View>, link: Option<Link>, udp: UdpOptions, stop: &Cancellati
 
 impl Lab {
     async fn start(backends: &[SocketAddr], udp: UdpOptions) -> Lab {
-        let (edge, cloud) = tokio::io::duplex(256 * 1024);
-        let limits = LinkLimits { streams_max: 4096, ..LinkLimits::default() };
-        let meta = tcp::Meta { remote_address: ([127, 0, 0, 1], 1).into(), certificate: None };
-        let near: Link = tcp::over(edge, Side::Dialled, &limits, meta.clone()).into();
-        let far: Link = tcp::over(cloud, Side::Accepted, &limits, meta).into();
+        Lab::over(Transport::Tcp, backends, udp).await
+    }
+
+    async fn over(transport: Transport, backends: &[SocketAddr], udp: UdpOptions) -> Lab {
+        let (near, far, port) = links::pair(transport).await;
+        // As every link begins.
+        let control = near.open_stream(StreamHeader::new(Purpose::Control)).await.unwrap();
+        let begun = far.accept_stream().await.unwrap();
         let stop = CancellationToken::new();
         let berlin = start(view(1, "berlin", &["oslo"], backends), None, udp.clone(), &stop);
-        let oslo = start(view(1, "oslo", &["oslo"], &[]), Some(near), udp, &stop);
+        let oslo = start(view(1, "oslo", &["oslo"], &[]), Some(near.clone()), udp, &stop);
         let gateway = berlin.gateway.clone();
         let serving = tokio::spawn(async move {
+            let _begun = begun;
             while let Ok((header, stream)) = far.accept_stream().await {
                 gateway.serve("oslo".into(), header, stream);
             }
         });
-        let lab = Lab { oslo, berlin, stop, serving };
+        let lab = Lab { oslo, berlin, stop, serving, near, _control: control, _port: port };
         let mut report = lab.oslo.gateway.listening();
         tokio::time::timeout(DEADLINE, report.wait_for(|report| report.listening == 1))
             .await
@@ -182,6 +191,8 @@ async fn backend() -> (SocketAddr, JoinHandle<()>) {
 /// The same, and whom it has heard.
 async fn backend_that_remembers() -> (SocketAddr, JoinHandle<()>, Arc<Mutex<BTreeSet<SocketAddr>>>) {
     let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    // The kernel's own choice holds 256 small datagrams; of a thousand at once, sent faster than one task reads, it drops the rest.
+    socket2::SockRef::from(&socket).set_recv_buffer_size(4 << 20).unwrap();
     let address = socket.local_addr().unwrap();
     let heard = Arc::new(Mutex::new(BTreeSet::new()));
     let hearing = heard.clone();
@@ -235,8 +246,17 @@ async fn until(what: &str, condition: impl Fn() -> bool) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_clients_are_answered_each_for_itself() {
+    a_thousand_clients(Transport::Tcp).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_clients_are_answered_each_for_itself_over_quic() {
+    a_thousand_clients(Transport::Quic).await;
+}
+
+async fn a_thousand_clients(transport: Transport) {
     let (address, serving) = backend().await;
-    let lab = Lab::start(&[address], UdpOptions::default()).await;
+    let lab = Lab::over(transport, &[address], UdpOptions::default()).await;
     let begin = Instant::now();
     let asking: Vec<_> = (0..1000u32)
         .map(|number| {
@@ -258,10 +278,24 @@ async fn a_thousand_clients_are_answered_each_for_itself() {
         clients.push(client);
         attempts += tries;
     }
-    println!("3000 answers to 1000 clients in {:?}, asked {attempts} times", begin.elapsed());
+    let lost = dropped_by_the_kernel(address);
+    println!("{lost} datagrams found the backend's own socket full");
+    println!("{transport}: 3000 answers to 1000 clients in {:?}, asked {attempts} times", begin.elapsed());
     assert_eq!(lab.oslo.gateway.shared().live.len(), 1000);
     assert_eq!(lab.berlin.gateway.shared().live.len(), 1000);
     let (near, far) = (lab.oslo.book.clone(), lab.berlin.book.clone());
+    let (there, back) = (carried(&lab.oslo), carried(&lab.berlin));
+    println!("beside streams and on them: {there:?} to the service, {back:?} back");
+    match transport {
+        // The first of a client goes with the header; from its first answer on, both ends know.
+        Transport::Quic => {
+            assert!(there.0 >= 1000 && back.0 >= 2000, "{there:?} {back:?}");
+            let figures = lab.near.figures();
+            assert_eq!(figures.datagrams_sent, there.0);
+            assert!(figures.datagrams_received >= 2000, "{figures:?}");
+        }
+        Transport::Tcp => assert_eq!((there.0, back.0), (0, 0)),
+    }
     lab.stop().await;
     assert_eq!((near.all().len(), far.all().len()), (1000, 1000));
     let record = near.all()[0].clone();
@@ -273,10 +307,30 @@ async fn a_thousand_clients_are_answered_each_for_itself() {
     serving.abort();
 }
 
+/// Datagrams that the kernel has dropped because this socket of ours was full.
+fn dropped_by_the_kernel(address: SocketAddr) -> u64 {
+    let table = std::fs::read_to_string("/proc/net/udp").unwrap();
+    let port = format!(":{:04X}", address.port());
+    let columns = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let found = table.lines().map(columns).find(|columns| columns.len() > 12 && columns[1].ends_with(&port));
+    found.unwrap()[12].parse().unwrap()
+}
+
+/// What a gateway has sent to the other: beside streams, and on them.
+fn carried(site: &Site) -> (u64, u64) {
+    let figures = &site.gateway.shared().figures;
+    (figures.datagrams_beside.get(), figures.datagrams_on_streams.get())
+}
+
 #[tokio::test]
 async fn datagrams_of_every_size_pass_whole() {
+    every_size(Transport::Tcp).await;
+    every_size(Transport::Quic).await;
+}
+
+async fn every_size(transport: Transport) {
     let (address, serving) = backend().await;
-    let lab = Lab::start(&[address], UdpOptions::default()).await;
+    let lab = Lab::over(transport, &[address], UdpOptions::default()).await;
     let client = client().await;
     for size in [1, 0, 2, 512, 1200, 1472, 1473, 9000, 40_000, 65_507] {
         let payload: Vec<u8> = (0..size).map(|at| (at * 31 % 251) as u8).collect();
@@ -289,8 +343,13 @@ async fn datagrams_of_every_size_pass_whole() {
 
 #[tokio::test]
 async fn who_is_refused_hears_nothing_until_a_policy_names_them_and_again_after() {
+    refusals(Transport::Tcp).await;
+    refusals(Transport::Quic).await;
+}
+
+async fn refusals(transport: Transport) {
     let (address, serving) = backend().await;
-    let lab = Lab::start(&[address], UdpOptions::default()).await;
+    let lab = Lab::over(transport, &[address], UdpOptions::default()).await;
     lab.allow(2, &[], &[address]);
     let client = client().await;
     for _ in 0..50 {
@@ -381,4 +440,35 @@ async fn when_the_table_is_full_the_longest_idle_makes_way() {
     assert_eq!(lab.oslo.gateway.shared().udp_sessions.len(), 2);
     lab.stop().await;
     serving.abort();
+}
+
+/// What this process holds in memory.
+fn resident_bytes() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 1024
+}
+
+#[ignore = "a measurement"]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn memory_of_an_idle_session() {
+    const SESSIONS: usize = 3000;
+    for transport in [Transport::Tcp, Transport::Quic] {
+        let (address, serving) = backend().await;
+        let lab = Lab::over(transport, &[address], UdpOptions::default()).await;
+        let mut clients = Vec::new();
+        for round in 0..SESSIONS + 200 {
+            let client = client().await;
+            ask(&client, b"hello").await;
+            clients.push(client);
+            if round == 199 {
+                println!("{transport}: {} KiB with 200 sessions", resident_bytes() / 1024);
+            }
+        }
+        let before = resident_bytes();
+        let held = lab.oslo.gateway.shared().udp_sessions.len();
+        println!("{transport}: {} KiB with {held} sessions at both ends", before / 1024);
+        lab.stop().await;
+        serving.abort();
+    }
 }

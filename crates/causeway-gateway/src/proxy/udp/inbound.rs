@@ -3,16 +3,16 @@
 use std::sync::Arc;
 
 use causeway_channel::link::Stream;
-use causeway_netmap::Service;
+use causeway_netmap::ServiceName;
 use tokio_util::sync::CancellationToken;
 
 use super::carry::{Side, carry, is_absent};
 use super::table::Slot;
 use crate::gateway::Shared;
-use crate::live::{Claim, Entry};
-use crate::passage::Passage;
+use crate::live::Claim;
+use crate::passage::{Admitted, Passage};
 use crate::proxy::inbound::refuse;
-use crate::proxy::outbound::{code_for, code_for_cut, judge_end};
+use crate::proxy::outbound::{code_for, code_for_cut, forget_netmap, judge_end};
 use crate::proxy::pump::Ended;
 
 /// What else may end a session: of a client of ours, that is, and only there.
@@ -24,37 +24,35 @@ pub struct Obstacles<'a> {
 
 /// Serves one session of another site.
 pub async fn serve(shared: Arc<Shared>, mut passage: Passage, stream: Stream) {
-    let admitted = match passage.admit() {
+    let admitted = match passage.admit_connection() {
         Ok(admitted) => admitted,
         Err(refusal) => return refuse(passage, &refusal, stream),
     };
-    if let Err(refusal) = passage.connect(&admitted) {
-        return refuse(passage, &refusal, stream);
-    }
     let Claim::Reach { service, .. } = &admitted.entry.claim else { return };
-    let Some(service) = admitted.view.services.get(service) else { return };
-    let mut far = Side::stream(stream);
-    carry_to_backend(&shared, passage, &admitted.entry, service, &mut far, Obstacles::default()).await;
+    let (service, mut far) = (service.clone(), Side::stream(stream));
+    carry_to_backend(&shared, passage, admitted, service, &mut far, Obstacles::default()).await;
 }
 
 /// Dials a backend and carries, until it ends for one reason or another. False: it was refused, or something failed.
 pub async fn carry_to_backend(
     shared: &Shared,
     passage: Passage,
-    entry: &Entry,
-    service: &Service,
+    admitted: Admitted,
+    service: ServiceName,
     client: &mut Side,
     obstacles: Obstacles<'_>,
 ) -> bool {
+    let Some(found) = admitted.view.services.get(&service) else { return false };
     let connected = tokio::select! {
         biased;
-        cut = entry.cut() => {
+        cut = admitted.entry.cut() => {
             client.give_up(code_for_cut(&cut));
             passage.cut(&cut);
             return true;
         }
-        connected = shared.udp_backends.connect(service) => connected,
+        connected = shared.udp_backends.connect(found) => connected,
     };
+    let entry = forget_netmap(admitted);
     let connected = match connected {
         Ok(connected) => connected,
         Err(refusal) => {
@@ -65,7 +63,6 @@ pub async fn carry_to_backend(
     };
     let mut backend = Side::backend(connected.socket.clone());
     let meter = passage.meter().clone();
-    let dropped = &shared.figures.datagrams_dropped;
     tokio::select! {
         biased;
         cut = entry.cut() => {
@@ -77,11 +74,11 @@ pub async fn carry_to_backend(
             passage.end(end, Some(why.to_owned()));
             true
         }
-        ended = carry(client, &mut backend, &meter, &shared.options.udp, dropped) => match ended {
+        ended = carry(client, &mut backend, &meter, &shared.options.udp, &shared.figures) => match ended {
             // No backend is there: the next session asks another, if there is one.
             Ended::Backend(error) if is_absent(&error) => {
                 connected.place.failed();
-                let refusal = crate::policy::Refusal::BackendDown { service: service.name.clone() };
+                let refusal = crate::policy::Refusal::BackendDown { service };
                 client.give_up(refusal.code());
                 passage.refuse(&refusal);
                 false

@@ -5,13 +5,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use causeway_channel::link::ResetCode;
+use causeway_channel::wire::datagrams::Datagram;
 use causeway_netmap::{Protocol, ServiceName};
 use tokio::net::UdpSocket;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::carry::{Side, carry};
-use super::frames::Datagram;
+use super::carry::{Side, carry, receive_from};
 use super::inbound::{Obstacles, carry_to_backend};
 use super::refusals::{FAILED, REFUSED, Refusals};
 use super::table::{Fed, Key, Queue, Slot};
@@ -22,7 +22,7 @@ use crate::passage::{Direction, Passage, protocol_word};
 use crate::peers::{Content, Crossing};
 use crate::policy::Refusal;
 use crate::proxy::listeners::Opened;
-use crate::proxy::outbound::{at_home, code_for, code_for_cut, judge_end, open};
+use crate::proxy::outbound::{at_home, code_for, code_for_cut, forget_netmap, judge_end, open};
 use crate::proxy::pump::Ended;
 
 /// After an error of the socket itself; so that one that stays does not spin.
@@ -33,20 +33,14 @@ pub async fn serve(shared: Arc<Shared>, opened: Opened, tasks: TaskTracker) {
     let Opened { socket, service, closed } = opened;
     let Ok(presence) = socket.local_addr() else { return };
     let desk = Desk { shared, socket, service, presence, closed, tasks, refusals: Arc::default() };
-    // One byte more than the longest, to tell it from one that was cut.
-    let mut buffer = vec![0; usize::from(u16::MAX) + 1];
     loop {
         let received = tokio::select! {
             biased;
             () = desk.closed.cancelled() => return,
-            received = desk.socket.recv_from(&mut buffer) => received,
+            received = receive_from(&desk.socket) => received,
         };
         match received {
-            Ok((count, client)) => {
-                if let Some(datagram) = Datagram::new(&buffer[..count]) {
-                    desk.take(client, datagram);
-                }
-            }
+            Ok((datagram, client)) => desk.take(client, datagram),
             Err(error) => {
                 tracing::debug!(service = %desk.service, %error, "a datagram could not be received");
                 tokio::time::sleep(PAUSE).await;
@@ -169,18 +163,16 @@ async fn cross(
     mut near: Side,
     obstacles: Obstacles<'_>,
 ) -> bool {
-    let admitted = match passage.admit() {
+    // Limits may say no where the policy says yes. Silence is what UDP has for it.
+    let admitted = match passage.admit_connection() {
         Ok(admitted) => admitted,
         Err(refusal) => return refused(passage, &refusal),
     };
-    // Limits may say no where the policy says yes. Silence is what UDP has for it.
-    if let Err(refusal) = passage.connect(&admitted) {
-        return refused(passage, &refusal);
-    }
     let Claim::Use { service, .. } = &admitted.entry.claim else { return false };
     let Some(presence) = admitted.view.presences.get(service) else { return false };
     if let Some(here) = at_home(&admitted, presence) {
-        return carry_to_backend(shared, passage, &admitted.entry, here, &mut near, obstacles).await;
+        let service = here.name.clone();
+        return carry_to_backend(shared, passage, admitted, service, &mut near, obstacles).await;
     }
     let opened = tokio::select! {
         biased;
@@ -194,11 +186,11 @@ async fn cross(
         Ok(stream) => Side::stream(stream),
         Err(refusal) => return refused(passage, &refusal),
     };
+    let entry = forget_netmap(admitted);
     let meter = passage.meter().clone();
-    let dropped = &shared.figures.datagrams_dropped;
     tokio::select! {
         biased;
-        cut = admitted.entry.cut() => {
+        cut = entry.cut() => {
             far.give_up(code_for_cut(&cut));
             passage.cut(&cut);
             true
@@ -208,7 +200,7 @@ async fn cross(
             passage.end(end, Some(why.to_owned()));
             true
         }
-        ended = carry(&mut near, &mut far, &meter, &shared.options.udp, dropped) => {
+        ended = carry(&mut near, &mut far, &meter, &shared.options.udp, &shared.figures) => {
             far.give_up(code_for(&ended));
             let (end, reason) = judge_end(&ended, Some(meter.received()));
             passage.end(end, reason);

@@ -8,10 +8,9 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use causeway_channel::wire::datagrams::Datagram;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
-
-use super::frames::Datagram;
 
 /// A client at a presence.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -1,0 +1,192 @@
+//! Datagrams that travel beside the streams of one link: whose is which.
+//!
+//! Each begins with the number of its stream. A stream that wants them has a mailbox here for as long as one of its halves
+//! lives; what comes for another number is dropped and counted. Numbers are those of this link, so a peer can name only
+//! streams that it opened itself or that were opened towards it. Made with the first stream that asks for it: most links have none.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Instant;
+
+use bytes::Bytes;
+use quinn::Connection;
+use tokio::sync::Notify;
+
+use super::Vitals;
+use super::gate::Gate;
+use crate::wire::datagrams::{NUMBER_BYTES_MAX, beside, read_beside};
+
+/// What a mailbox holds before somebody takes it: a burst, while its reader waits for a processor. The next is dropped.
+const MAILBOX_MAX: usize = 256;
+const MAILBOX_BYTES_MAX: usize = 256 * 1024;
+
+/// What a link keeps for them until there are any.
+pub(super) struct Post {
+    connection: Connection,
+    vitals: Arc<Vitals>,
+    /// What quinn keeps at most of what waits to be sent.
+    buffer_bytes: usize,
+    begun: OnceLock<Arc<Datagrams>>,
+}
+
+impl Post {
+    pub(super) fn new(connection: Connection, vitals: Arc<Vitals>, buffer_bytes: usize) -> Post {
+        Post { connection, vitals, buffer_bytes, begun: OnceLock::new() }
+    }
+
+    /// A mailbox for one stream, or for the link itself. `is_welcome`: the peer has one for it already.
+    pub(super) fn mailbox(&self, number: u64, is_welcome: bool) -> Arc<Mailbox> {
+        let begin = || Datagrams::start(self.connection.clone(), self.vitals.clone(), self.buffer_bytes);
+        self.begun.get_or_init(begin).mailbox(number, is_welcome)
+    }
+}
+
+struct Datagrams {
+    connection: Connection,
+    vitals: Arc<Vitals>,
+    buffer_bytes: usize,
+    gate: Mutex<Gate>,
+    mailboxes: Mutex<HashMap<u64, Weak<Mailbox>>>,
+}
+
+#[derive(Default)]
+pub(super) struct Counts {
+    pub sent: AtomicU64,
+    pub received: AtomicU64,
+    pub dropped: AtomicU64,
+}
+
+impl Datagrams {
+    /// With a task that hands out what arrives; it ends with the link.
+    fn start(connection: Connection, vitals: Arc<Vitals>, buffer_bytes: usize) -> Arc<Datagrams> {
+        let (gate, mailboxes) = (Mutex::new(Gate::Open(None)), Mutex::default());
+        let datagrams = Arc::new(Datagrams { connection, vitals, buffer_bytes, gate, mailboxes });
+        tokio::spawn(datagrams.clone().hand_out());
+        datagrams
+    }
+
+    fn mailbox(self: &Arc<Datagrams>, number: u64, is_welcome: bool) -> Arc<Mailbox> {
+        let mailbox = Arc::new(Mailbox {
+            number,
+            datagrams: self.clone(),
+            is_welcome: AtomicBool::new(is_welcome),
+            contents: Mutex::default(),
+            filled: Notify::new(),
+        });
+        self.table().insert(number, Arc::downgrade(&mailbox));
+        mailbox
+    }
+
+    async fn hand_out(self: Arc<Datagrams>) {
+        while let Ok(bytes) = self.connection.read_datagram().await {
+            self.vitals.heard();
+            let is_taken = read_beside(bytes).is_some_and(|(number, payload)| {
+                self.find(number).is_some_and(|mailbox| mailbox.put(payload))
+            });
+            let counts = &self.vitals.datagrams;
+            let count = if is_taken { &counts.received } else { &counts.dropped };
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn find(&self, number: u64) -> Option<Arc<Mailbox>> {
+        self.table().get(&number)?.upgrade()
+    }
+
+    fn table(&self) -> MutexGuard<'_, HashMap<u64, Weak<Mailbox>>> {
+        self.mailboxes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Where the datagrams of one stream come in, and go out.
+pub struct Mailbox {
+    number: u64,
+    datagrams: Arc<Datagrams>,
+    is_welcome: AtomicBool,
+    contents: Mutex<Contents>,
+    filled: Notify,
+}
+
+#[derive(Default)]
+struct Contents {
+    queue: VecDeque<Bytes>,
+    bytes: usize,
+}
+
+impl Mailbox {
+    /// The peer has a mailbox for the stream, too.
+    pub fn welcome(&self) {
+        self.is_welcome.store(true, Ordering::Relaxed);
+    }
+
+    /// Sends it beside the stream, if the peer hears it there, it fits, and streams are not held up by it. False: it must take the
+    /// stream.
+    pub fn send(&self, payload: &[u8]) -> bool {
+        let datagrams = &self.datagrams;
+        let connection = &datagrams.connection;
+        let fits = |max| payload.len() + NUMBER_BYTES_MAX <= max;
+        if !self.is_welcome.load(Ordering::Relaxed) || !connection.max_datagram_size().is_some_and(fits) {
+            return false;
+        }
+        let waiting = datagrams.buffer_bytes.saturating_sub(connection.datagram_send_buffer_space());
+        // An empty queue shows the place of the next entry as taken.
+        let waiting = waiting.saturating_sub(ENTRY_BYTES);
+        let mut gate = datagrams.gate.lock().unwrap_or_else(PoisonError::into_inner);
+        if !gate.admits(payload.len(), waiting, Instant::now()) {
+            return false;
+        }
+        drop(gate);
+        let is_sent = connection.send_datagram(beside(self.number, payload)).is_ok();
+        datagrams.vitals.datagrams.sent.fetch_add(u64::from(is_sent), Ordering::Relaxed);
+        is_sent
+    }
+
+    /// The next that came. May be cancelled.
+    pub async fn recv(&self) -> Bytes {
+        loop {
+            if let Some(payload) = self.take() {
+                return payload;
+            }
+            self.filled.notified().await;
+        }
+    }
+
+    pub fn take(&self) -> Option<Bytes> {
+        let mut contents = self.lock();
+        let payload = contents.queue.pop_front()?;
+        contents.bytes -= payload.len();
+        if contents.queue.is_empty() {
+            // Thousands of them are idle, and each held a burst once.
+            contents.queue = VecDeque::new();
+        }
+        Some(payload)
+    }
+
+    /// False: it is full.
+    fn put(&self, payload: Bytes) -> bool {
+        let mut contents = self.lock();
+        let bytes = contents.bytes + payload.len();
+        if contents.queue.len() >= MAILBOX_MAX || bytes > MAILBOX_BYTES_MAX {
+            return false;
+        }
+        contents.bytes = bytes;
+        contents.queue.push_back(payload);
+        drop(contents);
+        self.filled.notify_one();
+        true
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Contents> {
+        self.contents.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What quinn counts for each datagram beside its bytes.
+const ENTRY_BYTES: usize = size_of::<Bytes>();
+
+impl Drop for Mailbox {
+    fn drop(&mut self) {
+        self.datagrams.table().remove(&self.number);
+    }
+}

@@ -1,0 +1,232 @@
+//! Datagrams of a stream, in both forms they travel in.
+//!
+//! On the stream: each behind its length in two bytes, big end first. No datagram of UDP is longer than 65,527 bytes, so the
+//! lengths beyond are words instead, without a payload; an unknown word is passed over. Nothing is to be refused, and only an
+//! end in the middle is an error.
+//! Beside the stream, where the transport has datagrams of its own: behind the number of the stream, in the variable-length
+//! form of QUIC (RFC 9000, section 16). Number 0 is the control stream, which has none: so 0 stands for the link itself.
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+
+/// The length in front.
+pub const PREFIX_BYTES: usize = 2;
+/// What UDP over IPv6 can carry: 65,535 less its own head.
+pub const PAYLOAD_BYTES_MAX: usize = 65_527;
+/// A word on the stream: datagrams that come beside it will be heard.
+pub const WELCOME: u16 = 0xffff;
+/// The number in front of datagrams that belong to no stream.
+pub const OF_THE_LINK: u64 = 0;
+/// The longest number.
+pub const NUMBER_BYTES_MAX: usize = 8;
+
+/// One datagram, with its length in front when it came from a stream or will most likely go onto one.
+#[derive(Clone, Debug)]
+pub struct Datagram {
+    bytes: Bytes,
+    /// Where the payload begins: behind the length, or at once.
+    start: usize,
+}
+
+impl Datagram {
+    /// None: longer than UDP can carry.
+    pub fn new(payload: &[u8]) -> Option<Datagram> {
+        let length = length(payload.len())?;
+        let mut bytes = BytesMut::with_capacity(PREFIX_BYTES + payload.len());
+        bytes.put_u16(length);
+        bytes.put_slice(payload);
+        Some(Datagram { bytes: bytes.freeze(), start: PREFIX_BYTES })
+    }
+
+    /// As it came beside the stream. None: longer than UDP can carry.
+    pub fn bare(payload: Bytes) -> Option<Datagram> {
+        length(payload.len())?;
+        Some(Datagram { bytes: payload, start: 0 })
+    }
+
+    pub fn payload(&self) -> &[u8] {
+        &self.bytes[self.start..]
+    }
+
+    /// As it stands on a stream. Copied only when it came beside one.
+    pub fn into_frame(self) -> Bytes {
+        match self.start {
+            PREFIX_BYTES => self.bytes,
+            _ => Datagram::new(&self.bytes).map_or_else(Bytes::new, |framed| framed.bytes),
+        }
+    }
+}
+
+impl PartialEq for Datagram {
+    fn eq(&self, other: &Datagram) -> bool {
+        self.payload() == other.payload()
+    }
+}
+
+impl Eq for Datagram {}
+
+fn length(bytes: usize) -> Option<u16> {
+    u16::try_from(bytes).ok().filter(|_| bytes <= PAYLOAD_BYTES_MAX)
+}
+
+/// What stands on a stream.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Framed {
+    Datagram(Datagram),
+    Word(u16),
+}
+
+impl Framed {
+    pub fn into_bytes(self) -> Bytes {
+        match self {
+            Framed::Datagram(datagram) => datagram.into_frame(),
+            Framed::Word(word) => Bytes::copy_from_slice(&word.to_be_bytes()),
+        }
+    }
+
+    /// One whole frame.
+    fn of(bytes: Bytes) -> Framed {
+        match bytes.first_chunk::<PREFIX_BYTES>().map(|prefix| u16::from_be_bytes(*prefix)) {
+            Some(word) if usize::from(word) > PAYLOAD_BYTES_MAX => Framed::Word(word),
+            _ => Framed::Datagram(Datagram { bytes, start: PREFIX_BYTES }),
+        }
+    }
+}
+
+/// Cuts what comes from a stream into datagrams and words. Holds one unfinished datagram at most.
+#[derive(Default, Debug)]
+pub struct Frames {
+    /// What came last and was not looked at.
+    chunk: Bytes,
+    /// The beginning of a datagram whose rest has not come.
+    begun: BytesMut,
+}
+
+impl Frames {
+    /// The chunk before must have been used up: `take` gave none.
+    pub fn push(&mut self, chunk: Bytes) {
+        debug_assert!(self.chunk.is_empty());
+        self.chunk = chunk;
+    }
+
+    /// The next datagram or word. None: more must come.
+    pub fn take(&mut self) -> Option<Framed> {
+        if self.begun.is_empty() {
+            // The usual case: it lies in one piece, and is not copied.
+            match frame_bytes(&self.chunk) {
+                Some(bytes) if self.chunk.len() >= bytes => {
+                    return Some(Framed::of(self.chunk.split_to(bytes)));
+                }
+                _ => {}
+            }
+        }
+        while !self.chunk.is_empty() {
+            let wanted = frame_bytes(&self.begun).unwrap_or(PREFIX_BYTES);
+            let taken = (wanted - self.begun.len()).min(self.chunk.len());
+            self.begun.extend_from_slice(&self.chunk[..taken]);
+            self.chunk.advance(taken);
+            if frame_bytes(&self.begun) == Some(self.begun.len()) {
+                return Some(Framed::of(self.begun.split().freeze()));
+            }
+        }
+        None
+    }
+
+    /// Did the stream end between two datagrams?
+    pub fn is_whole(&self) -> bool {
+        self.begun.is_empty() && self.chunk.is_empty()
+    }
+}
+
+/// How long the frame is that begins here, its length included.
+fn frame_bytes(bytes: &[u8]) -> Option<usize> {
+    let prefix = u16::from_be_bytes(*bytes.first_chunk::<PREFIX_BYTES>()?);
+    match usize::from(prefix) {
+        bytes if bytes > PAYLOAD_BYTES_MAX => Some(PREFIX_BYTES),
+        bytes => Some(PREFIX_BYTES + bytes),
+    }
+}
+
+/// The form beside a stream: its number, below 2^62 as all numbers of QUIC are, and the payload.
+pub fn beside(number: u64, payload: &[u8]) -> Bytes {
+    let mut bytes = BytesMut::with_capacity(NUMBER_BYTES_MAX + payload.len());
+    match number {
+        0..0x40 => bytes.put_u8(number as u8),
+        0x40..0x4000 => bytes.put_u16(0x4000 | number as u16),
+        0x4000..0x4000_0000 => bytes.put_u32(0x8000_0000 | number as u32),
+        _ => bytes.put_u64(0xc000_0000_0000_0000 | number),
+    }
+    bytes.put_slice(payload);
+    bytes.freeze()
+}
+
+/// Which stream it belongs to, and what it says. None: it is too short to tell.
+pub fn read_beside(mut bytes: Bytes) -> Option<(u64, Bytes)> {
+    let first = *bytes.first()?;
+    let length = 1usize << (first >> 6);
+    if bytes.len() < length {
+        return None;
+    }
+    let head = bytes.split_to(length);
+    let number =
+        head[1..].iter().fold(u64::from(first & 0x3f), |number, byte| number << 8 | u64::from(*byte));
+    Some((number, bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn datagrams_come_out_as_they_went_in_however_they_are_cut() {
+        let sizes = [0, 1, 2, 300, 0, 65_507, PAYLOAD_BYTES_MAX, 7];
+        let payloads: Vec<Vec<u8>> = sizes.iter().map(|size| vec![*size as u8; *size]).collect();
+        let mut whole = BytesMut::new();
+        for payload in &payloads {
+            whole.extend_from_slice(&Datagram::new(payload).unwrap().into_frame());
+            whole.put_u16(WELCOME);
+        }
+        let whole = whole.freeze();
+        for piece in [1, 2, 3, 5, 299, 302, 1200, 65_536, whole.len()] {
+            let (mut frames, mut found, mut words) = (Frames::default(), Vec::new(), 0);
+            for start in (0..whole.len()).step_by(piece) {
+                frames.push(whole.slice(start..whole.len().min(start + piece)));
+                while let Some(framed) = frames.take() {
+                    match framed {
+                        Framed::Datagram(datagram) => found.push(datagram.payload().to_vec()),
+                        Framed::Word(word) => words += u32::from(word == WELCOME),
+                    }
+                }
+            }
+            assert!(frames.is_whole() && found == payloads, "in pieces of {piece}");
+            assert_eq!(words as usize, payloads.len());
+        }
+        assert_eq!(Datagram::new(&[0; PAYLOAD_BYTES_MAX + 1]), None);
+        assert_eq!(Datagram::bare(vec![0; PAYLOAD_BYTES_MAX + 1].into()), None);
+    }
+
+    #[test]
+    fn an_end_in_the_middle_is_seen() {
+        for part in [&b"\x00"[..], b"\x00\x02", b"\x00\x02a", b"\xff"] {
+            let mut frames = Frames::default();
+            frames.push(Bytes::from_static(part));
+            assert!(frames.take().is_none() && !frames.is_whole());
+        }
+    }
+
+    #[test]
+    fn what_goes_beside_a_stream_says_whose_it_is() {
+        let numbers = [0, 1, 63, 64, 16_383, 16_384, (1 << 30) - 1, 1 << 30, (1 << 62) - 1];
+        let lengths = [1, 1, 1, 2, 2, 4, 4, 8, 8];
+        for (number, length) in numbers.into_iter().zip(lengths) {
+            let bytes = beside(number, b"hello");
+            assert_eq!(bytes.len(), length + 5);
+            assert_eq!(read_beside(bytes), Some((number, Bytes::from_static(b"hello"))));
+            for cut in 0..length {
+                assert_eq!(read_beside(beside(number, b"").slice(..cut)), None, "{number} cut at {cut}");
+            }
+        }
+        let bare = Datagram::bare(Bytes::from_static(b"hello")).unwrap();
+        assert_eq!(bare, Datagram::new(b"hello").unwrap());
+        assert_eq!(bare.into_frame(), Datagram::new(b"hello").unwrap().into_frame());
+    }
+}

@@ -1,0 +1,229 @@
+//! Datagrams of a stream: beside it over QUIC, on it over TCP, and what becomes of them when packets are lost.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bytes::Bytes;
+use causeway_channel::link::{Flow, Link, Purpose, ResetCode, Stream, StreamHeader, Transport, Way};
+use causeway_channel::wire::datagrams::Datagram;
+use tokio::net::UdpSocket;
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::stage::{Pair, Stage, eventually, within};
+
+/// What fits every path.
+const SMALL: usize = 600;
+
+fn datagram(mark: u8, bytes: usize) -> Datagram {
+    Datagram::new(&vec![mark; bytes]).unwrap()
+}
+
+/// Two ends of a link whose first stream, the control stream, is open.
+async fn pair(stage: &mut Stage, transport: Transport) -> (Pair, [Stream; 2]) {
+    let pair = stage.pair(transport).await;
+    // Also when it asks for datagrams: the first stream has none.
+    let header = StreamHeader { datagrams: true, ..StreamHeader::new(Purpose::Control) };
+    let opened = within(pair.edge.open_stream(header)).await.unwrap();
+    let (_, accepted) = within(pair.cloud.accept_stream()).await.unwrap();
+    assert!(!opened.has_datagrams() && !accepted.has_datagrams());
+    (pair, [opened, accepted])
+}
+
+/// A flow that the edge has opened, and the cloud's end of it. `is_known`: the edge knows of datagrams.
+async fn flow(pair: &Pair, is_known: bool) -> (Flow, Flow) {
+    let header = StreamHeader { datagrams: is_known, ..StreamHeader::new(Purpose::Service) };
+    let opened = within(pair.edge.open_stream(header)).await.unwrap();
+    let (_, accepted) = within(pair.cloud.accept_stream()).await.unwrap();
+    (opened.into(), accepted.into())
+}
+
+/// Sends from one to the other, and says which way it went.
+async fn cross(from: &mut Flow, to: &mut Flow, mark: u8, bytes: usize) -> Way {
+    let way = within(from.send.send(datagram(mark, bytes))).await.unwrap();
+    let heard = within(to.recv.recv()).await.unwrap().unwrap();
+    assert_eq!(heard, datagram(mark, bytes));
+    way
+}
+
+/// Until the one that opened the flow has heard that the other hears datagrams: an answer beside the stream may be faster.
+async fn until_beside(edge: &mut Flow, cloud: &mut Flow) {
+    while cross(edge, cloud, 1, SMALL).await != Way::Beside {
+        cross(cloud, edge, 1, SMALL).await;
+    }
+}
+
+fn counted(link: &Link) -> (u64, u64) {
+    let figures = link.figures();
+    (figures.datagrams_sent, figures.datagrams_received)
+}
+
+async fn check(transport: Transport, is_known: bool, small: Way) {
+    let mut stage = Stage::new().await;
+    let (pair, _control) = pair(&mut stage, transport).await;
+    let (mut edge, mut cloud) = flow(&pair, is_known).await;
+    // Whoever accepted knows at once what the other understands; whoever opened hears it with the first answer.
+    assert_eq!(cross(&mut edge, &mut cloud, 1, SMALL).await, Way::OnStream);
+    assert_eq!(cross(&mut cloud, &mut edge, 2, SMALL).await, small);
+    if small == Way::Beside {
+        until_beside(&mut edge, &mut cloud).await;
+    }
+    for mark in 10..110 {
+        assert_eq!(cross(&mut edge, &mut cloud, mark, SMALL).await, small);
+        assert_eq!(cross(&mut cloud, &mut edge, mark, 0).await, small);
+    }
+    // Longer than any path carries.
+    assert_eq!(cross(&mut edge, &mut cloud, 5, 65_507).await, Way::OnStream);
+    assert_eq!(cross(&mut cloud, &mut edge, 6, 20_000).await, Way::OnStream);
+    let ((sent, _), (_, received)) = (counted(&pair.edge), counted(&pair.cloud));
+    match small {
+        Way::Beside => assert!(sent >= 101 && sent == received, "{sent} {received}"),
+        Way::OnStream => assert_eq!((sent, received), (0, 0)),
+    }
+    // The stream is what ends it.
+    cloud.send.reset(ResetCode::NotAllowed);
+    let error = within(async {
+        loop {
+            if let Err(error) = edge.recv.recv().await {
+                return error;
+            }
+        }
+    })
+    .await;
+    assert_eq!(ResetCode::of(&error), Some(ResetCode::NotAllowed));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn over_quic_what_fits_goes_beside_the_stream() {
+    check(Transport::Quic, true, Way::Beside).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn over_tcp_everything_goes_on_the_stream() {
+    check(Transport::Tcp, true, Way::OnStream).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_that_does_not_know_of_it_gets_everything_on_the_stream() {
+    check(Transport::Quic, false, Way::OnStream).await;
+    check(Transport::Tcp, false, Way::OnStream).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_belongs_to_no_stream_is_dropped_and_counted() {
+    let mut stage = Stage::new().await;
+    let (pair, _control) = pair(&mut stage, Transport::Quic).await;
+    let (mut edge, mut cloud) = flow(&pair, true).await;
+    until_beside(&mut edge, &mut cloud).await;
+    // Nobody reads datagrams of the link itself.
+    pair.edge.send_datagram(Bytes::from_static(b"whose?")).unwrap();
+    eventually("it is counted", || pair.cloud.figures().datagrams_dropped == 1).await;
+    // The cloud has forgotten the stream; the edge, whose half is still open, goes on.
+    drop(cloud);
+    let (mut other, mut here) = flow(&pair, true).await;
+    until_beside(&mut other, &mut here).await;
+    for _ in 0..10 {
+        assert_eq!(edge.send.send(datagram(4, SMALL)).await.unwrap(), Way::Beside);
+    }
+    eventually("they are counted", || pair.cloud.figures().datagrams_dropped == 11).await;
+    assert_eq!(cross(&mut other, &mut here, 5, SMALL).await, Way::Beside, "the neighbour does not notice");
+}
+
+/// A line between the edge and the cloud that loses, towards the cloud, as many middle-sized packets as it is told to.
+struct Lossy {
+    address: SocketAddr,
+    to_lose: Arc<AtomicUsize>,
+    _carrying: AbortOnDropHandle<()>,
+}
+
+impl Lossy {
+    async fn new(cloud: SocketAddr) -> Lossy {
+        let (near, far) =
+            (UdpSocket::bind("127.0.0.1:0").await.unwrap(), UdpSocket::bind("127.0.0.1:0").await.unwrap());
+        far.connect(cloud).await.unwrap();
+        let (address, to_lose) = (near.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
+        let losing = to_lose.clone();
+        let carrying = tokio::spawn(async move {
+            let (mut up, mut down, mut edge) = (vec![0; 65_536], vec![0; 65_536], None);
+            loop {
+                tokio::select! {
+                    received = near.recv_from(&mut up) => {
+                        let (count, from) = received.unwrap();
+                        edge = Some(from);
+                        // Neither acknowledgements nor probes of the path.
+                        let is_lost = (SMALL..1000).contains(&count)
+                            && losing.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok();
+                        if !is_lost {
+                            let _ = far.send(&up[..count]).await;
+                        }
+                    }
+                    received = far.recv(&mut down) => {
+                        if let (Ok(count), Some(edge)) = (received, edge) {
+                            let _ = near.send_to(&down[..count], edge).await;
+                        }
+                    }
+                }
+            }
+        });
+        Lossy { address, to_lose, _carrying: AbortOnDropHandle::new(carrying) }
+    }
+
+    async fn lose_one(&self, send: impl Future<Output = ()>) {
+        self.to_lose.store(1, Ordering::SeqCst);
+        send.await;
+        eventually("it is lost", || self.to_lose.load(Ordering::SeqCst) == 0).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_datagram_holds_up_nobody_and_one_on_the_stream_everybody_behind_it() {
+    let mut stage = Stage::new().await;
+    let line = Lossy::new(stage.address).await;
+    stage.address = line.address;
+    let (pair, _control) = pair(&mut stage, Transport::Quic).await;
+    let (mut edge, mut cloud) = flow(&pair, true).await;
+    until_beside(&mut edge, &mut cloud).await;
+    for mark in (2..42).step_by(2) {
+        line.lose_one(async {
+            assert_eq!(edge.send.send(datagram(mark, SMALL)).await.unwrap(), Way::Beside);
+        })
+        .await;
+        // The next is the one behind it: what was lost is neither waited for nor sent again.
+        assert_eq!(cross(&mut edge, &mut cloud, mark + 1, SMALL).await, Way::Beside);
+    }
+    // So it was before, and is for a peer that knows nothing else.
+    let (mut edge, mut cloud) = flow(&pair, false).await;
+    line.lose_one(async {
+        assert_eq!(edge.send.send(datagram(1, SMALL)).await.unwrap(), Way::OnStream);
+    })
+    .await;
+    edge.send.send(datagram(2, SMALL)).await.unwrap();
+    for mark in [1, 2] {
+        assert_eq!(within(cloud.recv.recv()).await.unwrap().unwrap(), datagram(mark, SMALL));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flood_of_datagrams_does_not_silence_a_stream() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let mut stage = Stage::new().await;
+    let (pair, _control) = pair(&mut stage, Transport::Quic).await;
+    let (mut edge, mut cloud) = flow(&pair, true).await;
+    until_beside(&mut edge, &mut cloud).await;
+    let mut asking = pair.edge.open_stream(StreamHeader::new(Purpose::Probe)).await.unwrap();
+    let (_, mut answering) = within(pair.cloud.accept_stream()).await.unwrap();
+    let flood = AbortOnDropHandle::new(tokio::spawn(async move {
+        while edge.send.send(datagram(9, 1100)).await.is_ok() {
+            tokio::task::consume_budget().await;
+        }
+    }));
+    let drain = AbortOnDropHandle::new(tokio::spawn(async move { while cloud.recv.recv().await.is_ok() {} }));
+    let mut word = [0; 4];
+    for _ in 0..20 {
+        asking.write_all(b"ping").await.unwrap();
+        within(answering.read_exact(&mut word)).await.unwrap();
+        answering.write_all(b"pong").await.unwrap();
+        within(asking.read_exact(&mut word)).await.unwrap();
+    }
+    drop((flood, drain));
+}
