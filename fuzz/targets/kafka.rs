@@ -1,13 +1,14 @@
 //! A talk of Kafka: what a client says, what a broker answers, and answers with other addresses in them.
 //!
-//! What must hold: however the bytes are cut, the same comes out, nothing is lost, and requests keep their length; an answer that was changed
-//! can be read again, names those who can be reached at their new addresses and nobody else, and keeps what follows them.
+//! What must hold: however the bytes are cut, the same comes out, nothing is lost, and requests keep their length; a client's name is the same
+//! and legible; an answer that was changed can be read again, names those who can be reached at their new addresses and nobody else, and keeps what follows them.
 #![no_main]
 
 use std::net::SocketAddr;
 
 use bytes::Bytes;
 use causeway_gateway::proxy::kafka::frames::{Answers, NotKafka, Piece, Requests, Talk};
+use causeway_gateway::proxy::kafka::naming::Naming;
 use causeway_gateway::proxy::kafka::rewrite::{limit, read};
 use causeway_gateway::proxy::kafka::versions::{Api, Asked};
 use libfuzzer_sys::fuzz_target;
@@ -32,6 +33,18 @@ fn talk(data: &[u8], step: usize, at: usize) {
         assert_eq!(whole, pieces);
     }
     assert_eq!(whole.is_ok(), pieces.is_ok());
+    let name = called(said, usize::MAX);
+    assert_eq!(name, called(said, step));
+    assert!(name.iter().all(|name| name.len() <= 1024 && !name.contains(char::is_control)));
+}
+
+/// What the client calls itself: once at most, however it says so.
+fn called(said: &[u8], step: usize) -> Vec<String> {
+    let mut naming = Naming::default();
+    let names =
+        said.chunks(step.min(said.len().max(1))).filter_map(|chunk| naming.take(chunk)).collect::<Vec<_>>();
+    assert!(names.len() < 2);
+    names
 }
 
 type Talked = (Vec<u8>, Vec<u8>, Vec<(Asked, Bytes)>);
@@ -78,7 +91,8 @@ fn change(asked: Asked, data: &[u8], reached: u8) {
     let again = read(asked, &Bytes::from(written)).unwrap().unwrap();
     assert_eq!(again.named().len(), if is_coordinator { count } else { left });
     let named = again.named().iter().filter(|named| named.is_somebody());
-    let ports: Vec<i32> = named.inspect(|named| assert_eq!(named.host, "198.18.0.9")).map(|named| named.port).collect();
+    let ports: Vec<i32> =
+        named.inspect(|named| assert_eq!(named.host, "198.18.0.9")).map(|named| named.port).collect();
     let expected: Vec<i32> = addresses.iter().flatten().map(|address| address.port().into()).collect();
     assert_eq!(ports, expected);
 }

@@ -32,6 +32,9 @@ pub struct Record {
     pub path: Option<String>,
     /// Of a response over HTTP.
     pub status: Option<u16>,
+    /// What a client of Kafka calls itself; known where its requests are read, at the gateway of the brokers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub client_id: Option<String>,
     /// From the client to the backend.
     pub sent_bytes: u64,
     /// From the backend to the client.

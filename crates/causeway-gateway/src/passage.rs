@@ -180,6 +180,7 @@ struct Request {
     path: String,
     status: Option<u16>,
     rule: Option<String>,
+    client_id: Option<String>,
 }
 
 impl Passage {
@@ -282,6 +283,13 @@ impl Passage {
         self.request.get_or_insert_default().status = Some(status);
     }
 
+    /// What the client calls itself, where the protocol tells.
+    pub fn set_client_id(&mut self, client_id: Option<&str>) {
+        if let Some(client_id) = client_id {
+            self.request.get_or_insert_default().client_id = Some(client_id.to_owned());
+        }
+    }
+
     /// It never began.
     pub fn refuse(mut self, refusal: &Refusal) {
         self.reason = Some(refusal.to_string());
@@ -319,10 +327,7 @@ impl Passage {
         let right = self.entry.as_ref().and_then(|entry| entry.right.get());
         let request = self.request.take().map(|request| *request);
         let rule = right.map(|(_, policy)| policy.to_string());
-        let (method, path, status, request_rule) = match request {
-            Some(Request { method, path, status, rule }) => (Some(method), Some(path), status, rule),
-            None => (None, None, None, None),
-        };
+        let Request { method, path, status, rule: request_rule, client_id } = request.unwrap_or_default();
         let gateway = self.shared.view().gateway.as_ref().map(|gateway| gateway.name.to_string());
         Record {
             time: timestamp(self.time),
@@ -335,9 +340,10 @@ impl Passage {
             decision: if self.is_denied() { Decision::Deny } else { Decision::Allow },
             rule: request_rule.or(rule),
             reason: self.reason.take(),
-            method: method.filter(|method| !method.is_empty()),
-            path: path.filter(|path| !path.is_empty()),
+            method: Some(method).filter(|method| !method.is_empty()),
+            path: Some(path).filter(|path| !path.is_empty()),
             status,
+            client_id,
             sent_bytes: self.meter.sent(),
             received_bytes: self.meter.received(),
             duration_ms: self.begun.elapsed().as_millis() as u64,

@@ -25,6 +25,7 @@ pub struct Line {
     pub method: Option<String>,
     pub path: Option<String>,
     pub status: Option<u16>,
+    pub client_id: Option<String>,
     pub sent_bytes: u64,
     pub received_bytes: u64,
     pub duration_ms: u64,

@@ -77,6 +77,7 @@ async fn all_files_are_read_in_order_and_every_record_once() {
         "method",
         "path",
         "status",
+        "clientId",
         "sentBytes",
         "receivedBytes",
         "durationMs",

@@ -108,7 +108,7 @@ async fn tcp(shared: Arc<Shared>, mut passage: Passage, stream: Stream, brokers:
     let Some(service) = admitted.view.services.get(service) else { return };
     let dialling = dial(&shared, service, passage.client(), brokers.as_ref().and_then(Crossing::broker));
     let seen = brokers.as_ref().and_then(Crossing::seen);
-    let guide = seen.map(|seen| Guide { shared: shared.clone(), service: service.name.clone(), seen });
+    let guide = seen.map(|seen| Guide::new(&shared, service.name.clone(), seen));
     let dialled = tokio::select! {
         biased;
         cut = admitted.entry.cut() => {
@@ -130,6 +130,7 @@ async fn tcp(shared: Arc<Shared>, mut passage: Passage, stream: Stream, brokers:
         cut = entry.cut() => Err(cut),
         ended = guided(&mut far, &mut near, &meter, shared.options.idle_timeout, guide.as_ref()) => Ok(ended),
     };
+    passage.set_client_id(guide.as_ref().and_then(Guide::name));
     match ended {
         Ok(ended) => {
             far.give_up(code_for(&ended));

@@ -3,16 +3,18 @@
 //! The bytes pass as those of any connection; answers that say where brokers are (Metadata, FindCoordinator, DescribeCluster)
 //! are changed on their way, at the gateway of the brokers: only there it is known which of them is which, and no real address
 //! crosses. The gateway of the client says where the client sees the service (`Crossing::seen`), and listens for every broker
-//! on a port behind the service's own. `frames` finds what is to be read, `rewrite` changes it, `brokers` knows who is who.
+//! on a port behind the service's own. `frames` finds what is to be read, `rewrite` changes it, `brokers` knows who is who,
+//! `naming` what the client calls itself.
 
 mod brokers;
 pub mod frames;
+pub mod naming;
 pub mod rewrite;
 pub mod versions;
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -27,14 +29,17 @@ use crate::gateway::Shared;
 use crate::passage::Meter;
 use crate::peers::Later;
 use frames::{Answers, Piece, Requests, Talk};
+use naming::Naming;
 use versions::{Api, Asked};
 
 /// Tells where brokers are, on one connection.
 pub(crate) struct Guide {
-    pub shared: Arc<Shared>,
-    pub service: ServiceName,
+    shared: Arc<Shared>,
+    service: ServiceName,
     /// Where the client sees the service.
-    pub seen: SocketAddr,
+    seen: SocketAddr,
+    /// What the client calls itself, once it has said so.
+    name: OnceLock<String>,
 }
 
 /// As `pump::cross`, with answers that tell the client where it finds brokers.
@@ -49,8 +54,10 @@ pub(crate) async fn cross<R: Source, W: Sink, S: Source, V: Sink>(
     let asking = Asking {
         inner: &mut client.source,
         requests: Requests::default(),
+        naming: Naming::default(),
         talk: &talk,
         raw: Batch::default(),
+        guide,
     };
     let answering = Answering {
         inner: &mut backend.source,
@@ -69,8 +76,10 @@ pub(crate) async fn cross<R: Source, W: Sink, S: Source, V: Sink>(
 struct Asking<'a, S> {
     inner: &'a mut S,
     requests: Requests,
+    naming: Naming,
     talk: &'a Mutex<Talk>,
     raw: Batch,
+    guide: &'a Guide,
 }
 
 impl<S: Source> Source for Asking<'_, S> {
@@ -82,6 +91,9 @@ impl<S: Source> Source for Asking<'_, S> {
             }
             let mut talk = lock(self.talk);
             for chunk in self.raw.drain() {
+                if let Some(name) = self.naming.take(&chunk) {
+                    let _ = self.guide.name.set(name);
+                }
                 self.requests.take(chunk, &mut talk, |piece| batch.push(piece)).map_err(invalid)?;
             }
         }
@@ -142,6 +154,15 @@ impl<S> Answering<'_, S> {
 }
 
 impl Guide {
+    pub fn new(shared: &Arc<Shared>, service: ServiceName, seen: SocketAddr) -> Guide {
+        Guide { shared: shared.clone(), service, seen, name: OnceLock::new() }
+    }
+
+    /// What the client calls itself, if it has said so.
+    pub fn name(&self) -> Option<&str> {
+        self.name.get().map(String::as_str)
+    }
+
     /// Boxed: seldom, and of no use to a connection that only moves bytes.
     fn change(&self, asked: Asked, frame: Bytes) -> Later<'_, Result<[Bytes; 2], rewrite::Unreadable>> {
         Box::pin(self.changed(asked, frame))

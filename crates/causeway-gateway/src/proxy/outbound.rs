@@ -62,7 +62,7 @@ async fn tcp(shared: Arc<Shared>, accepted: Accepted, protocol: Protocol) {
             cut = admitted.entry.cut() => return passage.cut(&cut),
             dialled = dial(&shared, here, Some(client), broker.map(usize::from)) => dialled,
         };
-        let guide = seen.map(|seen| Guide { shared: shared.clone(), service, seen });
+        let guide = seen.map(|seen| Guide::new(&shared, service, seen));
         return match dialled {
             Ok(backend) => {
                 let entry = forget_netmap(admitted);
@@ -161,7 +161,7 @@ async fn carry(
 /// Client and backend are both here.
 async fn between_sockets(
     shared: &Shared,
-    passage: Passage,
+    mut passage: Passage,
     entry: &Entry,
     stream: TcpStream,
     backend: Dialled,
@@ -176,6 +176,7 @@ async fn between_sockets(
         cut = entry.cut() => Err(cut),
         ended = guided(&mut near, &mut far, &meter, shared.options.idle_timeout, guide) => Ok(ended),
     };
+    passage.set_client_id(guide.and_then(Guide::name));
     match ended {
         Ok(ended) => {
             let (end, reason) = judge_end(&ended, None);

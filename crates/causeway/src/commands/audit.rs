@@ -142,7 +142,7 @@ fn row(record: &Value) -> [String; COLUMNS.len()] {
     };
     let by = [text("rule"), text("reason")].into_iter().find(|word| !word.is_empty()).unwrap_or("-");
     let status = record["status"].as_u64().map(|status| status.to_string()).unwrap_or_default();
-    let what = [text("protocol"), text("method"), text("path"), &status];
+    let what = [text("protocol"), text("method"), text("path"), &status, text("clientId")];
     let what = what.into_iter().filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ");
     let milliseconds = record["durationMs"].as_u64().unwrap_or_default();
     [
@@ -204,6 +204,8 @@ mod tests {
         assert_eq!(row(&record)[2], "10.0.0.9:4");
         record["clientSite"] = json!("rome");
         assert_eq!(row(&record)[2], "10.0.0.9:4 at rome");
+        record["clientId"] = json!("billing");
+        assert_eq!(row(&record)[6], "http GET / 403 billing");
         let summary = json!({"records": 3, "lost": 1, "repeats": 0, "lagMs": 200, "lagMsMax": 3_600_000, "silentReplicas": ["b"]});
         assert_eq!(
             told(&summary),

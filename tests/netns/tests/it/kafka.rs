@@ -216,4 +216,11 @@ fn kcat_finds_three_brokers_by_one_name_and_loses_nothing_when_one_restarts() {
     let kafka: Vec<Value> = records.filter(|record| record["protocol"] == "kafka").collect();
     let decided = |decision: &str| kafka.iter().any(|record| record["decision"] == decision);
     assert!(decided("allow") && decided("deny"), "{kafka:?}");
+    // As librdkafka calls itself; read where the brokers are.
+    let named = |gateway: &str| {
+        let records =
+            kafka.iter().filter(|record| record["gateway"] == gateway && record["decision"] == "allow");
+        records.map(|record| &record["clientId"]).any(|name| name == "rdkafka")
+    };
+    assert!(named("edge-a"), "{kafka:?}");
 }
