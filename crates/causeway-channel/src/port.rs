@@ -10,6 +10,7 @@ mod line;
 mod numbers;
 mod pace;
 mod sockets;
+mod spread;
 
 use std::collections::VecDeque;
 use std::io;
@@ -43,6 +44,7 @@ pub use figures::{PortFigures, Why};
 pub use line::Line;
 pub use pace::{CALLED_WAIT_MAX, Pace, Turn, WAIT_MAX as PACE_WAIT_MAX};
 pub use sockets::PortSockets;
+pub use spread::spread;
 
 /// Bounds on what strangers can make the port do.
 #[derive(Debug, Clone)]

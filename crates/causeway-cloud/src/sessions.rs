@@ -19,7 +19,7 @@ use std::time::{Duration, SystemTime};
 use causeway_api::{GatewayFigures, Time};
 use causeway_apiserver::Registry;
 use causeway_channel::link::{CloseCode, CloseReason, Link, Transport};
-use causeway_channel::port::Turn;
+use causeway_channel::port::{Turn, spread};
 use causeway_channel::session::{KEEPALIVE_QUICK, LINGER, Removed, Roster};
 use causeway_channel::wire::control::{Drain, Held, Hello, Hint, News, encode_cloud};
 use causeway_channel::{KeyHash, PeerId};
@@ -58,24 +58,10 @@ impl Default for SessionLimits {
     }
 }
 
-impl SessionLimits {
-    /// Over which time so many should come back, to a replica that was seen to serve so many newcomers a second.
-    fn spread(&self, sessions: usize, served_per_second: u32) -> Duration {
-        let seen =
-            served_per_second.saturating_mul(RETURN_EASE).max(self.returns_per_second / RETURN_SLOW_MAX);
-        let rate = self.returns_per_second.min(seen);
-        Duration::from_millis(sessions as u64 * 1000 / u64::from(rate.max(1)))
-    }
-}
-
 type Elsewhere = Box<dyn Fn(&str) -> bool + Send + Sync>;
 
 /// Gateways whose last departure is remembered. Beyond it, the memory begins anew: only `since` is lost.
 const DEPARTED_MAX: usize = 100_000;
-/// A return is easier than a first visit, which is mostly what was seen: nothing has to be written for it.
-const RETURN_EASE: u32 = 2;
-/// Who holds up handshakes on purpose shall not send a fleet away for long.
-const RETURN_SLOW_MAX: u32 = 8;
 /// Below so many, a fleet that comes back at once is no trouble.
 const HINT_FROM: usize = 500;
 /// How often a draining replica looks whether its sessions have ended.
@@ -324,7 +310,7 @@ impl Shared {
     }
 
     fn spread(&self, sessions: usize) -> Duration {
-        self.limits.spread(sessions, self.served.load(Ordering::Relaxed))
+        spread(sessions, self.limits.returns_per_second, self.served.load(Ordering::Relaxed))
     }
 
     fn handle_attached(&self, session: &Session) {
@@ -481,21 +467,4 @@ impl Session {
 
 fn milliseconds(time: Duration) -> u32 {
     u32::try_from(time.as_millis()).unwrap_or(u32::MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_spread_follows_what_is_served_within_bounds() {
-        let check = |served, expected_ms| {
-            let spread = SessionLimits::default().spread(7500, served);
-            assert_eq!(spread.as_millis(), expected_ms, "{served} a second were served");
-        };
-        check(2000, 10_000);
-        check(375, 10_000);
-        check(150, 25_000);
-        check(1, 80_645);
-    }
 }

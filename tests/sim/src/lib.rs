@@ -15,4 +15,5 @@ mod link;
 pub mod storm;
 pub mod world;
 
+pub use dice::Dice;
 pub use world::{Plan, World};

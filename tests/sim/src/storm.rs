@@ -5,10 +5,11 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use causeway_channel::link::{CloseCode, Transport};
-use causeway_channel::port::{CALLED_WAIT_MAX, Line, PACE_WAIT_MAX, Pace};
+use causeway_channel::port::{CALLED_WAIT_MAX, Line, PACE_WAIT_MAX, Pace, spread};
 use causeway_channel::session::{Action, Allowed, Failure, LinkId, Supervisor, Welcomed};
 
 use crate::dice::Dice;
@@ -22,11 +23,30 @@ pub struct Storm {
     pub told_per_second: u32,
     /// `false`: everybody is let in at once, and beyond 2,048 the oldest has to go.
     pub has_pace: bool,
+    /// In this time after each start the cloud is busy with itself, and fifty times slower.
+    pub slow: Range<Duration>,
+    /// The cloud was killed before, after it had lived for so long each time.
+    pub lives: Vec<Duration>,
+    /// After the last kill.
     pub time_max: Duration,
 }
 
-/// How it ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
+impl Default for Storm {
+    fn default() -> Storm {
+        Storm {
+            edges: 10_000,
+            handshakes_per_second: RETURNS_PER_SECOND,
+            told_per_second: RETURNS_PER_SECOND,
+            has_pace: true,
+            slow: Duration::ZERO..Duration::ZERO,
+            lives: Vec::new(),
+            time_max: Duration::from_secs(120),
+        }
+    }
+}
+
+/// How it ended, after the last kill.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Outcome {
     pub back: usize,
     /// When the last came back.
@@ -38,6 +58,11 @@ pub struct Outcome {
 }
 
 const HALF_OPEN_MAX: usize = 2048;
+/// As a cloud is set up.
+const RETURNS_PER_SECOND: u32 = 750;
+const SLOW_TIMES: u32 = 50;
+/// Who came first was told how small the fleet was then: every doubling from here is told to all.
+const HINT_FROM: usize = 500;
 /// To decode a packet and send one.
 const REFUSAL: Duration = Duration::from_micros(100);
 /// The loss is noticed with the next ping.
@@ -51,7 +76,9 @@ enum Event {
     GivenUp(usize),
     /// Nobody left a place for so long.
     Waited(usize),
-    Served,
+    /// By the cloud of this life.
+    Served(usize),
+    Killed,
 }
 
 struct Edge {
@@ -76,6 +103,7 @@ struct World<'a> {
     storm: &'a Storm,
     start: Instant,
     now: Instant,
+    life: usize,
     dice: Dice,
     events: BinaryHeap<Reverse<(Instant, u64, Event)>>,
     number: u64,
@@ -90,6 +118,8 @@ struct World<'a> {
     is_busy: bool,
     /// Refusals whose work is not done yet.
     owed: u32,
+    /// How many were back when all were last told over which time to come.
+    hinted: usize,
     outcome: Outcome,
 }
 
@@ -97,12 +127,11 @@ impl Storm {
     pub fn run(&self, seed: u64) -> Outcome {
         let start = Instant::now();
         let pace = Pace::new(HALF_OPEN_MAX);
-        let (last, refused_once, refused_more_than_once) = (Duration::ZERO, 0, 0);
-        let outcome = Outcome { back: 0, last, wasted: 0, refused_once, refused_more_than_once };
         let mut world = World {
             storm: self,
             start,
             now: start,
+            life: 0,
             dice: Dice::new(seed),
             events: BinaryHeap::new(),
             number: 0,
@@ -115,7 +144,8 @@ impl Storm {
             queue: VecDeque::new(),
             is_busy: false,
             owed: 0,
-            outcome,
+            hinted: HINT_FROM,
+            outcome: Outcome::default(),
         };
         world.gather();
         world.play();
@@ -129,29 +159,68 @@ impl World<'_> {
     /// Everybody has had a session for long, and loses it now.
     fn gather(&mut self) {
         let long_ago = self.start - Duration::from_secs(60);
-        for number in 0..self.storm.edges {
+        let spread = self.storm.edges as f64 / f64::from(self.storm.told_per_second);
+        for _ in 0..self.storm.edges {
             let mut machine = Supervisor::new(1, Allowed::QuicOnly, long_ago);
             machine.handle_timeout(long_ago, 0.0);
             let Some(Action::Dial { link, .. }) = machine.next_action() else {
                 panic!("an edge begins by dialling")
             };
-            machine.handle_welcome(long_ago, link, self.welcomed());
-            self.edges.push(Edge { machine, dial: None, is_back: false, is_called: false, refusals: 0 });
-            let noticed = self.dice.between(0, PING_MS);
-            self.at(noticed, Event::Lost(number));
+            machine.handle_welcome(long_ago, link, welcomed(Duration::from_secs_f64(spread)));
+            self.edges.push(Edge { machine, dial: None, is_back: true, is_called: false, refusals: 0 });
+        }
+        self.kill();
+        let mut moment = Duration::ZERO;
+        for life in &self.storm.lives {
+            moment += *life;
+            self.at(moment, Event::Killed);
         }
     }
 
-    fn welcomed(&self) -> Welcomed {
-        let spread = self.storm.edges as f64 / f64::from(self.storm.told_per_second);
-        let retry_hint = Duration::from_secs_f64(spread);
-        Welcomed { transport: Transport::Quic, keepalive: Duration::ZERO, retry_hint }
+    /// A new cloud, which knows nothing of the one before. Dials that it was at are not answered any more.
+    fn kill(&mut self) {
+        self.life += 1;
+        self.start = self.now;
+        self.pace = Pace::new(HALF_OPEN_MAX);
+        self.line = Line::new(self.now);
+        self.free = self.pace.places();
+        self.waiting.clear();
+        self.queue.clear();
+        (self.is_busy, self.owed, self.hinted) = (false, 0, HINT_FROM);
+        self.outcome = Outcome::default();
+        for number in 0..self.edges.len() {
+            let edge = &mut self.edges[number];
+            (edge.is_called, edge.refusals) = (false, 0);
+            if std::mem::take(&mut edge.is_back) {
+                let noticed = self.dice.between(0, PING_MS);
+                self.at(noticed, Event::Lost(number));
+            }
+        }
+    }
+
+    /// Over which time as many as are back should come the next time.
+    fn spread(&self) -> Duration {
+        spread(self.outcome.back, RETURNS_PER_SECOND, self.line.served_per_second())
+    }
+
+    fn tell_hint(&mut self) {
+        if self.outcome.back < 2 * self.hinted {
+            return;
+        }
+        self.hinted = self.outcome.back;
+        let hint = self.spread();
+        for edge in self.edges.iter_mut().filter(|edge| edge.is_back) {
+            let link = edge.machine.current().unwrap();
+            edge.machine.handle_hint(link, hint);
+        }
     }
 
     fn play(&mut self) {
         while let Some(Reverse((at, _, event))) = self.events.pop() {
             self.now = at;
-            if self.outcome.back == self.edges.len() || at - self.start > self.storm.time_max {
+            let is_last = self.life > self.storm.lives.len();
+            let is_over = self.outcome.back == self.edges.len() || at - self.start > self.storm.time_max;
+            if is_last && is_over {
                 return;
             }
             match event {
@@ -163,8 +232,8 @@ impl World<'_> {
                 }
                 Event::Timer(edge) => {
                     // Later timers replace earlier ones; keepalives are not played.
-                    let Edge { machine, is_back, .. } = &self.edges[edge];
-                    if !is_back && machine.next_timeout().is_some_and(|due| due <= at) {
+                    let machine = &self.edges[edge].machine;
+                    if machine.current().is_none() && machine.next_timeout().is_some_and(|due| due <= at) {
                         let dice = self.dice.part();
                         self.edges[edge].machine.handle_timeout(at, dice);
                         self.act(edge);
@@ -174,11 +243,12 @@ impl World<'_> {
                 Event::Waited(dial) => {
                     if self.dials[dial].since.is_none() && !self.dials[dial].is_over {
                         self.waiting.retain(|waits| *waits != dial);
-                        let wait = self.line.handle_newcomer(at, self.waiting.len());
-                        self.send_away(dial, wait);
+                        self.send_away(dial);
                     }
                 }
-                Event::Served => self.serve(),
+                Event::Served(life) if life == self.life => self.serve(),
+                Event::Served(_) => {}
+                Event::Killed => self.kill(),
             }
         }
     }
@@ -217,7 +287,7 @@ impl World<'_> {
             self.wait(dial, CALLED_WAIT_MAX);
         } else {
             match self.line.handle_newcomer(self.now, self.waiting.len()) {
-                wait if wait > PACE_WAIT_MAX => self.send_away(dial, wait),
+                wait if wait > PACE_WAIT_MAX => self.send_away(dial),
                 _ => self.wait(dial, PACE_WAIT_MAX),
             }
         }
@@ -228,7 +298,8 @@ impl World<'_> {
         self.at(patience, Event::Waited(dial));
     }
 
-    fn send_away(&mut self, dial: usize, retry_after: Duration) {
+    fn send_away(&mut self, dial: usize) {
+        let retry_after = self.line.send_away(self.now, self.waiting.len());
         let edge = &mut self.edges[self.dials[dial].edge];
         edge.refusals += 1;
         edge.is_called = true;
@@ -246,9 +317,11 @@ impl World<'_> {
         if !self.is_busy && !self.queue.is_empty() {
             self.is_busy = true;
             // Refusals of the meantime were work, too.
-            let cost = Duration::from_secs(1) / self.storm.handshakes_per_second;
+            let is_slow = self.storm.slow.contains(&(self.now - self.start));
+            let cost = Duration::from_secs(1) / self.storm.handshakes_per_second
+                * if is_slow { SLOW_TIMES } else { 1 };
             let refusals = REFUSAL * std::mem::take(&mut self.owed);
-            self.at(cost + refusals, Event::Served);
+            self.at(cost + refusals, Event::Served(self.life));
         }
     }
 
@@ -269,7 +342,7 @@ impl World<'_> {
             return;
         }
         self.dials[dial].is_over = true;
-        let welcomed = self.welcomed();
+        let welcomed = welcomed(self.spread());
         let edge = &mut self.edges[edge];
         edge.dial = None;
         edge.is_back = true;
@@ -277,6 +350,7 @@ impl World<'_> {
         edge.machine.handle_welcome(self.now, link, welcomed);
         self.outcome.back += 1;
         self.outcome.last = self.now - self.start;
+        self.tell_hint();
     }
 
     fn leave(&mut self, dial: usize) {
@@ -306,4 +380,8 @@ impl World<'_> {
         self.number += 1;
         self.events.push(Reverse((self.now + after, self.number, event)));
     }
+}
+
+fn welcomed(retry_hint: Duration) -> Welcomed {
+    Welcomed { transport: Transport::Quic, keepalive: Duration::ZERO, retry_hint }
 }

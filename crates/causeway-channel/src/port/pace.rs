@@ -87,14 +87,12 @@ impl Turns {
         }
         let patience = match is_called {
             true => CALLED_WAIT_MAX,
-            false => match self.stand_in_line() {
-                wait if wait > WAIT_MAX => return Err(wait),
-                _ => WAIT_MAX,
-            },
+            false if self.with_line(Line::handle_newcomer) <= WAIT_MAX => WAIT_MAX,
+            false => return Err(self.with_line(Line::send_away)),
         };
         match self.take(patience).await {
             Some(turn) => Ok(turn),
-            None => Err(self.stand_in_line()),
+            None => Err(self.with_line(Line::send_away)),
         }
     }
 
@@ -114,10 +112,10 @@ impl Turns {
         Some(Turn { turns: self.clone(), since: Instant::now() })
     }
 
-    fn stand_in_line(&self) -> Duration {
+    fn with_line(&self, ask: fn(&mut Line, Instant, usize) -> Duration) -> Duration {
         let waiting = self.waiting.load(Ordering::Relaxed);
         let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
-        line.handle_newcomer(Instant::now(), waiting)
+        ask(&mut line, Instant::now(), waiting)
     }
 
     /// Do as many wait as are served?

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use sim::Dice;
 use sim::storm::{Outcome, Storm};
 
 fn storm(edges: usize, handshakes_per_second: u32, has_pace: bool) -> Outcome {
-    let time_max = Duration::from_secs(120);
-    let outcome = Storm { edges, handshakes_per_second, told_per_second: 750, has_pace, time_max }.run(7);
+    let outcome = Storm { edges, handshakes_per_second, has_pace, ..Storm::default() }.run(7);
     println!("{edges} edges, {handshakes_per_second} a second, pace {has_pace}: {outcome:?}");
     outcome
 }
@@ -36,12 +36,15 @@ fn a_cloud_that_is_very_slow_serves_one_after_the_other() {
     let time_max = Duration::from_secs(300);
     for handshakes_per_second in [20, 60] {
         let told_per_second = (2 * handshakes_per_second).max(750 / 8);
-        let storm = Storm { edges: 1500, handshakes_per_second, told_per_second, has_pace: true, time_max };
+        let storm =
+            Storm { edges: 1500, handshakes_per_second, told_per_second, time_max, ..Storm::default() };
         let outcome = storm.run(7);
         println!("{handshakes_per_second} a second: {outcome:?}");
         let least = Duration::from_secs(1500 / u64::from(handshakes_per_second));
-        assert_eq!((outcome.back, outcome.wasted, outcome.refused_more_than_once), (1500, 0, 0));
-        assert!(outcome.last <= least * 2, "{:?} where {least:?} must be", outcome.last);
+        assert_eq!((outcome.back, outcome.wasted), (1500, 0));
+        assert!(outcome.last <= least * 3 / 2, "{:?} where {least:?} must be", outcome.last);
+        // For some seconds it looks like one that has just been started, and is believed to become quicker.
+        assert!(outcome.refused_more_than_once < 750, "{}", outcome.refused_more_than_once);
     }
 }
 
@@ -49,4 +52,54 @@ fn a_cloud_that_is_very_slow_serves_one_after_the_other() {
 fn without_a_bound_the_same_fleet_would_take_longer() {
     let (with, without) = (storm(20_000, 500, true), storm(20_000, 500, false));
     assert!(without.last > with.last * 5 / 4, "{without:?} {with:?}");
+}
+
+/// What comes on top of the work itself and of the spread, for every second in which the cloud was busy with itself: that
+/// second, and the trust in it of those who were sent away then.
+const SLOW_COSTS: u32 = 4;
+const NOTICED: Duration = Duration::from_secs(5);
+const LUCK: Duration = Duration::from_secs(5);
+
+/// After the last kill all must be back in a time that follows from the fleet and the cloud, whatever came before.
+fn check_bound(storm: &Storm, seed: u64) {
+    let outcome = storm.run(seed);
+    let seconds = |rate: u32| Duration::from_secs_f64(storm.edges as f64 / f64::from(rate));
+    let least = seconds(storm.handshakes_per_second).max(seconds(storm.told_per_second) + NOTICED);
+    let bound = least + SLOW_COSTS * (storm.slow.end - storm.slow.start) + LUCK;
+    println!("{storm:?}, seed {seed}: {outcome:?}, bound {bound:?}");
+    assert_eq!(outcome.back, storm.edges, "{storm:?}, seed {seed}");
+    assert!(outcome.last <= bound, "{storm:?}, seed {seed}: {:?} where {bound:?} is enough", outcome.last);
+}
+
+#[test]
+fn a_cloud_that_is_busy_with_itself_for_seconds_has_all_back_soon_after() {
+    let check = |edges, handshakes_per_second, slow: std::ops::Range<u64>, lives: &[u64]| {
+        let slow = Duration::from_secs(slow.start)..Duration::from_secs(slow.end);
+        let lives = lives.iter().copied().map(Duration::from_secs).collect();
+        check_bound(&Storm { edges, handshakes_per_second, slow, lives, ..Storm::default() }, 7);
+    };
+    check(10_000, 500, 0..5, &[]);
+    check(10_000, 500, 0..5, &[120]);
+    check(10_000, 750, 0..5, &[10]);
+    check(10_000, 500, 10..18, &[]);
+    check(20_000, 500, 0..3, &[60, 60]);
+}
+
+#[test]
+fn all_are_back_soon_after_the_last_fault_whatever_came_before() {
+    for seed in 0..60 {
+        let mut dice = Dice::new(seed);
+        let slow_from = dice.between(0, 3000);
+        let storm = Storm {
+            edges: 1500,
+            handshakes_per_second: 60 + dice.below(700) as u32,
+            // So many that it is a crowd.
+            told_per_second: 200,
+            slow: slow_from..slow_from + dice.between(0, 6000),
+            lives: (0..dice.below(4)).map(|_| dice.between(1, 60_000)).collect(),
+            time_max: Duration::from_secs(300),
+            ..Storm::default()
+        };
+        check_bound(&storm, seed);
+    }
 }
