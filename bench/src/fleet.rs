@@ -74,6 +74,8 @@ const SETTLE_MAX: Duration = Duration::from_secs(90);
 const SETTLE_ATTACHED: Duration = Duration::from_secs(12);
 /// The store was left alone for so long: all has been said about the edges that came.
 const UNWRITTEN: Duration = Duration::from_secs(3);
+/// Counters of the cloud that are shown after the idle time.
+const GROWN_SHOWN: usize = 12;
 const DAY: f64 = 86_400.0;
 
 pub async fn run(arguments: &[String]) -> Result<()> {
@@ -156,7 +158,16 @@ async fn measure(world: &World, transport: Transport, edges: usize, size: &Size)
 
     let (begin, (_, cpu_before), links_before) =
         (Instant::now(), usage_of(cloud.process.pid())?, crowd.board.witnessed());
+    let (idle_before, page_before) = (crowd.board.idle.counts(), metrics(&cloud));
     tokio::time::sleep(size.idle).await;
+    let idle = crowd.board.idle.counts();
+    for (figure, more) in grown(&page_before, &metrics(&cloud)) {
+        eprintln!("fleet: while idle: {figure} +{more}");
+    }
+    let [pings, heard, lost] = std::array::from_fn(|number| idle[number] - idle_before[number]);
+    println!(
+        "fleet: while {edges} were idle: {pings} pings, {heard} messages of the cloud, {lost} sessions lost"
+    );
     let (full_bytes, cpu) = usage_of(cloud.process.pid())?;
     let (seconds, links) = (begin.elapsed().as_secs_f64(), crowd.board.witnessed());
     let link_bytes = links.0.saturating_sub(links_before.0) as f64 / links.1.max(1) as f64;
@@ -197,6 +208,7 @@ async fn restart(cloud: &mut Cloud, world: &World, address: SocketAddr, crowd: &
     let waited = crowd.wait_for_return(killed, killed + RETURN_MAX).await;
     if let Err(error) = waited {
         println!("fleet: {error:#}");
+        crowd.board.missing(edges, killed).iter().for_each(|line| println!("fleet: {line}"));
     }
     let (cpu, edges_cpu) =
         (usage_of(cloud.process.pid())?.1 - before, usage_of(us)?.1.saturating_sub(us_before));
@@ -247,7 +259,7 @@ async fn settle_attached(world: &World) -> Result<()> {
 
 /// What the cloud itself counts of those it sent away.
 fn turned_away(cloud: &Cloud) -> Vec<String> {
-    let page = get(cloud.admin, "/metrics").map(|(_, page)| page).unwrap_or_default();
+    let page = metrics(cloud);
     let tells = |line: &&str| {
         (line.contains("turned_away_total{")
             || line.contains("refused_total{")
@@ -255,6 +267,28 @@ fn turned_away(cloud: &Cloud) -> Vec<String> {
             && !line.ends_with(" 0")
     };
     page.lines().filter(tells).map(str::to_owned).collect()
+}
+
+fn metrics(cloud: &Cloud) -> String {
+    get(cloud.admin, "/metrics").map(|(_, page)| page).unwrap_or_default()
+}
+
+/// Which counters were raised most from one page of metrics to the next.
+fn grown<'a>(before: &str, after: &'a str) -> Vec<(&'a str, f64)> {
+    let figure = |line: &'a str| {
+        let (name, value) = line.rsplit_once(' ')?;
+        name.contains("_total").then_some((name, value.parse::<f64>().ok()?))
+    };
+    let value_before = |name: &str| {
+        let line = before.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.and_then(|value| value.parse::<f64>().ok()).unwrap_or(0.0)
+    };
+    let mut grown: Vec<_> =
+        after.lines().filter_map(figure).map(|(name, value)| (name, value - value_before(name))).collect();
+    grown.retain(|(_, more)| *more > 0.0);
+    grown.sort_by(|one, other| other.1.total_cmp(&one.1));
+    grown.truncate(GROWN_SHOWN);
+    grown
 }
 
 // The restarted cloud must be where the first one was.

@@ -6,12 +6,16 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use causeway_channel::Link;
+use causeway_channel::session::Failure;
 
 /// As many links are looked at for their bytes; all are alike.
 const WITNESSES: usize = 100;
+/// Of those who are missing, as many are described.
+const MISSING_SHOWN: usize = 10;
 
 pub struct Board {
     begin: Instant,
+    pub idle: Idle,
     seats: Vec<Seat>,
     attached: AtomicUsize,
     netmaps: AtomicUsize,
@@ -26,6 +30,22 @@ struct Seat {
     since: AtomicU64,
     attempts: AtomicU32,
     refusals: AtomicU32,
+    plan: Mutex<Option<Plan>>,
+}
+
+/// What an edge made of its last failure.
+struct Plan {
+    at: Instant,
+    failure: Failure,
+    next: Option<Instant>,
+}
+
+/// What happens to edges that only keep their sessions, since the beginning.
+#[derive(Default)]
+pub struct Idle {
+    pings: AtomicU64,
+    heard: AtomicU64,
+    lost: AtomicU64,
 }
 
 /// How a fleet came back.
@@ -43,6 +63,7 @@ impl Board {
     pub fn new(seats: usize) -> Board {
         Board {
             begin: Instant::now(),
+            idle: Idle::default(),
             seats: (0..seats).map(|_| Seat::default()).collect(),
             attached: AtomicUsize::default(),
             netmaps: AtomicUsize::default(),
@@ -78,6 +99,11 @@ impl Board {
         lock(&self.witnesses).remove(&number);
     }
 
+    /// After a failure: when the edge tries again.
+    pub fn note_plan(&self, number: usize, failure: Failure, next: Option<Instant>) {
+        *lock(&self.seats[number].plan) = Some(Plan { at: Instant::now(), failure, next });
+    }
+
     pub fn note_netmap(&self, is_taken: bool) {
         let count = if is_taken { &self.netmaps } else { &self.netmaps_refused };
         count.fetch_add(1, Ordering::Relaxed);
@@ -96,6 +122,27 @@ impl Board {
     /// Netmaps that were taken, and refused.
     pub fn netmaps(&self) -> (usize, usize) {
         (self.netmaps.load(Ordering::Relaxed), self.netmaps_refused.load(Ordering::Relaxed))
+    }
+
+    /// Some of the first `count` who are not attached, and why.
+    pub fn missing(&self, count: usize, moment: Instant) -> Vec<String> {
+        let away = self.seats.iter().take(count).enumerate();
+        let away = away.filter(|(_, seat)| seat.since.load(Ordering::Relaxed) == 0);
+        let tell = |(number, seat): (usize, &Seat)| {
+            let attempts = seat.attempts.load(Ordering::Relaxed);
+            let plan = lock(&seat.plan);
+            let Some(Plan { at, failure, next }) = &*plan else {
+                return format!("edge {number}: {attempts} attempts, none failed");
+            };
+            let (failed, next) = (
+                at.saturating_duration_since(moment),
+                next.map(|next| next.saturating_duration_since(moment)),
+            );
+            format!(
+                "edge {number}: {attempts} attempts, the last failed after {failed:.1?} ({failure:?}), next after {next:.1?}"
+            )
+        };
+        away.map(tell).take(MISSING_SHOWN).collect()
     }
 
     /// Bytes of both directions over the links that are looked at, and how many those are.
@@ -131,6 +178,26 @@ impl Board {
         }
         let attempts = self.seats.iter().map(|seat| seat.attempts.load(Ordering::Relaxed) as usize).sum();
         Return { times, refused_once, refused_more, attempts, failures: lock(&self.failures).clone() }
+    }
+}
+
+impl Idle {
+    pub fn note_ping(&self) {
+        self.pings.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A message of the cloud.
+    pub fn note_heard(&self) {
+        self.heard.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn note_lost(&self) {
+        self.lost.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Pings, messages of the cloud, and sessions that were lost.
+    pub fn counts(&self) -> [u64; 3] {
+        [&self.pings, &self.heard, &self.lost].map(|count| count.load(Ordering::Relaxed))
     }
 }
 

@@ -79,7 +79,10 @@ impl Edge {
                         self.board.note_failed(self.number, "abandoned: no answer in time", false);
                         attempt = None;
                     }
-                    Action::Ping { nonce, .. } => say(&mut session, Ping { nonce }),
+                    Action::Ping { nonce, .. } => {
+                        self.board.idle.note_ping();
+                        say(&mut session, Ping { nonce });
+                    }
                     // It has no streams of others that could go on.
                     Action::Linger { link, .. } | Action::Close { link, .. } => {
                         if let Some(old) = session.take_if(|session| session.id == link) {
@@ -95,10 +98,17 @@ impl Edge {
                 biased;
                 () = stop.cancelled() => break,
                 event = next_event(&mut session) => match (event, &session) {
-                    (Event::Said(message), _) => self.hear(*message, &mut session, &mut netmap),
+                    (Event::Said(message), Some(hears)) => {
+                        self.board.idle.note_heard();
+                        if let Some(CloudSays::Hint(hint)) = &message.says {
+                            machine.handle_hint(hears.id, Duration::from_millis(hint.retry_hint_ms.into()));
+                        }
+                        self.hear(*message, &mut session, &mut netmap);
+                    }
                     (Event::Closed(code), Some(closed)) => {
                         let id = closed.id;
                         session = None;
+                        self.board.idle.note_lost();
                         self.board.note_left(self.number);
                         machine.handle_closed(Instant::now(), id, code, dice());
                     }
@@ -123,6 +133,7 @@ impl Edge {
                         attempt = None;
                         self.board.note_failed(self.number, &failed.word, failed.is_refusal);
                         machine.handle_failed(Instant::now(), link, failed.failure, dice());
+                        self.board.note_plan(self.number, failed.failure, machine.next_timeout());
                     }
                 },
                 () = tokio::time::sleep_until(due.into()) => {
