@@ -19,7 +19,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use ipnet::IpNet;
 
-pub use echo::{Echo, reach_tcp, reach_udp};
+pub use echo::{Echo, datagrams_dropped, reach_tcp, reach_udp};
 pub use firewall::{Fault, Traffic};
 pub use links::Cut;
 pub use namespace::{Crossed, Host};

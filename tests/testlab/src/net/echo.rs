@@ -12,6 +12,8 @@ use super::Host;
 
 /// How often a server looks whether it is still wanted.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
+/// The kernel's own choice holds 256 small datagrams.
+const UDP_BUFFER_BYTES: usize = 4 << 20;
 const WORD: &[u8] = b"are you there?";
 
 /// Answers until it is dropped. Every answer to a datagram begins with the address it came from.
@@ -43,6 +45,16 @@ impl Drop for Echo {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
     }
+}
+
+/// Datagrams that found their socket full, of all sockets that a host had so far.
+pub fn datagrams_dropped(host: &Host) -> Result<u64> {
+    let counters = host.inside(|| Ok(std::fs::read_to_string("/proc/thread-self/net/snmp")?))?;
+    let mut lines = counters.lines().filter(|line| line.starts_with("Udp:"));
+    let (names, values) = (lines.next().context("no names")?, lines.next().context("no values")?);
+    let mut both = names.split_whitespace().zip(values.split_whitespace());
+    let (_, count) = both.find(|(name, _)| *name == "RcvbufErrors").context("no such counter")?;
+    Ok(count.parse()?)
 }
 
 /// Asks over UDP, several times, since datagrams may be lost. Returns the address under which the server saw us.
@@ -88,6 +100,8 @@ fn bind(address: SocketAddr) -> Result<(TcpListener, UdpSocket)> {
     let tcp = TcpListener::bind(address)?;
     tcp.set_nonblocking(true)?;
     let udp = UdpSocket::bind(tcp.local_addr()?)?;
+    // By force: whoever makes namespaces may. A server that is asked by a thousand at once needs it.
+    rustix::net::sockopt::set_socket_recv_buffer_size_force(&udp, UDP_BUFFER_BYTES)?;
     udp.set_read_timeout(Some(LOOK_AGAIN))?;
     Ok((tcp, udp))
 }

@@ -4,7 +4,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use testlab::causeway::wait_for;
-use testlab::net::{Echo, reach_udp};
+use testlab::net::{Echo, datagrams_dropped, reach_udp};
 
 use super::{expose, open};
 use crate::presences::World;
@@ -79,5 +79,9 @@ fn a_thousand_udp_clients_get_their_own_answers() {
             "{transport}: {CLIENTS} clients, {ROUNDS} questions each, all answered in {:.1?}; {again} were asked again",
             begin.elapsed()
         );
+        for name in ["server-a", "client-b"] {
+            let dropped = datagrams_dropped(&world.host(name)).unwrap();
+            println!("{transport}: {dropped} datagrams found a socket of {name} full");
+        }
     }
 }
