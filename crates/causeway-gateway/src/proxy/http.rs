@@ -9,6 +9,8 @@ pub mod inbound;
 
 mod exchange;
 
+mod extended;
+
 mod connection;
 
 mod counting;

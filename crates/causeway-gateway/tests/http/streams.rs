@@ -115,6 +115,54 @@ async fn an_upgrade_becomes_a_tunnel() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn websockets_over_http2_are_tunnels_beside_requests() {
+    let backend = backend::start().await;
+    let mut lab = Lab::new(Plan::new(backend.address)).await;
+    let mut client = Client::two(lab.address).await;
+    // The settings of the server have come with this: it knows extended CONNECT.
+    assert_eq!(client.ask(Request::get("/x"), nothing()).await.body, "GET /x");
+    let websocket = |path: &str| {
+        let protocol = hyper::ext::Protocol::from_static("websocket");
+        Request::connect(path).extension(protocol).header("sec-websocket-version", "13")
+    };
+    let mut tunnels = Vec::new();
+    for _ in 0..2 {
+        let mut response = client.send(websocket("/upgrade"), nothing()).await;
+        assert_eq!(response.status().as_u16(), 200);
+        assert!(!response.headers().contains_key("upgrade"));
+        tunnels.push(TokioIo::new(within(hyper::upgrade::on(&mut response)).await.unwrap()));
+    }
+    for (tunnel, word) in tunnels.iter_mut().zip([b"one", b"two"]) {
+        tunnel.write_all(word).await.unwrap();
+    }
+    assert_eq!(client.ask(Request::get("/y"), nothing()).await.body, "GET /y", "requests go on beside them");
+    for (tunnel, word) in tunnels.iter_mut().zip([b"one", b"two"]) {
+        let mut echo = [0; 3];
+        within(tunnel.read_exact(&mut echo)).await.unwrap();
+        assert_eq!(&echo, word);
+    }
+    let plain = client.send(websocket("/x"), nothing()).await;
+    assert_eq!(plain.status().as_u16(), 503, "a backend that answers and does not switch");
+    let mut first = tunnels.remove(0);
+    first.shutdown().await.unwrap();
+    assert_eq!(within(first.read(&mut [0; 8])).await.unwrap(), 0, "the end comes back");
+    let ended = |end: End| {
+        lab.at_oslo.records().iter().filter(|record| record.status == Some(101) && record.end == end).count()
+    };
+    eventually("the first is recorded", || ended(End::Done) == 1).await;
+    let first = lab.at_oslo.records().into_iter().find(|record| record.status == Some(101)).unwrap();
+    assert_eq!((first.method.as_deref(), first.sent_bytes, first.received_bytes), (Some("GET"), 3, 3));
+
+    lab.replan(Plan { allowed: (false, false), ..lab.plan.clone() }, true, true);
+    let cut = within(tunnels[0].read(&mut [0; 8])).await;
+    assert!(cut.is_err() || cut.is_ok_and(|bytes| bytes == 0));
+    eventually("the second is recorded", || {
+        lab.at_oslo.records().iter().any(|record| record.status == Some(101) && record.end == End::Revoked)
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_tunnel_is_cut_with_its_right() {
     // Told to one end alone; the other hears of it by the stream, with the reason.
     for (oslo, berlin) in [(true, false), (false, true)] {

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use causeway_channel::link::ResetCode;
 use causeway_netmap::View;
+use tokio::task::JoinSet;
 
 use super::counting::Counting;
 use super::judge;
@@ -22,6 +23,16 @@ use crate::passage::Admitted;
 use crate::peers::Later;
 use crate::policy::Refusal;
 
+/// Ends the tunnels of a connection when its task is dropped.
+struct Tunnels<'a>(&'a Connection);
+
+impl Drop for Tunnels<'_> {
+    fn drop(&mut self) {
+        let tunnels = self.0.tunnels.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(tunnels);
+    }
+}
+
 /// Shared by the connection's task, its socket and its requests.
 pub struct Connection {
     begun: Instant,
@@ -29,6 +40,8 @@ pub struct Connection {
     moved: AtomicU64,
     flights: Mutex<Flights>,
     tunnel: Mutex<Option<Later<'static, ()>>>,
+    /// Streams of HTTP/2 that became tunnels, beside the requests. Made with the first.
+    tunnels: Mutex<Option<JoinSet<()>>>,
     /// Several requests at once: HTTP/2.
     multiplexed: AtomicBool,
     /// The head that was read last has a length and a transfer encoding.
@@ -94,6 +107,7 @@ impl Connection {
             moved: AtomicU64::new(0),
             flights: Mutex::default(),
             tunnel: Mutex::default(),
+            tunnels: Mutex::default(),
             multiplexed: AtomicBool::new(false),
             two_lengths: AtomicBool::new(false),
             origin,
@@ -125,6 +139,14 @@ impl Connection {
         *self.tunnel.lock().unwrap_or_else(PoisonError::into_inner) = Some(tunnel);
     }
 
+    /// What one stream of the connection becomes. It ends with the connection.
+    pub fn carry_tunnel(&self, tunnel: Later<'static, ()>) {
+        let mut tunnels = self.tunnels.lock().unwrap_or_else(PoisonError::into_inner);
+        let tunnels = tunnels.get_or_insert_default();
+        while tunnels.try_join_next().is_some() {}
+        tunnels.spawn(tunnel);
+    }
+
     /// Bytes moved on the socket.
     pub fn touch(&self) {
         self.moved.store(self.begun.elapsed().as_millis() as u64, Ordering::Relaxed);
@@ -148,6 +170,8 @@ impl Connection {
 
     /// Drives the connection, then what it became, until it ends, may not go on, or is idle for too long.
     pub async fn hold(&self, shared: &Shared, keep_alive: Duration, serving: impl Future<Output = ()>) {
+        // They hold the connection, and it holds them: they go whatever happens to this task.
+        let _tunnels = Tunnels(self);
         let mut whole = pin!(async {
             serving.await;
             let tunnel = self.tunnel.lock().unwrap_or_else(PoisonError::into_inner).take();

@@ -17,6 +17,7 @@ use super::backend::{Errand, Way};
 use super::body::{Account, Download, Gate, Upload};
 use super::channel::{self, Route};
 use super::connection::Connection;
+use super::extended::{self, Extended};
 use super::headers::{self, HeadError};
 use super::judge::{self, Next};
 use super::pool::Lease;
@@ -68,6 +69,8 @@ struct Answered {
     lease: Lease,
     /// The client's end, when it asked for an upgrade.
     upgrade: Option<OnUpgrade>,
+    /// It asked as HTTP/2 does: for one of many streams, not for the connection.
+    is_extended: bool,
     /// It came from another gateway, which may have answered itself.
     from_gateway: bool,
 }
@@ -76,10 +79,13 @@ impl Exchange {
     /// Never fails: a request always has an answer.
     pub async fn handle(
         self: Arc<Self>,
-        request: Request<Incoming>,
+        mut request: Request<Incoming>,
     ) -> Result<Response<Download>, Infallible> {
         if request.version() == Version::HTTP_2 {
             self.connection.set_multiplexed();
+        }
+        if let Bearing::Outbound { .. } = self.bearing {
+            extended::translate(&mut request);
         }
         // Requests are large futures and idle connections many: the box is there only while a request is.
         Ok(Box::pin(self.answer(request)).await)
@@ -120,6 +126,11 @@ impl Exchange {
         match answered {
             Ok(answered) if answered.response.status() == StatusCode::SWITCHING_PROTOCOLS => {
                 self.switch(answered, account, form)
+            }
+            // A success would open the stream, and nobody would be at its other end.
+            Ok(answered) if answered.is_extended && answered.response.status().is_success() => {
+                let verdict = Verdict::broken("the backend does not speak WebSocket");
+                self.fail(&verdict, account, form)
             }
             Ok(answered) => pass_on(answered, account),
             Err(verdict) => self.fail(&verdict, account, form),
@@ -195,7 +206,8 @@ impl Exchange {
     async fn send(&self, passing: &Passing, mut request: Request<Incoming>) -> Result<Answered, Verdict> {
         let Passing { admitted, claim, client, path, meter } = passing;
         let is_single = request.version() == Version::HTTP_11;
-        let protocol = headers::upgrade(request.headers()).filter(|_| is_single);
+        let is_extended = request.extensions_mut().remove::<Extended>().is_some();
+        let protocol = headers::upgrade(request.headers()).filter(|_| is_single || is_extended);
         let upgrade = protocol.is_some().then(|| hyper::upgrade::on(&mut request));
         let (mut parts, body) = request.into_parts();
         let waits = is_single && headers::expects_continue(&parts.headers) && !body.is_end_stream();
@@ -241,12 +253,12 @@ impl Exchange {
                 self.shared.http.yards.send(&self.shared, service, errand).await?
             }
         };
-        Ok(Answered { response, lease, upgrade, from_gateway })
+        Ok(Answered { response, lease, upgrade, is_extended, from_gateway })
     }
 
     /// The backend speaks something else from now on.
     fn switch(&self, answered: Answered, mut account: Account, form: Form) -> Response<Download> {
-        let Answered { mut response, lease, upgrade, .. } = answered;
+        let Answered { mut response, lease, upgrade, is_extended, .. } = answered;
         let protocol = response.headers().get(header::UPGRADE).cloned();
         let (Some(client), Some(protocol)) = (upgrade, protocol) else {
             let verdict = Verdict::broken("the backend switched to another protocol without being asked");
@@ -254,10 +266,16 @@ impl Exchange {
         };
         let backend = hyper::upgrade::on(&mut response);
         account.set_status(response.status().as_u16());
-        self.connection.become_tunnel(Box::pin(tunnel(client, backend, account, lease)));
+        let tunnel = Box::pin(tunnel(client, backend, account, lease));
         let (mut parts, _) = response.into_parts();
         headers::strip(&mut parts.headers);
-        headers::put_upgrade(&mut parts.headers, protocol);
+        if is_extended {
+            self.connection.carry_tunnel(tunnel);
+            extended::open(&mut parts);
+        } else {
+            self.connection.become_tunnel(tunnel);
+            headers::put_upgrade(&mut parts.headers, protocol);
+        }
         Download::said(Response::from_parts(parts, bytes::Bytes::new()))
     }
 

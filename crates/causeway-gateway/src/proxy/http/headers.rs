@@ -205,7 +205,7 @@ fn new_trace() -> HeaderValue {
 }
 
 /// Unlike every other, and cheap: the standard library's hasher with its next key. Not for secrets. Never zero.
-fn random() -> u64 {
+pub fn random() -> u64 {
     RandomState::new().build_hasher().finish() | 1
 }
 

@@ -65,6 +65,7 @@ pub async fn serve(shared: Arc<Shared>, socket: TcpStream, client: SocketAddr, d
     builder.http1().header_read_timeout(None).max_buf_size(pool::HEADERS_BYTES_MAX as usize);
     builder
         .http2()
+        .enable_connect_protocol()
         .timer(TokioTimer::new())
         .keep_alive_interval(PING_PERIOD)
         .max_concurrent_streams(pool::STREAMS_MAX as u32)

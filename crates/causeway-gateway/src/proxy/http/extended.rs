@@ -1,0 +1,86 @@
+//! WebSocket over HTTP/2 (RFC 8441): an extended CONNECT becomes the GET with an upgrade that every backend knows, and the `101`
+//! to it the `200` that opens the client's stream. Pure. Everything between is as with HTTP/1.1, rules of policies included.
+
+use http::header::{self, HeaderValue};
+use http::{Method, Request, StatusCode, Version, response};
+use hyper::ext::Protocol;
+
+use super::headers;
+
+/// Put beside a request that was an extended CONNECT.
+#[derive(Clone, Copy)]
+pub struct Extended;
+
+const WEBSOCKET: &str = "websocket";
+/// RFC 6455, 4.1: the only one there is.
+const VERSION: HeaderValue = HeaderValue::from_static("13");
+
+/// Other requests, and other protocols than WebSocket, stay as they are.
+pub fn translate<B>(request: &mut Request<B>) {
+    if request.version() != Version::HTTP_2 || request.method() != Method::CONNECT {
+        return;
+    }
+    let protocol = request.extensions_mut().remove::<Protocol>();
+    if !protocol.is_some_and(|protocol| protocol.as_str().eq_ignore_ascii_case(WEBSOCKET)) {
+        return;
+    }
+    *request.method_mut() = Method::GET;
+    request.extensions_mut().insert(Extended);
+    let lines = request.headers_mut();
+    headers::put_upgrade(lines, HeaderValue::from_static(WEBSOCKET));
+    // Nobody asks a client over HTTP/2 for a key, but every server over HTTP/1.1 wants one.
+    lines.insert(header::SEC_WEBSOCKET_KEY, key(headers::random(), headers::random()));
+    lines.entry(header::SEC_WEBSOCKET_VERSION).or_insert(VERSION);
+}
+
+/// The head that opens the stream.
+pub fn open(parts: &mut response::Parts) {
+    parts.status = StatusCode::OK;
+    parts.headers.remove(header::SEC_WEBSOCKET_ACCEPT);
+    parts.headers.remove(header::CONTENT_LENGTH);
+}
+
+/// Sixteen bytes in base64: 21 letters of six bits, one of two, and what fills it up.
+fn key(high: u64, low: u64) -> HeaderValue {
+    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let bits = u128::from(high) << 64 | u128::from(low);
+    let letter = |place: u32| LETTERS[(bits >> (122 - 6 * place) & 63) as usize];
+    let last = LETTERS[((bits & 3) << 4) as usize];
+    let text: Vec<u8> = (0..21).map(letter).chain([last, b'=', b'=']).collect();
+    HeaderValue::from_bytes(&text).unwrap_or(VERSION)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_extended_connect_for_websocket_is_one() {
+        let check = |method: Method, version: Version, protocol: Option<&'static str>, expected: &str| {
+            let mut request =
+                Request::builder().method(method).version(version).uri("http://a/b").body(()).unwrap();
+            if let Some(protocol) = protocol {
+                request.extensions_mut().insert(Protocol::from_static(protocol));
+            }
+            translate(&mut request);
+            let is_one = request.extensions().get::<Extended>().is_some();
+            assert_eq!(format!("{} {is_one}", request.method()), expected);
+            let asked = headers::upgrade(request.headers());
+            assert_eq!(asked.is_some_and(|asked| asked == WEBSOCKET), is_one);
+            assert_eq!(request.headers().contains_key("sec-websocket-key"), is_one);
+        };
+        check(Method::CONNECT, Version::HTTP_2, Some("websocket"), "GET true");
+        check(Method::CONNECT, Version::HTTP_2, Some("connect-udp"), "CONNECT false");
+        check(Method::CONNECT, Version::HTTP_2, None, "CONNECT false");
+        check(Method::CONNECT, Version::HTTP_11, None, "CONNECT false");
+        check(Method::GET, Version::HTTP_2, None, "GET false");
+    }
+
+    #[test]
+    fn a_key_is_sixteen_bytes_in_base64() {
+        assert_eq!(key(0, 0), "AAAAAAAAAAAAAAAAAAAAAA==");
+        assert_eq!(key(u64::MAX, u64::MAX), "/////////////////////w==");
+        // RFC 6455, 1.3: the bytes 1 to 16.
+        assert_eq!(key(0x0102_0304_0506_0708, 0x090a_0b0c_0d0e_0f10), "AQIDBAUGBwgJCgsMDQ4PEA==");
+    }
+}
