@@ -1,4 +1,5 @@
 //! Kafka from another site by one name: kcat as the client, three brokers as librdkafka plays them, on the gateway's host.
+//! With `CAUSEWAY_KAFKA=FOLDER` they are three of the Apache Kafka in that folder.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
@@ -16,6 +17,8 @@ use crate::presences::World;
 const TOPIC: &str = "orders";
 const PARTITIONS: usize = 6;
 const BOOTSTRAP: &str = "kafka.test:9092";
+/// Where the real one is, if it is to be used.
+const KAFKA: &str = "CAUSEWAY_KAFKA";
 /// Lines of one stage.
 const LINES: usize = 400;
 
@@ -69,12 +72,13 @@ struct Brokers {
 impl Brokers {
     fn start(host: &Host, folder: &Path) -> Brokers {
         let mut command = host.command("python3");
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/brokers.py");
-        command
-            .arg(script)
-            .args([TOPIC, &PARTITIONS.to_string()])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped());
+        let (script, real) = match std::env::var_os(KAFKA) {
+            Some(folder) => ("data/real_brokers.py", Some(folder)),
+            None => ("data/brokers.py", None),
+        };
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join(script);
+        command.arg(script).args([TOPIC, &PARTITIONS.to_string()]).args(real);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = Running::start(command, folder.join("brokers.log"));
         let (commands, mut answers) = (process.input(), process.output());
         let mut line = String::new();
@@ -103,7 +107,12 @@ fn kcat(host: &Host, folder: &Path, arguments: &[&str]) -> Command {
     let script = r#"mount --bind "$1" /etc/resolv.conf && shift && exec kcat "$@""#;
     command.args(["--mount", "sh", "-c", script, "sh"]).arg(resolver);
     // Who is refused comes back soon; the rest is as kcat has it.
-    command.args(["-b", BOOTSTRAP, "-X", "reconnect.backoff.max.ms=500"]).args(arguments);
+    command.args(["-b", BOOTSTRAP, "-X", "reconnect.backoff.max.ms=500"]);
+    if std::env::var_os(KAFKA).is_some() {
+        // Brokers of 0.9 cannot say what they understand, and do not answer when they are asked.
+        command.args(["-X", "api.version.request=false", "-X", "broker.version.fallback=0.9.0"]);
+    }
+    command.args(arguments);
     command
 }
 
