@@ -1,7 +1,7 @@
 //! Is the link alive? Decides when to ask for a sign of life, and when to stop waiting for one.
 //!
 //! Any byte of the peer is a sign. After a silence, of the peer or of ours, one ping; unanswered, three quick probes; then the link is dead,
-//! `GIVE_UP` after the first question. Values in, values out; the time is an argument.
+//! `GIVE_UP` after the first question. Values in, values out; time and dice are arguments.
 
 use std::time::{Duration, Instant};
 
@@ -30,6 +30,9 @@ pub struct Keepalive {
     heard: Instant,
     /// The last question, or the beginning. The peer waits for signs, too: one that only sends must hear of us.
     asked: Instant,
+    /// When to ask, unless a sign later than `known` has come.
+    plan: Instant,
+    known: Instant,
     rtt: Duration,
     question: Option<Question>,
 }
@@ -55,7 +58,8 @@ impl Keepalive {
     /// A link that has just been heard of.
     pub fn new(now: Instant, every: Duration) -> Keepalive {
         let every = every.clamp(EVERY_MIN, EVERY_MAX);
-        Keepalive { every, heard: now, asked: now, rtt: Duration::ZERO, question: None }
+        let rtt = Duration::ZERO;
+        Keepalive { every, heard: now, asked: now, plan: now + every, known: now, rtt, question: None }
     }
 
     /// Takes note of when the peer was last heard, and of the round trip if it is known. Older news change nothing.
@@ -65,18 +69,20 @@ impl Keepalive {
         // What was on its way before we asked proves nothing; what comes after is as good as an answer.
         if self.question.is_some_and(|question| at > question.at) {
             self.question = None;
+            (self.plan, self.known) = (self.heard + self.every, self.heard);
         }
     }
 
     /// Somebody has a reason to doubt: ask now. While a question is open, that is being done already.
     pub fn handle_suspect(&mut self, now: Instant) {
         if self.question.is_none() {
-            self.heard = self.heard.min(now.checked_sub(self.every).unwrap_or(now));
+            (self.plan, self.known) = (now, now);
         }
     }
 
     /// What is due. After `Ask`, the ping counts as sent.
-    pub fn next(&mut self, now: Instant) -> Verdict {
+    pub fn next(&mut self, now: Instant, dice: f64) -> Verdict {
+        self.plan_again(now, dice);
         let due = self.due();
         if now < due {
             return Verdict::Wait(due);
@@ -96,12 +102,21 @@ impl Keepalive {
     pub fn due(&self) -> Instant {
         match self.question {
             // Well before the cloud, which waits for two such times, gives up one that hears much and says nothing.
-            None => (self.heard + self.every).min(self.asked + self.every * 3 / 2),
+            None => self.plan.min(self.asked + self.every * 3 / 2),
             Some(Question { at, probes }) => {
                 let patience = (3 * self.rtt).clamp(PATIENCE_MIN, PATIENCE_MAX);
                 let give_up = if self.every <= EVERY_QUICK { GIVE_UP_QUICK } else { GIVE_UP };
                 at + patience + (give_up - patience) / PROBES * probes
             }
+        }
+    }
+
+    // The cloud sometimes tells something to all its edges. If each asked one rhythm after it, they would ask together,
+    // and from then on always: twenty thousand in one moment, and answers so late that packets are repeated.
+    fn plan_again(&mut self, now: Instant, dice: f64) {
+        if self.question.is_none() && now >= self.plan && self.heard > self.known {
+            let left = (self.heard + self.every).saturating_duration_since(now);
+            (self.plan, self.known) = (now + left.mul_f64(dice.clamp(0.0, 1.0)), self.heard);
         }
     }
 
@@ -130,7 +145,7 @@ mod tests {
         keepalive.handle_heard(start, Some(rtt));
         let (mut now, mut asked) = (start, Vec::new());
         loop {
-            match keepalive.next(now) {
+            match keepalive.next(now, 1.0) {
                 Verdict::Wait(until) => now = until,
                 Verdict::Ask => asked.push(now - start),
                 Verdict::Dead => return (asked, now - start),
@@ -171,7 +186,7 @@ mod tests {
         for second in 1..=24 {
             let now = start + Duration::from_secs(second);
             keepalive.handle_heard(now, None);
-            if keepalive.next(now) == Verdict::Ask {
+            if keepalive.next(now, 1.0) == Verdict::Ask {
                 asked.push(second);
             }
         }
@@ -179,10 +194,47 @@ mod tests {
     }
 
     #[test]
+    fn those_who_were_told_something_at_once_do_not_ask_at_once() {
+        let start = Instant::now();
+        let told = start + ms(9_900);
+        let mut asked: Vec<Duration> = (0..1000)
+            .map(|edge| {
+                let begun = start + ms(5 * edge);
+                let mut keepalive = Keepalive::new(begun, EVERY);
+                let mut now = begun;
+                // Answered at once, until all are told something; then nothing more is heard.
+                loop {
+                    if now >= told {
+                        keepalive.handle_heard(told, None);
+                    }
+                    match keepalive.next(now, (edge * 389 % 1000) as f64 / 1000.0) {
+                        Verdict::Wait(until) => now = until,
+                        Verdict::Ask if now > told => return now - told,
+                        _ => keepalive.handle_heard(now + ms(1), None),
+                    }
+                }
+            })
+            .collect();
+        asked.sort_unstable();
+        assert!(*asked.last().unwrap() <= EVERY, "nobody waits longer for it");
+        let most = asked.windows(300).map(|some| some[299] - some[0]).min().unwrap();
+        assert!(most > ms(500), "300 of 1000 within {most:?}");
+    }
+
+    #[test]
+    fn a_doubt_is_not_calmed_by_what_was_heard_before() {
+        let start = Instant::now();
+        let mut keepalive = Keepalive::new(start, EVERY);
+        keepalive.handle_suspect(start + ms(700));
+        keepalive.handle_heard(start + ms(600), None);
+        assert_eq!(keepalive.next(start + ms(700), 1.0), Verdict::Ask);
+    }
+
+    #[test]
     fn any_sign_after_the_question_is_an_answer_and_none_before_it() {
         let start = Instant::now();
         let mut keepalive = Keepalive::new(start, EVERY);
-        assert_eq!(keepalive.next(start + EVERY), Verdict::Ask);
+        assert_eq!(keepalive.next(start + EVERY, 1.0), Verdict::Ask);
         keepalive.handle_heard(start + EVERY - ms(1), None);
         assert!(keepalive.is_probing());
         keepalive.handle_heard(start + EVERY + ms(30), None);
@@ -196,11 +248,11 @@ mod tests {
         let mut keepalive = Keepalive::new(start, EVERY);
         let now = start + ms(700);
         keepalive.handle_suspect(now);
-        assert_eq!(keepalive.next(now), Verdict::Ask);
+        assert_eq!(keepalive.next(now, 1.0), Verdict::Ask);
         keepalive.handle_suspect(now + ms(10));
         assert_eq!(keepalive.due(), now + ms(1000), "a second doubt changes nothing");
         let mut at = now;
-        while keepalive.next(at) != Verdict::Dead {
+        while keepalive.next(at, 1.0) != Verdict::Dead {
             at = at.max(keepalive.due());
         }
         assert!(at - now <= ms(3000));

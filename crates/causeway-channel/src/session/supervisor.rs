@@ -252,7 +252,8 @@ impl Supervisor {
                 self.actions.push_back(Action::Abandon { link });
                 self.handle_failed(now, link, Failure::Unanswered, dice);
             }
-            Phase::Ready(session, _) | Phase::Draining(session, _) => match session.keepalive.next(now) {
+            Phase::Ready(session, _) | Phase::Draining(session, _) => match session.keepalive.next(now, dice)
+            {
                 Verdict::Wait(_) => self.advance(now, dice),
                 Verdict::Ask => {
                     self.pings += 1;
