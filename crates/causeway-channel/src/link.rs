@@ -80,25 +80,24 @@ pub struct LinkLimits {
 }
 
 impl LinkLimits {
-    /// What all streams of a link may hold together, unread. Two thousand full windows, 512 MiB at the very most: so a thousand streams of
-    /// each direction that nobody reads hold up no other, and however many a peer opens, it cannot make us hold more.
+    /// What all streams of a link may hold together, unread. Five hundred full windows of the default size hold up no other stream; and
+    /// however many a peer opens, it cannot make us hold more.
     pub fn receive_bytes_max(&self) -> u64 {
         // One more, for the header of the next stream.
-        let streams = u64::from(self.streams_max.min(STUCK_STREAMS)) * 2 + 1;
-        streams * u64::from(self.stream_window_bytes)
+        let windows = u64::from(self.streams_max) * 2 + 1;
+        (windows * u64::from(self.stream_window_bytes)).min(UNREAD_BYTES_MAX)
     }
 }
 
-/// Streams of one direction that may be stuck with full windows before the others feel it.
-const STUCK_STREAMS: u32 = 1024;
+const UNREAD_BYTES_MAX: u64 = 512 * 1024 * 1024;
 
 impl Default for LinkLimits {
-    /// A window of 256 KiB gives one stream 20 Mbit/s at a round trip of 100 ms and all the link has at 1 ms.
+    /// A window of 1 MiB gives one stream 80 Mbit/s at a round trip of 100 ms, and a third of it where every lost packet costs another round trip.
     /// Ten thousand connections cross one link, and some more. What they cost is paid when they come: an idle link holds no more than before.
     fn default() -> LinkLimits {
         LinkLimits {
             streams_max: 16_384,
-            stream_window_bytes: 256 * 1024,
+            stream_window_bytes: 1024 * 1024,
             send_window_bytes: 8 * 1024 * 1024,
             datagram_buffer_bytes: 1024 * 1024,
         }
