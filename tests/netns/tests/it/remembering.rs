@@ -4,8 +4,10 @@
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
+use socket2::{Domain, Socket, Type};
 use testlab::causeway::{get, wait_for};
 use testlab::net::{Cut, Host};
 
@@ -18,8 +20,14 @@ const EACH: usize = 25;
 /// One connection. Returns the client's own address, by which its record is known, and whether it was answered. None: it was
 /// reset before it was known to be connected.
 fn ask(host: &Host, to: SocketAddr) -> Option<(String, bool)> {
+    // The system gives the same ports again within an hour.
+    static PORT: AtomicU16 = AtomicU16::new(20_000);
+    let own = SocketAddr::from((Ipv4Addr::UNSPECIFIED, PORT.fetch_add(1, Ordering::Relaxed)));
     let asked = host.inside(|| {
-        let mut stream = TcpStream::connect_timeout(&to, Duration::from_secs(5))?;
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+        socket.bind(&own.into())?;
+        socket.connect_timeout(&to.into(), Duration::from_secs(5))?;
+        let mut stream = TcpStream::from(socket);
         let own = stream.local_addr()?.to_string();
         stream.set_read_timeout(Some(Duration::from_secs(5)))?;
         let mut heard = String::new();
