@@ -68,7 +68,7 @@ fn the_audit_is_read_with_filters_and_counted() {
     let ran = lab.cloud.run(&["audit", "--json"]).unwrap();
     let records: Vec<Value> = ran.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(records.len(), 2, "{}", ran.stdout);
-    assert_eq!(records[0].as_object().unwrap().len(), 18, "the fields of the contract and no others");
+    assert_eq!(records[0].as_object().unwrap().len(), 19, "the fields of the contract and no others");
     for part in ["2 records, 7 lost", "1 repeats", "after 1.0 s"] {
         assert!(ran.stderr.contains(part), "{part} is missing in {}", ran.stderr);
     }
