@@ -14,7 +14,7 @@ use bytes::Bytes;
 use causeway_channel::dial::{DialConfig, Dialer, Transports};
 use causeway_channel::link::{Link, Purpose, StreamHeader};
 use causeway_channel::port::{ChannelPort, Incoming, PortLimits};
-use causeway_channel::quic::{Congestion, PortKeys, QuicOptions};
+use causeway_channel::quic::{Congestion, LARGE_PACKET_BYTES, ORDINARY_PACKET_BYTES, PortKeys, QuicOptions};
 use causeway_channel::tls::Trust;
 use causeway_channel::{Endpoint, Transport};
 use causeway_cloud::identity::{IdentityConfig, Registrar};
@@ -43,18 +43,20 @@ pub async fn run() -> Result<()> {
     let config = IdentityConfig::new(&world.data_dir, Vec::new(), "https://127.0.0.1:1");
     let registrar = Registrar::open(store, config).await?;
     for delay in [Duration::ZERO, Duration::from_millis(20)] {
-        for (transport, congestion) in [
-            (Transport::Tcp, Congestion::Cubic),
-            (Transport::Quic, Congestion::Cubic),
-            (Transport::Quic, Congestion::Bbr),
+        for (transport, congestion, packet_bytes) in [
+            (Transport::Tcp, Congestion::Cubic, 0),
+            (Transport::Quic, Congestion::Cubic, ORDINARY_PACKET_BYTES),
+            (Transport::Quic, Congestion::Bbr, ORDINARY_PACKET_BYTES),
+            (Transport::Quic, Congestion::Bbr, LARGE_PACKET_BYTES),
         ] {
-            // The relay is for UDP.
-            if transport == Transport::Tcp && !delay.is_zero() {
+            // The relay is for UDP, and stands for a line over land.
+            let is_near = transport == Transport::Tcp || packet_bytes == LARGE_PACKET_BYTES;
+            if is_near && !delay.is_zero() {
                 continue;
             }
             for _ in 0..2 {
-                let pair = Pair::make(&world, &registrar, transport, congestion, delay).await?;
-                one(&pair, transport, congestion, delay).await?;
+                let pair = Pair::make(&world, &registrar, transport, congestion, packet_bytes, delay).await?;
+                one(&pair, transport, congestion, packet_bytes, delay).await?;
             }
         }
     }
@@ -62,8 +64,10 @@ pub async fn run() -> Result<()> {
         let (mut alone, mut beside) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
             for (is_stuck, speeds) in [(false, &mut alone), (true, &mut beside)] {
-                let congestion = QuicOptions::default().congestion;
-                let pair = Pair::make(&world, &registrar, transport, congestion, Duration::ZERO).await?;
+                let QuicOptions { congestion, packet_bytes_max, .. } = QuicOptions::default();
+                let pair =
+                    Pair::make(&world, &registrar, transport, congestion, packet_bytes_max, Duration::ZERO)
+                        .await?;
                 speeds.push(many(&pair, is_stuck).await?);
             }
         }
@@ -89,9 +93,11 @@ impl Pair {
         registrar: &Arc<Registrar>,
         transport: Transport,
         congestion: Congestion,
+        packet_bytes_max: u16,
         delay: Duration,
     ) -> Result<Pair> {
-        let mut quic = QuicOptions { congestion, ..QuicOptions::default() };
+        let packet_bytes_max = packet_bytes_max.max(ORDINARY_PACKET_BYTES);
+        let mut quic = QuicOptions { congestion, packet_bytes_max, ..QuicOptions::default() };
         if !delay.is_zero() {
             // The controllers are compared, not the window: by default a stream may have 256 KiB on its way.
             quic.limits.stream_window_bytes = LARGE_WINDOW_BYTES;
@@ -128,13 +134,19 @@ impl Pair {
     }
 }
 
-async fn one(pair: &Pair, transport: Transport, congestion: Congestion, delay: Duration) -> Result<()> {
+async fn one(
+    pair: &Pair,
+    transport: Transport,
+    congestion: Congestion,
+    packet_bytes: u16,
+    delay: Duration,
+) -> Result<()> {
     let (cpu, begin) = (cpu_seconds()?, Instant::now());
     let bytes = carry(pair, 1, begin + DURATION).await?;
     let (seconds, cpu) = (begin.elapsed().as_secs_f64(), cpu_seconds()? - cpu);
     let how = match transport {
         Transport::Tcp => "the kernel's controller".to_owned(),
-        Transport::Quic => format!("{congestion:?}"),
+        Transport::Quic => format!("{congestion:?}, packets of {packet_bytes}"),
     };
     let (speed, cost) = (bytes / seconds / 1e6, cpu / (bytes / 1e9));
     println!(

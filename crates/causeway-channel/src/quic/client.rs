@@ -11,6 +11,7 @@ use quinn::crypto::rustls::QuicClientConfig;
 use quinn::{ClientConfig, ConnectionError, Endpoint, EndpointConfig, TokioRuntime, TransportConfig, VarInt};
 
 use super::busy::{Busy, Number};
+use super::path::{self, ORDINARY_PACKET_BYTES};
 use super::{QuicLink, QuicOptions, link_closed, socket, transport};
 use crate::link::{CloseCode, Link, LinkClosed};
 use crate::tls::CLOUD_NAME;
@@ -19,6 +20,7 @@ use crate::tls::CLOUD_NAME;
 #[derive(Clone)]
 pub struct QuicClient {
     endpoint: Endpoint,
+    /// For paths that carry no more than Ethernet: almost all.
     transport: Arc<TransportConfig>,
     options: QuicOptions,
     from: Option<IpAddr>,
@@ -44,9 +46,11 @@ impl QuicClient {
 
     /// On an address of this machine, where it has several.
     pub fn bind_to(from: Option<IpAddr>, options: QuicOptions) -> io::Result<QuicClient> {
-        let transport = Arc::new(transport::config(&options));
+        let transport = Arc::new(transport::config(&options, ORDINARY_PACKET_BYTES));
         let socket = any_socket(from)?;
-        let endpoint = Endpoint::new(EndpointConfig::default(), None, socket, Arc::new(TokioRuntime))?;
+        let mut config = EndpointConfig::default();
+        transport::limit_packets(&mut config, &options).map_err(io::Error::other)?;
+        let endpoint = Endpoint::new(config, None, socket, Arc::new(TokioRuntime))?;
         Ok(QuicClient { endpoint, transport, options, from })
     }
 
@@ -69,7 +73,10 @@ impl QuicClient {
         let settings = |error: &dyn std::fmt::Display| ConnectError::Settings(error.to_string());
         let tls = QuicClientConfig::try_from(tls).map_err(|error| settings(&error))?;
         let mut config = ClientConfig::new(Arc::new(tls));
-        config.transport_config(self.transport.clone());
+        config.transport_config(match path::packet_bytes_max(address) {
+            ORDINARY_PACKET_BYTES => self.transport.clone(),
+            larger => Arc::new(transport::config(&self.options, larger)),
+        });
         if let Some(number) = number {
             config.initial_dst_cid_provider(Arc::new(move || number.connection_id()));
         }

@@ -17,6 +17,7 @@ use quinn_proto::HashedConnectionIdGenerator;
 use super::busy::Busy;
 use super::frugal::FrugalSocket;
 use super::intake::Intake;
+use super::path::{self, ORDINARY_PACKET_BYTES};
 use super::refusing::Refusing;
 use super::{QuicLink, QuicOptions, transport};
 use crate::link::{CHANNEL_ALPN, Link, REPLICA_ALPN};
@@ -84,13 +85,15 @@ impl QuicServer {
         let token_key = hkdf::Salt::new(hkdf::HKDF_SHA256, b"causeway channel").extract(&keys.token_key);
         let mut template = ServerConfig::new(Arc::new(quic_tls(&live)?), Arc::new(token_key));
         template
-            .transport_config(Arc::new(transport::config(&options)))
+            .transport_config(Arc::new(transport::config(&options, ORDINARY_PACKET_BYTES)))
             .migration(true)
             .max_incoming(INCOMING_MAX)
             .incoming_buffer_size(INCOMING_BUFFER_BYTES);
         let (intake, socket) = Intake::new(socket)?;
+        let mut config = endpoint_config(keys);
+        transport::limit_packets(&mut config, &options).map_err(io::Error::other)?;
         let endpoint = Endpoint::new_with_abstract_socket(
-            endpoint_config(keys),
+            config,
             Some(template.clone()),
             Arc::new(FrugalSocket::new(socket)),
             intake,
@@ -106,7 +109,12 @@ impl QuicServer {
 
     /// Goes through the handshake. The link is not admitted yet: see `protocol` and its certificate.
     pub(crate) async fn shake_hands(&self, incoming: Incoming) -> Result<(Protocol, Link), ConnectionError> {
-        let config = self.config().map_err(|_| ConnectionError::VersionMismatch)?;
+        let mut config = self.config().map_err(|_| ConnectionError::VersionMismatch)?;
+        let packet_bytes_max = path::packet_bytes_max(incoming.remote_address());
+        if packet_bytes_max > ORDINARY_PACKET_BYTES {
+            let transport = transport::config(&self.options, packet_bytes_max);
+            Arc::make_mut(&mut config).transport_config(Arc::new(transport));
+        }
         let connection = incoming.accept_with(config)?.await?;
         let protocol = protocol(&connection);
         Ok((protocol, QuicLink::new(connection, self.options.limits.clone()).into()))

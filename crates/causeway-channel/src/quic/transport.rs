@@ -8,18 +8,19 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use quinn::congestion::{BbrConfig, Controller, ControllerFactory, ControllerMetrics, CubicConfig};
-use quinn::{Connection, MtuDiscoveryConfig, TransportConfig, VarInt};
+use quinn::{ConfigError, Connection, EndpointConfig, MtuDiscoveryConfig, TransportConfig, VarInt};
 
+use super::path::LARGE_PACKET_BYTES;
 use crate::link::LinkLimits;
 
 /// Streams a peer may open on a link that is still idle; see `leave_room_for_streams`. Seven eighths of 16, so
 /// that quinn's tables have 16 places.
 pub(super) const STREAMS_AT_FIRST: u32 = 14;
 
-/// Half of what lies between the smallest packet of QUIC (1,200 bytes) and the largest that is looked for (1,452), and
-/// one more: so the largest is tried first, and one probe finds it where nothing is in the way. Searching in steps of 20
+/// Half of what lies between the smallest packet of QUIC (1,200 bytes) and the largest that is looked for on Ethernet (1,452),
+/// and one more: so the largest is tried first, and one probe finds it where nothing is in the way. Searching in steps of 20
 /// took five probes each way on every new link, and each of a probe's 1,400 empty bytes is a frame to whoever reads it.
-/// Behind a tunnel 1,325 are found instead of up to 1,392.
+/// Behind a tunnel 1,325 are found instead of up to 1,392. Where larger packets are looked for it takes seven probes.
 const MTU_STEP: u16 = 127;
 
 /// How a link over QUIC is driven.
@@ -29,6 +30,9 @@ pub struct QuicOptions {
     pub congestion: Congestion,
     /// Silence after which quinn gives a link up by itself; the shorter one of both ends counts.
     pub idle_max: Duration,
+    /// The largest packet that is looked for, where the route carries it; a link that was busy holds ten of them. Peers are told that
+    /// no larger ones are taken.
+    pub packet_bytes_max: u16,
 }
 
 impl Default for QuicOptions {
@@ -36,7 +40,8 @@ impl Default for QuicOptions {
     /// behind sessions that forgot to.
     fn default() -> QuicOptions {
         let (limits, congestion) = (LinkLimits::default(), Congestion::default());
-        QuicOptions { limits, congestion, idle_max: Duration::from_secs(15) }
+        let packet_bytes_max = LARGE_PACKET_BYTES;
+        QuicOptions { limits, congestion, idle_max: Duration::from_secs(15), packet_bytes_max }
     }
 }
 
@@ -49,11 +54,12 @@ pub enum Congestion {
     Bbr,
 }
 
-pub(super) fn config(options: &QuicOptions) -> TransportConfig {
+/// For a path that carries packets of so many bytes, as far as is known.
+pub(super) fn config(options: &QuicOptions, path_bytes_max: u16) -> TransportConfig {
     let limits = &options.limits;
     let mut config = TransportConfig::default();
     let mut mtu = MtuDiscoveryConfig::default();
-    mtu.minimum_change(MTU_STEP);
+    mtu.minimum_change(MTU_STEP).upper_bound(path_bytes_max.min(options.packet_bytes_max));
     let link_window = VarInt::from_u64(limits.receive_bytes_max()).unwrap_or(VarInt::MAX);
     config
         .max_concurrent_bidi_streams(VarInt::from_u32(STREAMS_AT_FIRST.min(limits.streams_max)))
@@ -69,6 +75,11 @@ pub(super) fn config(options: &QuicOptions) -> TransportConfig {
         .mtu_discovery_config(Some(mtu))
         .congestion_controller_factory(Arc::new(Observed(options.congestion)));
     config
+}
+
+/// What peers may send, and so how much is received at once.
+pub(super) fn limit_packets(endpoint: &mut EndpointConfig, options: &QuicOptions) -> Result<(), ConfigError> {
+    endpoint.max_udp_payload_size(options.packet_bytes_max).map(drop)
 }
 
 /// When a packet of ours was last acknowledged.

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use causeway_channel::link::{Flow, Link, Purpose, ResetCode, Stream, StreamHeader, Transport, Way};
+use causeway_channel::quic::{LARGE_PACKET_BYTES, ORDINARY_PACKET_BYTES, QuicOptions};
 use causeway_channel::wire::datagrams::Datagram;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UdpSocket;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -129,6 +131,31 @@ async fn what_belongs_to_no_stream_is_dropped_and_counted() {
     assert_eq!(cross(&mut other, &mut here, 5, SMALL).await, Way::Beside, "the neighbour does not notice");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn inside_one_host_packets_become_large_and_not_for_a_peer_that_takes_none() {
+    let mut stage = Stage::new().await;
+    let check = async |stage: &mut Stage, packet_bytes_max, expected: std::ops::Range<usize>| {
+        let options = QuicOptions { packet_bytes_max, ..QuicOptions::default() };
+        let pair = stage.pair_with(Transport::Quic, options).await;
+        let sizes = || [pair.edge.datagram_bytes_max(), pair.cloud.datagram_bytes_max()];
+        eventually("the largest is found", || sizes().iter().all(|bytes| expected.contains(bytes))).await;
+        // A megabyte of them and of their batches passes.
+        let mut sending = pair.edge.open_stream(StreamHeader::new(Purpose::Probe)).await.unwrap();
+        let (_, mut receiving) = within(pair.cloud.accept_stream()).await.unwrap();
+        let writing = tokio::spawn(async move {
+            sending.write_all(&vec![7; 1 << 20]).await.unwrap();
+            sending.shutdown().await.unwrap();
+        });
+        let mut received = Vec::new();
+        within(receiving.read_to_end(&mut received)).await.unwrap();
+        assert_eq!(received.len(), 1 << 20);
+        writing.await.unwrap();
+        assert!(sizes().iter().all(|bytes| expected.contains(bytes)), "{:?}", sizes());
+    };
+    check(&mut stage, LARGE_PACKET_BYTES, 6400..6500).await;
+    check(&mut stage, ORDINARY_PACKET_BYTES, 1380..1452).await;
+}
+
 /// A line between the edge and the cloud that loses, towards the cloud, as many middle-sized packets as it is told to.
 struct Lossy {
     address: SocketAddr,
@@ -205,7 +232,6 @@ async fn a_lost_datagram_holds_up_nobody_and_one_on_the_stream_everybody_behind_
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flood_of_datagrams_does_not_silence_a_stream() {
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let mut stage = Stage::new().await;
     let (pair, _control) = pair(&mut stage, Transport::Quic).await;
     let (mut edge, mut cloud) = flow(&pair, true).await;
