@@ -5,7 +5,7 @@
 //! streams that it opened itself or that were opened towards it. Made with the first stream that asks for it: most links have none.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Instant;
 
@@ -20,6 +20,11 @@ use crate::wire::datagrams::{NUMBER_BYTES_MAX, beside, read_beside};
 /// What a mailbox holds before somebody takes it: a burst, while its reader waits for a processor. The next is dropped.
 const MAILBOX_MAX: usize = 256;
 const MAILBOX_BYTES_MAX: usize = 256 * 1024;
+/// What all mailboxes of a link hold, in buffers of the link (`datagram_buffer_bytes`): 32 that are full, and however many a peer
+/// opens and nobody reads, no more.
+const ALL_BUFFERS_MAX: usize = 8;
+/// What a datagram costs beside its bytes: a place in a queue, and the allocator's own.
+const HELD_BYTES: usize = 64;
 
 /// What a link keeps for them until there are any.
 pub(super) struct Post {
@@ -47,6 +52,8 @@ struct Datagrams {
     vitals: Arc<Vitals>,
     buffer_bytes: usize,
     gate: Mutex<Gate>,
+    /// In all mailboxes together.
+    held: AtomicUsize,
     mailboxes: Mutex<HashMap<u64, Weak<Mailbox>>>,
 }
 
@@ -60,8 +67,8 @@ pub(super) struct Counts {
 impl Datagrams {
     /// With a task that hands out what arrives; it ends with the link.
     fn start(connection: Connection, vitals: Arc<Vitals>, buffer_bytes: usize) -> Arc<Datagrams> {
-        let (gate, mailboxes) = (Mutex::new(Gate::Open(None)), Mutex::default());
-        let datagrams = Arc::new(Datagrams { connection, vitals, buffer_bytes, gate, mailboxes });
+        let (gate, held, mailboxes) = (Mutex::new(Gate::Open(None)), AtomicUsize::new(0), Mutex::default());
+        let datagrams = Arc::new(Datagrams { connection, vitals, buffer_bytes, gate, held, mailboxes });
         tokio::spawn(datagrams.clone().hand_out());
         datagrams
     }
@@ -82,12 +89,25 @@ impl Datagrams {
         while let Ok(bytes) = self.connection.read_datagram().await {
             self.vitals.heard();
             let is_taken = read_beside(bytes).is_some_and(|(number, payload)| {
-                self.find(number).is_some_and(|mailbox| mailbox.put(payload))
+                self.find(number).is_some_and(|mailbox| mailbox.put(&payload))
             });
             let counts = &self.vitals.datagrams;
             let count = if is_taken { &counts.received } else { &counts.dropped };
             count.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// Room for so many bytes more. Only one task asks, so looking first and adding then is enough.
+    fn hold(&self, bytes: usize) -> bool {
+        let has_room = self.held.load(Ordering::Relaxed) + bytes <= ALL_BUFFERS_MAX * self.buffer_bytes;
+        if has_room {
+            self.held.fetch_add(bytes, Ordering::Relaxed);
+        }
+        has_room
+    }
+
+    fn let_go(&self, bytes: usize) {
+        self.held.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     fn find(&self, number: u64) -> Option<Arc<Mailbox>> {
@@ -155,7 +175,8 @@ impl Mailbox {
     pub fn take(&self) -> Option<Bytes> {
         let mut contents = self.lock();
         let payload = contents.queue.pop_front()?;
-        contents.bytes -= payload.len();
+        contents.bytes -= payload.len() + HELD_BYTES;
+        self.datagrams.let_go(payload.len() + HELD_BYTES);
         if contents.queue.is_empty() {
             // Thousands of them are idle, and each held a burst once.
             contents.queue = VecDeque::new();
@@ -163,15 +184,17 @@ impl Mailbox {
         Some(payload)
     }
 
-    /// False: it is full.
-    fn put(&self, payload: Bytes) -> bool {
+    /// False: it is full, or all together are.
+    fn put(&self, payload: &[u8]) -> bool {
         let mut contents = self.lock();
-        let bytes = contents.bytes + payload.len();
-        if contents.queue.len() >= MAILBOX_MAX || bytes > MAILBOX_BYTES_MAX {
+        let bytes = payload.len() + HELD_BYTES;
+        let is_full = contents.queue.len() >= MAILBOX_MAX || contents.bytes + bytes > MAILBOX_BYTES_MAX;
+        if is_full || !self.datagrams.hold(bytes) {
             return false;
         }
-        contents.bytes = bytes;
-        contents.queue.push_back(payload);
+        contents.bytes += bytes;
+        // A copy: the bytes that came are a part of all that came with them, up to 64 KiB, and would keep it.
+        contents.queue.push_back(Bytes::copy_from_slice(payload));
         drop(contents);
         self.filled.notify_one();
         true
@@ -188,5 +211,7 @@ const ENTRY_BYTES: usize = size_of::<Bytes>();
 impl Drop for Mailbox {
     fn drop(&mut self) {
         self.datagrams.table().remove(&self.number);
+        let bytes = self.lock().bytes;
+        self.datagrams.let_go(bytes);
     }
 }

@@ -3,16 +3,20 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use causeway_channel::link::{Flow, Link, Purpose, ResetCode, Stream, StreamHeader, Transport, Way};
+use causeway_channel::link::{
+    Flow, Link, LinkLimits, Purpose, ResetCode, Stream, StreamHeader, Transport, Way,
+};
+use causeway_channel::port::PortLimits;
 use causeway_channel::quic::{LARGE_PACKET_BYTES, ORDINARY_PACKET_BYTES, QuicOptions};
 use causeway_channel::wire::datagrams::Datagram;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UdpSocket;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::stage::{Pair, Stage, eventually, within};
+use crate::stage::{DEADLINE, Pair, Stage, eventually, within};
 
 /// What fits every path.
 const SMALL: usize = 600;
@@ -129,6 +133,45 @@ async fn what_belongs_to_no_stream_is_dropped_and_counted() {
     }
     eventually("they are counted", || pair.cloud.figures().datagrams_dropped == 11).await;
     assert_eq!(cross(&mut other, &mut here, 5, SMALL).await, Way::Beside, "the neighbour does not notice");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_nobody_reads_is_bounded_over_all_flows_of_a_link_together() {
+    let limits = LinkLimits { datagram_buffer_bytes: 16 * 1024, ..LinkLimits::default() };
+    let quic = QuicOptions { limits, ..QuicOptions::default() };
+    let mut stage = Stage::with(PortLimits { quic, ..PortLimits::default() }).await;
+    let (pair, _control) = pair(&mut stage, Transport::Quic).await;
+    let mut flows = Vec::new();
+    for _ in 0..8 {
+        let (mut edge, mut cloud) = flow(&pair, true).await;
+        until_beside(&mut edge, &mut cloud).await;
+        flows.push((edge, cloud));
+    }
+    let before = pair.cloud.figures().datagrams_received;
+    // Each flow alone could hold more than 200 of them.
+    let held_max = 8 * 16 * 1024 / SMALL as u64;
+    let deadline = Instant::now() + DEADLINE;
+    while pair.cloud.figures().datagrams_dropped < 200 {
+        assert!(Instant::now() < deadline, "nothing is dropped");
+        for (edge, _) in &mut flows {
+            edge.send.send(datagram(2, SMALL)).await.unwrap();
+        }
+        tokio::task::yield_now().await;
+    }
+    let held = pair.cloud.figures().datagrams_received - before;
+    assert!(held > 100 && held <= held_max, "{held} of at most {held_max}");
+    // Whoever ends makes room, and whoever reads.
+    flows.truncate(1);
+    let (edge, cloud) = &mut flows[0];
+    let mut reading = 0;
+    while pair.cloud.figures().datagrams_received <= before + held + held_max {
+        edge.send.send(datagram(3, SMALL)).await.unwrap();
+        // What is on the stream behind them comes in any case.
+        while tokio::time::timeout(Duration::from_millis(1), cloud.recv.recv()).await.is_ok() {
+            reading += 1;
+        }
+        assert!(Instant::now() < deadline, "no room was made: {reading} were read");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
