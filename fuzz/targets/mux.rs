@@ -44,7 +44,7 @@ fn act(mux: &mut Mux, ids: &mut Vec<u32>, choice: u8, now: Instant) {
     }
     let Some(id) = ids.get(usize::from(choice) % ids.len().max(1)).copied() else { return };
     match choice % 8 {
-        1 => drop(mux.poll_read(id, Waker::noop(), now, |queue| queue.pop(100))),
+        1 => drop(mux.poll_read(id, Waker::noop(), || now, |queue| queue.pop(100))),
         2 => drop(mux.poll_write(id, &[choice; 3000], Waker::noop())),
         3 => drop(mux.finish(id)),
         4 => mux.reset(id, ResetCode::Timeout),

@@ -7,6 +7,7 @@
 
 mod batch;
 mod halves;
+mod hash;
 mod incoming;
 mod outgoing;
 pub mod stream;
@@ -21,6 +22,7 @@ use bytes::Bytes;
 
 pub use self::batch::Batch;
 pub use self::halves::Failure;
+use self::hash::NumberHash;
 pub use self::stream::{Class, Stream};
 use self::stream::{RecvHalf, SendHalf};
 use super::frame::{PAYLOAD_BYTES_MAX, Settings};
@@ -38,7 +40,7 @@ pub struct Mux {
     bounds: Bounds,
     peer: Settings,
     settings_heard: bool,
-    streams: HashMap<u32, Box<Stream>>,
+    streams: HashMap<u32, Box<Stream>, NumberHash>,
     next_stream: u32,
     own_open: u32,
     peer_open: u32,
@@ -123,7 +125,7 @@ impl Mux {
             bounds: Bounds::new(limits),
             peer: Settings::FLOOR,
             settings_heard: false,
-            streams: HashMap::new(),
+            streams: HashMap::default(),
             // Whoever dialled opens odd streams, the other end even ones.
             next_stream: if side == Side::Dialled { 1 } else { 2 },
             own_open: 0,

@@ -13,6 +13,7 @@ use tokio::runtime::Handle;
 
 use super::Shared;
 use super::mux::Failure;
+use super::queue::ByteQueue;
 use crate::link::{Reset, ResetCode};
 
 pub struct TcpSend {
@@ -85,9 +86,9 @@ impl TcpRecv {
     }
 
     pub async fn read_chunk(&mut self, bytes_max: usize) -> io::Result<Option<Bytes>> {
-        let now = Instant::now();
         let chunk = poll_fn(|context| {
-            self.shared.with(|mux| mux.poll_read(self.id, context.waker(), now, |queue| queue.pop(bytes_max)))
+            let take = |queue: &mut ByteQueue| queue.pop(bytes_max);
+            self.shared.with(|mux| mux.poll_read(self.id, context.waker(), Instant::now, take))
         })
         .await
         .map_err(reading)?;
@@ -101,10 +102,8 @@ impl AsyncRead for TcpRecv {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let now = Instant::now();
-        let read = self
-            .shared
-            .with(|mux| mux.poll_read(self.id, context.waker(), now, |queue| queue.copy_into(buffer)));
+        let take = |queue: &mut ByteQueue| queue.copy_into(buffer);
+        let read = self.shared.with(|mux| mux.poll_read(self.id, context.waker(), Instant::now, take));
         read.map_ok(|_| ()).map_err(reading)
     }
 }

@@ -29,6 +29,8 @@ use crate::passage::Meter;
 const TURN_BYTES: usize = 64 << 10;
 /// A QUIC stream hands out a packet at a time; so many make one write.
 const TURN_CHUNKS: usize = 48;
+/// A piece below what fits into the smallest packet of QUIC is the last one there is, nearly always.
+const PACKET_BYTES_MIN: usize = 1024;
 /// A connection that says little gets little.
 const READ_BYTES_MIN: usize = 4 << 10;
 /// A stream that takes nothing for this long is told to whoever keeps the way there.
@@ -332,10 +334,7 @@ impl SocketSink<'_> {
     async fn write_all(&mut self, batch: &mut Batch) -> io::Result<()> {
         let mut first = 0;
         while first < batch.chunks.len() {
-            let mut slices = [IoSlice::new(&[]); TURN_CHUNKS];
-            let waiting = &batch.chunks[first..];
-            slices.iter_mut().zip(waiting).for_each(|(slice, chunk)| *slice = IoSlice::new(chunk));
-            match self.write.try_write_vectored(&slices[..waiting.len().min(TURN_CHUNKS)]) {
+            match self.try_write(&batch.chunks[first..]) {
                 Ok(mut written) => {
                     while let Some(chunk) = batch.chunks.get_mut(first) {
                         if written < chunk.len() {
@@ -356,6 +355,16 @@ impl SocketSink<'_> {
         batch.chunks.clear();
         batch.bytes = 0;
         Ok(())
+    }
+
+    fn try_write(&self, chunks: &[Bytes]) -> io::Result<usize> {
+        // Most writes are one small piece.
+        if let [chunk] = chunks {
+            return self.write.try_write(chunk);
+        }
+        let mut slices = [IoSlice::new(&[]); TURN_CHUNKS];
+        slices.iter_mut().zip(chunks).for_each(|(slice, chunk)| *slice = IoSlice::new(chunk));
+        self.write.try_write_vectored(&slices[..chunks.len().min(TURN_CHUNKS)])
     }
 
     fn note<T>(&self, result: io::Result<T>) -> io::Result<T> {
@@ -400,11 +409,15 @@ impl Source for StreamSource {
             self.is_ended = true;
             return Ok(false);
         };
+        let mut last_bytes = first.len();
         batch.push(first);
-        while !batch.is_full() {
+        while last_bytes >= PACKET_BYTES_MIN && !batch.is_full() {
             // An end or an error shows itself again in the next turn.
             match self.recv.read_chunk(TURN_BYTES - batch.bytes).now_or_never() {
-                Some(Ok(Some(chunk))) => batch.push(chunk),
+                Some(Ok(Some(chunk))) => {
+                    last_bytes = chunk.len();
+                    batch.push(chunk);
+                }
                 _ => break,
             }
         }
@@ -430,6 +443,11 @@ impl<F: Fn()> Sink for StreamSink<F> {
         batch.bytes = 0;
         for chunk in batch.chunks.drain(..) {
             let mut write = std::pin::pin!(self.send.write_chunk(chunk));
+            // Mostly there is room, and no clock is needed.
+            if let Some(written) = write.as_mut().now_or_never() {
+                written?;
+                continue;
+            }
             match tokio::time::timeout(STALL, &mut write).await {
                 Ok(written) => written?,
                 Err(_) => {

@@ -139,12 +139,12 @@ impl Mux {
         }
     }
 
-    /// Lets `take` have what has arrived; `None` at the end.
+    /// Lets `take` have what has arrived; `None` at the end. The time is asked for only where it matters.
     pub fn poll_read<T>(
         &mut self,
         id: u32,
         waker: &Waker,
-        now: Instant,
+        now: impl FnOnce() -> Instant,
         take: impl FnOnce(&mut ByteQueue) -> T,
     ) -> Poll<Result<Option<T>, Failure>> {
         let Some(stream) = self.streams.get_mut(&id) else { return Poll::Ready(Err(Failure::Over)) };
@@ -170,7 +170,7 @@ impl Mux {
         Poll::Ready(Ok(Some(taken)))
     }
 
-    fn grant(&mut self, id: u32, now: Instant) {
+    fn grant(&mut self, id: u32, now: impl FnOnce() -> Instant) {
         let Some(Stream { recv, .. }) = self.streams.get_mut(&id).map(|stream| &mut **stream) else { return };
         let left = self.bounds.receive_max.saturating_sub(self.committed);
         let was_owed = recv.owed > 0;

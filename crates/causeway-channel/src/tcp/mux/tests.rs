@@ -60,7 +60,7 @@ impl End {
     }
 
     fn read(&mut self, id: u32, max: usize, now: Instant) -> Poll<Result<Option<Bytes>, Failure>> {
-        self.mux.poll_read(id, Waker::noop(), now, |queue| queue.pop(max)).map_ok(Option::flatten)
+        self.mux.poll_read(id, Waker::noop(), || now, |queue| queue.pop(max)).map_ok(Option::flatten)
     }
 
     fn read_all(&mut self, id: u32, now: Instant) -> usize {
