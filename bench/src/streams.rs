@@ -99,7 +99,7 @@ impl Pair {
         let packet_bytes_max = packet_bytes_max.max(ORDINARY_PACKET_BYTES);
         let mut quic = QuicOptions { congestion, packet_bytes_max, ..QuicOptions::default() };
         if !delay.is_zero() {
-            // The controllers are compared, not the window: by default a stream may have 256 KiB on its way.
+            // The controllers are compared, not the window: by default a stream may have 1 MiB on its way.
             quic.limits.stream_window_bytes = LARGE_WINDOW_BYTES;
             quic.limits.send_window_bytes = LARGE_WINDOW_BYTES;
         }
