@@ -115,7 +115,7 @@ fn wrap(value: Value, dice: &mut Dice) -> Value {
 
 fn edit(text: &mut String, dice: &mut Dice) {
     match dice.below(6) {
-        0 => text.push_str(dice.pick(TEXTS)),
+        0 => text.push_str(dice.pick::<&str>(TEXTS)),
         1 => *text = text.chars().rev().collect(),
         2 => drop(text.pop()),
         3 => *text = text.repeat(1 + dice.below(40)),
