@@ -39,10 +39,11 @@ pub enum Host {
 impl Host {
     /// As it stands in a request: capitals, brackets and a dot at the end make no difference.
     pub fn new(text: &str) -> Host {
+        let text = text.trim_end_matches('.');
         let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
         match bare.parse::<IpAddr>() {
             Ok(address) => Host::Address(address.to_canonical()),
-            Err(_) => Host::Name(text.trim_end_matches('.').to_ascii_lowercase()),
+            Err(_) => Host::Name(text.to_ascii_lowercase()),
         }
     }
 }
@@ -88,15 +89,16 @@ impl FromStr for AllowRule {
         if first > last {
             return Err(wrong("has a range of ports that ends before it begins"));
         }
+        let host = host.trim_end_matches('.');
         let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
         let hosts = match (bare.unwrap_or(host).parse::<IpNet>(), bare.unwrap_or(host).parse::<IpAddr>()) {
             (Ok(network), _) => Hosts::Network(network.trunc()),
             (_, Ok(address)) => Hosts::Network(IpNet::from(address.to_canonical())),
             _ => match host.strip_prefix('*') {
                 Some(end) if end.starts_with('.') && is_name(&end[1..]) => {
-                    Hosts::Below(end.trim_end_matches('.').to_ascii_lowercase())
+                    Hosts::Below(end.to_ascii_lowercase())
                 }
-                None if is_name(host) => Hosts::Name(host.trim_end_matches('.').to_ascii_lowercase()),
+                None if is_name(host) => Hosts::Name(host.to_ascii_lowercase()),
                 _ => return Err(wrong("has a host that is no name, address or network")),
             },
         };
@@ -162,6 +164,8 @@ mod tests {
         check("10.96.0.0/12:443", "[::ffff:10.97.1.2]", 443, true);
         check("10.96.0.0/12:443", "10.112.0.1", 443, false);
         check("10.96.0.0/12:443", "10.97.1.2.example.org", 443, false);
+        check("10.96.0.0/12:443", "10.97.1.2.", 443, true);
+        check("10.97.1.2.:443", "10.97.1.2", 443, true);
         check("10.0.0.1:8000-8999", "10.0.0.1", 8443, true);
         check("10.0.0.1:8000-8999", "10.0.0.1", 9000, false);
         check("[fd00::/64]:*", "[fd00::1]", 1, true);
