@@ -9,7 +9,7 @@ use std::time::Instant;
 use causeway_channel::dial::{DialConfig, DialError, Dialer, Transports};
 use causeway_channel::link::{CHANNEL_ALPN, Flow, Purpose, REPLICA_ALPN, Way};
 use causeway_channel::port::{ChannelPort, Incoming, PortLimits};
-use causeway_channel::quic::PortKeys;
+use causeway_channel::quic::{LARGE_PACKET_BYTES, PortKeys};
 use causeway_channel::wire::datagrams::Datagram;
 use causeway_channel::{Clock, PeerId};
 use causeway_store::{Store, StoreSpec};
@@ -213,6 +213,9 @@ async fn the_origin_is_what_the_certificate_says() {
     carrying.await.unwrap();
 }
 
+/// What fits into a packet of every path; the other, with its head, into none.
+const SMALL: usize = 100;
+
 /// A flow from tokyo to oslo through the cloud, each link over its own transport: which way datagrams go on each of them.
 async fn check_flow(tokyo: Transports, oslo: Transports) {
     let lab = Lab::new().await;
@@ -244,7 +247,7 @@ async fn check_flow(tokyo: Transports, oslo: Transports) {
     let mut ways = (Way::OnStream, Way::OnStream);
     // Each end hears with the first answers what the next one understands; datagrams may be lost, so one is sent until it comes.
     for round in 0..20 {
-        for bytes in [100, 5000] {
+        for bytes in [SMALL, usize::from(LARGE_PACKET_BYTES)] {
             let asked = Datagram::new(&vec![round; bytes]).unwrap();
             let answered = tokio::time::timeout(Duration::from_secs(20), async {
                 let sent = client.send.send(asked.clone()).await.unwrap();
@@ -256,7 +259,7 @@ async fn check_flow(tokyo: Transports, oslo: Transports) {
             });
             let answered = answered.await.unwrap();
             match bytes {
-                100 => ways = answered,
+                SMALL => ways = answered,
                 _ => assert_eq!(answered, (Way::OnStream, Way::OnStream)),
             }
         }
