@@ -24,6 +24,7 @@ use causeway_daemon::audit::AuditLimits;
 use causeway_daemon::log::LogFormat;
 use causeway_daemon::signals;
 use causeway_gateway::dns::DnsOptions;
+use causeway_gateway::proxy::udp::UdpOptions;
 use causeway_store::StoreSpec;
 use futures_util::future::join_all;
 use serde_json::json;
@@ -71,8 +72,8 @@ const DRAIN: Duration = Duration::from_secs(3);
 const CHECK_TIMEOUT: Duration = Duration::from_secs(28);
 /// Between two rounds of all clients.
 const ROUND: Duration = Duration::from_secs(1);
-/// Enough for two rounds, with a record of each end.
-const AUDIT: &str = "/causeway/v1/audit?limit=100";
+/// Enough for what is tried in some seconds, with a record of each end: a session of UDP is told a second late.
+const AUDIT: &str = "/causeway/v1/audit?limit=500";
 const TRY_AGAIN: Duration = Duration::from_millis(200);
 
 pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
@@ -273,6 +274,8 @@ fn cloud_config(world: &World, api: SocketAddr) -> CloudConfig {
                 upstreams: Some(Vec::new()),
                 ..DnsOptions::default()
             },
+            // A session is in the audit when it has ended. Here each is one question.
+            udp: UdpOptions { idle_timeout: ROUND, settled_timeout: ROUND, ..UdpOptions::default() },
             ..causeway_gateway::Options::default()
         },
         shown: json!({"demo": true}),
