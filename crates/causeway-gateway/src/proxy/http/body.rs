@@ -199,7 +199,11 @@ impl Account {
 
     /// Waits until it is cut, and leaves word why for the other gateway, whose stream is dropped next.
     pub async fn cut(&self) {
-        if let Cut::Revoked(_) = self.entry.cut().await {
+        self.tell(&self.entry.cut().await);
+    }
+
+    fn tell(&self, cut: &Cut) {
+        if let Cut::Revoked(_) = cut {
             self.boarded.say(ResetCode::Revoked);
         }
     }
@@ -310,9 +314,11 @@ impl Body for Download {
     ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
         let this = &mut *self;
         if let Some(cut) = &mut this.cut
-            && cut.as_mut().poll(context).is_ready()
+            && let Poll::Ready(cut) = cut.as_mut().poll(context)
         {
-            this.account = None;
+            if let Some(account) = this.account.take() {
+                account.tell(&cut);
+            }
             this.lease = None;
             return Poll::Ready(Some(Err(Broken::Cut)));
         }

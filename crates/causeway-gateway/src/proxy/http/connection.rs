@@ -214,7 +214,8 @@ impl Connection {
     fn judge(&self, view: &View, limits: &LimitTable) -> bool {
         let mut cut = match &self.origin {
             Origin::Client(counting) => counting.renew(limits, view).is_err(),
-            Origin::Gateway(_) => false,
+            // Whoever was cut before we looked has left the flights, and the word why.
+            Origin::Gateway(note) => note.is_saying(),
         };
         for flight in self.flights().all.values() {
             if let Err(refusal) = judge::holds(view, &flight.entry.claim, &flight.method, &flight.path) {
