@@ -172,6 +172,16 @@ mod tests {
             self.store.put(key, Bytes::from_static(b"{}")).await.unwrap();
         }
 
+        async fn until_forgotten(&self, gateway: &str) {
+            let forgotten = async {
+                while self.has_cursor(gateway).await {
+                    tokio::time::sleep(Duration::from_millis(2)).await;
+                }
+            };
+            let waited = tokio::time::timeout(Duration::from_secs(20), forgotten).await;
+            assert!(waited.is_ok(), "the cursor of {gateway} is still there");
+        }
+
         async fn has_cursor(&self, gateway: &str) -> bool {
             self.store.get(&format!("upstream/{gateway}")).await.unwrap().is_some()
         }
@@ -189,14 +199,10 @@ mod tests {
         }
         let (stop, departures) = (CancellationToken::new(), lab.departures.clone());
         let running = tokio::spawn(departures.run(stop.clone()));
-        while lab.has_cursor("lisbon").await {
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
+        lab.until_forgotten("lisbon").await;
         assert!(lab.has_cursor("oslo").await);
         lab.store.delete(&key(Kind::EGateway, "oslo"), None).await.unwrap();
-        while lab.has_cursor("oslo").await {
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
+        lab.until_forgotten("oslo").await;
         assert!(lab.has_cursor("berlin").await, "it is still there");
         stop.cancel();
         running.await.unwrap();

@@ -317,13 +317,17 @@ impl<'a> Round<'a> {
         if conditions::status(object, &world, now) == *object.status() {
             return None;
         }
-        // The live object may be newer than our picture of it, so the conditions are computed anew where
-        // it is written. Others are as we last saw them; their events will bring us here again.
+        // Decided anew where it is written, with the picture as it is then. A live object that differs from the
+        // picture was written by somebody who may know more than we do, such as another replica: it stays as it
+        // is, and its event brings us here again.
         let shared = self.world.clone();
         Some(Box::pin(async move {
             let edit = |live: &mut Object| {
-                let status = conditions::status(live, &lock(&shared), now);
-                *live.status_mut() = status;
+                let world = lock(&shared);
+                if world.get(kind, &name).is_some_and(|known| is_same(known, live)) {
+                    let status = conditions::status(live, &world, now);
+                    *live.status_mut() = status;
+                }
             };
             let written = registry.edit_status(MANAGER, kind, &name, edit).await;
             (Work::Object((kind, name)), written.map(drop))
@@ -402,6 +406,11 @@ fn carry_out(registry: &Arc<Registry>, site: String, step: Step) -> Write {
         let done = presences::carry_out(&registry, &step).await;
         (Work::Presence(site, step), done)
     })
+}
+
+/// Is the picture of an object what the store holds?
+fn is_same(known: &Object, live: &Object) -> bool {
+    known.metadata().generation == live.metadata().generation && known.status() == live.status()
 }
 
 /// The site of a presence that does not name one: the only site whose gateway's range holds its address.

@@ -105,6 +105,31 @@ async fn two_reconcilers_come_to_rest() {
 }
 
 #[tokio::test]
+async fn who_is_behind_does_not_overwrite_who_is_not() {
+    let lab = Lab::start(0).await;
+    lab.create(Kind::ESite, "oslo", json!({})).await;
+    let behind = Reconciler::new(lab.registry.clone(), Readiness::new().register("slow"), &Metrics::new("0"));
+    let (world, freed, _) = behind.load().await.unwrap();
+    let mut round = Round::new(&behind, world, freed);
+    let fast = Reconciler::new(lab.registry.clone(), Readiness::new().register("fast"), &Metrics::new("0"));
+    let running = tokio::spawn(fast.run(lab.stop.clone()));
+    lab.create(Kind::EGateway, "gw", json!({"eSiteName": "oslo"})).await;
+    lab.wait(Kind::ESite, "oslo", conditions::READY, ConditionStatus::True).await;
+    lab.wait(Kind::EGateway, "gw", conditions::READY, ConditionStatus::True).await;
+    lab.stop.cancel();
+    running.await.unwrap();
+
+    // Without the gateway in its picture, this one would say that the site has none.
+    let before = lab.registry.store().revision().await.unwrap();
+    round.look();
+    round.start_writes();
+    while let Some((work, written)) = round.writes.next().await {
+        round.finish(work, written);
+    }
+    assert_eq!(lab.registry.store().revision().await.unwrap(), before, "nothing is written");
+}
+
+#[tokio::test]
 async fn what_a_gateway_reports_is_kept() {
     let lab = Lab::start(1).await;
     lab.create(Kind::ESite, "oslo", json!({})).await;

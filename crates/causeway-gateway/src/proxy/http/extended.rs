@@ -1,6 +1,8 @@
 //! WebSocket over HTTP/2 (RFC 8441): an extended CONNECT becomes the GET with an upgrade that every backend knows, and the `101`
 //! to it the `200` that opens the client's stream. Pure. Everything between is as with HTTP/1.1, rules of policies included.
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use http::header::{self, HeaderValue};
 use http::{Method, Request, StatusCode, Version, response};
 use hyper::ext::Protocol;
@@ -40,14 +42,11 @@ pub fn open(parts: &mut response::Parts) {
     parts.headers.remove(header::CONTENT_LENGTH);
 }
 
-/// Sixteen bytes in base64: 21 letters of six bits, one of two, and what fills it up.
+/// Sixteen bytes in base64.
 fn key(high: u64, low: u64) -> HeaderValue {
-    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let bits = u128::from(high) << 64 | u128::from(low);
-    let letter = |place: u32| LETTERS[(bits >> (122 - 6 * place) & 63) as usize];
-    let last = LETTERS[((bits & 3) << 4) as usize];
-    let text: Vec<u8> = (0..21).map(letter).chain([last, b'=', b'=']).collect();
-    HeaderValue::from_bytes(&text).unwrap_or(VERSION)
+    let text = STANDARD.encode(bits.to_be_bytes());
+    HeaderValue::try_from(text).expect("base64 has only letters that a header may have")
 }
 
 #[cfg(test)]
