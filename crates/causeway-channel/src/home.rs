@@ -3,7 +3,9 @@
 //! A small request passes through several tasks of a gateway: the connection's, the link's, and back. On a runtime whose
 //! threads take work from each other every such step may wake another thread, and that costs more than the step. On one
 //! thread nobody is woken, and what many connections say in one moment goes out in one write. Each thread has a runtime of
-//! its own. They are started when they are first needed, and end with the process.
+//! its own. They are started when they are first needed, and end with the process. `vigil` keeps them awake when that pays.
+
+mod vigil;
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,6 +16,7 @@ use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Handle};
 
 use crate::link::Side;
+pub use vigil::note;
 
 /// Where a new link is to live. Whoever dials has one link, or two in a change, and those who ride on them may go from one to
 /// the other; whoever accepts has many, which take turns.
@@ -50,6 +53,7 @@ fn start(number: usize) -> io::Result<Handle> {
     thread::Builder::new()
         .name(format!("traffic-{number}"))
         .spawn(move || runtime.block_on(std::future::pending::<()>()))?;
+    handle.spawn(vigil::keep());
     Ok(handle)
 }
 

@@ -17,6 +17,7 @@ use tokio_util::io::poll_read_buf;
 use super::Shared;
 use super::frame::{DataHead, HEAD_BYTES};
 use super::mux::{Batch, Mux};
+use crate::home;
 use crate::link::ClosedBy;
 
 /// What is taken from the streams at once. More makes a ping wait longer, less makes more system calls.
@@ -111,16 +112,19 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
     }
 
     fn poll_fill(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        let (shared, wakes) = (&self.shared, &mut self.wakes);
-        self.inbox.poll_fill(&mut self.io, context, |act| {
+        let (shared, wakes, mut woken) = (&self.shared, &mut self.wakes, 0);
+        let read = ready!(self.inbox.poll_fill(&mut self.io, context, |act| {
             let mut mux = shared.lock();
             act(&mut mux, Instant::now());
             // The driver itself is awake: it looks for something to send before it sleeps.
             let (_, signals) = mux.take_due(wakes);
             drop(mux);
             shared.signal(signals);
+            woken = wakes.len();
             wakes.drain(..).for_each(Waker::wake);
-        })
+        }))?;
+        home::note(woken, read);
+        Poll::Ready(Ok(read))
     }
 
     /// Writes what waits, a batch at most. Pending when all is written, or when the connection takes no more.
@@ -154,6 +158,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
     fn fill(&mut self, context: &Context<'_>) {
         let mut mux = self.shared.lock();
         mux.fill(&mut self.batch, BATCH_BYTES, Instant::now());
+        home::note(self.batch.take_messages(), self.batch.len());
         if self.batch.is_empty() {
             mux.sleep(context.waker());
         }

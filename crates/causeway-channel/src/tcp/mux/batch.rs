@@ -18,6 +18,8 @@ pub struct Batch {
     scratch_done: usize,
     parts: VecDeque<Part>,
     length: usize,
+    /// Of streams and datagrams; the rest is between the ends of the link.
+    messages: usize,
 }
 
 #[derive(Debug)]
@@ -35,12 +37,18 @@ impl Batch {
         self.length == 0
     }
 
+    /// How many messages were put in since the last call.
+    pub fn take_messages(&mut self) -> usize {
+        std::mem::take(&mut self.messages)
+    }
+
     pub fn push_frame(&mut self, frame: Frame<'_>) {
         self.push_small(|scratch| frame.write(scratch));
     }
 
     /// A data frame with the next `length` bytes of `queue`.
     pub fn push_data(&mut self, stream: u32, queue: &mut ByteQueue, length: usize, fin: bool) {
+        self.messages += 1;
         self.push_small(|scratch| data_head(scratch, stream, length, fin));
         let mut left = length;
         while left > 0 {
@@ -51,6 +59,7 @@ impl Batch {
     }
 
     pub fn push_datagram(&mut self, data: Bytes) {
+        self.messages += 1;
         self.push_small(|scratch| datagram_head(scratch, data.len()));
         self.push_payload(data);
     }
