@@ -29,6 +29,10 @@ const MESSAGE_CHARS_MAX: usize = 1024;
 const PART_CHARS_MAX: usize = 300;
 /// Between the parts of replicas.
 const AND: &str = " | ";
+/// Between the cloud's gateway and the replica that speaks for it.
+const REPLICA: &str = ", replica ";
+const REACHES: &str = " reaches ";
+const LEAVES_OUT: &str = " leaves out ";
 /// How often a replica looks whether others have gone, or have written over its part.
 const LOOK: Duration = Duration::from_secs(15);
 
@@ -78,7 +82,7 @@ pub struct ReportWriter {
     /// Of the cloud's own gateway.
     own: Regrets,
     /// What it said last.
-    said: Option<Vec<String>>,
+    said: Option<Told>,
 }
 
 impl ReportWriter {
@@ -93,12 +97,12 @@ impl ReportWriter {
                 () = stop.cancelled() => return,
                 () = self.board.wake.notified() => {}
                 told = self.own.next() => {
-                    self.said = Some(told.regrets.clone());
+                    self.said = Some(told.clone());
                     self.board.tell(CLOUD, CLOUD, told);
                 }
                 () = tokio::time::sleep(LOOK) => {
                     if let Some(said) = self.said.as_ref().filter(|_| self.pen.directory.label().is_some()) {
-                        self.pen.write_listening(CLOUD, said).await;
+                        self.board.tell(CLOUD, CLOUD, said.clone());
                     }
                 }
             }
@@ -135,12 +139,15 @@ impl Pen {
             return;
         }
         let Ok((services, _)) = self.registry.objects(Kind::EService).await else { return };
+        let others = self.directory.labels_of_others();
         for loaded in services {
             let Object::EService(service) = &loaded.object else { continue };
             let name = &service.metadata.name;
             for (gateway, news) in news.iter().filter(|(_, news)| news.site == service.e_site_name) {
                 let before = service.status.condition(BACKENDS_ANSWER);
-                if let Some(said) = backends(before, gateway, news.told.backends.get(name)) {
+                let own = self.directory.label().filter(|_| gateway == CLOUD);
+                let speaker = own.map_or(gateway.clone(), |own| format!("{gateway}{REPLICA}{own}"));
+                if let Some(said) = backends(before, &speaker, &others, news.told.backends.get(name)) {
                     self.write(Kind::EService, name, BACKENDS_ANSWER, |_| said.clone()).await;
                 }
             }
@@ -201,25 +208,42 @@ fn parts(message: &str) -> BTreeMap<String, String> {
     message.split(AND).filter_map(part).collect()
 }
 
-/// What to say now. None: nothing has changed. Of several gateways at a site the last to see an outage is believed, and only
-/// it can take that back.
-fn backends(before: Option<&Condition>, gateway: &str, outage: Option<&Outage>) -> Option<Said> {
-    let by = format!("gateway {gateway} ");
+/// What to say now. None: nothing has changed. Of several gateways at a site, and of several replicas of the cloud's, the last
+/// to see an outage is believed, and only it can take that back; for a replica that is gone another does.
+fn backends(
+    before: Option<&Condition>,
+    speaker: &str,
+    others: &BTreeSet<String>,
+    outage: Option<&Outage>,
+) -> Option<Said> {
     match outage {
         Some(Outage { up: 0, why, .. }) => {
-            let message = bounded(&format!("{by}reaches no backend; {why}"));
+            let message = bounded(&format!("gateway {speaker}{REACHES}no backend; {why}"));
             Some((ConditionStatus::False, "BackendDown", message))
         }
         Some(Outage { up, of, why }) => {
             let out = of.saturating_sub(*up);
-            let message = bounded(&format!("{by}leaves out {out} of {of} backends; {why}"));
+            let message = bounded(&format!("gateway {speaker}{LEAVES_OUT}{out} of {of} backends; {why}"));
             Some((ConditionStatus::True, "BackendsLeftOut", message))
         }
-        None if before.is_some_and(|before| before.message.starts_with(&by)) => {
-            Some((ConditionStatus::True, "BackendsAnswer", String::new()))
+        None => {
+            let said_by = before.and_then(|before| speaker_of(&before.message))?;
+            let is_gone = |replica: &str| !others.contains(replica);
+            let is_ours = said_by == speaker
+                || speaker
+                    .split_once(REPLICA)
+                    .zip(said_by.split_once(REPLICA))
+                    .is_some_and(|(own, other)| own.0 == other.0 && is_gone(other.1));
+            is_ours.then(|| (ConditionStatus::True, "BackendsAnswer", String::new()))
         }
-        None => None,
     }
+}
+
+/// Who said this of backends.
+fn speaker_of(message: &str) -> Option<&str> {
+    let said = message.strip_prefix("gateway ")?;
+    let (speaker, _) = said.split_once(REACHES).or_else(|| said.split_once(LEAVES_OUT))?;
+    Some(speaker)
 }
 
 fn bounded(message: &str) -> String {
@@ -243,18 +267,29 @@ mod tests {
             reason: reason.into(),
             message,
         };
-        assert_eq!(backends(None, "a", None), None, "nobody has anything to say");
-        let down = backends(None, "a", Some(&outage(0))).unwrap();
+        let none = BTreeSet::new();
+        let say = |before: Option<&Condition>, speaker: &str, outage: Option<&Outage>| {
+            backends(before, speaker, &none, outage)
+        };
+        assert_eq!(say(None, "a", None), None, "nobody has anything to say");
+        let down = say(None, "a", Some(&outage(0))).unwrap();
         let message = "gateway a reaches no backend; 10.0.0.5:80: refused";
         assert_eq!(down, (ConditionStatus::False, "BackendDown", message.into()));
-        let some = backends(None, "a", Some(&outage(2))).unwrap();
+        let some = say(None, "a", Some(&outage(2))).unwrap();
         let message = "gateway a leaves out 1 of 3 backends; 10.0.0.5:80: refused";
         assert_eq!(some, (ConditionStatus::True, "BackendsLeftOut", message.into()));
         let down = condition(down);
-        assert_eq!(backends(Some(&down), "b", None), None, "another gateway has seen none");
-        let well = backends(Some(&down), "a", None).unwrap();
+        assert_eq!(say(Some(&down), "b", None), None, "another gateway has seen none");
+        assert_eq!(say(Some(&down), "cloud, replica x", None), None, "nor has a replica");
+        let well = say(Some(&down), "a", None).unwrap();
         assert_eq!(well, (ConditionStatus::True, "BackendsAnswer", String::new()));
-        assert_eq!(backends(Some(&condition(well)), "a", None), None);
+        assert_eq!(say(Some(&condition(well.clone())), "a", None), None);
+
+        let [x, y] = ["cloud, replica x:1 (aa)", "cloud, replica y:1 (bb)"];
+        let lives = BTreeSet::from(["x:1 (aa)".to_owned()]);
+        let down = condition(say(None, x, Some(&outage(0))).unwrap());
+        assert_eq!(backends(Some(&down), y, &lives, None), None, "x goes on seeing it");
+        assert_eq!(backends(Some(&down), y, &none, None), Some(well), "x is gone");
     }
 
     #[test]
