@@ -33,7 +33,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::link::{CloseCode, CloseReason, Link, Side};
 use crate::quic::server::{Protocol, QuicServer};
-use crate::quic::{Busy, PortKeys, QuicOptions};
+use crate::quic::{Busy, Number, PortKeys, QuicOptions};
 use crate::{tcp, wire};
 
 use half_open::HalfOpen;
@@ -120,8 +120,8 @@ struct Shared {
     half_open: Mutex<HalfOpen<CancellationToken>>,
     turns: Arc<Turns>,
     numbers: Numbers,
-    /// The first connection IDs of those who were sent away last.
-    sent_away: Mutex<VecDeque<quinn::ConnectionId>>,
+    /// Those who were sent away last.
+    sent_away: Mutex<VecDeque<SentAway>>,
     links: Arc<Semaphore>,
     figures: PortFigures,
     through: mpsc::Sender<Incoming>,
@@ -217,8 +217,8 @@ impl ChannelPort {
 
     fn welcome_quic(&mut self, incoming: quinn::Incoming) {
         let client = incoming.remote_address().ip().to_canonical();
-        if self.shared.was_sent_away(incoming.orig_dst_cid()) {
-            return incoming.ignore();
+        if let Some(busy) = self.shared.was_told(incoming.orig_dst_cid()) {
+            return self.shared.quic.send_away(incoming, busy);
         }
         // An address costs nothing to invent; a packet that comes back from it does.
         if !incoming.remote_address_validated() && self.shared.is_crowded() {
@@ -265,17 +265,24 @@ impl Shared {
         self.all.check().map_err(|_| Why::RateAll)
     }
 
-    /// A first packet that was repeated before the answer came is no new dial: it would stand in line twice.
-    fn was_sent_away(&self, first: quinn::ConnectionId) -> bool {
-        self.sent_away.lock().unwrap_or_else(PoisonError::into_inner).contains(&first)
+    /// A first packet that is repeated is no new dial: it would stand in line twice. Its answer may have been lost, and is given again.
+    fn was_told(&self, first: quinn::ConnectionId) -> Option<Busy> {
+        let sent_away = self.sent_away.lock().unwrap_or_else(PoisonError::into_inner);
+        let told = sent_away.iter().find(|told| told.first == first)?;
+        let wait = told.due.saturating_duration_since(Instant::now());
+        Some(Busy { wait, number: told.number })
     }
 
-    fn note_sent_away(&self, first: quinn::ConnectionId) {
+    /// Told to come again after `wait`.
+    fn note_sent_away(&self, first: quinn::ConnectionId, wait: Duration) -> Busy {
+        let due = Instant::now() + wait;
+        let number = self.numbers.issue(due);
         let mut sent_away = self.sent_away.lock().unwrap_or_else(PoisonError::into_inner);
         if sent_away.len() >= SENT_AWAY_MAX {
             sent_away.pop_front();
         }
-        sent_away.push_back(first);
+        sent_away.push_back(SentAway { first, due, number });
+        Busy { wait, number }
     }
 
     fn is_crowded(&self) -> bool {
@@ -335,9 +342,8 @@ impl Shared {
         let turn = match self.turns.ask(is_called).await {
             Ok(turn) => turn,
             Err(wait) => {
-                let number = self.numbers.issue(Instant::now() + wait);
-                self.note_sent_away(incoming.orig_dst_cid());
-                self.quic.send_away(incoming, Busy { wait, number });
+                let busy = self.note_sent_away(incoming.orig_dst_cid(), wait);
+                self.quic.send_away(incoming, busy);
                 return Err(Why::Busy);
             }
         };
@@ -368,6 +374,14 @@ impl Shared {
             Protocol::Other => Err(Why::Protocol),
         }
     }
+}
+
+/// Somebody who was told when to come again.
+struct SentAway {
+    /// The connection ID of its first packet.
+    first: quinn::ConnectionId,
+    due: Instant,
+    number: Number,
 }
 
 /// One of the places for handshakes, left when dropped.

@@ -1,39 +1,98 @@
 //! A port whose places are all taken: who is sent away is told when to come, and is served then.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
+use causeway_channel::Link;
 use causeway_channel::dial::{AttemptError, DialConfig, Dialer, Transports};
 use causeway_channel::port::{ChannelPort, Incoming, PACE_WAIT_MAX, Pace};
 use causeway_channel::quic::{ConnectError, PortKeys};
 use causeway_channel::session::Failure;
 use causeway_channel::tls::Trust;
+use tokio::net::UdpSocket;
 use tokio::sync::mpsc;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::stage::{Authority, generous, within};
 
+/// A port all of whose places are taken.
+struct FullPort {
+    authority: Authority,
+    address: SocketAddr,
+    /// Their turns are not given back: as long as that lasts, nobody else gets one.
+    taken: Vec<(Link, Incoming)>,
+    _serving: AbortOnDropHandle<()>,
+}
+
+impl FullPort {
+    async fn start() -> FullPort {
+        let authority = Authority::new();
+        let address = "127.0.0.1:0".parse().unwrap();
+        let keys = PortKeys::generate();
+        let mut port = ChannelPort::bind(address, authority.server(), keys, generous()).await.unwrap();
+        let address = port.local_addr();
+        let (sender, mut accepted) = mpsc::channel(256);
+        let serving = tokio::spawn(async move { while sender.send(port.accept().await).await.is_ok() {} });
+        let mut full =
+            FullPort { authority, address, taken: Vec::new(), _serving: AbortOnDropHandle::new(serving) };
+        let first = Dialer::new(full.config(address, Transports::QuicOnly));
+        for _ in 0..Pace::new(usize::MAX).places() {
+            let link = within(first.dial()).await.unwrap();
+            full.taken.push((link, within(accepted.recv()).await.unwrap()));
+        }
+        full
+    }
+
+    fn config(&self, address: SocketAddr, transports: Transports) -> DialConfig {
+        DialConfig {
+            transports,
+            ..DialConfig::new(
+                vec![address.to_string().parse().unwrap()],
+                Trust::Bundle(self.authority.bundle()),
+                self.authority.gateway("g1"),
+            )
+        }
+    }
+}
+
+/// A way to `port` on which its first packet is lost.
+async fn lossy(port: SocketAddr) -> (SocketAddr, AbortOnDropHandle<()>) {
+    let (near, far) =
+        (UdpSocket::bind("127.0.0.1:0").await.unwrap(), UdpSocket::bind("127.0.0.1:0").await.unwrap());
+    far.connect(port).await.unwrap();
+    let address = near.local_addr().unwrap();
+    let carry = async move {
+        let (mut there, mut back) = ([0; 65_536], [0; 65_536]);
+        let (mut client, mut lost) = (None, 0);
+        loop {
+            tokio::select! {
+                Ok((length, from)) = near.recv_from(&mut there) => {
+                    client = Some(from);
+                    far.send(&there[..length]).await.unwrap();
+                }
+                Ok(length) = far.recv(&mut back) => match client {
+                    Some(client) if lost > 0 => drop(near.send_to(&back[..length], client).await),
+                    _ => lost += 1,
+                },
+            }
+        }
+    };
+    (address, AbortOnDropHandle::new(tokio::spawn(carry)))
+}
+
+#[tokio::test]
+async fn a_word_that_is_lost_is_said_again() {
+    let full = FullPort::start().await;
+    let (address, _way) = lossy(full.address).await;
+    let dialer = Dialer::new(full.config(address, Transports::QuicOnly));
+    let error = within(dialer.dial_patiently(None, Duration::from_secs(10))).await.unwrap_err();
+    assert!(error.busy().is_some(), "{error}");
+}
+
 #[tokio::test]
 async fn who_is_sent_away_is_told_when_to_come_and_served_then() {
-    let authority = Authority::new();
-    let address = "127.0.0.1:0".parse().unwrap();
-    let keys = PortKeys::generate();
-    let mut port = ChannelPort::bind(address, authority.server(), keys, generous()).await.unwrap();
-    let address = port.local_addr();
-    let (sender, mut accepted) = mpsc::channel(256);
-    let serving = tokio::spawn(async move { while sender.send(port.accept().await).await.is_ok() {} });
-    let config = |transports| DialConfig {
-        transports,
-        ..DialConfig::new(
-            vec![address.to_string().parse().unwrap()],
-            Trust::Bundle(authority.bundle()),
-            authority.gateway("g1"),
-        )
-    };
-    // Their turns are not given back: as long as that lasts, nobody else gets one.
-    let (first, mut taken) = (Dialer::new(config(Transports::QuicOnly)), Vec::new());
-    for _ in 0..Pace::new(usize::MAX).places() {
-        let link = within(first.dial()).await.unwrap();
-        taken.push((link, within(accepted.recv()).await.unwrap()));
-    }
+    let mut full = FullPort::start().await;
+    let config = |transports| full.config(full.address, transports);
 
     // Told when to come, and nothing else is tried at the same door.
     let dialer = Dialer::new(config(Transports::Both));
@@ -61,7 +120,6 @@ async fn who_is_sent_away_is_told_when_to_come_and_served_then() {
     let again = within(quic.with_config(config(Transports::QuicOnly)).dial_patiently(None, patience)).await;
     assert!(again.unwrap_err().busy().is_some(), "another {PACE_WAIT_MAX:?} have passed");
     assert!(!called.is_finished(), "whoever was called waits");
-    taken.retain(|(_, incoming)| !matches!(incoming, Incoming::Channel(..)));
+    full.taken.retain(|(_, incoming)| !matches!(incoming, Incoming::Channel(..)));
     within(called).await.unwrap().unwrap();
-    serving.abort();
 }
