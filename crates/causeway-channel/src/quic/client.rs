@@ -8,11 +8,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use quinn::crypto::rustls::QuicClientConfig;
-use quinn::{ClientConfig, ConnectionError, Endpoint, EndpointConfig, TokioRuntime, TransportConfig, VarInt};
+use quinn::{ClientConfig, ConnectionError, Endpoint, EndpointConfig, TokioRuntime, VarInt};
 
 use super::busy::{Busy, Number};
-use super::path::{self, ORDINARY_PACKET_BYTES};
-use super::{QuicLink, QuicOptions, link_closed, socket, transport};
+use super::path;
+use super::transport::{self, Transports};
+use super::{QuicLink, QuicOptions, link_closed, socket};
 use crate::link::{CloseCode, Link, LinkClosed};
 use crate::tls::CLOUD_NAME;
 
@@ -20,8 +21,7 @@ use crate::tls::CLOUD_NAME;
 #[derive(Clone)]
 pub struct QuicClient {
     endpoint: Endpoint,
-    /// For paths that carry no more than Ethernet: almost all.
-    transport: Arc<TransportConfig>,
+    transports: Transports,
     options: QuicOptions,
     from: Option<IpAddr>,
 }
@@ -46,12 +46,12 @@ impl QuicClient {
 
     /// On an address of this machine, where it has several.
     pub fn bind_to(from: Option<IpAddr>, options: QuicOptions) -> io::Result<QuicClient> {
-        let transport = Arc::new(transport::config(&options, ORDINARY_PACKET_BYTES));
+        let transports = Transports::new(&options);
         let socket = any_socket(from)?;
         let mut config = EndpointConfig::default();
         transport::limit_packets(&mut config, &options).map_err(io::Error::other)?;
         let endpoint = Endpoint::new(config, None, socket, Arc::new(TokioRuntime))?;
-        Ok(QuicClient { endpoint, transport, options, from })
+        Ok(QuicClient { endpoint, transports, options, from })
     }
 
     /// A link to `address`. `tls` says whom to believe, who we are, and under which ALPN.
@@ -73,10 +73,7 @@ impl QuicClient {
         let settings = |error: &dyn std::fmt::Display| ConnectError::Settings(error.to_string());
         let tls = QuicClientConfig::try_from(tls).map_err(|error| settings(&error))?;
         let mut config = ClientConfig::new(Arc::new(tls));
-        config.transport_config(match path::packet_bytes_max(address) {
-            ORDINARY_PACKET_BYTES => self.transport.clone(),
-            larger => Arc::new(transport::config(&self.options, larger)),
-        });
+        config.transport_config(self.transports.of(path::is_inside(address)));
         if let Some(number) = number {
             config.initial_dst_cid_provider(Arc::new(move || number.connection_id()));
         }

@@ -1,8 +1,9 @@
 //! How large packets may become on the way to a peer, as far as this host can tell.
 //!
 //! What really passes is found out by quinn, which begins with 1,200 bytes and probes. Here is only where it is worth looking
-//! for more than Ethernet carries: inside this host, and where the first link of the route carries more. Larger packets are
-//! fewer: each costs the same at both ends.
+//! for more than Ethernet carries: inside this host. Larger packets are fewer: each costs the same at both ends. Where only the
+//! first link of the route carries more (jumbo frames, as in many clouds) the next most likely does not, and every link would
+//! begin with probes that get lost.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -14,18 +15,13 @@ pub const ORDINARY_PACKET_BYTES: u16 = 1452;
 /// Ten of them, which is what quinn hands to the kernel at once, are just below what the kernel takes at once (65,507 bytes).
 pub const LARGE_PACKET_BYTES: u16 = 6500;
 
-/// Heads of IPv6 and UDP.
-const HEADS_BYTES: u32 = 48;
+/// More than any link between hosts carries, and less than the 64 KiB of the loopback.
+const INSIDE_MTU: u32 = 32 * 1024;
 
-/// The largest packet that is worth a probe.
-pub(super) fn packet_bytes_max(to: SocketAddr) -> u16 {
+/// Does the way to a peer stay inside this host?
+pub(super) fn is_inside(to: SocketAddr) -> bool {
     // A host without a route, or another system, has nothing to tell.
-    worth_a_probe(route_mtu(to).unwrap_or_default())
-}
-
-fn worth_a_probe(mtu: u32) -> u16 {
-    let most = u16::try_from(mtu.saturating_sub(HEADS_BYTES)).unwrap_or(u16::MAX);
-    most.clamp(ORDINARY_PACKET_BYTES, LARGE_PACKET_BYTES)
+    route_mtu(to).unwrap_or_default() >= INSIDE_MTU
 }
 
 /// Of the route that the kernel would take. Sends nothing.
@@ -49,12 +45,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn more_is_looked_for_only_where_the_route_carries_more() {
-        for (mtu, most) in [(0, 1452), (1280, 1452), (1500, 1452), (4000, 3952), (9000, 6500), (65_536, 6500)]
-        {
-            assert_eq!(worth_a_probe(mtu), most, "{mtu}");
-        }
+    fn the_loopback_is_inside_and_what_has_no_route_is_not() {
         let here: SocketAddr = "[::ffff:127.0.0.1]:1".parse().unwrap();
-        assert_eq!(packet_bytes_max(here), LARGE_PACKET_BYTES, "loopback carries 64 KiB");
+        assert!(is_inside(here));
+        let nowhere: SocketAddr = "[ff00::]:1".parse().unwrap();
+        assert!(!is_inside(nowhere));
     }
 }

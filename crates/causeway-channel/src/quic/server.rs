@@ -17,9 +17,10 @@ use quinn_proto::HashedConnectionIdGenerator;
 use super::busy::Busy;
 use super::frugal::FrugalSocket;
 use super::intake::Intake;
-use super::path::{self, ORDINARY_PACKET_BYTES};
+use super::path;
 use super::refusing::Refusing;
-use super::{QuicLink, QuicOptions, transport};
+use super::transport::{self, Transports};
+use super::{QuicLink, QuicOptions};
 use crate::link::{CHANNEL_ALPN, Link, REPLICA_ALPN};
 
 /// Resets go to edges of a cloud that was restarted, all of them within seconds; each is smaller than the packet
@@ -69,9 +70,16 @@ pub(crate) struct QuicServer {
     endpoint: Endpoint,
     tls: Arc<ArcSwap<rustls::ServerConfig>>,
     template: ServerConfig,
+    transports: Transports,
     options: QuicOptions,
-    /// The settings of quinn, and the TLS settings they were made of.
-    current: Mutex<(Arc<rustls::ServerConfig>, Arc<ServerConfig>)>,
+    current: Mutex<Current>,
+}
+
+/// The settings of quinn for each kind of path, and the TLS settings they were made of. Every link holds on to its own.
+struct Current {
+    tls: Arc<rustls::ServerConfig>,
+    ordinary: Arc<ServerConfig>,
+    inside: Arc<ServerConfig>,
 }
 
 impl QuicServer {
@@ -81,11 +89,11 @@ impl QuicServer {
         keys: &PortKeys,
         options: QuicOptions,
     ) -> io::Result<QuicServer> {
-        let live = tls.load_full();
+        let (live, transports) = (tls.load_full(), Transports::new(&options));
         let token_key = hkdf::Salt::new(hkdf::HKDF_SHA256, b"causeway channel").extract(&keys.token_key);
         let mut template = ServerConfig::new(Arc::new(quic_tls(&live)?), Arc::new(token_key));
         template
-            .transport_config(Arc::new(transport::config(&options, ORDINARY_PACKET_BYTES)))
+            .transport_config(transports.of(false))
             .migration(true)
             .max_incoming(INCOMING_MAX)
             .incoming_buffer_size(INCOMING_BUFFER_BYTES);
@@ -98,8 +106,8 @@ impl QuicServer {
             Arc::new(FrugalSocket::new(socket)),
             intake,
         )?;
-        let current = Mutex::new((live, Arc::new(template.clone())));
-        Ok(QuicServer { endpoint, tls, template, options, current })
+        let current = Mutex::new(current(live, template.clone(), &transports));
+        Ok(QuicServer { endpoint, tls, template, transports, options, current })
     }
 
     /// `None` after `stop`.
@@ -109,12 +117,8 @@ impl QuicServer {
 
     /// Goes through the handshake. The link is not admitted yet: see `protocol` and its certificate.
     pub(crate) async fn shake_hands(&self, incoming: Incoming) -> Result<(Protocol, Link), ConnectionError> {
-        let mut config = self.config().map_err(|_| ConnectionError::VersionMismatch)?;
-        let packet_bytes_max = path::packet_bytes_max(incoming.remote_address());
-        if packet_bytes_max > ORDINARY_PACKET_BYTES {
-            let transport = transport::config(&self.options, packet_bytes_max);
-            Arc::make_mut(&mut config).transport_config(Arc::new(transport));
-        }
+        let is_inside = path::is_inside(incoming.remote_address());
+        let config = self.config(is_inside).map_err(|_| ConnectionError::VersionMismatch)?;
         let connection = incoming.accept_with(config)?.await?;
         let protocol = protocol(&connection);
         Ok((protocol, QuicLink::new(connection, self.options.limits.clone()).into()))
@@ -122,7 +126,7 @@ impl QuicServer {
 
     /// Sends somebody away, and says when to come again.
     pub(crate) fn send_away(&self, incoming: Incoming, busy: Busy) {
-        let Ok(config) = self.config() else { return incoming.refuse() };
+        let Ok(config) = self.config(false) else { return incoming.refuse() };
         let mut refusing = (*config).clone();
         refusing.crypto = Arc::new(Refusing { inner: config.crypto.clone(), text: busy.to_text() });
         // It fails, as it should; quinn sends the text with the failure.
@@ -140,16 +144,22 @@ impl QuicServer {
     }
 
     // Made anew when the certificate has changed.
-    fn config(&self) -> io::Result<Arc<ServerConfig>> {
+    fn config(&self, is_inside: bool) -> io::Result<Arc<ServerConfig>> {
         let live = self.tls.load_full();
-        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-        if !Arc::ptr_eq(&current.0, &live) {
+        let mut ready = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        if !Arc::ptr_eq(&ready.tls, &live) {
             let mut config = self.template.clone();
             config.crypto = Arc::new(quic_tls(&live)?);
-            *current = (live, Arc::new(config));
+            *ready = current(live, config, &self.transports);
         }
-        Ok(current.1.clone())
+        Ok(if is_inside { ready.inside.clone() } else { ready.ordinary.clone() })
     }
+}
+
+fn current(tls: Arc<rustls::ServerConfig>, ordinary: ServerConfig, transports: &Transports) -> Current {
+    let mut inside = ordinary.clone();
+    inside.transport_config(transports.of(true));
+    Current { tls, ordinary: Arc::new(ordinary), inside: Arc::new(inside) }
 }
 
 /// What a peer asked for by ALPN.

@@ -10,18 +10,15 @@ use std::time::{Duration, Instant};
 use quinn::congestion::{BbrConfig, Controller, ControllerFactory, ControllerMetrics, CubicConfig};
 use quinn::{ConfigError, Connection, EndpointConfig, MtuDiscoveryConfig, TransportConfig, VarInt};
 
-use super::path::LARGE_PACKET_BYTES;
+use super::path::{LARGE_PACKET_BYTES, ORDINARY_PACKET_BYTES};
 use crate::link::LinkLimits;
 
 /// Streams a peer may open on a link that is still idle; see `leave_room_for_streams`. Seven eighths of 16, so
 /// that quinn's tables have 16 places.
 pub(super) const STREAMS_AT_FIRST: u32 = 14;
 
-/// Half of what lies between the smallest packet of QUIC (1,200 bytes) and the largest that is looked for on Ethernet (1,452),
-/// and one more: so the largest is tried first, and one probe finds it where nothing is in the way. Searching in steps of 20
-/// took five probes each way on every new link, and each of a probe's 1,400 empty bytes is a frame to whoever reads it.
-/// Behind a tunnel 1,325 are found instead of up to 1,392. Where larger packets are looked for it takes seven probes.
-const MTU_STEP: u16 = 127;
+/// The smallest packet of QUIC, which every path carries.
+const PACKET_BYTES_MIN: u16 = 1200;
 
 /// How a link over QUIC is driven.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,8 +27,8 @@ pub struct QuicOptions {
     pub congestion: Congestion,
     /// Silence after which quinn gives a link up by itself; the shorter one of both ends counts.
     pub idle_max: Duration,
-    /// The largest packet that is looked for, where the route carries it; a link that was busy holds ten of them. Peers are told that
-    /// no larger ones are taken.
+    /// The largest packet that is looked for, inside this host; a link that was busy holds ten of them. Peers are told that no
+    /// larger ones are taken.
     pub packet_bytes_max: u16,
 }
 
@@ -54,12 +51,30 @@ pub enum Congestion {
     Bbr,
 }
 
-/// For a path that carries packets of so many bytes, as far as is known.
-pub(super) fn config(options: &QuicOptions, path_bytes_max: u16) -> TransportConfig {
+/// The settings of quinn for all links of an endpoint: one for each kind of path, however many links there are.
+#[derive(Clone)]
+pub(super) struct Transports {
+    ordinary: Arc<TransportConfig>,
+    inside: Arc<TransportConfig>,
+}
+
+impl Transports {
+    pub(super) fn new(options: &QuicOptions) -> Transports {
+        let path = |bytes_max: u16| Arc::new(config(options, bytes_max.min(options.packet_bytes_max)));
+        Transports { ordinary: path(ORDINARY_PACKET_BYTES), inside: path(LARGE_PACKET_BYTES) }
+    }
+
+    pub(super) fn of(&self, is_inside: bool) -> Arc<TransportConfig> {
+        if is_inside { self.inside.clone() } else { self.ordinary.clone() }
+    }
+}
+
+/// For a path on which packets of up to so many bytes are looked for.
+fn config(options: &QuicOptions, packet_bytes: u16) -> TransportConfig {
     let limits = &options.limits;
     let mut config = TransportConfig::default();
     let mut mtu = MtuDiscoveryConfig::default();
-    mtu.minimum_change(MTU_STEP).upper_bound(path_bytes_max.min(options.packet_bytes_max));
+    mtu.minimum_change(mtu_step(packet_bytes)).upper_bound(packet_bytes);
     let link_window = VarInt::from_u64(limits.receive_bytes_max()).unwrap_or(VarInt::MAX);
     config
         .max_concurrent_bidi_streams(VarInt::from_u32(STREAMS_AT_FIRST.min(limits.streams_max)))
@@ -75,6 +90,13 @@ pub(super) fn config(options: &QuicOptions, path_bytes_max: u16) -> TransportCon
         .mtu_discovery_config(Some(mtu))
         .congestion_controller_factory(Arc::new(Observed(options.congestion)));
     config
+}
+
+/// Half of what lies between the smallest packet and the largest, and one more: so the largest is tried first, and one probe
+/// finds it where nothing is in the way. Searching in steps of 20 took five probes each way on every new link, and each of a
+/// probe's 1,400 empty bytes is a frame to whoever reads it. Behind a tunnel 1,325 are found instead of up to 1,392.
+fn mtu_step(packet_bytes: u16) -> u16 {
+    packet_bytes.saturating_sub(PACKET_BYTES_MIN) / 2 + 1
 }
 
 /// What peers may send, and so how much is received at once.

@@ -196,7 +196,8 @@ async fn inside_one_host_packets_become_large_and_not_for_a_peer_that_takes_none
         assert!(sizes().iter().all(|bytes| expected.contains(bytes)), "{:?}", sizes());
     };
     check(&mut stage, LARGE_PACKET_BYTES, 6400..6500).await;
-    check(&mut stage, ORDINARY_PACKET_BYTES, 1380..1452).await;
+    // The cloud tries the largest first, and for a peer that takes less nothing else: it stays with what every path carries.
+    check(&mut stage, ORDINARY_PACKET_BYTES, 1130..1452).await;
 }
 
 /// A line between the edge and the cloud that loses, towards the cloud, as many middle-sized packets as it is told to.
