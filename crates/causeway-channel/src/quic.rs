@@ -8,6 +8,7 @@ mod client;
 mod datagrams;
 mod frugal;
 mod gate;
+mod ids;
 mod intake;
 mod path;
 mod refusing;

@@ -12,10 +12,10 @@ use arc_swap::ArcSwap;
 use aws_lc_rs::{hkdf, hmac};
 use quinn::crypto::rustls::{HandshakeData, QuicServerConfig};
 use quinn::{Connection, ConnectionError, Endpoint, EndpointConfig, Incoming, ServerConfig};
-use quinn_proto::HashedConnectionIdGenerator;
 
 use super::busy::Busy;
 use super::frugal::FrugalSocket;
+use super::ids::OwnIds;
 use super::intake::Intake;
 use super::path;
 use super::refusing::Refusing;
@@ -195,11 +195,9 @@ fn quic_tls(tls: &rustls::ServerConfig) -> io::Result<QuicServerConfig> {
 
 fn endpoint_config(keys: &PortKeys) -> EndpointConfig {
     let reset_key = hmac::Key::new(hmac::HMAC_SHA256, &keys.reset_key);
-    // A packet is answered with a reset only if its connection ID could have been ours.
-    let tag = hmac::sign(&reset_key, b"connection ids");
-    let seed = tag.as_ref().first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes));
+    let id_key = hmac::Key::new(hmac::HMAC_SHA256, hmac::sign(&reset_key, b"connection ids").as_ref());
     let mut config = EndpointConfig::new(Arc::new(reset_key));
     config.min_reset_interval(RESET_INTERVAL_MIN);
-    config.cid_generator(move || Box::new(HashedConnectionIdGenerator::from_key(seed)));
+    config.cid_generator(move || Box::new(OwnIds::new(id_key.clone())));
     config
 }
