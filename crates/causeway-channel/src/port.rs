@@ -90,6 +90,8 @@ const WAITING_MAX: usize = 64;
 const RETRY_ABOVE_PART: usize = 4;
 /// Two seconds of them; looking through takes microseconds.
 const SENT_AWAY_MAX: usize = 1024;
+/// No dial lasts longer, so what comes later is no repetition by who was told.
+const DIAL_MAX: Duration = Duration::from_secs(60);
 /// How long the ends of links may take to reach their peers at the stop.
 const FAREWELL: Duration = Duration::from_secs(1);
 
@@ -218,7 +220,11 @@ impl ChannelPort {
     fn welcome_quic(&mut self, incoming: quinn::Incoming) {
         let client = incoming.remote_address().ip().to_canonical();
         if let Some(busy) = self.shared.was_told(incoming.orig_dst_cid()) {
-            return self.shared.quic.send_away(incoming, busy);
+            // Whoever saw the packet can repeat it, and each answer is work.
+            return match self.shared.check_rates(client) {
+                Ok(()) => self.shared.quic.send_away(incoming, busy),
+                Err(_) => incoming.ignore(),
+            };
         }
         // An address costs nothing to invent; a packet that comes back from it does.
         if !incoming.remote_address_validated() && self.shared.is_crowded() {
@@ -268,9 +274,9 @@ impl Shared {
     /// A first packet that is repeated is no new dial: it would stand in line twice. Its answer may have been lost, and is given again.
     fn was_told(&self, first: quinn::ConnectionId) -> Option<Busy> {
         let sent_away = self.sent_away.lock().unwrap_or_else(PoisonError::into_inner);
-        let told = sent_away.iter().find(|told| told.first == first)?;
-        let wait = told.due.saturating_duration_since(Instant::now());
-        Some(Busy { wait, number: told.number })
+        let now = Instant::now();
+        let told = sent_away.iter().find(|told| told.first == first && now < told.due + DIAL_MAX)?;
+        Some(Busy { wait: told.due.saturating_duration_since(now), number: told.number })
     }
 
     /// Told to come again after `wait`.

@@ -5,6 +5,7 @@
 //! replicas of the cloud each writes its own part of what their gateway cannot do, and takes out the parts of those that are gone.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use causeway_apiserver::Registry;
 use causeway_gateway::regrets::{Outage, Regrets, Told};
 use serde_json::Value;
 use tokio::sync::Notify;
+use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use crate::first::CLOUD;
@@ -91,28 +93,39 @@ impl ReportWriter {
     }
 
     pub async fn run(mut self, stop: CancellationToken) {
+        // Not a sleep: where edges always have something to say it would never end.
+        let mut look = tokio::time::interval(LOOK);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
+                _ = look.tick() => {
+                    if let Some(said) = self.said.as_ref().filter(|_| self.pen.directory.label().is_some()) {
+                        self.pen.repeat(said).await;
+                    }
+                    continue;
+                }
                 () = self.board.wake.notified() => {}
                 told = self.own.next() => {
                     self.said = Some(told.clone());
                     self.board.tell(CLOUD, CLOUD, told);
-                }
-                () = tokio::time::sleep(LOOK) => {
-                    if let Some(said) = self.said.as_ref().filter(|_| self.pen.directory.label().is_some()) {
-                        self.board.tell(CLOUD, CLOUD, said.clone());
-                    }
                 }
             }
             let news = self.board.take();
             for (gateway, news) in &news {
                 self.pen.write_listening(gateway, &news.told.regrets).await;
             }
-            self.pen.write_backends(&news).await;
+            self.pen.write_backends(&news, Word::New).await;
         }
     }
+}
+
+/// Is this the first time that a gateway says it, or does a replica look after what it said?
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Word {
+    New,
+    Repeated,
 }
 
 /// Writes conditions.
@@ -123,6 +136,13 @@ pub struct Pen {
 }
 
 impl Pen {
+    /// Says again what this replica of the cloud has said, where others have written over it or are gone.
+    async fn repeat(&self, told: &Told) {
+        self.write_listening(CLOUD, &told.regrets).await;
+        let news = News { site: CLOUD.to_owned(), told: told.clone() };
+        self.write_backends(&HashMap::from([(CLOUD.to_owned(), news)]), Word::Repeated).await;
+    }
+
     async fn write_listening(&self, gateway: &str, regrets: &[String]) {
         let own = self.directory.label().filter(|_| gateway == CLOUD);
         let others = self.directory.labels_of_others();
@@ -134,7 +154,7 @@ impl Pen {
     }
 
     /// A gateway speaks only of services of its own site.
-    async fn write_backends(&self, news: &HashMap<String, News>) {
+    async fn write_backends(&self, news: &HashMap<String, News>, word: Word) {
         if news.is_empty() {
             return;
         }
@@ -146,8 +166,9 @@ impl Pen {
             for (gateway, news) in news.iter().filter(|(_, news)| news.site == service.e_site_name) {
                 let before = service.status.condition(BACKENDS_ANSWER);
                 let own = self.directory.label().filter(|_| gateway == CLOUD);
-                let speaker = own.map_or(gateway.clone(), |own| format!("{gateway}{REPLICA}{own}"));
-                if let Some(said) = backends(before, &speaker, &others, news.told.backends.get(name)) {
+                let speaker = Speaker { gateway, replica: own.as_deref() };
+                let outage = news.told.backends.get(name);
+                if let Some(said) = backends(before, speaker, &others, outage, word) {
                     self.write(Kind::EService, name, BACKENDS_ANSWER, |_| said.clone()).await;
                 }
             }
@@ -208,42 +229,61 @@ fn parts(message: &str) -> BTreeMap<String, String> {
     message.split(AND).filter_map(part).collect()
 }
 
+/// Who says something of backends: a gateway, or one of the replicas that are the cloud's.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Speaker<'a> {
+    gateway: &'a str,
+    replica: Option<&'a str>,
+}
+
+impl<'a> Speaker<'a> {
+    /// Of a message that `backends` made.
+    fn of(message: &'a str) -> Option<Speaker<'a>> {
+        let said = message.split(';').next()?.strip_prefix("gateway ")?;
+        let (speaker, _) = said.split_once(REACHES).or_else(|| said.split_once(LEAVES_OUT))?;
+        Some(match speaker.split_once(REPLICA) {
+            Some((gateway, replica)) => Speaker { gateway, replica: Some(replica) },
+            None => Speaker { gateway: speaker, replica: None },
+        })
+    }
+}
+
+impl fmt::Display for Speaker<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "gateway {}", self.gateway)?;
+        self.replica.map_or(Ok(()), |replica| write!(formatter, "{REPLICA}{replica}"))
+    }
+}
+
 /// What to say now. None: nothing has changed. Of several gateways at a site, and of several replicas of the cloud's, the last
 /// to see an outage is believed, and only it can take that back; for a replica that is gone another does.
 fn backends(
     before: Option<&Condition>,
-    speaker: &str,
+    speaker: Speaker<'_>,
     others: &BTreeSet<String>,
     outage: Option<&Outage>,
+    word: Word,
 ) -> Option<Said> {
+    let said_by = before.and_then(|before| Speaker::of(&before.message));
+    let is_by_another = said_by.is_some_and(|said_by| {
+        let lives = |replica| Some(replica) != speaker.replica && others.contains(replica);
+        said_by.gateway != speaker.gateway || said_by.replica.is_some_and(lives)
+    });
     match outage {
+        // Two who see the same would write over each other for ever.
+        Some(_) if word == Word::Repeated && is_by_another => None,
         Some(Outage { up: 0, why, .. }) => {
-            let message = bounded(&format!("gateway {speaker}{REACHES}no backend; {why}"));
+            let message = bounded(&format!("{speaker}{REACHES}no backend; {why}"));
             Some((ConditionStatus::False, "BackendDown", message))
         }
         Some(Outage { up, of, why }) => {
             let out = of.saturating_sub(*up);
-            let message = bounded(&format!("gateway {speaker}{LEAVES_OUT}{out} of {of} backends; {why}"));
+            let message = bounded(&format!("{speaker}{LEAVES_OUT}{out} of {of} backends; {why}"));
             Some((ConditionStatus::True, "BackendsLeftOut", message))
         }
-        None => {
-            let said_by = before.and_then(|before| speaker_of(&before.message))?;
-            let is_gone = |replica: &str| !others.contains(replica);
-            let is_ours = said_by == speaker
-                || speaker
-                    .split_once(REPLICA)
-                    .zip(said_by.split_once(REPLICA))
-                    .is_some_and(|(own, other)| own.0 == other.0 && is_gone(other.1));
-            is_ours.then(|| (ConditionStatus::True, "BackendsAnswer", String::new()))
-        }
+        None if said_by.is_none() || is_by_another => None,
+        None => Some((ConditionStatus::True, "BackendsAnswer", String::new())),
     }
-}
-
-/// Who said this of backends.
-fn speaker_of(message: &str) -> Option<&str> {
-    let said = message.strip_prefix("gateway ")?;
-    let (speaker, _) = said.split_once(REACHES).or_else(|| said.split_once(LEAVES_OUT))?;
-    Some(speaker)
 }
 
 fn bounded(message: &str) -> String {
@@ -268,28 +308,43 @@ mod tests {
             message,
         };
         let none = BTreeSet::new();
-        let say = |before: Option<&Condition>, speaker: &str, outage: Option<&Outage>| {
-            backends(before, speaker, &none, outage)
+        let gateway = |gateway| Speaker { gateway, replica: None };
+        let say = |before: Option<&Condition>, speaker, outage: Option<&Outage>| {
+            backends(before, speaker, &none, outage, Word::New)
         };
-        assert_eq!(say(None, "a", None), None, "nobody has anything to say");
-        let down = say(None, "a", Some(&outage(0))).unwrap();
+        let (a, b) = (gateway("a"), gateway("b"));
+        assert_eq!(say(None, a, None), None, "nobody has anything to say");
+        let down = say(None, a, Some(&outage(0))).unwrap();
         let message = "gateway a reaches no backend; 10.0.0.5:80: refused";
         assert_eq!(down, (ConditionStatus::False, "BackendDown", message.into()));
-        let some = say(None, "a", Some(&outage(2))).unwrap();
+        let some = say(None, a, Some(&outage(2))).unwrap();
         let message = "gateway a leaves out 1 of 3 backends; 10.0.0.5:80: refused";
         assert_eq!(some, (ConditionStatus::True, "BackendsLeftOut", message.into()));
         let down = condition(down);
-        assert_eq!(say(Some(&down), "b", None), None, "another gateway has seen none");
-        assert_eq!(say(Some(&down), "cloud, replica x", None), None, "nor has a replica");
-        let well = say(Some(&down), "a", None).unwrap();
+        assert_eq!(say(Some(&down), b, None), None, "another gateway has seen none");
+        let well = say(Some(&down), a, None).unwrap();
         assert_eq!(well, (ConditionStatus::True, "BackendsAnswer", String::new()));
-        assert_eq!(say(Some(&condition(well.clone())), "a", None), None);
+        assert_eq!(say(Some(&condition(well.clone())), a, None), None);
 
-        let [x, y] = ["cloud, replica x:1 (aa)", "cloud, replica y:1 (bb)"];
+        let odd = Outage { up: 1, of: 2, why: "the other reaches it".into() };
+        let odd = condition(say(None, a, Some(&odd)).unwrap());
+        assert_eq!(say(Some(&odd), a, None), Some(well.clone()), "whatever the reason says");
+
+        let [x, y] = ["x:1 (aa)", "y:1 (bb)"].map(|label| Speaker { gateway: CLOUD, replica: Some(label) });
         let lives = BTreeSet::from(["x:1 (aa)".to_owned()]);
         let down = condition(say(None, x, Some(&outage(0))).unwrap());
-        assert_eq!(backends(Some(&down), y, &lives, None), None, "x goes on seeing it");
-        assert_eq!(backends(Some(&down), y, &none, None), Some(well), "x is gone");
+        assert!(down.message.starts_with("gateway cloud, replica x:1 (aa) reaches no backend; "), "{down:?}");
+        assert_eq!(backends(Some(&down), y, &lives, None, Word::New), None, "x goes on seeing it");
+        assert_eq!(backends(Some(&down), y, &none, None, Word::New), Some(well.clone()), "x is gone");
+        let again = |others| backends(Some(&down), y, others, Some(&outage(0)), Word::Repeated);
+        assert_eq!(again(&lives), None, "x has said it already");
+        assert!(again(&none).unwrap().2.contains("replica y:1"), "x is gone, y still sees it");
+        let older = condition(say(None, gateway(CLOUD), Some(&outage(0))).unwrap());
+        assert_eq!(
+            backends(Some(&older), y, &lives, None, Word::New),
+            Some(well),
+            "of a version without replicas"
+        );
     }
 
     #[test]

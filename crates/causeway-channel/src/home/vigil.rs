@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 /// The next message is looked for so long. A message that takes longer to come is slow anyway.
 const AWAKE: Duration = Duration::from_micros(150);
-/// More than this between two looks is a crowd.
+/// So many between two looks are a crowd.
 const CROWD: u64 = 3;
 /// A message counts once more for each of these bytes.
 const UNIT_BYTES: usize = 4 * 1024;

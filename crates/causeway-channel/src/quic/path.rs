@@ -6,38 +6,29 @@
 //! begin with probes that get lost.
 
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
-
-use rustix::net::sockopt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 /// What fits Ethernet, with the heads of IPv6 and UDP.
 pub const ORDINARY_PACKET_BYTES: u16 = 1452;
 /// Ten of them, which is what quinn hands to the kernel at once, are just below what the kernel takes at once (65,507 bytes).
 pub const LARGE_PACKET_BYTES: u16 = 6500;
 
-/// More than any link between hosts carries, and less than the 64 KiB of the loopback.
-const INSIDE_MTU: u32 = 32 * 1024;
-
-/// Does the way to a peer stay inside this host?
+/// Does the way to a peer stay inside this host? The size that its route carries does not tell: networks of containers say 64 KiB, too.
 pub(super) fn is_inside(to: SocketAddr) -> bool {
-    // A host without a route, or another system, has nothing to tell.
-    route_mtu(to).unwrap_or_default() >= INSIDE_MTU
+    let to = SocketAddr::new(to.ip().to_canonical(), to.port());
+    // A host without a route has nothing to tell.
+    to.ip().is_loopback() || address_towards(to).is_ok_and(|ours| ours == to.ip())
 }
 
-/// Of the route that the kernel would take. Sends nothing.
-fn route_mtu(to: SocketAddr) -> io::Result<u32> {
-    match SocketAddr::new(to.ip().to_canonical(), to.port()) {
-        SocketAddr::V4(to) => {
-            let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
-            socket.connect(to)?;
-            Ok(sockopt::ip_mtu(&socket)?)
-        }
-        SocketAddr::V6(to) => {
-            let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0))?;
-            socket.connect(to)?;
-            Ok(sockopt::ipv6_mtu(&socket)?)
-        }
-    }
+/// Of ours, from which the kernel would send there. Sends nothing.
+fn address_towards(to: SocketAddr) -> io::Result<IpAddr> {
+    let any: IpAddr = match to {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind((any, 0))?;
+    socket.connect(to)?;
+    Ok(socket.local_addr()?.ip())
 }
 
 #[cfg(test)]
@@ -45,10 +36,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_loopback_is_inside_and_what_has_no_route_is_not() {
-        let here: SocketAddr = "[::ffff:127.0.0.1]:1".parse().unwrap();
-        assert!(is_inside(here));
-        let nowhere: SocketAddr = "[ff00::]:1".parse().unwrap();
-        assert!(!is_inside(nowhere));
+    fn addresses_of_this_host_are_inside_and_others_are_not() {
+        let is_inside = |address: &str| is_inside(SocketAddr::new(address.parse().unwrap(), 1));
+        assert!(is_inside("127.0.0.1") && is_inside("::1") && is_inside("::ffff:127.0.0.1"));
+        assert!(!is_inside("192.0.2.1") && !is_inside("2001:db8::1"));
+        if let Ok(ours) = address_towards("192.0.2.1:1".parse().unwrap()) {
+            assert!(super::is_inside(SocketAddr::new(ours, 1)), "{ours}");
+        }
     }
 }

@@ -17,7 +17,11 @@ impl Figures {
         let figures = Figures::default();
         metrics.register(|registry| {
             let registry = registry.sub_registry_with_prefix("causeway_cloud_reconcile");
-            registry.register("writes", "Objects whose conditions were written", figures.writes.clone());
+            registry.register(
+                "writes",
+                "Objects whose conditions were written, or had just been by another replica",
+                figures.writes.clone(),
+            );
             registry.register("failures", "Writes that did not succeed", figures.failures.clone());
             registry.register("loads", "Times that everything was loaded", figures.loads.clone());
             registry.register("pending", "Objects to be looked at or being written", figures.pending.clone());
