@@ -139,9 +139,14 @@ async fn over_tcp(server: SocketAddr, question: &Message) -> Message {
 
 /// Answers every question with a text, and `big.` with one that fits no datagram.
 async fn fake_upstream() -> (SocketAddr, tokio::task::JoinSet<()>) {
-    let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    // What is free for UDP may be taken for TCP.
+    let (socket, listener) = loop {
+        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        if let Ok(listener) = TcpListener::bind(socket.local_addr().unwrap()).await {
+            break (socket, listener);
+        }
+    };
     let address = socket.local_addr().unwrap();
-    let listener = TcpListener::bind(address).await.unwrap();
     let mut tasks = tokio::task::JoinSet::new();
     tasks.spawn(async move {
         let mut buffer = vec![0; 4096];
