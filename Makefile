@@ -9,7 +9,7 @@ NEXTEST := $(shell command -v cargo-nextest)
 .PHONY: demo test check tidy bench soak fuzz deny crds build-needs test-needs
 
 demo: build-needs               ## a cloud and two sites, the objects of examples/, and what crosses, live
-	$(CARGO) run --quiet --package causeway -- demo $(DEMO_ARGS)
+	$(CARGO) run --package causeway -- demo $(DEMO_ARGS)
 
 test: build-needs test-needs check   ## everything, in its short form
 	$(CARGO) build --workspace --all-targets

@@ -116,6 +116,7 @@ impl Pair {
         tasks.spawn(async move {
             loop {
                 if let Incoming::Channel(link, _) = port.accept().await {
+                    link.admit();
                     let _ = sender.send(link).await;
                 }
             }

@@ -1,7 +1,7 @@
 //! The frames of the TCP transport, and what a mux does with them.
 //!
 //! The bytes of a peer arrive in pieces while this end opens, reads, writes and lets go. What must hold: no panic, no
-//! loop, never more held than the bound, and what this end sends can be parsed.
+//! loop, never more streams, bytes or answers held than the bound, and what this end sends can be parsed.
 #![no_main]
 
 use std::io::IoSlice;
@@ -17,18 +17,35 @@ use libfuzzer_sys::fuzz_target;
 fuzz_target!(|data: &[u8]| {
     let now = Instant::now();
     let limits = LinkLimits { streams_max: 32, datagram_buffer_bytes: 4096, ..LinkLimits::default() };
-    let mut mux = Mux::new(Side::Accepted, &limits, now);
+    // The first byte says whether the peer is admitted from the beginning, or never, or after some frames.
+    let admission = data.first().map_or(0, |byte| usize::from(byte % 8));
+    let mut mux = match admission {
+        0 => Mux::new(Side::Accepted, &limits, now),
+        _ => Mux::pending(Side::Accepted, &limits, now),
+    };
     let (mut inbox, mut ids) = (Vec::new(), Vec::new());
-    for piece in data.chunks(37) {
+    for (number, piece) in data.chunks(37).enumerate() {
+        if number == admission {
+            mux.admit();
+        }
         inbox.extend_from_slice(piece);
         let used = mux.handle_bytes(&inbox, now);
         inbox.drain(..used);
         assert!(mux.held_bytes() <= mux.held_bytes_max());
-        while let Ok(Some((id, _))) = mux.accept() {
-            ids.push(id);
+        assert!(mux.held_counts().iter().all(|(held, held_max)| held <= held_max));
+        // Now and then nobody accepts, and the peer reads nothing.
+        if piece[0] < 128 {
+            while let Ok(Some((id, _))) = mux.accept() {
+                ids.push(id);
+            }
         }
         act(&mut mux, &mut ids, piece[0], now);
-        send(&mut mux, now);
+        if piece[0] % 3 != 0 {
+            send(&mut mux, now);
+        }
+    }
+    while let Ok(Some((id, _))) = mux.accept() {
+        ids.push(id);
     }
     for id in ids {
         mux.drop_send(id);

@@ -4,7 +4,9 @@
 
 mod arrows;
 mod files;
+mod language;
 mod paths;
+mod type_names;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -34,10 +36,12 @@ impl Finding {
 type Check = fn(&files::Tree) -> anyhow::Result<Vec<Finding>>;
 
 fn tidy() -> ExitCode {
-    let checks: [(&str, Check); 3] = [
+    let checks: [(&str, Check); 5] = [
         ("headers and names", files::check),
         ("paths in documents", paths::check),
         ("crate arrows", arrows::check),
+        ("language", language::check),
+        ("type names", type_names::check),
     ];
     let tree = match files::Tree::read(&root()) {
         Ok(tree) => tree,

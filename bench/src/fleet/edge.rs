@@ -156,6 +156,7 @@ impl Edge {
             bundle_hash: self.bundle_hash.clone(),
             time: unix_seconds(SystemTime::now()),
             features: vec![control::FEATURE_PINGS_ACKNOWLEDGED.to_owned()],
+            instance: bytes::Bytes::new(),
         }
     }
 
@@ -167,7 +168,12 @@ impl Edge {
         };
         self.board.note_netmap(matches!(reply, Reply::Acknowledged(_)));
         match reply {
-            Reply::Acknowledged(stamp) => say(session, NetmapAck { held: Some(held(stamp)) }),
+            Reply::Acknowledged(stamp) => {
+                say(session, NetmapAck { held: Some(held(stamp)), ..NetmapAck::default() });
+            }
+            Reply::InForce { stamp, not_persisted } => {
+                say(session, NetmapAck { held: Some(held(stamp)), not_persisted });
+            }
             Reply::Refused(refusal) => say(
                 session,
                 NetmapRefused {

@@ -17,7 +17,7 @@ pub use names::holds_name;
 use crate::kinds::{
     ECommunity, EGateway, EPolicy, EServer, EService, ESite, Kind, ServiceExpose, VirtualPresence,
 };
-use crate::meta::{Condition, ObjectStatus};
+use crate::meta::{Condition, ConditionStatus, ObjectStatus};
 use crate::object::Object;
 use crate::presence;
 use crate::time::Time;
@@ -41,6 +41,8 @@ pub const GATEWAYS_CONNECTED: &str = "GatewaysConnected";
 pub const BACKENDS_ANSWER: &str = "BackendsAnswer";
 /// What is written into an EGateway by those who see its channel.
 pub const CONNECTED: &str = "Connected";
+/// Is the gateway enrolled for the site at which its EGateway stands? Written by the cloud where it once was not.
+pub const ENROLLED_AT_SITE: &str = "EnrolledAtSite";
 
 /// The status an object should have. Equal to the one it has: nothing to write.
 pub fn status(object: &Object, world: &World, now: Time) -> ObjectStatus {
@@ -53,8 +55,10 @@ pub fn status(object: &Object, world: &World, now: Time) -> ObjectStatus {
         Object::ServiceExpose(object) => expose(object, world, now),
         Object::VirtualPresence(object) => presence(object, world, now),
         Object::ECommunity(object) => community(object, world, now),
+        // Kubernetes' own kinds have no conditions here.
+        Object::Namespace(_) | Object::Event(_) | Object::Service(_) => Vec::new(),
     };
-    ObjectStatus { observed_generation: object.metadata().generation, conditions }
+    ObjectStatus { observed_generation: object.metadata().generation, conditions, ..object.status().clone() }
 }
 
 pub fn site(site: &ESite, world: &World, now: Time) -> Vec<Condition> {
@@ -73,7 +77,20 @@ pub fn site(site: &ESite, world: &World, now: Time) -> Vec<Condition> {
 pub fn gateway(gateway: &EGateway, world: &World, now: Time) -> Vec<Condition> {
     let mut findings = Findings::of(gateway, now);
     site_exists(&mut findings, world, &gateway.e_site_name);
+    links::counts_connection(&mut findings, gateway);
     findings.summary()
+}
+
+/// The same from the gateway's own conditions, for those who write `Connected`: so that `Ready` follows in one write, and not in a
+/// second one of the reconciler. None: nobody has looked at its site yet.
+pub fn gateway_after_link(gateway: &EGateway, now: Time) -> Option<Vec<Condition>> {
+    let site = gateway.status.condition(SITE_RESOLVED)?.clone();
+    let mut findings = Findings::of(gateway, now);
+    if site.status != ConditionStatus::True {
+        findings.counts(&site.reason, &site.message);
+    }
+    links::counts_connection(&mut findings, gateway);
+    Some(findings.summary())
 }
 
 pub fn service(service: &EService, world: &World, now: Time) -> Vec<Condition> {

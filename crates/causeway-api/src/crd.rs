@@ -106,6 +106,8 @@ fn printer_columns(kind: Kind) -> Vec<Value> {
             ("Site", "string", ".eSiteName"),
         ],
         Kind::ECommunity => &[("Members", "string", ".members")],
+        // A Kubernetes has these itself.
+        Kind::Namespace | Kind::Event | Kind::Service => &[],
     };
     let common = [
         ("Ready", "string", ".status.conditions[?(@.type==\"Ready\")].status"),

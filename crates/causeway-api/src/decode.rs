@@ -14,38 +14,40 @@ const DEPTH_MAX: usize = 128;
 // A client that sends more unknown fields than this has sent something else entirely.
 const UNKNOWN_MAX: usize = 100;
 
+// Whoever made this many mistakes of this sort has sent something else entirely; each costs a walk over the value.
+const WRONG_MAX: usize = 16;
+
+/// What reading a value came to. Without `wrong`, there is an object.
+struct Reading {
+    object: Option<Object>,
+    document: Value,
+    unknown: Vec<String>,
+    /// Values of the wrong type. In `document` a neutral one stands in the place of each.
+    wrong: Vec<FieldError>,
+}
+
 impl Object {
     /// Reads an object of `kind`. `kind` and `apiVersion` inside are the caller's to compare; null means absent, as in Kubernetes.
+    /// The errors are those of all fields that have the wrong type.
     pub fn decode(kind: Kind, value: Value) -> Result<Decoded, Vec<FieldError>> {
-        if !is_shallow(&value) {
-            dismantle(value);
-            return Err(vec![FieldError::invalid(
-                "",
-                "{…}",
-                format!("nested deeper than {DEPTH_MAX} levels"),
-            )]);
+        let Reading { object, document, unknown, wrong } = read(kind, value);
+        match object {
+            Some(object) if wrong.is_empty() => Ok(Decoded { object, document, unknown }),
+            _ => Err(wrong),
         }
-        let Value::Object(mut fields) = value else {
-            let what = format!("expected an object, found {}", type_name(&value));
-            return Err(vec![FieldError::wrong_type("", what)]);
-        };
-        fields.remove("kind");
-        fields.remove("apiVersion");
-        drop_nulls(&mut fields);
-        let value = Value::Object(fields);
+    }
 
-        let mut findings = Findings::default();
-        findings.walk(schema::of(kind), &value, &mut String::new());
-        let Findings { unknown, list_for_object } = findings;
-        if let Some(path) = list_for_object {
-            return Err(vec![FieldError::wrong_type(path, "expected an object, found a list")]);
-        }
-
-        let mut track = serde_path_to_error::Track::new();
-        let deserializer = serde_path_to_error::Deserializer::new(value, &mut track);
-        match Object::deserialize(kind, deserializer) {
-            Ok(object) => Ok(Decoded { object, unknown }),
-            Err(error) => Err(vec![refusal(track.path().to_string(), &error)]),
+    /// The same, with everything else that is wrong with the object beside its wrong types: one mistake hides no other.
+    pub fn decode_or_explain(kind: Kind, value: Value) -> Result<Decoded, Vec<FieldError>> {
+        let Reading { object, document, unknown, mut wrong } = read(kind, value);
+        match object {
+            Some(object) if wrong.is_empty() => Ok(Decoded { object, document, unknown }),
+            Some(object) => {
+                let more = further_errors(kind, object, &document, &wrong);
+                wrong.extend(more);
+                Err(wrong)
+            }
+            None => Err(wrong),
         }
     }
 
@@ -53,6 +55,155 @@ impl Object {
     pub fn from_stored(kind: Kind, stored: &[u8]) -> Result<Object, serde_json::Error> {
         Object::deserialize(kind, &mut serde_json::Deserializer::from_slice(stored))
     }
+}
+
+fn read(kind: Kind, value: Value) -> Reading {
+    let unreadable = |error: FieldError| Reading {
+        object: None,
+        document: Value::Null,
+        unknown: Vec::new(),
+        wrong: vec![error],
+    };
+    if !is_shallow(&value) {
+        dismantle(value);
+        return unreadable(FieldError::invalid("", "{…}", format!("nested deeper than {DEPTH_MAX} levels")));
+    }
+    let Value::Object(mut fields) = value else {
+        let what = format!("expected an object, found {}", type_name(&value));
+        return unreadable(FieldError::wrong_type("", what));
+    };
+    fields.remove("kind");
+    fields.remove("apiVersion");
+    drop_nulls(&mut fields);
+    let mut document = Value::Object(fields);
+
+    let mut findings = Findings::default();
+    findings.walk(schema::of(kind), &mut document, &mut String::new());
+    let Findings { unknown, mut wrong } = findings;
+    loop {
+        let mut track = serde_path_to_error::Track::new();
+        let deserializer = serde_path_to_error::Deserializer::new(&document, &mut track);
+        let error = match Object::deserialize(kind, deserializer) {
+            Ok(object) => return Reading { object: Some(object), document, unknown, wrong },
+            Err(error) => refusal(track.path().to_string(), &error),
+        };
+        // A value of the right type in its place lets the next mistake show. Where that did not help, it ends here.
+        let is_new = !wrong.iter().any(|known| known.path == error.path);
+        let path = error.path.clone();
+        if is_new && wrong.len() < WRONG_MAX {
+            wrong.push(error);
+        }
+        let replaced = is_new
+            && wrong.len() < WRONG_MAX
+            && !path.is_empty()
+            && replace_by_neutral(schema::of(kind), &mut document, &path).is_some();
+        if !replaced {
+            return Reading { object: None, document, unknown, wrong };
+        }
+    }
+}
+
+/// What is wrong with an object beside the values of a wrong type, which were replaced by neutral ones.
+fn further_errors(kind: Kind, mut object: Object, document: &Value, wrong: &[FieldError]) -> Vec<FieldError> {
+    object.default_fields();
+    let required = schema::of(kind).get("required").and_then(Value::as_array);
+    let is_needed = |path: &str| {
+        required.is_some_and(|names| names.iter().any(|name| name == path)) && document.get(path).is_none()
+    };
+    let is_own = |error: &FieldError| {
+        let replaced = wrong.iter().any(|wrong| is_within(&error.path, &wrong.path));
+        !replaced && (error.reason != FieldReason::Required || is_needed(&error.path))
+    };
+    let mut errors = object.validate(None);
+    let zeros = crate::document::refused_zeros(kind, document);
+    errors.extend(zeros.into_iter().filter(|zero| !wrong.iter().any(|wrong| wrong.path == zero.path)));
+    errors.retain(is_own);
+    errors
+}
+
+fn is_within(path: &str, place: &str) -> bool {
+    path.strip_prefix(place).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+}
+
+/// Puts a value of the type that the schema wants where `path` leads, such as `endpoints[1].port`.
+fn replace_by_neutral(schema: &Value, value: &mut Value, path: &str) -> Option<()> {
+    if path.is_empty() {
+        *value = neutral(schema)?;
+        return Some(());
+    }
+    if let Some(rest) = path.strip_prefix('[') {
+        let (index, rest) = rest.split_once(']')?;
+        let item = value.get_mut(index.parse::<usize>().ok()?)?;
+        return replace_by_neutral(schema.get("items")?, item, rest.strip_prefix('.').unwrap_or(rest));
+    }
+    // Keys of a map may hold dots and brackets; names of fields do not.
+    if let Some(schema) = schema.get("additionalProperties") {
+        return replace_by_neutral(schema, value.get_mut(path)?, "");
+    }
+    let end = path.find(['.', '[']).unwrap_or(path.len());
+    let (name, rest) = path.split_at(end);
+    let schema = schema.get("properties")?.get(name)?;
+    replace_by_neutral(schema, value.get_mut(name)?, rest.strip_prefix('.').unwrap_or(rest))
+}
+
+fn neutral(schema: &Value) -> Option<Value> {
+    if let Some(first) = schema.get("enum").and_then(|values| values.get(0)) {
+        return Some(first.clone());
+    }
+    match schema.get("type")?.as_str()? {
+        "string" if schema.get("format").is_some_and(|format| format == "date-time") => {
+            Some("1970-01-01T00:00:00Z".into())
+        }
+        "string" => Some("".into()),
+        "integer" => Some(0.into()),
+        "boolean" => Some(false.into()),
+        "array" => Some(Value::Array(Vec::new())),
+        "object" => Some(Value::Object(Map::new())),
+        _ => None,
+    }
+}
+
+/// The field that a writer of an unknown one may have meant: the nearest by spelling that stands in the same place.
+pub fn nearest_field(kind: Kind, unknown: &str) -> Option<String> {
+    let (place, name) = unknown.rsplit_once('.').unwrap_or(("", unknown));
+    let mut schema = schema::of(kind);
+    for step in place.split('.').filter(|step| !step.is_empty()) {
+        let (field, index) = step.split_once('[').map_or((step, None), |(field, rest)| (field, Some(rest)));
+        schema = schema.get("properties")?.get(field)?;
+        if index.is_some() {
+            schema = schema.get("items")?;
+        }
+    }
+    let names = schema.get("properties")?.as_object()?.keys();
+    nearest(names.map(String::as_str), name).map(str::to_owned)
+}
+
+/// The word that takes the fewest edits to become `written`, unless that is another word altogether.
+pub fn nearest<'a>(words: impl Iterator<Item = &'a str>, written: &str) -> Option<&'a str> {
+    // Longer than every name there is; also keeps the table small.
+    const LENGTH_MAX: usize = 64;
+    if written.chars().count() > LENGTH_MAX {
+        return None;
+    }
+    let edits_max = 1 + written.chars().count() / 4;
+    let counted = words.map(|word| (edits(&word.to_lowercase(), &written.to_lowercase()), word));
+    counted.filter(|(edits, _)| *edits <= edits_max).min_by_key(|(edits, _)| *edits).map(|(_, word)| word)
+}
+
+/// Levenshtein's distance: letters put in, taken out or changed.
+fn edits(from: &str, to: &str) -> usize {
+    let to: Vec<char> = to.chars().collect();
+    let mut row: Vec<usize> = (0..=to.len()).collect();
+    for (above, letter) in from.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = above + 1;
+        for (index, other) in to.iter().enumerate() {
+            let changed = diagonal + usize::from(letter != *other);
+            diagonal = row[index + 1];
+            row[index + 1] = changed.min(diagonal + 1).min(row[index] + 1);
+        }
+    }
+    row[to.len()]
 }
 
 /// Says serde's words in ours: what was found, what is expected.
@@ -151,35 +302,42 @@ fn drop_nulls_in(value: &mut Value) {
 struct Findings {
     unknown: Vec<String>,
     /// Where a list stands for an object. Serde would take its items for the fields, in the order they are declared.
-    list_for_object: Option<String>,
+    wrong: Vec<FieldError>,
 }
 
 impl Findings {
-    /// Walks value and schema side by side. Recursion is as deep as the schema, not as the value.
-    fn walk(&mut self, schema: &Value, value: &Value, path: &mut String) {
+    /// Walks value and schema side by side, and takes out what the schema does not know. Recursion is as deep as the schema,
+    /// not as the value.
+    fn walk(&mut self, schema: &Value, value: &mut Value, path: &mut String) {
         let length = path.len();
         let properties = schema.get("properties").and_then(Value::as_object);
         match (value, properties) {
-            (Value::Object(fields), Some(properties)) => {
-                for (key, value) in fields {
-                    if !path.is_empty() {
-                        path.push('.');
-                    }
-                    path.push_str(key);
-                    match properties.get(key) {
-                        Some(schema) => self.walk(schema, value, path),
-                        None if self.unknown.len() < UNKNOWN_MAX => {
-                            self.unknown.push(path.chars().take(256).collect());
-                        }
-                        None => {}
-                    }
-                    path.truncate(length);
+            (Value::Object(fields), Some(properties)) => fields.retain(|key, value| {
+                if !path.is_empty() {
+                    path.push('.');
                 }
+                path.push_str(key);
+                let known = properties.get(key);
+                match known {
+                    Some(schema) => self.walk(schema, value, path),
+                    None if self.unknown.len() < UNKNOWN_MAX => {
+                        self.unknown.push(path.chars().take(256).collect());
+                    }
+                    None => {}
+                }
+                path.truncate(length);
+                known.is_some()
+            }),
+            (value @ Value::Array(_), Some(_)) => {
+                if self.wrong.len() < WRONG_MAX {
+                    let what = "expected an object, found a list";
+                    self.wrong.push(FieldError::wrong_type(path.clone(), what));
+                }
+                *value = Value::Object(Map::new());
             }
-            (Value::Array(_), Some(_)) => self.list_for_object = Some(path.clone()),
             (Value::Array(items), None) => {
                 let Some(schema) = schema.get("items") else { return };
-                for (index, value) in items.iter().enumerate() {
+                for (index, value) in items.iter_mut().enumerate() {
                     path.push_str(&format!("[{index}]"));
                     self.walk(schema, value, path);
                     path.truncate(length);

@@ -11,6 +11,7 @@ use crate::{ApiVersion, GROUP, Kind, VERSION};
 pub const CATEGORY: &str = "causeway";
 
 const VERBS: [&str; 8] = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
+const READ_VERBS: [&str; 3] = ["get", "list", "watch"];
 const STATUS_VERBS: [&str; 3] = ["get", "patch", "update"];
 
 /// Versions of the aggregated form that clients ask for, newest first.
@@ -95,6 +96,9 @@ pub fn resource_list(group: &str) -> Option<Value> {
     let (group_version, resources) = match group {
         "" => (ApiVersion::Core.as_str().to_string(), kind_resources(ApiVersion::Core)),
         GROUP => (ApiVersion::Group.as_str().to_string(), kind_resources(ApiVersion::Group)),
+        events if events == ApiVersion::Events.group() => {
+            (ApiVersion::Events.as_str().to_string(), kind_resources(ApiVersion::Events))
+        }
         other => (format!("{other}/v1"), review_resources(other)?),
     };
     Some(json!({
@@ -114,6 +118,9 @@ pub fn aggregated_core(form: Aggregated) -> Value {
 pub fn aggregated_groups(form: Aggregated) -> Value {
     let items = groups().map(|group| match group {
         GROUP => aggregated_item(group, aggregated_kinds(ApiVersion::Group)),
+        events if events == ApiVersion::Events.group() => {
+            aggregated_item(events, aggregated_kinds(ApiVersion::Events))
+        }
         other => aggregated_item(other, aggregated_reviews(other)),
     });
     aggregated(form, items.collect())
@@ -122,7 +129,7 @@ pub fn aggregated_groups(form: Aggregated) -> Value {
 fn groups() -> impl Iterator<Item = &'static str> {
     let mut groups: Vec<&str> = REVIEWS.into_iter().map(|review| review.group).collect();
     groups.dedup();
-    std::iter::once(GROUP).chain(groups)
+    [GROUP, ApiVersion::Events.group()].into_iter().chain(groups)
 }
 
 fn group_body(name: &str) -> Value {
@@ -131,22 +138,39 @@ fn group_body(name: &str) -> Value {
 }
 
 fn kind_resources(version: ApiVersion) -> Vec<Value> {
-    Kind::ALL.into_iter().flat_map(|kind| [kind_resource(kind, version), status_resource(kind)]).collect()
+    let resources = |kind: Kind| {
+        std::iter::once(kind_resource(kind, version)).chain(kind.has_status().then(|| status_resource(kind)))
+    };
+    kinds(version).flat_map(resources).collect()
 }
 
 fn kind_resource(kind: Kind, version: ApiVersion) -> Value {
     let mut resource = json!({
         "name": kind.plural(),
         "singularName": kind.singular(),
-        "namespaced": false,
+        "namespaced": kind.is_namespaced(),
         "kind": kind.name(),
-        "verbs": VERBS,
+        "verbs": verbs(kind),
     });
-    if version == ApiVersion::Group {
+    name_shortly(&mut resource, kind, version);
+    resource
+}
+
+fn kinds(version: ApiVersion) -> impl Iterator<Item = Kind> {
+    Kind::SERVED.into_iter().filter(move |kind| kind.versions().contains(&version))
+}
+
+fn verbs(kind: Kind) -> &'static [&'static str] {
+    if kind.is_read_only() { &READ_VERBS } else { &VERBS }
+}
+
+fn name_shortly(resource: &mut Value, kind: Kind, version: ApiVersion) {
+    if version == ApiVersion::Group || !kind.is_ours() {
         resource["shortNames"] = json!([kind.short()]);
+    }
+    if version == ApiVersion::Group {
         resource["categories"] = json!([CATEGORY]);
     }
-    resource
 }
 
 fn status_resource(kind: Kind) -> Value {
@@ -197,18 +221,19 @@ fn aggregated_kinds(version: ApiVersion) -> Vec<Value> {
         let mut resource = json!({
             "resource": kind.plural(),
             "responseKind": response_kind,
-            "scope": "Cluster",
+            "scope": if kind.is_namespaced() { "Namespaced" } else { "Cluster" },
             "singularResource": kind.singular(),
-            "verbs": VERBS,
-            "subresources": [{ "subresource": "status", "responseKind": response_kind, "verbs": STATUS_VERBS }],
+            "verbs": verbs(kind),
         });
-        if version == ApiVersion::Group {
-            resource["shortNames"] = json!([kind.short()]);
-            resource["categories"] = json!([CATEGORY]);
+        if kind.has_status() {
+            let status =
+                json!({ "subresource": "status", "responseKind": response_kind, "verbs": STATUS_VERBS });
+            resource["subresources"] = json!([status]);
         }
+        name_shortly(&mut resource, kind, version);
         resource
     };
-    Kind::ALL.into_iter().map(resource).collect()
+    kinds(version).map(resource).collect()
 }
 
 fn aggregated_reviews(group: &str) -> Vec<Value> {
@@ -242,6 +267,24 @@ mod tests {
             }
         }
         assert_eq!(resource_list("apps"), None);
+    }
+
+    #[test]
+    fn the_kinds_of_kubernetes_are_told_as_kubernetes_tells_them() {
+        let check = |group: &str, name: &str, namespaced: bool, writable: bool| {
+            let list = resource_list(group).unwrap();
+            let resources = list["resources"].as_array().unwrap();
+            let found = resources.iter().find(|resource| resource["name"] == name).unwrap();
+            assert_eq!(found["namespaced"], namespaced, "{group} {name}");
+            let verbs = found["verbs"].as_array().unwrap();
+            assert_eq!(verbs.contains(&json!("create")), writable, "{group} {name}");
+            assert!(!resources.iter().any(|other| other["name"] == format!("{name}/status")));
+        };
+        check("", "namespaces", false, false);
+        check("", "services", true, false);
+        check("", "events", true, true);
+        check("events.k8s.io", "events", true, true);
+        assert_eq!(resource_list("events.k8s.io").unwrap()["groupVersion"], "events.k8s.io/v1");
     }
 
     #[test]

@@ -1,27 +1,36 @@
-//! The eight kinds: their names here, their fields in one file each.
+//! The kinds: how each is served here, its fields in one file each.
 //!
-//! A file below holds the fields of one kind as a client writes them, the defaults, and what is refused.
+//! Eight kinds are Causeway's own (`Kind::ALL`). Three more are Kubernetes' (`Kind::FOREIGN`), because its tools look for them in
+//! every server. A file below holds the fields of one kind as a client writes them, the defaults, and what is refused.
 //! Relations between objects are not looked at here: references may dangle, and `conditions` speaks about them.
 
 mod community;
+pub mod event;
 mod expose;
 mod gateway;
+mod namespace;
 mod policy;
 mod presence;
 mod server;
 mod service;
+mod services;
 mod site;
 
 use std::fmt;
 
 pub use community::ECommunity;
+pub use event::{Event, EventSeries, EventSource, EventType, ObjectReference};
 pub use expose::ServiceExpose;
 pub use gateway::{EGateway, PRESENCE_CIDR_DEFAULT};
+pub use namespace::{NAMESPACE, Namespace};
 pub use policy::{EPolicy, HttpRule, Limits};
 pub use presence::VirtualPresence;
 pub use server::EServer;
 pub use service::{BackendTls, BackendTlsMode, EService, Endpoint, HealthCheck, HealthCheckType, Protocol};
+pub use services::Service;
 pub use site::ESite;
+
+use crate::wire::ApiVersion;
 
 /// Which kind an object is of.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -34,6 +43,9 @@ pub enum Kind {
     ServiceExpose,
     VirtualPresence,
     ECommunity,
+    Namespace,
+    Event,
+    Service,
 }
 
 impl Kind {
@@ -48,6 +60,25 @@ impl Kind {
         Kind::ECommunity,
     ];
 
+    /// Kinds of Kubernetes that its tools look for: kopf waits for namespaces, `kubectl describe` shows events, and
+    /// `kubectl cluster-info` asks for services, of which there are none here.
+    pub const FOREIGN: [Kind; 3] = [Kind::Namespace, Kind::Event, Kind::Service];
+
+    /// Everything that is served.
+    pub const SERVED: [Kind; 11] = [
+        Kind::ESite,
+        Kind::EGateway,
+        Kind::EService,
+        Kind::EServer,
+        Kind::EPolicy,
+        Kind::ServiceExpose,
+        Kind::VirtualPresence,
+        Kind::ECommunity,
+        Kind::Namespace,
+        Kind::Event,
+        Kind::Service,
+    ];
+
     /// As written in `kind:`.
     pub const fn name(self) -> &'static str {
         match self {
@@ -59,6 +90,9 @@ impl Kind {
             Kind::ServiceExpose => "ServiceExpose",
             Kind::VirtualPresence => "VirtualPresence",
             Kind::ECommunity => "ECommunity",
+            Kind::Namespace => "Namespace",
+            Kind::Event => "Event",
+            Kind::Service => "Service",
         }
     }
 
@@ -73,6 +107,9 @@ impl Kind {
             Kind::ServiceExpose => "ServiceExposeList",
             Kind::VirtualPresence => "VirtualPresenceList",
             Kind::ECommunity => "ECommunityList",
+            Kind::Namespace => "NamespaceList",
+            Kind::Event => "EventList",
+            Kind::Service => "ServiceList",
         }
     }
 
@@ -87,6 +124,9 @@ impl Kind {
             Kind::ServiceExpose => "serviceexposes",
             Kind::VirtualPresence => "virtualpresences",
             Kind::ECommunity => "ecommunities",
+            Kind::Namespace => "namespaces",
+            Kind::Event => "events",
+            Kind::Service => "services",
         }
     }
 
@@ -100,6 +140,9 @@ impl Kind {
             Kind::ServiceExpose => "serviceexpose",
             Kind::VirtualPresence => "virtualpresence",
             Kind::ECommunity => "ecommunity",
+            Kind::Namespace => "namespace",
+            Kind::Event => "event",
+            Kind::Service => "service",
         }
     }
 
@@ -114,14 +157,61 @@ impl Kind {
             Kind::ServiceExpose => "sx",
             Kind::VirtualPresence => "vp",
             Kind::ECommunity => "ecom",
+            Kind::Namespace => "ns",
+            Kind::Event => "ev",
+            Kind::Service => "svc",
         }
     }
 
+    /// The API versions it is served under, the preferred one last.
+    pub const fn versions(self) -> &'static [ApiVersion] {
+        match self {
+            Kind::Namespace | Kind::Service => &[ApiVersion::Core],
+            Kind::Event => &[ApiVersion::Core, ApiVersion::Events],
+            _ => &[ApiVersion::Core, ApiVersion::Group],
+        }
+    }
+
+    /// Is it one of Causeway's own eight?
+    pub const fn is_ours(self) -> bool {
+        !matches!(self, Kind::Namespace | Kind::Event | Kind::Service)
+    }
+
+    /// Do its objects live in a namespace? There is one namespace, `NAMESPACE`.
+    pub const fn is_namespaced(self) -> bool {
+        matches!(self, Kind::Event | Kind::Service)
+    }
+
+    /// Can clients only read it?
+    pub const fn is_read_only(self) -> bool {
+        matches!(self, Kind::Namespace | Kind::Service)
+    }
+
+    /// Does it have the subresource `status`?
+    pub const fn has_status(self) -> bool {
+        self.is_ours()
+    }
+
+    /// The largest stored object, in bytes. etcd refuses values above 1.5 MiB. Events are many and small: 8192 of them take at
+    /// most 128 MiB.
+    pub const fn object_bytes_max(self) -> usize {
+        match self {
+            Kind::Event => 16 << 10,
+            _ => 1 << 20,
+        }
+    }
+
+    /// The kind of a path under an API version.
+    pub fn served(version: ApiVersion, plural: &str) -> Option<Kind> {
+        Kind::SERVED.into_iter().find(|kind| kind.plural() == plural && kind.versions().contains(&version))
+    }
+
+    /// One of the eight, by its plural.
     pub fn from_plural(plural: &str) -> Option<Kind> {
         Kind::ALL.into_iter().find(|kind| kind.plural() == plural)
     }
 
-    /// By the exact name in `kind:`.
+    /// One of the eight, by the exact name in `kind:`.
     pub fn from_name(name: &str) -> Option<Kind> {
         Kind::ALL.into_iter().find(|kind| kind.name() == name)
     }
@@ -157,5 +247,23 @@ mod tests {
             assert_eq!(kind.list_name(), format!("{}List", kind.name()));
         }
         assert_eq!(Kind::from_word("pods"), None);
+    }
+
+    #[test]
+    fn the_kinds_of_kubernetes_are_found_under_their_own_versions_alone() {
+        let check =
+            |version, plural, expected| assert_eq!(Kind::served(version, plural), expected, "{plural}");
+        check(ApiVersion::Core, "namespaces", Some(Kind::Namespace));
+        check(ApiVersion::Group, "namespaces", None);
+        check(ApiVersion::Core, "events", Some(Kind::Event));
+        check(ApiVersion::Events, "events", Some(Kind::Event));
+        check(ApiVersion::Group, "events", None);
+        check(ApiVersion::Events, "esites", None);
+        check(ApiVersion::Group, "esites", Some(Kind::ESite));
+        for (index, kind) in Kind::SERVED.into_iter().enumerate() {
+            assert_eq!(kind as usize, index);
+            assert_eq!(kind.is_ours(), Kind::ALL.contains(&kind));
+            assert_ne!(kind.is_ours(), Kind::FOREIGN.contains(&kind));
+        }
     }
 }

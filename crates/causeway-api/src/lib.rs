@@ -1,12 +1,13 @@
 //! The words of Causeway: kinds, metadata, selectors, watch events and Status.
 //!
 //! Values in, values out. No clock, no socket, no file, no async runtime.
-//! A newcomer reads in the order below: metadata, the eight kinds, how they become bytes, what is refused and why,
+//! A newcomer reads in the order below: metadata, the kinds, how they become bytes, what is refused and why,
 //! and last the documents that describe them to clients.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
 
 pub mod decode;
+pub mod document;
 pub mod kinds;
 pub mod meta;
 pub mod object;
@@ -23,6 +24,8 @@ pub mod allocate;
 pub mod conditions;
 pub mod crd;
 pub mod discovery;
+pub mod events;
+pub mod garbage;
 pub mod openapi;
 pub mod presence;
 pub mod world;
@@ -50,5 +53,9 @@ pub use world::World;
 
 /// The API group all kinds belong to.
 pub const GROUP: &str = "causeway.io";
+/// The name of the central site and of its gateway.
+pub const CLOUD: &str = "cloud";
+/// The annotation with which a protected object may be deleted, when it says "true".
+pub const ALLOW_DELETE: &str = "causeway.io/allow-delete";
 /// The only version so far.
 pub const VERSION: &str = "v1";

@@ -65,7 +65,8 @@ pub struct ObjectMeta {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
 
-    /// Objects this one belongs to.
+    /// Objects this one belongs to. When the last of them is gone this object is deleted too; an owner of a kind that this
+    /// server does not have counts as being there.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["uid"], "x-kubernetes-patch-merge-key" = "uid", "x-kubernetes-patch-strategy" = "merge"))]
     pub owner_references: Vec<OwnerReference>,
@@ -103,7 +104,7 @@ pub struct OwnerReference {
     /// True when the owner is the controller that manages this object.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub controller: Option<bool>,
-    /// True when the owner must not go away before this object.
+    /// True when an owner that is deleted in the foreground must not go away before this object.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub block_owner_deletion: Option<bool>,
 }
@@ -163,11 +164,20 @@ pub struct ObjectStatus {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"], "x-kubernetes-patch-merge-key" = "type", "x-kubernetes-patch-strategy" = "merge"))]
     pub conditions: Vec<Condition>,
+
+    /// Of an EGateway only: when its present session began or, while it is away, when its last session ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_seen: Option<Time>,
+
+    /// Of an EGateway only: why its last session ended. Stopped, LinkLost, Revoked, CertificateExpired, Superseded, CloudStopped
+    /// or Refused. Kept while the gateway is connected again.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub last_disconnect_reason: String,
 }
 
 impl ObjectStatus {
     pub fn is_empty(&self) -> bool {
-        self.observed_generation == 0 && self.conditions.is_empty()
+        *self == ObjectStatus::default()
     }
 
     pub fn condition(&self, kind: &str) -> Option<&Condition> {

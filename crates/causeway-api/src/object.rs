@@ -10,7 +10,8 @@ use serde::de::DeserializeOwned;
 use crate::check;
 use crate::field::{Errors, FieldError};
 use crate::kinds::{
-    ECommunity, EGateway, EPolicy, EServer, EService, ESite, Kind, ServiceExpose, VirtualPresence,
+    ECommunity, EGateway, EPolicy, EServer, EService, ESite, Event, Kind, Namespace, Service, ServiceExpose,
+    VirtualPresence,
 };
 use crate::meta::{ObjectMeta, ObjectStatus};
 
@@ -32,24 +33,26 @@ pub trait Resource:
 #[derive(Clone, PartialEq, Debug)]
 pub struct Decoded {
     pub object: Object,
+    /// What the client wrote, without what is unknown and without nulls: `Object::document` keeps its zero values.
+    pub document: serde_json::Value,
     /// Paths of unknown fields, for a warning or, when the client asked for strictness, a refusal.
     pub unknown: Vec<String>,
 }
 
-/// Writes out, for each kind, what only differs by its name.
+/// Writes out, for each kind, what only differs by its name. Each is followed by how an `Object` holds it.
 macro_rules! objects {
-    ($($kind:ident),*) => {
+    ($($kind:ident: $held:ty),*) => {
         /// An object of any kind.
         #[derive(Clone, PartialEq, Debug)]
         pub enum Object {
-            $($kind($kind)),*
+            $($kind($held)),*
         }
 
         impl Object {
             /// An object of this kind with nothing in it.
             pub fn empty(kind: Kind) -> Object {
                 match kind {
-                    $(Kind::$kind => Object::$kind($kind::default())),*
+                    $(Kind::$kind => Object::$kind(Default::default())),*
                 }
             }
 
@@ -108,7 +111,12 @@ macro_rules! objects {
                 }
             }
         }
+    };
+}
 
+/// Writes out the trait for kinds that an `Object` holds as they are.
+macro_rules! resources {
+    ($($kind:ident),*) => {
         $(
             impl Resource for $kind {
                 const KIND: Kind = Kind::$kind;
@@ -153,7 +161,39 @@ macro_rules! objects {
     };
 }
 
-objects!(ESite, EGateway, EService, EServer, EPolicy, ServiceExpose, VirtualPresence, ECommunity);
+objects!(
+    ESite: ESite,
+    EGateway: EGateway,
+    EService: EService,
+    EServer: EServer,
+    EPolicy: EPolicy,
+    ServiceExpose: ServiceExpose,
+    VirtualPresence: VirtualPresence,
+    ECommunity: ECommunity,
+    Namespace: Namespace,
+    // Larger than the others, and not kept in a `World`: the size of an `Object` is not to follow it.
+    Event: Box<Event>,
+    Service: Service
+);
+
+resources!(
+    ESite,
+    EGateway,
+    EService,
+    EServer,
+    EPolicy,
+    ServiceExpose,
+    VirtualPresence,
+    ECommunity,
+    Namespace,
+    Service
+);
+
+impl From<Event> for Object {
+    fn from(event: Event) -> Object {
+        Object::Event(Box::new(event))
+    }
+}
 
 impl Object {
     pub fn name(&self) -> &str {
@@ -172,14 +212,20 @@ impl Object {
             Object::EService(service) => service.default_fields(),
             Object::EServer(server) => server.default_fields(),
             Object::ServiceExpose(expose) => expose.default_fields(),
-            Object::ESite(_) | Object::EPolicy(_) | Object::VirtualPresence(_) | Object::ECommunity(_) => {}
+            Object::Event(event) => event.default_fields(),
+            Object::ESite(_)
+            | Object::EPolicy(_)
+            | Object::VirtualPresence(_)
+            | Object::ECommunity(_)
+            | Object::Namespace(_)
+            | Object::Service(_) => {}
         }
     }
 
     /// Everything that is wrong with the object itself; with `old`, also what an update may not change.
     pub fn validate(&self, old: Option<&Object>) -> Vec<FieldError> {
         let mut errors = Errors::default();
-        check::meta::metadata(&mut errors, self.metadata(), old.map(Object::metadata));
+        check::meta::metadata(&mut errors, self.kind(), self.metadata(), old.map(Object::metadata));
         self.check_fields(&mut errors);
         check::meta::conditions(&mut errors, &self.status().conditions);
         errors.into_vec()

@@ -6,11 +6,12 @@
 mod definitions;
 pub mod gnostic;
 mod operations;
+mod reviews;
 mod v2;
 mod v3;
 
 pub use v2::v2;
-pub use v3::{v3, v3_index};
+pub use v3::{v3, v3_index, v3_reviews};
 
 /// `/openapi/v2` as protobuf, for `application/com.github.proto-openapi.spec.v2@v1.0+protobuf`.
 pub fn v2_protobuf() -> Vec<u8> {

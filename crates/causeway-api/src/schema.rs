@@ -12,7 +12,8 @@ use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value};
 
 use crate::kinds::{
-    ECommunity, EGateway, EPolicy, EServer, EService, ESite, Kind, ServiceExpose, VirtualPresence,
+    ECommunity, EGateway, EPolicy, EServer, EService, ESite, Event, Kind, Namespace, Service, ServiceExpose,
+    VirtualPresence,
 };
 use crate::meta::ListMeta;
 use crate::status::Status;
@@ -23,14 +24,14 @@ const DEFAULT: &str = "x-causeway-default";
 /// The schema of a kind's fields, without `kind` and `apiVersion`.
 pub fn of(kind: Kind) -> &'static Value {
     static SCHEMAS: OnceLock<Vec<Value>> = OnceLock::new();
-    let schemas = SCHEMAS.get_or_init(|| Kind::ALL.into_iter().map(inlined).collect());
+    let schemas = SCHEMAS.get_or_init(|| Kind::SERVED.into_iter().map(inlined).collect());
     &schemas[kind as usize]
 }
 
 /// The schema of every type, by the type's name, with `$ref: #/definitions/NAME` where one holds another.
 pub fn definitions() -> BTreeMap<String, Value> {
     let mut generator = generator(false);
-    for kind in Kind::ALL {
+    for kind in Kind::SERVED {
         for_kind(kind, &mut generator);
     }
     generator.subschema_for::<ListMeta>();
@@ -70,6 +71,9 @@ fn for_kind(kind: Kind, generator: &mut SchemaGenerator) -> Value {
         Kind::ServiceExpose => schema::<ServiceExpose>(generator),
         Kind::VirtualPresence => schema::<VirtualPresence>(generator),
         Kind::ECommunity => schema::<ECommunity>(generator),
+        Kind::Namespace => schema::<Namespace>(generator),
+        Kind::Event => schema::<Event>(generator),
+        Kind::Service => schema::<Service>(generator),
     }
 }
 

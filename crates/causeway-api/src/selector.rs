@@ -15,7 +15,8 @@ use serde::Deserialize;
 pub use fields::{FieldSelector, selectable_fields};
 pub use labels::{LabelSelector, Requirement};
 
-use crate::kinds::Kind;
+use crate::ApiVersion;
+use crate::kinds::{Event, Kind};
 use crate::object::Object;
 
 /// Both selectors of a request.
@@ -74,6 +75,43 @@ pub struct Facets<'a> {
     allowed_servers: Vec<Text<'a>>,
     allowed_sites: Vec<Text<'a>>,
     members: Vec<Text<'a>>,
+    involved_object: ReferenceFacets<'a>,
+    reason: Text<'a>,
+    #[serde(rename = "type")]
+    event_type: Text<'a>,
+    reporting_component: Text<'a>,
+    source: SourceFacets<'a>,
+}
+
+/// The object an event is about.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct ReferenceFacets<'a> {
+    #[serde(borrow)]
+    kind: Text<'a>,
+    namespace: Text<'a>,
+    name: Text<'a>,
+    uid: Text<'a>,
+    api_version: Text<'a>,
+    resource_version: Text<'a>,
+    field_path: Text<'a>,
+}
+
+/// Our kinds are the same objects under both versions.
+static OUR_VERSIONS: [Text<'static>; 2] =
+    [Text(Cow::Borrowed(ApiVersion::Core.as_str())), Text(Cow::Borrowed(ApiVersion::Group.as_str()))];
+
+impl ReferenceFacets<'_> {
+    fn is_ours(&self) -> bool {
+        Kind::from_name(&self.kind.0).is_some() && OUR_VERSIONS.contains(&self.api_version)
+    }
+}
+
+#[derive(Clone, PartialEq, Eq, Default, Debug, Deserialize)]
+#[serde(default)]
+struct SourceFacets<'a> {
+    #[serde(borrow)]
+    component: Text<'a>,
 }
 
 #[derive(Clone, PartialEq, Eq, Default, Debug, Deserialize)]
@@ -81,6 +119,7 @@ pub struct Facets<'a> {
 struct MetadataFacets<'a> {
     #[serde(borrow)]
     name: Text<'a>,
+    namespace: Text<'a>,
     labels: BTreeMap<Text<'a>, Text<'a>>,
 }
 
@@ -134,9 +173,12 @@ impl<'a> Facets<'a> {
             Object::ECommunity(community) => {
                 Facets { members: texts(&community.members), ..Facets::default() }
             }
+            Object::Namespace(_) | Object::Service(_) => Facets::default(),
+            Object::Event(event) => event_facets(event),
         };
         let metadata = object.metadata();
         facets.metadata.name = text(&metadata.name);
+        facets.metadata.namespace = text(&metadata.namespace);
         facets.metadata.labels =
             metadata.labels.iter().map(|(key, value)| (text(key), text(value))).collect();
         facets
@@ -153,8 +195,27 @@ impl<'a> Facets<'a> {
     /// The values of a field: one for a plain field, all entries for a list.
     fn field(&self, field: &str) -> &[Text<'a>] {
         use std::slice::from_ref;
+        let involved = &self.involved_object;
         match field {
             "metadata.name" => from_ref(&self.metadata.name),
+            "metadata.namespace" => from_ref(&self.metadata.namespace),
+            "involvedObject.kind" | "regarding.kind" => from_ref(&involved.kind),
+            "involvedObject.namespace" | "regarding.namespace" => from_ref(&involved.namespace),
+            "involvedObject.name" | "regarding.name" => from_ref(&involved.name),
+            "involvedObject.uid" | "regarding.uid" => from_ref(&involved.uid),
+            // kubectl asks with the version it prefers, and the events name the other.
+            "involvedObject.apiVersion" | "regarding.apiVersion" if involved.is_ours() => &OUR_VERSIONS,
+            "involvedObject.apiVersion" | "regarding.apiVersion" => from_ref(&involved.api_version),
+            "involvedObject.resourceVersion" | "regarding.resourceVersion" => {
+                from_ref(&involved.resource_version)
+            }
+            "involvedObject.fieldPath" | "regarding.fieldPath" => from_ref(&involved.field_path),
+            "reason" => from_ref(&self.reason),
+            "type" => from_ref(&self.event_type),
+            "reportingComponent" | "reportingController" => from_ref(&self.reporting_component),
+            // As in Kubernetes: the reporting component stands in for a source that is not given.
+            "source" if self.source.component.0.is_empty() => from_ref(&self.reporting_component),
+            "source" => from_ref(&self.source.component),
             "eSiteName" => from_ref(&self.e_site_name),
             "eServiceName" => from_ref(&self.e_service_name),
             "virtualIp" => from_ref(&self.virtual_ip),
@@ -165,6 +226,26 @@ impl<'a> Facets<'a> {
             "members" => &self.members,
             _ => &[],
         }
+    }
+}
+
+fn event_facets(event: &Event) -> Facets<'_> {
+    let involved = &event.involved_object;
+    Facets {
+        involved_object: ReferenceFacets {
+            kind: text(&involved.kind),
+            namespace: text(&involved.namespace),
+            name: text(&involved.name),
+            uid: text(&involved.uid),
+            api_version: text(&involved.api_version),
+            resource_version: text(&involved.resource_version),
+            field_path: text(&involved.field_path),
+        },
+        reason: text(&event.reason),
+        event_type: text(&event.kind),
+        reporting_component: text(&event.reporting_component),
+        source: SourceFacets { component: text(&event.source.component) },
+        ..Facets::default()
     }
 }
 

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 pub use text::{age, bytes};
 
 use crate::figures::GatewayFigures;
-use crate::kinds::{EGateway, EPolicy, EServer, EService, Kind, Limits, ServiceExpose};
+use crate::kinds::{EGateway, EPolicy, EServer, EService, Event, Kind, Limits, ServiceExpose};
 use crate::object::Object;
 use crate::{ConditionStatus, Time, allocate, conditions};
 
@@ -144,6 +144,24 @@ pub fn columns(kind: Kind) -> &'static [Column] {
         Kind::ECommunity => {
             const { &[NAME, column("Members", "Sites that may talk directly."), READY, AGE, REASON] }
         }
+        Kind::Namespace => const { &[NAME, column("Status", "The phase of the namespace."), AGE] },
+        Kind::Service => const { &[NAME, AGE] },
+        Kind::Event => {
+            const {
+                &[
+                    column("Last Seen", "Time since it was last seen."),
+                    column("Type", "Normal or Warning."),
+                    column("Reason", "Why, as one word."),
+                    column("Object", "The object it is about."),
+                    wide("Subobject", "The part of the object it is about."),
+                    wide("Source", "The component that reports it."),
+                    column("Message", "What happened."),
+                    wide("First Seen", "Time since it was first seen."),
+                    integer("Count", "How often it happened.", 1),
+                    wide("Name", "Name of the object."),
+                ]
+            }
+        }
     }
 }
 
@@ -226,7 +244,38 @@ pub fn cells(object: &Object, now: Time, figures: Option<&GatewayFigures>) -> Ve
             reason,
         ],
         Object::ECommunity(community) => vec![name, text::list(&community.members), ready, age, reason],
+        Object::Namespace(namespace) => vec![name, text::word(&namespace.state.phase), age],
+        Object::Service(_) => vec![name, age],
+        Object::Event(event) => event_cells(event, now, name),
     }
+}
+
+fn event_cells(event: &Event, now: Time, name: Value) -> Vec<Value> {
+    let since = |time: Option<Time>| match time {
+        Some(time) => age(now.since(time)).into(),
+        None => Value::from("<unknown>"),
+    };
+    let involved = &event.involved_object;
+    let object = format!("{}/{}", involved.kind.to_lowercase(), involved.name);
+    let component = match event.source.component.as_str() {
+        "" => event.reporting_component.as_str(),
+        component => component,
+    };
+    let host = if event.source.host.is_empty() { &event.reporting_instance } else { &event.source.host };
+    let source = if host.is_empty() { component.to_owned() } else { format!("{component}, {host}") };
+    let first = event.first_timestamp.or(event.event_time.map(|time| time.time()));
+    vec![
+        since(event.last_seen()),
+        text::word(&event.kind),
+        text::word(&event.reason),
+        object.into(),
+        event.involved_object.field_path.as_str().into(),
+        source.into(),
+        event.message.trim().into(),
+        since(first.or(event.metadata.creation_timestamp)),
+        event.occurrences().into(),
+        name,
+    ]
 }
 
 fn gateway_cells(

@@ -83,6 +83,53 @@ impl JsonSchema for Time {
     }
 }
 
+/// A moment in microseconds that prints as `2026-11-15T19:17:31.123456Z`: Kubernetes' MicroTime. Go reads it only with all six
+/// digits.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct MicroTime(Timestamp);
+
+impl MicroTime {
+    pub fn new(moment: Timestamp) -> MicroTime {
+        let moment = moment.clamp(Time::from_second(SECOND_MIN).0, Time::from_second(SECOND_MAX).0);
+        MicroTime(Timestamp::from_microsecond(moment.as_microsecond()).unwrap_or(moment))
+    }
+
+    /// The second that holds it.
+    pub fn time(self) -> Time {
+        Time::new(self.0)
+    }
+}
+
+impl Serialize for MicroTime {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&format_args!("{:.6}", self.0))
+    }
+}
+
+impl<'de> Deserialize<'de> for MicroTime {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<MicroTime, D::Error> {
+        let text = Cow::<str>::deserialize(deserializer)?;
+        text.parse().map(MicroTime::new).map_err(|_| {
+            let example = "a time like \"2026-11-15T19:17:31.123456Z\"";
+            de::Error::invalid_value(de::Unexpected::Str(&text), &example)
+        })
+    }
+}
+
+impl JsonSchema for MicroTime {
+    fn schema_name() -> Cow<'static, str> {
+        "MicroTime".into()
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "string", "format": "date-time" })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -100,5 +147,18 @@ mod tests {
     fn check(text: &str, expected: &str) {
         let time: Time = serde_json::from_value(text.into()).unwrap();
         assert_eq!(serde_json::to_value(time).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_micro_time_has_six_digits() {
+        for (text, expected) in [
+            ("2026-11-15T19:17:31Z", "2026-11-15T19:17:31.000000Z"),
+            ("2026-11-15T19:17:31.1234567Z", "2026-11-15T19:17:31.123456Z"),
+            ("2026-11-15T20:17:31.5+01:00", "2026-11-15T19:17:31.500000Z"),
+            ("1969-12-31T23:59:59.5Z", "1969-12-31T23:59:59.500000Z"),
+        ] {
+            let time: MicroTime = serde_json::from_value(text.into()).unwrap();
+            assert_eq!(serde_json::to_value(time).unwrap(), expected);
+        }
     }
 }

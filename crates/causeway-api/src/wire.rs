@@ -6,6 +6,7 @@
 use bytes::Bytes;
 use serde_json::Value;
 
+use crate::kinds::event;
 use crate::object::Object;
 use crate::{GROUP, Kind, VERSION};
 
@@ -16,6 +17,8 @@ pub enum ApiVersion {
     Core,
     /// `apiVersion: causeway.io/v1`.
     Group,
+    /// `apiVersion: events.k8s.io/v1`: events alone, with some fields under other names.
+    Events,
 }
 
 impl ApiVersion {
@@ -23,6 +26,7 @@ impl ApiVersion {
         match self {
             ApiVersion::Core => "v1",
             ApiVersion::Group => "causeway.io/v1",
+            ApiVersion::Events => "events.k8s.io/v1",
         }
     }
 
@@ -31,6 +35,7 @@ impl ApiVersion {
         match self {
             ApiVersion::Core => "",
             ApiVersion::Group => GROUP,
+            ApiVersion::Events => "events.k8s.io",
         }
     }
 
@@ -38,8 +43,10 @@ impl ApiVersion {
         VERSION
     }
 
+    pub const ALL: [ApiVersion; 3] = [ApiVersion::Core, ApiVersion::Group, ApiVersion::Events];
+
     pub fn parse(text: &str) -> Option<ApiVersion> {
-        [ApiVersion::Core, ApiVersion::Group].into_iter().find(|version| version.as_str() == text)
+        ApiVersion::ALL.into_iter().find(|version| version.as_str() == text)
     }
 }
 
@@ -66,9 +73,29 @@ impl Object {
     }
 }
 
-/// Appends the client's form of a stored object to `out`. Copies, never parses.
+/// Appends the client's form of a stored object to `out`. Copies, never parses, but for events under events.k8s.io/v1, whose
+/// fields have other names there.
 pub fn splice(out: &mut Vec<u8>, kind: Kind, version: ApiVersion, revision: u64, stored: &[u8]) {
     debug_assert!(stored.starts_with(STORED_PREFIX.as_bytes()));
+    if version == ApiVersion::Events
+        && let Ok(mut value) = serde_json::from_slice::<Value>(stored)
+    {
+        event::rename(&mut value, version);
+        return splice_text(out, kind, version, revision, with_metadata_first(&value).as_bytes());
+    }
+    splice_text(out, kind, version, revision, stored);
+}
+
+/// JSON text that begins as the stored form does.
+fn with_metadata_first(value: &Value) -> String {
+    let mut rest = value.clone();
+    let metadata = rest.as_object_mut().and_then(|fields| fields.remove("metadata")).unwrap_or_default();
+    let rest = rest.to_string();
+    let comma = if rest == "{}" { "" } else { "," };
+    format!(r#"{{"metadata":{metadata}{comma}{}"#, rest.get(1..).unwrap_or("}"))
+}
+
+fn splice_text(out: &mut Vec<u8>, kind: Kind, version: ApiVersion, revision: u64, stored: &[u8]) {
     // A revision has at most 20 digits, the words around it 64 bytes, kind and version together fewer than 40.
     out.reserve(stored.len() + 128);
     out.extend_from_slice(br#"{"kind":""#);
@@ -81,7 +108,7 @@ pub fn splice(out: &mut Vec<u8>, kind: Kind, version: ApiVersion, revision: u64,
     out.extend_from_slice(stored.get(STORED_PREFIX.len()..).unwrap_or_default());
 }
 
-/// The client's form of a stored object as a value, for patches.
+/// The client's form of a stored object as a value, for patches. Events keep the names of `v1`.
 pub fn client_value(
     kind: Kind,
     version: ApiVersion,
@@ -89,7 +116,7 @@ pub fn client_value(
     stored: &[u8],
 ) -> Result<Value, serde_json::Error> {
     let mut text = Vec::new();
-    splice(&mut text, kind, version, revision, stored);
+    splice_text(&mut text, kind, version, revision, stored);
     serde_json::from_slice(&text)
 }
 

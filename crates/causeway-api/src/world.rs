@@ -15,7 +15,7 @@ use crate::object::{Object, Resource};
 #[derive(Clone, Default, Debug)]
 pub struct World {
     // Boxed, because half of a tree's places are empty and an object is large.
-    objects: [BTreeMap<String, Box<Object>>; Kind::ALL.len()],
+    objects: [BTreeMap<String, Box<Object>>; Kind::SERVED.len()],
     gateways_by_site: Index<String>,
     servers_by_address: Index<(String, IpAddr)>,
     presences_by_address: Index<IpAddr>,
@@ -223,7 +223,11 @@ impl World {
                     set(&mut self.presences_by_address, ip, name, enter);
                 }
             }
-            Object::ESite(_) | Object::ECommunity(_) => {}
+            Object::ESite(_)
+            | Object::ECommunity(_)
+            | Object::Namespace(_)
+            | Object::Event(_)
+            | Object::Service(_) => {}
         }
     }
 }

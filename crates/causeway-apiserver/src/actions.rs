@@ -32,11 +32,29 @@ pub struct ActionResponse {
     pub code: StatusCode,
     pub content_type: &'static str,
     pub body: ActionBody,
+    /// The name of what was made, for the administrative audit. Never a secret.
+    pub made: Option<String>,
+}
+
+/// What a call does, for the administrative audit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AdminDeed {
+    pub verb: String,
+    pub kind: String,
+    pub name: String,
+    /// Never a secret.
+    pub detail: Option<String>,
 }
 
 impl ActionResponse {
     pub fn json(code: StatusCode, body: impl Into<Bytes>) -> ActionResponse {
-        ActionResponse { code, content_type: "application/json", body: ActionBody::Bytes(body.into()) }
+        let body = ActionBody::Bytes(body.into());
+        ActionResponse { code, content_type: "application/json", body, made: None }
+    }
+
+    /// Names what was made.
+    pub fn made(self, name: impl Into<String>) -> ActionResponse {
+        ActionResponse { made: Some(name.into()), ..self }
     }
 }
 
@@ -84,4 +102,10 @@ pub trait Actions: Send + Sync + 'static {
         identity: &'a Identity,
         request: ActionRequest,
     ) -> BoxFuture<'a, Result<ActionResponse, ActionRefusal>>;
+
+    /// What a call changes or gives away, from its words alone. `Some(None)`: nothing worth a record. `None`: not known here;
+    /// it is then recorded by its path, unless it is a GET.
+    fn administrative(&self, _method: &Method, _path: &str, _body: &[u8]) -> Option<Option<AdminDeed>> {
+        None
+    }
 }

@@ -1,7 +1,8 @@
 //! May this caller do this?
 //!
 //! Pure: an identity and what it wants in, yes or a reason out. Admins may do everything, viewers may read, a gateway
-//! may read its own EGateway and write its status, and without a credential only the probes answer.
+//! may read its own EGateway, and without a credential only the probes answer. A gateway writes nothing here: what it
+//! knows it tells over its channel, and the cloud writes the conditions that follow.
 
 use causeway_api::Kind;
 use http::Method;
@@ -90,19 +91,16 @@ pub fn authorize(identity: &Identity, wish: &Wish<'_>) -> Result<(), Denied> {
             Ok(())
         }
         (Role::Viewer, Wish::Action { .. }) => Err(Denied("this needs the role admin")),
-        (Role::Gateway { gateway, .. }, Wish::Object { verb, kind: Kind::EGateway, name, status }) => {
-            gateway_on_itself(*name == Some(gateway.as_str()), *verb, *status)
+        (Role::Gateway { gateway, .. }, Wish::Object { verb, kind: Kind::EGateway, name, .. }) => {
+            match (*name == Some(gateway.as_str()), *verb) {
+                (false, _) => Err(Denied("a gateway only has access to itself")),
+                (true, Verb::Get) => Ok(()),
+                (true, _) => Err(Denied("a gateway only reads itself; the cloud writes its status")),
+            }
         }
+        (Role::Unprivileged, _) => Err(Denied("the user is in no group that gives rights here")),
         (Role::Gateway { .. }, _) => Err(Denied("a gateway only has access to itself")),
         (Role::Viewer, Wish::Foreign) => Err(Denied("there is no such resource here")),
-    }
-}
-
-fn gateway_on_itself(own: bool, verb: Verb, status: bool) -> Result<(), Denied> {
-    match (own, verb, status) {
-        (false, ..) => Err(Denied("a gateway only has access to itself")),
-        (true, Verb::Get, _) | (true, Verb::Update | Verb::Patch, true) => Ok(()),
-        (true, ..) => Err(Denied("a gateway only writes its own status")),
     }
 }
 
@@ -111,7 +109,7 @@ mod tests {
     use super::*;
 
     fn identity(role: Role) -> Identity {
-        Identity { user: "someone".into(), groups: Vec::new(), role, credential: None }
+        Identity { user: "someone".into(), groups: Vec::new(), role, credential: None, impersonation: None }
     }
 
     fn object(verb: Verb, kind: Kind, name: Option<&str>, status: bool) -> Wish<'_> {
@@ -136,8 +134,8 @@ mod tests {
             check(&gateway, object(verb, Kind::EGateway, None, false), false);
             check(&gateway, object(verb, Kind::EGateway, other, true), false);
             check(&gateway, object(verb, Kind::EGateway, own, false), verb == Verb::Get);
-            let on_status = matches!(verb, Verb::Get | Verb::Update | Verb::Patch);
-            check(&gateway, object(verb, Kind::EGateway, own, true), on_status);
+            check(&gateway, object(verb, Kind::EGateway, own, true), verb == Verb::Get);
+            check(&Role::Unprivileged, object(verb, Kind::ESite, None, false), false);
         }
         check(&Role::Admin, action(&post, "tokens"), true);
         check(&Role::Viewer, action(&get, "status"), true);
@@ -149,7 +147,8 @@ mod tests {
         check(&Role::Viewer, action(&get, "backup"), false);
         check(&gateway, action(&get, "status"), false);
         check(&Role::Anonymous, action(&get, "status"), false);
-        for role in [&Role::Admin, &Role::Viewer, &gateway, &Role::Anonymous] {
+        check(&Role::Unprivileged, action(&get, "status"), false);
+        for role in [&Role::Admin, &Role::Viewer, &gateway, &Role::Unprivileged, &Role::Anonymous] {
             check(role, Wish::Probe, true);
             check(role, Wish::Description, *role != Role::Anonymous);
         }

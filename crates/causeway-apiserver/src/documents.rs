@@ -131,10 +131,16 @@ fn v3_index() -> &'static Document {
 fn v3(path: &str, hash: Option<&str>, request: &HeaderMap) -> Result<Response<Body>, Status> {
     static CORE: OnceLock<Document> = OnceLock::new();
     static GROUP: OnceLock<Document> = OnceLock::new();
+    static AUTHENTICATION: OnceLock<Document> = OnceLock::new();
+    static AUTHORIZATION: OnceLock<Document> = OnceLock::new();
+    static EVENTS: OnceLock<Document> = OnceLock::new();
     let document = |version| move || Document::json(&openapi::v3(version));
     let document = match path {
         "api/v1" => CORE.get_or_init(document(ApiVersion::Core)),
         "apis/causeway.io/v1" => GROUP.get_or_init(document(ApiVersion::Group)),
+        "apis/authentication.k8s.io/v1" => AUTHENTICATION.get_or_init(|| reviews("authentication.k8s.io")),
+        "apis/authorization.k8s.io/v1" => AUTHORIZATION.get_or_init(|| reviews("authorization.k8s.io")),
+        "apis/events.k8s.io/v1" => EVENTS.get_or_init(document(ApiVersion::Events)),
         _ => return Err(Status::no_such_path(&format!("/openapi/v3/{path}"))),
     };
     let Some(hash) = hash else { return Ok(document.answer(request, respond::JSON)) };
@@ -152,6 +158,10 @@ fn v3(path: &str, hash: Option<&str>, request: &HeaderMap) -> Result<Response<Bo
     let mut response = respond::whole(StatusCode::MOVED_PERMANENTLY, respond::JSON, Bytes::new());
     response.headers_mut().extend(location.map(|location| (header::LOCATION, location)));
     Ok(response)
+}
+
+fn reviews(group: &str) -> Document {
+    Document::json(&openapi::v3_reviews(group).unwrap_or_default())
 }
 
 /// Where the index says the document is, with its hash.

@@ -120,6 +120,39 @@ pub fn forbidden(identity: &Identity, version: ApiVersion, wish: &Wish<'_>, deni
     refused
 }
 
+/// 403 for an object that is not deleted, in the form Kubernetes uses for its own.
+pub fn not_deletable(about: About<'_>, why: &str) -> Status {
+    let About { version, kind, name } = about;
+    let (group, plural) = (version.group(), kind.plural());
+    let dot = if group.is_empty() { "" } else { "." };
+    let mut status = Status::forbidden("", "", "");
+    status.message = format!("{plural}{dot}{group} \"{name}\" is forbidden: {why}");
+    status.details = Some(StatusDetails {
+        name: name.into(),
+        group: group.into(),
+        kind: plural.into(),
+        ..StatusDetails::default()
+    });
+    status
+}
+
+/// 403 in the form of Kubernetes, for a caller that may not act as someone else.
+pub fn cannot_impersonate(caller: &Identity, resource: &str, group: &str, name: &str) -> Status {
+    let user = &caller.user;
+    let shown: String = name.chars().take(200).collect();
+    let mut refused = Status::forbidden(user, "", "");
+    refused.message = format!(
+        "{resource} \"{shown}\" is forbidden: User \"{user}\" cannot impersonate resource \"{resource}\" in API group \"{group}\" at the cluster scope: only an admin acts as others"
+    );
+    refused.details = Some(StatusDetails {
+        name: shown,
+        group: group.into(),
+        kind: resource.into(),
+        ..StatusDetails::default()
+    });
+    refused
+}
+
 pub fn from_action(refusal: ActionRefusal) -> Status {
     let mut status = Status::bad_request(refusal.message);
     status.code = refusal.code.as_u16();

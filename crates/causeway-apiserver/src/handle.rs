@@ -3,6 +3,7 @@
 //! Everything it decides is decided elsewhere; here is the order. Nothing a client sends makes it fail other than with a
 //! `Status`.
 
+mod act;
 mod objects;
 mod who;
 
@@ -28,8 +29,10 @@ use crate::request::{self, Ask, Deed, ObjectAsk, Probe, Review};
 use crate::respond::{self, Body};
 use crate::watch::Shared;
 use crate::{
-    ActionBody, ActionRequest, Actions, Authenticator, Identity, Registry, documents, errors, review,
+    ActionBody, ActionRequest, Actions, AdminAudit, Authenticator, Identity, Registry, documents, errors,
+    impersonate, review,
 };
+use act::Act;
 
 pub use who::Caller;
 
@@ -38,6 +41,7 @@ pub struct Handler {
     pub registry: Arc<Registry>,
     pub authenticator: Arc<dyn Authenticator>,
     pub actions: Arc<dyn Actions>,
+    pub admin_audit: Arc<dyn AdminAudit>,
     pub readiness: Readiness,
     pub metrics: ApiMetrics,
     pub limits: Limits,
@@ -54,25 +58,45 @@ pub struct Handler {
 struct Asking<'a> {
     head: &'a http::request::Parts,
     accept: Vec<MediaRange>,
+    /// Whose rights count.
     identity: Arc<Identity>,
+    /// Whose credential was accepted; the same, unless it acts as another.
+    caller: Arc<Identity>,
+    /// The caller's name. Limits count by it, so that a caller gains none by acting as many.
     user: Arc<str>,
 }
 
 impl Handler {
     pub async fn handle(&self, caller: &Caller, request: Request<Incoming>) -> Response<Body> {
         let started = Instant::now();
-        let (head, mut body) = request.into_parts();
+        let (mut head, mut body) = request.into_parts();
         let ask = request::parse(&head.method, &head.uri, &head.headers);
+        let wants_body = head.method != Method::HEAD;
+        if !wants_body {
+            // HEAD is GET whose answer has no body, rights included.
+            head.method = Method::GET;
+        }
         let labels = labels(&ask);
         let (watching, probing) =
             (ask.as_ref().is_ok_and(Ask::is_watch), matches!(ask, Ok(Ask::Probe { .. })));
-        let response = match self.answer(caller, &head, ask, &mut body).await {
-            Ok(response) => respond::compress(&head.headers, response).await,
+        let mut act = Act::begin(&*self.admin_audit, &ask, caller.address);
+        let answer = match self.answer(caller, &head, ask, &mut body, &mut act).await {
+            Ok(response) => {
+                act.answered(response.status().as_u16(), None);
+                response
+            }
             Err(status) => {
+                act.answered(status.code, Some(&status.reason));
                 discard(&mut body).await;
                 respond::refusal(&status)
             }
         };
+        let answer = match request::is_pretty(&head.uri, &head.headers) {
+            true => respond::indent(answer),
+            false => answer,
+        };
+        let answer = respond::compress(&head.headers, answer).await;
+        let response = if wants_body { answer } else { respond::without_body(answer) };
         let code = response.status().as_u16();
         // Probes come every second and say nothing about the load.
         if !probing {
@@ -89,24 +113,38 @@ impl Handler {
         head: &http::request::Parts,
         ask: Result<Ask, Status>,
         body: &mut Incoming,
+        act: &mut Act<'_>,
     ) -> Result<Response<Body>, Status> {
-        if let Ok(Ask::Probe { probe, verbose }) = ask {
+        if let Ok(Ask::Probe { probe, verbose }) = ask
+            && !impersonate::is_asked(&head.headers)
+        {
             return Ok(self.probe(probe, verbose));
         }
-        let identity = self.identify(caller, head).await?;
-        let user: Arc<str> = identity.user.as_str().into();
-        if identity.is_anonymous() && !matches!(ask, Ok(Ask::Version)) {
+        let caller = self.identify(caller, head).await?;
+        act.identified(&caller, self.authenticator.credential_name(&caller));
+        let user: Arc<str> = caller.user.as_str().into();
+        if caller.is_anonymous() && !matches!(ask, Ok(Ask::Version | Ask::Probe { .. })) {
             return Err(Status::unauthorized(
                 "Unauthorized: a client certificate or a bearer token is needed",
             ));
         }
+        let identity = impersonate::effective(&caller, &head.headers).inspect_err(|refused| {
+            self.metrics.rejected("forbidden");
+            tracing::info!(target: "audit", user = caller.user, reason = refused.message, "impersonation refused");
+        })?;
+        if identity.impersonation.is_some() {
+            act.impersonates(&identity.user);
+        }
         let ask = ask?;
+        if let Ask::Action { path, .. } = &ask {
+            act.is_action(&*self.actions, &head.method, path, &[]);
+        }
         self.allow(&identity, &ask, &head.method)?;
-        let asking = Asking { head, accept: request::accept(&head.headers), identity, user };
+        let asking = Asking { head, accept: request::accept(&head.headers), identity, caller, user };
         let ask = match ask {
             // A watch takes no seat: it may last for an hour.
             Ask::Object(object) if matches!(object.deed, Deed::Watch(_)) => {
-                return self.object(&asking, object, Bytes::new()).await;
+                return self.object(&asking, object, Bytes::new(), act).await;
             }
             ask => ask,
         };
@@ -116,12 +154,12 @@ impl Handler {
         let body = self.read_body(head, body).await?;
         let _seat = self.sit(&self.line, &asking).await?;
         match ask {
-            Ask::Object(object) => self.object(&asking, object, body).await,
+            Ask::Object(object) => self.object(&asking, object, body, act).await,
             Ask::Discovery(what) => documents::discovery(what, &asking.accept, &head.headers),
             Ask::OpenApi(what) => documents::openapi(&what, &asking.accept, &head.headers),
             Ask::Version => Ok(respond::json(StatusCode::OK, documents::version().to_string())),
             Ask::Review(what) => self.review(&asking, what, &body),
-            Ask::Action { path, query } => self.action(&asking, path, query, body).await,
+            Ask::Action { path, query } => self.action(&asking, path, query, body, act).await,
             Ask::Probe { probe, verbose } => Ok(self.probe(probe, verbose)),
         }
     }
@@ -144,7 +182,8 @@ impl Handler {
                 Wish::Action { method, path } => (format!("{method} {path}"), ""),
                 Wish::Description | Wish::Probe | Wish::Foreign => (String::new(), ""),
             };
-            tracing::info!(target: "audit", user = identity.user, action, name, reason = denied.0, "forbidden");
+            let caller = &identity.caller().user;
+            tracing::info!(target: "audit", caller, user = identity.user, action, name, reason = denied.0, "forbidden");
             let version = match ask {
                 Ask::Object(ObjectAsk { version, .. }) => *version,
                 _ => ApiVersion::Group,
@@ -204,13 +243,17 @@ impl Handler {
         path: String,
         query: Option<String>,
         body: Bytes,
+        act: &mut Act<'_>,
     ) -> Result<Response<Body>, Status> {
         let method = asking.head.method.clone();
         if method != Method::GET {
-            tracing::info!(target: "audit", user = asking.identity.user, %method, path, "action");
+            let (caller, user) = (&asking.caller.user, &asking.identity.user);
+            tracing::info!(target: "audit", caller, user, %method, path, "action");
         }
+        act.is_action(&*self.actions, &method, &path, &body);
         let request = ActionRequest { method, path, query, body };
         let done = self.actions.call(&asking.identity, request).await.map_err(errors::from_action)?;
+        act.has_made(done.made);
         let content_type = http::HeaderValue::from_static(done.content_type);
         let mut response = respond::whole(done.code, content_type, Bytes::new());
         *response.body_mut() = match done.body {

@@ -3,11 +3,21 @@
 //! The server asks an `Authenticator` and gets an `Identity`, which `authorize` judges.
 //! How credentials are issued, stored and revoked is left to whoever implements the trait.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 use rustls::pki_types::CertificateDer;
+
+/// Members may do everything.
+pub const ADMIN_GROUP: &str = "causeway:admin";
+/// Members may read every object.
+pub const VIEWER_GROUP: &str = "causeway:viewer";
+/// Kubernetes' group of every caller that presented a credential.
+pub const AUTHENTICATED_GROUP: &str = "system:authenticated";
+/// Kubernetes' group of callers without one.
+pub const UNAUTHENTICATED_GROUP: &str = "system:unauthenticated";
 
 /// What an identity may do; `authorize` holds the rules.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -19,8 +29,23 @@ pub enum Role {
         site: String,
         gateway: String,
     },
+    /// A user in no group that gives rights. Impersonation makes it: a credential without a role is refused.
+    Unprivileged,
     /// Nobody presented a credential. Only the server itself makes this one.
     Anonymous,
+}
+
+impl Role {
+    /// The role that membership gives, for certificates and impersonated users alike. Other groups give none, not even
+    /// Kubernetes' `system:masters`.
+    pub fn of_groups<S: AsRef<str>>(groups: &[S]) -> Option<Role> {
+        let has = |wanted: &str| groups.iter().any(|group| group.as_ref() == wanted);
+        match () {
+            () if has(ADMIN_GROUP) => Some(Role::Admin),
+            () if has(VIEWER_GROUP) => Some(Role::Viewer),
+            () => None,
+        }
+    }
 }
 
 /// A caller whose credential was accepted.
@@ -31,16 +56,33 @@ pub struct Identity {
     pub role: Role,
     /// Names the credential (a hash of the key or of the token), so that it can be revoked while in use.
     pub credential: Option<Arc<str>>,
+    /// Set when an admin acts as this user.
+    pub impersonation: Option<Arc<Impersonation>>,
+}
+
+/// What is known of an impersonated user beyond its name and groups.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Impersonation {
+    /// The caller whose credential was accepted.
+    pub by: Arc<Identity>,
+    pub uid: Option<String>,
+    pub extra: BTreeMap<String, Vec<String>>,
 }
 
 impl Identity {
+    /// The caller whose credential was accepted: the impersonator, where there is one. Limits and audit records name it.
+    pub fn caller(&self) -> &Identity {
+        self.impersonation.as_ref().map_or(self, |impersonation| &impersonation.by)
+    }
+
     /// The caller without a credential, under the names Kubernetes gives it.
     pub fn anonymous() -> Identity {
         Identity {
             user: "system:anonymous".to_owned(),
-            groups: vec!["system:unauthenticated".to_owned()],
+            groups: vec![UNAUTHENTICATED_GROUP.to_owned()],
             role: Role::Anonymous,
             credential: None,
+            impersonation: None,
         }
     }
 
@@ -74,10 +116,23 @@ pub trait Authenticator: Send + Sync + 'static {
 
     fn bearer<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Result<Identity, AuthFailure>>;
 
+    /// As `bearer`, from memory alone: no store, no network. Asked instead of it for an address that has presented too
+    /// many wrong tokens, so that the right ones behind the same address still work and the wrong ones cost little.
+    /// `None`: the token is wrong, or not in memory.
+    fn bearer_in_memory(&self, _token: &str) -> Option<Identity> {
+        None
+    }
+
     /// Is an identity that was accepted earlier still good? Asked before each request on a connection with a
     /// client certificate, and about once a second for every watch; `false` ends the watch.
     fn still_valid(&self, _identity: &Identity) -> bool {
         true
+    }
+
+    /// The kind and id of a credential, for the administrative audit. Never a secret.
+    fn credential_name(&self, identity: &Identity) -> Option<crate::admin_audit::CredentialName> {
+        let id = identity.credential.as_deref()?.to_owned();
+        Some(crate::admin_audit::CredentialName { kind: "credential".to_owned(), id })
     }
 
     /// A credential (`certificate` or `token`) was refused. Whoever keeps an audit log writes it down there.

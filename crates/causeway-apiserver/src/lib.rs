@@ -7,6 +7,7 @@
 #![allow(clippy::result_large_err)]
 
 pub mod actions;
+pub mod admin_audit;
 pub mod clock;
 pub mod figures;
 pub mod identity;
@@ -14,6 +15,7 @@ pub mod identity;
 pub mod authorize;
 pub mod body;
 pub mod errors;
+pub mod impersonate;
 pub mod registry;
 pub mod render;
 pub mod request;
@@ -27,7 +29,8 @@ mod respond;
 pub mod review;
 pub mod server;
 
-pub use actions::{ActionBody, ActionRefusal, ActionRequest, ActionResponse, Actions};
+pub use actions::{ActionBody, ActionRefusal, ActionRequest, ActionResponse, Actions, AdminDeed};
+pub use admin_audit::{AdminAudit, AdminRecord, NoAdminAudit};
 pub use clock::{Clock, SystemClock};
 pub use figures::{LiveFigures, NoFigures};
 pub use identity::{AuthFailure, Authenticator, Identity, Role};

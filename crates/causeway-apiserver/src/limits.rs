@@ -2,10 +2,11 @@
 //!
 //! Requests that end soon share `seats`, fairly between identities; before that, each identity has so many bodies that
 //! are read for it. Watches are counted in `watches`.
-//! Credentials that are wrong too often are slowed down by `failures`.
+//! Connections are counted by address in `sources`; credentials that are wrong too often are slowed down by `failures`.
 
 pub mod failures;
 pub mod seats;
+pub mod sources;
 pub mod watches;
 
 use std::collections::HashMap;
@@ -21,6 +22,11 @@ use seats::{Entry, SeatLimits, Seats};
 pub struct Limits {
     /// A connection costs about 20 KB with TLS.
     pub connections_max: usize,
+    /// Open connections of one address (IPv6: of one /64). A client holds one or a few; an office behind one address with
+    /// a hundred people stays far below the default, and twenty addresses are needed to fill the server.
+    pub connections_per_address_max: usize,
+    /// The same for clients on this host, a reverse proxy for instance.
+    pub connections_from_loopback_max: usize,
     /// Requests at work at once. More would only wait inside the store instead of in a fair line.
     pub requests_max: usize,
     /// So that one identity never fills all seats. Also how many bodies are read and held for it at once: those have no
@@ -47,6 +53,8 @@ impl Default for Limits {
     fn default() -> Limits {
         Limits {
             connections_max: 20_000,
+            connections_per_address_max: 1_000,
+            connections_from_loopback_max: 20_000,
             requests_max: 512,
             requests_per_identity_max: 256,
             waiting_per_identity_max: 1_024,

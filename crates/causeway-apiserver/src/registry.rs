@@ -12,17 +12,20 @@ pub mod token;
 mod applied;
 mod delete;
 mod list;
+mod protect;
 mod reserve;
 mod typed;
 mod write;
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use causeway_api::{ApiVersion, Kind, Object, Status, Time, wire};
 use causeway_store::{Record, Revision, Store};
 
 use crate::Clock;
+use crate::admin_audit::{AdminAudit, AdminRecord};
 use crate::errors::{self, About};
 use crate::request::options::At;
 use crate::watch::Hubs;
@@ -37,6 +40,15 @@ pub struct Registry {
     store: Store,
     clock: Arc<dyn Clock>,
     hubs: Hubs,
+    admin_audit: OnceLock<Arc<dyn AdminAudit>>,
+    observer: OnceLock<Arc<dyn ChangeObserver>>,
+    /// How many events the store holds, as far as the part that drops them has counted.
+    event_count: AtomicUsize,
+}
+
+/// Told of the changes that Causeway's own parts commit through this registry, each by the replica that committed it.
+pub trait ChangeObserver: Send + Sync {
+    fn changed(&self, old: &Object, new: &Object);
 }
 
 /// An object as it is stored: bytes, and the revision that wrote them.
@@ -83,7 +95,33 @@ impl<'a> Author<'a> {
 impl Registry {
     pub fn new(store: Store, clock: Arc<dyn Clock>) -> Registry {
         let hubs = Hubs::new(store.clone());
-        Registry { store, clock, hubs }
+        let (admin_audit, observer) = (OnceLock::new(), OnceLock::new());
+        Registry { store, clock, hubs, admin_audit, observer, event_count: AtomicUsize::new(0) }
+    }
+
+    /// Records what Causeway's own controllers write. Clients are recorded where they are answered. The first call counts.
+    pub fn record_controllers(&self, audit: Arc<dyn AdminAudit>) {
+        let _ = self.admin_audit.set(audit);
+    }
+
+    /// A controller has changed an object. Status and events are not recorded: they report, they do not administrate.
+    fn note_controller(&self, manager: &str, verb: &str, kind: Kind, name: &str) {
+        if kind == Kind::Event {
+            return;
+        }
+        if let Some(audit) = self.admin_audit.get() {
+            audit.record(AdminRecord::of_controller(manager, verb, kind.name(), name));
+        }
+    }
+
+    /// Sets the observer. A second one is ignored.
+    pub fn observe(&self, observer: Arc<dyn ChangeObserver>) {
+        let _ = self.observer.set(observer);
+    }
+
+    /// Tells how many events there are. Above `HARD_MAX` clients cannot create more.
+    pub fn count_events(&self, count: usize) {
+        self.event_count.store(count, Ordering::Relaxed);
     }
 
     pub fn store(&self) -> &Store {

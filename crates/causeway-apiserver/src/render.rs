@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use crate::registry::ListPage;
-use crate::request::media::View;
+use crate::request::media::{MetaVersion, View};
 use crate::request::options::IncludeObject;
 use crate::watch::frame::{self, Form};
 use crate::{Clock, LiveFigures, NoFigures, SystemClock};
@@ -45,9 +45,10 @@ impl Renderer {
         match form.view {
             View::Object if revision == Revision(0) => unwritten(&mut out, form, kind, stored),
             View::Object => wire::splice(&mut out, kind, form.version, revision.0, stored),
-            View::Metadata => partial(&mut out, revision, stored),
-            View::Table => {
-                open_table(&mut out, kind, &format!(r#"{{"resourceVersion":"{revision}"}}"#), headers);
+            View::Metadata(meta) => partial(&mut out, meta, revision, stored),
+            View::Table(meta) => {
+                let metadata = format!(r#"{{"resourceVersion":"{revision}"}}"#);
+                open_table(&mut out, meta, kind, &metadata, headers);
                 self.row(&mut out, form, kind, revision, stored);
                 out.extend_from_slice(b"]}");
             }
@@ -65,12 +66,12 @@ impl Renderer {
                 open_list(&mut out, kind.list_name(), form.version.as_str(), &metadata);
                 b"]}"
             }
-            View::Metadata => {
-                open_list(&mut out, "PartialObjectMetadataList", "meta.k8s.io/v1", &metadata);
+            View::Metadata(meta) => {
+                open_list(&mut out, "PartialObjectMetadataList", meta.api_version(), &metadata);
                 b"]}"
             }
-            View::Table => {
-                open_table(&mut out, kind, &metadata, true);
+            View::Table(meta) => {
+                open_table(&mut out, meta, kind, &metadata, true);
                 b"]}"
             }
         };
@@ -82,8 +83,8 @@ impl Renderer {
                 View::Object => {
                     wire::splice(&mut out, kind, form.version, record.revision.0, &record.value);
                 }
-                View::Metadata => partial(&mut out, record.revision, &record.value),
-                View::Table => self.row(&mut out, form, kind, record.revision, &record.value),
+                View::Metadata(meta) => partial(&mut out, meta, record.revision, &record.value),
+                View::Table(_) => self.row(&mut out, form, kind, record.revision, &record.value),
             }
         }
         out.extend_from_slice(close);
@@ -104,7 +105,11 @@ impl Renderer {
             IncludeObject::None => {}
             IncludeObject::Metadata => {
                 out.extend_from_slice(br#","object":"#);
-                partial(out, revision, stored);
+                let meta = match form.view {
+                    View::Table(meta) | View::Metadata(meta) => meta,
+                    View::Object => MetaVersion::V1,
+                };
+                partial(out, meta, revision, stored);
             }
             IncludeObject::Object => {
                 out.extend_from_slice(br#","object":"#);
@@ -133,10 +138,11 @@ fn open_list(out: &mut Vec<u8>, kind: &str, version: &str, metadata: &str) {
     out.extend_from_slice(open.as_bytes());
 }
 
-fn open_table(out: &mut Vec<u8>, kind: Kind, metadata: &str, headers: bool) {
+fn open_table(out: &mut Vec<u8>, meta: MetaVersion, kind: Kind, metadata: &str, headers: bool) {
     let columns = if headers { table::column_definitions(kind) } else { json!([]) };
+    let version = meta.api_version();
     let open = format!(
-        r#"{{"kind":"Table","apiVersion":"meta.k8s.io/v1","metadata":{metadata},"columnDefinitions":{columns},"rows":["#
+        r#"{{"kind":"Table","apiVersion":"{version}","metadata":{metadata},"columnDefinitions":{columns},"rows":["#
     );
     out.extend_from_slice(open.as_bytes());
 }
@@ -154,13 +160,15 @@ fn list_metadata(page: &ListPage) -> String {
 
 /// An object that a dry run would have created: it has no revision.
 fn unwritten(out: &mut Vec<u8>, form: &Form, kind: Kind, stored: &[u8]) {
-    let open = format!(r#"{{"kind":"{kind}","apiVersion":"{}","#, form.version.as_str());
-    out.extend_from_slice(open.as_bytes());
-    out.extend_from_slice(stored.get(1..).unwrap_or_default());
+    let mut object = Vec::new();
+    wire::splice(&mut object, kind, form.version, 0, stored);
+    // A revision of 0 is none, and is not shown.
+    let shown = String::from_utf8_lossy(&object).replacen(r#""resourceVersion":"0","#, "", 1);
+    out.extend_from_slice(shown.as_bytes());
 }
 
 /// PartialObjectMetadata: the text of the metadata with its revision, without reading what is in it.
-fn partial(out: &mut Vec<u8>, revision: Revision, stored: &[u8]) {
+fn partial(out: &mut Vec<u8>, meta: MetaVersion, revision: Revision, stored: &[u8]) {
     #[derive(Deserialize)]
     struct Outline<'a> {
         #[serde(borrow)]
@@ -168,8 +176,9 @@ fn partial(out: &mut Vec<u8>, revision: Revision, stored: &[u8]) {
     }
     let outline = serde_json::from_slice::<Outline<'_>>(stored);
     let metadata = outline.as_ref().map_or(r#"{"name":""}"#, |outline| outline.metadata.get());
+    let version = meta.api_version();
     let open = format!(
-        r#"{{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{{"resourceVersion":"{revision}","#
+        r#"{{"kind":"PartialObjectMetadata","apiVersion":"{version}","metadata":{{"resourceVersion":"{revision}","#
     );
     out.extend_from_slice(open.as_bytes());
     out.extend_from_slice(metadata.get(1..).unwrap_or("}").as_bytes());
@@ -231,7 +240,7 @@ mod tests {
         assert_eq!(list["items"][1]["metadata"]["resourceVersion"], "4");
         assert_eq!(list["items"][1]["apiVersion"], "causeway.io/v1");
         let metadata = parsed(&Renderer::plain().list(
-            &form(View::Metadata, IncludeObject::None),
+            &form(View::Metadata(MetaVersion::V1), IncludeObject::None),
             Kind::EGateway,
             &page(),
         ));
@@ -258,8 +267,11 @@ mod tests {
         }
         let clock = || "2026-11-15T19:05:00Z".parse::<jiff::Timestamp>().unwrap();
         let renderer = Renderer::new(Arc::new(Figures), Arc::new(clock));
-        let table =
-            parsed(&renderer.list(&form(View::Table, IncludeObject::Metadata), Kind::EGateway, &page()));
+        let table = parsed(&renderer.list(
+            &form(View::Table(MetaVersion::V1), IncludeObject::Metadata),
+            Kind::EGateway,
+            &page(),
+        ));
         let columns: Vec<&str> = table["columnDefinitions"]
             .as_array()
             .unwrap()
@@ -275,7 +287,7 @@ mod tests {
         assert_eq!(cell(0, "Age"), "5m");
         assert_eq!(table["rows"][0]["object"]["kind"], "PartialObjectMetadata");
         let bare = parsed(&renderer.object(
-            &form(View::Table, IncludeObject::None),
+            &form(View::Table(MetaVersion::V1), IncludeObject::None),
             Kind::EGateway,
             Revision(3),
             &record("a", 3).value,
@@ -288,7 +300,7 @@ mod tests {
     #[test]
     fn what_cannot_be_read_still_has_a_row() {
         let broken = br#"{"metadata":{"name":"x"},"priority":"high"}"#;
-        let form = form(View::Table, IncludeObject::Metadata);
+        let form = form(View::Table(MetaVersion::V1), IncludeObject::Metadata);
         let table = parsed(&Renderer::plain().object(&form, Kind::EGateway, Revision(1), broken, true));
         assert_eq!(table["rows"][0]["cells"][0], "<unreadable>");
     }

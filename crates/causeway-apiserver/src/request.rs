@@ -1,18 +1,19 @@
 //! What is asked? Method, path, query and headers in, one `Ask` out, or a refusal as `Status`.
 //!
-//! Pure. Two roots lead to the same objects: `/api/v1` and `/apis/causeway.io/v1`. Bodies are not looked at here,
-//! and neither is who asks.
+//! Pure. Two roots lead to the same objects: `/api/v1` and `/apis/causeway.io/v1`; events have `/apis/events.k8s.io/v1` as their
+//! second. Which verbs and scopes a kind has, it says itself. Bodies are not looked at here, and neither is who asks.
 
 pub mod media;
 pub mod options;
 pub mod query;
 
+use causeway_api::kinds::NAMESPACE;
 use causeway_api::{ApiVersion, Kind, Status};
 use http::{HeaderMap, Method, Uri, header};
 
 use crate::authorize::{Verb, Wish};
 use media::{BodyFormat, MediaRange, PatchFormat};
-use options::{DeleteOptions, GetOptions, ListOptions, WatchOptions, WriteOptions};
+use options::{CREATE, DeleteOptions, GetOptions, ListOptions, Scope, UPDATE, WatchOptions, WriteOptions};
 use query::Query;
 
 /// One request, understood.
@@ -65,18 +66,30 @@ pub enum Discovery {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ApiGroup {
     Causeway,
+    Events,
     Authentication,
     Authorization,
 }
 
 impl ApiGroup {
-    pub const ALL: [ApiGroup; 3] = [ApiGroup::Causeway, ApiGroup::Authentication, ApiGroup::Authorization];
+    pub const ALL: [ApiGroup; 4] =
+        [ApiGroup::Causeway, ApiGroup::Events, ApiGroup::Authentication, ApiGroup::Authorization];
 
     pub const fn name(self) -> &'static str {
         match self {
             ApiGroup::Causeway => causeway_api::GROUP,
+            ApiGroup::Events => ApiVersion::Events.group(),
             ApiGroup::Authentication => "authentication.k8s.io",
             ApiGroup::Authorization => "authorization.k8s.io",
+        }
+    }
+
+    /// The version of the objects of the group; none for reviews, which are no objects.
+    const fn version(self) -> Option<ApiVersion> {
+        match self {
+            ApiGroup::Causeway => Some(ApiVersion::Group),
+            ApiGroup::Events => Some(ApiVersion::Events),
+            ApiGroup::Authentication | ApiGroup::Authorization => None,
         }
     }
 
@@ -158,12 +171,13 @@ pub fn parse(method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<Ask, Sta
         ["apis", group, "v1"] => {
             asked.group(group).and_then(|group| asked.read(Ask::Discovery(Discovery::Resources(group))))
         }
-        ["apis", group, "v1", rest @ ..] if ApiGroup::from_name(group) == Some(ApiGroup::Causeway) => {
-            asked.object(ApiVersion::Group, rest)
-        }
-        ["apis", group, "v1", resource] => {
+        ["apis", group, "v1", rest @ ..] => {
             let group = asked.group(group)?;
-            asked.review(group, resource)
+            match (group.version(), rest) {
+                (Some(version), rest) => asked.object(version, rest),
+                (None, [resource]) => asked.review(group, resource),
+                (None, _) => Err(Status::no_such_path(path)),
+            }
         }
         _ => Err(Status::no_such_path(path)),
     }
@@ -202,31 +216,74 @@ impl Asked<'_> {
 
     fn object(&self, version: ApiVersion, rest: &[&str]) -> Result<Ask, Status> {
         let no_such_path = || Status::no_such_path(self.path);
-        let (plural, name, status) = match rest {
-            [plural] => (plural, None, false),
-            [plural, name] => (plural, Some(*name), false),
-            [plural, name, "status"] => (plural, Some(*name), true),
+        let (namespace, rest) = match rest {
+            ["namespaces", namespace, plural, rest @ ..] if *plural != "status" => {
+                (Some(*namespace), [&[*plural], rest].concat())
+            }
+            rest => (None, rest.to_vec()),
+        };
+        let (plural, name, status) = match rest.as_slice() {
+            [plural] => (*plural, None, false),
+            [plural, name] => (*plural, Some(*name), false),
+            [plural, name, "status"] => (*plural, Some(*name), true),
             _ => return Err(no_such_path()),
         };
-        let kind = Kind::from_plural(plural).ok_or_else(no_such_path)?;
+        let kind = Kind::served(version, plural).ok_or_else(no_such_path)?;
+        let in_scope = match namespace {
+            Some(_) => kind.is_namespaced(),
+            // All namespaces at once can only be listed.
+            None => !kind.is_namespaced() || name.is_none(),
+        };
+        if !in_scope || (status && !kind.has_status()) {
+            return Err(no_such_path());
+        }
+        let reads = matches!(*self.method, Method::GET | Method::HEAD);
+        let everywhere = kind.is_namespaced() && namespace.is_none();
+        if !reads && (kind.is_read_only() || everywhere) {
+            // Kubernetes' words for a resource that does not have the verb.
+            let message = "the server does not allow this method on the requested resource";
+            return Err(Status { message: message.into(), ..self.not_allowed() });
+        }
+        self.check_namespace((version, kind), namespace, name)?;
         let deed = match name {
-            None => self.collection_deed(kind)?,
+            None => self.collection_deed(kind, namespace)?,
             Some(name) => self.object_deed(kind, name.to_owned(), status)?,
         };
         Ok(Ask::Object(ObjectAsk { version, kind, deed }))
     }
 
-    fn collection_deed(&self, kind: Kind) -> Result<Deed, Status> {
+    /// There is one namespace: others have no objects, and none can be made in them.
+    fn check_namespace(
+        &self,
+        (version, kind): (ApiVersion, Kind),
+        namespace: Option<&str>,
+        name: Option<&str>,
+    ) -> Result<(), Status> {
+        match (namespace, name) {
+            (None | Some(NAMESPACE), _) => Ok(()),
+            (Some(_), Some(name)) => Err(Status::not_found(version, kind, name)),
+            (Some(other), None) if *self.method == Method::POST => {
+                Err(Status::not_found(ApiVersion::Core, Kind::Namespace, other))
+            }
+            (Some(_), None) => Ok(()),
+        }
+    }
+
+    fn collection_deed(&self, kind: Kind, namespace: Option<&str>) -> Result<Deed, Status> {
         match *self.method {
-            Method::GET | Method::HEAD if self.query.flag("watch").unwrap_or(false) => {
-                WatchOptions::parse(kind, None, self.query).map(Deed::Watch)
+            // A watch is its body.
+            Method::HEAD if self.query.flag("watch").unwrap_or(false) => Err(self.not_allowed()),
+            Method::GET if self.query.flag("watch").unwrap_or(false) => {
+                let scope = Scope { namespace, name: None };
+                WatchOptions::parse(kind, scope, self.query).map(Deed::Watch)
             }
-            Method::GET | Method::HEAD => ListOptions::parse(kind, self.query).map(Deed::List),
-            Method::POST => {
-                Ok(Deed::Create { options: WriteOptions::parse(self.query)?, format: self.body_format()? })
-            }
+            Method::GET | Method::HEAD => ListOptions::parse(kind, namespace, self.query).map(Deed::List),
+            Method::POST => Ok(Deed::Create {
+                options: WriteOptions::parse(CREATE, self.query)?,
+                format: self.body_format()?,
+            }),
             Method::DELETE => Ok(Deed::DeleteCollection {
-                list: ListOptions::parse(kind, self.query)?,
+                list: ListOptions::parse(kind, namespace, self.query)?,
                 options: DeleteOptions::parse(self.query)?,
                 format: self.body_format()?,
             }),
@@ -236,8 +293,10 @@ impl Asked<'_> {
 
     fn object_deed(&self, kind: Kind, name: String, status: bool) -> Result<Deed, Status> {
         match *self.method {
-            Method::GET | Method::HEAD if self.query.flag("watch").unwrap_or(false) && !status => {
-                WatchOptions::parse(kind, Some(&name), self.query).map(Deed::Watch)
+            Method::HEAD if self.query.flag("watch").unwrap_or(false) && !status => Err(self.not_allowed()),
+            Method::GET if self.query.flag("watch").unwrap_or(false) && !status => {
+                let scope = Scope { namespace: None, name: Some(&name) };
+                WatchOptions::parse(kind, scope, self.query).map(Deed::Watch)
             }
             Method::GET | Method::HEAD => {
                 Ok(Deed::Get { name, status, options: GetOptions::parse(self.query)? })
@@ -245,7 +304,7 @@ impl Asked<'_> {
             Method::PUT => Ok(Deed::Update {
                 name,
                 status,
-                options: WriteOptions::parse(self.query)?,
+                options: WriteOptions::parse(UPDATE, self.query)?,
                 format: self.body_format()?,
             }),
             Method::PATCH => {
@@ -315,6 +374,16 @@ impl Deed {
             Deed::Delete { name, .. } => (Verb::Delete, Some(name), false),
             Deed::DeleteCollection { .. } => (Verb::DeleteCollection, None, false),
         }
+    }
+}
+
+/// Does the client want its JSON indented? By `?pretty=true`, else by the media type, as in Kubernetes.
+pub fn is_pretty(uri: &Uri, headers: &HeaderMap) -> bool {
+    let truth = |value: &str| matches!(value, "1" | "t" | "T" | "true" | "TRUE" | "True");
+    let asked = uri.query().filter(|query| query.contains("pretty"));
+    match Query::parse(asked).one("pretty") {
+        Some(value) => truth(value),
+        None => accept(headers).first().and_then(|range| range.param("pretty")).is_some_and(truth),
     }
 }
 

@@ -140,6 +140,79 @@ pub fn warn(response: &mut Response<Body>, warnings: &[String]) {
     }
 }
 
+/// The answer to HEAD: the head of the answer to GET, with the length its body would have where that is known.
+pub fn without_body(response: Response<Body>) -> Response<Body> {
+    let (mut head, body) = response.into_parts();
+    if let Body::Whole(bytes) = &body {
+        head.headers.insert(header::CONTENT_LENGTH, HeaderValue::from(bytes.len()));
+    }
+    Response::from_parts(head, Body::Whole(Bytes::new()))
+}
+
+/// Indents a whole JSON body for people. Other bodies stay as they are: a watch has one event per line.
+pub fn indent(response: Response<Body>) -> Response<Body> {
+    let is_json = response.headers().get(header::CONTENT_TYPE).is_some_and(|value| {
+        value
+            .to_str()
+            .is_ok_and(|value| value == "application/json" || value.starts_with("application/json;"))
+    });
+    let (head, body) = response.into_parts();
+    let body = match body {
+        Body::Whole(bytes) if is_json && !bytes.is_empty() => Body::Whole(indented(&bytes).into()),
+        body => body,
+    };
+    Response::from_parts(head, body)
+}
+
+/// JSON text with line breaks and two spaces per level. Keys keep their order and text its escapes.
+fn indented(json: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(json.len() + json.len() / 2);
+    let (mut depth, mut in_text, mut escaped) = (0usize, false, false);
+    let line = |out: &mut Vec<u8>, depth: usize| {
+        out.push(b'\n');
+        out.extend(std::iter::repeat_n(b' ', 2 * depth));
+    };
+    let mut bytes = json.iter().copied().peekable();
+    while let Some(byte) = bytes.next() {
+        if in_text {
+            out.push(byte);
+            in_text = escaped || byte != b'"';
+            escaped = !escaped && byte == b'\\';
+            continue;
+        }
+        match byte {
+            b' ' | b'\n' | b'\r' | b'\t' => {}
+            b'"' => {
+                in_text = true;
+                out.push(byte);
+            }
+            b'{' | b'[' => {
+                out.push(byte);
+                let close = if byte == b'{' { b'}' } else { b']' };
+                if bytes.peek() != Some(&close) {
+                    depth += 1;
+                    line(&mut out, depth);
+                }
+            }
+            b'}' | b']' => {
+                let open = if byte == b'}' { b'{' } else { b'[' };
+                if out.last() != Some(&open) {
+                    depth = depth.saturating_sub(1);
+                    line(&mut out, depth);
+                }
+                out.push(byte);
+            }
+            b',' => {
+                out.push(byte);
+                line(&mut out, depth);
+            }
+            b':' => out.extend_from_slice(b": "),
+            other => out.push(other),
+        }
+    }
+    out
+}
+
 // As in Kubernetes: below this, compressing costs more than it saves.
 const GZIP_BYTES_MIN: usize = 128 << 10;
 
@@ -213,6 +286,15 @@ mod tests {
         check(Some("br"), large.clone(), false).await;
         check(None, large.clone(), false).await;
         check(Some("gzip"), large.slice(1..), false).await;
+    }
+
+    #[test]
+    fn pretty_json_says_the_same_and_reads_as_go_prints_it() {
+        let text = r#"{"a":[1,{"b":"x,{\"\\"}],"e":{},"f":[],"g":null}"#;
+        let pretty = indented(text.as_bytes());
+        let value: serde_json::Value = serde_json::from_str(text).unwrap();
+        assert_eq!(serde_json::from_slice::<serde_json::Value>(&pretty).unwrap(), value);
+        assert_eq!(String::from_utf8(pretty).unwrap(), serde_json::to_string_pretty(&value).unwrap());
     }
 
     #[test]

@@ -4,7 +4,7 @@
 
 mod protobuf;
 
-use causeway_api::{GROUP, Kind, Status, Time};
+use causeway_api::{ApiVersion, GROUP, Kind, Status, Time};
 use http::Method;
 use serde_json::{Value, json};
 
@@ -37,6 +37,14 @@ fn subject(identity: &Identity, now: Time) -> Value {
     let mut user = json!({ "username": identity.user, "groups": identity.groups });
     if let Some(credential) = &identity.credential {
         user["extra"] = json!({ "authentication.kubernetes.io/credential-id": [credential] });
+    }
+    if let Some(impersonation) = &identity.impersonation {
+        if let Some(uid) = &impersonation.uid {
+            user["uid"] = json!(uid);
+        }
+        if !impersonation.extra.is_empty() {
+            user["extra"] = json!(impersonation.extra);
+        }
     }
     json!({
         "kind": "SelfSubjectReview",
@@ -77,12 +85,13 @@ fn text<'a>(attributes: &'a Value, name: &str) -> &'a str {
 fn resource_denied(identity: &Identity, attributes: &Value) -> Option<&'static str> {
     let name = Some(text(attributes, "name")).filter(|name| !name.is_empty());
     let subresource = text(attributes, "subresource");
-    let ours = ["*", "", GROUP].contains(&text(attributes, "group")) && ["", "status"].contains(&subresource);
-    let kinds: Vec<Kind> = match text(attributes, "resource") {
-        "*" if ours => Kind::ALL.to_vec(),
-        resource if ours => Kind::from_plural(resource).into_iter().collect(),
-        _ => Vec::new(),
+    let (group, resource) = (text(attributes, "group"), text(attributes, "resource"));
+    let is_served = |kind: &Kind| {
+        let in_group = group == "*" || kind.versions().iter().any(|version| version.group() == group);
+        let with_subresource = subresource.is_empty() || (subresource == "status" && kind.has_status());
+        in_group && with_subresource && (resource == "*" || resource == kind.plural())
     };
+    let kinds: Vec<Kind> = Kind::SERVED.into_iter().filter(is_served).collect();
     let verbs: Vec<Verb> = match text(attributes, "verb") {
         "*" => Verb::ALL.to_vec(),
         verb => Verb::ALL.into_iter().filter(|known| known.as_str() == verb).collect(),
@@ -114,19 +123,24 @@ fn path_denied(identity: &Identity, attributes: &Value) -> Option<&'static str> 
 fn rules(identity: &Identity, body: &Value) -> Value {
     let groups = ["", GROUP];
     let kinds: Vec<&str> = Kind::ALL.iter().map(|kind| kind.plural()).collect();
+    let foreign: Vec<&str> = Kind::FOREIGN.iter().map(|kind| kind.plural()).collect();
     let statuses: Vec<String> = kinds.iter().map(|kind| format!("{kind}/status")).collect();
     let everything: Vec<String> = kinds.iter().map(ToString::to_string).chain(statuses).collect();
     let resources = match &identity.role {
         Role::Admin => json!([{ "verbs": ["*"], "apiGroups": ["*"], "resources": ["*"] }]),
         Role::Viewer => {
-            json!([{ "verbs": ["get", "list", "watch"], "apiGroups": groups, "resources": everything }])
+            let verbs = ["get", "list", "watch"];
+            let events = ApiVersion::Events.group();
+            json!([
+                { "verbs": verbs, "apiGroups": groups, "resources": everything },
+                { "verbs": verbs, "apiGroups": ["", events], "resources": foreign },
+            ])
         }
         Role::Gateway { gateway, .. } => json!([
-            { "verbs": ["get"], "apiGroups": groups, "resources": ["egateways"], "resourceNames": [gateway] },
-            { "verbs": ["get", "update", "patch"], "apiGroups": groups, "resources": ["egateways/status"],
+            { "verbs": ["get"], "apiGroups": groups, "resources": ["egateways", "egateways/status"],
               "resourceNames": [gateway] },
         ]),
-        Role::Anonymous => json!([]),
+        Role::Unprivileged | Role::Anonymous => json!([]),
     };
     let probes = ["/healthz", "/livez", "/readyz", "/version"];
     let descriptions = ["/api", "/api/*", "/apis", "/apis/*", "/openapi/*"];
@@ -139,7 +153,9 @@ fn rules(identity: &Identity, body: &Value) -> Value {
                 json!({ "verbs": ["get"], "nonResourceURLs": ["/causeway/v1/status", "/causeway/v1/audit"] }),
             );
         }
-        Role::Gateway { .. } => paths.push(json!({ "verbs": ["get"], "nonResourceURLs": descriptions })),
+        Role::Gateway { .. } | Role::Unprivileged => {
+            paths.push(json!({ "verbs": ["get"], "nonResourceURLs": descriptions }));
+        }
         Role::Anonymous => {}
     }
     json!({
@@ -161,6 +177,7 @@ mod tests {
             groups: vec!["causeway:viewer".into()],
             role,
             credential: Some("x".into()),
+            impersonation: None,
         }
     }
 
@@ -185,7 +202,11 @@ mod tests {
         check(&Role::Viewer, "get", "pods", json!({"group": ""}), false);
         check(&gateway, "get", "egateways", json!({"name": "gw"}), true);
         check(&gateway, "get", "egateways", json!({}), false);
-        check(&gateway, "patch", "egateways", json!({"name": "gw", "subresource": "status"}), true);
+        check(&gateway, "get", "egateways", json!({"name": "gw", "subresource": "status"}), true);
+        check(&gateway, "patch", "egateways", json!({"name": "gw", "subresource": "status"}), false);
+        check(&Role::Unprivileged, "get", "esites", json!({}), false);
+        check(&Role::Admin, "impersonate", "users", json!({"group": "", "name": "ann"}), true);
+        check(&Role::Viewer, "impersonate", "users", json!({"group": "", "name": "ann"}), false);
         check(&gateway, "patch", "egateways", json!({"name": "gw"}), false);
         let both = json!({"spec": {}});
         let refused = answer(Review::SelfAccess, &identity(Role::Admin), &both, Time::from_second(0));

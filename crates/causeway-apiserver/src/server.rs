@@ -3,11 +3,12 @@
 //! Each connection is a task: TLS within its time, then HTTP/1.1 or HTTP/2, then `handle` for every request on it.
 //! Stopping is gentle: no new connections, watches end, requests in flight are finished within a deadline.
 
+mod ending;
 mod stall;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use causeway_daemon::{Metrics, Readiness};
@@ -24,12 +25,14 @@ use tokio_util::task::TaskTracker;
 
 use crate::handle::{Caller, Handler};
 use crate::limits::failures::Failures;
+use crate::limits::sources::Sources;
 use crate::limits::watches::Watches;
 use crate::limits::{Limits, Line};
 use crate::metrics::ApiMetrics;
 use crate::render::Renderer;
 use crate::watch::Shared;
-use crate::{Actions, Authenticator, LiveFigures, Registry};
+use crate::{Actions, AdminAudit, Authenticator, LiveFigures, Registry};
+use ending::{Counted, Requests};
 use stall::StallGuard;
 
 /// Everything the server is made of.
@@ -37,6 +40,8 @@ pub struct Parts {
     pub registry: Arc<Registry>,
     pub authenticator: Arc<dyn Authenticator>,
     pub actions: Arc<dyn Actions>,
+    /// Keeps what administrators did.
+    pub admin_audit: Arc<dyn AdminAudit>,
     pub figures: Arc<dyn LiveFigures>,
     /// What `/readyz` says.
     pub readiness: Readiness,
@@ -81,6 +86,7 @@ impl ApiServer {
             registry: parts.registry,
             authenticator: parts.authenticator,
             actions: parts.actions,
+            admin_audit: parts.admin_audit,
             readiness: parts.readiness,
             metrics,
             limits: parts.limits,
@@ -96,7 +102,10 @@ impl ApiServer {
     /// Serves until `stop`; then ends watches, finishes what is in flight within a deadline, and returns.
     pub async fn run(self, stop: CancellationToken) {
         let connections = TaskTracker::new();
-        let places = Arc::new(Semaphore::new(self.handler.limits.connections_max));
+        let limits = &self.handler.limits;
+        let places = Arc::new(Semaphore::new(limits.connections_max));
+        let sources = Sources::new(limits.connections_per_address_max, limits.connections_from_loopback_max);
+        let mut told_of_full_source: Option<Instant> = None;
         let mut sweep = tokio::time::interval(SWEEP_PERIOD);
         sweep.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let cut = CancellationToken::new();
@@ -120,6 +129,19 @@ impl ApiServer {
                     continue;
                 }
             };
+            let Some(counted) = sources.enter(address.ip()) else {
+                self.handler.metrics.rejected("connections-per-address");
+                if told_of_full_source.is_none_or(|told| told.elapsed() >= TELL_PERIOD) {
+                    told_of_full_source = Some(Instant::now());
+                    let max = limits.connections_per_address_max;
+                    tracing::warn!(
+                        address = %address.ip(),
+                        max,
+                        "API connections of this address are closed: it has too many open (api-connections-per-address in [cloud])"
+                    );
+                }
+                continue;
+            };
             // Full: the connection is closed at once, which tells a client more than silence.
             let Ok(place) = places.clone().try_acquire_owned() else {
                 self.handler.metrics.rejected("connections");
@@ -133,7 +155,7 @@ impl ApiServer {
                     () = cut.cancelled() => {}
                     () = connection => {}
                 }
-                drop(place);
+                drop((place, counted));
             });
         }
         drop(self.listener);
@@ -149,6 +171,8 @@ impl ApiServer {
 
 // A revoked credential is out within a second.
 const SWEEP_PERIOD: Duration = Duration::from_millis(500);
+// One line says enough while an address floods.
+const TELL_PERIOD: Duration = Duration::from_secs(60);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 // client-go carries all its watches over one connection.
 const STREAMS_MAX: u32 = 2_000;
@@ -187,12 +211,16 @@ where
     handler.metrics.connections.inc();
     let caller = Arc::new(caller);
     let address = caller.address;
+    let requests = Requests::default();
     let service = service_fn({
-        let handler = handler.clone();
+        let (handler, requests) = (handler.clone(), requests.clone());
         move |request| {
-            let (handler, caller) = (handler.clone(), caller.clone());
-            // Requests are large futures and idle connections many: the box is there only while a request is.
-            async move { Ok::<_, std::convert::Infallible>(Box::pin(handler.handle(&caller, request)).await) }
+            let (handler, caller, counted) = (handler.clone(), caller.clone(), requests.begin());
+            async move {
+                // Requests are large futures and idle connections many: the box is there only while a request is.
+                let response = Box::pin(handler.handle(&caller, request)).await;
+                Ok::<_, std::convert::Infallible>(response.map(|body| Counted::new(body, counted)))
+            }
         }
     });
     let mut builder = auto::Builder::new(TokioExecutor::new());
@@ -209,7 +237,11 @@ where
         ended = connection.as_mut() => ended,
         () = handler.stop.cancelled() => {
             connection.as_mut().graceful_shutdown();
-            connection.await
+            tokio::select! {
+                ended = connection => ended,
+                // An idle client over HTTP/2 may be slow to agree that the connection ends.
+                () = requests.finished() => Ok(()),
+            }
         }
     };
     if let Err(error) = ended {

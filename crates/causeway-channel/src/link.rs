@@ -112,6 +112,8 @@ pub struct LinkFigures {
     pub streams_open: u64,
     /// Streams of the peer that were reset because of their header.
     pub streams_malformed: u64,
+    /// Streams of the peer that were reset because too many of its streams were in memory.
+    pub streams_refused: u64,
     /// Datagrams of streams that went beside them, and those that came so.
     pub datagrams_sent: u64,
     pub datagrams_received: u64,
@@ -153,6 +155,15 @@ impl Link {
     /// The same link, counted at its port until the last handle is dropped.
     pub(crate) fn holding(self, place: OwnedSemaphorePermit) -> Link {
         Link { _place: Some(Arc::new(place)), ..self }
+    }
+
+    /// Gives the peer of an accepted link its full limits. Before this it may open one stream, the control stream, and
+    /// its datagrams are dropped: whoever has not been judged yet costs little.
+    pub fn admit(&self) {
+        match &self.inner {
+            LinkInner::Quic(link) => link.admit(),
+            LinkInner::Tcp(link) => link.admit(),
+        }
     }
 
     /// Opens a stream as soon as the peer's limit leaves room. The header travels with the first bytes; there

@@ -1,8 +1,9 @@
 //! The channel port of a cloud: UDP and TCP on one number, open to strangers.
 //!
 //! Everybody is given a handshake and nothing more: how many, how often, from where and for how long is bounded
-//! here and counted. What comes out has proved its certificate, or asks for enrolment, which needs none; time,
-//! revocation and whether the gateway exists are judged by whoever admits sessions.
+//! here and counted. What comes out has proved its certificate, or asks for enrolment, which needs none. A certificate
+//! that `check_certificates` refuses gets no link. Time and whether the gateway exists are judged by whoever admits
+//! sessions; until then the peer may open one stream.
 
 mod figures;
 mod half_open;
@@ -16,15 +17,16 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU32;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use governor::{DefaultDirectRateLimiter, DefaultKeyedRateLimiter, Quota, RateLimiter};
 use rustls::ServerConfig;
+use rustls_pki_types::CertificateDer;
 use tokio::io::Interest;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
@@ -34,7 +36,7 @@ use tokio_util::sync::CancellationToken;
 use crate::link::{CloseCode, CloseReason, Link, Side};
 use crate::quic::server::{Protocol, QuicServer};
 use crate::quic::{Busy, Number, PortKeys, QuicOptions};
-use crate::{tcp, wire};
+use crate::{tcp, tls, wire};
 
 use half_open::HalfOpen;
 use numbers::Numbers;
@@ -105,6 +107,9 @@ pub enum Incoming {
     Replica(Link),
 }
 
+/// Judges the certificate of a peer, which comes from this address, before a link is made for it.
+pub type CertificateCheck = Box<dyn Fn(&CertificateDer<'_>, IpAddr) -> Result<(), CloseReason> + Send + Sync>;
+
 pub struct ChannelPort {
     listener: TcpListener,
     address: SocketAddr,
@@ -127,6 +132,7 @@ struct Shared {
     links: Arc<Semaphore>,
     figures: PortFigures,
     through: mpsc::Sender<Incoming>,
+    certificate_check: OnceLock<CertificateCheck>,
 }
 
 impl ChannelPort {
@@ -164,6 +170,7 @@ impl ChannelPort {
             links: Arc::new(Semaphore::new(limits.links_max)),
             figures: PortFigures::default(),
             through: sender,
+            certificate_check: OnceLock::new(),
             limits,
         };
         let handshakes = JoinSet::new();
@@ -172,6 +179,11 @@ impl ChannelPort {
 
     pub fn local_addr(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Every link must pass `check`, whatever its protocol. Set once, before the first `accept`.
+    pub fn check_certificates(&self, check: CertificateCheck) {
+        let _ = self.shared.certificate_check.set(check);
     }
 
     pub fn figures(&self) -> &PortFigures {
@@ -333,13 +345,22 @@ impl Shared {
         if link.get_ref().1.alpn_protocol() == Some(wire::ALPN) {
             return Ok(Incoming::Enrolment(link, client));
         }
-        // Without the name of a protocol nobody here knows what would follow.
+        // Without the name of a protocol nobody here knows in which words to say anything.
         let protocol = match Protocol::of(link.get_ref().1.alpn_protocol()) {
             Protocol::Other => return Err(Why::Protocol),
             protocol => protocol,
         };
-        let link = tcp::over_tls(link.into(), Side::Accepted, &self.limits.quic.limits);
-        self.admit(protocol, link.map_err(|_| Why::Handshake)?.into(), turn)
+        let certificate = link.get_ref().1.peer_certificates().and_then(<[_]>::first).cloned();
+        let admitted = match self.admit(protocol, certificate.as_ref(), client.ip()) {
+            Ok(admitted) => admitted,
+            Err((why, reason)) => {
+                drop(turn);
+                tcp::refuse(link, &reason).await;
+                return Err(why);
+            }
+        };
+        let link = tcp::over_tls_pending(link.into(), &self.limits.quic.limits);
+        Ok(admitted.incoming(link.map_err(|_| Why::Handshake)?.into(), turn))
     }
 
     async fn shake_quic(self: Arc<Shared>, incoming: quinn::Incoming) -> Result<Incoming, Why> {
@@ -353,31 +374,65 @@ impl Shared {
                 return Err(Why::Busy);
             }
         };
-        let (protocol, link) = self.quic.shake_hands(incoming).await.map_err(|error| {
+        let shaken = self.quic.shake_hands(incoming).await.map_err(|error| {
             tracing::debug!(%client, %error, "no handshake");
             Why::Handshake
         })?;
-        self.admit(protocol, link, turn)
+        match self.admit(shaken.protocol(), shaken.certificate().as_ref(), client.ip().to_canonical()) {
+            Ok(admitted) => Ok(admitted.incoming(shaken.link(), turn)),
+            Err((why, reason)) => {
+                shaken.refuse(&reason);
+                Err(why)
+            }
+        }
     }
 
-    fn admit(&self, protocol: Protocol, link: Link, turn: Turn) -> Result<Incoming, Why> {
-        let refuse = |why, code, text: &str| {
-            link.close(CloseReason::new(code, text));
-            Err(why)
-        };
-        if link.certificate().is_none() {
-            let text = "the channel is open only to those who show a certificate";
-            return refuse(Why::NoCertificate, CloseCode::NotAdmitted, text);
+    /// May this peer have a link? Nothing is made for it before.
+    fn admit(
+        &self,
+        protocol: Protocol,
+        certificate: Option<&CertificateDer<'_>>,
+        client: IpAddr,
+    ) -> Result<Admitted, (Why, CloseReason)> {
+        if protocol == Protocol::Other {
+            let text = "without the name of a protocol nobody here knows what would follow";
+            return Err((Why::Protocol, CloseReason::new(CloseCode::NotAdmitted, text)));
         }
-        let Ok(place) = self.links.clone().try_acquire_owned() else {
-            let text = "this replica holds as many links as it may: try another, or later";
-            return refuse(Why::Sessions, CloseCode::Limit, text);
+        let Some(certificate) = certificate else {
+            let text = "the channel is open only to those who show a certificate";
+            return Err((Why::NoCertificate, CloseReason::new(CloseCode::NotAdmitted, text)));
         };
-        let link = link.holding(place);
-        match protocol {
-            Protocol::Channel => Ok(Incoming::Channel(link, turn)),
-            Protocol::Replica => Ok(Incoming::Replica(link)),
-            Protocol::Other => Err(Why::Protocol),
+        if protocol == Protocol::Replica && !tls::is_cloud(certificate) {
+            let text = "only a replica of the cloud may use the protocol of replicas";
+            return Err((Why::Certificate, CloseReason::new(CloseCode::NotAdmitted, text)));
+        }
+        if let Some(check) = self.certificate_check.get() {
+            check(certificate, client).map_err(|reason| (Why::Certificate, reason))?;
+        }
+        let place = self.links.clone().try_acquire_owned().map_err(|_| {
+            let text = "this replica holds as many links as it may: try another, or later";
+            (Why::Sessions, CloseReason::new(CloseCode::Limit, text))
+        })?;
+        Ok(Admitted { protocol, place })
+    }
+}
+
+/// A peer that may have a link.
+struct Admitted {
+    protocol: Protocol,
+    place: OwnedSemaphorePermit,
+}
+
+impl Admitted {
+    fn incoming(self, link: Link, turn: Turn) -> Incoming {
+        let link = link.holding(self.place);
+        match self.protocol {
+            Protocol::Replica => {
+                // Its certificate names the cloud, and nothing precedes its streams.
+                link.admit();
+                Incoming::Replica(link)
+            }
+            Protocol::Channel | Protocol::Other => Incoming::Channel(link, turn),
         }
     }
 }

@@ -26,6 +26,8 @@ pub enum Mode {
 
 /// No probe moves more: a minute at 10 Gbit/s would be 75 GB, and nobody needs that to judge a link.
 pub const BYTES_MAX: u64 = 8 << 30;
+/// Probes that one end of a session answers at the same time; more are refused. Each may hold a window of the link.
+pub const ANSWERED_MAX: usize = 16;
 /// A probe that makes no progress for this long is given up.
 const STALL: Duration = Duration::from_secs(15);
 const CHUNK_BYTES: usize = 64 * 1024;

@@ -3,6 +3,7 @@
 //! `client` dials, `server` makes what the port accepts with, `transport` holds the numbers, `stream` the two
 //! halves of a stream, `datagrams` what travels beside them. Retransmission, pacing, migration and path MTU are quinn's business.
 
+mod bounded;
 mod busy;
 mod client;
 mod datagrams;
@@ -71,11 +72,28 @@ type Arriving = Pin<Box<dyn Future<Output = Option<(StreamHeader, Stream)>> + Se
 impl QuicLink {
     /// Around a connection whose handshake is complete.
     fn new(connection: Connection, limits: LinkLimits) -> QuicLink {
-        let vitals = Arc::new(Vitals::new(transport::STREAMS_AT_FIRST.min(limits.streams_max)));
+        QuicLink::with(connection, limits, transport::STREAMS_AT_FIRST)
+    }
+
+    /// The same for one that was accepted, see `Link::admit`.
+    fn pending(connection: Connection, limits: LinkLimits) -> QuicLink {
+        QuicLink::with(connection, limits, transport::STREAMS_BEFORE_ADMISSION)
+    }
+
+    fn with(connection: Connection, limits: LinkLimits, streams: u32) -> QuicLink {
+        let vitals = Arc::new(Vitals::new(streams.min(limits.streams_max)));
         let arriving = Mutex::new(FuturesUnordered::new());
         let (closed_by_us, mailbox) = (OnceLock::new(), OnceLock::new());
         let post = Arc::new(Post::new(connection.clone(), vitals.clone(), limits.datagram_buffer_bytes));
         QuicLink(Arc::new(Inner { connection, limits, vitals, closed_by_us, post, mailbox, arriving }))
+    }
+
+    /// See `Link::admit`.
+    pub fn admit(&self) {
+        let allowed = transport::STREAMS_AT_FIRST.min(self.0.limits.streams_max);
+        if self.0.vitals.streams_allowed.fetch_max(allowed, Ordering::Relaxed) < allowed {
+            self.0.connection.set_max_concurrent_bi_streams(VarInt::from_u32(allowed));
+        }
     }
 
     pub async fn open_stream(&self, header: StreamHeader) -> Result<Stream, StreamError> {
@@ -170,6 +188,8 @@ impl QuicLink {
             received_bytes: stats.udp_rx.bytes,
             streams_open: vitals.streams_open.load(Ordering::Relaxed),
             streams_malformed: vitals.streams_malformed.load(Ordering::Relaxed),
+            // quinn gives no credit for more: a stream counts there until it was accepted and dropped.
+            streams_refused: 0,
             datagrams_sent: vitals.datagrams.sent.load(Ordering::Relaxed),
             datagrams_received: vitals.datagrams.received.load(Ordering::Relaxed),
             datagrams_dropped: vitals.datagrams.dropped.load(Ordering::Relaxed),
@@ -182,8 +202,7 @@ impl QuicLink {
 
     /// TLS keeps it; a second one here would be half a kilobyte for every link.
     pub fn certificate(&self) -> Option<CertificateDer<'static>> {
-        let chain = self.0.connection.peer_identity()?.downcast::<Vec<CertificateDer<'static>>>().ok()?;
-        chain.into_iter().next()
+        certificate(&self.0.connection)
     }
 }
 
@@ -193,7 +212,8 @@ impl Inner {
     fn leave_room_for_streams(&self) {
         let allowed = self.vitals.streams_allowed.load(Ordering::Relaxed);
         let open = self.vitals.peer_streams_open.load(Ordering::Relaxed) as u32;
-        if open + 1 < allowed / 2 || allowed >= self.limits.streams_max {
+        let is_pending = allowed <= transport::STREAMS_BEFORE_ADMISSION;
+        if is_pending || open + 1 < allowed / 2 || allowed >= self.limits.streams_max {
             return;
         }
         // quinn does not announce a step of an eighth or less, so the last one must be a large one.
@@ -352,6 +372,11 @@ impl Drop for Open {
         self.vitals.streams_open.fetch_sub(1, Ordering::Relaxed);
         self.vitals.peer_streams_open.fetch_sub(u64::from(self.is_of_peer), Ordering::Relaxed);
     }
+}
+
+fn certificate(connection: &Connection) -> Option<CertificateDer<'static>> {
+    let chain = connection.peer_identity()?.downcast::<Vec<CertificateDer<'static>>>().ok()?;
+    chain.into_iter().next()
 }
 
 /// TLS alerts travel as these codes (RFC 9001, section 4.8).

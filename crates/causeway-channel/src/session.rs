@@ -14,7 +14,7 @@ mod roster;
 pub use backoff::HINT_MAX;
 pub use choice::{Allowed, Attempted};
 pub use keepalive::{EVERY as KEEPALIVE_EVERY, EVERY_QUICK as KEEPALIVE_QUICK};
-pub use roster::{Admission, Removed, Roster, Seat};
+pub use roster::{Admission, Instance, Removed, Roster, Seat, is_other_process};
 pub use supervisor::{Action, Failure, LINGER, LinkId, State, Supervisor, Welcomed};
 
 use std::time::Duration;

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use rustls_pki_types::CertificateDer;
 use socket2::SockRef;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
@@ -52,15 +52,15 @@ pub fn over<T>(io: T, side: Side, limits: &LinkLimits, meta: Meta) -> TcpLink
 where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    over_at(io, side, limits, meta, Handle::current())
+    over_at(io, Mux::new(side, limits, Instant::now()), meta, Handle::current())
 }
 
-fn over_at<T>(io: T, side: Side, limits: &LinkLimits, meta: Meta, home: Handle) -> TcpLink
+fn over_at<T>(io: T, mux: Mux, meta: Meta, home: Handle) -> TcpLink
 where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let shared = Arc::new(Shared {
-        mux: Mutex::new(Mux::new(side, limits, Instant::now())),
+        mux: Mutex::new(mux),
         accepted: Notify::new(),
         room: Notify::new(),
         datagram: Notify::new(),
@@ -105,7 +105,16 @@ const UNSENT_BYTES_MAX: u32 = 256 * 1024;
 const TLS_BUFFER_BYTES: usize = 136 * 1024;
 
 /// Makes a link of a connection whose handshake is complete.
-pub fn over_tls(mut connection: TlsStream<Socket>, side: Side, limits: &LinkLimits) -> io::Result<TcpLink> {
+pub fn over_tls(connection: TlsStream<Socket>, side: Side, limits: &LinkLimits) -> io::Result<TcpLink> {
+    over_tls_with(connection, Mux::new(side, limits, Instant::now()))
+}
+
+/// The same for a peer that is not admitted yet, see `Link::admit`.
+pub fn over_tls_pending(connection: TlsStream<Socket>, limits: &LinkLimits) -> io::Result<TcpLink> {
+    over_tls_with(connection, Mux::pending(Side::Accepted, limits, Instant::now()))
+}
+
+fn over_tls_with(mut connection: TlsStream<Socket>, mux: Mux) -> io::Result<TcpLink> {
     match &mut connection {
         TlsStream::Client(connection) => connection.get_mut().1.set_buffer_limit(Some(TLS_BUFFER_BYTES)),
         TlsStream::Server(connection) => connection.get_mut().1.set_buffer_limit(Some(TLS_BUFFER_BYTES)),
@@ -115,8 +124,33 @@ pub fn over_tls(mut connection: TlsStream<Socket>, side: Side, limits: &LinkLimi
     let remote_address = SocketAddr::new(address.ip().to_canonical(), address.port());
     let certificate = session.peer_certificates().and_then(<[_]>::first).cloned();
     let home = socket.home().clone();
-    Ok(over_at(connection, side, limits, Meta { remote_address, certificate }, home))
+    Ok(over_at(connection, mux, Meta { remote_address, certificate }, home))
 }
+
+/// Tells the peer of a connection why it gets no link. Holds one small buffer, whatever the peer sends meanwhile.
+pub async fn refuse<T: AsyncRead + AsyncWrite + Unpin>(mut connection: T, reason: &CloseReason) {
+    let mut bytes = Vec::new();
+    frame::Frame::Close { code: reason.code.into(), text: reason.text_for_wire().as_bytes() }
+        .write(&mut bytes);
+    let told = async {
+        connection.write_all(&bytes).await?;
+        connection.shutdown().await?;
+        // A socket closed over unread bytes is reset, and the reason lost on the way.
+        let mut unread = [0; 1024];
+        for _ in 0..REFUSED_READS_MAX {
+            if connection.read(&mut unread).await? == 0 {
+                break;
+            }
+        }
+        Ok::<(), io::Error>(())
+    };
+    // A peer that is gone, or takes nothing, need not be told.
+    let _ = tokio::time::timeout(REFUSE_MAX, told).await;
+}
+
+/// How long a peer has to hear why it gets no link, and how much of what it says meanwhile is read: an edge says hello.
+const REFUSE_MAX: Duration = Duration::from_secs(2);
+const REFUSED_READS_MAX: usize = 32;
 
 /// A cheap handle. When the last one is dropped the link is closed, whatever streams are open.
 #[derive(Clone)]
@@ -133,6 +167,11 @@ impl Drop for Held {
 }
 
 impl TcpLink {
+    /// See `Link::admit`.
+    pub fn admit(&self) {
+        self.shared().with(Mux::admit);
+    }
+
     pub async fn open_stream(&self, header: StreamHeader) -> Result<Stream, StreamError> {
         let message = header.encode_prefixed()?.slice(PREFIX_BYTES..);
         let class = class(&header);

@@ -87,6 +87,11 @@ impl FromStr for Endpoint {
 
     fn from_str(text: &str) -> Result<Endpoint, EndpointError> {
         let refuse = |why| EndpointError { text: text.chars().take(300).collect(), why };
+        if text.contains("://") {
+            return Err(refuse(
+                "write HOST:PORT without a scheme; edges dial the channel port (7444), not the API",
+            ));
+        }
         let (host, port) = text.rsplit_once(':').ok_or_else(|| refuse("write HOST:PORT"))?;
         let port = match port.parse() {
             Ok(port) if port != 0 && !text.ends_with(char::is_whitespace) => port,

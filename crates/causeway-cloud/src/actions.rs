@@ -4,7 +4,11 @@
 //! and authorized the caller before.
 
 mod audit;
+mod certificates;
+mod deeds;
+mod diagnose;
 mod probe;
+mod revoked;
 mod status;
 mod tokens;
 
@@ -13,8 +17,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 use causeway_api::Status;
 use causeway_apiserver::{
-    ActionBody, ActionRefusal, ActionRequest, ActionResponse, Actions, Identity, LiveFigures, Registry,
+    ActionBody, ActionRefusal, ActionRequest, ActionResponse, Actions, AdminDeed, Identity, LiveFigures,
+    Registry,
 };
+use causeway_gateway::Gateway;
 use causeway_store::StoreError;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -23,7 +29,7 @@ use http::{Method, StatusCode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::audit::Journals;
+use crate::audit::{JournalKind, Journals};
 use crate::identity::{Registrar, RotationError, TokenProblem};
 use crate::replicas::Fleet;
 
@@ -34,6 +40,8 @@ pub struct CloudActions {
     pub figures: Arc<dyn LiveFigures>,
     pub fleet: Arc<Fleet>,
     pub journals: Journals,
+    /// The cloud's own gateway, which doctor asks as it asks those of edges.
+    pub gateway: Gateway,
 }
 
 /// What a call means.
@@ -42,13 +50,17 @@ enum Action<'a> {
     CreateToken,
     ListTokens,
     DeleteToken(&'a str),
+    CreateCertificate,
+    ListCertificates,
     Revoke,
     Status,
     Audit,
+    AdminAudit,
     Backup,
     ShowAuthorities,
     RotateAuthority,
     Probe,
+    Diagnose,
 }
 
 fn route<'a>(method: &Method, path: &'a str) -> Result<Action<'a>, ActionRefusal> {
@@ -57,13 +69,17 @@ fn route<'a>(method: &Method, path: &'a str) -> Result<Action<'a>, ActionRefusal
         ["tokens"] if method == Method::GET => (Method::GET, Action::ListTokens),
         ["tokens"] => (Method::POST, Action::CreateToken),
         ["tokens", id] if !id.is_empty() => (Method::DELETE, Action::DeleteToken(id)),
+        ["certificates"] if method == Method::GET => (Method::GET, Action::ListCertificates),
+        ["certificates"] => (Method::POST, Action::CreateCertificate),
         ["revoke"] => (Method::POST, Action::Revoke),
         ["status"] => (Method::GET, Action::Status),
         ["audit"] => (Method::GET, Action::Audit),
+        ["audit", "admin"] => (Method::GET, Action::AdminAudit),
         ["backup"] => (Method::GET, Action::Backup),
         ["ca"] => (Method::GET, Action::ShowAuthorities),
         ["ca", "rotate"] => (Method::POST, Action::RotateAuthority),
         ["probe"] => (Method::POST, Action::Probe),
+        ["diagnose"] => (Method::POST, Action::Diagnose),
         _ => return Err(ActionRefusal::not_found(format!("there is no action /causeway/v1/{path}"))),
     };
     if method != allowed {
@@ -76,13 +92,15 @@ fn route<'a>(method: &Method, path: &'a str) -> Result<Action<'a>, ActionRefusal
 impl Actions for CloudActions {
     fn call<'a>(
         &'a self,
-        _identity: &'a Identity,
+        identity: &'a Identity,
         request: ActionRequest,
     ) -> BoxFuture<'a, Result<ActionResponse, ActionRefusal>> {
         async move {
             match route(&request.method, &request.path)? {
                 Action::CreateToken => {
-                    json(StatusCode::CREATED, &self.create_token(body(&request.body)?).await?)
+                    let token = self.create_token(body(&request.body)?).await?;
+                    let id = token["id"].as_str().unwrap_or_default();
+                    Ok(json(StatusCode::CREATED, &token)?.made(id))
                 }
                 Action::ListTokens => {
                     let tokens = self.registrar.tokens().await.map_err(|error| refusal(&error))?;
@@ -92,20 +110,24 @@ impl Actions for CloudActions {
                     self.registrar.delete_token(id).await.map_err(token_refusal)?;
                     json(StatusCode::OK, &serde_json::json!({ "id": id }))
                 }
-                Action::Revoke => {
-                    let asked: Revoke = body(&request.body)?;
-                    json(
-                        StatusCode::OK,
-                        &self.registrar.revoke_gateway(&asked.gateway).await.map_err(token_refusal)?,
-                    )
+                Action::CreateCertificate => {
+                    let issued = self.create_certificate(body(&request.body)?).await?;
+                    Ok(json(StatusCode::CREATED, &issued)?.made(issued.serial.as_str()))
                 }
+                Action::ListCertificates => {
+                    let listed = self.registrar.certificates().await.map_err(|error| refusal(&error))?;
+                    json(StatusCode::OK, &serde_json::json!({ "certificates": listed }))
+                }
+                Action::Revoke => self.revoke(identity, body(&request.body)?).await,
                 Action::Status => json(StatusCode::OK, &self.status().await?),
-                Action::Audit => self.audit(request.query.as_deref()).await,
+                Action::Audit => self.audit(JournalKind::Traffic, request.query.as_deref()).await,
+                Action::AdminAudit => self.audit(JournalKind::Admin, request.query.as_deref()).await,
                 Action::Backup => Ok(self.backup()),
                 Action::ShowAuthorities => {
                     json(StatusCode::OK, &self.registrar.authorities().await.map_err(rotation_refusal)?)
                 }
                 Action::Probe => json(StatusCode::OK, &self.probe(body(&request.body)?).await?),
+                Action::Diagnose => json(StatusCode::OK, &self.diagnose(body(&request.body)?).await?),
                 Action::RotateAuthority => {
                     let asked: Rotate = body(&request.body)?;
                     let view = match asked.step {
@@ -118,12 +140,10 @@ impl Actions for CloudActions {
         }
         .boxed()
     }
-}
 
-#[derive(serde::Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Revoke {
-    gateway: String,
+    fn administrative(&self, method: &Method, path: &str, body: &[u8]) -> Option<Option<AdminDeed>> {
+        deeds::describe(method, path, body)
+    }
 }
 
 #[derive(serde::Deserialize)]
@@ -160,6 +180,7 @@ impl CloudActions {
             code: StatusCode::OK,
             content_type: "application/x-ndjson",
             body: ActionBody::Stream(Box::pin(chunks)),
+            made: None,
         }
     }
 }
@@ -190,7 +211,13 @@ fn token_refusal(problem: TokenProblem) -> ActionRefusal {
         TokenProblem::Invalid { .. } => {
             ActionRefusal::new(StatusCode::UNPROCESSABLE_ENTITY, problem.to_string())
         }
-        TokenProblem::NotFound { .. } => ActionRefusal::not_found(problem.to_string()),
+        TokenProblem::NotFound { .. } | TokenProblem::NoCertificate { .. } => {
+            ActionRefusal::not_found(problem.to_string())
+        }
+        TokenProblem::Enrolled { .. } => ActionRefusal::conflict(problem.to_string()),
+        TokenProblem::NotLogged { .. } => {
+            ActionRefusal::new(StatusCode::INSUFFICIENT_STORAGE, chain(&problem))
+        }
         TokenProblem::Store(error) => refusal(&error),
     }
 }
@@ -239,14 +266,21 @@ mod tests {
         check(Method::DELETE, "tokens/", Err(404));
         check(Method::DELETE, "tokens/a/b", Err(404));
         check(Method::POST, "revoke", Ok(Action::Revoke));
+        check(Method::POST, "certificates", Ok(Action::CreateCertificate));
+        check(Method::GET, "certificates", Ok(Action::ListCertificates));
+        check(Method::DELETE, "certificates", Err(405));
         check(Method::GET, "status", Ok(Action::Status));
         check(Method::POST, "status", Err(405));
         check(Method::GET, "audit", Ok(Action::Audit));
+        check(Method::GET, "audit/admin", Ok(Action::AdminAudit));
+        check(Method::DELETE, "audit/admin", Err(405));
         check(Method::GET, "backup", Ok(Action::Backup));
         check(Method::GET, "ca", Ok(Action::ShowAuthorities));
         check(Method::POST, "ca/rotate", Ok(Action::RotateAuthority));
         check(Method::POST, "probe", Ok(Action::Probe));
         check(Method::GET, "probe", Err(405));
+        check(Method::POST, "diagnose", Ok(Action::Diagnose));
+        check(Method::GET, "diagnose", Err(405));
         check(Method::GET, "", Err(404));
         check(Method::GET, "../esites", Err(404));
     }

@@ -1,9 +1,10 @@
-//! Reads the records of what crossed, here and at the other replicas: `causeway audit`.
+//! Reads the journals, here and at the other replicas: what crossed (`causeway audit`) and what administrators did (`--admin`).
 //!
-//! `upstream` writes the journal; this is its reader. `query` says what is wanted, `line` what a line says, both pure; `tail`
+//! `upstream` and `admin_journal` write them. `query` says what is wanted, `line` and `admin_line` what a line says, all pure; `tail`
 //! reads the files in a thread of its own, `merge` joins the replicas' answers, drops repeats and counts. An answer
 //! holds a few chunks in memory, or as many records as the caller limited it to; what a slow reader does not take is not read.
 
+mod admin_line;
 mod line;
 mod merge;
 mod query;
@@ -20,7 +21,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use causeway_channel::link::Stream;
 
 pub use merge::Merge;
-pub use query::Query;
+pub use query::{JournalKind, Query};
 
 /// Readers at a time. Each holds a thread while it reads.
 const READERS_MAX: usize = 32;
@@ -35,7 +36,7 @@ const REPLICA_SILENT: &str = "replica-silent";
 /// Whole lines of a journal, in pieces; ends when the journal does, unless it is followed.
 pub type Chunks = mpsc::Receiver<Bytes>;
 
-/// The journal of this replica.
+/// The journals of this replica.
 #[derive(Debug, Clone)]
 pub struct Journals {
     folder: PathBuf,

@@ -18,7 +18,7 @@ pub trait LinkHandler: Send + Sync {
     fn handle_channel(&self, link: Link, turn: Turn);
     /// From another replica.
     fn handle_replica(&self, link: Link);
-    /// No more links will come: moves the sessions away, and resolves when their time is over.
+    /// No more links will come: ends the sessions.
     fn drain(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>>;
 }
 

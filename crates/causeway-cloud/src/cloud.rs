@@ -1,13 +1,14 @@
 //! Puts a cloud together and runs it.
 //!
 //! `start` does everything that may fail: the lock, the store, identity, and every listener is bound before
-//! anything runs. `run` goes on until told to stop, then drains: callers first, what serves them after.
+//! anything runs. `run` goes on until told to stop, then drains: what is in flight finishes while every listener is still
+//! open; then callers end, and what serves them after. Idle connections are not waited for.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use causeway_api::Status;
 use causeway_apiserver::{ApiServer, Limits, Parts, Registry, SystemClock};
@@ -16,9 +17,11 @@ use causeway_channel::quic::PortKeys;
 use causeway_channel::{Clock, Endpoint};
 use causeway_daemon::admin::Doors as AdminDoors;
 use causeway_daemon::audit::AuditLimits;
+use causeway_daemon::coalesce::CoalesceLimits;
 use causeway_daemon::data_dir::DataDirError;
-use causeway_daemon::{AdminServer, AuditLog, DataDir, Metrics, Readiness, notify};
+use causeway_daemon::{AdminServer, AuditLog, DataDir, Metrics, Readiness, Role, notify};
 use causeway_gateway::Gateway;
+use causeway_gateway::dial::{OwnListeners, Transport};
 use causeway_gateway::dns::DnsState;
 use causeway_gateway::proxy::listeners::Report;
 use causeway_store::{Store, StoreError, StoreSpec};
@@ -29,13 +32,18 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::actions::CloudActions;
+use crate::admin_journal::{self, AdminJournal};
 use crate::audit::Journals;
 use crate::channel::Channel;
 use crate::departures::Departures;
 use crate::doors::Doors;
+use crate::events::{self, EventKeeper, EventWriter};
 use crate::figures::FleetFigures;
 use crate::first;
+use crate::fleet_metrics;
+use crate::garbage::GarbageCollector;
 use crate::gateway::{self, NetmapFollower};
+use crate::gateway_sites::GatewaySites;
 use crate::health::StoreHealth;
 use crate::identity::{
     EnrolmentLimits, EnrolmentServer, IdentityConfig, IdentityError, Registrar, host_name, outward_addresses,
@@ -63,12 +71,18 @@ pub struct CloudConfig {
     pub store: StoreSpec,
     /// None: seal.key in the data dir.
     pub seal_key: Option<PathBuf>,
+    /// Names and addresses for the certificate of the API, beside those of `advertise` and of this machine.
+    pub api_names: Vec<String>,
+    /// Connections that one address may have open on the API port.
+    pub api_connections_per_address: usize,
+    /// Make a CA although a cloud with another one has run in the data dir.
+    pub new_fleet: bool,
     /// How long an expired certificate may still be renewed with its old key.
     pub expired_grace: Duration,
     pub audit: AuditLimits,
     /// Bounds on strangers at the channel port, and on what one link may hold.
     pub port: PortLimits,
-    /// How long streams that are open may go on after the stop.
+    /// How long what is in flight may go on after the stop.
     pub drain: Duration,
     /// How the cloud's own gateway forwards.
     pub gateway: causeway_gateway::Options,
@@ -113,6 +127,7 @@ pub struct Cloud {
     data_dir: DataDir,
     store: Store,
     audit: AuditLog,
+    admin_audit: AuditLog,
     registrar: Arc<Registrar>,
     api: ApiServer,
     channel: Channel,
@@ -120,6 +135,9 @@ pub struct Cloud {
     fleet: Arc<Fleet>,
     admin: AdminServer,
     reconciler: Reconciler,
+    gateway_sites: GatewaySites,
+    registry: Arc<Registry>,
+    events: EventWriter,
     desk: NetmapDesk,
     reporter: Reporter,
     reports: ReportWriter,
@@ -130,11 +148,12 @@ pub struct Cloud {
     health: StoreHealth,
     readiness: Readiness,
     addresses: Addresses,
+    drain: Duration,
 }
 
 impl Cloud {
     pub async fn start(config: CloudConfig) -> Result<Cloud, CloudError> {
-        let data_dir = DataDir::open(&config.data_dir)?;
+        let data_dir = DataDir::open_as(&config.data_dir, Role::Cloud)?;
         let (metrics, readiness) = (Metrics::new(env!("CARGO_PKG_VERSION")), Readiness::new());
         let shown = config.shown.clone();
         let desk = NetmapDesk::new(&metrics);
@@ -171,9 +190,14 @@ impl Cloud {
             pid: std::process::id(),
         };
 
+        register_listeners(&config.gateway.own_listeners, &addresses);
+
         let folder = data_dir.folder("audit")?;
-        let audit =
-            AuditLog::open(&folder, config.audit).map_err(|source| CloudError::Audit { folder, source })?;
+        let opened = AuditLog::open(&folder, config.audit).and_then(|audit| {
+            let coalesce = CoalesceLimits::default();
+            Ok((audit, AuditLog::open_as(&folder, admin_journal::NAME, config.audit, coalesce)?))
+        });
+        let (audit, admin_audit) = opened.map_err(|source| CloudError::Audit { folder, source })?;
         let store = Store::open(config.store.clone()).await?;
         let identity = identity_config(&config, &addresses, audit.clone());
         let registrar = Registrar::open(store.clone(), identity).await?;
@@ -188,6 +212,8 @@ impl Cloud {
         metrics.register(|registry| port.figures().register(registry));
 
         let registry = Arc::new(Registry::new(store.clone(), Arc::new(SystemClock)));
+        let admin_journal = Arc::new(AdminJournal::new(admin_audit.clone(), replica_name(&addresses)));
+        registry.record_controllers(admin_journal.clone());
         first::ensure(&registry).await.map_err(|status| CloudError::First(Box::new(status)))?;
         let directory = open_directory(&config, &store, &registrar).await?;
         let intake = Arc::new(open_intake(&config, &data_dir, &store)?);
@@ -207,11 +233,11 @@ impl Cloud {
             SessionLimits {
                 // A gateway that changes its transport has two links for a while.
                 sessions_max: config.port.links_max * 3 / 5,
-                drain: config.drain,
                 ..SessionLimits::default()
             },
         );
         metrics.register(|registry| sessions.register(registry));
+        metrics.register(|registry| fleet_metrics::register(registry, sessions.clone(), desk.clone()));
         let fleet =
             Fleet::new(directory.clone(), Arc::new(sessions.clone()), registrar.clone(), desk.sites());
         let (own_records, records) = upstream::own_records(&intake);
@@ -224,6 +250,8 @@ impl Cloud {
         sessions.set_elsewhere(move |gateway| {
             matches!(directory.whereabouts(gateway), Whereabouts::There { .. })
         });
+        let checking = sessions.clone();
+        port.check_certificates(Box::new(move |shown, client| checking.check_certificate(shown, client)));
         let channel = Channel {
             port,
             enrolment: EnrolmentServer::new(registrar.clone(), EnrolmentLimits::default()),
@@ -237,23 +265,32 @@ impl Cloud {
             figures: figures.clone(),
             fleet: fleet.clone(),
             journals: journals.clone(),
+            gateway: gateway.clone(),
         };
         fleet.show_journals(journals);
         let parts = Parts {
             registry: registry.clone(),
             authenticator: registrar.clone(),
             actions: Arc::new(actions),
+            admin_audit: admin_journal,
             figures,
             tls: Some(registrar.api_tls()),
             readiness: readiness.clone(),
             metrics: metrics.clone(),
-            limits: Limits::default(),
+            limits: Limits {
+                connections_per_address_max: config.api_connections_per_address,
+                ..Limits::default()
+            },
         };
         let reporter = Reporter { desk: desk.clone(), registry: registry.clone() };
         let pen = Pen { registry: registry.clone(), directory: fleet.directory().clone() };
         let reports = ReportWriter::new(board, pen, gateway.regrets());
-        let reconciler =
-            Reconciler::new(registry, readiness.register("reconcile"), &metrics).telling(desk.clone());
+        let gateway_sites =
+            GatewaySites { store: store.clone(), registry: registry.clone(), sessions: sessions.clone() };
+        let events = events::record(&registry, replica_name(&addresses), &metrics);
+        let reconciler = Reconciler::new(registry.clone(), readiness.register("reconcile"), &metrics)
+            .telling(desk.clone())
+            .keeping_own_objects();
         let folder = match &config.store {
             StoreSpec::Sqlite { path } => path.parent().map(Path::to_owned),
             StoreSpec::Etcd { .. } => None,
@@ -272,9 +309,13 @@ impl Cloud {
             data_dir,
             store,
             audit,
+            admin_audit,
             registrar,
             admin,
             reconciler,
+            gateway_sites,
+            registry,
+            events,
             desk,
             reporter,
             reports,
@@ -285,6 +326,7 @@ impl Cloud {
             health,
             readiness,
             addresses,
+            drain: config.drain,
         })
     }
 
@@ -306,9 +348,9 @@ impl Cloud {
         let Addresses { api, channel, admin, .. } = self.addresses;
         tracing::info!(%api, %channel, %admin, data_dir = %self.data_dir.path().display(), "the cloud runs");
         // Whatever ends this function also ends every part.
-        let callers = stop.child_token();
-        let servants = CancellationToken::new();
-        let _ended = servants.clone().drop_guard();
+        let (callers, carriers, servants) =
+            (CancellationToken::new(), CancellationToken::new(), CancellationToken::new());
+        let _ended = [&callers, &carriers, &servants].map(|token| token.clone().drop_guard());
 
         let mut front = JoinSet::new();
         let named = |name: &'static str, part: Pin<Box<dyn Future<Output = ()> + Send>>| async move {
@@ -317,9 +359,17 @@ impl Cloud {
         };
         front.spawn(named("the API server", Box::pin(self.api.run(callers.clone()))));
         let (gateway, token) = (self.gateway.clone(), callers.clone());
-        front.spawn(named("the gateway", Box::pin(async move { gateway.run(token).await })));
+        // What crosses at the end needs the sessions for its last words.
+        let carried = carriers.clone().drop_guard();
+        front.spawn(named(
+            "the gateway",
+            Box::pin(async move {
+                gateway.run(token).await;
+                drop(carried);
+            }),
+        ));
         front.spawn(named("CONNECT", Box::pin(self.doors.run(self.gateway.clone(), callers.clone()))));
-        front.spawn(named("the channel", Box::pin(self.channel.run(callers.clone()))));
+        front.spawn(named("the channel", Box::pin(self.channel.run(carriers.clone()))));
         let mut back = JoinSet::new();
         let registrar = self.registrar.clone();
         let token = servants.clone();
@@ -328,12 +378,23 @@ impl Cloud {
         back.spawn(named("sessions", Box::pin(async move { sessions.run(token).await })));
         let (directory, token) = (self.fleet.directory().clone(), servants.clone());
         back.spawn(named("the directory", Box::pin(async move { directory.run(token).await })));
+        let in_flight = InFlight {
+            sessions: self.sessions.clone(),
+            gateway: self.gateway.clone(),
+            fleet: self.fleet.clone(),
+        };
         let (sessions, fleet, token) = (self.sessions, self.fleet, servants.clone());
         let following = async move { replicas::follow(&sessions, fleet.directory(), token).await };
         back.spawn(named("the attachments", Box::pin(following)));
         let departures = Departures::new(self.store.clone(), self.registrar.clone());
         back.spawn(named("the watch over deleted gateways", Box::pin(departures.run(servants.clone()))));
+        back.spawn(named("the sites of gateways", Box::pin(self.gateway_sites.run(servants.clone()))));
         back.spawn(named("reconcile", Box::pin(self.reconciler.run(servants.clone()))));
+        back.spawn(named("the writer of events", Box::pin(self.events.run(servants.clone()))));
+        let keeper = EventKeeper::new(self.registry.clone());
+        back.spawn(named("the keeper of events", Box::pin(keeper.run(servants.clone()))));
+        let collector = GarbageCollector::new(self.registry);
+        back.spawn(named("garbage collection", Box::pin(collector.run(servants.clone()))));
         back.spawn(named("the compiler of netmaps", Box::pin(self.desk.run(servants.clone()))));
         back.spawn(named("the gateway's netmaps", Box::pin(self.follower.run(servants.clone()))));
         back.spawn(named("the gateway's records", Box::pin(self.records.run(servants.clone()))));
@@ -350,18 +411,42 @@ impl Cloud {
             Some(ended) = back.join_next() => Some(ended.unwrap_or("a part that failed")),
         };
         notify::stopping();
+        if early.is_none() {
+            in_flight.finish(self.drain).await;
+        }
         callers.cancel();
         while front.join_next().await.is_some() {}
         servants.cancel();
         while back.join_next().await.is_some() {}
         drop(self.registrar);
         self.audit.close();
+        self.admin_audit.close();
         if let Err(error) = self.store.close().await {
             tracing::warn!(error = &error as &dyn std::error::Error, "the store was not closed in order");
         }
         let _ = std::fs::remove_file(self.data_dir.join(ADDRESSES_FILE));
         tracing::info!("the cloud has stopped");
         early.map_or(Ok(()), |name| Err(CloudError::Ended(name)))
+    }
+}
+
+/// What is waited for before anything is closed.
+struct InFlight {
+    sessions: Sessions,
+    gateway: Gateway,
+    fleet: Arc<Fleet>,
+}
+
+impl InFlight {
+    /// Sends edges elsewhere where they can go, then lets what is in flight finish, all of it within `time`.
+    async fn finish(self, time: Duration) {
+        let begun = Instant::now();
+        // Before edges are told: they are asked to send no more requests over the streams that are open now.
+        self.gateway.retire_streams();
+        self.sessions.announce_stop(time).await;
+        let left = time.saturating_sub(begun.elapsed());
+        tokio::join!(self.gateway.finish_in_flight(left), self.fleet.finish_in_flight(left));
+        tracing::info!(took = ?begun.elapsed(), "what was in flight has finished");
     }
 }
 
@@ -406,6 +491,17 @@ async fn listen(purpose: &'static str, address: SocketAddr) -> Result<TcpListene
     TcpListener::bind(address).await.map_err(bind_error(purpose, address))
 }
 
+/// So that the cloud's own gateway never dials them.
+fn register_listeners(own: &OwnListeners, addresses: &Addresses) {
+    own.keep("api", Transport::Tcp, addresses.api);
+    own.keep("admin", Transport::Tcp, addresses.admin);
+    own.keep("channel", Transport::Tcp, addresses.channel);
+    own.keep("channel", Transport::Udp, addresses.channel);
+    if let Some(connect) = addresses.connect {
+        own.keep("connect", Transport::Tcp, connect);
+    }
+}
+
 fn bind_error(purpose: &'static str, address: SocketAddr) -> impl FnOnce(std::io::Error) -> CloudError {
     move |source| CloudError::Bind { purpose, address, source }
 }
@@ -428,6 +524,8 @@ fn identity_config(config: &CloudConfig, addresses: &Addresses, audit: AuditLog)
     };
     IdentityConfig {
         seal_key: config.seal_key.clone(),
+        names: config.api_names.clone(),
+        new_fleet: config.new_fleet,
         listen: [addresses.api, addresses.channel].into_iter().chain(addresses.connect).collect(),
         connect: addresses.connect.is_some(),
         grace: config.expired_grace,

@@ -145,8 +145,9 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Every policy that is referred to, and the hosts of other sites that it lets in. One that does not exist is there too, and
-    /// allows nobody: so a netmap shows what it depends on.
+    /// Every policy that is referred to, and the hosts of other sites that it lets in: those it names, and, where it has limits,
+    /// those of sites it names, because each host has a share of its own and hosts that are not known share their site's. One
+    /// that does not exist is there too, and allows nobody: so a netmap shows what it depends on.
     fn policies(&mut self) {
         let mut visitors: BTreeMap<&str, &str> = BTreeMap::new();
         for (name, reach) in &self.reach {
@@ -159,6 +160,13 @@ impl<'a> Draft<'a> {
                 .collect();
             let sites = policy.into_iter().flat_map(|policy| &policy.allowed_sites);
             let sites = sorted(sites.filter(|site| reach.covers(site)));
+            if policy.is_some_and(|policy| policy.limits.is_some()) {
+                let hosts = sites
+                    .iter()
+                    .filter(|site| **site != self.site)
+                    .flat_map(|site| self.world.servers_at(site));
+                visitors.extend(hosts.map(|host| (host.metadata.name.as_str(), host.e_site_name.as_str())));
+            }
             self.facts.push(Fact::Policy(facts::policy(name, servers.keys().copied(), &sites, policy)));
             visitors.extend(servers.into_iter().filter(|(_, site)| *site != self.site));
         }

@@ -4,7 +4,7 @@
 //! Follows the gateways in the store and tells the `Registrar`. Everything is looked at anew at the start and after any
 //! trouble, so a deletion that nobody saw is found then. Doing it twice, or in two replicas, changes nothing.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -44,8 +44,12 @@ impl Departures {
             };
             match trouble {
                 TokenProblem::Store(StoreError::Closed) => return,
+                // The store logs its outages itself.
+                TokenProblem::Store(error @ StoreError::Unavailable { .. }) => {
+                    tracing::debug!(%error, "cannot follow deleted gateways; trying again")
+                }
                 trouble => {
-                    tracing::warn!(error = %trouble, "deleted gateways cannot be followed; looking again")
+                    tracing::warn!(error = %trouble, "cannot follow deleted gateways; trying again")
                 }
             }
             tokio::select! {
@@ -89,14 +93,22 @@ impl Departures {
         }
     }
 
-    /// Throws out every gateway that has no object.
+    /// Throws out every gateway that has no object, and whatever is older than the object of its gateway: that one was
+    /// deleted and made again while nobody looked.
     async fn sweep(&self) -> Result<(), TokenProblem> {
         // In this order: the object of a gateway is made before its token, so what is admitted and not listed was deleted.
         let admitted = self.registrar.admitted().await?;
         let listing = self.store.list(&prefix(Kind::EGateway), Page::default()).await?;
-        let standing: HashSet<&str> = listing.records.iter().map(|record| &*record.key).collect();
-        for gateway in admitted.iter().filter(|gateway| !standing.contains(&*key(Kind::EGateway, gateway))) {
-            self.registrar.dismiss_gateway(gateway, listing.revision).await?;
+        let standing: HashMap<&str, Revision> =
+            listing.records.iter().map(|record| (&*record.key, record.created)).collect();
+        for (gateway, oldest) in &admitted {
+            match standing.get(&*key(Kind::EGateway, gateway)) {
+                None => self.registrar.dismiss_gateway(gateway, listing.revision).await?,
+                Some(created) if oldest < created => {
+                    self.registrar.dismiss_gateway(gateway, Revision(created.0.saturating_sub(1))).await?;
+                }
+                Some(_) => {}
+            }
         }
         Ok(())
     }

@@ -1,12 +1,20 @@
-//! What a new cloud begins with: the site `cloud` and its gateway `cloud`.
+//! The objects that the cloud needs: the site `cloud`, its gateway `cloud`, and the namespace `default` that Kubernetes' tools
+//! look for.
+//!
+//! They are made when the cloud starts, and again by the reconciler when somebody deletes one.
 
-use causeway_api::{EGateway, ESite, Object, ObjectMeta, Status};
+use causeway_api::kinds::Namespace;
+use causeway_api::{EGateway, ESite, Kind, Object, ObjectMeta, Status};
 use causeway_apiserver::Registry;
 
 use crate::reconcile::MANAGER;
 
-/// The name of the central site and of its gateway.
-pub const CLOUD: &str = "cloud";
+pub use causeway_api::CLOUD;
+
+/// Is this one of the objects that `ensure` makes?
+pub fn is_own(kind: Kind, name: &str) -> bool {
+    matches!(kind, Kind::ESite | Kind::EGateway) && name == CLOUD
+}
 
 /// Creates what is missing. Objects that are there stay as they are, whoever changed them. The new ones are a beginning: to
 /// apply other values over their defaults is no conflict.
@@ -14,7 +22,7 @@ pub async fn ensure(registry: &Registry) -> Result<(), Status> {
     let site = ESite { metadata: ObjectMeta::named(CLOUD), ..ESite::default() };
     let gateway =
         EGateway { metadata: ObjectMeta::named(CLOUD), e_site_name: CLOUD.to_owned(), ..EGateway::default() };
-    let objects: [Object; 2] = [site.into(), gateway.into()];
+    let objects: [Object; 3] = [site.into(), gateway.into(), Namespace::only().into()];
     for object in objects {
         match registry.create_with_defaults(MANAGER, object).await {
             Ok(_) => {}

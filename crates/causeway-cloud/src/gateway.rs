@@ -103,4 +103,8 @@ impl Audit for ToJournal {
             Err(error) => tracing::error!(%error, "a record cannot be written"),
         }
     }
+
+    fn is_pressed(&self) -> bool {
+        self.records.is_pressed()
+    }
 }

@@ -9,18 +9,24 @@ mod admission;
 mod desk;
 mod enrolment;
 mod registrar;
+mod revoke;
 mod rotation;
 mod server;
 
 mod audit;
 mod authority;
+mod certificates;
 mod connect;
+mod earlier_life;
 mod figures;
 pub(crate) mod follow;
 mod gateways;
-mod kubeconfig;
+pub mod kubeconfig;
+mod overview;
+pub mod replay;
 mod replica;
 mod revocation;
+pub mod revocation_log;
 mod roll;
 mod seal;
 mod serving;
@@ -32,13 +38,17 @@ mod tests;
 use std::time::SystemTime;
 
 pub use admission::Admitted;
-pub use desk::{IssuedApiToken, IssuedJoinToken, Revoked, TokenProblem, TokenSummary};
+pub use certificates::{CertificateSummary, IssuedCertificate};
+pub use desk::{EnrolledGateway, IssuedApiToken, IssuedJoinToken, TokenProblem, TokenSummary};
 pub use figures::Figures;
+pub use gateways::{PREFIX as ENROLLED_PREFIX, enrolled_site};
+pub use overview::IdentityState;
 pub use registrar::{IdentityConfig, IdentityError, Registrar};
+pub use revoke::{OpenTokens, Revoked, RevokedCertificate};
 pub use rotation::{AuthorityView, RotationError, RotationView};
 pub use server::{EnrolmentLimits, EnrolmentServer};
 pub use serving::{host_name, outward_addresses};
-pub use tokens::ApiRole;
+pub use tokens::{ApiRole, NEW_TOKEN, OnEnrolled};
 
 /// Readers of bytes that others wrote, for `fuzz/` alone.
 #[doc(hidden)]

@@ -5,15 +5,20 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
 
 mod actions;
+mod admin_journal;
 mod audit;
 pub mod channel;
 pub mod cloud;
 mod compile;
 mod departures;
 mod doors;
+mod events;
 mod figures;
 mod first;
+mod fleet_metrics;
+mod garbage;
 pub mod gateway;
+mod gateway_sites;
 mod health;
 pub mod identity;
 pub mod netmaps;

@@ -13,7 +13,7 @@ mod sites;
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use causeway_api::{Object, World};
 use causeway_daemon::Metrics;
@@ -76,6 +76,10 @@ struct Attached {
     readers: usize,
     target: watch::Sender<Option<Target>>,
     held: Option<Stamp>,
+    /// The site in the certificate of its newest session. None: a reader in this process.
+    certificate_site: Option<String>,
+    /// When the target became what it is.
+    published: Instant,
     reported: Option<report::Report>,
 }
 
@@ -95,6 +99,19 @@ impl NetmapDesk {
 
     /// A session begins; `held` is what the gateway says it has on disk.
     pub fn attach(&self, gateway: &str, held: Option<Stamp>) -> NetmapFeed {
+        self.attach_from(gateway, None, held)
+    }
+
+    /// The same for a gateway whose certificate names `site`: while its EGateway is at another one, its netmap is empty.
+    pub fn attach_from(&self, gateway: &str, site: Option<&str>, held: Option<Stamp>) -> NetmapFeed {
+        if let Some(site) = site {
+            let mut desk = self.lock();
+            let attached = desk.attached.entry(gateway.to_owned()).or_insert_with(Attached::new);
+            if attached.certificate_site.as_deref() != Some(site) {
+                attached.certificate_site = Some(site.to_owned());
+                desk.fresh.insert(gateway.to_owned());
+            }
+        }
         let targets = self.enter(gateway, Some(held));
         let known = {
             let desk = self.lock();
@@ -125,6 +142,15 @@ impl NetmapDesk {
         let desk = self.lock();
         let target = desk.attached.get(gateway)?.target.borrow();
         target.as_ref().map(|target| target.netmap.stamp())
+    }
+
+    /// How long an attached gateway has not had its newest netmap in force; zero when it has.
+    pub fn lag(&self, gateway: &str) -> Option<Duration> {
+        let desk = self.lock();
+        let attached = desk.attached.get(gateway)?;
+        let target = attached.target.borrow().as_ref().map(|target| target.netmap.stamp())?;
+        let is_held = attached.held.is_some_and(|held| held.digest == target.digest);
+        Some(if is_held { Duration::ZERO } else { attached.published.elapsed() })
     }
 
     /// For the admin dump: what every attached gateway should hold, and what it holds.
@@ -242,8 +268,14 @@ impl NetmapDesk {
                 return;
             }
             let seen = desk.seen;
+            let certificate_site =
+                desk.attached.get(gateway).and_then(|attached| attached.certificate_site.clone());
             drop(desk);
-            (compile(&picture, gateway), seen)
+            // A gateway is never told the netmap of another site than its certificate names.
+            let is_moved = certificate_site
+                .zip(picture.gateway(gateway))
+                .is_some_and(|(site, object)| site != object.e_site_name);
+            (if is_moved { None } else { compile(&picture, gateway) }, seen)
         };
         self.shared.figures.compiles.inc();
         let mut desk = self.lock();
@@ -321,12 +353,19 @@ impl Desk {
 
 impl Attached {
     fn new() -> Attached {
-        Attached { readers: 0, target: watch::channel(None).0, held: None, reported: None }
+        Attached {
+            readers: 0,
+            target: watch::channel(None).0,
+            held: None,
+            certificate_site: None,
+            published: Instant::now(),
+            reported: None,
+        }
     }
 
     /// What is as it was keeps its generation, and nobody is woken.
-    fn publish(&self, netmap: Arc<Netmap>, seen: Generation) {
-        self.target.send_if_modified(|target| {
+    fn publish(&mut self, netmap: Arc<Netmap>, seen: Generation) {
+        let is_published = self.target.send_if_modified(|target| {
             let is_new = target.as_ref().is_none_or(|target| {
                 target.netmap.digest() != netmap.digest() || target.netmap.generation().epoch != seen.epoch
             });
@@ -335,6 +374,9 @@ impl Attached {
             }
             is_new
         });
+        if is_published {
+            self.published = Instant::now();
+        }
     }
 }
 

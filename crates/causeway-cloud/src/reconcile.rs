@@ -25,6 +25,7 @@ use futures_util::stream::FuturesUnordered;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::first::{self, CLOUD};
 use crate::netmaps::NetmapDesk;
 use affected::Changes;
 use figures::Figures;
@@ -46,6 +47,8 @@ type Write = Pin<Box<dyn Future<Output = (Work, Result<(), Status>)> + Send>>;
 
 /// What was being written.
 enum Work {
+    /// The cloud's own objects.
+    Own,
     Object(Key),
     Presence(String, Step),
 }
@@ -56,6 +59,7 @@ pub struct Reconciler {
     check: Check,
     figures: Figures,
     desk: Option<NetmapDesk>,
+    keeps_own: bool,
 }
 
 /// Why one round of following ended.
@@ -68,12 +72,17 @@ enum Ended {
 
 impl Reconciler {
     pub fn new(registry: Arc<Registry>, check: Check, metrics: &Metrics) -> Reconciler {
-        Reconciler { registry, check, figures: Figures::register(metrics), desk: None }
+        Reconciler { registry, check, figures: Figures::register(metrics), desk: None, keeps_own: false }
     }
 
     /// Lets the compiler of netmaps look at the same picture of the store.
     pub fn telling(self, desk: NetmapDesk) -> Reconciler {
         Reconciler { desk: Some(desk), ..self }
+    }
+
+    /// Creates the cloud's own objects again when somebody deletes them.
+    pub fn keeping_own_objects(self) -> Reconciler {
+        Reconciler { keeps_own: true, ..self }
     }
 
     /// Reconciles until told to stop. A store that is away is waited for.
@@ -181,6 +190,8 @@ struct Round<'a> {
     /// Gateways that were connected or lost, until `links_at`.
     links: Changes,
     presences: Presences,
+    /// One of the cloud's own objects is missing.
+    own_missing: bool,
     pending: BTreeSet<Key>,
     in_flight: BTreeSet<Key>,
     writes: FuturesUnordered<Write>,
@@ -196,8 +207,11 @@ struct Round<'a> {
 impl<'a> Round<'a> {
     fn new(reconciler: &'a Reconciler, world: World, freed: Freed) -> Round<'a> {
         let pending = world.objects().map(|object| (object.kind(), object.name().to_owned())).collect();
+        let is_there = |kind| world.get(kind, CLOUD).is_some();
+        let own_missing = reconciler.keeps_own && !(is_there(Kind::ESite) && is_there(Kind::EGateway));
         Round {
             reconciler,
+            own_missing,
             presences: Presences::new(&world, freed),
             world: Arc::new(Mutex::new(world)),
             changes: Changes::default(),
@@ -232,6 +246,7 @@ impl<'a> Round<'a> {
             }
             None => None,
         };
+        self.own_missing |= self.reconciler.keeps_own && event.value.is_none() && first::is_own(kind, name);
         let mut world = lock(&self.world);
         let old = world.remove(kind, name);
         let link = old.as_ref().zip(new.as_ref()).and_then(|(old, new)| affected::changed_link(old, new));
@@ -256,7 +271,8 @@ impl<'a> Round<'a> {
 
     /// When something is to be done without a new event.
     fn due(&self) -> Option<Instant> {
-        let resume = self.paused.filter(|_| !self.pending.is_empty() || self.presences.has_work());
+        let has_work = !self.pending.is_empty() || self.presences.has_work() || self.own_missing;
+        let resume = self.paused.filter(|_| has_work);
         self.look_at.into_iter().chain(self.links_at).chain(resume).min()
     }
 
@@ -279,6 +295,10 @@ impl<'a> Round<'a> {
         let now = Instant::now();
         if self.look_at.is_some_and(|at| at > now) || self.paused.is_some_and(|until| until > now) {
             return;
+        }
+        if std::mem::take(&mut self.own_missing) {
+            let registry = self.reconciler.registry.clone();
+            self.writes.push(Box::pin(async move { (Work::Own, first::ensure(&registry).await) }));
         }
         // Addresses first: a condition that waits tells more.
         while self.writes.len() < WRITES_MAX {
@@ -336,8 +356,19 @@ impl<'a> Round<'a> {
 
     fn finish(&mut self, work: Work, written: Result<(), Status>) {
         match work {
+            Work::Own => self.finish_own(written),
             Work::Object(key) => self.finish_object(key, written),
             Work::Presence(site, step) => self.finish_presence(site, &step, written),
+        }
+    }
+
+    fn finish_own(&mut self, written: Result<(), Status>) {
+        match written {
+            Ok(()) => self.succeeded(),
+            Err(status) => {
+                self.own_missing = true;
+                self.failed(&status);
+            }
         }
     }
 

@@ -34,18 +34,20 @@ use tokio_util::sync::CancellationToken;
 pub use attach::{Carrier, Links, follow};
 pub use directory::{Directory, Place, Replaced};
 pub use peers::{DialPeerError, DoorError, PeerDoor};
-pub use relay::relay;
-pub use table::Whereabouts;
+pub use table::{SessionKey, Whereabouts};
 
-use crate::audit::{self, Journals};
+use crate::audit::{self, JournalKind, Journals};
 use crate::netmaps::Sites;
 use peers::Peers;
+use relay::Relays;
 use remote::Remote;
 
 /// The target of a stream that asks a replica itself for the figures of its sessions.
 const FIGURES: &str = "figures";
 /// The beginning of the target of a stream that asks a replica for lines of its journal; a query follows.
 const AUDIT: &str = "audit?";
+/// A replica from before there was one refuses it, and is named as silent.
+const ADMIN_AUDIT: &str = "admin-audit?";
 
 pub type Opened<'a> = Pin<Box<dyn Future<Output = Result<Stream, FleetError>> + Send + 'a>>;
 
@@ -79,8 +81,15 @@ pub struct Fleet {
     local: Arc<dyn LocalSessions>,
     peers: Peers,
     remote: Remote,
+    relays: Relays,
     sites: watch::Receiver<Arc<Sites>>,
     journals: OnceLock<Journals>,
+}
+
+/// Which journal another replica asks for, and how.
+fn asked_journal(target: &str) -> Option<(JournalKind, &str)> {
+    let traffic = target.strip_prefix(AUDIT).map(|query| (JournalKind::Traffic, query));
+    traffic.or_else(|| target.strip_prefix(ADMIN_AUDIT).map(|query| (JournalKind::Admin, query)))
 }
 
 impl Fleet {
@@ -91,7 +100,12 @@ impl Fleet {
         sites: watch::Receiver<Arc<Sites>>,
     ) -> Arc<Fleet> {
         let (peers, remote, journals) = (Peers::new(door), Remote::default(), OnceLock::new());
-        Arc::new(Fleet { directory, local, peers, remote, sites, journals })
+        Arc::new(Fleet { directory, local, peers, remote, relays: Relays::default(), sites, journals })
+    }
+
+    /// Waits until the streams between gateways that are joined now have ended or are idle, at most for `time`.
+    pub async fn finish_in_flight(&self, time: Duration) {
+        self.relays.finish_in_flight(tokio::time::Instant::now() + time).await;
     }
 
     /// Lets other replicas read the journal of this one.
@@ -145,8 +159,8 @@ impl Fleet {
     /// certificate, whatever the header said.
     pub async fn carry(&self, from: &PeerId, mut header: StreamHeader, stream: Stream) {
         header.origin = Some(Origin { site: from.site().to_owned(), gateway: from.gateway().to_owned() });
-        match self.open_stream_to(header).await {
-            Ok(onward) => relay(stream, onward).await,
+        match self.open_stream_to(header.clone()).await {
+            Ok(onward) => self.relays.relay(&header, stream, onward).await,
             Err(error) => {
                 tracing::debug!(%from, error = &error as &dyn std::error::Error, "a stream was not carried");
                 stream.refuse(error.code());
@@ -213,22 +227,28 @@ impl Fleet {
                     let _ = stream.write_all(&figures).await;
                     let _ = stream.shutdown().await;
                 }
-                target => match target.strip_prefix(AUDIT) {
-                    Some(query) => self.show_audit(query, stream, stop).await,
+                target => match asked_journal(target) {
+                    Some((journal, query)) => self.show_audit(journal, query, stream, stop).await,
                     None => stream.refuse(ResetCode::Refused),
                 },
             }
             return;
         }
-        match self.local.open_stream(&gateway, header).await {
-            Ok(session) => relay(stream, session).await,
+        match self.local.open_stream(&gateway, header.clone()).await {
+            Ok(session) => self.relays.relay(&header, stream, session).await,
             Err(error) => stream.refuse(error.code()),
         }
     }
 
     /// Sends lines of the journal to another replica.
-    async fn show_audit(&self, query: &str, mut stream: Stream, stop: CancellationToken) {
-        let query = audit::Query::parse(Some(query)).ok();
+    async fn show_audit(
+        &self,
+        journal: JournalKind,
+        query: &str,
+        mut stream: Stream,
+        stop: CancellationToken,
+    ) {
+        let query = audit::Query::parse(journal, Some(query)).ok();
         let lines = query.and_then(|query| self.journals.get()?.read(query));
         let Some(mut lines) = lines else { return stream.refuse(ResetCode::Refused) };
         while let Some(chunk) = tokio::select! {
@@ -244,11 +264,15 @@ impl Fleet {
     }
 
     /// The journals of all other replicas, and the names of those that could not be asked. `query` is as in a URL.
-    pub async fn ask_audit(&self, query: &str) -> (Vec<audit::Chunks>, Vec<String>) {
+    pub async fn ask_audit(&self, journal: JournalKind, query: &str) -> (Vec<audit::Chunks>, Vec<String>) {
+        let prefix = match journal {
+            JournalKind::Traffic => AUDIT,
+            JournalKind::Admin => ADMIN_AUDIT,
+        };
         let others = self.directory.others();
         self.peers.retain(&others);
         let asked = others.into_iter().map(|(replica, address)| async move {
-            let header = StreamHeader::new(Purpose::Api).target(format!("{AUDIT}{query}"));
+            let header = StreamHeader::new(Purpose::Api).target(format!("{prefix}{query}"));
             let opened = self.open_at(&replica, &address, header);
             match tokio::time::timeout(audit::REPLICA_DEADLINE, opened).await.ok().flatten() {
                 Some(stream) => Ok(audit::from_stream(replica, stream)),

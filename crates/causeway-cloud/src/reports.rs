@@ -272,11 +272,12 @@ fn backends(
     match outage {
         // Two who see the same would write over each other for ever.
         Some(_) if word == Word::Repeated && is_by_another => None,
-        Some(Outage { up: 0, why, .. }) => {
+        Some(Outage { up: 0, why, denied, .. }) => {
             let message = bounded(&format!("{speaker}{REACHES}no backend; {why}"));
-            Some((ConditionStatus::False, "BackendDown", message))
+            let reason = if *denied { "BackendDenied" } else { "BackendDown" };
+            Some((ConditionStatus::False, reason, message))
         }
-        Some(Outage { up, of, why }) => {
+        Some(Outage { up, of, why, .. }) => {
             let out = of.saturating_sub(*up);
             let message = bounded(&format!("{speaker}{LEAVES_OUT}{out} of {of} backends; {why}"));
             Some((ConditionStatus::True, "BackendsLeftOut", message))
@@ -298,7 +299,7 @@ mod tests {
 
     #[test]
     fn an_outage_is_told_once_and_taken_back_by_who_told_it() {
-        let outage = |up| Outage { up, of: 3, why: "10.0.0.5:80: refused".into() };
+        let outage = |up| Outage { up, of: 3, why: "10.0.0.5:80: refused".into(), denied: false };
         let condition = |(status, reason, message): Said| Condition {
             kind: BACKENDS_ANSWER.into(),
             status,
@@ -320,13 +321,15 @@ mod tests {
         let some = say(None, a, Some(&outage(2))).unwrap();
         let message = "gateway a leaves out 1 of 3 backends; 10.0.0.5:80: refused";
         assert_eq!(some, (ConditionStatus::True, "BackendsLeftOut", message.into()));
+        let denied = say(None, a, Some(&Outage { denied: true, ..outage(0) })).unwrap();
+        assert_eq!((denied.0, denied.1), (ConditionStatus::False, "BackendDenied"));
         let down = condition(down);
         assert_eq!(say(Some(&down), b, None), None, "another gateway has seen none");
         let well = say(Some(&down), a, None).unwrap();
         assert_eq!(well, (ConditionStatus::True, "BackendsAnswer", String::new()));
         assert_eq!(say(Some(&condition(well.clone())), a, None), None);
 
-        let odd = Outage { up: 1, of: 2, why: "the other reaches it".into() };
+        let odd = Outage { up: 1, of: 2, why: "the other reaches it".into(), denied: false };
         let odd = condition(say(None, a, Some(&odd)).unwrap());
         assert_eq!(say(Some(&odd), a, None), Some(well.clone()), "whatever the reason says");
 
@@ -424,7 +427,7 @@ mod tests {
         let mut news = board.take();
         assert_eq!(news.len(), 2);
         assert_eq!(news["c"].told.regrets, ["no room"]);
-        let outage = Outage { up: 1, of: 2, why: "gone".into() };
+        let outage = Outage { up: 1, of: 2, why: "gone".into(), denied: false };
         assert_eq!(news.remove("d").unwrap().told.backends, [("web".to_owned(), outage)].into());
     }
 }

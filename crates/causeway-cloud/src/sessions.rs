@@ -2,7 +2,7 @@
 //!
 //! Links come from the channel port; `greeting` judges them, `conversation` talks on them, what rides on them is in
 //! `passengers`. The roster keeps at most one live session per gateway. Revoked keys end their sessions at once, and a
-//! replica that stops asks its edges to go elsewhere before it closes anything.
+//! replica that stops asks its edges to go elsewhere before it closes anything; `Cloud` knows what is in flight.
 
 mod conversation;
 mod figures;
@@ -10,19 +10,27 @@ mod greeting;
 mod mailbox;
 mod passengers;
 mod report;
+mod rivals;
+mod unjudged;
+
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use causeway_api::{GatewayFigures, Time};
 use causeway_apiserver::Registry;
+use causeway_channel::clock::unix_seconds;
 use causeway_channel::link::{CloseCode, CloseReason, Link, Transport};
 use causeway_channel::port::{Turn, spread};
-use causeway_channel::session::{KEEPALIVE_QUICK, LINGER, Removed, Roster};
-use causeway_channel::wire::control::{Drain, Held, Hello, Hint, News, encode_cloud};
-use causeway_channel::{KeyHash, PeerId};
+use causeway_channel::session::{Instance, KEEPALIVE_QUICK, LINGER, Removed, Roster, is_other_process};
+use causeway_channel::wire::control::{Drain, Held, Hello, Hint, News, RefusedCode, encode_cloud};
+use causeway_channel::{CertificateFacts, KeyHash, PeerId};
+use rustls_pki_types::CertificateDer;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
@@ -31,11 +39,15 @@ use tokio_util::task::TaskTracker;
 
 use crate::channel::LinkHandler;
 use crate::identity::{Admitted, Registrar};
+use crate::replicas::SessionKey;
 use conversation::Command;
 use figures::Figures;
 use mailbox::Mailbox;
 use report::Reporter;
+use rivals::Rivals;
+use unjudged::Unjudged;
 
+pub(crate) use greeting::{enrol_anew, wrong_site_message};
 pub use passengers::{Later, NetmapSender, Netmaps, Passengers, Streams, UpstreamSink};
 pub use report::CONNECTED;
 
@@ -45,8 +57,6 @@ pub struct SessionLimits {
     pub sessions_max: usize,
     /// New sessions per second that this replica is glad to take; edges that lost theirs spread out accordingly.
     pub returns_per_second: u32,
-    /// How long streams that are open may go on after the stop.
-    pub drain: Duration,
 }
 
 impl Default for SessionLimits {
@@ -54,7 +64,7 @@ impl Default for SessionLimits {
     /// A return costs 1.3 ms of a core, so 750 a second keep one busy; ten thousand are back within 20 s, of which
     /// five may pass before they notice.
     fn default() -> SessionLimits {
-        SessionLimits { sessions_max: 30_000, returns_per_second: 750, drain: Duration::from_secs(15) }
+        SessionLimits { sessions_max: 30_000, returns_per_second: 750 }
     }
 }
 
@@ -82,13 +92,19 @@ struct Shared {
     passengers: Passengers,
     limits: SessionLimits,
     roster: Mutex<Roster<String, Arc<Session>>>,
-    departed: Mutex<HashMap<String, Time>>,
+    departed: Mutex<HashMap<String, Departure>>,
+    /// Processes that take sessions from each other.
+    rivals: Mutex<Rivals>,
     /// Counts changes of who is attached.
     changed: watch::Sender<u64>,
     /// How many sessions there were when edges were last told over which time to come back.
     hinted: AtomicUsize,
     /// Newcomers a second that the port finishes when all its places are taken, as it was last seen.
     served: AtomicU32,
+    /// Links that have not said hello, by key.
+    unjudged: Unjudged,
+    /// Counts EGateways that were seen to stand at another site than before.
+    moves: AtomicU64,
     /// Is a gateway attached to another replica? Whether they are connected is written only when this is known.
     elsewhere: OnceLock<Elsewhere>,
     figures: Figures,
@@ -98,16 +114,41 @@ struct Shared {
     neighbours: Mutex<Vec<String>>,
 }
 
+/// The end of a gateway's last session at this replica.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Departure {
+    pub at: Time,
+    pub reason: &'static str,
+}
+
+/// Why a session ended, as `ObjectStatus::last_disconnect_reason` says it.
+fn disconnect_reason(code: CloseCode) -> &'static str {
+    match code {
+        // The edge said goodbye.
+        CloseCode::Done => "Stopped",
+        CloseCode::Superseded => "Superseded",
+        CloseCode::Revoked => "Revoked",
+        CloseCode::CertificateExpired => "CertificateExpired",
+        CloseCode::Draining => report::CLOUD_STOPPED,
+        CloseCode::NotAdmitted | CloseCode::Limit | CloseCode::Malformed => "Refused",
+        CloseCode::Dead | CloseCode::Internal | CloseCode::Other(_) => "LinkLost",
+    }
+}
+
 /// One session.
 pub struct Session {
     pub number: u64,
     pub epoch: u64,
+    /// The process that holds it; `None` from an edge that does not say.
+    pub instance: Option<Instance>,
     pub peer: PeerId,
     pub key: KeyHash,
     pub link: Link,
     pub since: Time,
     pub software: String,
     not_after: SystemTime,
+    /// How far the edge's clock was ahead of ours when it said hello.
+    clock_ahead_seconds: i64,
     held: Mutex<Option<(u64, u64)>>,
     commands: Mailbox,
 }
@@ -130,9 +171,12 @@ impl Sessions {
             roster: Mutex::new(Roster::new(limits.sessions_max)),
             limits,
             departed: Mutex::default(),
+            rivals: Mutex::default(),
             changed,
             hinted: AtomicUsize::new(HINT_FROM),
             served: AtomicU32::new(served),
+            unjudged: Unjudged::default(),
+            moves: AtomicU64::new(0),
             elsewhere: OnceLock::new(),
             figures: Figures::default(),
             tasks: TaskTracker::new(),
@@ -209,31 +253,82 @@ impl Sessions {
         if *self.0.neighbours() == endpoints {
             return;
         }
+        self.0.registrar.set_other_endpoints(&endpoints);
         *self.0.neighbours() = endpoints;
         self.0.tell(News { renew: false, endpoints: self.0.endpoints() });
     }
 
-    /// A newer session of that gateway is at another replica: the one here ends with its streams.
-    pub fn handle_replaced(&self, gateway: &str, epoch: u64) {
-        if let Some(session) = self.session(gateway).filter(|session| session.epoch < epoch) {
-            session.linger();
+    /// A newer session of that gateway is at another replica: those here end with their streams, or at once when
+    /// another process of the gateway holds the new one.
+    pub fn handle_replaced(&self, gateway: &str, by: SessionKey) {
+        let gateway = gateway.to_owned();
+        let older: Vec<Arc<Session>> = {
+            let roster = self.0.roster();
+            let seats = roster.all_of(&gateway).filter(|seat| seat.epoch < by.epoch);
+            seats.map(|seat| seat.session.clone()).collect()
+        };
+        let current = self.session(&gateway).map(|session| session.number);
+        for session in older {
+            match is_other_process(session.instance, by.instance) {
+                true => session.orphan(),
+                false if current == Some(session.number) => session.linger(),
+                false => {}
+            }
         }
+    }
+
+    /// EGateways have moved. Ends every session whose certificate names another site than `site_of` says for its gateway.
+    pub fn handle_moved<'a>(&self, site_of: impl Fn(&str) -> Option<&'a str>) {
+        // In this order: a session that is being judged is either found here or looks again.
+        self.0.moves.fetch_add(1, Ordering::AcqRel);
+        for session in self.everybody() {
+            let (gateway, enrolled) = (session.peer.gateway(), session.peer.site());
+            let Some(site) = site_of(gateway).filter(|site| *site != enrolled) else { continue };
+            tracing::info!(peer = %session.peer, session = session.number, site, "the EGateway was moved: its session ends");
+            let message = wrong_site_message(gateway, enrolled, site);
+            let text = format!("{message} ({})", enrol_anew(gateway, site));
+            session.link.close(CloseReason::new(CloseCode::NotAdmitted, text));
+        }
+    }
+
+    /// May this certificate have a link? Asked before one is made, so that a revoked key costs a handshake and no more.
+    pub fn check_certificate(&self, shown: &CertificateDer<'_>, client: IpAddr) -> Result<(), CloseReason> {
+        let Ok(facts) = CertificateFacts::read(shown) else {
+            return Err(CloseReason::new(CloseCode::NotAdmitted, "the certificate cannot be read"));
+        };
+        if !self.0.registrar.is_revoked(&facts.key) {
+            return Ok(());
+        }
+        let message = "this key was revoked";
+        self.0.figures.count_refused(RefusedCode::Revoked.word());
+        let client = client.to_string();
+        self.0.registrar.audit_session("session", facts.peer.as_ref(), &client, Some(message));
+        Err(CloseReason::new(CloseCode::Revoked, format!("{message} ({})", crate::identity::NEW_TOKEN)))
     }
 
     /// What is known of a gateway's channel here. `None`: it was never here.
     pub fn gateway_figures(&self, gateway: &str) -> Option<GatewayFigures> {
         match self.session(gateway) {
-            Some(session) => Some(session.figures()),
+            Some(session) => {
+                let rivalry = self.0.rivals().of(gateway, std::time::Instant::now());
+                Some(GatewayFigures {
+                    takeovers: rivalry.as_ref().map(|rivalry| rivalry.takeovers),
+                    rival_addresses: rivalry.map(|rivalry| rivalry.addresses).unwrap_or_default(),
+                    ..session.figures()
+                })
+            }
             None => {
-                let since = *self.0.departed().get(gateway)?;
-                Some(GatewayFigures { since: Some(since), ..GatewayFigures::default() })
+                let Departure { at, reason } = *self.0.departed().get(gateway)?;
+                let reason = Some(reason.to_owned());
+                let away = GatewayFigures { since: Some(at), ..GatewayFigures::default() };
+                Some(GatewayFigures { last_disconnect_reason: reason, ..away })
             }
         }
     }
 
-    /// Asks every edge to go elsewhere, waits for open streams, at most for `time`, then closes what is left. Links
-    /// that still come are told to try another replica.
-    pub async fn drain(&self, time: Duration) {
+    /// Tells every edge that this replica stops. Where there are other replicas, waits until the edges have gone there, at
+    /// most for `time`. Sessions go on; links that still come are told to try another replica.
+    pub async fn announce_stop(&self, time: Duration) {
         self.0.draining.store(true, Ordering::Relaxed);
         let (hint, end) = (self.0.retry_hint(), Instant::now() + time);
         let drain = Drain { deadline_ms: milliseconds(time), retry_hint_ms: milliseconds(hint) };
@@ -243,23 +338,18 @@ impl Sessions {
             // From here on this replica would only refuse them.
             self.0.tell(News { renew: false, endpoints: neighbours });
         }
-        let everybody = self.everybody();
         if let Ok(frame) = encode_cloud(drain) {
-            everybody.iter().for_each(|session| session.command(Command::Say(frame.clone())));
+            self.everybody().iter().for_each(|session| session.command(Command::Say(frame.clone())));
         }
-        let patience = match has_neighbours {
-            true => (Instant::now() + hint + DRAIN_DIAL).min(end),
-            false => Instant::now(),
-        };
-        drop(everybody);
-        loop {
-            let now = Instant::now();
-            let waits_for = |session: &Arc<Session>| now < patience || session.is_busy();
-            if now >= end || !self.everybody().iter().any(waits_for) {
-                break;
-            }
+        let patience = (Instant::now() + hint + DRAIN_DIAL).min(end);
+        while has_neighbours && Instant::now() < patience && !self.0.roster().is_empty() {
             sleep(DRAIN_LOOK).await;
         }
+    }
+
+    /// Ends every session, and refuses those that still come.
+    pub async fn close_all(&self) {
+        self.0.draining.store(true, Ordering::Relaxed);
         for session in self.everybody() {
             session.close(CloseReason::new(CloseCode::Draining, "this replica stops"));
         }
@@ -282,7 +372,7 @@ impl LinkHandler for Sessions {
     }
 
     fn drain(&self) -> Later<'_, ()> {
-        Box::pin(self.drain(self.0.limits.drain))
+        Box::pin(self.close_all())
     }
 }
 
@@ -291,8 +381,12 @@ impl Shared {
         self.roster.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn departed(&self) -> MutexGuard<'_, HashMap<String, Time>> {
+    fn departed(&self) -> MutexGuard<'_, HashMap<String, Departure>> {
         self.departed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn rivals(&self) -> MutexGuard<'_, Rivals> {
+        self.rivals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn now(&self) -> Time {
@@ -317,8 +411,26 @@ impl Shared {
         let client = session.link.remote_address().ip().to_string();
         self.registrar.audit_session("session", Some(&session.peer), &client, None);
         self.departed().remove(session.peer.gateway());
+        if let Some(process) = session.instance {
+            self.note_process(session, process, client);
+        }
         self.changed.send_modify(|count| *count += 1);
         self.tell_hint();
+    }
+
+    /// Two processes that use one identity are told of once, and counted.
+    fn note_process(&self, session: &Session, process: Instance, address: String) {
+        let (gateway, now) = (session.peer.gateway(), std::time::Instant::now());
+        let mut rivals = self.rivals();
+        let was_known = rivals.of(gateway, now).is_some();
+        rivals.handle_session(gateway, process, address, now);
+        if let Some(rivalry) = rivals.of(gateway, now).filter(|_| !was_known) {
+            tracing::warn!(
+                gateway,
+                addresses = rivalry.addresses.join(", "),
+                "two processes use the identity of this gateway and take the session from each other: one runs on a copy of the data dir"
+            );
+        }
     }
 
     // Who came first was told how small the fleet was then; every doubling is told to all.
@@ -350,7 +462,7 @@ impl Shared {
             if departed.len() >= DEPARTED_MAX {
                 departed.clear();
             }
-            departed.insert(gateway, self.now());
+            departed.insert(gateway, Departure { at: self.now(), reason: disconnect_reason(reason.code) });
             drop(departed);
             self.changed.send_modify(|count| *count += 1);
         }
@@ -374,10 +486,7 @@ impl Shared {
 
     /// Where edges may dial, this replica first.
     fn endpoints(&self) -> Vec<String> {
-        let mut endpoints = self.registrar.endpoints();
-        endpoints.extend(self.neighbours().iter().cloned());
-        endpoints.dedup();
-        endpoints
+        self.registrar.all_endpoints().iter().map(ToString::to_string).collect()
     }
 
     /// How often edges should ask for a sign of life; zero: as often as they like. With other replicas to go to, a
@@ -406,12 +515,14 @@ impl Session {
         let session = Session {
             number,
             epoch: hello.epoch,
+            instance: hello.instance(),
             peer: admitted.peer,
             key: admitted.facts.key,
             link,
             since,
             software: hello.software.chars().filter(|char| !char.is_control()).take(80).collect(),
             not_after: admitted.facts.not_after,
+            clock_ahead_seconds: hello.time.saturating_sub(since.as_second()),
             held: Mutex::new(None),
             commands: Mailbox::default(),
         };
@@ -424,6 +535,19 @@ impl Session {
         if !self.commands.put(Command::Close(reason.clone())) {
             self.link.close(reason);
         }
+    }
+
+    /// Which session of its gateway it is, for other replicas.
+    pub fn key_of_session(&self) -> SessionKey {
+        SessionKey { epoch: self.epoch, instance: self.instance }
+    }
+
+    /// The process at the other end is gone: nothing on this link can finish. Closing the link resets its streams, and
+    /// with them those of other gateways that are joined to them.
+    fn orphan(&self) {
+        tracing::info!(peer = %self.peer, session = self.number, "the gateway was restarted: its old session ends");
+        // Not through the session's own task: it may be waiting for the dead peer.
+        self.link.close(CloseReason::new(CloseCode::Superseded, "a newer process of this gateway took over"));
     }
 
     fn linger(&self) {
@@ -440,17 +564,12 @@ impl Session {
         self.commands.put(command);
     }
 
-    /// Has it streams beside the control stream?
-    fn is_busy(&self) -> bool {
-        self.link.figures().streams_open > 1
-    }
-
     fn set_held(&self, held: Option<&Held>) {
         let mut known = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         *known = held.map(|held| (held.epoch, held.revision)).or(*known);
     }
 
-    fn figures(&self) -> GatewayFigures {
+    pub(crate) fn figures(&self) -> GatewayFigures {
         let link = self.link.figures();
         let held = *self.held.lock().unwrap_or_else(PoisonError::into_inner);
         GatewayFigures {
@@ -460,7 +579,12 @@ impl Session {
             sent_bytes: link.sent_bytes,
             received_bytes: link.received_bytes,
             since: Some(self.since),
+            last_disconnect_reason: None,
             generation: held.map(|(epoch, revision)| format!("{epoch}.{revision}")),
+            clock_ahead_seconds: Some(self.clock_ahead_seconds),
+            certificate_expires: Some(Time::from_second(unix_seconds(self.not_after))),
+            address: Some(self.link.remote_address().ip().to_canonical().to_string()),
+            ..GatewayFigures::default()
         }
     }
 }

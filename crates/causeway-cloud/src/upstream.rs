@@ -5,11 +5,15 @@
 //! crash in between repeats records; they carry queue and number, and readers drop repeats (`Repeats`). Who a record
 //! is from is what the session's certificate says, whatever the record says.
 
+mod compact;
 mod cursor;
+mod fair;
 mod figures;
 mod journal;
 mod lines;
 mod own;
+mod pace;
+mod record;
 mod repeats;
 
 #[cfg(test)]
@@ -17,8 +21,8 @@ mod tests;
 
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use causeway_channel::wire::control::{Upstream, UpstreamAck};
 use causeway_channel::{Clock, PeerId};
@@ -34,6 +38,7 @@ use crate::reports::Board;
 use crate::sessions::{Later, UpstreamSink};
 use cursor::Step;
 use journal::Journal;
+use pace::Paces;
 
 pub const PREFIX: &str = "upstream/";
 /// Compare-and-swap is tried this often; each failure means that another replica took something of this gateway.
@@ -102,13 +107,15 @@ pub struct Intake {
     journal: Journal,
     clock: Clock,
     figures: UpstreamFigures,
+    paces: Mutex<Paces>,
 }
 
 impl Intake {
     /// The journal is `fleet.jsonl` in `folder`.
     pub fn open(folder: &Path, limits: RotationLimits, store: Store, clock: Clock) -> io::Result<Intake> {
         let journal = Journal::open(folder, limits)?;
-        Ok(Intake { store, journal, clock, figures: UpstreamFigures::default() })
+        let paces = Mutex::default();
+        Ok(Intake { store, journal, clock, figures: UpstreamFigures::default(), paces })
     }
 
     pub fn figures(&self) -> &UpstreamFigures {
@@ -118,6 +125,16 @@ impl Intake {
     /// Takes a batch of `peer`, and tries again while the disk or the store has trouble. Whoever waits may stop
     /// waiting: the edge sends the batch again with its next session.
     pub async fn settle(&self, peer: &PeerId, batch: &Batch) -> Result<Settled, Malformed> {
+        let bytes = batch.records.iter().map(|record| record.len() as u64).sum();
+        let wait = self.paces.lock().unwrap_or_else(PoisonError::into_inner).take(
+            peer.gateway(),
+            bytes,
+            Instant::now(),
+        );
+        // Its records wait in its own queue, and nobody else waits for them.
+        if !wait.is_zero() {
+            tokio::time::sleep(wait).await;
+        }
         let mut pause = PAUSE;
         loop {
             match self.take(peer, batch).await {

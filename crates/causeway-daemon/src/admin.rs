@@ -1,15 +1,16 @@
 //! The operator's door on loopback: `/metrics`, `/healthz`, `/readyz`, `/debug`.
 //!
-//! Plain HTTP without credentials, so it belongs on a loopback address. Reads only.
+//! Plain HTTP without credentials, so it belongs on a loopback address. Reads only, except `PUT /debug/log`, which replaces
+//! the log filter and is taken from loopback alone.
 
 use std::convert::Infallible;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode, header};
-use http_body_util::Full;
+use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -20,14 +21,20 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::metrics::Metrics;
+use crate::log;
+use crate::metrics::{Exposition, Metrics};
 use crate::readiness::Readiness;
 
 /// A scraper, a probe and a few curious people; the next one waits in the accept queue.
 const CONNECTIONS_MAX: usize = 64;
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 /// After an accept error (out of files) it takes a moment until one is free.
+/// Answers that are under way at the end have this long.
+const ENDING: Duration = Duration::from_millis(250);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Longer than any log filter that is written by hand.
+const FILTER_BYTES_MAX: usize = 4096;
 
 /// Makes one part of the `/debug` answer. It must not contain secrets.
 pub type Dump = Box<dyn Fn() -> Value + Send + Sync>;
@@ -73,8 +80,8 @@ impl AdminServer {
                 () = stop.cancelled() => break,
                 accepted = self.listener.accept() => accepted,
             };
-            let stream = match accepted {
-                Ok((stream, _)) => stream,
+            let (stream, peer) = match accepted {
+                Ok(accepted) => accepted,
                 Err(error) => {
                     tracing::warn!(%error, "the admin port cannot accept");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -83,19 +90,25 @@ impl AdminServer {
             };
             let (doors, stop) = (self.doors.clone(), stop.clone());
             connections.spawn(async move {
-                serve(stream, doors, stop).await;
+                serve(stream, peer, doors, stop).await;
                 drop(slot);
             });
         }
         connections.close();
-        connections.wait().await;
+        // Idle connections end at once; a client that is slow to ask, or to listen, is not waited for.
+        let _ = tokio::time::timeout(ENDING, connections.wait()).await;
     }
 }
 
-async fn serve(stream: tokio::net::TcpStream, doors: Arc<Doors>, stop: CancellationToken) {
-    let service = service_fn(move |request| {
-        let response = answer(&doors, &request);
-        async move { Ok::<_, Infallible>(response) }
+async fn serve(stream: tokio::net::TcpStream, peer: SocketAddr, doors: Arc<Doors>, stop: CancellationToken) {
+    let service = service_fn(move |request: Request<Incoming>| {
+        let doors = doors.clone();
+        async move {
+            Ok::<_, Infallible>(match request.uri().path() {
+                "/debug/log" => log_filter(peer.ip(), request).await,
+                _ => answer(&doors, &request),
+            })
+        }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -128,16 +141,77 @@ fn answer(doors: &Doors, request: &Request<Incoming>) -> Response<Full<Bytes>> {
             text(status, report.text("readyz", verbose))
         }
         "/metrics" => {
-            let form = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-            respond(StatusCode::OK, form, doors.metrics.encode())
+            // Several Accept lines mean the same as one with commas.
+            let accept: Vec<&str> = request
+                .headers()
+                .get_all(header::ACCEPT)
+                .iter()
+                .filter_map(|value| value.to_str().ok())
+                .collect();
+            let form = Exposition::negotiate(Some(&accept.join(",")));
+            respond(StatusCode::OK, form.content_type(), doors.metrics.encode_as(form))
         }
         "/debug" => {
             let parts: serde_json::Map<_, _> =
                 doors.dumps.iter().map(|(name, dump)| ((*name).to_owned(), dump())).collect();
             respond(StatusCode::OK, "application/json", format!("{:#}\n", Value::Object(parts)))
         }
-        _ => text(StatusCode::NOT_FOUND, "try /metrics, /healthz, /readyz?verbose or /debug\n".to_owned()),
+        _ => {
+            let hint = "try /metrics, /healthz, /readyz?verbose, /debug or /debug/log\n";
+            text(StatusCode::NOT_FOUND, hint.to_owned())
+        }
     }
+}
+
+/// Shows the log filter, and replaces it when a client on this host says so.
+async fn log_filter(peer: IpAddr, request: Request<Incoming>) -> Response<Full<Bytes>> {
+    match *request.method() {
+        Method::GET | Method::HEAD => {
+            text(StatusCode::OK, format!("{}\n", log::filter().unwrap_or_else(|| "<not started>".to_owned())))
+        }
+        Method::PUT => {
+            let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
+            // A web page can send a request here; a browser names the page's origin then.
+            let is_from_page = request.headers().contains_key(header::ORIGIN);
+            if is_from_page || !may_write(peer, host) {
+                let why = "the log filter is replaced from this host alone, by an address of loopback\n";
+                return text(StatusCode::FORBIDDEN, why.to_owned());
+            }
+            let Ok(body) = Limited::new(request.into_body(), FILTER_BYTES_MAX).collect().await else {
+                let why = format!("a log filter has {FILTER_BYTES_MAX} bytes at most\n");
+                return text(StatusCode::PAYLOAD_TOO_LARGE, why);
+            };
+            let body = body.to_bytes();
+            let Ok(filter) = std::str::from_utf8(&body).map(str::trim) else {
+                return text(StatusCode::BAD_REQUEST, "a log filter is text\n".to_owned());
+            };
+            match log::set_filter(filter) {
+                Ok(before) => {
+                    tracing::info!(filter, before, "the log filter was replaced through the admin port");
+                    text(StatusCode::OK, format!("{filter}\n"))
+                }
+                Err(error) => {
+                    let hint = "write as in `info` or `info,causeway_gateway=debug`";
+                    text(StatusCode::BAD_REQUEST, format!("{error}: {hint}\n"))
+                }
+            }
+        }
+        _ => text(StatusCode::METHOD_NOT_ALLOWED, "GET shows the log filter, PUT replaces it\n".to_owned()),
+    }
+}
+
+/// From this host, and under a name that only this host has: a page in a browser that a foreign name led here (DNS
+/// rebinding) sends that name.
+fn may_write(peer: IpAddr, host: Option<&str>) -> bool {
+    let is_own = |host: &str| {
+        let name = host
+            .rsplit_once(':')
+            .filter(|(_, port)| port.parse::<u16>().is_ok())
+            .map_or(host, |(name, _)| name);
+        let address = name.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+        name.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
+    };
+    peer.to_canonical().is_loopback() && host.is_some_and(is_own)
 }
 
 fn text(status: StatusCode, body: String) -> Response<Full<Bytes>> {
@@ -158,8 +232,16 @@ mod tests {
     use super::*;
 
     async fn ask(address: SocketAddr, path: &str) -> String {
+        send(address, "GET", path, "host: x\r\n", "").await
+    }
+
+    async fn send(address: SocketAddr, method: &str, path: &str, head: &str, body: &str) -> String {
         let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
-        let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        let length = body.len();
+        let head = if head.starts_with("host") { head.to_owned() } else { format!("host: x\r\n{head}") };
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\n{head}content-length: {length}\r\nconnection: close\r\n\r\n{body}"
+        );
         stream.write_all(request.as_bytes()).await.unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();
@@ -185,14 +267,41 @@ mod tests {
         for (path, expected) in [
             ("/healthz", "200 OK"),
             ("/readyz?verbose", "[+]store ok"),
-            ("/metrics", "# EOF"),
+            ("/metrics", "text/plain; version=0.0.4"),
+            ("/debug/log", "200 OK"),
             ("/debug", "\"api\": \"0.0.0.0:7443\""),
             ("/other", "404 Not Found"),
         ] {
             let answer = ask(address, path).await;
             assert!(answer.contains(expected), "{path}: {answer}");
         }
+        let open_metrics = "accept: application/openmetrics-text;version=1.0.0,text/plain;q=0.5\r\n";
+        let answer = send(address, "GET", "/metrics", open_metrics, "").await;
+        assert!(answer.contains("application/openmetrics-text") && answer.contains("# EOF"), "{answer}");
+        for (head, body, expected) in [
+            ("host: evil.example\r\n", "debug", "403 Forbidden"),
+            ("host: 127.0.0.1:1\r\n", "causeway=loud", "400 Bad Request"),
+            ("host: localhost\r\n", &"x".repeat(FILTER_BYTES_MAX + 1), "413 Payload Too Large"),
+        ] {
+            let answer = send(address, "PUT", "/debug/log", head, body).await;
+            assert!(answer.contains(expected), "{answer}");
+        }
+        assert!(send(address, "PUT", "/metrics", "host: localhost\r\n", "").await.contains("405"));
         stop.cancel();
         running.await.unwrap();
+    }
+
+    #[test]
+    fn only_this_host_replaces_the_filter() {
+        let check = |peer: &str, host: Option<&str>, expected: bool| {
+            assert_eq!(may_write(peer.parse().unwrap(), host), expected, "{peer} {host:?}");
+        };
+        check("127.0.0.1", Some("127.0.0.1:7445"), true);
+        check("::1", Some("[::1]:7445"), true);
+        check("127.0.0.1", Some("localhost"), true);
+        check("127.0.0.1", Some("evil.example:7445"), false);
+        check("127.0.0.1", Some("127.0.0.1.evil.example"), false);
+        check("127.0.0.1", None, false);
+        check("10.0.0.1", Some("127.0.0.1:7445"), false);
     }
 }

@@ -2,22 +2,28 @@
 //!
 //! Callers hand over a line and go on; one thread writes. The queue is bounded: when the disk is
 //! too slow, lines are dropped and counted, because no request may wait for its audit line. The count
-//! stands in `dropped`, and in a line of its own as soon as writing goes on.
+//! stands in `dropped`, and in a line of its own as soon as writing goes on. Lines that others can cause at will are handed
+//! over with a key and coalesced (`coalesce`): a flood of them becomes a few lines with a `count`.
 
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime};
 
 use serde::Serialize;
+use serde_json::{Map, Value};
 
+use crate::coalesce::{Absorb, CoalesceLimits, Coalesced, Coalescer};
 use crate::rotated::{RotatedFiles, RotationLimits};
 
 /// Lines that may wait: a second of a busy server, a few hundred kilobytes.
 const QUEUE_MAX: usize = 4096;
 const NAME: &str = "audit";
+/// How often the ends of windows are looked for.
+const LOOK: Duration = Duration::from_secs(1);
 
 pub type AuditLimits = RotationLimits;
 
@@ -32,6 +38,56 @@ struct Inner {
     queue: Mutex<Option<SyncSender<Message>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
     dropped: Arc<AtomicU64>,
+    repeating: Arc<Repeating>,
+}
+
+/// Who causes a line. Each has a table of its own, so that a flood of one does not crowd out the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A part of Causeway, or a peer whose credential was accepted.
+    Trusted,
+    Untrusted,
+}
+
+/// What is held back, by source.
+#[derive(Debug)]
+struct Repeating {
+    trusted: Mutex<Coalescer<String, Fields>>,
+    untrusted: Mutex<Coalescer<String, Fields>>,
+}
+
+/// A line before it is written. Of several, the last one is shown.
+#[derive(Debug)]
+struct Fields(Map<String, Value>);
+
+impl Absorb for Fields {
+    fn absorb(&mut self, later: Fields) {
+        *self = later;
+    }
+}
+
+impl Repeating {
+    fn new(limits: CoalesceLimits) -> Repeating {
+        let coalescer = || Mutex::new(Coalescer::new(limits));
+        Repeating { trusted: coalescer(), untrusted: coalescer() }
+    }
+
+    fn of(&self, source: Source) -> &Mutex<Coalescer<String, Fields>> {
+        match source {
+            Source::Trusted => &self.trusted,
+            Source::Untrusted => &self.untrusted,
+        }
+    }
+
+    fn take(
+        &self,
+        take: impl Fn(&mut Coalescer<String, Fields>) -> Vec<Coalesced<Fields>>,
+    ) -> Vec<Coalesced<Fields>> {
+        let each = [&self.trusted, &self.untrusted];
+        each.into_iter()
+            .flat_map(|held| take(&mut held.lock().unwrap_or_else(PoisonError::into_inner)))
+            .collect()
+    }
 }
 
 enum Message {
@@ -42,26 +98,66 @@ enum Message {
 impl AuditLog {
     /// Opens `folder`, which is made when missing, and starts the writer.
     pub fn open(folder: &Path, limits: AuditLimits) -> io::Result<AuditLog> {
+        AuditLog::open_as(folder, NAME, limits, CoalesceLimits::default())
+    }
+
+    /// As `open`, into files of another name.
+    pub fn open_as(
+        folder: &Path,
+        name: &'static str,
+        limits: AuditLimits,
+        coalesce: CoalesceLimits,
+    ) -> io::Result<AuditLog> {
         let dropped = Arc::new(AtomicU64::new(0));
-        let files = RotatedFiles::open(folder, NAME, limits)?;
+        let files = RotatedFiles::open(folder, name, limits)?;
         let (queue, messages) = sync_channel(QUEUE_MAX);
-        let writer = Writer { files, dropped: dropped.clone(), reported: 0, failing: false };
+        let repeating = Arc::new(Repeating::new(coalesce));
+        let held = repeating.clone();
+        let writer = Writer {
+            files,
+            dropped: dropped.clone(),
+            repeating: held,
+            reported: 0,
+            failing: false,
+            unsynced: false,
+        };
         let thread =
             std::thread::Builder::new().name("audit".to_owned()).spawn(move || writer.run(messages))?;
-        let inner = Inner { queue: Mutex::new(Some(queue)), thread: Mutex::new(Some(thread)), dropped };
-        Ok(AuditLog { inner: Arc::new(inner) })
+        let (queue, thread) = (Mutex::new(Some(queue)), Mutex::new(Some(thread)));
+        Ok(AuditLog { inner: Arc::new(Inner { queue, thread, dropped, repeating }) })
     }
 
     /// Hands over one line; a `time` is put in front of its fields. Never waits.
     pub fn record(&self, event: &impl Serialize) {
-        let line = match encode(event) {
-            Ok(line) => line,
-            Err(error) => {
-                tracing::error!(%error, "an audit line cannot be encoded");
-                self.inner.dropped.fetch_add(1, Ordering::Relaxed);
-                return;
-            }
+        match encode(event) {
+            Ok(line) => self.send(line),
+            Err(error) => self.refuse(&error),
+        }
+    }
+
+    /// Hands over a line that `source` can cause at will. The first of a `key` are written, repeats are coalesced into a line
+    /// with `count`, `firstTime` and `lastTime`. Never waits.
+    pub fn record_repeating(&self, source: Source, key: String, event: &impl Serialize) {
+        let fields = match serde_json::to_value(event) {
+            Ok(Value::Object(fields)) => Fields(fields),
+            Ok(_) => return self.refuse(&serde::ser::Error::custom("a line is an object")),
+            Err(error) => return self.refuse(&error),
         };
+        let held = self.inner.repeating.of(source);
+        let mut held = held.lock().unwrap_or_else(PoisonError::into_inner);
+        let passes = held.handle(key, fields, SystemTime::now(), Instant::now());
+        drop(held);
+        if let Some(fields) = passes {
+            self.record(&fields.0);
+        }
+    }
+
+    fn refuse(&self, error: &serde_json::Error) {
+        tracing::error!(%error, "an audit line cannot be encoded");
+        self.inner.dropped.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn send(&self, line: Vec<u8>) {
         let queue = self.inner.queue.lock().unwrap_or_else(PoisonError::into_inner);
         let sent = match queue.as_ref() {
             Some(queue) => queue.try_send(Message::Line(line)),
@@ -103,33 +199,71 @@ fn encode(event: &impl Serialize) -> serde_json::Result<Vec<u8>> {
         #[serde(flatten)]
         event: &'a T,
     }
-    let time = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%S.%3fZ").to_string();
-    let mut line = serde_json::to_vec(&Line { time, event })?;
+    let mut line = serde_json::to_vec(&Line { time: text(SystemTime::now()), event })?;
     line.push(b'\n');
     Ok(line)
+}
+
+fn text(time: SystemTime) -> String {
+    let time = jiff::Timestamp::try_from(time).unwrap_or(jiff::Timestamp::UNIX_EPOCH);
+    time.strftime("%Y-%m-%dT%H:%M:%S.%3fZ").to_string()
 }
 
 struct Writer {
     files: RotatedFiles,
     dropped: Arc<AtomicU64>,
+    repeating: Arc<Repeating>,
     reported: u64,
     failing: bool,
+    unsynced: bool,
 }
 
 impl Writer {
     fn run(mut self, messages: Receiver<Message>) {
-        while let Ok(message) = messages.recv() {
-            match message {
-                Message::Line(line) => {
+        let mut looked = Instant::now();
+        loop {
+            match messages.recv_timeout(LOOK) {
+                Ok(Message::Line(line)) => {
                     self.report_dropped();
                     self.write(&line);
                 }
-                Message::Flush(done) => {
+                Ok(Message::Flush(done)) => {
                     let _ = done.send(());
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+            // Under load no wait times out.
+            let now = Instant::now();
+            if now.duration_since(looked) >= LOOK {
+                looked = now;
+                let due = self.repeating.take(|held| held.due(now));
+                self.write_coalesced(due);
+                // A power failure costs the lines of a second at most; a failed sync shows at the next write.
+                if std::mem::take(&mut self.unsynced) {
+                    let _ = self.files.sync();
                 }
             }
         }
+        let rest = self.repeating.take(Coalescer::drain);
+        self.write_coalesced(rest);
         let _ = self.files.sync();
+    }
+
+    fn write_coalesced(&mut self, held: Vec<Coalesced<Fields>>) {
+        for Coalesced { record: Fields(mut fields), count, first, last, is_mixed } in held {
+            fields.insert("count".to_owned(), count.into());
+            fields.insert("firstTime".to_owned(), text(first).into());
+            fields.insert("lastTime".to_owned(), text(last).into());
+            if is_mixed {
+                // The fields are those of the last one, and say little about the others.
+                fields.insert("mixed".to_owned(), true.into());
+            }
+            match encode(&fields) {
+                Ok(line) => self.write(&line),
+                Err(error) => tracing::error!(%error, "an audit line cannot be encoded"),
+            }
+        }
     }
 
     fn report_dropped(&mut self) {
@@ -147,7 +281,8 @@ impl Writer {
 
     fn write(&mut self, line: &[u8]) {
         match self.files.append(line) {
-            Ok(()) => {
+            Ok(_) => {
+                self.unsynced = true;
                 if std::mem::take(&mut self.failing) {
                     tracing::info!("the audit log is written again");
                 }
@@ -205,6 +340,46 @@ mod tests {
         assert_eq!(audit.dropped(), 0);
         audit.record(&json!({}));
         assert_eq!(audit.dropped(), 1);
+    }
+
+    #[test]
+    fn a_flood_of_refusals_becomes_a_few_lines_with_a_count_and_pushes_nothing_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let limits = AuditLimits { file_bytes_max: 4000, files_max: 2 };
+        let coalesce = CoalesceLimits { singles_burst: 10, keys_max: 8, ..CoalesceLimits::default() };
+        let audit = AuditLog::open_as(dir.path(), "journal", limits, coalesce).unwrap();
+        audit.record(&json!({"event": "ca-change-started"}));
+        for number in 0..10_000 {
+            // From invented addresses, and from one that repeats itself.
+            let client = format!("10.0.{}.{}", number / 250, number % 250);
+            audit.record_repeating(
+                Source::Untrusted,
+                client.clone(),
+                &json!({"event": "enrol", "client": client}),
+            );
+        }
+        audit.record_repeating(
+            Source::Trusted,
+            "gw".to_owned(),
+            &json!({"event": "session", "gateway": "gw"}),
+        );
+        audit.close();
+        let path = dir.path().join("journal.jsonl");
+        let lines = lines(&path);
+        assert_eq!(lines[0]["event"], "ca-change-started", "what happened before is still there");
+        let sessions = lines.iter().filter(|line| line["gateway"] == "gw" && line["count"].is_null());
+        assert_eq!(sessions.count(), 1, "strangers do not crowd out those who are known");
+        let refused: u64 = lines
+            .iter()
+            .filter(|line| line["event"] == "enrol")
+            .map(|line| line["count"].as_u64().unwrap_or(1))
+            .sum();
+        assert_eq!((refused, audit.dropped()), (10_000, 0), "every one is counted");
+        assert!(lines.len() < 30, "{} lines", lines.len());
+        let mixed = lines.iter().find(|line| line["mixed"] == true).unwrap();
+        assert!(mixed["firstTime"].as_str() <= mixed["lastTime"].as_str());
+        use std::os::unix::fs::PermissionsExt;
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     }
 
     #[test]

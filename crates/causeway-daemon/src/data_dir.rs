@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{FlockOperation, flock};
 
+use crate::role::{self, Role};
+
 const DIRECTORY_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
 const LOCK_FILE: &str = "lock";
@@ -27,8 +29,21 @@ pub struct DataDir {
 pub enum DataDirError {
     #[error("data dir {} is in use{}; stop that process or choose another --data-dir", path.display(), holder(*pid))]
     Locked { path: PathBuf, pid: Option<u32> },
+    #[error(
+        "data dir {} belongs to {} ({evidence} in it): start it with `causeway {found}`, or choose another --data-dir \
+         for the {wanted}; if nothing in it is needed any more, empty it",
+        path.display(), a(*found)
+    )]
+    OtherRole { path: PathBuf, wanted: Role, found: Role, evidence: String },
     #[error("data dir {} cannot be used: {action} failed", path.display())]
     Io { path: PathBuf, action: &'static str, source: io::Error },
+}
+
+fn a(role: Role) -> &'static str {
+    match role {
+        Role::Cloud => "a cloud",
+        Role::Edge => "an edge",
+    }
 }
 
 fn holder(pid: Option<u32>) -> String {
@@ -57,6 +72,13 @@ impl DataDir {
         }
         let lock = lock(&path)?;
         Ok(DataDir { path, _lock: lock })
+    }
+
+    /// As `open`, for one role. A data dir of the other role is refused.
+    pub fn open_as(path: impl Into<PathBuf>, role: Role) -> Result<DataDir, DataDirError> {
+        let dir = DataDir::open(path)?;
+        role::claim(&dir.path, role)?;
+        Ok(dir)
     }
 
     pub fn path(&self) -> &Path {

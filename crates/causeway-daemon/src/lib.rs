@@ -7,12 +7,14 @@
 
 pub mod admin;
 pub mod audit;
+pub mod coalesce;
 pub mod data_dir;
 pub mod files;
 pub mod log;
 pub mod metrics;
 pub mod notify;
 pub mod readiness;
+pub mod role;
 pub mod rotated;
 pub mod signals;
 
@@ -21,3 +23,4 @@ pub use audit::AuditLog;
 pub use data_dir::DataDir;
 pub use metrics::Metrics;
 pub use readiness::{Check, Readiness};
+pub use role::Role;

@@ -1,7 +1,9 @@
-//! The figures of the process, in Prometheus' text form.
+//! The figures of the process, in Prometheus' text form or as OpenMetrics.
 //!
 //! Each room registers its own metrics under the words of its log fields. Figures of the process
-//! itself (memory, CPU, files) are read from /proc when somebody asks.
+//! itself (memory, CPU, files) are read from /proc when somebody asks. `exposition` knows the two forms.
+
+mod exposition;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -12,6 +14,8 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
+
+pub use exposition::Exposition;
 
 /// One registry per process. Clones share it.
 #[derive(Clone, Debug)]
@@ -34,13 +38,21 @@ impl Metrics {
         add(&mut self.registry.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The text that `/metrics` answers.
+    /// The text that `/metrics` answers when no form is asked for.
     pub fn encode(&self) -> String {
+        self.encode_as(Exposition::Text)
+    }
+
+    pub fn encode_as(&self, form: Exposition) -> String {
         let mut text = String::new();
         let registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
         // Writing to a string cannot fail; a metric that cannot be written is left out.
         let _ = prometheus_client::encoding::text::encode(&mut text, &registry);
-        text
+        drop(registry);
+        match form {
+            Exposition::OpenMetrics => text,
+            Exposition::Text => exposition::to_text(&text),
+        }
     }
 }
 
@@ -119,6 +131,7 @@ mod tests {
         {
             assert!(text.contains(line), "{line} is missing in\n{text}");
         }
-        assert!(text.ends_with("# EOF\n"));
+        assert!(!text.contains("# EOF"));
+        assert!(metrics.encode_as(Exposition::OpenMetrics).ends_with("# EOF\n"));
     }
 }

@@ -34,6 +34,15 @@ pub struct RotatedFiles {
 }
 
 impl RotatedFiles {
+    /// As `open`, but no file is ever dropped: whoever asks for it bounds them in a way of its own.
+    pub fn open_unbounded(
+        folder: &Path,
+        name: &'static str,
+        file_bytes_max: u64,
+    ) -> io::Result<RotatedFiles> {
+        RotatedFiles::open(folder, name, RotationLimits { file_bytes_max, files_max: usize::MAX })
+    }
+
     /// Opens `folder`, which is made when missing, and goes on behind what is there.
     pub fn open(folder: &Path, name: &'static str, limits: RotationLimits) -> io::Result<RotatedFiles> {
         make_folder(folder)?;
@@ -54,9 +63,10 @@ impl RotatedFiles {
         &self.folder
     }
 
-    /// Writes whole lines, all of them into one file.
-    pub fn append(&mut self, lines: &[u8]) -> io::Result<()> {
-        if self.bytes > 0 && self.bytes + lines.len() as u64 > self.limits.file_bytes_max {
+    /// Writes whole lines, all of them into one file. True: that file is a new one.
+    pub fn append(&mut self, lines: &[u8]) -> io::Result<bool> {
+        let is_full = self.bytes > 0 && self.bytes + lines.len() as u64 > self.limits.file_bytes_max;
+        if is_full {
             self.rotate()?;
         }
         if let Err(error) = self.current.write_all(lines) {
@@ -65,7 +75,7 @@ impl RotatedFiles {
             return Err(error);
         }
         self.bytes += lines.len() as u64;
-        Ok(())
+        Ok(is_full)
     }
 
     /// Everything appended so far is on the disk afterwards.
@@ -78,14 +88,15 @@ impl RotatedFiles {
         // What was appended and not synced yet must not be forgotten with the handle.
         self.current.sync_data()?;
         let current = self.folder.join(format!("{}.jsonl", self.name));
-        let older = |number: usize| self.folder.join(format!("{}-{number}.jsonl", self.name));
-        for number in (1..self.limits.files_max.saturating_sub(1)).rev() {
-            if older(number).exists() {
-                fs::rename(older(number), older(number + 1))?;
+        let path = |number: u64| path_of_older(&self.folder, self.name, number);
+        for number in older(&self.folder, self.name)?.into_iter().rev() {
+            match number + 1 < self.limits.files_max as u64 {
+                true => fs::rename(path(number), path(number + 1))?,
+                false => fs::remove_file(path(number))?,
             }
         }
         if self.limits.files_max > 1 {
-            fs::rename(&current, older(1))?;
+            fs::rename(&current, path(1))?;
         } else {
             fs::remove_file(&current)?;
         }
@@ -94,6 +105,29 @@ impl RotatedFiles {
         // The new name too must survive, or the lines in it would not.
         File::open(&self.folder)?.sync_all()
     }
+}
+
+/// Where `NAME-NUMBER.jsonl` is.
+pub fn path_of_older(folder: &Path, name: &str, number: u64) -> PathBuf {
+    folder.join(format!("{name}-{number}.jsonl"))
+}
+
+/// The numbers of the files before the current one, the newest first. A missing folder has none.
+pub fn older(folder: &Path, name: &str) -> io::Result<Vec<u64>> {
+    let entries = match fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let mut numbers = Vec::new();
+    for entry in entries {
+        let file_name = entry?.file_name();
+        let middle = file_name.to_str().and_then(|text| text.strip_prefix(name)?.strip_prefix('-'));
+        let number: Option<u64> = middle.and_then(|text| text.strip_suffix(".jsonl")?.parse().ok());
+        numbers.extend(number.filter(|number| *number > 0));
+    }
+    numbers.sort_unstable();
+    Ok(numbers)
 }
 
 fn open_append(path: &Path) -> io::Result<File> {

@@ -1,7 +1,8 @@
-//! From a signal to an orderly end.
+//! From a signal to an orderly end, or to a reload.
 //!
-//! The first SIGTERM, SIGINT or SIGHUP cancels the token; everything that runs listens to it and
-//! drains. A second signal, or a drain that takes too long, ends the process at once.
+//! The first SIGTERM or SIGINT cancels the token; everything that runs listens to it and drains. A second signal, or a
+//! drain that takes too long, ends the process at once. SIGHUP reloads the configuration of a daemon; a program that
+//! belongs to a terminal ends with it.
 
 use std::time::Duration;
 
@@ -11,19 +12,27 @@ use tokio_util::sync::CancellationToken;
 /// The exit code of a process that could not drain in time or was told twice.
 const EXIT_NOT_DRAINED: i32 = 1;
 
-/// Installs the handlers and returns the token that the first signal cancels.
+/// The meaning of SIGHUP.
+pub enum Hangup {
+    /// The terminal is gone, and so is the program.
+    Stop,
+    /// Called for each SIGHUP, on a thread that may block. Calls do not overlap.
+    Reload(Box<dyn FnMut() + Send>),
+}
+
+/// Installs the handlers and returns the token that the first signal to stop cancels.
 ///
 /// The listening task lives as long as the process: it is the one that ends it.
-pub fn watch(drain: Duration) -> std::io::Result<CancellationToken> {
+pub fn watch(drain: Duration, mut hangup: Hangup) -> std::io::Result<CancellationToken> {
     let mut signals = Signals::install()?;
     let stop = CancellationToken::new();
     let token = stop.clone();
     tokio::spawn(async move {
-        let name = signals.next().await;
+        let name = signals.next(&mut hangup).await;
         tracing::info!(signal = name, drain_seconds = drain.as_secs(), "stopping");
         token.cancel();
         tokio::select! {
-            name = signals.next() => tracing::warn!(signal = name, "told twice: ending at once"),
+            name = signals.next(&mut hangup) => tracing::warn!(signal = name, "told twice: ending at once"),
             () = tokio::time::sleep(drain) => tracing::warn!("drain took too long: ending now"),
         }
         std::process::exit(EXIT_NOT_DRAINED);
@@ -46,11 +55,17 @@ impl Signals {
         })
     }
 
-    async fn next(&mut self) -> &'static str {
-        tokio::select! {
-            _ = self.terminate.recv() => "SIGTERM",
-            _ = self.interrupt.recv() => "SIGINT",
-            _ = self.hangup.recv() => "SIGHUP",
+    /// The next signal to stop.
+    async fn next(&mut self, hangup: &mut Hangup) -> &'static str {
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => return "SIGTERM",
+                _ = self.interrupt.recv() => return "SIGINT",
+                _ = self.hangup.recv() => match hangup {
+                    Hangup::Stop => return "SIGHUP",
+                    Hangup::Reload(reload) => tokio::task::block_in_place(reload),
+                },
+            }
         }
     }
 }

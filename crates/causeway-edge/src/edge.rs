@@ -13,7 +13,7 @@ use causeway_channel::enrol::{self, DEADLINE};
 use causeway_channel::session::Allowed;
 use causeway_channel::tls::Trust;
 use causeway_channel::wire::Code;
-use causeway_channel::{Clock, Contact, EnrolError, Issued, JoinToken, PeerId, Secret};
+use causeway_channel::{Clock, Contact, Endpoint, EnrolError, Issued, JoinToken, PeerId, Secret};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -105,8 +105,17 @@ impl Edge {
 
     /// One try.
     pub async fn enrol_once(&self, token: &JoinToken) -> Result<Enrolled, EdgeError> {
+        // The gateway as it is now, where the token moves it to another site.
+        let mut moved = None;
         if let Some(peer) = self.peer() {
             match self.state.refused()? {
+                None if peer.gateway() == token.peer.gateway() && peer.site() != token.peer.site() => {
+                    tracing::warn!(
+                        %peer, site = token.peer.site(),
+                        "the token moves this gateway to another site: it enrols anew, under a new key"
+                    );
+                    moved = Some(peer);
+                }
                 None => {
                     tracing::info!(%peer, "already enrolled: --join is ignored");
                     return Ok(Enrolled::Before(peer));
@@ -125,7 +134,20 @@ impl Edge {
             key = self.state.new_pending_key()?;
             tried = enrol::enrol(&contact, token, &key).await;
         }
-        let issued = tried.map_err(EdgeError::Enrol)?;
+        let issued = match (tried, moved) {
+            // It goes on as what it is, also while the cloud is away: the token may be an old one that still stands in a unit file.
+            (Err(error), Some(peer)) => {
+                let error_is_final = error.refusal().is_some_and(|refusal| !refusal.is_temporary());
+                let error = &error as &dyn std::error::Error;
+                tracing::warn!(%peer, error, "not moved: --join is ignored until the next start");
+                // Without an answer the cloud may have taken the token: the same key can ask again, another one cannot.
+                if error_is_final {
+                    self.state.clear_pending()?;
+                }
+                return Ok(Enrolled::Before(peer));
+            }
+            (tried, _) => tried.map_err(EdgeError::Enrol)?,
+        };
         self.state.save(&key, &issued, &token.peer, &token.endpoints)?;
         self.state.clear_pending()?;
         self.take()?;
@@ -136,10 +158,11 @@ impl Edge {
     /// What keeps the link, the handle to that link, and the news that `run_linked` wants.
     pub fn link(&self, transports: Allowed, passengers: Passengers) -> (Keeper, Uplink, Wishes) {
         let (renew, wishes) = mpsc::channel(WISHES_MAX);
+        let (endpoints, told) = watch::channel(Vec::new());
         let options = LinkOptions { transports, proxy: self.proxy.clone() };
         let (keeper, uplink) =
-            Keeper::new(options, self.identity.subscribe(), self.clock.clone(), passengers, renew);
-        (keeper, uplink, Wishes(Some(wishes)))
+            Keeper::new(options, self.identity.subscribe(), self.clock.clone(), passengers, renew, endpoints);
+        (keeper, uplink, Wishes { wishes: Some(wishes), endpoints: Some(told) })
     }
 
     /// Keeps the certificate fresh and the link up until told to stop.
@@ -162,7 +185,7 @@ impl Edge {
     /// Keeps the certificate fresh until told to stop. Ends with an error only when the cloud has given this
     /// edge up for good; everything else is tried again.
     pub async fn run(&self, stop: CancellationToken) -> Result<(), EdgeError> {
-        self.keep_certificate(Wishes(None), stop).await
+        self.keep_certificate(Wishes { wishes: None, endpoints: None }, stop).await
     }
 
     async fn keep_certificate(&self, mut wishes: Wishes, stop: CancellationToken) -> Result<(), EdgeError> {
@@ -175,7 +198,10 @@ impl Edge {
                 () = stop.cancelled() => return Ok(()),
                 // A step that asks the cloud is brought to its end: it may have changed what is on disk there.
                 wish = wishes.next(), if matches!(step, Step::Sleep(_)) => {
-                    schedule.handle_wish(wish, self.clock.now(), dice());
+                    match wish {
+                        Told::Wish(wish) => schedule.handle_wish(wish, self.clock.now(), dice()),
+                        Told::Endpoints(endpoints) => self.remember(&endpoints),
+                    }
                     continue;
                 }
                 outcome = self.take_step(step) => outcome?,
@@ -255,6 +281,16 @@ impl Edge {
         Ok(Outcome::Issued { not_before: issued.facts.not_before, not_after: issued.facts.not_after })
     }
 
+    /// Keeps the endpoints that the cloud told, so that a restart finds every replica. A disk that is full costs no session.
+    fn remember(&self, endpoints: &[Endpoint]) {
+        if let Err(error) = self.state.save_endpoints(endpoints) {
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "cannot keep the endpoints that the cloud told; after a restart those of before are dialled"
+            );
+        }
+    }
+
     // What is used is what was read back from the disk, so that a restart finds the same.
     fn take(&self) -> Result<(), StateError> {
         self.state.clear_refused()?;
@@ -271,26 +307,41 @@ impl Edge {
         self.identity.borrow().clone().ok_or(StepError::Enrol(EnrolError::NoEndpoint))
     }
 
-    fn contact(&self, endpoints: Vec<causeway_channel::Endpoint>, trust: Trust) -> Contact {
+    fn contact(&self, endpoints: Vec<Endpoint>, trust: Trust) -> Contact {
         Contact { endpoints, trust, clock: self.clock.clone(), deadline: DEADLINE, proxy: self.proxy.clone() }
     }
 }
 
-/// What the sessions of an edge learn about its certificate.
+/// What the sessions of an edge learn about its certificate, and about where the cloud is.
 #[derive(Debug)]
-pub struct Wishes(Option<mpsc::Receiver<Wish>>);
+pub struct Wishes {
+    wishes: Option<mpsc::Receiver<Wish>>,
+    endpoints: Option<watch::Receiver<Vec<Endpoint>>>,
+}
+
+/// One of them.
+enum Told {
+    Wish(Wish),
+    Endpoints(Vec<Endpoint>),
+}
 
 /// Sessions are rare against renewals, and the next one says it again.
 const WISHES_MAX: usize = 4;
 
 impl Wishes {
-    async fn next(&mut self) -> Wish {
-        match self.0.as_mut() {
-            Some(wishes) => match wishes.recv().await {
-                Some(wish) => wish,
-                None => std::future::pending().await,
-            },
-            None => std::future::pending().await,
+    /// May be dropped and called again.
+    async fn next(&mut self) -> Told {
+        let Wishes { wishes, endpoints } = self;
+        let wish = async { wishes.as_mut()?.recv().await };
+        let endpoints = async {
+            let told = endpoints.as_mut()?;
+            told.changed().await.ok()?;
+            Some(told.borrow_and_update().clone())
+        };
+        tokio::select! {
+            Some(wish) = wish => Told::Wish(wish),
+            Some(endpoints) = endpoints => Told::Endpoints(endpoints),
+            else => std::future::pending().await,
         }
     }
 }

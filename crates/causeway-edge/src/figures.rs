@@ -84,8 +84,17 @@ mod tests {
     fn a_link_that_is_away_and_a_queue_show_themselves() {
         let (_, identity) = watch::channel(None);
         let (wishes, _) = mpsc::channel(1);
-        let (_keeper, uplink) =
-            Keeper::new(LinkOptions::default(), identity, Clock::system(), Passengers::none(), wishes);
+        let (_keeper, uplink) = {
+            let endpoints = watch::channel(Vec::new()).0;
+            Keeper::new(
+                LinkOptions::default(),
+                identity,
+                Clock::system(),
+                Passengers::none(),
+                wishes,
+                endpoints,
+            )
+        };
         let folder = tempfile::tempdir().unwrap();
         let upstream = Upstream::open(folder.path(), Limits::default()).unwrap();
         let mut registry = Registry::default();

@@ -89,6 +89,10 @@ impl Audit for ToCloud {
             Err(error) => tracing::error!(%error, "a record cannot be written"),
         }
     }
+
+    fn is_pressed(&self) -> bool {
+        self.upstream.as_ref().is_some_and(Upstream::is_pressed)
+    }
 }
 
 /// Hands the cloud's streams to the gateway. That is put in when it exists: it needs the link, which needs this.

@@ -13,19 +13,20 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use causeway_channel::clock::unix_seconds;
 use causeway_channel::dial::{DialConfig, Dialer, Proxy, Transports};
-use causeway_channel::link::{CloseReason, Link};
+use causeway_channel::link::{CloseReason, Link, Transport};
 use causeway_channel::session::{Action, Allowed, LinkId, State, Supervisor, Welcomed};
 use causeway_channel::tls;
-use causeway_channel::wire::control::{self, Goodbye, Hello, Ping, Welcome};
-use causeway_channel::{Clock, Endpoint};
+use causeway_channel::wire::control::{self, Goodbye, Hello, INSTANCE_BYTES, Ping, Welcome};
+use causeway_channel::{Clock, Endpoint, Secret};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use crate::edge::dice;
-use crate::state::EdgeIdentity;
+use crate::state::{EdgeIdentity, dial_order, read_endpoints};
 use changes::Changes;
 use conversation::{Command, Conversation, Event};
 use greeting::{GreetError, Greeted, greet};
@@ -44,6 +45,8 @@ pub struct LinkOptions {
 #[derive(Clone, Debug)]
 pub struct Uplink {
     current: watch::Receiver<Option<(LinkId, Link)>>,
+    /// Counts links that were announced to end, or replaced by another one.
+    retired: watch::Receiver<u64>,
     shown: watch::Receiver<Shown>,
     doubts: Arc<Notify>,
 }
@@ -57,6 +60,14 @@ impl Uplink {
     /// Resolves when another link is in use, or none.
     pub async fn changed(&mut self) {
         if self.current.changed().await.is_err() {
+            std::future::pending().await
+        }
+    }
+
+    /// Resolves when streams that are kept open for later use should be given up: the cloud announced the end of the link
+    /// they are on, or another link is in use.
+    pub async fn retired(&mut self) {
+        if self.retired.changed().await.is_err() {
             std::future::pending().await
         }
     }
@@ -97,6 +108,14 @@ pub struct Shown {
     pub attempts: u64,
     /// Why the last attempt or session ended.
     pub last_problem: Option<String>,
+    /// What the configuration allows: `auto`, `quic` or `tcp`.
+    pub allowed: &'static str,
+    /// TCP goes through an HTTP proxy.
+    pub proxied: bool,
+    /// Why the link is on TCP although QUIC is allowed.
+    pub quic_problem: Option<String>,
+    /// How far this host's clock was ahead of the cloud's when the session began; negative: behind.
+    pub clock_ahead_seconds: Option<i64>,
 }
 
 /// Keeps the link.
@@ -107,9 +126,14 @@ pub struct Keeper {
     passengers: Passengers,
     current: watch::Sender<Option<(LinkId, Link)>>,
     shown: watch::Sender<Shown>,
+    retired: watch::Sender<u64>,
     doubts: Arc<Notify>,
     /// Told when the cloud wants the certificate renewed, or doubts it.
     renew: mpsc::Sender<Wish>,
+    /// Where the cloud says that it is, for the disk.
+    endpoints: watch::Sender<Vec<Endpoint>>,
+    /// Names this process to the cloud; see `Hello::instance`.
+    instance: Bytes,
 }
 
 /// What a session learned about the certificate.
@@ -130,12 +154,34 @@ impl Keeper {
         clock: Clock,
         passengers: Passengers,
         renew: mpsc::Sender<Wish>,
+        endpoints: watch::Sender<Vec<Endpoint>>,
     ) -> (Keeper, Uplink) {
         let (current, seen) = watch::channel(None);
-        let (shown, figures) = watch::channel(Shown::default());
+        let allowed = match options.transports {
+            Allowed::Both => "auto",
+            Allowed::QuicOnly => "quic",
+            Allowed::TcpOnly => "tcp",
+        };
+        let proxied = options.proxy.is_some();
+        let (shown, figures) = watch::channel(Shown { allowed, proxied, ..Shown::default() });
         let doubts = Arc::new(Notify::new());
-        let uplink = Uplink { current: seen, shown: figures, doubts: doubts.clone() };
-        (Keeper { options, identity, clock, passengers, current, shown, doubts, renew }, uplink)
+        let (retired, retirements) = watch::channel(0);
+        let uplink = Uplink { current: seen, retired: retirements, shown: figures, doubts: doubts.clone() };
+        let instance = Bytes::copy_from_slice(&Secret::generate().expose()[..INSTANCE_BYTES]);
+        let keeper = Keeper {
+            options,
+            identity,
+            clock,
+            passengers,
+            current,
+            shown,
+            retired,
+            doubts,
+            renew,
+            endpoints,
+            instance,
+        };
+        (keeper, uplink)
     }
 
     /// Keeps the link until told to stop, and says goodbye.
@@ -202,6 +248,8 @@ struct Round<'a> {
     sessions: JoinSet<(LinkId, CloseReason)>,
     links: HashMap<LinkId, Standing>,
     events: mpsc::Sender<(LinkId, Event)>,
+    /// A ping that its session has not handed to the link yet, and since when.
+    asking: Option<(LinkId, Instant)>,
     /// A cloud that is away for days is worth one line, not one every five seconds.
     complained: bool,
 }
@@ -225,6 +273,7 @@ impl<'a> Round<'a> {
             sessions: JoinSet::new(),
             links: HashMap::new(),
             events,
+            asking: None,
             complained: false,
         }
     }
@@ -248,7 +297,10 @@ impl<'a> Round<'a> {
                         self.complain("nobody answered in time");
                     }
                 }
-                Action::Ping { link, nonce } => self.command(link, Command::Say(Ping { nonce }.into())),
+                Action::Ping { link, nonce } => {
+                    self.asking.get_or_insert((link, Instant::now()));
+                    self.command(link, Command::Ask(Ping { nonce }.into()));
+                }
                 Action::Rebind { .. } => {
                     if let Err(error) = self.dialer.rebind() {
                         tracing::debug!(%error, "the link cannot move to a new socket");
@@ -276,10 +328,15 @@ impl<'a> Round<'a> {
         let now = Instant::now();
         match event {
             Event::Dialed => self.machine.handle_dialed(now, link),
+            Event::Asked => {
+                self.count_delay(now);
+                self.asking = None;
+            }
             Event::Drain(drain) => {
                 let (deadline, hint) = (ms(drain.deadline_ms), ms(drain.retry_hint_ms));
                 tracing::info!(?deadline, "the cloud asks this edge to attach elsewhere");
                 self.machine.handle_drain(now, link, deadline, hint, dice());
+                self.keeper.retired.send_modify(|count| *count += 1);
             }
             Event::Hint(hint) => self.machine.handle_hint(link, ms(hint.retry_hint_ms)),
             Event::News(news) => {
@@ -331,7 +388,17 @@ impl<'a> Round<'a> {
             None => self.sessions.spawn(talking),
         };
         self.links.insert(id, Standing { link, commands });
+        let (clock, transport) = (unix_seconds(self.keeper.clock.now()), welcomed.transport);
         self.keeper.shown.send_modify(|shown| {
+            shown.clock_ahead_seconds = (welcome.time > 0).then(|| clock.saturating_sub(welcome.time));
+            match transport {
+                Transport::Quic => shown.quic_problem = None,
+                Transport::Tcp if shown.allowed == "auto" && shown.quic_problem.is_none() => {
+                    let why = "QUIC had given no answer when TCP was connected";
+                    shown.quic_problem = Some(why.to_owned());
+                }
+                Transport::Tcp => {}
+            }
             shown.sessions += 1;
             shown.replica = Some(welcome.replica.clone());
             shown.session = Some(welcome.session_id.clone());
@@ -350,6 +417,7 @@ impl<'a> Round<'a> {
             Err(error) => return tracing::error!(%error, "a session failed"),
         };
         self.links.remove(&id);
+        self.asking = self.asking.filter(|(link, _)| *link != id);
         if self.machine.current() == Some(id) {
             tracing::warn!(%reason, "the link to the cloud is lost");
             self.keeper.shown.send_modify(|shown| shown.last_problem = Some(reason.to_string()));
@@ -365,11 +433,11 @@ impl<'a> Round<'a> {
     }
 
     fn take_endpoints(&mut self, texts: &[String]) {
-        let told: Vec<Endpoint> =
-            texts.iter().take(ENDPOINTS_MAX).filter_map(|text| text.parse().ok()).collect();
+        let told = read_endpoints(texts);
         if told.is_empty() || told == self.told {
             return;
         }
+        self.keeper.endpoints.send_replace(told.clone());
         self.told = told;
         self.dialer = self.dialer.with_config(dial_config(self.keeper, &self.identity, &self.told));
     }
@@ -385,7 +453,16 @@ impl<'a> Round<'a> {
         }
     }
 
+    /// A ping that waits for its turn in this process has not been asked yet: that time is no silence of the cloud.
+    fn count_delay(&mut self, now: Instant) {
+        if let Some((link, since)) = &mut self.asking {
+            self.machine.handle_late(*link, now.saturating_duration_since(*since));
+            *since = now;
+        }
+    }
+
     fn take_timeout(&mut self) {
+        self.count_delay(Instant::now());
         if let Some((id, standing)) = self.machine.current().and_then(|id| Some((id, self.links.get(&id)?))) {
             self.machine.handle_heard(id, standing.link.last_heard(), standing.link.rtt());
         }
@@ -406,6 +483,7 @@ impl<'a> Round<'a> {
             bundle_hash: tls::bundle_hash(&self.identity.authorities).to_vec().into(),
             time: unix_seconds(self.keeper.clock.now()),
             features: vec![control::FEATURE_PINGS_ACKNOWLEDGED.to_owned()],
+            instance: self.keeper.instance.clone(),
         }
     }
 
@@ -416,7 +494,13 @@ impl<'a> Round<'a> {
             None => tracing::warn!(problem, "no link to the cloud; trying on"),
         }
         self.complained |= self.machine.current().is_none();
-        self.keeper.shown.send_modify(|shown| shown.last_problem = Some(problem.to_owned()));
+        self.keeper.shown.send_modify(|shown| {
+            shown.last_problem = Some(problem.to_owned());
+            // Beside a session over TCP only QUIC is tried.
+            if shown.transport == Some(Transport::Tcp.as_str()) {
+                shown.quic_problem = Some(problem.to_owned());
+            }
+        });
     }
 
     fn show(&self) {
@@ -436,6 +520,7 @@ impl<'a> Round<'a> {
         self.keeper.current.send_if_modified(|current| {
             let differs = current.as_ref().map(|(id, _)| *id) != id;
             if differs {
+                self.keeper.retired.send_modify(|count| *count += 1);
                 *current = id.zip(link);
             }
             differs
@@ -455,13 +540,11 @@ impl<'a> Round<'a> {
     }
 }
 
-/// As many as a join token may name.
-const ENDPOINTS_MAX: usize = causeway_channel::token::ENDPOINTS_MAX;
-
 fn dial_config(keeper: &Keeper, identity: &EdgeIdentity, told: &[Endpoint]) -> DialConfig {
-    let mut endpoints = told.to_vec();
-    endpoints.extend(identity.dial().into_iter().filter(|endpoint| !told.contains(endpoint)));
-    endpoints.truncate(ENDPOINTS_MAX);
+    let endpoints = match told.is_empty() {
+        true => identity.dial(),
+        false => dial_order(told, &identity.joined_at),
+    };
     DialConfig {
         proxy: keeper.options.proxy.clone(),
         transports: match keeper.options.transports {

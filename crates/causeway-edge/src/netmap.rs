@@ -1,28 +1,36 @@
-//! The netmap this edge runs on: taken in from the cloud, persisted, published to whoever forwards by it.
+//! The netmap this edge runs on: taken in from the cloud, published to whoever forwards by it, persisted.
 //!
-//! The order is what makes a crash harmless: an update is applied in memory, written whole, then published and acknowledged. When
-//! the disk refuses, the old netmap goes on and the cloud is told why. An edge that starts without the cloud runs on what it finds.
+//! An update is applied in memory, published, written whole, then acknowledged: a change that takes access away holds at once, also when
+//! the disk refuses it. Then the acknowledgement says that it is not persisted, and the write is tried again until it succeeds.
+//! An edge that starts without the cloud runs on what it finds, unless that was withdrawn (`disk`).
 
 mod disk;
 mod figures;
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
+use causeway_channel::clock::Moment;
 use causeway_channel::wire::control::{EdgeMessage, EdgeSays, Held, NetmapAck, NetmapRefused};
 use causeway_daemon::{Check, Metrics};
 use causeway_netmap::sync::{Receiver, Refusal, Reply, Step};
 use causeway_netmap::{Netmap, Stamp, View};
 use tokio::sync::{Mutex, watch};
+use tokio::task::JoinHandle;
 
 use crate::link::{Later, Netmaps};
-use disk::Disk;
+use disk::{Disk, Found};
 use figures::Figures;
 
 pub use disk::{FOLDER, NetmapFileError, persisted};
 
 const NONE_YET: &str = "the cloud has sent no netmap yet";
+const WITHDRAWN: &str = "the netmap on the disk is withdrawn, because a later one could not be written: the cloud must be reached";
+/// A disk that was cleared is noticed within this; the first tries are sooner.
+const RETRY_MAX: Duration = Duration::from_secs(30);
+const RETRY_FIRST: Duration = Duration::from_secs(1);
 
 /// Keeps the netmap of one edge. Clones share it.
 #[derive(Clone)]
@@ -39,6 +47,17 @@ struct Shared {
     views: watch::Sender<Arc<View>>,
     check: Option<Check>,
     figures: Figures,
+    /// What sessions are told about the disk beside their answers.
+    later_acks: watch::Sender<Option<NetmapAck>>,
+    retrying: OnceLock<JoinHandle<()>>,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if let Some(retrying) = self.retrying.get() {
+            retrying.abort();
+        }
+    }
 }
 
 /// What is in force now: the value, and how a gateway reads it.
@@ -46,15 +65,17 @@ struct Shared {
 pub struct InForce {
     pub netmap: Arc<Netmap>,
     pub view: Arc<View>,
+    /// When it was taken in.
+    pub since: SystemTime,
 }
 
 impl InForce {
-    fn of(netmap: Arc<Netmap>) -> InForce {
+    fn of(netmap: Arc<Netmap>, since: SystemTime) -> InForce {
         let view = View::decode(&netmap);
         for error in &view.damaged {
             tracing::warn!(%error, "a part of the netmap is left out");
         }
-        InForce { netmap, view: Arc::new(view) }
+        InForce { netmap, view: Arc::new(view), since }
     }
 }
 
@@ -62,21 +83,39 @@ impl NetmapKeeper {
     /// Finds what was persisted, the newest that is whole. `check` tells `/readyz` how it stands.
     pub fn open(data_dir: &Path, check: Option<Check>) -> Result<NetmapKeeper, NetmapFileError> {
         let (disk, found) = Disk::open(&data_dir.join(FOLDER))?;
-        let netmap = found.map(Arc::new);
-        match (&check, &netmap) {
-            (Some(check), Some(_)) => drop(check.ready()),
-            (Some(check), None) => drop(check.failing(NONE_YET)),
-            (None, _) => {}
+        if let Some(check) = &check {
+            match &found {
+                Found::Netmap(_) => drop(check.ready()),
+                Found::Nothing => drop(check.failing(NONE_YET)),
+                Found::Withdrawn(_) => drop(check.failing(WITHDRAWN)),
+            }
         }
-        if let Some(netmap) = &netmap {
-            tracing::info!(generation = %netmap.generation(), entries = netmap.len(), "runs on the netmap it persisted");
-        }
-        let in_force = netmap.clone().map(|netmap| Arc::new(InForce::of(netmap)));
+        let (netmap, in_force) = match found {
+            Found::Nothing => (None, None),
+            Found::Netmap(netmap) => {
+                tracing::info!(generation = %netmap.generation(), entries = netmap.len(), "runs on the netmap it persisted");
+                (Some(netmap.clone()), Some(netmap))
+            }
+            Found::Withdrawn(netmap) => {
+                tracing::error!(generation = %netmap.generation(), reason = WITHDRAWN, "nothing is forwarded");
+                (Some(netmap), None)
+            }
+        };
+        let in_force = in_force.map(|netmap| Arc::new(InForce::of(netmap, written(&data_dir.join(FOLDER)))));
         let (views, _) =
             watch::channel(in_force.as_ref().map(|found| found.view.clone()).unwrap_or_default());
         let (in_force, _) = watch::channel(in_force);
         let receiver = Mutex::new(Receiver::new(netmap));
-        let shared = Shared { receiver, disk, in_force, views, check, figures: Figures::default() };
+        let shared = Shared {
+            receiver,
+            disk,
+            in_force,
+            views,
+            check,
+            figures: Figures::default(),
+            later_acks: watch::channel(None).0,
+            retrying: OnceLock::new(),
+        };
         let keeper = NetmapKeeper { shared: Arc::new(shared) };
         keeper.count();
         Ok(keeper)
@@ -87,7 +126,7 @@ impl NetmapKeeper {
         self.shared.figures.register(metrics);
     }
 
-    /// What is on disk and in force, for the first word of a session.
+    /// What is in force, for the first word of a session. None makes the cloud send everything.
     pub fn held(&self) -> Option<Held> {
         self.stamp().map(held_message)
     }
@@ -115,6 +154,8 @@ impl NetmapKeeper {
             tracing::warn!(%error, "the netmap of an earlier life cannot be removed");
         }
         *receiver = Receiver::default();
+        self.shared.later_acks.send_replace(None);
+        self.shared.figures.unpersisted.set(0);
         self.shared.in_force.send_replace(None);
         self.shared.views.send_replace(Arc::default());
         if let Some(check) = &self.shared.check {
@@ -130,13 +171,20 @@ impl NetmapKeeper {
                 "generation": in_force.netmap.generation().to_string(),
                 "digest": in_force.netmap.digest().to_string(),
                 "entries": in_force.netmap.len(),
+                "since": Moment(in_force.since).to_string(),
                 "notUnderstood": in_force.view.unknown,
                 "damaged": in_force.view.damaged.len(),
+                "notPersisted": self.not_persisted(),
             })
         })
     }
 
-    /// Takes in an update of the cloud and returns the answer. What is acknowledged is on disk.
+    fn not_persisted(&self) -> Option<String> {
+        let said = self.shared.later_acks.borrow();
+        said.as_ref().map(|ack| ack.not_persisted.clone()).filter(|reason| !reason.is_empty())
+    }
+
+    /// Takes in an update of the cloud and returns the answer. What is acknowledged is in force; the answer says whether it is on disk.
     pub async fn handle(&self, update: Bytes) -> EdgeSays {
         // In a task of its own: a session that ends meanwhile must not leave the disk and the memory apart.
         let keeper = self.clone();
@@ -150,32 +198,44 @@ impl NetmapKeeper {
 
     async fn take_in(&self, update: &[u8]) -> Reply {
         let mut receiver = self.shared.receiver.lock().await;
-        let netmap = match receiver.handle_bytes(update) {
-            Step::Persist(netmap) => netmap,
-            Step::Reply(reply) => return reply,
+        let netmap = match (receiver.handle_bytes(update), receiver.held()) {
+            (Step::Persist(netmap), _) => netmap,
+            // It was withdrawn; the cloud says that it is the newest after all.
+            (Step::Reply(Reply::Acknowledged(stamp)), Some(held)) if self.stamp() != Some(stamp) => {
+                held.clone()
+            }
+            (Step::Reply(reply), _) => return reply,
         };
+        self.publish(netmap.clone());
         let written = self.persist(netmap.clone()).await;
-        self.tell(&written);
-        let reply = receiver.handle_persisted(netmap.clone(), written);
-        if let Reply::Acknowledged(_) = reply {
-            tracing::info!(generation = %netmap.generation(), entries = netmap.len(), "a new netmap is in force");
-            let in_force = Arc::new(InForce::of(netmap));
-            self.shared.views.send_replace(in_force.view.clone());
-            self.shared.in_force.send_replace(Some(in_force));
-            self.shared.figures.taken.inc();
-            self.count();
-        }
-        reply
+        self.tell(netmap.stamp(), &written);
+        receiver.handle_persisted(netmap, written)
+    }
+
+    fn publish(&self, netmap: Arc<Netmap>) {
+        tracing::info!(generation = %netmap.generation(), entries = netmap.len(), "a new netmap is in force");
+        let in_force = Arc::new(InForce::of(netmap, SystemTime::now()));
+        self.shared.views.send_replace(in_force.view.clone());
+        self.shared.in_force.send_replace(Some(in_force));
+        self.shared.figures.taken.inc();
+        self.count();
     }
 
     async fn persist(&self, netmap: Arc<Netmap>) -> Result<(), String> {
         let shared = self.shared.clone();
         let written = tokio::task::spawn_blocking(move || shared.disk.write(&netmap)).await;
-        match written {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(format!("the netmap cannot be written: {error}")),
-            Err(_) => Err("the netmap cannot be written: the writer failed".to_owned()),
-        }
+        written.unwrap_or_else(|_| Err("the netmap in force cannot be written: the writer failed".to_owned()))
+    }
+
+    /// Writes what is in force, if it is not on the disk.
+    async fn persist_again(&self) {
+        // Updates wait meanwhile, so that an older netmap is never written after a newer one.
+        let mut receiver = self.shared.receiver.lock().await;
+        let in_force = self.shared.in_force.borrow().clone();
+        let Some(in_force) = in_force.filter(|_| self.not_persisted().is_some()) else { return };
+        let written = self.persist(in_force.netmap.clone()).await;
+        self.tell(in_force.netmap.stamp(), &written);
+        receiver.handle_persisted(in_force.netmap.clone(), written);
     }
 
     fn count(&self) {
@@ -185,24 +245,47 @@ impl NetmapKeeper {
         }
     }
 
-    fn tell(&self, written: &Result<(), String>) {
-        if written.is_err() {
-            self.shared.figures.write_failures.inc();
+    /// Says how it stands with the disk: to `/readyz`, to the log when that changes, and to the cloud.
+    fn tell(&self, stamp: Stamp, written: &Result<(), String>) {
+        let was_unpersisted = self.not_persisted().is_some();
+        self.shared.figures.unpersisted.set(i64::from(written.is_err()));
+        let not_persisted = written.as_ref().err().cloned().unwrap_or_default();
+        if let Some(check) = &self.shared.check {
+            match written {
+                Ok(()) => check.ready(),
+                Err(reason) => check.failing(reason),
+            };
         }
-        let Some(check) = &self.shared.check else { return };
         match written {
-            Ok(()) => drop(check.ready()),
+            Ok(()) if was_unpersisted => {
+                tracing::info!(generation = %stamp.generation, "the netmap in force is on the disk again");
+            }
+            Ok(()) => return,
             Err(reason) => {
-                if check.failing(reason) {
-                    tracing::error!(reason, "the old netmap goes on");
+                self.shared.figures.write_failures.inc();
+                if !was_unpersisted {
+                    tracing::error!(generation = %stamp.generation, reason, "the netmap is in force and not persisted");
                 }
+                self.shared.retrying.get_or_init(|| tokio::spawn(retry(Arc::downgrade(&self.shared))));
             }
         }
+        let ack = NetmapAck { held: Some(held_message(stamp)), not_persisted };
+        self.shared.later_acks.send_if_modified(|said| {
+            let is_new = said.as_ref() != Some(&ack);
+            *said = Some(ack);
+            is_new
+        });
     }
 
     fn message(&self, reply: Reply) -> EdgeSays {
         match reply {
-            Reply::Acknowledged(stamp) => EdgeSays::NetmapAck(NetmapAck { held: Some(held_message(stamp)) }),
+            Reply::Acknowledged(stamp) => EdgeSays::NetmapAck(NetmapAck {
+                held: Some(held_message(stamp)),
+                not_persisted: String::new(),
+            }),
+            Reply::InForce { stamp, not_persisted } => {
+                EdgeSays::NetmapAck(NetmapAck { held: Some(held_message(stamp)), not_persisted })
+            }
             Reply::Refused(Refusal { offered, reason, want_whole }) => {
                 self.shared.figures.refused.inc();
                 tracing::warn!(reason, want_whole, "a netmap is refused");
@@ -213,8 +296,44 @@ impl NetmapKeeper {
     }
 }
 
+/// Writes what is in force again and again, while it is not on the disk. Ends with the keeper.
+async fn retry(shared: Weak<Shared>) {
+    let mut pause = RETRY_FIRST;
+    loop {
+        tokio::time::sleep(pause).await;
+        let Some(shared) = shared.upgrade() else { return };
+        let keeper = NetmapKeeper { shared };
+        keeper.persist_again().await;
+        pause = match keeper.not_persisted() {
+            Some(_) => (pause * 2).min(RETRY_MAX),
+            None => {
+                // Not the keeper itself: it must not be held while there is nothing to do.
+                let waiting = keeper.shared.later_acks.subscribe();
+                drop(keeper);
+                if until_unpersisted(waiting).await.is_err() {
+                    return;
+                }
+                RETRY_FIRST
+            }
+        };
+    }
+}
+
+/// Fails when the keeper is gone.
+async fn until_unpersisted(
+    mut acks: watch::Receiver<Option<NetmapAck>>,
+) -> Result<(), watch::error::RecvError> {
+    let is_unpersisted =
+        |ack: &Option<NetmapAck>| ack.as_ref().is_some_and(|ack| !ack.not_persisted.is_empty());
+    acks.wait_for(is_unpersisted).await.map(drop)
+}
+
 /// As the link sees it.
 impl Netmaps for NetmapKeeper {
+    fn later_acks(&self) -> watch::Receiver<Option<NetmapAck>> {
+        self.shared.later_acks.subscribe()
+    }
+
     fn held(&self) -> Option<Held> {
         NetmapKeeper::held(self)
     }
@@ -223,6 +342,13 @@ impl Netmaps for NetmapKeeper {
         let keeper = self.clone();
         Box::pin(async move { EdgeMessage { says: Some(keeper.handle(update).await) } })
     }
+}
+
+/// When the newest file of a folder was written.
+fn written(folder: &Path) -> SystemTime {
+    let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let times = files.filter_map(|file| file.metadata().ok()?.modified().ok());
+    times.max().unwrap_or_else(SystemTime::now)
 }
 
 fn held_message(stamp: Stamp) -> Held {

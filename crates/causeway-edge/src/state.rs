@@ -12,8 +12,8 @@ use causeway_channel::clock::Moment;
 use causeway_channel::tls::{Credentials, Trust};
 use causeway_channel::token::ENDPOINTS_MAX;
 use causeway_channel::{CertificateFacts, Endpoint, Issued, Key, PeerId, pem};
-use causeway_daemon::DataDir;
 use causeway_daemon::data_dir::DataDirError;
+use causeway_daemon::{DataDir, Role};
 use rustls::pki_types::CertificateDer;
 use serde::{Deserialize, Serialize};
 
@@ -50,14 +50,33 @@ impl EdgeIdentity {
 
     /// Where to dial, best first.
     pub fn dial(&self) -> Vec<Endpoint> {
-        let mut endpoints = Vec::new();
-        for endpoint in self.endpoints.iter().chain(&self.joined_at) {
+        dial_order(&self.endpoints, &self.joined_at)
+    }
+}
+
+/// Where to dial: what the cloud told and what the join token said, in turn, each once, `ENDPOINTS_MAX` at most. In turn, so that
+/// a long list of dead endpoints does not use up the time of a dial before the token's own are tried.
+pub fn dial_order(told: &[Endpoint], joined_at: &[Endpoint]) -> Vec<Endpoint> {
+    let mut endpoints = Vec::new();
+    for place in 0..told.len().max(joined_at.len()) {
+        for endpoint in told.get(place).into_iter().chain(joined_at.get(place)) {
             if !endpoints.contains(endpoint) && endpoints.len() < ENDPOINTS_MAX {
                 endpoints.push(endpoint.clone());
             }
         }
-        endpoints
     }
+    endpoints
+}
+
+/// What the cloud told, as far as it can be used. Empty: nothing of it can.
+pub fn read_endpoints(texts: &[String]) -> Vec<Endpoint> {
+    let mut endpoints: Vec<Endpoint> = Vec::new();
+    for endpoint in texts.iter().take(ENDPOINTS_MAX).filter_map(|text| text.parse().ok()) {
+        if !endpoints.contains(&endpoint) {
+            endpoints.push(endpoint);
+        }
+    }
+    endpoints
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -95,7 +114,7 @@ pub struct State {
 
 impl State {
     pub fn open(path: &Path) -> Result<State, StateError> {
-        Ok(State { dir: DataDir::open(path)? })
+        Ok(State { dir: DataDir::open_as(path, Role::Edge)? })
     }
 
     /// `None`: not enrolled yet.
@@ -117,10 +136,7 @@ impl State {
         if authorities.is_empty() {
             return Err(self.damaged(AUTHORITIES, "no certificate"));
         }
-        let settings: Settings = self
-            .read(SETTINGS)?
-            .and_then(|text| serde_json::from_slice(&text).ok())
-            .ok_or_else(|| self.damaged(SETTINGS, "missing, or not JSON"))?;
+        let settings = self.settings()?.ok_or_else(|| self.damaged(SETTINGS, "missing, or not JSON"))?;
         let parse = |texts: &[String]| texts.iter().filter_map(|text| text.parse().ok()).collect::<Vec<_>>();
         let (endpoints, joined_at) = (parse(&settings.endpoints), parse(&settings.joined_at));
         if endpoints.is_empty() && joined_at.is_empty() {
@@ -146,11 +162,31 @@ impl State {
             endpoints: texts(&issued.endpoints),
             joined_at: texts(joined_at),
         };
-        let settings = serde_json::to_vec_pretty(&settings).expect("strings are always JSON");
         self.dir.write(AUTHORITIES, pem::encode(&issued.authorities).as_bytes())?;
-        self.dir.write(SETTINGS, &settings)?;
+        self.write_settings(&settings)?;
         let identity = format!("{}{}", key.to_pem(), pem::encode(std::slice::from_ref(&issued.certificate)));
         self.dir.write(IDENTITY, identity.as_bytes())?;
+        Ok(())
+    }
+
+    /// Keeps the endpoints that the cloud told, for the next start. The rest of the settings stays as it is.
+    pub fn save_endpoints(&self, endpoints: &[Endpoint]) -> Result<(), StateError> {
+        let Some(mut settings) = self.settings()? else { return Ok(()) };
+        let texts: Vec<String> = endpoints.iter().take(ENDPOINTS_MAX).map(Endpoint::to_string).collect();
+        if texts.is_empty() || texts == settings.endpoints {
+            return Ok(());
+        }
+        settings.endpoints = texts;
+        self.write_settings(&settings)
+    }
+
+    fn settings(&self) -> Result<Option<Settings>, StateError> {
+        Ok(self.read(SETTINGS)?.and_then(|text| serde_json::from_slice(&text).ok()))
+    }
+
+    fn write_settings(&self, settings: &Settings) -> Result<(), StateError> {
+        let settings = serde_json::to_vec_pretty(settings).expect("strings are always JSON");
+        self.dir.write(SETTINGS, &settings)?;
         Ok(())
     }
 
@@ -215,5 +251,60 @@ impl State {
 
     fn damaged(&self, name: &str, why: &'static str) -> StateError {
         StateError::Damaged { path: self.dir.join(name), why }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn endpoints(texts: &str) -> Vec<Endpoint> {
+        texts.split_whitespace().map(|text| text.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn the_endpoints_of_the_token_are_tried_whatever_the_cloud_told() {
+        let check = |told: &str, joined_at: &str, expected: &str| {
+            assert_eq!(dial_order(&endpoints(told), &endpoints(joined_at)), endpoints(expected));
+        };
+        check("", "a:1", "a:1");
+        check("a:1 b:1", "a:1", "a:1 b:1");
+        check("b:1 c:1", "a:1", "b:1 a:1 c:1");
+        check("b:1 c:1", "a:1 b:1 d:1", "b:1 a:1 c:1 d:1");
+        let many: Vec<Endpoint> = (1..=40).map(|port| format!("dead:{port}").parse().unwrap()).collect();
+        let order = dial_order(&many, &endpoints("a:1"));
+        assert_eq!((order.len(), order[1].host()), (ENDPOINTS_MAX, "a"), "one dial reaches the token's");
+    }
+
+    #[test]
+    fn of_what_the_cloud_tells_only_what_can_be_dialled_is_taken() {
+        let check = |texts: &[&str], expected: &str| {
+            let texts: Vec<String> = texts.iter().map(|text| (*text).to_owned()).collect();
+            assert_eq!(read_endpoints(&texts), endpoints(expected), "{texts:?}");
+        };
+        check(&[], "");
+        check(&["a:1", "b:2", "a:1"], "a:1 b:2");
+        check(&["", "a", "a:0", "a b:1", "\u{1b}:1", "[::1:7", &"x".repeat(300)], "");
+        check(&["nonsense", "a:1"], "a:1");
+        let many: Vec<String> = (1..=1000).map(|port| format!("a:{port}")).collect();
+        assert_eq!(read_endpoints(&many).len(), ENDPOINTS_MAX);
+    }
+
+    #[test]
+    fn endpoints_are_kept_beside_those_of_the_token() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = State::open(folder.path()).unwrap();
+        state.save_endpoints(&endpoints("b:1")).unwrap();
+        assert!(state.settings().unwrap().is_none(), "an edge that is not enrolled keeps none");
+        let (version, site, gateway) = (VERSION, "oslo".to_owned(), "oslo-1".to_owned());
+        let texts = vec!["a:1".to_owned()];
+        let settings = Settings { version, site, gateway, endpoints: texts.clone(), joined_at: texts };
+        state.write_settings(&settings).unwrap();
+        for (told, kept) in [("a:1 b:1", "a:1 b:1"), ("", "a:1 b:1"), ("c:1", "c:1")] {
+            state.save_endpoints(&endpoints(told)).unwrap();
+            let settings = state.settings().unwrap().unwrap();
+            assert_eq!(read_endpoints(&settings.endpoints), endpoints(kept), "{told}");
+            assert_eq!(settings.joined_at, ["a:1"]);
+        }
     }
 }

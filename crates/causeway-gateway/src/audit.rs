@@ -1,7 +1,11 @@
 //! One record per connection or request, made at each end of a crossing.
 //!
 //! The words are those of `causeway audit --json`. Records go to the sink that the role gives; it never waits and never
-//! fails: what it cannot keep it counts.
+//! fails: what it cannot keep it counts. `coalescing` stands before the sink.
+
+mod coalescing;
+
+pub use coalescing::Coalescing;
 
 use std::time::{Duration, SystemTime};
 
@@ -19,6 +23,9 @@ pub struct Record {
     pub site: String,
     /// The EServer on whose behalf. None: an address that no EServer has.
     pub subject: Option<String>,
+    /// The host that the other gateway names and this one's netmap does not know: a claim, not a fact.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub claimed_subject: Option<String>,
     pub client: Option<String>,
     /// A service, or `node/NAME:PORT`.
     pub service: String,
@@ -28,6 +35,9 @@ pub struct Record {
     pub rule: Option<String>,
     /// Why it was refused.
     pub reason: Option<String>,
+    /// The same in one word that the client does not choose; says which refusals are alike.
+    #[serde(skip)]
+    pub cause: &'static str,
     pub method: Option<String>,
     pub path: Option<String>,
     /// Of a response over HTTP.
@@ -41,6 +51,17 @@ pub struct Record {
     pub received_bytes: u64,
     pub duration_ms: u64,
     pub end: End,
+    /// It stands for so many that were alike; the other fields are those of the last one, the bytes those of all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub count: Option<u64>,
+    /// When the first and the last of them ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub first_time: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_time: Option<String>,
+    /// They were of several clients or services: there was no room to count them apart.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub mixed: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
@@ -75,6 +96,11 @@ pub enum End {
 /// Keeps records. Given by the role.
 pub trait Audit: Send + Sync + 'static {
     fn record(&self, record: Record);
+
+    /// Has it so little room that clients must share what is left?
+    fn is_pressed(&self) -> bool {
+        false
+    }
 }
 
 /// For tests, and for roles that keep none.

@@ -24,6 +24,7 @@ use serde::Serialize;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::dial::OwnListeners;
 use figures::Figures;
 pub use forward::Patience;
 use forward::{Forwarder, without_ourselves};
@@ -77,11 +78,23 @@ pub struct Dns {
     options: DnsOptions,
     figures: Figures,
     state: watch::Sender<DnsState>,
+    own_listeners: OwnListeners,
 }
 
 impl Dns {
     pub fn new(netmaps: watch::Receiver<Arc<View>>, options: DnsOptions) -> Dns {
-        Dns { netmaps, options, figures: Figures::default(), state: watch::Sender::default() }
+        Dns {
+            netmaps,
+            options,
+            figures: Figures::default(),
+            state: watch::Sender::default(),
+            own_listeners: OwnListeners::default(),
+        }
+    }
+
+    /// Registers its listeners there.
+    pub fn registering(self, own_listeners: OwnListeners) -> Dns {
+        Dns { own_listeners, ..self }
     }
 
     /// Shows its figures in `/metrics`.
@@ -103,7 +116,7 @@ impl Dns {
         let upstreams = watch::Sender::new(Vec::new());
         let forwarder = Forwarder::new(upstreams.subscribe(), self.options.patience);
         let desk = Desk::new(self.netmaps.clone(), surroundings.subscribe(), forwarder, self.figures.clone());
-        let mut listeners = Listeners::new(Arc::new(desk));
+        let mut listeners = Listeners::new(Arc::new(desk), self.own_listeners.clone());
         let mut netmaps = self.netmaps.clone();
         let mut netmaps_end = false;
         loop {

@@ -5,20 +5,23 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use causeway_channel::link::{Stream, StreamHeader};
+use causeway_channel::link::{Purpose, Stream, StreamHeader};
+use causeway_daemon::coalesce::CoalesceLimits;
 use causeway_netmap::{ServiceName, SiteName, View};
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::audit::Audit;
+use crate::audit::{Audit, Coalescing};
+use crate::diagnose::QUESTIONS_MAX;
+use crate::dial::{DialRules, Dialer, OwnListeners};
 use crate::dns::{Dns, DnsOptions, DnsState};
 use crate::figures::Figures;
+use crate::in_flight;
 use crate::limits::LimitTable;
 use crate::live::Live;
 use crate::peers::Peers;
@@ -28,10 +31,12 @@ use crate::proxy::connect::{AllowList, TlsDoor, UnixDoor, door};
 use crate::proxy::entry::{self, Speech};
 use crate::proxy::http::Http;
 use crate::proxy::listeners::{Arrival, Listeners, Places, Report};
+use crate::proxy::start_limit::StartLimit;
 use crate::proxy::udp::{Sessions, UdpBackends, UdpOptions};
 use crate::proxy::{inbound, kafka, outbound, udp};
 use crate::regrets::Regrets;
 use crate::room::Room;
+use crate::slots::ClientSlots;
 
 /// What a role gives.
 pub struct Parts {
@@ -60,12 +65,16 @@ pub struct Options {
     pub connect_timeout: Duration,
     /// How long nothing may move in either direction. Longer than the keepalive of anything that means to live.
     pub idle_timeout: Duration,
-    /// How long what crosses may go on after the stop.
+    /// How long what is in flight may go on after the stop is told; see `Gateway::finish_in_flight`.
     pub drain: Duration,
     /// What may be dialled for a CONNECT although it is no node.
     pub connect_allow: AllowList,
     /// Callers of CONNECT at the same time, with those who have not said anything yet.
     pub connects_max: usize,
+    /// Which addresses may be dialled.
+    pub dial_rules: DialRules,
+    /// Where the process of this gateway listens. The role adds its own.
+    pub own_listeners: OwnListeners,
     pub dns: DnsOptions,
     pub udp: UdpOptions,
 }
@@ -95,27 +104,40 @@ impl Default for Options {
             connect_allow: AllowList::new(),
             // An API server keeps a connection or two to each of its nodes, and one for each exec and log.
             connects_max: 8192,
+            dial_rules: DialRules::default(),
+            own_listeners: OwnListeners::default(),
             dns: DnsOptions::default(),
             udp: UdpOptions::default(),
         }
     }
 }
 
+/// What a role says of itself to `causeway doctor`, without secrets.
+pub type RoleFacts = Box<dyn Fn() -> serde_json::Value + Send + Sync>;
+
 /// What every protocol of one gateway shares.
 pub struct Shared {
     netmaps: watch::Receiver<Arc<View>>,
     pub peers: Arc<dyn Peers>,
-    pub audit: Arc<dyn Audit>,
+    pub audit: Coalescing,
     pub live: Live,
     pub limits: LimitTable,
+    /// The only way to backends and nodes.
+    pub dialer: Dialer,
     pub backends: Backends,
     pub udp_sessions: Sessions,
     pub udp_backends: UdpBackends,
     pub http: Http,
     pub kafka: kafka::Names,
+    /// For connections at an entry whose first message is not there yet.
+    pub(crate) hellos: ClientSlots,
     pub figures: Figures,
     pub options: Options,
     reports: watch::Sender<Report>,
+    /// What the role has to say to `causeway doctor`.
+    pub role: OnceLock<RoleFacts>,
+    /// Places for questions of `causeway doctor`.
+    pub questions: Arc<Semaphore>,
     /// Nothing new begins; what can finish does.
     pub stopping: CancellationToken,
 }
@@ -123,22 +145,27 @@ pub struct Shared {
 impl Shared {
     pub fn new(parts: Parts) -> Arc<Shared> {
         let Parts { netmaps, peers, audit, options } = parts;
+        let dialer = Dialer::new(options.dial_rules.clone(), options.own_listeners.clone());
         Arc::new(Shared {
             netmaps,
             peers,
-            audit,
+            audit: Coalescing::new(audit, CoalesceLimits::default()),
             live: Live::new(options.connections_max),
             // Somebody who has a share has a connection, or had one a moment ago.
             limits: LimitTable::new(options.connections_max.saturating_mul(2)),
-            backends: Backends::new(&options),
+            backends: Backends::new(&options, dialer.clone()),
             udp_sessions: Sessions::new(&options.udp),
-            udp_backends: UdpBackends::default(),
+            udp_backends: UdpBackends::new(dialer.clone()),
+            dialer,
             http: Http::default(),
             kafka: kafka::Names::default(),
+            hellos: ClientSlots::new(entry::HELLOS_MAX),
             stopping: CancellationToken::new(),
             figures: Figures::default(),
             options,
             reports: watch::Sender::default(),
+            role: OnceLock::new(),
+            questions: Arc::new(Semaphore::new(QUESTIONS_MAX)),
         })
     }
 
@@ -167,13 +194,22 @@ pub struct Gateway {
     /// For callers of CONNECT.
     places: Arc<Semaphore>,
     dns: Arc<Dns>,
+    /// None: presences listen on the host.
+    room: Option<Room>,
 }
 
 impl Gateway {
     pub fn new(parts: Parts) -> Gateway {
         let places = Arc::new(Semaphore::new(parts.options.connects_max));
-        let dns = Arc::new(Dns::new(parts.netmaps.clone(), parts.options.dns.clone()));
-        Gateway { shared: Shared::new(parts), tasks: TaskTracker::new(), places, dns }
+        let dns = Dns::new(parts.netmaps.clone(), parts.options.dns.clone());
+        let dns = Arc::new(dns.registering(parts.options.own_listeners.clone()));
+        let wants_room = parts.options.listen && parts.options.standing != Standing::Host;
+        let room = wants_room.then(Room::default);
+        Gateway { shared: Shared::new(parts), tasks: TaskTracker::new(), places, dns, room }
+    }
+
+    pub(crate) fn room(&self) -> Option<&Room> {
+        self.room.as_ref()
     }
 
     pub fn shared(&self) -> &Arc<Shared> {
@@ -203,6 +239,10 @@ impl Gateway {
 
     /// Serves a stream that came over the channel. `origin` is what a certificate says. Returns at once.
     pub fn serve(&self, origin: SiteName, header: StreamHeader, stream: Stream) {
+        if header.purpose() == Some(Purpose::Diagnose) {
+            self.tasks.spawn(self.clone().answer(origin, header, stream));
+            return;
+        }
         let home = stream.home().cloned();
         let serving = inbound::serve(self.shared.clone(), origin, header, stream);
         self.spawn_at(home, serving);
@@ -223,12 +263,25 @@ impl Gateway {
         door::Hall { shared, tasks, places, stop }
     }
 
+    /// Waits until what is in flight now has finished, at most for `time`. Listeners stay open: call this before `run` is told
+    /// to stop. Idle connections of clients and idle streams to other sites are not waited for.
+    pub async fn finish_in_flight(&self, time: Duration) {
+        self.retire_streams();
+        in_flight::finish(&self.shared.live, tokio::time::Instant::now() + time).await;
+    }
+
+    /// Sends no more requests over the streams to other sites that are open now; each ends with its last request. For when the
+    /// link they are on is about to end, or another one is in use.
+    pub fn retire_streams(&self) {
+        self.shared.http.retire();
+    }
+
     /// Listens at the presences and keeps what crosses in step with the netmap, until told to stop.
     pub async fn run(&self, stop: CancellationToken) {
         let ending = CancellationToken::new();
         let judging = tokio::spawn(judge(self.shared.clone(), ending.clone()));
-        let wants_room = self.shared.options.listen && self.shared.options.standing != Standing::Host;
-        let room = wants_room.then(Room::default);
+        let telling = tokio::spawn(tell(self.shared.clone(), ending.clone()));
+        let room = self.room.clone();
         // The room stays while what crosses comes to its end.
         let standing = room.clone().map(|room| tokio::spawn(room.run(self.shared.netmaps(), ending.clone())));
         let (dns, until) = (self.dns.clone(), ending.clone());
@@ -248,18 +301,18 @@ impl Gateway {
         stop.cancelled().await;
         self.shared.stopping.cancel();
         self.tasks.close();
-        let _ = tokio::time::timeout(self.shared.options.drain, self.tasks.wait()).await;
+        let _ = tokio::time::timeout(FAREWELL, self.tasks.wait()).await;
         self.shared.live.stop();
         let _ = tokio::time::timeout(LAST_RECORDS, self.tasks.wait()).await;
         ending.cancel();
-        let _ = tokio::join!(judging, naming, asking);
+        let _ = tokio::join!(judging, telling, naming, asking);
         if let Some(standing) = standing {
             let _ = standing.await;
         }
     }
 
     /// Beside the link it will use: a request that crosses wakes no other thread then.
-    fn spawn_at(&self, home: Option<Handle>, serving: Pin<Box<dyn Future<Output = ()> + Send>>) {
+    fn spawn_at(&self, home: Option<Handle>, serving: impl Future<Output = ()> + Send + 'static) {
         match home {
             Some(home) => self.tasks.spawn_on(serving, &home),
             None => self.tasks.spawn(serving),
@@ -272,9 +325,11 @@ impl Gateway {
             room: room.map(|room| Arc::new(room) as Arc<dyn Place>),
             host_instead: shared.options.standing == Standing::Auto,
             ports: shared.options.ports.clone(),
+            own_listeners: shared.options.own_listeners.clone(),
         };
         let mut listeners =
             Listeners::start(shared.netmaps(), places, shared.figures.clone(), shared.reports.clone());
+        let starts = StartLimit::default();
         loop {
             let arrival = tokio::select! {
                 biased;
@@ -289,7 +344,12 @@ impl Gateway {
                         None => Some(accepted),
                     };
                     let Some(accepted) = accepted else { continue };
-                    self.spawn_at(home, outbound::serve(shared.clone(), accepted));
+                    let place = tokio::select! {
+                        biased;
+                        () = stop.cancelled() => return,
+                        place = starts.place() => place,
+                    };
+                    self.spawn_at(home, place.start(outbound::serve(shared.clone(), accepted)));
                 }
                 Arrival::Datagrams(opened) => {
                     let serving = udp::serve_outbound(shared.clone(), opened, self.tasks.clone());
@@ -300,6 +360,23 @@ impl Gateway {
     }
 }
 
+/// Records what was held back of repeated refusals, about once a second, and the rest at the end.
+async fn tell(shared: Arc<Shared>, ending: CancellationToken) {
+    let mut ticks = tokio::time::interval(TELL_PERIOD);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            biased;
+            () = ending.cancelled() => return shared.audit.tell_all(),
+            tick = ticks.tick() => shared.audit.tell(tick.into_std()),
+        }
+    }
+}
+
+const TELL_PERIOD: Duration = Duration::from_secs(1);
+
+/// Clients are told that their connections end, and what is nearly done is done, within this.
+const FAREWELL: Duration = Duration::from_millis(250);
 /// What was cut has this long to be recorded.
 const LAST_RECORDS: Duration = Duration::from_secs(1);
 

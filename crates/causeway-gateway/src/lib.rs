@@ -11,6 +11,8 @@ pub mod policy;
 
 pub mod peers;
 
+pub mod dial;
+
 pub mod audit;
 
 pub mod gateway;
@@ -19,11 +21,17 @@ pub mod passage;
 
 pub mod live;
 
+mod in_flight;
+
 pub mod limits;
+
+mod slots;
 
 pub mod figures;
 
 pub mod regrets;
+
+pub mod diagnose;
 
 pub mod place;
 

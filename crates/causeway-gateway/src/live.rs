@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
@@ -72,9 +72,22 @@ impl Claim {
                 .unwrap_or_else(|_| Who { site: SiteName::from(""), server: None }),
             Claim::UseNode { who, .. } | Claim::Direct { who, .. } => who.clone(),
             Claim::Reach { origin, subject, .. } | Claim::ReachNode { origin, subject, .. } => {
-                let server = (!subject.is_empty()).then(|| ServerName::from(subject.as_str()));
-                Who { site: origin.clone(), server }
+                // What is not known here, or is somebody else's, is not recorded as a fact.
+                let site = || Who { site: origin.clone(), server: None };
+                policy::who_from(view, origin, subject).unwrap_or_else(|_| site())
             }
+        }
+    }
+
+    /// The host that another gateway names and that is not who it is taken for here.
+    pub fn claimed(&self, who: &Who) -> Option<&str> {
+        match self {
+            Claim::Reach { subject, .. } | Claim::ReachNode { subject, .. }
+                if !subject.is_empty() && who.server.is_none() =>
+            {
+                Some(subject)
+            }
+            _ => None,
         }
     }
 
@@ -109,6 +122,8 @@ pub struct Entry {
     pub right: OnceLock<(Who, PolicyName)>,
     cut: CancellationToken,
     why: OnceLock<Cut>,
+    /// Of a request: the head of its response is on the way to the client.
+    answered: AtomicBool,
 }
 
 /// Why something was cut off.
@@ -130,6 +145,15 @@ impl Cut {
 }
 
 impl Entry {
+    /// Is it a request that has its answer? `None`: it is no request.
+    pub fn is_answered(&self) -> Option<bool> {
+        matches!(self.protocol, "http" | "grpc").then(|| self.answered.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn set_answered(&self) {
+        self.answered.store(true, Ordering::Relaxed);
+    }
+
     /// Resolves when this must not go on.
     pub async fn cut(&self) -> Cut {
         self.cut.cancelled().await;
@@ -176,6 +200,7 @@ impl Live {
             right: OnceLock::new(),
             cut: CancellationToken::new(),
             why: OnceLock::new(),
+            answered: AtomicBool::new(false),
         });
         entries.insert(id, entry.clone());
         Ok(entry)
@@ -214,6 +239,13 @@ impl Live {
         self.lock().values().cloned().collect()
     }
 
+    /// Those of `entries` that have not ended.
+    pub fn still_live(&self, mut entries: Vec<Arc<Entry>>) -> Vec<Arc<Entry>> {
+        let live = self.lock();
+        entries.retain(|entry| live.contains_key(&entry.id));
+        entries
+    }
+
     pub fn len(&self) -> usize {
         self.lock().len()
     }
@@ -232,6 +264,7 @@ mod tests {
     use causeway_netmap::{Exposure, Gateway, Policy, Presence, PresenceIp, Protocol, Service, Subject};
 
     use super::*;
+    use crate::limits;
 
     /// Site oslo: a presence of `far`, which runs at rome, and `near`, which runs at oslo itself. `shop` may use both.
     fn view() -> View {
@@ -256,8 +289,10 @@ mod tests {
             http: Vec::new(),
         };
         view.policies.insert("p".into(), policy(&["shop", "till"]));
-        let till = Subject { server: "till".into(), site: "rome".into(), ip: None };
-        view.subjects.insert("till".into(), till);
+        for (server, site) in [("till", "rome"), ("shop", "oslo")] {
+            let subject = Subject { server: server.into(), site: site.into(), ip: None };
+            view.subjects.insert(server.into(), subject);
+        }
         view
     }
 
@@ -303,11 +338,39 @@ mod tests {
         assert!(reach("rome", "till").judge(&view).is_ok());
         // A gateway of another site speaks for a host that is not its own.
         assert_eq!(reach("kyiv", "till").judge(&view).unwrap_err().word(), "not-its-host");
-        assert_eq!(reach("kyiv", "shop").judge(&view).unwrap_err().word(), "not-exposed");
+        assert_eq!(reach("kyiv", "shop").judge(&view).unwrap_err().word(), "not-its-host");
+        assert_eq!(reach("kyiv", "anybody").judge(&view).unwrap_err().word(), "not-exposed");
         assert_eq!(reach("rome", "").judge(&view).unwrap_err().word(), "not-allowed");
         let unknown = Claim::Use { service: "far".into(), client: "10.0.0.9".parse().unwrap() };
         assert_eq!(unknown.judge(&view).unwrap_err().word(), "not-allowed");
         assert_eq!(unknown.judge(&View::default()).unwrap_err().word(), "no-netmap");
+    }
+
+    #[test]
+    fn invented_hosts_are_their_site_and_share_one_limit() {
+        let mut view = view();
+        let limits = causeway_netmap::Limits { connections: Some(10), ..Default::default() };
+        let policy = view.policies.get_mut("p").unwrap();
+        (policy.sites, policy.limits) = (vec!["rome".into()], Some(limits));
+        let table = LimitTable::new(1000);
+        let now = Instant::now();
+        let connect = |subject: &str| {
+            let claim = reach("rome", subject);
+            let (who, permit) = claim.judge(&view).unwrap();
+            let claimed = claim.claimed(&who).map(str::to_owned);
+            (table.connect(limits::End::Far, &permit, "near", &who, now), who, claimed)
+        };
+        let held: Vec<_> = (0..100).map(|number| connect(&format!("ghost-{number}"))).collect();
+        let open = held.iter().filter(|(allowance, ..)| allowance.is_ok()).count();
+        assert_eq!((open, table.len()), (19, 1), "ten and the tolerance, in one share");
+        let (_, who, claimed) = &held[0];
+        assert_eq!((who.server.as_ref(), claimed.as_deref()), (None, Some("ghost-0")), "a claim, not a fact");
+        // A host that is known has its own share, and is a fact.
+        let (allowance, who, claimed) = connect("till");
+        assert_eq!((allowance.is_ok(), who.server, claimed), (true, Some("till".into()), None));
+        // One of another site is not recorded as one of this site.
+        assert_eq!(reach("kyiv", "till").who(&view).server, None);
+        assert_eq!(reach("kyiv", "till").claimed(&reach("kyiv", "till").who(&view)), Some("till"));
     }
 
     #[test]

@@ -169,6 +169,7 @@ pub struct Passage {
     entry: Option<Arc<Entry>>,
     request: Option<Box<Request>>,
     reason: Option<String>,
+    cause: &'static str,
     is_over_limit: bool,
     /// How it ends if nobody says anything else: its task was dropped.
     end: End,
@@ -205,6 +206,7 @@ impl Passage {
             entry: None,
             request: None,
             reason: None,
+            cause: "",
             is_over_limit: false,
             end: End::Stopped,
         }
@@ -281,6 +283,9 @@ impl Passage {
 
     pub fn set_status(&mut self, status: u16) {
         self.request.get_or_insert_default().status = Some(status);
+        if let Some(entry) = &self.entry {
+            entry.set_answered();
+        }
     }
 
     /// What the client calls itself, where the protocol tells.
@@ -293,10 +298,11 @@ impl Passage {
     /// It never began.
     pub fn refuse(mut self, refusal: &Refusal) {
         self.reason = Some(refusal.to_string());
+        self.cause = refusal.word();
         self.is_over_limit = matches!(refusal, Refusal::Limit { .. } | Refusal::Full { .. });
         self.end = match refusal {
             Refusal::Limit { .. } | Refusal::Full { .. } => End::Limit,
-            Refusal::BackendDown { .. } => End::BackendDown,
+            Refusal::BackendDown { .. } | Refusal::BackendDenied { .. } => End::BackendDown,
             Refusal::SiteAway { .. } => End::LinkLost,
             _ => End::Refused,
         };
@@ -334,12 +340,14 @@ impl Passage {
             gateway: gateway.unwrap_or_default(),
             site: self.who.site.to_string(),
             subject: self.who.server.as_ref().map(ToString::to_string),
+            claimed_subject: self.claim.claimed(&self.who).map(str::to_owned),
             client: self.client.map(|client| client.to_string()),
             service: self.claim.target(),
             protocol: self.protocol,
             decision: if self.is_denied() { Decision::Deny } else { Decision::Allow },
             rule: request_rule.or(rule),
             reason: self.reason.take(),
+            cause: self.cause,
             method: Some(method).filter(|method| !method.is_empty()),
             path: Some(path).filter(|path| !path.is_empty()),
             status,
@@ -348,6 +356,10 @@ impl Passage {
             received_bytes: self.meter.received(),
             duration_ms: self.begun.elapsed().as_millis() as u64,
             end: self.end,
+            count: None,
+            first_time: None,
+            last_time: None,
+            mixed: false,
         }
     }
 }

@@ -12,6 +12,8 @@ use causeway_netmap::{
     HttpRule, Limits, Node, Policy, PolicyName, Presence, ServerName, Service, ServiceName, SiteName, View,
 };
 
+use crate::dial::Denied;
+
 /// On whose behalf something crosses: a site, and the host there if one is known by its address.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Who {
@@ -72,6 +74,9 @@ pub enum Refusal {
     SiteAway { site: SiteName },
     #[error("no backend of {service} answers")]
     BackendDown { service: ServiceName },
+    /// The gateway's own site does not let it dial what the netmap names.
+    #[error("the gateway does not dial {what}: {why}")]
+    BackendDenied { what: String, why: Denied },
     #[error("the stream says what this gateway does not understand: {why}")]
     Malformed { why: &'static str },
 }
@@ -90,7 +95,8 @@ impl Refusal {
             | Refusal::NotItsHost { .. }
             | Refusal::RequestNotAllowed { .. } => ResetCode::NotAllowed,
             Refusal::Limit { .. } | Refusal::Full { .. } => ResetCode::Limit,
-            Refusal::BackendDown { .. } => ResetCode::BackendDown,
+            // No code of its own: an older gateway would take it for a broken stream.
+            Refusal::BackendDown { .. } | Refusal::BackendDenied { .. } => ResetCode::BackendDown,
             Refusal::Malformed { .. } => ResetCode::Malformed,
         }
     }
@@ -110,6 +116,7 @@ impl Refusal {
             Refusal::Full { .. } => "full",
             Refusal::SiteAway { .. } => "site-away",
             Refusal::BackendDown { .. } => "backend-down",
+            Refusal::BackendDenied { .. } => "backend-denied",
             Refusal::Malformed { .. } => "malformed",
         }
     }
@@ -176,15 +183,17 @@ pub fn may_use(view: &View, presence: &Presence, who: &Who) -> Result<Permit, Re
 }
 
 /// Who does another gateway speak for? `site` is what the certificate says, `subject` what the gateway says: empty, or a
-/// host of its own site. A host that no policy here names is unknown here, and counts as nobody in particular.
+/// host of its own site. A host that the netmap here does not know counts as its site: a gateway that invents hosts gets nothing
+/// for them, neither rights nor shares of limits. The netmap has every host that a policy here names, and those of a site
+/// that comes in by its own name under a policy with limits.
 pub fn who_from(view: &View, site: &SiteName, subject: &str) -> Result<Who, Refusal> {
-    if subject.is_empty() {
-        return Ok(Who { site: site.clone(), server: None });
-    }
-    let server = ServerName::from(subject);
-    match view.subjects.get(&server) {
-        Some(known) if known.site != *site => Err(Refusal::NotItsHost { server, site: site.clone() }),
-        _ => Ok(Who { site: site.clone(), server: Some(server) }),
+    let known = if subject.is_empty() { None } else { view.subjects.get(subject) };
+    match known {
+        Some(known) if known.site != *site => {
+            Err(Refusal::NotItsHost { server: known.server.clone(), site: site.clone() })
+        }
+        Some(known) => Ok(Who { site: site.clone(), server: Some(known.server.clone()) }),
+        None => Ok(Who { site: site.clone(), server: None }),
     }
 }
 

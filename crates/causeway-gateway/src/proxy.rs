@@ -21,6 +21,8 @@ pub mod backends;
 
 pub mod listeners;
 
+pub mod start_limit;
+
 pub mod kafka;
 
 pub mod udp;

@@ -39,6 +39,8 @@ pub struct Outage {
     pub of: usize,
     /// Of one that does not answer.
     pub why: String,
+    /// It is not dialled at all, because the gateway's own site does not allow it. An older edge does not say this: false.
+    pub denied: bool,
 }
 
 pub struct Regrets {
@@ -87,7 +89,7 @@ impl Regrets {
 /// A gateway that may have fewer files than this is in trouble soon: every connection is one.
 const FILES_FEW: u64 = 4096;
 
-fn lines(dns: &DnsState, listening: &Report, files_max: u64) -> Vec<String> {
+pub(crate) fn lines(dns: &DnsState, listening: &Report, files_max: u64) -> Vec<String> {
     let names = dns.findings.iter();
     let names =
         names.map(|finding| format!("names are not answered at {}: {}", finding.address, finding.why));

@@ -7,18 +7,20 @@
 
 mod plan;
 
+mod firewall;
 mod forwarding;
 mod namespace;
 mod veth;
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 use causeway_netmap::View;
-use tokio::sync::watch;
+use ipnet::IpNet;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::peers::Later;
@@ -41,6 +43,12 @@ struct Shared {
     state: watch::Sender<PlaceState>,
     /// What can be bound now: the namespace, and the networks that are local in it.
     open: ArcSwapOption<Open>,
+    /// Somebody wants to know how it is now.
+    look: Notify,
+    /// Counts the looks at both ends.
+    looks: watch::Sender<u64>,
+    /// The veth, and the interface by which other hosts come.
+    interfaces: Mutex<Option<(String, Option<String>)>>,
 }
 
 struct Open {
@@ -81,11 +89,21 @@ pub enum RoomError {
 const RETRY: Duration = Duration::from_secs(1);
 /// How often somebody else's hand is looked for: programs that manage networks remove routes which they do not know.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
+/// A look takes milliseconds; an answer that is older than the question is better than none.
+const EXAMINE: Duration = Duration::from_secs(2);
 
 impl Default for Room {
     fn default() -> Room {
         let state = watch::Sender::new(PlaceState::Closed);
-        Room { shared: Arc::new(Shared { state, open: ArcSwapOption::empty() }) }
+        Room {
+            shared: Arc::new(Shared {
+                state,
+                open: ArcSwapOption::empty(),
+                look: Notify::new(),
+                looks: watch::Sender::default(),
+                interfaces: Mutex::default(),
+            }),
+        }
     }
 }
 
@@ -100,9 +118,11 @@ impl Room {
                 false => self.follow(plan, &mut standing).await,
             };
             let pause = self.report(followed);
+            self.shared.looks.send_modify(|looks| *looks = looks.wrapping_add(1));
             tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
+                () = self.shared.look.notified() => {}
                 changed = netmaps.changed() => if changed.is_err() { break },
                 () = pause_for(pause) => {}
             }
@@ -112,6 +132,33 @@ impl Room {
         if let Some(veth) = standing.veth {
             veth.remove().await;
         }
+    }
+
+    /// What keeps other hosts of the site away from presences at this moment, in sentences with the remedy.
+    pub async fn examine(&self) -> Vec<String> {
+        let mut looks = self.shared.looks.subscribe();
+        if self.shared.open.load().is_none() {
+            return Vec::new();
+        }
+        let before = *looks.borrow_and_update();
+        self.shared.look.notify_one();
+        let _ = tokio::time::timeout(EXAMINE, looks.wait_for(|looks| *looks != before)).await;
+        let (networks, mut found) = match &*self.shared.state.borrow() {
+            PlaceState::Open { networks, hints, .. } => (networks.clone(), hints.clone()),
+            _ => return Vec::new(),
+        };
+        let interfaces = self.shared.interfaces.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some((veth, entrance)) = interfaces
+            && let Some(chains) = firewall::read().await
+        {
+            let way = |network: &IpNet| firewall::Way {
+                entrance: entrance.clone(),
+                veth: veth.clone(),
+                network: *network,
+            };
+            found.extend(networks.iter().flat_map(|network| firewall::judge(&chains, &way(network))));
+        }
+        found
     }
 
     /// Makes what is missing and removes what is too much. Running it twice changes nothing.
@@ -126,8 +173,11 @@ impl Room {
             _ => standing.veth.insert(Veth::lay(namespace).await?),
         };
         let troubles = veth.follow(&plan).await?;
-        let hints = judge(&Forwarding::read(), veth.entrance(&plan).await.as_deref(), plan.networks());
-        if self.shared.open.load().as_ref().is_none_or(|open| open.plan != plan) {
+        let entrance = veth.entrance(&plan).await;
+        let hints = judge(&Forwarding::read(), entrance.as_deref(), plan.networks());
+        *self.shared.interfaces.lock().unwrap_or_else(PoisonError::into_inner) =
+            Some((veth.name().to_owned(), entrance));
+        if self.shared.open.load().as_ref().is_none_or(|open| !open.plan.is_like(&plan)) {
             self.shared.open.store(Some(Arc::new(Open { namespace: namespace.clone(), plan })));
         }
         Ok(Found { troubles, hints })

@@ -30,6 +30,8 @@ pub struct Imported {
     pub records: u64,
     pub revision: Revision,
     pub epoch: u64,
+    /// When the backup was made, in seconds since 1970. `None`: by a program that did not write it down.
+    pub time: Option<i64>,
 }
 
 /// The first line.
@@ -39,6 +41,9 @@ pub(crate) struct Header {
     version: u64,
     pub epoch: u64,
     pub revision: u64,
+    /// Newer than version 1; a program that does not know it restores the backup all the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time: Option<i64>,
 }
 
 /// One record on its way into a store.
@@ -83,8 +88,8 @@ impl Encoder {
         Encoder { digest: Context::new(&SHA256), count: 0 }
     }
 
-    pub fn header(&mut self, epoch: u64, revision: Revision) -> Bytes {
-        self.line(&Header { format: FORMAT.into(), version: VERSION, epoch, revision: revision.0 })
+    pub fn header(&mut self, epoch: u64, revision: Revision, time: Option<i64>) -> Bytes {
+        self.line(&Header { format: FORMAT.into(), version: VERSION, epoch, revision: revision.0, time })
     }
 
     pub fn records(&mut self, records: &[Record]) -> Bytes {
@@ -217,7 +222,7 @@ mod tests {
 
     fn backup() -> Vec<u8> {
         let mut encoder = Encoder::new();
-        let mut text = encoder.header(3, Revision(42)).to_vec();
+        let mut text = encoder.header(3, Revision(42), Some(1_800_000_000)).to_vec();
         let values: [&'static [u8]; 5] = [b"{\"a\":1}", b"{ \"a\" :\n1}", b" 1 ", b"\xff\x00", b""];
         let records: Vec<Record> = values
             .iter()
@@ -252,7 +257,7 @@ mod tests {
     #[test]
     fn every_value_comes_back_byte_for_byte() {
         let (header, rows) = read(&backup()).unwrap();
-        assert_eq!((header.epoch, header.revision), (3, 42));
+        assert_eq!((header.epoch, header.revision, header.time), (3, 42, Some(1_800_000_000)));
         let values: Vec<&[u8]> = rows.iter().map(|row| &row.value[..]).collect();
         assert_eq!(values, [&b"{\"a\":1}"[..], b"{ \"a\" :\n1}", b" 1 ", b"\xff\x00", b""]);
         assert_eq!(rows[0].key, "things/\"0\"");
@@ -267,7 +272,7 @@ mod tests {
             revision: Revision(7),
             created: Revision(7),
         };
-        let mut text = encoder.header(3, Revision(42)).to_vec();
+        let mut text = encoder.header(3, Revision(42), None).to_vec();
         text.extend_from_slice(&encoder.records(&[record]));
         text.extend_from_slice(&encoder.trailer());
         let (_, rows) = read(&text).unwrap();
@@ -277,7 +282,7 @@ mod tests {
     #[test]
     fn a_header_with_numbers_that_no_store_reaches_is_refused() {
         for (epoch, revision) in [(u64::MAX, 1), (1, u64::MAX), (1, u64::MAX - REVISION_GAP + 1)] {
-            let header = Encoder::new().header(epoch, Revision(revision));
+            let header = Encoder::new().header(epoch, Revision(revision), None);
             let line = header.strip_suffix(b"\n").unwrap();
             assert!(Decoder::begin(line).is_err(), "{epoch} {revision}");
         }

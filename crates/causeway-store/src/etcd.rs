@@ -8,6 +8,7 @@ mod feed;
 mod import;
 mod keys;
 mod members;
+mod outage;
 mod transaction;
 mod watch;
 

@@ -4,6 +4,7 @@
 //! that face, so that a backup of one engine can be restored into the other.
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use bytes::Bytes;
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
@@ -130,11 +131,12 @@ impl Store {
         let mut line = Vec::new();
         read_line(&mut lines, &mut line).await?;
         let (mut decoder, header) = Decoder::begin(&line)?;
+        let time = header.time;
         // Room for a few chunks; the reader of the file waits for the engine.
         let (rows, chunks) = mpsc::channel(4);
         let feed = async move { feed(&mut lines, &mut decoder, rows).await };
         let (fed, imported) = tokio::join!(feed, self.import_rows(header, chunks));
-        fed.and(imported)
+        fed.and(imported).map(|imported| Imported { time, ..imported })
     }
 
     async fn import_rows(&self, header: Header, rows: mpsc::Receiver<Chunk>) -> Result<Imported, StoreError> {
@@ -181,7 +183,9 @@ impl Export {
             ExportStage::Header => {
                 let first = self.store.list("", Page { limit: Some(EXPORT_PAGE), ..Page::default() }).await?;
                 let epoch = self.store.epoch().await;
-                let mut lines = self.encoder.header(epoch, first.revision).to_vec();
+                let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).ok();
+                let time = now.and_then(|now| i64::try_from(now.as_secs()).ok());
+                let mut lines = self.encoder.header(epoch, first.revision, time).to_vec();
                 lines.extend_from_slice(&self.encoder.records(&first.records));
                 (lines.into(), after(first))
             }

@@ -5,7 +5,7 @@ use clap::{Parser, Subcommand};
 
 use crate::commands::{
     apply, audit, backup, ca, check_config, cloud, completions, delete, demo, describe, doctor, edge, get,
-    kubeconfig, restore, revoke, status, token,
+    kubeconfig, restore, revoke, status, token, version,
 };
 
 const STYLES: Styles = Styles::styled()
@@ -26,7 +26,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage.";
 
 /// Joins edge sites to a central cloud: services, packets and the Kubernetes API by name and by policy.
 #[derive(Debug, Parser)]
-#[command(name = "causeway", version, after_help = EXAMPLES, styles = STYLES, disable_help_subcommand = true)]
+#[command(name = "causeway", version = version::VERSION, after_help = EXAMPLES, styles = STYLES)]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
@@ -57,6 +57,7 @@ pub enum Command {
     #[command(name = "check-config")]
     CheckConfig(check_config::Args),
     Completions(completions::Args),
+    Version(version::Args),
 }
 
 #[cfg(test)]

@@ -28,6 +28,7 @@ const LINE_BYTES_MAX: usize = 16 << 20;
 pub const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json";
 pub const JSON: &str = "application/json";
 pub const APPLY_PATCH: &str = "application/apply-patch+yaml";
+const MERGE_PATCH: &str = "application/merge-patch+json";
 
 /// How a client command finds the API.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -108,6 +109,12 @@ impl Api {
     pub async fn post(&self, path: &str, body: &Value) -> Result<Value, CallError> {
         let body = Some((JSON, body.to_string().into_bytes()));
         Ok(self.call(Method::POST, path, JSON, body).await?.value)
+    }
+
+    /// Changes the fields that stand in `change`, by a merge patch.
+    pub async fn merge(&self, path: &str, change: &Value) -> Result<Value, CallError> {
+        let body = Some((MERGE_PATCH, change.to_string().into_bytes()));
+        Ok(self.call(Method::PATCH, path, JSON, body).await?.value)
     }
 
     pub async fn delete(&self, path: &str) -> Result<Value, CallError> {
@@ -212,6 +219,7 @@ pub fn collection(version: ApiVersion, kind: Kind) -> String {
     match version {
         ApiVersion::Core => format!("/api/v1/{}", kind.plural()),
         ApiVersion::Group => format!("/apis/causeway.io/v1/{}", kind.plural()),
+        ApiVersion::Events => format!("/apis/events.k8s.io/v1/{}", kind.plural()),
     }
 }
 

@@ -15,10 +15,12 @@ pub mod edge;
 pub mod gateway;
 pub mod get;
 pub mod kubeconfig;
+mod reload;
 pub mod restore;
 pub mod revoke;
 pub mod status;
 pub mod token;
+pub mod version;
 
 use std::process::ExitCode;
 
@@ -43,13 +45,14 @@ pub async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Doctor(arguments) => doctor::run(arguments).await,
         Command::Audit(arguments) => audit::run(arguments).await,
         Command::Token(arguments) => token::run(arguments).await,
-        Command::Kubeconfig(arguments) => kubeconfig::run(&arguments),
+        Command::Kubeconfig(arguments) => kubeconfig::run(arguments).await,
         Command::Revoke(arguments) => revoke::run(arguments).await,
         Command::Ca(arguments) => ca::run(arguments).await,
         Command::Backup(arguments) => backup::run(arguments).await,
         Command::Restore(arguments) => restore::run(arguments).await,
         Command::CheckConfig(arguments) => check_config::run(&arguments),
         Command::Completions(arguments) => completions::run(&arguments),
+        Command::Version(arguments) => version::run(&arguments),
     }
 }
 

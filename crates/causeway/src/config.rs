@@ -5,18 +5,30 @@
 
 mod defaults;
 mod layer;
+mod reload;
 mod values;
 
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
+use causeway_gateway::dial::BackendRule;
 use causeway_gateway::proxy::connect::AllowRule;
 use serde_json::{Map, Value};
 
 use crate::duration::Span;
 use crate::problem::Problem;
 pub use layer::{CloudLayer, EdgeLayer, GatewayLayer, Layer, LogLayer};
-pub use values::{DnsListen, Endpoint, NameServer, PresencePlace, PresencePort, Proxy, Store, Transport};
+pub use reload::{Applies, changes};
+pub use values::{
+    DnsListen, Endpoint, NameServer, PresencePlace, PresencePort, Proxy, ServerName, Store, Transport,
+};
+
+/// What a process runs as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    Cloud,
+    Edge,
+}
 
 /// Where a value came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +88,9 @@ pub struct Cloud {
     pub etcd_certificate: Setting<Option<PathBuf>>,
     pub etcd_key: Setting<Option<PathBuf>>,
     pub seal_key: Setting<Option<PathBuf>>,
+    /// Further names in the certificate of the API, and how many connections one address may have open there.
+    pub api_names: Setting<Vec<ServerName>>,
+    pub api_connections_per_address: Setting<NonZeroU32>,
     pub expired_grace: Setting<Span>,
     pub audit_file_bytes_max: Setting<u64>,
     pub audit_files_max: Setting<u64>,
@@ -114,6 +129,10 @@ pub struct Gateway {
     /// One address for many names: by the host of requests, and by the name that TLS asks for.
     pub entry_http: Setting<Option<std::net::SocketAddr>>,
     pub entry_tls: Setting<Option<std::net::SocketAddr>>,
+    /// Addresses of backends: those that are dialled although they are link-local, unspecified or multicast, or inside a network
+    /// that is denied; and those that are not dialled. The most specific rule decides.
+    pub backends_allow: Setting<Vec<BackendRule>>,
+    pub backends_deny: Setting<Vec<BackendRule>>,
 }
 
 impl Config {
@@ -163,6 +182,11 @@ impl Config {
                 etcd_certificate: pick_optional!(cloud.etcd_certificate),
                 etcd_key: pick_optional!(cloud.etcd_key),
                 seal_key: pick_optional!(cloud.seal_key),
+                api_names: pick!(Vec::new(), cloud.api_names),
+                api_connections_per_address: pick!(
+                    defaults::API_CONNECTIONS_PER_ADDRESS,
+                    cloud.api_connections_per_address
+                ),
                 expired_grace: pick!(defaults::EXPIRED_GRACE, cloud.expired_grace),
                 audit_file_bytes_max: pick!(defaults::AUDIT_FILE_BYTES_MAX, cloud.audit_file_bytes_max),
                 audit_files_max: pick!(defaults::AUDIT_FILES_MAX, cloud.audit_files_max),
@@ -187,6 +211,8 @@ impl Config {
                 ports: pick!(Vec::new(), gateway.ports),
                 entry_http: pick_optional!(gateway.entry_http),
                 entry_tls: pick_optional!(gateway.entry_tls),
+                backends_allow: pick!(Vec::new(), gateway.backends_allow),
+                backends_deny: pick!(Vec::new(), gateway.backends_deny),
             },
         }
     }
@@ -237,7 +263,8 @@ impl Config {
             "connect" => cloud.connect, "connect-allow" => cloud.connect_allow,
             "advertise" => cloud.advertise, "peer-address" => cloud.peer_address, "store" => cloud.store,
             "etcd-ca" => cloud.etcd_ca, "etcd-certificate" => cloud.etcd_certificate, "etcd-key" => cloud.etcd_key,
-            "seal-key" => cloud.seal_key,
+            "seal-key" => cloud.seal_key, "api-names" => cloud.api_names,
+            "api-connections-per-address" => cloud.api_connections_per_address,
             "audit-file-bytes-max" => cloud.audit_file_bytes_max, "audit-files-max" => cloud.audit_files_max,
             "handshakes-per-second" => cloud.handshakes_per_second,
             "handshakes-per-address" => cloud.handshakes_per_address,
@@ -254,6 +281,7 @@ impl Config {
             "dns" => gateway.dns, "dns-upstream" => gateway.dns_upstream,
             "presence" => gateway.presence, "ports" => gateway.ports,
             "entry-http" => gateway.entry_http, "entry-tls" => gateway.entry_tls,
+            "backends-allow" => gateway.backends_allow, "backends-deny" => gateway.backends_deny,
         );
         all
     }

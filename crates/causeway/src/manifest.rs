@@ -201,7 +201,7 @@ fn unroll(place: Place, value: Value, depth: usize, manifests: &mut Vec<Manifest
 
 fn manifest(place: Place, mut fields: Map<String, Value>) -> anyhow::Result<Manifest> {
     let version = string(&fields, "apiVersion", &place)?;
-    let Some(version) = ApiVersion::parse(&version) else {
+    let Some(version) = ApiVersion::parse(&version).filter(|version| *version != ApiVersion::Events) else {
         bail!("{place}: apiVersion `{version}` is unknown: use `causeway.io/v1` or `v1`");
     };
     let word = string(&fields, "kind", &place)?;

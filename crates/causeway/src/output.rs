@@ -1,6 +1,7 @@
 //! What goes to standard output: tables that align, colours only on a terminal, and a reader that left early.
 //!
-//! Values from the server are shown without control characters: a name must not move the cursor.
+//! Values from the server are shown with control characters and invisible direction marks escaped: a name must neither move
+//! the cursor nor change how the rest of the line reads.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -133,9 +134,46 @@ pub fn colour(cell: &str) -> &'static str {
     }
 }
 
-/// Text without control characters.
+/// Text with everything escaped that a terminal does not simply show, as `\n` or `\u{202e}`.
 pub fn plain(text: &str) -> String {
-    text.chars().map(|character| if character.is_control() { '\u{fffd}' } else { character }).collect()
+    let mut shown = String::with_capacity(text.len());
+    for character in text.chars() {
+        match is_unprintable(character) {
+            true => shown.extend(character.escape_default()),
+            false => shown.push(character),
+        }
+    }
+    shown
+}
+
+/// Control characters (C0, DEL, C1), and characters that are not seen but change what is: directions and their overrides,
+/// joiners, line and paragraph separators, tags.
+fn is_unprintable(character: char) -> bool {
+    character.is_control()
+        || matches!(character,
+            '\u{00ad}' | '\u{061c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
+}
+
+/// A value as one line of JSON that a terminal shows as it is. It is the same value: JSON has escapes for every character.
+pub fn json_line(value: &Value) -> String {
+    escape_json(&value.to_string())
+}
+
+/// Such characters stand only inside strings: `serde_json` has escaped the others.
+fn escape_json(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for character in text.chars() {
+        if character == '\n' || !is_unprintable(character) {
+            shown.push(character);
+            continue;
+        }
+        let mut units = [0; 2];
+        for unit in character.encode_utf16(&mut units) {
+            shown.push_str(&format!("\\u{unit:04x}"));
+        }
+    }
+    shown
 }
 
 /// The first `width` characters, with a sign when more was there.
@@ -158,7 +196,7 @@ pub fn cell(value: &Value) -> String {
 
 /// Keys in alphabetical order, two spaces: the same object is the same text.
 pub fn json(value: &Value) -> String {
-    format!("{value:#}\n")
+    escape_json(&format!("{value:#}\n"))
 }
 
 pub fn yaml(value: &Value) -> anyhow::Result<String> {
@@ -202,7 +240,23 @@ mod tests {
     fn a_value_cannot_control_the_terminal() {
         let mut table = Table::new(&["NAME"]);
         table.row(["\x1b[2Jgone\n".to_owned()]);
-        assert_eq!(table.render(false), "NAME\n\u{fffd}[2Jgone\u{fffd}\n");
+        assert_eq!(table.render(false), "NAME\n\\u{1b}[2Jgone\\n\n");
+    }
+
+    #[test]
+    fn what_is_not_seen_is_escaped() {
+        let check = |text: &str, expected: &str| assert_eq!(plain(text), expected);
+        check("Zürich 東京 👍", "Zürich 東京 👍");
+        check("a\u{202e}b\u{2066}c", "a\\u{202e}b\\u{2066}c");
+        check("\u{200b}\u{feff}\u{e0041}\u{85}\u{7f}\t", "\\u{200b}\\u{feff}\\u{e0041}\\u{85}\\u{7f}\\t");
+        let value = serde_json::json!({"subject": "a\u{202e}b\u{9b}2J\u{e0041}\u{7f}\n"});
+        for text in [json_line(&value), json(&value)] {
+            assert!(
+                text.trim_end().chars().all(|character| character == '\n' || !is_unprintable(character)),
+                "{text:?}"
+            );
+            assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), value, "the same value");
+        }
     }
 
     #[test]

@@ -53,7 +53,21 @@ fn exit_codes_mean_something() {
     check(&["cloud", "--api", "7443"], "", 2, "invalid socket address");
     check(&["cloud", "--store", "redis"], "", 2, "use `sqlite` or `etcd=");
     check(&["cloud", "--advertise", "nowhere"], "", 2, "no endpoint");
+    check(&["cloud", "--advertise", "http://cloud.example.org:7444"], "", 2, "without a scheme");
+    check(&["cloud", "--api-name", "https://cloud.example.org"], "", 2, "without scheme and port");
+    check(&["kubeconfig", "--server", "http://a"], "", 2, "TLS only");
+    check(&["kubeconfig", "--list", "--ttl", "1h"], "", 2, "cannot be used with");
+    check(&["revoke"], "", 2, "<GATEWAY");
+    check(&["revoke", "a", "--certificate", "b"], "", 2, "cannot be used with");
     check(&["restore", "x"], "", 2, "--data-dir");
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path().to_str().unwrap();
+    check(
+        &["restore", "/dev/null", "--data-dir", folder, "--revocations", "/nonexistent"],
+        "",
+        1,
+        "/nonexistent does not exist",
+    );
     check(&["get", "esites"], "", 1, "Use --kubeconfig FILE");
     check(&["get", "esites", "--kubeconfig", "/nonexistent"], "", 1, "--kubeconfig names /nonexistent");
     check(&["apply", "-f", "/nonexistent.yaml"], "", 1, "/nonexistent.yaml cannot be read");
@@ -151,4 +165,22 @@ fn a_reader_that_leaves_early_is_no_failure() {
     let mut stderr = String::new();
     child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
     assert_eq!((child.wait().unwrap().code(), stderr.as_str()), (Some(0), ""));
+}
+
+#[test]
+fn the_version_names_the_commit_and_help_is_a_command() {
+    let flag = run(&["--version"], "");
+    let command = run(&["version"], "");
+    assert_eq!((flag.code, command.code, &flag.stdout), (0, 0, &command.stdout));
+    let commit = flag.stdout.trim().strip_suffix(')').and_then(|text| text.rsplit_once(" (")).unwrap().1;
+    assert!(
+        commit == "unknown" || commit.chars().all(|letter| letter.is_ascii_hexdigit()),
+        "{}",
+        flag.stdout
+    );
+    let json: serde_json::Value = serde_json::from_str(&run(&["version", "--json"], "").stdout).unwrap();
+    assert_eq!(json["commit"], commit);
+    let help = run(&["help", "token"], "");
+    assert_eq!(help.code, 0, "{}", help.stderr);
+    assert!(help.stdout.contains("Usage: causeway token"), "{}", help.stdout);
 }

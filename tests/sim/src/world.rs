@@ -352,7 +352,8 @@ impl World {
 
     fn reply(&mut self, link: usize, reply: Reply) {
         let word = match reply {
-            Reply::Acknowledged(stamp) => Word::Taken(stamp),
+            // The disks of this world have room.
+            Reply::Acknowledged(stamp) | Reply::InForce { stamp, .. } => Word::Taken(stamp),
             Reply::Refused(refusal) => {
                 Word::NotTaken { want_whole: refusal.want_whole, reason: refusal.reason }
             }
@@ -365,9 +366,9 @@ impl World {
     fn hear_at_cloud(&mut self, link: usize, word: Word) -> Result<(), String> {
         let number = self.links[link].edge;
         match word {
-            Word::Hello { epoch, held } => match self.cloud.roster.admit(&number, epoch, |_| link) {
-                Admission::Taken { number: seat, superseded, evicted } => {
-                    for old in superseded.into_iter().chain(evicted) {
+            Word::Hello { epoch, held } => match self.cloud.roster.admit(&number, epoch, None, |_| link) {
+                Admission::Taken { number: seat, superseded, evicted, orphaned } => {
+                    for old in superseded.into_iter().chain(evicted).chain(orphaned) {
                         self.end_at_cloud(old.session, CloseCode::Superseded);
                     }
                     self.cloud.numbers.insert(link, seat);

@@ -253,6 +253,16 @@ impl Cloud {
         finish(self.client(arguments)?, None)
     }
 
+    /// Standard output of a bash script that must succeed, with `causeway` on its path and this cloud's kubeconfig.
+    pub fn shell(&self, script: &str) -> Result<String> {
+        let binary = binary()?;
+        let folder = binary.parent().context("the binary is in a folder")?;
+        let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap_or_default());
+        let mut command = prepare(Command::new("bash"), &["-c", script]);
+        command.env("PATH", path).env("CAUSEWAY_KUBECONFIG", self.kubeconfig());
+        finish(command, None)?.success()
+    }
+
     pub fn apply(&self, text: &str) -> Result<Ran> {
         finish(self.client(&["apply", "-f", "-"])?, Some(text))
     }

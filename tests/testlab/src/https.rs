@@ -90,6 +90,17 @@ impl Client {
         }
     }
 
+    /// Sends one request, reads the answer, and keeps the connection open until the value is dropped.
+    pub fn hold(&self, path: &str) -> Result<impl Sized + use<>> {
+        let mut stream = self.connect()?;
+        let text = String::from_utf8(self.encode(&Request::new("GET", path)))?;
+        stream.write_all(text.replace("connection: close", "connection: keep-alive").as_bytes())?;
+        stream.flush()?;
+        let answer = Head::read(&mut stream)?.with_body(&mut stream)?;
+        ensure!(answer.code == 200, "{}: {}", answer.code, answer.text());
+        Ok(stream)
+    }
+
     /// Begins a watch; its lines come as they come.
     pub fn watch(&self, path: &str) -> Result<Watch> {
         let mut stream = self.connect()?;

@@ -4,8 +4,9 @@
 
 use crate::check;
 use crate::field::{Errors, FieldError};
-use crate::meta::{Condition, ObjectMeta};
-use crate::name;
+use crate::kinds::{Kind, NAMESPACE};
+use crate::meta::{Condition, ManagedFieldsEntry, ObjectMeta, OwnerReference};
+use crate::{name, ownership};
 
 // Kubernetes' own bound on all annotations of one object.
 const ANNOTATIONS_BYTES_MAX: usize = 256 * 1024;
@@ -16,9 +17,13 @@ const CONDITIONS_MAX: usize = 64;
 const CONDITION_REASON_BYTES_MAX: usize = 1024;
 const CONDITION_MESSAGE_BYTES_MAX: usize = 32 * 1024;
 
-pub(crate) fn metadata(errors: &mut Errors, meta: &ObjectMeta, old: Option<&ObjectMeta>) {
+pub(crate) fn metadata(errors: &mut Errors, kind: Kind, meta: &ObjectMeta, old: Option<&ObjectMeta>) {
     name(errors, meta);
-    if !meta.namespace.is_empty() {
+    if kind.is_namespaced() && !["", NAMESPACE].contains(&meta.namespace.as_str()) {
+        let why = "there is one namespace, \"default\"";
+        errors.push(FieldError::invalid("metadata.namespace", meta.namespace.as_str(), why));
+    }
+    if !kind.is_namespaced() && !meta.namespace.is_empty() {
         let why = "this kind is cluster-scoped; leave the namespace out";
         errors.push(FieldError::forbidden("metadata.namespace", why));
     }
@@ -26,6 +31,7 @@ pub(crate) fn metadata(errors: &mut Errors, meta: &ObjectMeta, old: Option<&Obje
     annotations(errors, meta);
     finalizers(errors, meta);
     owners(errors, meta);
+    managed_fields(errors, meta);
     if let Some(old) = old {
         immutable(errors, "metadata.name", &meta.name, &old.name);
         immutable(errors, "metadata.uid", &meta.uid, &old.uid);
@@ -105,6 +111,45 @@ fn owners(errors: &mut Errors, meta: &ObjectMeta) {
                 errors
                     .push(FieldError::required(path, "an owner is named by apiVersion, kind, name and uid"));
             }
+        }
+    }
+    let mut controllers = meta.owner_references.iter().filter(|owner| owner.controller == Some(true));
+    if let Some(first) = controllers.next() {
+        let shown = |owner: &OwnerReference| bounded(&format!("{}/{}", owner.kind, owner.name));
+        for second in controllers.take(REFERENCES_MAX) {
+            let why = format!(
+                "Only one reference can have Controller set to true. Found \"true\" in references for {} and {}",
+                shown(first),
+                shown(second)
+            );
+            errors.push(FieldError::invalid(
+                "metadata.ownerReferences",
+                serde_json::Value::Array(Vec::new()),
+                why,
+            ));
+        }
+    }
+}
+
+/// Kubernetes' rules, in its words. One empty entry is how a client resets the list.
+fn managed_fields(errors: &mut Errors, meta: &ObjectMeta) {
+    if let [only] = meta.managed_fields.as_slice()
+        && *only == ManagedFieldsEntry::default()
+    {
+        return;
+    }
+    for (index, entry) in meta.managed_fields.iter().enumerate() {
+        let path = |field: &str| format!("metadata.managedFields[{index}].{field}");
+        if !["Apply", "Update"].contains(&entry.operation.as_str()) {
+            let allowed = "must be `Apply` or `Update`";
+            errors.push(FieldError::invalid(path("operation"), entry.operation.as_str(), allowed));
+        }
+        if !["", "FieldsV1"].contains(&entry.fields_type.as_str()) {
+            let allowed = "must be `FieldsV1`";
+            errors.push(FieldError::invalid(path("fieldsType"), entry.fields_type.as_str(), allowed));
+        }
+        if let Err(why) = ownership::check_manager(&entry.manager) {
+            errors.push(FieldError::invalid(path("manager"), entry.manager.as_str(), why));
         }
     }
 }

@@ -48,6 +48,11 @@ impl Findings {
         self.set(about, ConditionStatus::False, reason, message.into());
     }
 
+    /// A condition that is written elsewhere does not hold, and `Ready` with it.
+    pub(super) fn counts(&mut self, reason: &str, message: &str) {
+        self.failed.push((reason.into(), message.into()));
+    }
+
     /// Says what another object says, beside `Ready`.
     pub(super) fn repeats(&mut self, said: &Condition) {
         self.set(&said.kind, said.status, &said.reason, said.message.clone());

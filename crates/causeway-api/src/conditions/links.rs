@@ -4,17 +4,26 @@ use std::collections::BTreeSet;
 
 use super::findings::{Findings, list};
 use super::{CONNECTED, GATEWAYS_CONNECTED};
+use crate::CLOUD;
 use crate::kinds::EGateway;
 use crate::meta::ConditionStatus;
 use crate::world::World;
 
-// The cloud is where the others connect to.
-const CLOUD: &str = "cloud";
-
-/// Does somebody see its channel? Nobody ever did: no.
+/// Does somebody see its channel? Nobody ever did: no. The cloud is where the others connect to.
 pub fn is_connected(gateway: &EGateway) -> bool {
     let said = gateway.status.condition(CONNECTED);
     gateway.e_site_name == CLOUD || said.is_some_and(|said| said.status == ConditionStatus::True)
+}
+
+/// A gateway is ready when it is connected. Why it is not, says whoever sees its channel.
+pub(super) fn counts_connection(findings: &mut Findings, gateway: &EGateway) {
+    if is_connected(gateway) {
+        return;
+    }
+    match gateway.status.condition(CONNECTED) {
+        Some(said) => findings.counts(&said.reason, &said.message),
+        None => findings.counts("NeverConnected", "the gateway has never connected to this cloud"),
+    }
 }
 
 /// Sites without gateways are told of elsewhere.

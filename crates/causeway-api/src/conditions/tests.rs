@@ -3,7 +3,6 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::meta::ConditionStatus;
 
 const NOW: i64 = 1_800_000_000;
 
@@ -168,7 +167,7 @@ fn the_other_kinds_speak_about_their_own_references() {
             EGateway,
             json!({"metadata": meta, "eSiteName": "mars"}),
             READY,
-            "False SiteMissing ESite mars does not exist",
+            "False SiteMissing ESite mars does not exist; the gateway has never connected to this cloud",
         ),
         (EService, json!({"metadata": meta, "eSiteName": "berlin"}), READY, "True AllResolved"),
         (
@@ -327,4 +326,32 @@ fn world() -> World {
         ),
     ];
     objects.into_iter().map(|(kind, value)| decode(kind, value)).collect()
+}
+
+#[test]
+fn a_gateway_is_ready_when_it_is_connected() {
+    let told = |connected: Option<(bool, &str, &str)>, site: &str| {
+        let mut gateway = decode(Kind::EGateway, json!({"metadata": {"name": "gw"}, "eSiteName": site}));
+        if let Some((status, reason, message)) = connected {
+            let conditions = &mut gateway.status_mut().conditions;
+            let now = Time::from_second(NOW);
+            crate::meta::set_condition(conditions, CONNECTED, status.into(), reason, message, now, 1);
+        }
+        let mut world = world();
+        world.insert(decode(Kind::ESite, json!({"metadata": {"name": "cloud"}})));
+        let now = Time::from_second(NOW);
+        let status = status(&gateway, &world, now);
+        let ready = status.condition(READY).unwrap();
+        // Whoever writes `Connected` comes to the same, without the other objects.
+        let mut seen = gateway.clone();
+        *seen.status_mut() = status.clone();
+        let Object::EGateway(seen) = &seen else { panic!("it is a gateway") };
+        assert_eq!(gateway_after_link(seen, now).as_ref(), Some(&status.conditions));
+        format!("{} {} {}", ready.status.as_str(), ready.reason, ready.message).trim_end().to_owned()
+    };
+    assert_eq!(told(Some((true, "Connected", "")), "berlin"), "True AllResolved");
+    assert_eq!(told(None, "berlin"), "False NeverConnected the gateway has never connected to this cloud");
+    assert_eq!(told(Some((false, "Revoked", "it was revoked")), "berlin"), "False Revoked it was revoked");
+    assert_eq!(told(Some((false, "Stopped", "it was stopped")), "berlin"), "False Stopped it was stopped");
+    assert_eq!(told(None, "cloud"), "True AllResolved", "the cloud is where the others connect to");
 }

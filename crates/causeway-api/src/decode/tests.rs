@@ -79,6 +79,64 @@ fn check(kind: Kind, value: Value, expected: &str) {
 }
 
 #[test]
+fn one_mistake_hides_no_other() {
+    let check = |explain: bool, value: Value, expected: &[&str]| {
+        let read = if explain { Object::decode_or_explain } else { Object::decode };
+        let errors = read(Kind::EService, value).unwrap_err();
+        let paths: Vec<&str> = errors.iter().map(|error| error.path.as_str()).collect();
+        assert_eq!(paths, expected);
+    };
+    let value = json!({
+        "metadata": {"name": "a b", "labels": {"x.y/z": 1}, "annotations": []},
+        "port": "http", "protocol": "SCTP", "endpoints": [{"ip": "10.0.0.1", "port": "x"}, {"ip": 7, "port": 0}],
+        "domainName": "a b", "proxyProtocol": "yes",
+    });
+    let wrong = [
+        "endpoints[0].port",
+        "endpoints[1].ip",
+        "metadata.annotations",
+        "metadata.labels.x.y/z",
+        "port",
+        "protocol",
+        "proxyProtocol",
+    ];
+    check(false, value.clone(), &wrong);
+    let mut all = wrong.to_vec();
+    all.extend(["metadata.name", "domainName", "eSiteName", "endpoints[1].port"]);
+    check(true, value, &all);
+    // What is missing because it was unreadable is not called missing.
+    check(true, json!({"eSiteName": "a", "port": "x", "endpoints": 7}), &["endpoints", "port"]);
+    let many: Vec<Value> = (0..1000).map(|_| json!({"ip": 7})).collect();
+    check(
+        false,
+        json!({"endpoints": many}),
+        &(0..16)
+            .map(|n| format!("endpoints[{n}].ip"))
+            .collect::<Vec<_>>()
+            .iter()
+            .map(String::as_str)
+            .collect::<Vec<_>>(),
+    );
+}
+
+#[test]
+fn an_unknown_field_leads_to_the_nearest_known_one() {
+    let check = |kind: Kind, unknown: &str, expected: Option<&str>| {
+        assert_eq!(nearest_field(kind, unknown).as_deref(), expected, "{unknown}");
+    };
+    check(Kind::ServiceExpose, "ePolicies", Some("ePolicys"));
+    check(Kind::ServiceExpose, "eServicename", Some("eServiceName"));
+    check(Kind::ServiceExpose, "esites", Some("eSites"));
+    check(Kind::ServiceExpose, "spec", None);
+    check(Kind::EService, "endpoints[3].prot", Some("port"));
+    check(Kind::EService, "healthCheck.intervallSeconds", Some("intervalSeconds"));
+    check(Kind::EService, "metadata.lables", Some("labels"));
+    check(Kind::EService, "nowhere.at.all", None);
+    check(Kind::EService, &"x".repeat(10_000), None);
+    check(Kind::EService, "", None);
+}
+
+#[test]
 fn unknown_fields_are_left_out_and_reported_with_their_paths() {
     let value = json!({
         "kind": "EService", "apiVersion": "v1",

@@ -8,6 +8,9 @@ use crate::check;
 use crate::field::{Errors, FieldError};
 use crate::meta::{ObjectMeta, ObjectStatus, is_zero};
 
+/// The name of the gateway inside the cloud, and of its site.
+const CLOUD: &str = "cloud";
+
 /// EGateway is a gateway at a site. It dials the cloud, and presents remote services at addresses of its own range.
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
@@ -73,6 +76,12 @@ impl EGateway {
             &self.e_site_name,
             "the name of the ESite the gateway stands at",
         );
+        // The gateway inside the cloud is not enrolled, so it could not be moved either.
+        if self.metadata.name == CLOUD && !self.e_site_name.is_empty() && self.e_site_name != CLOUD {
+            let site = self.e_site_name.as_str();
+            let allowed = "EGateway cloud is the gateway inside the cloud, so its site is cloud: set eSiteName to cloud";
+            errors.push(FieldError::invalid("eSiteName", site, allowed));
+        }
         check::range(errors, "priority", self.priority, PRIORITY_MIN, PRIORITY_MAX, "a priority");
         self.check_cidrs(errors);
     }

@@ -7,9 +7,12 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
+use crate::kinds::event::rename;
 use crate::{ApiVersion, Kind, VERSION, schema};
 
 const OURS: &str = "io.causeway.v1.";
+const CORE: &str = "io.k8s.api.core.v1.";
+const EVENTS: &str = "io.k8s.api.events.v1.";
 const META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.";
 
 /// Every definition, with references of the form `{prefix}NAME`.
@@ -17,9 +20,17 @@ pub(super) fn definitions(prefix: &str) -> BTreeMap<String, Value> {
     let mut all = BTreeMap::new();
     for (name, mut schema) in schema::definitions() {
         rename_references(&mut schema, prefix);
-        if let Some(kind) = Kind::from_name(&name) {
-            add_type_meta(&mut schema, kind.name());
-            all.insert(long_name(kind.list_name()), list(kind, prefix));
+        if let Some(kind) = Kind::SERVED.into_iter().find(|kind| kind.name() == name) {
+            if kind == Kind::Event {
+                let mut event = schema.clone();
+                rename(&mut event["properties"], ApiVersion::Events);
+                let version = ApiVersion::Events;
+                add_type_meta(&mut event, json!([gvk(version.group(), kind.name())]));
+                all.insert(long_name(type_name(kind, version)), event);
+                all.insert(long_name(list_type_name(kind, version)), list(kind, version, prefix));
+            }
+            add_type_meta(&mut schema, gvks(kind, kind.name()));
+            all.insert(long_name(kind.list_name()), list(kind, ApiVersion::Core, prefix));
         }
         if name == "Status" {
             schema["x-kubernetes-group-version-kind"] = json!([gvk("", "Status")]);
@@ -46,8 +57,37 @@ pub(super) fn long_name(name: &str) -> String {
         "StatusDetails",
         "WatchEvent",
     ];
-    let prefix = if is_meta.contains(&name) { META } else { OURS };
-    format!("{prefix}{name}")
+    let is_core = [
+        "Event",
+        "EventList",
+        "EventSeries",
+        "EventSource",
+        "Namespace",
+        "NamespaceList",
+        "NamespaceSpec",
+        "NamespaceStatus",
+        "ObjectReference",
+        "Service",
+        "ServiceList",
+    ];
+    match name.strip_prefix(EVENTS_MARK) {
+        Some(name) => format!("{EVENTS}{name}"),
+        None if is_meta.contains(&name) => format!("{META}{name}"),
+        None if is_core.contains(&name) => format!("{CORE}{name}"),
+        None => format!("{OURS}{name}"),
+    }
+}
+
+// Tells the short names of the two forms of an event apart.
+const EVENTS_MARK: &str = "events/";
+
+/// Short name of the type of a kind under a version.
+pub(super) fn type_name(kind: Kind, version: ApiVersion) -> &'static str {
+    if version == ApiVersion::Events { "events/Event" } else { kind.name() }
+}
+
+pub(super) fn list_type_name(kind: Kind, version: ApiVersion) -> &'static str {
+    if version == ApiVersion::Events { "events/EventList" } else { kind.list_name() }
 }
 
 pub(super) fn reference(prefix: &str, name: &str) -> Value {
@@ -63,7 +103,13 @@ fn both_versions(kind: &str) -> Value {
     json!([gvk(ApiVersion::Core.group(), kind), gvk(ApiVersion::Group.group(), kind)])
 }
 
-fn add_type_meta(schema: &mut Value, kind: &str) {
+/// The versions under which a kind has one and the same form, for the kind or its list.
+fn gvks(kind: Kind, name: &str) -> Value {
+    let versions = kind.versions().iter().filter(|version| **version != ApiVersion::Events);
+    versions.map(|version| gvk(version.group(), name)).collect()
+}
+
+fn add_type_meta(schema: &mut Value, gvks: Value) {
     if let Some(properties) = schema["properties"].as_object_mut() {
         properties.extend(type_meta());
         let told = [
@@ -76,7 +122,7 @@ fn add_type_meta(schema: &mut Value, kind: &str) {
             }
         }
     }
-    schema["x-kubernetes-group-version-kind"] = both_versions(kind);
+    schema["x-kubernetes-group-version-kind"] = gvks;
 }
 
 fn type_meta() -> Map<String, Value> {
@@ -89,19 +135,24 @@ fn type_meta() -> Map<String, Value> {
     ])
 }
 
-fn list(kind: Kind, prefix: &str) -> Value {
+fn list(kind: Kind, version: ApiVersion, prefix: &str) -> Value {
+    let (name, item) = (kind.list_name(), type_name(kind, version));
+    let gvks = match version {
+        ApiVersion::Events => json!([gvk(version.group(), name)]),
+        _ => gvks(kind, name),
+    };
     let mut properties = type_meta();
     properties.insert("metadata".into(), described(reference(prefix, "ListMeta"), "Standard list metadata."));
     properties.insert(
         "items".into(),
-        json!({ "type": "array", "description": "The objects.", "items": reference(prefix, kind.name()) }),
+        json!({ "type": "array", "description": "The objects.", "items": reference(prefix, item) }),
     );
     json!({
         "type": "object",
         "description": format!("{} is a list of {}.", kind.list_name(), kind.name()),
         "required": ["items"],
         "properties": properties,
-        "x-kubernetes-group-version-kind": both_versions(kind.list_name()),
+        "x-kubernetes-group-version-kind": gvks,
     })
 }
 

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::definitions::gvk;
+use super::definitions::{gvk, list_type_name, type_name};
 use crate::{ApiVersion, Kind};
 
 /// One operation.
@@ -33,6 +33,7 @@ impl Operation {
         match self.version {
             ApiVersion::Core => "core_v1",
             ApiVersion::Group => "causewayIo_v1",
+            ApiVersion::Events => "events_v1",
         }
     }
 }
@@ -115,26 +116,47 @@ pub(super) fn root(version: ApiVersion) -> &'static str {
     match version {
         ApiVersion::Core => "/api/v1",
         ApiVersion::Group => "/apis/causeway.io/v1",
+        ApiVersion::Events => "/apis/events.k8s.io/v1",
     }
+}
+
+/// The parameters that stand in a path.
+pub(super) fn path_parameters(path: &str) -> impl Iterator<Item = &'static str> {
+    ["name", "namespace"].into_iter().filter(move |name| path.contains(&format!("{{{name}}}")))
+}
+
+/// Every path of every kind of a version with its operations.
+pub(super) fn all_paths(version: ApiVersion) -> impl Iterator<Item = (String, Vec<Operation>)> {
+    let kinds = Kind::SERVED.into_iter().filter(move |kind| kind.versions().contains(&version));
+    kinds.flat_map(move |kind| paths(version, kind))
 }
 
 /// Every path of a kind with its operations.
 pub(super) fn paths(version: ApiVersion, kind: Kind) -> Vec<(String, Vec<Operation>)> {
-    let collection = format!("{}/{}", root(version), kind.plural());
+    let everywhere = format!("{}/{}", root(version), kind.plural());
+    let collection = match kind.is_namespaced() {
+        true => format!("{}/namespaces/{{namespace}}/{}", root(version), kind.plural()),
+        false => everywhere.clone(),
+    };
+    let scope = if kind.is_namespaced() { "Namespaced" } else { "" };
     let object = format!("{collection}/{{name}}");
     let status = format!("{object}/status");
     let operation = |method, action, verb: &str, suffix: &str| {
-        let group = if version == ApiVersion::Core { "CoreV1" } else { "CausewayIoV1" };
+        let group = match version {
+            ApiVersion::Core => "CoreV1",
+            ApiVersion::Group => "CausewayIoV1",
+            ApiVersion::Events => "EventsV1",
+        };
         Operation {
             method,
             action,
-            id: format!("{verb}{group}{kind}{suffix}"),
+            id: format!("{verb}{group}{scope}{kind}{suffix}"),
             description: String::new(),
             kind,
             version,
             body: None,
             consumes: ANY,
-            answer: kind.name(),
+            answer: type_name(kind, version),
             codes: &["200"],
             query: vec![&PRETTY],
         }
@@ -142,7 +164,7 @@ pub(super) fn paths(version: ApiVersion, kind: Kind) -> Vec<(String, Vec<Operati
     let list = vec![
         Operation {
             description: format!("list or watch objects of kind {kind}"),
-            answer: kind.list_name(),
+            answer: list_type_name(kind, version),
             query: vec![
                 &PRETTY,
                 &BOOKMARKS,
@@ -160,7 +182,7 @@ pub(super) fn paths(version: ApiVersion, kind: Kind) -> Vec<(String, Vec<Operati
         },
         Operation {
             description: format!("create a {kind}"),
-            body: Some(kind.name()),
+            body: Some(type_name(kind, version)),
             codes: &["200", "201", "202"],
             query: vec![&PRETTY, &DRY_RUN, &FIELD_MANAGER, &FIELD_VALIDATION],
             ..operation("post", "post", "create", "")
@@ -187,7 +209,7 @@ pub(super) fn paths(version: ApiVersion, kind: Kind) -> Vec<(String, Vec<Operati
         [
             Operation {
                 description: format!("replace {about} {kind}"),
-                body: Some(kind.name()),
+                body: Some(type_name(kind, version)),
                 codes: &["200", "201"],
                 query: vec![&PRETTY, &DRY_RUN, &FIELD_MANAGER, &FIELD_VALIDATION],
                 ..operation("put", "put", "replace", suffix)
@@ -220,5 +242,24 @@ pub(super) fn paths(version: ApiVersion, kind: Kind) -> Vec<(String, Vec<Operati
         ..operation("get", "get", "read", "Status")
     }];
     of_status.extend(write("status of the specified", "Status"));
-    vec![(collection, list), (object, one), (status, of_status)]
+    let mut all = vec![(collection, list), (object, one)];
+    if kind.has_status() {
+        all.push((status, of_status));
+    }
+    if kind.is_read_only() {
+        all.iter_mut().for_each(|(_, operations)| operations.retain(|operation| operation.method == "get"));
+    }
+    if kind.is_namespaced() {
+        let list = Operation {
+            id: format!("{}ForAllNamespaces", operation("get", "list", "list", "").id.replacen(scope, "", 1)),
+            description: format!("list or watch objects of kind {kind} in all namespaces"),
+            answer: list_type_name(kind, version),
+            query: vec![
+                &PRETTY, &BOOKMARKS, &CONTINUE, &FIELDS, &LABELS, &LIMIT, &REVISION, &TIMEOUT, &WATCH,
+            ],
+            ..operation("get", "list", "list", "")
+        };
+        all.push((everywhere, vec![list]));
+    }
+    all
 }

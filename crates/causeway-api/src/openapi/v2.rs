@@ -3,8 +3,10 @@
 use serde_json::{Map, Value, json};
 
 use super::definitions::{definitions, reference};
-use super::operations::{Operation, paths};
-use crate::{ApiVersion, Kind};
+use super::operations::{Operation, all_paths, path_parameters};
+use super::reviews;
+use crate::ApiVersion;
+use crate::discovery::{REVIEWS, Review};
 
 const PREFIX: &str = "#/definitions/";
 const PRODUCES: [&str; 2] = ["application/json", "application/json;stream=watch"];
@@ -12,30 +14,47 @@ const PRODUCES: [&str; 2] = ["application/json", "application/json;stream=watch"
 /// `/openapi/v2`.
 pub fn v2() -> Value {
     let mut all = Map::new();
-    for version in [ApiVersion::Core, ApiVersion::Group] {
-        for kind in Kind::ALL {
-            for (path, operations) in paths(version, kind) {
-                all.insert(path.clone(), path_item(&path, &operations));
-            }
-        }
+    for (path, operations) in ApiVersion::ALL.into_iter().flat_map(all_paths) {
+        all.insert(path.clone(), path_item(&path, &operations));
     }
+    for review in REVIEWS {
+        all.insert(reviews::path(&review), json!({ "post": review_body(&review) }));
+    }
+    let mut definitions = definitions(PREFIX);
+    definitions.extend(reviews::definitions(PREFIX, None));
     json!({
         "swagger": "2.0",
         "info": { "title": "Causeway", "version": env!("CARGO_PKG_VERSION") },
         "paths": all,
-        "definitions": definitions(PREFIX),
+        "definitions": definitions,
     })
+}
+
+fn review_body(review: &Review) -> Value {
+    let schema = reviews::reference(PREFIX, review);
+    let answer = json!({ "description": "Created", "schema": schema });
+    let mut body = reviews::operation(review);
+    body["schemes"] = json!(["https"]);
+    body["consumes"] = json!(["*/*"]);
+    body["produces"] = json!(["application/json"]);
+    body["parameters"] = json!([{ "name": "body", "in": "body", "required": true, "schema": schema }]);
+    body["responses"] = json!({ "201": answer, "401": { "description": "Unauthorized" } });
+    body
 }
 
 fn path_item(path: &str, operations: &[Operation]) -> Value {
     let mut item: Map<String, Value> =
         operations.iter().map(|operation| (operation.method.to_string(), body(operation))).collect();
-    if path.contains("{name}") {
-        let name = json!({
-            "name": "name", "in": "path", "description": "name of the object", "required": true, "type": "string",
-            "uniqueItems": true,
-        });
-        item.insert("parameters".into(), json!([name]));
+    let parameters: Vec<Value> = path_parameters(path)
+        .map(|name| {
+            json!({
+                "name": name, "in": "path", "description": format!("{name} of the object"), "required": true,
+                "type": "string", "uniqueItems": true,
+            })
+        })
+        .collect();
+    if !parameters.is_empty() {
+        item.insert("parameters".into(), parameters.into());
     }
     item.into()
 }

@@ -1,43 +1,71 @@
 //! OpenAPI v3: one document per group and version, and an index with their hashes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hasher};
 
 use serde_json::{Map, Value, json};
 
 use super::definitions::{definitions, reference};
-use super::operations::{Operation, paths, root};
-use crate::{ApiVersion, Kind};
+use super::operations::{Operation, all_paths, path_parameters, root};
+use super::reviews;
+use crate::ApiVersion;
+use crate::discovery::REVIEWS;
 
 const PREFIX: &str = "#/components/schemas/";
 
 /// `/openapi/v3`: where the documents are. The hash changes with the document, so a client may keep what it has.
 pub fn v3_index() -> Value {
-    let entry = |version: ApiVersion| {
-        let path = root(version).trim_start_matches('/');
+    let entry = |path: &str, document: &Value| {
         let mut hasher = DefaultHasher::new();
-        hasher.write(v3(version).to_string().as_bytes());
+        hasher.write(document.to_string().as_bytes());
         let url = format!("/openapi/v3/{path}?hash={:016X}", hasher.finish());
         (path.to_string(), json!({ "serverRelativeURL": url }))
     };
-    let paths: Map<String, Value> = [ApiVersion::Core, ApiVersion::Group].into_iter().map(entry).collect();
+    let versions = ApiVersion::ALL.into_iter();
+    let kinds = versions.map(|version| entry(root(version).trim_start_matches('/'), &v3(version)));
+    let groups: BTreeSet<&str> = REVIEWS.into_iter().map(|review| review.group).collect();
+    let questions =
+        groups.into_iter().filter_map(|group| Some(entry(&format!("apis/{group}/v1"), &v3_reviews(group)?)));
+    let paths: Map<String, Value> = kinds.chain(questions).collect();
     json!({ "paths": paths })
 }
 
-/// `/openapi/v3/api/v1` or `/openapi/v3/apis/causeway.io/v1`.
+/// `/openapi/v3/apis/GROUP/v1` of a group of reviews; none for other groups.
+pub fn v3_reviews(group: &str) -> Option<Value> {
+    let mut all = Map::new();
+    for review in REVIEWS.into_iter().filter(|review| review.group == group) {
+        let schema = reviews::reference(PREFIX, &review);
+        let content = |media: &str| json!({ media: { "schema": schema } });
+        let mut body = reviews::operation(&review);
+        body["requestBody"] = json!({ "content": content("*/*"), "required": true });
+        body["responses"] = json!({
+            "201": { "description": "Created", "content": content("application/json") },
+            "401": { "description": "Unauthorized" },
+        });
+        all.insert(reviews::path(&review), json!({ "post": body }));
+    }
+    let mut schemas = reviews::definitions(PREFIX, Some(group));
+    schemas.extend(definitions(PREFIX).into_iter().filter(|(name, _)| name.contains(".meta.v1.")));
+    schemas.values_mut().for_each(wrap_references);
+    (!all.is_empty()).then(|| document(all, json!(schemas)))
+}
+
+/// `/openapi/v3/api/v1`, `/openapi/v3/apis/causeway.io/v1` or `/openapi/v3/apis/events.k8s.io/v1`.
 pub fn v3(version: ApiVersion) -> Value {
     let mut all = Map::new();
-    for kind in Kind::ALL {
-        for (path, operations) in paths(version, kind) {
-            all.insert(path.clone(), path_item(&path, &operations));
-        }
+    for (path, operations) in all_paths(version) {
+        all.insert(path.clone(), path_item(&path, &operations));
     }
     let mut schemas: BTreeMap<String, Value> = definitions(PREFIX);
     schemas.values_mut().for_each(wrap_references);
+    document(all, json!(schemas))
+}
+
+fn document(paths: Map<String, Value>, schemas: Value) -> Value {
     json!({
         "openapi": "3.0.0",
         "info": { "title": "Causeway", "version": env!("CARGO_PKG_VERSION") },
-        "paths": all,
+        "paths": paths,
         "components": { "schemas": schemas },
     })
 }
@@ -45,12 +73,16 @@ pub fn v3(version: ApiVersion) -> Value {
 fn path_item(path: &str, operations: &[Operation]) -> Value {
     let mut item: Map<String, Value> =
         operations.iter().map(|operation| (operation.method.to_string(), body(operation))).collect();
-    if path.contains("{name}") {
-        let name = json!({
-            "name": "name", "in": "path", "description": "name of the object", "required": true,
-            "schema": { "type": "string", "uniqueItems": true },
-        });
-        item.insert("parameters".into(), json!([name]));
+    let parameters: Vec<Value> = path_parameters(path)
+        .map(|name| {
+            json!({
+                "name": name, "in": "path", "description": format!("{name} of the object"), "required": true,
+                "schema": { "type": "string", "uniqueItems": true },
+            })
+        })
+        .collect();
+    if !parameters.is_empty() {
+        item.insert("parameters".into(), parameters.into());
     }
     item.into()
 }

@@ -159,7 +159,7 @@ proptest! {
         let live = history(&steps);
         let once = take(&last, 100, live.as_ref()).unwrap();
         prop_assert_eq!(take(&last, 200, Some(&once)).unwrap(), once.clone());
-        let other = match last.api_version { ApiVersion::Core => ApiVersion::Group, ApiVersion::Group => ApiVersion::Core };
+        let other = match last.api_version { ApiVersion::Core => ApiVersion::Group, _ => ApiVersion::Core };
         last.api_version = other;
         prop_assert_eq!(take(&last, 300, Some(&once)).unwrap(), once);
     }

@@ -153,8 +153,8 @@ fn every_reference_leads_to_a_definition() {
     let names: Vec<&str> = definitions.keys().map(String::as_str).collect();
     assert_eq!(
         names.join(" "),
-        "BackendTls Condition ECommunity EGateway EPolicy EServer EService ESite Endpoint HealthCheck HttpRule Limits \
-         ListMeta ManagedFieldsEntry ObjectMeta ObjectStatus OwnerReference ServiceExpose Status StatusCause StatusDetails \
-         VirtualPresence"
+        "BackendTls Condition ECommunity EGateway EPolicy EServer EService ESite Endpoint Event EventSeries EventSource \
+         HealthCheck HttpRule Limits ListMeta ManagedFieldsEntry Namespace NamespaceSpec NamespaceStatus ObjectMeta ObjectReference \
+         ObjectStatus OwnerReference Service ServiceExpose Status StatusCause StatusDetails VirtualPresence"
     );
 }

@@ -33,8 +33,36 @@ pub fn selectable_fields(kind: Kind) -> &'static [&'static str] {
         Kind::ServiceExpose => &["metadata.name", "eServiceName", "eSites", "ePolicys"],
         Kind::VirtualPresence => &["metadata.name", "eServiceName", "eSiteName", "virtualIp"],
         Kind::ECommunity => &["metadata.name", "members"],
+        Kind::Namespace => &["metadata.name"],
+        Kind::Event => &EVENT_FIELDS,
+        Kind::Service => &["metadata.name", "metadata.namespace"],
     }
 }
+
+/// What events are found by in Kubernetes, and behind them the same under the names of events.k8s.io/v1.
+const EVENT_FIELDS: [&str; 21] = [
+    "metadata.name",
+    "metadata.namespace",
+    "involvedObject.kind",
+    "involvedObject.namespace",
+    "involvedObject.name",
+    "involvedObject.uid",
+    "involvedObject.apiVersion",
+    "involvedObject.resourceVersion",
+    "involvedObject.fieldPath",
+    "reason",
+    "reportingComponent",
+    "source",
+    "type",
+    "regarding.kind",
+    "regarding.namespace",
+    "regarding.name",
+    "regarding.uid",
+    "regarding.apiVersion",
+    "regarding.resourceVersion",
+    "regarding.fieldPath",
+    "reportingController",
+];
 
 impl FieldSelector {
     pub fn parse(kind: Kind, text: &str) -> Result<FieldSelector, SelectorError> {

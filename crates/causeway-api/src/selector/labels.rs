@@ -1,4 +1,5 @@
-//! Label selectors, in the grammar of Kubernetes: `a=b`, `a==b`, `a!=b`, `a in (b,c)`, `a notin (b,c)`, `a`, `!a`, joined by commas.
+//! Label selectors, in the grammar of Kubernetes: `a=b`, `a==b`, `a!=b`, `a in (b,c)`, `a notin (b,c)`, `a`, `!a`, `a>5`, `a<5`,
+//! joined by commas.
 
 use std::collections::BTreeSet;
 
@@ -20,6 +21,9 @@ pub enum Requirement {
     In(String, BTreeSet<String>),
     /// Also holds when the label is missing, as in Kubernetes.
     NotIn(String, BTreeSet<String>),
+    /// The value is a whole number above this one. A label that is missing, or no number, is not.
+    GreaterThan(String, i64),
+    LessThan(String, i64),
 }
 
 // More than any person writes; keeps a request from costing every event a million comparisons.
@@ -64,8 +68,14 @@ impl LabelSelector {
             Requirement::Missing(key) => label(key).is_none(),
             Requirement::In(key, values) => label(key).is_some_and(|value| values.contains(value)),
             Requirement::NotIn(key, values) => label(key).is_none_or(|value| !values.contains(value)),
+            Requirement::GreaterThan(key, bound) => number(label(key)).is_some_and(|value| value > *bound),
+            Requirement::LessThan(key, bound) => number(label(key)).is_some_and(|value| value < *bound),
         })
     }
+}
+
+fn number(label: Option<&str>) -> Option<i64> {
+    label?.parse().ok()
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -77,8 +87,8 @@ enum Token<'a> {
     Not,
     Equals,
     NotEquals,
-    /// `<` and `>` compare numbers in Kubernetes' grammar but are refused by its API servers for lists; so they are here.
-    Compare,
+    Greater,
+    Less,
     End,
 }
 
@@ -92,7 +102,8 @@ impl Token<'_> {
             Token::Not => "'!'".into(),
             Token::Equals => "'='".into(),
             Token::NotEquals => "'!='".into(),
-            Token::Compare => "'<' or '>'".into(),
+            Token::Greater => "'>'".into(),
+            Token::Less => "'<'".into(),
             Token::End => "the end".into(),
         }
     }
@@ -120,6 +131,14 @@ impl<'a> Parser<'a> {
                 self.next();
                 Ok(Requirement::NotIn(key, self.value()?))
             }
+            Token::Greater => {
+                self.next();
+                Ok(Requirement::GreaterThan(key.clone(), self.bound(&key)?))
+            }
+            Token::Less => {
+                self.next();
+                Ok(Requirement::LessThan(key.clone(), self.bound(&key)?))
+            }
             Token::Word("in") => {
                 self.next();
                 Ok(Requirement::In(key, self.values()?))
@@ -129,7 +148,7 @@ impl<'a> Parser<'a> {
                 Ok(Requirement::NotIn(key, self.values()?))
             }
             token => Err(self.error(&format!(
-                "found {} after the key, expected '=', '==', '!=', 'in', 'notin' or ','",
+                "found {} after the key, expected '=', '==', '!=', '>', '<', 'in', 'notin' or ','",
                 token.show()
             ))),
         }
@@ -155,6 +174,21 @@ impl<'a> Parser<'a> {
             }
             token => Err(self.error(&format!("found {}, expected a value", token.show()))),
         }
+    }
+
+    /// The number after '>' or '<'. The refusal is in the words of Kubernetes.
+    fn bound(&mut self, key: &str) -> Result<i64, SelectorError> {
+        let word = match self.next() {
+            Token::Word(word) => word,
+            token => return Err(self.error(&format!("found {}, expected a value", token.show()))),
+        };
+        let bound = word.parse().map_err(|_| {
+            let shown = show(&word.into());
+            let why = "for 'Gt', 'Lt' operators, the value must be an integer";
+            self.error(&format!("values[0][{key}]: Invalid value: {shown}: {why}"))
+        })?;
+        self.check_value(word)?;
+        Ok(bound)
     }
 
     /// The values of `in` and `notin`, in parentheses.
@@ -209,8 +243,8 @@ impl<'a> Parser<'a> {
             (",", Token::Comma),
             ("(", Token::Open),
             (")", Token::Close),
-            ("<", Token::Compare),
-            (">", Token::Compare),
+            ("<", Token::Less),
+            (">", Token::Greater),
         ];
         for (symbol, token) in symbols {
             if let Some(rest) = rest.strip_prefix(symbol) {

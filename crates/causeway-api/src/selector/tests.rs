@@ -37,6 +37,12 @@ fn label_selectors_follow_the_grammar_of_kubernetes() {
         ("tier=factory,example.com/zone in (b)", false),
         ("in in (in)", true),
         ("notin", false),
+        ("floor>3", true),
+        ("floor > 4", false),
+        ("floor<5,floor>0", true),
+        ("floor<4", false),
+        ("missing>0", false),
+        ("tier>0", false),
     ];
     for (selector, expected) in rows {
         check(selector, "", expected);
@@ -53,7 +59,11 @@ fn bad_label_selectors_are_refused_with_the_place() {
         ("a in (b", "found the end, expected ',' or ')'"),
         ("a in (b c)", "found \"c\", expected ',' or ')'"),
         ("=b", "found '=', expected the key"),
-        ("a>1", "found '<' or '>' after the key"),
+        ("a>x", "values[0][a]: Invalid value: \"x\": for 'Gt', 'Lt' operators, the value must be an integer"),
+        ("a>", "found the end, expected a value"),
+        ("a>1.5", "must be an integer"),
+        ("a>-1", "\"-1\" is no value"),
+        ("a>(1)", "found '(', expected a value"),
         ("a b", "found \"b\" after the key, expected '='"),
         ("a=b=c", "found '=', expected ',' or the end"),
         ("a!b", "found '!' after the key"),
@@ -146,7 +156,7 @@ fn every_selectable_field_of_a_kind_is_looked_at() {
 #[track_caller]
 fn check(labels: &str, fields: &str, expected: bool) {
     let value = json!({
-        "metadata": {"name": "web", "labels": {"tier": "factory", "example.com/zone": "a", "empty": "", "in": "in"}},
+        "metadata": {"name": "web", "labels": {"tier": "factory", "example.com/zone": "a", "empty": "", "in": "in", "floor": "4"}},
         "eServiceName": "nginx", "eSites": ["berlin", "oslo"], "ePolicys": ["p1"], "dnsName": "x\n\"",
     });
     let object = Object::decode(Kind::ServiceExpose, value).unwrap().object;
@@ -158,4 +168,33 @@ fn check(labels: &str, fields: &str, expected: bool) {
         expected,
         "{labels} {fields} stored"
     );
+}
+
+#[test]
+fn events_are_found_by_what_they_are_about() {
+    let event = serde_json::json!({
+        "metadata": {"name": "oslo.1", "namespace": "default"},
+        "involvedObject": {"kind": "EGateway", "name": "oslo", "uid": "u", "apiVersion": "causeway.io/v1"},
+        "reason": "Disconnected", "type": "Warning", "reportingComponent": "causeway-cloud",
+    });
+    let object = Object::decode(Kind::Event, event).unwrap().object;
+    let stored = object.encode();
+    let check = |fields: &str, expected: bool| {
+        let selector = Selector::parse(Kind::Event, "", fields).unwrap();
+        assert_eq!(selector.matches_object(&object), expected, "{fields}");
+        assert_eq!(selector.matches(&Facets::from_stored(&stored).unwrap()), expected, "{fields} as stored");
+    };
+    // What `kubectl describe` asks for, with the empty namespace of a cluster-scoped object.
+    let describe = "involvedObject.name=oslo,involvedObject.namespace=,involvedObject.kind=EGateway,involvedObject.uid=u";
+    check(describe, true);
+    check("involvedObject.kind=EGateway,involvedObject.name=oslo,involvedObject.apiVersion=v1", true);
+    check("involvedObject.apiVersion=causeway.io/v1", true);
+    check("involvedObject.apiVersion=apps/v1", false);
+    check("involvedObject.apiVersion!=v1", false);
+    check("regarding.name=oslo,reportingController=causeway-cloud", true);
+    check("type=Normal", false);
+    check("type!=Normal,reason=Disconnected,source=causeway-cloud", true);
+    check("metadata.namespace=default", true);
+    check("metadata.namespace=kube-system", false);
+    assert!(Selector::parse(Kind::Event, "", "message=x").is_err());
 }

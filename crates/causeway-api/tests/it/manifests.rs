@@ -26,14 +26,12 @@ fn the_examples_are_valid_and_everything_in_them_resolves() {
     for object in world.objects() {
         let status = conditions::status(object, &world, Time::from_second(NOW));
         let ready = status.condition(READY).unwrap();
-        assert_eq!(
-            ready.status,
-            ConditionStatus::True,
-            "{} {}: {}",
-            object.kind(),
-            object.name(),
-            ready.message
-        );
+        // A gateway of an edge that is only written down has never connected; nothing else may be missing.
+        let is_resolved = match (object.kind(), object.name()) {
+            (Kind::EGateway, name) if name != "cloud" => ready.reason == "NeverConnected",
+            _ => ready.status == ConditionStatus::True,
+        };
+        assert!(is_resolved, "{} {}: {}", object.kind(), object.name(), ready.message);
     }
     for kind in Kind::ALL {
         assert!(world.objects().any(|object| object.kind() == kind), "no example of {kind}");

@@ -8,6 +8,7 @@ use causeway_api::{Kind, Status};
 use causeway_store::{Record, Revision};
 use http::{HeaderValue, Response, StatusCode, header};
 
+use super::act::Act;
 use super::{Asking, Handler};
 use crate::body::{self, Parsed};
 use crate::registry::{Author, Deleted, ListPage, Stored, Written};
@@ -32,6 +33,7 @@ impl Handler {
         asking: &Asking<'_>,
         ObjectAsk { version, kind, deed }: ObjectAsk,
         bytes: Bytes,
+        act: &mut Act<'_>,
     ) -> Result<Response<Body>, Status> {
         let (view, encoding) = choose(&asking.accept)
             .ok_or_else(|| Status::not_acceptable(&["application/json", "application/yaml"]))?;
@@ -52,7 +54,7 @@ impl Handler {
                 let manager = manager(asking, &options);
                 let author = author(shape, &manager, options.dry_run);
                 let written = self.registry.create(author, kind, parsed, options.field_validation).await?;
-                self.written(shape, written)
+                self.written(shape, written, act)
             }
             Deed::Update { name, status, options, format } => {
                 let parsed = parse(format, &bytes)?;
@@ -61,16 +63,17 @@ impl Handler {
                 let (target, sub) = ((kind, name.as_str()), subresource(status));
                 let validation = options.field_validation;
                 let written = self.registry.update(author, target, sub, parsed, validation).await?;
-                self.written(shape, written)
+                self.written(shape, written, act)
             }
             Deed::Patch { name, status, options, format } => {
                 let manager = manager(asking, &options);
                 let author = author(shape, &manager, options.dry_run);
                 let (target, sub) = ((kind, name.as_str()), subresource(status));
-                self.patch(shape, author, (target, sub), &options, (format, &bytes)).await
+                self.patch(shape, author, (target, sub), &options, (format, &bytes), act).await
             }
             Deed::Delete { name, options, format } => {
                 let options = delete_options(options, format, &bytes)?;
+                act.is_dry_run(options.dry_run);
                 let author = author(shape, "", options.dry_run);
                 match self.registry.delete(author, kind, &name, &options).await? {
                     Deleted::Gone { uid, .. } => {
@@ -82,7 +85,8 @@ impl Handler {
             }
             Deed::DeleteCollection { list, options, format } => {
                 let options = delete_options(options, format, &bytes)?;
-                self.delete_collection(shape, &list, &options).await
+                act.is_dry_run(options.dry_run);
+                self.delete_collection(shape, &list, &options, act).await
             }
         }
     }
@@ -94,6 +98,7 @@ impl Handler {
         (target, sub): ((Kind, &str), Subresource),
         options: &WriteOptions,
         (format, bytes): (PatchFormat, &Bytes),
+        act: &mut Act<'_>,
     ) -> Result<Response<Body>, Status> {
         let validation = options.field_validation;
         let written = match format {
@@ -106,7 +111,7 @@ impl Handler {
                 self.registry.patch(author, target, sub, patch, validation).await?
             }
         };
-        self.written(shape, written)
+        self.written(shape, written, act)
     }
 
     async fn delete_collection(
@@ -114,9 +119,13 @@ impl Handler {
         shape: Shape,
         list: &ListOptions,
         options: &DeleteOptions,
+        act: &mut Act<'_>,
     ) -> Result<Response<Body>, Status> {
         let author = author(shape, "", options.dry_run);
         let deleted = self.registry.delete_collection(author, shape.kind, list, options).await?;
+        act.has_deleted(
+            deleted.iter().filter_map(|stored| Some(stored.object().ok()?.name().to_owned())).collect(),
+        );
         let revision = deleted.iter().map(|stored| stored.revision).max().unwrap_or(Revision(0));
         let record = |Stored { revision, value, .. }: Stored| Record {
             key: "".into(),
@@ -135,7 +144,7 @@ impl Handler {
         shape: Shape,
         options: WatchOptions,
     ) -> Result<Response<Body>, Status> {
-        let pass = self.watches.enter(&asking.identity, &asking.user, &self.stop).ok_or_else(|| {
+        let pass = self.watches.enter(&asking.caller, &asking.user, &self.stop).ok_or_else(|| {
             self.metrics.rejected("watches");
             Status::too_many_requests("this client watches as much as it may; end a watch first", 1)
         })?;
@@ -150,7 +159,8 @@ impl Handler {
         Ok(response)
     }
 
-    fn written(&self, shape: Shape, written: Written) -> Result<Response<Body>, Status> {
+    fn written(&self, shape: Shape, written: Written, act: &mut Act<'_>) -> Result<Response<Body>, Status> {
+        act.has_written(&written);
         let code = if written.created { StatusCode::CREATED } else { StatusCode::OK };
         let mut response = self.stored(code, shape, &written.stored)?;
         respond::warn(&mut response, &written.warnings);

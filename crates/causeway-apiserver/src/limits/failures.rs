@@ -1,16 +1,19 @@
 //! Slows down whoever presents wrong credentials, by source address.
 //!
-//! Only failures count. An address that has failed too often is refused before its next credential is looked at, so that
-//! guessing gains nothing; client certificates are not affected, because TLS has already proved them.
+//! Only failures count, and a right credential passes whatever its address has failed before: many clients may share one
+//! address. For an address that has failed too often, tokens are looked up in memory alone, so a flood of wrong ones costs
+//! little. Secrets have 256 bits; the limit protects the processor and the store, not the secrets.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::num::NonZeroU32;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use governor::clock::{Clock, DefaultClock};
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
+
+use super::sources::source;
 
 pub struct Failures {
     limiter: DefaultKeyedRateLimiter<IpAddr>,
@@ -31,7 +34,7 @@ impl Failures {
         }
     }
 
-    /// How long this address has to wait before its credentials are looked at.
+    /// How long wrong credentials of this address are refused without being looked up anywhere but in memory.
     pub fn blocked(&self, address: IpAddr) -> Option<Duration> {
         let blocked = self.blocked.lock().unwrap_or_else(PoisonError::into_inner);
         let until = blocked.get(&source(address))?;
@@ -60,17 +63,6 @@ impl Failures {
         let now = Instant::now();
         self.blocked.lock().unwrap_or_else(PoisonError::into_inner).retain(|_, until| *until > now);
         self.limiter.retain_recent();
-    }
-}
-
-/// One household of IPv6 has a whole /64, and one host has IPv4 in two spellings.
-fn source(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(v6) => {
-            let [a, b, c, d, ..] = v6.segments();
-            IpAddr::V6(Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0))
-        }
-        v4 => v4,
     }
 }
 

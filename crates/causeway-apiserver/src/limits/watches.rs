@@ -134,8 +134,13 @@ mod tests {
     fn watches_are_bounded_per_user_and_end_with_their_credential() {
         let (watches, server) = (Watches::new(2), CancellationToken::new());
         let enter = |user: &str| {
-            let identity =
-                Identity { user: user.into(), groups: Vec::new(), role: Role::Viewer, credential: None };
+            let identity = Identity {
+                user: user.into(),
+                groups: Vec::new(),
+                role: Role::Viewer,
+                credential: None,
+                impersonation: None,
+            };
             watches.enter(&Arc::new(identity), &user.into(), &server)
         };
         let alice = [enter("alice").unwrap(), enter("alice").unwrap()];

@@ -3,8 +3,10 @@
 //! Pure. What the client sent becomes an object (`read`), gets what only the server may set (`fit_new`, `fit_change`),
 //! and is checked (`check`). Ownership of fields and rules across objects are looked at elsewhere.
 
-use causeway_api::ownership::Subresource;
-use causeway_api::{ApiVersion, FieldError, Kind, Object, Status, Time};
+use causeway_api::decode::nearest_field;
+use causeway_api::kinds::{NAMESPACE, event};
+use causeway_api::ownership::{self, Subresource};
+use causeway_api::{ApiVersion, FieldError, FieldReason, Kind, Object, Status, Time, document};
 use causeway_store::Revision;
 use serde_json::Value;
 
@@ -12,15 +14,28 @@ use crate::body::Parsed;
 use crate::errors::{self, About};
 use crate::request::options::{FieldValidation, parse_revision};
 
-/// The largest stored object. etcd refuses values above 1.5 MiB; our stores agree on this.
-pub const OBJECT_BYTES_MAX: usize = 1 << 20;
 // As in Kubernetes: a name has at most 63 characters, five of them random.
 const GENERATED_PREFIX_MAX: usize = 58;
+
+/// An object and what its writer wrote of it: the second tells a zero value from an absent one.
+#[derive(Debug, Clone)]
+pub struct Draft {
+    pub object: Object,
+    /// A document without kind and apiVersion; null when there is nothing but the object.
+    pub written: Value,
+}
+
+impl Draft {
+    /// An object that a part of Causeway made.
+    pub fn ours(object: Object) -> Draft {
+        Draft { object, written: Value::Null }
+    }
+}
 
 /// What a client's bytes turned out to be.
 #[derive(Debug)]
 pub struct Read {
-    pub object: Object,
+    pub draft: Draft,
     /// For `Warning` headers.
     pub warnings: Vec<String>,
 }
@@ -33,11 +48,12 @@ pub fn read(
     validation: FieldValidation,
 ) -> Result<Read, Status> {
     check_type(kind, version, &parsed.value)?;
+    check_namespace(kind, &parsed.value)?;
     let name = name_in(&parsed.value).to_owned();
-    let decoded = Object::decode(kind, parsed.value)
+    let decoded = Object::decode_or_explain(kind, stored_names(version, parsed.value))
         .map_err(|errors| Status::invalid(version, kind, &name, &errors))?;
     let warnings = judge_fields(kind, version, &decoded.unknown, &parsed.duplicates, validation)?;
-    Ok(Read { object: decoded.object, warnings })
+    Ok(Read { draft: Draft { object: decoded.object, written: decoded.document }, warnings })
 }
 
 /// Unknown and repeated fields: nothing, warnings, or a refusal, as the client wished.
@@ -49,8 +65,14 @@ pub fn judge_fields(
     validation: FieldValidation,
 ) -> Result<Vec<String>, Status> {
     let repeated = duplicates.iter().map(|path| format!("duplicate field \"{path}\""));
-    let findings: Vec<String> =
-        unknown.iter().map(|path| format!("unknown field \"{path}\"")).chain(repeated).collect();
+    let unknown = unknown.iter().map(|path| match nearest_field(kind, path) {
+        Some(nearest) => format!("unknown field \"{path}\", did you mean \"{nearest}\"?"),
+        None => format!("unknown field \"{path}\""),
+    });
+    let findings: Vec<String> = match validation {
+        FieldValidation::Ignore => Vec::new(),
+        FieldValidation::Warn | FieldValidation::Strict => unknown.chain(repeated).collect(),
+    };
     match validation {
         FieldValidation::Ignore => Ok(Vec::new()),
         FieldValidation::Warn => Ok(findings),
@@ -71,7 +93,7 @@ pub fn check_type(kind: Kind, version: ApiVersion, value: &Value) -> Result<(), 
     let shown = |value: &Value| value.to_string().chars().take(100).collect::<String>();
     match fields.get("apiVersion") {
         None | Some(Value::Null) => {}
-        Some(Value::String(text)) if text.is_empty() || ApiVersion::parse(text).is_some() => {}
+        Some(Value::String(text)) if text.is_empty() || is_version_of(kind, text) => {}
         Some(other) => {
             return Err(Status::bad_request(format!(
                 "the API version in the data ({}) does not match the expected API version ({})",
@@ -88,6 +110,28 @@ pub fn check_type(kind: Kind, version: ApiVersion, value: &Value) -> Result<(), 
             shown(other).trim_matches('"')
         ))),
     }
+}
+
+fn is_version_of(kind: Kind, text: &str) -> bool {
+    ApiVersion::parse(text).is_some_and(|version| kind.versions().contains(&version))
+}
+
+/// A value with the names that fields have in the stored form.
+pub fn stored_names(version: ApiVersion, mut value: Value) -> Value {
+    if version == ApiVersion::Events {
+        event::rename(&mut value, ApiVersion::Core);
+    }
+    value
+}
+
+/// The namespace in the body of a namespaced object is the one of the path, or none.
+fn check_namespace(kind: Kind, value: &Value) -> Result<(), Status> {
+    let named = value.pointer("/metadata/namespace").and_then(Value::as_str).unwrap_or_default();
+    if !kind.is_namespaced() || ["", NAMESPACE].contains(&named) {
+        return Ok(());
+    }
+    let why = "the namespace of the provided object does not match the namespace sent on the request";
+    Err(Status::bad_request(why))
 }
 
 fn name_in(value: &Value) -> &str {
@@ -146,13 +190,27 @@ pub fn check_preconditions(
     Ok(())
 }
 
+/// A replacement must say which revision it replaces, or it would undo what others wrote meanwhile. Kubernetes demands it of
+/// custom resources, in these words.
+pub fn check_revision_given(about: About<'_>, new: &Object) -> Result<(), Status> {
+    if !["", "0"].contains(&new.metadata().resource_version.as_str()) {
+        return Ok(());
+    }
+    let error = FieldError {
+        path: "metadata.resourceVersion".into(),
+        reason: FieldReason::Invalid,
+        message: "Invalid value: 0x0: must be specified for an update".into(),
+    };
+    Err(Status::invalid(about.version, about.kind, about.name, &[error]))
+}
+
 pub fn uid_conflict(about: About<'_>, wanted: &str, found: &str) -> Status {
     let why = format!("Precondition failed: UID in precondition: {wanted}, UID in object meta: {found}");
     Status::conflict(about.version, about.kind, about.name, why)
 }
 
 /// Confines a change to its subresource and keeps what only the server may set. The generation is settled later, by
-/// `raise_generation`, when nothing else changes any more.
+/// `document`, when nothing else changes any more.
 pub fn fit_change(old: &Object, mut new: Object, subresource: Subresource) -> Object {
     match subresource {
         Subresource::Status => {
@@ -177,14 +235,24 @@ pub fn fit_change(old: &Object, mut new: Object, subresource: Subresource) -> Ob
     }
 }
 
-pub fn raise_generation(old: &Object, new: &mut Object) {
-    let generation = old.metadata().generation;
-    new.metadata_mut().generation = if new.same_fields(old) { generation } else { generation + 1 };
+/// The document of `new`, confined to its subresource, with the generation that follows from what changed.
+pub fn document(old: &Value, new: &mut Object, mut written: Value, subresource: Subresource) -> Value {
+    ownership::confine(subresource, Some(old), &mut written);
+    let mut document = new.document(&written);
+    if subresource == Subresource::Main && !document::same_fields(old, &document) {
+        new.metadata_mut().generation += 1;
+        document["metadata"]["generation"] = new.metadata().generation.into();
+    }
+    document
 }
 
-/// Everything that is wrong with the object itself.
-pub fn check(about: About<'_>, new: &Object, old: Option<&Object>) -> Result<(), Status> {
+/// Everything that is wrong with the object itself, and with the zero values that were written.
+pub fn check(about: About<'_>, new: &Object, written: &Value, old: Option<&Object>) -> Result<(), Status> {
     let mut errors = new.validate(old);
+    let zeros = document::refused_zeros(about.kind, written);
+    let zeros: Vec<FieldError> =
+        zeros.into_iter().filter(|zero| !errors.iter().any(|error| error.path == zero.path)).collect();
+    errors.extend(zeros);
     if let Some(old) = old {
         errors.extend(added_finalizers(old, new));
     }
@@ -209,10 +277,8 @@ fn added_finalizers(old: &Object, new: &Object) -> Option<FieldError> {
 }
 
 pub fn check_size(about: About<'_>, stored_bytes: usize) -> Result<(), Status> {
-    if stored_bytes <= OBJECT_BYTES_MAX {
-        return Ok(());
-    }
-    Err(errors::object_too_large(about, OBJECT_BYTES_MAX))
+    let bytes_max = about.kind.object_bytes_max();
+    if stored_bytes <= bytes_max { Ok(()) } else { Err(errors::object_too_large(about, bytes_max)) }
 }
 
 #[cfg(test)]
@@ -273,6 +339,34 @@ mod tests {
     }
 
     #[test]
+    fn the_generation_counts_changes_of_fields_and_of_nothing_else() {
+        let check = |subresource: Subresource, change: &str, generation: i64| {
+            let mut old = site("a");
+            old.metadata_mut().generation = 1;
+            let stored = old.document(&serde_json::json!({"subnets": []}));
+            let mut written = stored.clone();
+            let mut new = old.clone();
+            match change {
+                "zero" => drop(written.as_object_mut().unwrap().remove("subnets")),
+                "label" => drop(new.metadata_mut().labels.insert("x".into(), "y".into())),
+                "status" => new.status_mut().observed_generation = 1,
+                _ => {}
+            }
+            let document = document(&stored, &mut new, written, subresource);
+            assert_eq!(
+                (new.metadata().generation, &document["metadata"]["generation"]),
+                (generation, &generation.into()),
+                "{change}"
+            );
+        };
+        check(Subresource::Main, "", 1);
+        check(Subresource::Main, "label", 1);
+        check(Subresource::Main, "zero", 2);
+        check(Subresource::Status, "status", 1);
+        check(Subresource::Status, "zero", 1);
+    }
+
+    #[test]
     fn preconditions_are_compared_when_they_are_given() {
         let mut old = site("a");
         old.metadata_mut().uid = "u".into();
@@ -296,10 +390,10 @@ mod tests {
         old.metadata_mut().finalizers = vec!["example.com/a".into()];
         let mut new = old.clone();
         new.metadata_mut().finalizers.push("example.com/b".into());
-        assert!(check(ABOUT, &new, Some(&old)).is_ok());
+        assert!(check(ABOUT, &new, &Value::Null, Some(&old)).is_ok());
         old.metadata_mut().deletion_timestamp = Some(Time::from_second(1));
-        assert_eq!(check(ABOUT, &new, Some(&old)).unwrap_err().code, 422);
+        assert_eq!(check(ABOUT, &new, &Value::Null, Some(&old)).unwrap_err().code, 422);
         new.metadata_mut().finalizers.clear();
-        assert!(check(ABOUT, &new, Some(&old)).is_ok());
+        assert!(check(ABOUT, &new, &Value::Null, Some(&old)).is_ok());
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Pure. Fields that no kind has are taken out before ownership sees them, or somebody would own what is not there.
 
-use causeway_api::{Object, Status};
+use causeway_api::{ApiVersion, Kind, Object, Status, ownership};
 use serde_json::Value;
 
 use super::admit;
@@ -18,48 +18,35 @@ pub fn read_applied(
     validation: FieldValidation,
 ) -> Result<(Value, Object, Vec<String>), Status> {
     let About { version, kind, name } = about;
-    let mut value = parsed.value;
-    admit::check_type(kind, version, &value)?;
+    admit::check_type(kind, version, &parsed.value)?;
+    check_type_given(kind, version, &parsed.value)?;
+    let decoded = Object::decode_or_explain(kind, admit::stored_names(version, parsed.value))
+        .map_err(|errors| Status::invalid(version, kind, name, &errors))?;
+    let warnings = admit::judge_fields(kind, version, &decoded.unknown, &parsed.duplicates, validation)?;
+    let mut value = decoded.document;
     // Both versions name the same fields; ownership compares with the one of the path.
     value["apiVersion"] = version.as_str().into();
     value["kind"] = kind.name().into();
-    let decoded = Object::decode(kind, value.clone())
-        .map_err(|errors| Status::invalid(version, kind, name, &errors))?;
-    let warnings = admit::judge_fields(kind, version, &decoded.unknown, &parsed.duplicates, validation)?;
-    for path in &decoded.unknown {
-        remove_path(&mut value, path);
-    }
     let mut object = decoded.object;
     keep_name(about, &mut object)?;
     Ok((value, object, warnings))
 }
 
-/// Takes out the field at a path such as `endpoints[1].colour`.
-fn remove_path(value: &mut Value, path: &str) {
-    match value {
-        Value::Object(fields) => {
-            if fields.remove(path).is_some() {
-                return;
-            }
-            for (key, child) in fields.iter_mut() {
-                match path.strip_prefix(key.as_str()) {
-                    Some(rest) if rest.starts_with('[') => remove_path(child, rest),
-                    Some(rest) if rest.starts_with('.') => remove_path(child, &rest[1..]),
-                    _ => {}
-                }
-            }
-        }
-        Value::Array(items) => {
-            let Some((index, rest)) = path.strip_prefix('[').and_then(|path| path.split_once(']')) else {
-                return;
-            };
-            let child = index.parse::<usize>().ok().and_then(|index| items.get_mut(index));
-            if let Some(child) = child {
-                remove_path(child, rest.strip_prefix('.').unwrap_or(rest));
-            }
-        }
-        _ => {}
+/// An applied configuration stands for itself, so it must say what it is. Kubernetes' words where it has some.
+fn check_type_given(kind: Kind, version: ApiVersion, value: &Value) -> Result<(), Status> {
+    let text = |name: &str| value.get(name).and_then(Value::as_str).unwrap_or_default();
+    if text("apiVersion").is_empty() {
+        let message = ownership::ApplyError::WrongVersion {
+            found: String::new(),
+            expected: version.as_str().to_owned(),
+        };
+        return Err(Status::bad_request(message));
     }
+    if text("kind").is_empty() {
+        let message = format!("kind must be set in an apply patch, expected: {kind}");
+        return Err(Status::bad_request(message));
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -69,15 +56,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_leads_to_its_field_even_when_names_have_dots() {
-        let check = |path: &str, expected: Value| {
-            let mut value = json!({"a": {"b.c": 1, "d": [{"e": 1}, {"e": 2, "f": 3}]}, "a.x": 4});
-            remove_path(&mut value, path);
-            assert_eq!(value, expected, "{path}");
+    fn a_configuration_says_what_it_is_and_keeps_only_what_is_known() {
+        let about = About { version: ApiVersion::Group, kind: Kind::EService, name: "a" };
+        let check = |value: Value, expected: Result<Value, u16>| {
+            let parsed = Parsed { value: value.clone(), duplicates: Vec::new() };
+            let found = read_applied(about, parsed, FieldValidation::Ignore);
+            assert_eq!(found.map(|(value, ..)| value).map_err(|status| status.code), expected, "{value}");
         };
-        check("a.b.c", json!({"a": {"d": [{"e": 1}, {"e": 2, "f": 3}]}, "a.x": 4}));
-        check("a.d[1].f", json!({"a": {"b.c": 1, "d": [{"e": 1}, {"e": 2}]}, "a.x": 4}));
-        check("a.x", json!({"a": {"b.c": 1, "d": [{"e": 1}, {"e": 2, "f": 3}]}}));
-        check("a.d[7].f", json!({"a": {"b.c": 1, "d": [{"e": 1}, {"e": 2, "f": 3}]}, "a.x": 4}));
+        check(json!({"kind": "EService"}), Err(400));
+        check(json!({"apiVersion": "v1"}), Err(400));
+        check(json!({"kind": "EService", "apiVersion": ""}), Err(400));
+        check(
+            json!({"kind": "EService", "apiVersion": "v1", "port": 80, "colour": 1, "endpoints": [{"ip": "x", "f": 3, "port": null}]}),
+            Ok(
+                json!({"kind": "EService", "apiVersion": "causeway.io/v1", "port": 80, "endpoints": [{"ip": "x"}]}),
+            ),
+        );
+        let many: serde_json::Map<String, Value> = (0..500).map(|n| (format!("x{n}"), json!(1))).collect();
+        let mut many = Value::Object(many);
+        many["kind"] = "EService".into();
+        many["apiVersion"] = "v1".into();
+        check(many, Ok(json!({"kind": "EService", "apiVersion": "causeway.io/v1"})));
     }
 }

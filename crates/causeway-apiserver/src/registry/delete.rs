@@ -1,8 +1,10 @@
 //! Delete one object, or all that a selector finds.
 //!
-//! Finalizers make a deletion a wish: the object stays, marked, until the last of them is taken off.
+//! Finalizers make a deletion a wish: the object stays, marked, until the last of them is taken off. The policy for dependents
+//! is such a finalizer, which the garbage collector takes off.
 
-use causeway_api::{Kind, Object, Status};
+use causeway_api::garbage::{self, Propagation};
+use causeway_api::{Kind, Object, Status, document};
 use causeway_store::{Op, StoreError};
 
 use super::reserve::is_reservation_missing;
@@ -51,11 +53,16 @@ impl Registry {
             let object = Object::from_stored(kind, &record.value).map_err(|error| damaged(kind, &error))?;
             let stored = Stored::of(kind, record);
             check_preconditions(about, &stored, &object, options)?;
-            let plan = plan(&object, self.now());
+            let plan = plan(&object, options.propagation, self.now());
+            if !matches!(plan, Plan::Nothing) {
+                self.check_deletable(about, &object).await?;
+            }
             let (ops, deleted) = match plan {
                 Plan::Nothing => return Ok(Deleted::Pending(stored)),
                 Plan::Mark(marked) => {
-                    let value = marked.encode();
+                    let written =
+                        serde_json::from_slice(&stored.value).map_err(|error| damaged(kind, &error))?;
+                    let value = document::encode(&marked.document(&written));
                     let op =
                         Op::Update { key: key(kind, name), value: value.clone(), expected: stored.revision };
                     (vec![op], Deleted::Pending(Stored { value, ..stored }))
@@ -89,6 +96,7 @@ impl Registry {
         list: &ListOptions,
         options: &DeleteOptions,
     ) -> Result<Vec<Stored>, Status> {
+        self.check_all_deletable(author.version, kind, list).await?;
         let mut deleted = Vec::new();
         let mut page_options =
             ListOptions { limit: Some(list.limit.unwrap_or(PAGE).min(PAGE)), ..list.clone() };
@@ -118,20 +126,24 @@ enum Plan {
     Remove,
 }
 
-fn plan(object: &Object, now: causeway_api::Time) -> Plan {
+fn plan(object: &Object, propagation: Option<Propagation>, now: causeway_api::Time) -> Plan {
     let meta = object.metadata();
-    match (meta.finalizers.is_empty(), meta.deletion_timestamp) {
-        (true, _) => Plan::Remove,
-        (false, Some(_)) => Plan::Nothing,
-        (false, None) => {
-            let mut marked = object.clone();
-            let meta = marked.metadata_mut();
-            meta.deletion_timestamp = Some(now);
-            meta.deletion_grace_period_seconds = Some(0);
-            meta.generation += 1;
-            Plan::Mark(Box::new(marked))
-        }
+    let finalizers = garbage::finalizers(&meta.finalizers, propagation);
+    if finalizers.is_empty() {
+        return Plan::Remove;
     }
+    if meta.deletion_timestamp.is_some() && finalizers == meta.finalizers {
+        return Plan::Nothing;
+    }
+    let mut marked = object.clone();
+    let meta = marked.metadata_mut();
+    meta.finalizers = finalizers;
+    if meta.deletion_timestamp.is_none() {
+        meta.deletion_timestamp = Some(now);
+        meta.deletion_grace_period_seconds = Some(0);
+        meta.generation += 1;
+    }
+    Plan::Mark(Box::new(marked))
 }
 
 fn check_preconditions(

@@ -38,7 +38,7 @@ impl Registry {
     }
 
     /// The gateways of `site`, or all of them when it is empty.
-    async fn gateways(&self, about: About<'_>, site: &str) -> Result<Vec<EGateway>, Status> {
+    pub(super) async fn gateways(&self, about: About<'_>, site: &str) -> Result<Vec<EGateway>, Status> {
         let listed = self.store.list(&prefix(Kind::EGateway), Page::default()).await;
         let listed = listed.map_err(|error| errors::from_store(&error, about))?;
         // Most gateways stand at other sites; the name in the text is a cheap first look.

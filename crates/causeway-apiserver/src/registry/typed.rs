@@ -6,9 +6,10 @@ use causeway_api::ownership::Subresource;
 use causeway_api::{ApiVersion, Kind, Object, Status};
 use causeway_store::{Page, Revision};
 
+use super::admit::Draft;
 use super::{Author, Registry, Stored, prefix};
 use crate::errors::{self, About};
-use crate::request::options::At;
+use crate::request::options::{At, DeleteOptions};
 
 /// An object and the revision that wrote it.
 #[derive(Debug, Clone, PartialEq)]
@@ -49,8 +50,8 @@ impl Registry {
 
     /// Creates an object; its refusal has the reason AlreadyExists when the name is taken.
     pub async fn create_object(&self, manager: &str, object: Object) -> Result<Loaded, Status> {
-        let stored = self.store_new(Author::ourselves(manager), object, false).await?;
-        Ok(Loaded { object: stored.object()?, revision: stored.revision })
+        let stored = self.store_new(Author::ourselves(manager), Draft::ours(object), false).await?;
+        self.created(manager, &stored)
     }
 
     /// Creates an object with the defaults of its kind, and owns only what it said itself: whoever applies it later chooses the
@@ -59,8 +60,14 @@ impl Registry {
         let author = Author::ourselves(manager);
         self.claim_new(author, &mut object)?;
         object.default_fields();
-        let stored = self.store_new(author, object, true).await?;
-        Ok(Loaded { object: stored.object()?, revision: stored.revision })
+        let stored = self.store_new(author, Draft::ours(object), true).await?;
+        self.created(manager, &stored)
+    }
+
+    fn created(&self, manager: &str, stored: &Stored) -> Result<Loaded, Status> {
+        let object = stored.object()?;
+        self.note_controller(manager, "create", object.kind(), object.name());
+        Ok(Loaded { object, revision: stored.revision })
     }
 
     /// Changes an object's own fields and metadata. `edit` may run several times, each time on a newer state.
@@ -93,21 +100,43 @@ impl Registry {
         mut edit: impl FnMut(&mut Object),
     ) -> Result<Loaded, Status> {
         let about = About { version: ApiVersion::Group, kind, name };
+        // What the last decision was based on: the one that was committed.
+        let mut before = None;
         let decide = |live: &Object| {
             let mut object = live.clone();
             edit(&mut object);
+            before = Some(live.clone());
             object
         };
         let written = self.change_object(Author::ourselves(manager), about, subresource, decide).await?;
-        Ok(Loaded { object: written.stored.object()?, revision: written.stored.revision })
+        if subresource == Subresource::Main && written.changes_something() {
+            self.note_controller(manager, "update", kind, name);
+        }
+        let loaded = Loaded { object: written.stored.object()?, revision: written.stored.revision };
+        if let (Some(observer), Some(before)) = (self.observer.get(), &before) {
+            observer.changed(before, &loaded.object);
+        }
+        Ok(loaded)
     }
 
     /// Deletes an object; one that is not there is as good as deleted.
     pub async fn delete_object(&self, manager: &str, kind: Kind, name: &str) -> Result<(), Status> {
-        match self.delete(Author::ourselves(manager), kind, name, &Default::default()).await {
-            Ok(_) => Ok(()),
+        match self.delete_object_if(manager, kind, name, &Default::default()).await {
             Err(status) if status.code == 404 => Ok(()),
-            Err(status) => Err(status),
+            deleted => deleted,
         }
+    }
+
+    /// Deletes an object under conditions, for example that it is still the one that was looked at.
+    pub async fn delete_object_if(
+        &self,
+        manager: &str,
+        kind: Kind,
+        name: &str,
+        options: &DeleteOptions,
+    ) -> Result<(), Status> {
+        self.delete(Author::ourselves(manager), kind, name, options).await?;
+        self.note_controller(manager, "delete", kind, name);
+        Ok(())
     }
 }

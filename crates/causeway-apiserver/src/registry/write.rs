@@ -1,12 +1,17 @@
 //! Create, update, patch and apply: read, decide, commit; again when someone else was faster.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
+use bytes::Bytes;
+use causeway_api::events::HARD_MAX;
+use causeway_api::kinds::event;
 use causeway_api::ownership::{self, Subresource, Writer};
-use causeway_api::{Kind, Object, Status, Time, name, wire};
+use causeway_api::{ApiVersion, Kind, Object, Status, Time, document, name, wire};
 use causeway_store::{Op, Record, Revision, StoreError};
 use serde_json::Value;
 
+use super::admit::Draft;
 use super::applied::read_applied;
 use super::reserve::is_reservation_missing;
 use super::{Author, Registry, Stored, address, admit, damaged, key};
@@ -22,11 +27,20 @@ pub struct Written {
     pub created: bool,
     /// For `Warning` headers.
     pub warnings: Vec<String>,
+    /// The stored form of what was there before; None for a new object.
+    pub before: Option<Bytes>,
+}
+
+impl Written {
+    /// Is the object another one than before?
+    pub(super) fn changes_something(&self) -> bool {
+        self.before.as_ref() != Some(&self.stored.value)
+    }
 }
 
 /// How an object came to be proposed: a server-side apply has settled the managedFields already.
 struct Proposal {
-    object: Object,
+    draft: Draft,
     owned: bool,
     warnings: Vec<String>,
 }
@@ -34,6 +48,8 @@ struct Proposal {
 /// What is there now.
 struct Live {
     object: Object,
+    /// The stored form as a value.
+    document: Value,
     record: Record,
 }
 
@@ -51,12 +67,13 @@ impl Registry {
         validation: FieldValidation,
     ) -> Result<Written, Status> {
         let read = admit::read(kind, author.version, parsed, validation)?;
-        let meta = read.object.metadata();
+        let meta = read.draft.object.metadata();
         if !meta.resource_version.is_empty() && meta.resource_version != "0" {
             return Err(Status::bad_request("resourceVersion should not be set on objects to be created"));
         }
-        let stored = self.store_new(author, read.object, false).await?;
-        Ok(Written { stored, created: true, warnings: read.warnings })
+        self.check_new_event(author.version, &read.draft.object)?;
+        let stored = self.store_new(author, read.draft, false).await?;
+        Ok(Written { stored, created: true, warnings: read.warnings, before: None })
     }
 
     pub async fn update(
@@ -68,7 +85,7 @@ impl Registry {
         validation: FieldValidation,
     ) -> Result<Written, Status> {
         let mut read = admit::read(kind, author.version, parsed, validation)?;
-        let sent = &mut read.object.metadata_mut().name;
+        let sent = &mut read.draft.object.metadata_mut().name;
         if sent.is_empty() {
             name.clone_into(sent);
         } else if sent != name {
@@ -78,8 +95,9 @@ impl Registry {
         }
         let about = About { version: author.version, kind, name };
         let decide = |live: &Live| {
-            admit::check_preconditions(about, &live.object, live.record.revision, &read.object)?;
-            Ok(Proposal { object: read.object.clone(), owned: false, warnings: read.warnings.clone() })
+            admit::check_preconditions(about, &live.object, live.record.revision, &read.draft.object)?;
+            admit::check_revision_given(about, &read.draft.object)?;
+            Ok(Proposal { draft: read.draft.clone(), owned: false, warnings: read.warnings.clone() })
         };
         self.change(author, about, subresource, decide).await
     }
@@ -95,12 +113,13 @@ impl Registry {
         let about = About { version: author.version, kind, name };
         let decide = |live: &Live| {
             let value = client_value(about, &live.record)?;
-            let value = super::patch::patched(format, value, patch.value.clone())?;
+            let value = super::patch::patched(format, shown_names(about, value), patch.value.clone())?;
             let parsed = Parsed { value, duplicates: patch.duplicates.clone() };
             let mut read = admit::read(kind, author.version, parsed, validation)?;
-            keep_name(about, &mut read.object)?;
-            admit::check_preconditions(about, &live.object, live.record.revision, &read.object)?;
-            Ok(Proposal { object: read.object, owned: false, warnings: read.warnings })
+            keep_name(about, &mut read.draft.object)?;
+            admit::check_preconditions(about, &live.object, live.record.revision, &read.draft.object)?;
+            admit::check_revision_given(about, &read.draft.object)?;
+            Ok(Proposal { draft: read.draft, owned: false, warnings: read.warnings })
         };
         self.change(author, about, subresource, decide).await
     }
@@ -123,8 +142,8 @@ impl Registry {
                 let value = client_value(about, &live.record)?;
                 let value = ownership::apply(&writer, Some(&value), &applied, force)
                     .map_err(|error| error.status())?;
-                let object = decode(about, value)?;
-                Ok(Proposal { object, owned: true, warnings: warnings.clone() })
+                let draft = decode(about, value)?;
+                Ok(Proposal { draft, owned: true, warnings: warnings.clone() })
             };
             match self.change(author, about, subresource, decide).await {
                 Err(status) if status.code == 404 && subresource == Subresource::Main => {}
@@ -133,8 +152,14 @@ impl Registry {
             if !sent.metadata().uid.is_empty() {
                 return Err(admit::uid_conflict(about, &sent.metadata().uid, ""));
             }
+            // A revision to be replaced, and nothing there: the object was deleted meanwhile.
+            if !["", "0"].contains(&sent.metadata().resource_version.as_str()) {
+                return Err(Status::object_modified(about.version, kind, name));
+            }
             let value = ownership::apply(&writer, None, &applied, force).map_err(|error| error.status())?;
-            match self.store_new(author, decode(about, value)?, true).await {
+            let draft = decode(about, value)?;
+            self.check_new_event(about.version, &draft.object)?;
+            match self.store_new(author, draft, true).await {
                 // Someone created it between our two looks: then it is there to be changed.
                 Err(status) if status.reason == "AlreadyExists" => {}
                 created => {
@@ -142,6 +167,7 @@ impl Registry {
                         stored,
                         created: true,
                         warnings: warnings.clone(),
+                        before: None,
                     });
                 }
             }
@@ -149,16 +175,33 @@ impl Registry {
         Err(Status::object_modified(about.version, kind, name))
     }
 
+    /// The rules for events that clients create: those of the newer version, and that there is room.
+    fn check_new_event(&self, version: ApiVersion, object: &Object) -> Result<(), Status> {
+        let Object::Event(event) = object else { return Ok(()) };
+        if self.event_count.load(Ordering::Relaxed) >= HARD_MAX {
+            return Err(Status::too_many_requests(
+                "there are too many events; the oldest are being dropped",
+                5,
+            ));
+        }
+        let errors = if version == ApiVersion::Events { event.check_group_fields() } else { Vec::new() };
+        match errors.is_empty() {
+            true => Ok(()),
+            false => Err(Status::invalid(version, Kind::Event, object.name(), &errors)),
+        }
+    }
+
     /// Stores an object that is not there yet.
     pub(super) async fn store_new(
         &self,
         author: Author<'_>,
-        object: Object,
+        draft: Draft,
         owned: bool,
     ) -> Result<Stored, Status> {
-        let generated = object.metadata().name.is_empty() && !object.metadata().generate_name.is_empty();
+        let meta = draft.object.metadata();
+        let generated = meta.name.is_empty() && !meta.generate_name.is_empty();
         for attempt in 1.. {
-            match self.try_store_new(author, object.clone(), owned).await {
+            match self.try_store_new(author, draft.clone(), owned).await {
                 Err(status)
                     if generated && status.reason == "AlreadyExists" && attempt < NAME_ATTEMPTS_MAX => {}
                 stored => return stored,
@@ -169,15 +212,21 @@ impl Registry {
 
     /// Writes down that the author owns what a new object says.
     pub(super) fn claim_new(&self, author: Author<'_>, object: &mut Object) -> Result<(), Status> {
-        let name = object.name().to_owned();
-        let about = About { version: author.version, kind: object.kind(), name: &name };
-        claim(&writer(author, Subresource::Main, self.now()), about, None, object)
+        let mut document = object.document(&Value::Null);
+        claim(&writer(author, Subresource::Main, self.now()), None, &mut document)?;
+        let entries = document.pointer_mut("/metadata/managedFields").map(Value::take);
+        let entries = entries.unwrap_or(Value::Array(Vec::new()));
+        object.metadata_mut().managed_fields = serde_json::from_value(entries).map_err(|error| {
+            tracing::error!(name = object.name(), %error, "managedFields cannot be read back");
+            Status::internal("managedFields cannot be kept")
+        })?;
+        Ok(())
     }
 
     async fn try_store_new(
         &self,
         author: Author<'_>,
-        mut object: Object,
+        Draft { mut object, mut written }: Draft,
         owned: bool,
     ) -> Result<Stored, Status> {
         let (uid, random) = (uuid::Uuid::new_v4(), uuid::Uuid::new_v4().as_u128());
@@ -187,11 +236,13 @@ impl Registry {
         let kind = object.kind();
         let about = About { version: author.version, kind, name: &name };
         self.settle_site(about, None, &mut object).await?;
-        admit::check(about, &object, None)?;
+        admit::check(about, &object, &written, None)?;
+        ownership::confine(Subresource::Main, None, &mut written);
+        let mut document = object.document(&written);
         if !owned {
-            claim(&writer(author, Subresource::Main, now), about, None, &mut object)?;
+            claim(&writer(author, Subresource::Main, now), None, &mut document)?;
         }
-        let value = object.encode();
+        let value = document::encode(&document);
         admit::check_size(about, value.len())?;
 
         let reservations = address::moves(None, Some(&object));
@@ -234,14 +285,15 @@ impl Registry {
             let proposal = decide(&live)?;
             let warnings = proposal.warnings;
             let new = self
-                .settle_change(author, about, subresource, &live, (proposal.object, proposal.owned))
+                .settle_change(author, about, subresource, &live, (proposal.draft, proposal.owned))
                 .await?;
-            let Some(new) = new else {
+            let Some((new, document)) = new else {
+                let before = Some(live.record.value.clone());
                 let stored = Stored::of(about.kind, live.record);
-                return Ok(Written { stored, created: false, warnings });
+                return Ok(Written { stored, created: false, warnings, before });
             };
             let gone = new.metadata().deletion_timestamp.is_some() && new.metadata().finalizers.is_empty();
-            let value = new.encode();
+            let value = document::encode(&document);
             admit::check_size(about, value.len())?;
             let (key, expected) = (key(about.kind, about.name), live.record.revision);
             let mut reservations = address::moves(Some(&live.object), (!gone).then_some(&new));
@@ -251,7 +303,8 @@ impl Registry {
             if author.dry_run {
                 self.rehearse_reservations(about, &new, &reservations).await?;
                 let stored = Stored { kind: about.kind, revision: expected, value };
-                return Ok(Written { stored, created: false, warnings });
+                let before = Some(live.record.value);
+                return Ok(Written { stored, created: false, warnings, before });
             }
             let mut ops = match gone {
                 // The last finalizer is gone, and with it the object.
@@ -262,7 +315,8 @@ impl Registry {
             match self.store.commit(ops).await {
                 Ok(committed) => {
                     let stored = Stored { kind: about.kind, revision: committed.revision, value };
-                    return Ok(Written { stored, created: false, warnings });
+                    let before = Some(live.record.value);
+                    return Ok(Written { stored, created: false, warnings, before });
                 }
                 Err(error) if is_reservation_missing(&error) => keep_freed = true,
                 Err(StoreError::Conflict { .. } | StoreError::NotFound { .. }) => {}
@@ -280,36 +334,37 @@ impl Registry {
         subresource: Subresource,
         mut decide: impl FnMut(&Object) -> Object,
     ) -> Result<Written, Status> {
-        let decide =
-            |live: &Live| Ok(Proposal { object: decide(&live.object), owned: false, warnings: Vec::new() });
+        let decide = |live: &Live| {
+            // What clients wrote stays written.
+            let draft = Draft { object: decide(&live.object), written: live.document.clone() };
+            Ok(Proposal { draft, owned: false, warnings: Vec::new() })
+        };
         self.change(author, about, subresource, decide).await
     }
 
-    /// The object to store after a change, with everything only the server knows; `None` when nothing changes.
+    /// The object to store after a change and its document, with everything only the server knows; `None` when nothing
+    /// changes.
     async fn settle_change(
         &self,
         author: Author<'_>,
         about: About<'_>,
         subresource: Subresource,
         live: &Live,
-        (proposed, owned): (Object, bool),
-    ) -> Result<Option<Object>, Status> {
-        let mut new = admit::fit_change(&live.object, proposed.clone(), subresource);
-        if owned {
-            // `fit_change` took the old entries for a status write; apply has made new ones.
-            new.metadata_mut().managed_fields = proposed.metadata().managed_fields.clone();
+        (Draft { object: proposed, written }, owned): (Draft, bool),
+    ) -> Result<Option<(Object, Value)>, Status> {
+        // `fit_change` takes the old entries for a status write; apply has made new ones.
+        let entries = owned.then(|| proposed.metadata().managed_fields.clone());
+        let mut new = admit::fit_change(&live.object, proposed, subresource);
+        if let Some(entries) = entries {
+            new.metadata_mut().managed_fields = entries;
         }
         self.settle_site(about, Some(&live.object), &mut new).await?;
-        admit::raise_generation(&live.object, &mut new);
-        admit::check(about, &new, Some(&live.object))?;
+        admit::check(about, &new, &written, Some(&live.object))?;
+        let mut document = admit::document(&live.document, &mut new, written, subresource);
         if !owned {
-            claim(&writer(author, subresource, self.now()), about, Some(&live.object), &mut new)?;
+            claim(&writer(author, subresource, self.now()), Some(&live.document), &mut document)?;
         }
-        if new == live.object {
-            return Ok(None);
-        }
-        let mut new_value = plain_value(&new);
-        Ok((!ownership::settle(&plain_value(&live.object), &mut new_value)).then_some(new))
+        Ok((!ownership::settle(&live.document, &mut document)).then_some((new, document)))
     }
 
     pub(super) async fn read_record(&self, about: About<'_>) -> Result<Option<Record>, Status> {
@@ -326,7 +381,8 @@ impl Registry {
         let record = record.ok_or_else(|| Status::not_found(about.version, about.kind, about.name))?;
         let object =
             Object::from_stored(about.kind, &record.value).map_err(|error| damaged(about.kind, &error))?;
-        Ok(Live { object, record })
+        let document = serde_json::from_slice(&record.value).map_err(|error| damaged(about.kind, &error))?;
+        Ok(Live { object, document, record })
     }
 }
 
@@ -334,28 +390,9 @@ fn writer(author: Author<'_>, subresource: Subresource, now: Time) -> Writer<'_>
     Writer { manager: author.manager, api_version: author.version, subresource, now }
 }
 
-/// Writes down who owns what after the change `old` → `new`.
-fn claim(
-    writer: &Writer<'_>,
-    about: About<'_>,
-    old: Option<&Object>,
-    new: &mut Object,
-) -> Result<(), Status> {
-    let old = old.map(plain_value);
-    let mut value = plain_value(new);
-    ownership::update(writer, old.as_ref(), &mut value).map_err(|error| unprocessable(&error))?;
-    let entries =
-        value.pointer_mut("/metadata/managedFields").map(Value::take).unwrap_or(Value::Array(Vec::new()));
-    new.metadata_mut().managed_fields = serde_json::from_value(entries).map_err(|error| {
-        tracing::error!(name = about.name, %error, "managedFields cannot be read back");
-        Status::internal("managedFields cannot be kept")
-    })?;
-    Ok(())
-}
-
-/// The stored form as a value.
-fn plain_value(object: &Object) -> Value {
-    serde_json::to_value(object).expect("objects have only string keys and finite numbers")
+/// Writes down in `new` who owns what after the change `old` → `new`.
+fn claim(writer: &Writer<'_>, old: Option<&Value>, new: &mut Value) -> Result<(), Status> {
+    ownership::update(writer, old, new).map_err(|error| unprocessable(&error))
 }
 
 fn client_value(about: About<'_>, record: &Record) -> Result<Value, Status> {
@@ -363,12 +400,20 @@ fn client_value(about: About<'_>, record: &Record) -> Result<Value, Status> {
         .map_err(|error| damaged(about.kind, &error))
 }
 
-fn decode(about: About<'_>, value: Value) -> Result<Object, Status> {
+fn decode(about: About<'_>, value: Value) -> Result<Draft, Status> {
     let decoded = Object::decode(about.kind, value)
         .map_err(|errors| Status::invalid(about.version, about.kind, about.name, &errors))?;
     let mut object = decoded.object;
     keep_name(about, &mut object)?;
-    Ok(object)
+    Ok(Draft { object, written: decoded.document })
+}
+
+/// A client's value with the names that its version has.
+fn shown_names(about: About<'_>, mut value: Value) -> Value {
+    if about.version == ApiVersion::Events {
+        event::rename(&mut value, about.version);
+    }
+    value
 }
 
 /// A patch cannot rename.

@@ -53,9 +53,26 @@ fn parse_range(text: &str) -> Option<MediaRange> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum View {
     Object,
-    Table,
+    Table(MetaVersion),
     /// PartialObjectMetadata, or its list.
-    Metadata,
+    Metadata(MetaVersion),
+}
+
+/// The version of Kubernetes' meta group that a view is written in. Both have the same fields; clients that learnt the old
+/// one still ask for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum MetaVersion {
+    V1,
+    V1Beta1,
+}
+
+impl MetaVersion {
+    pub const fn api_version(self) -> &'static str {
+        match self {
+            MetaVersion::V1 => "meta.k8s.io/v1",
+            MetaVersion::V1Beta1 => "meta.k8s.io/v1beta1",
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -70,13 +87,17 @@ pub fn choose(accept: &[MediaRange]) -> Option<(View, Encoding)> {
         (_, None) if range.takes_json() => Some((View::Object, Encoding::Json)),
         ("application/yaml", None) => Some((View::Object, Encoding::Yaml)),
         ("application/json", Some(view)) => {
-            let v1 = range.param("g") == Some("meta.k8s.io") && range.param("v") == Some("v1");
-            let view = match view {
-                "Table" => View::Table,
-                "PartialObjectMetadata" | "PartialObjectMetadataList" => View::Metadata,
+            let version = match (range.param("g"), range.param("v")) {
+                (Some("meta.k8s.io"), Some("v1")) => MetaVersion::V1,
+                (Some("meta.k8s.io"), Some("v1beta1")) => MetaVersion::V1Beta1,
                 _ => return None,
             };
-            v1.then_some((view, Encoding::Json))
+            let view = match view {
+                "Table" => View::Table(version),
+                "PartialObjectMetadata" | "PartialObjectMetadataList" => View::Metadata(version),
+                _ => return None,
+            };
+            Some((view, Encoding::Json))
         }
         _ => None,
     })
@@ -140,7 +161,8 @@ mod tests {
             assert_eq!(choose(&parse_accept(accept)), expected, "{accept:?}");
         };
         let json = Some((View::Object, Encoding::Json));
-        let table = Some((View::Table, Encoding::Json));
+        let table = Some((View::Table(MetaVersion::V1), Encoding::Json));
+        let old_table = Some((View::Table(MetaVersion::V1Beta1), Encoding::Json));
         check(None, json);
         check(Some(""), json);
         check(Some("*/*"), json);
@@ -150,13 +172,13 @@ mod tests {
         check(Some("text/html"), None);
         check(Some("text/html;q=0.9,application/yaml;q=0.8"), Some((View::Object, Encoding::Yaml)));
         check(Some("application/json;as=Table;v=v1;g=meta.k8s.io,application/json"), table);
-        check(Some("application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json"), json);
+        check(Some("application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json"), old_table);
         check(Some("application/json;q=0.1,application/json;as=Table;v=v1;g=meta.k8s.io"), table);
         check(Some("application/json;as=Table;v=v9;g=meta.k8s.io"), None);
         check(Some("application/json;q=0"), None);
         check(
             Some("application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"),
-            Some((View::Metadata, Encoding::Json)),
+            Some((View::Metadata(MetaVersion::V1), Encoding::Json)),
         );
         check(Some(",;;,=,/;q=x"), None);
     }

@@ -2,8 +2,10 @@
 //!
 //! The rules are those of meta/v1 ListOptions, CreateOptions, UpdateOptions, PatchOptions and DeleteOptions.
 
+use causeway_api::garbage::Propagation;
+use causeway_api::kinds::NAMESPACE;
 use causeway_api::selector::Selector;
-use causeway_api::{FieldError, Kind, Status};
+use causeway_api::{FieldError, FieldReason, Kind, Status};
 use causeway_store::Revision;
 
 use super::media::PatchFormat;
@@ -82,10 +84,19 @@ pub struct WriteOptions {
     pub include: IncludeObject,
 }
 
+/// What the path of a list or a watch says about its objects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Scope<'a> {
+    pub namespace: Option<&'a str>,
+    pub name: Option<&'a str>,
+}
+
 /// From the query, or from the body of a DELETE.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DeleteOptions {
     pub dry_run: bool,
+    /// What becomes of dependents; none leaves it to the object's finalizers.
+    pub propagation: Option<Propagation>,
     pub uid: Option<String>,
     pub resource_version: Option<Revision>,
 }
@@ -93,6 +104,14 @@ pub struct DeleteOptions {
 // client-go asks for 500; a page holds the whole answer in memory, so the bound is that of a full list.
 const LIMIT_MAX: usize = 1_000_000;
 const FIELD_MANAGER_BYTES_MAX: usize = 128;
+
+// The kinds of Kubernetes' options, as refusals name them.
+pub const CREATE: &str = "CreateOptions";
+pub const UPDATE: &str = "UpdateOptions";
+const PATCH: &str = "PatchOptions";
+const DELETE: &str = "DeleteOptions";
+const LIST: &str = "ListOptions";
+const TABLE: &str = "TableOptions";
 
 impl GetOptions {
     pub fn parse(query: &Query) -> Result<GetOptions, Status> {
@@ -106,15 +125,18 @@ impl GetOptions {
 }
 
 impl ListOptions {
-    pub fn parse(kind: Kind, query: &Query) -> Result<ListOptions, Status> {
+    /// `namespace` when the path names one.
+    pub fn parse(kind: Kind, namespace: Option<&str>, query: &Query) -> Result<ListOptions, Status> {
         let limit = number(query, "limit")?.filter(|limit| *limit > 0);
         let limit = limit.map(|limit| usize::try_from(limit).unwrap_or(LIMIT_MAX).min(LIMIT_MAX));
         let continue_token = query.one("continue").map(str::to_owned);
+        // A list is answered at once; a number that is none is still a mistake.
+        number(query, "timeoutSeconds")?;
         if query.has("sendInitialEvents") {
-            return Err(forbidden("sendInitialEvents", "sendInitialEvents is forbidden for list"));
+            return Err(forbidden(LIST, "sendInitialEvents", "sendInitialEvents is forbidden for list"));
         }
         let at = list_at(query, limit.is_some(), continue_token.is_some())?;
-        let selector = selector(kind, None, query)?;
+        let selector = selector(kind, Scope { namespace, name: None }, query)?;
         Ok(ListOptions { selector, limit, continue_token, at, include: include(query)? })
     }
 }
@@ -125,7 +147,7 @@ fn list_at(query: &Query, limited: bool, continued: bool) -> Result<At, Status> 
     if continued {
         if wanted.is_some() {
             let why = "resourceVersionMatch is forbidden when continue is provided";
-            return Err(forbidden("resourceVersionMatch", why));
+            return Err(forbidden(LIST, "resourceVersionMatch", why));
         }
         return match revision {
             None | Some(Revision(0)) => Ok(At::Newest),
@@ -138,11 +160,11 @@ fn list_at(query: &Query, limited: bool, continued: bool) -> Result<At, Status> 
         (None, None) => Ok(At::Newest),
         (Some(_), None) => {
             let why = "resourceVersionMatch is forbidden unless resourceVersion is provided";
-            Err(forbidden("resourceVersionMatch", why))
+            Err(forbidden(LIST, "resourceVersionMatch", why))
         }
         (Some("Exact"), Some(Revision(0))) => {
             let why = "resourceVersionMatch \"Exact\" is forbidden for resourceVersion \"0\"";
-            Err(forbidden("resourceVersionMatch", why))
+            Err(forbidden(LIST, "resourceVersionMatch", why))
         }
         (None | Some("NotOlderThan"), Some(Revision(0))) => Ok(At::Any),
         // A page without a match means exactly this revision: the rule from before there were matches.
@@ -154,10 +176,9 @@ fn list_at(query: &Query, limited: bool, continued: bool) -> Result<At, Status> 
 }
 
 impl WatchOptions {
-    /// `name` when the path names one object.
-    pub fn parse(kind: Kind, name: Option<&str>, query: &Query) -> Result<WatchOptions, Status> {
+    pub fn parse(kind: Kind, scope: Scope<'_>, query: &Query) -> Result<WatchOptions, Status> {
         Ok(WatchOptions {
-            selector: selector(kind, name, query)?,
+            selector: selector(kind, scope, query)?,
             from: watch_from(query)?,
             bookmarks: query.flag("allowWatchBookmarks").unwrap_or(false),
             timeout_seconds: number(query, "timeoutSeconds")?.filter(|seconds| *seconds > 0),
@@ -172,12 +193,12 @@ fn watch_from(query: &Query) -> Result<From, Status> {
     match (initial, query.one("resourceVersionMatch")) {
         (None, Some(_)) => {
             let why = "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided";
-            return Err(forbidden("resourceVersionMatch", why));
+            return Err(forbidden(LIST, "resourceVersionMatch", why));
         }
         (Some(_), Some("NotOlderThan")) | (None, None) => {}
         (Some(_), _) => {
             let why = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan";
-            return Err(forbidden("resourceVersionMatch", why));
+            return Err(forbidden(LIST, "resourceVersionMatch", why));
         }
     }
     Ok(match (initial, revision) {
@@ -191,19 +212,23 @@ fn watch_from(query: &Query) -> Result<From, Status> {
 }
 
 impl WriteOptions {
-    pub fn parse(query: &Query) -> Result<WriteOptions, Status> {
+    /// `kind` is the kind of options that a refusal names.
+    pub fn parse(kind: &str, query: &Query) -> Result<WriteOptions, Status> {
         let field_validation = match query.one("fieldValidation") {
             None | Some("Warn") => FieldValidation::Warn,
             Some("Ignore") => FieldValidation::Ignore,
             Some("Strict") => FieldValidation::Strict,
             Some(other) => {
-                let supported = ["Ignore", "Strict", "Warn"];
-                return Err(invalid_options(FieldError::not_supported("fieldValidation", other, &supported)));
+                let supported = ["", "Ignore", "Strict", "Warn"];
+                return Err(invalid_options(
+                    kind,
+                    FieldError::not_supported("fieldValidation", other, &supported),
+                ));
             }
         };
         Ok(WriteOptions {
-            dry_run: dry_run(query.all("dryRun"))?,
-            field_manager: field_manager(query)?,
+            dry_run: dry_run(kind, query.all("dryRun"))?,
+            field_manager: field_manager(kind, query)?,
             field_validation,
             force: false,
             include: include(query)?,
@@ -211,13 +236,16 @@ impl WriteOptions {
     }
 
     pub fn parse_patch(query: &Query, format: PatchFormat) -> Result<WriteOptions, Status> {
-        let options = WriteOptions::parse(query)?;
+        let options = WriteOptions::parse(PATCH, query)?;
         match format {
-            PatchFormat::Apply if options.field_manager.is_none() => {
-                Err(invalid_options(FieldError::required("fieldManager", "is required for apply patch")))
-            }
+            PatchFormat::Apply if options.field_manager.is_none() => Err(invalid_options(
+                PATCH,
+                FieldError::required("fieldManager", "is required for apply patch"),
+            )),
             PatchFormat::Apply => Ok(WriteOptions { force: query.flag("force").unwrap_or(false), ..options }),
-            _ if query.has("force") => Err(forbidden("force", "may not be specified for non-apply patch")),
+            _ if query.has("force") => {
+                Err(forbidden(PATCH, "force", "may not be specified for non-apply patch"))
+            }
             _ => Ok(options),
         }
     }
@@ -225,8 +253,9 @@ impl WriteOptions {
 
 impl DeleteOptions {
     pub fn parse(query: &Query) -> Result<DeleteOptions, Status> {
-        propagation(query.one("propagationPolicy"))?;
-        Ok(DeleteOptions { dry_run: dry_run(query.all("dryRun"))?, uid: None, resource_version: None })
+        let propagation = propagation(query.one("propagationPolicy"), query.flag("orphanDependents"))?;
+        let dry_run = dry_run(DELETE, query.all("dryRun"))?;
+        Ok(DeleteOptions { dry_run, propagation, uid: None, resource_version: None })
     }
 
     /// Adds what stands in the body, which is a DeleteOptions object.
@@ -241,66 +270,105 @@ impl DeleteOptions {
                 return Err(Status::bad_request(format!("expected kind DeleteOptions, found {other}")));
             }
         }
-        let text = |value: Option<&serde_json::Value>| value.and_then(|v| v.as_str()).map(str::to_owned);
-        propagation(text(body.get("propagationPolicy")).as_deref())?;
-        if let Some(rows) = body.get("dryRun").and_then(|rows| rows.as_array()) {
-            self.dry_run |= dry_run(rows.iter().map(|row| row.as_str().unwrap_or("?")))?;
-        }
-        let preconditions = body.get("preconditions");
-        self.uid = text(preconditions.and_then(|p| p.get("uid"))).or(self.uid);
-        if let Some(version) = text(preconditions.and_then(|p| p.get("resourceVersion"))) {
+        // A safety that cannot be read must not count as absent: a field of another type is refused, as Kubernetes' decoder does.
+        let body: DeleteBody =
+            serde_json::from_value(serde_json::Value::Object(body.clone())).map_err(|error| {
+                Status::bad_request(format!("DeleteOptions cannot be handled as a DeleteOptions: {error}"))
+            })?;
+        self.propagation =
+            propagation(body.propagation_policy.as_deref(), body.orphan_dependents)?.or(self.propagation);
+        let rows = body.dry_run.unwrap_or_default();
+        self.dry_run |= dry_run(DELETE, rows.iter().map(String::as_str))?;
+        let preconditions = body.preconditions.unwrap_or_default();
+        self.uid = preconditions.uid.or(self.uid);
+        if let Some(version) = preconditions.resource_version {
             self.resource_version = Some(parse_revision("preconditions.resourceVersion", &version)?);
         }
         Ok(self)
     }
 }
 
-// We keep no dependents, so every policy comes to the same; a misspelled one is still a mistake.
-fn propagation(policy: Option<&str>) -> Result<(), Status> {
-    match policy {
-        None | Some("" | "Orphan" | "Background" | "Foreground") => Ok(()),
-        Some(other) => Err(invalid_options(FieldError::not_supported(
-            "propagationPolicy",
-            other,
-            &["Background", "Foreground", "Orphan"],
-        ))),
-    }
+/// The body of a DELETE. Fields that are missing or null are absent.
+#[derive(serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct DeleteBody {
+    dry_run: Option<Vec<String>>,
+    propagation_policy: Option<String>,
+    orphan_dependents: Option<bool>,
+    preconditions: Option<Preconditions>,
+    /// Read for its type alone: our objects end at once.
+    #[serde(rename = "gracePeriodSeconds")]
+    _grace_period_seconds: Option<i64>,
 }
 
-fn dry_run<'a>(values: impl Iterator<Item = &'a str>) -> Result<bool, Status> {
-    let mut dry = false;
-    for value in values.filter(|value| !value.is_empty()) {
-        if value != "All" {
-            return Err(invalid_options(FieldError::not_supported("dryRun", value, &["All"])));
+#[derive(Default, serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Preconditions {
+    uid: Option<String>,
+    resource_version: Option<String>,
+}
+
+/// The policy for dependents. `orphanDependents` is its older form: true is Orphan, false is Background.
+fn propagation(policy: Option<&str>, orphan: Option<bool>) -> Result<Option<Propagation>, Status> {
+    const PATH: &str = "propagationPolicy";
+    let older = orphan.map(|orphan| if orphan { Propagation::Orphan } else { Propagation::Background });
+    let Some(policy) = policy.filter(|policy| !policy.is_empty()) else { return Ok(older) };
+    if orphan.is_some() {
+        let why = "orphanDependents and deletionPropagation cannot be both set";
+        return Err(invalid_options(DELETE, FieldError::invalid(PATH, policy, why)));
+    }
+    match Propagation::parse(policy) {
+        Some(policy) => Ok(Some(policy)),
+        None => {
+            let supported = ["Foreground", "Background", "Orphan", "nil"];
+            Err(invalid_options(DELETE, FieldError::not_supported(PATH, policy, &supported)))
         }
-        dry = true;
     }
-    Ok(dry)
 }
 
-fn field_manager(query: &Query) -> Result<Option<String>, Status> {
+/// `All`, or nothing. An empty value is refused too: a client that writes `dryRun=` did not mean to write for real.
+fn dry_run<'a>(kind: &str, values: impl Iterator<Item = &'a str>) -> Result<bool, Status> {
+    let values: Vec<&str> = values.collect();
+    if values.iter().all(|value| *value == "All") {
+        return Ok(!values.is_empty());
+    }
+    // Kubernetes shows the whole list, as Go prints it.
+    let shown: Vec<String> =
+        values.iter().take(8).map(|value| causeway_api::field::show(&(*value).into())).collect();
+    let message = format!("Unsupported value: []string{{{}}}: supported values: \"All\"", shown.join(", "));
+    let error = FieldError { path: "dryRun".into(), reason: FieldReason::NotSupported, message };
+    Err(invalid_options(kind, error))
+}
+
+fn field_manager(kind: &str, query: &Query) -> Result<Option<String>, Status> {
     let Some(manager) = query.one("fieldManager") else { return Ok(None) };
     if manager.len() > FIELD_MANAGER_BYTES_MAX {
-        return Err(invalid_options(FieldError::too_long("fieldManager", manager, FIELD_MANAGER_BYTES_MAX)));
+        let error = FieldError::too_long("fieldManager", manager, FIELD_MANAGER_BYTES_MAX);
+        return Err(invalid_options(kind, error));
     }
     if manager.chars().any(char::is_control) {
-        return Err(invalid_options(FieldError::invalid(
-            "fieldManager",
-            manager,
-            "should only contain printable characters",
-        )));
+        let why = "should only contain printable characters";
+        return Err(invalid_options(kind, FieldError::invalid("fieldManager", manager, why)));
     }
     Ok(Some(manager.to_owned()))
 }
 
-fn selector(kind: Kind, name: Option<&str>, query: &Query) -> Result<Selector, Status> {
+fn selector(kind: Kind, scope: Scope<'_>, query: &Query) -> Result<Selector, Status> {
     let labels = query.one("labelSelector").unwrap_or_default();
     let mut fields = query.one("fieldSelector").unwrap_or_default().to_owned();
-    if let Some(name) = name {
+    // All objects of a namespaced kind are in the one namespace, so naming that one selects nothing less.
+    let namespace = scope.namespace.filter(|namespace| *namespace != NAMESPACE);
+    for (field, value) in [("metadata.name", scope.name), ("metadata.namespace", namespace)] {
+        let Some(value) = value else { continue };
         let comma = if fields.is_empty() { "" } else { "," };
-        fields.push_str(&format!("{comma}metadata.name={name}"));
+        fields.push_str(&format!("{comma}{field}={}", escaped(value)));
     }
     Selector::parse(kind, labels, &fields).map_err(Status::bad_request)
+}
+
+/// A value from the path, for a field selector.
+fn escaped(value: &str) -> String {
+    value.replace('\\', "\\\\").replace(',', "\\,").replace('=', "\\=")
 }
 
 fn include(query: &Query) -> Result<IncludeObject, Status> {
@@ -309,8 +377,8 @@ fn include(query: &Query) -> Result<IncludeObject, Status> {
         Some("None") => Ok(IncludeObject::None),
         Some("Object") => Ok(IncludeObject::Object),
         Some(other) => {
-            let supported = ["Metadata", "None", "Object"];
-            Err(invalid_options(FieldError::not_supported("includeObject", other, &supported)))
+            let why = "must be 'Metadata', 'Object', 'None', or empty";
+            Err(invalid_options(TABLE, FieldError::invalid("includeObject", other, why)))
         }
     }
 }
@@ -330,8 +398,9 @@ pub fn parse_revision(field: &str, text: &str) -> Result<Revision, Status> {
 fn number(query: &Query, name: &str) -> Result<Option<u64>, Status> {
     let Some(text) = query.one(name) else { return Ok(None) };
     let number = text.parse::<i64>().map_err(|_| {
+        // The last words are those of Kubernetes, which is written in Go; the first say which option is meant.
         let text: String = text.chars().take(100).collect();
-        Status::bad_request(format!("invalid {name} {text:?}: must be a number"))
+        Status::bad_request(format!("invalid {name}: strconv.ParseInt: parsing {text:?}: invalid syntax"))
     })?;
     // Kubernetes takes negative numbers for none.
     Ok(u64::try_from(number).ok())
@@ -339,14 +408,14 @@ fn number(query: &Query, name: &str) -> Result<Option<u64>, Status> {
 
 fn unknown_match(found: &str) -> Status {
     let supported = ["Exact", "NotOlderThan"];
-    invalid_options(FieldError::not_supported("resourceVersionMatch", found, &supported))
+    invalid_options(LIST, FieldError::not_supported("resourceVersionMatch", found, &supported))
 }
 
-fn forbidden(field: &str, why: &str) -> Status {
-    invalid_options(FieldError::forbidden(field, why))
+fn forbidden(kind: &str, field: &str, why: &str) -> Status {
+    invalid_options(kind, FieldError::forbidden(field, why))
 }
 
 /// 422 about the options, not about an object.
-fn invalid_options(error: FieldError) -> Status {
-    crate::errors::invalid_other("meta.k8s.io", "ListOptions", &[error])
+fn invalid_options(kind: &str, error: FieldError) -> Status {
+    crate::errors::invalid_other("meta.k8s.io", kind, &[error])
 }

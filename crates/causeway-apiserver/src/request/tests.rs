@@ -51,12 +51,49 @@ fn paths_and_methods_name_a_verb_on_an_object() {
         check("DELETE", &at("egateways/a"), Ok((Verb::Delete, EGateway, Some("a"), false)));
         check("DELETE", &at("egateways"), Ok((Verb::DeleteCollection, EGateway, None, false)));
         check("DELETE", &at("egateways/a/status"), Err(405));
+        check("HEAD", &at("esites"), Ok((Verb::List, ESite, None, false)));
+        check("HEAD", &at("esites/a"), Ok((Verb::Get, ESite, Some("a"), false)));
+        check("HEAD", &at("esites?watch=1"), Err(405));
         check("POST", &at("egateways/a"), Err(405));
         check("PUT", &at("egateways"), Err(405));
-        check("GET", &at("namespaces/default"), Err(404));
         check("GET", &at("esites/a/scale"), Err(404));
         check("GET", &at("watch/esites"), Err(404));
         check("GET", &at("pods"), Err(404));
+        check("GET", &at("namespaces/default/esites"), Err(404));
+    }
+    check("GET", "/apis/causeway.io/v1/namespaces/default", Err(404));
+    check("GET", "/apis/causeway.io/v1/events", Err(404));
+}
+
+#[test]
+fn the_kinds_of_kubernetes_have_their_own_scopes_and_verbs() {
+    use Kind::*;
+    check("GET", "/api/v1/namespaces", Ok((Verb::List, Namespace, None, false)));
+    check("GET", "/api/v1/namespaces?watch=1", Ok((Verb::Watch, Namespace, None, false)));
+    check("GET", "/api/v1/namespaces/default", Ok((Verb::Get, Namespace, Some("default"), false)));
+    check("GET", "/api/v1/namespaces/default/status", Err(404));
+    check("POST", "/api/v1/namespaces", Err(405));
+    check("DELETE", "/api/v1/namespaces/default", Err(405));
+    check("PATCH", "/api/v1/namespaces/default", Err(405));
+    check("GET", "/api/v1/namespaces/kube-system/services", Ok((Verb::List, Service, None, false)));
+    check("POST", "/api/v1/namespaces/default/services", Err(405));
+    check("GET", "/api/v1/namespaces/default/pods", Err(404));
+    for root in ["/api/v1", "/apis/events.k8s.io/v1"] {
+        let at = |rest: &str| format!("{root}/{rest}");
+        check("GET", &at("events"), Ok((Verb::List, Event, None, false)));
+        check("GET", &at("events?watch=1"), Ok((Verb::Watch, Event, None, false)));
+        check("POST", &at("events"), Err(405));
+        check("GET", &at("events/a"), Err(404));
+        check("GET", &at("namespaces/default/events"), Ok((Verb::List, Event, None, false)));
+        check("GET", &at("namespaces/other/events"), Ok((Verb::List, Event, None, false)));
+        check("POST", &at("namespaces/default/events"), Ok((Verb::Create, Event, None, false)));
+        check("POST", &at("namespaces/other/events"), Err(404));
+        check("GET", &at("namespaces/default/events/a"), Ok((Verb::Get, Event, Some("a"), false)));
+        check("GET", &at("namespaces/other/events/a"), Err(404));
+        check("PATCH", &at("namespaces/default/events/a"), Ok((Verb::Patch, Event, Some("a"), false)));
+        check("DELETE", &at("namespaces/default/events/a"), Ok((Verb::Delete, Event, Some("a"), false)));
+        check("DELETE", &at("namespaces/default/events"), Ok((Verb::DeleteCollection, Event, None, false)));
+        check("GET", &at("namespaces/default/events/a/status"), Err(404));
     }
     for path in [
         "/",
@@ -80,6 +117,7 @@ fn options_are_checked_against_each_other() {
     list("limit=10&continue=x", Ok(()));
     list("limit=-1", Ok(()));
     list("limit=ten", Err(400));
+    list("timeoutSeconds=soon", Err(400));
     list("resourceVersion=abc", Err(400));
     list("resourceVersion=-1", Err(400));
     list("resourceVersion=5&resourceVersionMatch=Exact", Ok(()));
@@ -127,6 +165,7 @@ fn writes_say_how_they_are_to_be_read() {
     assert_eq!(code("PUT", "", Some("application/vnd.kubernetes.protobuf")), 415);
     assert_eq!(code("PUT", "dryRun=All", None), 0);
     assert_eq!(code("PUT", "dryRun=Some", None), 422);
+    assert_eq!(code("PUT", "dryRun=", None), 422);
     assert_eq!(code("PUT", "fieldValidation=Strict", None), 0);
     assert_eq!(code("PUT", "fieldValidation=Maybe", None), 422);
     assert_eq!(code("PUT", &format!("fieldManager={}", "x".repeat(129)), None), 422);
@@ -163,4 +202,25 @@ fn what_is_no_object_is_understood_too() {
         ask("GET", "/openapi/v3/apis/causeway.io/v1?hash=AB"),
         Ok(Ask::OpenApi(OpenApi::V3 { path: "apis/causeway.io/v1".into(), hash: Some("AB".into()) }))
     );
+}
+
+#[test]
+fn a_delete_whose_options_cannot_be_read_is_refused() {
+    let check = |body: serde_json::Value, is_taken: bool| {
+        let options = DeleteOptions::parse(&Query::parse(None)).unwrap();
+        assert_eq!(options.with_body(&body).is_ok(), is_taken, "{body}");
+    };
+    check(serde_json::json!({"kind": "DeleteOptions", "dryRun": ["All"], "gracePeriodSeconds": 0}), true);
+    check(serde_json::json!({"dryRun": null, "preconditions": {"uid": "a", "resourceVersion": "5"}}), true);
+    check(serde_json::json!({"dryRun": "All"}), false);
+    check(serde_json::json!({"dryRun": true}), false);
+    check(serde_json::json!({"dryRun": {"0": "All"}}), false);
+    check(serde_json::json!({"dryRun": [1]}), false);
+    check(serde_json::json!({"preconditions": "x"}), false);
+    check(serde_json::json!({"preconditions": ["a"]}), false);
+    check(serde_json::json!({"preconditions": {"uid": 5}}), false);
+    check(serde_json::json!({"preconditions": {"resourceVersion": 1}}), false);
+    check(serde_json::json!({"propagationPolicy": 5}), false);
+    check(serde_json::json!({"orphanDependents": "false"}), false);
+    check(serde_json::json!({"gracePeriodSeconds": "x"}), false);
 }

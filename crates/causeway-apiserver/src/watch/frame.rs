@@ -110,7 +110,8 @@ impl Frame {
     /// The line that goes to watchers of this form. `headers` wants the columns of a table.
     pub fn line(&self, form: &Form, kind: EventType, headers: bool, renderer: &Renderer) -> Bytes {
         if form.view == View::Object {
-            let slot = 3 * usize::from(form.version == ApiVersion::Group) + kind as usize;
+            // No kind has more than two versions, one of them the core version.
+            let slot = 3 * usize::from(form.version != ApiVersion::Core) + kind as usize;
             return self.plain[slot].get_or_init(|| self.encode_plain(form.version, kind)).clone();
         }
         let key = (*form, kind, headers);
@@ -167,12 +168,14 @@ pub fn bookmark(kind: Kind, form: &Form, revision: Revision, initial_end: bool) 
         View::Object => format!(
             r#"{{"kind":"{name}","apiVersion":"{version}","metadata":{{"resourceVersion":"{revision}","creationTimestamp":null{annotations}}}}}"#
         ),
-        View::Metadata => format!(
-            r#"{{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{{"resourceVersion":"{revision}","creationTimestamp":null{annotations}}}}}"#
+        View::Metadata(meta) => format!(
+            r#"{{"kind":"PartialObjectMetadata","apiVersion":"{meta}","metadata":{{"resourceVersion":"{revision}","creationTimestamp":null{annotations}}}}}"#,
+            meta = meta.api_version()
         ),
         // kubectl reads the revision of a table's bookmark from its only row.
-        View::Table => format!(
-            r#"{{"kind":"Table","apiVersion":"meta.k8s.io/v1","metadata":{{"resourceVersion":"{revision}"}},"columnDefinitions":[],"rows":[{{"cells":[],"object":{{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{{"resourceVersion":"{revision}","creationTimestamp":null{annotations}}}}}}}]}}"#
+        View::Table(meta) => format!(
+            r#"{{"kind":"Table","apiVersion":"{meta}","metadata":{{"resourceVersion":"{revision}"}},"columnDefinitions":[],"rows":[{{"cells":[],"object":{{"kind":"PartialObjectMetadata","apiVersion":"{meta}","metadata":{{"resourceVersion":"{revision}","creationTimestamp":null{annotations}}}}}}}]}}"#,
+            meta = meta.api_version()
         ),
     };
     line("BOOKMARK", object.as_bytes())
@@ -185,6 +188,7 @@ pub fn error(status: &Status) -> Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::request::media::MetaVersion;
 
     fn frame(previous: Option<&str>, value: Option<&str>) -> Frame {
         let stored = |tier: &str| {
@@ -240,7 +244,9 @@ mod tests {
 
     #[test]
     fn bookmarks_are_json_in_every_view() {
-        for view in [View::Object, View::Table, View::Metadata] {
+        let versions = [MetaVersion::V1, MetaVersion::V1Beta1];
+        let views = versions.into_iter().flat_map(|meta| [View::Table(meta), View::Metadata(meta)]);
+        for view in views.chain([View::Object]) {
             let form = Form { version: ApiVersion::Core, view, include: IncludeObject::Metadata };
             let line = bookmark(Kind::ESite, &form, Revision(9), true);
             let value: serde_json::Value = serde_json::from_slice(&line).unwrap();

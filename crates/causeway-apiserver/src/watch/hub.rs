@@ -24,7 +24,7 @@ const BATCH_MAX: usize = 128;
 
 pub struct Hubs {
     store: Store,
-    hubs: [Mutex<Option<Hub>>; Kind::ALL.len()],
+    hubs: [Mutex<Option<Hub>>; Kind::SERVED.len()],
 }
 
 struct Hub {

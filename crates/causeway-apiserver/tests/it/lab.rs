@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use causeway_apiserver::{
-    ActionRefusal, ActionRequest, ActionResponse, Actions, ApiServer, AuthFailure, Authenticator, Identity,
-    Limits, NoFigures, Parts, Registry, Role, SystemClock,
+    ActionRefusal, ActionRequest, ActionResponse, Actions, AdminAudit, AdminRecord, ApiServer, AuthFailure,
+    Authenticator, Identity, Limits, NoFigures, Parts, Registry, Role, SystemClock,
 };
 use causeway_daemon::{Metrics, Readiness};
 use causeway_store::{Store, StoreSpec};
@@ -31,6 +31,7 @@ pub struct Lab {
     pub addr: SocketAddr,
     pub store: Store,
     pub people: Arc<People>,
+    pub acts: Arc<Acts>,
     pub readiness: Readiness,
     pub metrics: Metrics,
     pub stop: CancellationToken,
@@ -41,6 +42,9 @@ pub struct Lab {
 /// Knows its people by their tokens.
 #[derive(Default)]
 pub struct People {
+    /// How many tokens were looked up where it may cost something, and in memory alone.
+    pub lookups: std::sync::atomic::AtomicUsize,
+    pub lookups_in_memory: std::sync::atomic::AtomicUsize,
     revoked: Mutex<Vec<String>>,
 }
 
@@ -61,7 +65,7 @@ impl People {
             return Err(AuthFailure::Revoked);
         }
         let groups = vec!["system:authenticated".into()];
-        Ok(Identity { user: token.into(), groups, role, credential: Some(token.into()) })
+        Ok(Identity { user: token.into(), groups, role, credential: Some(token.into()), impersonation: None })
     }
 }
 
@@ -74,11 +78,34 @@ impl Authenticator for People {
     }
 
     fn bearer<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Result<Identity, AuthFailure>> {
+        self.lookups.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
         Box::pin(async move { self.identity(token) })
+    }
+
+    fn bearer_in_memory(&self, token: &str) -> Option<Identity> {
+        self.lookups_in_memory.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        self.identity(token).ok()
     }
 
     fn still_valid(&self, identity: &Identity) -> bool {
         self.identity(&identity.user).is_ok()
+    }
+}
+
+/// Remembers what administrators did.
+#[derive(Default)]
+pub struct Acts(Mutex<Vec<AdminRecord>>);
+
+impl Acts {
+    /// What came since the last call.
+    pub fn take(&self) -> Vec<AdminRecord> {
+        std::mem::take(&mut *self.0.lock().unwrap())
+    }
+}
+
+impl AdminAudit for Acts {
+    fn record(&self, record: AdminRecord) {
+        self.0.lock().unwrap().push(record);
     }
 }
 
@@ -121,11 +148,13 @@ impl Lab {
         let store = Store::open(StoreSpec::Sqlite { path: folder.path().join("store.db") }).await.unwrap();
         let registry = Arc::new(Registry::new(store.clone(), Arc::new(SystemClock)));
         let people = Arc::new(People::default());
+        let acts = Arc::new(Acts::default());
         let (readiness, metrics) = (Readiness::new(), Metrics::new("test"));
         let parts = Parts {
             registry: registry.clone(),
             authenticator: people.clone(),
             actions: Arc::new(Echo),
+            admin_audit: acts.clone(),
             figures: Arc::new(NoFigures),
             readiness: readiness.clone(),
             metrics: metrics.clone(),
@@ -135,7 +164,7 @@ impl Lab {
         let server = ApiServer::bind("127.0.0.1:0".parse().unwrap(), parts).await.unwrap();
         let (addr, stop) = (server.local_addr(), CancellationToken::new());
         let server = tokio::spawn(server.run(stop.clone()));
-        Lab { addr, store, people, readiness, metrics, stop, server, folder }
+        Lab { addr, store, people, acts, readiness, metrics, stop, server, folder }
     }
 
     /// Stops the server and starts another on the same store.

@@ -168,3 +168,34 @@ async fn connections_are_counted_and_slow_ones_closed() {
     });
     back.await.expect("places come back");
 }
+
+#[tokio::test]
+async fn an_idle_client_over_http2_does_not_hold_up_the_stop() {
+    // Whoever is waited for when the server stops is waited for this long.
+    let lab = Lab::with(Limits { drain_time_max: Duration::from_secs(600), ..Limits::default() }).await;
+    let mut client = TcpStream::connect(lab.addr).await.unwrap();
+    // The preface and empty settings. After that it says nothing, not even to a ping.
+    client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
+    client.read_exact(&mut [0; 9]).await.unwrap();
+    lab.shut_down().await;
+}
+
+#[tokio::test]
+async fn one_address_has_so_many_connections_and_no_more() {
+    let limits = Limits { connections_from_loopback_max: 2, ..Limits::default() };
+    let lab = Lab::with(limits).await;
+    let open = async || {
+        let mut socket = TcpStream::connect(lab.addr).await.unwrap();
+        let _ = socket.write_all(b"GET /readyz HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        let mut answer = vec![0; 12];
+        let read = tokio::time::timeout(PATIENCE, socket.read_exact(&mut answer)).await.expect("an end");
+        read.is_ok_and(|_| answer == b"HTTP/1.1 200").then_some(socket)
+    };
+    let (first, second) = (open().await, open().await);
+    assert!(first.is_some() && second.is_some());
+    assert!(open().await.is_none(), "the third is closed at once");
+    assert!(lab.metrics.encode().contains("connections-per-address"));
+    drop(first);
+    let back = tokio::time::timeout(PATIENCE, async { while open().await.is_none() {} });
+    back.await.expect("the place of a closed connection comes back");
+}

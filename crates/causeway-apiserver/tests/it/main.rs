@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod access;
+mod acts;
+mod conformance;
 mod foreign;
 mod lab;
 mod limits;
@@ -11,3 +13,4 @@ mod verbs;
 mod views;
 mod watches;
 mod writes;
+mod written;

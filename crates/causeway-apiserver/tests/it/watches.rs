@@ -165,8 +165,10 @@ async fn a_slow_watcher_is_cut_off_and_the_others_are_not() {
     let count = 150;
     for n in 0..count {
         let body = json!({"metadata": {"name": "a", "annotations": {"note": note, "n": n.to_string()}}});
-        let (method, path) = if n == 0 { ("POST", "esites") } else { ("PUT", "esites/a") };
-        assert!(lab.ask(method, &format!("{GROUP}/{path}"), body).await.code < 300);
+        let (method, path) = if n == 0 { ("POST", "esites") } else { ("PATCH", "esites/a") };
+        let content_type = if n == 0 { "application/json" } else { "application/merge-patch+json" };
+        let headers = [("content-type", content_type)];
+        assert!(lab.ask_with(method, &format!("{GROUP}/{path}"), body, &headers).await.code < 300);
         let event = quick.next().await.unwrap();
         assert_eq!(event["object"]["metadata"]["annotations"]["n"], n.to_string());
     }

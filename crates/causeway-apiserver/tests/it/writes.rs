@@ -35,7 +35,9 @@ async fn of_two_writers_of_one_revision_exactly_one_gets_409() {
     stale["metadata"]["labels"]["tier"] = json!("y");
     lab.ask("PUT", &one, stale.clone()).await.expect(409);
     stale["metadata"].as_object_mut().unwrap().remove("resourceVersion");
-    lab.ask("PUT", &one, stale.clone()).await.expect(200);
+    lab.ask("PUT", &one, stale.clone()).await.expect(422);
+    stale["metadata"]["resourceVersion"] =
+        lab.ask("GET", &one, ()).await.expect(200)["metadata"]["resourceVersion"].clone();
     stale["metadata"]["uid"] = json!("another life");
     lab.ask("PUT", &one, stale).await.expect(409);
 }
@@ -175,17 +177,21 @@ async fn apply_creates_conflicts_forces_and_lets_go() {
     assert_eq!(lighter["metadata"].get("labels"), None);
 
     apply("web", "", first).await.expect(422);
-    apply("web", "fieldManager=one", "kind: EService\nmetadata: {managedFields: [{manager: me}]}")
-        .await
-        .expect(400);
+    apply(
+        "web",
+        "fieldManager=one",
+        "kind: EService\napiVersion: v1\nmetadata: {managedFields: [{manager: me}]}",
+    )
+    .await
+    .expect(400);
     apply("web", "fieldManager=one", "kind: [").await.expect(400);
     apply("other", "fieldManager=one", first).await.expect(400);
     apply("nobody/status", "fieldManager=one", "kind: EService\napiVersion: v1").await.expect(404);
     let status = "kind: EService\napiVersion: causeway.io/v1\nstatus: {observedGeneration: 3}\n";
     let judged = apply("web/status", "fieldManager=judge", status).await.expect(200);
     assert_eq!((&judged["status"]["observedGeneration"], &judged["port"]), (&json!(3), &json!(8080)));
-    let unknown =
-        apply("web", "fieldManager=three", "kind: EService\nmetadata: {name: web}\ncolour: red\n").await;
+    let unknown = "kind: EService\napiVersion: v1\nmetadata: {name: web}\ncolour: red\n";
+    let unknown = apply("web", "fieldManager=three", unknown).await;
     assert_eq!(unknown.header("warning"), r#"299 - "unknown field \"colour\"""#);
     unknown.expect(200);
 }

@@ -64,6 +64,8 @@ pub enum Purpose {
     Api = 5,
     /// From replica to replica, for an edge that is attached there.
     Forward = 6,
+    /// Questions of `causeway doctor`, answered with JSON. A peer that does not know this purpose refuses the stream.
+    Diagnose = 7,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -88,6 +90,7 @@ impl StreamHeader {
             4 => Purpose::Node,
             5 => Purpose::Api,
             6 => Purpose::Forward,
+            7 => Purpose::Diagnose,
             _ => return None,
         })
     }

@@ -26,6 +26,8 @@ pub enum Why {
     Protocol,
     /// The channel is for those who have one.
     NoCertificate,
+    /// It has one that is refused: its key was revoked, or it is no replica's and asks for the protocol of replicas.
+    Certificate,
     /// As many sessions as this replica may hold.
     Sessions,
 }
@@ -43,6 +45,7 @@ impl Why {
             Why::HandshakeTimeout => "handshake-timeout",
             Why::Protocol => "protocol",
             Why::NoCertificate => "no-certificate",
+            Why::Certificate => "certificate",
             Why::Sessions => "sessions",
         }
     }

@@ -46,7 +46,7 @@ impl QuicClient {
 
     /// On an address of this machine, where it has several.
     pub fn bind_to(from: Option<IpAddr>, options: QuicOptions) -> io::Result<QuicClient> {
-        let transports = Transports::new(&options);
+        let transports = Transports::new(&options, transport::STREAMS_AT_FIRST);
         let socket = any_socket(from)?;
         let mut config = EndpointConfig::default();
         transport::limit_packets(&mut config, &options).map_err(io::Error::other)?;

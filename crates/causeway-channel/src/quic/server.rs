@@ -11,8 +11,10 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use aws_lc_rs::{hkdf, hmac};
 use quinn::crypto::rustls::{HandshakeData, QuicServerConfig};
-use quinn::{Connection, ConnectionError, Endpoint, EndpointConfig, Incoming, ServerConfig};
+use quinn::{Connection, ConnectionError, Endpoint, EndpointConfig, Incoming, ServerConfig, VarInt};
+use rustls_pki_types::CertificateDer;
 
+use super::bounded::BoundedSocket;
 use super::busy::Busy;
 use super::frugal::FrugalSocket;
 use super::ids::OwnIds;
@@ -20,8 +22,8 @@ use super::intake::Intake;
 use super::path;
 use super::refusing::Refusing;
 use super::transport::{self, Transports};
-use super::{QuicLink, QuicOptions};
-use crate::link::{CHANNEL_ALPN, Link, REPLICA_ALPN};
+use super::{QuicLink, QuicOptions, certificate};
+use crate::link::{CHANNEL_ALPN, CloseReason, Link, LinkLimits, REPLICA_ALPN};
 
 /// Resets go to edges of a cloud that was restarted, all of them within seconds; each is smaller than the packet
 /// it answers, so nobody gains by asking.
@@ -89,7 +91,8 @@ impl QuicServer {
         keys: &PortKeys,
         options: QuicOptions,
     ) -> io::Result<QuicServer> {
-        let (live, transports) = (tls.load_full(), Transports::new(&options));
+        let live = tls.load_full();
+        let transports = Transports::new(&options, transport::STREAMS_BEFORE_ADMISSION);
         let token_key = hkdf::Salt::new(hkdf::HKDF_SHA256, b"causeway channel").extract(&keys.token_key);
         let mut template = ServerConfig::new(Arc::new(quic_tls(&live)?), Arc::new(token_key));
         template
@@ -103,7 +106,7 @@ impl QuicServer {
         let endpoint = Endpoint::new_with_abstract_socket(
             config,
             Some(template.clone()),
-            Arc::new(FrugalSocket::new(socket)),
+            Arc::new(FrugalSocket::new(Arc::new(BoundedSocket::new(socket)))),
             intake,
         )?;
         let current = Mutex::new(current(live, template.clone(), &transports));
@@ -115,13 +118,12 @@ impl QuicServer {
         self.endpoint.accept().await
     }
 
-    /// Goes through the handshake. The link is not admitted yet: see `protocol` and its certificate.
-    pub(crate) async fn shake_hands(&self, incoming: Incoming) -> Result<(Protocol, Link), ConnectionError> {
+    /// Goes through the handshake.
+    pub(crate) async fn shake_hands(&self, incoming: Incoming) -> Result<Shaken, ConnectionError> {
         let is_inside = path::is_inside(incoming.remote_address());
         let config = self.config(is_inside).map_err(|_| ConnectionError::VersionMismatch)?;
         let connection = incoming.accept_with(config)?.await?;
-        let protocol = protocol(&connection);
-        Ok((protocol, QuicLink::new(connection, self.options.limits.clone()).into()))
+        Ok(Shaken { connection, limits: self.options.limits.clone() })
     }
 
     /// Sends somebody away, and says when to come again.
@@ -160,6 +162,31 @@ fn current(tls: Arc<rustls::ServerConfig>, ordinary: ServerConfig, transports: &
     let mut inside = ordinary.clone();
     inside.transport_config(transports.of(true));
     Current { tls, ordinary: Arc::new(ordinary), inside: Arc::new(inside) }
+}
+
+/// A connection whose handshake is complete, and nothing has been made of it yet.
+pub(crate) struct Shaken {
+    connection: Connection,
+    limits: LinkLimits,
+}
+
+impl Shaken {
+    pub(crate) fn protocol(&self) -> Protocol {
+        protocol(&self.connection)
+    }
+
+    pub(crate) fn certificate(&self) -> Option<CertificateDer<'static>> {
+        certificate(&self.connection)
+    }
+
+    /// The peer may open one stream until it is admitted.
+    pub(crate) fn link(self) -> Link {
+        QuicLink::pending(self.connection, self.limits).into()
+    }
+
+    pub(crate) fn refuse(self, reason: &CloseReason) {
+        self.connection.close(VarInt::from_u32(reason.code.into()), reason.text_for_wire().as_bytes());
+    }
 }
 
 /// What a peer asked for by ALPN.

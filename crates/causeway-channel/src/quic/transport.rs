@@ -17,6 +17,9 @@ use crate::link::LinkLimits;
 /// that quinn's tables have 16 places.
 pub(super) const STREAMS_AT_FIRST: u32 = 14;
 
+/// Streams a peer may open before it is admitted: the control stream. Lower than `STREAMS_AT_FIRST`, which tells them apart.
+pub(super) const STREAMS_BEFORE_ADMISSION: u32 = 1;
+
 /// The smallest packet of QUIC, which every path carries.
 const PACKET_BYTES_MIN: u16 = 1200;
 
@@ -59,8 +62,10 @@ pub(super) struct Transports {
 }
 
 impl Transports {
-    pub(super) fn new(options: &QuicOptions) -> Transports {
-        let path = |bytes_max: u16| Arc::new(config(options, bytes_max.min(options.packet_bytes_max)));
+    /// `streams` is how many the peer may open at first.
+    pub(super) fn new(options: &QuicOptions, streams: u32) -> Transports {
+        let path =
+            |bytes_max: u16| Arc::new(config(options, bytes_max.min(options.packet_bytes_max), streams));
         Transports { ordinary: path(ORDINARY_PACKET_BYTES), inside: path(LARGE_PACKET_BYTES) }
     }
 
@@ -70,14 +75,14 @@ impl Transports {
 }
 
 /// For a path on which packets of up to so many bytes are looked for.
-fn config(options: &QuicOptions, packet_bytes: u16) -> TransportConfig {
+fn config(options: &QuicOptions, packet_bytes: u16, streams: u32) -> TransportConfig {
     let limits = &options.limits;
     let mut config = TransportConfig::default();
     let mut mtu = MtuDiscoveryConfig::default();
     mtu.minimum_change(mtu_step(packet_bytes)).upper_bound(packet_bytes);
     let link_window = VarInt::from_u64(limits.receive_bytes_max()).unwrap_or(VarInt::MAX);
     config
-        .max_concurrent_bidi_streams(VarInt::from_u32(STREAMS_AT_FIRST.min(limits.streams_max)))
+        .max_concurrent_bidi_streams(VarInt::from_u32(streams.min(limits.streams_max)))
         .max_concurrent_uni_streams(VarInt::from_u32(0))
         .stream_receive_window(VarInt::from_u32(limits.stream_window_bytes))
         .receive_window(link_window)

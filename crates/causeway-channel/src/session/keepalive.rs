@@ -18,6 +18,11 @@ const PATIENCE_MIN: Duration = Duration::from_secs(1);
 /// Longer than this, no time would be left for probes. Enough for three round trips of 500 ms.
 const PATIENCE_MAX: Duration = Duration::from_millis(1600);
 const PROBES: u32 = 3;
+/// A timer that is later than this was not late by chance.
+const LATE_MIN: Duration = Duration::from_millis(250);
+const LATE_GRACE: Duration = Duration::from_millis(500);
+/// Longer than this no host is too busy to look at a link; the cloud has ended the session by then.
+const LATE_MAX: Duration = Duration::from_secs(12);
 /// The cloud may ask for another rhythm, within reason.
 const EVERY_MIN: Duration = Duration::from_secs(1);
 const EVERY_MAX: Duration = Duration::from_secs(60);
@@ -37,11 +42,12 @@ pub struct Keepalive {
     question: Option<Question>,
 }
 
-/// Asked at `at`, and repeated `probes` times since.
+/// Asked at `at`, and repeated `probes` times since. `late` is by how much `at` was moved, see `handle_late`.
 #[derive(Debug, Clone, Copy)]
 struct Question {
     at: Instant,
     probes: u32,
+    late: Duration,
 }
 
 /// What the time asks for.
@@ -73,6 +79,16 @@ impl Keepalive {
         }
     }
 
+    /// This end looks `late` later than it wanted to, because of its own load. It could not have heard an answer meanwhile, so
+    /// that time does not count, and what has arrived is given `LATE_GRACE` to be read; up to `LATE_MAX` for one question.
+    pub fn handle_late(&mut self, late: Duration) {
+        if let Some(question) = self.question.as_mut().filter(|_| late >= LATE_MIN) {
+            let late = (late + LATE_GRACE).min(LATE_MAX.saturating_sub(question.late));
+            question.at += late;
+            question.late += late;
+        }
+    }
+
     /// Somebody has a reason to doubt: ask now. While a question is open, that is being done already.
     pub fn handle_suspect(&mut self, now: Instant) {
         if self.question.is_none() {
@@ -90,7 +106,7 @@ impl Keepalive {
         match &mut self.question {
             None => {
                 self.asked = now;
-                self.question = Some(Question { at: now, probes: 0 });
+                self.question = Some(Question { at: now, probes: 0, late: Duration::ZERO });
             }
             Some(question) if question.probes < PROBES => question.probes += 1,
             Some(_) => return Verdict::Dead,
@@ -103,7 +119,7 @@ impl Keepalive {
         match self.question {
             // Well before the cloud, which waits for two such times, gives up one that hears much and says nothing.
             None => self.plan.min(self.asked + self.every * 3 / 2),
-            Some(Question { at, probes }) => {
+            Some(Question { at, probes, .. }) => {
                 let patience = (3 * self.rtt).clamp(PATIENCE_MIN, PATIENCE_MAX);
                 let give_up = if self.every <= EVERY_QUICK { GIVE_UP_QUICK } else { GIVE_UP };
                 at + patience + (give_up - patience) / PROBES * probes
@@ -256,6 +272,38 @@ mod tests {
             at = at.max(keepalive.due());
         }
         assert!(at - now <= ms(3000));
+    }
+
+    #[test]
+    fn time_in_which_nobody_could_listen_does_not_count() {
+        let start = Instant::now();
+        let mut keepalive = Keepalive::new(start, EVERY);
+        assert_eq!(keepalive.next(start + EVERY, 1.0), Verdict::Ask);
+        // Every timer comes three seconds late; four of them on time would have been the end.
+        let mut now = start + EVERY;
+        for _ in 0..3 {
+            now = keepalive.due() + s(3);
+            keepalive.handle_late(s(3));
+            assert!(matches!(keepalive.next(now, 1.0), Verdict::Wait(_)), "after {:?}", now - start);
+        }
+        keepalive.handle_heard(now + ms(1), None);
+        assert!(!keepalive.is_probing(), "the answer was there all the time");
+        // A host that never has time does not hold a dead link for ever.
+        let mut keepalive = Keepalive::new(start, EVERY);
+        keepalive.next(start + EVERY, 1.0);
+        let mut now = start + EVERY;
+        while now < start + s(120) {
+            now = keepalive.due() + s(3);
+            keepalive.handle_late(s(3));
+            if keepalive.next(now, 1.0) == Verdict::Dead {
+                return;
+            }
+        }
+        panic!("never dead");
+    }
+
+    const fn s(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
     }
 
     #[test]

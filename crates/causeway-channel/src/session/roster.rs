@@ -2,7 +2,8 @@
 //!
 //! A session with a higher epoch takes the gateway's seat; the one before lingers for its open streams, and has the seat again
 //! when the newer one ends first: an edge that tries another way, and gives it up, goes on with the old one. Removing a
-//! session by its own number never touches another one. Knows nothing of links; the driver keeps those.
+//! session by its own number never touches another one. Sessions of an earlier process of the gateway do not linger: that
+//! process is gone, so nothing can finish there. Knows nothing of links; the driver keeps those.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -19,13 +20,23 @@ pub struct Roster<K, S> {
     sessions_max: usize,
 }
 
+/// Names one process of a gateway; see `Hello::instance`.
+pub type Instance = u128;
+
 /// One session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seat<S> {
     /// Unique in this replica since it started.
     pub number: u64,
     pub epoch: u64,
+    /// The process that holds it; `None` when the edge does not say.
+    pub instance: Option<Instance>,
     pub session: S,
+}
+
+/// Are these two processes of one gateway known to be different ones?
+pub fn is_other_process(old: Option<Instance>, new: Option<Instance>) -> bool {
+    old.zip(new).is_some_and(|(old, new)| old != new)
 }
 
 #[derive(Debug)]
@@ -46,6 +57,9 @@ pub enum Admission<S> {
         superseded: Option<Seat<S>>,
         /// Lingered too long already and is forgotten: close it.
         evicted: Option<Seat<S>>,
+        /// Held by an earlier process of the gateway and forgotten: reset their streams at once. None of them is in
+        /// `superseded` or `evicted`.
+        orphaned: Vec<Seat<S>>,
     },
     /// The gateway has a session with this epoch or a higher one.
     Older {
@@ -72,7 +86,13 @@ impl<K: Clone + Eq + Hash, S: Clone> Roster<K, S> {
     }
 
     /// A session wants to begin. `session` is made for the number it gets.
-    pub fn admit(&mut self, gateway: &K, epoch: u64, session: impl FnOnce(u64) -> S) -> Admission<S> {
+    pub fn admit(
+        &mut self,
+        gateway: &K,
+        epoch: u64,
+        instance: Option<Instance>,
+        session: impl FnOnce(u64) -> S,
+    ) -> Admission<S> {
         let known = self.gateways.get(gateway);
         if let Some(current_epoch) =
             known.map(|known| known.highest_epoch).filter(|highest| *highest >= epoch)
@@ -86,14 +106,15 @@ impl<K: Clone + Eq + Hash, S: Clone> Roster<K, S> {
         let number = self.next;
         self.next += 1;
         self.sessions += 1;
-        let seat = Seat { number, epoch, session: session(number) };
+        let seat = Seat { number, epoch, instance, session: session(number) };
         let gateway = self.gateways.entry(gateway.clone()).or_insert_with(Gateway::empty);
         gateway.highest_epoch = epoch;
+        let orphaned = gateway.take_orphans(instance);
         let superseded = gateway.current.replace(seat);
         gateway.lingering.extend(superseded.clone());
         let evicted = (gateway.lingering.len() > LINGERING_MAX).then(|| gateway.lingering.remove(0));
-        self.sessions -= usize::from(evicted.is_some());
-        Admission::Taken { number, superseded, evicted }
+        self.sessions -= usize::from(evicted.is_some()) + orphaned.len();
+        Admission::Taken { number, superseded, evicted, orphaned }
     }
 
     /// A session has ended. Whatever else the gateway has stays.
@@ -124,6 +145,11 @@ impl<K: Clone + Eq + Hash, S: Clone> Roster<K, S> {
         self.gateways.iter().flat_map(|(name, gateway)| gateway.seats().map(move |seat| (name, seat)))
     }
 
+    /// Every session of one gateway, the lingering too.
+    pub fn all_of(&self, gateway: &K) -> impl Iterator<Item = &Seat<S>> {
+        self.gateways.get(gateway).into_iter().flat_map(Gateway::seats)
+    }
+
     /// How many sessions there are, the lingering too.
     pub fn len(&self) -> usize {
         self.sessions
@@ -141,6 +167,14 @@ impl<S: Clone> Gateway<S> {
 
     fn seats(&self) -> impl Iterator<Item = &Seat<S>> {
         self.current.iter().chain(&self.lingering)
+    }
+
+    /// Takes out what another process than `instance` holds.
+    fn take_orphans(&mut self, instance: Option<Instance>) -> Vec<Seat<S>> {
+        let is_orphan = |seat: &mut Seat<S>| is_other_process(seat.instance, instance);
+        let mut orphaned: Vec<Seat<S>> = self.lingering.extract_if(.., is_orphan).collect();
+        orphaned.extend(self.current.take_if(is_orphan));
+        orphaned
     }
 
     fn remove(&mut self, number: u64) -> Removed<S> {
@@ -163,7 +197,7 @@ mod tests {
 
     /// Admits under an epoch; the session is called by its epoch, so that rows read well.
     fn admit(roster: &mut Roster<&'static str, u64>, name: &'static str, epoch: u64) -> Admission<u64> {
-        roster.admit(&name, epoch, |_| epoch)
+        roster.admit(&name, epoch, None, |_| epoch)
     }
 
     fn number(admission: &Admission<u64>) -> u64 {
@@ -177,12 +211,13 @@ mod tests {
     fn the_higher_epoch_has_the_seat() {
         let mut roster = Roster::new(10);
         let first = admit(&mut roster, "a", 5);
-        assert_eq!(first, Admission::Taken { number: 1, superseded: None, evicted: None });
+        let none = Vec::new();
+        assert_eq!(first, Admission::Taken { number: 1, superseded: None, evicted: None, orphaned: none });
         assert_eq!(admit(&mut roster, "a", 4), Admission::Older { current_epoch: 5 });
         assert_eq!(admit(&mut roster, "a", 5), Admission::Older { current_epoch: 5 });
         let second = admit(&mut roster, "a", 6);
-        let superseded = Some(Seat { number: 1, epoch: 5, session: 5 });
-        assert_eq!(second, Admission::Taken { number: 2, superseded, evicted: None });
+        let superseded = Some(Seat { number: 1, epoch: 5, instance: None, session: 5 });
+        assert_eq!(second, Admission::Taken { number: 2, superseded, evicted: None, orphaned: Vec::new() });
         assert_eq!(roster.current(&"a").unwrap().session, 6);
         assert_eq!(roster.len(), 2, "the old one lingers");
         assert_eq!(roster.all_current().count(), 1);
@@ -206,7 +241,7 @@ mod tests {
         let mut roster = Roster::new(10);
         let old = number(&admit(&mut roster, "a", 1));
         let new = number(&admit(&mut roster, "a", 2));
-        let heir = Some(Seat { number: old, epoch: 1, session: 1 });
+        let heir = Some(Seat { number: old, epoch: 1, instance: None, session: 1 });
         assert_eq!(roster.remove(&"a", new), Removed::Current { session: 2, heir: heir.clone() });
         assert_eq!(roster.current(&"a"), heir.as_ref());
         assert_eq!(roster.len(), 1);
@@ -248,6 +283,40 @@ mod tests {
         assert_eq!(evicted(admit(&mut roster, "a", 6)), Some(1));
         assert_eq!(evicted(admit(&mut roster, "a", 7)), Some(2));
         assert_eq!(roster.len(), 1 + LINGERING_MAX);
+    }
+
+    #[test]
+    fn sessions_of_an_earlier_process_do_not_linger() {
+        // Sessions as (instance, epoch); the last one is admitted when the others are there. 0: the edge does not say.
+        let check = |before: &[u8], new: u8, lingers: &[u64], orphaned: &[u64]| {
+            let named = |instance: u8| (instance > 0).then_some(Instance::from(instance));
+            let mut roster = Roster::new(10);
+            for (index, instance) in before.iter().enumerate() {
+                let epoch = index as u64 + 1;
+                roster.admit(&"a", epoch, named(*instance), |_| epoch);
+            }
+            let admission = roster.admit(&"a", 9, named(new), |_| 9);
+            let Admission::Taken { superseded, orphaned: ended, .. } = admission else { unreachable!() };
+            let mut ended: Vec<u64> = ended.iter().map(|seat| seat.session).collect();
+            ended.sort_unstable();
+            let mut left: Vec<u64> = roster.all().map(|(_, seat)| seat.session).collect();
+            left.sort_unstable();
+            let expected: Vec<u64> = lingers.iter().copied().chain([9]).collect();
+            assert_eq!((left, ended), (expected, orphaned.to_vec()), "{before:?} then {new}");
+            assert_eq!(superseded.map(|seat| seat.session), lingers.iter().copied().max());
+            assert_eq!(roster.len(), lingers.len() + 1);
+        };
+        check(&[], 1, &[], &[]);
+        // A change of transport of one process.
+        check(&[1], 1, &[1], &[]);
+        check(&[1, 1], 1, &[1, 2], &[]);
+        // A restart.
+        check(&[1], 2, &[], &[1]);
+        check(&[1, 1], 2, &[], &[1, 2]);
+        // Edges that do not name their process: nothing is known.
+        check(&[0], 2, &[1], &[]);
+        check(&[1], 0, &[1], &[]);
+        check(&[1, 0], 2, &[2], &[1]);
     }
 
     proptest! {

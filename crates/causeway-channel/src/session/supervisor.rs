@@ -252,19 +252,22 @@ impl Supervisor {
                 self.actions.push_back(Action::Abandon { link });
                 self.handle_failed(now, link, Failure::Unanswered, dice);
             }
-            Phase::Ready(session, _) | Phase::Draining(session, _) => match session.keepalive.next(now, dice)
-            {
-                Verdict::Wait(_) => self.advance(now, dice),
-                Verdict::Ask => {
-                    self.pings += 1;
-                    self.actions.push_back(Action::Ping { link: session.link, nonce: self.pings });
-                    self.advance(now, dice);
+            Phase::Ready(session, _) | Phase::Draining(session, _) => {
+                let late = now.saturating_duration_since(session.keepalive.due());
+                session.keepalive.handle_late(late);
+                match session.keepalive.next(now, dice) {
+                    Verdict::Wait(_) => self.advance(now, dice),
+                    Verdict::Ask => {
+                        self.pings += 1;
+                        self.actions.push_back(Action::Ping { link: session.link, nonce: self.pings });
+                        self.advance(now, dice);
+                    }
+                    Verdict::Dead => {
+                        self.actions.push_back(Action::Close { link: session.link, code: CloseCode::Dead });
+                        self.lose(now, CloseCode::Dead, true, dice);
+                    }
                 }
-                Verdict::Dead => {
-                    self.actions.push_back(Action::Close { link: session.link, code: CloseCode::Dead });
-                    self.lose(now, CloseCode::Dead, true, dice);
-                }
-            },
+            }
             _ => {}
         }
     }
@@ -366,6 +369,13 @@ impl Supervisor {
         }
     }
 
+    /// This end was busy for so long before it could ask or listen.
+    pub fn handle_late(&mut self, link: LinkId, late: Duration) {
+        if let Some(session) = self.session_mut(link) {
+            session.keepalive.handle_late(late);
+        }
+    }
+
     /// A request on this link makes no progress.
     pub fn handle_suspect(&mut self, now: Instant, link: LinkId) {
         if let Some(session) = self.session_mut(link) {
@@ -438,6 +448,18 @@ impl Supervisor {
             Phase::Ready(_, next @ (Next::Unplanned | Next::BetterAt(_))) => {
                 *next = Next::ReplaceAt(now + REPLACE_SPREAD.mul_f64(dice.clamp(0.0, 1.0)));
             }
+            // What is under way shows the old certificate, and the cloud would end its session with it.
+            Phase::Ready(_, next @ (Next::Better(_) | Next::Replace(_)))
+            | Phase::Draining(_, next @ (Next::Better(_) | Next::Replace(_))) => {
+                if let Some(attempt) = next.attempt() {
+                    self.actions.push_back(Action::Abandon { link: attempt.link });
+                }
+                *next = Next::ReplaceAt(now);
+            }
+            Phase::Connecting(attempt) => {
+                self.actions.push_back(Action::Abandon { link: attempt.link });
+                self.connect(now);
+            }
             _ => {}
         }
     }
@@ -505,6 +527,7 @@ impl Supervisor {
         if let Some(hint) = session.drain_hint {
             // It ended before another was found, as it did for everybody else.
             self.backoff.handle_hint(hint);
+            self.backoff.handle_announced_stop();
         }
         if matches!(code, CloseCode::Revoked | CloseCode::CertificateExpired | CloseCode::NotAdmitted) {
             self.actions.push_back(Action::Renew);

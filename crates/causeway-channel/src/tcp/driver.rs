@@ -39,6 +39,10 @@ const ROUNDS: usize = 4;
 /// In each of them so many records are read, where there are so many, before something is written.
 const READS: usize = 4;
 
+/// With more streams than this waiting to be accepted, the application gets its turn first: each that it accepts is a task,
+/// which takes far more memory than its place in the queue.
+const BACKLOG_STREAMS: usize = 256;
+
 /// How long a peer has to hear that we close.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(2);
 
@@ -68,7 +72,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         for _ in 0..ROUNDS {
             let mut read = self.poll_read(context);
             for _ in 1..READS {
-                if !matches!(read, Poll::Ready(Ok(()))) {
+                if !matches!(read, Poll::Ready(Ok(()))) || self.shared.lock().backlog() > BACKLOG_STREAMS {
                     break;
                 }
                 read = self.poll_read(context);
@@ -94,6 +98,10 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
             }
             if read.is_pending() && written.is_pending() {
                 return Poll::Pending;
+            }
+            if self.shared.lock().backlog() > BACKLOG_STREAMS {
+                // The application is on this thread, too: it takes these before more are read.
+                break;
             }
         }
         context.waker().wake_by_ref();
@@ -180,13 +188,16 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
                 closing.is_shut = true;
             }
         }
-        loop {
+        // A peer that goes on sending gets no more of this thread than one whose link is open.
+        for _ in 0..ROUNDS * READS {
             // The mux looks at nothing any more.
             match ready!(self.poll_fill(context)) {
                 Ok(count) if count > 0 => {}
                 _ => return Poll::Ready(()),
             }
         }
+        context.waker().wake_by_ref();
+        Poll::Pending
     }
 
     fn deadline(&mut self) -> &mut Pin<Box<Sleep>> {

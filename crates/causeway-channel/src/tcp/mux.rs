@@ -44,11 +44,17 @@ pub struct Mux {
     next_stream: u32,
     own_open: u32,
     peer_open: u32,
+    /// Streams of the peer in `streams`: open, or over and not yet dropped by the application.
+    peer_held: u32,
+    /// Until the application has admitted the peer: how many streams it may still open. Its datagrams are dropped so long.
+    before_admission: Option<u32>,
     /// What the peer can make us hold over all streams: waiting, and granted.
     committed: u64,
     /// What waits to be sent over all streams.
     waiting: usize,
     accepted: VecDeque<(u32, Bytes)>,
+    /// Bytes of the headers in `accepted`.
+    accepted_bytes: usize,
     outgoing: outgoing::Outgoing,
     datagrams_in: Datagrams,
     ping: Ping,
@@ -71,6 +77,12 @@ struct Bounds {
     send_max: usize,
     datagram_bytes_max: usize,
 }
+
+/// Headers of streams that wait for `accept`. Those of 16,384 streams that open at once are about 2 MiB.
+const ACCEPTED_BYTES_MAX: usize = 4 * 1024 * 1024;
+
+/// Streams a peer may open before it is admitted: the control stream.
+const STREAMS_BEFORE_ADMISSION: u32 = 1;
 
 /// A window of 4 MiB carries 40 MB/s at a round trip of 100 ms.
 const WINDOW_BYTES_MAX: u64 = 4 * 1024 * 1024;
@@ -99,6 +111,18 @@ impl Bounds {
             send_max: limits.send_window_bytes as usize,
             datagram_bytes_max: limits.datagram_buffer_bytes,
         }
+    }
+
+    /// Streams of the peer that may be in memory. A stream can be over for the peer before the application here has
+    /// dropped it, so an honest peer may be ahead of us by a few; the next one is refused, and the link stays.
+    fn held_max(&self) -> u32 {
+        self.streams_max + self.streams_max / 8
+    }
+
+    /// Control frames that may wait to be sent: an opening, a reset, a stop and a credit for every stream either end may
+    /// have. A peer whose limit on open streams is respected cannot cause more, however long it does not read.
+    fn control_max(&self) -> usize {
+        (self.streams_max + self.held_max()) as usize * 4
     }
 }
 
@@ -130,9 +154,12 @@ impl Mux {
             next_stream: if side == Side::Dialled { 1 } else { 2 },
             own_open: 0,
             peer_open: 0,
+            peer_held: 0,
+            before_admission: None,
             committed: 0,
             waiting: 0,
             accepted: VecDeque::new(),
+            accepted_bytes: 0,
             outgoing: outgoing::Outgoing::default(),
             datagrams_in: Datagrams::default(),
             ping: Ping::default(),
@@ -143,6 +170,16 @@ impl Mux {
             wakes: Vec::new(),
             signals: Signals::default(),
         }
+    }
+
+    /// For the peer of a link that was just accepted: it may open its control stream and nothing else until `admit`.
+    pub fn pending(side: Side, limits: &LinkLimits, now: Instant) -> Mux {
+        Mux { before_admission: Some(STREAMS_BEFORE_ADMISSION), ..Mux::new(side, limits, now) }
+    }
+
+    /// From now on the peer has the limits of the link.
+    pub fn admit(&mut self) {
+        self.before_admission = None;
     }
 
     /// Opens a stream. `None` while the peer allows no more; `room` is signalled when that changes.
@@ -175,15 +212,30 @@ impl Mux {
         let (send, recv) = (SendHalf::new(send_credit), RecvHalf::new(recv_credit));
         self.committed += recv.committed();
         self.figures.streams_open += 1;
+        self.peer_held += u32::from(!own);
         self.streams.insert(id, Box::new(Stream { own, class, counted: true, send, recv }));
     }
 
-    /// The next stream of the peer and its header.
+    /// The next stream of the peer and its header. One that the peer has reset in both directions meanwhile is dropped: nobody
+    /// could read from it or write to it.
     pub fn accept(&mut self) -> Result<Option<(u32, Bytes)>, LinkClosed> {
-        match self.accepted.pop_front() {
-            Some(next) => Ok(Some(next)),
-            None => self.check_open().map(|()| None),
+        while let Some((id, header)) = self.accepted.pop_front() {
+            self.accepted_bytes -= header.len();
+            if self.accepted.is_empty() && self.accepted.capacity() > 64 {
+                self.accepted = VecDeque::new();
+            }
+            if !self.streams.get(&id).is_some_and(|stream| stream.is_given_up()) {
+                return Ok(Some((id, header)));
+            }
+            self.drop_send(id);
+            self.drop_recv(id);
         }
+        self.check_open().map(|()| None)
+    }
+
+    /// Streams that wait for `accept`.
+    pub fn backlog(&self) -> usize {
+        self.accepted.len()
     }
 
     /// Once the header has been read: whose turn it is when this stream sends.
@@ -240,6 +292,15 @@ impl Mux {
     /// What the peer has made us hold, or may: unread bytes and credit given. Never more than the other number.
     pub fn held_bytes(&self) -> u64 {
         self.committed
+    }
+
+    /// Streams of the peer and control frames in memory, and the most there may be of each.
+    pub fn held_counts(&self) -> [(usize, usize); 2] {
+        [
+            (self.peer_held as usize, self.bounds.held_max() as usize),
+            // The frame that exceeds the bound closes the link, which forgets them all.
+            (self.outgoing.control_len(), self.bounds.control_max() + 2),
+        ]
     }
 
     pub fn held_bytes_max(&self) -> u64 {
@@ -300,6 +361,7 @@ impl Mux {
         if (is_over || self.ended.is_some()) && !stream.is_held() {
             self.committed -= stream.recv.committed();
             self.waiting -= stream.send.queue.len();
+            self.peer_held -= u32::from(!stream.own);
             self.streams.remove(&id);
             // A link that had its busy hour gives the room back.
             if self.streams.capacity() > 64 && self.streams.len() * 8 < self.streams.capacity() {
@@ -326,6 +388,9 @@ impl Mux {
         let committed: u64 = self.streams.values().map(|stream| stream.recv.committed()).sum();
         let waiting: usize = self.streams.values().map(|stream| stream.send.queue.len()).sum();
         assert_eq!((self.committed, self.waiting), (committed, waiting));
+        let held = self.streams.values().filter(|stream| !stream.own).count();
+        let accepted: usize = self.accepted.iter().map(|(_, header)| header.len()).sum();
+        assert_eq!((self.peer_held as usize, self.accepted_bytes), (held, accepted));
     }
 }
 

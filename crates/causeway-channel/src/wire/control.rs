@@ -69,6 +69,22 @@ pub struct Hello {
     /// What it understands beyond version 1.
     #[prost(string, repeated, tag = "7")]
     pub features: Vec<String>,
+    /// Names the process: random, 16 bytes, the same for every session from its start to its end. A session of another
+    /// process shows that the one before is gone, so its streams are reset at once. Empty from an edge that does not
+    /// know the field: its old sessions linger until they are called dead.
+    #[prost(bytes = "bytes", tag = "8")]
+    pub instance: Bytes,
+}
+
+/// Bytes of `Hello::instance`. A value of another length is read as absent.
+pub const INSTANCE_BYTES: usize = 16;
+
+impl Hello {
+    /// The process that says hello, if the edge names it.
+    pub fn instance(&self) -> Option<u128> {
+        let bytes: [u8; INSTANCE_BYTES] = self.instance.as_ref().try_into().ok()?;
+        Some(u128::from_be_bytes(bytes))
+    }
 }
 
 /// A netmap by its generation and digest.
@@ -88,11 +104,15 @@ pub struct Ping {
     pub nonce: u64,
 }
 
-/// The netmap is on the edge's disk.
+/// The netmap is in force at the edge.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct NetmapAck {
     #[prost(message, optional, tag = "1")]
     pub held: Option<Held>,
+    /// Why it is not on the edge's disk. Empty: it is there. Said again, empty, when it is. An older edge refuses a netmap that it
+    /// cannot write, so what it acknowledges is on disk; an older cloud ignores this field and takes the netmap for what it is: in force.
+    #[prost(string, tag = "2")]
+    pub not_persisted: String,
 }
 
 /// The netmap could not be taken; the edge goes on with what it held.
@@ -224,6 +244,8 @@ pub enum RefusedCode {
     Draining = 9,
     /// The cloud cannot decide at the moment.
     Unavailable = 10,
+    /// The certificate names another site than the EGateway. An older edge reads it as `Other`, and shows the message.
+    WrongSite = 11,
 }
 
 impl RefusedCode {
@@ -241,6 +263,7 @@ impl RefusedCode {
             RefusedCode::Full => "full",
             RefusedCode::Draining => "draining",
             RefusedCode::Unavailable => "unavailable",
+            RefusedCode::WrongSite => "wrong-site",
         }
     }
 }

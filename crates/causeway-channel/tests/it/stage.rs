@@ -147,6 +147,7 @@ impl Drop for Stage {
 pub async fn serve(mut port: ChannelPort, links: mpsc::Sender<Link>) {
     loop {
         if let Incoming::Channel(link, _) = port.accept().await {
+            link.admit();
             let _ = links.send(link).await;
         }
     }

@@ -8,16 +8,21 @@ use futures_util::stream;
 use http::StatusCode;
 
 use super::CloudActions;
-use crate::audit::{Merge, Query};
+use crate::audit::{JournalKind, Merge, Query};
 
 impl CloudActions {
-    pub(super) async fn audit(&self, text: Option<&str>) -> Result<ActionResponse, ActionRefusal> {
-        let query = Query::parse(text).map_err(|error| ActionRefusal::bad_request(error.to_string()))?;
+    pub(super) async fn audit(
+        &self,
+        journal: JournalKind,
+        text: Option<&str>,
+    ) -> Result<ActionResponse, ActionRefusal> {
+        let query =
+            Query::parse(journal, text).map_err(|error| ActionRefusal::bad_request(error.to_string()))?;
         let Some(own) = self.journals.read(query.clone()) else {
             let message = "too many read the audit records already; try again";
             return Err(ActionRefusal::new(StatusCode::TOO_MANY_REQUESTS, message));
         };
-        let (mut journals, silent) = self.fleet.ask_audit(text.unwrap_or_default()).await;
+        let (mut journals, silent) = self.fleet.ask_audit(journal, text.unwrap_or_default()).await;
         journals.push(own);
         let is_endless = query.follow;
         let merge = Merge::new(query, journals, silent);
@@ -26,6 +31,6 @@ impl CloudActions {
             Some((Ok(piece), merge))
         }));
         let body = if is_endless { ActionBody::Endless(pieces) } else { ActionBody::Stream(pieces) };
-        Ok(ActionResponse { code: StatusCode::OK, content_type: "application/x-ndjson", body })
+        Ok(ActionResponse { code: StatusCode::OK, content_type: "application/x-ndjson", body, made: None })
     }
 }

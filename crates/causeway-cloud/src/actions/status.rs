@@ -2,13 +2,14 @@
 //!
 //! Objects come from the registry, fast-moving figures are joined here. `render` is pure.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use causeway_api::{EGateway, ESite, Kind, Object, Resource, ServiceExpose, VirtualPresence};
 use causeway_apiserver::{ActionRefusal, LiveFigures};
 use serde_json::{Value, json};
 
-use super::{CloudActions, object_refusal};
+use super::{CloudActions, object_refusal, refusal};
+use crate::identity::IdentityState;
 
 impl CloudActions {
     pub(super) async fn status(&self) -> Result<Value, ActionRefusal> {
@@ -16,8 +17,9 @@ impl CloudActions {
         let gateways = self.all::<EGateway>(Kind::EGateway).await?;
         let exposes = self.all::<ServiceExpose>(Kind::ServiceExpose).await?;
         let presences = self.all::<VirtualPresence>(Kind::VirtualPresence).await?;
+        let identities = self.registrar.identity_states().await.map_err(|error| refusal(&error))?;
         self.fleet.refresh_figures().await;
-        Ok(render(&sites, &gateways, &exposes, &presences, &*self.figures))
+        Ok(render(&sites, &gateways, &exposes, &presences, &identities, &*self.figures))
     }
 
     async fn all<T: Resource>(&self, kind: Kind) -> Result<Vec<T>, ActionRefusal> {
@@ -31,6 +33,7 @@ fn render(
     gateways: &[EGateway],
     exposes: &[ServiceExpose],
     presences: &[VirtualPresence],
+    identities: &HashMap<String, IdentityState>,
     live: &dyn LiveFigures,
 ) -> Value {
     let gateways_of =
@@ -74,15 +77,25 @@ fn render(
             })
         })
         .collect();
-    let gateways: Vec<Value> = gateways.iter().map(|gateway| gateway_line(gateway, live)).collect();
+    let gateways: Vec<Value> = gateways
+        .iter()
+        .map(|gateway| gateway_line(gateway, identities.get(&gateway.metadata.name), live))
+        .collect();
     json!({"gateways": gateways, "sites": sites, "exposures": exposures})
 }
 
-fn gateway_line(gateway: &EGateway, live: &dyn LiveFigures) -> Value {
+fn gateway_line(gateway: &EGateway, identity: Option<&IdentityState>, live: &dyn LiveFigures) -> Value {
     let name = &gateway.metadata.name;
     let mut line = serde_json::to_value(live.gateway(name).unwrap_or_default()).unwrap_or_default();
     line["name"] = name.as_str().into();
     line["site"] = gateway.e_site_name.as_str().into();
+    // Written into the object when it left, so that it outlives this process.
+    line["lastSeen"] = json!(gateway.status.last_seen);
+    if line["lastDisconnectReason"].is_null() && !gateway.status.last_disconnect_reason.is_empty() {
+        line["lastDisconnectReason"] = gateway.status.last_disconnect_reason.as_str().into();
+    }
     line["conditions"] = json!(Object::from(gateway.clone()).status().conditions);
+    line["ip"] = gateway.ip.as_str().into();
+    line["identity"] = json!(identity);
     line
 }

@@ -2,6 +2,7 @@
 //!
 //! A crash in between leaves objects without a token, which the next attempt finds and uses: nothing is lost.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use causeway_api::{EGateway, ESite, Kind, Object, ObjectMeta};
@@ -11,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::{CloudActions, object_refusal, token_refusal};
 use crate::first::CLOUD;
-use crate::identity::ApiRole;
+use crate::identity::{ApiRole, EnrolledGateway, OnEnrolled, TokenProblem};
 use crate::reconcile::MANAGER;
 
 /// A day: long enough to carry a token to a site.
@@ -25,6 +26,11 @@ pub(super) struct CreateToken {
     role: Option<Role>,
     ttl_seconds: Option<u64>,
     uses: Option<u32>,
+    /// The address of the gateway inside its site. A cloud from before this field refuses it as unknown.
+    ip: Option<String>,
+    /// The token may put out a host that is enrolled under this name.
+    #[serde(default)]
+    replace: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -37,7 +43,7 @@ enum Role {
 /// What a well-formed request asks for.
 #[derive(Debug, PartialEq, Eq)]
 enum Wanted {
-    Join { site: String, gateway: String, uses: u32 },
+    Join { site: String, gateway: String, uses: u32, ip: Option<String> },
     Api { role: Role },
 }
 
@@ -48,8 +54,8 @@ impl CreateToken {
                 Err("say `site` for a join token or `role` for an API token, not both and not neither"
                     .to_owned())
             }
-            (None, Some(_)) if self.gateway.is_some() || self.uses.is_some() => {
-                Err("`gateway` and `uses` belong to a join token: say `site` as well, or leave them out"
+            (None, Some(_)) if self.has_join_fields() => {
+                Err("`gateway`, `uses`, `ip` and `replace` belong to a join token: say `site` as well, or leave them out"
                     .to_owned())
             }
             (None, Some(role)) => Ok(Wanted::Api { role }),
@@ -61,9 +67,14 @@ impl CreateToken {
                         "`cloud` is this cloud itself: choose another site and another gateway".to_owned()
                     );
                 }
-                Ok(Wanted::Join { site: site.clone(), gateway, uses: self.uses.unwrap_or(1) })
+                let (uses, ip) = (self.uses.unwrap_or(1), self.ip.clone());
+                Ok(Wanted::Join { site: site.clone(), gateway, uses, ip })
             }
         }
+    }
+
+    fn has_join_fields(&self) -> bool {
+        self.gateway.is_some() || self.uses.is_some() || self.ip.is_some() || self.replace
     }
 }
 
@@ -79,44 +90,95 @@ impl CloudActions {
                 let token = self.registrar.create_api_token(role, ttl).await.map_err(token_refusal)?;
                 Ok(json!({"id": token.id, "token": token.text, "role": name, "expires": time(token.expires)}))
             }
-            Wanted::Join { site, gateway, uses } => {
+            Wanted::Join { site, gateway, uses, ip } => {
                 self.registrar.check_join_token(&site, &gateway, ttl, uses).map_err(token_refusal)?;
-                self.ensure_gateway(&site, &gateway).await?;
-                let token = self
-                    .registrar
-                    .create_join_token(&site, &gateway, ttl, uses)
-                    .await
-                    .map_err(token_refusal)?;
-                Ok(json!({
+                let on_enrolled = if asked.replace { OnEnrolled::Replace } else { OnEnrolled::Refuse };
+                let ip = self.ensure_gateway(&site, &gateway, ip.as_deref(), on_enrolled).await?;
+                let made = self.registrar.create_join_token(&site, &gateway, ttl, on_enrolled).await;
+                let token = made.map_err(|problem| self.refuse_token(&site, problem))?;
+                let mut answer = json!({
                     "id": token.id, "token": token.token.to_text(), "site": site, "gateway": gateway,
-                    "uses": token.uses, "expires": time(token.expires),
-                }))
+                    "uses": token.uses, "expires": time(token.expires), "ip": ip,
+                });
+                if let Some(enrolled) = &token.replaces {
+                    answer["replaces"] =
+                        json!({"until": enrolled.until, "connected": self.is_connected(&gateway)});
+                }
+                Ok(answer)
             }
         }
     }
 
-    /// Makes the gateway and the site when they are missing; refuses a gateway that stands elsewhere, and then has
-    /// made nothing.
-    async fn ensure_gateway(&self, site: &str, gateway: &str) -> Result<(), ActionRefusal> {
+    /// A gateway that is enrolled is told of with its connection: whoever types the command may not know of it.
+    fn refuse_token(&self, site: &str, problem: TokenProblem) -> ActionRefusal {
+        let TokenProblem::Enrolled { gateway, until } = problem else { return token_refusal(problem) };
+        let standing = if self.is_connected(&gateway) { "enrolled and connected" } else { "enrolled" };
+        ActionRefusal::conflict(format!(
+            "EGateway {gateway} is {standing} (its certificate lasts until {until}): a host that joins under its name revokes its key and puts it out for good. \
+             For a second host at {site}: `causeway token create --site {site} --gateway {gateway}-2`; \
+             to replace the host that is enrolled: --replace"
+        ))
+    }
+
+    fn is_connected(&self, gateway: &str) -> bool {
+        self.figures.gateway(gateway).is_some_and(|figures| figures.connected)
+    }
+
+    /// Makes the gateway and the site when they are missing and returns the `ip` of the gateway. Refuses a gateway that
+    /// stands elsewhere or has another `ip`, and then has made nothing.
+    async fn ensure_gateway(
+        &self,
+        site: &str,
+        gateway: &str,
+        ip: Option<&str>,
+        on_enrolled: OnEnrolled,
+    ) -> Result<String, ActionRefusal> {
         let new_gateway = EGateway {
             metadata: ObjectMeta::named(gateway),
             e_site_name: site.to_owned(),
+            ip: ip.unwrap_or_default().to_owned(),
             ..EGateway::default()
         };
         self.ensure(new_gateway.into()).await?;
         let found =
             self.registry.object(Kind::EGateway, gateway).await.map_err(|status| object_refusal(&status))?;
-        match found.map(|found| found.object) {
-            Some(Object::EGateway(found)) if found.e_site_name != site => {
+        let mut final_ip = ip.unwrap_or_default().to_owned();
+        if let Some(Object::EGateway(found)) = found.map(|found| found.object) {
+            if found.e_site_name != site {
                 return Err(ActionRefusal::conflict(format!(
                     "EGateway {gateway} stands at the site {}, not at {site}: choose another --gateway",
                     found.e_site_name
                 )));
             }
-            _ => {}
+            match missing_ip(&found, ip).map_err(ActionRefusal::conflict)? {
+                Some(missing) => {
+                    // The token will be refused: the gateway is not changed either.
+                    let enrolled = self.registrar.enrolled(gateway).await.map_err(token_refusal)?;
+                    if let (Some(EnrolledGateway { gateway, until }), OnEnrolled::Refuse) =
+                        (enrolled, on_enrolled)
+                    {
+                        return Err(self.refuse_token(site, TokenProblem::Enrolled { gateway, until }));
+                    }
+                    self.set_ip(gateway, missing).await?;
+                }
+                None => final_ip = found.ip,
+            }
         }
         let new_site = ESite { metadata: ObjectMeta::named(site), ..ESite::default() };
-        self.ensure(new_site.into()).await
+        self.ensure(new_site.into()).await?;
+        Ok(final_ip)
+    }
+
+    /// Gives an address to a gateway that has none. The registry validates it.
+    async fn set_ip(&self, gateway: &str, ip: &str) -> Result<(), ActionRefusal> {
+        let edited = self.registry.edit(MANAGER, Kind::EGateway, gateway, |object| {
+            if let Object::EGateway(gateway) = object
+                && gateway.ip.is_empty()
+            {
+                gateway.ip = ip.to_owned();
+            }
+        });
+        edited.await.map(drop).map_err(|status| object_refusal(&status))
     }
 
     async fn ensure(&self, object: Object) -> Result<(), ActionRefusal> {
@@ -126,6 +188,25 @@ impl CloudActions {
             Err(status) => Err(object_refusal(&status)),
         }
     }
+}
+
+/// The address that an existing gateway lacks, or the reason why the asked one cannot be taken.
+fn missing_ip<'a>(found: &EGateway, asked: Option<&'a str>) -> Result<Option<&'a str>, String> {
+    let Some(asked) = asked else { return Ok(None) };
+    if found.ip.is_empty() {
+        return Ok(Some(asked));
+    }
+    // Addresses of IPv6 can be written in several forms. Text that is no address equals only itself.
+    let parsed = |text: &str| text.parse::<IpAddr>().map_err(|_| text.to_owned());
+    if parsed(&found.ip) == parsed(asked) {
+        return Ok(None);
+    }
+    let name = &found.metadata.name;
+    Err(format!(
+        "EGateway {name} has the ip {}, not {asked}: leave out --ip, or change the gateway first: \
+         kubectl patch egateway {name} --type merge -p '{{\"ip\": \"{asked}\"}}'",
+        found.ip
+    ))
 }
 
 fn time(moment: std::time::SystemTime) -> String {
@@ -152,15 +233,41 @@ mod tests {
             site: site.into(),
             gateway: gateway.into(),
             uses,
+            ip: None,
         };
         check(json!({"site": "Tokyo"}), Ok(join("Tokyo", "Tokyo", 1)));
         check(json!({"site": "Tokyo", "gateway": "t2", "uses": 3}), Ok(join("Tokyo", "t2", 3)));
         check(json!({"role": "viewer", "ttlSeconds": 5}), Ok(Wanted::Api { role: Role::Viewer }));
         check(json!({}), Err("not neither"));
         check(json!({"site": "a", "role": "admin"}), Err("not both"));
+        check(
+            json!({"site": "a", "ip": "10.0.0.1"}),
+            Ok(Wanted::Join { site: "a".into(), gateway: "a".into(), uses: 1, ip: Some("10.0.0.1".into()) }),
+        );
         check(json!({"role": "admin", "uses": 2}), Err("belong to a join token"));
+        check(json!({"role": "admin", "ip": "10.0.0.1"}), Err("belong to a join token"));
         check(json!({"site": "cloud"}), Err("this cloud itself"));
         check(json!({"site": "a", "gateway": "cloud"}), Err("this cloud itself"));
         assert!(serde_json::from_value::<CreateToken>(json!({"sight": "a"})).is_err());
+    }
+
+    #[test]
+    fn a_gateway_gets_the_address_it_lacks_and_keeps_the_one_it_has() {
+        let check = |has: &str, asked: Option<&str>, expected: Result<Option<&str>, &str>| {
+            let gateway =
+                EGateway { metadata: ObjectMeta::named("oslo"), ip: has.to_owned(), ..EGateway::default() };
+            match (missing_ip(&gateway, asked), expected) {
+                (Err(why), Err(part)) => assert!(why.contains(part), "{why}"),
+                (found, expected) => assert_eq!(found, expected.map_err(str::to_owned), "{has} {asked:?}"),
+            }
+        };
+        check("", None, Ok(None));
+        check("", Some("10.0.0.1"), Ok(Some("10.0.0.1")));
+        check("10.0.0.1", None, Ok(None));
+        check("10.0.0.1", Some("10.0.0.1"), Ok(None));
+        check("fd00::1", Some("fd00:0::1"), Ok(None));
+        check("10.0.0.1", Some("10.0.0.2"), Err("EGateway oslo has the ip 10.0.0.1, not 10.0.0.2"));
+        check("10.0.0.1", Some("10.0.0.2"), Err("kubectl patch egateway oslo"));
+        check("10.0.0.1", Some("junk"), Err("not junk"));
     }
 }

@@ -1,16 +1,24 @@
 //! What a line of the journal says, and how it is told.
 //!
-//! The fields told are those of `causeway audit --json`, all of them in every line, in this order. What else a journal keeps
-//! (queue, number, when it was received) is for us.
+//! The fields told are those of `causeway audit --json`, in this order; those that stand for several records only where there
+//! are several. What else a journal keeps (queue, number) is for us. Order and `since` follow the time of receipt, which is
+//! the cloud's own: an edge's clock may be wrong, or lie.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
+
+/// Clocks that are kept by NTP differ by less.
+const CLOCK_TOLERANCE: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Line {
+    /// By the clock of the gateway.
     pub time: String,
+    /// By the clock of the cloud, when it had the record. Journals from before hold it, too.
+    #[serde(rename(deserialize = "received", serialize = "receivedTime"))]
+    pub received: Option<String>,
     pub gateway: String,
     pub site: String,
     /// Where the client is: at the gateway of the service another site than `site`.
@@ -30,14 +38,24 @@ pub struct Line {
     pub received_bytes: u64,
     pub duration_ms: u64,
     pub end: Option<String>,
+    /// The host that the other gateway named, where the netmap of this one does not know it: a claim, not a fact.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub claimed_subject: Option<String>,
+    /// It stands for so many records that were alike.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub count: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub first_time: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_time: Option<String>,
+    /// Those were of several clients or services.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub mixed: bool,
 
     #[serde(skip_serializing)]
     pub queue: Option<String>,
     #[serde(skip_serializing)]
     pub seq: Option<u64>,
-    /// When the cloud had it.
-    #[serde(skip_serializing)]
-    pub received: Option<String>,
     /// No record: something happened to records.
     #[serde(skip_serializing)]
     pub event: Option<String>,
@@ -50,6 +68,26 @@ impl Line {
         serde_json::from_slice(text).ok()
     }
 
+    /// Lines are in the order of this: when the cloud had it, or, for lines of its own, when it wrote them.
+    pub fn order(&self) -> &str {
+        self.received.as_deref().unwrap_or(&self.time)
+    }
+
+    /// As `order`, as a moment.
+    pub fn known_since(&self) -> Option<SystemTime> {
+        moment(self.order())
+    }
+
+    /// Does it end after it was received? Then the clock of its gateway is ahead of ours.
+    pub fn is_from_the_future(&self) -> bool {
+        let Some(received) = self.received.as_deref().and_then(moment) else { return false };
+        self.ended().is_some_and(|ended| ended > received + CLOCK_TOLERANCE)
+    }
+
+    fn ended(&self) -> Option<SystemTime> {
+        self.moment()?.checked_add(Duration::from_millis(self.duration_ms))
+    }
+
     /// When it began.
     pub fn moment(&self) -> Option<SystemTime> {
         moment(&self.time)
@@ -58,7 +96,7 @@ impl Line {
     /// How long after its end the cloud had it, in milliseconds.
     pub fn lag_ms(&self) -> Option<u64> {
         let received = moment(self.received.as_deref()?)?;
-        let ended = self.moment()? + std::time::Duration::from_millis(self.duration_ms);
+        let ended = self.ended()?;
         // Clocks differ: what arrived before it ended arrived at once.
         let lag = received.duration_since(ended).unwrap_or_default();
         Some(u64::try_from(lag.as_millis()).unwrap_or(u64::MAX))

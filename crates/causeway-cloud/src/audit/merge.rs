@@ -1,6 +1,6 @@
-//! Joins the lines of all replicas into one answer: by time, each record once, and a last line that counts.
+//! Joins the lines of all replicas into one answer: by the time of receipt, each record once, and a last line that counts.
 //!
-//! A journal is almost in the order of time, so joining them by their first lines is enough. When they are followed, lines are
+//! A journal is in the order of that time, so joining them by their first lines is enough. When they are followed, lines are
 //! told as they come: waiting for the slowest replica would delay everybody.
 
 use std::collections::VecDeque;
@@ -9,8 +9,9 @@ use bytes::Bytes;
 use futures_util::stream::{self, SelectAll, StreamExt};
 use serde_json::json;
 
+use super::admin_line::AdminLine;
 use super::line::Line;
-use super::query::Query;
+use super::query::{Entry, Query};
 use super::{Chunks, REPLICA_SILENT};
 use crate::upstream::Repeats;
 
@@ -27,7 +28,7 @@ pub struct Merge {
 
 struct Source {
     chunks: Chunks,
-    lines: VecDeque<Line>,
+    lines: VecDeque<Entry>,
 }
 
 #[derive(Debug, Default)]
@@ -38,6 +39,7 @@ struct Counts {
     unreadable: u64,
     lag_ms: Option<u64>,
     lag_ms_max: Option<u64>,
+    from_the_future: u64,
     silent: Vec<String>,
 }
 
@@ -83,7 +85,7 @@ impl Merge {
         };
         let mut told = Vec::new();
         for line in chunk.split_inclusive(|byte| *byte == b'\n') {
-            match Line::parse(line) {
+            match self.query.journal.parse(line) {
                 Some(line) => told.extend(self.tell(&line).into_iter().flatten()),
                 // A sign of life: nobody knows when the reader leaves, so it is told the counts now and then.
                 None => told.extend(self.summary()),
@@ -117,23 +119,41 @@ impl Merge {
     }
 
     /// The line with the smallest time among the first of every source.
-    async fn first_line(&mut self) -> Option<Line> {
+    async fn first_line(&mut self) -> Option<Entry> {
+        let journal = self.query.journal;
         for source in &mut self.sources {
             while source.lines.is_empty() {
                 let Some(chunk) = source.chunks.recv().await else { break };
-                source.lines.extend(chunk.split(|byte| *byte == b'\n').filter_map(Line::parse));
+                source
+                    .lines
+                    .extend(chunk.split(|byte| *byte == b'\n').filter_map(|line| journal.parse(line)));
             }
         }
-        let front = |source: &Source| source.lines.front().map(|line| line.time.clone());
-        let place = (0..self.sources.len())
-            .filter_map(|place| Some((front(&self.sources[place])?, place)))
-            .min()
-            .map(|(_, place)| place)?;
+        let fronts = self.sources.iter().enumerate();
+        let fronts = fronts.filter_map(|(place, source)| Some((source.lines.front()?.order(), place)));
+        let place = fronts.min().map(|(_, place)| place)?;
         self.sources[place].lines.pop_front()
     }
 
     /// Counts a line; says what is told of it, if anything.
-    fn tell(&mut self, line: &Line) -> Option<Vec<u8>> {
+    fn tell(&mut self, entry: &Entry) -> Option<Vec<u8>> {
+        match entry {
+            Entry::Traffic(line) => self.tell_traffic(line),
+            Entry::Admin(line) => self.tell_admin(line),
+        }
+    }
+
+    fn tell_admin(&mut self, line: &AdminLine) -> Option<Vec<u8>> {
+        let counts = &mut self.counts;
+        match line.event() {
+            Some(REPLICA_SILENT) => counts.silent.push(line.text("gateway").to_owned()),
+            Some(_) => counts.lost = counts.lost.saturating_add(line.lost()),
+            None => counts.records += 1,
+        }
+        line.event().is_none().then(|| line.told())
+    }
+
+    fn tell_traffic(&mut self, line: &Line) -> Option<Vec<u8>> {
         let counts = &mut self.counts;
         if let (Some(queue), Some(seq)) = (&line.queue, line.seq)
             && !self.repeats.is_new(queue, seq)
@@ -142,7 +162,7 @@ impl Merge {
             return None;
         }
         match line.event.as_deref() {
-            Some("edge-records-lost") => counts.lost += line.lost,
+            Some("edge-records-lost") => counts.lost = counts.lost.saturating_add(line.lost),
             Some("edge-record-unreadable") => counts.unreadable += 1,
             Some(REPLICA_SILENT) => counts.silent.push(line.gateway.clone()),
             // An edge also tells that it started; that is nobody's connection.
@@ -152,6 +172,7 @@ impl Merge {
             return None;
         }
         counts.records += 1;
+        counts.from_the_future += u64::from(line.is_from_the_future());
         if let Some(lag) = line.lag_ms() {
             counts.lag_ms = Some(lag);
             counts.lag_ms_max = counts.lag_ms_max.max(Some(lag));
@@ -160,7 +181,8 @@ impl Merge {
     }
 
     fn summary(&self) -> Bytes {
-        let Counts { records, repeats, lost, unreadable, lag_ms, lag_ms_max, silent } = &self.counts;
+        let Counts { records, repeats, lost, unreadable, lag_ms, lag_ms_max, from_the_future, silent } =
+            &self.counts;
         let summary = json!({"summary": {
             "records": records,
             "repeats": repeats,
@@ -168,6 +190,7 @@ impl Merge {
             "unreadable": unreadable,
             "lagMs": lag_ms,
             "lagMsMax": lag_ms_max,
+            "fromTheFuture": from_the_future,
             "silentReplicas": silent,
         }});
         format!("{summary}\n").into()

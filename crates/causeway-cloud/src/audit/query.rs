@@ -1,20 +1,80 @@
 //! Which records are wanted. Comes from a URL, travels to the other replicas in the same form.
 
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use causeway_apiserver::request::query::Query as Pairs;
 
+use super::admin_line::AdminLine;
 use super::line::Line;
+use crate::admin_journal;
+
+/// Which of the journals.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum JournalKind {
+    /// What crossed, and what was refused.
+    #[default]
+    Traffic,
+    /// What administrators did.
+    Admin,
+}
+
+impl JournalKind {
+    /// The name of its files, without number and ending.
+    pub fn file_name(self) -> &'static str {
+        match self {
+            JournalKind::Traffic => "fleet",
+            JournalKind::Admin => admin_journal::NAME,
+        }
+    }
+
+    pub fn parse(self, text: &[u8]) -> Option<Entry> {
+        match self {
+            JournalKind::Traffic => Line::parse(text).map(Entry::Traffic),
+            JournalKind::Admin => AdminLine::parse(text).map(Entry::Admin),
+        }
+    }
+}
+
+/// One line of a journal. All lines of an answer are of one kind, so the larger one wastes nothing.
+#[derive(Debug, Clone, PartialEq)]
+#[allow(clippy::large_enum_variant)]
+pub enum Entry {
+    Traffic(Line),
+    Admin(AdminLine),
+}
+
+impl Entry {
+    /// Journals are in the order of this, and are joined by it: the time of receipt, then that of the record itself.
+    pub fn order(&self) -> (&str, &str) {
+        match self {
+            Entry::Traffic(line) => (line.order(), &line.time),
+            Entry::Admin(line) => (line.time(), line.time()),
+        }
+    }
+
+    /// Tells of losses instead of being a record.
+    pub fn is_event(&self) -> bool {
+        match self {
+            Entry::Traffic(line) => line.event.is_some(),
+            Entry::Admin(line) => line.event().is_some(),
+        }
+    }
+}
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Query {
-    /// What ended before is left out.
+    pub journal: JournalKind,
+    /// What the cloud knew before is left out.
     pub since: Option<SystemTime>,
     pub site: Option<String>,
     pub service: Option<String>,
     pub subject: Option<String>,
     pub gateway: Option<String>,
     pub decision: Option<String>,
+    pub user: Option<String>,
+    pub verb: Option<String>,
+    pub kind: Option<String>,
+    pub name: Option<String>,
     /// Only the newest so many.
     pub limit: Option<usize>,
     pub follow: bool,
@@ -32,7 +92,7 @@ pub struct BadQuery {
 const LIMIT_MAX: usize = 100_000;
 
 impl Query {
-    pub fn parse(text: Option<&str>) -> Result<Query, BadQuery> {
+    pub fn parse(journal: JournalKind, text: Option<&str>) -> Result<Query, BadQuery> {
         let pairs = Pairs::parse(text);
         let text = |name: &str| pairs.one(name).map(str::to_owned);
         let since = pairs.one("since").map(|value| {
@@ -48,6 +108,11 @@ impl Query {
             return Err(bad("decision", other, "write allow or deny"));
         }
         Ok(Query {
+            journal,
+            user: text("user"),
+            verb: text("verb"),
+            kind: text("kind"),
+            name: text("name"),
             since: since.transpose()?,
             site: text("site"),
             service: text("service"),
@@ -60,12 +125,17 @@ impl Query {
     }
 
     /// Is this one of them? Lines that tell of losses always are.
-    pub fn wants(&self, line: &Line) -> bool {
-        let is =
-            |wanted: &Option<String>, found: Option<&str>| wanted.is_none() || wanted.as_deref() == found;
+    pub fn wants(&self, entry: &Entry) -> bool {
+        match entry {
+            Entry::Traffic(line) => self.wants_traffic(line),
+            Entry::Admin(line) => self.wants_admin(line),
+        }
+    }
+
+    fn wants_traffic(&self, line: &Line) -> bool {
         if !is(&self.gateway, Some(&line.gateway))
             || !is(&self.site, Some(&line.site))
-            || self.is_before(line)
+            || self.is_before(line.known_since())
         {
             return false;
         }
@@ -75,11 +145,29 @@ impl Query {
                 && is(&self.decision, line.decision.as_deref()))
     }
 
-    /// A record is told when what it is about has ended. One whose time cannot be read is shown rather than hidden.
-    fn is_before(&self, line: &Line) -> bool {
-        let ended = line.moment().map(|began| began + Duration::from_millis(line.duration_ms));
-        self.since.zip(ended).is_some_and(|(since, ended)| ended < since)
+    fn wants_admin(&self, line: &AdminLine) -> bool {
+        let time: Option<jiff::Timestamp> = line.time().parse().ok();
+        if self.is_before(time.map(SystemTime::from)) {
+            return false;
+        }
+        let by = |user: &String| [line.text("user"), line.text("impersonatedUser")].contains(&user.as_str());
+        let has_kind = |kind: &String| line.text("kind").eq_ignore_ascii_case(kind);
+        line.event().is_some()
+            || (self.user.as_ref().is_none_or(by)
+                && self.kind.as_ref().is_none_or(has_kind)
+                && is(&self.verb, Some(line.text("verb")))
+                && is(&self.name, Some(line.text("name"))))
     }
+
+    /// By the cloud's own clock: a record that is dated back is shown all the same. One without a time that can be read is
+    /// shown rather than hidden.
+    fn is_before(&self, known_since: Option<SystemTime>) -> bool {
+        self.since.zip(known_since).is_some_and(|(since, known)| known < since)
+    }
+}
+
+fn is(wanted: &Option<String>, found: Option<&str>) -> bool {
+    wanted.is_none() || wanted.as_deref() == found
 }
 
 fn bad(name: &'static str, value: &str, allowed: &'static str) -> BadQuery {

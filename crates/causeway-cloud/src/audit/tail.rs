@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use causeway_daemon::rotated;
 use tokio::sync::mpsc::Sender;
 
-use super::line::Line;
 use super::query::Query;
 
 /// Lines are handed on in pieces of about this size.
@@ -24,16 +24,14 @@ pub const LINE_BYTES_MAX: usize = 1 << 20;
 const LOOK: Duration = Duration::from_millis(200);
 /// An empty line so often shows whether the reader is still there.
 const ALIVE: Duration = Duration::from_secs(10);
-const NAME: &str = "fleet";
-/// More files than anybody keeps.
-const FILES_MAX: usize = 10_000;
 
 /// Sends every wanted line, then, if the query follows, those that come. Ends when the receiver is gone.
 pub fn run(folder: &Path, query: &Query, chunks: &Sender<Bytes>) -> io::Result<()> {
     let mut out = Out { chunks, chunk: Vec::new(), newest: VecDeque::new(), limit: query.limit };
-    let current = folder.join(format!("{NAME}.jsonl"));
+    let name = query.journal.file_name();
+    let current = folder.join(format!("{name}.jsonl"));
     let mut file = None;
-    for path in older(folder).into_iter().chain([current.clone()]) {
+    for path in older(folder, name)?.into_iter().chain([current.clone()]) {
         // Rotation may take a file away between listing and opening.
         let Some(mut opened) = open(&path)? else { continue };
         if !drain(&mut opened, query, &mut out)? {
@@ -77,11 +75,10 @@ fn follow(current: &Path, mut file: Option<Opened>, query: &Query, out: &mut Out
 }
 
 /// The files before the current one, the oldest first.
-fn older(folder: &Path) -> Vec<PathBuf> {
-    let path = |number: usize| folder.join(format!("{NAME}-{number}.jsonl"));
-    let mut found: Vec<PathBuf> = (1..FILES_MAX).map(path).take_while(|path| path.exists()).collect();
-    found.reverse();
-    found
+fn older(folder: &Path, name: &str) -> io::Result<Vec<PathBuf>> {
+    let mut numbers = rotated::older(folder, name)?;
+    numbers.reverse();
+    Ok(numbers.into_iter().map(|number| rotated::path_of_older(folder, name, number)).collect())
 }
 
 struct Opened {
@@ -110,8 +107,9 @@ fn drain(opened: &mut Opened, query: &Query, out: &mut Out<'_>) -> io::Result<bo
             return Ok(!out.chunks.is_closed());
         }
         let line = std::mem::take(&mut opened.rest);
-        let Some(said) = Line::parse(&line).filter(|_| line.len() <= LINE_BYTES_MAX) else { continue };
-        if query.wants(&said) && !out.push(line, said.event.is_some()) {
+        let said = query.journal.parse(&line).filter(|_| line.len() <= LINE_BYTES_MAX);
+        let Some(said) = said else { continue };
+        if query.wants(&said) && !out.push(line, said.is_event()) {
             return Ok(false);
         }
     }

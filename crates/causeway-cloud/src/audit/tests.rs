@@ -25,17 +25,9 @@ fn write(folder: &Path, name: &str, lines: &[String]) {
 }
 
 async fn ask(folder: &Path, query: &str) -> (Vec<Value>, Value) {
-    let query = Query::parse(Some(query)).unwrap();
+    let query = Query::parse(JournalKind::Traffic, Some(query)).unwrap();
     let lines = Journals::new(folder).read(query.clone()).unwrap();
-    let mut merge = Merge::new(query, vec![lines], Vec::new());
-    let mut text = Vec::new();
-    while let Some(piece) = merge.next().await {
-        text.extend_from_slice(&piece);
-    }
-    let mut lines: Vec<Value> =
-        String::from_utf8(text).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let summary = lines.pop().unwrap()["summary"].take();
-    (lines, summary)
+    told(Merge::new(query, vec![lines], Vec::new())).await
 }
 
 #[tokio::test]
@@ -64,6 +56,7 @@ async fn all_files_are_read_in_order_and_every_record_once() {
     );
     let fields = [
         "time",
+        "receivedTime",
         "gateway",
         "site",
         "clientSite",
@@ -95,13 +88,90 @@ async fn all_files_are_read_in_order_and_every_record_once() {
     assert_eq!(count("service=mail&subject=s1").await, 1);
     assert_eq!(count("gateway=other").await, 1);
     assert_eq!(count("site=nowhere").await, 0);
-    assert_eq!(count("since=2026-11-16T00:00:03Z").await, 2);
+    assert_eq!(count("since=2026-11-16T00:01:00Z").await, 4, "by the time of receipt");
+    assert_eq!(count("since=2026-11-16T00:01:01Z").await, 0);
     let (newest, summary) = ask(folder, "limit=2").await;
     assert_eq!((newest.len(), &summary["records"]), (2, &json!(2)));
     assert!(newest[0]["time"].as_str().unwrap().contains(":03."), "{newest:?}");
     for wrong in ["since=yesterday", "limit=0", "limit=x", "decision=maybe"] {
-        assert!(Query::parse(Some(wrong)).is_err(), "{wrong}");
+        assert!(Query::parse(JournalKind::Traffic, Some(wrong)).is_err(), "{wrong}");
     }
+}
+
+#[tokio::test]
+async fn a_record_that_is_dated_back_is_shown_and_one_of_the_future_is_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let old = json!({"time": "1999-01-01T00:00:00.000Z", "received": "2026-11-16T00:00:09Z"});
+    let ahead = json!({"time": "2042-01-01T00:00:00.000Z", "received": "2026-11-16T00:00:05Z"});
+    write(folder, "fleet.jsonl", &[line(1, ahead), line(2, old)]);
+    let (records, summary) = ask(folder, "since=2026-11-16T00:00:05Z").await;
+    let received: Vec<&Value> = records.iter().map(|record| &record["receivedTime"]).collect();
+    assert_eq!(received, ["2026-11-16T00:00:05Z", "2026-11-16T00:00:09Z"]);
+    assert_eq!(
+        (&records[1]["time"], &summary["fromTheFuture"]),
+        (&json!("1999-01-01T00:00:00.000Z"), &json!(1))
+    );
+    assert_eq!(
+        ask(folder, "since=2026-11-16T00:00:06Z").await.0.len(),
+        1,
+        "a date in the future does not help"
+    );
+    // A moment that no clock can hold is no reason to fail.
+    let far = json!({"time": "9999-12-30T00:00:00Z", "durationMs": u64::MAX, "lost": u64::MAX, "event": "edge-records-lost"});
+    write(folder, "fleet.jsonl", &[line(1, far.clone()), line(2, far)]);
+    assert_eq!(ask(folder, "").await.1["lost"], json!(u64::MAX));
+}
+
+#[tokio::test]
+async fn what_administrators_did_is_a_journal_of_its_own_with_filters_of_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let act = |second: u32, user: &str, verb: &str, kind: &str, name: &str| {
+        let time = format!("2026-11-16T00:00:{second:02}.000Z");
+        let line = json!({"time": time, "replica": "a:1", "user": user, "verb": verb, "kind": kind, "name": name,
+            "dryRun": false, "code": 200});
+        format!("{line}\n")
+    };
+    write(folder, "fleet.jsonl", &[line(1, json!({}))]);
+    write(
+        folder,
+        "admin-1.jsonl",
+        &[act(1, "ann", "create", "ESite", "oslo"), act(2, "bob", "delete", "ESite", "oslo")],
+    );
+    let lost = json!({"time": "2026-11-16T00:00:03.000Z", "event": "audit-lines-lost", "lost": 2});
+    write(folder, "admin.jsonl", &[format!("{lost}\n"), act(4, "ann", "revoke", "EGateway", "gw")]);
+    let check = async |query: &str, expected: &[&str]| {
+        let query = Query::parse(JournalKind::Admin, Some(query)).unwrap();
+        let lines = Journals::new(folder).read(query.clone()).unwrap();
+        let (records, summary) = told(Merge::new(query.clone(), vec![lines], Vec::new())).await;
+        let found: Vec<String> = records
+            .iter()
+            .map(|record| {
+                format!("{} {}", record["user"].as_str().unwrap(), record["verb"].as_str().unwrap())
+            })
+            .collect();
+        assert_eq!(found, expected, "{query:?}");
+        assert_eq!(summary["records"], json!(expected.len()));
+        summary
+    };
+    let summary = check("", &["ann create", "bob delete", "ann revoke"]).await;
+    assert_eq!(summary["lost"], 2);
+    check("user=ann", &["ann create", "ann revoke"]).await;
+    check("kind=esite", &["ann create", "bob delete"]).await;
+    check("verb=delete&name=oslo", &["bob delete"]).await;
+    check("since=2026-11-16T00:00:02Z&limit=1", &["ann revoke"]).await;
+}
+
+async fn told(mut merge: Merge) -> (Vec<Value>, Value) {
+    let mut text = Vec::new();
+    while let Some(piece) = merge.next().await {
+        text.extend_from_slice(&piece);
+    }
+    let mut lines: Vec<Value> =
+        String::from_utf8(text).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let summary = lines.pop().unwrap()["summary"].take();
+    (lines, summary)
 }
 
 #[tokio::test]
@@ -109,7 +179,7 @@ async fn a_journal_that_is_followed_goes_on_over_a_rotation() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     write(folder, "fleet.jsonl", &[line(1, json!({}))]);
-    let query = Query::parse(Some("follow=true")).unwrap();
+    let query = Query::parse(JournalKind::Traffic, Some("follow=true")).unwrap();
     let journals = Journals::new(folder);
     let mut merge = Merge::new(query.clone(), vec![journals.read(query).unwrap()], Vec::new());
     assert!(next_record(&mut merge).await.contains("00:00:01"));

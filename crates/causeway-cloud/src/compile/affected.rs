@@ -73,6 +73,7 @@ impl Changes {
             Object::VirtualPresence(presence) => drop(self.sites.insert(presence.e_site_name.clone())),
             // Layer 3 does not exist yet.
             Object::ECommunity(_) => {}
+            Object::Namespace(_) | Object::Event(_) | Object::Service(_) => {}
         }
     }
 
@@ -93,6 +94,10 @@ impl Changes {
             affected.keys.extend([Fact::subject_key(server), Fact::node_key(server)]);
             let naming = world.policies_allowing_server(server);
             affected.keys.extend(naming.map(|policy| Fact::policy_key(&policy.metadata.name)));
+            // Where its site comes in under limits, its hosts are known by name. Who knew it before holds its key.
+            let site = world.server(server).map(|server| server.e_site_name.as_str()).unwrap_or_default();
+            let limited = world.policies_allowing_site(site).filter(|policy| policy.limits.is_some());
+            affected.keys.extend(limited.map(|policy| Fact::policy_key(&policy.metadata.name)));
         }
         affected.keys.extend(self.policies.iter().map(|policy| Fact::policy_key(policy)));
         affected
@@ -164,7 +169,10 @@ mod tests {
                     let ports = if self.roll(2) == 0 { json!([]) } else { json!([22]) };
                     json!({"eSiteName": self.name(), "ip": ip, "ePolicys": self.names(), "ports": ports})
                 }
-                Kind::EPolicy => json!({"allowedServers": self.names(), "allowedSites": self.names()}),
+                Kind::EPolicy => {
+                    let limits = if self.roll(2) == 0 { json!(null) } else { json!({"connections": 1}) };
+                    json!({"allowedServers": self.names(), "allowedSites": self.names(), "limits": limits})
+                }
                 Kind::ServiceExpose => {
                     let dns_name = ["x.test", "a", ""][self.roll(3) as usize];
                     json!({"eServiceName": self.name(), "dnsName": dns_name, "eSites": self.names(), "ePolicys": self.names()})
@@ -173,6 +181,7 @@ mod tests {
                     json!({"eServiceName": self.name(), "virtualIp": ip, "eSiteName": self.name()})
                 }
                 Kind::ECommunity => json!({"members": self.names()}),
+                Kind::Namespace | Kind::Event | Kind::Service => json!({}),
             };
             value["metadata"] = json!({"name": self.name(), "generation": 1});
             let mut object = Object::decode(kind, value).unwrap().object;

@@ -121,6 +121,19 @@ fn the_home_of_a_service_checks_the_rule_again() {
 }
 
 #[test]
+fn hosts_of_a_site_are_known_where_their_site_comes_in_under_limits() {
+    let with = |policy: Value| {
+        let mut world = world();
+        world.insert(object(Kind::EPolicy, "kubelet", policy));
+        world
+    };
+    let knows = |world: &World| keys(world, "berlin-gw").contains(&"subject/Roman".to_owned());
+    assert!(!knows(&with(json!({"allowedSites": ["rome"]}))), "without limits nobody needs to know");
+    assert!(knows(&with(json!({"allowedSites": ["rome"], "limits": {"connections": 5}}))));
+    assert!(!knows(&with(json!({"allowedSites": ["oslo"], "limits": {"connections": 5}}))));
+}
+
+#[test]
 fn a_gateway_hears_nothing_of_what_is_none_of_its_business() {
     let world = world();
     assert_eq!(

@@ -9,10 +9,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use arc_swap::ArcSwap;
+use causeway_apiserver::admin_audit::CredentialName;
 use causeway_apiserver::{AuthFailure, Authenticator, Identity, Role};
 use causeway_channel::clock::{from_unix_seconds, unix_seconds};
 use causeway_channel::peer::sha256;
-use causeway_channel::{CertificateFacts, KeyHash, tls};
+use causeway_channel::{CertificateFacts, KeyHash, Secret, tls};
 use causeway_store::Record;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -140,28 +141,26 @@ fn read_certificate(leaf: &CertificateDer<'_>, roll: &Roll) -> Result<Known, Aut
 
 /// The role a certificate gives. A gateway is a gateway, whatever else its certificate says.
 fn identity_of(facts: &CertificateFacts, credential: Credential) -> Option<Identity> {
-    let has = |group: &str| facts.organizations.iter().any(|organization| organization == group);
     let (user, group, role) = if let Some(peer) = &facts.peer {
         let role = Role::Gateway { site: peer.site().to_owned(), gateway: peer.gateway().to_owned() };
         (format!("{GATEWAY_GROUP}:{}", peer.gateway()), GATEWAY_GROUP, role)
-    } else if has(ADMIN_GROUP) {
-        (facts.common_name.clone(), ADMIN_GROUP, Role::Admin)
-    } else if has(VIEWER_GROUP) {
-        (facts.common_name.clone(), VIEWER_GROUP, Role::Viewer)
     } else {
-        return None;
+        let role = Role::of_groups(&facts.organizations)?;
+        let group = if role == Role::Admin { ADMIN_GROUP } else { VIEWER_GROUP };
+        (facts.common_name.clone(), group, role)
     };
     Some(Identity {
         user,
         groups: vec![group.to_owned(), AUTHENTICATED.to_owned()],
         role,
         credential: Some(credential.to_string().into()),
+        impersonation: None,
     })
 }
 
 /// The name of a credential inside an identity: enough to tell later whether it is still good.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Credential {
+pub(super) enum Credential {
     Certificate { key: KeyHash, expires: i64, authority: KeyHash },
     Token { id: String, expires: i64 },
 }
@@ -178,7 +177,7 @@ impl std::fmt::Display for Credential {
 }
 
 impl Credential {
-    fn parse(text: &str) -> Option<Credential> {
+    pub(super) fn parse(text: &str) -> Option<Credential> {
         match text.split('/').collect::<Vec<_>>()[..] {
             ["certificate", key, expires, authority] => Some(Credential::Certificate {
                 key: KeyHash::from_hex(key)?,
@@ -229,7 +228,16 @@ impl Registrar {
                 Err(error) => return Err(AuthFailure::Unavailable(error.to_string())),
             },
         };
-        if !record.matches(&secret) {
+        self.judge_record(&record, &secret, id)
+    }
+
+    fn judge_record(
+        &self,
+        record: &ApiTokenRecord,
+        secret: &Secret,
+        id: String,
+    ) -> Result<Identity, AuthFailure> {
+        if !record.matches(secret) {
             return Err(AuthFailure::Unknown);
         }
         if record.has_expired(self.now()) {
@@ -242,7 +250,7 @@ impl Registrar {
         let user = format!("causeway:token:{}", &id[..8]);
         let groups = vec![record.role.group().to_owned(), AUTHENTICATED.to_owned()];
         let credential = Credential::Token { id, expires: record.expires }.to_string();
-        Ok(Identity { user, groups, role, credential: Some(credential.into()) })
+        Ok(Identity { user, groups, role, credential: Some(credential.into()), impersonation: None })
     }
 
     fn count_refusal(&self, failure: &AuthFailure) {
@@ -272,6 +280,17 @@ impl Authenticator for Registrar {
             .boxed()
     }
 
+    fn bearer_in_memory(&self, token: &str) -> Option<Identity> {
+        let secret = tokens::parse_api_text(token).ok()?;
+        let id = tokens::id(&secret);
+        let tokens = self.credentials.tokens.load_full();
+        if tokens.gone.contains_key(&id) {
+            return None;
+        }
+        let record = tokens.known.get(&id)?;
+        self.judge_record(record, &secret, id).ok()
+    }
+
     fn still_valid(&self, identity: &Identity) -> bool {
         // Without a name there is nothing to revoke.
         let Some(text) = &identity.credential else { return true };
@@ -287,6 +306,14 @@ impl Authenticator for Registrar {
             }
             None => false,
         }
+    }
+
+    fn credential_name(&self, identity: &Identity) -> Option<CredentialName> {
+        let (kind, id) = match Credential::parse(identity.credential.as_deref()?)? {
+            Credential::Certificate { key, .. } => ("certificate", key.to_string()),
+            Credential::Token { id, .. } => ("token", id),
+        };
+        Some(CredentialName { kind: kind.to_owned(), id })
     }
 
     fn note_refusal(&self, client: SocketAddr, credential: &str, failure: &AuthFailure) {

@@ -3,11 +3,14 @@
 //! TLS has checked the signature and let any age pass; what is left is the time, revocation, and whether the key is
 //! still the gateway's; and the signature again, where CAs have come or gone since the start. Whether the EGateway exists is asked by whoever keeps the sessions.
 
+use std::sync::Arc;
+
 use causeway_channel::clock::Moment;
 use causeway_channel::tls;
+use causeway_channel::token::ENDPOINTS_MAX;
 use causeway_channel::wire::Code;
 use causeway_channel::wire::control::{Refused, RefusedCode};
-use causeway_channel::{CertificateFacts, PeerId};
+use causeway_channel::{CertificateFacts, Endpoint, PeerId};
 use rustls_pki_types::CertificateDer;
 
 use super::audit::AuditLine;
@@ -62,9 +65,30 @@ impl Registrar {
         Ok(Admitted { peer, facts, renew })
     }
 
-    /// The channel endpoints that edges are given.
+    /// The channel endpoints of this replica.
     pub fn endpoints(&self) -> Vec<String> {
         self.config.advertise.iter().map(ToString::to_string).collect()
+    }
+
+    /// Where edges reach the other replicas. What is no endpoint is left out.
+    pub fn set_other_endpoints(&self, endpoints: &[String]) {
+        let endpoints = endpoints.iter().filter_map(|text| text.parse().ok()).collect();
+        self.other_endpoints.store(Arc::new(endpoints));
+    }
+
+    /// The channel endpoints that edges are given: of this replica first, then of the others. Bounded, as a token is;
+    /// the others have precedence over all but the first endpoint of this replica.
+    pub fn all_endpoints(&self) -> Vec<Endpoint> {
+        let mut endpoints = self.config.advertise.clone();
+        let others = self.other_endpoints.load();
+        let room = ENDPOINTS_MAX.saturating_sub(others.len()).max(1);
+        endpoints.truncate(room);
+        for endpoint in others.iter() {
+            if endpoints.len() < ENDPOINTS_MAX && !endpoints.contains(endpoint) {
+                endpoints.push(endpoint.clone());
+            }
+        }
+        endpoints
     }
 
     /// One line about a session, in the log and in the audit log.

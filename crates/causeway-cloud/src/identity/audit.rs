@@ -1,5 +1,11 @@
 //! One line for everything that changes who is believed, in the log and in the audit log.
+//!
+//! What peers and strangers can cause at will (sessions, enrolments, refused credentials) is coalesced by who and why; an IPv6
+//! network of 64 bits counts as one client. What administrators did is written in any case.
 
+use std::net::{IpAddr, SocketAddr};
+
+use causeway_daemon::audit::Source;
 use serde::Serialize;
 
 use super::registrar::Registrar;
@@ -38,8 +44,72 @@ impl Registrar {
             reason = given(line.reason),
             "identity"
         );
-        if let Some(audit) = &self.config.audit {
-            audit.record(line);
+        let Some(audit) = &self.config.audit else { return };
+        match line.repeats_under() {
+            Some((source, key)) => audit.record_repeating(source, key, line),
+            None => audit.record(line),
         }
+    }
+}
+
+impl AuditLine<'_> {
+    /// Lines without a decision are acts of administrators.
+    fn repeats_under(&self) -> Option<(Source, String)> {
+        let (source, client) = match self.decision {
+            "" => return None,
+            "allow" => (Source::Trusted, String::new()),
+            _ => (Source::Untrusted, network(self.client)),
+        };
+        let Self { event, gateway, subject, decision, reason, .. } = self;
+        Some((source, [event, gateway, subject, decision, reason, client.as_str()].join("\n")))
+    }
+}
+
+/// The client's address without its port.
+fn network(client: &str) -> String {
+    let ip = client.parse::<SocketAddr>().map(|address| address.ip()).or_else(|_| client.parse::<IpAddr>());
+    match ip.map(|ip| ip.to_canonical()) {
+        Ok(IpAddr::V6(ip)) => {
+            let [a, b, c, d, ..] = ip.segments();
+            format!("{a:x}:{b:x}:{c:x}:{d:x}::/64")
+        }
+        Ok(ip) => ip.to_string(),
+        Err(_) => client.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_are_alike_by_who_and_why_and_acts_of_administrators_are_never() {
+        let line = |event, client, decision, reason| AuditLine {
+            event,
+            client,
+            decision,
+            reason,
+            ..AuditLine::default()
+        };
+        let key = |line: AuditLine<'_>| line.repeats_under();
+        let refused = key(line("enrol", "10.0.0.1:1000", "deny", "unknown token"));
+        assert_eq!(
+            refused,
+            key(line("enrol", "10.0.0.1:2000", "deny", "unknown token")),
+            "the port says nothing"
+        );
+        assert_ne!(refused, key(line("enrol", "10.0.0.2:1000", "deny", "unknown token")));
+        assert_ne!(refused, key(line("enrol", "10.0.0.1:1000", "deny", "expired")));
+        assert_eq!(
+            key(line("enrol", "[2001:db8::1]:5", "deny", "x")),
+            key(line("enrol", "[2001:db8::2:3:4:5]:6", "deny", "x")),
+            "a host chooses the rest of its address"
+        );
+        assert_eq!(refused.map(|(source, _)| source), Some(Source::Untrusted));
+        assert_eq!(
+            key(line("session", "10.0.0.1", "allow", "")).map(|(source, _)| source),
+            Some(Source::Trusted)
+        );
+        assert_eq!(key(line("revoked", "", "", "")), None);
     }
 }

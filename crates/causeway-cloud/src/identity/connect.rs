@@ -59,6 +59,11 @@ pub fn reconcile(
     Ok(true)
 }
 
+/// The client's certificate in the folder; `None` when there is none that can be read.
+pub fn certificate(folder: &Path) -> Option<CertificateDer<'static>> {
+    pem::decode(&std::fs::read(folder.join(CLIENT)).ok()?)?.into_iter().next()
+}
+
 fn is_good(text: &[u8], roll: &Roll, revocations: &Revocations, now: SystemTime) -> bool {
     let certificates = pem::decode(text).unwrap_or_default();
     let [certificate] = &certificates[..] else { return false };

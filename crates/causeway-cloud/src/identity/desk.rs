@@ -1,23 +1,22 @@
-//! Where tokens are handed out and taken back, and gateways are thrown out.
+//! Where tokens are handed out and taken back.
 //!
 //! What the actions of the API ask for, as methods of the registrar. Each is one decision upon records of the store and
-//! one commit; what a presented token is worth is decided in `tokens`.
+//! one commit; what a presented token is worth is decided in `tokens`, gateways are put out in `revoke`.
 
-use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use causeway_channel::clock::{Moment, from_unix_seconds, unix_seconds};
-use causeway_channel::{JoinToken, KeyHash, PeerId, Secret};
-use causeway_store::{Op, Record, Revision, StoreError};
+use causeway_channel::{JoinToken, PeerId, Secret};
+use causeway_store::{Op, Record, StoreError};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::audit::AuditLine;
 use super::follow;
-use super::gateways::{self, GatewayRecord};
 use super::registrar::{ATTEMPTS_MAX, Registrar, api_key, encode, join_key};
-use super::revocation::{self, Reason, RevocationRecord};
-use super::tokens::{self, ApiRole, ApiTokenRecord, JoinTokenRecord};
+use super::revocation_log::Entry;
+use super::tokens::{self, ApiRole, ApiTokenRecord, DeletedApiToken, JoinTokenRecord, OnEnrolled};
 
 /// Why a token was not made, found or deleted.
 #[derive(Debug, thiserror::Error)]
@@ -26,6 +25,19 @@ pub enum TokenProblem {
     Invalid { field: &'static str, why: String },
     #[error("there is no token {id:?}")]
     NotFound { id: String },
+    #[error(
+        "gateway {gateway} is enrolled (its certificate lasts until {until}): when another host joins under its name, its key is revoked and it is put out for good; \
+         for a second host choose another name (--gateway NAME2), to replace the host that is enrolled say --replace"
+    )]
+    Enrolled { gateway: String, until: String },
+    #[error("there is no certificate {serial:?} in the list (`causeway kubeconfig --list`)")]
+    NoCertificate { serial: String },
+    /// It is in force, and a restored backup would undo it.
+    #[error(
+        "{what} from now on, but the revocation log {} cannot be written, so that restoring a backup would undo it: \
+         make room there; the cloud tries again every minute", path.display()
+    )]
+    NotLogged { what: String, path: PathBuf, source: std::io::Error },
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -37,6 +49,16 @@ pub struct IssuedJoinToken {
     pub token: JoinToken,
     pub expires: SystemTime,
     pub uses: u32,
+    /// The gateway that is enrolled now and is put out when the token is used.
+    pub replaces: Option<EnrolledGateway>,
+}
+
+/// A gateway that has a certificate.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct EnrolledGateway {
+    pub gateway: String,
+    /// When its certificate ends.
+    pub until: String,
 }
 
 /// An API token just made. `text` is the secret.
@@ -68,14 +90,6 @@ pub struct TokenSummary {
     pub used: Option<u32>,
 }
 
-/// What a revocation did.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Revoked {
-    pub gateway: String,
-    /// Hashes of the keys that are not believed any more. Empty: the gateway had none.
-    pub keys: Vec<String>,
-}
-
 impl Registrar {
     /// Could such a join token be made? Asked before its objects are made, so that a refusal leaves nothing behind.
     pub fn check_join_token(
@@ -88,8 +102,10 @@ impl Registrar {
         let invalid = |field, why: String| TokenProblem::Invalid { field, why };
         let peer = PeerId::new(site, gateway).map_err(|error| invalid("site, gateway", error.to_string()))?;
         check_ttl(ttl)?;
-        if !(1..=tokens::USES_MAX).contains(&uses) {
-            return Err(invalid("uses", format!("must be from 1 to {}", tokens::USES_MAX)));
+        if uses != 1 {
+            let why = "must be 1: a gateway has one key, so a second host that joins under the same name puts the first out; \
+                       make one token for each host, under names of their own (--gateway NAME2)";
+            return Err(invalid("uses", why.to_owned()));
         }
         if self.config.advertise.is_empty() {
             let why = "the cloud does not know its own endpoint; start it with --advertise";
@@ -98,22 +114,39 @@ impl Registrar {
         Ok(peer)
     }
 
+    /// The gateway of this name, if it is enrolled and could come back by itself.
+    pub async fn enrolled(&self, gateway: &str) -> Result<Option<EnrolledGateway>, TokenProblem> {
+        let Some((record, _)) = self.current_gateway(gateway).await? else { return Ok(None) };
+        let is_alive = record.is_alive(self.now(), self.config.grace);
+        let until = Moment(from_unix_seconds(record.expires)).to_string();
+        Ok(is_alive.then(|| EnrolledGateway { gateway: gateway.to_owned(), until }))
+    }
+
     /// Makes a join token for one gateway. The objects of site and gateway are the caller's business.
     pub async fn create_join_token(
         &self,
         site: &str,
         gateway: &str,
         ttl: Duration,
-        uses: u32,
+        on_enrolled: OnEnrolled,
     ) -> Result<IssuedJoinToken, TokenProblem> {
+        let uses = 1;
         let peer = self.check_join_token(site, gateway, ttl, uses)?;
+        let replaces = self.enrolled(gateway).await?;
+        if let (Some(enrolled), OnEnrolled::Refuse) = (&replaces, on_enrolled) {
+            let EnrolledGateway { gateway, until } = enrolled.clone();
+            return Err(TokenProblem::Enrolled { gateway, until });
+        }
         let secret = Secret::generate();
         let (id, now, authorities) = (tokens::id(&secret), self.now(), self.roll.load().ids());
-        let record = JoinTokenRecord::new(&secret, &peer, now, ttl, uses, &authorities);
+        let record = JoinTokenRecord {
+            replaces: on_enrolled == OnEnrolled::Replace,
+            ..JoinTokenRecord::new(&secret, &peer, now, ttl, uses, &authorities)
+        };
         self.store.create(&join_key(&id), encode(&record)).await?;
         self.audit(&AuditLine { event: "token-created", site, gateway, reason: &id, ..AuditLine::default() });
-        let token = JoinToken { secret, endpoints: self.config.advertise.clone(), authorities, peer };
-        Ok(IssuedJoinToken { id, token, expires: from_unix_seconds(record.expires), uses })
+        let token = JoinToken { secret, endpoints: self.all_endpoints(), authorities, peer };
+        Ok(IssuedJoinToken { id, token, expires: from_unix_seconds(record.expires), uses, replaces })
     }
 
     /// Makes a bearer token for the API.
@@ -165,13 +198,8 @@ impl Registrar {
         if !tokens::is_id(id) {
             return Err(not_found());
         }
-        match self.store.delete(&api_key(id), None).await {
-            Ok(_) => {
-                self.audit(&AuditLine { event: "token-deleted", reason: id, ..AuditLine::default() });
-                return Ok(());
-            }
-            Err(StoreError::NotFound { .. }) => {}
-            Err(error) => return Err(error.into()),
+        if self.delete_api_token(id).await? {
+            return Ok(());
         }
         // A join token stays as a mark, so that whoever presents it is told that it was deleted.
         for _ in 0..ATTEMPTS_MAX {
@@ -185,7 +213,8 @@ impl Registrar {
             match self.store.update(&join_key(id), encode(&record), revision).await {
                 Ok(_) => {
                     self.audit(&AuditLine { event: "token-deleted", reason: id, ..AuditLine::default() });
-                    return Ok(());
+                    let closed = Entry::of_join_token(id, &record).into_iter().collect();
+                    return self.log_revocation(closed, &format!("token {id} is worth nothing")).await;
                 }
                 Err(StoreError::Conflict { .. }) => {}
                 Err(error) => return Err(error.into()),
@@ -194,83 +223,29 @@ impl Registrar {
         Err(busy(id).into())
     }
 
-    /// Throws a gateway out: its key is not believed by any replica within a second.
-    pub async fn revoke_gateway(&self, gateway: &str) -> Result<Revoked, TokenProblem> {
-        let unknown =
-            || TokenProblem::Invalid { field: "gateway", why: format!("{gateway:?} was never enrolled") };
-        PeerId::new("any", gateway).map_err(|_| unknown())?;
-        self.revoke_up_to(gateway, None).await?.ok_or_else(unknown)
-    }
-
-    /// The names of gateways that could come to the cloud: with a key that is believed, or a token that is open.
-    pub async fn admitted(&self) -> Result<BTreeSet<String>, StoreError> {
-        let now = self.now();
-        let (enrolled, _) = follow::snapshot(&self.store, gateways::PREFIX).await?;
-        let (join, _) = follow::snapshot(&self.store, tokens::JOIN_PREFIX).await?;
-        let with_key = each::<GatewayRecord>(&enrolled, gateways::PREFIX)
-            .filter(|(_, record)| record.key.is_some())
-            .map(|(gateway, _)| gateway);
-        let with_token = each::<JoinTokenRecord>(&join, tokens::JOIN_PREFIX)
-            .filter(|(_, token)| token.is_open(now))
-            .map(|(_, token)| token.gateway);
-        Ok(with_key.chain(with_token).collect())
-    }
-
-    /// What a gateway was given up to a revision is worth nothing any more: its open tokens and its key. What it was
-    /// given later stays, so that a gateway may be deleted and made anew.
-    pub async fn dismiss_gateway(&self, gateway: &str, upto: Revision) -> Result<(), TokenProblem> {
-        let now = self.now();
-        let (join, _) = follow::snapshot(&self.store, tokens::JOIN_PREFIX).await?;
-        let old: Vec<Record> = join.into_iter().filter(|record| record.revision <= upto).collect();
-        // The tokens first: an open one could bring another key.
-        for (id, token) in each::<JoinTokenRecord>(&old, tokens::JOIN_PREFIX) {
-            if token.gateway == gateway && token.is_open(now) {
-                match self.delete_token(&id).await {
-                    Ok(()) | Err(TokenProblem::NotFound { .. }) => {}
-                    Err(problem) => return Err(problem),
-                }
-            }
-        }
-        self.revoke_up_to(gateway, Some(upto)).await.map(drop)
-    }
-
-    /// Revokes the key of a gateway, unless it was enrolled again behind `upto`. `None`: it was never enrolled.
-    async fn revoke_up_to(
-        &self,
-        gateway: &str,
-        upto: Option<Revision>,
-    ) -> Result<Option<Revoked>, TokenProblem> {
-        let key = gateways::store_key(gateway);
+    /// False: there is no API token of this id.
+    async fn delete_api_token(&self, id: &str) -> Result<bool, TokenProblem> {
         for _ in 0..ATTEMPTS_MAX {
-            let Some((record, revision)) = self.load::<GatewayRecord>(&key).await? else {
-                return Ok(None);
+            let Some((record, revision)) = self.load::<ApiTokenRecord>(&api_key(id)).await? else {
+                return Ok(false);
             };
-            let hash = record.key.as_deref().and_then(KeyHash::from_hex);
-            let Some(hash) = hash.filter(|_| upto.is_none_or(|upto| revision <= upto)) else {
-                return Ok(Some(Revoked { gateway: gateway.to_owned(), keys: Vec::new() }));
-            };
-            let now = self.now();
-            let revocation = RevocationRecord::new(gateway, Reason::Revoked, now, record.expires);
+            let deleted = DeletedApiToken { expires: record.expires };
             let ops = vec![
-                Op::Update { key: key.clone(), value: record.revoked(now).encode(), expected: revision },
-                Op::Put { key: revocation::store_key(&hash), value: revocation.encode() },
+                Op::Delete { key: api_key(id), expected: Some(revision) },
+                Op::Put { key: tokens::deleted_key(id), value: encode(&deleted) },
             ];
             match self.store.commit(ops).await {
                 Ok(_) => {
-                    self.audit(&AuditLine {
-                        event: "revoked",
-                        site: &record.site,
-                        gateway,
-                        key: &hash.to_string(),
-                        ..AuditLine::default()
-                    });
-                    return Ok(Some(Revoked { gateway: gateway.to_owned(), keys: vec![hash.to_string()] }));
+                    self.audit(&AuditLine { event: "token-deleted", reason: id, ..AuditLine::default() });
+                    let entry = Entry::ApiToken { id: id.to_owned(), expires: record.expires };
+                    self.log_revocation(vec![entry], &format!("token {id} is worth nothing")).await?;
+                    return Ok(true);
                 }
-                Err(StoreError::Conflict { .. }) => {}
+                Err(StoreError::Conflict { .. } | StoreError::NotFound { .. }) => {}
                 Err(error) => return Err(error.into()),
             }
         }
-        Err(busy(gateway).into())
+        Err(busy(id).into())
     }
 }
 
@@ -312,7 +287,7 @@ fn summary_of_api(id: String, record: &ApiTokenRecord, now: SystemTime) -> Token
 }
 
 // Records that cannot be read are passed over in lists: one damaged token must not hide the others.
-fn each<'a, T: DeserializeOwned>(
+pub(super) fn each<'a, T: DeserializeOwned>(
     records: &'a [Record],
     prefix: &'a str,
 ) -> impl Iterator<Item = (String, T)> + 'a {
@@ -322,7 +297,7 @@ fn each<'a, T: DeserializeOwned>(
     })
 }
 
-fn check_ttl(ttl: Duration) -> Result<(), TokenProblem> {
+pub(super) fn check_ttl(ttl: Duration) -> Result<(), TokenProblem> {
     if ttl < Duration::from_secs(1) || ttl > tokens::TTL_MAX {
         return Err(TokenProblem::Invalid {
             field: "ttl",
@@ -332,6 +307,6 @@ fn check_ttl(ttl: Duration) -> Result<(), TokenProblem> {
     Ok(())
 }
 
-fn busy(what: &str) -> StoreError {
+pub(super) fn busy(what: &str) -> StoreError {
     StoreError::Unavailable { reason: format!("{what} is being changed by too many at once"), source: None }
 }

@@ -6,6 +6,8 @@
 
 use std::time::SystemTime;
 
+use causeway_api::Kind;
+use causeway_apiserver::registry::key as object_key;
 use causeway_channel::clock::{Moment, unix_seconds};
 use causeway_channel::key::{Request, Wish};
 use causeway_channel::tls;
@@ -76,13 +78,18 @@ impl Registrar {
             .ok_or_else(|| malformed("the secret of a token has 32 bytes"))?;
         let token_key = join_key(&tokens::id(&secret));
         for _ in 0..ATTEMPTS_MAX {
-            let found = self.load::<JoinTokenRecord>(&token_key).await.map_err(unavailable)?;
-            let (mut token, token_revision) =
+            let found = self.load_record::<JoinTokenRecord>(&token_key).await.map_err(unavailable)?;
+            let (mut token, token_record) =
                 found.filter(|(token, _)| token.matches(&secret)).ok_or_else(tokens::unknown_token)?;
             let peer = PeerId::new(&token.site, &token.gateway)
                 .map_err(|_| malformed("the token names no possible gateway"))?;
             subject.peer = Some(peer.clone());
             self.refuse_revoked(&request.key).await?;
+            // An object that was deleted and made again is another gateway; what the former one was given is void.
+            let standing = self.standing_since(peer.gateway()).await.map_err(unavailable)?;
+            if standing.is_some_and(|since| token_record.created < since) {
+                return Err(tokens::of_a_deleted_gateway(&token));
+            }
 
             let now = self.now();
             let gateway = self.gateway(&peer).await?;
@@ -91,11 +98,17 @@ impl Registrar {
             });
             let mut ops = Vec::new();
             if token.judge(&request.key, now, is_current)? == Redemption::Use {
+                let is_enrolled = gateway.as_ref().is_some_and(|(record, _)| {
+                    !record.is_key(&request.key) && record.is_alive(now, self.config.grace)
+                });
+                if is_enrolled && !token.replaces {
+                    return Err(tokens::gateway_is_enrolled(&token));
+                }
                 token.redeemed.push(Redeemed { key: request.key.to_string(), at: unix_seconds(now) });
                 ops.push(Op::Update {
                     key: token_key.clone(),
                     value: encode(&token),
-                    expected: token_revision,
+                    expected: token_record.revision,
                 });
             }
             if let Some(issued) = self.issue(&peer, &request, gateway, ops, now).await? {
@@ -257,7 +270,7 @@ impl Registrar {
         IssuedMessage {
             certificate: signed.certificate.to_vec(),
             authorities: roll.bundle().iter().map(|authority| authority.to_vec()).collect(),
-            endpoints: self.config.advertise.iter().map(ToString::to_string).collect(),
+            endpoints: self.all_endpoints().iter().map(ToString::to_string).collect(),
         }
     }
 
@@ -304,7 +317,27 @@ impl Registrar {
     }
 
     pub(super) async fn gateway(&self, peer: &PeerId) -> Result<Option<(GatewayRecord, Revision)>, Refusal> {
-        self.load(&gateways::store_key(peer.gateway())).await.map_err(unavailable)
+        self.current_gateway(peer.gateway()).await.map_err(unavailable)
+    }
+
+    /// What is remembered of a gateway. A record that is older than the EGateway of this name belongs to one that was
+    /// deleted: its key speaks for nobody, also before whoever follows deletions has revoked it.
+    pub(super) async fn current_gateway(
+        &self,
+        gateway: &str,
+    ) -> Result<Option<(GatewayRecord, Revision)>, StoreError> {
+        let found = self.load::<GatewayRecord>(&gateways::store_key(gateway)).await?;
+        let Some((mut record, revision)) = found else { return Ok(None) };
+        let since = self.standing_since(gateway).await?;
+        if since.is_some_and(|since| revision < since) {
+            record.void_key = record.key.take();
+        }
+        Ok(Some((record, revision)))
+    }
+
+    /// When the EGateway of this name came into being.
+    async fn standing_since(&self, gateway: &str) -> Result<Option<Revision>, StoreError> {
+        Ok(self.store.get(&object_key(Kind::EGateway, gateway)).await?.map(|object| object.created))
     }
 
     fn audit_answer(
@@ -363,11 +396,15 @@ impl Subjects {
 
 // A gateway has one key. The one before is not believed any more, from the same commit on.
 fn replaced(before: &GatewayRecord, key: &KeyHash, peer: &PeerId, now: SystemTime) -> Option<Op> {
-    let old = KeyHash::from_hex(before.key.as_deref()?)?;
+    let old = KeyHash::from_hex(before.key.as_deref().or(before.void_key.as_deref())?)?;
     if old == *key {
         return None;
     }
-    let record = RevocationRecord::new(peer.gateway(), Reason::Replaced, now, before.expires);
+    let record = RevocationRecord {
+        site: before.site.clone(),
+        by: Some(key.to_string()),
+        ..RevocationRecord::new(peer.gateway(), Reason::Replaced, now, before.expires)
+    };
     Some(Op::Put { key: revocation::store_key(&old), value: record.encode() })
 }
 

@@ -42,7 +42,13 @@ pub async fn follow(
         if matches!(trouble, StoreError::Closed) {
             return;
         }
-        tracing::warn!(prefix, error = %trouble, "the watch of the store broke; reading again");
+        match &trouble {
+            // The store logs its outages itself.
+            StoreError::Unavailable { .. } => {
+                tracing::debug!(prefix, error = %trouble, "the watch on the store broke; listing again")
+            }
+            _ => tracing::warn!(prefix, error = %trouble, "the watch on the store broke; listing again"),
+        }
         let Some((records, revision)) = read_again(store, prefix, stop).await else { return };
         apply(Change::All(records));
         after = revision;

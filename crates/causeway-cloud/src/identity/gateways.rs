@@ -20,6 +20,12 @@ pub fn store_key(gateway: &str) -> String {
     format!("{PREFIX}{gateway}")
 }
 
+/// The site for which a gateway holds a certificate that is not revoked, from its record.
+pub fn enrolled_site(record: &[u8]) -> Option<String> {
+    let record: GatewayRecord = serde_json::from_slice(record).ok()?;
+    record.key.is_some().then_some(record.site)
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GatewayRecord {
@@ -36,6 +42,9 @@ pub struct GatewayRecord {
     /// When the last certificate was signed, or the gateway revoked.
     pub at: i64,
     pub expires: i64,
+    /// Never stored: the key of a deleted gateway of the same name, which the next commit revokes.
+    #[serde(skip)]
+    pub void_key: Option<String>,
 }
 
 impl GatewayRecord {
@@ -54,6 +63,7 @@ impl GatewayRecord {
             proven: String::new(),
             at: unix_seconds(now),
             expires: unix_seconds(signed.not_after),
+            void_key: None,
         }
     }
 
@@ -138,6 +148,7 @@ mod tests {
             proven: String::new(),
             at: unix_seconds(now()),
             expires: unix_seconds(now() + 30 * DAY),
+            void_key: None,
         }
     }
 

@@ -55,10 +55,28 @@ pub fn reconcile(
     Ok(true)
 }
 
+/// The certificate in the file; `None` when there is none that can be read.
+pub fn certificate(path: &Path) -> Option<CertificateDer<'static>> {
+    let text = std::fs::read_to_string(path).ok()?;
+    let data = text.lines().find_map(|line| line.trim().strip_prefix("client-certificate-data: "))?;
+    pem::decode(&STANDARD.decode(data).ok()?)?.into_iter().next()
+}
+
 fn write(server: &str, bundle: &[CertificateDer<'_>], certificate: &CertificateDer<'_>, key: &Key) -> String {
-    let authorities = STANDARD.encode(pem::encode(bundle));
-    let certificate = STANDARD.encode(pem::encode(std::slice::from_ref(certificate)));
-    let key = STANDARD.encode(key.to_pem());
+    text(
+        server,
+        "admin",
+        &pem::encode(bundle),
+        &pem::encode(std::slice::from_ref(certificate)),
+        &key.to_pem(),
+    )
+}
+
+/// A kubeconfig with one cluster, one user and one context. CAs, certificate and key are PEM.
+pub fn text(server: &str, user: &str, authorities: &str, certificate: &str, key: &str) -> String {
+    let authorities = STANDARD.encode(authorities);
+    let certificate = STANDARD.encode(certificate);
+    let key = STANDARD.encode(key);
     format!(
         "apiVersion: v1\n\
          kind: Config\n\
@@ -68,7 +86,7 @@ fn write(server: &str, bundle: &[CertificateDer<'_>], certificate: &CertificateD
          \x20   server: {server}\n\
          \x20   certificate-authority-data: {authorities}\n\
          users:\n\
-         - name: admin\n\
+         - name: {user}\n\
          \x20 user:\n\
          \x20   client-certificate-data: {certificate}\n\
          \x20   client-key-data: {key}\n\
@@ -76,7 +94,7 @@ fn write(server: &str, bundle: &[CertificateDer<'_>], certificate: &CertificateD
          - name: causeway\n\
          \x20 context:\n\
          \x20   cluster: causeway\n\
-         \x20   user: admin\n\
+         \x20   user: {user}\n\
          current-context: causeway\n"
     )
 }

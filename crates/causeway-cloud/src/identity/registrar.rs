@@ -10,27 +10,32 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
-use causeway_channel::clock::Moment;
+use causeway_channel::clock::{Moment, from_unix_seconds};
 use causeway_channel::{Clock, Endpoint, KeyHash};
 use causeway_daemon::AuditLog;
 use causeway_store::{Record, Revision, Store, StoreError};
 use rustls::ServerConfig;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::sync::{Notify, broadcast, watch};
+use tokio::sync::{Notify, broadcast, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::access::Credentials;
 use super::authority::ServerName;
+use super::certificates::{self, CertificateRecord};
 use super::connect;
+use super::desk::TokenProblem;
+use super::earlier_life;
 use super::figures::Figures;
 use super::follow::{self, Change};
 use super::kubeconfig::{self, KubeconfigError};
-use super::revocation::{self, Revocations};
+use super::replay;
+use super::revocation::{self, RevocationRecord, Revocations};
+use super::revocation_log::{self, Entry, RevocationLog};
 use super::roll::{self, Roll, RollError, SealPlace};
 use super::seal::SealKey;
 use super::serving::{self, Serving, ServingError};
-use super::tokens::{self, ApiTokenRecord, JoinTokenRecord};
+use super::tokens::{self, ApiTokenRecord, DeletedApiToken, JoinTokenRecord};
 
 /// What identity has to know from the configuration.
 #[derive(Debug, Clone)]
@@ -50,6 +55,8 @@ pub struct IdentityConfig {
     pub connect: bool,
     /// How long after its end a gateway's certificate may be replaced with its old key. Zero: never.
     pub grace: Duration,
+    /// Make a CA although the data dir shows that a cloud with another one has run there.
+    pub new_fleet: bool,
     pub clock: Clock,
     pub audit: Option<AuditLog>,
 }
@@ -70,6 +77,7 @@ impl IdentityConfig {
             api_url: api_url.into(),
             connect: false,
             grace: GRACE,
+            new_fleet: false,
             clock: Clock::system(),
             audit: None,
         }
@@ -82,6 +90,10 @@ const GRACE: Duration = Duration::from_secs(90 * 24 * 3600);
 const UPKEEP: Duration = Duration::from_secs(60);
 /// Old records are looked for in every sixtieth round: they have had no effect for days.
 const FORGET_EVERY: u64 = 60;
+/// What the watches bring waits here for the revocation log; beyond it the log is compared with the whole store.
+const LOG_QUEUE_MAX: usize = 4096;
+/// Lines of the log that are written and synced at once.
+const LOG_BATCH: usize = 256;
 /// Compare-and-swap is tried this often; each failure means that somebody else succeeded.
 pub(super) const ATTEMPTS_MAX: usize = 16;
 
@@ -93,6 +105,8 @@ pub enum IdentityError {
     Serving(#[from] ServingError),
     #[error(transparent)]
     Kubeconfig(#[from] KubeconfigError),
+    #[error("the revocation log {} cannot be read", path.display())]
+    RevocationLog { path: PathBuf, source: std::io::Error },
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -108,10 +122,15 @@ pub struct Registrar {
     pub(super) credentials: Credentials,
     pub(super) figures: Figures,
     serving: Serving,
+    log: RevocationLog,
+    /// Something may be in the store and not in the revocation log.
+    is_log_behind: AtomicBool,
     /// Older than the first pictures of the store; `run` goes on from there.
     since: Revision,
     roll_changed: Notify,
     bundle_changed: watch::Sender<u64>,
+    /// Where edges reach the other replicas, as far as they are known.
+    pub(super) other_endpoints: ArcSwap<Vec<Endpoint>>,
     /// CAs have come or gone since the start: a handshake may have trusted others than we trust now.
     have_authorities_changed: AtomicBool,
 }
@@ -124,7 +143,19 @@ impl Registrar {
         let now = config.clock.now();
         // Following begins before the first picture is taken; seeing a change twice is harmless, missing one is not.
         let since = store.revision().await?;
-        let (roll, seal) = roll::open_or_create(&store, &place, now).await?;
+        let mut makes_ca = false;
+        let may_create = || {
+            makes_ca = true;
+            earlier_life::begin(&config.data_dir, config.seal_key.is_some(), config.new_fleet)
+        };
+        let (roll, seal) = roll::open_or_create(&store, &place, now, may_create).await?;
+        earlier_life::end(&config.data_dir);
+        if config.new_fleet && !makes_ca {
+            tracing::warn!(
+                "--new-fleet has no effect, the store holds a CA: leave it out, it would be in the way of a mistake"
+            );
+        }
+        let log = open_log(&store, &config, now).await?;
         let (revoked, _) = follow::snapshot(&store, revocation::PREFIX).await?;
         let (api_tokens, _) = follow::snapshot(&store, tokens::API_PREFIX).await?;
         let names = names(&config);
@@ -135,8 +166,11 @@ impl Registrar {
             revocations: Revocations::new(revoked),
             credentials: Credentials::new(api_tokens),
             figures: Figures::default(),
+            log,
+            is_log_behind: AtomicBool::new(true),
             roll_changed: Notify::new(),
             bundle_changed: watch::channel(0).0,
+            other_endpoints: ArcSwap::default(),
             have_authorities_changed: AtomicBool::new(false),
             store,
             config,
@@ -152,6 +186,7 @@ impl Registrar {
             let error = &error as &dyn std::error::Error;
             tracing::warn!(error, "the admin kubeconfig is out of date; trying again in a minute");
         }
+        registrar.catch_up().await;
         Ok(Arc::new(registrar))
     }
 
@@ -204,9 +239,23 @@ impl Registrar {
 
     /// Follows the store and keeps certificates fresh until told to stop.
     pub async fn run(&self, stop: CancellationToken) {
+        let (queue, waiting) = mpsc::channel(LOG_QUEUE_MAX);
+        let log = |change: &Change| self.queue_for_log(change, &queue);
         let revocations = follow::follow(&self.store, revocation::PREFIX, self.since, &stop, |change| {
+            log(&change);
+            if concerns_users(&change) {
+                // The admin kubeconfig may be the one that was revoked.
+                self.roll_changed.notify_one();
+            }
             self.revocations.apply(change);
         });
+        let join_tokens = follow::follow(&self.store, tokens::JOIN_PREFIX, self.since, &stop, |change| {
+            log(&change);
+        });
+        let deleted_tokens =
+            follow::follow(&self.store, tokens::DELETED_PREFIX, self.since, &stop, |change| {
+                log(&change);
+            });
         let api_tokens = follow::follow(&self.store, tokens::API_PREFIX, self.since, &stop, |change| {
             self.credentials.apply(change);
         });
@@ -214,8 +263,87 @@ impl Registrar {
             self.apply_roll(change);
         });
         // Boxed, because watches of the store are large and this future is held by others.
-        let following = async { tokio::join!(revocations, api_tokens, authorities) };
-        tokio::join!(Box::pin(following), Box::pin(self.keep_fresh(&stop)));
+        let following =
+            async { tokio::join!(revocations, api_tokens, authorities, join_tokens, deleted_tokens) };
+        tokio::join!(Box::pin(following), Box::pin(self.keep_fresh(&stop)), self.write_log(waiting, &stop));
+    }
+
+    fn queue_for_log(&self, change: &Change, queue: &mpsc::Sender<Entry>) {
+        let entries = match change {
+            Change::All(records) => revocation_log::entries_of(records),
+            Change::One(event) => {
+                event.value.as_ref().and_then(|value| Entry::of(&event.key, value)).into_iter().collect()
+            }
+        };
+        // Full: the log is compared with the whole store within a minute.
+        if entries.into_iter().any(|entry| queue.try_send(entry).is_err()) {
+            self.is_log_behind.store(true, Ordering::SeqCst);
+        }
+    }
+
+    async fn write_log(&self, mut waiting: mpsc::Receiver<Entry>, stop: &CancellationToken) {
+        let mut batch = Vec::new();
+        loop {
+            tokio::select! {
+                biased;
+                // What was not written yet is found in the store by the next start.
+                () = stop.cancelled() => return,
+                count = waiting.recv_many(&mut batch, LOG_BATCH) => if count == 0 { return },
+            }
+            let _ = self.append_to_log(std::mem::take(&mut batch)).await;
+        }
+    }
+
+    async fn append_to_log(&self, entries: Vec<Entry>) -> std::io::Result<()> {
+        let appended = self.log.append(entries, self.now()).await;
+        if let Err(error) = &appended {
+            self.is_log_behind.store(true, Ordering::SeqCst);
+            tracing::error!(%error, path = %self.log.path().display(), "the revocation log cannot be written; trying again in a minute");
+        }
+        appended
+    }
+
+    /// Writes down what was just taken away, before it is acknowledged.
+    pub(super) async fn log_revocation(&self, entries: Vec<Entry>, what: &str) -> Result<(), TokenProblem> {
+        self.append_to_log(entries).await.map_err(|source| TokenProblem::NotLogged {
+            what: what.to_owned(),
+            path: self.log.path().to_owned(),
+            source,
+        })
+    }
+
+    /// Brings the revocation log to what the store holds.
+    async fn log_everything(&self) -> Result<(), StoreError> {
+        let mut entries = Vec::new();
+        for prefix in [revocation::PREFIX, tokens::JOIN_PREFIX, tokens::DELETED_PREFIX] {
+            let (records, _) = follow::snapshot(&self.store, prefix).await?;
+            entries.extend(revocation_log::entries_of(&records));
+        }
+        // Before: what comes now and cannot be written raises it again.
+        self.is_log_behind.store(false, Ordering::SeqCst);
+        let _ = self.append_to_log(entries).await;
+        Ok(())
+    }
+
+    // What must be so and may wait: a full disk does not keep a cloud from starting.
+    async fn catch_up(&self) {
+        if self.is_log_behind.load(Ordering::SeqCst)
+            && let Err(error) = self.log_everything().await
+        {
+            let error = &error as &dyn std::error::Error;
+            tracing::warn!(
+                error,
+                "the revocation log cannot be compared with the store; trying again in a minute"
+            );
+        }
+        let folder = self.config.data_dir.join(connect::FOLDER);
+        let own = [kubeconfig::certificate(&self.kubeconfig_path()), connect::certificate(&folder)];
+        for certificate in own.into_iter().flatten() {
+            if let Err(error) = self.list_own_certificate(&certificate).await {
+                let error = &error as &dyn std::error::Error;
+                tracing::warn!(error, "the cloud's own admin certificate is not in the list yet");
+            }
+        }
     }
 
     async fn keep_fresh(&self, stop: &CancellationToken) {
@@ -228,7 +356,7 @@ impl Registrar {
             }
             let kept = match round % FORGET_EVERY {
                 0 => self.upkeep().await,
-                _ => self.refresh(),
+                _ => self.refresh().await,
             };
             if let Err(error) = kept {
                 tracing::error!(
@@ -241,18 +369,20 @@ impl Registrar {
 
     /// One round of all that `run` does from time to time. For whoever sets the clock by hand.
     pub async fn upkeep(&self) -> Result<(), IdentityError> {
-        self.refresh()?;
+        self.refresh().await?;
         self.forget_old_records().await?;
         Ok(())
     }
 
-    fn refresh(&self) -> Result<(), IdentityError> {
+    pub(super) async fn refresh(&self) -> Result<(), IdentityError> {
         let roll = self.roll.load_full();
         if self.serving.reconcile(names(&self.config), &roll, self.now())? {
             tracing::info!(until = %Moment(self.serving.not_after()), "shows a new server certificate");
         }
         self.reconcile_connect()?;
-        self.reconcile_kubeconfig()
+        self.reconcile_kubeconfig()?;
+        self.catch_up().await;
+        Ok(())
     }
 
     fn reconcile_connect(&self) -> Result<(), IdentityError> {
@@ -324,8 +454,23 @@ impl Registrar {
             serde_json::from_slice::<ApiTokenRecord>(&record.value)
                 .is_ok_and(|token| token.has_expired(now - tokens::REMEMBERED))
         };
-        let old_tokens = join.iter().filter(join_is_old).chain(api.iter().filter(api_is_old));
-        for record in old_tokens {
+        let (deleted, _) = follow::snapshot(&self.store, tokens::DELETED_PREFIX).await?;
+        let mark_is_old = |record: &&Record| {
+            serde_json::from_slice::<DeletedApiToken>(&record.value)
+                .is_ok_and(|token| now > from_unix_seconds(token.expires))
+        };
+        let (certificates, _) = follow::snapshot(&self.store, certificates::PREFIX).await?;
+        let certificate_is_old = |record: &&Record| {
+            serde_json::from_slice::<CertificateRecord>(&record.value)
+                .is_ok_and(|certificate| certificate.is_forgettable(now))
+        };
+        let old_records = join
+            .iter()
+            .filter(join_is_old)
+            .chain(api.iter().filter(api_is_old))
+            .chain(deleted.iter().filter(mark_is_old))
+            .chain(certificates.iter().filter(certificate_is_old));
+        for record in old_records {
             self.forget(&record.key, Some(record.revision)).await?;
         }
         for key in self.revocations.forgettable(now) {
@@ -347,16 +492,58 @@ impl Registrar {
         &self,
         key: &str,
     ) -> Result<Option<(T, Revision)>, StoreError> {
+        Ok(self.load_record(key).await?.map(|(value, record)| (value, record.revision)))
+    }
+
+    /// As `load`, with everything the store says of the record.
+    pub(super) async fn load_record<T: DeserializeOwned>(
+        &self,
+        key: &str,
+    ) -> Result<Option<(T, Record)>, StoreError> {
         let Some(record) = self.store.get(key).await? else { return Ok(None) };
         let value = serde_json::from_slice(&record.value).map_err(|error| StoreError::Corrupt {
             reason: format!("the record {key} cannot be read"),
             source: Some(Arc::new(error)),
         })?;
-        Ok(Some((value, record.revision)))
+        Ok(Some((value, record)))
     }
 }
 
-fn names(config: &IdentityConfig) -> Vec<ServerName> {
+/// Opens the revocation log and applies what the store does not know: it was put back from an older copy.
+async fn open_log(
+    store: &Store,
+    config: &IdentityConfig,
+    now: SystemTime,
+) -> Result<RevocationLog, IdentityError> {
+    let path = config.data_dir.join(revocation_log::FILE);
+    let (log, entries) = RevocationLog::open(path.clone(), now)
+        .map_err(|source| IdentityError::RevocationLog { path: path.clone(), source })?;
+    let replayed = replay::replay(store, &entries, now, config.grace).await?;
+    if replayed.count() > 0 {
+        tracing::warn!(
+            log = %path.display(),
+            gateways = replayed.gateways.len(),
+            certificates = replayed.certificates.len(),
+            join_tokens = replayed.join_tokens.len(),
+            api_tokens = replayed.api_tokens.len(),
+            "the store had forgotten what was revoked, it was put back from an older copy: applied again"
+        );
+    }
+    Ok(log)
+}
+
+/// Is a certificate of a person or a program among them?
+fn concerns_users(change: &Change) -> bool {
+    let of_user = |value: &[u8]| {
+        serde_json::from_slice::<RevocationRecord>(value).is_ok_and(|record| record.gateway.is_empty())
+    };
+    match change {
+        Change::All(records) => records.iter().any(|record| of_user(&record.value)),
+        Change::One(event) => event.value.as_ref().is_some_and(|value| of_user(value)),
+    }
+}
+
+pub(super) fn names(config: &IdentityConfig) -> Vec<ServerName> {
     let (host, outward) = (serving::host_name(), serving::outward_addresses());
     serving::names(&config.advertise, &config.listen, &config.names, &host, &outward)
 }

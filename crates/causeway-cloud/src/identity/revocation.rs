@@ -4,7 +4,7 @@
 //! whoever signs a certificate asks the store itself. Sessions that are open are told through `ended`.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use arc_swap::ArcSwap;
@@ -27,7 +27,19 @@ pub fn store_key(key: &KeyHash) -> String {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RevocationRecord {
+    /// Empty for the certificate of a person or a program.
     pub gateway: String,
+    // The next four are newer; a replica that does not know them reads the rest.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub site: String,
+    /// The hash of the key that replaced it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<String>,
+    /// Of a person or a program: the name in the certificate, and its serial number.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub user: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub serial: String,
     pub reason: Reason,
     pub at: i64,
     /// When the last certificate over this key ends by itself, and the record with it.
@@ -45,7 +57,16 @@ pub enum Reason {
 
 impl RevocationRecord {
     pub fn new(gateway: &str, reason: Reason, now: SystemTime, until: i64) -> RevocationRecord {
-        RevocationRecord { gateway: gateway.to_owned(), reason, at: unix_seconds(now), until }
+        RevocationRecord {
+            gateway: gateway.to_owned(),
+            site: String::new(),
+            by: None,
+            user: String::new(),
+            serial: String::new(),
+            reason,
+            at: unix_seconds(now),
+            until,
+        }
     }
 
     pub fn encode(&self) -> Bytes {
@@ -57,17 +78,19 @@ impl RevocationRecord {
     }
 }
 
-/// The revoked keys. One task applies changes; everybody reads.
+/// The revoked keys. The follower of the store applies changes, and whoever revokes does not wait for it; everybody reads.
 #[derive(Debug)]
 pub struct Revocations {
     keys: ArcSwap<HashMap<KeyHash, Option<RevocationRecord>>>,
+    /// Held while a change is applied.
+    applying: Mutex<()>,
     ended: broadcast::Sender<KeyHash>,
 }
 
 impl Revocations {
     pub fn new(records: Vec<Record>) -> Revocations {
         let (ended, _) = broadcast::channel(BROADCAST_MAX);
-        let revocations = Revocations { keys: ArcSwap::default(), ended };
+        let revocations = Revocations { keys: ArcSwap::default(), applying: Mutex::default(), ended };
         revocations.apply(Change::All(records));
         revocations
     }
@@ -90,20 +113,28 @@ impl Revocations {
     }
 
     pub(super) fn apply(&self, change: Change) {
-        let before = self.keys.load_full();
-        let mut keys = HashMap::new();
-        match change {
+        self.change(|keys| match change {
             Change::All(records) => {
+                keys.clear();
                 keys.extend(records.iter().filter_map(|record| read(&record.key, &record.value)));
             }
-            Change::One(event) => {
-                keys.clone_from(&before);
-                match &event.value {
-                    Some(value) => keys.extend(read(&event.key, value)),
-                    None => drop(key_of(&event.key).map(|key| keys.remove(&key))),
-                }
-            }
-        }
+            Change::One(event) => match &event.value {
+                Some(value) => keys.extend(read(&event.key, value)),
+                None => drop(key_of(&event.key).map(|key| keys.remove(&key))),
+            },
+        });
+    }
+
+    /// A key that was just revoked here: its next request is refused, before the watch brings the record.
+    pub(super) fn insert(&self, key: KeyHash, record: RevocationRecord) {
+        self.change(|keys| drop(keys.insert(key, Some(record))));
+    }
+
+    fn change(&self, change: impl FnOnce(&mut HashMap<KeyHash, Option<RevocationRecord>>)) {
+        let _applying = self.applying.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = self.keys.load_full();
+        let mut keys = HashMap::clone(&before);
+        change(&mut keys);
         let fresh: Vec<_> = keys.keys().filter(|key| !before.contains_key(*key)).copied().collect();
         self.keys.store(Arc::new(keys));
         // Nobody may be listening; then nobody has a session to end.

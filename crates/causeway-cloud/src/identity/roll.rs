@@ -18,6 +18,7 @@ use rustls_pki_types::CertificateDer;
 use serde::{Deserialize, Serialize};
 
 use super::authority::{Authority, AuthorityError};
+use super::earlier_life::EarlierLifeError;
 use super::seal::{SealError, SealKey};
 
 pub const KEY: &str = "identity/ca";
@@ -82,6 +83,8 @@ pub enum RollError {
         "the record {KEY} in the store is of version {found}, this program knows {VERSION}: use a newer causeway"
     )]
     Version { found: u32 },
+    #[error(transparent)]
+    EarlierLife(#[from] EarlierLifeError),
     #[error(
         "the store holds a CA, but this replica has no seal key to open it: \
          copy the file {origin} to {} (mode 600) and start again", path.display()
@@ -132,15 +135,17 @@ impl SealPlace {
 }
 
 /// Reads the roll, or makes the first CA when there is none. Of replicas that start together one creates it
-/// and the others read what it made.
+/// and the others read what it made. `may_create` is asked before a CA is made.
 pub async fn open_or_create(
     store: &Store,
     place: &SealPlace,
     now: SystemTime,
+    may_create: impl FnOnce() -> Result<(), EarlierLifeError>,
 ) -> Result<(Roll, SealKey), RollError> {
     if let Some(found) = open(store, place).await? {
         return Ok(found);
     }
+    may_create()?;
     let existing = SealKey::load(&place.path)?;
     let is_new = existing.is_none();
     let seal = match existing {

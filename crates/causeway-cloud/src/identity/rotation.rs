@@ -78,6 +78,8 @@ pub struct RotationView {
     pub waiting_gateways: Vec<String>,
     /// Join tokens that `finish` waits for.
     pub waiting_tokens: Vec<String>,
+    /// The file that opens the sealed CA keys, on this replica's host. A backup does not hold it.
+    pub seal_key: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -116,6 +118,7 @@ impl Registrar {
             authorities: roll.dated().map(view).collect(),
             waiting_gateways: needed.gateways,
             waiting_tokens: needed.tokens,
+            seal_key: self.place.path.display().to_string(),
         })
     }
 

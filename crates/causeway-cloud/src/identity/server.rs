@@ -60,7 +60,7 @@ impl Default for EnrolmentLimits {
 /// Addresses whose tries are remembered; beyond it the map is swept at once.
 const ADDRESSES_MAX: usize = 50_000;
 /// How long open exchanges may go on after the stop.
-const DRAIN: Duration = Duration::from_secs(3);
+const DRAIN: Duration = Duration::from_secs(1);
 
 /// Answers those who come through the port to enrol.
 pub struct EnrolmentServer {

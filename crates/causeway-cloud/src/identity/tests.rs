@@ -7,6 +7,7 @@ mod access;
 mod enrolment;
 mod etcd;
 mod replicas;
+mod returning;
 mod rotation;
 mod strangers;
 
@@ -27,7 +28,9 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::channel::{Channel, NoLinks};
 
-use super::{EnrolmentLimits, EnrolmentServer, IdentityConfig, IdentityError, Registrar};
+use super::{
+    EnrolmentLimits, EnrolmentServer, IdentityConfig, IdentityError, OnEnrolled, OpenTokens, Registrar,
+};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3600);
@@ -106,6 +109,11 @@ impl Fleet {
         config
     }
 
+    /// For a first start with a seal key that was prepared.
+    fn prepared(&self, name: &str) -> IdentityConfig {
+        IdentityConfig { new_fleet: true, ..self.config(name) }
+    }
+
     async fn open(&self, name: &str) -> Result<Arc<Registrar>, IdentityError> {
         Registrar::open(self.store().await, self.config(name)).await
     }
@@ -150,15 +158,26 @@ impl Fleet {
         enrol::enrol(&self.contact(replica, trust), token, key).await
     }
 
-    async fn token(&self, replica: &Replica, gateway: &str, uses: u32) -> JoinToken {
-        replica.registrar.create_join_token("Tokyo", gateway, HOUR, uses).await.unwrap().token
+    async fn token(&self, replica: &Replica, gateway: &str) -> JoinToken {
+        let issued = replica.registrar.create_join_token("Tokyo", gateway, HOUR, OnEnrolled::Refuse).await;
+        issued.unwrap().token
+    }
+
+    /// For a gateway that is enrolled, too.
+    async fn replacing_token(&self, replica: &Replica, gateway: &str) -> JoinToken {
+        let issued = replica.registrar.create_join_token("Tokyo", gateway, HOUR, OnEnrolled::Replace).await;
+        issued.unwrap().token
     }
 
     /// A device that is enrolled as `gateway`.
     async fn device(&self, replica: &Replica, gateway: &str) -> Device {
-        let token = self.token(replica, gateway, 1).await;
+        let token = self.token(replica, gateway).await;
+        self.device_with(replica, &token).await
+    }
+
+    async fn device_with(&self, replica: &Replica, token: &JoinToken) -> Device {
         let key = Key::generate().unwrap();
-        let issued = self.enrol(replica, &token, &key).await.unwrap();
+        let issued = self.enrol(replica, token, &key).await.unwrap();
         Device { key, issued }
     }
 }

@@ -23,6 +23,8 @@ pub struct NetmapFeed {
     targets: watch::Receiver<Option<Target>>,
     compiled: watch::Receiver<Generation>,
     started: Instant,
+    /// Why what the gateway holds is not on its disk. Empty: it is.
+    not_persisted: String,
 }
 
 impl NetmapFeed {
@@ -35,7 +37,8 @@ impl NetmapFeed {
     ) -> NetmapFeed {
         let compiled = desk.shared.compiled.subscribe();
         let (sender, started) = (Sender::new(held, known), Instant::now());
-        NetmapFeed { desk, gateway: gateway.to_owned(), sender, targets, compiled, started }
+        let not_persisted = String::new();
+        NetmapFeed { desk, gateway: gateway.to_owned(), sender, targets, compiled, started, not_persisted }
     }
 
     /// Waits until there is something to send, and returns it encoded. What was returned counts as sent, until it is acknowledged or
@@ -59,7 +62,7 @@ impl NetmapFeed {
         }
     }
 
-    /// The gateway has it on disk.
+    /// The gateway has it in force, and on disk unless it says why not. Said twice of one netmap when the disk took it later.
     pub fn acknowledged(&mut self, ack: &NetmapAck) {
         let Some(stamp) = ack.held.as_ref().and_then(stamp) else { return };
         if let Some(netmap) = self.sender.handle_acknowledged(stamp) {
@@ -69,6 +72,9 @@ impl NetmapFeed {
                 attached.held = Some(stamp);
             }
         }
+        if self.sender.held() == Some(stamp) {
+            self.not_persisted = words(&ack.not_persisted);
+        }
         self.take_target();
         self.report();
     }
@@ -76,7 +82,7 @@ impl NetmapFeed {
     /// The gateway could not take it.
     pub fn refused(&mut self, refused: &NetmapRefused) {
         self.desk.shared.figures.refused.inc();
-        let reason: String = refused.reason.chars().filter(|char| !char.is_control()).take(400).collect();
+        let reason = words(&refused.reason);
         tracing::warn!(
             gateway = self.gateway,
             reason,
@@ -114,7 +120,7 @@ impl NetmapFeed {
     }
 
     fn report(&self) {
-        if let Some(report) = Report::of(&self.sender.standing()) {
+        if let Some(report) = Report::of(&self.sender.standing(), &self.not_persisted) {
             self.desk.report(&self.gateway, report);
         }
     }
@@ -135,6 +141,13 @@ pub fn stamp(held: &Held) -> Option<Stamp> {
     let generation = Generation { epoch: held.epoch, revision: held.revision };
     Some(Stamp { generation, digest: Digest::from_slice(&held.digest)? })
 }
+
+/// What a gateway says, for people.
+fn words(text: &str) -> String {
+    text.chars().filter(|char| !char.is_control()).take(WORDS_CHARS_MAX).collect()
+}
+
+const WORDS_CHARS_MAX: usize = 400;
 
 async fn sleep_until(moment: Option<Instant>) {
     match moment {

@@ -1,4 +1,4 @@
-//! Writes into every EGateway whether its netmap is in force, and if not, why.
+//! Writes into every EGateway whether its netmap is in force and on its disk, and if not, why.
 //!
 //! Written only when that changes: an update on its way is no news, and generations are joined when somebody reads.
 
@@ -16,30 +16,35 @@ use crate::reconcile::MANAGER;
 /// The condition of an EGateway that this is about.
 pub const NETMAP_IN_FORCE: &str = "NetmapInForce";
 
+/// The condition about the gateway's disk. Written when a gateway first says that it cannot write its netmap.
+pub const NETMAP_PERSISTED: &str = "NetmapPersisted";
+
 /// What is worth telling.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Report {
     reason: &'static str,
     message: String,
+    /// Empty: what the gateway holds is on its disk.
+    not_persisted: String,
 }
 
 const IN_FORCE: &str = "InForce";
 
 impl Report {
-    pub fn of(standing: &Standing) -> Option<Report> {
-        match standing {
-            Standing::NoTarget | Standing::Sending { .. } => None,
-            Standing::InForce(_) => Some(Report { reason: IN_FORCE, message: String::new() }),
+    pub fn of(standing: &Standing, not_persisted: &str) -> Option<Report> {
+        let (reason, message) = match standing {
+            Standing::NoTarget | Standing::Sending { .. } => return None,
+            Standing::InForce(_) => (IN_FORCE, String::new()),
             Standing::Refused { reason, .. } => {
-                let message = format!("the gateway keeps its old netmap: {reason}");
-                Some(Report { reason: "Refused", message })
+                ("Refused", format!("the gateway keeps its old netmap: {reason}"))
             }
             // The numbers move; a message with them would be written again and again.
-            Standing::Behind { .. } => Some(Report {
-                reason: "CloudBehind",
-                message: "the gateway holds a newer netmap than this cloud can make; was a store put back without causeway restore?".to_owned(),
-            }),
-        }
+            Standing::Behind { .. } => (
+                "CloudBehind",
+                "the gateway holds a newer netmap than this cloud can make; was a store put back without causeway restore?".to_owned(),
+            ),
+        };
+        Some(Report { reason, message, not_persisted: not_persisted.to_owned() })
     }
 
     fn status(&self) -> ConditionStatus {
@@ -65,12 +70,13 @@ impl NetmapDesk {
     fn is_known(&self, gateway: &str, report: &Report) -> bool {
         let Some(world) = self.lock().world.clone() else { return false };
         let world = lock(&world);
-        let conditions = world.gateway(gateway).map(|gateway| &gateway.status.conditions);
-        conditions.into_iter().flatten().any(|condition| {
-            condition.kind == NETMAP_IN_FORCE
-                && condition.reason == report.reason
-                && condition.message == report.message
-        })
+        let Some(gateway) = world.gateway(gateway) else { return false };
+        let in_force = gateway.status.condition(NETMAP_IN_FORCE);
+        let persisted = gateway.status.condition(NETMAP_PERSISTED);
+        let is_complained = persisted.is_some_and(|said| said.status == ConditionStatus::False);
+        in_force.is_some_and(|said| said.reason == report.reason && said.message == report.message)
+            && is_complained != report.not_persisted.is_empty()
+            && persisted.is_none_or(|said| said.message == report.not_persisted)
     }
 }
 
@@ -105,8 +111,15 @@ impl Reporter {
         let edit = |object: &mut Object| {
             let generation = object.metadata().generation;
             let conditions = &mut object.status_mut().conditions;
-            let Report { reason, message } = report;
+            let Report { reason, message, not_persisted } = report;
             set_condition(conditions, NETMAP_IN_FORCE, report.status(), reason, message, now, generation);
+            let has_complained = conditions.iter().any(|said| said.kind == NETMAP_PERSISTED);
+            if !not_persisted.is_empty() || has_complained {
+                let is_persisted = not_persisted.is_empty();
+                let reason = if is_persisted { "Persisted" } else { "NotPersisted" };
+                let (about, status) = (NETMAP_PERSISTED, is_persisted.into());
+                set_condition(conditions, about, status, reason, not_persisted, now, generation);
+            }
         };
         // A store that cannot be written says so elsewhere; the next change of standing comes by again.
         if let Err(status) = self.registry.edit_status(MANAGER, Kind::EGateway, gateway, edit).await

@@ -10,7 +10,7 @@ use crate::sessions::{Later, NetmapSender, Netmaps};
 
 impl Netmaps for NetmapDesk {
     fn open(&self, peer: &PeerId, hello: &Hello) -> Box<dyn NetmapSender> {
-        Box::new(self.attach(peer.gateway(), hello.held.as_ref().and_then(stamp)))
+        Box::new(self.attach_from(peer.gateway(), Some(peer.site()), hello.held.as_ref().and_then(stamp)))
     }
 }
 

@@ -119,7 +119,7 @@ impl Edge {
         let encoded = self.feed.next_update().await;
         let Step::Persist(netmap) = self.receiver.handle_bytes(&encoded) else { panic!("not taken") };
         let Reply::Acknowledged(stamp) = self.receiver.handle_persisted(netmap, Ok(())) else { panic!() };
-        self.feed.acknowledged(&NetmapAck { held: Some(held(stamp)) });
+        self.feed.acknowledged(&NetmapAck { held: Some(held(stamp)), ..NetmapAck::default() });
         Update::decode(&encoded).unwrap()
     }
 
@@ -211,4 +211,27 @@ async fn in_force(lab: &Lab, gateway: &str, reason: &str) {
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
+}
+
+#[tokio::test]
+async fn a_gateway_is_never_told_the_netmap_of_another_site() {
+    let lab = Lab::start().await;
+    lab.furnish().await;
+    // The certificate says rome. Before and after its object is moved to oslo, where the camera is present.
+    let feed = lab.desk.attach_from("rome-gw", Some("rome"), None);
+    let mut rome = Edge { feed, receiver: Receiver::default() };
+    rome.wait("the netmap of rome", |held| !held.is_empty()).await;
+    let edit = |object: &mut Object| {
+        if let Object::EGateway(gateway) = object {
+            gateway.e_site_name = "oslo".to_owned();
+        }
+    };
+    lab.registry.edit("test", Kind::EGateway, "rome-gw", edit).await.unwrap();
+    rome.wait("an empty netmap", Netmap::is_empty).await;
+    // A session that comes anew with the certificate of oslo gets it.
+    let feed = lab.desk.attach_from("rome-gw", Some("oslo"), None);
+    let mut oslo = Edge { feed, receiver: Receiver::default() };
+    oslo.wait("the netmap of oslo", |held| !held.is_empty()).await;
+    drop((rome, oslo));
+    lab.end().await;
 }

@@ -147,6 +147,7 @@ impl Changes {
                     || presence.ip_addr().is_some_and(|ip| self.presence_addresses.contains(&ip))
             }
             Object::ECommunity(community) => any(&community.members, &self.sites),
+            Object::Namespace(_) | Object::Event(_) | Object::Service(_) => false,
         }
     }
 
@@ -233,6 +234,7 @@ mod tests {
                     json!({"eServiceName": self.name(), "virtualIp": ip, "eSiteName": site})
                 }
                 Kind::ECommunity => json!({"members": self.names()}),
+                Kind::Namespace | Kind::Event | Kind::Service => json!({}),
             };
             let mut value: Value = fields;
             value["metadata"] = json!({"name": self.name(), "generation": 1});

@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use causeway_api::allocate::{self, Claims, Freed, Step, steps};
 use causeway_api::{Kind, Object, Status, World};
 use causeway_apiserver::Registry;
-use causeway_apiserver::registry::{Author, address};
+use causeway_apiserver::registry::address;
 use causeway_apiserver::request::options::DeleteOptions;
 
 use super::MANAGER;
@@ -186,5 +186,5 @@ async fn remove(registry: &Registry, name: &str) -> Result<(), Status> {
         return Ok(());
     }
     let options = DeleteOptions { resource_version: Some(loaded.revision), ..DeleteOptions::default() };
-    registry.delete(Author::ourselves(MANAGER), Kind::VirtualPresence, name, &options).await.map(drop)
+    registry.delete_object_if(MANAGER, Kind::VirtualPresence, name, &options).await
 }

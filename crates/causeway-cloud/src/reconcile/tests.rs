@@ -25,6 +25,10 @@ async fn registry(folder: &Path) -> Arc<Registry> {
 
 impl Lab {
     async fn start(reconcilers: usize) -> Lab {
+        Lab::start_with(reconcilers, false).await
+    }
+
+    async fn start_with(reconcilers: usize, keeps_own: bool) -> Lab {
         let folder = tempfile::tempdir().unwrap();
         let registry = registry(folder.path()).await;
         let stop = CancellationToken::new();
@@ -32,6 +36,7 @@ impl Lab {
             .map(|_| {
                 let check = Readiness::new().register("reconcile");
                 let reconciler = Reconciler::new(registry.clone(), check, &Metrics::new("0"));
+                let reconciler = if keeps_own { reconciler.keeping_own_objects() } else { reconciler };
                 tokio::spawn(reconciler.run(stop.clone()))
             })
             .collect();
@@ -69,12 +74,43 @@ impl Lab {
 async fn conditions_follow_what_others_do() {
     let lab = Lab::start(1).await;
     lab.create(Kind::EGateway, "gw", json!({"eSiteName": "oslo"})).await;
-    lab.wait(Kind::EGateway, "gw", conditions::READY, ConditionStatus::False).await;
+    lab.wait(Kind::EGateway, "gw", conditions::SITE_RESOLVED, ConditionStatus::False).await;
     lab.create(Kind::ESite, "oslo", json!({})).await;
-    lab.wait(Kind::EGateway, "gw", conditions::READY, ConditionStatus::True).await;
+    lab.wait(Kind::EGateway, "gw", conditions::SITE_RESOLVED, ConditionStatus::True).await;
     lab.wait(Kind::ESite, "oslo", conditions::READY, ConditionStatus::True).await;
     lab.registry.delete_object("test", Kind::EGateway, "gw").await.unwrap();
     lab.wait(Kind::ESite, "oslo", conditions::READY, ConditionStatus::False).await;
+    lab.end().await;
+}
+
+#[tokio::test]
+async fn the_cloud_s_own_objects_come_back_by_themselves() {
+    let lab = Lab::start_with(2, true).await;
+    let mut gone: Option<Vec<String>> = None;
+    for _ in 0..2 {
+        let mut uids = Vec::new();
+        for kind in [Kind::ESite, Kind::EGateway] {
+            let found = loop {
+                let known = |uid: &String| gone.as_ref().is_some_and(|gone| gone.contains(uid));
+                match lab.registry.object(kind, "cloud").await.unwrap() {
+                    Some(found) if !known(&found.object.metadata().uid) => break found,
+                    _ => tokio::time::sleep(Duration::from_millis(5)).await,
+                }
+            };
+            uids.push(found.object.metadata().uid.clone());
+        }
+        for kind in [Kind::EGateway, Kind::ESite] {
+            let refused = lab.registry.delete_object("test", kind, "cloud").await.unwrap_err();
+            assert!(refused.code == 403 && refused.message.contains("causeway.io/allow-delete"), "{refused}");
+            let allow = |object: &mut Object| {
+                let annotations = &mut object.metadata_mut().annotations;
+                annotations.insert(causeway_api::ALLOW_DELETE.into(), "true".into());
+            };
+            lab.registry.edit("test", kind, "cloud", allow).await.unwrap();
+            lab.registry.delete_object("test", kind, "cloud").await.unwrap();
+        }
+        gone = Some(uids);
+    }
     lab.end().await;
 }
 
@@ -88,7 +124,8 @@ async fn two_reconcilers_come_to_rest() {
     }
     for number in 0..50 {
         lab.wait(Kind::ESite, &format!("site-{number}"), conditions::READY, ConditionStatus::True).await;
-        lab.wait(Kind::EGateway, &format!("gw-{number}"), conditions::READY, ConditionStatus::True).await;
+        lab.wait(Kind::EGateway, &format!("gw-{number}"), conditions::SITE_RESOLVED, ConditionStatus::True)
+            .await;
     }
     // At rest the revision stands still. Two more objects are the clock: when their conditions are written,
     // everything that was on its way before has had its turn.
@@ -115,7 +152,7 @@ async fn who_is_behind_does_not_overwrite_who_is_not() {
     let running = tokio::spawn(fast.run(lab.stop.clone()));
     lab.create(Kind::EGateway, "gw", json!({"eSiteName": "oslo"})).await;
     lab.wait(Kind::ESite, "oslo", conditions::READY, ConditionStatus::True).await;
-    lab.wait(Kind::EGateway, "gw", conditions::READY, ConditionStatus::True).await;
+    lab.wait(Kind::EGateway, "gw", conditions::SITE_RESOLVED, ConditionStatus::True).await;
     lab.stop.cancel();
     running.await.unwrap();
 
@@ -134,7 +171,7 @@ async fn what_a_gateway_reports_is_kept() {
     let lab = Lab::start(1).await;
     lab.create(Kind::ESite, "oslo", json!({})).await;
     lab.create(Kind::EGateway, "gw", json!({"eSiteName": "nowhere"})).await;
-    lab.wait(Kind::EGateway, "gw", conditions::READY, ConditionStatus::False).await;
+    lab.wait(Kind::EGateway, "gw", conditions::SITE_RESOLVED, ConditionStatus::False).await;
     let report = |object: &mut Object| {
         let mut own = object.status().conditions[0].clone();
         own.kind = "DnsListening".to_owned();
@@ -148,7 +185,8 @@ async fn what_a_gateway_reports_is_kept() {
         }
     };
     lab.registry.edit("test", Kind::EGateway, "gw", to_oslo).await.unwrap();
-    lab.wait(Kind::EGateway, "gw", conditions::READY, ConditionStatus::True).await;
+    // It is not ready: it never connected.
+    lab.wait(Kind::EGateway, "gw", conditions::SITE_RESOLVED, ConditionStatus::True).await;
     lab.wait(Kind::EGateway, "gw", "DnsListening", ConditionStatus::True).await;
     let loaded = lab.registry.object(Kind::EGateway, "gw").await.unwrap().unwrap();
     assert_eq!(

@@ -1,6 +1,7 @@
 //! Joins this replica's sessions to the fleet: who is attached goes into the directory, what happens elsewhere comes back.
 //!
-//! A session that was replaced by a newer one at another replica lingers for its streams, as one replaced here does.
+//! A session that was replaced by a newer one at another replica lingers for its streams, as one replaced here does; when
+//! another process of the gateway holds the newer one, it ends at once.
 //! Edges are told where the other replicas are, so that they know where to go when this one is gone.
 
 use std::sync::{Arc, OnceLock, Weak};
@@ -16,7 +17,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::{Directory, Fleet, FleetError, LocalSessions, Opened};
+use super::{Directory, Fleet, FleetError, LocalSessions, Opened, SessionKey};
 use crate::channel::LinkHandler;
 use crate::first::CLOUD;
 use crate::sessions::{Later, Sessions, Streams};
@@ -67,10 +68,10 @@ pub async fn follow(sessions: &Sessions, directory: &Directory, stop: Cancellati
             biased;
             () = stop.cancelled() => return,
             news = replaced.recv() => match news {
-                Ok(news) => sessions.handle_replaced(&news.gateway, news.epoch),
+                Ok(news) => sessions.handle_replaced(&news.gateway, news.by),
                 // Too many at once: all are compared.
-                Err(RecvError::Lagged(_)) => for (gateway, epoch) in &attached {
-                    if let Some(newer) = directory.epoch(gateway).filter(|newer| newer > epoch) {
+                Err(RecvError::Lagged(_)) => for (gateway, key) in &attached {
+                    if let Some(newer) = directory.newest(gateway).filter(|newer| newer.epoch > key.epoch) {
                         sessions.handle_replaced(gateway, newer);
                     }
                 },
@@ -87,9 +88,9 @@ pub async fn follow(sessions: &Sessions, directory: &Directory, stop: Cancellati
     }
 }
 
-fn names(sessions: &Sessions) -> Vec<(String, u64)> {
+fn names(sessions: &Sessions) -> Vec<(String, SessionKey)> {
     let attached = sessions.attached();
-    attached.iter().map(|session| (session.peer.gateway().to_owned(), session.epoch)).collect()
+    attached.iter().map(|session| (session.peer.gateway().to_owned(), session.key_of_session())).collect()
 }
 
 /// Streams of other replicas have this long after the sessions have ended: their last bytes are on the way.
@@ -120,7 +121,7 @@ impl LinkHandler for Links {
 
     fn drain(&self) -> Later<'_, ()> {
         Box::pin(async {
-            LinkHandler::drain(&self.sessions).await;
+            self.sessions.close_all().await;
             self.stop.cancel();
             self.replicas.close();
             let _ = tokio::time::timeout(REPLICAS_END, self.replicas.wait()).await;
@@ -168,10 +169,16 @@ impl Streams for Carrier {
     }
 }
 
-// What the receiving gateway judges by its own rules; probes, which it answers to anybody, are the cloud's alone.
+// What the receiving gateway judges by its own rules; probes, which it answers to anybody, are the cloud's alone, and so are
+// questions about a gateway itself.
 fn is_for_a_gateway(header: &StreamHeader) -> bool {
     let is_addressed = !header.gateway.is_empty() || !header.site.is_empty();
-    is_addressed && matches!(header.purpose(), Some(Purpose::Service | Purpose::Node))
+    is_addressed
+        && match header.purpose() {
+            Some(Purpose::Service | Purpose::Node) => true,
+            Some(Purpose::Diagnose) => causeway_gateway::diagnose::is_carried(header),
+            _ => false,
+        }
 }
 
 /// Whichever replica an edge is attached to, there the cloud's own gateway is.

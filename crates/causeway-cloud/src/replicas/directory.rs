@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::{Notify, broadcast};
 use tokio_util::sync::CancellationToken;
 
-use super::table::{DIRECTORY, RENEW, REPLICAS, ReplicaRecord, Table, Whereabouts, encode};
+use super::table::{DIRECTORY, RENEW, REPLICAS, ReplicaRecord, SessionKey, Table, Whereabouts, encode};
 use crate::identity::follow::{self, Change};
 
 /// Attachments of so long share a commit: a fleet that comes back is a few hundred commits, not twenty thousand.
@@ -26,14 +26,14 @@ const PAUSE: Duration = Duration::from_millis(100);
 const SWEEP: Duration = Duration::from_secs(30);
 /// How long a replica that stops may take to tidy up after itself; the others would notice by themselves.
 const FAREWELL: Duration = Duration::from_secs(2);
-/// Whoever falls further behind must compare all its sessions with `epoch`.
+/// Whoever falls further behind must compare all its sessions with `newest`.
 const REPLACED_MAX: usize = 1024;
 
 /// A session somewhere else that replaces one here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Replaced {
     pub gateway: String,
-    pub epoch: u64,
+    pub by: SessionKey,
 }
 
 /// Where a replica is reached.
@@ -109,8 +109,8 @@ impl Directory {
         self.others().iter().map(|(id, address)| label(address, id)).collect()
     }
 
-    /// These gateways, with the epochs of their sessions, are attached here, and no others.
-    pub fn set_attached(&self, attached: &[(String, u64)]) {
+    /// These gateways, with their sessions, are attached here, and no others.
+    pub fn set_attached(&self, attached: &[(String, SessionKey)]) {
         let since = Moment(self.clock.now()).to_string();
         self.with(|table| table.handle_local(attached, &since));
         self.changed.notify_one();
@@ -120,9 +120,9 @@ impl Directory {
         self.with(|table| table.whereabouts(gateway))
     }
 
-    /// The highest epoch known of a gateway, wherever its session is.
-    pub fn epoch(&self, gateway: &str) -> Option<u64> {
-        self.with(|table| table.epoch(gateway))
+    /// The newest session known of a gateway, wherever it is.
+    pub fn newest(&self, gateway: &str) -> Option<SessionKey> {
+        self.with(|table| table.newest(gateway))
     }
 
     /// The other replicas that seem to be alive: id and address.
@@ -167,11 +167,16 @@ impl Directory {
     async fn renew(&self) {
         for renewal in 1u64.. {
             tokio::time::sleep(RENEW).await;
-            if let Err(error) = self.renew_once(renewal).await {
-                tracing::warn!(
-                    error = &error as &dyn std::error::Error,
-                    "this replica could not say that it is there"
-                );
+            match self.renew_once(renewal).await {
+                Ok(()) => {}
+                // The store logs its outages itself.
+                Err(error @ StoreError::Unavailable { .. }) => {
+                    tracing::debug!(%error, "cannot renew the record of this replica");
+                }
+                Err(error) => {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::warn!(error, "cannot renew the record of this replica");
+                }
             }
         }
     }
@@ -284,9 +289,9 @@ impl Directory {
         for (key, value, revision) in changes {
             let gateway = key.strip_prefix(DIRECTORY).unwrap_or_default();
             let entry = value.as_deref().and_then(read);
-            if let Some(epoch) = self.with(|table| table.handle_entry(gateway, entry, revision)) {
+            if let Some(by) = self.with(|table| table.handle_entry(gateway, entry, revision)) {
                 // Nobody may be listening; then there is no session to end.
-                let _ = self.replaced.send(Replaced { gateway: gateway.to_owned(), epoch });
+                let _ = self.replaced.send(Replaced { gateway: gateway.to_owned(), by });
             }
         }
         self.changed.notify_one();

@@ -8,6 +8,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
+use causeway_channel::session::Instance;
 use causeway_store::{OPS_MAX, Op, Revision};
 use serde::{Deserialize, Serialize};
 
@@ -43,6 +44,25 @@ pub struct Entry {
     pub epoch: u64,
     /// For people.
     pub since: String,
+    /// The process that holds the session, as hexadecimal digits; see `Hello::instance`. Absent in what an older replica
+    /// wrote, and of an edge that does not say: its older sessions elsewhere linger then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instance: Option<String>,
+}
+
+/// Which session of a gateway it is. A higher epoch is newer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SessionKey {
+    pub epoch: u64,
+    /// The process that holds it; `None` when the edge does not say.
+    pub instance: Option<Instance>,
+}
+
+impl Entry {
+    fn key(&self) -> SessionKey {
+        let instance = self.instance.as_deref().and_then(|text| Instance::from_str_radix(text, 16).ok());
+        SessionKey { epoch: self.epoch, instance }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,7 +86,7 @@ struct Known {
 
 #[derive(Debug)]
 struct Local {
-    epoch: u64,
+    key: SessionKey,
     since: String,
 }
 
@@ -122,16 +142,21 @@ impl Table {
         }
     }
 
-    /// A gateway's entry as it is now in the store; `None`: it was removed. Returns the epoch that replaces a session
-    /// of ours, if it does.
-    pub fn handle_entry(&mut self, gateway: &str, entry: Option<Entry>, revision: Revision) -> Option<u64> {
+    /// A gateway's entry as it is now in the store; `None`: it was removed. Returns the session that replaces one of
+    /// ours, if it does.
+    pub fn handle_entry(
+        &mut self,
+        gateway: &str,
+        entry: Option<Entry>,
+        revision: Revision,
+    ) -> Option<SessionKey> {
         let known = self.entries.get(gateway);
         if known.is_some_and(|(_, known)| *known > revision) {
             return None;
         }
         let replaced_by = entry.as_ref().and_then(|entry| {
             let local = self.local.get(gateway)?;
-            (entry.replica != self.me && entry.epoch > local.epoch).then_some(entry.epoch)
+            (entry.replica != self.me && entry.epoch > local.key.epoch).then(|| entry.key())
         });
         match entry {
             Some(entry) => drop(self.entries.insert(gateway.to_owned(), (entry, revision))),
@@ -157,24 +182,24 @@ impl Table {
     }
 
     /// A session was taken here.
-    pub fn handle_attached(&mut self, gateway: &str, epoch: u64, since: String) {
-        self.local.insert(gateway.to_owned(), Local { epoch, since });
+    pub fn handle_attached(&mut self, gateway: &str, key: SessionKey, since: String) {
+        self.local.insert(gateway.to_owned(), Local { key, since });
         self.note(gateway);
     }
 
     /// A session has ended here. An older one than the present one changes nothing.
     pub fn handle_detached(&mut self, gateway: &str, epoch: u64) {
-        if self.local.get(gateway).is_some_and(|local| local.epoch <= epoch) {
+        if self.local.get(gateway).is_some_and(|local| local.key.epoch <= epoch) {
             self.local.remove(gateway);
             self.note(gateway);
         }
     }
 
-    /// These and no others are attached here: gateway and epoch.
-    pub fn handle_local(&mut self, attached: &[(String, u64)], since: &str) {
-        for (gateway, epoch) in attached {
-            if self.local.get(gateway).is_none_or(|local| local.epoch != *epoch) {
-                self.handle_attached(gateway, *epoch, since.to_owned());
+    /// These and no others are attached here.
+    pub fn handle_local(&mut self, attached: &[(String, SessionKey)], since: &str) {
+        for (gateway, key) in attached {
+            if self.local.get(gateway).is_none_or(|local| local.key != *key) {
+                self.handle_attached(gateway, *key, since.to_owned());
             }
         }
         if self.local.len() > attached.len() {
@@ -188,7 +213,7 @@ impl Table {
     pub fn whereabouts(&self, gateway: &str) -> Whereabouts {
         let local = self.local.get(gateway);
         // A newer session elsewhere counts, even while the older one here still lingers.
-        let is_newer = |entry: &Entry| local.is_none_or(|local| entry.epoch > local.epoch);
+        let is_newer = |entry: &Entry| local.is_none_or(|local| entry.epoch > local.key.epoch);
         let found = self.entries.get(gateway).filter(|(entry, _)| is_newer(entry)).and_then(|(entry, _)| {
             let known = self.replicas.get(&entry.replica).filter(|known| !self.is_gone(known))?;
             Some(Whereabouts::There {
@@ -200,10 +225,11 @@ impl Table {
         found.unwrap_or(if local.is_some() { Whereabouts::Here } else { Whereabouts::Nowhere })
     }
 
-    /// The highest epoch known of a gateway, wherever its session is.
-    pub fn epoch(&self, gateway: &str) -> Option<u64> {
-        let there = self.entries.get(gateway).map(|(entry, _)| entry.epoch);
-        there.max(self.local.get(gateway).map(|local| local.epoch))
+    /// The newest session known of a gateway, wherever it is.
+    pub fn newest(&self, gateway: &str) -> Option<SessionKey> {
+        let there = self.entries.get(gateway).map(|(entry, _)| entry.key());
+        let here = self.local.get(gateway).map(|local| local.key);
+        there.into_iter().chain(here).max_by_key(|key| key.epoch)
     }
 
     /// The others that seem to be alive, and where.
@@ -251,12 +277,17 @@ impl Table {
             let (_, revision) = entry.filter(|(entry, _)| entry.replica == self.me)?;
             return Some(Op::Delete { key, expected: Some(*revision) });
         };
-        let wished = Entry { replica: self.me.clone(), epoch: local.epoch, since: local.since.clone() };
+        let wished = Entry {
+            replica: self.me.clone(),
+            epoch: local.key.epoch,
+            since: local.since.clone(),
+            instance: local.key.instance.map(|instance| format!("{instance:032x}")),
+        };
         let value = encode(&wished);
         match entry {
             None => Some(Op::Create { key, value }),
             // Equal epochs at two replicas: the later one is right, and that is the one who still has it to write.
-            Some((entry, _)) if entry.replica != self.me && entry.epoch > local.epoch => None,
+            Some((entry, _)) if entry.replica != self.me && entry.epoch > local.key.epoch => None,
             Some((entry, _)) if *entry == wished => None,
             Some((_, revision)) => Some(Op::Update { key, value, expected: *revision }),
         }
@@ -343,8 +374,8 @@ mod tests {
 
         fn entry(&mut self, gateway: &str, replica: &str, epoch: u64) -> Option<u64> {
             self.revision += 1;
-            let entry = Entry { replica: replica.into(), epoch, since: "then".into() };
-            self.table.handle_entry(gateway, Some(entry), Revision(self.revision))
+            let entry = Entry { replica: replica.into(), epoch, since: "then".into(), instance: None };
+            self.table.handle_entry(gateway, Some(entry), Revision(self.revision)).map(|key| key.epoch)
         }
 
         /// Commits what the table wishes; what was written, as `verb gateway`.
@@ -353,6 +384,34 @@ mod tests {
             self.revision += 1;
             self.table.handle_written(&ops, Revision(self.revision));
             ops.iter().map(describe).collect()
+        }
+    }
+
+    fn key(epoch: u64) -> SessionKey {
+        SessionKey { epoch, instance: None }
+    }
+
+    #[test]
+    fn the_process_of_a_session_travels_with_its_entry() {
+        let mut lab = Lab::new();
+        let (old, new) = (Some(Instance::MAX), Some(7));
+        lab.table.handle_attached("oslo", SessionKey { epoch: 1, instance: old }, "then".into());
+        let ops = lab.table.next_writes();
+        let [Op::Create { value, .. }] = ops.as_slice() else { unreachable!("{ops:?}") };
+        let written: Entry = serde_json::from_slice(value).unwrap();
+        assert_eq!(written.key().instance, old);
+        let elsewhere = Entry { replica: "other".into(), ..written };
+        let mut another = Lab::new();
+        another.table.handle_attached("oslo", SessionKey { epoch: 0, instance: new }, "then".into());
+        let told = another.table.handle_entry("oslo", Some(elsewhere), Revision(11));
+        assert_eq!(told, Some(SessionKey { epoch: 1, instance: old }));
+        // What an older replica wrote, and what nobody writes.
+        for (text, instance) in [("", None), (r#","instance":"7""#, Some(7)), (r#","instance":"x""#, None)] {
+            let entry = format!(r#"{{"replica":"r","epoch":3,"since":""{text}}}"#);
+            assert_eq!(
+                serde_json::from_str::<Entry>(&entry).unwrap().key(),
+                SessionKey { epoch: 3, instance }
+            );
         }
     }
 
@@ -380,9 +439,9 @@ mod tests {
         };
         assert_eq!(lab.table.whereabouts("oslo"), there);
         assert_eq!(lab.table.endpoints_of_others(), ["other.example:7444"]);
-        lab.table.handle_attached("oslo", 2, "now".into());
+        lab.table.handle_attached("oslo", key(2), "now".into());
         assert_eq!(lab.table.whereabouts("oslo"), Whereabouts::Here);
-        assert_eq!(lab.table.epoch("oslo"), Some(2));
+        assert_eq!(lab.table.newest("oslo"), Some(key(2)));
         assert_eq!(lab.write(), ["update directory/oslo"]);
         assert_eq!(lab.write(), [""; 0], "done once");
         lab.table.handle_detached("oslo", 1);
@@ -431,7 +490,7 @@ mod tests {
     fn the_higher_epoch_wins_wherever_it_is() {
         let mut lab = Lab::new();
         lab.renew("other");
-        lab.table.handle_attached("oslo", 5, "now".into());
+        lab.table.handle_attached("oslo", key(5), "now".into());
         assert_eq!(lab.write(), ["create directory/oslo"]);
         assert_eq!(lab.entry("oslo", "other", 4), None, "an older session does not replace ours");
         assert_eq!(lab.write(), ["update directory/oslo"]);
@@ -446,7 +505,7 @@ mod tests {
     #[test]
     fn what_could_not_be_written_is_looked_at_again() {
         let mut lab = Lab::new();
-        (0..250).for_each(|number| lab.table.handle_attached(&format!("g{number}"), 1, String::new()));
+        (0..250).for_each(|number| lab.table.handle_attached(&format!("g{number}"), key(1), String::new()));
         let first = lab.table.next_writes();
         assert_eq!(first.len(), OPS_MAX);
         lab.table.handle_unwritten(&first);
@@ -455,11 +514,11 @@ mod tests {
             written += lab.write().len();
         }
         assert_eq!(written, 250);
-        lab.table.handle_local(&[("g9".into(), 1)], "");
+        lab.table.handle_local(&[("g9".into(), key(1))], "");
         assert_eq!(lab.write().len(), OPS_MAX);
         // An old event that comes late changes nothing that was written since.
-        let entry = Entry { replica: "other".into(), epoch: 9, since: String::new() };
+        let entry = Entry { replica: "other".into(), epoch: 9, since: String::new(), instance: None };
         lab.table.handle_entry("g9", Some(entry), Revision(1));
-        assert_eq!(lab.table.epoch("g9"), Some(1));
+        assert_eq!(lab.table.newest("g9"), Some(key(1)));
     }
 }

@@ -38,6 +38,10 @@ impl LocalSessions for Links {
     }
 }
 
+fn key(epoch: u64) -> SessionKey {
+    SessionKey { epoch, instance: None }
+}
+
 struct Replica {
     registrar: Arc<Registrar>,
     fleet: Arc<Fleet>,
@@ -63,7 +67,8 @@ impl Lab {
         let data_dir = self.home.path().join(name);
         causeway_daemon::data_dir::make_folder(&data_dir).unwrap();
         std::fs::write(data_dir.join("seal.key"), "42".repeat(32)).unwrap();
-        let config = IdentityConfig::new(data_dir, Vec::new(), "https://127.0.0.1:7443");
+        let mut config = IdentityConfig::new(data_dir, Vec::new(), "https://127.0.0.1:7443");
+        config.new_fleet = true;
         let registrar = Registrar::open(self.store.clone(), config).await.unwrap();
         let address = "127.0.0.1:0".parse().unwrap();
         let mut port =
@@ -89,11 +94,12 @@ impl Lab {
                 match incoming {
                     Incoming::Replica(link) => drop(tokio::spawn(serving.clone().serve(link, until.clone()))),
                     Incoming::Channel(link, _) => {
+                        link.admit();
                         let facts = causeway_channel::CertificateFacts::read(&link.certificate().unwrap());
                         let gateway = facts.unwrap().peer.unwrap().gateway().to_owned();
                         sessions.0.lock().unwrap().insert(gateway, link);
-                        let attached =
-                            sessions.0.lock().unwrap().keys().map(|key| (key.clone(), 1)).collect::<Vec<_>>();
+                        let gateways = sessions.0.lock().unwrap().keys().cloned().collect::<Vec<_>>();
+                        let attached = gateways.into_iter().map(|name| (name, key(1))).collect::<Vec<_>>();
                         serving.directory().set_attached(&attached);
                     }
                     Incoming::Enrolment(..) => {}
@@ -339,12 +345,12 @@ async fn a_replica_that_stops_takes_its_entries_along_and_a_newer_session_replac
     let lab = Lab::new().await;
     let (one, two) = (lab.replica("one").await, lab.replica("two").await);
     let mut replaced = one.fleet.directory().replaced();
-    one.fleet.directory().set_attached(&[("oslo-1".into(), 5), ("bergen-1".into(), 1)]);
+    one.fleet.directory().set_attached(&[("oslo-1".into(), key(5)), ("bergen-1".into(), key(1))]);
     eventually("known at two", || is_there(&two, "oslo-1") && is_there(&two, "bergen-1")).await;
     // The edge has moved; the old session may still linger at one.
-    two.fleet.directory().set_attached(&[("oslo-1".into(), 6)]);
+    two.fleet.directory().set_attached(&[("oslo-1".into(), key(6))]);
     let told = tokio::time::timeout(Duration::from_secs(20), replaced.recv()).await.unwrap().unwrap();
-    assert_eq!(told, Replaced { gateway: "oslo-1".into(), epoch: 6 });
+    assert_eq!(told, Replaced { gateway: "oslo-1".into(), by: key(6) });
     eventually("one follows, although its own session lingers", || is_there(&one, "oslo-1")).await;
 
     let start = Instant::now();
@@ -352,7 +358,7 @@ async fn a_replica_that_stops_takes_its_entries_along_and_a_newer_session_replac
     eventually("its entry is gone", || !is_there(&two, "bergen-1")).await;
     assert!(start.elapsed() < Duration::from_secs(5), "long before anybody could miss its renewals");
     eventually("so is the replica", || two.fleet.directory().others().is_empty()).await;
-    assert_eq!(two.fleet.directory().epoch("oslo-1"), Some(6));
+    assert_eq!(two.fleet.directory().newest("oslo-1"), Some(key(6)));
 }
 
 #[tokio::test]
@@ -364,7 +370,7 @@ async fn the_audit_is_asked_of_every_replica_and_who_refuses_is_named() {
     two.fleet.show_journals(Journals::new(&lab.home.path().join("two")));
     // The third shows nothing, as a replica from before there was an audit.
     eventually("the others are known", || one.fleet.directory().others().len() == 2).await;
-    let (journals, silent) = one.fleet.ask_audit("service=web").await;
+    let (journals, silent) = one.fleet.ask_audit(JournalKind::Traffic, "service=web").await;
     let mut merge = crate::audit::Merge::new(audit::Query::default(), journals, silent);
     let mut text = String::new();
     while let Some(piece) = merge.next().await {

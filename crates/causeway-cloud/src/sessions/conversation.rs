@@ -5,9 +5,10 @@
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
+use causeway_channel::clock::Moment;
 use causeway_channel::link::{CloseCode, CloseReason, Purpose, RecvStream, ResetCode, SendStream, Transport};
 use causeway_channel::probe;
 use causeway_channel::session::SILENCE_MAX;
@@ -15,6 +16,7 @@ use causeway_channel::wire::control::{
     CloudMessage, ControlError, EdgeMessage, EdgeSays, FEATURE_PINGS_ACKNOWLEDGED, Hello, Pong, Reader,
     UpstreamAck, Writer, encode_cloud,
 };
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
@@ -34,10 +36,16 @@ pub enum Command {
 
 /// While it lingers, a link is looked at this often.
 const LINGER_LOOK: Duration = Duration::from_millis(500);
+/// The clock of the cloud is looked at this often.
+const CLOCK_LOOK: Duration = Duration::from_secs(10);
+/// An alarm that rings later than this was not late by chance.
+const LATE: Duration = Duration::from_millis(500);
 /// The control stream itself.
 const OWN_STREAMS: u64 = 1;
 /// Messages waiting to be written; beyond it the session stops reading until the edge has taken some.
 const WAITING_MAX: usize = 16;
+/// After this many streams of the peer others get their turn: each is a task, and the link is one of many, too.
+const STREAMS_AT_ONCE: usize = 64;
 /// The last words of a session that is closed have this long to leave.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
@@ -53,6 +61,9 @@ pub struct Conversation {
     taking: Option<Later<'static, Option<UpstreamAck>>>,
     lingers_until: Option<Instant>,
     streams: JoinSet<()>,
+    probes: Arc<Semaphore>,
+    /// Streams that were accepted so far.
+    accepted: usize,
 }
 
 impl Conversation {
@@ -77,6 +88,8 @@ impl Conversation {
             taking,
             lingers_until,
             streams,
+            probes: Arc::new(Semaphore::new(probe::ANSWERED_MAX)),
+            accepted: 0,
         }
     }
 
@@ -130,11 +143,20 @@ impl Conversation {
                 update = self.netmaps.next(), if !lingers && self.writer.is_empty() => self.say(update),
                 Some(_) = self.streams.join_next() => {}
                 accepted = link.accept_stream() => if let Ok((header, stream)) = accepted {
+                    self.accepted = self.accepted.wrapping_add(1);
+                    if self.accepted.is_multiple_of(STREAMS_AT_ONCE) {
+                        // Those that were begun get their first turn, and the link its own, before more are.
+                        tokio::task::yield_now().await;
+                    }
                     match header.purpose() {
                         Some(Purpose::Control) => stream.refuse(ResetCode::Malformed),
-                        Some(Purpose::Probe) => {
-                            self.streams.spawn(async move { probe::answer(&header, stream).await });
-                        }
+                        Some(Purpose::Probe) => match self.probes.clone().try_acquire_owned() {
+                            Ok(place) => drop(self.streams.spawn(async move {
+                                probe::answer(&header, stream).await;
+                                drop(place);
+                            })),
+                            Err(_) => stream.refuse(ResetCode::Limit),
+                        },
                         _ => {
                             let streams = &self.shared.passengers.streams;
                             self.streams.spawn(streams.serve(&session.peer, header, stream));
@@ -142,6 +164,10 @@ impl Conversation {
                     }
                 },
                 () = alarm.as_mut() => match self.look() {
+                    // This replica was too busy to read what the edge has said meanwhile: the link gets its turn first.
+                    Some(reason) if reason.code == CloseCode::Dead && alarm.deadline().elapsed() > LATE => {
+                        alarm.as_mut().reset(Instant::now() + LATE);
+                    }
                     Some(reason) => return reason,
                     None => alarm.as_mut().reset(self.next_look()),
                 },
@@ -151,6 +177,9 @@ impl Conversation {
 
     /// Is it over by the clock?
     fn look(&self) -> Option<CloseReason> {
+        if let Some(expired) = self.expired() {
+            return Some(expired);
+        }
         if self.session.link.last_heard().elapsed() >= SILENCE_MAX {
             return Some(CloseReason::new(CloseCode::Dead, "nothing was heard for ten seconds"));
         }
@@ -161,7 +190,17 @@ impl Conversation {
     fn next_look(&self) -> Instant {
         let silent = Instant::from_std(self.session.link.last_heard() + SILENCE_MAX);
         let lingers = self.lingers_until.map(|until| until.min(Instant::now() + LINGER_LOOK));
-        lingers.map_or(silent, |look| look.min(silent))
+        let expires = Instant::now() + valid_for(self.shared.registrar.time(), self.session.not_after);
+        lingers.map_or(silent, |look| look.min(silent)).min(expires)
+    }
+
+    /// The certificate of the session's link has ended. An edge that has renewed it has had another session since.
+    fn expired(&self) -> Option<CloseReason> {
+        (self.shared.registrar.time() > self.session.not_after).then(|| {
+            let end = Moment(self.session.not_after);
+            let text = format!("the certificate of this session expired at {end}; renew it and come again");
+            CloseReason::new(CloseCode::CertificateExpired, text)
+        })
     }
 
     /// The reason to end the session, if the message is one.
@@ -171,10 +210,7 @@ impl Conversation {
                 if !self.is_acknowledged {
                     self.say(Pong { nonce: ping.nonce });
                 }
-                if self.shared.registrar.time() > self.session.not_after {
-                    let text = "the certificate has expired; renew it and come again";
-                    return Some(CloseReason::new(CloseCode::CertificateExpired, text));
-                }
+                return self.expired();
             }
             Some(EdgeSays::NetmapAck(ack)) => {
                 self.session.set_held(ack.held.as_ref());
@@ -234,9 +270,35 @@ impl Conversation {
     }
 }
 
+/// How long a certificate is valid by the clock of the cloud, a little more than that, and never longer than `CLOCK_LOOK`: the
+/// clock may be set meanwhile.
+fn valid_for(now: SystemTime, not_after: SystemTime) -> Duration {
+    let rest = not_after.duration_since(now).unwrap_or_default();
+    (rest + Duration::from_millis(1)).min(CLOCK_LOOK)
+}
+
 async fn taken(taking: &mut Option<Later<'static, Option<UpstreamAck>>>) -> Option<UpstreamAck> {
     match taking {
         Some(taking) => taking.await,
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use causeway_channel::clock::from_unix_seconds;
+
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_certificate_is_looked_for_when_it_is_due_and_at_least_every_ten_seconds() {
+        let now = from_unix_seconds(1_800_000_000);
+        let check = |rest: Duration, expected: Duration| assert_eq!(valid_for(now, now + rest), expected);
+        let ms = Duration::from_millis;
+        check(Duration::ZERO, ms(1));
+        check(ms(300), ms(301));
+        check(Duration::from_secs(86_400), CLOCK_LOOK);
+        // The clock was set forward beyond the end.
+        assert_eq!(valid_for(now + CLOCK_LOOK, now), ms(1));
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use causeway_api::Kind;
+use causeway_api::{Kind, Object};
 use causeway_channel::PeerId;
 use causeway_channel::clock::unix_seconds;
 use causeway_channel::link::{CloseCode, CloseReason, Link, Purpose, RecvStream, SendStream, Transport};
@@ -40,11 +40,18 @@ impl Shared {
 
     /// Until the edge has its answer. `None`: it was refused.
     async fn greet(self: Arc<Shared>, link: Link, turn: Turn) -> Option<Conversation> {
+        let Some(_waiting) = link.certificate().and_then(|shown| self.unjudged.enter(&shown)) else {
+            self.figures.count_refused("too-many-links");
+            let text = "too many links of this gateway wait for their hello";
+            link.close(CloseReason::new(CloseCode::Limit, text));
+            return None;
+        };
         let Ok(Some((hello, control))) = timeout(GREETING, hear_hello(&link)).await else {
             self.figures.count_refused("no-hello");
             link.close(CloseReason::new(CloseCode::Malformed, "a session begins with hello"));
             return None;
         };
+        let moves = self.moves.load(Ordering::Acquire);
         let judged = timeout(GREETING, self.judge(&link, &hello)).await;
         let admitted = judged.unwrap_or_else(|_| Err(unavailable("the cloud takes too long to decide")));
         self.served.store(turn.served_per_second(), Ordering::Relaxed);
@@ -52,6 +59,9 @@ impl Shared {
         drop(turn);
         match seated {
             Ok((session, welcome)) => {
+                self.check_moved(&session, moves).await;
+                // From here on the edge may open streams; it does so when it has the welcome.
+                link.admit();
                 let (reader, mut writer) = control;
                 writer.push(encode_cloud(welcome).expect("a welcome is small: names and a few endpoints"));
                 Some(Conversation::new(self.clone(), session, &hello, reader, writer))
@@ -84,7 +94,10 @@ impl Shared {
 
     async fn check_gateway(&self, peer: &PeerId) -> Result<(), Refused> {
         let found = self.registry.object(Kind::EGateway, peer.gateway()).await;
-        match found.map_err(|status| unavailable(&status.message))? {
+        match found.map_err(|status| unavailable(&status.message))?.map(|found| found.object) {
+            Some(Object::EGateway(gateway)) if gateway.e_site_name != peer.site() => {
+                Err(wrong_site(peer, &gateway.e_site_name))
+            }
             Some(_) => Ok(()),
             None => {
                 let message = format!("there is no EGateway {}", peer.gateway());
@@ -92,6 +105,16 @@ impl Shared {
                 let refused = Refused::new(RefusedCode::UnknownGateway, message, hint);
                 Err(Refused { retry_after_ms: 5000, ..refused })
             }
+        }
+    }
+
+    /// The object may have moved to another site while the link was being judged, before the session could be found.
+    async fn check_moved(&self, session: &Session, moves: u64) {
+        if self.moves.load(Ordering::Acquire) == moves {
+            return;
+        }
+        if let Err(refused) = self.check_gateway(&session.peer).await {
+            session.link.close(CloseReason::new(CloseCode::NotAdmitted, refused.to_string()));
         }
     }
 
@@ -106,10 +129,12 @@ impl Shared {
         let renew = admitted.renew;
         let make = |number| Arc::new(Session::new(number, link.clone(), hello, admitted, self.now()));
         let mut made = None;
-        let admission =
-            self.roster().admit(&gateway, hello.epoch, |number| made.insert(make(number)).clone());
+        let admission = self
+            .roster()
+            .admit(&gateway, hello.epoch, hello.instance(), |number| made.insert(make(number)).clone());
         match (admission, made) {
-            (Admission::Taken { number, superseded, evicted }, Some(session)) => {
+            (Admission::Taken { number, superseded, evicted, orphaned }, Some(session)) => {
+                orphaned.iter().for_each(|old| old.session.orphan());
                 if let Some(old) = superseded {
                     old.session.linger();
                 }
@@ -172,6 +197,26 @@ impl Shared {
         }
         link.close(reason);
     }
+}
+
+/// An operator may set the field back, so the edge asks again soon.
+fn wrong_site(peer: &PeerId, site: &str) -> Refused {
+    let message = wrong_site_message(peer.gateway(), peer.site(), site);
+    let refused = Refused::new(RefusedCode::WrongSite, message, enrol_anew(peer.gateway(), site));
+    Refused { retry_after_ms: 5000, ..refused }
+}
+
+/// For refusals, closes and the condition of the EGateway.
+pub(crate) fn wrong_site_message(gateway: &str, enrolled: &str, site: &str) -> String {
+    format!(
+        "the certificate of gateway {gateway} names the site {enrolled}, and eSiteName of EGateway {gateway} is {site}"
+    )
+}
+
+pub(crate) fn enrol_anew(gateway: &str, site: &str) -> String {
+    format!(
+        "moving a gateway means enrolling it anew: causeway token create --site {site} --gateway {gateway} --replace"
+    )
 }
 
 fn unavailable(why: &str) -> Refused {

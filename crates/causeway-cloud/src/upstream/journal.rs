@@ -1,4 +1,6 @@
 //! Lines on disk, for sure: many callers, one thread, one sync for all that came together.
+//!
+//! The files are bounded by `compact`: when there are too many, the oldest lines of the gateways that have most give way.
 
 use std::io;
 use std::path::Path;
@@ -8,6 +10,8 @@ use std::thread::JoinHandle;
 
 use causeway_daemon::rotated::{RotatedFiles, RotationLimits};
 use tokio::sync::oneshot;
+
+use super::compact;
 
 const NAME: &str = "fleet";
 /// Batches that may wait for the disk, at most 64 KiB each. Who comes later is told to try again.
@@ -26,10 +30,11 @@ struct Write {
 
 impl Journal {
     pub fn open(folder: &Path, limits: RotationLimits) -> io::Result<Journal> {
-        let files = RotatedFiles::open(folder, NAME, limits)?;
+        let files = RotatedFiles::open_unbounded(folder, NAME, limits.file_bytes_max)?;
         let (queue, writes) = sync_channel(QUEUE_MAX);
-        let thread =
-            std::thread::Builder::new().name("upstream".to_owned()).spawn(move || run(files, &writes))?;
+        let thread = std::thread::Builder::new()
+            .name("upstream".to_owned())
+            .spawn(move || run(files, limits, &writes))?;
         Ok(Journal { queue: Mutex::new(Some(queue)), thread: Mutex::new(Some(thread)) })
     }
 
@@ -62,13 +67,23 @@ impl Drop for Journal {
     }
 }
 
-fn run(mut files: RotatedFiles, writes: &Receiver<Write>) {
+fn run(mut files: RotatedFiles, limits: RotationLimits, writes: &Receiver<Write>) {
+    // A bound that was made smaller holds at once.
+    bound(&files, limits);
     while let Ok(first) = writes.recv() {
         let mut waiting = Vec::new();
+        let mut is_rotated = false;
         for write in std::iter::once(first).chain(writes.try_iter()) {
             match files.append(&write.lines) {
-                Ok(()) => waiting.push(write.done),
-                Err(error) => drop(write.done.send(Err(Arc::new(error)))),
+                Ok(rotated) => {
+                    is_rotated |= rotated;
+                    waiting.push(write.done);
+                }
+                Err(error) => {
+                    // The disk may be full: then the bound must hold all the more.
+                    is_rotated = true;
+                    drop(write.done.send(Err(Arc::new(error))));
+                }
             }
         }
         let synced = match waiting.is_empty() {
@@ -76,5 +91,24 @@ fn run(mut files: RotatedFiles, writes: &Receiver<Write>) {
             false => files.sync().map_err(Arc::new),
         };
         waiting.into_iter().for_each(|done| drop(done.send(synced.clone())));
+        if is_rotated {
+            bound(&files, limits);
+        }
+    }
+}
+
+/// Compaction needs room for a file of its own. On a disk without that room the oldest files go, so that the bound holds.
+fn bound(files: &RotatedFiles, limits: RotationLimits) {
+    if let Err(error) = compact::run(files.folder(), NAME, limits) {
+        let folder = files.folder();
+        match compact::drop_oldest(folder, NAME, limits) {
+            Ok(0) => {}
+            Ok(bytes) => {
+                tracing::error!(%error, folder = %folder.display(), bytes, "cannot compact the journal of records; its oldest files were deleted");
+            }
+            Err(error) => {
+                tracing::error!(%error, folder = %folder.display(), "cannot keep the journal of records within its bound");
+            }
+        }
     }
 }

@@ -53,6 +53,11 @@ pub fn own_records(intake: &Arc<Intake>) -> (OwnRecords, OwnWriter) {
 }
 
 impl OwnRecords {
+    /// Is there so little room that clients must share it?
+    pub fn is_pressed(&self) -> bool {
+        self.waiting.capacity() < self.waiting.max_capacity() / 4 * 3
+    }
+
     /// Hands over one record, as JSON. Never waits; what finds no room is counted as lost.
     pub fn append(&self, record: &[u8]) {
         let mut bytes = BytesMut::with_capacity(record.len() + 1);

@@ -101,6 +101,28 @@ async fn two_replicas_share_one_cursor() {
 }
 
 #[tokio::test]
+async fn a_gateway_that_floods_the_journal_pushes_out_only_its_own_records() {
+    let lab = Lab::open().await;
+    let folder = lab.folder.path().join("one");
+    let limits = RotationLimits { file_bytes_max: 30_000, files_max: 4 };
+    let intake = Intake::open(&folder, limits, lab.store.clone(), Clock::system()).unwrap();
+    let quiet = PeerId::new("rome", "rome-1").unwrap();
+    intake.take(&quiet, &audit(1, 20)).await.unwrap();
+    for first in (1..6000).step_by(100) {
+        intake.take(&peer(), &audit(first, 100)).await.unwrap();
+    }
+    // Dropping it ends the thread that writes and compacts.
+    drop(intake);
+    let files =
+        std::fs::read_dir(&folder).unwrap().map(|entry| std::fs::read_to_string(entry.unwrap().path()));
+    let text: String = files.map(Result::unwrap).collect();
+    let count = |gateway: &str| text.matches(&format!("\"gateway\":\"{gateway}\"")).count();
+    assert_eq!(count("rome-1"), 20, "the other gateway's records are all there");
+    assert!((50..600).contains(&count("oslo-1")), "{}", count("oslo-1"));
+    assert!(text.len() <= 5 * 30_000, "{} bytes", text.len());
+}
+
+#[tokio::test]
 async fn the_newest_status_and_the_losses_are_kept() {
     let lab = Lab::open().await;
     let intake = lab.replica("one");

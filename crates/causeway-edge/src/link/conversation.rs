@@ -3,15 +3,17 @@
 //! Reads what the cloud says and hands it to whom it concerns, writes what is to be said, and accepts the cloud's
 //! streams. What the session means for the edge as a whole is decided by the supervisor, which is told through events.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use causeway_channel::link::{CloseCode, CloseReason, Link, Purpose, RecvStream, ResetCode, SendStream};
 use causeway_channel::probe;
 use causeway_channel::session::LinkId;
 use causeway_channel::wire::control::{
-    CloudMessage, CloudSays, ControlError, Drain, EdgeMessage, Hint, News, Reader, Writer, encode_edge,
+    CloudMessage, CloudSays, ControlError, Drain, EdgeMessage, EdgeSays, Hint, NetmapAck, News, Reader,
+    Writer, encode_edge,
 };
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 
@@ -22,6 +24,8 @@ use super::passengers::{Later, Passengers, UpstreamFeed};
 #[derive(Debug)]
 pub enum Command {
     Say(EdgeMessage),
+    /// A ping. That it was handed to the link is told with `Event::Asked`.
+    Ask(EdgeMessage),
     /// Another session took over: end when the open streams have ended, or at that moment.
     Linger(std::time::Instant),
     Close(CloseCode),
@@ -32,6 +36,8 @@ pub enum Command {
 pub enum Event {
     /// The link stands; comes from the greeting.
     Dialed,
+    /// A ping is on its way, and the link has had its turn since.
+    Asked,
     Drain(Drain),
     News(News),
     Hint(Hint),
@@ -43,6 +49,8 @@ const LINGER_LOOK: Duration = Duration::from_millis(200);
 const OWN_STREAMS: u64 = 1;
 /// Messages waiting to be written; beyond it the session stops reading until the link has taken some.
 const WAITING_MAX: usize = 64;
+/// After this many streams of the peer others get their turn: each is a task, and the link is one of many, too.
+const STREAMS_AT_ONCE: usize = 64;
 /// The last words of a session that is closed have this long to leave.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
@@ -56,8 +64,12 @@ pub struct Conversation {
     lingers_until: Option<Instant>,
     /// The answer to a netmap that is being written to disk. The cloud sends one at a time.
     taking: Option<Later<'static, EdgeMessage>>,
+    later_acks: watch::Receiver<Option<NetmapAck>>,
     feed: Box<dyn UpstreamFeed>,
     streams: JoinSet<()>,
+    probes: Arc<Semaphore>,
+    /// Streams that were accepted so far.
+    accepted: usize,
 }
 
 impl Conversation {
@@ -68,9 +80,32 @@ impl Conversation {
         events: mpsc::Sender<(LinkId, Event)>,
     ) -> Conversation {
         let feed = passengers.upstream.feed();
+        let mut later_acks = passengers.netmaps.later_acks();
+        // What is not on disk is told to every session; that all is well goes without saying.
+        let is_persisted = |ack: &NetmapAck| ack.not_persisted.is_empty();
+        let is_well = later_acks.borrow().as_ref().is_none_or(is_persisted);
+        match is_well {
+            true => later_acks.mark_unchanged(),
+            false => later_acks.mark_changed(),
+        }
         let Greeted { link, reader, writer, .. } = greeted;
         let (lingers_until, taking, streams) = (None, None, JoinSet::new());
-        Conversation { id, link, reader, writer, passengers, events, lingers_until, taking, feed, streams }
+        let probes = Arc::new(Semaphore::new(probe::ANSWERED_MAX));
+        Conversation {
+            id,
+            link,
+            reader,
+            writer,
+            passengers,
+            events,
+            lingers_until,
+            taking,
+            later_acks,
+            feed,
+            streams,
+            probes,
+            accepted: 0,
+        }
     }
 
     /// Goes on until the link ends; says why.
@@ -91,6 +126,17 @@ impl Conversation {
                 biased;
                 command = commands.recv() => match command {
                     Some(Command::Say(message)) => self.say(message),
+                    Some(Command::Ask(message)) => {
+                        self.say(message);
+                        // Written now, if the link takes it; a failure is met again with the next write.
+                        tokio::select! {
+                            biased;
+                            _ = self.writer.drain() => {}
+                            () = std::future::ready(()) => {}
+                        }
+                        tokio::task::yield_now().await;
+                        self.tell(Event::Asked).await;
+                    }
                     Some(Command::Linger(until)) => self.lingers_until = Some(until.into()),
                     Some(Command::Close(code)) => return self.last_words(code).await,
                     None => return self.last_words(CloseCode::Done).await,
@@ -108,14 +154,26 @@ impl Conversation {
                     self.taking = None;
                     self.say(answer);
                 }
+                ack = next_ack(&mut self.later_acks), if lingers.is_none() => {
+                    self.say(EdgeMessage { says: Some(EdgeSays::NetmapAck(ack)) });
+                }
                 batch = self.feed.next(), if lingers.is_none() => self.say(batch.into()),
                 Some(_) = self.streams.join_next() => {}
                 accepted = self.link.accept_stream() => if let Ok((header, stream)) = accepted {
+                    self.accepted = self.accepted.wrapping_add(1);
+                    if self.accepted.is_multiple_of(STREAMS_AT_ONCE) {
+                        // Those that were begun get their first turn, and the link its own, before more are.
+                        tokio::task::yield_now().await;
+                    }
                     match header.purpose() {
                         Some(Purpose::Control) => stream.refuse(ResetCode::Malformed),
-                        Some(Purpose::Probe) => {
-                            self.streams.spawn(async move { probe::answer(&header, stream).await });
-                        }
+                        Some(Purpose::Probe) => match self.probes.clone().try_acquire_owned() {
+                            Ok(place) => drop(self.streams.spawn(async move {
+                                probe::answer(&header, stream).await;
+                                drop(place);
+                            })),
+                            Err(_) => stream.refuse(ResetCode::Limit),
+                        },
                         _ => {
                             self.streams.spawn(self.passengers.streams.serve(header, stream));
                         }
@@ -190,6 +248,16 @@ async fn taken(taking: &mut Option<Later<'static, EdgeMessage>>) -> EdgeMessage 
         Some(taking) => taking.await,
         None => std::future::pending().await,
     }
+}
+
+/// The next acknowledgement that is no answer. May be dropped and called again.
+async fn next_ack(acks: &mut watch::Receiver<Option<NetmapAck>>) -> NetmapAck {
+    while acks.changed().await.is_ok() {
+        if let Some(ack) = acks.borrow_and_update().clone() {
+            return ack;
+        }
+    }
+    std::future::pending().await
 }
 
 async fn look(lingers_until: Option<Instant>) {

@@ -5,11 +5,19 @@
 use std::time::Duration;
 
 use causeway_channel::dial::{DialError, Dialer};
-use causeway_channel::link::{Link, LinkClosed, Purpose, RecvStream, SendStream, StreamError, StreamHeader};
+use causeway_channel::link::{
+    CloseCode, ClosedBy, Link, LinkClosed, Purpose, RecvStream, SendStream, StreamError, StreamHeader,
+};
 use causeway_channel::session::{Attempted, Failure};
 use causeway_channel::wire::control::{
-    CloudMessage, CloudSays, ControlError, Hello, Reader, Refused, Welcome, Writer, encode_edge,
+    CloudMessage, CloudSays, ControlError, Hello, Reader, Refused, RefusedCode, Welcome, Writer, encode_edge,
 };
+use tokio::time::timeout;
+
+/// An edge whose key was revoked need not ask often.
+const REVOKED_RETRY: Duration = Duration::from_secs(30);
+/// How long the reason of a broken link may be behind the end of its streams.
+const CLOSE_GRACE: Duration = Duration::from_millis(200);
 
 /// A link whose session the cloud has taken.
 pub struct Greeted {
@@ -47,6 +55,13 @@ impl GreetError {
                 current_epoch: refused.current_epoch,
             },
             GreetError::Dial(error) => Failure::of_dial(error),
+            // A cloud that knows the key to be revoked makes no link for it, so there is no refusal to read.
+            GreetError::Closed(closed)
+                if closed.by == ClosedBy::Peer && closed.reason.code == CloseCode::Revoked =>
+            {
+                let code = RefusedCode::Revoked;
+                Failure::Refused { code, retry_after: REVOKED_RETRY, current_epoch: 0 }
+            }
             _ => Failure::Unreachable,
         }
     }
@@ -62,6 +77,19 @@ pub async fn greet(
 ) -> Result<Greeted, GreetError> {
     let link = dialer.dial_patiently(transports.transport(), patience).await?;
     dialed();
+    match say_hello(&link, hello).await {
+        // The link may know more than the stream, a moment later.
+        Err(error @ (GreetError::Open(_) | GreetError::Control(_) | GreetError::Ended)) => {
+            match timeout(CLOSE_GRACE, link.closed()).await {
+                Ok(closed) => Err(GreetError::Closed(closed)),
+                Err(_) => Err(error),
+            }
+        }
+        other => other,
+    }
+}
+
+async fn say_hello(link: &Link, hello: Hello) -> Result<Greeted, GreetError> {
     let (send, recv) = link.open_stream(StreamHeader::new(Purpose::Control)).await?.split();
     let (mut reader, mut writer) = (Reader::of_cloud(recv), Writer::new(send));
     writer.push(encode_edge(hello)?);
@@ -72,7 +100,7 @@ pub async fn greet(
         closed = link.closed() => return Err(GreetError::Closed(closed)),
     };
     match answer.says {
-        Some(CloudSays::Welcome(welcome)) => Ok(Greeted { link, reader, writer, welcome }),
+        Some(CloudSays::Welcome(welcome)) => Ok(Greeted { link: link.clone(), reader, writer, welcome }),
         Some(CloudSays::Refused(refused)) => Err(GreetError::Refused(refused)),
         _ => Err(GreetError::Answer),
     }

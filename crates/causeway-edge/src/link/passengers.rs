@@ -7,16 +7,20 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use causeway_channel::link::{ResetCode, Stream, StreamHeader};
-use causeway_channel::wire::control::{EdgeMessage, Held, Upstream, UpstreamAck};
+use causeway_channel::wire::control::{EdgeMessage, Held, NetmapAck, Upstream, UpstreamAck};
+use tokio::sync::watch;
 
 pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Keeps the netmap.
 pub trait Netmaps: Send + Sync {
-    /// What is on disk and in force, for hello.
+    /// What is in force, for hello.
     fn held(&self) -> Option<Held>;
 
-    /// Takes an update: on disk first, then in force. The answer, an acknowledgement or a refusal, goes back to the
+    /// Acknowledgements that are no answers: what is in force could not be written, or has been written since.
+    fn later_acks(&self) -> watch::Receiver<Option<NetmapAck>>;
+
+    /// Takes an update: in force first, then on disk. The answer, an acknowledgement or a refusal, goes back to the
     /// cloud. One at a time; the future is driven to its end even when the session ends before.
     fn take(&self, update: Bytes) -> Later<'static, EdgeMessage>;
 }
@@ -60,6 +64,10 @@ struct Nothing;
 impl Netmaps for Nothing {
     fn held(&self) -> Option<Held> {
         None
+    }
+
+    fn later_acks(&self) -> watch::Receiver<Option<NetmapAck>> {
+        watch::channel(None).1
     }
 
     fn take(&self, _: Bytes) -> Later<'static, EdgeMessage> {

@@ -3,11 +3,15 @@
 //! A new netmap takes the place of the older of the two, whole or not at all. So there is always one that is whole, whatever
 //! happens while the other is written. A file is a line that names its form, a SHA-256 over what follows, and the netmap as it
 //! crosses the link. An older program that finds a newer form starts without a netmap.
+//!
+//! A disk that is full gives up the older netmap for the new one. When that does not help either, and the new netmap takes something
+//! away, the stored ones are withdrawn: renamed, which needs no room. A withdrawn netmap is not put in force after a restart; it
+//! only keeps older ones from being taken. Where not even a rename is possible (a read-only disk), the error says so.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use aws_lc_rs::digest::{SHA256, digest};
 use causeway_daemon::data_dir::{make_folder, write_atomic};
@@ -16,6 +20,8 @@ use causeway_netmap::{Netmap, Update};
 /// The folder inside the data dir.
 pub const FOLDER: &str = "netmap";
 const PLACES: [&str; 2] = ["a", "b"];
+/// Behind the name of a place whose netmap is withdrawn.
+const WITHDRAWN: &str = ".withdrawn";
 const MAGIC: &[u8] = b"causeway-netmap 1\n";
 const SUM_BYTES: usize = 32;
 
@@ -29,60 +35,161 @@ pub struct NetmapFileError {
 
 pub struct Disk {
     folder: PathBuf,
+    stored: Mutex<Stored>,
+}
+
+/// What is on the disk.
+struct Stored {
     /// Where the next one goes.
-    next: Mutex<usize>,
+    next: usize,
+    /// The newest that is there, withdrawn or not.
+    newest: Option<Arc<Netmap>>,
+    is_withdrawn: bool,
+}
+
+/// What an edge finds when it starts.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Found {
+    Nothing,
+    Netmap(Arc<Netmap>),
+    /// A later netmap took something away and could not be written: this one must not be put in force unless the cloud says so.
+    Withdrawn(Arc<Netmap>),
 }
 
 impl Disk {
     /// Opens the folder and finds the newest netmap that is whole.
-    pub fn open(folder: &Path) -> Result<(Disk, Option<Netmap>), NetmapFileError> {
+    pub fn open(folder: &Path) -> Result<(Disk, Found), NetmapFileError> {
         let failed = |path: &Path, action| {
             let path = path.to_owned();
             move |source| NetmapFileError { path, action, source }
         };
         make_folder(folder).map_err(failed(folder, "made"))?;
         remove_leftovers(folder);
-        let mut found: [Option<Netmap>; 2] = [None, None];
-        for (place, name) in found.iter_mut().zip(PLACES) {
-            let path = folder.join(name);
-            let read = match fs::read(&path) {
-                Ok(content) => decode(&content).map_err(str::to_owned),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                // A disk that fails is no reason not to start: the other place may be whole, and the cloud has it too.
-                Err(error) => Err(error.to_string()),
-            };
-            match read {
-                Ok(netmap) => *place = Some(netmap),
-                Err(why) => {
-                    tracing::warn!(path = %path.display(), why, "a persisted netmap is left aside")
-                }
-            }
-        }
-        let [a, b] = found;
+        let [a, b] = PLACES.map(|place| read(&folder.join(place)));
         let is_b_newest = b.as_ref().map(Netmap::generation) > a.as_ref().map(Netmap::generation);
         let next = if is_b_newest { 0 } else { 1 };
         let newest = if is_b_newest { b } else { a };
-        Ok((Disk { folder: folder.to_owned(), next: Mutex::new(next) }, newest))
+        let withdrawn = || PLACES.iter().filter_map(|place| read(&withdrawn_path(folder, place)));
+        let found = match newest {
+            Some(netmap) => Found::Netmap(Arc::new(netmap)),
+            None => match withdrawn().max_by_key(Netmap::generation) {
+                Some(netmap) => Found::Withdrawn(Arc::new(netmap)),
+                None => Found::Nothing,
+            },
+        };
+        let (newest, is_withdrawn) = match found.clone() {
+            Found::Nothing => (None, false),
+            Found::Netmap(netmap) => (Some(netmap), false),
+            Found::Withdrawn(netmap) => (Some(netmap), true),
+        };
+        let stored = Mutex::new(Stored { next, newest, is_withdrawn });
+        Ok((Disk { folder: folder.to_owned(), stored }, found))
     }
 
-    /// Writes a netmap in place of the older one. When it fails, both are as they were.
-    pub fn write(&self, netmap: &Netmap) -> io::Result<()> {
-        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
-        write_atomic(&self.folder.join(PLACES[*next]), &encode(netmap))?;
-        *next = 1 - *next;
+    /// Writes a netmap that is in force already. The error says what a restart would find instead.
+    pub fn write(&self, netmap: &Arc<Netmap>) -> Result<(), String> {
+        let mut stored = self.stored.lock().unwrap_or_else(PoisonError::into_inner);
+        let encoded = encode(netmap);
+        let mut written = self.replace(&mut stored, netmap, &encoded);
+        if written.as_ref().is_err_and(is_full) && stored.newest.is_some() {
+            // The older of the two is worth less than the room it takes.
+            let _ = remove(&self.folder.join(PLACES[stored.next]));
+            written = self.replace(&mut stored, netmap, &encoded);
+        }
+        let Err(error) = written else { return Ok(()) };
+        let left = self.leave(&mut stored, netmap);
+        Err(format!("the netmap in force cannot be written to {}: {error}; {left}", self.folder.display()))
+    }
+
+    fn replace(&self, stored: &mut Stored, netmap: &Arc<Netmap>, encoded: &[u8]) -> io::Result<()> {
+        write_atomic(&self.folder.join(PLACES[stored.next]), encoded)?;
+        *stored = Stored { next: 1 - stored.next, newest: Some(netmap.clone()), is_withdrawn: false };
+        for place in PLACES {
+            // One that stays is older than the one just written, and not looked at beside it.
+            let _ = remove(&withdrawn_path(&self.folder, place));
+        }
         Ok(())
     }
 
-    /// Removes both.
-    pub fn clear(&self) -> io::Result<()> {
+    /// Sees to it that what stays on the disk gives nobody back what `in_force` takes away. Says what a restart would find.
+    fn leave(&self, stored: &mut Stored, in_force: &Netmap) -> String {
+        const NOTHING: &str = "after a restart nothing is forwarded until the cloud is reached";
+        let Some(newest) = stored.newest.clone() else { return NOTHING.to_owned() };
+        let generation = newest.generation();
+        if !stored.is_withdrawn && !takes_away(&newest, in_force) {
+            return format!(
+                "a restart without the cloud would begin with netmap {generation}, which allows no more"
+            );
+        }
+        match self.withdraw() {
+            Ok(()) => {
+                stored.is_withdrawn = true;
+                format!("netmap {generation} on the disk is withdrawn: {NOTHING}")
+            }
+            Err(error) => format!(
+                "and netmap {generation} on the disk cannot be withdrawn ({error}): a restart without the cloud would allow \
+                 again what was taken away since"
+            ),
+        }
+    }
+
+    fn withdraw(&self) -> io::Result<()> {
         for place in PLACES {
-            match fs::remove_file(self.folder.join(place)) {
+            match fs::rename(self.folder.join(place), withdrawn_path(&self.folder, place)) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
             }
         }
+        // So that it holds over a loss of power. A file system that cannot has renamed nevertheless.
+        let _ = fs::File::open(&self.folder).and_then(|folder| folder.sync_all());
         Ok(())
     }
+
+    /// Removes everything.
+    pub fn clear(&self) -> io::Result<()> {
+        let mut stored = self.stored.lock().unwrap_or_else(PoisonError::into_inner);
+        for place in PLACES {
+            remove(&self.folder.join(place))?;
+            remove(&withdrawn_path(&self.folder, place))?;
+        }
+        *stored = Stored { next: 0, newest: None, is_withdrawn: false };
+        Ok(())
+    }
+}
+
+/// Whether anything that `stored` says is missing or different in `in_force`: then somebody may have lost something. What is only
+/// added takes nothing away, because entries are permissions and what they are about.
+fn takes_away(stored: &Netmap, in_force: &Netmap) -> bool {
+    stored.entries().any(|(key, value)| in_force.get(key.as_str()) != Some(value))
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+fn withdrawn_path(folder: &Path, place: &str) -> PathBuf {
+    folder.join(format!("{place}{WITHDRAWN}"))
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// The netmap in a file, if it is whole.
+fn read(path: &Path) -> Option<Netmap> {
+    let read = match fs::read(path) {
+        Ok(content) => decode(&content).map_err(str::to_owned),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+        // A disk that fails is no reason not to start: the other place may be whole, and the cloud has it too.
+        Err(error) => Err(error.to_string()),
+    };
+    let left_aside = |why: &String| {
+        tracing::warn!(path = %path.display(), why, "a persisted netmap is left aside");
+    };
+    read.inspect_err(left_aside).ok()
 }
 
 /// The newest netmap in a data dir, whoever holds it. For tests and for people who look at an edge that is not running.

@@ -9,6 +9,7 @@ pub struct Figures {
     pub taken: Counter,
     pub refused: Counter,
     pub write_failures: Counter,
+    pub unpersisted: Gauge,
     pub entries: Gauge,
     pub bytes: Gauge,
 }
@@ -20,6 +21,11 @@ impl Figures {
             registry.register("taken", "Netmaps taken in", self.taken.clone());
             registry.register("refused", "Updates refused, for whatever reason", self.refused.clone());
             registry.register("write_failures", "Netmaps the disk refused", self.write_failures.clone());
+            registry.register(
+                "unpersisted",
+                "1 while the netmap in force is not on disk",
+                self.unpersisted.clone(),
+            );
             registry.register("entries", "Entries of the netmap in force", self.entries.clone());
             registry.register("size_bytes", "Bytes of the netmap in force", self.bytes.clone());
         });

@@ -5,7 +5,7 @@
 //! is shown until it is acknowledged, so a new session simply begins with it, and a sender may be dropped at any await.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -53,6 +53,8 @@ struct Inner {
 struct Memory {
     bytes: AtomicUsize,
     refused: AtomicU64,
+    /// More than a quarter of the queue is used.
+    is_pressed: AtomicBool,
 }
 
 enum Command {
@@ -68,7 +70,7 @@ impl Upstream {
         let memory = Arc::new(Memory::default());
         let (show, shown) = watch::channel(None);
         let (tell, figures) = watch::channel(UpstreamFigures::default());
-        let worker = Worker { queue, memory: memory.clone(), show, tell, failing: false };
+        let worker = Worker { queue, limits, memory: memory.clone(), show, tell, failing: false };
         let thread =
             std::thread::Builder::new().name("upstream".to_owned()).spawn(move || worker.run(&received))?;
         let inner = Inner {
@@ -119,6 +121,11 @@ impl Upstream {
         let status =
             serde_json::json!({"software": software, "regrets": told.regrets, "backends": told.backends});
         self.append(Kind::Status, status.to_string().into_bytes());
+    }
+
+    /// Is so much waiting that clients must share what room is left? That happens when the cloud is away for long.
+    pub fn is_pressed(&self) -> bool {
+        self.inner.memory.is_pressed.load(Ordering::Relaxed)
     }
 
     /// What one session has to send. Every session takes its own.
@@ -190,6 +197,7 @@ impl UpstreamFeed for Feed {
 /// The thread's side.
 struct Worker {
     queue: Queue,
+    limits: Limits,
     memory: Arc<Memory>,
     show: watch::Sender<Option<Arc<Batch>>>,
     tell: watch::Sender<UpstreamFigures>,
@@ -265,6 +273,7 @@ impl Worker {
             Err(error) => self.note(Err::<(), _>(error)),
         }
         let (waiting, bytes, lost) = (self.queue.waiting(), self.queue.bytes(), self.queue.lost());
+        self.memory.is_pressed.store(self.limits.is_pressed(waiting, bytes), Ordering::Relaxed);
         self.tell.send_replace(UpstreamFigures { waiting, bytes, lost });
     }
 

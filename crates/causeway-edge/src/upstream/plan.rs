@@ -30,6 +30,11 @@ impl Default for Limits {
 const SEGMENTS: u64 = 16;
 
 impl Limits {
+    /// Is more than a quarter used? Then a client may fill only its share of the rest.
+    pub fn is_pressed(&self, waiting: u64, bytes: u64) -> bool {
+        waiting > self.records_max / 4 || bytes > self.bytes_max / 4
+    }
+
     fn segment_bytes_max(&self) -> u64 {
         let largest = (SEGMENT_HEAD_BYTES + FRAME_HEAD_BYTES + RECORD_BYTES_MAX) as u64;
         // A limit too small for sixteen parts is cut in fewer; one record always fits.
@@ -351,6 +356,15 @@ mod tests {
             }
             assert!(plan.lost() > 800 && plan.waiting() > 100, "{} lost", plan.lost());
         }
+    }
+
+    #[test]
+    fn a_queue_is_pressed_when_a_quarter_is_used() {
+        let limits = Limits { bytes_max: 1000, records_max: 100, batch_bytes_max: 10 };
+        let check = |waiting, bytes, expected| assert_eq!(limits.is_pressed(waiting, bytes), expected);
+        check(25, 250, false);
+        check(26, 0, true);
+        check(0, 251, true);
     }
 
     #[test]

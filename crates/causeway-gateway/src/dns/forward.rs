@@ -5,19 +5,20 @@
 //! Never asks ourselves.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
 use super::message::{Onward, Query, Returned, Transport};
+use crate::slots::{ClientSlot, ClientSlots};
 
-/// Questions at the same time. Each holds a socket and some KiB; one more is a failure at once.
-const FORWARDED_MAX: usize = 512;
+/// Questions over UDP under way at the same time, of all clients. Each holds a socket and some KiB. One client gets at most half.
+/// Questions over TCP are bounded by their connections, of which each has one under way.
+const DATAGRAMS_MAX: usize = 1024;
 
 /// Programs wait five seconds and ask again: they shall have heard of a failure before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,8 +39,6 @@ pub enum ForwardError {
     NoUpstream,
     #[error("no upstream resolver answers")]
     Away,
-    #[error("too many questions are under way")]
-    Busy,
 }
 
 impl ForwardError {
@@ -47,7 +46,6 @@ impl ForwardError {
         match self {
             ForwardError::NoUpstream => "no-upstream",
             ForwardError::Away => "away",
-            ForwardError::Busy => "busy",
         }
     }
 }
@@ -55,7 +53,7 @@ impl ForwardError {
 pub struct Forwarder {
     upstreams: watch::Receiver<Vec<SocketAddr>>,
     patience: Patience,
-    slots: Arc<Semaphore>,
+    slots: ClientSlots,
     /// Where the last answer came from: one that is away costs its time once, not with every question.
     first: AtomicUsize,
 }
@@ -63,13 +61,17 @@ pub struct Forwarder {
 impl Forwarder {
     /// `upstreams` are without our own addresses: see `without_ourselves`.
     pub fn new(upstreams: watch::Receiver<Vec<SocketAddr>>, patience: Patience) -> Forwarder {
-        let slots = Arc::new(Semaphore::new(FORWARDED_MAX));
+        let slots = ClientSlots::new(DATAGRAMS_MAX);
         Forwarder { upstreams, patience, slots, first: AtomicUsize::new(0) }
+    }
+
+    /// A slot for one question over UDP, to be held while it is under way. None: this client has its share, or all are taken.
+    pub fn slot(&self, client: IpAddr) -> Option<ClientSlot> {
+        self.slots.take(client)
     }
 
     /// Asks one after the other until one answers. A server that says it failed is believed only when no other does better.
     pub async fn ask(&self, query: &Query, over: Transport) -> Result<Returned, ForwardError> {
-        let _slot = self.slots.try_acquire().map_err(|_| ForwardError::Busy)?;
         let upstreams = self.upstreams.borrow().clone();
         if upstreams.is_empty() {
             return Err(ForwardError::NoUpstream);

@@ -14,6 +14,8 @@ use tokio::net::{TcpListener, UdpSocket};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use crate::dial::{OwnListener, OwnListeners, Transport};
+
 use super::server::{Desk, serve_connections, serve_datagrams};
 
 const PORT: u16 = 53;
@@ -48,6 +50,7 @@ pub fn wanted(configured: Option<&[SocketAddr]>, view: &View) -> Vec<SocketAddr>
 /// The sockets that are open, by the address that was wanted.
 pub struct Listeners {
     desk: Arc<Desk>,
+    own_listeners: OwnListeners,
     open: BTreeMap<SocketAddr, Listener>,
     findings: Vec<Finding>,
 }
@@ -56,11 +59,12 @@ struct Listener {
     bound: SocketAddr,
     stop: CancellationToken,
     tasks: JoinSet<()>,
+    _own: [OwnListener; 2],
 }
 
 impl Listeners {
-    pub fn new(desk: Arc<Desk>) -> Listeners {
-        Listeners { desk, open: BTreeMap::new(), findings: Vec::new() }
+    pub fn new(desk: Arc<Desk>, own_listeners: OwnListeners) -> Listeners {
+        Listeners { desk, own_listeners, open: BTreeMap::new(), findings: Vec::new() }
     }
 
     /// Doing this twice changes nothing.
@@ -103,7 +107,9 @@ impl Listeners {
         tasks.spawn(serve_datagrams(self.desk.clone(), socket, stop.clone()));
         tasks.spawn(serve_connections(self.desk.clone(), listener, stop.clone()));
         tracing::info!(address = %bound, "names are answered");
-        self.open.insert(address, Listener { bound, stop, tasks });
+        let own = [Transport::Udp, Transport::Tcp]
+            .map(|transport| self.own_listeners.register("dns", transport, bound));
+        self.open.insert(address, Listener { bound, stop, tasks, _own: own });
     }
 
     async fn close(&mut self, address: SocketAddr) {

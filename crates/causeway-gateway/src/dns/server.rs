@@ -1,8 +1,8 @@
 //! Serves one address over UDP and TCP.
 //!
 //! Bytes of clients come in, replies go out. What is ours is answered on the spot; what is forwarded waits in a task of its own, so
-//! that an upstream that is away delays nobody else. Clients over TCP are bounded, strangers among them more tightly, and
-//! nobody may sit there idle.
+//! that an upstream that is away delays nobody else. Forwarded questions and connections are bounded, shared between clients
+//! (`slots`), strangers more tightly, and nobody may sit there idle.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use causeway_netmap::View;
 use hickory_proto::op::ResponseCode;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -22,10 +22,11 @@ use super::figures::{Figures, Outcome};
 use super::forward::Forwarder;
 use super::message::{Query, Read, Transport, read};
 use super::surroundings::Surroundings;
+use crate::slots::{ClientSlot, ClientSlots};
 
 /// Questions are short; what is longer than this is none.
 const QUERY_BYTES_MAX: usize = 4096;
-/// Clients over TCP, on all addresses. One more is turned away: it asks again.
+/// Connections over TCP, on all addresses; one client gets at most half. One more is closed: its client asks again.
 const CONNECTIONS_MAX: usize = 256;
 /// Strangers hear a refusal and shall not take the places of others.
 const STRANGERS_MAX: usize = 16;
@@ -42,8 +43,8 @@ pub struct Desk {
     surroundings: watch::Receiver<Surroundings>,
     forwarder: Forwarder,
     figures: Figures,
-    connections: Arc<Semaphore>,
-    strangers: Arc<Semaphore>,
+    connections: ClientSlots,
+    strangers: ClientSlots,
 }
 
 /// What to do about some bytes.
@@ -65,8 +66,8 @@ impl Desk {
             surroundings,
             forwarder,
             figures,
-            connections: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
-            strangers: Arc::new(Semaphore::new(STRANGERS_MAX)),
+            connections: ClientSlots::new(CONNECTIONS_MAX),
+            strangers: ClientSlots::new(STRANGERS_MAX),
         }
     }
 
@@ -105,14 +106,14 @@ impl Desk {
         }
     }
 
-    /// A place for a client over TCP. None: there are too many.
-    fn place(&self, client: SocketAddr) -> Option<OwnedSemaphorePermit> {
+    /// A slot for a client over TCP. None: it has its share, or all are taken.
+    fn place(&self, client: SocketAddr) -> Option<ClientSlot> {
         let asker = self.asker(&self.netmaps.borrow(), client);
         let places = match asker {
             Asker::Near => &self.connections,
             Asker::Far => &self.strangers,
         };
-        let place = places.clone().try_acquire_owned().ok();
+        let place = places.take(client.ip());
         if place.is_none() {
             self.figures.connections_refused.inc();
         }
@@ -123,7 +124,7 @@ impl Desk {
 pub async fn serve_datagrams(desk: Arc<Desk>, socket: UdpSocket, stop: CancellationToken) {
     let socket = Arc::new(socket);
     let mut buffer = vec![0; QUERY_BYTES_MAX];
-    // Bounded by the forwarder, which fails at once when it is full.
+    // Bounded by the slots of the forwarder.
     let mut forwarded = JoinSet::new();
     loop {
         let (length, client) = tokio::select! {
@@ -143,8 +144,16 @@ pub async fn serve_datagrams(desk: Arc<Desk>, socket: UdpSocket, stop: Cancellat
         match desk.consider(&buffer[..length], client, Transport::Udp) {
             Step::Reply(reply) => send(&socket, &reply, client).await,
             Step::Forward(query) => {
+                let Some(slot) = desk.forwarder.slot(client.ip()) else {
+                    // The source of a datagram may be forged, and many forged ones can take all slots. Over TCP it is proven, and
+                    // the slots are others: so the client is told to ask there, instead of that its question failed.
+                    desk.figures.count_failed("busy");
+                    send(&socket, &query.truncated(), client).await;
+                    continue;
+                };
                 let (desk, socket) = (desk.clone(), socket.clone());
                 forwarded.spawn(async move {
+                    let _slot = slot;
                     let reply = desk.forward(&query, Transport::Udp).await;
                     send(&socket, &reply, client).await;
                 });

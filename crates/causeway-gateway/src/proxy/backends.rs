@@ -2,8 +2,10 @@
 //!
 //! `standing` decides, from values and the time; here are the table of endpoints, the dialling, and the loop that asks those
 //! that are due (`probe`). An endpoint that refuses a connection is left out at once and asked again in the background, so that
-//! no client waits for it; when all are out, all are tried. `header` is the PROXY protocol.
+//! no client waits for it; when all are out, all are tried. `header` is the PROXY protocol. Which addresses may be dialled at
+//! all is decided in `dial`, after names are resolved.
 
+pub mod examine;
 mod header;
 mod probe;
 mod standing;
@@ -18,13 +20,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use causeway_netmap::{Backend, DnsName, HealthCheck, Service, ServiceName, View};
+use causeway_netmap::{Backend, DnsName, HealthCheck, Protocol, Service, ServiceName, View};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::inbound::prepare;
+use crate::dial::{Denied, Dialer, Transport};
 use crate::gateway::Options;
 use crate::policy::Refusal;
 use crate::regrets::Outage;
@@ -38,6 +41,7 @@ const NAME_FRESH: Duration = Duration::from_secs(5);
 /// The backends of the services that run here.
 pub struct Backends {
     connect_timeout: Duration,
+    dialer: Dialer,
     groups: Mutex<HashMap<ServiceName, Arc<Group>>>,
     /// Somebody is out, or somebody is to be asked.
     changed: Notify,
@@ -50,6 +54,7 @@ struct Group {
     endpoints: Vec<Arc<Endpoint>>,
     check: Option<HealthCheck>,
     proxy_protocol: bool,
+    transport: Transport,
     /// So that equals take turns.
     turn: AtomicUsize,
 }
@@ -79,9 +84,10 @@ impl Drop for Lease {
 }
 
 impl Backends {
-    pub fn new(options: &Options) -> Backends {
+    pub fn new(options: &Options, dialer: Dialer) -> Backends {
         Backends {
             connect_timeout: options.connect_timeout,
+            dialer,
             groups: Mutex::default(),
             changed: Notify::new(),
             turns: watch::Sender::default(),
@@ -113,14 +119,18 @@ impl Backends {
     pub async fn dial_for(&self, service: &Service, client: Option<SocketAddr>) -> Result<Dialled, Refusal> {
         let group = self.group(service);
         let order = group.order(Instant::now());
+        let mut refusal = None;
         for (place, endpoint) in order.iter().enumerate() {
             let is_last = place + 1 == order.len();
             let within = if is_last { self.connect_timeout } else { self.connect_timeout.min(ATTEMPT) };
-            if let Some(dialled) = self.attempt(service, endpoint, within, client).await {
-                return Ok(dialled);
+            match self.attempt(service, endpoint, within, client).await {
+                Ok(dialled) => return Ok(dialled),
+                // Of several, one that was dialled and did not answer says more.
+                Err(denied @ Refusal::BackendDenied { .. }) => refusal = refusal.or(Some(denied)),
+                Err(down) => refusal = Some(down),
             }
         }
-        Err(Refusal::BackendDown { service: service.name.clone() })
+        Err(refusal.unwrap_or_else(|| Refusal::BackendDown { service: service.name.clone() }))
     }
 
     /// Connects to this backend of the service and to no other, whatever is known of it.
@@ -133,7 +143,7 @@ impl Backends {
         let down = || Refusal::BackendDown { service: service.name.clone() };
         let group = self.group(service);
         let endpoint = group.endpoints.get(place).ok_or_else(down)?;
-        self.attempt(service, endpoint, self.connect_timeout, client).await.ok_or_else(down)
+        self.attempt(service, endpoint, self.connect_timeout, client).await
     }
 
     async fn attempt(
@@ -142,10 +152,10 @@ impl Backends {
         endpoint: &Arc<Endpoint>,
         within: Duration,
         client: Option<SocketAddr>,
-    ) -> Option<Dialled> {
+    ) -> Result<Dialled, Refusal> {
         // Counted from the first attempt: many clients at once spread out before any of them is connected.
         let lease = endpoint.lease();
-        let connecting = connect(endpoint, service.proxy_protocol, client);
+        let connecting = connect(&self.dialer, endpoint, service.proxy_protocol, client);
         let connected = match tokio::time::timeout(within, connecting).await {
             Ok(connected) => connected,
             Err(_) => Err(io::ErrorKind::TimedOut.into()),
@@ -153,7 +163,7 @@ impl Backends {
         match connected {
             Ok(stream) => {
                 endpoint.standing().connected();
-                Some(Dialled { stream, lease })
+                Ok(Dialled { stream, lease })
             }
             Err(error) => {
                 let backend = &endpoint.backend;
@@ -165,7 +175,12 @@ impl Backends {
                     tracing::warn!(service = %service.name, ?backend, %error, "a backend is left out until it answers");
                 }
                 self.changed.notify_one();
-                None
+                Err(match Denied::of(&error) {
+                    Some(why) => {
+                        Refusal::BackendDenied { what: format!("service {}", service.name), why: why.clone() }
+                    }
+                    None => Refusal::BackendDown { service: service.name.clone() },
+                })
             }
         }
     }
@@ -192,7 +207,8 @@ impl Backends {
     /// Services whose endpoints are not all in use, and how it stands with them.
     pub fn outages(&self) -> BTreeMap<String, Outage> {
         let groups = self.lock();
-        groups.iter().filter_map(|(name, group)| Some((name.to_string(), group.outage()?))).collect()
+        let outage = |group: &Group| group.outage(&self.dialer);
+        groups.iter().filter_map(|(name, group)| Some((name.to_string(), outage(group)?))).collect()
     }
 
     /// Changes whenever the outages may have.
@@ -233,6 +249,7 @@ impl Group {
             endpoints: endpoints.collect(),
             check: service.health_check.clone(),
             proxy_protocol: service.proxy_protocol,
+            transport: transport(service),
             turn: AtomicUsize::new(0),
         }
     }
@@ -240,14 +257,23 @@ impl Group {
     fn is_of(&self, service: &Service) -> bool {
         self.check == service.health_check
             && self.proxy_protocol == service.proxy_protocol
+            && self.transport == transport(service)
             && self.endpoints.iter().map(|endpoint| &endpoint.backend).eq(&service.backends)
     }
 
-    fn outage(&self) -> Option<Outage> {
+    /// One that may not be dialled is told before it was ever tried: nobody need be turned away first.
+    fn outage(&self, dialer: &Dialer) -> Option<Outage> {
+        let of = self.endpoints.len();
+        let denied = |endpoint: &Endpoint| endpoint.denied(dialer, self.transport);
+        let is_up = |endpoint: &&Arc<Endpoint>| endpoint.standing().is_usable() && denied(endpoint).is_none();
+        let up = self.endpoints.iter().filter(is_up).count();
+        let first = self.endpoints.iter().find_map(|endpoint| Some((endpoint, denied(endpoint)?)));
+        if let Some((out, why)) = first {
+            return Some(Outage { up, of, why: format!("{}: {why}", out.backend), denied: true });
+        }
         let out = self.endpoints.iter().find(|endpoint| !endpoint.standing().is_usable())?;
-        let up = self.endpoints.iter().filter(|endpoint| endpoint.standing().is_usable()).count();
         let why = out.why.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        Some(Outage { up, of: self.endpoints.len(), why: format!("{}: {why}", out.backend) })
+        Some(Outage { up, of, why: format!("{}: {why}", out.backend), denied: false })
     }
 
     /// Whom to try, one after the other.
@@ -286,6 +312,22 @@ impl Endpoint {
         self.standing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Why none of its addresses may be dialled. None: one may, or they are not known yet.
+    fn denied(&self, dialer: &Dialer, transport: Transport) -> Option<Denied> {
+        let addresses = match &self.backend {
+            Backend::Address(ip, port) => vec![SocketAddr::new(*ip, *port)],
+            Backend::Host(..) => {
+                let known = self.resolved.lock().unwrap_or_else(PoisonError::into_inner);
+                known.as_ref().map(|(_, addresses)| addresses.clone()).unwrap_or_default()
+            }
+        };
+        let mut why = None;
+        for address in addresses {
+            why = Some(dialer.check(transport, address).err()?);
+        }
+        why
+    }
+
     /// Where it is now.
     async fn addresses(&self) -> io::Result<Vec<SocketAddr>> {
         let (name, port) = match &self.backend {
@@ -309,6 +351,13 @@ impl Endpoint {
     }
 }
 
+fn transport(service: &Service) -> Transport {
+    match service.protocol {
+        Protocol::Udp => Transport::Udp,
+        _ => Transport::Tcp,
+    }
+}
+
 async fn resolve(name: &DnsName, port: u16) -> io::Result<Vec<SocketAddr>> {
     let found: Vec<SocketAddr> = tokio::net::lookup_host((name.as_str(), port)).await?.collect();
     match found.is_empty() {
@@ -319,27 +368,16 @@ async fn resolve(name: &DnsName, port: u16) -> io::Result<Vec<SocketAddr>> {
 
 /// Without a client the connection is our own, and says so.
 async fn connect(
+    dialer: &Dialer,
     endpoint: &Endpoint,
     proxy_protocol: bool,
     client: Option<SocketAddr>,
 ) -> io::Result<TcpStream> {
-    let mut stream = reach(endpoint).await?;
+    let mut stream = dialer.connect_first(endpoint.addresses().await?).await?;
     prepare(&stream)?;
     if proxy_protocol {
         let backend = stream.peer_addr()?;
         stream.write_all(&header::encode(client, backend)).await?;
     }
     Ok(stream)
-}
-
-/// The first of its addresses that answers.
-async fn reach(endpoint: &Endpoint) -> io::Result<TcpStream> {
-    let mut last = io::Error::from(io::ErrorKind::NotFound);
-    for address in endpoint.addresses().await? {
-        match TcpStream::connect(address).await {
-            Ok(stream) => return Ok(stream),
-            Err(error) => last = error,
-        }
-    }
-    Err(last)
 }

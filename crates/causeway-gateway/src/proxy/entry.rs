@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use causeway_netmap::{Named, Node, Protocol, ServerName, ServiceName, View};
-use tokio::io::AsyncWriteExt;
+use rustix::net::RecvFlags;
+use tokio::io::{AsyncWriteExt, Interest};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -19,8 +20,9 @@ use super::http::{self, Door};
 use super::listeners::Accepted;
 use super::sni::{self, Hello};
 use super::{outbound, pump};
+use crate::dial::Transport;
 use crate::gateway::Shared;
-use crate::policy;
+use crate::policy::{self, Refusal};
 
 /// What is spoken at an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,6 +91,8 @@ pub async fn keep(
         match Entry::bind(address, speech).await {
             Ok(entry) => {
                 tracing::info!(%address, ?speech, "an entry for many names is open");
+                let bound = entry.local_addr().unwrap_or(address);
+                let _own = shared.options.own_listeners.register("entry", Transport::Tcp, bound);
                 return entry.run(shared, tasks, stop).await;
             }
             Err(error) if !complained => {
@@ -112,8 +116,10 @@ const BIND_PAUSE: Duration = Duration::from_secs(2);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long a client may take over its first message.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
-/// A message that has come in part is looked at again after this: the socket keeps it, so it cannot tell when more is there.
-const HELLO_PAUSE: Duration = Duration::from_millis(5);
+/// Connections whose first message is not there yet, at all entries; one client gets at most half.
+pub const HELLOS_MAX: usize = 1024;
+/// How often a first message may be read from its beginning: once for each piece in which it arrives.
+const HELLO_READS_MAX: usize = 1024;
 
 /// Serves one client at an entry.
 pub async fn serve(shared: Arc<Shared>, speech: Speech, stream: TcpStream, client: SocketAddr) {
@@ -124,11 +130,17 @@ pub async fn serve(shared: Arc<Shared>, speech: Speech, stream: TcpStream, clien
 }
 
 async fn tls(shared: Arc<Shared>, stream: TcpStream, client: SocketAddr) {
+    let Some(slot) = shared.hellos.take(client.ip()) else {
+        shared.figures.refused(Refusal::Full { what: "first messages of TLS" }.word());
+        return pump::reset(stream);
+    };
+    let mut reads = 0;
     let hello = tokio::select! {
         biased;
         () = shared.stopping.cancelled() => return,
-        hello = tokio::time::timeout(HELLO_TIMEOUT, peek(&stream)) => hello,
+        hello = tokio::time::timeout(HELLO_TIMEOUT, peek(&stream, &mut reads)) => hello,
     };
+    drop(slot);
     let hello = match hello {
         Ok(Ok(hello)) => hello,
         Ok(Err(error)) => {
@@ -161,20 +173,27 @@ async fn node_of(shared: Arc<Shared>, node: &ServerName, port: u16, stream: TcpS
     }
 }
 
-/// Waits for the whole first message, and leaves it in the socket for whoever reads next.
-async fn peek(stream: &TcpStream) -> io::Result<Hello> {
-    let mut buffer = vec![0; sni::HELLO_BYTES_MAX];
-    loop {
-        let bytes = stream.peek(&mut buffer).await?;
+/// Waits for the whole first message, and leaves it in the socket for whoever reads next. Counts how often it looked.
+///
+/// Tokio watches sockets edge-triggered: after `WouldBlock` it calls again when more bytes have arrived, although some are unread
+/// (epoll(7), "Level-triggered and edge-triggered"). So nothing is polled, and the buffer is needed only during a look.
+async fn peek(stream: &TcpStream, reads: &mut usize) -> io::Result<Hello> {
+    let look = || {
+        *reads += 1;
+        let mut buffer = [0; sni::HELLO_BYTES_MAX];
+        let (bytes, _) = rustix::net::recv(stream, &mut buffer[..], RecvFlags::PEEK)?;
         if bytes == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         let hello = sni::read(&buffer[..bytes]);
-        if let Some(hello) = hello.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))? {
-            return Ok(hello);
+        match hello.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))? {
+            Some(hello) => Ok(hello),
+            // A client that closed its half wakes us without new bytes, until this ends it.
+            None if *reads >= HELLO_READS_MAX => Err(io::ErrorKind::InvalidData.into()),
+            None => Err(io::ErrorKind::WouldBlock.into()),
         }
-        tokio::time::sleep(HELLO_PAUSE).await;
-    }
+    };
+    stream.async_io(Interest::READABLE, look).await
 }
 
 /// Tells the client in its own protocol that the name is not known here.
@@ -281,5 +300,135 @@ mod tests {
         check("n2", Ok(Target::Node { node: "n2".into(), port: 443 }));
         check("n3", Err(()));
         assert!(target(&view, &Hello::Nameless, 443).is_err());
+    }
+
+    /// A ClientHello for `name`, as far as `sni` reads it.
+    fn client_hello(name: &str) -> Vec<u8> {
+        let list = |length_bytes: usize, content: &[u8]| {
+            let length = (content.len() as u32).to_be_bytes();
+            [&length[4 - length_bytes..], content].concat()
+        };
+        let host = list(2, &[&[0], &list(2, name.as_bytes())[..]].concat());
+        let extensions = list(2, &[&[0, 0], &list(2, &host)[..]].concat());
+        let body = [&[3, 3][..], &[7; 32], &[0], &list(2, &[0x13, 1]), &[1, 0], &extensions].concat();
+        let message = [&[1][..], &list(3, &body)].concat();
+        [&[22, 3, 1][..], &list(2, &message)].concat()
+    }
+
+    async fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        (client, listener.accept().await.unwrap().0)
+    }
+
+    /// Time stands still but for timers: whoever polled would do it two thousand times here.
+    #[tokio::test(start_paused = true)]
+    async fn half_a_first_message_is_waited_for_without_polling() {
+        let (mut client, stream) = pair().await;
+        let hello = client_hello("shop");
+        client.write_all(&hello[..40]).await.unwrap();
+        stream.readable().await.unwrap();
+        let mut reads = 0;
+        let read = tokio::time::timeout(HELLO_TIMEOUT, peek(&stream, &mut reads)).await;
+        assert!(read.is_err() && reads <= 2, "{reads} reads");
+    }
+
+    #[tokio::test]
+    async fn a_first_message_in_pieces_is_read_and_left_in_the_socket() {
+        let (mut client, stream) = pair().await;
+        let hello = client_hello("shop");
+        let mut reads = 0;
+        let sending = async {
+            for piece in hello.chunks(7) {
+                client.set_nodelay(true).unwrap();
+                client.write_all(piece).await.unwrap();
+                tokio::task::yield_now().await;
+            }
+        };
+        let (read, ()) = tokio::join!(peek(&stream, &mut reads), sending);
+        assert_eq!(read.unwrap(), Hello::Named("shop".into()));
+        let mut left = vec![0; hello.len()];
+        tokio::io::AsyncReadExt::read_exact(&mut { stream }, &mut left).await.unwrap();
+        assert_eq!(left, hello);
+    }
+
+    #[tokio::test]
+    async fn a_client_that_closes_in_the_middle_is_noticed() {
+        for bytes in [0, 1, 40] {
+            let (mut client, stream) = pair().await;
+            client.write_all(&client_hello("shop")[..bytes]).await.unwrap();
+            client.shutdown().await.unwrap();
+            let mut reads = 0;
+            let read = tokio::time::timeout(Duration::from_secs(60), peek(&stream, &mut reads)).await;
+            assert!(read.expect("it ends").is_err(), "{bytes}");
+        }
+    }
+
+    struct Nobody;
+
+    impl crate::peers::Peers for Nobody {
+        fn open_stream(
+            &self,
+            header: causeway_channel::link::StreamHeader,
+        ) -> crate::peers::Later<'_, Result<causeway_channel::link::Stream, crate::peers::PeerError>>
+        {
+            let site = header.site.as_str().into();
+            let away = crate::peers::PeerError::Away { site, why: "nobody is there".to_owned() };
+            Box::pin(std::future::ready(Err(away)))
+        }
+    }
+
+    impl crate::audit::Audit for Nobody {
+        fn record(&self, _: crate::audit::Record) {}
+    }
+
+    #[tokio::test]
+    async fn a_client_with_many_half_messages_keeps_no_other_out() {
+        let (_netmaps, views) = tokio::sync::watch::channel(Arc::new(view()));
+        let mut shared = Shared::new(crate::Parts {
+            netmaps: views,
+            peers: Arc::new(Nobody),
+            audit: Arc::new(Nobody),
+            options: crate::Options::default(),
+        });
+        Arc::get_mut(&mut shared).unwrap().hellos = crate::slots::ClientSlots::new(4);
+        let entry = Entry::bind("127.0.0.1:0".parse().unwrap(), Speech::Tls).await.unwrap();
+        let address = entry.local_addr().unwrap();
+        let stop = CancellationToken::new();
+        let running = tokio::spawn(entry.run(shared.clone(), TaskTracker::new(), stop.clone()));
+        let connect = async |from: &str| {
+            let socket = tokio::net::TcpSocket::new_v4().unwrap();
+            socket.bind(format!("{from}:0").parse().unwrap()).unwrap();
+            socket.connect(address).await.unwrap()
+        };
+        let hello = client_hello("nothing-has-this-name");
+        let (mut one, mut two) = (connect("127.0.0.1").await, connect("127.0.0.1").await);
+        for half in [&mut one, &mut two] {
+            half.write_all(&hello[..40]).await.unwrap();
+        }
+        let has_its_share = async {
+            while shared.hellos.take([127, 0, 0, 1].into()).is_some() {
+                tokio::task::yield_now().await;
+            }
+        };
+        let patience = Duration::from_secs(60);
+        tokio::time::timeout(patience, has_its_share).await.expect("half messages are counted");
+        // Its third is closed at once; another client is served.
+        let heard = async |mut stream: TcpStream| {
+            let mut heard = Vec::new();
+            let reading = tokio::io::AsyncReadExt::read_to_end(&mut stream, &mut heard);
+            let read = tokio::time::timeout(patience, reading).await.expect("it ends");
+            read.map(|_| heard)
+        };
+        let third = heard(connect("127.0.0.1").await).await;
+        assert!(third.is_err() || third.is_ok_and(|heard| heard.is_empty()));
+        let mut other = connect("127.0.0.2").await;
+        other.write_all(&hello).await.unwrap();
+        assert_eq!(heard(other).await.unwrap(), sni::UNRECOGNIZED_NAME);
+        // The first finishes what it began.
+        one.write_all(&hello[40..]).await.unwrap();
+        assert_eq!(heard(one).await.unwrap(), sni::UNRECOGNIZED_NAME);
+        stop.cancel();
+        running.await.unwrap();
     }
 }

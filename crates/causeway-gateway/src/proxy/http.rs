@@ -25,6 +25,10 @@ pub mod path;
 
 pub(crate) mod headers;
 
+mod forwarded;
+
+mod upgrade;
+
 mod aim;
 
 mod answer;
@@ -35,7 +39,7 @@ mod channel;
 
 mod backend;
 
-mod tls;
+pub(crate) mod tls;
 
 mod pool;
 
@@ -89,6 +93,11 @@ impl Http {
 
     fn refused_place(&self) -> Option<Place> {
         Place::among(&self.refused, REFUSED_MAX)
+    }
+
+    /// Closes idle streams to other sites, and busy ones with their last request.
+    pub fn retire(&self) {
+        self.routes.retire();
     }
 
     /// Closes connections that were not used for a while, or whose service is gone.

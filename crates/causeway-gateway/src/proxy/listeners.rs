@@ -21,6 +21,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::dial::{self, OwnListener, OwnListeners};
 use crate::figures::Figures;
 use crate::place::{Host, Place, PlaceError, PlaceState, in_words};
 pub(crate) use wanted::broker_address;
@@ -65,6 +66,8 @@ pub struct Places {
     pub host_instead: bool,
     /// More addresses, by service; where there is no room, in place of the presence's own.
     pub ports: BTreeMap<ServiceName, SocketAddr>,
+    /// Where presences that listen are registered: they are never dialled as backends.
+    pub own_listeners: OwnListeners,
 }
 
 /// How it stands with the listeners.
@@ -137,6 +140,7 @@ struct Bound {
     guard: DropGuard,
     /// Who accepts its clients; for datagrams nobody here does.
     task: Option<JoinHandle<()>>,
+    _own: OwnListener,
 }
 
 impl Bound {
@@ -209,24 +213,32 @@ impl Keeper {
         };
         let address = spot.address;
         let closed = CancellationToken::new();
-        let task = match spot.transport {
+        let bound_at = |found: std::io::Result<SocketAddr>| found.unwrap_or(address);
+        let (task, bound) = match spot.transport {
             Transport::Tcp => {
                 let listener = TcpListener::from_std(place.listen(address).await?);
                 let listener = listener.map_err(|source| PlaceError::of(address, source))?;
+                let bound = bound_at(listener.local_addr());
                 let (arriving, figures) = (self.arriving.clone(), self.figures.clone());
                 let accepting = accept::run(listener, tenant.clone(), arriving, figures, closed.clone());
-                Some(tokio::spawn(accepting))
+                (Some(tokio::spawn(accepting)), bound)
             }
             Transport::Udp => {
                 let socket = UdpSocket::from_std(place.bind_udp(address).await?);
                 let socket = Arc::new(socket.map_err(|source| PlaceError::of(address, source))?);
+                let bound = bound_at(socket.local_addr());
                 let opened = Opened { socket, service: tenant.service.clone(), closed: closed.clone() };
                 // It fails only when nobody listens any more.
                 let _ = self.arriving.send(Arrival::Datagrams(opened)).await;
-                None
+                (None, bound)
             }
         };
-        Ok(Bound { tenant: tenant.clone(), guard: closed.drop_guard(), task })
+        let transport = match spot.transport {
+            Transport::Tcp => dial::Transport::Tcp,
+            Transport::Udp => dial::Transport::Udp,
+        };
+        let own = self.places.own_listeners.register("presence", transport, bound);
+        Ok(Bound { tenant: tenant.clone(), guard: closed.drop_guard(), task, _own: own })
     }
 
     /// Says what is new, once.

@@ -11,6 +11,8 @@ pub struct Plan {
     networks: Vec<IpNet>,
     /// From where the host itself reaches presences, if the address is its own: then a policy can name it.
     pub source: Option<IpAddr>,
+    /// The addresses of presences in these networks.
+    presences: Vec<IpAddr>,
 }
 
 impl Plan {
@@ -22,12 +24,18 @@ impl Plan {
             gateway.presence_cidrs.iter().map(IpNet::trunc).filter(|net| !net.addr().is_loopback()).collect();
         networks.sort();
         networks.dedup();
-        let plan = Plan { networks, source: gateway.ip };
-        let mut addresses = view.presences.values().flat_map(|presence| &presence.addresses);
-        match addresses.any(|address| plan.holds(address.0)) {
-            true => plan,
-            false => Plan::default(),
+        let mut plan = Plan { networks, source: gateway.ip, presences: Vec::new() };
+        let addresses = view.presences.values().flat_map(|presence| &presence.addresses);
+        plan.presences = addresses.map(|address| address.0).filter(|address| plan.holds(*address)).collect();
+        match plan.presences.is_empty() {
+            false => plan,
+            true => Plan::default(),
         }
+    }
+
+    /// Does it concern the same networks? Presences come and go without any change to them.
+    pub fn is_like(&self, other: &Plan) -> bool {
+        self.networks == other.networks && self.source == other.source
     }
 
     pub fn is_empty(&self) -> bool {
@@ -76,6 +84,16 @@ pub fn changes(plan: &Plan, routes: &[Route], ours: u32) -> Changes {
         |route: &&Route| !plan.networks.contains(&route.to) || changes.taken.iter().any(|t| t.to == route.to);
     changes.remove = ours.filter(unwanted).map(|route| route.to).collect();
     changes
+}
+
+/// Routes that are more specific than ours and lead presences elsewhere, each with the first address that it hides.
+pub fn hidden(plan: &Plan, routes: &[Route], ours: u32) -> Vec<(Route, IpAddr)> {
+    let is_inside = |route: &&Route| {
+        let within = |network: &IpNet| network.contains(&route.to) && *network != route.to;
+        route.interface != Some(ours) && plan.networks.iter().any(within)
+    };
+    let hides = |route: &Route| plan.presences.iter().copied().filter(|ip| route.to.contains(ip)).min();
+    routes.iter().filter(is_inside).filter_map(|route| Some((route.clone(), hides(route)?))).collect()
 }
 
 /// Every interface with IPv6 has these.
@@ -159,5 +177,21 @@ mod tests {
         check(&both, &[], &["198.18.0.0/16"], &["198.18.0.0/16"]);
         let old = [route("198.18.0.0/16", 7), route("fd00::/64", 7), route("198.51.100.0/24", 7)];
         check(&old, &[], &["198.51.100.0/24"], &[]);
+    }
+
+    #[test]
+    fn a_more_specific_route_hides_the_presences_in_it() {
+        let plan = Plan::of(&view(&["198.18.0.0/16"], &["198.18.5.9", "198.18.5.7"]));
+        let check = |to: &str, interface: Option<u32>, expected: Option<&str>| {
+            let route = Route { to: to.parse().unwrap(), interface };
+            let found = hidden(&plan, &[route], 7).first().map(|(_, address)| address.to_string());
+            assert_eq!(found.as_deref(), expected, "{to}");
+        };
+        check("198.18.5.0/24", Some(2), Some("198.18.5.7"));
+        check("198.18.5.9/32", None, Some("198.18.5.9"));
+        check("198.18.6.0/24", Some(2), None);
+        check("198.18.5.0/24", Some(7), None);
+        check("198.18.0.0/16", Some(2), None);
+        check("0.0.0.0/0", Some(2), None);
     }
 }

@@ -21,7 +21,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::RoomError;
 use super::namespace::Namespace;
-use super::plan::{Changes, Plan, Route, changes};
+use super::plan::{Changes, Plan, Route, changes, hidden};
 
 /// The kernel puts a number there that is free on this host.
 const NAME: &str = "causeway%d";
@@ -137,6 +137,17 @@ impl Veth {
         for route in taken {
             troubles.push(self.whose(&route).await);
         }
+        for (route, address) in hidden(plan, &routes, self.index) {
+            let by = match route.interface {
+                Some(index) => name_of(&self.outside, index).await,
+                None => None,
+            };
+            let (to, by) = (route.to, by.map(|name| format!(" by {name}")).unwrap_or_default());
+            troubles.push(format!(
+                "the host has a more specific route to {to}{by}, which hides presences such as {address}; \
+                 fix: ip route del {to}, or choose another virtualPresenceIPcidr"
+            ));
+        }
         Ok(troubles)
     }
 
@@ -146,6 +157,11 @@ impl Veth {
         let mut found = std::pin::pin!(self.outside.address().get().set_address_filter(address).execute());
         let message = found.try_next().await.ok()??;
         name_of(&self.outside, message.header.index).await
+    }
+
+    /// The host's end.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// The end on the host, and with it the other end and all routes. Without this the kernel does the same when the

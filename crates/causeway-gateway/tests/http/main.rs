@@ -12,4 +12,6 @@ mod requests;
 
 mod refusals;
 
+mod fields;
+
 mod streams;

@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 
 use crate::backend::{self, BIG_BYTES};
 use crate::client::{Client, nothing};
-use crate::lab::{Lab, Plan, eventually, within};
+use crate::lab::{Lab, Plan, eventually, rule, within};
 
 /// What this process holds in memory.
 fn resident_bytes() -> u64 {
@@ -87,7 +87,8 @@ async fn a_body_waits_until_the_backend_wants_it() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_upgrade_becomes_a_tunnel() {
     let backend = backend::start().await;
-    let lab = Lab::new(Plan::new(backend.address)).await;
+    let rules = vec![rule(&["GET"], &["/upgrade"])];
+    let lab = Lab::new(Plan { rules, ..Plan::new(backend.address) }).await;
     let mut client = Client::one(lab.address).await;
     let request = Request::get("/upgrade")
         .header("connection", "Upgrade")
@@ -142,7 +143,7 @@ async fn websockets_over_http2_are_tunnels_beside_requests() {
         assert_eq!(&echo, word);
     }
     let plain = client.send(websocket("/x"), nothing()).await;
-    assert_eq!(plain.status().as_u16(), 503, "a backend that answers and does not switch");
+    assert_eq!(plain.status().as_u16(), 502, "a backend that answers and does not switch");
     let mut first = tunnels.remove(0);
     first.shutdown().await.unwrap();
     assert_eq!(within(first.read(&mut [0; 8])).await.unwrap(), 0, "the end comes back");

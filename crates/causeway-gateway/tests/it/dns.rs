@@ -319,3 +319,89 @@ async fn noise_is_survived() {
     assert_eq!(over_udp(server, &asked).await.answers.len(), 1);
     lab.end().await;
 }
+
+/// Answers the name `good.example` and leaves every other question unanswered.
+async fn picky_upstream() -> (SocketAddr, JoinHandle<()>) {
+    let (socket, listener) = loop {
+        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        if let Ok(listener) = TcpListener::bind(socket.local_addr().unwrap()).await {
+            break (socket, listener);
+        }
+    };
+    let address = socket.local_addr().unwrap();
+    let reply = |bytes: &[u8]| {
+        let question = Message::from_vec(bytes).ok()?;
+        let asked = question.queries.first()?.clone();
+        (asked.name() == &Name::from_str("good.example.").unwrap()).then_some(())?;
+        let mut answer = Message::response(question.metadata.id, OpCode::Query);
+        answer.metadata.response_code = ResponseCode::NoError;
+        answer.add_query(asked);
+        answer.to_vec().ok()
+    };
+    let task = tokio::spawn(async move {
+        let datagrams = async {
+            let mut buffer = vec![0; 4096];
+            while let Ok((length, from)) = socket.recv_from(&mut buffer).await {
+                if let Some(answer) = reply(&buffer[..length]) {
+                    socket.send_to(&answer, from).await.unwrap();
+                }
+            }
+        };
+        let connections = async {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let Ok(length) = stream.read_u16().await else { continue };
+                let mut message = vec![0; length.into()];
+                stream.read_exact(&mut message).await.unwrap();
+                if let Some(answer) = reply(&message) {
+                    stream.write_u16(answer.len() as u16).await.unwrap();
+                    stream.write_all(&answer).await.unwrap();
+                }
+            }
+        };
+        tokio::join!(datagrams, connections);
+    });
+    (address, task)
+}
+
+#[tokio::test]
+async fn a_client_with_all_its_questions_under_way_starves_no_other() {
+    let (upstream, task) = picky_upstream().await;
+    let patience = Patience { for_one: DEADLINE, for_all: DEADLINE };
+    let mut lab = Lab::start(view(1, None), DnsOptions { patience, ..options(vec![upstream]) });
+    let server = lab.address().await;
+    let ask = async |from: &str, name: &str| {
+        let socket = UdpSocket::bind((from, 0)).await.unwrap();
+        socket.connect(server).await.unwrap();
+        socket.send(&question(name, RecordType::A, None).to_vec().unwrap()).await.unwrap();
+        socket
+    };
+    let answer = async |socket: &UdpSocket| {
+        let mut buffer = [0; 4096];
+        let length = timeout(DEADLINE, socket.recv(&mut buffer)).await.expect("an answer").unwrap();
+        Message::from_vec(&buffer[..length]).unwrap()
+    };
+    // Questions without an answer, until the client is told that it has too many.
+    let greedy = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    greedy.connect(server).await.unwrap();
+    let hopeless = question("bad.example.", RecordType::A, None).to_vec().unwrap();
+    let told = timeout(DEADLINE, async {
+        let mut buffer = [0; 4096];
+        loop {
+            tokio::select! {
+                biased;
+                length = greedy.recv(&mut buffer) => break Message::from_vec(&buffer[..length.unwrap()]).unwrap(),
+                sent = greedy.send(&hopeless) => drop(sent.unwrap()),
+            }
+        }
+    });
+    let told = told.await.expect("there is a bound");
+    // Another client is not affected.
+    let heard = answer(&ask("127.0.0.2", "good.example.").await).await;
+    assert_eq!((heard.metadata.response_code, heard.metadata.truncation), (ResponseCode::NoError, false));
+    // And the first is told to ask over TCP, where its address is proven: there it is answered.
+    assert!(told.metadata.truncation, "{told:?}");
+    let heard = over_tcp(server, &question("good.example.", RecordType::A, None)).await;
+    assert_eq!(heard.metadata.response_code, ResponseCode::NoError);
+    task.abort();
+    lab.end().await;
+}

@@ -51,6 +51,7 @@ async fn quic() -> (Link, Link, Option<AbortOnDropHandle<()>>) {
     let dialling = QuicClient::bind(QuicOptions::default()).unwrap();
     let (near, incoming) = tokio::join!(dialling.connect(address, client), port.accept());
     let Incoming::Channel(far, _) = incoming else { panic!("not a link of the channel") };
+    far.admit();
     let open = tokio::spawn(async move {
         loop {
             drop(port.accept().await);

@@ -1,6 +1,7 @@
 //! The edge's half: takes updates in, says what to persist and what to answer.
 //!
-//! What is held is what is on disk: `handle_persisted` makes it so, and only then is it acknowledged.
+//! An update is in force as soon as it is applied, whatever the disk says: a change that takes access away must not wait for it. The
+//! acknowledgement says whether it is also on disk.
 
 use std::sync::Arc;
 
@@ -12,12 +13,14 @@ use crate::update::Update;
 #[derive(Clone, Default, Debug)]
 pub struct Receiver {
     held: Option<Arc<Netmap>>,
+    /// Why what is held is not on disk.
+    not_persisted: Option<String>,
 }
 
 /// What to do about an update.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// Write it to the disk, then call `handle_persisted`.
+    /// Put it in force, write it to the disk, then call `handle_persisted`.
     Persist(Arc<Netmap>),
     Reply(Reply),
 }
@@ -27,6 +30,11 @@ pub enum Step {
 pub enum Reply {
     /// On disk and in force.
     Acknowledged(Stamp),
+    /// In force, and not on disk for this reason. `Acknowledged` follows when it is.
+    InForce {
+        stamp: Stamp,
+        not_persisted: String,
+    },
     Refused(Refusal),
 }
 
@@ -42,7 +50,7 @@ pub struct Refusal {
 impl Receiver {
     /// `held`: what was found on the disk.
     pub fn new(held: Option<Arc<Netmap>>) -> Receiver {
-        Receiver { held }
+        Receiver { held, not_persisted: None }
     }
 
     pub fn held(&self) -> Option<&Arc<Netmap>> {
@@ -64,7 +72,7 @@ impl Receiver {
     pub fn handle_update(&self, update: &Update) -> Step {
         let held = self.held.as_deref();
         if held.is_some_and(|held| held.stamp() == update.target) {
-            return Step::Reply(Reply::Acknowledged(update.target));
+            return Step::Reply(self.acknowledge(update.target));
         }
         match Netmap::apply(held, update) {
             Ok(netmap) => Step::Persist(Arc::new(netmap)),
@@ -75,15 +83,18 @@ impl Receiver {
         }
     }
 
-    /// The disk has answered. On failure the old netmap goes on.
+    /// The netmap is in force, and the disk has answered. Called again for the same netmap when it has been tried again.
     pub fn handle_persisted(&mut self, netmap: Arc<Netmap>, written: Result<(), String>) -> Reply {
         let stamp = netmap.stamp();
-        match written {
-            Ok(()) => {
-                self.held = Some(netmap);
-                Reply::Acknowledged(stamp)
-            }
-            Err(reason) => refuse(stamp, reason, false),
+        self.held = Some(netmap);
+        self.not_persisted = written.err();
+        self.acknowledge(stamp)
+    }
+
+    fn acknowledge(&self, stamp: Stamp) -> Reply {
+        match self.not_persisted.clone() {
+            None => Reply::Acknowledged(stamp),
+            Some(not_persisted) => Reply::InForce { stamp, not_persisted },
         }
     }
 }

@@ -32,7 +32,9 @@ fn talk(sender: &mut Sender, receiver: &mut Receiver) -> usize {
             Step::Reply(reply) => reply,
         };
         match reply {
-            Reply::Acknowledged(stamp) => assert!(sender.handle_acknowledged(stamp).is_some()),
+            Reply::Acknowledged(stamp) | Reply::InForce { stamp, .. } => {
+                assert!(sender.handle_acknowledged(stamp).is_some());
+            }
             Reply::Refused(refusal) => sender.handle_refused(refusal.want_whole, &refusal.reason, NOW),
         }
     }
@@ -120,21 +122,16 @@ fn a_whole_that_is_refused_is_not_sent_in_a_circle() {
 }
 
 #[test]
-fn a_full_disk_is_reported_and_the_old_netmap_goes_on() {
+fn a_full_disk_is_reported_and_the_new_netmap_is_in_force() {
     let old = netmap(1, 1, "a");
     let mut receiver = Receiver::new(Some(old.clone()));
     let new = netmap(1, 2, "b");
     let Step::Persist(made) = receiver.handle_update(&new.update_from(None)) else { panic!() };
     let reply = receiver.handle_persisted(made.clone(), Err("no space left".into()));
-    assert_eq!(
-        reply,
-        Reply::Refused(Refusal {
-            offered: Some(new.stamp()),
-            reason: "no space left".into(),
-            want_whole: false
-        })
-    );
-    assert_eq!(held(&receiver), Some(old.stamp()));
+    assert_eq!(reply, Reply::InForce { stamp: new.stamp(), not_persisted: "no space left".into() });
+    assert_eq!(held(&receiver), Some(new.stamp()));
+    let again = receiver.handle_update(&new.update_from(None));
+    assert_eq!(again, Step::Reply(reply), "the same netmap once more: still not on disk");
     assert_eq!(receiver.handle_persisted(made, Ok(())), Reply::Acknowledged(new.stamp()));
     assert_eq!(held(&receiver), Some(new.stamp()));
 }

@@ -4,11 +4,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use etcd_client::{WatchOptions, WatchResponse, WatchStream};
 
 use super::keys::{self, Change};
+use super::outage::OutageLog;
 use super::{Shared, compaction};
 use crate::{Revision, StoreError};
 
@@ -20,14 +21,18 @@ const OPEN_WITHIN: Duration = Duration::from_secs(4);
 /// Runs until the store is closed. `position`: everything up to here is known.
 pub(super) async fn run(shared: Arc<Shared>, mut position: Revision) {
     let stop = shared.stop.clone();
+    let mut outages = OutageLog::default();
     loop {
         let ended = tokio::select! {
             biased;
             () = stop.cancelled() => return,
-            ended = follow(&shared, &mut position) => ended,
+            ended = follow(&shared, &mut position, &mut outages) => ended,
         };
-        if let Err(error) = ended {
-            tracing::warn!(error = %error, revision = %position, "the watch on etcd broke off and is resumed");
+        if let Err(error) = ended
+            && let Some(line) = outages.handle_failure(Instant::now())
+        {
+            let (seconds, attempts) = (line.lasting.as_secs(), line.failures);
+            tracing::warn!(error = %error, revision = %position, seconds, attempts, "cannot watch etcd; trying again");
         }
         tokio::select! {
             biased;
@@ -59,10 +64,13 @@ pub(super) async fn open(
     Err(StoreError::Unavailable { reason: "etcd does not open a watch".into(), source })
 }
 
-async fn follow(shared: &Shared, position: &mut Revision) -> Result<(), StoreError> {
+async fn follow(shared: &Shared, position: &mut Revision, outages: &mut OutageLog) -> Result<(), StoreError> {
     let all = shared.keys.all().to_owned();
     let end = crate::model::prefix_end(&all).expect("our folder ends with a slash, which has a successor");
     let (place, mut stream) = open(shared, all, end, *position).await?;
+    if let Some(line) = outages.handle_success(Instant::now()) {
+        tracing::info!(revision = %position, seconds = line.lasting.as_secs(), attempts = line.failures, "watching etcd again");
+    }
     loop {
         let broken = |source| {
             shared.members.leave(place);

@@ -109,7 +109,7 @@ impl<'a> Import<'a> {
         let always = Compare::version(keys.meta("importing"), CompareOp::Equal, 0);
         self.send(always, vec![compacted]).await?;
         compaction::forget(self.shared, revision).await?;
-        Ok(Imported { records, revision, epoch: self.epoch })
+        Ok(Imported { records, revision, epoch: self.epoch, time: None })
     }
 
     async fn undo(&self) -> Result<(), StoreError> {

@@ -38,7 +38,7 @@ pub(super) fn import(
         }
     }
     finish(transaction, revision, epoch).map_err(translate_write)?;
-    Ok(Imported { records, revision, epoch })
+    Ok(Imported { records, revision, epoch, time: None })
 }
 
 fn check_empty(transaction: &Transaction<'_>) -> Result<(), StoreError> {

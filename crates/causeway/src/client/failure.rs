@@ -44,6 +44,7 @@ pub struct Details {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Cause {
+    pub reason: String,
     pub field: String,
     pub message: String,
 }
@@ -68,10 +69,22 @@ impl CallError {
     }
 }
 
+impl CallError {
+    /// The deletion needs `--force`.
+    pub fn is_protected(&self) -> bool {
+        matches!(self, CallError::Refused { status, .. } if status.is_protected())
+    }
+}
+
 impl Refusal {
     /// The object is not there, but the server knows its kind.
     pub fn is_missing_object(&self) -> bool {
         self.code == 404 && self.reason == "NotFound" && !self.details.name.is_empty()
+    }
+
+    /// The object is one that is not deleted by mistake.
+    fn is_protected(&self) -> bool {
+        self.code == 403 && self.details.causes.iter().any(|cause| cause.reason == "DeletionProtected")
     }
 
     fn explain(&self, server: &str) -> String {
@@ -90,6 +103,8 @@ impl Refusal {
             401 => {
                 "the server does not accept this credential: it may be revoked, expired, or of another cloud"
             }
+            // The message says what to do.
+            403 if self.is_protected() => return text,
             403 => "this credential may not do that: use an admin kubeconfig",
             404 if self.kind != "Status" => "this server does not know our kinds: is it a Causeway cloud?",
             409 if self.reason == "Conflict"
@@ -125,6 +140,8 @@ fn advice(error: &dyn Error) -> &'static str {
     let text = chain(error).to_lowercase();
     if text.contains("refused") {
         "is `causeway cloud` running there, and on this port?"
+    } else if text.contains("not valid for name") || text.contains("notvalidforname") {
+        "the server's certificate does not name this host: start the cloud with --api-name HOST (or --advertise HOST:PORT), or use a name it has (`causeway kubeconfig --server URL`)"
     } else if text.contains("certificate") || text.contains("unknownissuer") {
         "the server is not the one this kubeconfig was made for: fetch a new one with `causeway kubeconfig`"
     } else if text.contains("dns") || text.contains("lookup") {
@@ -154,6 +171,9 @@ mod tests {
             &["is invalid", "port: must be 1 to 65535"],
         );
         check(403, r#"{"kind":"Status","message":"no"}"#, &["no", "admin kubeconfig"]);
+        let protected = r#"{"kind":"Status","message":"no: --force","details":{"causes":[{"reason":"DeletionProtected","message":"no"}]}}"#;
+        let refused = CallError::refused("https://a", StatusCode::FORBIDDEN, protected.as_bytes());
+        assert!(refused.is_protected() && refused.to_string() == "no: --force", "{refused}");
         check(404, "404 page not found", &["404 page not found", "is it a Causeway cloud?"]);
         check(
             409,
@@ -161,6 +181,26 @@ mod tests {
             &["--force-conflicts", ".ip"],
         );
         check(500, "", &["https://a answered with code 500"]);
+    }
+
+    #[test]
+    fn a_server_that_cannot_be_verified_is_told_apart() {
+        let check = |error: rustls::CertificateError, expected: &[&str]| {
+            let source = Box::new(std::io::Error::other(rustls::Error::InvalidCertificate(error)));
+            let (server, origin) = ("https://203.0.113.9:7443".to_owned(), "a file".to_owned());
+            let text = CallError::Unreachable { server, origin, source }.to_string();
+            for part in expected {
+                assert!(text.contains(part), "{part} is missing in {text}");
+            }
+        };
+        let expected = rustls::pki_types::ServerName::try_from("203.0.113.9").unwrap();
+        let presented = vec!["DnsName(\"localhost\")".to_owned()];
+        check(
+            rustls::CertificateError::NotValidForNameContext { expected, presented },
+            &["--api-name", "--advertise", "203.0.113.9"],
+        );
+        check(rustls::CertificateError::NotValidForName, &["--api-name", "--advertise"]);
+        check(rustls::CertificateError::UnknownIssuer, &["fetch a new one with `causeway kubeconfig`"]);
     }
 
     #[test]

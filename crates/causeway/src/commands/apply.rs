@@ -21,7 +21,8 @@ Examples:
   causeway apply -f site.yaml
   causeway apply -f examples/ -f more.json
   cat objects.yaml | causeway apply -f -
-  causeway apply -f examples/ --dry-run           what would change, checked by the server";
+  causeway apply -f examples/ --dry-run           what would change, checked by the server
+  causeway apply -f old.yaml --validate warn      fields that no kind has are dropped with a warning";
 
 /// Create or change objects so that they are as the files say
 #[derive(Debug, clap::Args)]
@@ -39,6 +40,9 @@ pub struct Args {
     /// Take over fields that someone else set
     #[arg(long)]
     force_conflicts: bool,
+    /// What to do about fields that the kind does not have: refuse the object, drop them with a warning, or drop them
+    #[arg(long, value_enum, value_name = "HOW", default_value_t, num_args = 1, require_equals = false)]
+    validate: Validate,
     /// Who is recorded as the owner of the fields
     #[arg(long, value_name = "NAME", default_value = FIELD_MANAGER)]
     field_manager: String,
@@ -48,17 +52,46 @@ pub struct Args {
 
 pub const FIELD_MANAGER: &str = "causeway";
 
+/// The server's answer to fields that the kind does not have. A misspelt field is a policy that is not attached, so the
+/// default refuses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Validate {
+    #[default]
+    #[value(alias = "true")]
+    Strict,
+    Warn,
+    #[value(alias = "false")]
+    Ignore,
+}
+
+impl Validate {
+    /// The value of the query parameter `fieldValidation`.
+    fn parameter(self) -> &'static str {
+        match self {
+            Validate::Strict => "Strict",
+            Validate::Warn => "Warn",
+            Validate::Ignore => "Ignore",
+        }
+    }
+}
+
 /// How objects are applied.
 #[derive(Clone, Debug)]
 pub struct Manner {
     pub field_manager: String,
     pub force_conflicts: bool,
     pub dry_run: bool,
+    pub validate: Validate,
 }
 
 impl Default for Manner {
     fn default() -> Manner {
-        Manner { field_manager: FIELD_MANAGER.to_owned(), force_conflicts: false, dry_run: false }
+        Manner {
+            field_manager: FIELD_MANAGER.to_owned(),
+            force_conflicts: false,
+            dry_run: false,
+            validate: Validate::default(),
+        }
     }
 }
 
@@ -89,6 +122,7 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
         field_manager: arguments.field_manager,
         force_conflicts: arguments.force_conflicts,
         dry_run: arguments.dry_run,
+        validate: arguments.validate,
     };
     let mut failed = false;
     for group in groups(&manifests) {
@@ -143,7 +177,7 @@ pub async fn apply(api: &Api, manifest: &Manifest, manner: &Manner) -> Result<Ou
         ("fieldManager", Some(&manner.field_manager)),
         ("force", manner.force_conflicts.then_some("true")),
         ("dryRun", manner.dry_run.then_some("All")),
-        ("fieldValidation", Some("Warn")),
+        ("fieldValidation", Some(manner.validate.parameter())),
     ]);
     let body = Some((client::APPLY_PATCH, manifest.value.to_string().into_bytes()));
     let answer = api.call(Method::PATCH, &format!("{path}{query}"), client::JSON, body).await?;

@@ -1,4 +1,4 @@
-//! `causeway audit`: who used what, by whose permission, and what was refused.
+//! `causeway audit`: who used what, by whose permission, and what was refused; with `--admin` who changed what.
 //!
 //! Lines come from the cloud one by one and are shown as they come; data on stdout, the counts at the end on stderr.
 
@@ -16,9 +16,10 @@ const EXAMPLES: &str = "\
 Examples:
   causeway audit --since 1h
   causeway audit --follow --decision deny
-  causeway audit --service web --json | jq -r .subject | sort | uniq -c";
+  causeway audit --service web --json | jq -r .subject | sort | uniq -c
+  causeway audit --admin --since 1d --kind epolicy";
 
-/// Show who used what, and what was refused: one line per connection or request, from each end
+/// Show who used what, and what was refused: one line per connection or request, from each end; --admin: who changed what
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -28,7 +29,22 @@ pub struct Args {
     /// One JSON object per line, for scripts
     #[arg(long)]
     json: bool,
-    /// Only what ended within this time, for example 90s, 15m, 1h, 7d
+    /// What administrators did: writes of objects, tokens, revocations, backups, changes of the CA. Needs the role admin
+    #[arg(long, conflicts_with_all = ["site", "service", "subject", "decision", "gateway"])]
+    admin: bool,
+    /// With --admin: only what this user did, or was done in its name
+    #[arg(long, value_name = "NAME", requires = "admin")]
+    user: Option<String>,
+    /// With --admin: only this verb, for example create, delete, revoke, backup
+    #[arg(long, value_name = "VERB", requires = "admin")]
+    verb: Option<String>,
+    /// With --admin: only this kind, for example EPolicy or JoinToken
+    #[arg(long, value_name = "KIND", requires = "admin")]
+    kind: Option<String>,
+    /// With --admin: only the object of this name
+    #[arg(long, value_name = "NAME", requires = "admin")]
+    name: Option<String>,
+    /// Only what the cloud has heard of within this time, for example 90s, 15m, 1h, 7d
     #[arg(long, value_name = "DURATION")]
     since: Option<Span>,
     /// Only records of the gateways of this site
@@ -55,9 +71,11 @@ pub struct Args {
 
 pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     let api = arguments.connection.connect().await?;
-    let path = format!("/causeway/v1/audit{}", query(&arguments, SystemTime::now()));
+    let admin = arguments.admin;
+    let journal = if admin { "audit/admin" } else { "audit" };
+    let path = format!("/causeway/v1/{journal}{}", query(&arguments, SystemTime::now()));
     let mut shown =
-        Shown { json: arguments.json, colours: output::colours(), has_head: false, summary: None };
+        Shown { admin, json: arguments.json, colours: output::colours(), has_head: false, summary: None };
     let lines = api.lines(&path, client::JSON, |line| shown.take(line));
     // Somebody who follows ends it with Ctrl-C, and is told the counts then too.
     tokio::select! {
@@ -83,12 +101,17 @@ fn query(arguments: &Args, now: SystemTime) -> String {
         ("subject", arguments.subject.as_deref()),
         ("decision", arguments.decision.as_deref()),
         ("gateway", arguments.gateway.as_deref()),
+        ("user", arguments.user.as_deref()),
+        ("verb", arguments.verb.as_deref()),
+        ("kind", arguments.kind.as_deref()),
+        ("name", arguments.name.as_deref()),
         ("limit", limit.as_deref()),
         ("follow", arguments.follow.then_some("true")),
     ])
 }
 
 struct Shown {
+    admin: bool,
     json: bool,
     colours: bool,
     has_head: bool,
@@ -102,19 +125,67 @@ impl Shown {
             return Ok(true);
         }
         if self.json {
-            output::print_line(&line.to_string())?;
+            output::print_line(&output::json_line(&line))?;
             return Ok(true);
         }
+        let columns: &[(&str, usize)] = if self.admin { &ADMIN_COLUMNS } else { &COLUMNS };
+        let widths: Vec<usize> = columns.iter().map(|(_, width)| *width).collect();
         if !self.has_head {
             self.has_head = true;
-            let head = COLUMNS.map(|(name, _)| name.to_owned());
-            output::print_line(&output::line(&head, &COLUMNS.map(|(_, width)| width), |_| ""))?;
+            let head: Vec<String> = columns.iter().map(|(name, _)| (*name).to_owned()).collect();
+            output::print_line(&output::line(&head, &widths, |_| ""))?;
         }
         let colours = self.colours;
         let colour = |cell: &str| if colours { output::colour(cell) } else { "" };
-        output::print_line(&output::line(&row(&line), &COLUMNS.map(|(_, width)| width), colour))?;
+        let cells = if self.admin { admin_row(&line).to_vec() } else { row(&line).to_vec() };
+        output::print_line(&output::line(&cells, &widths, colour))?;
         Ok(true)
     }
+}
+
+/// As `COLUMNS`.
+const ADMIN_COLUMNS: [(&str, usize); 7] =
+    [("TIME", 23), ("USER", 24), ("VERB", 12), ("KIND", 16), ("NAME", 24), ("ANSWER", 14), ("CHANGED", 0)];
+
+fn admin_row(record: &Value) -> [String; ADMIN_COLUMNS.len()] {
+    let text = |key: &str| record[key].as_str().unwrap_or_default();
+    let user = match text("impersonatedUser") {
+        "" => text("user").to_owned(),
+        other => format!("{} as {other}", text("user")),
+    };
+    let kind = match text("subresource") {
+        "" => text("kind").to_owned(),
+        subresource => format!("{}/{subresource}", text("kind")),
+    };
+    let code = record["code"].as_u64().map(|code| code.to_string()).unwrap_or_else(|| "-".to_owned());
+    let dry_run = if record["dryRun"] == true { "dry run" } else { "" };
+    let answer = [code.as_str(), dry_run].join(" ");
+    let names = record["changed"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let changed = names.collect::<Vec<_>>().join(" ");
+    let what = [&changed, text("detail"), text("reason"), &repeats(record)];
+    let what = what.into_iter().filter(|word| !word.is_empty()).collect::<Vec<_>>().join("; ");
+    let name = if text("name").is_empty() { "-" } else { text("name") };
+    [
+        moment(text("time")),
+        user,
+        text("verb").to_owned(),
+        kind,
+        name.to_owned(),
+        answer.trim_end().to_owned(),
+        if what.is_empty() { "-".to_owned() } else { what },
+    ]
+}
+
+/// What a record says that stands for several.
+fn repeats(record: &Value) -> String {
+    let Some(count) = record["count"].as_u64() else { return String::new() };
+    let first = moment(record["firstTime"].as_str().unwrap_or_default());
+    let several = if record["mixed"] == true { " of several sources" } else { "" };
+    format!("{count} times{several} since {first}")
+}
+
+fn moment(text: &str) -> String {
+    text.trim_end_matches('Z').replace('T', " ")
 }
 
 /// Lines are shown as they come, so widths are chosen, not measured.
@@ -133,11 +204,16 @@ const COLUMNS: [(&str, usize); 10] = [
 
 fn row(record: &Value) -> [String; COLUMNS.len()] {
     let text = |key: &str| record[key].as_str().unwrap_or_default();
-    let time = text("time").trim_end_matches('Z').replace('T', " ");
+    let time = moment(text("time"));
     let subject = [text("subject"), text("client")].into_iter().find(|word| !word.is_empty()).unwrap_or("?");
+    // A name that only the other gateway vouches for is shown as what it is.
+    let subject = match text("claimedSubject") {
+        "" => subject.to_owned(),
+        claimed => format!("{subject} (claims to be {claimed})"),
+    };
     // The same address may be somebody else's here.
     let subject = match text("clientSite") {
-        site if site.is_empty() || site == text("site") => subject.to_owned(),
+        site if site.is_empty() || site == text("site") => subject,
         site => format!("{subject} at {site}"),
     };
     let by = [text("rule"), text("reason")].into_iter().find(|word| !word.is_empty()).unwrap_or("-");
@@ -145,6 +221,9 @@ fn row(record: &Value) -> [String; COLUMNS.len()] {
     let what = [text("protocol"), text("method"), text("path"), &status, text("clientId")];
     let what = what.into_iter().filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ");
     let milliseconds = record["durationMs"].as_u64().unwrap_or_default();
+    let ended = format!("{} after {milliseconds} ms", text("end"));
+    let ended =
+        [ended, repeats(record)].into_iter().filter(|word| !word.is_empty()).collect::<Vec<_>>().join("; ");
     [
         time,
         cell(&record["gateway"]),
@@ -155,7 +234,7 @@ fn row(record: &Value) -> [String; COLUMNS.len()] {
         what,
         super::status::size(&record["sentBytes"]),
         super::status::size(&record["receivedBytes"]),
-        format!("{} after {milliseconds} ms", text("end")),
+        ended,
     ]
 }
 
@@ -175,6 +254,12 @@ fn told(summary: &Value) -> String {
             "; the last was delivered after {:.1} s, the slowest after {:.1} s",
             seconds(last),
             seconds(most)
+        ));
+    }
+    if number("fromTheFuture") > 0 {
+        text.push_str(&format!(
+            "; {} end after they were received: the clock of their gateway is ahead",
+            number("fromTheFuture")
         ));
     }
     let silent: Vec<String> = summary["silentReplicas"].as_array().into_iter().flatten().map(cell).collect();
@@ -204,8 +289,25 @@ mod tests {
         assert_eq!(row(&record)[2], "10.0.0.9:4");
         record["clientSite"] = json!("rome");
         assert_eq!(row(&record)[2], "10.0.0.9:4 at rome");
+        record["claimedSubject"] = json!("ghost");
+        assert_eq!(row(&record)[2], "10.0.0.9:4 (claims to be ghost) at rome");
+        record["count"] = json!(7);
+        record["firstTime"] = json!("2026-11-16T00:00:00.500Z");
+        assert_eq!(row(&record)[9], "refused after 7 ms; 7 times since 2026-11-16 00:00:00.500");
         record["clientId"] = json!("billing");
         assert_eq!(row(&record)[6], "http GET / 403 billing");
+        let mut act = json!({"time": "2026-11-16T00:00:01.000Z", "user": "ann", "verb": "patch", "kind": "ESite",
+            "name": "oslo", "changed": ["subnets", "metadata.labels.a"], "dryRun": false, "code": 200});
+        assert_eq!(
+            admin_row(&act).join("|"),
+            "2026-11-16 00:00:01.000|ann|patch|ESite|oslo|200|subnets metadata.labels.a"
+        );
+        act["impersonatedUser"] = json!("bob");
+        act["dryRun"] = json!(true);
+        assert_eq!(
+            (&admin_row(&act)[1], &admin_row(&act)[5]),
+            (&"ann as bob".to_owned(), &"200 dry run".to_owned())
+        );
         let summary = json!({"records": 3, "lost": 1, "repeats": 0, "lagMs": 200, "lagMsMax": 3_600_000, "silentReplicas": ["b"]});
         assert_eq!(
             told(&summary),

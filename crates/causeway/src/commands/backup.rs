@@ -18,7 +18,8 @@ Examples:
   causeway backup causeway-$(date +%F).backup
   causeway backup - | gpg -e -r ops > causeway.backup.gpg
 
-The file holds the sealed CA key, not the key that opens it: keep DATA_DIR/seal.key as well, elsewhere.";
+The file holds the sealed CA key, not the key that opens it: copy DATA_DIR/seal.key of the cloud as well, and keep it elsewhere.
+It knows what was revoked until now. What is revoked later is in DATA_DIR/revocations.jsonl: copy that often, and `restore` applies it.";
 
 /// Write a consistent backup of the running cloud
 #[derive(Debug, clap::Args)]
@@ -46,7 +47,19 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     let summary = seen.summary()?;
     target.finish(&arguments.file)?;
     output::note(&format!("{}: {summary}", arguments.file.display()));
+    // A cloud from before the field does not say where its seal key is.
+    let ca = api.get("/causeway/v1/ca").await.unwrap_or_default();
+    output::note(&reminder(ca["sealKey"].as_str()));
     Ok(ExitCode::SUCCESS)
+}
+
+/// The files that a restore needs beside the backup.
+fn reminder(seal_key: Option<&str>) -> String {
+    let seal_key = seal_key.map_or_else(|| "DATA_DIR/seal.key".to_owned(), output::plain);
+    format!(
+        "Copy {seal_key} from the cloud's host as well, and keep it apart from the backup: without it the CA in the backup cannot be opened \
+         and every edge has to join anew. Copy DATA_DIR/revocations.jsonl often: it holds what is revoked after the backup"
+    )
 }
 
 /// Where the backup goes. A file takes its place only when it is complete.
@@ -123,6 +136,12 @@ impl Seen {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_reminder_names_the_seal_key() {
+        assert!(reminder(Some("/srv/causeway/seal.key")).contains("Copy /srv/causeway/seal.key from"));
+        assert!(reminder(None).contains("Copy DATA_DIR/seal.key from"));
+    }
 
     #[test]
     fn a_backup_that_broke_off_is_no_backup() {

@@ -13,7 +13,8 @@ use causeway_gateway::proxy::connect::AllowRule;
 use causeway_store::{EtcdTls, StoreSpec};
 
 use super::gateway::{self, GatewayArgs};
-use crate::config::{self, CloudLayer, Config, Endpoint, Layer, LogLayer};
+use super::reload::on_hangup;
+use crate::config::{self, CloudLayer, Config, Endpoint, Layer, LogLayer, Role, ServerName};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -59,6 +60,12 @@ pub struct Args {
     /// Key file that opens the CA in the store; the same for all replicas [default: DATA_DIR/seal.key]
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     seal_key: Option<PathBuf>,
+    /// Further name or address under which clients reach the API, for its certificate; may be repeated
+    #[arg(long = "api-name", value_name = "NAME")]
+    api_names: Vec<ServerName>,
+    /// Begin a new fleet with a new CA, although a cloud has run in this data dir before
+    #[arg(long)]
+    new_fleet: bool,
     #[command(flatten)]
     gateway: GatewayArgs,
     /// Configuration file
@@ -73,8 +80,9 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     let config = Config::load(arguments.layer(), arguments.config.as_deref())?;
     start_logging(&config)?;
     tracing::info!(config = %config.to_json(), "effective configuration");
-    let stop = signals::watch(config.cloud.drain.value.0)?;
-    let cloud = Cloud::start(cloud_config(&config)).await?;
+    let hangup = on_hangup(Role::Cloud, arguments.layer(), arguments.config.clone(), config.clone());
+    let stop = signals::watch(config.cloud.drain.value.0, hangup)?;
+    let cloud = Cloud::start(CloudConfig { new_fleet: arguments.new_fleet, ..cloud_config(&config) }).await?;
     cloud.run(stop).await?;
     Ok(ExitCode::SUCCESS)
 }
@@ -94,6 +102,7 @@ impl Args {
                 peer_address: self.peer_address.clone(),
                 store: self.store.clone(),
                 seal_key: self.seal_key.clone(),
+                api_names: (!self.api_names.is_empty()).then(|| self.api_names.clone()),
                 ..CloudLayer::default()
             },
             gateway: self.gateway.layer(),
@@ -134,17 +143,18 @@ pub fn cloud_config(config: &Config) -> CloudConfig {
         peer_address: cloud.peer_address.value.as_ref().map(|endpoint| endpoint.0.clone()),
         store: store_spec(config),
         seal_key: cloud.seal_key.value.clone(),
+        api_names: cloud.api_names.value.iter().map(|name| name.0.clone()).collect(),
+        api_connections_per_address: cloud.api_connections_per_address.value.get() as usize,
+        new_fleet: false,
         expired_grace: cloud.expired_grace.value.0,
         audit: AuditLimits {
             file_bytes_max: cloud.audit_file_bytes_max.value,
             files_max: usize::try_from(cloud.audit_files_max.value).unwrap_or(usize::MAX),
         },
         port: port_limits(cloud),
-        // The process ends when `drain` is over; the rest is for what comes after the streams.
+        // The process ends when `drain` is over; the rest is for what comes after what was in flight.
         drain: cloud.drain.value.0 * 3 / 4,
         gateway: causeway_gateway::Options {
-            // Whoever serves a client over a session may bring it to its end, as long as the sessions go on.
-            drain: cloud.drain.value.0 / 2,
             connect_allow: cloud.connect_allow.value.clone(),
             ..gateway::options(config)
         },

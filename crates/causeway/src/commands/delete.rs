@@ -3,11 +3,12 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use causeway_api::{ApiVersion, Kind};
+use causeway_api::{ALLOW_DELETE, ApiVersion, Kind};
+use serde_json::json;
 
 use super::WrongUsage;
 use super::get::items;
-use crate::client::{self, Api, Connection};
+use crate::client::{self, Api, CallError, Connection};
 use crate::kinds::{KindParser, KindWord};
 use crate::{manifest, output};
 
@@ -16,7 +17,8 @@ Examples:
   causeway delete esite Tokyo
   causeway delete -f examples/
   causeway delete eservices -l tier=test
-  causeway delete eservices --all";
+  causeway delete eservices --all
+  causeway delete esite Tokyo --force              although its gateway is connected";
 
 /// Delete objects; what others still refer to may go, and they will say so
 #[derive(Debug, clap::Args)]
@@ -43,6 +45,9 @@ pub struct Args {
     /// An object that is not there is no failure
     #[arg(long)]
     ignore_not_found: bool,
+    /// Delete also what the cloud needs, connected gateways, and their sites
+    #[arg(long)]
+    force: bool,
     /// Ask the server what would happen, and change nothing
     #[arg(long)]
     dry_run: bool,
@@ -88,14 +93,30 @@ async fn selected(api: &Api, kind: Kind, selector: Option<&str>) -> anyhow::Resu
     Ok(names.map(|name| (kind, name)).collect())
 }
 
-async fn delete_all(api: &Api, targets: &[(Kind, String)], arguments: &Args) -> anyhow::Result<ExitCode> {
+/// Deletes one object. Where the server protects it and the user insists, the server is told so first.
+async fn delete(api: &Api, kind: Kind, name: &str, arguments: &Args) -> Result<(), CallError> {
     let query = client::query(&[("dryRun", arguments.dry_run.then_some("All"))]);
+    let path = format!("{}{query}", client::object(ApiVersion::Group, kind, name));
+    match api.delete(&path).await {
+        Err(error) if arguments.force && error.is_protected() => {}
+        other => return other.map(drop),
+    }
+    let allow = json!({ "metadata": { "annotations": { ALLOW_DELETE: "true" } } });
+    api.merge(&path, &allow).await?;
+    if arguments.dry_run {
+        // The annotation is not there to be seen by a second dry run, and nothing else stood in the way.
+        return Ok(());
+    }
+    api.delete(&path).await.map(drop)
+}
+
+async fn delete_all(api: &Api, targets: &[(Kind, String)], arguments: &Args) -> anyhow::Result<ExitCode> {
     let note = if arguments.dry_run { " (dry run)" } else { "" };
     let mut failed = false;
     for (kind, name) in targets {
         let title = format!("{}/{}", kind.singular(), output::plain(name));
-        match api.delete(&format!("{}{query}", client::object(ApiVersion::Group, *kind, name))).await {
-            Ok(_) => output::print_line(&format!("{title} deleted{note}"))?,
+        match delete(api, *kind, name, arguments).await {
+            Ok(()) => output::print_line(&format!("{title} deleted{note}"))?,
             Err(error) if error.code() == Some(404) && arguments.ignore_not_found => {}
             Err(error) if error.code().is_some() => {
                 failed = true;

@@ -4,6 +4,7 @@
 //! it, `traffic` tries it, `board` shows it. With root every site has a network of its own; nothing is left behind either way.
 
 mod board;
+mod folder;
 mod machine;
 mod net;
 mod plan;
@@ -79,12 +80,13 @@ const TRY_AGAIN: Duration = Duration::from_millis(200);
 pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     let filter = std::env::var("CAUSEWAY_LOG").unwrap_or_else(|_| LOG_FILTER.to_owned());
     causeway_daemon::log::start(LogFormat::Text, &filter)?;
-    let stop = signals::watch(DRAIN)?;
+    let stop = signals::watch(DRAIN, signals::Hangup::Stop)?;
     let stage = match rustix::process::geteuid().is_root() && !arguments.loopback {
         true => Stage::Networks,
         false => Stage::Loopback,
     };
-    let folder = tempfile::Builder::new().prefix("causeway-demo-").tempdir()?;
+    folder::remove_abandoned(&std::env::temp_dir());
+    let (folder, _lock) = folder::make()?;
     let mut demo = Demo::build(stage, folder.path()).await?;
     let shown = tokio::select! {
         biased;
@@ -159,7 +161,10 @@ impl Demo {
                 Err(_) => bail!("after {} s not everything is as promised", CHECK_TIMEOUT.as_secs()),
             };
         }
-        tokio::time::timeout(CHECK_TIMEOUT, self.settle(&mut board)).await.unwrap_or(Ok(()))?;
+        if let Ok(settled) = tokio::time::timeout(CHECK_TIMEOUT, self.settle(&mut board)).await {
+            settled?;
+            board.settle();
+        }
         self.watch(&mut board).await
     }
 
@@ -263,6 +268,9 @@ fn cloud_config(world: &World, api: SocketAddr) -> CloudConfig {
         advertise: world.advertised(channel.port()).parse().into_iter().collect(),
         peer_address: None,
         seal_key: None,
+        api_names: Vec::new(),
+        api_connections_per_address: 1000,
+        new_fleet: false,
         expired_grace: Duration::from_secs(24 * 3600),
         audit: AuditLimits::default(),
         port: PortLimits::default(),

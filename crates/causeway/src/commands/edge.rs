@@ -1,29 +1,37 @@
 //! `causeway edge`: enrols once, then keeps the edge role running, its certificate fresh and its link up.
 
+use std::collections::BTreeMap;
 use std::io::Read;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use anyhow::Context;
+use causeway_channel::JoinToken;
+use causeway_channel::clock::Moment;
+use causeway_channel::dial::Proxy as CloudProxy;
 use causeway_channel::session::Allowed;
-use causeway_channel::{JoinToken, dial};
 use causeway_daemon::admin::Doors;
 use causeway_daemon::{AdminServer, Metrics, Readiness, notify, signals};
 use causeway_edge::figures;
 use causeway_edge::gateway::{self, Door};
-use causeway_edge::link::Passengers;
+use causeway_edge::link::{Passengers, Uplink};
 use causeway_edge::netmap::NetmapKeeper;
 use causeway_edge::upstream::{self, Upstream};
-use causeway_edge::{Edge, EdgeError, Enrolled};
+use causeway_edge::{Edge, EdgeError, EdgeIdentity, Enrolled};
 use causeway_gateway::regrets::Regrets;
+use causeway_gateway::{Gateway, dial};
+use serde_json::{Value, json};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::WrongUsage;
 use super::cloud::start_logging;
 use super::gateway::{GatewayArgs, options};
-use crate::config::{Config, EdgeLayer, Layer, LogLayer, Proxy, Transport};
+use super::reload::on_hangup;
+use crate::config::{Config, EdgeLayer, Layer, LogLayer, Proxy, Role, Transport};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -81,9 +89,10 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
         gateway: arguments.gateway.layer(),
         ..Layer::default()
     };
-    let config = Config::load(flags, arguments.config.as_deref())?;
+    let config = Config::load(flags.clone(), arguments.config.as_deref())?;
     start_logging(&config)?;
-    let stop = signals::watch(config.edge.drain.value.0)?;
+    let hangup = on_hangup(Role::Edge, flags, arguments.config.clone(), config.clone());
+    let stop = signals::watch(config.edge.drain.value.0, hangup)?;
     let token = arguments.join.as_deref().map(read_token).transpose()?;
     run_edge(config, token, stop).await?;
     Ok(ExitCode::SUCCESS)
@@ -112,10 +121,20 @@ pub async fn run_edge(
         passengers.upstream = Arc::new(upstream.clone());
     }
     let (keeper, uplink, wishes) = edge.link(allowed(config.edge.transport.value), passengers);
-    let gateway = gateway::gateway(&netmaps, uplink.clone(), upstream.clone(), options(&config));
+    let gateway_options = options(&config);
+    let drain = gateway_options.drain;
+    let own_listeners = gateway_options.own_listeners.clone();
+    let gateway = gateway::gateway(&netmaps, uplink.clone(), upstream.clone(), gateway_options);
     metrics.register(|registry| gateway.register(registry));
     metrics.register(|registry| figures::register(registry, uplink.clone(), upstream.clone()));
     door.set(gateway.clone());
+    let mut retiring = uplink.clone();
+    let (link, netmap, ready, identity) =
+        (uplink.clone(), netmaps.clone(), readiness.clone(), edge.identity());
+    let role_facts = move || role_facts(&link, &netmap, &ready, &identity);
+    // Nobody else has set it: the gateway was made above.
+    let _ = gateway.shared().role.set(Box::new(role_facts.clone()));
+    let (backends, started) = (gateway.clone(), SystemTime::now());
     let (shown_netmap, shown_dns, presences) = (netmaps.clone(), gateway.dns(), gateway.listening());
     let doors = Doors {
         metrics,
@@ -126,12 +145,17 @@ pub async fn run_edge(
             ("netmap", Box::new(move || shown_netmap.dump())),
             ("dns", Box::new(move || serde_json::to_value(&*shown_dns.borrow()).unwrap_or_default())),
             ("presences", Box::new(move || serde_json::to_value(&*presences.borrow()).unwrap_or_default())),
+            ("edge", Box::new(role_facts)),
+            ("backends", Box::new(move || shown_backends(&backends))),
+            ("started", Box::new(move || Value::from(Moment(started).to_string()))),
         ],
     };
     let address = config.edge.admin.value;
     let admin = AdminServer::bind(address, doors)
         .await
         .with_context(|| format!("cannot listen on {address}: choose another address with --admin"))?;
+    own_listeners.keep("admin", dial::Transport::Tcp, admin.address()?);
+    let announced = announce(&config.data_dir.value, admin.address().unwrap_or(address));
     let admin_stop = CancellationToken::new();
     let serving = tokio::spawn(admin.run(admin_stop.clone()));
 
@@ -149,10 +173,12 @@ pub async fn run_edge(
         // What crosses ends before the link does: its last words go over it.
         let forwarding = CancellationToken::new();
         let link = CancellationToken::new();
+        let in_flight = gateway.clone();
         let gateway = async {
             tokio::select! {
                 () = gateway.run(forwarding.clone()) => {}
                 () = report(gateway.regrets(), upstream.as_ref()) => {}
+                () = retire(&mut retiring, &gateway) => {}
             }
             link.cancel();
         };
@@ -163,7 +189,10 @@ pub async fn run_edge(
         };
         let stopping = async {
             tokio::select! {
-                () = stop.cancelled() => forwarding.cancel(),
+                () = stop.cancelled() => {
+                    in_flight.finish_in_flight(drain).await;
+                    forwarding.cancel();
+                }
                 () = forwarding.cancelled() => {}
             }
         };
@@ -175,10 +204,81 @@ pub async fn run_edge(
     upstream.inspect(Upstream::close);
     admin_stop.cancel();
     serving.await?;
+    if let Some(path) = announced {
+        let _ = std::fs::remove_file(path);
+    }
     match ended {
         // Told to end before the cloud answered: nothing is lost, the same token works again.
         Ok(()) | Err(EdgeError::Stopped) => Ok(()),
         Err(error) => Err(error.into()),
+    }
+}
+
+/// Gives up streams for later requests when their link is about to end.
+async fn retire(uplink: &mut Uplink, gateway: &Gateway) {
+    loop {
+        uplink.retired().await;
+        gateway.retire_streams();
+    }
+}
+
+/// What an edge says of itself to `causeway doctor`, here and at the cloud.
+fn role_facts(
+    link: &Uplink,
+    netmap: &NetmapKeeper,
+    readiness: &Readiness,
+    identity: &watch::Receiver<Option<Arc<EdgeIdentity>>>,
+) -> Value {
+    let checks = readiness.report().checks.into_iter();
+    let not_ready: BTreeMap<String, String> =
+        checks.filter_map(|(name, failure)| Some((name, failure?))).collect();
+    let identity = identity.borrow().as_ref().map(|identity| {
+        json!({
+            "gateway": identity.peer.gateway(),
+            "site": identity.peer.site(),
+            "certificateExpires": Moment(identity.facts.not_after).to_string(),
+            "endpoints": identity.dial().iter().map(ToString::to_string).collect::<Vec<_>>(),
+        })
+    });
+    json!({
+        "link": link.shown(),
+        "netmap": netmap.dump(),
+        "notReady": not_ready,
+        "identity": identity,
+        "software": SOFTWARE,
+        "time": Moment(SystemTime::now()).to_string(),
+    })
+}
+
+/// Every backend of the services that run here, as the gateway knows it.
+fn shown_backends(gateway: &Gateway) -> Value {
+    let shared = gateway.shared();
+    let outages = shared.backends.outages();
+    let shown = shared.backends.shown().into_iter().map(|(service, backend, connections, is_used)| {
+        let outage = outages.get(service.as_str()).map(|outage| outage.why.clone());
+        json!({
+            "service": service.as_str(),
+            "backend": backend.to_string(),
+            "connections": connections,
+            "used": is_used,
+            "why": outage.filter(|_| !is_used),
+        })
+    });
+    shown.collect()
+}
+
+/// Where commands on this host find the admin port of this edge: DATA_DIR/run/edge.json. Without it they try the default.
+fn announce(data_dir: &Path, admin: SocketAddr) -> Option<PathBuf> {
+    let folder = data_dir.join("run");
+    let path = folder.join("edge.json");
+    let text = json!({"admin": admin, "pid": std::process::id()}).to_string();
+    let written = causeway_daemon::data_dir::make_folder(&folder).and_then(|()| std::fs::write(&path, text));
+    match written {
+        Ok(()) => Some(path),
+        Err(error) => {
+            tracing::warn!(%error, path = %path.display(), "causeway doctor will not find the admin port of this edge");
+            None
+        }
     }
 }
 
@@ -216,10 +316,10 @@ fn allowed(transport: Transport) -> Allowed {
 }
 
 /// The proxy that is configured, or the one of this machine.
-fn proxy(config: &Config) -> anyhow::Result<Option<dial::Proxy>> {
+fn proxy(config: &Config) -> anyhow::Result<Option<CloudProxy>> {
     Ok(match &config.edge.proxy.value {
-        Some(proxy) => Some(dial::Proxy::parse(proxy.url())?),
-        None => dial::Proxy::from_environment()?,
+        Some(proxy) => Some(CloudProxy::parse(proxy.url())?),
+        None => CloudProxy::from_environment()?,
     })
 }
 

@@ -1,5 +1,6 @@
 //! What `causeway cloud` and `causeway edge` have in common: flags and settings of the gateway.
 
+use causeway_gateway::dial::DialRules;
 use causeway_gateway::dns::DnsOptions;
 use causeway_gateway::{Options, Standing};
 
@@ -44,6 +45,10 @@ pub fn options(config: &Config) -> Options {
         ports: ports.collect(),
         entry_http: gateway.entry_http.value,
         entry_tls: gateway.entry_tls.value,
+        dial_rules: DialRules {
+            allow: gateway.backends_allow.value.clone(),
+            deny: gateway.backends_deny.value.clone(),
+        },
         ..Options::default()
     }
 }

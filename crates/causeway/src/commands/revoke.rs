@@ -1,31 +1,82 @@
-//! `causeway revoke`: a gateway is out.
+//! `causeway revoke`: a gateway, or the holder of a certificate, is out.
 
 use std::process::ExitCode;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::client::Connection;
-use crate::output;
+use crate::output::{self, cell};
 
 const EXAMPLES: &str = "\
 Examples:
   causeway revoke tokyo
-  causeway revoke tokyo && causeway token create --site Tokyo --gateway tokyo     it may come back with a new key";
+  causeway revoke tokyo && causeway token create --site Tokyo --gateway tokyo     it may come back with a new key
+  causeway revoke tokyo --keep-tokens                                             tokens that are on their way stay good
+  causeway kubeconfig --list && causeway revoke --certificate 4f0c9a64b2d3        somebody's kubeconfig
+  causeway revoke --certificate current                                           the one this command uses";
 
-/// Put a gateway out: its keys are refused from now on, live connections included
+/// Put a gateway out, or a kubeconfig: keys are refused from now on, live connections included
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     /// Name of the EGateway
-    gateway: String,
+    #[arg(required_unless_present = "certificate", conflicts_with = "certificate")]
+    gateway: Option<String>,
+    /// Leave the join tokens of the gateway open
+    #[arg(long, conflicts_with = "certificate")]
+    keep_tokens: bool,
+    /// Serial number of a certificate, as `kubeconfig --list` shows it, or `current`
+    #[arg(long, value_name = "SERIAL")]
+    certificate: Option<String>,
     #[command(flatten)]
     connection: Connection,
 }
 
 pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     let api = arguments.connection.connect().await?;
-    let answer = api.post("/causeway/v1/revoke", &json!({"gateway": arguments.gateway})).await?;
-    let keys = answer["keys"].as_array().map_or(0, Vec::len);
-    output::print_line(&format!("egateway/{} revoked ({keys} keys)", output::plain(&arguments.gateway)))?;
+    let answer = api.post("/causeway/v1/revoke", &arguments.body()).await?;
+    output::print(&told(&answer))?;
     Ok(ExitCode::SUCCESS)
+}
+
+impl Args {
+    fn body(&self) -> Value {
+        let mut body = match (&self.certificate, &self.gateway) {
+            (Some(serial), _) => json!({"certificate": serial}),
+            (None, gateway) => json!({"gateway": gateway}),
+        };
+        // An older cloud keeps tokens, and does not know the field.
+        if self.keep_tokens {
+            body["keepTokens"] = true.into();
+        }
+        body
+    }
+}
+
+fn told(answer: &Value) -> String {
+    if answer["serial"].is_string() {
+        return format!("certificate/{} of {} revoked\n", cell(&answer["serial"]), cell(&answer["user"]));
+    }
+    let keys = answer["keys"].as_array().map_or(0, Vec::len);
+    let mut text = format!("egateway/{} revoked ({keys} keys)\n", cell(&answer["gateway"]));
+    for id in answer["tokens"].as_array().into_iter().flatten() {
+        text.push_str(&format!("token/{} closed\n", cell(id)));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_answer_names_keys_and_tokens() {
+        let check = |answer: Value, expected: &str| assert_eq!(told(&answer), expected);
+        check(json!({"gateway": "a", "keys": ["x"]}), "egateway/a revoked (1 keys)\n");
+        check(
+            json!({"gateway": "a", "keys": [], "tokens": ["t1", "t2"]}),
+            "egateway/a revoked (0 keys)\ntoken/t1 closed\ntoken/t2 closed\n",
+        );
+        check(json!({"serial": "4f", "user": "ann", "key": "x"}), "certificate/4f of ann revoked\n");
+    }
 }

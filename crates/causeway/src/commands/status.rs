@@ -45,7 +45,8 @@ pub fn render(status: &Value, colours: bool) -> String {
         let subnets: Vec<String> = site["subnets"].as_array().unwrap_or(&empty).iter().map(cell).collect();
         sites.row([cell(&site["name"]), or_none(subnets.join(",")), cell(&site["gateways"]), ready(site)]);
     }
-    let head = ["GATEWAY", "SITE", "CONNECTED", "SINCE", "TRANSPORT", "RTT", "SENT", "RECEIVED", "READY"];
+    let head =
+        ["GATEWAY", "SITE", "CONNECTED", "SINCE/LAST SEEN", "TRANSPORT", "RTT", "SENT", "RECEIVED", "READY"];
     let mut gateways = Table::new(&head);
     for gateway in list("gateways") {
         let connected = if gateway["connected"] == true { "yes" } else { "no" };
@@ -54,12 +55,12 @@ pub fn render(status: &Value, colours: bool) -> String {
             cell(&gateway["name"]),
             cell(&gateway["site"]),
             connected.to_owned(),
-            gateway["since"].as_str().unwrap_or("-").to_owned(),
+            since(gateway),
             gateway["transport"].as_str().unwrap_or("-").to_owned(),
             rtt,
             size(&gateway["sentBytes"]),
             size(&gateway["receivedBytes"]),
-            ready(gateway),
+            ready_gateway(gateway),
         ]);
     }
     let mut exposures = Table::new(&["EXPOSURE", "SERVICE", "DNS NAME", "SITES", "READY"]);
@@ -107,6 +108,20 @@ fn ready(object: &Value) -> String {
     let conditions = object["conditions"].as_array();
     let ready = conditions.and_then(|all| all.iter().find(|condition| condition["type"] == "Ready"));
     ready.and_then(|condition| condition["status"].as_str()).unwrap_or("Unknown").to_owned()
+}
+
+/// When a session began, or the last one ended. The live figures know nothing of what was before the cloud's start.
+fn since(gateway: &Value) -> String {
+    let known = gateway["since"].as_str().or_else(|| gateway["lastSeen"].as_str());
+    known.unwrap_or("-").to_owned()
+}
+
+/// A gateway without a session is not ready, whatever was written before it went.
+fn ready_gateway(gateway: &Value) -> String {
+    match gateway["connected"] == true {
+        true => ready(gateway),
+        false => "False".to_owned(),
+    }
 }
 
 /// Conditions that are not as they should be, one line each. Ready only sums up the others.
@@ -159,8 +174,16 @@ mod tests {
         let text = render(&status, false);
         assert!(text.contains("Tokyo   10.0.0.0/8   1          True\n"), "{text}");
         assert!(
-            text.contains("tokyo     Tokyo   no          2026-11-16T04:16:46Z   -           -     0B     4.9KiB     Unknown\n"),
+            text.contains("tokyo     Tokyo   no          2026-11-16T04:16:46Z   -           -     0B     4.9KiB     False\n"),
             "{text}"
+        );
+        // Away since before the cloud was restarted: what was stored counts.
+        let stored = json!({"gateways": [{"name": "oslo", "site": "Oslo", "connected": false, "lastSeen": "2026-11-15T00:00:00Z",
+            "conditions": [{"type": "Ready", "status": "True"}]}]});
+        let shown = render(&stored, false);
+        assert!(
+            shown.lines().any(|row| row.contains("2026-11-15T00:00:00Z") && row.ends_with("False")),
+            "{shown}"
         );
         let expose = json!({"presences": [{"site": "a", "addresses": ["10.0.0.1", "fd00::1"]}, {"site": "b", "addresses": []}]});
         assert_eq!(presences(&expose), "a=10.0.0.1+fd00::1,b=?");

@@ -1,5 +1,6 @@
 //! `causeway token`: what lets an edge join, or a person or program use the API.
 
+use std::net::IpAddr;
 use std::process::ExitCode;
 
 use clap::Subcommand;
@@ -28,7 +29,9 @@ enum Action {
 const CREATE_EXAMPLES: &str = "\
 Examples:
   causeway token create --site Tokyo                              gateway Tokyo of site Tokyo, one use, one day
-  causeway token create --site Tokyo --gateway tokyo-2 --ttl 1h
+  causeway token create --site Tokyo --ip 10.0.0.1                other hosts of the site ask the gateway for names there
+  causeway token create --site Tokyo --gateway tokyo-2 --ttl 1h   a second host at the same site
+  causeway token create --site Tokyo --replace                    another host takes the place of the one that is enrolled
   causeway token create --role viewer --ttl 30d                   a bearer token for the API
   causeway token create --site Tokyo > token && causeway edge --data-dir DIR --join @token";
 
@@ -42,15 +45,21 @@ struct Create {
     /// The gateway at that site [default: the name of the site]
     #[arg(long, value_name = "NAME", requires = "site")]
     gateway: Option<String>,
+    /// Address of the gateway inside its site, for the EGateway: hosts of the site ask it for names there, and reach nodes by it
+    #[arg(long, value_name = "ADDRESS", requires = "site")]
+    ip: Option<IpAddr>,
     /// A token for the API instead
     #[arg(long, value_enum)]
     role: Option<Role>,
     /// How long it may be used
     #[arg(long, default_value = "24h", value_name = "DURATION")]
     ttl: Span,
-    /// How many different keys may join with it
+    /// How many hosts may join with it; a gateway has one key, so more than 1 is refused
     #[arg(long, default_value_t = 1, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     uses: u32,
+    /// Let the token replace a host that is enrolled under this name: its key is revoked when another one joins
+    #[arg(long, requires = "site")]
+    replace: bool,
     /// As JSON, with its id and when it expires
     #[arg(long)]
     json: bool,
@@ -94,6 +103,12 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     match arguments.action {
         Action::Create(create) => {
             let made = api.post("/causeway/v1/tokens", &create.body()).await?;
+            if let Some(note) = replaced(&made) {
+                output::note(&note);
+            }
+            if let Some(note) = without_ip(&made) {
+                output::note(&note);
+            }
             match create.json {
                 true => output::print(&output::json(&made))?,
                 false => output::print_line(&cell(&made["token"]))?,
@@ -129,12 +144,43 @@ impl Create {
         if let Some(site) = &self.site {
             body["site"] = site.as_str().into();
             body["uses"] = self.uses.into();
+            // Only when it is meant: a cloud that does not know the field replaces anyway, and refuses unknown ones.
+            if self.replace {
+                body["replace"] = true.into();
+            }
+            // A cloud that does not know the field refuses it.
+            if let Some(ip) = self.ip {
+                body["ip"] = ip.to_string().into();
+            }
         }
         if let Some(gateway) = &self.gateway {
             body["gateway"] = gateway.as_str().into();
         }
         body
     }
+}
+
+/// What will happen to the host that is enrolled under the name of the token.
+fn replaced(made: &Value) -> Option<String> {
+    let replaces = made.get("replaces").filter(|replaces| replaces.is_object())?;
+    let connected = if replaces["connected"] == true { " and connected now" } else { "" };
+    Some(format!(
+        "Warning: egateway/{} is enrolled{connected}. The host that joins with this token replaces it: the key of the present one is revoked then, and it is put out for good",
+        cell(&made["gateway"])
+    ))
+}
+
+/// A gateway without an address answers DNS on its own host only. An older cloud does not tell the address.
+fn without_ip(made: &Value) -> Option<String> {
+    let is_missing = made["ip"].as_str().is_some_and(str::is_empty);
+    is_missing.then(|| {
+        let gateway = cell(&made["gateway"]);
+        format!(
+            "Note: EGateway {gateway} has no ip, so only its own host can ask it for names. If other hosts of the site shall, \
+             add --ip ADDRESS (the gateway's address inside the site), or later: \
+             kubectl patch egateway {gateway} --type merge -p '{{\"ip\": \"ADDRESS\"}}'"
+        )
+    })
 }
 
 fn render(tokens: &Value, now: jiff::Timestamp) -> Table {
@@ -156,4 +202,18 @@ fn render(tokens: &Value, now: jiff::Timestamp) -> Table {
         table.row([cell(&token["id"]), target, left, expires]);
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gateway_without_an_address_is_told() {
+        let note = without_ip(&json!({"gateway": "oslo", "ip": ""})).unwrap_or_default();
+        assert!(note.contains("EGateway oslo has no ip") && note.contains("--ip ADDRESS"), "{note}");
+        assert_eq!(without_ip(&json!({"gateway": "oslo", "ip": "10.0.0.1"})), None);
+        assert_eq!(without_ip(&json!({"gateway": "oslo"})), None);
+        assert_eq!(without_ip(&json!({"role": "viewer"})), None);
+    }
 }

@@ -24,6 +24,10 @@ pub const ADMIN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7
 /// Needs no other program.
 pub const STORE: Store = Store::Sqlite;
 
+/// A client holds one or a few; an office of a hundred behind one address stays far below, and one address cannot take
+/// more than a twentieth of all.
+pub const API_CONNECTIONS_PER_ADDRESS: NonZeroU32 = some(1000);
+
 /// A site that was switched off for a season comes back by itself.
 pub const EXPIRED_GRACE: Span = Span::days(90);
 

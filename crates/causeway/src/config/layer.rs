@@ -5,10 +5,13 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use causeway_gateway::dial::BackendRule;
 use causeway_gateway::proxy::connect::AllowRule;
 use serde::Deserialize;
 
-use super::{DnsListen, Endpoint, NameServer, PresencePlace, PresencePort, Proxy, Store, Transport};
+use super::{
+    DnsListen, Endpoint, NameServer, PresencePlace, PresencePort, Proxy, ServerName, Store, Transport,
+};
 use crate::duration::Span;
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -43,6 +46,8 @@ pub struct CloudLayer {
     pub etcd_certificate: Option<PathBuf>,
     pub etcd_key: Option<PathBuf>,
     pub seal_key: Option<PathBuf>,
+    pub api_names: Option<Vec<ServerName>>,
+    pub api_connections_per_address: Option<NonZeroU32>,
     pub expired_grace: Option<Span>,
     pub audit_file_bytes_max: Option<u64>,
     pub audit_files_max: Option<u64>,
@@ -74,6 +79,8 @@ pub struct GatewayLayer {
     pub ports: Option<Vec<PresencePort>>,
     pub entry_http: Option<SocketAddr>,
     pub entry_tls: Option<SocketAddr>,
+    pub backends_allow: Option<Vec<BackendRule>>,
+    pub backends_deny: Option<Vec<BackendRule>>,
 }
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -107,6 +114,8 @@ pub fn environment(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Layer, Env
             etcd_certificate: variable(lookup, "CAUSEWAY_ETCD_CERTIFICATE")?,
             etcd_key: variable(lookup, "CAUSEWAY_ETCD_KEY")?,
             seal_key: variable(lookup, "CAUSEWAY_SEAL_KEY")?,
+            api_names: list(lookup, "CAUSEWAY_API_NAMES")?,
+            api_connections_per_address: variable(lookup, "CAUSEWAY_API_CONNECTIONS_PER_ADDRESS")?,
             expired_grace: variable(lookup, "CAUSEWAY_EXPIRED_GRACE")?,
             audit_file_bytes_max: variable(lookup, "CAUSEWAY_AUDIT_FILE_BYTES_MAX")?,
             audit_files_max: variable(lookup, "CAUSEWAY_AUDIT_FILES_MAX")?,
@@ -131,6 +140,8 @@ pub fn environment(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Layer, Env
             ports: list(lookup, "CAUSEWAY_PORTS")?,
             entry_http: variable(lookup, "CAUSEWAY_ENTRY_HTTP")?,
             entry_tls: variable(lookup, "CAUSEWAY_ENTRY_TLS")?,
+            backends_allow: list(lookup, "CAUSEWAY_BACKENDS_ALLOW")?,
+            backends_deny: list(lookup, "CAUSEWAY_BACKENDS_DENY")?,
         },
     })
 }

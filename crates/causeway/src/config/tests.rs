@@ -53,6 +53,8 @@ fn every_setting_can_be_given_in_every_layer() {
         etcd-certificate = "/cert"
         etcd-key = "/key"
         seal-key = "/seal"
+        api-names = ["api.example.org", "203.0.113.9"]
+        api-connections-per-address = 7
         expired-grace = "0"
         audit-file-bytes-max = 1000
         audit-files-max = 2
@@ -75,6 +77,8 @@ fn every_setting_can_be_given_in_every_layer() {
         ports = ["camera=127.0.0.1:8080"]
         entry-http = "127.0.0.1:8081"
         entry-tls = "127.0.0.1:8443"
+        backends-allow = ["169.254.169.254:80"]
+        backends-deny = ["10.0.0.0/8", "[fd00::/8]:1-1023"]
         "#,
     );
     let none = Layer::default;
@@ -97,6 +101,8 @@ fn every_setting_can_be_given_in_every_layer() {
         ("ETCD_CERTIFICATE", "/c"),
         ("ETCD_KEY", "/k"),
         ("SEAL_KEY", "/s"),
+        ("API_NAMES", "api.example.org,2001:db8::1"),
+        ("API_CONNECTIONS_PER_ADDRESS", "7"),
         ("EXPIRED_GRACE", "0"),
         ("AUDIT_FILE_BYTES_MAX", "1"),
         ("AUDIT_FILES_MAX", "2"),
@@ -115,6 +121,8 @@ fn every_setting_can_be_given_in_every_layer() {
         ("PORTS", "camera=127.0.0.1:8080,shop=[::1]:81"),
         ("ENTRY_HTTP", "127.0.0.1:8081"),
         ("ENTRY_TLS", "127.0.0.1:8443"),
+        ("BACKENDS_ALLOW", "169.254.169.254:80"),
+        ("BACKENDS_DENY", "10.0.0.0/8,[fd00::/8]:1-1023"),
     ];
     let names: Vec<(String, &str)> = names.map(|(name, value)| (format!("CAUSEWAY_{name}"), value)).to_vec();
     let names: Vec<(&str, &str)> = names.iter().map(|(name, value)| (name.as_str(), *value)).collect();
@@ -146,6 +154,8 @@ fn a_mistake_is_shown_with_its_place() {
     check("[gateway]\npresence = \"no\"", "2:12", "use `auto`, `room`, `host` or `off`");
     check("[gateway]\nports = [\"camera\"]", "2:9", "write SERVICE=IP:PORT");
     check("[gateway]\ndns-upstream = [\"off\"]", "2:16", "write IP or IP:PORT");
+    check("[gateway]\nbackends-deny = [\"metadata\"]", "2:17", "write an address or a network");
+    check("[gateway]\nbackends-allow = [\"fd00::/8:80\"]", "2:18", "needs brackets around its address");
     check("[cloud]\napi = \"127.0.0.1:1\"\napi = \"127.0.0.1:2\"", "3:1", "duplicate key");
     check("[cloud\n", "1:7", "");
 }

@@ -19,6 +19,32 @@ impl FromStr for Endpoint {
     }
 }
 
+/// A name or an address for the server certificate of the API.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct ServerName(pub String);
+
+impl FromStr for ServerName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<ServerName, String> {
+        let usable = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        let is_name = !text.is_empty() && text.len() <= 253 && text.bytes().all(usable);
+        match is_name || text.parse::<IpAddr>().is_ok() {
+            true => Ok(ServerName(text.to_owned())),
+            false => Err(format!(
+                "`{text}` is neither a DNS name nor an IP address: write it without scheme and port, as in api.example.org"
+            )),
+        }
+    }
+}
+
+impl fmt::Display for ServerName {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&self.0)
+    }
+}
+
 /// Which store keeps the objects.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -270,4 +296,4 @@ impl fmt::Display for Endpoint {
     }
 }
 
-text_form!(DnsListen, Endpoint, NameServer, PresencePlace, PresencePort, Proxy, Store, Transport);
+text_form!(DnsListen, Endpoint, NameServer, PresencePlace, PresencePort, Proxy, ServerName, Store, Transport);

@@ -31,7 +31,7 @@ async fn an_edge_enrols_once_and_remembers() {
         let locked = Edge::open(&dir).unwrap_err();
         assert!(matches!(locked, EdgeError::State(StateError::DataDir(_))), "{locked:?}");
     }
-    assert_eq!(files(&dir), ["ca.pem", "edge.json", "identity.pem", "lock"]);
+    assert_eq!(files(&dir), ["ca.pem", "edge.json", "identity.pem", "lock", "role"]);
     assert_eq!(std::fs::metadata(&dir).unwrap().permissions().mode() & 0o777, 0o700);
     for name in files(&dir) {
         let mode = std::fs::metadata(dir.join(&name)).unwrap().permissions().mode() & 0o777;
@@ -85,7 +85,7 @@ async fn a_refusal_is_final_and_a_silent_cloud_is_not() {
     let stage = Stage::new().await;
     stage.enrolled("G1").await;
     let stop = CancellationToken::new();
-    let issued = stage.registrar.create_join_token("Tokyo", "G2", HOUR, 1).await.unwrap();
+    let issued = stage.registrar.create_join_token("Tokyo", "G2", HOUR, OnEnrolled::Refuse).await.unwrap();
     stage.registrar.delete_token(&issued.id).await.unwrap();
     let edge = stage.edge("G2");
     let error = edge.enrol(&issued.token, &stop).await.unwrap_err();

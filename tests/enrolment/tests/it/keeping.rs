@@ -62,7 +62,7 @@ async fn a_revoked_edge_ends_and_comes_back_only_with_a_new_token() {
     let stage = Stage::new().await;
     let edge = stage.enrolled("G1").await;
     let first = identity(&edge).key.hash();
-    stage.registrar.revoke_gateway("G1").await.unwrap();
+    stage.registrar.revoke_gateway("G1", OpenTokens::Close).await.unwrap();
     let run = tokio::time::timeout(Duration::from_secs(10), edge.run(CancellationToken::new()));
     let error = run.await.expect("the edge ends by itself").unwrap_err();
     assert!(matches!(error, EdgeError::GivenUp(_)) && error.to_string().contains("--join"), "{error:?}");
@@ -131,4 +131,25 @@ async fn another_cloud_at_the_old_address_is_not_believed_and_a_new_token_is() {
     assert_eq!(edge.take_step(Step::Check).await.unwrap(), Some(Outcome::Checked { renew: false }));
     let error = stage.edge("nobody").run(CancellationToken::new()).await.unwrap_err();
     assert!(matches!(error, EdgeError::NotEnrolled));
+}
+
+#[tokio::test]
+async fn a_token_for_another_site_moves_the_gateway_and_an_old_one_does_not_move_it_back() {
+    let stage = Stage::new().await;
+    let old_token = stage.token("G1").await;
+    let edge = stage.edge("G1");
+    edge.enrol_once(&old_token).await.unwrap();
+    let (old_key, old_peer) = (identity(&edge).key.hash(), edge.peer().unwrap());
+    let token =
+        stage.registrar.create_join_token("Osaka", "G1", HOUR, OnEnrolled::Replace).await.unwrap().token;
+    let moved = edge.enrol_once(&token).await.unwrap();
+    assert!(matches!(moved, Enrolled::Now(ref peer) if peer.site() == "Osaka"), "{moved:?}");
+    assert_ne!(identity(&edge).key.hash(), old_key, "the certificate of the old site is worth nothing");
+    let peer = edge.peer().unwrap();
+    assert_ne!(peer, old_peer);
+    // As a unit file would do at every start.
+    for token in [&token, &old_token] {
+        assert_eq!(edge.enrol_once(token).await.unwrap(), Enrolled::Before(peer.clone()));
+    }
+    assert_eq!(edge.peer(), Some(peer));
 }

@@ -16,7 +16,9 @@ use causeway_channel::port::{ChannelPort, PortLimits, PortSockets};
 use causeway_channel::quic::PortKeys;
 use causeway_channel::{Clock, JoinToken};
 use causeway_cloud::channel::{Channel, NoLinks};
-use causeway_cloud::identity::{EnrolmentLimits, EnrolmentServer, IdentityConfig, Registrar};
+use causeway_cloud::identity::{
+    EnrolmentLimits, EnrolmentServer, IdentityConfig, OnEnrolled, OpenTokens, Registrar,
+};
 use causeway_edge::Edge;
 use causeway_store::{Store, StoreSpec};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -88,7 +90,7 @@ impl Stage {
     }
 
     async fn token(&self, gateway: &str) -> JoinToken {
-        self.registrar.create_join_token("Tokyo", gateway, HOUR, 1).await.unwrap().token
+        self.registrar.create_join_token("Tokyo", gateway, HOUR, OnEnrolled::Replace).await.unwrap().token
     }
 
     async fn enrolled(&self, name: &str) -> Edge {

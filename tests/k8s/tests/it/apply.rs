@@ -57,6 +57,25 @@ fn create_apply_and_replace_tell_what_they_did() {
 }
 
 #[test]
+fn what_was_written_as_nothing_is_no_drift() {
+    each_kubectl(|lab, kubectl| {
+        let gateway = "{kind: EGateway, apiVersion: causeway.io/v1, metadata: {name: gw}, eSiteName: Oslo, relay: false, priority: 0}";
+        let service = "{kind: EService, apiVersion: causeway.io/v1, metadata: {name: web}, eSiteName: Oslo, ip: 10.0.0.1, port: 80, endpoints: [], proxyProtocol: false}";
+        let policy = "{kind: EPolicy, apiVersion: causeway.io/v1, metadata: {name: pol}, allowedSites: [], http: [{methods: [], paths: [/a]}]}";
+        for (name, text) in [("egateway", gateway), ("eservice", service), ("epolicy", policy)] {
+            // A file that begins with a brace would be JSON to kubectl.
+            let file = lab.file(&format!("{name}.yaml"), &format!("---\n{text}\n"));
+            kubectl.row("apply creates", &format!("apply -f {file}"), Shows(&["created"]));
+            kubectl.row("a second apply changes nothing", &format!("apply -f {file}"), Shows(&["unchanged"]));
+            kubectl.row("nothing differs", &format!("diff -f {file}"), Prints(""));
+            let server_side = format!("apply --server-side --force-conflicts -f {file}");
+            kubectl.row("server-side as well", &server_side, Shows(&["serverside-applied"]));
+            kubectl.row("and nothing differs", &format!("diff -f {file}"), Prints(""));
+        }
+    });
+}
+
+#[test]
 fn the_core_path_takes_the_same_objects() {
     each_kubectl(|lab, kubectl| {
         let text = site("Oslo", "10.1.0.0/16").replace("causeway.io/v1", "v1");

@@ -102,8 +102,12 @@ fn objects_are_deleted_by_name_file_label_and_all() {
         );
         left(&["cloud"]);
         kubectl.ok(&format!("create -f {file}"));
-        kubectl.row("all", "delete esites --all", Shows(&["\"one\" deleted", "\"cloud\" deleted"]));
-        left(&[]);
+        kubectl.row(
+            "all but what the cloud needs",
+            "delete esites --all",
+            Refused(&["\"cloud\" is forbidden", "causeway.io/allow-delete"]),
+        );
+        left(&["cloud"]);
         kubectl.ok(&format!("create -f {file}"));
         kubectl.row("at the raw path", "delete --raw /apis/causeway.io/v1/esites/one", Shows(&["Success"]));
         kubectl.row(
@@ -111,6 +115,6 @@ fn objects_are_deleted_by_name_file_label_and_all() {
             "delete --raw /apis/causeway.io/v1/esites?labelSelector=kubernetes.io%2Fnone",
             Shows(&["ESiteList"]),
         );
-        left(&["five", "four", "three", "two"]);
+        left(&["cloud", "five", "four", "three", "two"]);
     });
 }

@@ -208,8 +208,8 @@ async fn after_compaction_a_reflector_lists_again_and_is_right() {
     // While the watcher's server is away, another one on the same data changes and forgets.
     lab.kill();
     let other = Cloud::start(&lab.cloud.data_dir).unwrap();
-    for command in [["delete", "esite", "goes"], ["delete", "egateway", "cloud"]] {
-        other.run(&command).unwrap().success().unwrap();
+    for command in [&["delete", "esite", "goes"][..], &["delete", "egateway", "cloud", "--force"]] {
+        other.run(command).unwrap().success().unwrap();
     }
     let comes = "{kind: ESite, apiVersion: v1, metadata: {name: comes}}";
     other.apply(comes).unwrap().success().unwrap();

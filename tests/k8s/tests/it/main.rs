@@ -1,4 +1,4 @@
-//! Real Kubernetes clients against the real binary: kubectl (two versions), the Python client, kube-rs.
+//! Real Kubernetes clients against the real binary: kubectl (two versions), the Python and JavaScript clients, kopf, kube-rs.
 //!
 //! Each test has its own cloud on its own ports and data dir. What the clients send is theirs, not ours.
 
@@ -12,8 +12,11 @@ mod discovery;
 mod documents;
 mod edit;
 mod history;
+mod javascript;
+mod kopf;
 mod kube_rs;
 mod nodes;
+mod objects;
 mod python;
 mod read;
 mod rights;

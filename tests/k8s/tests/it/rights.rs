@@ -69,6 +69,43 @@ fn a_viewer_reads_and_does_not_write() {
 }
 
 #[test]
+fn an_admin_asks_and_acts_as_others() {
+    each_kubectl(|_, kubectl| {
+        kubectl.ok_with(&site("Oslo", "10.1.0.0/16"), "create -f -");
+        let can = |as_whom: &str, what: &str, allowed: bool| {
+            let ran = kubectl.run(&format!("auth can-i {what} {as_whom}"));
+            assert_eq!(
+                (ran.code == 0, ran.stdout.starts_with("yes")),
+                (allowed, allowed),
+                "{as_whom}: {ran:?}"
+            );
+        };
+        can("", "delete esites", true);
+        can("--as nobody", "delete esites", false);
+        can("--as nobody", "get esites", false);
+        can("--as nobody --as-group causeway:viewer", "get esites", true);
+        can("--as nobody --as-group system:masters", "get esites", false);
+        kubectl.row(
+            "acts as others",
+            "delete esite Oslo --as nobody",
+            Refused(&["Forbidden", "\"nobody\" cannot"]),
+        );
+        kubectl.row(
+            "reads as a viewer",
+            "get esite Oslo -o name --as nobody --as-group causeway:viewer",
+            Shows(&["/Oslo"]),
+        );
+        if kubectl.minor >= 28 {
+            kubectl.row(
+                "who would I be",
+                "auth whoami --as nobody",
+                Shows(&["nobody", "system:authenticated"]),
+            );
+        }
+    });
+}
+
+#[test]
 fn a_stranger_is_asked_for_a_credential() {
     each_kubectl(|lab, kubectl| {
         let stranger = kubectl.with(&kubeconfig(lab, kubectl, "no-such-token"));

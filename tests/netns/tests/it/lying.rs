@@ -49,7 +49,7 @@ fn lies() -> Vec<Lie> {
             record: Some((
                 "oslo",
                 "tcp-oslo",
-                "client-berlin is not a host of site mallory|client-berlin at mallory",
+                "client-berlin is not a host of site mallory|an unknown host at mallory",
             )),
         },
         Lie {

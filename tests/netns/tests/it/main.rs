@@ -4,6 +4,7 @@
 
 mod breaking;
 mod connecting;
+mod diagnosing;
 mod failing;
 mod fleet;
 mod idling;
@@ -14,6 +15,7 @@ mod lying;
 mod mass;
 mod presences;
 mod programs;
+mod readme;
 mod remembering;
 mod room;
 mod rows;

@@ -155,7 +155,15 @@ impl World {
         match word {
             Word::Hello { epoch, held } => self.greet(line, epoch, held),
             Word::Ping => self.send(line, End::Cloud, Word::Pong),
-            Word::Acknowledged(stamp) => self.acknowledged(cloud, line, stamp)?,
+            Word::Acknowledged(stamp) => {
+                let edge = self.links[&line].edge;
+                let on_disk = self.edges[edge].disk.as_ref().map(|netmap| netmap.generation());
+                if on_disk < Some(stamp.generation) {
+                    return Err(Violation::AcknowledgedButNotOnDisk { edge, acknowledged: stamp });
+                }
+                self.acknowledged(cloud, line, stamp);
+            }
+            Word::InForce(stamp) => self.acknowledged(cloud, line, stamp),
             Word::NotTaken { want_whole } => {
                 let elapsed = self.elapsed();
                 let process = self.clouds[cloud].process.as_mut().unwrap();
@@ -174,8 +182,8 @@ impl World {
         let link = self.links.get_mut(&line).unwrap();
         let (cloud, gateway) = (link.cloud, link.edge);
         let process = self.clouds[cloud].process.as_mut().unwrap();
-        match process.roster.admit(&gateway, epoch, |_| line) {
-            Admission::Taken { number, superseded: _, evicted } => {
+        match process.roster.admit(&gateway, epoch, None, |_| line) {
+            Admission::Taken { number, superseded: _, evicted, orphaned: _ } => {
                 link.session = Some(number);
                 let known = process.remembered.get(&gateway).cloned();
                 let held = match self.broken {
@@ -196,19 +204,14 @@ impl World {
         }
     }
 
-    fn acknowledged(&mut self, cloud: usize, line: Line, stamp: Stamp) -> Result<(), Violation> {
+    fn acknowledged(&mut self, cloud: usize, line: Line, stamp: Stamp) {
         let edge = self.links[&line].edge;
-        let on_disk = self.edges[edge].disk.as_ref().map(|netmap| netmap.generation());
-        if on_disk < Some(stamp.generation) {
-            return Err(Violation::AcknowledgedButNotOnDisk { edge, acknowledged: stamp });
-        }
         let process = self.clouds[cloud].process.as_mut().unwrap();
         let netmap = process.senders.get_mut(&line).and_then(|sender| sender.handle_acknowledged(stamp));
         if let Some(netmap) = netmap {
             process.remembered.insert(edge, netmap);
         }
         self.push(cloud, line);
-        Ok(())
     }
 
     /// The cloud's end of a session ends; with a code, the edge is told.

@@ -188,6 +188,22 @@ impl World {
         }
     }
 
+    /// The disk takes what is in force, as the real edge tries until it does. While another is being written, that one comes next.
+    pub fn disk_has_room(&mut self, edge: usize) -> Result<(), Violation> {
+        let state = &mut self.edges[edge];
+        state.is_disk_full = false;
+        let Some(process) = state.process.as_mut().filter(|process| !process.is_writing) else {
+            return Ok(());
+        };
+        let Some(held) = process.receiver.held().cloned() else { return Ok(()) };
+        if state.disk.as_ref().map(|netmap| netmap.stamp()) != Some(held.stamp()) {
+            check_disk(edge, state.disk.as_deref(), &held)?;
+            state.disk = Some(held.clone());
+            process.receiver.handle_persisted(held, Ok(()));
+        }
+        Ok(())
+    }
+
     /// The moment at which the new file takes its place. The process hears of it a little later, if it still lives.
     pub fn disk_writes(
         &mut self,
@@ -231,6 +247,10 @@ impl World {
         let reply = process.receiver.handle_persisted(netmap, written);
         self.answer(edge, line, reply)?;
         self.take_next(edge)?;
+        if !self.edges[edge].is_disk_full {
+            // There is room again since the write failed.
+            self.disk_has_room(edge)?;
+        }
         self.drive_edge(edge);
         Ok(())
     }
@@ -244,6 +264,7 @@ impl World {
                 }
                 Word::Acknowledged(stamp)
             }
+            Reply::InForce { stamp, .. } => Word::InForce(stamp),
             Reply::Refused(refusal) => {
                 self.figures.refusals += 1;
                 Word::NotTaken { want_whole: refusal.want_whole }

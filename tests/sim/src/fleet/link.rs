@@ -32,14 +32,23 @@ impl End {
 /// What crosses a link.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Word {
-    Hello { epoch: u64, held: Option<Stamp> },
+    Hello {
+        epoch: u64,
+        held: Option<Stamp>,
+    },
     Welcome,
-    Refused { current_epoch: u64 },
+    Refused {
+        current_epoch: u64,
+    },
     Ping,
     Pong,
     Netmap(Bytes),
     Acknowledged(Stamp),
-    NotTaken { want_whole: bool },
+    /// In force, and not on disk.
+    InForce(Stamp),
+    NotTaken {
+        want_whole: bool,
+    },
     Close(CloseCode),
 }
 

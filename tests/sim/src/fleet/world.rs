@@ -164,7 +164,7 @@ impl World {
             Event::StartCloud { cloud } if self.clouds[cloud].process.is_none() => self.start_cloud(cloud),
             Event::StartEdge { .. } | Event::StartCloud { .. } => {}
             Event::Heal { edge, cloud } => self.heal(edge, cloud),
-            Event::DiskHasRoom { edge } => self.edges[edge].is_disk_full = false,
+            Event::DiskHasRoom { edge } => self.disk_has_room(edge)?,
             Event::Peace => self.make_peace(),
         }
         Ok(())
@@ -261,7 +261,7 @@ impl World {
             self.heal(edge, cloud);
         }
         for edge in 0..EDGES {
-            self.edges[edge].is_disk_full = false;
+            self.schedule(self.now, Event::DiskHasRoom { edge });
             self.schedule(self.now, Event::StartEdge { edge });
         }
         (0..CLOUDS).for_each(|cloud| self.schedule(self.now, Event::StartCloud { cloud }));

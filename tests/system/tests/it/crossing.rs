@@ -19,23 +19,30 @@ const FRIEND: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 1);
 const STRANGER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 
 /// A cloud and two edges; at each of the three sites a backend, exposed to the two others.
-struct World {
-    lab: Lab,
-    _edges: [Process; 2],
-    backends: Vec<TcpListener>,
+pub struct World {
+    pub lab: Lab,
+    /// Of oslo and rome.
+    pub edges: [Process; 2],
+    pub backends: Vec<TcpListener>,
     /// Site, service and where it is found there.
     presences: Vec<(String, String, Ipv4Addr)>,
+    protocol: &'static str,
 }
 
 impl World {
     fn start(transport: &str) -> World {
+        World::speaking("TCP", transport)
+    }
+
+    /// With services of another protocol.
+    pub fn speaking(protocol: &'static str, transport: &str) -> World {
         let lab = Lab::start();
         let backends: Vec<TcpListener> = SITES.map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).into();
         let edges = ["oslo", "rome"].map(|site| {
             let token = lab.run(&["token", "create", "--site", site]);
             lab.edge(site, &["--join", token.trim(), "--transport", transport])
         });
-        let mut world = World { lab, _edges: edges, backends, presences: Vec::new() };
+        let mut world = World { lab, edges, backends, presences: Vec::new(), protocol };
         // The ranges of gateways are the cloud's until somebody else takes them.
         let apply = world.lab.cloud.client(&["apply", "-f", "-", "--force-conflicts"]).unwrap();
         finish(apply, Some(&world.objects())).unwrap().success().unwrap();
@@ -69,7 +76,8 @@ impl World {
             let others: Vec<&str> = SITES.into_iter().filter(|other| *other != site).collect();
             let port = self.port(site);
             add("EServer", &format!("friend-{site}"), format!("eSiteName: {site}, ip: {FRIEND}"));
-            let service = format!("eSiteName: {site}, protocol: TCP, port: {port}, ip: 127.0.0.1");
+            let protocol = self.protocol;
+            let service = format!("eSiteName: {site}, protocol: {protocol}, port: {port}, ip: 127.0.0.1");
             add("EService", &format!("echo-{site}"), service);
             let expose = format!("eServiceName: echo-{site}, eSites: {others:?}, ePolicys: [friends]");
             add("ServiceExpose", &format!("echo-{site}"), expose);
@@ -84,10 +92,14 @@ impl World {
     }
 
     /// Where a client at `from` finds the service of `to`.
-    fn at(&self, from: &str, to: &str) -> SocketAddr {
+    pub fn at(&self, from: &str, to: &str) -> SocketAddr {
+        SocketAddr::from((*self.at_ip(from, to), self.port(to)))
+    }
+
+    fn at_ip(&self, from: &str, to: &str) -> &Ipv4Addr {
         let service = format!("echo-{to}");
         let found = self.presences.iter().find(|(site, name, _)| site == from && *name == service);
-        SocketAddr::from((found.unwrap().2, self.port(to)))
+        &found.unwrap().2
     }
 
     /// A connection from one site to the other, and the backend's end of it. Waits until the way is there.
@@ -105,7 +117,7 @@ impl World {
         .unwrap_or_else(|error| panic!("{error}\n{}", self.logs()))
     }
 
-    fn logs(&self) -> String {
+    pub fn logs(&self) -> String {
         let names = ["cloud.log", "oslo.log", "rome.log"];
         names.map(|name| std::fs::read_to_string(self.lab.path(name)).unwrap_or_default()).join("\n---\n")
     }
@@ -267,6 +279,43 @@ fn a_backend_that_does_not_answer_is_told_of_until_it_does() {
         let well = || said(&world, kind).filter(|said| *said == ("True".into(), String::new()));
         wait_for("its end is told", well).unwrap_or_else(|error| panic!("{error}\n{}", world.logs()));
     }
+}
+
+#[test]
+fn a_gateway_gives_nobody_its_own_listeners() {
+    let world = World::start("quic");
+    drop(world.connect("oslo", "cloud"));
+    let admin = world.lab.cloud.admin;
+    let object = format!(
+        "{{apiVersion: causeway.io/v1, kind: EService, metadata: {{name: echo-cloud}}, eSiteName: cloud, protocol: TCP, \
+         port: {}, ip: {}}}\n",
+        admin.port(),
+        admin.ip()
+    );
+    let apply = world.lab.cloud.client(&["apply", "-f", "-", "--force-conflicts"]).unwrap();
+    finish(apply, Some(&object)).unwrap().success().unwrap();
+    // Told before anybody has tried.
+    for kind in ["eservice", "serviceexpose"] {
+        let denied = wait_for("the denial is told", || {
+            let object = world.lab.cloud.run(&["get", kind, "echo-cloud", "-o", "json"]).ok()?.json().ok()?;
+            let conditions = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
+            conditions.into_iter().find(|said| said["type"] == "BackendsAnswer" && said["status"] == "False")
+        });
+        let denied = denied.unwrap_or_else(|error| panic!("{error}\n{}", world.logs()));
+        assert_eq!(denied["reason"], "BackendDenied", "{denied}");
+        let message = denied["message"].as_str().unwrap();
+        assert!(
+            message.contains(&format!("{admin}: it is a listener of the gateway itself (admin)")),
+            "{message}"
+        );
+    }
+    let presence = SocketAddr::from((*world.at_ip("oslo", "cloud"), admin.port()));
+    let client = wait_for("the presence listens", || connect(FRIEND, presence).ok()).unwrap();
+    assert_eq!(ending(&client), Some(ErrorKind::ConnectionReset));
+    let record = world.record("the refusal is recorded", |line| {
+        line["service"] == "echo-cloud" && line["reason"].as_str().is_some_and(|why| why.contains("(admin)"))
+    });
+    assert_eq!(record["end"], "backend-down", "{record}");
 }
 
 #[test]

@@ -60,6 +60,35 @@ fn a_gateway_cannot_stand_at_two_sites() {
 }
 
 #[test]
+fn a_token_sets_the_address_of_a_gateway_that_has_none() {
+    let lab = Lab::start();
+    let create = |gateway: &str, ip: &str| {
+        let ip = if ip.is_empty() { vec![] } else { vec!["--ip", ip] };
+        let base = ["token", "create", "--site", "Oslo", "--gateway", gateway];
+        lab.cloud.run(&[&base[..], &ip].concat()).unwrap()
+    };
+    let check = |gateway: &str, ip: &str, code: i32, words: &str, stands: &str| {
+        let ran = create(gateway, ip);
+        assert!(ran.code == code && ran.stderr.contains(words), "{gateway} {ip}: {ran:?}");
+        let object = lab.cloud.object("egateway", gateway);
+        assert_eq!(
+            object.and_then(|object| object["ip"].as_str().map(str::to_owned)).unwrap_or_default(),
+            stands
+        );
+    };
+    check("new", "10.0.0.1", 0, "", "10.0.0.1");
+    check("later", "", 0, "EGateway later has no ip", "");
+    check("later", "10.0.0.2", 0, "", "10.0.0.2");
+    check("later", "10.0.0.2", 0, "", "10.0.0.2");
+    check("later", "", 0, "", "10.0.0.2");
+    check("later", "10.0.0.3", 1, "kubectl patch egateway later", "10.0.0.2");
+    check("never", "224.0.0.1", 1, "ip", "");
+    assert!(lab.cloud.object("egateway", "never").is_none());
+    let wrong = create("never", "router");
+    assert_eq!(wrong.code, 2, "{wrong:?}");
+}
+
+#[test]
 fn tokens_are_listed_without_their_secret_and_can_be_deleted() {
     let lab = Lab::start();
     let token = lab.run(&["token", "create", "--site", "Oslo"]);
@@ -121,6 +150,84 @@ fn a_revoked_gateway_is_out_and_may_come_back_with_a_new_token() {
     assert_eq!(revoked, "egateway/Oslo revoked (1 keys)\n");
     let token = lab.run(&["token", "create", "--site", "Oslo"]);
     lab.join("new-edge", token.trim());
+}
+
+#[test]
+fn a_second_host_needs_a_name_of_its_own_or_replaces_the_first() {
+    let lab = Lab::start();
+    let token = lab.run(&["token", "create", "--site", "Oslo"]);
+    let _edge = lab.join("edge", token.trim());
+    lab.cloud.wait_condition("egateway", "Oslo", "Connected", "True").unwrap();
+    let refused = |arguments: &[&str], parts: &[&str]| {
+        let ran = lab.cloud.run(arguments).unwrap();
+        assert_eq!((ran.code, ran.stdout.as_str()), (1, ""), "{arguments:?}");
+        for part in parts {
+            assert!(ran.stderr.contains(part), "{part} is missing in {}", ran.stderr);
+        }
+    };
+    let create = ["token", "create", "--site", "Oslo"];
+    refused(&create, &["Oslo is enrolled and connected", "--gateway Oslo-2", "--replace", "for good"]);
+    refused(&["token", "create", "--site", "Rome", "--uses", "2"], &["uses", "--gateway NAME2"]);
+    assert!(lab.cloud.object("egateway", "Rome").is_none(), "a refusal leaves nothing behind");
+    lab.run(&["token", "create", "--site", "Oslo", "--gateway", "Oslo-2"]);
+
+    let replacing = lab.cloud.run(&["token", "create", "--site", "Oslo", "--replace"]).unwrap();
+    assert_eq!(replacing.code, 0, "{}", replacing.stderr);
+    assert!(replacing.stderr.contains("enrolled and connected now"), "{}", replacing.stderr);
+    // Revoking closes the open token and says so; the other gateway's stays.
+    let revoked = lab.run(&["revoke", "Oslo"]);
+    let id = revoked.lines().nth(1).and_then(|line| line.strip_prefix("token/")).unwrap();
+    assert!(revoked.starts_with("egateway/Oslo revoked (1 keys)\n") && id.ends_with(" closed"), "{revoked}");
+    let mut thief = lab.edge("thief", &["--join", replacing.stdout.trim()]);
+    wait_for("the thief is refused", || thief.ended()).unwrap();
+    assert!(!lab.path("thief").join("identity.pem").exists(), "{}", thief.log());
+    let listed = lab.run(&["token", "list"]);
+    assert!(listed.contains("gateway Oslo-2"), "{listed}");
+}
+
+#[test]
+fn a_kubeconfig_is_made_for_somebody_and_taken_back() {
+    let lab = Lab::start();
+    let server = format!("https://localhost:{}", lab.cloud.api.port());
+    let arguments = ["kubeconfig", "--server", &server, "--role", "viewer", "--user", "ann", "--ttl", "8h"];
+    let made = lab.cloud.run(&arguments).unwrap();
+    assert_eq!(made.code, 0, "{}", made.stderr);
+    assert!(
+        made.stdout.contains(&format!("server: {server}\n")) && !made.stderr.contains("Warning"),
+        "{made:?}"
+    );
+    let path = lab.path("ann.kubeconfig");
+    std::fs::write(&path, &made.stdout).unwrap();
+    let as_ann = |arguments: &[&str]| {
+        let mut command = command(arguments).unwrap();
+        command.env("CAUSEWAY_KUBECONFIG", &path);
+        finish(command, None).unwrap()
+    };
+    assert_eq!(as_ann(&["get", "esites", "-o", "name"]).stdout, "esite/cloud\n");
+    assert_eq!(as_ann(&["kubeconfig", "--role", "admin"]).code, 1, "a viewer makes nobody an admin");
+
+    let listed = lab.run(&["kubeconfig", "--list"]);
+    let row = listed.lines().find(|line| line.contains("ann")).unwrap();
+    assert!(row.contains("viewer") && row.contains("good"), "{listed}");
+    let serial = row.split_whitespace().next().unwrap();
+    assert_eq!(
+        lab.run(&["revoke", "--certificate", serial]),
+        format!("certificate/{serial} of ann revoked\n")
+    );
+    let refused = as_ann(&["get", "esites"]);
+    assert!(refused.code == 1 && refused.stderr.contains("revoked"), "{}", refused.stderr);
+
+    // The admin's own is revoked; whoever works on the host goes on.
+    let old = std::fs::read_to_string(lab.cloud.kubeconfig()).unwrap();
+    std::fs::write(&path, &old).unwrap();
+    lab.run(&["revoke", "--certificate", "current"]);
+    assert_eq!(as_ann(&["get", "esites"]).code, 1);
+    assert_eq!(lab.run(&["get", "esites", "-o", "name"]), "esite/cloud\n");
+    assert_ne!(std::fs::read_to_string(lab.cloud.kubeconfig()).unwrap(), old);
+
+    let unknown =
+        lab.cloud.run(&["kubeconfig", "--server", "https://203.0.113.9:7443", "--ttl", "1h"]).unwrap();
+    assert!(unknown.stderr.contains("--api-name 203.0.113.9"), "{}", unknown.stderr);
 }
 
 #[test]

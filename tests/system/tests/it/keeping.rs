@@ -83,6 +83,8 @@ fn a_backup_brings_everything_back_elsewhere() {
     let made = lab.cloud.run(&["backup", backup]).unwrap();
     assert_eq!(made.code, 0, "{}", made.stderr);
     assert!(made.stderr.contains("objects") && made.stderr.contains("revision"), "{}", made.stderr);
+    let seal_key = lab.path("cloud/seal.key").display().to_string();
+    assert!(made.stderr.contains(&format!("Copy {seal_key}")), "{}", made.stderr);
     assert_eq!(std::fs::metadata(backup).unwrap().permissions().mode() & 0o777, 0o600);
     let piped = lab.run(&["backup", "-"]);
     assert_eq!(piped.lines().count(), std::fs::read_to_string(backup).unwrap().lines().count());

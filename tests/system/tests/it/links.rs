@@ -15,7 +15,7 @@ impl Lab {
     }
 
     /// Waits until the gateway is connected, and returns its line.
-    fn connected(&self, name: &str, edge: &Process) -> Value {
+    pub fn connected(&self, name: &str, edge: &Process) -> Value {
         let line = || self.gateway(name).filter(|gateway| gateway["connected"] == true);
         wait_for("the edge is connected", line).unwrap_or_else(|error| {
             panic!("{error}\nedge:\n{}\ncloud:\n{}", edge.log(), self.cloud.process.log())
@@ -28,7 +28,7 @@ impl Lab {
     }
 
     /// The same cloud again, on the same ports.
-    fn restart(&mut self) {
+    pub fn restart(&mut self) {
         let (api, channel) = (self.cloud.api.to_string(), self.cloud.channel.to_string());
         let flags = ["--api", &api, "--channel", &channel];
         self.cloud = Cloud::start_with(&self.path("cloud"), &flags).unwrap();
@@ -142,7 +142,12 @@ fn a_gateway_that_is_deleted_has_no_session() {
     let token = lab.run(&["token", "create", "--site", "Oslo"]);
     let mut edge = lab.join("edge", token.trim());
     lab.connected("Oslo", &edge);
-    lab.run(&["delete", "egateway", "Oslo"]);
+    lab.cloud.wait_condition("egateway", "Oslo", "Connected", "True").unwrap();
+    for kind in ["esite", "egateway"] {
+        let refused = lab.cloud.run(&["delete", kind, "Oslo"]).unwrap();
+        assert!(refused.code == 1 && refused.stderr.contains("causeway delete --force"), "{refused:?}");
+    }
+    lab.run(&["delete", "egateway", "Oslo", "--force"]);
     let status = wait_for("the edge gives up", || edge.ended()).unwrap();
     assert_eq!(status.code(), Some(1), "{}", edge.log());
 }
@@ -159,4 +164,44 @@ fn a_probe_goes_to_the_edge_and_back() {
     assert_eq!(condition["reason"], "Connected");
     let seen = lab.cloud.run(&["doctor", "Oslo"]).unwrap();
     assert!(seen.stdout.contains("1000 bytes went there and back"), "{seen:?}");
+}
+
+#[test]
+fn why_and_when_a_gateway_left_outlives_the_cloud() {
+    let mut lab = Lab::start();
+    let rows = ["Stopped", "LinkLost", "Revoked"];
+    let mut edges = rows.map(|name| {
+        let token = lab.run(&["token", "create", "--site", "Oslo", "--gateway", name]);
+        // Over TCP the kernel of a killed process says at once that it is gone.
+        let edge = lab.edge(name, &["--join", token.trim(), "--transport", "tcp"]);
+        lab.connected(name, &edge);
+        lab.cloud.wait_condition("egateway", name, "Connected", "True").unwrap();
+        edge
+    });
+    edges[0].terminate().unwrap();
+    edges[1].kill().unwrap();
+    lab.run(&["revoke", rows[2]]);
+    let mut before = Vec::new();
+    for name in rows {
+        assert_eq!(lab.disconnected(name)["lastDisconnectReason"], name, "told at once");
+        let condition = lab.cloud.wait_condition("egateway", name, "Connected", "False").unwrap();
+        assert_eq!(condition["reason"], name, "{condition}");
+        before.push(lab.gateway(name).unwrap()["lastSeen"].clone());
+    }
+    lab.cloud.process.terminate().unwrap();
+    lab.restart();
+    for (name, before) in rows.iter().zip(&before) {
+        let line = lab.gateway(name).unwrap();
+        assert!(before.is_string(), "{line}");
+        assert_eq!(
+            (&line["lastSeen"], &line["lastDisconnectReason"]),
+            (before, &Value::from(*name)),
+            "{line}"
+        );
+    }
+    // Back again, it is connected; why it had been away is still told.
+    let edge = lab.edge("Stopped", &["--transport", "tcp"]);
+    assert_eq!(lab.connected("Stopped", &edge)["lastDisconnectReason"], "Stopped");
+    let condition = lab.cloud.wait_condition("egateway", "Stopped", "Connected", "True").unwrap();
+    assert_eq!(condition["reason"], "Connected");
 }

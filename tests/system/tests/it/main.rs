@@ -2,7 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod admin_audit;
 mod crossing;
+mod doctor;
 mod full_disk;
 mod joining;
 mod keeping;
@@ -10,8 +12,11 @@ mod limits;
 mod links;
 mod nodes;
 mod objects;
+mod operating;
 mod process;
 mod replicas;
+mod restarts;
+mod returning;
 mod upstream;
 
 use std::path::{Path, PathBuf};

@@ -102,12 +102,35 @@ fn the_examples_become_ready_and_are_shown_in_every_form() {
     }
     assert!(lab.run(&["status"]).contains("dashboard.plant.example"));
 
-    let deleted = lab.run(&["delete", "-f", &examples()]);
-    assert_eq!(deleted.lines().count(), count);
+    // The cloud's own site and gateway are in the files too, and are not deleted by mistake.
+    let deleted = lab.cloud.run(&["delete", "-f", &examples()]).unwrap();
+    assert_eq!((deleted.code, deleted.stdout.lines().count()), (1, count - 2), "{deleted:?}");
+    for part in ["esite/cloud", "egateway/cloud", "causeway.io/allow-delete", "causeway delete --force"] {
+        assert!(deleted.stderr.contains(part), "{part} is missing in {}", deleted.stderr);
+    }
+    assert!(!deleted.stderr.contains("admin kubeconfig"), "{}", deleted.stderr);
     // What the controller made goes with its exposures, a moment later.
-    let gone =
-        wait_for("everything is gone", || lab.run(&["get", "all", "-o", "name"]).is_empty().then_some(()));
-    gone.unwrap();
+    let own = "esite/cloud\negateway/cloud\n";
+    wait_for("the rest is gone", || (lab.run(&["get", "all", "-o", "name"]) == own).then_some(())).unwrap();
+
+    let uids = || {
+        lab.run(&["get", "all", "-o", "json"])
+            .lines()
+            .filter(|line| line.contains("\"uid\""))
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    let before = uids();
+    let tried = lab.run(&["delete", "esite", "cloud", "--force", "--dry-run"]);
+    assert_eq!((tried.as_str(), uids()), ("esite/cloud deleted (dry run)\n", before.clone()));
+    for kind in ["esite", "egateway"] {
+        assert_eq!(lab.run(&["delete", kind, "cloud", "--force"]), format!("{kind}/cloud deleted\n"));
+    }
+    wait_for("the cloud makes its own objects again", || {
+        let now = uids();
+        (now.len() == 2 && now.iter().all(|uid| !before.contains(uid))).then_some(())
+    })
+    .unwrap();
 }
 
 #[test]
@@ -150,12 +173,9 @@ fn mistakes_have_their_exit_codes_and_say_what_to_do() {
         1,
         "subnets",
     );
-    check(
-        &["apply", "-f", "-"],
-        Some("{kind: ESite, apiVersion: v1, metadata: {name: a}, colour: red}"),
-        0,
-        "Warning: ",
-    );
+    let misspelt = Some("{kind: ESite, apiVersion: v1, metadata: {name: a}, colour: red}");
+    check(&["apply", "-f", "-"], misspelt, 1, "unknown field \"colour\"");
+    check(&["apply", "-f", "-", "--validate=warn"], misspelt, 0, "Warning: ");
     check(&["token", "create", "--site", "cloud"], None, 1, "this cloud itself");
     check(&["token", "delete", "nonsense"], None, 1, "nonsense");
     check(&["revoke", "nobody"], None, 1, "nobody");
@@ -202,4 +222,55 @@ fn a_watch_goes_on_when_the_cloud_comes_back() {
     assert!(lines.any(|line| line == "esite/Oslo"));
     child.kill().unwrap();
     child.wait().unwrap();
+}
+
+#[test]
+fn a_misspelt_field_is_refused_unless_the_user_says_otherwise() {
+    let lab = Lab::start();
+    let expose = "{kind: ServiceExpose, apiVersion: causeway.io/v1, metadata: {name: web}, eServiceName: web, \
+                  eSites: [cloud], ePolicies: [office]}";
+    let file = lab.path("expose.yaml");
+    std::fs::write(&file, expose).unwrap();
+    let file = file.to_str().unwrap();
+    let ran = lab.cloud.run(&["apply", "-f", file]).unwrap();
+    assert_eq!(ran.code, 1, "{}", ran.stdout);
+    for part in ["serviceexpose/web", "ePolicies", "did you mean", "ePolicys"] {
+        assert!(ran.stderr.contains(part), "{part} is missing in {}", ran.stderr);
+    }
+    assert!(lab.cloud.object("sx", "web").is_none(), "an exposure that no client may use was created");
+    let warned = lab.cloud.run(&["apply", "-f", file, "--validate=warn"]).unwrap();
+    assert_eq!(
+        (warned.code, warned.stdout.as_str()),
+        (0, "serviceexpose/web created\n"),
+        "{}",
+        warned.stderr
+    );
+    assert!(warned.stderr.contains("ePolicies"), "{}", warned.stderr);
+    let ignored = lab.cloud.run(&["apply", "-f", file, "--validate", "ignore"]).unwrap();
+    assert_eq!((ignored.code, ignored.stderr.as_str()), (0, ""));
+}
+
+#[test]
+fn bash_completes_the_names_of_objects() {
+    let lab = Lab::start();
+    lab.apply(&format!("{}\n---\n{}", site("berlin"), site("bergen")));
+    let check = |words: &[&str], expected: &[&str]| {
+        let script = format!(
+            "source <(causeway completions bash); COMP_WORDS=({}); COMP_CWORD={}; \
+             _causeway_with_names causeway {} {}; printf '%s\\n' \"${{COMPREPLY[@]}}\"",
+            words.join(" "),
+            words.len() - 1,
+            words[words.len() - 1],
+            words[words.len() - 2],
+        );
+        let found = lab.cloud.shell(&script).unwrap();
+        let mut found: Vec<&str> = found.lines().filter(|line| !line.is_empty()).collect();
+        found.sort_unstable();
+        assert_eq!(found, expected, "{words:?}");
+    };
+    check(&["causeway", "get", "esites", "ber"], &["bergen", "berlin"]);
+    check(&["causeway", "describe", "est", "berl"], &["berlin"]);
+    check(&["causeway", "doctor", "berg"], &["bergen"]);
+    check(&["causeway", "get", "esi"], &["esites"]);
+    check(&["causeway", "vers"], &["version"]);
 }

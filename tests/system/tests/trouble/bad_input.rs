@@ -307,16 +307,18 @@ fn a_status_in_an_ordinary_update_is_left_out() {
     let mut object = site("oslo");
     object["status"] = json!({"conditions": false_words});
     object["subnets"] = json!(["10.1.0.0/16"]);
-    let put = Request::new("PUT", &path("esites", "oslo")).json(&object);
-    let written = lab.admin.send(&put).unwrap().success().unwrap();
+    let patch = |path: &str, object: &Value| {
+        Request::new("PATCH", path).body("application/merge-patch+json", object.to_string())
+    };
+    let written = lab.admin.send(&patch(&path("esites", "oslo"), &object)).unwrap().success().unwrap();
     assert_eq!(written["subnets"][0], "10.1.0.0/16");
     assert!(!written["status"].to_string().contains("Lie"), "{written}");
     let stored = lab.admin.get(&path("esites", "oslo")).unwrap().success().unwrap();
     assert!(!stored["status"].to_string().contains("Lie"), "{stored}");
     // And the other way round: the status subresource leaves the rest alone.
     object["subnets"] = json!([]);
-    let put = Request::new("PUT", &format!("{}/status", path("esites", "oslo"))).json(&object);
-    let written = lab.admin.send(&put).unwrap().success().unwrap();
+    let status = format!("{}/status", path("esites", "oslo"));
+    let written = lab.admin.send(&patch(&status, &object)).unwrap().success().unwrap();
     assert_eq!(written["subnets"][0], "10.1.0.0/16");
 }
 

@@ -119,9 +119,15 @@ fn a_deleted_gateway_is_out_and_comes_back_only_with_a_new_token() {
     let lab = Lab::start();
     let mut edge = lab.join("edge", &join_token(&lab.admin, "oslo"));
     edge.terminate().unwrap();
-    let unused = join_token(&lab.admin, "oslo");
+    let unused = call(&lab.admin, "tokens", &json!({"site": "oslo", "replace": true}));
+    let unused = unused["token"].as_str().unwrap().to_owned();
     assert_eq!(own_object(&lab, &lab.admin), 200);
 
+    // The gateway has left, but not for long enough to be called away: its deletion must be meant.
+    let allow = serde_json::json!({"metadata": {"annotations": {"causeway.io/allow-delete": "true"}}});
+    let allow = Request::new("PATCH", &path("egateways", "oslo"))
+        .body("application/merge-patch+json", allow.to_string());
+    lab.admin.send(&allow).unwrap().success().unwrap();
     let deleted = lab.admin.send(&Request::new("DELETE", &path("egateways", "oslo"))).unwrap();
     deleted.success().unwrap();
     // Not 404: the key itself is no longer believed.

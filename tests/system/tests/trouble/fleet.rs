@@ -36,7 +36,9 @@ impl Fleet {
             let data_dir = folder.path().join(format!("cloud{number}"));
             std::fs::create_dir_all(&data_dir).unwrap();
             std::fs::write(data_dir.join("seal.key"), &key).unwrap();
-            clouds.push(Cloud::start_with(&data_dir, &["--store", &store]).unwrap());
+            // The seal key was prepared, so the first start must say that it is one.
+            let more = ["--store", store.as_str(), "--new-fleet"];
+            clouds.push(Cloud::start_with(&data_dir, &more[..if number == 0 { 3 } else { 2 }]).unwrap());
         }
         let admins: Vec<Client> = clouds.iter().map(admin).collect();
         let mut fleet = Fleet { clouds, admins, edges: Vec::new(), folder, _cluster: cluster };

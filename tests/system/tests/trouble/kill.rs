@@ -110,7 +110,8 @@ fn write(client: &Client, prefix: &str, newest: &AtomicU64, dead: &AtomicBool) -
             break;
         }
         known.push((name.clone(), Known::AtLeast(1)));
-        let update = Request::new("PUT", &path("esites", &name)).json(&version(&name, 2));
+        let update = Request::new("PATCH", &path("esites", &name))
+            .body("application/merge-patch+json", version(&name, 2).to_string());
         if !acknowledged(&update) {
             break;
         }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::time::Duration;
 
 use causeway_edge::netmap::persisted;
-use causeway_netmap::{Generation, Netmap, Stamp, View};
+use causeway_netmap::{Generation, Netmap, Policy, Stamp, View};
 use serde_json::{Value, json};
 use testlab::causeway::{Cloud, Process, get, run, wait_for};
 use testlab::https::{Client, Request};
@@ -265,11 +265,11 @@ fn an_edge_started_without_the_cloud_serves_its_last_netmap() {
 }
 
 #[test]
-fn a_full_disk_on_the_edge_is_reported_and_the_old_netmap_goes_on() {
+fn a_full_disk_on_the_edge_keeps_no_access_that_was_taken_away() {
     let sites = Sites::start();
     let Some(disk) = Disk::mount(&sites.data_dir("away"), "1m") else {
         println!(
-            "skipped: a_full_disk_on_the_edge_is_reported_and_the_old_netmap_goes_on needs root to mount a tmpfs"
+            "skipped: a_full_disk_on_the_edge_keeps_no_access_that_was_taken_away needs root to mount a tmpfs"
         );
         return;
     };
@@ -277,17 +277,51 @@ fn a_full_disk_on_the_edge_is_reported_and_the_old_netmap_goes_on() {
     let before = sites.wait_equal("away", 1000);
     sites.cloud.wait_condition("egw", "away", "NetmapInForce", "True").unwrap();
     let ballast = disk.fill();
-    assert!(set_port(&admin(&sites.cloud), 3000));
+
+    // With two netmaps on the disk a third takes the room of the older: a full disk alone refuses nothing.
+    if sites.data_dir("away").join("netmap/a").exists() && sites.data_dir("away").join("netmap/b").exists() {
+        assert!(set_port(&admin(&sites.cloud), 3000));
+        sites.wait_equal("away", 3000);
+    }
+    // Without the room of the older one nothing can be written.
+    let mut places: Vec<PathBuf> =
+        ["a", "b"].map(|place| sites.data_dir("away").join("netmap").join(place)).into();
+    places.retain(|place| place.exists());
+    places.sort_by_key(|place| place.metadata().unwrap().modified().unwrap());
+    places.iter().rev().skip(1).for_each(|older| std::fs::remove_file(older).unwrap());
+    disk.fill();
+
+    let client = admin(&sites.cloud);
+    let with_policy = target(&sites.cloud, "away").unwrap()["digest"].clone();
+    client.send(&Request::new("DELETE", &path("epolicies", "all"))).unwrap().success().unwrap();
+    // It is in force.
+    wait_for("the netmap without the policy is in force", || {
+        let (_, text) = get(sites.cloud.admin, "/debug").ok()?;
+        let dump: Value = serde_json::from_str(&text).ok()?;
+        let gateway = dump.pointer("/netmaps/gateways/away")?;
+        let (held, target) = (&gateway["held"], &gateway["target"]);
+        (held == target && held.is_object() && held["digest"] != with_policy).then_some(())
+    })
+    .unwrap_or_else(|error| panic!("{error}\n{}", process.log()));
     let condition = sites
         .cloud
-        .wait_condition("egw", "away", "NetmapInForce", "False")
+        .wait_condition("egw", "away", "NetmapPersisted", "False")
         .unwrap_or_else(|error| panic!("{error}\n{}", process.log()));
-    assert!(condition["message"].as_str().unwrap().contains("No space left"), "{condition}");
-    assert_eq!(persisted(&sites.data_dir("away")).unwrap().stamp(), before.stamp());
-    std::fs::remove_file(ballast).unwrap();
-    let after = sites.wait_equal("away", 3000);
-    assert!(after.generation() > before.generation());
+    let message = condition["message"].as_str().unwrap();
+    assert!(message.contains("No space left") && message.contains("is withdrawn"), "{condition}");
+    // What is on the disk is not used again.
     sites.cloud.wait_condition("egw", "away", "NetmapInForce", "True").unwrap();
+    assert_eq!(persisted(&sites.data_dir("away")), None);
+
+    // With room again the edge writes it by itself, and says so.
+    std::fs::remove_file(ballast).unwrap();
+    sites.cloud.wait_condition("egw", "away", "NetmapPersisted", "True").unwrap();
+    let after = persisted(&sites.data_dir("away")).unwrap();
+    assert!(after.generation() > before.generation());
+    // A policy that is missing allows nobody.
+    let policies = View::decode(&after).policies;
+    let allows_somebody = |policy: &Policy| !policy.sites.is_empty() || !policy.servers.is_empty();
+    assert!(!policies.values().any(allows_somebody), "{policies:?}\n{}", process.log());
     assert!(after.generation() > Generation::default());
     drop(process);
     drop(disk);

@@ -156,8 +156,10 @@ fn replicas_that_start_together_agree_on_one_authority() {
         std::fs::write(data_dir.join("seal.key"), &key).unwrap();
     }
     let store = store(&cluster);
-    let spawned: Vec<_> =
-        dirs.iter().map(|data_dir| Cloud::spawn(data_dir, &["--store", &store]).unwrap()).collect();
+    let spawned: Vec<_> = dirs
+        .iter()
+        .map(|data_dir| Cloud::spawn(data_dir, &["--store", &store, "--new-fleet"]).unwrap())
+        .collect();
     let ready = |(process, data_dir): (_, &PathBuf)| Cloud::await_ready(process, data_dir).unwrap();
     let clouds: Vec<Cloud> = spawned.into_iter().zip(&dirs).map(ready).collect();
     let (left, right) = (admin(&clouds[0]), admin(&clouds[1]));

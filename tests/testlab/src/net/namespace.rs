@@ -150,11 +150,15 @@ impl Host {
 
     /// Programs that are started here from now on ask this server for names, by their own /etc/resolv.conf.
     pub fn ask_for_names(&self, server: IpAddr) -> Result<()> {
+        // A question to a server that is just being restarted is lost; it is asked again after a second instead of five.
+        self.write_etc("resolv.conf", &format!("nameserver {server}\noptions timeout:1\n"))
+    }
+
+    /// Programs that are started here from now on see this text in the file of that name in /etc, which must exist on the machine.
+    pub fn write_etc(&self, name: &str, text: &str) -> Result<()> {
         let folder = self.namespace.files();
         std::fs::create_dir_all(&folder)?;
-        // A question to a server that is just being restarted is lost; it is asked again after a second instead of five.
-        std::fs::write(folder.join("resolv.conf"), format!("nameserver {server}\noptions timeout:1\n"))?;
-        Ok(())
+        Ok(std::fs::write(folder.join(name), text)?)
     }
 
     /// Does something here and returns what came of it: sockets made inside belong to this host.

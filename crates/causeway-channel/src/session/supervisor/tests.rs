@@ -442,6 +442,43 @@ fn a_new_certificate_replaces_the_session_in_peace() {
 }
 
 #[test]
+fn an_attempt_under_way_with_the_old_certificate_is_made_anew_with_the_new_one() {
+    // A better transport is tried beside the session.
+    let mut lab = Lab::ready(Transport::Tcp);
+    let dialed = lab.pass_heard(s(16));
+    let [Action::Dial { link: stale, transports: Attempted::Quic, .. }] = dialed[..] else {
+        unreachable!("{dialed:?}")
+    };
+    lab.machine.handle_identity(lab.now, 0.5);
+    assert_eq!(lab.actions(), [Action::Abandon { link: stale }]);
+    let dialed = lab.pass_heard(ms(10));
+    assert!(matches!(dialed[..], [Action::Dial { link, .. }] if link != stale), "{dialed:?}");
+    // There is no session yet.
+    let mut lab = Lab::new();
+    let stale = lab.dials(Attempted::Both);
+    lab.machine.handle_identity(lab.now, 0.5);
+    let actions = lab.actions();
+    let [Action::Abandon { link }, Action::Dial { link: new, .. }] = actions[..] else {
+        unreachable!("{actions:?}")
+    };
+    assert!(link == stale && new != stale);
+}
+
+#[test]
+fn a_ping_that_waits_for_its_turn_in_a_busy_process_is_no_silence_of_the_cloud() {
+    let mut lab = Lab::ready(Transport::Quic);
+    let link = lab.current();
+    assert_eq!(lab.pass(s(5)).len(), 1, "a ping");
+    // It leaves three seconds later, when the link would be dead.
+    lab.now += s(3);
+    lab.machine.handle_late(link, s(3));
+    lab.machine.handle_timeout(lab.now, 1.0);
+    assert_eq!((lab.actions(), lab.current()), (vec![], link));
+    // Then everything is as usual.
+    assert!(lab.pass(s(4)).contains(&Action::Close { link, code: CloseCode::Dead }));
+}
+
+#[test]
 fn a_drained_replica_is_left_without_a_gap() {
     let mut lab = Lab::ready(Transport::Quic);
     let old = lab.current();

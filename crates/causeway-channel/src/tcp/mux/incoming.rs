@@ -5,7 +5,7 @@ use std::time::Instant;
 use bytes::Bytes;
 
 use super::stream::{RecvState, SendState};
-use super::{Class, Mux};
+use super::{ACCEPTED_BYTES_MAX, Class, Mux};
 use crate::link::{CloseCode, CloseReason, ClosedBy, LinkClosed, ResetCode, Side};
 use crate::tcp::frame::{DataHead, Frame, HEAD_BYTES, Settings, parse};
 use crate::tcp::queue::ByteQueue;
@@ -28,6 +28,9 @@ impl Mux {
                     used += length;
                     if let Err(fault) = self.handle_frame(frame, now) {
                         self.close(CloseReason::new(CloseCode::Malformed, fault));
+                    } else if self.outgoing.control_len() > self.bounds.control_max() {
+                        let text = "more answers wait than this peer may cause: it does not read them";
+                        self.close(CloseReason::new(CloseCode::Limit, text));
                     }
                 }
                 Err(error) => self.close(CloseReason::new(CloseCode::Malformed, error.to_string())),
@@ -60,6 +63,10 @@ impl Mux {
             Frame::Reset { stream, code } => self.handle_reset(stream, code.into()),
             Frame::Stop { stream, code } => self.handle_stop(stream, code.into()),
             Frame::Credit { stream, bytes } => self.handle_credit(stream, bytes),
+            Frame::Datagram(_) if self.before_admission.is_some() => {
+                self.figures.datagrams_dropped += 1;
+                Ok(())
+            }
             Frame::Datagram(data) => {
                 let data = Bytes::copy_from_slice(data);
                 self.figures.datagrams_dropped +=
@@ -116,7 +123,20 @@ impl Mux {
         if self.peer_open >= self.bounds.streams_max {
             return Err("more streams than allowed");
         }
+        if let Some(left) = &mut self.before_admission {
+            *left = left.checked_sub(1).ok_or("a second stream before the welcome")?;
+        }
+        // Counted until it is dropped here, whatever the peer says of it: opening and resetting is no way around it.
+        if self.peer_held >= self.bounds.held_max() || self.accepted_bytes + header.len() > ACCEPTED_BYTES_MAX
+        {
+            // Nothing of it is kept. What still comes for it is passed over.
+            self.figures.streams_refused += 1;
+            self.outgoing.push_reset(id, ResetCode::Limit);
+            self.outgoing.push_stop(id, ResetCode::Limit);
+            return Ok(());
+        }
         self.peer_open += 1;
+        self.accepted_bytes += header.len();
         self.insert(id, false, Class::Normal, credit, self.bounds.initial_credit);
         self.accepted.push_back((id, Bytes::copy_from_slice(header)));
         self.signals.accepted = true;

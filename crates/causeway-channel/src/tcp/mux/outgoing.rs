@@ -18,6 +18,8 @@ pub struct Outgoing {
     close: Option<(u32, String)>,
     pongs: VecDeque<u64>,
     control: VecDeque<Control>,
+    /// Of the openings in `control`, in their order: a place there takes 12 bytes, because a peer can cause many.
+    headers: VecDeque<Bytes>,
     urgent: VecDeque<u32>,
     normal: VecDeque<u32>,
     bulk: VecDeque<u32>,
@@ -25,11 +27,12 @@ pub struct Outgoing {
     turn: u8,
 }
 
-/// At most one of each kind per stream, so their number is bounded by that of the streams. They go out in the
+/// At most one of each kind per stream that the peer does not know to be over. A peer that keeps to its limit of open
+/// streams cannot cause more than `Bounds::control_max`; one that causes more has its link closed. They go out in the
 /// order in which they came, so nothing about a stream overtakes its opening.
 #[derive(Debug)]
 enum Control {
-    Open { id: u32, credit: u32, header: Bytes },
+    Open { id: u32, credit: u32 },
     Reset { id: u32, code: ResetCode },
     Stop { id: u32, code: ResetCode },
     Credit { id: u32 },
@@ -53,8 +56,13 @@ impl Outgoing {
             || !self.datagrams.queue.is_empty()
     }
 
+    pub fn control_len(&self) -> usize {
+        self.control.len()
+    }
+
     pub fn push_open(&mut self, id: u32, credit: u32, header: Bytes) {
-        self.control.push_back(Control::Open { id, credit, header });
+        self.control.push_back(Control::Open { id, credit });
+        self.headers.push_back(header);
     }
 
     pub fn push_reset(&mut self, id: u32, code: ResetCode) {
@@ -104,7 +112,7 @@ impl Outgoing {
             }
         }
         if self.control.is_empty() && self.control.capacity() > 16 {
-            self.control = VecDeque::new();
+            (self.control, self.headers) = (VecDeque::new(), VecDeque::new());
         }
     }
 
@@ -166,7 +174,10 @@ impl Mux {
 
     fn push_control(&mut self, batch: &mut Batch, control: Control) {
         batch.push_frame(match control {
-            Control::Open { id, credit, ref header } => Frame::Open { stream: id, credit, header },
+            Control::Open { id, credit } => {
+                let header = self.outgoing.headers.pop_front().unwrap_or_default();
+                return batch.push_frame(Frame::Open { stream: id, credit, header: &header });
+            }
             Control::Reset { id, code } => Frame::Reset { stream: id, code: code.into() },
             Control::Stop { id, code } => Frame::Stop { stream: id, code: code.into() },
             Control::Credit { id } => {

@@ -35,6 +35,11 @@ impl Stream {
         self.send.state.is_over() && !matches!(self.recv.state, RecvState::Open)
     }
 
+    /// Over, and nothing of it can be read.
+    pub fn is_given_up(&self) -> bool {
+        self.send.state.is_over() && matches!(self.recv.state, RecvState::Reset(_))
+    }
+
     pub fn is_held(&self) -> bool {
         self.send.held || self.recv.held
     }

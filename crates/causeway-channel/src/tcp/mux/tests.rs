@@ -361,6 +361,156 @@ fn a_peer_that_breaks_a_rule_is_cut_off_with_a_reason() {
     check(&[settings, settings]);
 }
 
+/// The frames of a stream that is opened and given up in both directions at once.
+fn opened_and_given_up(id: u32, header: &[u8]) -> [Frame<'_>; 3] {
+    [
+        Frame::Open { stream: id, credit: 0, header },
+        Frame::Reset { stream: id, code: 1 },
+        Frame::Stop { stream: id, code: 1 },
+    ]
+}
+
+fn feed(cloud: &mut End, frames: &[Frame<'_>]) {
+    let mut bytes = Vec::new();
+    frames.iter().for_each(|frame| frame.write(&mut bytes));
+    cloud.receive(&bytes, Instant::now());
+    cloud.mux.check();
+}
+
+#[test]
+fn a_peer_that_is_not_admitted_opens_one_stream_and_its_datagrams_are_dropped() {
+    let pending = || {
+        let mux = Mux::pending(Side::Accepted, &LinkLimits::default(), Instant::now());
+        End { mux, wire: Vec::new(), inbox: Vec::new() }
+    };
+    let open = |stream| Frame::Open { stream, credit: 0, header: b"header" };
+    let mut cloud = pending();
+    feed(&mut cloud, &[open(1), Frame::Datagram(b"early")]);
+    assert_eq!(cloud.mux.read_datagram(), Ok(None));
+    assert_eq!((cloud.mux.figures().datagrams_dropped, cloud.mux.ended()), (1, None));
+    cloud.mux.admit();
+    feed(&mut cloud, &[open(3), open(5), Frame::Datagram(b"late")]);
+    assert_eq!((cloud.mux.read_datagram().unwrap().unwrap(), cloud.mux.ended()), ("late".into(), None));
+
+    // Whatever became of the first: a second one is too many.
+    for first_is_dropped in [false, true] {
+        let mut cloud = pending();
+        feed(&mut cloud, &opened_and_given_up(1, b"header"));
+        if first_is_dropped {
+            assert_eq!(cloud.mux.accept(), Ok(None), "nobody could use it");
+            assert!(cloud.mux.streams.is_empty());
+        }
+        assert_eq!(cloud.mux.ended(), None);
+        feed(&mut cloud, &[open(3)]);
+        let closed = cloud.mux.ended().unwrap();
+        assert_eq!((closed.by, closed.reason.code), (ClosedBy::Us, CloseCode::Malformed));
+    }
+}
+
+#[test]
+fn a_stream_that_the_peer_gave_up_counts_until_it_is_accepted_and_dropped() {
+    let limits = LinkLimits { streams_max: 64, ..LinkLimits::default() };
+    let mut cloud = End::new(Side::Accepted, &limits);
+    let mut id = 1;
+    // As the attack of issue 10 does: nothing is ever accepted.
+    for _ in 0..1000 {
+        feed(&mut cloud, &opened_and_given_up(id, b"header"));
+        cloud.send(64 * 1024, Instant::now());
+        id += 2;
+    }
+    assert_eq!((cloud.mux.streams.len(), cloud.mux.accepted.len(), cloud.mux.peer_open), (72, 72, 0));
+    assert_eq!(cloud.mux.figures().streams_refused, 1000 - 72);
+    assert_eq!(cloud.mux.ended(), None, "the rest is refused and the link goes on");
+    let refused = Frame::Reset { stream: id - 2, code: ResetCode::Limit.into() };
+    let mut bytes = Vec::new();
+    refused.write(&mut bytes);
+    assert!(cloud.wire.windows(bytes.len()).any(|window| window == bytes), "the peer is told");
+    // Places come free when the application looks.
+    assert_eq!(cloud.mux.accept(), Ok(None));
+    assert!(cloud.mux.streams.is_empty());
+    feed(&mut cloud, &[Frame::Open { stream: id, credit: 0, header: b"header" }]);
+    assert_eq!(cloud.mux.accept().unwrap().unwrap().0, id);
+    // One that it holds counts as well, however much the peer has given it up.
+    feed(&mut cloud, &opened_and_given_up(id, b"header")[1..]);
+    assert_eq!((cloud.mux.peer_open, cloud.mux.peer_held), (0, 1));
+    cloud.drop_both(id);
+    assert!(cloud.mux.streams.is_empty());
+}
+
+#[test]
+fn what_a_peer_sent_before_it_wanted_no_answer_is_still_read() {
+    let mut cloud = End::new(Side::Accepted, &LinkLimits::default());
+    let sent = Frame::Data { stream: 1, bytes: b"word", fin: true };
+    let [open, _, stop] = opened_and_given_up(1, b"header");
+    feed(&mut cloud, &[open, sent, stop]);
+    assert_eq!(cloud.mux.accept().unwrap().unwrap().0, 1);
+    assert_eq!(cloud.read(1, 100, Instant::now()), Poll::Ready(Ok(Some("word".into()))));
+}
+
+#[test]
+fn the_headers_of_streams_that_wait_to_be_accepted_have_a_bound() {
+    let mut cloud = End::new(Side::Accepted, &LinkLimits::default());
+    let header = [7; crate::link::HEADER_BYTES_MAX];
+    for id in (1..4000).step_by(2) {
+        feed(&mut cloud, &[Frame::Open { stream: id, credit: 0, header: &header }]);
+    }
+    assert_eq!(cloud.mux.accepted_bytes, ACCEPTED_BYTES_MAX);
+    assert_eq!(cloud.mux.figures().streams_refused, 2000 - (ACCEPTED_BYTES_MAX / header.len()) as u64);
+    assert_eq!(cloud.mux.ended(), None);
+}
+
+#[test]
+fn a_peer_that_causes_answers_and_does_not_read_them_is_cut_off_with_a_reason() {
+    let limits = LinkLimits { streams_max: 64, ..LinkLimits::default() };
+    // The application accepts and drops at once, or never looks.
+    for accepts in [true, false] {
+        let mut cloud = End::new(Side::Accepted, &limits);
+        let mut streams = 0;
+        while cloud.mux.ended().is_none() {
+            assert!(streams < 100_000, "it goes on and on");
+            feed(&mut cloud, &opened_and_given_up(streams * 2 + 1, b"header"));
+            for (held, held_max) in cloud.mux.held_counts() {
+                assert!(held <= held_max, "{held} of {held_max}");
+            }
+            while let Some((id, _)) = cloud.mux.accept().ok().flatten().filter(|_| accepts) {
+                cloud.drop_both(id);
+            }
+            streams += 1;
+        }
+        let closed = cloud.mux.ended().unwrap();
+        assert_eq!((closed.by, closed.reason.code), (ClosedBy::Us, CloseCode::Limit));
+        assert_eq!(cloud.mux.outgoing.control_len(), 0, "nothing is kept of what it did not read");
+    }
+}
+
+#[test]
+fn an_honest_peer_that_does_not_read_for_a_while_keeps_its_link() {
+    let limits = LinkLimits { streams_max: 64, ..LinkLimits::default() };
+    let mut pair = Pair::with(&limits);
+    // All streams of both ends, each reset, stopped and read from, while nothing reaches the edge.
+    pair.settle();
+    let own: Vec<u32> = (0..64).map(|_| pair.cloud.open()).collect();
+    pair.settle();
+    while pair.edge.mux.accept().unwrap().is_some() {}
+    let ids: Vec<u32> = (0..64).map(|_| pair.stream()).collect();
+    for id in &ids {
+        pair.edge.write_all(*id);
+    }
+    pair.move_some(true, 64 * 1024 * 1024);
+    for id in &ids {
+        pair.cloud.read_all(*id, pair.now);
+    }
+    for id in ids.iter().chain(&own) {
+        pair.cloud.drop_both(*id);
+        pair.edge.drop_both(*id);
+    }
+    pair.move_some(true, 64 * 1024 * 1024);
+    assert_eq!(pair.ended(), (None, None));
+    pair.settle();
+    assert_eq!(pair.ended(), (None, None));
+    assert_eq!(pair.edge.mux.own_open, 0, "everything was answered");
+}
+
 /// What may happen to a pair of muxes in a test of the whole.
 #[derive(Debug, Clone)]
 enum Step {
@@ -441,7 +591,10 @@ fn run(steps: &[Step]) -> Result<(), TestCaseError> {
     pair.settle();
     for end in [&pair.edge, &pair.cloud] {
         prop_assert!(end.mux.accepted.is_empty() && end.mux.streams.is_empty(), "{:?}", end.mux.streams);
-        prop_assert_eq!((end.mux.committed, end.mux.own_open, end.mux.peer_open), (0, 0, 0));
+        prop_assert_eq!(
+            (end.mux.committed, end.mux.own_open, end.mux.peer_open + end.mux.peer_held),
+            (0, 0, 0)
+        );
     }
     Ok(())
 }
@@ -568,6 +721,7 @@ proptest! {
             cloud.mux.check();
             cloud.send(10_000, Instant::now());
             prop_assert!(cloud.mux.committed <= cloud.mux.bounds.receive_max);
+            prop_assert!(cloud.mux.held_counts().iter().all(|(held, held_max)| held <= held_max));
             while let Ok(Some((id, _))) = cloud.mux.accept() {
                 if id % 4 == 1 { cloud.drop_both(id) }
             }

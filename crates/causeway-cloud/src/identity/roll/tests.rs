@@ -48,12 +48,13 @@ async fn a_seal_key_is_dropped_only_when_it_opens_nothing() {
     let store = Store::open(spec).await.unwrap();
     let (ours, other) = (home.path().join("seal.key"), home.path().join("other.key"));
     let place = SealPlace { path: ours.clone(), host: "here".into() };
-    let (roll, seal) = open_or_create(&store, &place, from_unix_seconds(1_800_000_000)).await.unwrap();
+    let (roll, seal) =
+        open_or_create(&store, &place, from_unix_seconds(1_800_000_000), || Ok(())).await.unwrap();
 
     // The answer was lost, the store was asked again, and says that the record exists.
     drop_useless_seal(&store, &seal).await.unwrap();
     assert!(ours.exists());
-    let again = open_or_create(&store, &place, from_unix_seconds(1_800_000_000)).await.unwrap().0;
+    let again = open_or_create(&store, &place, from_unix_seconds(1_800_000_000), || Ok(())).await.unwrap().0;
     assert_eq!(again.ids(), roll.ids());
 
     let useless = SealKey::generate(&other).unwrap();

@@ -104,7 +104,7 @@ async fn a_bearer_token_is_worth_its_role_until_it_ends() {
         assert_eq!(identity.groups, ["causeway:viewer", "system:authenticated"]);
         assert_eq!(replica.registrar.bearer(&admin.text).await.unwrap().role, Role::Admin);
     }
-    let join = fleet.token(&cloud, "G1", 1).await.to_text();
+    let join = fleet.token(&cloud, "G1").await.to_text();
     for garbage in ["", "x", "cwa1.", &admin.text[..20], &join] {
         assert!(matches!(cloud.registrar.bearer(garbage).await, Err(AuthFailure::Malformed(_))), "{garbage}");
     }

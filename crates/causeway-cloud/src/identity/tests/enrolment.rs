@@ -13,7 +13,7 @@ use super::*;
 async fn a_device_enrols_and_a_crash_in_the_middle_costs_nothing() {
     let fleet = Fleet::new().await;
     let cloud = fleet.replica("a").await;
-    let token = fleet.token(&cloud, "G1", 1).await;
+    let token = fleet.token(&cloud, "G1").await;
     let token = token.to_text().parse().unwrap();
     let key = Key::generate().unwrap();
 
@@ -37,21 +37,22 @@ async fn a_token_is_worth_what_it_says() {
     let cloud = fleet.replica("a").await;
     let (one, other) = (Key::generate().unwrap(), Key::generate().unwrap());
 
-    let token = fleet.token(&cloud, "used", 1).await;
+    let token = fleet.token(&cloud, "used").await;
     fleet.enrol(&cloud, &token, &one).await.unwrap();
     let text = refused(fleet.enrol(&cloud, &token, &other).await, Code::TokenUsed);
     assert!(text.contains("Tokyo/used") && text.contains("causeway token create"), "{text}");
 
-    let issued = cloud.registrar.create_join_token("Tokyo", "deleted", HOUR, 1).await.unwrap();
+    let issued =
+        cloud.registrar.create_join_token("Tokyo", "deleted", HOUR, OnEnrolled::Refuse).await.unwrap();
     cloud.registrar.delete_token(&issued.id).await.unwrap();
     assert!(cloud.registrar.delete_token(&issued.id).await.is_err());
     refused(fleet.enrol(&cloud, &issued.token, &other).await, Code::TokenDeleted);
 
-    let mut unknown = fleet.token(&cloud, "unknown", 1).await;
+    let mut unknown = fleet.token(&cloud, "unknown").await;
     unknown.secret = causeway_channel::Secret::generate();
     refused(fleet.enrol(&cloud, &unknown, &other).await, Code::TokenUnknown);
 
-    let expired = fleet.token(&cloud, "expired", 1).await;
+    let expired = fleet.token(&cloud, "expired").await;
     fleet.hands.advance(HOUR);
     let text = refused(fleet.enrol(&cloud, &expired, &other).await, Code::TokenExpired);
     assert!(text.contains("2027-01-15T09:00:00Z"), "{text}");
@@ -68,9 +69,12 @@ async fn tokens_are_checked_before_they_are_made() {
     let cloud = fleet.replica("a").await;
     let create = |site: &'static str, gateway: &'static str, ttl, uses| {
         let registrar = cloud.registrar.clone();
-        async move { registrar.create_join_token(site, gateway, ttl, uses).await.map(drop) }
+        async move {
+            registrar.check_join_token(site, gateway, ttl, uses)?;
+            registrar.create_join_token(site, gateway, ttl, OnEnrolled::Refuse).await.map(drop)
+        }
     };
-    assert!(create("Tokyo", "G1", HOUR, 1000).await.is_ok());
+    assert!(create("Tokyo", "G1", HOUR, 1).await.is_ok());
     for (site, gateway, ttl, uses) in [
         ("", "G1", HOUR, 1),
         ("To/kyo", "G1", HOUR, 1),
@@ -78,7 +82,7 @@ async fn tokens_are_checked_before_they_are_made() {
         ("Tokyo", "G1", Duration::ZERO, 1),
         ("Tokyo", "G1", 4000 * DAY, 1),
         ("Tokyo", "G1", HOUR, 0),
-        ("Tokyo", "G1", HOUR, 1001),
+        ("Tokyo", "G1", HOUR, 2),
     ] {
         let problem = create(site, gateway, ttl, uses).await.unwrap_err();
         assert!(matches!(problem, super::super::TokenProblem::Invalid { .. }), "{site} {gateway} {uses}");
@@ -93,7 +97,7 @@ async fn tokens_are_checked_before_they_are_made() {
 async fn nothing_in_the_store_is_worth_a_certificate() {
     let fleet = Fleet::new().await;
     let cloud = fleet.replica("a").await;
-    let token = fleet.token(&cloud, "G1", 1).await;
+    let token = fleet.token(&cloud, "G1").await;
     let api = cloud.registrar.create_api_token(super::super::ApiRole::Admin, HOUR).await.unwrap();
     let everything = fleet.store.list("", Page::default()).await.unwrap();
     assert!(everything.records.len() >= 3);
@@ -110,7 +114,7 @@ async fn nothing_in_the_store_is_worth_a_certificate() {
 async fn the_name_comes_from_the_token_whatever_the_request_says() {
     let fleet = Fleet::new().await;
     let cloud = fleet.replica("a").await;
-    let token = fleet.token(&cloud, "G1", 1).await;
+    let token = fleet.token(&cloud, "G1").await;
     let key = Key::generate().unwrap();
     let csr = key.request(&PeerId::new("cloud", "cloud").unwrap()).unwrap();
     let ask = Ask::Enrol(wire::Enrol { secret: token.secret.expose().to_vec(), csr });
@@ -129,7 +133,7 @@ async fn broken_requests_are_refused_one_by_one() {
     let fleet = Fleet::new().await;
     let cloud = fleet.replica("a").await;
     let device = fleet.device(&cloud, "G1").await;
-    let token = fleet.token(&cloud, "G2", 1).await;
+    let token = fleet.token(&cloud, "G2").await;
     let peer = PeerId::new("Tokyo", "G1").unwrap();
     let secret = token.secret.expose().to_vec();
     let csr = device.key.request(&peer).unwrap();
@@ -193,7 +197,8 @@ async fn a_new_key_revokes_the_one_before() {
     let cloud = fleet.replica("a").await;
     let mut old = fleet.device(&cloud, "G1").await;
     let mut ended = cloud.registrar.revoked_keys();
-    let mut new = fleet.device(&cloud, "G1").await;
+    let token = fleet.replacing_token(&cloud, "G1").await;
+    let mut new = fleet.device_with(&cloud, &token).await;
     assert_eq!(within(ended.recv()).await.unwrap(), old.key.hash());
     let text = refused(old.renew(&fleet, &cloud).await, Code::Revoked);
     assert!(text.contains("enrolled anew"), "{text}");
@@ -201,7 +206,7 @@ async fn a_new_key_revokes_the_one_before() {
     new.renew(&fleet, &cloud).await.unwrap();
 
     // Not even a token helps a revoked key.
-    let token = fleet.token(&cloud, "G1", 1).await;
+    let token = fleet.replacing_token(&cloud, "G1").await;
     refused(fleet.enrol(&cloud, &token, &old.key).await, Code::Revoked);
 }
 
@@ -246,7 +251,7 @@ async fn without_grace_the_end_is_the_end() {
 async fn a_wrong_clock_is_named_and_costs_no_token() {
     let fleet = Fleet::new().await;
     let cloud = fleet.replica("a").await;
-    let token = fleet.token(&cloud, "G1", 1).await;
+    let token = fleet.token(&cloud, "G1").await;
     let key = Key::generate().unwrap();
     let now = fleet.hands.now();
     let with_clock = |time: SystemTime| {
@@ -273,7 +278,7 @@ async fn an_impostor_learns_nothing() {
     let cloud = fleet.replica("a").await;
     let other = Fleet::new().await;
     let impostor = other.replica("a").await;
-    let token = fleet.token(&cloud, "G1", 1).await;
+    let token = fleet.token(&cloud, "G1").await;
     let key = Key::generate().unwrap();
     let error = fleet.enrol(&impostor, &token, &key).await.unwrap_err();
     assert!(matches!(error, EnrolError::WrongAuthority { .. }), "{error:?}");
@@ -308,7 +313,8 @@ async fn edges_survive_a_cloud_that_was_put_back_from_an_old_backup() {
     let mut device = fleet.device(&cloud, "G1").await;
     let old = fleet.store.get(&key).await.unwrap().unwrap();
     fleet.hands.advance(DAY);
-    let mut newer = fleet.device(&cloud, "G1").await;
+    let token = fleet.replacing_token(&cloud, "G1").await;
+    let mut newer = fleet.device_with(&cloud, &token).await;
 
     fleet.store.put(&key, old.value).await.unwrap();
     fleet.store.delete(&super::super::revocation::store_key(&device.key.hash()), None).await.unwrap();

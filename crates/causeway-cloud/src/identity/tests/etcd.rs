@@ -16,7 +16,7 @@ async fn replicas_on_etcd_agree_on_everything() {
     let (a, b) = (fleet.replica("a").await, fleet.replica("b").await);
 
     for round in 0..5 {
-        let token = fleet.token(&a, &format!("G{round}"), 1).await;
+        let token = fleet.token(&a, &format!("G{round}")).await;
         let (one, other) = (Key::generate().unwrap(), Key::generate().unwrap());
         let (first, second) = tokio::join!(fleet.enrol(&a, &token, &one), fleet.enrol(&b, &token, &other));
         assert!(first.is_ok() != second.is_ok(), "exactly one must win: {first:?} {second:?}");
@@ -24,7 +24,7 @@ async fn replicas_on_etcd_agree_on_everything() {
 
     let mut device = fleet.device(&a, "device").await;
     let identity = b.registrar.certificate(&[device.issued.certificate.clone()]).unwrap();
-    a.registrar.revoke_gateway("device").await.unwrap();
+    a.registrar.revoke_gateway("device", OpenTokens::Close).await.unwrap();
     let took = eventually("the other replica hears of it", || !b.registrar.still_valid(&identity)).await;
     assert!(took < Duration::from_secs(1), "{took:?}");
     refused(device.renew(&fleet, &b).await, Code::Revoked);
@@ -53,7 +53,8 @@ async fn race(cluster: &Cluster, round: usize) {
     for name in ["a", "b", "c"] {
         std::fs::write(fleet.data_dir(name).join("seal.key"), "42".repeat(32)).unwrap();
     }
-    let opened = tokio::join!(fleet.open("a"), fleet.open("b"), fleet.open("c"));
+    let open = async |name: &str| Registrar::open(fleet.store().await, fleet.prepared(name)).await;
+    let opened = tokio::join!(open("a"), open("b"), open("c"));
     let ids = [opened.0, opened.1, opened.2].map(|replica| replica.unwrap().roll.load().ids());
     assert!(ids.iter().all(|id| *id == ids[0]), "{ids:?}");
 }

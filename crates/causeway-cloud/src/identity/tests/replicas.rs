@@ -21,7 +21,8 @@ async fn replicas_that_start_together_agree_on_one_ca() {
         for name in names {
             std::fs::write(fleet.data_dir(name).join("seal.key"), &seal).unwrap();
         }
-        let opened = tokio::join!(fleet.open("a"), fleet.open("b"), fleet.open("c"), fleet.open("d"));
+        let open = async |name: &str| Registrar::open(fleet.store().await, fleet.prepared(name)).await;
+        let opened = tokio::join!(open("a"), open("b"), open("c"), open("d"));
         let ids = [opened.0, opened.1, opened.2, opened.3].map(|replica| replica.unwrap().roll.load().ids());
         assert!(ids.iter().all(|id| *id == ids[0]), "{ids:?}");
     }
@@ -86,7 +87,7 @@ async fn the_last_use_of_a_token_is_used_once() {
     let fleet = Fleet::new().await;
     let (a, b) = (fleet.replica("a").await, fleet.replica("b").await);
     for round in 0..15 {
-        let token = fleet.token(&a, &format!("G{round}"), 1).await;
+        let token = fleet.token(&a, &format!("G{round}")).await;
         let (one, other) = (Key::generate().unwrap(), Key::generate().unwrap());
         let (first, second) = tokio::join!(fleet.enrol(&a, &token, &one), fleet.enrol(&b, &token, &other));
         let loser = match (first, second) {
@@ -102,7 +103,7 @@ async fn one_key_redeeming_at_two_replicas_at_once_uses_the_token_once() {
     let fleet = Fleet::new().await;
     let (a, b) = (fleet.replica("a").await, fleet.replica("b").await);
     for round in 0..10 {
-        let token = fleet.token(&a, &format!("G{round}"), 1).await;
+        let token = fleet.token(&a, &format!("G{round}")).await;
         let key = Key::generate().unwrap();
         let (first, second) = tokio::join!(fleet.enrol(&a, &token, &key), fleet.enrol(&b, &token, &key));
         first.unwrap();
@@ -120,7 +121,7 @@ async fn a_revoked_gateway_is_out_everywhere_within_a_second() {
     let identity = b.registrar.certificate(&chain).unwrap();
     let mut ended = b.registrar.revoked_keys();
 
-    let revoked = a.registrar.revoke_gateway("G1").await.unwrap();
+    let revoked = a.registrar.revoke_gateway("G1", OpenTokens::Close).await.unwrap();
     assert_eq!(revoked.keys, [device.key.hash().to_string()]);
     let took = eventually("the other replica hears of it", || !b.registrar.still_valid(&identity)).await;
     assert!(took < Duration::from_secs(1), "{took:?}");
@@ -133,9 +134,9 @@ async fn a_revoked_gateway_is_out_everywhere_within_a_second() {
     }
 
     // Again, and for gateways nobody knows.
-    assert_eq!(a.registrar.revoke_gateway("G1").await.unwrap().keys, Vec::<String>::new());
-    assert!(a.registrar.revoke_gateway("nobody").await.is_err());
-    assert!(a.registrar.revoke_gateway("../ca").await.is_err());
+    assert_eq!(a.registrar.revoke_gateway("G1", OpenTokens::Close).await.unwrap().keys, Vec::<String>::new());
+    assert!(a.registrar.revoke_gateway("nobody", OpenTokens::Close).await.is_err());
+    assert!(a.registrar.revoke_gateway("../ca", OpenTokens::Close).await.is_err());
 
     // The revocation outlives a restart, and is forgotten only when the certificate has ended by itself.
     let again = fleet.open("a").await.unwrap();

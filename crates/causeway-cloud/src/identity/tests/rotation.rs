@@ -19,7 +19,7 @@ async fn a_change_of_ca_loses_no_edge() {
     let (a, b) = (fleet.replica("a").await, fleet.replica("b").await);
     let mut eager = fleet.device(&a, "eager").await;
     let mut late = fleet.device(&b, "late").await;
-    let token = fleet.token(&a, "token", 1).await;
+    let token = fleet.token(&a, "token").await;
     assert!(matches!(a.registrar.finish_rotation(false).await, Err(RotationError::NotChanging)));
     let old_admin = super::access::kubeconfig_certificate(&kubeconfig(&a));
 
@@ -52,7 +52,7 @@ async fn a_change_of_ca_loses_no_edge() {
     let key = Key::generate().unwrap();
     let issued = fleet.enrol(&b, &token, &key).await.unwrap();
     let mut third = Device { key, issued };
-    let fourth_token = fleet.token(&b, "fourth", 1).await;
+    let fourth_token = fleet.token(&b, "fourth").await;
     assert!(!third.asks_to_renew(&fleet, &a).await.unwrap());
 
     late.renew(&fleet, &a).await.unwrap();
@@ -101,12 +101,12 @@ async fn the_dead_do_not_hold_up_a_change_and_force_cuts_off_the_living() {
     let cloud = fleet.replica("a").await;
     fleet.device(&cloud, "dead").await;
     let revoked = fleet.device(&cloud, "revoked").await;
-    cloud.registrar.revoke_gateway("revoked").await.unwrap();
+    cloud.registrar.revoke_gateway("revoked", OpenTokens::Close).await.unwrap();
     drop(revoked);
     fleet.hands.advance(121 * DAY);
     cloud.registrar.upkeep().await.unwrap();
     let mut living = fleet.device(&cloud, "living").await;
-    let forgotten = fleet.token(&cloud, "forgotten", 1).await;
+    let forgotten = fleet.token(&cloud, "forgotten").await;
     assert!(cloud.registrar.trusts_handshakes());
     cloud.registrar.admit(&living.issued.certificate, &[]).await.unwrap();
     cloud.registrar.start_rotation().await.unwrap();

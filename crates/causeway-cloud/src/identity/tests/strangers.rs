@@ -144,7 +144,7 @@ async fn tries_are_limited_per_address_and_those_with_a_certificate_are_not() {
     fleet.limits.tries_per_second = NonZeroU32::new(1).unwrap();
     let cloud = fleet.replica("a").await;
     let mut device = fleet.device(&cloud, "G1").await;
-    let mut token = fleet.token(&cloud, "G2", 1).await;
+    let mut token = fleet.token(&cloud, "G2").await;
     token.secret = causeway_channel::Secret::generate();
     let key = Key::generate().unwrap();
     let mut limited = None;

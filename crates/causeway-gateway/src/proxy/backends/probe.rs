@@ -12,6 +12,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::{Backends, Endpoint, connect};
+use crate::dial::Dialer;
 
 /// Whoever takes longer is not well.
 const ANSWER: Duration = Duration::from_secs(2);
@@ -38,8 +39,9 @@ pub async fn run(backends: &Backends, stop: CancellationToken) {
                 break;
             }
             under_way.insert(Arc::as_ptr(&due.endpoint) as usize);
+            let dialer = backends.dialer.clone();
             asking.spawn(async move {
-                let answered = ask(&due).await;
+                let answered = ask(&dialer, &due).await;
                 (due, answered)
             });
         }
@@ -132,9 +134,9 @@ fn take(due: &Due, answered: io::Result<()>) -> bool {
     has_changed
 }
 
-async fn ask(due: &Due) -> io::Result<()> {
+async fn ask(dialer: &Dialer, due: &Due) -> io::Result<()> {
     let asking = async {
-        let stream = connect(&due.endpoint, due.proxy_protocol, None).await?;
+        let stream = connect(dialer, &due.endpoint, due.proxy_protocol, None).await?;
         match &due.check {
             Some(check) if check.kind == HealthCheckType::Http => get(stream, &check.path).await,
             _ => Ok(()),

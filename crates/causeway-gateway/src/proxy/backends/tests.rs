@@ -1,10 +1,12 @@
 //! Endpoints over loopback: who is chosen, who is left out, who comes back.
 
-use causeway_netmap::{HealthCheckType, Protocol};
+use causeway_channel::link::ResetCode;
+use causeway_netmap::HealthCheckType;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpListener;
 
 use super::*;
+use crate::dial::{DialRules, OwnListeners};
 
 fn service(backends: &[SocketAddr]) -> Service {
     Service {
@@ -21,7 +23,7 @@ fn service(backends: &[SocketAddr]) -> Service {
 }
 
 fn backends() -> Arc<Backends> {
-    Arc::new(Backends::new(&Options::default()))
+    Arc::new(Backends::new(&Options::default(), Dialer::default()))
 }
 
 async fn listener() -> (TcpListener, SocketAddr) {
@@ -36,6 +38,58 @@ async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
         assert!(Instant::now() < end, "{what}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+}
+
+/// What may not be dialled is told at once, and refused with its reason; a name is judged by what it stands for.
+#[tokio::test]
+async fn a_backend_that_may_not_be_dialled_is_told_and_refused() {
+    let ((_own, ours), (_other, fine)) = (listener().await, listener().await);
+    let own = OwnListeners::default();
+    own.keep("admin", Transport::Tcp, ours);
+    let backends = Backends::new(&Options::default(), Dialer::new(DialRules::default(), own));
+    let check = async |service: &Service, told: Option<(usize, &str)>, dialled: Result<SocketAddr, &str>| {
+        backends.follow(&view(service));
+        let found = backends.dial_for(service, None).await;
+        match (found, dialled) {
+            (Ok(found), Ok(address)) => assert_eq!(found.stream.peer_addr().unwrap(), address),
+            (Err(refusal), Err(why)) => {
+                assert!(refusal.to_string().contains(why), "{refusal}");
+                assert_eq!((refusal.word(), refusal.code()), ("backend-denied", ResetCode::BackendDown));
+            }
+            (found, dialled) => panic!("{:?} instead of {dialled:?}", found.err()),
+        }
+        let outage = backends.outages().remove("web");
+        let outage = outage.as_ref().map(|outage| (outage.up, outage.why.as_str()));
+        assert_eq!(outage.map(|(up, _)| up), told.map(|(up, _)| up), "{outage:?}");
+        let why = told.map_or("", |(_, why)| why);
+        assert!(outage.is_none_or(|(_, said)| said.contains(why)), "{outage:?}");
+    };
+    let own_why = "a listener of the gateway itself (admin)";
+    check(&service(&[ours]), Some((0, own_why)), Err(own_why)).await;
+    check(&service(&[ours, fine]), Some((1, own_why)), Ok(fine)).await;
+    check(&service(&[fine]), None, Ok(fine)).await;
+    let link_local = "it is a link-local address";
+    let metadata = "169.254.169.254:80".parse().unwrap();
+    check(&service(&[metadata]), Some((0, link_local)), Err(link_local)).await;
+    let mut named = service(&[]);
+    named.backends = vec![Backend::Host(DnsName::new("localhost"), ours.port())];
+    named.backends.push(Backend::Address(ours.ip(), ours.port()));
+    // `localhost` may have an address of IPv6 too, where nobody listens: then a connection fails, which is not a denial.
+    let found = backends.dial_for(&named, None).await;
+    assert!(found.is_err(), "the address behind the name is judged");
+}
+
+#[tokio::test]
+async fn a_backend_of_datagrams_that_may_not_be_dialled_is_told() {
+    let own = OwnListeners::default();
+    own.keep("dns", Transport::Udp, "127.0.0.1:5353".parse().unwrap());
+    let backends = Backends::new(&Options::default(), Dialer::new(DialRules::default(), own));
+    let mut names = service(&["127.0.0.1:5353".parse().unwrap()]);
+    backends.follow(&view(&names));
+    assert!(backends.outages().is_empty(), "over TCP nothing of ours listens there");
+    names.protocol = Protocol::Udp;
+    backends.follow(&view(&names));
+    assert!(backends.outages()["web"].denied);
 }
 
 fn view(service: &Service) -> View {

@@ -15,6 +15,7 @@ use tokio::net::TcpStream;
 
 use super::allow::Host;
 use crate::audit::End;
+use crate::dial::Denied;
 use crate::gateway::Shared;
 use crate::live::{Claim, Cut, Entry};
 use crate::passage::{Admitted, Direction, Passage};
@@ -148,8 +149,11 @@ pub async fn open_direct(
     let reaching = async {
         let connecting = async {
             match host {
-                Host::Name(name) => TcpStream::connect((name.as_str(), port)).await,
-                Host::Address(address) => TcpStream::connect((*address, port)).await,
+                Host::Name(name) => {
+                    let found = tokio::net::lookup_host((name.as_str(), port)).await?;
+                    shared.dialer.connect_first(found).await
+                }
+                Host::Address(address) => shared.dialer.connect_tcp((*address, port).into()).await,
             }
         };
         Ok(Way::Here(connect(shared, target, connecting).await?))
@@ -313,7 +317,7 @@ async fn answer(shared: &Shared, passage: Passage, entry: &Entry, mut node: Sock
 
 async fn dial_node(shared: &Shared, node: &Node, port: u16) -> Result<TcpStream, NotReached> {
     let ip = node.ip.ok_or_else(|| Refusal::NoNode { node: node.server.clone() })?;
-    connect(shared, target(&node.server, port), TcpStream::connect((ip, port))).await
+    connect(shared, target(&node.server, port), shared.dialer.connect_tcp((ip, port).into())).await
 }
 
 async fn connect(
@@ -324,14 +328,15 @@ async fn connect(
     let connected = tokio::time::timeout(shared.options.connect_timeout, connecting).await;
     let Ok(connected) = connected else { return Err(NotReached::Late { target }) };
     let prepared = connected.and_then(|stream| prepare(&stream).map(|()| stream));
-    prepared.map_err(|error| match error.kind() {
-        io::ErrorKind::TimedOut => NotReached::Late { target },
+    prepared.map_err(|error| match (error.kind(), Denied::of(&error)) {
+        (_, Some(why)) => Refusal::BackendDenied { what: target, why: why.clone() }.into(),
+        (io::ErrorKind::TimedOut, _) => NotReached::Late { target },
         _ => NotReached::Down { target, why: error.to_string() },
     })
 }
 
 fn target(node: &ServerName, port: u16) -> String {
-    format!("node {node}, port {port},")
+    format!("port {port} of node {node}")
 }
 
 /// What the other gateway is told.

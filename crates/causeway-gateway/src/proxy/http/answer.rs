@@ -135,7 +135,9 @@ impl From<&Refusal> for Verdict {
             Refusal::Limit { .. } => (StatusCode::TOO_MANY_REQUESTS, End::Limit),
             Refusal::Full { .. } => (StatusCode::SERVICE_UNAVAILABLE, End::Limit),
             Refusal::SiteAway { .. } => (StatusCode::SERVICE_UNAVAILABLE, End::LinkLost),
-            Refusal::BackendDown { .. } => (StatusCode::BAD_GATEWAY, End::BackendDown),
+            Refusal::BackendDown { .. } | Refusal::BackendDenied { .. } => {
+                (StatusCode::BAD_GATEWAY, End::BackendDown)
+            }
             Refusal::Malformed { .. } => (StatusCode::BAD_REQUEST, End::Refused),
         };
         let text = match refusal {

@@ -56,6 +56,12 @@ impl Routes {
         lines.send(request, open).await
     }
 
+    /// Takes every stream out of use. Idle ones close at once, the others with their last request.
+    pub fn retire(&self) {
+        let routes = std::mem::take(&mut *self.routes.lock().unwrap_or_else(PoisonError::into_inner));
+        routes.values().for_each(|lines| lines.retire());
+    }
+
     /// Closes what was not used for a while.
     pub fn tidy(&self) {
         let mut routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);

@@ -21,8 +21,7 @@ use super::extended::{self, Extended};
 use super::headers::{self, HeadError};
 use super::judge::{self, Next};
 use super::pool::Lease;
-use super::tunnel::tunnel;
-use super::{aim, path};
+use super::{aim, forwarded, path, tunnel, upgrade};
 use crate::audit::End;
 use crate::gateway::Shared;
 use crate::limits::TooMany;
@@ -67,8 +66,8 @@ struct Passing {
 struct Answered {
     response: Response<Incoming>,
     lease: Lease,
-    /// The client's end, when it asked for an upgrade.
-    upgrade: Option<OnUpgrade>,
+    /// The client's end, and the protocols it offers, when it asked for an upgrade.
+    upgrade: Option<(OnUpgrade, header::HeaderValue)>,
     /// It asked as HTTP/2 does: for one of many streams, not for the connection.
     is_extended: bool,
     /// It came from another gateway, which may have answered itself.
@@ -83,6 +82,12 @@ impl Exchange {
     ) -> Result<Response<Download>, Infallible> {
         if request.version() == Version::HTTP_2 {
             self.connection.set_multiplexed();
+        }
+        if request.version() == Version::HTTP_11 && request.headers().contains_key(header::UPGRADE) {
+            let client = hyper::upgrade::on(&mut request);
+            // Until `switch` has something better to do with it.
+            self.connection.become_tunnel(Box::pin(tunnel::close(client.clone())));
+            request.extensions_mut().insert(client);
         }
         if let Bearing::Outbound { .. } = self.bearing {
             extended::translate(&mut request);
@@ -145,7 +150,7 @@ impl Exchange {
         let view = self.shared.view();
         match &self.bearing {
             Bearing::Inbound { claim, client } => {
-                let told = headers::take_client(request.headers_mut());
+                let told = forwarded::take_client(request.headers_mut());
                 let service = match claim {
                     Claim::Reach { service, .. } => view.services.get(service),
                     _ => None,
@@ -207,19 +212,22 @@ impl Exchange {
         let Passing { admitted, claim, client, path, meter } = passing;
         let is_single = request.version() == Version::HTTP_11;
         let is_extended = request.extensions_mut().remove::<Extended>().is_some();
-        let protocol = headers::upgrade(request.headers()).filter(|_| is_single || is_extended);
-        let upgrade = protocol.is_some().then(|| hyper::upgrade::on(&mut request));
+        let onward = judge::onward(&admitted.view, claim, &admitted.who, admitted.permit.clone());
+        let onward = onward.map_err(|refusal| Verdict::from(&refusal))?;
+        let has_rules = onward.reads_requests();
+        let protocol = upgrade::wanted(request.headers(), has_rules).filter(|_| is_single || is_extended);
+        let upgrade = protocol.clone().map(|protocol| (hyper::upgrade::on(&mut request), protocol));
         let (mut parts, body) = request.into_parts();
         let waits = is_single && headers::expects_continue(&parts.headers) && !body.is_end_stream();
         let host = headers::host_of(&parts).map(str::to_owned);
         headers::strip(&mut parts.headers);
+        forwarded::strip_overrides(&mut parts.headers, has_rules);
         if let (Bearing::Outbound { .. }, Some(client)) = (&self.bearing, client) {
-            headers::put_client(&mut parts.headers, *client, host.as_deref());
+            forwarded::set_client(&mut parts.headers, *client, host.as_deref());
         }
         let gate = waits.then(Arc::<Gate>::default);
         let upload = Upload::new(body, meter.clone());
-        let onward = judge::onward(&admitted.view, claim, &admitted.who, admitted.permit.clone());
-        let next = onward.map_err(|refusal| Verdict::from(&refusal))?.next;
+        let next = onward.next;
         let service = match claim {
             Claim::Use { service, .. } | Claim::Reach { service, .. } => service,
             _ => return Err(Verdict::broken("not a service")),
@@ -241,7 +249,7 @@ impl Exchange {
                 }
             }
             Next::Here(service) => {
-                headers::take_client(&mut parts.headers);
+                forwarded::take_client(&mut parts.headers);
                 let way = Way::to(service, &parts.headers, upgrade.is_some());
                 match way {
                     Way::Line => aim::over_http2(&mut parts, host, path, service.backend_tls.is_some())?,
@@ -259,14 +267,15 @@ impl Exchange {
     /// The backend speaks something else from now on.
     fn switch(&self, answered: Answered, mut account: Account, form: Form) -> Response<Download> {
         let Answered { mut response, lease, upgrade, is_extended, .. } = answered;
+        let offered = upgrade.filter(|(_, offered)| upgrade::is_offered(offered, response.headers()));
         let protocol = response.headers().get(header::UPGRADE).cloned();
-        let (Some(client), Some(protocol)) = (upgrade, protocol) else {
+        let (Some((client, _)), Some(protocol)) = (offered, protocol) else {
             let verdict = Verdict::broken("the backend switched to another protocol without being asked");
             return self.fail(&verdict, account, form);
         };
         let backend = hyper::upgrade::on(&mut response);
         account.set_status(response.status().as_u16());
-        let tunnel = Box::pin(tunnel(client, backend, account, lease));
+        let tunnel = Box::pin(tunnel::tunnel(client, backend, account, lease));
         let (mut parts, _) = response.into_parts();
         headers::strip(&mut parts.headers);
         if is_extended {

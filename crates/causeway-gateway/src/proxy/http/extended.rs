@@ -51,6 +51,7 @@ fn key(high: u64, low: u64) -> HeaderValue {
 
 #[cfg(test)]
 mod tests {
+    use super::super::upgrade;
     use super::*;
 
     #[test]
@@ -64,7 +65,7 @@ mod tests {
             translate(&mut request);
             let is_one = request.extensions().get::<Extended>().is_some();
             assert_eq!(format!("{} {is_one}", request.method()), expected);
-            let asked = headers::upgrade(request.headers());
+            let asked = upgrade::wanted(request.headers(), true);
             assert_eq!(asked.is_some_and(|asked| asked == WEBSOCKET), is_one);
             assert_eq!(request.headers().contains_key("sec-websocket-key"), is_one);
         };

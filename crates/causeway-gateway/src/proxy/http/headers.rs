@@ -1,28 +1,21 @@
-//! The headers of requests and responses that cross: what belongs to one hop stays there, what is said about the client
-//! is added, and heads that could be read in two ways are found. Pure.
+//! The headers of requests and responses that cross: what belongs to one hop stays there, and heads that could be read in two
+//! ways are found. Pure. What is said about the client is in `forwarded`, changes of protocol are in `upgrade`.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
-use std::net::SocketAddr;
 
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::request::Parts;
 use http::{Method, Request, Uri, Version};
 
-/// From gateway to gateway: the address and port of the client. Taken off before a backend sees it, and never taken from one
-/// that is no gateway.
-pub const CLIENT: HeaderName = HeaderName::from_static("causeway-client");
 /// On an answer that a gateway gave itself: the word of its refusal.
 pub const REFUSAL: HeaderName = HeaderName::from_static("causeway-refusal");
 
-const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
-const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
-const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
-const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
-
 // RFC 9110, 7.6.1, and what older programs use. `Trailer` is left: it announces what comes at the end, hop after hop.
-const OF_ONE_HOP: [HeaderName; 7] = [
+// `HTTP2-Settings` belongs to an upgrade to h2c, which does not pass.
+const OF_ONE_HOP: [HeaderName; 8] = [
     header::CONNECTION,
+    HeaderName::from_static("http2-settings"),
     HeaderName::from_static("keep-alive"),
     HeaderName::from_static("proxy-connection"),
     header::PROXY_AUTHENTICATE,
@@ -49,14 +42,6 @@ pub fn strip(headers: &mut HeaderMap) {
     }
 }
 
-/// Does the client want to speak something else after this request, and what?
-pub fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
-    let asked = connection_words(headers).any(|word| word.eq_ignore_ascii_case("upgrade"));
-    let wanted = headers.get(header::UPGRADE).filter(|_| asked)?;
-    // HTTP/2 in plain text is spoken by prior knowledge only; RFC 9113 has given up this way.
-    (!wanted.as_bytes().eq_ignore_ascii_case(b"h2c")).then(|| wanted.clone())
-}
-
 /// Says on the next hop that an upgrade is wanted, or has happened.
 pub fn put_upgrade(headers: &mut HeaderMap, protocol: HeaderValue) {
     headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
@@ -75,37 +60,6 @@ pub fn is_grpc(headers: &HeaderMap) -> bool {
     value.len() >= GRPC.len()
         && value[..GRPC.len()].eq_ignore_ascii_case(GRPC)
         && matches!(value.get(GRPC.len()), None | Some(b'+' | b';' | b' '))
-}
-
-/// What is said about the client, for the backend and for the other gateway. What it says of itself is not believed: its
-/// own list of addresses is only continued.
-pub fn put_client(headers: &mut HeaderMap, client: SocketAddr, host: Option<&str>) {
-    let ip = client.ip().to_canonical();
-    let mut list = Vec::new();
-    for value in headers.get_all(FORWARDED_FOR) {
-        list.extend_from_slice(value.as_bytes());
-        list.extend_from_slice(b", ");
-    }
-    list.extend_from_slice(ip.to_string().as_bytes());
-    if let Ok(list) = HeaderValue::from_bytes(&list) {
-        headers.insert(FORWARDED_FOR, list);
-    }
-    headers.insert(FORWARDED_PROTO, HeaderValue::from_static("http"));
-    if let Some(host) = host.and_then(|host| HeaderValue::from_str(host).ok()) {
-        headers.insert(FORWARDED_HOST, host);
-    }
-    if !headers.contains_key(TRACEPARENT) {
-        headers.insert(TRACEPARENT, new_trace());
-    }
-    let client = SocketAddr::new(ip, client.port()).to_string();
-    if let Ok(client) = HeaderValue::from_str(&client) {
-        headers.insert(CLIENT, client);
-    }
-}
-
-/// The client as the other gateway tells it; after this a backend does not see it.
-pub fn take_client(headers: &mut HeaderMap) -> Option<SocketAddr> {
-    headers.remove(CLIENT)?.to_str().ok()?.parse().ok()
 }
 
 /// Cookies may come in pieces over HTTP/2, and must not over HTTP/1.1 (RFC 9113, 8.2.3).
@@ -198,12 +152,6 @@ pub fn without_port(host: &str) -> &str {
     }
 }
 
-/// `00`, a new trace, a new span, sampled: not sampled would tell every backend to drop its own traces.
-fn new_trace() -> HeaderValue {
-    let text = format!("00-{:016x}{:016x}-{:016x}-01", random(), random(), random());
-    HeaderValue::from_str(&text).unwrap_or_else(|_| HeaderValue::from_static(""))
-}
-
 /// Unlike every other, and cheap: the standard library's hasher with its next key. Not for secrets. Never zero.
 pub fn random() -> u64 {
     RandomState::new().build_hasher().finish() | 1
@@ -240,6 +188,8 @@ mod tests {
             ("te", "gzip, trailers"),
             ("transfer-encoding", "chunked"),
             ("upgrade", "websocket"),
+            ("upgrade", "h2c"),
+            ("http2-settings", "AAMAAABkAAQAAP__"),
             ("causeway-refusal", "limit"),
             ("host", "a"),
             ("content-length", "5"),
@@ -254,53 +204,10 @@ mod tests {
     }
 
     #[test]
-    fn an_upgrade_is_one_only_when_both_headers_say_so() {
-        let of = |lines: &[(&'static str, &'static str)]| upgrade(&headers(lines));
-        assert_eq!(
-            of(&[("connection", "keep-alive, Upgrade"), ("upgrade", "websocket")]).unwrap(),
-            "websocket"
-        );
-        assert_eq!(of(&[("upgrade", "websocket")]), None);
-        assert_eq!(of(&[("connection", "upgrade")]), None);
-        assert_eq!(of(&[("connection", "Upgrade, HTTP2-Settings"), ("upgrade", "h2c")]), None);
-    }
-
-    #[test]
     fn grpc_is_told_from_its_relatives() {
         let of = |value: &'static str| is_grpc(&headers(&[("content-type", value)]));
         assert!(of("application/grpc") && of("application/grpc+proto") && of("Application/gRPC; x=y"));
         assert!(!of("application/grpc-web") && !of("application/grpcish") && !of("text/plain"));
-    }
-
-    #[test]
-    fn the_client_is_added_to_what_it_says_of_itself() {
-        let mut found = headers(&[
-            ("x-forwarded-for", "1.1.1.1"),
-            ("x-forwarded-for", "2.2.2.2"),
-            ("x-forwarded-proto", "https"),
-            ("causeway-client", "9.9.9.9:9"),
-            ("traceparent", "00-aa-bb-01"),
-        ]);
-        put_client(&mut found, "[::ffff:10.0.0.7]:4321".parse().unwrap(), Some("web.example:81"));
-        assert_eq!(found["x-forwarded-for"], "1.1.1.1, 2.2.2.2, 10.0.0.7");
-        assert_eq!(found["x-forwarded-proto"], "http");
-        assert_eq!(found["x-forwarded-host"], "web.example:81");
-        assert_eq!(found["traceparent"], "00-aa-bb-01");
-        assert_eq!(take_client(&mut found), "10.0.0.7:4321".parse().ok());
-        assert_eq!(take_client(&mut found), None);
-    }
-
-    #[test]
-    fn a_trace_is_made_when_there_is_none() {
-        let trace = || {
-            let mut found = HeaderMap::new();
-            put_client(&mut found, "10.0.0.7:4321".parse().unwrap(), None);
-            found["traceparent"].to_str().unwrap().to_owned()
-        };
-        let (one, other) = (trace(), trace());
-        assert_ne!(one, other);
-        let parts: Vec<usize> = one.split('-').map(str::len).collect();
-        assert_eq!(parts, [2, 32, 16, 2]);
     }
 
     #[test]

@@ -155,6 +155,13 @@ impl Lines {
         lines.is_empty()
     }
 
+    /// Takes every connection out of use; each ends with its last request.
+    pub fn retire(&self) {
+        let retired = std::mem::take(&mut *self.lock());
+        // Outside the lock: dropping an idle one ends its task.
+        drop(retired);
+    }
+
     /// The first that has room: so those not needed fall idle.
     fn free(&self) -> Option<Busy> {
         let mut lines = self.lock();

@@ -43,6 +43,15 @@ async fn between(client: OnUpgrade, backend: OnUpgrade, account: &Account) -> Re
     tokio::try_join!(up, down).map(drop)
 }
 
+/// Closes a connection whose client asked for an upgrade and got an ordinary answer. hyper hands over such a connection at its end
+/// instead of shutting it down; a stream of the channel that is dropped is abandoned, and the answer on it is lost.
+pub async fn close(client: OnUpgrade) {
+    if let Ok(client) = client.await {
+        // The other end may be gone already.
+        let _ = TokioIo::new(client).shutdown().await;
+    }
+}
+
 fn halves(upgraded: Upgraded) -> (impl AsyncRead + Unpin, impl AsyncWrite + Unpin) {
     tokio::io::split(TokioIo::new(upgraded))
 }

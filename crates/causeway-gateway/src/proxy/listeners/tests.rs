@@ -163,7 +163,7 @@ async fn where_no_room_can_be_made_the_host_is_used_and_it_is_said() {
     let taken = free.local_addr().unwrap();
     let state = watch::Sender::new(PlaceState::Impossible { why: "no rights".to_owned() });
     let room = Arc::new(Pretended { state, made: Arc::default() });
-    let places = Places { room: Some(room), host_instead: true, ports: BTreeMap::new() };
+    let places = Places { room: Some(room), host_instead: true, ..Places::default() };
     let near = ("near", "127.18.0.1", taken.port(), Protocol::Udp);
     let busy = ("busy", "127.0.0.1", taken.port(), Protocol::Tcp);
     let far = ("far", "192.0.2.1", 80, Protocol::Tcp);

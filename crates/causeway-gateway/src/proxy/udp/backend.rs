@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use causeway_netmap::{Backend, Service};
 use tokio::net::UdpSocket;
 
+use crate::dial::{Dialer, Transport};
 use crate::policy::Refusal;
 
 /// How long a backend that is not there is asked last.
@@ -19,6 +20,7 @@ const REMEMBERED_MAX: usize = 1024;
 /// Which backend has how many sessions. Clones share it.
 #[derive(Clone, Default, Debug)]
 pub struct UdpBackends {
+    dialer: Dialer,
     known: Arc<Mutex<HashMap<SocketAddr, Known>>>,
 }
 
@@ -43,6 +45,10 @@ pub struct Place {
 }
 
 impl UdpBackends {
+    pub fn new(dialer: Dialer) -> UdpBackends {
+        UdpBackends { dialer, ..UdpBackends::default() }
+    }
+
     pub async fn connect(&self, service: &Service) -> Result<Connected, Refusal> {
         let down = || Refusal::BackendDown { service: service.name.clone() };
         let mut addresses = Vec::new();
@@ -52,15 +58,35 @@ impl UdpBackends {
                 Err(error) => tracing::debug!(service = %service.name, ?backend, %error, "no such backend"),
             }
         }
-        let address = self.take(&addresses, Instant::now()).ok_or_else(down)?;
+        let address = self.take(&self.allowed(service, addresses)?, Instant::now()).ok_or_else(down)?;
         let place = Place { backends: self.clone(), address };
-        match open(address).await {
+        match self.dialer.connect_udp(address).await {
             Ok(socket) => Ok(Connected { socket: Arc::new(socket), place }),
             Err(error) => {
                 tracing::debug!(service = %service.name, %address, %error, "no socket to the backend");
                 place.failed();
                 Err(down())
             }
+        }
+    }
+
+    /// Those that may be dialled; the refusal when none of them may.
+    fn allowed(&self, service: &Service, addresses: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, Refusal> {
+        let (mut allowed, mut denied) = (Vec::new(), None);
+        for address in addresses {
+            match self.dialer.check(Transport::Udp, address) {
+                Ok(()) => allowed.push(address),
+                Err(why) => {
+                    tracing::debug!(service = %service.name, %address, %why, "a backend may not be dialled");
+                    denied = Some(why);
+                }
+            }
+        }
+        match denied {
+            Some(why) if allowed.is_empty() => {
+                Err(Refusal::BackendDenied { what: format!("service {}", service.name), why })
+            }
+            _ => Ok(allowed),
         }
     }
 
@@ -108,19 +134,40 @@ async fn resolve(backend: &Backend) -> io::Result<Vec<SocketAddr>> {
     })
 }
 
-async fn open(address: SocketAddr) -> io::Result<UdpSocket> {
-    let any: SocketAddr = match address {
-        SocketAddr::V4(_) => ([0; 4], 0).into(),
-        SocketAddr::V6(_) => ([0u16; 8], 0).into(),
-    };
-    let socket = UdpSocket::bind(any).await?;
-    socket.connect(address).await?;
-    Ok(socket)
-}
-
 #[cfg(test)]
 mod tests {
+    use causeway_netmap::{DnsName, Protocol};
+
     use super::*;
+
+    #[tokio::test]
+    async fn addresses_that_may_not_be_dialled_are_left_out_after_names_are_resolved() {
+        let rules = crate::dial::DialRules {
+            deny: vec!["127.0.0.0/8".parse().unwrap(), "::1".parse().unwrap()],
+            ..Default::default()
+        };
+        let backends = UdpBackends::new(Dialer::new(rules, Default::default()));
+        let service = |backends: Vec<Backend>| Service {
+            name: "names".into(),
+            port: 53,
+            protocol: Protocol::Udp,
+            backends,
+            domain_name: None,
+            health_check: None,
+            backend_tls: None,
+            proxy_protocol: false,
+            exposures: Vec::new(),
+        };
+        let at = |ip: &str| Backend::Address(ip.parse().unwrap(), 53);
+        let word = async |service: &Service| match backends.connect(service).await {
+            Ok(connected) => connected.place.address.to_string(),
+            Err(refusal) => refusal.word().to_owned(),
+        };
+        assert_eq!(word(&service(vec![at("169.254.169.254")])).await, "backend-denied");
+        let localhost = Backend::Host(DnsName::new("localhost"), 53);
+        assert_eq!(word(&service(vec![localhost, at("0.0.0.0")])).await, "backend-denied");
+        assert_eq!(word(&service(vec![])).await, "backend-down");
+    }
 
     #[test]
     fn the_backend_with_the_fewest_sessions_is_taken_and_one_that_failed_last() {

@@ -14,6 +14,8 @@ use crate::output::Table;
 pub struct Board {
     stage: Stage,
     rows: Vec<Row>,
+    /// Everything was as promised once. A row that differs afterwards was changed from outside, as the hints suggest.
+    has_settled: bool,
 }
 
 struct Row {
@@ -23,8 +25,13 @@ struct Row {
     took: Duration,
     tries: u64,
     kept: u64,
-    /// What the audit says: the policy that allowed it, or why it was refused.
-    permission: Option<String>,
+    /// The newest audit record: the policy that allowed it, or why it was refused.
+    permission: Option<Permission>,
+}
+
+struct Permission {
+    is_allowed: bool,
+    text: String,
 }
 
 impl Board {
@@ -38,7 +45,7 @@ impl Board {
             kept: 0,
             permission: None,
         };
-        Board { stage, rows: crossings.iter().map(row).collect() }
+        Board { stage, rows: crossings.iter().map(row).collect(), has_settled: false }
     }
 
     pub fn note(&mut self, index: usize, outcome: Outcome, address: Option<IpAddr>, took: Duration) {
@@ -66,8 +73,9 @@ impl Board {
                 && request
         };
         if let Some(row) = self.rows.iter_mut().find(about) {
-            let said = if text("decision") == "allow" { text("rule") } else { text("reason") };
-            row.permission = Some(said.to_owned());
+            let is_allowed = text("decision") == "allow";
+            let said = if is_allowed { text("rule") } else { text("reason") };
+            row.permission = Some(Permission { is_allowed, text: said.to_owned() });
         }
     }
 
@@ -78,42 +86,91 @@ impl Board {
 
     /// Has the audit said of every row by which policy it passed, or why not? Names that do not exist leave no record.
     pub fn is_audited(&self) -> bool {
-        self.rows.iter().all(|row| match (row.crossing.expected, &row.permission) {
-            (Expected::Passes(policy), permission) => permission.as_deref() == Some(policy),
+        self.rows.iter().all(|row| match (row.crossing.expected, row.permission()) {
+            (Expected::Passes(policy), permission) => permission == Some(policy),
             (Expected::Refused, permission) => permission.is_some() || row.crossing.protocol() == "DNS",
         })
     }
 
-    /// `width`: of the terminal, if it is one; a line that is longer would not be drawn over.
+    /// From now on a row that differs is shown as changed, not as a broken promise.
+    pub fn settle(&mut self) {
+        self.has_settled = true;
+    }
+
+    /// `width`: of the terminal, if it is one; a line that is longer would not be drawn over. A narrow terminal gets fewer columns.
     pub fn render(&self, colours: bool, width: Option<usize>) -> String {
-        let mut table = Table::new(&["FROM", "CLIENT", "ASKS", "AT", "RESULT", "BY", "TRIES", "MS", ""]);
+        let is_narrow = width.is_some_and(|width| width < WIDE_COLUMNS);
+        let mut table = match is_narrow {
+            true => Table::new(&["CLIENT", "ASKS", "RESULT", "BY", ""]),
+            false => Table::new(&["FROM", "CLIENT", "ASKS", "AT", "RESULT", "BY", "TRIES", "MS", ""]),
+        };
         for row in &self.rows {
-            let crossing = &row.crossing;
-            let asks =
-                format!("{} {}{}", crossing.protocol(), crossing.name, path(crossing).unwrap_or_default());
-            let address = row.address.map(|address| format!("{address}:{}", self.stage.port(crossing.port)));
-            table.row([
-                crossing.site.name().to_owned(),
-                crossing.client.to_owned(),
-                asks,
-                address.unwrap_or_else(|| "-".to_owned()),
-                row.outcome.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string),
-                row.permission.clone().unwrap_or_else(|| "-".to_owned()),
-                row.tries.to_string(),
-                format!("{:.1}", row.took.as_secs_f64() * 1000.0),
-                if row.holds() { "as promised".to_owned() } else { "NOT AS PROMISED".to_owned() },
-            ]);
+            table.row(if is_narrow { self.narrow(row) } else { self.wide(row) });
         }
         if let Some(width) = width {
             table.fit(width);
         }
         table.render(colours)
     }
+
+    fn narrow(&self, row: &Row) -> Vec<String> {
+        // The names of the demo's services are told apart by their first label.
+        let crossing = &row.crossing;
+        let service = crossing.name.split('.').next().unwrap_or(crossing.name);
+        let asks = format!("{} {service}{}", crossing.protocol(), path(crossing).unwrap_or_default());
+        let verdict = if row.holds() { "ok" } else { self.verdict(row) };
+        vec![crossing.client.to_owned(), asks, row.result(), row.by(), verdict.to_owned()]
+    }
+
+    fn wide(&self, row: &Row) -> Vec<String> {
+        let crossing = &row.crossing;
+        let asks = format!("{} {}{}", crossing.protocol(), crossing.name, path(crossing).unwrap_or_default());
+        let address = row.address.map(|address| format!("{address}:{}", self.stage.port(crossing.port)));
+        vec![
+            crossing.site.name().to_owned(),
+            crossing.client.to_owned(),
+            asks,
+            address.unwrap_or_else(|| "-".to_owned()),
+            row.result(),
+            row.by(),
+            row.tries.to_string(),
+            format!("{:.1}", row.took.as_secs_f64() * 1000.0),
+            self.verdict(row).to_owned(),
+        ]
+    }
+
+    fn verdict(&self, row: &Row) -> &'static str {
+        match (row.holds(), self.has_settled) {
+            (true, _) => "as promised",
+            (false, true) => "changed",
+            (false, false) => "NOT AS PROMISED",
+        }
+    }
 }
+
+/// The columns that the wide table needs for the objects of `examples/`.
+const WIDE_COLUMNS: usize = 130;
 
 impl Row {
     fn holds(&self) -> bool {
         self.outcome.as_ref().is_some_and(|outcome| self.crossing.holds(outcome))
+    }
+
+    /// The permission, if it belongs to the last outcome: the record of a request that was just refused is still on its way.
+    fn permission(&self) -> Option<&str> {
+        let has_passed = self.outcome.as_ref().is_some_and(Outcome::has_passed);
+        self.permission
+            .as_ref()
+            .filter(|found| found.is_allowed == has_passed)
+            .map(|found| found.text.as_str())
+    }
+
+    fn result(&self) -> String {
+        self.outcome.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string)
+    }
+
+    fn by(&self) -> String {
+        self.permission().unwrap_or("-").to_owned()
     }
 }
 
@@ -121,5 +178,85 @@ fn path(crossing: &Crossing) -> Option<&'static str> {
     match crossing.deed {
         super::plan::Deed::Get(path) | super::plan::Deed::Post(path) => Some(path),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::commands::demo::plan::crossings;
+
+    /// A table in which every row is as promised and audited.
+    fn settled() -> Board {
+        let crossings = crossings();
+        let mut board = Board::new(Stage::Networks, &crossings);
+        for (index, crossing) in crossings.iter().enumerate() {
+            let outcome = [
+                Outcome::Answered,
+                Outcome::Status(200),
+                Outcome::Status(403),
+                Outcome::Reset,
+                Outcome::Silence,
+                Outcome::NoSuchName,
+            ]
+            .into_iter()
+            .find(|outcome| crossing.holds(outcome))
+            .expect("each promise has an outcome");
+            board.note(index, outcome, Some("198.18.0.1".parse().unwrap()), Duration::from_millis(3));
+            board.take(&record(crossing, matches!(crossing.expected, Expected::Passes(_))));
+        }
+        board
+    }
+
+    fn record(crossing: &Crossing, is_allowed: bool) -> Value {
+        let rule = match crossing.expected {
+            Expected::Passes(policy) => policy,
+            Expected::Refused => "",
+        };
+        let mut record = json!({
+            "gateway": crossing.site.gateway(), "service": crossing.service, "rule": rule, "reason": "no policy allows it",
+            "client": format!("{}:4711", crossing.source(Stage::Networks)),
+            "decision": if is_allowed { "allow" } else { "deny" },
+        });
+        if let Some(path) = path(crossing) {
+            record["method"] = json!(crossing.protocol());
+            record["path"] = json!(path);
+        }
+        record
+    }
+
+    #[test]
+    fn the_table_fits_a_terminal_and_stays_readable() {
+        let board = settled();
+        assert!(board.holds() && board.is_audited());
+        for width in [80, 100, 140] {
+            let text = board.render(false, Some(width));
+            assert!(text.lines().all(|line| line.chars().count() <= width), "{width}:\n{text}");
+            for row in &board.rows {
+                assert!(
+                    text.contains(row.crossing.client),
+                    "{width}: {} is cut:\n{text}",
+                    row.crossing.client
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_that_the_user_changed_is_called_so_and_shows_no_old_policy() {
+        let mut board = settled();
+        board.settle();
+        let passes =
+            |row: &Row| matches!(row.crossing.expected, Expected::Passes(_)) && path(&row.crossing).is_some();
+        let index = board.rows.iter().position(passes).expect("the demo has a request that passes");
+        board.note(index, Outcome::Status(403), None, Duration::from_millis(1));
+        assert_eq!(board.verdict(&board.rows[index]), "changed");
+        assert_eq!(board.rows[index].by(), "-", "the record of the refusal has not come yet");
+        let crossing = board.rows[index].crossing;
+        board.take(&record(&crossing, false));
+        assert_eq!(board.rows[index].by(), "no policy allows it");
+        assert!(!board.render(false, Some(80)).contains("NOT AS PROMISED"));
     }
 }

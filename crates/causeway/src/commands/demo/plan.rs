@@ -180,6 +180,13 @@ pub enum Outcome {
     Broken(String),
 }
 
+impl Outcome {
+    /// Did the request reach a backend and come back?
+    pub fn has_passed(&self) -> bool {
+        matches!(self, Outcome::Answered | Outcome::Status(200..=399))
+    }
+}
+
 /// One client asks for one thing.
 #[derive(Clone, Copy, Debug)]
 pub struct Crossing {
@@ -262,7 +269,7 @@ pub fn crossings() -> Vec<Crossing> {
         deed,
         expected,
     };
-    let office = (Site::Cloud, 50, "a host of the cloud");
+    let office = (Site::Cloud, 50, "cloud-host");
     let forklift = (Site::Oslo, 20, "oslo-forklift");
     let line = (Site::Berlin, 20, "berlin-line-1");
     let stranger_in_oslo = (Site::Oslo, 99, "a stranger");

@@ -1,7 +1,8 @@
-//! From a host at one site to a service, a node or a site: object by object, gateway by gateway.
+//! From a host at one site to a service, a node or a site: object by object, gateway by gateway, to the backends.
 //!
-//! Pure: a picture of everything in, hops out, in the words of the conditions. A broken hop does not end the walk: what stands
-//! behind it can be broken too, and whoever reads this mends all of it at once.
+//! Pure: a picture of everything in, findings out, in the words of the conditions. A broken hop does not end the walk: what stands
+//! behind it can be broken too, and whoever reads this mends all of it at once. What a gateway answered now counts; what was
+//! written into a condition or a record before is told as the past.
 
 use std::collections::BTreeSet;
 
@@ -11,98 +12,116 @@ use causeway_api::{
 };
 use serde_json::Value;
 
-use super::{Hop, Picture, broken, fine, gateway};
+use super::collect::Picture;
+use super::finding::Finding;
+use super::{Unasked, gateway};
+use crate::output::cell;
 
 /// To a service from one site, or from every site it is exposed to.
-pub fn to_service(picture: &Picture, name: &str, only: Option<&str>) -> Vec<Hop> {
+pub fn to_service(picture: &Picture, name: &str, only: Option<&str>) -> Vec<Finding> {
     let world = &picture.world;
+    let hop = format!("service {name}");
     let Some(service) = world.service(name) else {
-        return vec![broken(format!(
-            "EService {name} does not exist: apply one, with eSiteName where it runs"
-        ))];
+        let reason = format!("EService {name} does not exist");
+        return vec![Finding::failed(hop, reason, "apply one, with eSiteName where it runs")];
     };
     let home = service.e_site_name.as_str();
     let (port, protocol) = (service.port, service.protocol.as_str());
-    let mut hops = vec![fine(format!("EService {name} runs at the site {home}, {protocol} port {port}"))];
+    let mut findings =
+        vec![Finding::ok(&hop, format!("EService {name} runs at the site {home}, {protocol} port {port}"))];
+    if let Some(why) = complaint(service, conditions::READY) {
+        findings.push(Finding::failed(
+            &hop,
+            why,
+            format!("causeway describe esvc {name} shows what it refers to"),
+        ));
+    }
     let exposed: BTreeSet<&str> =
         world.exposes_of(name).flat_map(|expose| &expose.e_sites).map(String::as_str).collect();
     let sites: Vec<&str> = match only {
         Some(site) if exposed.contains(site) => vec![site],
         Some(site) => {
-            hops.push(broken(format!(
-                "no ServiceExpose presents it at {site}: add the site to eSites of one"
-            )));
-            return hops;
+            let fix = format!("add {site} to eSites of a ServiceExpose of {name}");
+            findings.push(Finding::failed(hop, format!("no ServiceExpose presents it at {site}"), fix));
+            return findings;
         }
         None => exposed.into_iter().collect(),
     };
     if sites.is_empty() {
-        hops.push(broken(format!(
-            "no ServiceExpose presents it anywhere: apply one with eServiceName {name}"
-        )));
-        return hops;
+        let fix = format!("apply a ServiceExpose with eServiceName {name}");
+        findings.push(Finding::failed(hop, "no ServiceExpose presents it anywhere", fix));
+        return findings;
     }
-    hops.extend(sites.iter().flat_map(|site| from_site(picture, service, site)));
+    findings.extend(sites.iter().flat_map(|site| from_site(picture, service, site)));
     // Of a service that appears where it runs, the gateway was looked at.
     if !sites.contains(&home) {
-        hops.extend(site_gateway(picture, home));
+        findings.extend(site_gateway(picture, home));
     }
-    hops.push(backend(picture, service));
-    hops
+    findings.extend(ways(picture, service, &sites));
+    findings
 }
 
 /// The near half: from the hosts of a site to its gateway.
-fn from_site(picture: &Picture, service: &EService, site: &str) -> Vec<Hop> {
+fn from_site(picture: &Picture, service: &EService, site: &str) -> Vec<Finding> {
     let name = &service.metadata.name;
     let exposes: Vec<&ServiceExpose> =
         picture.world.exposes_of(name).filter(|expose| expose.e_sites.iter().any(|to| to == site)).collect();
-    let mut hops = vec![
+    let mut findings = vec![
         who_may(picture, &exposes, site),
         addresses(picture, &exposes, name, site),
         names(&exposes, service, site),
     ];
-    hops.extend(site_gateway(picture, site));
-    hops
+    findings.extend(site_gateway(picture, site));
+    findings
 }
 
 /// To a host that can be reached by its name.
-pub fn to_node(picture: &Picture, server: &EServer) -> Vec<Hop> {
+pub fn to_node(picture: &Picture, server: &EServer) -> Vec<Finding> {
     let (name, site) = (&server.metadata.name, server.e_site_name.as_str());
+    let hop = format!("node {name}");
     let ports: Vec<String> = server.ports.iter().map(ToString::to_string).collect();
-    let mut hops = vec![match ports.is_empty() {
-        false => fine(format!("EServer {name} stands at the site {site}, ports {}", ports.join(", "))),
-        true => {
-            broken(format!("EServer {name} has no ports: nobody reaches it; add them to be reached by name"))
+    let mut findings = vec![match ports.is_empty() {
+        false => {
+            Finding::ok(&hop, format!("EServer {name} stands at the site {site}, ports {}", ports.join(", ")))
         }
+        true => Finding::failed(
+            &hop,
+            format!("EServer {name} has no ports: nobody reaches it"),
+            "add ports to be reached by name",
+        ),
     }];
-    hops.push(match complaint(server, conditions::POLICIES_RESOLVED) {
-        Some(why) => broken(format!("{why}: attach an EPolicy in ePolicys")),
-        None => fine(format!("its policies exist: {}", server.e_policys.join(", "))),
+    findings.push(match complaint(server, conditions::POLICIES_RESOLVED) {
+        Some(why) => Finding::failed(&hop, why, "attach an EPolicy in ePolicys"),
+        None => Finding::ok(&hop, format!("its policies exist: {}", server.e_policys.join(", "))),
     });
-    hops.extend(site_gateway(picture, site));
-    hops
+    findings.extend(site_gateway(picture, site));
+    findings
 }
 
 /// To a site: its gateways, and what is presented there.
-pub fn to_site(picture: &Picture, site: &ESite) -> Vec<Hop> {
+pub fn to_site(picture: &Picture, site: &ESite) -> Vec<Finding> {
     let (world, name) = (&picture.world, site.metadata.name.as_str());
-    let mut hops = vec![fine(format!("ESite {name} exists"))];
+    let mut findings = vec![Finding::ok(format!("site {name}"), format!("ESite {name} exists"))];
     let mut gateways = world.gateways_at(name).peekable();
     if gateways.peek().is_none() {
-        hops.push(broken(format!(
-            "no EGateway stands at {name}: `causeway token create --site {name}` makes one"
-        )));
-        return hops;
+        findings.push(no_gateway(name));
+        return findings;
     }
-    hops.extend(gateways.flat_map(|gateway| walk_to(picture, gateway)));
+    findings.extend(gateways.flat_map(|gateway| walk_to(picture, gateway, true)));
     for expose in world.exposes_at(name) {
         let expose_name = &expose.metadata.name;
-        hops.push(match complaint(expose, conditions::READY) {
-            Some(why) => broken(format!("ServiceExpose {expose_name}: {why}")),
-            None => fine(format!("ServiceExpose {expose_name} is complete")),
+        let hop = format!("exposure {expose_name}");
+        findings.push(match complaint(expose, conditions::READY) {
+            Some(why) => Finding::failed(hop, why, format!("causeway describe sx {expose_name}")),
+            None => Finding::ok(hop, "it is complete"),
         });
     }
-    hops
+    findings
+}
+
+fn no_gateway(site: &str) -> Finding {
+    let fix = format!("causeway token create --site {site} makes one");
+    Finding::failed(format!("site {site}"), format!("no EGateway stands at {site}"), fix)
 }
 
 /// The gateways that a walk asks something of, in the order in which they matter.
@@ -119,19 +138,21 @@ pub fn gateways_on_the_way(picture: &Picture, service: &EService, only: Option<&
 }
 
 /// Who at a site may use it? Default deny: nobody is a broken hop.
-fn who_may(picture: &Picture, exposes: &[&ServiceExpose], site: &str) -> Hop {
+fn who_may(picture: &Picture, exposes: &[&ServiceExpose], site: &str) -> Finding {
     let world = &picture.world;
+    let hop = format!("policy at {site}");
+    let fix = "attach an EPolicy that exists in ePolicys of the ServiceExpose";
     let names: BTreeSet<&str> =
         exposes.iter().flat_map(|expose| &expose.e_policys).map(String::as_str).collect();
     let policies: Vec<&EPolicy> = names.iter().filter_map(|name| world.policy(name)).collect();
     if policies.is_empty() {
         let why = exposes.iter().find_map(|expose| complaint(*expose, conditions::POLICIES_RESOLVED));
-        return broken(
-            why.unwrap_or_else(|| "no policy exists; nobody may use the service (default deny)".to_owned()),
-        );
+        let why =
+            why.unwrap_or_else(|| "no policy exists; nobody may use the service (default deny)".to_owned());
+        return Finding::failed(hop, why, fix);
     }
     if policies.iter().any(|policy| policy.allowed_sites.iter().any(|allowed| allowed == site)) {
-        return fine(format!("every host of {site} may use it"));
+        return Finding::ok(hop, format!("every host of {site} may use it"));
     }
     let servers = policies.iter().flat_map(|policy| &policy.allowed_servers);
     let here: BTreeSet<&str> = servers
@@ -139,15 +160,21 @@ fn who_may(picture: &Picture, exposes: &[&ServiceExpose], site: &str) -> Hop {
         .map(String::as_str)
         .collect();
     match here.is_empty() {
-        false => fine(format!("at {site} may use it: {}", here.into_iter().collect::<Vec<_>>().join(", "))),
-        true => broken(format!(
-            "no policy allows anybody at {site}: name its hosts in allowedServers, or the site in allowedSites"
-        )),
+        false => Finding::ok(
+            hop,
+            format!("at {site} may use it: {}", here.into_iter().collect::<Vec<_>>().join(", ")),
+        ),
+        true => Finding::failed(
+            hop,
+            format!("no policy allows anybody at {site}"),
+            "name its hosts in allowedServers of an EPolicy, or the site in allowedSites",
+        ),
     }
 }
 
-fn addresses(picture: &Picture, exposes: &[&ServiceExpose], service: &str, site: &str) -> Hop {
+fn addresses(picture: &Picture, exposes: &[&ServiceExpose], service: &str, site: &str) -> Finding {
     let world = &picture.world;
+    let hop = format!("presence of {service} at {site}");
     let there: Vec<&VirtualPresence> =
         world.presences_of(service).filter(|presence| presence.e_site_name == site).collect();
     let usable: Vec<&str> = there
@@ -159,23 +186,24 @@ fn addresses(picture: &Picture, exposes: &[&ServiceExpose], service: &str, site:
         let unusable = there.iter().find_map(|presence| complaint(*presence, conditions::ADDRESS_USABLE));
         let missing = exposes.iter().find_map(|expose| complaint(*expose, conditions::PRESENTED));
         let why = unusable.or(missing).unwrap_or_else(|| "the controller has made none yet".to_owned());
-        return broken(format!("it has no address at {site}: {why}"));
+        return Finding::failed(hop, format!("it has no address at {site}: {why}"), "");
     }
     let route = world.gateways_at(site).find(|gateway| !gateway.ip.is_empty()).map(|gateway| {
         format!("; hosts need a route: {} via {}", gateway.virtual_presence_ip_cidr, gateway.ip)
     });
-    fine(format!("its address at {site} is {}{}", usable.join(", "), route.unwrap_or_default()))
+    Finding::ok(hop, format!("its address at {site} is {}{}", usable.join(", "), route.unwrap_or_default()))
 }
 
-fn names(exposes: &[&ServiceExpose], service: &EService, site: &str) -> Hop {
+fn names(exposes: &[&ServiceExpose], service: &EService, site: &str) -> Finding {
+    let hop = format!("names at {site}");
     if let Some(why) = exposes.iter().find_map(|expose| complaint(*expose, conditions::NAME_FREE)) {
-        return broken(format!("{why}: choose another dnsName"));
+        return Finding::failed(hop, why, "choose another dnsName");
     }
     let own =
         format!("{}.{}.causeway.internal", service.metadata.name, service.e_site_name).to_ascii_lowercase();
     let chosen = exposes.iter().map(|expose| expose.dns_name.clone()).filter(|name| !name.is_empty());
     let names: BTreeSet<String> = chosen.chain([own]).collect();
-    fine(format!("its names at {site}: {}", names.into_iter().collect::<Vec<_>>().join(", ")))
+    Finding::ok(hop, format!("its names at {site}: {}", names.into_iter().collect::<Vec<_>>().join(", ")))
 }
 
 /// The gateway that works for a site: of those connected the one with the highest priority.
@@ -187,43 +215,154 @@ fn active<'a>(picture: &'a Picture, site: &str) -> Option<&'a EGateway> {
     picture.world.gateways_at(site).min_by_key(|gateway| (is_away(gateway), -gateway.priority))
 }
 
-fn site_gateway(picture: &Picture, site: &str) -> Vec<Hop> {
+fn site_gateway(picture: &Picture, site: &str) -> Vec<Finding> {
     match active(picture, site) {
-        Some(gateway) => walk_to(picture, gateway),
-        None => vec![broken(format!(
-            "no EGateway stands at {site}: `causeway token create --site {site}` makes one"
-        ))],
+        Some(gateway) => walk_to(picture, gateway, false),
+        None => vec![no_gateway(site)],
     }
 }
 
-fn walk_to(picture: &Picture, gateway: &EGateway) -> Vec<Hop> {
+fn walk_to(picture: &Picture, gateway: &EGateway, tells_presences: bool) -> Vec<Finding> {
     let name = gateway.metadata.name.as_str();
-    gateway::examine(name, picture.gateway(name), picture.probes.get(name))
+    let answers = gateway::Answers { tells_presences, ..picture.answers(name) };
+    gateway::examine(name, picture.gateway(name), &answers)
 }
 
-/// What its gateway says about the backend, else the last record of the service.
-fn backend(picture: &Picture, service: &EService) -> Hop {
-    let complaints = [conditions::READY, conditions::BACKENDS_ANSWER];
-    if let Some(why) = complaints.into_iter().find_map(|about| complaint(service, about)) {
-        return broken(why);
+/// The ways from the sites to the service as they were tried, and its backends as they were found.
+pub fn ways(picture: &Picture, service: &EService, sites: &[&str]) -> Vec<Finding> {
+    let (name, home) = (&service.metadata.name, service.e_site_name.as_str());
+    let answer = |site: &str| {
+        let gateway = active(picture, site)?;
+        picture.paths.get(&(gateway.metadata.name.clone(), name.clone()))
+    };
+    let mut findings = Vec::new();
+    for site in sites.iter().filter(|site| **site != home) {
+        findings.extend(answer(site).into_iter().flat_map(|answer| way(name, site, home, answer)));
     }
-    let text = |record: &Value, key: &str| record[key].as_str().unwrap_or("?").to_owned();
-    match picture.records.last() {
-        None => fine("nobody has used it lately; whether it answers shows when somebody does".to_owned()),
-        Some(record) if matches!(record["end"].as_str(), Some("backend-down" | "timeout")) => {
-            broken(format!(
-                "the backend did not answer at {} ({}): does it run at the site {}, and may its gateway reach it?",
-                text(record, "time"),
-                text(record, "end"),
-                service.e_site_name
-            ))
+    // Whoever saw the backends: their own gateway, or one that asked it.
+    let seen = std::iter::once(home)
+        .chain(sites.iter().copied())
+        .filter_map(|site| answer(site)?.as_ref().ok())
+        .find(|answer| answer["backends"].as_array().is_some_and(|backends| !backends.is_empty()));
+    match seen {
+        Some(answer) => findings
+            .extend(answer["backends"].as_array().into_iter().flatten().map(|found| backend(service, found))),
+        None => {
+            let denied =
+                std::iter::once(home).chain(sites.iter().copied()).find_map(|site| match answer(site) {
+                    Some(Err(Unasked::NotAllowed(why))) => Some(why),
+                    _ => None,
+                });
+            findings.push(match denied {
+                Some(why) => gateway::not_allowed(&format!("backends of {name}"), why),
+                None => not_tried(picture, service),
+            });
         }
-        Some(record) => fine(format!("last used at {}: {}", text(record, "time"), text(record, "end"))),
+    }
+    findings
+}
+
+/// From one site to the gateway of the service.
+fn way(name: &str, site: &str, home: &str, answer: &Result<Value, Unasked>) -> Vec<Finding> {
+    let hop = format!("path {site} -> {home}");
+    let facts = match answer {
+        Ok(facts) => facts,
+        // Said once, with the backends.
+        Err(Unasked::NotAllowed(_)) => return Vec::new(),
+        Err(Unasked::Failed(why)) => {
+            return vec![Finding::unknown(
+                hop,
+                format!("the gateway at {site} could not be asked: {why}"),
+                "",
+            )];
+        }
+    };
+    let mut findings = Vec::new();
+    if let Some(why) = facts["presenceProblem"].as_str() {
+        let presence = format!("presence of {name} at {site}");
+        findings.push(Finding::told(super::State::Failed, presence, why));
+    }
+    findings.push(match facts["farProblem"].as_str() {
+        Some(why) => Finding::failed(
+            hop,
+            format!("the gateway of {home} is not reached: {why}"),
+            format!("causeway doctor {home} looks at its gateway"),
+        ),
+        None if facts["presenceProblem"].is_string()
+            && facts["backends"].as_array().is_none_or(Vec::is_empty) =>
+        {
+            return findings;
+        }
+        None => {
+            let took = facts["milliseconds"].as_f64().unwrap_or(0.0);
+            Finding::ok(hop, format!("a question went from {site} to the backends and back in {took:.1} ms"))
+        }
+    });
+    findings
+}
+
+/// One backend, as its gateway found it now.
+fn backend(service: &EService, found: &Value) -> Finding {
+    let name = &service.metadata.name;
+    let hop = format!("backend {} of {name}", cell(&found["backend"]));
+    let detail = cell(&found["detail"]);
+    let protocol = service.protocol.as_str();
+    match found["outcome"].as_str() {
+        Some("answers" | "connects") => Finding::ok(hop, detail),
+        Some("down") => Finding::failed(
+            hop,
+            format!("it does not take connections: {detail}"),
+            format!(
+                "does it run at the site {}, and may its gateway reach it? Else correct ip, port or endpoints of EService {name}",
+                service.e_site_name
+            ),
+        ),
+        Some("denied") => Finding::failed(
+            hop,
+            format!("its gateway does not dial it: {detail}"),
+            format!(
+                "correct ip, port or endpoints of EService {name}, or the configuration of its gateway ([gateway] backends-allow, backends-deny)"
+            ),
+        ),
+        Some("otherProtocol") => Finding::failed(
+            hop,
+            detail,
+            format!(
+                "protocol of EService {name} is {protocol}: set it to what the backend speaks, or correct the port"
+            ),
+        ),
+        Some("silent") => Finding::failed(
+            hop,
+            detail,
+            format!("is it overloaded, or does it speak another protocol than {protocol}?"),
+        ),
+        _ => Finding::failed(hop, detail, format!("look at the log of the backend, and at EService {name}")),
+    }
+}
+
+/// No gateway could be asked: what was said and seen before, told as the past.
+fn not_tried(picture: &Picture, service: &EService) -> Finding {
+    let hop = format!("backends of {}", service.metadata.name);
+    let fix = "when its gateway is connected again, they can be tried";
+    if let Some(said) = service.status.condition(conditions::BACKENDS_ANSWER)
+        && said.status == ConditionStatus::False
+    {
+        let at = said.last_transition_time;
+        let reason = format!("they were not tried now; what was said at {at}: {}", said.message);
+        return Finding::unknown(hop, reason, fix);
+    }
+    match picture.records.last() {
+        None => Finding::unknown(hop, "they were not tried now, and nobody has used the service lately", fix),
+        Some(record) => {
+            let text = |key: &str| record[key].as_str().unwrap_or("?").to_owned();
+            let reason = format!("they were not tried now; last used at {}: {}", text("time"), text("end"));
+            Finding::unknown(hop, reason, fix)
+        }
     }
 }
 
 /// What a condition says when it does not hold.
-fn complaint(object: &impl Resource, about: &str) -> Option<String> {
+pub fn complaint(object: &impl Resource, about: &str) -> Option<String> {
     let said = object.status().condition(about)?;
     (said.status == ConditionStatus::False).then(|| said.message.clone())
 }

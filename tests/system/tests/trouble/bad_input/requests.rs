@@ -134,6 +134,10 @@ fn writes() -> Vec<Row> {
     let object = named("x", json!({}));
     let post = |query: &str| Request::new("POST", &format!("{GROUP}/esites?{query}")).json(&object);
     let put = |name: &str, body: serde_json::Value| Request::new("PUT", &path("esites", name)).json(&body);
+    let merge = |query: &str, body: serde_json::Value| {
+        Request::new("PATCH", &format!("{}{query}", path("esites", "oslo")))
+            .body("application/merge-patch+json", body.to_string())
+    };
     let long = "m".repeat(200);
     vec![
         wrong("a dry run is of all", post("dryRun=Some"), "dryRun"),
@@ -190,14 +194,15 @@ fn writes() -> Vec<Row> {
             "resourceVersion",
         ),
         wrong(
-            "an update is checked like a create",
-            put("oslo", named("oslo", json!({"subnets": ["x"]}))),
-            "subnets[0]",
+            "an update names the revision it replaces",
+            put("oslo", named("oslo", json!({}))),
+            "metadata.resourceVersion",
         ),
+        wrong("a change is checked like a create", merge("", json!({"subnets": ["x"]})), "subnets[0]"),
+        wrong("an empty dry run is none", merge("?dryRun=", json!({})), "dryRun"),
         warned(
             "a dry run warns as well",
-            Request::new("PUT", &format!("{}?dryRun=All", path("esites", "oslo")))
-                .json(&named("oslo", json!({"color": 1}))),
+            merge("?dryRun=All", json!({"color": 1})),
             200,
             r#"unknown field \"color\""#,
         ),

@@ -5,6 +5,7 @@ use causeway_api::{Kind, Object, Time};
 use serde_json::json;
 
 use super::*;
+use crate::commands::doctor::finding::State;
 
 fn put(picture: &mut Picture, kind: Kind, name: &str, mut value: Value) {
     value["metadata"] = json!({ "name": name });
@@ -22,6 +23,11 @@ fn settle(picture: &mut Picture) {
     }
 }
 
+/// What the gateway of a site says of its way to the service web.
+fn answer(picture: &mut Picture, site: &str, answer: Result<Value, Unasked>) {
+    picture.paths.insert((format!("gw-{site}"), "web".to_owned()), answer);
+}
+
 fn whole() -> Picture {
     let mut picture = Picture::default();
     for site in ["berlin", "oslo"] {
@@ -30,6 +36,12 @@ fn whole() -> Picture {
         put(&mut picture, Kind::EGateway, &format!("gw-{site}"), fields);
         let echo = Ok(json!({"milliseconds": 1.0, "bytes": 1000}));
         picture.probes.insert(format!("gw-{site}"), echo);
+        answer(
+            &mut picture,
+            site,
+            Ok(json!({"milliseconds": 2.0, "backends": [
+            {"backend": "10.0.0.5:80", "outcome": "answers", "detail": "it answers HTTP with 200"}]})),
+        );
     }
     put(&mut picture, Kind::EService, "web", json!({"eSiteName": "oslo", "ip": "10.0.0.5", "port": 80}));
     put(
@@ -50,16 +62,16 @@ fn whole() -> Picture {
 }
 
 #[track_caller]
-fn check(change: impl Fn(&mut Picture), walk: impl Fn(&Picture) -> Vec<Hop>, broken_at: Option<&str>) {
+fn check(change: impl Fn(&mut Picture), walk: impl Fn(&Picture) -> Vec<Finding>, broken_at: Option<&str>) {
     let mut picture = whole();
     change(&mut picture);
     settle(&mut picture);
-    let hops = walk(&picture);
-    let first_broken = hops.iter().find(|hop| !hop.is_fine);
-    let told = hops.iter().map(|hop| hop.text.as_str()).collect::<Vec<_>>().join("\n");
+    let findings = walk(&picture);
+    let first_bad = findings.iter().find(|finding| finding.state != State::Ok);
+    let told = findings.iter().map(Finding::text).collect::<Vec<_>>().join("\n");
     match broken_at {
-        None => assert!(first_broken.is_none(), "{told}"),
-        Some(part) => assert!(first_broken.is_some_and(|hop| hop.text.contains(part)), "{told}"),
+        None => assert!(first_bad.is_none(), "{told}"),
+        Some(part) => assert!(first_bad.is_some_and(|finding| finding.text().contains(part)), "{told}"),
     }
 }
 
@@ -91,7 +103,7 @@ fn the_walk_to_a_service_says_where_it_breaks() {
         Some("not connected since"),
     );
     check(
-        |picture| drop(picture.probes.insert("gw-oslo".to_owned(), Err("reset".to_owned()))),
+        |picture| drop(picture.probes.insert("gw-oslo".to_owned(), Err(Unasked::Failed("reset".to_owned())))),
         web,
         Some("nothing comes back"),
     );
@@ -110,14 +122,21 @@ fn a_broken_hop_hides_none_of_those_behind_it() {
     let unheard = json!([{"type": "Listening", "status": "False", "message": "names are not answered"}]);
     picture.status["gateways"][0]["conditions"] = unheard;
     picture.status["gateways"][1]["connected"] = false.into();
-    picture.records = vec![json!({"time": "now", "end": "backend-down"})];
+    let down = json!({"backends": [{"backend": "10.0.0.5:80", "outcome": "down", "detail": "refused"}]});
+    answer(&mut picture, "berlin", Ok(down));
+    picture.paths.remove(&("gw-oslo".to_owned(), "web".to_owned()));
     settle(&mut picture);
     let broken: Vec<String> = to_service(&picture, "web", Some("berlin"))
         .into_iter()
-        .filter(|hop| !hop.is_fine)
-        .map(|hop| hop.text)
+        .filter(|finding| finding.state != State::Ok)
+        .map(|finding| finding.text())
         .collect();
-    let expected = ["EPolicy p does not exist", "names are not answered", "not connected", "did not answer"];
+    let expected = [
+        "EPolicy p does not exist",
+        "names are not answered",
+        "not connected",
+        "does not take connections: refused",
+    ];
     assert_eq!(broken.len(), expected.len(), "{broken:#?}");
     for (told, part) in broken.iter().zip(expected) {
         assert!(told.contains(part), "{told}, not {part}");
@@ -125,11 +144,9 @@ fn a_broken_hop_hides_none_of_those_behind_it() {
 }
 
 #[test]
-fn the_backend_is_judged_by_its_last_record() {
+fn a_backend_is_judged_by_what_was_tried_now() {
     let web = |picture: &Picture| to_service(picture, "web", Some("berlin"));
-    let record = |end: &str| json!({"time": "2026-11-16T00:00:00.000Z", "end": end});
-    check(|picture| picture.records = vec![record("backend-down"), record("done")], web, None);
-    check(|picture| picture.records = vec![record("backend-down")], web, Some("the backend did not answer"));
+    let found = |outcome: &str| json!({"backends": [{"backend": "10.0.0.5:80", "outcome": outcome, "detail": "it answers with SSH"}]});
     let say_down = |picture: &mut Picture| {
         let mut service = picture.world.remove(Kind::EService, "web").unwrap();
         let (conditions, now) = (&mut service.status_mut().conditions, Time::from_second(0));
@@ -137,7 +154,49 @@ fn the_backend_is_judged_by_its_last_record() {
         set_condition(conditions, conditions::BACKENDS_ANSWER, false.into(), "BackendDown", message, now, 1);
         picture.world.insert(service);
     };
-    check(say_down, web, Some("reaches no backend"));
+    // Back again: what a condition or a record said before is no fact any more.
+    check(say_down, web, None);
+    check(|picture| picture.records = vec![json!({"time": "T", "end": "backend-down"})], web, None);
+    for (outcome, part) in [
+        ("down", "does not take connections"),
+        ("otherProtocol", "set it to what the backend speaks"),
+        ("denied", "backends-allow"),
+        ("silent", "overloaded"),
+        ("unwell", "log of the backend"),
+    ] {
+        check(|picture| answer(picture, "oslo", Ok(found(outcome))), web, Some(part));
+    }
+    let unasked = |picture: &mut Picture| picture.paths.clear();
+    check(unasked, web, Some("??  backends of web: they were not tried now, and nobody has used"));
+    let said = |picture: &mut Picture| {
+        picture.paths.clear();
+        say_down(picture);
+    };
+    check(said, web, Some("what was said at 1970-01-01T00:00:00Z: gateway gw-oslo reaches no backend"));
+    let denied = |picture: &mut Picture| {
+        for site in ["berlin", "oslo"] {
+            answer(picture, site, Err(Unasked::NotAllowed("this needs the role admin".into())));
+        }
+    };
+    check(denied, web, Some("not probed, because this credential may not: this needs the role admin"));
+}
+
+#[test]
+fn a_way_breaks_at_the_presence_or_at_the_far_gateway() {
+    let web = |picture: &Picture| to_service(picture, "web", Some("berlin"));
+    let hidden = json!({"presenceProblem": "hidden by a route; fix: ip route del x"});
+    check(|picture| answer(picture, "berlin", Ok(hidden.clone())), web, Some("fix: ip route del x"));
+    let far = json!({"farProblem": "no gateway of that site is connected"});
+    check(
+        |picture| answer(picture, "berlin", Ok(far.clone())),
+        web,
+        Some("path berlin -> oslo: the gateway of oslo is not reached"),
+    );
+    check(
+        |picture| answer(picture, "berlin", Err(Unasked::Failed("too old".into()))),
+        web,
+        Some("could not be asked: too old"),
+    );
 }
 
 #[test]
@@ -147,14 +206,35 @@ fn sites_and_nodes_are_walked_to() {
     check(|_| {}, node, None);
     check(|_| {}, site, None);
     check(|picture| drop(picture.world.remove(Kind::EPolicy, "p")), node, Some("attach an EPolicy"));
-    check(
-        |picture| drop(picture.world.remove(Kind::EPolicy, "p")),
-        site,
-        Some("ServiceExpose web: EPolicy p"),
-    );
+    check(|picture| drop(picture.world.remove(Kind::EPolicy, "p")), site, Some("exposure web: EPolicy p"));
     check(
         |picture| drop(picture.world.remove(Kind::EGateway, "gw-berlin")),
         site,
         Some("no EGateway stands at berlin"),
     );
+}
+
+#[test]
+fn the_fleet_shows_what_is_bad_and_counts_what_is_well() {
+    use crate::commands::doctor::fleet;
+    let all = |picture: &Picture| fleet::examine(picture);
+    check(|_| {}, all, None);
+    check(
+        |picture| picture.status["gateways"][0]["connected"] = false.into(),
+        all,
+        Some("1 of 2 gateways and 1 of 1"),
+    );
+    check(
+        |picture| drop(picture.world.remove(Kind::EPolicy, "p")),
+        all,
+        Some("2 of 2 gateways and 0 of 1 exposures"),
+    );
+    let mut picture = whole();
+    let down = json!({"backends": [{"backend": "10.0.0.5:80", "outcome": "down", "detail": "refused"}]});
+    answer(&mut picture, "oslo", Ok(down));
+    picture.not_asked = 3;
+    settle(&mut picture);
+    let told: Vec<String> = fleet::examine(&picture).iter().map(Finding::text).collect();
+    assert!(told.iter().any(|line| line.contains("!!  backend 10.0.0.5:80 of web")), "{told:#?}");
+    assert!(told.iter().any(|line| line.contains("3 gateways and paths were not asked")), "{told:#?}");
 }

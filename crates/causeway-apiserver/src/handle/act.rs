@@ -1,0 +1,166 @@
+//! Follows one request that may change something, and records it when it has been answered.
+//!
+//! The request's parts say what they know as they learn it: who asks, which objects, which fields. The record is made when the
+//! answer is known; a client that leaves before that is recorded too, because the write may have happened.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use causeway_api::{Kind, Status};
+use http::Method;
+use serde_json::Value;
+
+use crate::actions::{Actions, AdminDeed};
+use crate::admin_audit::{AdminAudit, AdminRecord, CredentialName, changed_fields};
+use crate::registry::Written;
+use crate::request::{Ask, Deed, ObjectAsk};
+use crate::{Identity, Role};
+
+/// One request on its way.
+pub(super) struct Act<'a> {
+    audit: &'a dyn AdminAudit,
+    client: SocketAddr,
+    /// None: it only reads, or has been recorded.
+    record: Option<AdminRecord>,
+    /// For one request that deletes several objects: each has a record.
+    names: Vec<String>,
+    caller: Option<Arc<Identity>>,
+    credential: Option<CredentialName>,
+    impersonated: Option<String>,
+}
+
+impl<'a> Act<'a> {
+    pub fn begin(audit: &'a dyn AdminAudit, ask: &Result<Ask, Status>, client: SocketAddr) -> Act<'a> {
+        let record = match ask {
+            // An event reports, it does not administrate, and operators write many. To delete one is recorded.
+            Ok(Ask::Object(ObjectAsk {
+                kind: Kind::Event,
+                deed: Deed::Create { .. } | Deed::Update { .. } | Deed::Patch { .. },
+                ..
+            })) => None,
+            Ok(Ask::Object(object)) => written(&object.deed).map(|deed| AdminRecord {
+                verb: object.deed.verb().as_str().to_owned(),
+                kind: object.kind.name().to_owned(),
+                ..deed
+            }),
+            _ => None,
+        };
+        let (names, caller, credential, impersonated) = (Vec::new(), None, None, None);
+        Act { audit, client, record, names, caller, credential, impersonated }
+    }
+
+    /// A call under `/causeway/v1/`, with its body as far as it was read. What the actions do not describe themselves is
+    /// recorded by its path, unless it is a GET.
+    pub fn is_action(&mut self, actions: &dyn Actions, method: &Method, path: &str, body: &[u8]) {
+        let unknown = || AdminDeed {
+            verb: method.as_str().to_ascii_lowercase(),
+            kind: "Action".to_owned(),
+            name: path.chars().take(NAME_CHARS_MAX).collect(),
+            detail: None,
+        };
+        let deed = match actions.administrative(method, path, body) {
+            Some(deed) => deed,
+            None if matches!(*method, Method::GET | Method::HEAD) => return,
+            None => Some(unknown()),
+        };
+        self.record = deed.map(|AdminDeed { verb, kind, name, detail }| AdminRecord {
+            verb,
+            kind,
+            name,
+            detail,
+            ..AdminRecord::default()
+        });
+    }
+
+    /// Whose credential was shown.
+    pub fn identified(&mut self, identity: &Arc<Identity>, credential: Option<CredentialName>) {
+        self.caller = Some(identity.clone());
+        self.credential = credential;
+    }
+
+    /// The user acts on behalf of another one; both are recorded.
+    pub fn impersonates(&mut self, user: &str) {
+        self.impersonated = Some(user.to_owned());
+    }
+
+    /// The body of a deletion may say so, too.
+    pub fn is_dry_run(&mut self, dry_run: bool) {
+        if let Some(record) = &mut self.record {
+            record.dry_run = dry_run;
+        }
+    }
+
+    /// One object was written; its name may have been made by the server.
+    pub fn has_written(&mut self, written: &Written) {
+        let Some(record) = &mut self.record else { return };
+        let new: Value = serde_json::from_slice(&written.stored.value).unwrap_or_default();
+        let old = written.before.as_ref().map(|before| serde_json::from_slice(before).unwrap_or_default());
+        record.changed = changed_fields(old.as_ref(), &new);
+        if let Some(name) = new.pointer("/metadata/name").and_then(Value::as_str) {
+            record.name = name.to_owned();
+        }
+    }
+
+    /// These objects were deleted.
+    pub fn has_deleted(&mut self, names: Vec<String>) {
+        self.names = names;
+    }
+
+    /// What an action made, for example the id of a token.
+    pub fn has_made(&mut self, name: Option<String>) {
+        if let (Some(record), Some(name)) = (&mut self.record, name) {
+            record.name = name;
+        }
+    }
+
+    /// The answer is known.
+    pub fn answered(&mut self, code: u16, reason: Option<&str>) {
+        let Some(mut record) = self.record.take() else { return };
+        // Without a credential there is nobody to name; refused credentials are recorded where they are checked.
+        let Some(caller) = self.caller.take().filter(|caller| !caller.is_anonymous()) else { return };
+        record.user = caller.user.clone();
+        record.credential = self.credential.take();
+        record.impersonated_user = self.impersonated.take();
+        record.client = Some(self.client.ip().to_canonical().to_string());
+        record.code = Some(code);
+        record.reason = reason.filter(|reason| !reason.is_empty()).map(str::to_owned);
+        let is_report = matches!(caller.role, Role::Gateway { .. }) && record.subresource.is_some();
+        if is_report && !record.is_refused() {
+            return;
+        }
+        if self.names.is_empty() {
+            return self.audit.record(record);
+        }
+        for name in std::mem::take(&mut self.names) {
+            self.audit.record(AdminRecord { name, ..record.clone() });
+        }
+    }
+}
+
+impl Drop for Act<'_> {
+    fn drop(&mut self) {
+        self.answered(crate::admin_audit::CLIENT_GONE, Some("ClientGone"));
+    }
+}
+
+/// Longer than the name of any object.
+const NAME_CHARS_MAX: usize = 253;
+
+/// What is known of a write before it happens. None: it only reads.
+fn written(deed: &Deed) -> Option<AdminRecord> {
+    let (name, status, dry_run) = match deed {
+        Deed::Get { .. } | Deed::List(_) | Deed::Watch(_) => return None,
+        Deed::Create { options, .. } => ("", false, options.dry_run),
+        Deed::Update { name, status, options, .. } | Deed::Patch { name, status, options, .. } => {
+            (name.as_str(), *status, options.dry_run)
+        }
+        Deed::Delete { name, options, .. } => (name.as_str(), false, options.dry_run),
+        Deed::DeleteCollection { options, .. } => ("", false, options.dry_run),
+    };
+    Some(AdminRecord {
+        name: name.chars().take(NAME_CHARS_MAX).collect(),
+        subresource: status.then_some("status"),
+        dry_run,
+        ..AdminRecord::default()
+    })
+}

@@ -1,0 +1,165 @@
+//! Which objects are not deleted by mistake: those that the cloud needs, and those that hold a connected site.
+//!
+//! The decision is pure (`protection`); the driver looks at the stored Connected conditions of the site's gateways, so
+//! every replica gives the same answer. An object that carries the annotation `causeway.io/allow-delete: "true"` goes.
+
+use causeway_api::conditions::CONNECTED;
+use causeway_api::status::StatusCause;
+use causeway_api::{ALLOW_DELETE, ApiVersion, CLOUD, ConditionStatus, EGateway, Kind, Object, Status};
+
+use super::{Registry, Stored};
+use crate::errors::{self, About};
+use crate::request::options::ListOptions;
+
+// Objects read at once while a collection is looked at.
+const PAGE: usize = 500;
+// More names than this make a message nobody reads.
+const NAMED_MAX: usize = 5;
+
+/// Does the stored status say that the gateway has a session?
+fn is_connected(gateway: &EGateway) -> bool {
+    let condition = gateway.status.condition(CONNECTED);
+    condition.is_some_and(|condition| condition.status == ConditionStatus::True)
+}
+
+/// Why an object is not deleted, if so. `gateways` are those of the site, when the object is one.
+fn protection(object: &Object, gateways: &[EGateway]) -> Option<String> {
+    let annotations = &object.metadata().annotations;
+    if annotations.get(ALLOW_DELETE).is_some_and(|value| value == "true") {
+        return None;
+    }
+    match object {
+        Object::ESite(_) | Object::EGateway(_) if object.name() == CLOUD => {
+            Some(format!("the cloud itself needs this {}", object.kind()))
+        }
+        Object::EGateway(gateway) if is_connected(gateway) => {
+            Some("the gateway is connected, and its site would be cut off".to_owned())
+        }
+        Object::ESite(_) => {
+            let connected: Vec<&str> = gateways
+                .iter()
+                .filter(|gateway| gateway.e_site_name == object.name() && is_connected(gateway))
+                .map(|gateway| gateway.metadata.name.as_str())
+                .collect();
+            let named = connected.iter().take(NAMED_MAX).copied().collect::<Vec<_>>().join(", ");
+            let more = if connected.len() > NAMED_MAX { ", ..." } else { "" };
+            (!connected.is_empty())
+                .then(|| format!("the site has a connected gateway ({named}{more}), and would be cut off"))
+        }
+        _ => None,
+    }
+}
+
+/// 403, as Kubernetes answers for namespaces that it needs, with the way out.
+fn refusal(about: About<'_>, why: &str) -> Status {
+    let mut status = errors::not_deletable(about, why);
+    status.message.push_str(&format!(
+        ". To delete it all the same, set its annotation {ALLOW_DELETE} to \"true\" first, or use causeway delete --force"
+    ));
+    status.details.get_or_insert_default().causes.push(StatusCause {
+        reason: "DeletionProtected".into(),
+        message: why.into(),
+        field: format!("metadata.annotations[{ALLOW_DELETE}]"),
+    });
+    status
+}
+
+impl Registry {
+    /// Refuses the deletion of what is protected.
+    pub(super) async fn check_deletable(&self, about: About<'_>, object: &Object) -> Result<(), Status> {
+        let gateways = match object {
+            Object::ESite(_) => self.gateways(about, object.name()).await?,
+            _ => Vec::new(),
+        };
+        match protection(object, &gateways) {
+            Some(why) => Err(refusal(about, &why)),
+            None => Ok(()),
+        }
+    }
+
+    /// The same for all that a list would show, before the first of them goes.
+    pub(super) async fn check_all_deletable(
+        &self,
+        version: ApiVersion,
+        kind: Kind,
+        list: &ListOptions,
+    ) -> Result<(), Status> {
+        if !matches!(kind, Kind::ESite | Kind::EGateway) {
+            return Ok(());
+        }
+        let all = match kind {
+            Kind::ESite => self.gateways(About { version, kind, name: "" }, "").await?,
+            _ => Vec::new(),
+        };
+        let mut options = ListOptions { limit: Some(list.limit.unwrap_or(PAGE).min(PAGE)), ..list.clone() };
+        let mut seen = 0;
+        loop {
+            let page = self.list(version, kind, &options).await?;
+            seen += page.records.len();
+            for record in page.records {
+                let object = Stored::of(kind, record).object()?;
+                // One that is marked already was allowed to go.
+                if object.metadata().deletion_timestamp.is_some() {
+                    continue;
+                }
+                if let Some(why) = protection(&object, &all) {
+                    return Err(refusal(About { version, kind, name: object.name() }, &why));
+                }
+            }
+            match page.next {
+                Some(token) if list.limit.is_none_or(|limit| seen < limit) => {
+                    options.continue_token = Some(token);
+                }
+                _ => return Ok(()),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use causeway_api::meta::set_condition;
+    use causeway_api::{Time, conditions};
+
+    use super::*;
+
+    fn gateway(name: &str, site: &str, connected: bool) -> EGateway {
+        let mut gateway = EGateway::default();
+        gateway.metadata.name = name.into();
+        gateway.e_site_name = site.into();
+        let all = &mut gateway.status.conditions;
+        set_condition(all, conditions::CONNECTED, connected.into(), "X", "", Time::from_second(0), 1);
+        gateway
+    }
+
+    fn site(name: &str) -> Object {
+        let mut site = Object::empty(Kind::ESite);
+        site.metadata_mut().name = name.into();
+        site
+    }
+
+    #[test]
+    fn only_what_somebody_would_miss_is_protected() {
+        let gateways = [gateway("g1", "oslo", true), gateway("g2", "bergen", false)];
+        let check = |object: &Object, expected: Option<&str>| {
+            let found = protection(object, &gateways);
+            assert_eq!(found.is_some(), expected.is_some(), "{}: {found:?}", object.name());
+            assert!(found.unwrap_or_default().contains(expected.unwrap_or_default()));
+            let mut allowed = object.clone();
+            allowed.metadata_mut().annotations.insert(ALLOW_DELETE.into(), "true".into());
+            assert_eq!(protection(&allowed, &gateways), None);
+            allowed.metadata_mut().annotations.insert(ALLOW_DELETE.into(), "yes".into());
+            assert_eq!(protection(&allowed, &gateways).is_some(), expected.is_some());
+        };
+        check(&site("cloud"), Some("needs"));
+        check(&site("oslo"), Some("g1"));
+        check(&site("bergen"), None);
+        check(&site("elsewhere"), None);
+        check(&gateway("cloud", "cloud", false).into(), Some("needs"));
+        check(&gateway("g1", "oslo", true).into(), Some("connected"));
+        check(&gateway("g2", "bergen", false).into(), None);
+        let mut policy = Object::empty(Kind::EPolicy);
+        policy.metadata_mut().name = "cloud".into();
+        check(&policy, None);
+    }
+}

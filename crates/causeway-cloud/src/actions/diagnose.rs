@@ -1,0 +1,66 @@
+//! Asks a gateway how it is, or whether its way to a service works: `POST /causeway/v1/diagnose`, for `causeway doctor`.
+//!
+//! The question crosses the channel to the gateway that is asked, from there to the gateway of the service, and reaches the
+//! backends: what answers is the path that clients use. The answer is that of the gateway; it is bounded and not interpreted here.
+
+use std::time::Duration;
+
+use causeway_apiserver::ActionRefusal;
+use causeway_gateway::diagnose::{self, Question};
+use http::StatusCode;
+use serde::Deserialize;
+use serde_json::Value;
+use tokio::io::AsyncWriteExt;
+use tokio::time::timeout;
+
+use super::{CloudActions, chain};
+use crate::first::CLOUD;
+use crate::replicas::FleetError;
+
+/// Longer than a gateway takes for a path with backends that do not answer.
+const DEADLINE: Duration = Duration::from_secs(15);
+
+/// The question of a client.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub(super) struct Asked {
+    /// Who is asked.
+    gateway: String,
+    /// The service to which the way leads. None: how is the gateway itself?
+    service: Option<String>,
+}
+
+impl CloudActions {
+    pub(super) async fn diagnose(&self, asked: Asked) -> Result<Value, ActionRefusal> {
+        if asked.gateway == CLOUD {
+            let answer = match &asked.service {
+                Some(service) => serde_json::to_value(self.gateway.path(service).await),
+                None => serde_json::to_value(self.gateway.facts().await),
+            };
+            return answer.map_err(|error| ActionRefusal::internal(error.to_string()));
+        }
+        let header = match &asked.service {
+            Some(service) => Question::Path.header(service),
+            None => Question::Facts.header(""),
+        };
+        let asking = async {
+            let stream = match self.fleet.open_stream(&asked.gateway, header).await {
+                Ok(stream) => stream,
+                Err(FleetError::NotAttached { gateway }) => {
+                    let message = format!("the gateway {gateway} is not connected");
+                    return Err(ActionRefusal::new(StatusCode::SERVICE_UNAVAILABLE, message));
+                }
+                Err(error) => return Err(ActionRefusal::new(StatusCode::BAD_GATEWAY, chain(&error))),
+            };
+            let (mut send, recv) = stream.split();
+            // Nothing follows the header.
+            let _ = send.shutdown().await;
+            diagnose::read_answer(recv).await.map_err(|why| ActionRefusal::new(StatusCode::BAD_GATEWAY, why))
+        };
+        let late = || {
+            let message = format!("gateway {} gave no answer within {} s", asked.gateway, DEADLINE.as_secs());
+            ActionRefusal::new(StatusCode::GATEWAY_TIMEOUT, message)
+        };
+        timeout(DEADLINE, asking).await.unwrap_or_else(|_| Err(late()))
+    }
+}

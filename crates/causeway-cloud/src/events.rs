@@ -1,0 +1,156 @@
+//! Writes events about our own objects, and keeps the number of all events bounded.
+//!
+//! The `EventRecorder` is told of every change that this replica commits through the `Registry`, so two replicas never tell one
+//! change twice. `pending` joins what repeats and decides what may be written now, `keeper` drops events that are old or too
+//! many. Events are best effort, as in Kubernetes: what does not fit is dropped and counted.
+
+mod keeper;
+mod pending;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use causeway_api::events::{Occurrence, transitions};
+use causeway_api::{Kind, Object, Status};
+use causeway_apiserver::Registry;
+use causeway_apiserver::registry::ChangeObserver;
+use causeway_daemon::Metrics;
+use prometheus_client::metrics::counter::Counter;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+pub use keeper::EventKeeper;
+use pending::{Due, Pending};
+
+/// The component that our events name as their source, and their field manager.
+const SOURCE: &str = "causeway-cloud";
+/// Occurrences between a commit and the writer. A commit never waits: what does not fit is dropped.
+const QUEUE_MAX: usize = 1_024;
+/// How often what waits for its turn is looked at.
+const LOOK: Duration = Duration::from_millis(250);
+
+#[derive(Clone, Debug, Default)]
+struct Figures {
+    written: Counter,
+    dropped: Counter,
+}
+
+/// Takes in what happened.
+pub struct EventRecorder {
+    sender: mpsc::Sender<Occurrence>,
+    figures: Figures,
+}
+
+impl ChangeObserver for EventRecorder {
+    fn changed(&self, old: &Object, new: &Object) {
+        if old.status().conditions == new.status().conditions {
+            return;
+        }
+        for occurrence in transitions(old, new) {
+            if self.sender.try_send(occurrence).is_err() {
+                self.figures.dropped.inc();
+            }
+        }
+    }
+}
+
+/// Writes what happened, at a bounded rate.
+pub struct EventWriter {
+    registry: Arc<Registry>,
+    receiver: mpsc::Receiver<Occurrence>,
+    /// This replica, for `reportingInstance`.
+    instance: String,
+    figures: Figures,
+}
+
+/// Connects a recorder to the registry and returns the writer behind it.
+pub fn record(registry: &Arc<Registry>, instance: String, metrics: &Metrics) -> EventWriter {
+    let figures = Figures::default();
+    metrics.register(|metrics| {
+        let metrics = metrics.sub_registry_with_prefix("causeway_cloud_events");
+        metrics.register("written", "Events created or counted up", figures.written.clone());
+        metrics.register(
+            "dropped",
+            "Occurrences dropped by a full queue, the rate limit or the store",
+            figures.dropped.clone(),
+        );
+    });
+    let (sender, receiver) = mpsc::channel(QUEUE_MAX);
+    registry.observe(Arc::new(EventRecorder { sender, figures: figures.clone() }));
+    EventWriter { registry: registry.clone(), receiver, instance, figures }
+}
+
+impl EventWriter {
+    pub async fn run(mut self, stop: CancellationToken) {
+        let mut pending = Pending::default();
+        loop {
+            let look = async {
+                match pending.is_empty() {
+                    true => std::future::pending().await,
+                    false => tokio::time::sleep(LOOK).await,
+                }
+            };
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                occurrence = self.receiver.recv() => match occurrence {
+                    Some(occurrence) => self.take(&mut pending, occurrence),
+                    None => return stop.cancelled().await,
+                },
+                () = look => {}
+            }
+            while let Ok(occurrence) = self.receiver.try_recv() {
+                self.take(&mut pending, occurrence);
+            }
+            while let Some(due) = pending.next(Instant::now().into_std()) {
+                self.write(&due).await;
+            }
+        }
+    }
+
+    fn take(&self, pending: &mut Pending, occurrence: Occurrence) {
+        if !pending.note(occurrence, self.registry.now()) {
+            self.figures.dropped.inc();
+        }
+    }
+
+    /// Counts up the event of this name, or creates it.
+    async fn write(&self, due: &Due) {
+        let name = due.occurrence.event_name();
+        let written = match self.count_up(&name, due).await {
+            Err(status) if status.code == 404 => match self.create(due).await {
+                // Another replica was faster.
+                Err(status) if status.reason == "AlreadyExists" => self.count_up(&name, due).await,
+                created => created,
+            },
+            counted => counted,
+        };
+        match written {
+            Ok(()) => drop(self.figures.written.inc()),
+            Err(status) => {
+                self.figures.dropped.inc_by(due.count.unsigned_abs());
+                tracing::debug!(event = name, reason = status.message, "an event cannot be written");
+            }
+        }
+    }
+
+    async fn count_up(&self, name: &str, due: &Due) -> Result<(), Status> {
+        let edit = |object: &mut Object| {
+            let Object::Event(event) = object else { return };
+            event.count = Some(event.occurrences().saturating_add(due.count));
+            event.last_timestamp = Some(due.last);
+            event.message.clone_from(&due.occurrence.message);
+            event.reporting_instance.clone_from(&self.instance);
+        };
+        self.registry.edit(SOURCE, Kind::Event, name, edit).await.map(drop)
+    }
+
+    async fn create(&self, due: &Due) -> Result<(), Status> {
+        let event = due.occurrence.event(SOURCE, &self.instance, (due.first, due.last), due.count);
+        self.registry.create_object(SOURCE, event.into()).await.map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests;

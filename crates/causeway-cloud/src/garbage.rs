@@ -1,0 +1,286 @@
+//! Collects objects whose owners are gone, and finishes deletions that wait for dependents.
+//!
+//! Level-triggered: looks at the state, at the start and after every change that concerns owners; running in several replicas
+//! changes nothing. `causeway_api::garbage` decides, `graph` knows who depends on whom, this file follows the store and writes
+//! through the `Registry`. Events of all kinds come in one order, so a dependent that was created before its owner was deleted
+//! is always known.
+
+mod graph;
+
+use std::collections::BTreeSet;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use causeway_api::garbage::{
+    self, DependentStep, Dependents, FOREGROUND, ORPHAN, OwnerState, OwnerStep, Propagation,
+};
+use causeway_api::{Kind, Object, ObjectMeta, Status};
+use causeway_apiserver::Registry;
+use causeway_apiserver::registry::prefix;
+use causeway_apiserver::request::options::DeleteOptions;
+use causeway_store::{Event, Page, Revision, Signal, StoreError};
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use graph::{Dependent, Graph, Key};
+
+/// The field manager of what is written here.
+const MANAGER: &str = "causeway-garbage-collector";
+/// Pause after the store failed.
+const PAUSE: Duration = Duration::from_secs(1);
+/// An object that could not be collected is tried again after this time.
+const RETRY: Duration = Duration::from_secs(10);
+/// Objects in work at once: enough to fill a group commit.
+const IN_WORK_MAX: usize = 32;
+
+pub struct GarbageCollector {
+    registry: Arc<Registry>,
+}
+
+type Work = Pin<Box<dyn Future<Output = (Key, Result<(), Status>)> + Send>>;
+
+impl GarbageCollector {
+    pub fn new(registry: Arc<Registry>) -> GarbageCollector {
+        GarbageCollector { registry }
+    }
+
+    pub async fn run(self, stop: CancellationToken) {
+        loop {
+            let failed = tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                Err(failed) = self.follow() => failed,
+            };
+            match failed {
+                StoreError::Closed => return,
+                // The store logs its outages itself.
+                StoreError::Compacted { .. } | StoreError::Lagged | StoreError::Unavailable { .. } => {}
+                error => {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::warn!(error, "garbage collection cannot follow the store; trying again");
+                }
+            }
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(PAUSE) => {}
+            }
+        }
+    }
+
+    async fn follow(&self) -> Result<std::convert::Infallible, StoreError> {
+        let mut graph = self.load().await?;
+        let mut watch = self.registry.store().watch("", graph.revision).await?;
+        let mut working: FuturesUnordered<Work> = FuturesUnordered::new();
+        let mut in_work: BTreeSet<Key> = BTreeSet::new();
+        let mut retry: Option<Instant> = None;
+        let mut failed: BTreeSet<Key> = BTreeSet::new();
+        loop {
+            let ready: Vec<Key> = graph.queue.iter().filter(|key| !in_work.contains(*key)).cloned().collect();
+            for key in ready.into_iter().take(IN_WORK_MAX.saturating_sub(working.len())) {
+                graph.queue.remove(&key);
+                in_work.insert(key.clone());
+                let (registry, seen) = (self.registry.clone(), graph.revision);
+                let (dependents, in_circle) = (graph.dependents_of(&key), graph.is_in_circle(&key));
+                working.push(Box::pin(async move {
+                    let done = look(&registry, &key, seen, (&dependents, in_circle)).await;
+                    (key, done)
+                }));
+            }
+            tokio::select! {
+                biased;
+                signal = watch.next() => match signal? {
+                    Signal::Event(event) => take(&mut graph, &event),
+                    Signal::Progress(revision) => graph.revision = graph.revision.max(revision),
+                },
+                Some((key, done)) = working.next() => {
+                    in_work.remove(&key);
+                    if let Err(status) = done {
+                        tracing::info!(
+                            kind = key.0.name(), name = key.1, reason = status.message,
+                            "garbage collection could not finish an object; it is tried again"
+                        );
+                        failed.insert(key);
+                        retry.get_or_insert_with(|| Instant::now() + RETRY);
+                    }
+                }
+                () = until(retry) => {
+                    retry = None;
+                    graph.queue.append(&mut failed);
+                }
+            }
+        }
+    }
+
+    /// Everything that has owners or waits for dependents, as it stood at one revision.
+    async fn load(&self) -> Result<Graph, StoreError> {
+        let mut graph = Graph::default();
+        let mut at = None;
+        for kind in Kind::ALL {
+            let page = Page { at, ..Page::default() };
+            let listing = self.registry.store().list(&prefix(kind), page).await?;
+            at = Some(listing.revision);
+            for record in &listing.records {
+                if let Some(name) = record.key.strip_prefix(&prefix(kind)) {
+                    graph.note((kind, name.to_owned()), Some(&record.value), None);
+                }
+            }
+        }
+        graph.revision = at.unwrap_or_default();
+        Ok(graph)
+    }
+}
+
+fn take(graph: &mut Graph, event: &Event) {
+    graph.revision = graph.revision.max(event.revision);
+    let Some((kind, name)) =
+        event.key.split_once('/').and_then(|(plural, name)| Some((Kind::from_plural(plural)?, name)))
+    else {
+        return;
+    };
+    graph.note((kind, name.to_owned()), event.value.as_deref(), event.previous.as_deref());
+}
+
+/// Looks at one object as it is now, and does what is to be done. An object that is newer than what was `seen` comes again with
+/// its own event, when its dependents are known.
+async fn look(
+    registry: &Registry,
+    (kind, name): &Key,
+    seen: Revision,
+    (dependents, in_circle): (&[Dependent], bool),
+) -> Result<(), Status> {
+    let Some(loaded) = registry.object(*kind, name).await? else { return Ok(()) };
+    if loaded.revision > seen {
+        return Ok(());
+    }
+    let meta = loaded.object.metadata();
+    let of_owner = dependents.iter().filter(|dependent| dependent.names(&meta.uid));
+    let references = of_owner.clone().map(|dependent| dependent.owners.as_slice());
+    match garbage::owner(meta, references, in_circle) {
+        OwnerStep::Nothing | OwnerStep::Wait => {}
+        OwnerStep::Orphan => {
+            for dependent in of_owner.clone() {
+                release(registry, &dependent.key, std::slice::from_ref(&meta.uid)).await?;
+            }
+            return drop_finalizer(registry, (*kind, name), &meta.uid, ORPHAN).await;
+        }
+        OwnerStep::Unblock => return unblock_owners(registry, (*kind, name), &meta.uid).await,
+        OwnerStep::Finish => return drop_finalizer(registry, (*kind, name), &meta.uid, FOREGROUND).await,
+    }
+    if meta.owner_references.is_empty() {
+        return Ok(());
+    }
+    let owners = owner_states(registry, meta).await?;
+    let own = match of_owner.count() {
+        0 => Dependents::None,
+        _ if in_circle => Dependents::InCircle,
+        _ => Dependents::Some,
+    };
+    match garbage::dependent(meta, &owners, own) {
+        DependentStep::Keep => Ok(()),
+        DependentStep::Release(uids) => release(registry, &(*kind, name.clone()), &uids).await,
+        DependentStep::Delete { policy, unblock } => {
+            if unblock {
+                unblock_owners(registry, (*kind, name), &meta.uid).await?;
+            }
+            let revision = (!unblock).then_some(loaded.revision);
+            delete(registry, (*kind, name), meta, policy, revision).await
+        }
+    }
+}
+
+async fn owner_states(registry: &Registry, meta: &ObjectMeta) -> Result<Vec<OwnerState>, Status> {
+    let mut states = Vec::with_capacity(meta.owner_references.len());
+    for reference in &meta.owner_references {
+        let state = match garbage::owner_kind(reference) {
+            None => OwnerState::Unknown,
+            Some(kind) => {
+                let found = registry.object(kind, &reference.name).await?;
+                garbage::owner_state(reference, found.as_ref().map(|found| found.object.metadata()))
+            }
+        };
+        states.push(state);
+    }
+    Ok(states)
+}
+
+/// Removes references to owners.
+async fn release(registry: &Registry, (kind, name): &Key, uids: &[String]) -> Result<(), Status> {
+    let edit = |live: &mut Object| {
+        live.metadata_mut().owner_references.retain(|reference| !uids.contains(&reference.uid));
+    };
+    gone_is_done(registry.edit(MANAGER, *kind, name, edit).await.map(drop))
+}
+
+async fn drop_finalizer(
+    registry: &Registry,
+    (kind, name): (Kind, &str),
+    uid: &str,
+    finalizer: &str,
+) -> Result<(), Status> {
+    let edit = |live: &mut Object| {
+        let meta = live.metadata_mut();
+        // Another object under this name is none of ours.
+        if meta.uid == uid && meta.deletion_timestamp.is_some() {
+            meta.finalizers.retain(|name| name != finalizer);
+        }
+    };
+    gone_is_done(registry.edit(MANAGER, kind, name, edit).await.map(drop))
+}
+
+async fn unblock_owners(registry: &Registry, (kind, name): (Kind, &str), uid: &str) -> Result<(), Status> {
+    let edit = |live: &mut Object| {
+        let meta = live.metadata_mut();
+        if meta.uid == uid {
+            meta.owner_references.iter_mut().for_each(|owner| owner.block_owner_deletion = Some(false));
+        }
+    };
+    gone_is_done(registry.edit(MANAGER, kind, name, edit).await.map(drop))
+}
+
+async fn delete(
+    registry: &Registry,
+    (kind, name): (Kind, &str),
+    meta: &ObjectMeta,
+    policy: Propagation,
+    revision: Option<Revision>,
+) -> Result<(), Status> {
+    let options = DeleteOptions {
+        propagation: Some(policy),
+        uid: Some(meta.uid.clone()),
+        resource_version: revision,
+        ..DeleteOptions::default()
+    };
+    let owners: Vec<&str> = meta.owner_references.iter().map(|owner| owner.name.as_str()).collect();
+    tracing::info!(
+        kind = kind.name(),
+        name,
+        ?owners,
+        policy = policy.as_str(),
+        "garbage collection deletes an object whose owners are gone"
+    );
+    match registry.delete_object_if(MANAGER, kind, name, &options).await {
+        // It changed meanwhile: its event brings it here again.
+        Err(status) if status.code == 409 => Ok(()),
+        done => gone_is_done(done),
+    }
+}
+
+// One at a time, and seldom: that a Status is large costs nothing here.
+#[allow(clippy::result_large_err)]
+fn gone_is_done(done: Result<(), Status>) -> Result<(), Status> {
+    done.or_else(|status| if status.code == 404 { Ok(()) } else { Err(status) })
+}
+
+async fn until(due: Option<Instant>) {
+    match due {
+        Some(due) => tokio::time::sleep_until(due).await,
+        None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests;

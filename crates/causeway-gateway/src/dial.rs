@@ -1,0 +1,204 @@
+//! What a gateway dials: decides by the address, then connects to exactly that address.
+//!
+//! Addresses come from the netmap, that is from whoever may write objects at the cloud. The gateway's own site has the last word,
+//! in its local configuration (`[gateway] backends-allow`, `backends-deny`). `judge` is the whole decision, and pure; `Dialer` asks
+//! it before every connection to a backend or a node. Upstream resolvers of DNS are local configuration and not dialled here.
+
+mod listeners;
+mod rule;
+
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+
+use tokio::net::{TcpStream, UdpSocket};
+
+pub use listeners::{OwnListener, OwnListeners, Registered};
+pub use rule::BackendRule;
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Transport {
+    Tcp,
+    Udp,
+}
+
+/// What the local configuration says about addresses.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct DialRules {
+    pub allow: Vec<BackendRule>,
+    pub deny: Vec<BackendRule>,
+}
+
+/// Why an address is not dialled. The text holds no address: clients of other sites may read it.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Denied {
+    #[error("it is a listener of the gateway itself ({name})")]
+    OwnListener { name: &'static str },
+    #[error("it is {kind} address, which the gateway's configuration does not allow (backends-allow)")]
+    Special { kind: &'static str },
+    #[error("the gateway's configuration denies its address (backends-deny)")]
+    Configured,
+}
+
+impl Denied {
+    /// The denial inside an error of `Dialer`.
+    pub fn of(error: &io::Error) -> Option<&Denied> {
+        error.get_ref()?.downcast_ref()
+    }
+}
+
+impl From<Denied> for io::Error {
+    fn from(denied: Denied) -> io::Error {
+        io::Error::new(io::ErrorKind::PermissionDenied, denied)
+    }
+}
+
+/// Networks that are dialled only when `backends-allow` names them, with what they are.
+const SPECIAL: [(IpAddr, u8, &str); 8] = [
+    (IpAddr::V4(Ipv4Addr::new(169, 254, 0, 0)), 16, "a link-local"),
+    (IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0)), 10, "a link-local"),
+    (IpAddr::V4(Ipv4Addr::UNSPECIFIED), 8, "an unspecified"),
+    (IpAddr::V6(Ipv6Addr::UNSPECIFIED), 128, "an unspecified"),
+    (IpAddr::V4(Ipv4Addr::new(224, 0, 0, 0)), 4, "a multicast"),
+    (IpAddr::V6(Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0)), 8, "a multicast"),
+    (IpAddr::V4(Ipv4Addr::BROADCAST), 32, "a broadcast"),
+    // Reserved since 1989 and used by nobody; old stacks take it for broadcast.
+    (IpAddr::V4(Ipv4Addr::new(240, 0, 0, 0)), 4, "a reserved"),
+];
+
+/// May this address be dialled?
+///
+/// A listener of our own never. Otherwise the most specific rule decides: the longest network, then the fewest ports; of
+/// equals `deny` before `allow`, and both before the built-in rules for special networks. Without a rule it may.
+/// `is_local`: is this an address of this host? Asked only when it matters.
+pub fn judge(
+    rules: &DialRules,
+    own: &[Registered],
+    is_local: &dyn Fn(IpAddr) -> bool,
+    transport: Transport,
+    address: SocketAddr,
+) -> Result<(), Denied> {
+    let (ip, port) = (address.ip().to_canonical(), address.port());
+    let ours = own.iter().find(|known| {
+        known.transport == transport
+            && known.address.port() == port
+            && reaches(ip, known.address.ip(), is_local)
+    });
+    if let Some(known) = ours {
+        return Err(Denied::OwnListener { name: known.name });
+    }
+    judge_by_rules(rules, ip, port)?;
+    // A translator on the way would dial the address inside.
+    embedded(ip).map_or(Ok(()), |ip| judge_by_rules(rules, ip.into(), port))
+}
+
+fn judge_by_rules(rules: &DialRules, ip: IpAddr, port: u16) -> Result<(), Denied> {
+    // What is larger decides: more specific, then the stronger word.
+    let found = |rules: &[BackendRule], strength: u8| {
+        let fitting = rules.iter().filter(|rule| rule.contains(ip, port));
+        fitting.map(|rule| (rule.specificity(), strength)).max()
+    };
+    let special = SPECIAL.iter().filter(|(network, bits, _)| is_in(ip, *network, *bits));
+    let special = special.max_by_key(|(_, bits, _)| *bits);
+    let denied = found(&rules.deny, 2);
+    let allowed = found(&rules.allow, 1);
+    let built_in = special.map(|(_, bits, _)| (BackendRule::specificity_of(*bits, 1, u16::MAX), 0));
+    match special {
+        _ if denied > allowed && denied > built_in => Err(Denied::Configured),
+        Some((.., kind)) if built_in > allowed => Err(Denied::Special { kind }),
+        _ => Ok(()),
+    }
+}
+
+fn is_in(ip: IpAddr, network: IpAddr, bits: u8) -> bool {
+    ipnet::IpNet::new(network, bits).is_ok_and(|network| network.contains(&ip))
+}
+
+/// Does a connection to `ip` come to a listener on `bound`?
+fn reaches(ip: IpAddr, bound: IpAddr, is_local: &dyn Fn(IpAddr) -> bool) -> bool {
+    let bound = bound.to_canonical();
+    if bound == ip {
+        return true;
+    }
+    // A socket on all addresses of IPv6 takes IPv4 as well, as a rule.
+    let takes_family = bound.is_ipv6() || ip.is_ipv4();
+    match (bound.is_unspecified(), ip.is_unspecified()) {
+        (true, true) => takes_family,
+        // The kernel takes an unspecified destination for loopback.
+        (false, true) => bound.is_loopback() && bound.is_ipv4() == ip.is_ipv4(),
+        (true, false) => takes_family && (ip.is_loopback() || is_local(ip)),
+        (false, false) => false,
+    }
+}
+
+/// The address of IPv4 in one of IPv6: behind the well-known prefix of NAT64 (RFC 6052, 2.1), or IPv4-compatible
+/// (RFC 4291, 2.5.5.1). IPv4-mapped ones are canonical already.
+fn embedded(ip: IpAddr) -> Option<Ipv4Addr> {
+    let IpAddr::V6(ip) = ip else { return None };
+    let [head @ .., a, b, c, d] = ip.octets();
+    let is_nat64 = head == [0, 0x64, 0xff, 0x9b, 0, 0, 0, 0, 0, 0, 0, 0];
+    let is_compatible = head == [0; 12] && !ip.is_unspecified() && !ip.is_loopback();
+    (is_nat64 || is_compatible).then(|| Ipv4Addr::new(a, b, c, d))
+}
+
+/// Connects to backends and nodes, as far as they may be dialled. Clones are the same.
+#[derive(Clone, Default, Debug)]
+pub struct Dialer {
+    rules: Arc<DialRules>,
+    own: OwnListeners,
+}
+
+impl Dialer {
+    pub fn new(rules: DialRules, own: OwnListeners) -> Dialer {
+        Dialer { rules: Arc::new(rules), own }
+    }
+
+    /// May this address be dialled now?
+    pub fn check(&self, transport: Transport, address: SocketAddr) -> Result<(), Denied> {
+        judge(&self.rules, &self.own.registered(), &is_local, transport, address)
+    }
+
+    pub async fn connect_tcp(&self, address: SocketAddr) -> io::Result<TcpStream> {
+        self.check(Transport::Tcp, address)?;
+        TcpStream::connect(address).await
+    }
+
+    /// The first of these addresses that may be dialled and answers.
+    pub async fn connect_first(
+        &self,
+        addresses: impl IntoIterator<Item = SocketAddr>,
+    ) -> io::Result<TcpStream> {
+        let mut last = io::Error::new(io::ErrorKind::NotFound, "there is no address");
+        for address in addresses {
+            match self.connect_tcp(address).await {
+                Ok(stream) => return Ok(stream),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    /// A socket that talks to this address only.
+    pub async fn connect_udp(&self, address: SocketAddr) -> io::Result<UdpSocket> {
+        self.check(Transport::Udp, address)?;
+        let any: SocketAddr = match address {
+            SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
+            SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
+        };
+        let socket = UdpSocket::bind(any).await?;
+        socket.connect(address).await?;
+        Ok(socket)
+    }
+}
+
+/// Read anew each time: addresses come and go, and the question is rare.
+fn is_local(ip: IpAddr) -> bool {
+    let Ok(interfaces) = getifaddrs::getifaddrs() else { return true };
+    interfaces
+        .into_iter()
+        .filter_map(|interface| interface.address.ip_addr())
+        .any(|own| own.to_canonical() == ip)
+}

@@ -1,0 +1,70 @@
+//! The addresses this gateway's process listens on: registered where they are bound, for as long as they are.
+//!
+//! One registry per gateway, shared by its role: admin, API, channel and CONNECT are registered by the role, names, presences and
+//! entries by the gateway.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::Transport;
+
+/// Clones share the registry.
+#[derive(Clone, Default, Debug)]
+pub struct OwnListeners {
+    known: Arc<Mutex<Known>>,
+}
+
+#[derive(Default, Debug)]
+struct Known {
+    next: u64,
+    /// Replaced when it changes: readers take it as it is, without a copy.
+    listeners: Arc<Vec<Registered>>,
+}
+
+/// One listener.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Registered {
+    id: u64,
+    pub name: &'static str,
+    pub transport: Transport,
+    /// As it is bound: port 0 is never registered.
+    pub address: SocketAddr,
+}
+
+/// Registered until it is dropped.
+#[derive(Debug)]
+#[must_use = "the listener is registered as long as this lives"]
+pub struct OwnListener {
+    listeners: OwnListeners,
+    id: u64,
+}
+
+impl OwnListeners {
+    /// `name` is what people call it: `admin`, `presence`.
+    pub fn register(&self, name: &'static str, transport: Transport, address: SocketAddr) -> OwnListener {
+        OwnListener { listeners: self.clone(), id: self.keep(name, transport, address) }
+    }
+
+    /// Registers a listener that lives as long as the process.
+    pub fn keep(&self, name: &'static str, transport: Transport, address: SocketAddr) -> u64 {
+        let mut known = self.lock();
+        let id = known.next;
+        known.next += 1;
+        Arc::make_mut(&mut known.listeners).push(Registered { id, name, transport, address });
+        id
+    }
+
+    pub fn registered(&self) -> Arc<Vec<Registered>> {
+        self.lock().listeners.clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for OwnListener {
+    fn drop(&mut self) {
+        Arc::make_mut(&mut self.listeners.lock().listeners).retain(|known| known.id != self.id);
+    }
+}

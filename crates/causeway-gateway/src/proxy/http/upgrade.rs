@@ -1,0 +1,165 @@
+//! Upgrade requests (RFC 9110, section 7.8): which protocols a client may switch to. Pure.
+//!
+//! After `101 Switching Protocols` a gateway only copies bytes. A protocol that carries further HTTP requests would take them past
+//! the rules, the limits of requests and the audit, so it is never offered to a backend. A request whose upgrade is not offered is
+//! forwarded as an ordinary request, which RFC 9110 allows every server to do.
+
+use http::header::{self, HeaderMap, HeaderValue};
+
+/// Protocols that may be switched to where a policy has `http` rules. SPDY/3.1 is what `kubectl exec`, `attach` and `port-forward`
+/// speak: its streams carry the input and output of the command whose request was allowed.
+const UNDER_RULES: [&str; 2] = ["websocket", "SPDY/3.1"];
+
+/// Names of protocols that carry HTTP requests, in any version: HTTP/2 in plain text (h2c) and TLS (RFC 2817), with HTTP inside.
+const CARRIES_REQUESTS: [&str; 4] = ["h2c", "h2", "http", "tls"];
+
+/// Protocols in one request. Nobody needs more; each is compared with each name above.
+const PROTOCOLS_MAX: usize = 8;
+
+/// The value of the `Upgrade` header for the next hop. None: the request is forwarded without one.
+///
+/// Every protocol in the list must be allowed, because the backend chooses which one is used. `has_rules`: a policy judges the
+/// requests of this service by method and path.
+pub fn wanted(headers: &HeaderMap, has_rules: bool) -> Option<HeaderValue> {
+    let is_asked = words(headers, &header::CONNECTION).any(|word| word.eq_ignore_ascii_case(b"upgrade"));
+    if !is_asked {
+        return None;
+    }
+    let protocols: Vec<&[u8]> = words(headers, &header::UPGRADE).take(PROTOCOLS_MAX + 1).collect();
+    let is_allowed = |protocol: &&[u8]| is_protocol(protocol) && may_follow(protocol, has_rules);
+    if protocols.is_empty() || protocols.len() > PROTOCOLS_MAX || !protocols.iter().all(is_allowed) {
+        return None;
+    }
+    HeaderValue::from_bytes(&protocols.join(&b", "[..])).ok()
+}
+
+/// Whether a backend's `101` switches to one of the protocols that were offered, and to nothing beside it.
+pub fn is_offered(offered: &HeaderValue, response: &HeaderMap) -> bool {
+    let mut chosen = words(response, &header::UPGRADE).peekable();
+    let offers = |chosen: &[u8]| list(offered).any(|protocol| protocol.eq_ignore_ascii_case(chosen));
+    chosen.peek().is_some() && chosen.all(offers)
+}
+
+fn may_follow(protocol: &[u8], has_rules: bool) -> bool {
+    let name = protocol.split(|byte| *byte == b'/').next().unwrap_or_default();
+    let is = |known: &&str, found: &[u8]| known.as_bytes().eq_ignore_ascii_case(found);
+    match has_rules {
+        true => UNDER_RULES.iter().any(|known| is(known, protocol)),
+        false => !CARRIES_REQUESTS.iter().any(|known| is(known, name)),
+    }
+}
+
+/// `protocol = protocol-name ["/" protocol-version]`, both tokens (RFC 9110, 5.6.2).
+fn is_protocol(text: &[u8]) -> bool {
+    let is_token = |part: &[u8]| {
+        !part.is_empty()
+            && part.iter().all(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte))
+    };
+    let mut parts = text.splitn(2, |byte| *byte == b'/');
+    parts.all(is_token)
+}
+
+/// The elements of a list, over all lines of the header; empty ones count as nothing (RFC 9110, 5.6.1).
+fn words<'a>(headers: &'a HeaderMap, name: &header::HeaderName) -> impl Iterator<Item = &'a [u8]> {
+    headers.get_all(name).iter().flat_map(list)
+}
+
+fn list(value: &HeaderValue) -> impl Iterator<Item = &[u8]> {
+    let words = value.as_bytes().split(|byte| *byte == b',');
+    words.map(<[u8]>::trim_ascii).filter(|word| !word.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(lines: &[(&'static str, &'static str)]) -> HeaderMap {
+        let line = |(name, value): &(&'static str, &'static str)| {
+            (header::HeaderName::from_static(name), HeaderValue::from_static(value))
+        };
+        lines.iter().map(line).collect()
+    }
+
+    /// What passes with rules, and what without.
+    fn check(lines: &[(&'static str, &'static str)], with_rules: Option<&str>, without: Option<&str>) {
+        for (has_rules, expected) in [(true, with_rules), (false, without)] {
+            let found = wanted(&headers(lines), has_rules);
+            assert_eq!(
+                found.as_ref().map(|value| value.to_str().unwrap()),
+                expected,
+                "{lines:?} {has_rules}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_upgrade_is_one_only_when_both_headers_say_so() {
+        let websocket = ("upgrade", "websocket");
+        check(&[("connection", "keep-alive, Upgrade"), websocket], Some("websocket"), Some("websocket"));
+        check(
+            &[("connection", "keep-alive"), ("connection", "upgrade"), websocket],
+            Some("websocket"),
+            Some("websocket"),
+        );
+        check(&[websocket], None, None);
+        check(&[("connection", "upgrade")], None, None);
+        check(&[("connection", "upgrade"), ("upgrade", " , ,")], None, None);
+    }
+
+    #[test]
+    fn every_protocol_of_the_list_must_be_allowed() {
+        let of = |value: &'static str, with_rules: Option<&str>, without: Option<&str>| {
+            check(&[("connection", "upgrade"), ("upgrade", value)], with_rules, without);
+        };
+        of("WebSocket", Some("WebSocket"), Some("WebSocket"));
+        of("SPDY/3.1", Some("SPDY/3.1"), Some("SPDY/3.1"));
+        of("SPDY/3.1,websocket", Some("SPDY/3.1, websocket"), Some("SPDY/3.1, websocket"));
+        of("SPDY/2", None, Some("SPDY/2"));
+        of("vnc", None, Some("vnc"));
+        of("websocket, vnc", None, Some("websocket, vnc"));
+        for carries_requests in [
+            "h2c",
+            "H2C",
+            "h2c, x",
+            "x, h2c",
+            "h2c,websocket",
+            "websocket,\th2c",
+            "h2c/1",
+            "h2",
+            "HTTP/2.0",
+            "TLS/1.0, HTTP/1.1",
+        ] {
+            of(carries_requests, None, None);
+        }
+        for odd in ["h2c;q=1", "web socket", "\"websocket\"", "websocket/", "/13", "a/b/c"] {
+            of(odd, None, None);
+        }
+        let mut accented = headers(&[("connection", "upgrade")]);
+        accented.insert("upgrade", HeaderValue::from_bytes("wéb".as_bytes()).unwrap());
+        assert_eq!(wanted(&accented, false), None);
+        of("a,b,c,d,e,f,g,h", None, Some("a, b, c, d, e, f, g, h"));
+        of("a,b,c,d,e,f,g,h,i", None, None);
+    }
+
+    #[test]
+    fn lines_of_the_header_are_one_list() {
+        let upgrade = ("connection", "Upgrade, HTTP2-Settings");
+        check(&[upgrade, ("upgrade", "websocket"), ("upgrade", "h2c")], None, None);
+        check(&[upgrade, ("upgrade", "websocket"), ("upgrade", "vnc")], None, Some("websocket, vnc"));
+    }
+
+    #[test]
+    fn a_backend_switches_to_what_it_was_offered() {
+        let check = |offered: &'static str, chosen: &[&'static str], expected: bool| {
+            let lines: Vec<_> = chosen.iter().map(|chosen| ("upgrade", *chosen)).collect();
+            let found = is_offered(&HeaderValue::from_static(offered), &headers(&lines));
+            assert_eq!(found, expected, "{offered}: {chosen:?}");
+        };
+        check("websocket", &["WebSocket"], true);
+        check("a, b", &["b"], true);
+        check("a, b", &["a, b"], true);
+        check("websocket", &["h2c"], false);
+        check("websocket", &["websocket", "h2c"], false);
+        check("websocket", &[], false);
+    }
+}

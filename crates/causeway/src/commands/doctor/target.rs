@@ -1,0 +1,243 @@
+//! What the word on the command line means: a service, a name, an address, a site, a gateway or a node.
+//!
+//! Pure: a word and the objects in, a target out. For a word that means nothing, the nearest one that does.
+
+use std::net::IpAddr;
+
+use causeway_api::{EGateway, EServer, EService, ESite, ServiceExpose, VirtualPresence, World};
+
+/// What is examined.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Target {
+    Service {
+        name: String,
+        site: Option<String>,
+    },
+    Site(String),
+    Node(String),
+    Gateway(String),
+    /// Everything there is.
+    Fleet,
+    Nothing {
+        word: String,
+        nearest: Option<String>,
+    },
+}
+
+impl Target {
+    /// Of several things with one name: a service, then an exposure, a gateway, a site, a node, a DNS name.
+    pub fn find(word: &str, world: &World) -> Target {
+        let named = |word: &str| word.to_owned();
+        match word.split_once('/') {
+            Some(("service", name)) => return Target::service(name, world),
+            Some(("site", name)) => return Target::Site(named(name)),
+            Some(("node", name)) => return Target::Node(named(name)),
+            Some(("gateway", name)) => return Target::Gateway(named(name)),
+            _ => {}
+        }
+        if let Ok(address) = word.parse::<IpAddr>() {
+            return Target::at(address, world).unwrap_or_else(|| nothing(word, world));
+        }
+        if word.contains('@') || world.service(word).is_some() {
+            Target::service(word, world)
+        } else if let Some(expose) = world.expose(word) {
+            Target::Service { name: expose.e_service_name.clone(), site: None }
+        } else if world.gateway(word).is_some() {
+            Target::Gateway(named(word))
+        } else if world.site(word).is_some() {
+            Target::Site(named(word))
+        } else if world.server(word).is_some() {
+            Target::Node(named(word))
+        } else {
+            by_dns_name(word, world).unwrap_or_else(|| nothing(word, world))
+        }
+    }
+
+    fn service(word: &str, world: &World) -> Target {
+        let (name, site) = match word.split_once('@') {
+            Some((name, site)) => (name, Some(site.to_owned())),
+            None => (word, None),
+        };
+        // Before the @ may stand whatever names the service.
+        let name = match Target::find_service(name, world) {
+            Some(found) => found,
+            None => name.to_owned(),
+        };
+        Target::Service { name, site }
+    }
+
+    fn find_service(word: &str, world: &World) -> Option<String> {
+        if world.service(word).is_some() {
+            return Some(word.to_owned());
+        }
+        let by_expose = world.expose(word).map(|expose| expose.e_service_name.clone());
+        by_expose.or_else(|| match by_dns_name(word, world)? {
+            Target::Service { name, .. } => Some(name),
+            _ => None,
+        })
+    }
+
+    /// The address of a presence, of a gateway, of a host or of a backend.
+    fn at(address: IpAddr, world: &World) -> Option<Target> {
+        if let Some(presence) = world.presences_with(address).next() {
+            let site = Some(presence.e_site_name.clone()).filter(|site| !site.is_empty());
+            return Some(Target::Service { name: presence.e_service_name.clone(), site });
+        }
+        let is = |text: &str| text.parse::<IpAddr>().is_ok_and(|ip| ip == address);
+        if let Some(gateway) = world.all::<EGateway>().find(|gateway| is(&gateway.ip)) {
+            return Some(Target::Gateway(gateway.metadata.name.clone()));
+        }
+        if let Some(server) = world.all::<EServer>().find(|server| is(&server.ip)) {
+            return Some(Target::Node(server.metadata.name.clone()));
+        }
+        let of = |service: &&EService| {
+            is(&service.ip) || service.endpoints.iter().any(|endpoint| is(&endpoint.ip))
+        };
+        let service = world.all::<EService>().find(of)?;
+        Some(Target::Service { name: service.metadata.name.clone(), site: None })
+    }
+}
+
+/// A `dnsName`, SERVICE.SITE.causeway.internal, or the name of a node. Capitals and a dot at the end make no difference.
+fn by_dns_name(word: &str, world: &World) -> Option<Target> {
+    let word = word.trim_end_matches('.').to_ascii_lowercase();
+    if word.is_empty() {
+        return None;
+    }
+    let same = |name: &str| name.trim_end_matches('.').eq_ignore_ascii_case(&word);
+    let expose =
+        world.all::<ServiceExpose>().find(|expose| !expose.dns_name.is_empty() && same(&expose.dns_name));
+    if let Some(expose) = expose {
+        return Some(Target::Service { name: expose.e_service_name.clone(), site: None });
+    }
+    let own = |service: &&EService| {
+        same(&format!("{}.{}.causeway.internal", service.metadata.name, service.e_site_name))
+    };
+    if let Some(service) = world.all::<EService>().find(own) {
+        return Some(Target::Service { name: service.metadata.name.clone(), site: None });
+    }
+    let node = world.servers_named(&word).next()?;
+    Some(Target::Node(node.metadata.name.clone()))
+}
+
+fn nothing(word: &str, world: &World) -> Target {
+    let addresses = world.all::<VirtualPresence>().map(|presence| presence.virtual_ip.as_str());
+    let names = world
+        .all::<EService>()
+        .map(|object| object.metadata.name.as_str())
+        .chain(
+            world.all::<ServiceExpose>().flat_map(|object| [object.metadata.name.as_str(), &object.dns_name]),
+        )
+        .chain(world.all::<EGateway>().map(|object| object.metadata.name.as_str()))
+        .chain(world.all::<ESite>().map(|object| object.metadata.name.as_str()))
+        .chain(world.all::<EServer>().map(|object| object.metadata.name.as_str()))
+        .chain(addresses);
+    Target::Nothing { word: word.to_owned(), nearest: nearest(word, names) }
+}
+
+/// The candidate with the fewest changed letters, if a third of them or fewer are changed.
+pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<String> {
+    let most = (word.chars().count() / 3).max(1);
+    let candidates = candidates.into_iter().filter(|candidate| !candidate.is_empty());
+    let measured = candidates.map(|candidate| (distance(word, candidate), candidate));
+    let best = measured.filter(|(distance, _)| *distance <= most).min()?;
+    Some(best.1.to_owned())
+}
+
+/// Letters to insert, remove, replace or swap with their neighbour (optimal string alignment). Capitals do not count.
+fn distance(one: &str, other: &str) -> usize {
+    let letters = |text: &str| text.to_lowercase().chars().collect::<Vec<char>>();
+    let (one, other) = (letters(one), letters(other));
+    let mut rows = vec![vec![0; other.len() + 1]; one.len() + 1];
+    for (row, cells) in rows.iter_mut().enumerate() {
+        cells[0] = row;
+    }
+    for (column, cell) in rows[0].iter_mut().enumerate() {
+        *cell = column;
+    }
+    for row in 1..=one.len() {
+        for column in 1..=other.len() {
+            let changed = usize::from(one[row - 1] != other[column - 1]);
+            let mut cost = (rows[row - 1][column] + 1)
+                .min(rows[row][column - 1] + 1)
+                .min(rows[row - 1][column - 1] + changed);
+            let swapped = row > 1
+                && column > 1
+                && one[row - 1] == other[column - 2]
+                && one[row - 2] == other[column - 1];
+            if swapped {
+                cost = cost.min(rows[row - 2][column - 2] + 1);
+            }
+            rows[row][column] = cost;
+        }
+    }
+    rows[one.len()][other.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use causeway_api::{Kind, Object};
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn world() -> World {
+        let mut world = World::default();
+        let mut put = |kind, name: &str, mut value: Value| {
+            value["metadata"] = json!({ "name": name });
+            world.insert(Object::decode(kind, value).unwrap().object);
+        };
+        put(Kind::ESite, "oslo", json!({}));
+        put(Kind::EGateway, "gw-oslo", json!({"eSiteName": "oslo", "ip": "10.0.0.1"}));
+        put(Kind::EService, "web", json!({"eSiteName": "oslo", "ip": "10.0.0.5", "port": 80}));
+        put(Kind::EServer, "host", json!({"eSiteName": "oslo", "ip": "10.0.0.9"}));
+        put(
+            Kind::ServiceExpose,
+            "web-expose",
+            json!({"eServiceName": "web", "dnsName": "web.plant.example", "eSites": ["berlin"]}),
+        );
+        put(
+            Kind::VirtualPresence,
+            "vp",
+            json!({"eServiceName": "web", "eSiteName": "berlin", "virtualIp": "198.18.0.9"}),
+        );
+        world
+    }
+
+    #[test]
+    fn a_word_means_what_it_names() {
+        let check =
+            |word: &str, expected: Target| assert_eq!(Target::find(word, &world()), expected, "{word}");
+        let service = |site: Option<&str>| Target::Service { name: "web".into(), site: site.map(Into::into) };
+        check("web", service(None));
+        check("web@berlin", service(Some("berlin")));
+        check("web-expose", service(None));
+        check("web-expose@berlin", service(Some("berlin")));
+        check("web.plant.example", service(None));
+        check("WEB.Plant.Example.", service(None));
+        check("web.plant.example@berlin", service(Some("berlin")));
+        check("web.oslo.causeway.internal", service(None));
+        check("198.18.0.9", service(Some("berlin")));
+        check("10.0.0.5", service(None));
+        check("10.0.0.1", Target::Gateway("gw-oslo".into()));
+        check("10.0.0.9", Target::Node("host".into()));
+        check("oslo", Target::Site("oslo".into()));
+        check("gw-oslo", Target::Gateway("gw-oslo".into()));
+        check("node/x", Target::Node("x".into()));
+    }
+
+    #[test]
+    fn a_typo_gets_the_nearest_name() {
+        let check = |word: &str, expected: Option<&str>| {
+            let nearest = expected.map(str::to_owned);
+            assert_eq!(Target::find(word, &world()), Target::Nothing { word: word.to_owned(), nearest });
+        };
+        check("olso", Some("oslo"));
+        check("wev", Some("web"));
+        check("gw-olso", Some("gw-oslo"));
+        check("web.plant.exmaple", Some("web.plant.example"));
+        check("198.18.0.8", Some("198.18.0.9"));
+        check("something-else", None);
+        check("", None);
+    }
+}
