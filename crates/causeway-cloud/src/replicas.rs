@@ -55,6 +55,7 @@ pub type Opened<'a> = Pin<Box<dyn Future<Output = Result<Stream, FleetError>> + 
 pub trait LocalSessions: Send + Sync + 'static {
     /// A stream to a gateway that is attached here; `NotAttached` when it is not.
     fn open_stream<'a>(&'a self, gateway: &'a str, header: StreamHeader) -> Opened<'a>;
+    fn is_attached(&self, gateway: &str) -> bool;
     /// Where the traffic of a gateway that is attached here is at home.
     fn home(&self, _gateway: &str) -> Option<Handle> {
         None
@@ -124,8 +125,13 @@ impl Fleet {
             Whereabouts::There { replica, address, .. } => {
                 self.open_there(&replica, &address, gateway, header).await
             }
-            Whereabouts::Nowhere => Err(FleetError::NotAttached { gateway: gateway.to_owned() }),
+            // The directory follows the sessions with a delay. A session that was just attached here is served at once.
+            Whereabouts::Nowhere => self.local.open_stream(gateway, header).await,
         }
+    }
+
+    fn is_attached(&self, gateway: &str) -> bool {
+        self.directory.whereabouts(gateway) != Whereabouts::Nowhere || self.local.is_attached(gateway)
     }
 
     /// A stream to the gateway that the header names, or, when it names only a site, to the active one there. One whose
@@ -137,7 +143,7 @@ impl Fleet {
         let sites = self.sites.borrow().clone();
         let mut failed = FleetError::SiteAway { site: header.site.clone() };
         for gateway in sites.gateways(&header.site) {
-            if self.directory.whereabouts(gateway) == Whereabouts::Nowhere {
+            if !self.is_attached(gateway) {
                 continue;
             }
             match self.open_stream(gateway, header.clone()).await {
@@ -151,7 +157,7 @@ impl Fleet {
     /// Where the traffic with a site is at home, when the first of its gateways that is attached is attached here.
     pub fn home(&self, site: &str) -> Option<Handle> {
         let sites = self.sites.borrow().clone();
-        let attached = |name: &&String| self.directory.whereabouts(name) != Whereabouts::Nowhere;
+        let attached = |name: &&String| self.is_attached(name);
         self.local.home(sites.gateways(site).iter().find(attached)?)
     }
 

@@ -41,6 +41,10 @@ impl LocalSessions for Sessions {
         })
     }
 
+    fn is_attached(&self, gateway: &str) -> bool {
+        self.session(gateway).is_some()
+    }
+
     fn home(&self, gateway: &str) -> Option<Handle> {
         self.link(gateway)?.home().cloned()
     }

@@ -32,6 +32,10 @@ impl LocalSessions for Links {
         })
     }
 
+    fn is_attached(&self, gateway: &str) -> bool {
+        self.0.lock().unwrap().contains_key(gateway)
+    }
+
     fn figures(&self) -> Vec<(String, GatewayFigures)> {
         let told = GatewayFigures { connected: true, sent_bytes: 7, ..GatewayFigures::default() };
         self.0.lock().unwrap().keys().map(|gateway| (gateway.clone(), told.clone())).collect()
@@ -161,8 +165,35 @@ async fn echo(fleet: &Fleet, gateway: &str, text: &str) -> std::io::Result<Strin
     sent.and(received).map(|_| answer)
 }
 
+/// The gateways of the site `oslo`, with their priorities.
+fn site_oslo(gateways: &[(&str, i64)]) -> causeway_api::World {
+    let mut world = causeway_api::World::default();
+    for (name, priority) in gateways {
+        let (metadata, priority) = (causeway_api::ObjectMeta::named(*name), *priority);
+        let gateway =
+            causeway_api::EGateway { metadata, e_site_name: "oslo".into(), priority, ..Default::default() };
+        world.insert(gateway.into());
+    }
+    world
+}
+
 fn is_there(replica: &Replica, gateway: &str) -> bool {
     matches!(replica.fleet.directory().whereabouts(gateway), Whereabouts::There { .. })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_that_the_directory_does_not_know_yet_is_served() {
+    let lab = Lab::new().await;
+    let one = lab.replica("one").await;
+    let _link = edge(&one, "oslo-1").await;
+    one.sites.send_replace(Arc::new(Sites::of(&site_oslo(&[("oslo-1", 0)]))));
+    // The directory follows the sessions with a delay, which grows with the fleet.
+    one.fleet.directory().set_attached(&[]);
+    assert_eq!(one.fleet.directory().whereabouts("oslo-1"), Whereabouts::Nowhere);
+    assert_eq!(echo(&one.fleet, "oslo-1", "hello").await.unwrap(), ">hello");
+    let header = StreamHeader { site: "oslo".to_owned(), ..StreamHeader::new(Purpose::Probe) };
+    assert!(one.fleet.open_stream_to(header).await.is_ok());
+    one.stop.cancel();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -292,14 +323,7 @@ async fn datagrams_go_on_each_link_in_the_way_it_can() {
 async fn a_gateway_whose_link_is_dead_is_passed_over_for_the_next_of_its_site() {
     let lab = Lab::new().await;
     let one = lab.replica("one").await;
-    let mut world = causeway_api::World::default();
-    for (name, priority) in [("oslo-1", 7), ("oslo-2", 1)] {
-        let metadata = causeway_api::ObjectMeta::named(name);
-        let gateway =
-            causeway_api::EGateway { metadata, e_site_name: "oslo".into(), priority, ..Default::default() };
-        world.insert(gateway.into());
-    }
-    one.sites.send_replace(Arc::new(Sites::of(&world)));
+    one.sites.send_replace(Arc::new(Sites::of(&site_oslo(&[("oslo-1", 7), ("oslo-2", 1)]))));
     let ask = async || {
         let header = StreamHeader { site: "oslo".into(), ..StreamHeader::new(Purpose::Probe) };
         one.fleet.open_stream_to(header).await.map(drop)
