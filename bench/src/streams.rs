@@ -11,12 +11,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use bytes::Bytes;
-use causeway_channel::dial::{DialConfig, Dialer, Transports};
-use causeway_channel::link::{Link, Purpose, StreamHeader};
-use causeway_channel::port::{ChannelPort, Incoming, PortLimits};
-use causeway_channel::quic::{Congestion, LARGE_PACKET_BYTES, ORDINARY_PACKET_BYTES, PortKeys, QuicOptions};
-use causeway_channel::tls::Trust;
-use causeway_channel::{Endpoint, Transport};
+use causeway_channel::dial::{DialConfig, DialTransports, Dialer};
+use causeway_channel::link::{Link, StreamHeader, StreamPurpose};
+use causeway_channel::port::{ChannelPort, IncomingLink, PortLimits};
+use causeway_channel::quic::{
+    CongestionControl, EndpointKeys, LARGE_PACKET_BYTES, ORDINARY_PACKET_BYTES, QuicOptions,
+};
+use causeway_channel::tls::TrustAnchors;
+use causeway_channel::{ChannelEndpoint, Transport};
 use causeway_cloud::identity::{IdentityConfig, Registrar};
 use causeway_store::{Store, StoreSpec};
 use tokio::io::AsyncWriteExt;
@@ -44,10 +46,10 @@ pub async fn run() -> Result<()> {
     let registrar = Registrar::open(store, config).await?;
     for delay in [Duration::ZERO, Duration::from_millis(20)] {
         for (transport, congestion, packet_bytes) in [
-            (Transport::Tcp, Congestion::Cubic, 0),
-            (Transport::Quic, Congestion::Cubic, ORDINARY_PACKET_BYTES),
-            (Transport::Quic, Congestion::Bbr, ORDINARY_PACKET_BYTES),
-            (Transport::Quic, Congestion::Bbr, LARGE_PACKET_BYTES),
+            (Transport::Tcp, CongestionControl::Cubic, 0),
+            (Transport::Quic, CongestionControl::Cubic, ORDINARY_PACKET_BYTES),
+            (Transport::Quic, CongestionControl::Bbr, ORDINARY_PACKET_BYTES),
+            (Transport::Quic, CongestionControl::Bbr, LARGE_PACKET_BYTES),
         ] {
             // The relay is for UDP, and stands for a line over land.
             let is_near = transport == Transport::Tcp || packet_bytes == LARGE_PACKET_BYTES;
@@ -92,7 +94,7 @@ impl Pair {
         world: &World,
         registrar: &Arc<Registrar>,
         transport: Transport,
-        congestion: Congestion,
+        congestion: CongestionControl,
         packet_bytes_max: u16,
         delay: Duration,
     ) -> Result<Pair> {
@@ -106,7 +108,7 @@ impl Pair {
         let limits = PortLimits { quic: quic.clone(), ..PortLimits::default() };
         let address: SocketAddr = "127.0.0.1:0".parse()?;
         let mut port =
-            ChannelPort::bind(address, registrar.channel_tls(), PortKeys::generate(), limits).await?;
+            ChannelPort::bind(address, registrar.channel_tls(), EndpointKeys::generate(), limits).await?;
         let mut tasks = JoinSet::new();
         let address = match delay.is_zero() {
             true => port.local_addr(),
@@ -115,18 +117,18 @@ impl Pair {
         let (sender, mut links) = tokio::sync::mpsc::channel(1);
         tasks.spawn(async move {
             loop {
-                if let Incoming::Channel(link, _) = port.accept().await {
+                if let IncomingLink::Channel(link, _) = port.accept().await {
                     link.admit();
                     let _ = sender.send(link).await;
                 }
             }
         });
-        let endpoint: Endpoint = address.to_string().parse()?;
-        let trust = Trust::Bundle(world.authorities.clone());
+        let endpoint: ChannelEndpoint = address.to_string().parse()?;
+        let trust = TrustAnchors::Bundle(world.authorities.clone());
         let credentials = world.credentials.first().context("nobody was made")?.clone();
         let transports = match transport {
-            Transport::Quic => Transports::QuicOnly,
-            Transport::Tcp => Transports::TcpOnly,
+            Transport::Quic => DialTransports::QuicOnly,
+            Transport::Tcp => DialTransports::TcpOnly,
         };
         let config = DialConfig { transports, quic, ..DialConfig::new(vec![endpoint], trust, credentials) };
         let edge = Dialer::new(config).dial().await?;
@@ -138,7 +140,7 @@ impl Pair {
 async fn one(
     pair: &Pair,
     transport: Transport,
-    congestion: Congestion,
+    congestion: CongestionControl,
     packet_bytes: u16,
     delay: Duration,
 ) -> Result<()> {
@@ -170,7 +172,7 @@ async fn carry(pair: &Pair, streams: usize, end: Instant) -> Result<f64> {
     let (mut writers, mut readers) = (JoinSet::new(), JoinSet::new());
     let data = Bytes::from(vec![7; PIECE_BYTES]);
     for _ in 0..streams {
-        let mut stream = pair.edge.open_stream(StreamHeader::new(Purpose::Probe)).await?;
+        let mut stream = pair.edge.open_stream(StreamHeader::new(StreamPurpose::Probe)).await?;
         let (_, mut accepted) = pair.cloud.accept_stream().await?;
         let data = data.clone();
         writers.spawn(async move {
@@ -196,7 +198,7 @@ async fn carry(pair: &Pair, streams: usize, end: Instant) -> Result<f64> {
 
 /// A stream whose window is full, because nobody reads it.
 async fn fill_unread(pair: &Pair) -> Result<impl Sized + use<>> {
-    let mut stream = pair.edge.open_stream(StreamHeader::new(Purpose::Probe)).await?;
+    let mut stream = pair.edge.open_stream(StreamHeader::new(StreamPurpose::Probe)).await?;
     let (_, accepted) = pair.cloud.accept_stream().await?;
     let data = Bytes::from(vec![7; PIECE_BYTES]);
     let full = Duration::from_millis(200);

@@ -11,7 +11,7 @@ use std::sync::{LazyLock, Mutex};
 use bytes::Bytes;
 use causeway_channel::peer::sha256;
 use causeway_fuzz::json;
-use causeway_store::{Op, Page, Revision, Store, StoreError, StoreSpec};
+use causeway_store::{Op, ListRange, Revision, Store, StoreError, StoreSpec};
 use libfuzzer_sys::{fuzz_mutator, fuzz_target};
 use tokio::runtime::Runtime;
 
@@ -84,7 +84,7 @@ async fn give_back(place: &Mutex<Option<Store>>, store: Store) {
 }
 
 async fn contents(store: &Store) -> Vec<(String, Bytes)> {
-    let listing = store.list("", Page::default()).await.expect("a healthy store can be listed");
+    let listing = store.list("", ListRange::default()).await.expect("a healthy store can be listed");
     listing.records.into_iter().map(|record| (record.key.to_string(), record.value)).collect()
 }
 

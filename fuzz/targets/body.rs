@@ -5,7 +5,7 @@
 #![no_main]
 
 use causeway_api::ApiVersion;
-use causeway_apiserver::body::{self, Parsed};
+use causeway_apiserver::body::{self, ParsedBody};
 use causeway_apiserver::registry::admit;
 use causeway_apiserver::request::media::BodyFormat;
 use causeway_apiserver::request::options::{DeleteOptions, FieldValidation};
@@ -34,7 +34,7 @@ fuzz_target!(|data: &[u8]| {
     }
 });
 
-fn check(parsed: Parsed) {
+fn check(parsed: ParsedBody) {
     assert!(parsed.duplicates.len() <= 32);
     parsed.duplicates.iter().for_each(|path| assert_short(path, 1024));
     let _ = DeleteOptions::default()

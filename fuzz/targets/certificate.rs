@@ -4,9 +4,9 @@
 //! signed by the key it shows; nothing that names itself an authority is taken for a client.
 #![no_main]
 
-use causeway_channel::key::{Request, Wish};
+use causeway_channel::key::{CertificateRequest, RequestedIdentity};
 use causeway_channel::tls::{bundle_hash, verify_client};
-use causeway_channel::{CertificateFacts, Key, KeyHash, PeerId};
+use causeway_channel::{CertificateFacts, PrivateKey, KeyHash, PeerId};
 use causeway_fuzz::assert_short;
 use libfuzzer_sys::fuzz_target;
 use std::sync::LazyLock;
@@ -23,12 +23,12 @@ fuzz_target!(|data: &[u8]| {
         Ok(facts) => check(&facts),
         Err(error) => assert_short(&error.to_string(), 4 * 1024),
     }
-    if let Ok(request) = Request::read(data) {
+    if let Ok(request) = CertificateRequest::read(data) {
         assert_eq!(request.key, KeyHash::of_spki(&request.spki));
         match request.wish {
-            Wish::Gateway(peer) => check_peer(&peer),
-            Wish::Other(text) => assert_short(&text, 800),
-            Wish::Nothing => {}
+            RequestedIdentity::Gateway(peer) => check_peer(&peer),
+            RequestedIdentity::Other(text) => assert_short(&text, 800),
+            RequestedIdentity::Nothing => {}
         }
     }
     let authority = AUTHORITY.to_vec().into();
@@ -38,9 +38,9 @@ fuzz_target!(|data: &[u8]| {
     }
     let _ = bundle_hash(&[data.to_vec().into()]);
     if let Ok(text) = std::str::from_utf8(data)
-        && let Ok(key) = Key::from_pem(text)
+        && let Ok(key) = PrivateKey::from_pem(text)
     {
-        let again = Key::from_pem(&key.to_pem()).expect("what was written can be read");
+        let again = PrivateKey::from_pem(&key.to_pem()).expect("what was written can be read");
         assert_eq!(again.hash(), key.hash());
     }
 });

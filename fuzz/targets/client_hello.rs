@@ -4,12 +4,12 @@
 //! DNS could have; the reader never wants more than its bound.
 #![no_main]
 
-use causeway_gateway::proxy::sni::{HELLO_BYTES_MAX, Hello, read};
+use causeway_gateway::proxy::sni::{HELLO_BYTES_MAX, ClientHello, read};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
     let whole = read(data);
-    if let Ok(Some(Hello::Named(name))) = &whole {
+    if let Ok(Some(ClientHello::Named(name))) = &whole {
         assert!(!name.is_empty() && name.len() <= 253);
         assert!(name.bytes().all(|byte| byte.is_ascii_graphic() && !byte.is_ascii_uppercase()), "{name:?}");
     }

@@ -7,7 +7,7 @@
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use causeway_api::Kind;
-use causeway_apiserver::registry::token::Token;
+use causeway_apiserver::registry::token::ContinueToken;
 use causeway_fuzz::assert_short;
 use libfuzzer_sys::fuzz_target;
 
@@ -21,11 +21,11 @@ fuzz_target!(|data: &[u8]| {
 fn check(text: &str) {
     let mut taken = 0;
     for kind in Kind::ALL {
-        match Token::parse(kind, text) {
+        match ContinueToken::parse(kind, text) {
             Ok(token) => {
                 taken += 1;
                 assert!(!token.after.is_empty() && !token.after.contains('/'));
-                assert_eq!(Token::parse(kind, &token.print(kind)).as_ref(), Ok(&token));
+                assert_eq!(ContinueToken::parse(kind, &token.print(kind)).as_ref(), Ok(&token));
             }
             Err(status) => {
                 assert_eq!(status.code, 400);

@@ -4,7 +4,7 @@
 #![no_main]
 
 use bytes::Bytes;
-use causeway_channel::wire::datagrams::{Datagram, Frames, beside, read_beside};
+use causeway_channel::wire::datagrams::{FramedDatagram, DatagramDecoder, beside, read_beside};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
@@ -21,7 +21,7 @@ fuzz_target!(|data: &[u8]| {
         let again = beside(number, &payload);
         assert!(again.len() <= data.len());
         assert_eq!(read_beside(again), Some((number, payload.clone())));
-        if let Some(datagram) = Datagram::bare(payload.clone()) {
+        if let Some(datagram) = FramedDatagram::bare(payload.clone()) {
             assert_eq!(datagram.payload(), payload);
             assert_eq!(datagram.into_frame()[2..], payload);
         }
@@ -29,7 +29,7 @@ fuzz_target!(|data: &[u8]| {
 });
 
 fn cut(data: &[u8], piece: usize) -> (Vec<Vec<u8>>, bool) {
-    let (mut frames, mut found) = (Frames::default(), Vec::new());
+    let (mut frames, mut found) = (DatagramDecoder::default(), Vec::new());
     for chunk in data.chunks(piece) {
         frames.push(Bytes::copy_from_slice(chunk));
         while let Some(framed) = frames.take() {

@@ -5,20 +5,20 @@
 //! never passed on.
 #![no_main]
 
-use causeway_gateway::dns::answer::{Asker, answer};
-use causeway_gateway::dns::message::{Query, Read, Transport, read};
-use causeway_netmap::View;
+use causeway_gateway::dns::answer::{DnsClient, answer};
+use causeway_gateway::dns::message::{DnsQuery, ParsedMessage, DnsTransport, read};
+use causeway_netmap::NetmapView;
 use hickory_proto::op::{Message, MessageType, ResponseCode};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
     match read(data) {
-        Read::Nothing => {}
-        Read::Reply(reply) => drop(reply_to(data, &reply)),
-        Read::Query(query) => check(data, &query),
+        ParsedMessage::Nothing => {}
+        ParsedMessage::Reply(reply) => drop(reply_to(data, &reply)),
+        ParsedMessage::Query(query) => check(data, &query),
     }
     // As upstream's answer to a plain question.
-    if let Read::Query(query) = read(PLAIN) {
+    if let ParsedMessage::Query(query) = read(PLAIN) {
         let asked = query.onward();
         let mut answer = data.to_vec();
         if answer.len() > 2 {
@@ -35,19 +35,19 @@ fuzz_target!(|data: &[u8]| {
 /// `cam.oslo. A`, number 7.
 const PLAIN: &[u8] = b"\0\x07\x01\0\0\x01\0\0\0\0\0\0\x03cam\x04oslo\0\0\x01\0\x01";
 
-fn check(data: &[u8], query: &Query) {
-    let view = View::default();
-    for over in [Transport::Udp, Transport::Tcp] {
-        let said = answer(&view, Asker::Near, query.name(), query.kind());
+fn check(data: &[u8], query: &DnsQuery) {
+    let view = NetmapView::default();
+    for over in [DnsTransport::Udp, DnsTransport::Tcp] {
+        let said = answer(&view, DnsClient::Near, query.name(), query.kind());
         let reply = query.answered(said, over);
         assert!(reply.len() <= query.reply_bytes_max(over));
         reply_to(data, &reply);
-        let refused = query.answered(answer(&view, Asker::Far, query.name(), query.kind()), over);
+        let refused = query.answered(answer(&view, DnsClient::Far, query.name(), query.kind()), over);
         assert_eq!(reply_to(data, &refused).metadata.response_code, ResponseCode::Refused);
     }
     assert!(reply_to(data, &query.truncated()).metadata.truncation);
     let asked = query.onward();
-    let Read::Query(passed) = read(asked.bytes()) else { panic!("what is passed on is a question") };
+    let ParsedMessage::Query(passed) = read(asked.bytes()) else { panic!("what is passed on is a question") };
     assert_eq!((passed.name(), passed.kind()), (query.name(), query.kind()));
     assert!(query.returned(&asked, asked.bytes().to_vec()).is_none(), "a question is no answer");
 }

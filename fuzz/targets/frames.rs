@@ -4,7 +4,7 @@
 //! written as something that reads as the same; what a refusal says is short and has no control characters.
 #![no_main]
 
-use causeway_channel::wire::{Answer, Hello, Request, Response, read, write};
+use causeway_channel::wire::{EnrolmentResponseBody, EnrolmentHello, EnrolmentRequest, EnrolmentResponse, read, write};
 use causeway_fuzz::{assert_short, now};
 use libfuzzer_sys::fuzz_target;
 use prost::Message;
@@ -13,9 +13,9 @@ fuzz_target!(|data: &[u8]| {
     let mut frame = (data.len() as u32).to_be_bytes().to_vec();
     frame.extend_from_slice(data);
     for bytes in [data, &frame] {
-        check::<Hello>(bytes);
-        check::<Request>(bytes);
-        if let Some(Response { answer: Some(Answer::Refused(refusal)) }) = check::<Response>(bytes) {
+        check::<EnrolmentHello>(bytes);
+        check::<EnrolmentRequest>(bytes);
+        if let Some(EnrolmentResponse { answer: Some(EnrolmentResponseBody::Refused(refusal)) }) = check::<EnrolmentResponse>(bytes) {
             let shown = refusal.to_string();
             assert_short(&shown, 4 * 810);
             assert!(!shown.chars().any(char::is_control), "{shown:?}");

@@ -8,7 +8,7 @@
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use causeway_channel::peer::sha256;
-use causeway_channel::{Endpoint, JoinToken, KeyHash, PeerId, Secret};
+use causeway_channel::{ChannelEndpoint, JoinToken, KeyHash, PeerId, TokenSecret};
 use causeway_fuzz::assert_short;
 use libfuzzer_sys::fuzz_target;
 
@@ -16,8 +16,8 @@ fuzz_target!(|data: &[u8]| {
     check_token(&wrap(data));
     let Ok(text) = std::str::from_utf8(data) else { return };
     check_token(text);
-    if let Ok(endpoint) = text.parse::<Endpoint>() {
-        assert_eq!(endpoint.to_string().parse::<Endpoint>().as_ref(), Ok(&endpoint));
+    if let Ok(endpoint) = text.parse::<ChannelEndpoint>() {
+        assert_eq!(endpoint.to_string().parse::<ChannelEndpoint>().as_ref(), Ok(&endpoint));
         assert!(endpoint.port() != 0 && !endpoint.host().is_empty());
     }
     match text.parse::<PeerId>() {
@@ -49,7 +49,7 @@ fn check_token(text: &str) {
                 Ok(&token),
                 "a token reads what it prints"
             );
-            assert_eq!(Secret::from_bytes(token.secret.expose()).as_ref(), Some(&token.secret));
+            assert_eq!(TokenSecret::from_bytes(token.secret.expose()).as_ref(), Some(&token.secret));
             assert!(format!("{token:?}").contains("Secret(…)"));
         }
         Err(error) => assert_short(&error.to_string(), 4 * 1024),

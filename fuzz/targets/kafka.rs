@@ -7,19 +7,19 @@
 use std::net::SocketAddr;
 
 use bytes::Bytes;
-use causeway_gateway::proxy::kafka::frames::{Answers, NotKafka, Piece, Requests, Talk};
-use causeway_gateway::proxy::kafka::naming::Naming;
+use causeway_gateway::proxy::kafka::frames::{ResponseScanner, KafkaFrameError, FramePiece, RequestScanner, KafkaConversation};
+use causeway_gateway::proxy::kafka::client_id::ClientIdReader;
 use causeway_gateway::proxy::kafka::rewrite::{limit, read};
-use causeway_gateway::proxy::kafka::versions::{Api, Asked};
+use causeway_gateway::proxy::kafka::versions::{RewrittenApi, PendingRequest};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
     let [what, step, version, data @ ..] = data else { return };
     match what % 5 {
         0 => talk(data, usize::from(*step) + 1, usize::from(*version)),
-        1 => change(Asked { api: Api::Metadata, version: i16::from(version % 14) }, data, *step),
-        2 => change(Asked { api: Api::FindCoordinator, version: i16::from(version % 7) }, data, *step),
-        3 => change(Asked { api: Api::DescribeCluster, version: i16::from(version % 3) }, data, *step),
+        1 => change(PendingRequest { api: RewrittenApi::Metadata, version: i16::from(version % 14) }, data, *step),
+        2 => change(PendingRequest { api: RewrittenApi::FindCoordinator, version: i16::from(version % 7) }, data, *step),
+        3 => change(PendingRequest { api: RewrittenApi::DescribeCluster, version: i16::from(version % 3) }, data, *step),
         _ => versions(i16::from(version % 5), data),
     }
 });
@@ -40,17 +40,17 @@ fn talk(data: &[u8], step: usize, at: usize) {
 
 /// What the client calls itself: once at most, however it says so.
 fn called(said: &[u8], step: usize) -> Vec<String> {
-    let mut naming = Naming::default();
+    let mut naming = ClientIdReader::default();
     let names =
         said.chunks(step.min(said.len().max(1))).filter_map(|chunk| naming.take(chunk)).collect::<Vec<_>>();
     assert!(names.len() < 2);
     names
 }
 
-type Talked = (Vec<u8>, Vec<u8>, Vec<(Asked, Bytes)>);
+type Talked = (Vec<u8>, Vec<u8>, Vec<(PendingRequest, Bytes)>);
 
-fn converse(said: &[u8], heard: &[u8], step: usize) -> Result<Talked, NotKafka> {
-    let (mut talk, mut requests, mut answers) = (Talk::default(), Requests::default(), Answers::default());
+fn converse(said: &[u8], heard: &[u8], step: usize) -> Result<Talked, KafkaFrameError> {
+    let (mut talk, mut requests, mut answers) = (KafkaConversation::default(), RequestScanner::default(), ResponseScanner::default());
     let (mut passed, mut back, mut held) = (Vec::new(), Vec::new(), Vec::new());
     for chunk in said.chunks(step.min(said.len().max(1))) {
         requests.take(Bytes::copy_from_slice(chunk), &mut talk, |piece| passed.extend_from_slice(&piece))?;
@@ -58,8 +58,8 @@ fn converse(said: &[u8], heard: &[u8], step: usize) -> Result<Talked, NotKafka> 
     assert!(passed.len() <= said.len() && said.len() - passed.len() < 12);
     for chunk in heard.chunks(step.min(heard.len().max(1))) {
         answers.take(Bytes::copy_from_slice(chunk), &mut talk, |piece| match piece {
-            Piece::Pass(bytes) => back.extend_from_slice(&bytes),
-            Piece::Held(asked, frame) => {
+            FramePiece::Pass(bytes) => back.extend_from_slice(&bytes),
+            FramePiece::Held(asked, frame) => {
                 back.extend_from_slice(&frame);
                 held.push((asked, frame));
             }
@@ -69,7 +69,7 @@ fn converse(said: &[u8], heard: &[u8], step: usize) -> Result<Talked, NotKafka> 
     Ok((passed, back, held))
 }
 
-fn change(asked: Asked, data: &[u8], reached: u8) {
+fn change(asked: PendingRequest, data: &[u8], reached: u8) {
     let frame = Bytes::from([&[0; 8], data].concat());
     let Ok(Some(reading)) = read(asked, &frame) else { return };
     let addresses: Vec<Option<SocketAddr>> = reading
@@ -81,7 +81,7 @@ fn change(asked: Asked, data: &[u8], reached: u8) {
             is_reached.then(|| SocketAddr::new("198.18.0.9".parse().unwrap(), at as u16))
         })
         .collect();
-    let is_coordinator = asked.api == Api::FindCoordinator;
+    let is_coordinator = asked.api == RewrittenApi::FindCoordinator;
     let count = reading.named().len();
     let left = addresses.iter().flatten().count();
     let written = reading.write(&addresses);

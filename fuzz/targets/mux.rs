@@ -9,9 +9,9 @@ use std::task::Waker;
 use std::time::Instant;
 
 use bytes::Bytes;
-use causeway_channel::link::{LinkLimits, ResetCode, Side};
+use causeway_channel::link::{LinkLimits, ResetCode, LinkSide};
 use causeway_channel::tcp::frame::parse;
-use causeway_channel::tcp::mux::{Batch, Class, Mux};
+use causeway_channel::tcp::mux::{WriteBatch, StreamPriority, Mux};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
@@ -20,8 +20,8 @@ fuzz_target!(|data: &[u8]| {
     // The first byte says whether the peer is admitted from the beginning, or never, or after some frames.
     let admission = data.first().map_or(0, |byte| usize::from(byte % 8));
     let mut mux = match admission {
-        0 => Mux::new(Side::Accepted, &limits, now),
-        _ => Mux::pending(Side::Accepted, &limits, now),
+        0 => Mux::new(LinkSide::Accepted, &limits, now),
+        _ => Mux::pending(LinkSide::Accepted, &limits, now),
     };
     let (mut inbox, mut ids) = (Vec::new(), Vec::new());
     for (number, piece) in data.chunks(37).enumerate() {
@@ -57,7 +57,7 @@ fuzz_target!(|data: &[u8]| {
 /// Something a user of the link might do now.
 fn act(mux: &mut Mux, ids: &mut Vec<u32>, choice: u8, now: Instant) {
     if choice % 8 == 0 {
-        ids.extend(mux.open(Bytes::from_static(b"header"), Class::Normal).ok().flatten());
+        ids.extend(mux.open(Bytes::from_static(b"header"), StreamPriority::Normal).ok().flatten());
     }
     let Some(id) = ids.get(usize::from(choice) % ids.len().max(1)).copied() else { return };
     match choice % 8 {
@@ -72,7 +72,7 @@ fn act(mux: &mut Mux, ids: &mut Vec<u32>, choice: u8, now: Instant) {
 }
 
 fn send(mux: &mut Mux, now: Instant) {
-    let (mut batch, mut wire) = (Batch::default(), Vec::new());
+    let (mut batch, mut wire) = (WriteBatch::default(), Vec::new());
     mux.fill(&mut batch, 64 * 1024, now);
     while !batch.is_empty() {
         let mut slices = [IoSlice::new(&[]); 4];

@@ -6,7 +6,7 @@
 
 use std::io::Read;
 
-use causeway_netmap::{Netmap, Update, View};
+use causeway_netmap::{Netmap, NetmapUpdateData, NetmapView};
 use flate2::Compression;
 use flate2::bufread::DeflateEncoder;
 use libfuzzer_sys::fuzz_target;
@@ -17,14 +17,14 @@ fuzz_target!(|data: &[u8]| {
     let mut plain = vec![1];
     plain.extend_from_slice(data);
     for bytes in [data, &plain, &deflated] {
-        let Ok(update) = Update::decode(bytes) else { continue };
-        assert_eq!(Update::decode(&update.encode()).as_ref(), Ok(&update));
+        let Ok(update) = NetmapUpdateData::decode(bytes) else { continue };
+        assert_eq!(NetmapUpdateData::decode(&update.encode()).as_ref(), Ok(&update));
         // The digest is hard to guess, so it is made right; the base is nothing, so a change is taken as the whole.
         let entries = update.set.clone();
         let Ok(made) = Netmap::build(update.target.generation, entries, None) else { continue };
-        let whole = Update { base: None, target: made.stamp(), unset: Vec::new(), ..update };
+        let whole = NetmapUpdateData { base: None, target: made.stamp(), unset: Vec::new(), ..update };
         assert_eq!(Netmap::apply(None, &whole).as_ref(), Ok(&made));
-        let view = View::decode(&made);
+        let view = NetmapView::decode(&made);
         assert!(view.damaged.len() + view.unknown <= made.len());
     }
 });

@@ -4,7 +4,7 @@
 //! client form is the value form; messages stay short however large the input is.
 #![no_main]
 
-use causeway_api::selector::Facets;
+use causeway_api::selector::SelectableFields;
 use causeway_api::{ApiVersion, Object, Status, Time, table, wire};
 use causeway_fuzz::{assert_short, json};
 use libfuzzer_sys::{fuzz_mutator, fuzz_target};
@@ -68,7 +68,7 @@ fn store(object: &Object) {
     assert_eq!(read, expected, "the stored form is the object");
     assert_eq!(read.encode(), stored, "encoding is stable");
     assert!(object.same_fields(&read));
-    assert_eq!(Facets::from_stored(&stored).expect("the stored form has facets"), Facets::of(object));
+    assert_eq!(SelectableFields::from_stored(&stored).expect("the stored form has facets"), SelectableFields::of(object));
 
     for version in [ApiVersion::Core, ApiVersion::Group] {
         let client = wire::client_value(kind, version, u64::MAX, &stored).expect("the spliced form is JSON");

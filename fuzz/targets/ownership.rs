@@ -6,7 +6,7 @@
 #![no_main]
 
 use causeway_api::ownership::{
-    ApplyError, FieldSet, Subresource, Writer, apply, check_manager, manager_name, settle, update,
+    ServerSideApplyError, FieldSet, Subresource, FieldWriter, apply, check_manager, manager_name, settle, update,
 };
 use causeway_api::{ApiVersion, Object, Time};
 use causeway_fuzz::json;
@@ -25,7 +25,7 @@ fuzz_target!(|data: &[u8]| {
     if check_manager(&manager).is_err() {
         return;
     }
-    let writer = Writer {
+    let writer = FieldWriter {
         manager: &manager,
         api_version: text("apiVersion").and_then(ApiVersion::parse).unwrap_or(ApiVersion::Group),
         subresource: if text("subresource") == Some("status") {
@@ -62,11 +62,11 @@ fn admitted(document: &Value) -> Option<Value> {
     object.validate(None).is_empty().then(|| object.to_value(ApiVersion::Group, 7))
 }
 
-fn check_apply(writer: &Writer<'_>, live: Option<&Value>, sent: &Value, force: bool) {
+fn check_apply(writer: &FieldWriter<'_>, live: Option<&Value>, sent: &Value, force: bool) {
     let after = match apply(writer, live, sent, force) {
         Ok(after) => after,
         Err(error) => {
-            if let ApplyError::Conflicts(conflicts) = &error {
+            if let ServerSideApplyError::Conflicts(conflicts) = &error {
                 assert!(!force, "force overcomes conflicts");
                 assert!(!conflicts.is_empty());
             }
@@ -76,7 +76,7 @@ fn check_apply(writer: &Writer<'_>, live: Option<&Value>, sent: &Value, force: b
     };
     check_entries(&after);
     let Some(stored) = admitted(&after) else { return };
-    let later = Writer { now: Time::from_second(1_900_000_000), ..*writer };
+    let later = FieldWriter { now: Time::from_second(1_900_000_000), ..*writer };
     match apply(&later, Some(&stored), sent, false) {
         Ok(again) => {
             let mut again = admitted(&again).expect("what was stored once can be stored again");
@@ -86,14 +86,14 @@ fn check_apply(writer: &Writer<'_>, live: Option<&Value>, sent: &Value, force: b
     }
 }
 
-fn check_update(writer: &Writer<'_>, live: Option<&Value>, sent: &Value) {
+fn check_update(writer: &FieldWriter<'_>, live: Option<&Value>, sent: &Value) {
     let Some(mut after) = admitted(sent) else { return };
     if update(writer, live, &mut after).is_err() {
         return;
     }
     check_entries(&after);
     let Some(stored) = admitted(&after) else { return };
-    let later = Writer { now: Time::from_second(1_900_000_000), ..*writer };
+    let later = FieldWriter { now: Time::from_second(1_900_000_000), ..*writer };
     let mut again = stored.clone();
     update(&later, Some(&stored), &mut again).expect("what was written can be written again");
     let mut again = admitted(&again).expect("what was stored once can be stored again");

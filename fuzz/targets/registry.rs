@@ -12,13 +12,13 @@ use std::sync::{Arc, LazyLock, Mutex};
 
 use causeway_api::ownership::Subresource;
 use causeway_api::{ApiVersion, Kind, Object, Status};
-use causeway_apiserver::body::{self, Parsed};
-use causeway_apiserver::registry::{Author, Stored, address, key};
+use causeway_apiserver::body::{self, ParsedBody};
+use causeway_apiserver::registry::{ObjectAuthor, StoredObject, address, key};
 use causeway_apiserver::request::media::{BodyFormat, PatchFormat};
-use causeway_apiserver::request::options::{At, FieldValidation};
+use causeway_apiserver::request::options::{VersionMatch, FieldValidation};
 use causeway_apiserver::{Registry, SystemClock};
 use causeway_fuzz::{assert_short, json};
-use causeway_store::{Op, Page, Store, StoreSpec};
+use causeway_store::{Op, ListRange, Store, StoreSpec};
 use libfuzzer_sys::{fuzz_mutator, fuzz_target};
 use serde_json::Value;
 use tokio::runtime::Runtime;
@@ -54,12 +54,12 @@ async fn walk(registry: &Registry, step: &Value) {
     let kind = json::kind_of(body);
     let name = body["metadata"]["name"].as_str().unwrap_or("a").to_owned();
     let manager = step["as"].as_str().filter(|manager| manager.len() <= 128).unwrap_or("ann");
-    let author = Author { version: ApiVersion::Group, manager, dry_run: step["dry"] == true };
-    let before = registry.get(ApiVersion::Group, kind, &name, At::Newest).await.ok();
+    let author = ObjectAuthor { version: ApiVersion::Group, manager, dry_run: step["dry"] == true };
+    let before = registry.get(ApiVersion::Group, kind, &name, VersionMatch::Newest).await.ok();
     match write(registry, author, (kind, &name), step).await {
         Ok(Some(answered)) if !author.dry_run => {
             let name = answered.object().expect("what was answered can be read").name().to_owned();
-            let stands = registry.get(ApiVersion::Group, kind, &name, At::Newest).await;
+            let stands = registry.get(ApiVersion::Group, kind, &name, VersionMatch::Newest).await;
             assert_eq!(stands.as_ref().ok(), Some(&answered), "what was answered is what stands");
             check_rest(registry, author, &answered, &name).await;
         }
@@ -67,7 +67,7 @@ async fn walk(registry: &Registry, step: &Value) {
         Err(status) => {
             assert!((400..500).contains(&status.code), "{} {}", status.code, status.message);
             assert_short(&status.message, 256 * 1024);
-            let after = registry.get(ApiVersion::Group, kind, &name, At::Newest).await.ok();
+            let after = registry.get(ApiVersion::Group, kind, &name, VersionMatch::Newest).await.ok();
             assert_eq!(before, after, "a refused write changed something: {}", status.message);
         }
     }
@@ -76,10 +76,10 @@ async fn walk(registry: &Registry, step: &Value) {
 /// What stands afterwards; nothing when it was deleted.
 async fn write(
     registry: &Registry,
-    author: Author<'_>,
+    author: ObjectAuthor<'_>,
     (kind, name): (Kind, &str),
     step: &Value,
-) -> Result<Option<Stored>, Status> {
+) -> Result<Option<StoredObject>, Status> {
     let parsed =
         body::parse(BodyFormat::Json, step["body"].to_string().as_bytes()).map_err(Status::bad_request)?;
     let (target, warn) = ((kind, name), FieldValidation::Warn);
@@ -92,7 +92,7 @@ async fn write(
             registry.patch(author, target, main, (PatchFormat::StrategicMerge, parsed), warn).await?
         }
         "json" => {
-            let patch = Parsed { value: step["patch"].clone(), duplicates: Vec::new() };
+            let patch = ParsedBody { value: step["patch"].clone(), duplicates: Vec::new() };
             registry.patch(author, target, main, (PatchFormat::Json, patch), warn).await?
         }
         "apply" => registry.apply(author, target, main, (parsed, false), warn).await?,
@@ -104,7 +104,7 @@ async fn write(
 }
 
 /// Writing back what was read is no change, whoever does it.
-async fn check_rest(registry: &Registry, author: Author<'_>, stored: &Stored, name: &str) {
+async fn check_rest(registry: &Registry, author: ObjectAuthor<'_>, stored: &StoredObject, name: &str) {
     let mut text = Vec::new();
     stored.splice(ApiVersion::Group, &mut text);
     let parsed = body::parse(BodyFormat::Json, &text).expect("what a client gets is JSON");
@@ -118,7 +118,7 @@ async fn check_rest(registry: &Registry, author: Author<'_>, stored: &Stored, na
 
 /// Reservations and presences tell the same story.
 async fn check_addresses(store: &Store) {
-    let listing = store.list("", Page::default()).await.expect("a healthy store can be listed");
+    let listing = store.list("", ListRange::default()).await.expect("a healthy store can be listed");
     let (mut held, mut reserved) = (BTreeMap::new(), BTreeMap::new());
     for record in &listing.records {
         if record.key.starts_with(address::COLLECTION) {
@@ -161,7 +161,7 @@ async fn open() -> Store {
 }
 
 async fn give_back(store: Store) {
-    let listing = store.list("", Page::default()).await.expect("a healthy store can be listed");
+    let listing = store.list("", ListRange::default()).await.expect("a healthy store can be listed");
     let gone = |key: &Arc<str>| Op::Delete { key: key.to_string(), expected: None };
     let ops: Vec<Op> = listing.records.iter().map(|record| gone(&record.key)).collect();
     if !ops.is_empty() {

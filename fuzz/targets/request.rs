@@ -5,9 +5,9 @@
 #![no_main]
 
 use causeway_api::Kind;
-use causeway_apiserver::authorize::{Verb, Wish, authorize};
-use causeway_apiserver::registry::token::Token;
-use causeway_apiserver::request::{self, Ask, Deed, media};
+use causeway_apiserver::authorize::{Verb, RequestedAccess, authorize};
+use causeway_apiserver::registry::token::ContinueToken;
+use causeway_apiserver::request::{self, ApiRequest, ObjectVerb, media};
 use causeway_apiserver::{Identity, Role};
 use causeway_fuzz::assert_short;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
@@ -48,30 +48,30 @@ fn read(data: &[u8]) -> Option<(Method, Uri, HeaderMap)> {
     Some((method, uri, headers))
 }
 
-fn check(ask: &Ask, method: &Method) {
+fn check(ask: &ApiRequest, method: &Method) {
     let wish = ask.wish(method);
     let caller = |role| Identity { user: "x".to_owned(), groups: Vec::new(), role, credential: None };
     let gateway = Role::Gateway { site: "Tokyo".to_owned(), gateway: "Gateway1".to_owned() };
     let may = |role| authorize(&caller(role), &wish).is_ok();
     assert!(may(Role::Admin));
-    assert_eq!(may(Role::Anonymous), matches!(wish, Wish::Probe));
+    assert_eq!(may(Role::Anonymous), matches!(wish, RequestedAccess::Probe));
     if may(Role::Viewer) {
         match &wish {
-            Wish::Object { verb, .. } => assert!(matches!(verb, Verb::Get | Verb::List | Verb::Watch)),
-            Wish::Action { method, path } => assert!(**method == Method::GET && *path == "status"),
+            RequestedAccess::Object { verb, .. } => assert!(matches!(verb, Verb::Get | Verb::List | Verb::Watch)),
+            RequestedAccess::Action { method, path } => assert!(**method == Method::GET && *path == "status"),
             _ => {}
         }
     }
-    if let (true, Wish::Object { kind, name, .. }) = (may(gateway), &wish) {
+    if let (true, RequestedAccess::Object { kind, name, .. }) = (may(gateway), &wish) {
         assert_eq!((*kind, *name), (Kind::EGateway, Some("Gateway1")), "{ask:?}");
     }
-    let Ask::Object(object) = ask else { return };
-    if let Deed::List(options) = &object.deed {
+    let ApiRequest::Object(object) = ask else { return };
+    if let ObjectVerb::List(options) = &object.deed {
         assert!(options.limit.is_none_or(|limit| limit > 0));
         if let Some(text) = &options.continue_token
-            && let Ok(token) = Token::parse(object.kind, text)
+            && let Ok(token) = ContinueToken::parse(object.kind, text)
         {
-            assert_eq!(Token::parse(object.kind, &token.print(object.kind)), Ok(token));
+            assert_eq!(ContinueToken::parse(object.kind, &token.print(object.kind)), Ok(token));
         }
     }
 }

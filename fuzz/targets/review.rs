@@ -6,7 +6,7 @@
 #![no_main]
 
 use causeway_api::Time;
-use causeway_apiserver::request::Review;
+use causeway_apiserver::request::ReviewRequest;
 use causeway_apiserver::review::{answer, parse};
 use causeway_apiserver::{Identity, Role};
 use causeway_fuzz::assert_short;
@@ -19,9 +19,9 @@ const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 fuzz_target!(|data: &[u8]| {
     let Some((choice, body)) = data.split_first() else { return };
     let review = match choice & 3 {
-        0 => Review::SelfSubject,
-        1 => Review::SelfRules,
-        _ => Review::SelfAccess,
+        0 => ReviewRequest::SelfSubject,
+        1 => ReviewRequest::SelfRules,
+        _ => ReviewRequest::SelfAccess,
     };
     let role = match choice >> 2 & 3 {
         0 => Role::Viewer,
@@ -56,7 +56,7 @@ fuzz_target!(|data: &[u8]| {
     }
 });
 
-fn ask(review: Review, role: &Role, question: &Value) -> Option<Value> {
+fn ask(review: ReviewRequest, role: &Role, question: &Value) -> Option<Value> {
     let identity = Identity { user: "ann".into(), groups: Vec::new(), role: role.clone(), credential: None };
     answer(review, &identity, question, Time::from_second(0))
         .map_err(|status| assert_eq!(status.code, 400, "{question}"))

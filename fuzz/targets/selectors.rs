@@ -5,7 +5,7 @@
 #![no_main]
 
 use causeway_api::Object;
-use causeway_api::selector::{Facets, FieldSelector, LabelSelector, Selector};
+use causeway_api::selector::{SelectableFields, FieldSelector, LabelSelector, Selector};
 use causeway_fuzz::{assert_short, json};
 use libfuzzer_sys::fuzz_target;
 
@@ -18,8 +18,8 @@ fuzz_target!(|data: &[u8]| {
     let object =
         Object::decode(kind, document).map_or_else(|_| Object::empty(kind), |decoded| decoded.object);
     let stored = object.encode();
-    let facets = Facets::of(&object);
-    let stored_facets = Facets::from_stored(&stored).expect("the stored form has facets");
+    let facets = SelectableFields::of(&object);
+    let stored_facets = SelectableFields::from_stored(&stored).expect("the stored form has facets");
 
     let by_label = LabelSelector::parse(labels);
     match &by_label {

@@ -6,7 +6,7 @@
 
 use bytes::Bytes;
 use causeway_channel::link::{CloseReason, HEADER_BYTES_MAX, PREFIX_BYTES, StreamHeader};
-use causeway_channel::quic::Busy;
+use causeway_channel::quic::BusyRefusal;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
@@ -24,7 +24,7 @@ fuzz_target!(|data: &[u8]| {
     let reason = CloseReason::from_wire(7, data);
     assert!(reason.text.len() <= CloseReason::TEXT_BYTES_MAX);
     assert!(!reason.text.chars().any(char::is_control), "{:?}", reason.text);
-    if let Some(busy) = Busy::from_text(data) {
-        assert_eq!(Busy::from_text(busy.to_text().as_bytes()), Some(busy));
+    if let Some(busy) = BusyRefusal::from_text(data) {
+        assert_eq!(BusyRefusal::from_text(busy.to_text().as_bytes()), Some(busy));
     }
 });

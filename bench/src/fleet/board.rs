@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use causeway_channel::Link;
-use causeway_channel::session::Failure;
+use causeway_channel::session::AttemptFailure;
 
 /// As many links are looked at for their bytes; all are alike.
 const WITNESSES: usize = 100;
@@ -36,7 +36,7 @@ struct Seat {
 /// What an edge made of its last failure.
 struct Plan {
     at: Instant,
-    failure: Failure,
+    failure: AttemptFailure,
     next: Option<Instant>,
 }
 
@@ -100,7 +100,7 @@ impl Board {
     }
 
     /// After a failure: when the edge tries again.
-    pub fn note_plan(&self, number: usize, failure: Failure, next: Option<Instant>) {
+    pub fn note_plan(&self, number: usize, failure: AttemptFailure, next: Option<Instant>) {
         *lock(&self.seats[number].plan) = Some(Plan { at: Instant::now(), failure, next });
     }
 

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use causeway_channel::dial::{DialConfig, Dialer, Transports};
+use causeway_channel::dial::{DialConfig, DialTransports, Dialer};
 use causeway_channel::quic::{ORDINARY_PACKET_BYTES, QuicOptions};
-use causeway_channel::session::Allowed;
-use causeway_channel::tls::{self, Trust};
-use causeway_channel::{Endpoint, Transport};
+use causeway_channel::session::AllowedTransports;
+use causeway_channel::tls::{self, TrustAnchors};
+use causeway_channel::{ChannelEndpoint, Transport};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -54,11 +54,11 @@ impl Crowd {
                 ensure!(begin.elapsed() < within, "{}", crowd.lagging());
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
-            let endpoint: Endpoint = address.to_string().parse()?;
-            let trust = Trust::Bundle(world.authorities.clone());
+            let endpoint: ChannelEndpoint = address.to_string().parse()?;
+            let trust = TrustAnchors::Bundle(world.authorities.clone());
             let (transports, allowed) = match transport {
-                Transport::Quic => (Transports::QuicOnly, Allowed::QuicOnly),
-                Transport::Tcp => (Transports::TcpOnly, Allowed::TcpOnly),
+                Transport::Quic => (DialTransports::QuicOnly, AllowedTransports::QuicOnly),
+                Transport::Tcp => (DialTransports::TcpOnly, AllowedTransports::TcpOnly),
             };
             let config = DialConfig {
                 transports,

@@ -8,16 +8,19 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use causeway_channel::clock::unix_seconds;
 use causeway_channel::dial::{AttemptError, DialError, Dialer};
-use causeway_channel::link::{CloseCode, CloseReason, Link, Purpose, RecvStream, SendStream};
+use causeway_channel::link::{CloseCode, CloseReason, Link, RecvStream, SendStream, StreamPurpose};
 use causeway_channel::quic::ConnectError;
-use causeway_channel::session::{Action, Allowed, Attempted, Failure, LinkId, Supervisor, Welcomed};
-use causeway_channel::wire::control::{
-    self, CloudMessage, CloudSays, EdgeMessage, Held, Hello, NetmapAck, NetmapRefused, Ping, Reader, Welcome,
-    Writer, encode_edge,
+use causeway_channel::session::{
+    AllowedTransports, AttemptFailure, AttemptedTransports, LinkId, Supervisor, SupervisorAction,
+    WelcomedSession,
 };
-use causeway_channel::{Secret, StreamHeader, probe};
-use causeway_netmap::Stamp;
-use causeway_netmap::sync::{Receiver, Reply, Step};
+use causeway_channel::wire::control::{
+    self, CloudMessage, CloudMessageBody, ControlReader, ControlWriter, EdgeMessage, HeldNetmap, Hello,
+    NetmapAck, NetmapRefused, Ping, Welcome, encode_edge,
+};
+use causeway_channel::{StreamHeader, TokenSecret, probe};
+use causeway_netmap::NetmapStamp;
+use causeway_netmap::sync::{NetmapReceiver, NetmapReply, ReceiverStep};
 use tokio_util::sync::CancellationToken;
 
 use super::board::Board;
@@ -26,7 +29,7 @@ pub struct Edge {
     pub number: usize,
     pub dialer: Dialer,
     pub bundle_hash: bytes::Bytes,
-    pub allowed: Allowed,
+    pub allowed: AllowedTransports,
     pub board: Arc<Board>,
 }
 
@@ -34,8 +37,8 @@ pub struct Edge {
 struct Session {
     id: LinkId,
     link: Link,
-    reader: Reader<RecvStream, CloudMessage>,
-    writer: Writer<SendStream>,
+    reader: ControlReader<RecvStream, CloudMessage>,
+    writer: ControlWriter<SendStream>,
 }
 
 /// An attempt goes through two steps, and the supervisor hears of each.
@@ -46,7 +49,7 @@ enum Progress {
 
 /// Why an attempt came to nothing.
 struct Failed {
-    failure: Failure,
+    failure: AttemptFailure,
     /// The cloud was there and said no.
     is_refusal: bool,
     word: String,
@@ -67,30 +70,30 @@ impl Edge {
         let mut machine = Supervisor::new(epoch, self.allowed, Instant::now());
         let mut attempt: Option<(LinkId, Attempt)> = None;
         let mut session: Option<Box<Session>> = None;
-        let mut netmap = Receiver::default();
+        let mut netmap = NetmapReceiver::default();
         loop {
             while let Some(action) = machine.next_action() {
                 match action {
-                    Action::Dial { link, transports, patience, .. } => {
+                    SupervisorAction::Dial { link, transports, patience, .. } => {
                         self.board.note_attempt(self.number);
                         attempt = Some((link, Box::pin(dial(self.dialer.clone(), transports, patience))));
                     }
-                    Action::Abandon { .. } => {
+                    SupervisorAction::Abandon { .. } => {
                         self.board.note_failed(self.number, "abandoned: no answer in time", false);
                         attempt = None;
                     }
-                    Action::Ping { nonce, .. } => {
+                    SupervisorAction::Ping { nonce, .. } => {
                         self.board.idle.note_ping();
                         say(&mut session, Ping { nonce });
                     }
                     // It has no streams of others that could go on.
-                    Action::Linger { link, .. } | Action::Close { link, .. } => {
+                    SupervisorAction::Linger { link, .. } | SupervisorAction::Close { link, .. } => {
                         if let Some(old) = session.take_if(|session| session.id == link) {
                             old.link.close(CloseReason::new(CloseCode::Done, ""));
                             self.board.note_left(self.number);
                         }
                     }
-                    Action::Rebind { .. } | Action::Renew => {}
+                    SupervisorAction::Rebind { .. } | SupervisorAction::Renew => {}
                 }
             }
             let due = machine.next_timeout().unwrap_or_else(|| Instant::now() + Duration::from_secs(3600));
@@ -100,7 +103,7 @@ impl Edge {
                 event = next_event(&mut session) => match (event, &session) {
                     (Event::Said(message), Some(hears)) => {
                         self.board.idle.note_heard();
-                        if let Some(CloudSays::Hint(hint)) = &message.says {
+                        if let Some(CloudMessageBody::Hint(hint)) = &message.says {
                             machine.handle_hint(hears.id, Duration::from_millis(hint.retry_hint_ms.into()));
                         }
                         self.hear(*message, &mut session, &mut netmap);
@@ -125,7 +128,7 @@ impl Edge {
                         let transport = welcomed.link.transport();
                         let ms = |number: u32| Duration::from_millis(number.into());
                         let (keepalive, retry_hint) = (ms(welcome.keepalive_ms), ms(welcome.retry_hint_ms));
-                        machine.handle_welcome(Instant::now(), link, Welcomed { transport, keepalive, retry_hint });
+                        machine.handle_welcome(Instant::now(), link, WelcomedSession { transport, keepalive, retry_hint });
                         self.board.note_attached(self.number, &welcomed.link);
                         session = Some(welcomed);
                     }
@@ -147,7 +150,7 @@ impl Edge {
         self.board.note_left(self.number);
     }
 
-    fn hello(&self, epoch: u64, netmap: &Receiver) -> Hello {
+    fn hello(&self, epoch: u64, netmap: &NetmapReceiver) -> Hello {
         Hello {
             version: control::VERSION,
             epoch,
@@ -160,21 +163,21 @@ impl Edge {
         }
     }
 
-    fn hear(&self, message: CloudMessage, session: &mut Option<Box<Session>>, netmap: &mut Receiver) {
-        let Some(CloudSays::Netmap(update)) = message.says else { return };
+    fn hear(&self, message: CloudMessage, session: &mut Option<Box<Session>>, netmap: &mut NetmapReceiver) {
+        let Some(CloudMessageBody::Netmap(update)) = message.says else { return };
         let reply = match netmap.handle_bytes(&update.update) {
-            Step::Persist(next) => netmap.handle_persisted(next, Ok(())),
-            Step::Reply(reply) => reply,
+            ReceiverStep::Persist(next) => netmap.handle_persisted(next, Ok(())),
+            ReceiverStep::Reply(reply) => reply,
         };
-        self.board.note_netmap(matches!(reply, Reply::Acknowledged(_)));
+        self.board.note_netmap(matches!(reply, NetmapReply::Acknowledged(_)));
         match reply {
-            Reply::Acknowledged(stamp) => {
+            NetmapReply::Acknowledged(stamp) => {
                 say(session, NetmapAck { held: Some(held(stamp)), ..NetmapAck::default() });
             }
-            Reply::InForce { stamp, not_persisted } => {
+            NetmapReply::InForce { stamp, not_persisted } => {
                 say(session, NetmapAck { held: Some(held(stamp)), not_persisted });
             }
-            Reply::Refused(refusal) => say(
+            NetmapReply::Refused(refusal) => say(
                 session,
                 NetmapRefused {
                     target: refusal.offered.map(held),
@@ -224,20 +227,24 @@ async fn next_progress(attempt: &mut Option<(LinkId, Attempt)>) -> (LinkId, Resu
     }
 }
 
-async fn dial(dialer: Dialer, transports: Attempted, patience: Duration) -> Result<Progress, Failed> {
+async fn dial(
+    dialer: Dialer,
+    transports: AttemptedTransports,
+    patience: Duration,
+) -> Result<Progress, Failed> {
     let dialled = dialer.dial_patiently(transports.transport(), patience).await;
     dialled.map(Progress::Dialled).map_err(|error| Failed {
-        failure: Failure::of_dial(&error),
+        failure: AttemptFailure::of_dial(&error),
         is_refusal: is_refusal(&error),
         word: word(&error),
     })
 }
 
 async fn greet(id: LinkId, link: Link, hello: Hello) -> Result<Progress, Failed> {
-    let broken = |is_refusal, word: String| Failed { failure: Failure::Unreachable, is_refusal, word };
-    let opened = link.open_stream(StreamHeader::new(Purpose::Control)).await;
+    let broken = |is_refusal, word: String| Failed { failure: AttemptFailure::Unreachable, is_refusal, word };
+    let opened = link.open_stream(StreamHeader::new(StreamPurpose::Control)).await;
     let (send, recv) = opened.map_err(|error| broken(true, format!("after the handshake: {error}")))?.split();
-    let (mut reader, mut writer) = (Reader::of_cloud(recv), Writer::new(send));
+    let (mut reader, mut writer) = (ControlReader::of_cloud(recv), ControlWriter::new(send));
     if let Ok(frame) = encode_edge(hello) {
         writer.push(frame);
     }
@@ -248,11 +255,11 @@ async fn greet(id: LinkId, link: Link, hello: Hello) -> Result<Progress, Failed>
         closed = link.closed() => return Err(broken(true, format!("before the welcome: {closed}"))),
     };
     match answer.ok().flatten().and_then(|message| message.says) {
-        Some(CloudSays::Welcome(welcome)) => {
+        Some(CloudMessageBody::Welcome(welcome)) => {
             Ok(Progress::Welcomed(Box::new(Session { id, link, reader, writer }), welcome))
         }
-        Some(CloudSays::Refused(refused)) => Err(Failed {
-            failure: Failure::Refused {
+        Some(CloudMessageBody::Refused(refused)) => Err(Failed {
+            failure: AttemptFailure::Refused {
                 code: refused.reason(),
                 retry_after: Duration::from_millis(refused.retry_after_ms.into()),
                 current_epoch: refused.current_epoch,
@@ -293,13 +300,13 @@ fn say(session: &mut Option<Box<Session>>, message: impl Into<EdgeMessage>) {
     }
 }
 
-fn held(stamp: Stamp) -> Held {
-    let Stamp { generation, digest } = stamp;
-    Held { epoch: generation.epoch, revision: generation.revision, digest: digest.0.to_vec().into() }
+fn held(stamp: NetmapStamp) -> HeldNetmap {
+    let NetmapStamp { generation, digest } = stamp;
+    HeldNetmap { epoch: generation.epoch, revision: generation.revision, digest: digest.0.to_vec().into() }
 }
 
 fn dice() -> f64 {
-    let secret = Secret::generate();
+    let secret = TokenSecret::generate();
     let [high, low, ..] = *secret.expose();
     f64::from(u16::from_be_bytes([high, low])) / f64::from(u16::MAX)
 }

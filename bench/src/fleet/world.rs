@@ -9,8 +9,8 @@ use std::sync::Arc;
 use anyhow::{Context, Result, anyhow};
 use causeway_api::{EGateway, ESite, Object, ObjectMeta, Status};
 use causeway_apiserver::{Registry, SystemClock};
-use causeway_channel::tls::Credentials;
-use causeway_channel::{Key, PeerId};
+use causeway_channel::tls::TlsCredentials;
+use causeway_channel::{PeerId, PrivateKey};
 use causeway_cloud::identity::{IdentityConfig, Registrar};
 use causeway_daemon::DataDir;
 use causeway_store::{Store, StoreSpec};
@@ -25,12 +25,12 @@ pub struct World {
     pub data_dir: PathBuf,
     pub authorities: Vec<CertificateDer<'static>>,
     /// One for every edge.
-    pub credentials: Vec<Credentials>,
+    pub credentials: Vec<TlsCredentials>,
 }
 
 struct Made {
     number: usize,
-    credentials: Credentials,
+    credentials: TlsCredentials,
     authorities: Vec<CertificateDer<'static>>,
 }
 
@@ -72,10 +72,10 @@ async fn make_one(number: usize, registry: &Registry, registrar: &Registrar) -> 
         let refused = |status: Status| anyhow!("{name} cannot be created: {}", status.message);
         registry.create_object("bench", object).await.map_err(refused)?;
     }
-    let (peer, key) = (PeerId::new(&name, &name)?, Key::generate()?);
+    let (peer, key) = (PeerId::new(&name, &name)?, PrivateKey::generate()?);
     let issued = registrar.issue_first(&peer, &key.request(&peer)?).await;
     let issued = issued.map_err(|refusal| anyhow!("{name} gets no certificate: {refusal}"))?;
-    let credentials = Credentials { chain: vec![issued.certificate.into()], key: key.to_der() };
+    let credentials = TlsCredentials { chain: vec![issued.certificate.into()], key: key.to_der() };
     let authorities = issued.authorities.into_iter().map(CertificateDer::from).collect();
     Ok(Made { number, credentials, authorities })
 }

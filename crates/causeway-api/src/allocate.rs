@@ -10,9 +10,9 @@ mod steps;
 
 use std::net::IpAddr;
 
-pub use freed::Freed;
-pub use pool::Pool;
-pub use steps::{Claims, Step, steps};
+pub use freed::FreedAddresses;
+pub use pool::AddressPool;
+pub use steps::{AllocationStep, PendingAllocations, steps};
 
 use crate::kinds::VirtualPresence;
 
@@ -28,30 +28,30 @@ pub fn is_made(presence: &VirtualPresence) -> bool {
 
 /// IPv4 or IPv6: a site with ranges of both gives a service one address of each, in a presence of its own.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Family {
+pub enum AddressFamily {
     V4,
     V6,
 }
 
-impl Family {
-    pub const ALL: [Family; 2] = [Family::V4, Family::V6];
+impl AddressFamily {
+    pub const ALL: [AddressFamily; 2] = [AddressFamily::V4, AddressFamily::V6];
 
-    pub fn of(ip: IpAddr) -> Family {
-        if ip.is_ipv4() { Family::V4 } else { Family::V6 }
+    pub fn of(ip: IpAddr) -> AddressFamily {
+        if ip.is_ipv4() { AddressFamily::V4 } else { AddressFamily::V6 }
     }
 
     pub fn as_str(self) -> &'static str {
         match self {
-            Family::V4 => "IPv4",
-            Family::V6 => "IPv6",
+            AddressFamily::V4 => "IPv4",
+            AddressFamily::V6 => "IPv6",
         }
     }
 }
 
 /// What a presence that the controller makes is called: the same in every replica and at every time. Readable parts first;
 /// the sum behind them keeps apart what only capitals, dashes or shortening made equal.
-pub fn name(service: &str, site: &str, family: Family) -> String {
-    let suffix = if family == Family::V6 { "-v6" } else { "" };
+pub fn name(service: &str, site: &str, family: AddressFamily) -> String {
+    let suffix = if family == AddressFamily::V6 { "-v6" } else { "" };
     format!("{}-{}-{:08x}{suffix}", part(service), part(site), sum(service, site))
 }
 

@@ -13,7 +13,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::field::{Errors, FieldError};
+use crate::field::{FieldError, FieldErrors};
 use crate::name;
 
 /// Names in one list: a policy for every host of a big site fits, an object stays below a megabyte.
@@ -24,7 +24,12 @@ pub(crate) const CIDRS_MAX: usize = 1_000;
 pub(crate) const PEM_BYTES_MAX: usize = 64 * 1024;
 
 /// Applies `rule` unless the field is empty, which means: not set.
-pub(crate) fn optional(errors: &mut Errors, path: &str, value: &str, rule: fn(&mut Errors, &str, &str)) {
+pub(crate) fn optional(
+    errors: &mut FieldErrors,
+    path: &str,
+    value: &str,
+    rule: fn(&mut FieldErrors, &str, &str),
+) {
     if !value.is_empty() {
         rule(errors, path, value);
     }
@@ -32,11 +37,11 @@ pub(crate) fn optional(errors: &mut Errors, path: &str, value: &str, rule: fn(&m
 
 /// A list without duplicates, every item under `rule`.
 pub(crate) fn set<T, U>(
-    errors: &mut Errors,
+    errors: &mut FieldErrors,
     path: &str,
     items: &[T],
     items_max: usize,
-    rule: impl Fn(&mut Errors, &str, &U),
+    rule: impl Fn(&mut FieldErrors, &str, &U),
 ) where
     T: Borrow<U>,
     U: Hash + Eq + Display + ?Sized,
@@ -53,42 +58,42 @@ pub(crate) fn set<T, U>(
 }
 
 /// A list of names of other objects.
-pub(crate) fn names(errors: &mut Errors, path: &str, items: &[String]) {
+pub(crate) fn names(errors: &mut FieldErrors, path: &str, items: &[String]) {
     set(errors, path, items, NAMES_MAX, object_name);
 }
 
-pub(crate) fn count(errors: &mut Errors, path: &str, count: usize, count_max: usize) {
+pub(crate) fn count(errors: &mut FieldErrors, path: &str, count: usize, count_max: usize) {
     if count > count_max {
         errors.push(FieldError::too_many(path, count, count_max));
     }
 }
 
 /// A name of another object that must be given; whether that object exists is not asked.
-pub(crate) fn reference(errors: &mut Errors, path: &str, value: &str, fix: &str) {
+pub(crate) fn reference(errors: &mut FieldErrors, path: &str, value: &str, fix: &str) {
     match value {
         "" => errors.push(FieldError::required(path, fix)),
         name => object_name(errors, path, name),
     }
 }
 
-pub(crate) fn object_name(errors: &mut Errors, path: &str, value: &str) {
+pub(crate) fn object_name(errors: &mut FieldErrors, path: &str, value: &str) {
     if let Err(allowed) = name::check(value) {
         errors.push(FieldError::invalid(path, value, allowed));
     }
 }
 
-pub(crate) fn port(errors: &mut Errors, path: &str, value: i64) {
+pub(crate) fn port(errors: &mut FieldErrors, path: &str, value: i64) {
     range(errors, path, value, 1, 65_535, "a port");
 }
 
-pub(crate) fn range(errors: &mut Errors, path: &str, value: i64, min: i64, max: i64, what: &str) {
+pub(crate) fn range(errors: &mut FieldErrors, path: &str, value: i64, min: i64, max: i64, what: &str) {
     if !(min..=max).contains(&value) {
         errors.push(FieldError::invalid(path, value, format!("{what} is {min} to {max}")));
     }
 }
 
 /// The address of one host.
-pub(crate) fn host_ip(errors: &mut Errors, path: &str, value: &str) {
+pub(crate) fn host_ip(errors: &mut FieldErrors, path: &str, value: &str) {
     if let Err(allowed) = parse_host_ip(value) {
         errors.push(FieldError::invalid(path, value, allowed));
     }
@@ -114,14 +119,14 @@ fn parse_host_ip(value: &str) -> Result<IpAddr, String> {
 }
 
 /// A network, written with its network address.
-pub(crate) fn cidr(errors: &mut Errors, path: &str, value: &str) {
+pub(crate) fn cidr(errors: &mut FieldErrors, path: &str, value: &str) {
     if let Err(allowed) = parse_cidr(value) {
         errors.push(FieldError::invalid(path, value, allowed));
     }
 }
 
 /// A range that presences get their addresses from: a network with room for hosts, and not the whole internet.
-pub(crate) fn presence_cidr(errors: &mut Errors, path: &str, value: &str) {
+pub(crate) fn presence_cidr(errors: &mut FieldErrors, path: &str, value: &str) {
     if let Err(allowed) = parse_cidr(value).and_then(fits_presences) {
         errors.push(FieldError::invalid(path, value, allowed));
     }
@@ -159,7 +164,7 @@ fn fits_presences(net: IpNet) -> Result<IpNet, String> {
 }
 
 /// A DNS name that clients ask for.
-pub(crate) fn dns_name(errors: &mut Errors, path: &str, value: &str) {
+pub(crate) fn dns_name(errors: &mut FieldErrors, path: &str, value: &str) {
     let allowed = "write a DNS name of letters, digits, '-' and '.', each part 1 to 63 characters that neither begin nor end \
                    with '-', 253 in all, without a final dot, for example url1.test.com";
     if !is_dns_name(value, false) || value.parse::<IpAddr>().is_ok() {
@@ -168,7 +173,7 @@ pub(crate) fn dns_name(errors: &mut Errors, path: &str, value: &str) {
 }
 
 /// A name that a gateway resolves inside its site. Underscores exist there, whatever RFC 1123 says.
-pub(crate) fn host_name(errors: &mut Errors, path: &str, value: &str) {
+pub(crate) fn host_name(errors: &mut FieldErrors, path: &str, value: &str) {
     let allowed = "write a host name of letters, digits, '-', '_' and '.', each part 1 to 63 characters, 253 in all, \
                    without a final dot, for example nginx.factory.local";
     if !is_dns_name(value, true) {
@@ -188,14 +193,14 @@ fn is_dns_name(value: &str, underscore: bool) -> bool {
 }
 
 /// The path of a request.
-pub(crate) fn url_path(errors: &mut Errors, path: &str, value: &str) {
+pub(crate) fn url_path(errors: &mut FieldErrors, path: &str, value: &str) {
     if !is_url_path(value) {
         errors.push(FieldError::invalid(path, value, URL_PATH_ALLOWED));
     }
 }
 
 /// A path, or with '*' at its end, all paths that begin so.
-pub(crate) fn path_pattern(errors: &mut Errors, path: &str, value: &str) {
+pub(crate) fn path_pattern(errors: &mut FieldErrors, path: &str, value: &str) {
     let exact = value.strip_suffix('*').unwrap_or(value);
     if !is_url_path(exact) || exact.contains('*') {
         let allowed = format!("{URL_PATH_ALLOWED}; '*' may stand only at its end");
@@ -213,7 +218,7 @@ fn is_url_path(value: &str) -> bool {
 }
 
 /// An HTTP method.
-pub(crate) fn method(errors: &mut Errors, path: &str, value: &str) {
+pub(crate) fn method(errors: &mut FieldErrors, path: &str, value: &str) {
     let upper = |byte: u8| byte.is_ascii_uppercase() || byte == b'-';
     if value.is_empty() || value.len() > 32 || !value.bytes().all(upper) {
         errors.push(FieldError::invalid(path, value, "write an HTTP method in capitals, for example GET"));
@@ -221,7 +226,7 @@ pub(crate) fn method(errors: &mut Errors, path: &str, value: &str) {
 }
 
 /// One or more certificates as PEM text. Whether they can be used is the gateway's to find out.
-pub(crate) fn pem_certificates(errors: &mut Errors, path: &str, value: &str) {
+pub(crate) fn pem_certificates(errors: &mut FieldErrors, path: &str, value: &str) {
     if value.len() > PEM_BYTES_MAX {
         errors.push(FieldError::too_long(path, value, PEM_BYTES_MAX));
         return;

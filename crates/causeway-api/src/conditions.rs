@@ -19,9 +19,9 @@ use crate::kinds::{
 };
 use crate::meta::{Condition, ConditionStatus, ObjectStatus};
 use crate::object::Object;
+use crate::object_set::ObjectSet;
 use crate::presence;
 use crate::time::Time;
-use crate::world::World;
 
 /// The type that sums the others up.
 pub const READY: &str = "Ready";
@@ -45,7 +45,7 @@ pub const CONNECTED: &str = "Connected";
 pub const ENROLLED_AT_SITE: &str = "EnrolledAtSite";
 
 /// The status an object should have. Equal to the one it has: nothing to write.
-pub fn status(object: &Object, world: &World, now: Time) -> ObjectStatus {
+pub fn status(object: &Object, world: &ObjectSet, now: Time) -> ObjectStatus {
     let conditions = match object {
         Object::ESite(object) => site(object, world, now),
         Object::EGateway(object) => gateway(object, world, now),
@@ -61,7 +61,7 @@ pub fn status(object: &Object, world: &World, now: Time) -> ObjectStatus {
     ObjectStatus { observed_generation: object.metadata().generation, conditions, ..object.status().clone() }
 }
 
-pub fn site(site: &ESite, world: &World, now: Time) -> Vec<Condition> {
+pub fn site(site: &ESite, world: &ObjectSet, now: Time) -> Vec<Condition> {
     let mut findings = Findings::of(site, now);
     match world.gateways_at(&site.metadata.name).count() {
         0 => findings.fails(
@@ -74,7 +74,7 @@ pub fn site(site: &ESite, world: &World, now: Time) -> Vec<Condition> {
     findings.summary()
 }
 
-pub fn gateway(gateway: &EGateway, world: &World, now: Time) -> Vec<Condition> {
+pub fn gateway(gateway: &EGateway, world: &ObjectSet, now: Time) -> Vec<Condition> {
     let mut findings = Findings::of(gateway, now);
     site_exists(&mut findings, world, &gateway.e_site_name);
     links::counts_connection(&mut findings, gateway);
@@ -93,7 +93,7 @@ pub fn gateway_after_link(gateway: &EGateway, now: Time) -> Option<Vec<Condition
     Some(findings.summary())
 }
 
-pub fn service(service: &EService, world: &World, now: Time) -> Vec<Condition> {
+pub fn service(service: &EService, world: &ObjectSet, now: Time) -> Vec<Condition> {
     let mut findings = Findings::of(service, now);
     site_exists(&mut findings, world, &service.e_site_name);
     gateways_stand_at(&mut findings, world, std::slice::from_ref(&service.e_site_name));
@@ -101,7 +101,7 @@ pub fn service(service: &EService, world: &World, now: Time) -> Vec<Condition> {
     findings.summary()
 }
 
-pub fn server(server: &EServer, world: &World, now: Time) -> Vec<Condition> {
+pub fn server(server: &EServer, world: &ObjectSet, now: Time) -> Vec<Condition> {
     let mut findings = Findings::of(server, now);
     site_exists(&mut findings, world, &server.e_site_name);
     server_address(&mut findings, world, server);
@@ -113,7 +113,7 @@ pub fn server(server: &EServer, world: &World, now: Time) -> Vec<Condition> {
     findings.summary()
 }
 
-pub fn policy(policy: &EPolicy, world: &World, now: Time) -> Vec<Condition> {
+pub fn policy(policy: &EPolicy, world: &ObjectSet, now: Time) -> Vec<Condition> {
     let mut findings = Findings::of(policy, now);
     if policy.allowed_servers.is_empty() && policy.allowed_sites.is_empty() {
         let message = "allowedServers and allowedSites are empty; the policy allows nobody";
@@ -126,7 +126,7 @@ pub fn policy(policy: &EPolicy, world: &World, now: Time) -> Vec<Condition> {
     findings.summary()
 }
 
-pub fn expose(expose: &ServiceExpose, world: &World, now: Time) -> Vec<Condition> {
+pub fn expose(expose: &ServiceExpose, world: &ObjectSet, now: Time) -> Vec<Condition> {
     let mut findings = Findings::of(expose, now);
     service_exists(&mut findings, world, &expose.e_service_name);
     match expose.e_sites.as_slice() {
@@ -146,7 +146,7 @@ pub fn expose(expose: &ServiceExpose, world: &World, now: Time) -> Vec<Condition
     findings.summary()
 }
 
-pub fn presence(presence: &VirtualPresence, world: &World, now: Time) -> Vec<Condition> {
+pub fn presence(presence: &VirtualPresence, world: &ObjectSet, now: Time) -> Vec<Condition> {
     let mut findings = Findings::of(presence, now);
     service_exists(&mut findings, world, &presence.e_service_name);
     match presence.e_site_name.as_str() {
@@ -160,20 +160,20 @@ pub fn presence(presence: &VirtualPresence, world: &World, now: Time) -> Vec<Con
     findings.summary()
 }
 
-pub fn community(community: &ECommunity, world: &World, now: Time) -> Vec<Condition> {
+pub fn community(community: &ECommunity, world: &ObjectSet, now: Time) -> Vec<Condition> {
     let mut findings = Findings::of(community, now);
     all_exist(&mut findings, world, MEMBERS_RESOLVED, Kind::ESite, &community.members);
     findings.summary()
 }
 
-fn site_exists(findings: &mut Findings, world: &World, site: &str) {
+fn site_exists(findings: &mut Findings, world: &ObjectSet, site: &str) {
     match world.site(site) {
         Some(_) => findings.holds(SITE_RESOLVED, "SiteFound"),
         None => findings.fails(SITE_RESOLVED, "SiteMissing", format!("ESite {site} does not exist")),
     }
 }
 
-fn service_exists(findings: &mut Findings, world: &World, service: &str) {
+fn service_exists(findings: &mut Findings, world: &ObjectSet, service: &str) {
     match world.service(service) {
         Some(_) => findings.holds(SERVICE_RESOLVED, "ServiceFound"),
         None => {
@@ -183,7 +183,7 @@ fn service_exists(findings: &mut Findings, world: &World, service: &str) {
     }
 }
 
-fn all_exist(findings: &mut Findings, world: &World, about: &'static str, kind: Kind, names: &[String]) {
+fn all_exist(findings: &mut Findings, world: &ObjectSet, about: &'static str, kind: Kind, names: &[String]) {
     let absent: Vec<&str> = absent(world, kind, names);
     match (absent.is_empty(), kind) {
         (true, Kind::EServer) => findings.holds(about, "ServersFound"),
@@ -194,7 +194,7 @@ fn all_exist(findings: &mut Findings, world: &World, about: &'static str, kind: 
 }
 
 /// Every site that exists needs a gateway; sites that do not exist are told of elsewhere.
-fn gateways_stand_at(findings: &mut Findings, world: &World, sites: &[String]) {
+fn gateways_stand_at(findings: &mut Findings, world: &ObjectSet, sites: &[String]) {
     let bare = |site: &&String| world.site(site).is_some() && world.gateways_at(site).next().is_none();
     let bare: Vec<&str> = sites.iter().filter(bare).map(String::as_str).collect();
     match bare.is_empty() {
@@ -207,7 +207,7 @@ fn gateways_stand_at(findings: &mut Findings, world: &World, sites: &[String]) {
 }
 
 /// Default deny: who may is only who an existing policy names. The condition says so when nobody is left.
-fn policies_exist(findings: &mut Findings, world: &World, names: &[String], may: &str) {
+fn policies_exist(findings: &mut Findings, world: &ObjectSet, names: &[String], may: &str) {
     let nobody = format!("nobody may {may} (default deny)");
     let absent = absent(world, Kind::EPolicy, names);
     if names.is_empty() {
@@ -223,7 +223,7 @@ fn policies_exist(findings: &mut Findings, world: &World, names: &[String], may:
 }
 
 /// A client is known by its address, so two hosts of a site must not share one.
-fn server_address(findings: &mut Findings, world: &World, server: &EServer) {
+fn server_address(findings: &mut Findings, world: &ObjectSet, server: &EServer) {
     let Some(ip) = server.ip_addr() else { return };
     let others = world.servers_with(&server.e_site_name, ip).map(|other| other.metadata.name.as_str());
     let others: Vec<&str> = others.filter(|name| *name != server.metadata.name).collect();
@@ -237,7 +237,7 @@ fn server_address(findings: &mut Findings, world: &World, server: &EServer) {
 }
 
 /// The address was good when the presence was stored; ranges may have changed since.
-fn presence_address(findings: &mut Findings, world: &World, presence: &VirtualPresence) {
+fn presence_address(findings: &mut Findings, world: &ObjectSet, presence: &VirtualPresence) {
     let gateways: Vec<&EGateway> = match presence.e_site_name.as_str() {
         "" => world.all().collect(),
         site => world.gateways_at(site).collect(),
@@ -255,7 +255,7 @@ fn presence_address(findings: &mut Findings, world: &World, presence: &VirtualPr
     }
 }
 
-fn absent<'a>(world: &World, kind: Kind, names: &'a [String]) -> Vec<&'a str> {
+fn absent<'a>(world: &ObjectSet, kind: Kind, names: &'a [String]) -> Vec<&'a str> {
     names.iter().map(String::as_str).filter(|name| world.get(kind, name).is_none()).collect()
 }
 

@@ -16,51 +16,51 @@ const STATUS_VERBS: [&str; 3] = ["get", "patch", "update"];
 
 /// Versions of the aggregated form that clients ask for, newest first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Aggregated {
+pub enum AggregatedDiscovery {
     V2,
     V2Beta1,
 }
 
-impl Aggregated {
+impl AggregatedDiscovery {
     pub fn api_version(self) -> &'static str {
         match self {
-            Aggregated::V2 => "apidiscovery.k8s.io/v2",
-            Aggregated::V2Beta1 => "apidiscovery.k8s.io/v2beta1",
+            AggregatedDiscovery::V2 => "apidiscovery.k8s.io/v2",
+            AggregatedDiscovery::V2Beta1 => "apidiscovery.k8s.io/v2beta1",
         }
     }
 
     /// The `v=` of the media type, for example in `application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList`.
     pub fn version(self) -> &'static str {
         match self {
-            Aggregated::V2 => "v2",
-            Aggregated::V2Beta1 => "v2beta1",
+            AggregatedDiscovery::V2 => "v2",
+            AggregatedDiscovery::V2Beta1 => "v2beta1",
         }
     }
 }
 
 /// Kinds that are asked and never stored: who am I, what may I do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Review {
+pub struct ReviewKind {
     pub group: &'static str,
     pub plural: &'static str,
     pub singular: &'static str,
     pub kind: &'static str,
 }
 
-pub const REVIEWS: [Review; 3] = [
-    Review {
+pub const REVIEWS: [ReviewKind; 3] = [
+    ReviewKind {
         group: "authentication.k8s.io",
         plural: "selfsubjectreviews",
         singular: "selfsubjectreview",
         kind: "SelfSubjectReview",
     },
-    Review {
+    ReviewKind {
         group: "authorization.k8s.io",
         plural: "selfsubjectaccessreviews",
         singular: "selfsubjectaccessreview",
         kind: "SelfSubjectAccessReview",
     },
-    Review {
+    ReviewKind {
         group: "authorization.k8s.io",
         plural: "selfsubjectrulesreviews",
         singular: "selfsubjectrulesreview",
@@ -110,12 +110,12 @@ pub fn resource_list(group: &str) -> Option<Value> {
 }
 
 /// `/api` in the aggregated form.
-pub fn aggregated_core(form: Aggregated) -> Value {
+pub fn aggregated_core(form: AggregatedDiscovery) -> Value {
     aggregated(form, vec![aggregated_item("", aggregated_kinds(ApiVersion::Core))])
 }
 
 /// `/apis` in the aggregated form.
-pub fn aggregated_groups(form: Aggregated) -> Value {
+pub fn aggregated_groups(form: AggregatedDiscovery) -> Value {
     let items = groups().map(|group| match group {
         GROUP => aggregated_item(group, aggregated_kinds(ApiVersion::Group)),
         events if events == ApiVersion::Events.group() => {
@@ -185,7 +185,7 @@ fn status_resource(kind: Kind) -> Value {
 
 fn review_resources(group: &str) -> Option<Vec<Value>> {
     let of_group = REVIEWS.into_iter().filter(|review| review.group == group);
-    let resource = |review: Review| {
+    let resource = |review: ReviewKind| {
         json!({
             "name": review.plural,
             "singularName": review.singular,
@@ -198,7 +198,7 @@ fn review_resources(group: &str) -> Option<Vec<Value>> {
     (!resources.is_empty()).then_some(resources)
 }
 
-fn aggregated(form: Aggregated, items: Vec<Value>) -> Value {
+fn aggregated(form: AggregatedDiscovery, items: Vec<Value>) -> Value {
     json!({
         "kind": "APIGroupDiscoveryList",
         "apiVersion": form.api_version(),
@@ -238,7 +238,7 @@ fn aggregated_kinds(version: ApiVersion) -> Vec<Value> {
 
 fn aggregated_reviews(group: &str) -> Vec<Value> {
     let of_group = REVIEWS.into_iter().filter(|review| review.group == group);
-    let resource = |review: Review| {
+    let resource = |review: ReviewKind| {
         json!({
             "resource": review.plural,
             "responseKind": { "group": review.group, "version": "v1", "kind": review.kind },
@@ -293,14 +293,14 @@ mod tests {
             let names = resources.as_array().unwrap().iter().map(|r| r[key].as_str().unwrap().to_string());
             names.filter(|name| !name.contains('/')).collect::<Vec<_>>()
         };
-        let all = aggregated_groups(Aggregated::V2);
+        let all = aggregated_groups(AggregatedDiscovery::V2);
         for item in all["items"].as_array().unwrap() {
             let old = resource_list(item["metadata"]["name"].as_str().unwrap()).unwrap();
             let new = &item["versions"][0]["resources"];
             assert_eq!(names(&old["resources"], "name"), names(new, "resource"));
         }
         assert_eq!(all["items"].as_array().unwrap().len(), group_list()["groups"].as_array().unwrap().len());
-        let core = aggregated_core(Aggregated::V2Beta1);
+        let core = aggregated_core(AggregatedDiscovery::V2Beta1);
         assert_eq!(core["apiVersion"], "apidiscovery.k8s.io/v2beta1");
         assert_eq!(core["items"][0]["metadata"], json!({}));
     }

@@ -100,7 +100,7 @@ pub fn refused_zeros(kind: Kind, written: &Value) -> Vec<FieldError> {
     refused
 }
 
-// As many as `field::Errors` keeps.
+// As many as `field::FieldErrors` keeps.
 const REFUSED_MAX: usize = 64;
 
 fn find_zeros(schema: &Value, value: &Value, path: &mut String, refused: &mut Vec<FieldError>) {

@@ -1,7 +1,7 @@
 //! What is wrong with which field, in the words Kubernetes clients know.
 //!
 //! A `FieldError` names the field by its path and shows the value, bounded, beside what would be allowed.
-//! `Errors` collects them; it stops keeping them when nobody would read on.
+//! `FieldErrors` collects them; it stops keeping them when nobody would read on.
 
 use std::fmt;
 
@@ -114,12 +114,12 @@ impl std::error::Error for FieldError {}
 
 /// Collects what is wrong with one object.
 #[derive(Default, Debug)]
-pub struct Errors(Vec<FieldError>);
+pub struct FieldErrors(Vec<FieldError>);
 
 // Nobody repairs more than this at a time, and a list of 10,000 bad names must not become an answer of megabytes.
 const ERRORS_MAX: usize = 64;
 
-impl Errors {
+impl FieldErrors {
     pub fn push(&mut self, error: FieldError) {
         if self.0.len() < ERRORS_MAX {
             self.0.push(error);
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn the_collection_is_bounded() {
-        let mut errors = Errors::default();
+        let mut errors = FieldErrors::default();
         (0..10_000).for_each(|_| errors.push(FieldError::required("a", "b")));
         assert_eq!(errors.into_vec().len(), ERRORS_MAX);
     }

@@ -26,11 +26,11 @@ pub mod crd;
 pub mod discovery;
 pub mod events;
 pub mod garbage;
+pub mod object_set;
 pub mod openapi;
 pub mod presence;
-pub mod world;
 
-pub mod figures;
+pub mod gateway_stats;
 pub mod status;
 pub mod table;
 
@@ -38,7 +38,7 @@ pub mod ownership;
 pub mod patch;
 
 pub use field::{FieldError, FieldReason};
-pub use figures::GatewayFigures;
+pub use gateway_stats::GatewayStats;
 pub use kinds::{
     ECommunity, EGateway, EPolicy, EServer, EService, ESite, Kind, ServiceExpose, VirtualPresence,
 };
@@ -46,10 +46,10 @@ pub use meta::{
     Condition, ConditionStatus, ListMeta, ManagedFieldsEntry, ObjectMeta, ObjectStatus, OwnerReference,
 };
 pub use object::{Decoded, Object, Resource};
+pub use object_set::ObjectSet;
 pub use status::Status;
 pub use time::Time;
 pub use wire::ApiVersion;
-pub use world::World;
 
 /// The API group all kinds belong to.
 pub const GROUP: &str = "causeway.io";

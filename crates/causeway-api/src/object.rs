@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::check;
-use crate::field::{Errors, FieldError};
+use crate::field::{FieldError, FieldErrors};
 use crate::kinds::{
     ECommunity, EGateway, EPolicy, EServer, EService, ESite, Event, Kind, Namespace, Service, ServiceExpose,
     VirtualPresence,
@@ -87,7 +87,7 @@ macro_rules! objects {
             }
 
             /// What differs by kind alone, without its metadata and status.
-            fn check_fields(&self, errors: &mut Errors) {
+            fn check_fields(&self, errors: &mut FieldErrors) {
                 match self {
                     $(Object::$kind(object) => object.check_fields(errors)),*
                 }
@@ -171,7 +171,7 @@ objects!(
     VirtualPresence: VirtualPresence,
     ECommunity: ECommunity,
     Namespace: Namespace,
-    // Larger than the others, and not kept in a `World`: the size of an `Object` is not to follow it.
+    // Larger than the others, and not kept in a `ObjectSet`: the size of an `Object` is not to follow it.
     Event: Box<Event>,
     Service: Service
 );
@@ -224,7 +224,7 @@ impl Object {
 
     /// Everything that is wrong with the object itself; with `old`, also what an update may not change.
     pub fn validate(&self, old: Option<&Object>) -> Vec<FieldError> {
-        let mut errors = Errors::default();
+        let mut errors = FieldErrors::default();
         check::meta::metadata(&mut errors, self.kind(), self.metadata(), old.map(Object::metadata));
         self.check_fields(&mut errors);
         check::meta::conditions(&mut errors, &self.status().conditions);

@@ -21,21 +21,21 @@ mod laws;
 #[cfg(test)]
 mod tests;
 
-pub use apply::{ApplyError, apply};
+pub use apply::{ServerSideApplyError, apply};
 pub use conflict::Conflict;
 pub use element::Element;
-pub use entries::Operation;
-pub use field_set::{DEPTH_MAX, ELEMENTS_MAX, FieldSet, FieldSetError, Path};
+pub use entries::ManagedOperation;
+pub use field_set::{DEPTH_MAX, ELEMENTS_MAX, FieldPath, FieldSet, FieldSetError};
 pub use scope::{Subresource, confine};
 pub use shape::{LISTS, ListType, list_type};
 pub use update::{settle, update};
-pub use walk::{Change, compare, fields_of};
+pub use walk::{FieldChange, compare, fields_of};
 
 use crate::{ApiVersion, Time};
 
 /// Who writes, through which door, and when.
 #[derive(Clone, Copy, Debug)]
-pub struct Writer<'a> {
+pub struct FieldWriter<'a> {
     /// The field manager: `fieldManager` of the request, see `manager_name`.
     pub manager: &'a str,
     /// The version in the request's path. Both name the same fields.

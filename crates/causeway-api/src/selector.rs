@@ -1,6 +1,6 @@
 //! Which objects a client wants: by labels and by fields.
 //!
-//! A selector is parsed once per request. `Facets` is the little of an object that selectors look at, so a watch hub
+//! A selector is parsed once per request. `SelectableFields` is the little of an object that selectors look at, so a watch hub
 //! evaluates a thousand selectors on an event without decoding it again.
 
 mod fields;
@@ -36,12 +36,12 @@ impl Selector {
         self.labels.is_empty() && self.fields.is_empty()
     }
 
-    pub fn matches(&self, facets: &Facets<'_>) -> bool {
+    pub fn matches(&self, facets: &SelectableFields<'_>) -> bool {
         self.labels.matches(facets) && self.fields.matches(facets)
     }
 
     pub fn matches_object(&self, object: &Object) -> bool {
-        self.is_empty() || self.matches(&Facets::of(object))
+        self.is_empty() || self.matches(&SelectableFields::of(object))
     }
 }
 
@@ -63,7 +63,7 @@ impl std::error::Error for SelectorError {}
 /// What selectors look at: labels, name, and the fields that refer to other objects.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Facets<'a> {
+pub struct SelectableFields<'a> {
     #[serde(borrow)]
     metadata: MetadataFacets<'a>,
     #[serde(borrow)]
@@ -133,47 +133,47 @@ impl std::borrow::Borrow<str> for Text<'_> {
     }
 }
 
-impl<'a> Facets<'a> {
+impl<'a> SelectableFields<'a> {
     /// Reads them from the stored form; parses once, copies only what is escaped.
-    pub fn from_stored(stored: &'a [u8]) -> Result<Facets<'a>, serde_json::Error> {
+    pub fn from_stored(stored: &'a [u8]) -> Result<SelectableFields<'a>, serde_json::Error> {
         serde_json::from_slice(stored)
     }
 
-    pub fn of(object: &'a Object) -> Facets<'a> {
+    pub fn of(object: &'a Object) -> SelectableFields<'a> {
         let mut facets = match object {
-            Object::ESite(_) => Facets::default(),
+            Object::ESite(_) => SelectableFields::default(),
             Object::EGateway(gateway) => {
-                Facets { e_site_name: text(&gateway.e_site_name), ..Facets::default() }
+                SelectableFields { e_site_name: text(&gateway.e_site_name), ..SelectableFields::default() }
             }
             Object::EService(service) => {
-                Facets { e_site_name: text(&service.e_site_name), ..Facets::default() }
+                SelectableFields { e_site_name: text(&service.e_site_name), ..SelectableFields::default() }
             }
-            Object::EServer(server) => Facets {
+            Object::EServer(server) => SelectableFields {
                 e_site_name: text(&server.e_site_name),
                 e_policys: texts(&server.e_policys),
-                ..Facets::default()
+                ..SelectableFields::default()
             },
-            Object::EPolicy(policy) => Facets {
+            Object::EPolicy(policy) => SelectableFields {
                 allowed_servers: texts(&policy.allowed_servers),
                 allowed_sites: texts(&policy.allowed_sites),
-                ..Facets::default()
+                ..SelectableFields::default()
             },
-            Object::ServiceExpose(expose) => Facets {
+            Object::ServiceExpose(expose) => SelectableFields {
                 e_service_name: text(&expose.e_service_name),
                 e_sites: texts(&expose.e_sites),
                 e_policys: texts(&expose.e_policys),
-                ..Facets::default()
+                ..SelectableFields::default()
             },
-            Object::VirtualPresence(presence) => Facets {
+            Object::VirtualPresence(presence) => SelectableFields {
                 e_service_name: text(&presence.e_service_name),
                 e_site_name: text(&presence.e_site_name),
                 virtual_ip: text(&presence.virtual_ip),
-                ..Facets::default()
+                ..SelectableFields::default()
             },
             Object::ECommunity(community) => {
-                Facets { members: texts(&community.members), ..Facets::default() }
+                SelectableFields { members: texts(&community.members), ..SelectableFields::default() }
             }
-            Object::Namespace(_) | Object::Service(_) => Facets::default(),
+            Object::Namespace(_) | Object::Service(_) => SelectableFields::default(),
             Object::Event(event) => event_facets(event),
         };
         let metadata = object.metadata();
@@ -229,9 +229,9 @@ impl<'a> Facets<'a> {
     }
 }
 
-fn event_facets(event: &Event) -> Facets<'_> {
+fn event_facets(event: &Event) -> SelectableFields<'_> {
     let involved = &event.involved_object;
-    Facets {
+    SelectableFields {
         involved_object: ReferenceFacets {
             kind: text(&involved.kind),
             namespace: text(&involved.namespace),
@@ -245,7 +245,7 @@ fn event_facets(event: &Event) -> Facets<'_> {
         event_type: text(&event.kind),
         reporting_component: text(&event.reporting_component),
         source: SourceFacets { component: text(&event.source.component) },
-        ..Facets::default()
+        ..SelectableFields::default()
     }
 }
 

@@ -150,7 +150,7 @@ impl Status {
         Status::conflict(version, kind, name, why)
     }
 
-    /// 409 of server-side apply: fields that other managers own. `ownership::ApplyError` knows the words.
+    /// 409 of server-side apply: fields that other managers own. `ownership::ServerSideApplyError` knows the words.
     pub fn apply_conflict(message: impl Display, causes: Vec<StatusCause>) -> Status {
         let details = StatusDetails { causes, ..StatusDetails::default() };
         Status::failure(409, "Conflict", message).with(details)

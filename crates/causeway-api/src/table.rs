@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 pub use text::{age, bytes};
 
-use crate::figures::GatewayFigures;
+use crate::gateway_stats::GatewayStats;
 use crate::kinds::{EGateway, EPolicy, EServer, EService, Event, Kind, Limits, ServiceExpose};
 use crate::object::Object;
 use crate::{ConditionStatus, Time, allocate, conditions};
@@ -180,7 +180,7 @@ pub fn column_definitions(kind: Kind) -> Value {
 }
 
 /// One row, in the order of `columns`. The figures of a gateway are joined here.
-pub fn cells(object: &Object, now: Time, figures: Option<&GatewayFigures>) -> Vec<Value> {
+pub fn cells(object: &Object, now: Time, figures: Option<&GatewayStats>) -> Vec<Value> {
     let name = Value::from(object.name());
     let (ready, reason) = ready(object);
     let age = match object.metadata().creation_timestamp {
@@ -281,12 +281,12 @@ fn event_cells(event: &Event, now: Time, name: Value) -> Vec<Value> {
 fn gateway_cells(
     gateway: &EGateway,
     now: Time,
-    figures: Option<&GatewayFigures>,
+    figures: Option<&GatewayStats>,
     name: Value,
     age_cell: Value,
     reason: Value,
 ) -> Vec<Value> {
-    let unknown = GatewayFigures::default();
+    let unknown = GatewayStats::default();
     let figures = figures.unwrap_or(&unknown);
     vec![
         name,

@@ -53,7 +53,7 @@ impl Verb {
 
 /// What someone wants to do, as far as rights are concerned.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Wish<'a> {
+pub enum RequestedAccess<'a> {
     Object {
         verb: Verb,
         kind: Kind,
@@ -77,21 +77,21 @@ pub enum Wish<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Denied(pub &'static str);
 
-pub fn authorize(identity: &Identity, wish: &Wish<'_>) -> Result<(), Denied> {
+pub fn authorize(identity: &Identity, wish: &RequestedAccess<'_>) -> Result<(), Denied> {
     match (&identity.role, wish) {
-        (_, Wish::Probe) => Ok(()),
+        (_, RequestedAccess::Probe) => Ok(()),
         (Role::Anonymous, _) => Err(Denied("a credential is needed")),
-        (Role::Admin, _) | (_, Wish::Description) => Ok(()),
-        (Role::Viewer, Wish::Object { verb, .. }) if verb.reads() => Ok(()),
-        (Role::Viewer, Wish::Object { .. }) => Err(Denied("a viewer only reads")),
+        (Role::Admin, _) | (_, RequestedAccess::Description) => Ok(()),
+        (Role::Viewer, RequestedAccess::Object { verb, .. }) if verb.reads() => Ok(()),
+        (Role::Viewer, RequestedAccess::Object { .. }) => Err(Denied("a viewer only reads")),
         // Tokens, certificates and backups are secrets even for those who may read every object.
-        (Role::Viewer, Wish::Action { method, path })
+        (Role::Viewer, RequestedAccess::Action { method, path })
             if **method == Method::GET && matches!(*path, "status" | "audit") =>
         {
             Ok(())
         }
-        (Role::Viewer, Wish::Action { .. }) => Err(Denied("this needs the role admin")),
-        (Role::Gateway { gateway, .. }, Wish::Object { verb, kind: Kind::EGateway, name, .. }) => {
+        (Role::Viewer, RequestedAccess::Action { .. }) => Err(Denied("this needs the role admin")),
+        (Role::Gateway { gateway, .. }, RequestedAccess::Object { verb, kind: Kind::EGateway, name, .. }) => {
             match (*name == Some(gateway.as_str()), *verb) {
                 (false, _) => Err(Denied("a gateway only has access to itself")),
                 (true, Verb::Get) => Ok(()),
@@ -100,7 +100,7 @@ pub fn authorize(identity: &Identity, wish: &Wish<'_>) -> Result<(), Denied> {
         }
         (Role::Unprivileged, _) => Err(Denied("the user is in no group that gives rights here")),
         (Role::Gateway { .. }, _) => Err(Denied("a gateway only has access to itself")),
-        (Role::Viewer, Wish::Foreign) => Err(Denied("there is no such resource here")),
+        (Role::Viewer, RequestedAccess::Foreign) => Err(Denied("there is no such resource here")),
     }
 }
 
@@ -112,18 +112,18 @@ mod tests {
         Identity { user: "someone".into(), groups: Vec::new(), role, credential: None, impersonation: None }
     }
 
-    fn object(verb: Verb, kind: Kind, name: Option<&str>, status: bool) -> Wish<'_> {
-        Wish::Object { verb, kind, name, status }
+    fn object(verb: Verb, kind: Kind, name: Option<&str>, status: bool) -> RequestedAccess<'_> {
+        RequestedAccess::Object { verb, kind, name, status }
     }
 
     #[test]
     fn everyone_gets_what_the_role_says_and_no_more() {
         let (get, post) = (Method::GET, Method::POST);
-        let action = |method, path| Wish::Action { method, path };
+        let action = |method, path| RequestedAccess::Action { method, path };
         let gateway = Role::Gateway { site: "berlin".into(), gateway: "gw1".into() };
         let own = Some("gw1");
         let other = Some("gw2");
-        let check = |role: &Role, wish: Wish<'_>, allowed: bool| {
+        let check = |role: &Role, wish: RequestedAccess<'_>, allowed: bool| {
             assert_eq!(authorize(&identity(role.clone()), &wish).is_ok(), allowed, "{role:?} {wish:?}");
         };
         for verb in Verb::ALL {
@@ -149,8 +149,8 @@ mod tests {
         check(&Role::Anonymous, action(&get, "status"), false);
         check(&Role::Unprivileged, action(&get, "status"), false);
         for role in [&Role::Admin, &Role::Viewer, &gateway, &Role::Unprivileged, &Role::Anonymous] {
-            check(role, Wish::Probe, true);
-            check(role, Wish::Description, *role != Role::Anonymous);
+            check(role, RequestedAccess::Probe, true);
+            check(role, RequestedAccess::Description, *role != Role::Anonymous);
         }
     }
 }

@@ -11,7 +11,7 @@ use serde_json::{Map, Number, Value};
 use crate::request::media::BodyFormat;
 
 #[derive(Debug, PartialEq)]
-pub struct Parsed {
+pub struct ParsedBody {
     pub value: Value,
     /// Paths of keys that stand twice in one object; the last value is the one kept, as in Kubernetes.
     pub duplicates: Vec<String>,
@@ -20,14 +20,14 @@ pub struct Parsed {
 /// The body is no JSON or YAML, or is nested too deeply.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct Unreadable(String);
+pub struct UnreadableBody(String);
 
 // The bound of serde_json, so that YAML gets no further than JSON.
 const DEPTH_MAX: usize = 128;
 // Enough to find the mistake; a body made of duplicates must not become an answer of megabytes.
 const DUPLICATES_MAX: usize = 32;
 
-pub fn parse(format: BodyFormat, bytes: &[u8]) -> Result<Parsed, Unreadable> {
+pub fn parse(format: BodyFormat, bytes: &[u8]) -> Result<ParsedBody, UnreadableBody> {
     match format {
         BodyFormat::Json => parse_json(bytes),
         // kubectl writes JSON under the YAML type of server-side apply; the JSON parser is ten times as fast.
@@ -38,21 +38,21 @@ pub fn parse(format: BodyFormat, bytes: &[u8]) -> Result<Parsed, Unreadable> {
     }
 }
 
-fn parse_json(bytes: &[u8]) -> Result<Parsed, Unreadable> {
+fn parse_json(bytes: &[u8]) -> Result<ParsedBody, UnreadableBody> {
     let mut findings = Findings::default();
     let mut deserializer = serde_json::Deserializer::from_slice(bytes);
     let value = findings.deserialize(&mut deserializer).and_then(|value| deserializer.end().map(|()| value));
-    let value = value.map_err(|error| Unreadable(bounded(error.to_string())))?;
-    Ok(Parsed { value, duplicates: findings.duplicates })
+    let value = value.map_err(|error| UnreadableBody(bounded(error.to_string())))?;
+    Ok(ParsedBody { value, duplicates: findings.duplicates })
 }
 
-fn parse_yaml(bytes: &[u8]) -> Result<Parsed, Unreadable> {
+fn parse_yaml(bytes: &[u8]) -> Result<ParsedBody, UnreadableBody> {
     let mut options = serde_saphyr::Options::default();
     options.duplicate_keys = serde_saphyr::DuplicateKeyPolicy::LastWins;
     // `country: NO` is a country.
     options.strict_booleans = true;
     let wrapped: Wrapped = serde_saphyr::from_slice_with_options(bytes, options)
-        .map_err(|error| Unreadable(bounded(error.to_string())))?;
+        .map_err(|error| UnreadableBody(bounded(error.to_string())))?;
     Ok(wrapped.0)
 }
 
@@ -62,13 +62,13 @@ fn bounded(text: String) -> String {
 }
 
 /// Lets a parser that wants a type, not a seed, run the seed.
-struct Wrapped(Parsed);
+struct Wrapped(ParsedBody);
 
 impl<'de> serde::Deserialize<'de> for Wrapped {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Wrapped, D::Error> {
         let mut findings = Findings::default();
         let value = findings.deserialize(deserializer)?;
-        Ok(Wrapped(Parsed { value, duplicates: findings.duplicates }))
+        Ok(Wrapped(ParsedBody { value, duplicates: findings.duplicates }))
     }
 }
 

@@ -6,14 +6,14 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::OnceLock;
 
 use bytes::Bytes;
-use causeway_api::discovery::{self, Aggregated};
+use causeway_api::discovery::{self, AggregatedDiscovery};
 use causeway_api::{ApiVersion, Status, openapi};
 use http::header::{self, HeaderMap, HeaderValue};
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
 
 use crate::request::media::MediaRange;
-use crate::request::{Discovery, OpenApi};
+use crate::request::{DiscoveryRequest, OpenApiRequest};
 use crate::respond::{self, Body};
 
 struct Document {
@@ -53,19 +53,23 @@ impl Document {
 }
 
 pub fn discovery(
-    what: Discovery,
+    what: DiscoveryRequest,
     accept: &[MediaRange],
     request: &HeaderMap,
 ) -> Result<Response<Body>, Status> {
     let aggregated = accept.iter().find_map(aggregated_form);
     let (document, content_type) = match (what, aggregated) {
-        (Discovery::CoreVersions, Some(form)) => (discovery::aggregated_core(form), aggregated_type(form)),
-        (Discovery::Groups, Some(form)) => (discovery::aggregated_groups(form), aggregated_type(form)),
-        (Discovery::CoreVersions, None) => (discovery::api_versions(""), respond::JSON),
-        (Discovery::Groups, None) => (discovery::group_list(), respond::JSON),
-        (Discovery::Group(group), _) => (found(discovery::group(group.name()))?, respond::JSON),
-        (Discovery::CoreResources, _) => (found(discovery::resource_list(""))?, respond::JSON),
-        (Discovery::Resources(group), _) => (found(discovery::resource_list(group.name()))?, respond::JSON),
+        (DiscoveryRequest::CoreVersions, Some(form)) => {
+            (discovery::aggregated_core(form), aggregated_type(form))
+        }
+        (DiscoveryRequest::Groups, Some(form)) => (discovery::aggregated_groups(form), aggregated_type(form)),
+        (DiscoveryRequest::CoreVersions, None) => (discovery::api_versions(""), respond::JSON),
+        (DiscoveryRequest::Groups, None) => (discovery::group_list(), respond::JSON),
+        (DiscoveryRequest::Group(group), _) => (found(discovery::group(group.name()))?, respond::JSON),
+        (DiscoveryRequest::CoreResources, _) => (found(discovery::resource_list(""))?, respond::JSON),
+        (DiscoveryRequest::Resources(group), _) => {
+            (found(discovery::resource_list(group.name()))?, respond::JSON)
+        }
     };
     Ok(Document::json(&document).answer(request, content_type))
 }
@@ -75,30 +79,36 @@ fn found(document: Option<Value>) -> Result<Value, Status> {
 }
 
 /// Which aggregated form a range asks for. A range of lower rank that we would answer with the old form ends the search.
-fn aggregated_form(range: &MediaRange) -> Option<Aggregated> {
+fn aggregated_form(range: &MediaRange) -> Option<AggregatedDiscovery> {
     let asked = range.param("g") == Some("apidiscovery.k8s.io")
         && range.param("as") == Some("APIGroupDiscoveryList")
         && range.media == "application/json";
-    let forms = [Aggregated::V2, Aggregated::V2Beta1];
+    let forms = [AggregatedDiscovery::V2, AggregatedDiscovery::V2Beta1];
     forms.into_iter().find(|form| asked && range.param("v") == Some(form.version()))
 }
 
-fn aggregated_type(form: Aggregated) -> HeaderValue {
+fn aggregated_type(form: AggregatedDiscovery) -> HeaderValue {
     HeaderValue::from_static(match form {
-        Aggregated::V2 => "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList",
-        Aggregated::V2Beta1 => "application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList",
+        AggregatedDiscovery::V2 => "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList",
+        AggregatedDiscovery::V2Beta1 => {
+            "application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList"
+        }
     })
 }
 
-pub fn openapi(what: &OpenApi, accept: &[MediaRange], request: &HeaderMap) -> Result<Response<Body>, Status> {
+pub fn openapi(
+    what: &OpenApiRequest,
+    accept: &[MediaRange],
+    request: &HeaderMap,
+) -> Result<Response<Body>, Status> {
     match what {
-        OpenApi::V2 => v2(accept, request),
-        OpenApi::V3Index => Ok(v3_index().answer(request, respond::JSON)),
+        OpenApiRequest::V2 => v2(accept, request),
+        OpenApiRequest::V3Index => Ok(v3_index().answer(request, respond::JSON)),
         // kubectl asks for protobuf here and falls back to v2 on any refusal.
-        OpenApi::V3 { .. } if !accept.iter().any(takes_json) => {
+        OpenApiRequest::V3 { .. } if !accept.iter().any(takes_json) => {
             Err(Status::not_acceptable(&["application/json"]))
         }
-        OpenApi::V3 { path, hash } => v3(path, hash.as_deref(), request),
+        OpenApiRequest::V3 { path, hash } => v3(path, hash.as_deref(), request),
     }
 }
 
@@ -191,7 +201,7 @@ mod tests {
     use super::*;
     use crate::request::media::parse_accept;
 
-    fn ask(what: OpenApi, accept: &str, known: Option<&HeaderValue>) -> Response<Body> {
+    fn ask(what: OpenApiRequest, accept: &str, known: Option<&HeaderValue>) -> Response<Body> {
         let mut headers = HeaderMap::new();
         headers.extend(known.map(|tag| (header::IF_NONE_MATCH, tag.clone())));
         openapi(&what, &parse_accept(Some(accept)), &headers).unwrap()
@@ -199,11 +209,11 @@ mod tests {
 
     #[test]
     fn a_client_that_has_the_document_is_not_sent_it_again() {
-        let first = ask(OpenApi::V2, "*/*", None);
+        let first = ask(OpenApiRequest::V2, "*/*", None);
         assert_eq!(first.status(), 200);
-        let again = ask(OpenApi::V2, "*/*", first.headers().get(header::ETAG));
+        let again = ask(OpenApiRequest::V2, "*/*", first.headers().get(header::ETAG));
         assert_eq!(again.status(), 304);
-        let protobuf = ask(OpenApi::V2, openapi::V2_PROTOBUF_ACCEPT[0], None);
+        let protobuf = ask(OpenApiRequest::V2, openapi::V2_PROTOBUF_ACCEPT[0], None);
         assert_eq!(protobuf.headers()[header::CONTENT_TYPE], openapi::V2_PROTOBUF_CONTENT_TYPE);
     }
 
@@ -213,16 +223,17 @@ mod tests {
         for (path, place) in index["paths"].as_object().unwrap() {
             let address = place["serverRelativeURL"].as_str().unwrap();
             let hash = address.split_once("hash=").unwrap().1.to_owned();
-            let found = ask(OpenApi::V3 { path: path.clone(), hash: Some(hash) }, "application/json", None);
+            let found =
+                ask(OpenApiRequest::V3 { path: path.clone(), hash: Some(hash) }, "application/json", None);
             assert_eq!(found.status(), 200);
             assert!(found.headers()[header::CACHE_CONTROL].to_str().unwrap().contains("immutable"));
-            let old = ask(OpenApi::V3 { path: path.clone(), hash: Some("OLD".into()) }, "*/*", None);
+            let old = ask(OpenApiRequest::V3 { path: path.clone(), hash: Some("OLD".into()) }, "*/*", None);
             assert_eq!(
                 (old.status().as_u16(), &old.headers()[header::LOCATION]),
                 (301, &address.parse::<HeaderValue>().unwrap())
             );
         }
-        let missing = OpenApi::V3 { path: "apis/apps/v1".into(), hash: None };
+        let missing = OpenApiRequest::V3 { path: "apis/apps/v1".into(), hash: None };
         assert_eq!(
             openapi(&missing, &parse_accept(None), &HeaderMap::new()).err().map(|status| status.code),
             Some(404)
@@ -232,7 +243,8 @@ mod tests {
     #[test]
     fn discovery_comes_in_the_form_that_was_asked_for() {
         let ask = |accept: &str| {
-            let found = discovery(Discovery::Groups, &parse_accept(Some(accept)), &HeaderMap::new()).unwrap();
+            let found =
+                discovery(DiscoveryRequest::Groups, &parse_accept(Some(accept)), &HeaderMap::new()).unwrap();
             let Body::Whole(bytes) = found.body() else { panic!() };
             serde_json::from_slice::<Value>(bytes).unwrap()["kind"].as_str().unwrap().to_owned()
         };

@@ -6,19 +6,19 @@ use causeway_api::status::{StatusCause, StatusDetails};
 use causeway_api::{ApiVersion, FieldError, Kind, Status};
 use causeway_store::{Revision, StoreError};
 
-use crate::authorize::{Denied, Wish};
+use crate::authorize::{Denied, RequestedAccess};
 use crate::{ActionRefusal, Identity};
 
 /// What an operation was about, for the wording.
 #[derive(Debug, Clone, Copy)]
-pub struct About<'a> {
+pub struct ErrorSubject<'a> {
     pub version: ApiVersion,
     pub kind: Kind,
     pub name: &'a str,
 }
 
-pub fn from_store(error: &StoreError, about: About<'_>) -> Status {
-    let About { version, kind, name } = about;
+pub fn from_store(error: &StoreError, about: ErrorSubject<'_>) -> Status {
+    let ErrorSubject { version, kind, name } = about;
     match error {
         StoreError::AlreadyExists { .. } => Status::already_exists(version, kind, name),
         StoreError::NotFound { .. } => Status::not_found(version, kind, name),
@@ -50,7 +50,7 @@ pub fn from_store(error: &StoreError, about: About<'_>) -> Status {
 }
 
 /// 413 for one object, which may be smaller than what a request may carry.
-pub fn object_too_large(about: About<'_>, bytes_max: usize) -> Status {
+pub fn object_too_large(about: ErrorSubject<'_>, bytes_max: usize) -> Status {
     let mut status = Status::too_large(bytes_max);
     status.message = format!("{} \"{}\" would take more than {bytes_max} bytes", about.kind, about.name);
     status
@@ -97,9 +97,14 @@ pub fn unprocessable(message: impl std::fmt::Display) -> Status {
 }
 
 /// 403 in the form of Kubernetes, which names verb, resource and user.
-pub fn forbidden(identity: &Identity, version: ApiVersion, wish: &Wish<'_>, denied: Denied) -> Status {
+pub fn forbidden(
+    identity: &Identity,
+    version: ApiVersion,
+    wish: &RequestedAccess<'_>,
+    denied: Denied,
+) -> Status {
     let user = &identity.user;
-    let Wish::Object { verb, kind, name, status } = wish else {
+    let RequestedAccess::Object { verb, kind, name, status } = wish else {
         return Status::forbidden(user, "use this path", denied.0);
     };
     let sub = if *status { "/status" } else { "" };
@@ -121,8 +126,8 @@ pub fn forbidden(identity: &Identity, version: ApiVersion, wish: &Wish<'_>, deni
 }
 
 /// 403 for an object that is not deleted, in the form Kubernetes uses for its own.
-pub fn not_deletable(about: About<'_>, why: &str) -> Status {
-    let About { version, kind, name } = about;
+pub fn not_deletable(about: ErrorSubject<'_>, why: &str) -> Status {
+    let ErrorSubject { version, kind, name } = about;
     let (group, plural) = (version.group(), kind.plural());
     let dot = if group.is_empty() { "" } else { "." };
     let mut status = Status::forbidden("", "", "");

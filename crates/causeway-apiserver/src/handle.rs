@@ -4,8 +4,8 @@
 //! `Status`.
 
 mod act;
+mod authenticate;
 mod objects;
-mod who;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,22 +19,22 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::{Body as _, Incoming};
 use tokio_util::sync::CancellationToken;
 
-use crate::authorize::{Wish, authorize};
-use crate::limits::failures::Failures;
-use crate::limits::watches::Watches;
-use crate::limits::{Limits, Line, Seat};
+use crate::authorize::{RequestedAccess, authorize};
+use crate::limits::failures::AuthFailures;
+use crate::limits::watches::WatchLimits;
+use crate::limits::{ApiLimits, RequestPermit, RequestQueue};
 use crate::metrics::{ApiMetrics, RequestLabels};
 use crate::request::media::MediaRange;
-use crate::request::{self, Ask, Deed, ObjectAsk, Probe, Review};
+use crate::request::{self, ApiRequest, HealthProbe, ObjectRequest, ObjectVerb, ReviewRequest};
 use crate::respond::{self, Body};
-use crate::watch::Shared;
+use crate::watch::WatchContext;
 use crate::{
     ActionBody, ActionRequest, Actions, AdminAudit, Authenticator, Identity, Registry, documents, errors,
     impersonate, review,
 };
 use act::Act;
 
-pub use who::Caller;
+pub use authenticate::RequestPeer;
 
 /// Everything a request may need; one per server.
 pub struct Handler {
@@ -44,12 +44,12 @@ pub struct Handler {
     pub admin_audit: Arc<dyn AdminAudit>,
     pub readiness: Readiness,
     pub metrics: ApiMetrics,
-    pub limits: Limits,
-    pub line: Line,
-    pub bodies: Line,
-    pub watches: Watches,
-    pub failures: Failures,
-    pub shared: Arc<Shared>,
+    pub limits: ApiLimits,
+    pub line: RequestQueue,
+    pub bodies: RequestQueue,
+    pub watches: WatchLimits,
+    pub failures: AuthFailures,
+    pub shared: Arc<WatchContext>,
     /// Cancelled when the server stops; ends the watches.
     pub stop: CancellationToken,
 }
@@ -67,7 +67,7 @@ struct Asking<'a> {
 }
 
 impl Handler {
-    pub async fn handle(&self, caller: &Caller, request: Request<Incoming>) -> Response<Body> {
+    pub async fn handle(&self, caller: &RequestPeer, request: Request<Incoming>) -> Response<Body> {
         let started = Instant::now();
         let (mut head, mut body) = request.into_parts();
         let ask = request::parse(&head.method, &head.uri, &head.headers);
@@ -78,7 +78,7 @@ impl Handler {
         }
         let labels = labels(&ask);
         let (watching, probing) =
-            (ask.as_ref().is_ok_and(Ask::is_watch), matches!(ask, Ok(Ask::Probe { .. })));
+            (ask.as_ref().is_ok_and(ApiRequest::is_watch), matches!(ask, Ok(ApiRequest::Probe { .. })));
         let mut act = Act::begin(&*self.admin_audit, &ask, caller.address);
         let answer = match self.answer(caller, &head, ask, &mut body, &mut act).await {
             Ok(response) => {
@@ -109,13 +109,13 @@ impl Handler {
 
     async fn answer(
         &self,
-        caller: &Caller,
+        caller: &RequestPeer,
         head: &http::request::Parts,
-        ask: Result<Ask, Status>,
+        ask: Result<ApiRequest, Status>,
         body: &mut Incoming,
         act: &mut Act<'_>,
     ) -> Result<Response<Body>, Status> {
-        if let Ok(Ask::Probe { probe, verbose }) = ask
+        if let Ok(ApiRequest::Probe { probe, verbose }) = ask
             && !impersonate::is_asked(&head.headers)
         {
             return Ok(self.probe(probe, verbose));
@@ -123,7 +123,7 @@ impl Handler {
         let caller = self.identify(caller, head).await?;
         act.identified(&caller, self.authenticator.credential_name(&caller));
         let user: Arc<str> = caller.user.as_str().into();
-        if caller.is_anonymous() && !matches!(ask, Ok(Ask::Version | Ask::Probe { .. })) {
+        if caller.is_anonymous() && !matches!(ask, Ok(ApiRequest::Version | ApiRequest::Probe { .. })) {
             return Err(Status::unauthorized(
                 "Unauthorized: a client certificate or a bearer token is needed",
             ));
@@ -136,14 +136,14 @@ impl Handler {
             act.impersonates(&identity.user);
         }
         let ask = ask?;
-        if let Ask::Action { path, .. } = &ask {
+        if let ApiRequest::Action { path, .. } = &ask {
             act.is_action(&*self.actions, &head.method, path, &[]);
         }
         self.allow(&identity, &ask, &head.method)?;
         let asking = Asking { head, accept: request::accept(&head.headers), identity, caller, user };
         let ask = match ask {
             // A watch takes no seat: it may last for an hour.
-            Ask::Object(object) if matches!(object.deed, Deed::Watch(_)) => {
+            ApiRequest::Object(object) if matches!(object.deed, ObjectVerb::Watch(_)) => {
                 return self.object(&asking, object, Bytes::new(), act).await;
             }
             ask => ask,
@@ -154,60 +154,60 @@ impl Handler {
         let body = self.read_body(head, body).await?;
         let _seat = self.sit(&self.line, &asking).await?;
         match ask {
-            Ask::Object(object) => self.object(&asking, object, body, act).await,
-            Ask::Discovery(what) => documents::discovery(what, &asking.accept, &head.headers),
-            Ask::OpenApi(what) => documents::openapi(&what, &asking.accept, &head.headers),
-            Ask::Version => Ok(respond::json(StatusCode::OK, documents::version().to_string())),
-            Ask::Review(what) => self.review(&asking, what, &body),
-            Ask::Action { path, query } => self.action(&asking, path, query, body, act).await,
-            Ask::Probe { probe, verbose } => Ok(self.probe(probe, verbose)),
+            ApiRequest::Object(object) => self.object(&asking, object, body, act).await,
+            ApiRequest::Discovery(what) => documents::discovery(what, &asking.accept, &head.headers),
+            ApiRequest::OpenApi(what) => documents::openapi(&what, &asking.accept, &head.headers),
+            ApiRequest::Version => Ok(respond::json(StatusCode::OK, documents::version().to_string())),
+            ApiRequest::Review(what) => self.review(&asking, what, &body),
+            ApiRequest::Action { path, query } => self.action(&asking, path, query, body, act).await,
+            ApiRequest::Probe { probe, verbose } => Ok(self.probe(probe, verbose)),
         }
     }
 
-    async fn sit(&self, line: &Line, asking: &Asking<'_>) -> Result<Seat, Status> {
+    async fn sit(&self, line: &RequestQueue, asking: &Asking<'_>) -> Result<RequestPermit, Status> {
         line.seat(&asking.user).await.map_err(|_| {
             self.metrics.rejected("crowded");
             Status::too_many_requests("too many requests of this client are under way; try again later", 1)
         })
     }
 
-    fn allow(&self, identity: &Identity, ask: &Ask, method: &Method) -> Result<(), Status> {
+    fn allow(&self, identity: &Identity, ask: &ApiRequest, method: &Method) -> Result<(), Status> {
         let wish = ask.wish(method);
         authorize(identity, &wish).map_err(|denied| {
             self.metrics.rejected("forbidden");
             let (action, name) = match &wish {
-                Wish::Object { verb, kind, name, .. } => {
+                RequestedAccess::Object { verb, kind, name, .. } => {
                     (format!("{} {}", verb.as_str(), kind.plural()), name.unwrap_or_default())
                 }
-                Wish::Action { method, path } => (format!("{method} {path}"), ""),
-                Wish::Description | Wish::Probe | Wish::Foreign => (String::new(), ""),
+                RequestedAccess::Action { method, path } => (format!("{method} {path}"), ""),
+                RequestedAccess::Description | RequestedAccess::Probe | RequestedAccess::Foreign => (String::new(), ""),
             };
             let caller = &identity.caller().user;
             tracing::info!(target: "audit", caller, user = identity.user, action, name, reason = denied.0, "forbidden");
             let version = match ask {
-                Ask::Object(ObjectAsk { version, .. }) => *version,
+                ApiRequest::Object(ObjectRequest { version, .. }) => *version,
                 _ => ApiVersion::Group,
             };
             errors::forbidden(identity, version, &wish, denied)
         })
     }
 
-    fn probe(&self, probe: Probe, verbose: bool) -> Response<Body> {
+    fn probe(&self, probe: HealthProbe, verbose: bool) -> Response<Body> {
         // Alive is whoever answers; ready is who has all its parts and is not about to stop.
         let report = self.readiness.report();
         let stopping = self.stop.is_cancelled();
         match probe {
-            Probe::Ready if stopping => {
+            HealthProbe::Ready if stopping => {
                 respond::text(StatusCode::SERVICE_UNAVAILABLE, "[-]shutdown failed: the server is stopping\n")
             }
-            Probe::Ready if !report.is_ready() => {
+            HealthProbe::Ready if !report.is_ready() => {
                 respond::text(StatusCode::SERVICE_UNAVAILABLE, report.text(probe.name(), verbose))
             }
-            Probe::Ready => respond::text(StatusCode::OK, report.text(probe.name(), verbose)),
-            Probe::Health | Probe::Live if verbose => {
+            HealthProbe::Ready => respond::text(StatusCode::OK, report.text(probe.name(), verbose)),
+            HealthProbe::Health | HealthProbe::Live if verbose => {
                 respond::text(StatusCode::OK, format!("[+]ping ok\n{} check passed\n", probe.name()))
             }
-            Probe::Health | Probe::Live => respond::text(StatusCode::OK, "ok"),
+            HealthProbe::Health | HealthProbe::Live => respond::text(StatusCode::OK, "ok"),
         }
     }
 
@@ -229,7 +229,12 @@ impl Handler {
         }
     }
 
-    fn review(&self, asking: &Asking<'_>, what: Review, bytes: &Bytes) -> Result<Response<Body>, Status> {
+    fn review(
+        &self,
+        asking: &Asking<'_>,
+        what: ReviewRequest,
+        bytes: &Bytes,
+    ) -> Result<Response<Body>, Status> {
         let content_type =
             asking.head.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
         let question = review::parse(what, content_type, bytes)?;
@@ -291,14 +296,14 @@ async fn discard(body: &mut Incoming) {
 }
 
 /// Words for the metrics; strangers' paths share one, so that they cannot make the table grow.
-fn labels(ask: &Result<Ask, Status>) -> RequestLabels {
+fn labels(ask: &Result<ApiRequest, Status>) -> RequestLabels {
     let (verb, resource) = match ask {
-        Ok(Ask::Object(object)) => (object.deed.verb().as_str(), object.kind.plural()),
-        Ok(Ask::Discovery(_)) => ("get", "discovery"),
-        Ok(Ask::OpenApi(_)) => ("get", "openapi"),
-        Ok(Ask::Review(_)) => ("create", "reviews"),
-        Ok(Ask::Action { .. }) => ("call", "actions"),
-        Ok(Ask::Probe { .. } | Ask::Version) => ("get", "probes"),
+        Ok(ApiRequest::Object(object)) => (object.deed.verb().as_str(), object.kind.plural()),
+        Ok(ApiRequest::Discovery(_)) => ("get", "discovery"),
+        Ok(ApiRequest::OpenApi(_)) => ("get", "openapi"),
+        Ok(ApiRequest::Review(_)) => ("create", "reviews"),
+        Ok(ApiRequest::Action { .. }) => ("call", "actions"),
+        Ok(ApiRequest::Probe { .. } | ApiRequest::Version) => ("get", "probes"),
         Err(_) => ("none", "none"),
     };
     RequestLabels { verb, resource, code: 0 }

@@ -9,7 +9,7 @@
 pub mod actions;
 pub mod admin_audit;
 pub mod clock;
-pub mod figures;
+pub mod gateway_stats;
 pub mod identity;
 
 pub mod authorize;
@@ -32,8 +32,8 @@ pub mod server;
 pub use actions::{ActionBody, ActionRefusal, ActionRequest, ActionResponse, Actions, AdminDeed};
 pub use admin_audit::{AdminAudit, AdminRecord, NoAdminAudit};
 pub use clock::{Clock, SystemClock};
-pub use figures::{LiveFigures, NoFigures};
+pub use gateway_stats::{GatewayStatsSource, NoGatewayStats};
 pub use identity::{AuthFailure, Authenticator, Identity, Role};
-pub use limits::Limits;
+pub use limits::ApiLimits;
 pub use registry::Registry;
-pub use server::{ApiServer, BindError, Parts};
+pub use server::{ApiServer, ApiServerParts, BindError};

@@ -5,7 +5,7 @@
 //! Connections are counted by address in `sources`; credentials that are wrong too often are slowed down by `failures`.
 
 pub mod failures;
-pub mod seats;
+pub mod fair_concurrency;
 pub mod sources;
 pub mod watches;
 
@@ -15,11 +15,11 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use seats::{Entry, SeatLimits, Seats};
+use fair_concurrency::{ConcurrencyLimits, FairConcurrency, QueueEntry};
 
 /// Every bound of the server, with its reason.
 #[derive(Debug, Clone)]
-pub struct Limits {
+pub struct ApiLimits {
     /// A connection costs about 20 KB with TLS.
     pub connections_max: usize,
     /// Open connections of one address (IPv6: of one /64). A client holds one or a few; an office behind one address with
@@ -49,9 +49,9 @@ pub struct Limits {
     pub failures_per_minute_max: u32,
 }
 
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits {
+impl Default for ApiLimits {
+    fn default() -> ApiLimits {
+        ApiLimits {
             connections_max: 20_000,
             connections_per_address_max: 1_000,
             connections_from_loopback_max: 20_000,
@@ -73,55 +73,57 @@ impl Default for Limits {
 
 /// A line that callers stand in for a seat. Clones share it.
 #[derive(Clone)]
-pub struct Line {
+pub struct RequestQueue {
     state: Arc<Mutex<LineState>>,
     waiting_time_max: Duration,
 }
 
 struct LineState {
-    seats: Seats<Arc<str>>,
+    seats: FairConcurrency<Arc<str>>,
     called: HashMap<u64, oneshot::Sender<()>>,
 }
 
 /// A seat; given back when dropped.
-pub struct Seat {
-    line: Line,
+pub struct RequestPermit {
+    line: RequestQueue,
     caller: Arc<str>,
 }
 
 /// The caller has too much under way.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Crowded;
+pub struct TooManyRequests;
 
-impl Line {
+impl RequestQueue {
     /// In front of the work itself.
-    pub fn for_work(limits: &Limits) -> Line {
-        Line::new(limits, limits.requests_max)
+    pub fn for_work(limits: &ApiLimits) -> RequestQueue {
+        RequestQueue::new(limits, limits.requests_max)
     }
 
     /// In front of reading a body: a client has to wait for its own bodies only.
-    pub fn for_bodies(limits: &Limits) -> Line {
-        Line::new(limits, usize::MAX)
+    pub fn for_bodies(limits: &ApiLimits) -> RequestQueue {
+        RequestQueue::new(limits, usize::MAX)
     }
 
-    fn new(limits: &Limits, seats_max: usize) -> Line {
-        let seats = Seats::new(SeatLimits {
+    fn new(limits: &ApiLimits, seats_max: usize) -> RequestQueue {
+        let seats = FairConcurrency::new(ConcurrencyLimits {
             seats_max,
             seats_per_caller_max: limits.requests_per_identity_max,
             waiting_per_caller_max: limits.waiting_per_identity_max,
         });
         let state = LineState { seats, called: HashMap::new() };
-        Line { state: Arc::new(Mutex::new(state)), waiting_time_max: limits.waiting_time_max }
+        RequestQueue { state: Arc::new(Mutex::new(state)), waiting_time_max: limits.waiting_time_max }
     }
 
     /// Waits for a seat; a full line or a long wait is refused.
-    pub async fn seat(&self, caller: &Arc<str>) -> Result<Seat, Crowded> {
+    pub async fn seat(&self, caller: &Arc<str>) -> Result<RequestPermit, TooManyRequests> {
         let (ticket, turn) = {
             let mut state = self.lock();
             match state.seats.enter(caller) {
-                Entry::Seated => return Ok(Seat { line: self.clone(), caller: caller.clone() }),
-                Entry::Full => return Err(Crowded),
-                Entry::Waiting(ticket) => {
+                QueueEntry::Seated => {
+                    return Ok(RequestPermit { line: self.clone(), caller: caller.clone() });
+                }
+                QueueEntry::Full => return Err(TooManyRequests),
+                QueueEntry::Waiting(ticket) => {
                     let (sender, turn) = oneshot::channel();
                     state.called.insert(ticket, sender);
                     (ticket, turn)
@@ -132,9 +134,9 @@ impl Line {
         match tokio::time::timeout(self.waiting_time_max, turn).await {
             Ok(Ok(())) => {
                 place.ticket = None;
-                Ok(Seat { line: self.clone(), caller: caller.clone() })
+                Ok(RequestPermit { line: self.clone(), caller: caller.clone() })
             }
-            _ => Err(Crowded),
+            _ => Err(TooManyRequests),
         }
     }
 
@@ -155,7 +157,7 @@ impl Line {
 
 /// A place in the line. A client that goes away gives it up, or the seat it was just called to.
 struct Place {
-    line: Line,
+    line: RequestQueue,
     caller: Arc<str>,
     ticket: Option<u64>,
 }
@@ -174,7 +176,7 @@ impl Drop for Place {
     }
 }
 
-impl Drop for Seat {
+impl Drop for RequestPermit {
     fn drop(&mut self) {
         self.line.leave(&self.caller);
     }
@@ -184,12 +186,12 @@ impl Drop for Seat {
 mod tests {
     use super::*;
 
-    fn line(requests: usize, waiting: usize) -> Line {
-        Line::for_work(&Limits {
+    fn line(requests: usize, waiting: usize) -> RequestQueue {
+        RequestQueue::for_work(&ApiLimits {
             requests_max: requests,
             requests_per_identity_max: requests,
             waiting_per_identity_max: waiting,
-            ..Limits::default()
+            ..ApiLimits::default()
         })
     }
 
@@ -206,7 +208,11 @@ mod tests {
         drop(seat);
         assert_eq!(waiting.await.unwrap(), Ok(()));
         let _seat = line.seat(&a).await.unwrap();
-        assert_eq!(line.seat(&b).await.err(), Some(Crowded), "nobody stands up, so the wait runs out");
+        assert_eq!(
+            line.seat(&b).await.err(),
+            Some(TooManyRequests),
+            "nobody stands up, so the wait runs out"
+        );
     }
 
     #[tokio::test]

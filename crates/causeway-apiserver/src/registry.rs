@@ -22,24 +22,24 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use causeway_api::{ApiVersion, Kind, Object, Status, Time, wire};
-use causeway_store::{Record, Revision, Store};
+use causeway_store::{Revision, Store, StoreRecord};
 
 use crate::Clock;
 use crate::admin_audit::{AdminAudit, AdminRecord};
-use crate::errors::{self, About};
-use crate::request::options::At;
-use crate::watch::Hubs;
+use crate::errors::{self, ErrorSubject};
+use crate::request::options::VersionMatch;
+use crate::watch::CollectionReaders;
 
-pub use delete::Deleted;
+pub use delete::DeleteResult;
 pub use list::ListPage;
-pub use typed::Loaded;
-pub use write::Written;
+pub use typed::LoadedObject;
+pub use write::WriteResult;
 
 /// Objects in front of the store.
 pub struct Registry {
     store: Store,
     clock: Arc<dyn Clock>,
-    hubs: Hubs,
+    hubs: CollectionReaders,
     admin_audit: OnceLock<Arc<dyn AdminAudit>>,
     observer: OnceLock<Arc<dyn ChangeObserver>>,
     /// How many events the store holds, as far as the part that drops them has counted.
@@ -53,13 +53,13 @@ pub trait ChangeObserver: Send + Sync {
 
 /// An object as it is stored: bytes, and the revision that wrote them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Stored {
+pub struct StoredObject {
     pub kind: Kind,
     pub revision: Revision,
     pub value: Bytes,
 }
 
-impl Stored {
+impl StoredObject {
     pub fn object(&self) -> Result<Object, Status> {
         Object::from_stored(self.kind, &self.value).map_err(|error| damaged(self.kind, &error))
     }
@@ -69,14 +69,14 @@ impl Stored {
         wire::splice(out, self.kind, version, self.revision.0, &self.value);
     }
 
-    fn of(kind: Kind, record: Record) -> Stored {
-        Stored { kind, revision: record.revision, value: record.value }
+    fn of(kind: Kind, record: StoreRecord) -> StoredObject {
+        StoredObject { kind, revision: record.revision, value: record.value }
     }
 }
 
 /// In whose name something is written.
 #[derive(Debug, Clone, Copy)]
-pub struct Author<'a> {
+pub struct ObjectAuthor<'a> {
     /// Which of the two roots the request came through; shows in refusals and in managedFields.
     pub version: ApiVersion,
     /// The field manager.
@@ -85,16 +85,16 @@ pub struct Author<'a> {
     pub dry_run: bool,
 }
 
-impl<'a> Author<'a> {
+impl<'a> ObjectAuthor<'a> {
     /// A part of Causeway itself.
-    pub fn ourselves(manager: &'a str) -> Author<'a> {
-        Author { version: ApiVersion::Group, manager, dry_run: false }
+    pub fn ourselves(manager: &'a str) -> ObjectAuthor<'a> {
+        ObjectAuthor { version: ApiVersion::Group, manager, dry_run: false }
     }
 }
 
 impl Registry {
     pub fn new(store: Store, clock: Arc<dyn Clock>) -> Registry {
-        let hubs = Hubs::new(store.clone());
+        let hubs = CollectionReaders::new(store.clone());
         let (admin_audit, observer) = (OnceLock::new(), OnceLock::new());
         Registry { store, clock, hubs, admin_audit, observer, event_count: AtomicUsize::new(0) }
     }
@@ -128,24 +128,32 @@ impl Registry {
         &self.store
     }
 
-    pub fn hubs(&self) -> &Hubs {
+    pub fn hubs(&self) -> &CollectionReaders {
         &self.hubs
     }
 
-    pub async fn get(&self, version: ApiVersion, kind: Kind, name: &str, at: At) -> Result<Stored, Status> {
-        let about = About { version, kind, name };
+    pub async fn get(
+        &self,
+        version: ApiVersion,
+        kind: Kind,
+        name: &str,
+        at: VersionMatch,
+    ) -> Result<StoredObject, Status> {
+        let about = ErrorSubject { version, kind, name };
         let record = self.read_record(about).await?;
         // The newest state is never older than asked, unless it was asked for a future one.
-        if let At::NotOlderThan(wanted) | At::Exact(wanted) = at {
+        if let VersionMatch::NotOlderThan(wanted) | VersionMatch::Exact(wanted) = at {
             let current = self.revision(about).await?;
             if wanted > current {
                 return Err(errors::too_large_revision(wanted, current));
             }
         }
-        record.map(|record| Stored::of(kind, record)).ok_or_else(|| Status::not_found(version, kind, name))
+        record
+            .map(|record| StoredObject::of(kind, record))
+            .ok_or_else(|| Status::not_found(version, kind, name))
     }
 
-    async fn revision(&self, about: About<'_>) -> Result<Revision, Status> {
+    async fn revision(&self, about: ErrorSubject<'_>) -> Result<Revision, Status> {
         self.store.revision().await.map_err(|error| errors::from_store(&error, about))
     }
 

@@ -6,36 +6,36 @@ use std::sync::Arc;
 
 use bytes::BytesMut;
 use causeway_api::{Kind, Object, Status, Time, table, wire};
-use causeway_store::{Record, Revision};
+use causeway_store::{Revision, StoreRecord};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use crate::registry::ListPage;
-use crate::request::media::{MetaVersion, View};
+use crate::request::media::{MetaVersion, ObjectView};
 use crate::request::options::IncludeObject;
-use crate::watch::frame::{self, Form};
-use crate::{Clock, LiveFigures, NoFigures, SystemClock};
+use crate::watch::frame::{self, WatchFormat};
+use crate::{Clock, GatewayStatsSource, NoGatewayStats, SystemClock};
 
 pub struct Renderer {
-    figures: Arc<dyn LiveFigures>,
+    figures: Arc<dyn GatewayStatsSource>,
     clock: Arc<dyn Clock>,
 }
 
 impl Renderer {
-    pub fn new(figures: Arc<dyn LiveFigures>, clock: Arc<dyn Clock>) -> Renderer {
+    pub fn new(figures: Arc<dyn GatewayStatsSource>, clock: Arc<dyn Clock>) -> Renderer {
         Renderer { figures, clock }
     }
 
     /// Without live figures.
     pub fn plain() -> Renderer {
-        Renderer::new(Arc::new(NoFigures), Arc::new(SystemClock))
+        Renderer::new(Arc::new(NoGatewayStats), Arc::new(SystemClock))
     }
 
     /// One object as JSON. `headers` wants the columns of a table.
     pub fn object(
         &self,
-        form: &Form,
+        form: &WatchFormat,
         kind: Kind,
         revision: Revision,
         stored: &[u8],
@@ -43,10 +43,10 @@ impl Renderer {
     ) -> Vec<u8> {
         let mut out = Vec::with_capacity(stored.len() + 192);
         match form.view {
-            View::Object if revision == Revision(0) => unwritten(&mut out, form, kind, stored),
-            View::Object => wire::splice(&mut out, kind, form.version, revision.0, stored),
-            View::Metadata(meta) => partial(&mut out, meta, revision, stored),
-            View::Table(meta) => {
+            ObjectView::Object if revision == Revision(0) => unwritten(&mut out, form, kind, stored),
+            ObjectView::Object => wire::splice(&mut out, kind, form.version, revision.0, stored),
+            ObjectView::Metadata(meta) => partial(&mut out, meta, revision, stored),
+            ObjectView::Table(meta) => {
                 let metadata = format!(r#"{{"resourceVersion":"{revision}"}}"#);
                 open_table(&mut out, meta, kind, &metadata, headers);
                 self.row(&mut out, form, kind, revision, stored);
@@ -57,20 +57,20 @@ impl Renderer {
     }
 
     /// A page of a list as JSON, in one buffer.
-    pub fn list(&self, form: &Form, kind: Kind, page: &ListPage) -> Vec<u8> {
+    pub fn list(&self, form: &WatchFormat, kind: Kind, page: &ListPage) -> Vec<u8> {
         let values: usize = page.records.iter().map(|record| record.value.len() + 160).sum();
         let mut out = Vec::with_capacity(values + 512);
         let metadata = list_metadata(page);
         let close: &[u8] = match form.view {
-            View::Object => {
+            ObjectView::Object => {
                 open_list(&mut out, kind.list_name(), form.version.as_str(), &metadata);
                 b"]}"
             }
-            View::Metadata(meta) => {
+            ObjectView::Metadata(meta) => {
                 open_list(&mut out, "PartialObjectMetadataList", meta.api_version(), &metadata);
                 b"]}"
             }
-            View::Table(meta) => {
+            ObjectView::Table(meta) => {
                 open_table(&mut out, meta, kind, &metadata, true);
                 b"]}"
             }
@@ -80,11 +80,11 @@ impl Renderer {
                 out.push(b',');
             }
             match form.view {
-                View::Object => {
+                ObjectView::Object => {
                     wire::splice(&mut out, kind, form.version, record.revision.0, &record.value);
                 }
-                View::Metadata(meta) => partial(&mut out, meta, record.revision, &record.value),
-                View::Table(_) => self.row(&mut out, form, kind, record.revision, &record.value),
+                ObjectView::Metadata(meta) => partial(&mut out, meta, record.revision, &record.value),
+                ObjectView::Table(_) => self.row(&mut out, form, kind, record.revision, &record.value),
             }
         }
         out.extend_from_slice(close);
@@ -92,12 +92,19 @@ impl Renderer {
     }
 
     /// A record as the ADDED event that a watch begins with.
-    pub fn added_line(&self, form: &Form, kind: Kind, record: &Record, headers: bool, out: &mut BytesMut) {
+    pub fn added_line(
+        &self,
+        form: &WatchFormat,
+        kind: Kind,
+        record: &StoreRecord,
+        headers: bool,
+        out: &mut BytesMut,
+    ) {
         let object = self.object(form, kind, record.revision, &record.value, headers);
         out.extend_from_slice(&frame::line("ADDED", &object));
     }
 
-    fn row(&self, out: &mut Vec<u8>, form: &Form, kind: Kind, revision: Revision, stored: &[u8]) {
+    fn row(&self, out: &mut Vec<u8>, form: &WatchFormat, kind: Kind, revision: Revision, stored: &[u8]) {
         out.extend_from_slice(br#"{"cells":"#);
         let cells = self.cells(kind, stored);
         out.extend_from_slice(Value::Array(cells).to_string().as_bytes());
@@ -106,8 +113,8 @@ impl Renderer {
             IncludeObject::Metadata => {
                 out.extend_from_slice(br#","object":"#);
                 let meta = match form.view {
-                    View::Table(meta) | View::Metadata(meta) => meta,
-                    View::Object => MetaVersion::V1,
+                    ObjectView::Table(meta) | ObjectView::Metadata(meta) => meta,
+                    ObjectView::Object => MetaVersion::V1,
                 };
                 partial(out, meta, revision, stored);
             }
@@ -159,7 +166,7 @@ fn list_metadata(page: &ListPage) -> String {
 }
 
 /// An object that a dry run would have created: it has no revision.
-fn unwritten(out: &mut Vec<u8>, form: &Form, kind: Kind, stored: &[u8]) {
+fn unwritten(out: &mut Vec<u8>, form: &WatchFormat, kind: Kind, stored: &[u8]) {
     let mut object = Vec::new();
     wire::splice(&mut object, kind, form.version, 0, stored);
     // A revision of 0 is none, and is not shown.
@@ -194,16 +201,16 @@ pub fn to_yaml(json: &[u8]) -> Result<Vec<u8>, Status> {
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
-    use causeway_api::{ApiVersion, GatewayFigures};
+    use causeway_api::{ApiVersion, GatewayStats};
 
     use super::*;
 
-    fn record(name: &str, revision: u64) -> Record {
+    fn record(name: &str, revision: u64) -> StoreRecord {
         let stored = format!(
             r#"{{"metadata":{{"name":"{name}","creationTimestamp":"2026-11-15T19:00:00Z"}},"eSiteName":"tokyo"}}"#
         );
         let key = format!("egateways/{name}");
-        Record {
+        StoreRecord {
             key: key.into(),
             value: Bytes::from(stored),
             revision: Revision(revision),
@@ -216,8 +223,8 @@ mod tests {
         ListPage { records, revision: Revision(9), next: Some("next".into()), remaining: Some(5) }
     }
 
-    fn form(view: View, include: IncludeObject) -> Form {
-        Form { version: ApiVersion::Group, view, include }
+    fn form(view: ObjectView, include: IncludeObject) -> WatchFormat {
+        WatchFormat { version: ApiVersion::Group, view, include }
     }
 
     fn parsed(json: &[u8]) -> Value {
@@ -227,7 +234,7 @@ mod tests {
     #[test]
     fn a_list_is_spliced_from_what_is_stored() {
         let list = parsed(&Renderer::plain().list(
-            &form(View::Object, IncludeObject::None),
+            &form(ObjectView::Object, IncludeObject::None),
             Kind::EGateway,
             &page(),
         ));
@@ -240,7 +247,7 @@ mod tests {
         assert_eq!(list["items"][1]["metadata"]["resourceVersion"], "4");
         assert_eq!(list["items"][1]["apiVersion"], "causeway.io/v1");
         let metadata = parsed(&Renderer::plain().list(
-            &form(View::Metadata(MetaVersion::V1), IncludeObject::None),
+            &form(ObjectView::Metadata(MetaVersion::V1), IncludeObject::None),
             Kind::EGateway,
             &page(),
         ));
@@ -255,20 +262,20 @@ mod tests {
     #[test]
     fn a_table_joins_the_figures_of_a_gateway() {
         struct Figures;
-        impl LiveFigures for Figures {
-            fn gateway(&self, name: &str) -> Option<GatewayFigures> {
-                (name == "a").then(|| GatewayFigures {
+        impl GatewayStatsSource for Figures {
+            fn gateway(&self, name: &str) -> Option<GatewayStats> {
+                (name == "a").then(|| GatewayStats {
                     connected: true,
                     transport: Some("quic".into()),
                     rtt_ms: Some(12.0),
-                    ..GatewayFigures::default()
+                    ..GatewayStats::default()
                 })
             }
         }
         let clock = || "2026-11-15T19:05:00Z".parse::<jiff::Timestamp>().unwrap();
         let renderer = Renderer::new(Arc::new(Figures), Arc::new(clock));
         let table = parsed(&renderer.list(
-            &form(View::Table(MetaVersion::V1), IncludeObject::Metadata),
+            &form(ObjectView::Table(MetaVersion::V1), IncludeObject::Metadata),
             Kind::EGateway,
             &page(),
         ));
@@ -287,7 +294,7 @@ mod tests {
         assert_eq!(cell(0, "Age"), "5m");
         assert_eq!(table["rows"][0]["object"]["kind"], "PartialObjectMetadata");
         let bare = parsed(&renderer.object(
-            &form(View::Table(MetaVersion::V1), IncludeObject::None),
+            &form(ObjectView::Table(MetaVersion::V1), IncludeObject::None),
             Kind::EGateway,
             Revision(3),
             &record("a", 3).value,
@@ -300,7 +307,7 @@ mod tests {
     #[test]
     fn what_cannot_be_read_still_has_a_row() {
         let broken = br#"{"metadata":{"name":"x"},"priority":"high"}"#;
-        let form = form(View::Table(MetaVersion::V1), IncludeObject::Metadata);
+        let form = form(ObjectView::Table(MetaVersion::V1), IncludeObject::Metadata);
         let table = parsed(&Renderer::plain().object(&form, Kind::EGateway, Revision(1), broken, true));
         assert_eq!(table["rows"][0]["cells"][0], "<unreadable>");
     }

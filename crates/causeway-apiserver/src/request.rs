@@ -1,4 +1,4 @@
-//! What is asked? Method, path, query and headers in, one `Ask` out, or a refusal as `Status`.
+//! What is asked? Method, path, query and headers in, one `ApiRequest` out, or a refusal as `Status`.
 //!
 //! Pure. Two roots lead to the same objects: `/api/v1` and `/apis/causeway.io/v1`; events have `/apis/events.k8s.io/v1` as their
 //! second. Which verbs and scopes a kind has, it says itself. Bodies are not looked at here, and neither is who asks.
@@ -11,33 +11,33 @@ use causeway_api::kinds::NAMESPACE;
 use causeway_api::{ApiVersion, Kind, Status};
 use http::{HeaderMap, Method, Uri, header};
 
-use crate::authorize::{Verb, Wish};
+use crate::authorize::{RequestedAccess, Verb};
 use media::{BodyFormat, MediaRange, PatchFormat};
 use options::{CREATE, DeleteOptions, GetOptions, ListOptions, Scope, UPDATE, WatchOptions, WriteOptions};
-use query::Query;
+use query::QueryParameters;
 
 /// One request, understood.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Ask {
-    Object(ObjectAsk),
-    Discovery(Discovery),
-    OpenApi(OpenApi),
-    Review(Review),
+pub enum ApiRequest {
+    Object(ObjectRequest),
+    Discovery(DiscoveryRequest),
+    OpenApi(OpenApiRequest),
+    Review(ReviewRequest),
     Action { path: String, query: Option<String> },
-    Probe { probe: Probe, verbose: bool },
+    Probe { probe: HealthProbe, verbose: bool },
     Version,
 }
 
 /// Something about one collection or one object.
 #[derive(Debug, Clone, PartialEq)]
-pub struct ObjectAsk {
+pub struct ObjectRequest {
     pub version: ApiVersion,
     pub kind: Kind,
-    pub deed: Deed,
+    pub deed: ObjectVerb,
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub enum Deed {
+pub enum ObjectVerb {
     Get { name: String, status: bool, options: GetOptions },
     List(ListOptions),
     Watch(WatchOptions),
@@ -49,7 +49,7 @@ pub enum Deed {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Discovery {
+pub enum DiscoveryRequest {
     /// `/api`: the versions of the core group.
     CoreVersions,
     /// `/apis`: all groups.
@@ -99,7 +99,7 @@ impl ApiGroup {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum OpenApi {
+pub enum OpenApiRequest {
     V2,
     V3Index,
     /// One group-version, such as `api/v1` or `apis/causeway.io/v1`.
@@ -110,31 +110,31 @@ pub enum OpenApi {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Review {
+pub enum ReviewRequest {
     SelfSubject,
     SelfAccess,
     SelfRules,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Probe {
+pub enum HealthProbe {
     Health,
     Live,
     Ready,
 }
 
-impl Probe {
+impl HealthProbe {
     pub const fn name(self) -> &'static str {
         match self {
-            Probe::Health => "healthz",
-            Probe::Live => "livez",
-            Probe::Ready => "readyz",
+            HealthProbe::Health => "healthz",
+            HealthProbe::Live => "livez",
+            HealthProbe::Ready => "readyz",
         }
     }
 }
 
 /// Understands a request. `Err` is what the client gets instead; rights have not been looked at yet.
-pub fn parse(method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<Ask, Status> {
+pub fn parse(method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<ApiRequest, Status> {
     let path = uri.path();
     let segments: Vec<String> = path
         .split('/')
@@ -142,35 +142,41 @@ pub fn parse(method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<Ask, Sta
         .map(|segment| query::decode(segment, false))
         .collect();
     let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
-    let query = Query::parse(uri.query());
+    let query = QueryParameters::parse(uri.query());
     let content_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let asked = Asked { method, path, query: &query, content_type };
 
     match segments.as_slice() {
         [] => Err(Status::no_such_path("/")),
-        ["healthz"] => asked.read(Ask::Probe { probe: Probe::Health, verbose: query.has("verbose") }),
-        ["livez"] => asked.read(Ask::Probe { probe: Probe::Live, verbose: query.has("verbose") }),
-        ["readyz"] => asked.read(Ask::Probe { probe: Probe::Ready, verbose: query.has("verbose") }),
-        ["version"] => asked.read(Ask::Version),
-        ["causeway", "v1", rest @ ..] if !rest.is_empty() => {
-            Ok(Ask::Action { path: rest.join("/"), query: uri.query().map(str::to_owned) })
+        ["healthz"] => {
+            asked.read(ApiRequest::Probe { probe: HealthProbe::Health, verbose: query.has("verbose") })
         }
-        ["openapi", "v2"] => asked.read(Ask::OpenApi(OpenApi::V2)),
-        ["openapi", "v3"] => asked.read(Ask::OpenApi(OpenApi::V3Index)),
+        ["livez"] => {
+            asked.read(ApiRequest::Probe { probe: HealthProbe::Live, verbose: query.has("verbose") })
+        }
+        ["readyz"] => {
+            asked.read(ApiRequest::Probe { probe: HealthProbe::Ready, verbose: query.has("verbose") })
+        }
+        ["version"] => asked.read(ApiRequest::Version),
+        ["causeway", "v1", rest @ ..] if !rest.is_empty() => {
+            Ok(ApiRequest::Action { path: rest.join("/"), query: uri.query().map(str::to_owned) })
+        }
+        ["openapi", "v2"] => asked.read(ApiRequest::OpenApi(OpenApiRequest::V2)),
+        ["openapi", "v3"] => asked.read(ApiRequest::OpenApi(OpenApiRequest::V3Index)),
         ["openapi", "v3", rest @ ..] => {
             let hash = query.one("hash").map(str::to_owned);
-            asked.read(Ask::OpenApi(OpenApi::V3 { path: rest.join("/"), hash }))
+            asked.read(ApiRequest::OpenApi(OpenApiRequest::V3 { path: rest.join("/"), hash }))
         }
-        ["api"] => asked.read(Ask::Discovery(Discovery::CoreVersions)),
-        ["apis"] => asked.read(Ask::Discovery(Discovery::Groups)),
-        ["api", "v1"] => asked.read(Ask::Discovery(Discovery::CoreResources)),
+        ["api"] => asked.read(ApiRequest::Discovery(DiscoveryRequest::CoreVersions)),
+        ["apis"] => asked.read(ApiRequest::Discovery(DiscoveryRequest::Groups)),
+        ["api", "v1"] => asked.read(ApiRequest::Discovery(DiscoveryRequest::CoreResources)),
         ["api", "v1", rest @ ..] => asked.object(ApiVersion::Core, rest),
-        ["apis", group] => {
-            asked.group(group).and_then(|group| asked.read(Ask::Discovery(Discovery::Group(group))))
-        }
-        ["apis", group, "v1"] => {
-            asked.group(group).and_then(|group| asked.read(Ask::Discovery(Discovery::Resources(group))))
-        }
+        ["apis", group] => asked
+            .group(group)
+            .and_then(|group| asked.read(ApiRequest::Discovery(DiscoveryRequest::Group(group)))),
+        ["apis", group, "v1"] => asked
+            .group(group)
+            .and_then(|group| asked.read(ApiRequest::Discovery(DiscoveryRequest::Resources(group)))),
         ["apis", group, "v1", rest @ ..] => {
             let group = asked.group(group)?;
             match (group.version(), rest) {
@@ -187,13 +193,13 @@ pub fn parse(method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<Ask, Sta
 struct Asked<'a> {
     method: &'a Method,
     path: &'a str,
-    query: &'a Query,
+    query: &'a QueryParameters,
     content_type: Option<&'a str>,
 }
 
 impl Asked<'_> {
     /// For what can only be read.
-    fn read(&self, ask: Ask) -> Result<Ask, Status> {
+    fn read(&self, ask: ApiRequest) -> Result<ApiRequest, Status> {
         match *self.method {
             Method::GET | Method::HEAD => Ok(ask),
             _ => Err(self.not_allowed()),
@@ -204,17 +210,17 @@ impl Asked<'_> {
         ApiGroup::from_name(name).ok_or_else(|| Status::no_such_path(self.path))
     }
 
-    fn review(&self, group: ApiGroup, resource: &str) -> Result<Ask, Status> {
+    fn review(&self, group: ApiGroup, resource: &str) -> Result<ApiRequest, Status> {
         let review = match (group, resource) {
-            (ApiGroup::Authentication, "selfsubjectreviews") => Review::SelfSubject,
-            (ApiGroup::Authorization, "selfsubjectaccessreviews") => Review::SelfAccess,
-            (ApiGroup::Authorization, "selfsubjectrulesreviews") => Review::SelfRules,
+            (ApiGroup::Authentication, "selfsubjectreviews") => ReviewRequest::SelfSubject,
+            (ApiGroup::Authorization, "selfsubjectaccessreviews") => ReviewRequest::SelfAccess,
+            (ApiGroup::Authorization, "selfsubjectrulesreviews") => ReviewRequest::SelfRules,
             _ => return Err(Status::no_such_path(self.path)),
         };
-        if self.method == Method::POST { Ok(Ask::Review(review)) } else { Err(self.not_allowed()) }
+        if self.method == Method::POST { Ok(ApiRequest::Review(review)) } else { Err(self.not_allowed()) }
     }
 
-    fn object(&self, version: ApiVersion, rest: &[&str]) -> Result<Ask, Status> {
+    fn object(&self, version: ApiVersion, rest: &[&str]) -> Result<ApiRequest, Status> {
         let no_such_path = || Status::no_such_path(self.path);
         let (namespace, rest) = match rest {
             ["namespaces", namespace, plural, rest @ ..] if *plural != "status" => {
@@ -249,7 +255,7 @@ impl Asked<'_> {
             None => self.collection_deed(kind, namespace)?,
             Some(name) => self.object_deed(kind, name.to_owned(), status)?,
         };
-        Ok(Ask::Object(ObjectAsk { version, kind, deed }))
+        Ok(ApiRequest::Object(ObjectRequest { version, kind, deed }))
     }
 
     /// There is one namespace: others have no objects, and none can be made in them.
@@ -269,20 +275,22 @@ impl Asked<'_> {
         }
     }
 
-    fn collection_deed(&self, kind: Kind, namespace: Option<&str>) -> Result<Deed, Status> {
+    fn collection_deed(&self, kind: Kind, namespace: Option<&str>) -> Result<ObjectVerb, Status> {
         match *self.method {
             // A watch is its body.
             Method::HEAD if self.query.flag("watch").unwrap_or(false) => Err(self.not_allowed()),
             Method::GET if self.query.flag("watch").unwrap_or(false) => {
                 let scope = Scope { namespace, name: None };
-                WatchOptions::parse(kind, scope, self.query).map(Deed::Watch)
+                WatchOptions::parse(kind, scope, self.query).map(ObjectVerb::Watch)
             }
-            Method::GET | Method::HEAD => ListOptions::parse(kind, namespace, self.query).map(Deed::List),
-            Method::POST => Ok(Deed::Create {
+            Method::GET | Method::HEAD => {
+                ListOptions::parse(kind, namespace, self.query).map(ObjectVerb::List)
+            }
+            Method::POST => Ok(ObjectVerb::Create {
                 options: WriteOptions::parse(CREATE, self.query)?,
                 format: self.body_format()?,
             }),
-            Method::DELETE => Ok(Deed::DeleteCollection {
+            Method::DELETE => Ok(ObjectVerb::DeleteCollection {
                 list: ListOptions::parse(kind, namespace, self.query)?,
                 options: DeleteOptions::parse(self.query)?,
                 format: self.body_format()?,
@@ -291,17 +299,17 @@ impl Asked<'_> {
         }
     }
 
-    fn object_deed(&self, kind: Kind, name: String, status: bool) -> Result<Deed, Status> {
+    fn object_deed(&self, kind: Kind, name: String, status: bool) -> Result<ObjectVerb, Status> {
         match *self.method {
             Method::HEAD if self.query.flag("watch").unwrap_or(false) && !status => Err(self.not_allowed()),
             Method::GET if self.query.flag("watch").unwrap_or(false) && !status => {
                 let scope = Scope { namespace: None, name: Some(&name) };
-                WatchOptions::parse(kind, scope, self.query).map(Deed::Watch)
+                WatchOptions::parse(kind, scope, self.query).map(ObjectVerb::Watch)
             }
             Method::GET | Method::HEAD => {
-                Ok(Deed::Get { name, status, options: GetOptions::parse(self.query)? })
+                Ok(ObjectVerb::Get { name, status, options: GetOptions::parse(self.query)? })
             }
-            Method::PUT => Ok(Deed::Update {
+            Method::PUT => Ok(ObjectVerb::Update {
                 name,
                 status,
                 options: WriteOptions::parse(UPDATE, self.query)?,
@@ -311,14 +319,14 @@ impl Asked<'_> {
                 let format = media::patch_format(self.content_type).ok_or_else(|| {
                     Status::unsupported_media_type(self.content_type.unwrap_or_default(), media::PATCH_TYPES)
                 })?;
-                Ok(Deed::Patch {
+                Ok(ObjectVerb::Patch {
                     name,
                     status,
                     options: WriteOptions::parse_patch(self.query, format)?,
                     format,
                 })
             }
-            Method::DELETE if !status => Ok(Deed::Delete {
+            Method::DELETE if !status => Ok(ObjectVerb::Delete {
                 name,
                 options: DeleteOptions::parse(self.query)?,
                 format: self.body_format()?,
@@ -338,41 +346,43 @@ impl Asked<'_> {
     }
 }
 
-impl Ask {
+impl ApiRequest {
     /// What is wished, as far as rights are concerned.
-    pub fn wish<'a>(&'a self, method: &'a Method) -> Wish<'a> {
+    pub fn wish<'a>(&'a self, method: &'a Method) -> RequestedAccess<'a> {
         match self {
-            Ask::Object(ask) => {
+            ApiRequest::Object(ask) => {
                 let (verb, name, status) = ask.deed.rights();
-                Wish::Object { verb, kind: ask.kind, name, status }
+                RequestedAccess::Object { verb, kind: ask.kind, name, status }
             }
-            Ask::Action { path, .. } => Wish::Action { method, path },
-            Ask::Discovery(_) | Ask::OpenApi(_) | Ask::Review(_) => Wish::Description,
-            Ask::Probe { .. } | Ask::Version => Wish::Probe,
+            ApiRequest::Action { path, .. } => RequestedAccess::Action { method, path },
+            ApiRequest::Discovery(_) | ApiRequest::OpenApi(_) | ApiRequest::Review(_) => {
+                RequestedAccess::Description
+            }
+            ApiRequest::Probe { .. } | ApiRequest::Version => RequestedAccess::Probe,
         }
     }
 
     /// Does the answer go on until someone ends it?
     pub fn is_watch(&self) -> bool {
-        matches!(self, Ask::Object(ObjectAsk { deed: Deed::Watch(_), .. }))
+        matches!(self, ApiRequest::Object(ObjectRequest { deed: ObjectVerb::Watch(_), .. }))
     }
 }
 
-impl Deed {
+impl ObjectVerb {
     pub fn verb(&self) -> Verb {
         self.rights().0
     }
 
     fn rights(&self) -> (Verb, Option<&str>, bool) {
         match self {
-            Deed::Get { name, status, .. } => (Verb::Get, Some(name), *status),
-            Deed::List(options) => (Verb::List, options.selector.fields.exact_name(), false),
-            Deed::Watch(options) => (Verb::Watch, options.selector.fields.exact_name(), false),
-            Deed::Create { .. } => (Verb::Create, None, false),
-            Deed::Update { name, status, .. } => (Verb::Update, Some(name), *status),
-            Deed::Patch { name, status, .. } => (Verb::Patch, Some(name), *status),
-            Deed::Delete { name, .. } => (Verb::Delete, Some(name), false),
-            Deed::DeleteCollection { .. } => (Verb::DeleteCollection, None, false),
+            ObjectVerb::Get { name, status, .. } => (Verb::Get, Some(name), *status),
+            ObjectVerb::List(options) => (Verb::List, options.selector.fields.exact_name(), false),
+            ObjectVerb::Watch(options) => (Verb::Watch, options.selector.fields.exact_name(), false),
+            ObjectVerb::Create { .. } => (Verb::Create, None, false),
+            ObjectVerb::Update { name, status, .. } => (Verb::Update, Some(name), *status),
+            ObjectVerb::Patch { name, status, .. } => (Verb::Patch, Some(name), *status),
+            ObjectVerb::Delete { name, .. } => (Verb::Delete, Some(name), false),
+            ObjectVerb::DeleteCollection { .. } => (Verb::DeleteCollection, None, false),
         }
     }
 }
@@ -381,7 +391,7 @@ impl Deed {
 pub fn is_pretty(uri: &Uri, headers: &HeaderMap) -> bool {
     let truth = |value: &str| matches!(value, "1" | "t" | "T" | "true" | "TRUE" | "True");
     let asked = uri.query().filter(|query| query.contains("pretty"));
-    match Query::parse(asked).one("pretty") {
+    match QueryParameters::parse(asked).one("pretty") {
         Some(value) => truth(value),
         None => accept(headers).first().and_then(|range| range.param("pretty")).is_some_and(truth),
     }

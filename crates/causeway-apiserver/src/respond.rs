@@ -15,7 +15,7 @@ use http::header::{self, HeaderMap, HeaderValue};
 use http::{Response, StatusCode};
 use http_body::{Frame, SizeHint};
 
-use crate::limits::watches::WatchPass;
+use crate::limits::watches::WatchPermit;
 use crate::watch::WatchStream;
 
 pub enum Body {
@@ -27,12 +27,12 @@ pub enum Body {
 /// A running watch and what it holds while it runs.
 pub struct WatchBody {
     stream: WatchStream,
-    _pass: WatchPass,
+    _pass: WatchPermit,
     _count: WatchCount,
 }
 
 impl WatchBody {
-    pub fn new(stream: WatchStream, pass: WatchPass, count: WatchCount) -> WatchBody {
+    pub fn new(stream: WatchStream, pass: WatchPermit, count: WatchCount) -> WatchBody {
         WatchBody { stream, _pass: pass, _count: count }
     }
 }

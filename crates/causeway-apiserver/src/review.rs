@@ -8,13 +8,13 @@ use causeway_api::{ApiVersion, GROUP, Kind, Status, Time};
 use http::Method;
 use serde_json::{Value, json};
 
-use crate::authorize::{Verb, Wish, authorize};
-use crate::request::Review;
+use crate::authorize::{RequestedAccess, Verb, authorize};
+use crate::request::ReviewRequest;
 use crate::request::media::BodyFormat;
 use crate::{Identity, Role, body};
 
 /// The question: JSON, or Kubernetes' protobuf when the content type says so.
-pub fn parse(review: Review, content_type: Option<&str>, bytes: &[u8]) -> Result<Value, Status> {
+pub fn parse(review: ReviewRequest, content_type: Option<&str>, bytes: &[u8]) -> Result<Value, Status> {
     match content_type {
         Some(protobuf::MEDIA_TYPE) => protobuf::decode(review, bytes)
             .ok_or_else(|| Status::bad_request("the body is no review in protobuf")),
@@ -22,14 +22,14 @@ pub fn parse(review: Review, content_type: Option<&str>, bytes: &[u8]) -> Result
     }
 }
 
-pub fn answer(review: Review, identity: &Identity, body: &Value, now: Time) -> Result<Value, Status> {
+pub fn answer(review: ReviewRequest, identity: &Identity, body: &Value, now: Time) -> Result<Value, Status> {
     if !body.is_object() {
         return Err(Status::bad_request("the body must be a review object"));
     }
     Ok(match review {
-        Review::SelfSubject => subject(identity, now),
-        Review::SelfAccess => access(identity, body)?,
-        Review::SelfRules => rules(identity, body),
+        ReviewRequest::SelfSubject => subject(identity, now),
+        ReviewRequest::SelfAccess => access(identity, body)?,
+        ReviewRequest::SelfRules => rules(identity, body),
     })
 }
 
@@ -97,12 +97,12 @@ fn resource_denied(identity: &Identity, attributes: &Value) -> Option<&'static s
         verb => Verb::ALL.into_iter().filter(|known| known.as_str() == verb).collect(),
     };
     if kinds.is_empty() || verbs.is_empty() {
-        return authorize(identity, &Wish::Foreign).err().map(|denied| denied.0);
+        return authorize(identity, &RequestedAccess::Foreign).err().map(|denied| denied.0);
     }
     let status = subresource == "status";
     let wishes = kinds.iter().flat_map(|kind| verbs.iter().map(move |verb| (*kind, *verb)));
     wishes
-        .map(|(kind, verb)| authorize(identity, &Wish::Object { verb, kind, name, status }))
+        .map(|(kind, verb)| authorize(identity, &RequestedAccess::Object { verb, kind, name, status }))
         .find_map(Result::err)
         .map(|denied| denied.0)
 }
@@ -112,10 +112,12 @@ fn path_denied(identity: &Identity, attributes: &Value) -> Option<&'static str> 
         Method::from_bytes(text(attributes, "verb").to_uppercase().as_bytes()).unwrap_or(Method::GET);
     let path = text(attributes, "path").trim_matches('/');
     let wish = match path.split_once("causeway/v1/") {
-        Some(("", path)) => Wish::Action { method: &method, path },
-        _ if ["healthz", "livez", "readyz", "version"].contains(&path) => Wish::Probe,
-        _ if ["api", "apis", "openapi"].iter().any(|root| path.starts_with(root)) => Wish::Description,
-        _ => Wish::Foreign,
+        Some(("", path)) => RequestedAccess::Action { method: &method, path },
+        _ if ["healthz", "livez", "readyz", "version"].contains(&path) => RequestedAccess::Probe,
+        _ if ["api", "apis", "openapi"].iter().any(|root| path.starts_with(root)) => {
+            RequestedAccess::Description
+        }
+        _ => RequestedAccess::Foreign,
     };
     authorize(identity, &wish).err().map(|denied| denied.0)
 }
@@ -189,7 +191,8 @@ mod tests {
             attributes.as_object_mut().unwrap().extend(rest.as_object().unwrap().clone());
             let body = json!({ "spec": { "resourceAttributes": attributes } });
             let found =
-                answer(Review::SelfAccess, &identity(role.clone()), &body, Time::from_second(0)).unwrap();
+                answer(ReviewRequest::SelfAccess, &identity(role.clone()), &body, Time::from_second(0))
+                    .unwrap();
             assert_eq!(found["status"]["allowed"], allowed, "{role:?} {body}");
         };
         check(&Role::Admin, "*", "*", json!({}), true);
@@ -209,11 +212,12 @@ mod tests {
         check(&Role::Viewer, "impersonate", "users", json!({"group": "", "name": "ann"}), false);
         check(&gateway, "patch", "egateways", json!({"name": "gw"}), false);
         let both = json!({"spec": {}});
-        let refused = answer(Review::SelfAccess, &identity(Role::Admin), &both, Time::from_second(0));
+        let refused = answer(ReviewRequest::SelfAccess, &identity(Role::Admin), &both, Time::from_second(0));
         assert_eq!(refused.unwrap_err().code, 400);
         let path = |role: Role, path: &str| {
             let body = json!({ "spec": { "nonResourceAttributes": { "verb": "get", "path": path } } });
-            answer(Review::SelfAccess, &identity(role), &body, Time::from_second(0)).unwrap()["status"]["allowed"]
+            answer(ReviewRequest::SelfAccess, &identity(role), &body, Time::from_second(0)).unwrap()["status"]
+                ["allowed"]
                 == true
         };
         assert!(path(Role::Viewer, "/causeway/v1/status"));
@@ -225,7 +229,8 @@ mod tests {
     #[test]
     fn whoami_names_user_groups_and_credential() {
         let found =
-            answer(Review::SelfSubject, &identity(Role::Viewer), &json!({}), Time::from_second(0)).unwrap();
+            answer(ReviewRequest::SelfSubject, &identity(Role::Viewer), &json!({}), Time::from_second(0))
+                .unwrap();
         assert_eq!(found["status"]["userInfo"]["username"], "ann");
         assert_eq!(found["status"]["userInfo"]["groups"], json!(["causeway:viewer"]));
     }

@@ -23,33 +23,33 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::handle::{Caller, Handler};
-use crate::limits::failures::Failures;
+use crate::handle::{Handler, RequestPeer};
+use crate::limits::failures::AuthFailures;
 use crate::limits::sources::Sources;
-use crate::limits::watches::Watches;
-use crate::limits::{Limits, Line};
+use crate::limits::watches::WatchLimits;
+use crate::limits::{ApiLimits, RequestQueue};
 use crate::metrics::ApiMetrics;
 use crate::render::Renderer;
-use crate::watch::Shared;
-use crate::{Actions, AdminAudit, Authenticator, LiveFigures, Registry};
+use crate::watch::WatchContext;
+use crate::{Actions, AdminAudit, Authenticator, GatewayStatsSource, Registry};
 use ending::{Counted, Requests};
 use stall::StallGuard;
 
 /// Everything the server is made of.
-pub struct Parts {
+pub struct ApiServerParts {
     pub registry: Arc<Registry>,
     pub authenticator: Arc<dyn Authenticator>,
     pub actions: Arc<dyn Actions>,
     /// Keeps what administrators did.
     pub admin_audit: Arc<dyn AdminAudit>,
-    pub figures: Arc<dyn LiveFigures>,
+    pub figures: Arc<dyn GatewayStatsSource>,
     /// What `/readyz` says.
     pub readiness: Readiness,
     pub metrics: Metrics,
     /// None speaks plain HTTP: for tests on loopback only. Swap the content to change certificates and CAs; its ALPN
     /// protocols should be `h2` and `http/1.1`, and client certificates optional.
     pub tls: Option<Arc<ArcSwap<rustls::ServerConfig>>>,
-    pub limits: Limits,
+    pub limits: ApiLimits,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -67,22 +67,25 @@ pub struct ApiServer {
 }
 
 impl ApiServer {
-    pub async fn bind(addr: SocketAddr, parts: Parts) -> Result<ApiServer, BindError> {
+    pub async fn bind(addr: SocketAddr, parts: ApiServerParts) -> Result<ApiServer, BindError> {
         let listener = TcpListener::bind(addr).await.map_err(|source| BindError { addr, source })?;
         ApiServer::on(listener, parts).map_err(|source| BindError { addr, source })
     }
 
     /// On a listener that was bound earlier, for whoever must know its port before it can make the parts.
-    pub fn on(listener: TcpListener, parts: Parts) -> std::io::Result<ApiServer> {
+    pub fn on(listener: TcpListener, parts: ApiServerParts) -> std::io::Result<ApiServer> {
         let addr = listener.local_addr()?;
         let metrics = ApiMetrics::register(&parts.metrics);
         let renderer = Renderer::new(parts.figures, parts.registry.clock());
         let handler = Handler {
-            line: Line::for_work(&parts.limits),
-            bodies: Line::for_bodies(&parts.limits),
-            watches: Watches::new(parts.limits.watches_per_identity_max),
-            failures: Failures::new(parts.limits.failures_per_minute_max),
-            shared: Arc::new(Shared { renderer: Arc::new(renderer), observer: Arc::new(metrics.clone()) }),
+            line: RequestQueue::for_work(&parts.limits),
+            bodies: RequestQueue::for_bodies(&parts.limits),
+            watches: WatchLimits::new(parts.limits.watches_per_identity_max),
+            failures: AuthFailures::new(parts.limits.failures_per_minute_max),
+            shared: Arc::new(WatchContext {
+                renderer: Arc::new(renderer),
+                observer: Arc::new(metrics.clone()),
+            }),
             registry: parts.registry,
             authenticator: parts.authenticator,
             actions: parts.actions,
@@ -184,7 +187,8 @@ async fn serve(handler: Arc<Handler>, socket: TcpStream, address: SocketAddr, tl
     let _ = socket.set_nodelay(true);
     let stall = handler.limits.stall_time_max;
     let Some(acceptor) = tls else {
-        return serve_http(handler, StallGuard::new(socket, stall), Caller::new(address, Vec::new())).await;
+        return serve_http(handler, StallGuard::new(socket, stall), RequestPeer::new(address, Vec::new()))
+            .await;
     };
     let handshake = tokio::time::timeout(handler.limits.handshake_time_max, acceptor.accept(socket)).await;
     let stream = match handshake {
@@ -201,10 +205,10 @@ async fn serve(handler: Arc<Handler>, socket: TcpStream, address: SocketAddr, tl
     let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
     let certificates: Vec<CertificateDer<'static>> =
         certificates.iter().map(|certificate| certificate.clone().into_owned()).collect();
-    serve_http(handler, StallGuard::new(stream, stall), Caller::new(address, certificates)).await;
+    serve_http(handler, StallGuard::new(stream, stall), RequestPeer::new(address, certificates)).await;
 }
 
-async fn serve_http<S>(handler: Arc<Handler>, stream: S, caller: Caller)
+async fn serve_http<S>(handler: Arc<Handler>, stream: S, caller: RequestPeer)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {

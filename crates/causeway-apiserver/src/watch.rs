@@ -10,6 +10,6 @@ mod catch_up;
 mod hub;
 mod stream;
 
-pub use frame::Form;
-pub use hub::Hubs;
-pub use stream::{Shared, WatchEnds, WatchObserver, WatchStream, random_fraction};
+pub use frame::WatchFormat;
+pub use hub::CollectionReaders;
+pub use stream::{WatchContext, WatchEnds, WatchObserver, WatchStream, random_fraction};

@@ -38,13 +38,13 @@ impl Clock {
 
 impl fmt::Debug for Clock {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "Clock({})", Moment(self.now()))
+        write!(formatter, "Clock({})", UtcTimestamp(self.now()))
     }
 }
 
 /// How the edge's clock compares with the cloud's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Skew {
+pub enum ClockSkew {
     Fine,
     /// Works, but somebody should look at it.
     Noticeable,
@@ -53,32 +53,32 @@ pub enum Skew {
 }
 
 /// Compares the two clocks. The cloud's is taken as right, because it issues the certificates.
-pub fn compare(edge: SystemTime, cloud: SystemTime) -> Skew {
+pub fn compare(edge: SystemTime, cloud: SystemTime) -> ClockSkew {
     let (distance, usable_max) = match edge.duration_since(cloud) {
         Ok(ahead) => (ahead, AHEAD_MAX),
         Err(behind) => (behind.duration(), BACKDATE),
     };
     if distance > usable_max {
-        Skew::Unusable
+        ClockSkew::Unusable
     } else if distance > MENTION {
-        Skew::Noticeable
+        ClockSkew::Noticeable
     } else {
-        Skew::Fine
+        ClockSkew::Fine
     }
 }
 
 /// Shows a moment as RFC 3339 in UTC, to the second.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Moment(pub SystemTime);
+pub struct UtcTimestamp(pub SystemTime);
 
-impl fmt::Display for Moment {
+impl fmt::Display for UtcTimestamp {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let second = jiff::Timestamp::from_second(unix_seconds(self.0)).unwrap_or(jiff::Timestamp::MAX);
         write!(formatter, "{second}")
     }
 }
 
-impl fmt::Debug for Moment {
+impl fmt::Debug for UtcTimestamp {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, formatter)
     }
@@ -102,22 +102,24 @@ mod tests {
     #[test]
     fn clocks_are_compared_by_what_certificates_can_bear() {
         let cloud = from_unix_seconds(1_800_000_000);
-        let check = |edge: SystemTime, skew: Skew| assert_eq!(compare(edge, cloud), skew, "{}", Moment(edge));
-        check(cloud, Skew::Fine);
-        check(cloud + MENTION, Skew::Fine);
-        check(cloud - MENTION, Skew::Fine);
-        check(cloud + Duration::from_secs(31), Skew::Noticeable);
-        check(cloud - BACKDATE, Skew::Noticeable);
-        check(cloud - BACKDATE - Duration::from_secs(1), Skew::Unusable);
-        check(cloud + AHEAD_MAX, Skew::Noticeable);
-        check(cloud + AHEAD_MAX + Duration::from_secs(1), Skew::Unusable);
-        check(UNIX_EPOCH, Skew::Unusable);
+        let check = |edge: SystemTime, skew: ClockSkew| {
+            assert_eq!(compare(edge, cloud), skew, "{}", UtcTimestamp(edge))
+        };
+        check(cloud, ClockSkew::Fine);
+        check(cloud + MENTION, ClockSkew::Fine);
+        check(cloud - MENTION, ClockSkew::Fine);
+        check(cloud + Duration::from_secs(31), ClockSkew::Noticeable);
+        check(cloud - BACKDATE, ClockSkew::Noticeable);
+        check(cloud - BACKDATE - Duration::from_secs(1), ClockSkew::Unusable);
+        check(cloud + AHEAD_MAX, ClockSkew::Noticeable);
+        check(cloud + AHEAD_MAX + Duration::from_secs(1), ClockSkew::Unusable);
+        check(UNIX_EPOCH, ClockSkew::Unusable);
     }
 
     #[test]
     fn times_of_a_peer_are_bounded() {
         for seconds in [i64::MIN, -1, 0, 1, i64::MAX] {
-            let text = Moment(from_unix_seconds(seconds)).to_string();
+            let text = UtcTimestamp(from_unix_seconds(seconds)).to_string();
             assert!(text.ends_with('Z'), "{text}");
         }
         assert_eq!(unix_seconds(from_unix_seconds(1_800_000_000)), 1_800_000_000);

@@ -23,17 +23,17 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{sleep_until, timeout};
 use tokio_rustls::TlsConnector;
 
-pub use self::error::{AttemptError, DialError, Failed};
-use self::plan::{Attempt, Plan};
-pub use self::plan::{HEAD_START, Route, STAGGER, Transports};
-pub use self::proxy::{Proxy, ProxyUrlError};
+pub use self::error::{AttemptError, DialError, FailedAttempt};
+use self::plan::{DialAttempt, DialPlan};
+pub use self::plan::{DialRoute, DialTransports, HEAD_START, STAGGER};
+pub use self::proxy::{ConnectProxy, ProxyUrlError};
 use crate::clock::Clock;
-use crate::link::{CHANNEL_ALPN, Link, Side, Transport};
+use crate::link::{CHANNEL_ALPN, Link, LinkSide, Transport};
 use crate::peer::CertificateFacts;
-use crate::quic::{ConnectError, Number, QuicClient, QuicOptions};
+use crate::quic::{ConnectError, QuicClient, QuicOptions, RetryTicket};
 use crate::tcp;
-use crate::tls::{self, Credentials, Signer, Trust};
-use crate::token::Endpoint;
+use crate::tls::{self, TlsCredentials, TlsSigner, TrustAnchors};
+use crate::token::ChannelEndpoint;
 
 /// For connecting and the handshake together, of each attempt.
 pub const ATTEMPT_MAX: Duration = Duration::from_secs(2);
@@ -41,12 +41,12 @@ pub const ATTEMPT_MAX: Duration = Duration::from_secs(2);
 /// Where to dial and as whom.
 #[derive(Debug, Clone)]
 pub struct DialConfig {
-    pub endpoints: Vec<Endpoint>,
-    pub trust: Trust,
-    pub credentials: Credentials,
-    /// For TCP; `Proxy::from_environment` reads what the machine is set up with.
-    pub proxy: Option<Proxy>,
-    pub transports: Transports,
+    pub endpoints: Vec<ChannelEndpoint>,
+    pub trust: TrustAnchors,
+    pub credentials: TlsCredentials,
+    /// For TCP; `ConnectProxy::from_environment` reads what the machine is set up with.
+    pub proxy: Option<ConnectProxy>,
+    pub transports: DialTransports,
     pub clock: Clock,
     pub alpn: &'static [u8],
     /// The limits in it hold for both transports.
@@ -58,13 +58,17 @@ pub struct DialConfig {
 
 impl DialConfig {
     /// Both transports, no proxy, everything else as usual.
-    pub fn new(endpoints: Vec<Endpoint>, trust: Trust, credentials: Credentials) -> DialConfig {
+    pub fn new(
+        endpoints: Vec<ChannelEndpoint>,
+        trust: TrustAnchors,
+        credentials: TlsCredentials,
+    ) -> DialConfig {
         DialConfig {
             endpoints,
             trust,
             credentials,
             proxy: None,
-            transports: Transports::Both,
+            transports: DialTransports::Both,
             clock: Clock::system(),
             alpn: CHANNEL_ALPN,
             quic: QuicOptions::default(),
@@ -79,10 +83,10 @@ impl DialConfig {
 pub struct Dialer {
     config: Arc<DialConfig>,
     /// The credentials, once they were needed.
-    signer: Arc<OnceLock<Signer>>,
+    signer: Arc<OnceLock<TlsSigner>>,
     quic: Arc<Mutex<Option<QuicClient>>>,
     /// Given by ports that had too much to do, to be shown at the next try. No more than there are addresses to dial.
-    numbers: Arc<Mutex<HashMap<SocketAddr, Number>>>,
+    numbers: Arc<Mutex<HashMap<SocketAddr, RetryTicket>>>,
 }
 
 impl Dialer {
@@ -122,14 +126,14 @@ impl Dialer {
     ) -> Result<Link, DialError> {
         let transports = match transport {
             None => self.config.transports,
-            Some(Transport::Quic) => Transports::QuicOnly,
-            Some(Transport::Tcp) => Transports::TcpOnly,
+            Some(Transport::Quic) => DialTransports::QuicOnly,
+            Some(Transport::Tcp) => DialTransports::TcpOnly,
         };
         self.dial_over(transports, attempt_max).await
     }
 
     pub async fn dial_tcp(&self) -> Result<Link, DialError> {
-        self.dial_over(Transports::TcpOnly, self.config.attempt_max).await
+        self.dial_over(DialTransports::TcpOnly, self.config.attempt_max).await
     }
 
     /// The machine's address has changed: QUIC links go on from a new socket.
@@ -140,14 +144,14 @@ impl Dialer {
         }
     }
 
-    async fn dial_over(&self, transports: Transports, max: Duration) -> Result<Link, DialError> {
+    async fn dial_over(&self, transports: DialTransports, max: Duration) -> Result<Link, DialError> {
         let config = &*self.config;
         let tls = self.tls()?;
         let is_proxied: Vec<bool> =
             config.endpoints.iter().map(|endpoint| self.proxy(endpoint).is_some()).collect();
-        let mut plan = Plan::new(&is_proxied, transports, Instant::now());
+        let mut plan = DialPlan::new(&is_proxied, transports, Instant::now());
         let mut names: FuturesUnordered<_> = (0..config.endpoints.len())
-            .filter(|endpoint| transports != Transports::TcpOnly || !is_proxied[*endpoint])
+            .filter(|endpoint| transports != DialTransports::TcpOnly || !is_proxied[*endpoint])
             .map(|endpoint| self.resolve(endpoint, max))
             .collect();
         let mut attempts = FuturesUnordered::new();
@@ -169,12 +173,12 @@ impl Dialer {
                             AttemptError::Quic(ConnectError::Busy(_)) => plan.handle_busy(attempt, Instant::now()),
                             _ => plan.handle_failed(attempt, Instant::now()),
                         }
-                        failed.push(Failed { endpoint, route: Some(attempt.route), error });
+                        failed.push(FailedAttempt { endpoint, route: Some(attempt.route), error });
                     }
                 },
                 Some((endpoint, result)) = names.next(), if !names.is_empty() => {
                     let addresses = result.unwrap_or_else(|error| {
-                        failed.push(Failed { endpoint: config.endpoints[endpoint].clone(), route: None, error });
+                        failed.push(FailedAttempt { endpoint: config.endpoints[endpoint].clone(), route: None, error });
                         Vec::new()
                     });
                     plan.handle_resolved(endpoint, &addresses, is_proxied[endpoint], Instant::now());
@@ -202,7 +206,7 @@ impl Dialer {
         Ok(tls)
     }
 
-    fn proxy(&self, endpoint: &Endpoint) -> Option<&Proxy> {
+    fn proxy(&self, endpoint: &ChannelEndpoint) -> Option<&ConnectProxy> {
         self.config.proxy.as_ref().filter(|proxy| proxy.applies_to(endpoint))
     }
 
@@ -213,17 +217,21 @@ impl Dialer {
 
     fn attempt(
         &self,
-        attempt: Attempt,
+        attempt: DialAttempt,
         tls: ClientConfig,
         max: Duration,
-    ) -> BoxFuture<'_, (Attempt, Result<Link, AttemptError>)> {
+    ) -> BoxFuture<'_, (DialAttempt, Result<Link, AttemptError>)> {
         let endpoint = &self.config.endpoints[attempt.endpoint];
         Box::pin(async move {
             let dialled = async {
                 match attempt.route {
-                    Route::Quic(address) => self.over_quic(address, tls).await,
-                    Route::Tcp(address) => self.over_tcp(endpoint, self.connect(address).await?, tls).await,
-                    Route::Proxy => self.over_tcp(endpoint, self.through_proxy(endpoint).await?, tls).await,
+                    DialRoute::Quic(address) => self.over_quic(address, tls).await,
+                    DialRoute::Tcp(address) => {
+                        self.over_tcp(endpoint, self.connect(address).await?, tls).await
+                    }
+                    DialRoute::Proxy => {
+                        self.over_tcp(endpoint, self.through_proxy(endpoint).await?, tls).await
+                    }
                 }
             };
             let result = timeout(max, dialled).await.unwrap_or(Err(AttemptError::Timeout(max)));
@@ -241,7 +249,7 @@ impl Dialer {
         connected.map_err(AttemptError::Quic)
     }
 
-    fn numbers(&self) -> MutexGuard<'_, HashMap<SocketAddr, Number>> {
+    fn numbers(&self) -> MutexGuard<'_, HashMap<SocketAddr, RetryTicket>> {
         self.numbers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -266,7 +274,7 @@ impl Dialer {
         socket.connect(address).await.map_err(AttemptError::Connect)
     }
 
-    async fn through_proxy(&self, endpoint: &Endpoint) -> Result<TcpStream, AttemptError> {
+    async fn through_proxy(&self, endpoint: &ChannelEndpoint) -> Result<TcpStream, AttemptError> {
         let proxy = self.proxy(endpoint).ok_or(AttemptError::NoAddress)?;
         let failed = |source| AttemptError::Proxy { proxy: proxy.endpoint().clone(), source };
         let unreachable = |source| AttemptError::ProxyAway { proxy: proxy.endpoint().clone(), source };
@@ -278,7 +286,7 @@ impl Dialer {
 
     async fn over_tcp(
         &self,
-        endpoint: &Endpoint,
+        endpoint: &ChannelEndpoint,
         socket: TcpStream,
         tls: ClientConfig,
     ) -> Result<Link, AttemptError> {
@@ -288,17 +296,17 @@ impl Dialer {
             .or_else(|_| ServerName::try_from(tls::CLOUD_NAME.to_owned()))
             .expect("the constant is a DNS name");
         let connector = TlsConnector::from(Arc::new(tls));
-        let socket = tcp::prepare(socket, Side::Dialled).map_err(AttemptError::Socket)?;
+        let socket = tcp::prepare(socket, LinkSide::Dialled).map_err(AttemptError::Socket)?;
         let connection = connector.connect(name, socket).await.map_err(AttemptError::of_handshake)?;
         if connection.get_ref().1.alpn_protocol() != Some(self.config.alpn) {
             return Err(AttemptError::NotChannel);
         }
-        let link = tcp::over_tls(connection.into(), Side::Dialled, &self.config.quic.limits);
+        let link = tcp::over_tls(connection.into(), LinkSide::Dialled, &self.config.quic.limits);
         Ok(link.map_err(AttemptError::Connect)?.into())
     }
 }
 
-async fn resolve(endpoint: &Endpoint, max: Duration) -> Result<Vec<SocketAddr>, AttemptError> {
+async fn resolve(endpoint: &ChannelEndpoint, max: Duration) -> Result<Vec<SocketAddr>, AttemptError> {
     if let Ok(address) = endpoint.host().parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(address, endpoint.port())]);
     }

@@ -11,25 +11,28 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use crate::clock::{self, Clock, Moment, Skew, from_unix_seconds, unix_seconds};
-use crate::dial::Proxy;
-use crate::key::{Key, KeyError};
+use crate::clock::{self, Clock, ClockSkew, UtcTimestamp, from_unix_seconds, unix_seconds};
+use crate::dial::ConnectProxy;
+use crate::key::{KeyError, PrivateKey};
 use crate::peer::{CertificateFacts, PeerId};
-use crate::tls::{self, Credentials, TimeNote, TlsError, Trust};
-use crate::token::{Endpoint, JoinToken, Secret};
-use crate::wire::{self, Answer, Ask, Hello, Refusal, Response, WireError};
+use crate::tls::{self, TlsCredentials, TlsError, TrustAnchors, ValidityNote};
+use crate::token::{ChannelEndpoint, JoinToken, TokenSecret};
+use crate::wire::{
+    self, EnrolmentHello, EnrolmentRefusal, EnrolmentRequestBody, EnrolmentResponse, EnrolmentResponseBody,
+    WireError,
+};
 
 /// How to reach the cloud, and whom to believe.
 #[derive(Debug, Clone)]
-pub struct Contact {
+pub struct EnrolmentContact {
     /// Tried in this order.
-    pub endpoints: Vec<Endpoint>,
-    pub trust: Trust,
+    pub endpoints: Vec<ChannelEndpoint>,
+    pub trust: TrustAnchors,
     pub clock: Clock,
     /// For each endpoint: connecting, the handshake, and the exchange, together.
     pub deadline: Duration,
     /// On the way to every endpoint that it does not leave out.
-    pub proxy: Option<Proxy>,
+    pub proxy: Option<ConnectProxy>,
 }
 
 /// Generous for a satellite link, short enough to try the next endpoint.
@@ -37,12 +40,12 @@ pub const DEADLINE: Duration = Duration::from_secs(20);
 
 /// What the cloud gave, checked: the certificate is for our key and our name, from a CA in the bundle.
 #[derive(Debug, Clone)]
-pub struct Issued {
+pub struct IssuedCertificate {
     pub certificate: CertificateDer<'static>,
     pub facts: CertificateFacts,
     pub authorities: Vec<CertificateDer<'static>>,
     /// Empty: dial as before.
-    pub endpoints: Vec<Endpoint>,
+    pub endpoints: Vec<ChannelEndpoint>,
     pub cloud_time: SystemTime,
 }
 
@@ -51,33 +54,33 @@ pub enum EnrolError {
     #[error("no endpoint of the cloud is known")]
     NoEndpoint,
     #[error("the cloud at {endpoint} cannot be reached")]
-    Unreachable { endpoint: Endpoint, source: std::io::Error },
+    Unreachable { endpoint: ChannelEndpoint, source: std::io::Error },
     #[error("the cloud at {endpoint} did not answer within {} seconds", deadline.as_secs())]
-    Timeout { endpoint: Endpoint, deadline: Duration },
+    Timeout { endpoint: ChannelEndpoint, deadline: Duration },
     #[error(
         "who answers at {endpoint} is not the cloud this edge belongs to: its certificate is from another CA \
          (a token of another cloud, a CA that was replaced since, or somebody in between); \
          check the address, or create a new token"
     )]
-    WrongAuthority { endpoint: Endpoint },
+    WrongAuthority { endpoint: ChannelEndpoint },
     #[error("TLS with {endpoint} failed")]
-    Handshake { endpoint: Endpoint, source: std::io::Error },
+    Handshake { endpoint: ChannelEndpoint, source: std::io::Error },
     #[error("{endpoint} does not speak enrolment: it is not the channel port of a cloud")]
-    NotEnrolment { endpoint: Endpoint },
+    NotEnrolment { endpoint: ChannelEndpoint },
     #[error(
         "the clock of this machine is wrong: it says {} and the cloud says {}; \
-         set it (for example with chrony or systemd-timesyncd), then try again", Moment(*edge), Moment(*cloud)
+         set it (for example with chrony or systemd-timesyncd), then try again", UtcTimestamp(*edge), UtcTimestamp(*cloud)
     )]
     Clock { edge: SystemTime, cloud: SystemTime },
     #[error(
         "the cloud's own certificate is valid from {} to {} and it is {} now: look at the cloud",
-        Moment(*not_before), Moment(*not_after), Moment(*now)
+        UtcTimestamp(*not_before), UtcTimestamp(*not_after), UtcTimestamp(*now)
     )]
     CloudCertificate { not_before: SystemTime, not_after: SystemTime, now: SystemTime },
     #[error("the cloud refused")]
-    Refused(#[source] Refusal),
+    Refused(#[source] EnrolmentRefusal),
     #[error("the talk with {endpoint} failed")]
-    Wire { endpoint: Endpoint, source: WireError },
+    Wire { endpoint: ChannelEndpoint, source: WireError },
     #[error("the cloud's answer is not usable: {0}")]
     Answer(&'static str),
     #[error(transparent)]
@@ -87,7 +90,7 @@ pub enum EnrolError {
 }
 
 impl EnrolError {
-    pub fn refusal(&self) -> Option<&Refusal> {
+    pub fn refusal(&self) -> Option<&EnrolmentRefusal> {
         match self {
             EnrolError::Refused(refusal) => Some(refusal),
             _ => None,
@@ -105,7 +108,11 @@ impl EnrolError {
 }
 
 /// Redeems a token. May be repeated with the same key until it succeeds.
-pub async fn enrol(contact: &Contact, token: &JoinToken, key: &Key) -> Result<Issued, EnrolError> {
+pub async fn enrol(
+    contact: &EnrolmentContact,
+    token: &JoinToken,
+    key: &PrivateKey,
+) -> Result<IssuedCertificate, EnrolError> {
     let ask = enrol_ask(&token.secret, key.request(&token.peer)?);
     let (answer, time) = exchange(contact, None, ask).await?;
     let issued = check(answer, time, key, &token.peer)?;
@@ -119,52 +126,52 @@ pub async fn enrol(contact: &Contact, token: &JoinToken, key: &Key) -> Result<Is
     }
 }
 
-fn enrol_ask(secret: &Secret, csr: Vec<u8>) -> Ask {
-    Ask::Enrol(wire::Enrol { secret: secret.expose().to_vec(), csr })
+fn enrol_ask(secret: &TokenSecret, csr: Vec<u8>) -> EnrolmentRequestBody {
+    EnrolmentRequestBody::Enrol(wire::EnrolMessage { secret: secret.expose().to_vec(), csr })
 }
 
 /// Asks for the next certificate with the live one.
 pub async fn renew(
-    contact: &Contact,
-    live: Credentials,
-    key: &Key,
+    contact: &EnrolmentContact,
+    live: TlsCredentials,
+    key: &PrivateKey,
     peer: &PeerId,
-) -> Result<Issued, EnrolError> {
-    let ask = Ask::Renew(wire::Renew { csr: key.request(peer)? });
+) -> Result<IssuedCertificate, EnrolError> {
+    let ask = EnrolmentRequestBody::Renew(wire::RenewMessage { csr: key.request(peer)? });
     let (answer, time) = exchange(contact, Some(live), ask).await?;
     check(answer, time, key, peer)
 }
 
 /// Asks for a new certificate after the old one has expired; the key stays the same.
 pub async fn reenrol(
-    contact: &Contact,
+    contact: &EnrolmentContact,
     expired: &CertificateDer<'_>,
-    key: &Key,
+    key: &PrivateKey,
     peer: &PeerId,
-) -> Result<Issued, EnrolError> {
+) -> Result<IssuedCertificate, EnrolError> {
     let csr = key.request(peer)?;
-    let ask = Ask::Reenrol(wire::Reenrol { csr, certificate: expired.to_vec() });
+    let ask = EnrolmentRequestBody::Reenrol(wire::ReenrolMessage { csr, certificate: expired.to_vec() });
     let (answer, time) = exchange(contact, None, ask).await?;
     check(answer, time, key, peer)
 }
 
 /// Asks whether the cloud wants this edge to renew early, because CAs have changed.
-pub async fn asks_to_renew(contact: &Contact, live: Credentials) -> Result<bool, EnrolError> {
+pub async fn asks_to_renew(contact: &EnrolmentContact, live: TlsCredentials) -> Result<bool, EnrolError> {
     let bundle = match &contact.trust {
-        Trust::Bundle(bundle) => tls::bundle_hash(bundle).to_vec(),
-        Trust::Pinned(_) => Vec::new(),
+        TrustAnchors::Bundle(bundle) => tls::bundle_hash(bundle).to_vec(),
+        TrustAnchors::Pinned(_) => Vec::new(),
     };
-    match exchange(contact, Some(live), Ask::Check(wire::Check { bundle })).await? {
-        (Answer::Checked(checked), _) => Ok(checked.renew),
+    match exchange(contact, Some(live), EnrolmentRequestBody::Check(wire::CheckMessage { bundle })).await? {
+        (EnrolmentResponseBody::Checked(checked), _) => Ok(checked.renew),
         _ => Err(EnrolError::Answer("it answers another question")),
     }
 }
 
 async fn exchange(
-    contact: &Contact,
-    credentials: Option<Credentials>,
-    ask: Ask,
-) -> Result<(Answer, SystemTime), EnrolError> {
+    contact: &EnrolmentContact,
+    credentials: Option<TlsCredentials>,
+    ask: EnrolmentRequestBody,
+) -> Result<(EnrolmentResponseBody, SystemTime), EnrolError> {
     let mut last = EnrolError::NoEndpoint;
     for endpoint in &contact.endpoints {
         let attempt = exchange_at(contact, endpoint, credentials.clone(), &ask);
@@ -194,32 +201,32 @@ fn more_telling(before: EnrolError, now: EnrolError) -> EnrolError {
 }
 
 async fn exchange_at(
-    contact: &Contact,
-    endpoint: &Endpoint,
-    credentials: Option<Credentials>,
-    ask: &Ask,
-) -> Result<(Answer, SystemTime), EnrolError> {
+    contact: &EnrolmentContact,
+    endpoint: &ChannelEndpoint,
+    credentials: Option<TlsCredentials>,
+    ask: &EnrolmentRequestBody,
+) -> Result<(EnrolmentResponseBody, SystemTime), EnrolError> {
     let wire = |source| EnrolError::Wire { endpoint: endpoint.clone(), source };
     let (mut link, note) = dial(contact, endpoint, credentials).await?;
-    let hello: Hello = wire::read(&mut link).await.map_err(wire)?;
+    let hello: EnrolmentHello = wire::read(&mut link).await.map_err(wire)?;
     let now = contact.clock.now();
     let cloud_time = from_unix_seconds(hello.time);
     compare_clocks(now, cloud_time, &note)?;
-    let request = wire::Request { time: unix_seconds(now), ask: Some(ask.clone()) };
+    let request = wire::EnrolmentRequest { time: unix_seconds(now), ask: Some(ask.clone()) };
     wire::write(&mut link, &request).await.map_err(wire)?;
-    let response: Response = wire::read(&mut link).await.map_err(wire)?;
+    let response: EnrolmentResponse = wire::read(&mut link).await.map_err(wire)?;
     match response.answer {
-        Some(Answer::Refused(refusal)) => Err(EnrolError::Refused(refusal)),
+        Some(EnrolmentResponseBody::Refused(refusal)) => Err(EnrolError::Refused(refusal)),
         Some(answer) => Ok((answer, cloud_time)),
         None => Err(EnrolError::Answer("it is of a kind this program does not know: use a newer causeway")),
     }
 }
 
 async fn dial(
-    contact: &Contact,
-    endpoint: &Endpoint,
-    credentials: Option<Credentials>,
-) -> Result<(TlsStream<TcpStream>, TimeNote), EnrolError> {
+    contact: &EnrolmentContact,
+    endpoint: &ChannelEndpoint,
+    credentials: Option<TlsCredentials>,
+) -> Result<(TlsStream<TcpStream>, ValidityNote), EnrolError> {
     let unreachable = |source| EnrolError::Unreachable { endpoint: endpoint.clone(), source };
     let (config, note) = tls::client(contact.trust.clone(), credentials, contact.clock.now())?;
     let tcp = connect(contact.proxy.as_ref(), endpoint).await.map_err(unreachable)?;
@@ -236,7 +243,7 @@ async fn dial(
     Ok((link, note))
 }
 
-async fn connect(proxy: Option<&Proxy>, endpoint: &Endpoint) -> std::io::Result<TcpStream> {
+async fn connect(proxy: Option<&ConnectProxy>, endpoint: &ChannelEndpoint) -> std::io::Result<TcpStream> {
     let Some(proxy) = proxy.filter(|proxy| proxy.applies_to(endpoint)) else {
         return TcpStream::connect((endpoint.host(), endpoint.port())).await;
     };
@@ -245,7 +252,7 @@ async fn connect(proxy: Option<&Proxy>, endpoint: &Endpoint) -> std::io::Result<
     Ok(tcp)
 }
 
-fn handshake_error(endpoint: &Endpoint, source: std::io::Error) -> EnrolError {
+fn handshake_error(endpoint: &ChannelEndpoint, source: std::io::Error) -> EnrolError {
     let endpoint = endpoint.clone();
     let cause = source.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
     match cause {
@@ -262,23 +269,28 @@ fn handshake_error(endpoint: &Endpoint, source: std::io::Error) -> EnrolError {
     }
 }
 
-fn compare_clocks(edge: SystemTime, cloud: SystemTime, note: &TimeNote) -> Result<(), EnrolError> {
+fn compare_clocks(edge: SystemTime, cloud: SystemTime, note: &ValidityNote) -> Result<(), EnrolError> {
     match (clock::compare(edge, cloud), note.validity()) {
-        (Skew::Unusable, _) => Err(EnrolError::Clock { edge, cloud }),
+        (ClockSkew::Unusable, _) => Err(EnrolError::Clock { edge, cloud }),
         // The clocks agree, so it is the certificate: nothing more is said to a cloud that shows an old one.
         (_, Some((not_before, not_after))) => {
             Err(EnrolError::CloudCertificate { not_before, not_after, now: edge })
         }
-        (Skew::Noticeable, None) => {
-            tracing::warn!(edge = %Moment(edge), cloud = %Moment(cloud), "this machine's clock is off: look at its time service");
+        (ClockSkew::Noticeable, None) => {
+            tracing::warn!(edge = %UtcTimestamp(edge), cloud = %UtcTimestamp(cloud), "this machine's clock is off: look at its time service");
             Ok(())
         }
-        (Skew::Fine, None) => Ok(()),
+        (ClockSkew::Fine, None) => Ok(()),
     }
 }
 
-fn check(answer: Answer, cloud_time: SystemTime, key: &Key, peer: &PeerId) -> Result<Issued, EnrolError> {
-    let Answer::Issued(issued) = answer else {
+fn check(
+    answer: EnrolmentResponseBody,
+    cloud_time: SystemTime,
+    key: &PrivateKey,
+    peer: &PeerId,
+) -> Result<IssuedCertificate, EnrolError> {
+    let EnrolmentResponseBody::Issued(issued) = answer else {
         return Err(EnrolError::Answer("it answers another question"));
     };
     let certificate = CertificateDer::from(issued.certificate);
@@ -294,5 +306,5 @@ fn check(answer: Answer, cloud_time: SystemTime, key: &Key, peer: &PeerId) -> Re
     tls::verify_client(&certificate, &authorities)
         .map_err(|_| EnrolError::Answer("its certificate is not from a CA of its bundle"))?;
     let endpoints = issued.endpoints.iter().filter_map(|text| text.parse().ok()).collect();
-    Ok(Issued { certificate, facts, authorities, endpoints, cloud_time })
+    Ok(IssuedCertificate { certificate, facts, authorities, endpoints, cloud_time })
 }

@@ -16,7 +16,7 @@ use x509_parser::x509::SubjectPublicKeyInfo;
 use crate::peer::{KeyHash, PeerId};
 
 /// A private key. Its `Debug` shows only the hash of its public half.
-pub struct Key {
+pub struct PrivateKey {
     pair: KeyPair,
 }
 
@@ -30,15 +30,15 @@ pub enum KeyError {
     Request(#[source] rcgen::Error),
 }
 
-impl Key {
-    pub fn generate() -> Result<Key, KeyError> {
+impl PrivateKey {
+    pub fn generate() -> Result<PrivateKey, KeyError> {
         let pair = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(KeyError::Generate)?;
-        Ok(Key { pair })
+        Ok(PrivateKey { pair })
     }
 
-    pub fn from_pem(pem: &str) -> Result<Key, KeyError> {
+    pub fn from_pem(pem: &str) -> Result<PrivateKey, KeyError> {
         let pair = KeyPair::from_pem_and_sign_algo(pem, &PKCS_ECDSA_P256_SHA256).map_err(KeyError::Read)?;
-        Ok(Key { pair })
+        Ok(PrivateKey { pair })
     }
 
     /// The private key itself: for a file of mode 0600 and nothing else.
@@ -71,7 +71,7 @@ impl Key {
     }
 }
 
-impl fmt::Debug for Key {
+impl fmt::Debug for PrivateKey {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "Key({})", self.hash())
     }
@@ -79,16 +79,16 @@ impl fmt::Debug for Key {
 
 /// A request whose signature was checked: the sender holds the key.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Request {
+pub struct CertificateRequest {
     /// The public key, as SubjectPublicKeyInfo in DER.
     pub spki: Vec<u8>,
     pub key: KeyHash,
     /// The gateway the sender says it is. Never the base of a certificate.
-    pub wish: Wish,
+    pub wish: RequestedIdentity,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Wish {
+pub enum RequestedIdentity {
     Nothing,
     Gateway(PeerId),
     /// Names that no gateway has.
@@ -96,7 +96,7 @@ pub enum Wish {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum RequestError {
+pub enum CertificateRequestError {
     #[error("it is not a PKCS #10 request in DER")]
     Malformed,
     #[error("its key is not ECDSA P-256")]
@@ -105,18 +105,23 @@ pub enum RequestError {
     Signature,
 }
 
-impl Request {
-    pub fn read(der: &[u8]) -> Result<Request, RequestError> {
-        let (rest, request) = X509CertificationRequest::from_der(der).map_err(|_| RequestError::Malformed)?;
+impl CertificateRequest {
+    pub fn read(der: &[u8]) -> Result<CertificateRequest, CertificateRequestError> {
+        let (rest, request) =
+            X509CertificationRequest::from_der(der).map_err(|_| CertificateRequestError::Malformed)?;
         if !rest.is_empty() {
-            return Err(RequestError::Malformed);
+            return Err(CertificateRequestError::Malformed);
         }
         let spki = &request.certification_request_info.subject_pki;
         if !is_p256(spki) {
-            return Err(RequestError::KeyType);
+            return Err(CertificateRequestError::KeyType);
         }
-        request.verify_signature().map_err(|_| RequestError::Signature)?;
-        Ok(Request { spki: spki.raw.to_vec(), key: KeyHash::of_spki(spki.raw), wish: wish(&request) })
+        request.verify_signature().map_err(|_| CertificateRequestError::Signature)?;
+        Ok(CertificateRequest {
+            spki: spki.raw.to_vec(),
+            key: KeyHash::of_spki(spki.raw),
+            wish: wish(&request),
+        })
     }
 }
 
@@ -128,20 +133,20 @@ fn is_p256(spki: &SubjectPublicKeyInfo<'_>) -> bool {
         && spki.subject_public_key.data.len() == 65
 }
 
-fn wish(request: &X509CertificationRequest<'_>) -> Wish {
+fn wish(request: &X509CertificationRequest<'_>) -> RequestedIdentity {
     let extensions = request.requested_extensions().into_iter().flatten();
     for extension in extensions {
         let ParsedExtension::SubjectAlternativeName(names) = extension else { continue };
         match &names.general_names[..] {
             [] => {}
             [GeneralName::URI(uri)] => match uri.parse() {
-                Ok(peer) => return Wish::Gateway(peer),
-                Err(_) => return Wish::Other(shorten(uri)),
+                Ok(peer) => return RequestedIdentity::Gateway(peer),
+                Err(_) => return RequestedIdentity::Other(shorten(uri)),
             },
-            names => return Wish::Other(shorten(&format!("{names:?}"))),
+            names => return RequestedIdentity::Other(shorten(&format!("{names:?}"))),
         }
     }
-    Wish::Nothing
+    RequestedIdentity::Nothing
 }
 
 // It ends up in the audit log, and the sender chose it.
@@ -161,40 +166,42 @@ mod tests {
 
     #[test]
     fn a_key_survives_its_file_and_shows_no_secret() {
-        let key = Key::generate().unwrap();
-        let again = Key::from_pem(&key.to_pem()).unwrap();
+        let key = PrivateKey::generate().unwrap();
+        let again = PrivateKey::from_pem(&key.to_pem()).unwrap();
         assert_eq!(again.hash(), key.hash());
         let shown = format!("{key:?}");
         assert!(shown.contains(&key.hash().to_string()) && shown.len() < 80, "{shown}");
-        assert!(Key::from_pem("no key").is_err());
+        assert!(PrivateKey::from_pem("no key").is_err());
     }
 
     #[test]
     fn a_request_proves_the_key_and_tells_the_wish() {
-        let key = Key::generate().unwrap();
-        let request = Request::read(&key.request(&peer()).unwrap()).unwrap();
+        let key = PrivateKey::generate().unwrap();
+        let request = CertificateRequest::read(&key.request(&peer()).unwrap()).unwrap();
         assert_eq!(request.key, key.hash());
-        assert_eq!(request.wish, Wish::Gateway(peer()));
+        assert_eq!(request.wish, RequestedIdentity::Gateway(peer()));
     }
 
     #[test]
     fn requests_that_prove_nothing_are_refused() {
-        let key = Key::generate().unwrap();
+        let key = PrivateKey::generate().unwrap();
         let good = key.request(&peer()).unwrap();
-        let refused = |bytes: &[u8], error: RequestError| assert_eq!(Request::read(bytes), Err(error));
+        let refused = |bytes: &[u8], error: CertificateRequestError| {
+            assert_eq!(CertificateRequest::read(bytes), Err(error))
+        };
 
-        refused(b"", RequestError::Malformed);
-        refused(&good[..good.len() - 1], RequestError::Malformed);
-        refused(&[&good[..], b"x"].concat(), RequestError::Malformed);
+        refused(b"", CertificateRequestError::Malformed);
+        refused(&good[..good.len() - 1], CertificateRequestError::Malformed);
+        refused(&[&good[..], b"x"].concat(), CertificateRequestError::Malformed);
 
         let mut forged = good.clone();
         let place = forged.windows(5).position(|bytes| bytes == b"Tokyo").unwrap();
         forged[place] = b'X';
-        refused(&forged, RequestError::Signature);
+        refused(&forged, CertificateRequestError::Signature);
 
         let p384 = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P384_SHA384).unwrap();
         let other = CertificateParams::default().serialize_request(&p384).unwrap();
-        refused(other.der(), RequestError::KeyType);
+        refused(other.der(), CertificateRequestError::KeyType);
     }
 
     #[test]
@@ -202,27 +209,27 @@ mod tests {
         let pair = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
         let mut params = CertificateParams::default();
         let nothing = params.serialize_request(&pair).unwrap();
-        assert_eq!(Request::read(nothing.der()).unwrap().wish, Wish::Nothing);
+        assert_eq!(CertificateRequest::read(nothing.der()).unwrap().wish, RequestedIdentity::Nothing);
         params.subject_alt_names = vec![SanType::DnsName("cloud.example".try_into().unwrap())];
         let dns = params.serialize_request(&pair).unwrap();
-        assert!(matches!(Request::read(dns.der()).unwrap().wish, Wish::Other(_)));
+        assert!(matches!(CertificateRequest::read(dns.der()).unwrap().wish, RequestedIdentity::Other(_)));
     }
 
     proptest! {
         #[test]
         fn no_bytes_make_the_reader_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
-            let _ = Request::read(&bytes);
+            let _ = CertificateRequest::read(&bytes);
         }
 
         #[test]
         fn no_flipped_bit_changes_what_is_read(place in 0usize..10_000, bit in 0u8..8) {
-            let key = Key::generate().unwrap();
+            let key = PrivateKey::generate().unwrap();
             let mut bytes = key.request(&peer()).unwrap();
-            let request = Request::read(&bytes).unwrap();
+            let request = CertificateRequest::read(&bytes).unwrap();
             let place = place % bytes.len();
             bytes[place] ^= 1 << bit;
             // Some bits outside the signed part mean nothing; every other one must break the signature.
-            prop_assert!(!Request::read(&bytes).is_ok_and(|read| read != request));
+            prop_assert!(!CertificateRequest::read(&bytes).is_ok_and(|read| read != request));
         }
     }
 }

@@ -12,7 +12,7 @@ pub mod link;
 pub mod clock;
 pub mod dial;
 pub mod enrol;
-pub mod home;
+pub mod io_thread;
 pub mod key;
 pub mod peer;
 pub mod pem;
@@ -27,10 +27,10 @@ pub mod wire;
 
 pub use clock::Clock;
 pub use dial::{DialConfig, DialError, Dialer};
-pub use enrol::{Contact, EnrolError, Issued};
-pub use key::Key;
+pub use enrol::{EnrolError, EnrolmentContact, IssuedCertificate};
+pub use key::PrivateKey;
 pub use link::{
-    CloseCode, CloseReason, Link, LinkClosed, Purpose, ResetCode, Stream, StreamHeader, Transport,
+    CloseCode, CloseReason, Link, LinkClosed, ResetCode, Stream, StreamHeader, StreamPurpose, Transport,
 };
 pub use peer::{CertificateFacts, KeyHash, PeerId};
-pub use token::{Endpoint, JoinToken, Secret};
+pub use token::{ChannelEndpoint, JoinToken, TokenSecret};

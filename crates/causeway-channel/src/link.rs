@@ -21,11 +21,11 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::runtime::Handle;
 use tokio::sync::OwnedSemaphorePermit;
 
-use crate::quic::{Mailbox, QuicLink, QuicRecv, QuicSend};
+use crate::quic::{DatagramMailbox, QuicLink, QuicRecv, QuicSend};
 use crate::tcp::{TcpLink, TcpRecv, TcpSend};
 
-pub use flow::{Flow, FlowRecv, FlowSend, Way};
-pub use header::{HEADER_BYTES_MAX, HeaderError, Origin, PREFIX_BYTES, Purpose, StreamHeader};
+pub use flow::{DatagramFlow, DatagramFlowRecv, DatagramFlowSend, DatagramPath};
+pub use header::{HEADER_BYTES_MAX, HeaderError, PREFIX_BYTES, StreamHeader, StreamOrigin, StreamPurpose};
 pub use reason::{
     CloseCode, CloseReason, ClosedBy, DatagramError, LinkClosed, Reset, ResetCode, StreamError,
 };
@@ -61,7 +61,7 @@ impl fmt::Display for Transport {
 
 /// Which end of a link we are: the one that dialled, or the one that accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Side {
+pub enum LinkSide {
     Dialled,
     Accepted,
 }
@@ -106,7 +106,7 @@ impl Default for LinkLimits {
 
 /// What passed over a link so far, and what is open now.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct LinkFigures {
+pub struct LinkStats {
     pub sent_bytes: u64,
     pub received_bytes: u64,
     pub streams_open: u64,
@@ -239,7 +239,7 @@ impl Link {
         }
     }
 
-    pub fn figures(&self) -> LinkFigures {
+    pub fn figures(&self) -> LinkStats {
         match &self.inner {
             LinkInner::Quic(link) => link.figures(),
             LinkInner::Tcp(link) => link.figures(),
@@ -304,7 +304,7 @@ impl Stream {
         }
     }
 
-    /// May datagrams come beside it? Then it must be used as a `Flow`.
+    /// May datagrams come beside it? Then it must be used as a `DatagramFlow`.
     pub fn has_datagrams(&self) -> bool {
         self.send.mailbox().is_some()
     }
@@ -382,7 +382,7 @@ impl SendStream {
         }
     }
 
-    fn mailbox(&self) -> Option<&Arc<Mailbox>> {
+    fn mailbox(&self) -> Option<&Arc<DatagramMailbox>> {
         match &self.0 {
             SendInner::Quic(send) => send.mailbox(),
             SendInner::Tcp(_) => None,
@@ -460,7 +460,7 @@ impl RecvStream {
         }
     }
 
-    fn mailbox(&self) -> Option<&Arc<Mailbox>> {
+    fn mailbox(&self) -> Option<&Arc<DatagramMailbox>> {
         match &self.0 {
             RecvInner::Quic(recv) => recv.mailbox(),
             RecvInner::Tcp(_) => None,

@@ -5,11 +5,11 @@
 //! that `check_certificates` refuses gets no link. Time and whether the gateway exists are judged by whoever admits
 //! sessions; until then the peer may open one stream.
 
-mod figures;
+mod admission_backlog;
 mod half_open;
-mod line;
-mod numbers;
-mod pace;
+mod handshake_slots;
+mod metrics;
+mod retry_tickets;
 mod sockets;
 mod spread;
 
@@ -33,18 +33,18 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
-use crate::link::{CloseCode, CloseReason, Link, Side};
-use crate::quic::server::{Protocol, QuicServer};
-use crate::quic::{Busy, Number, PortKeys, QuicOptions};
+use crate::link::{CloseCode, CloseReason, Link, LinkSide};
+use crate::quic::server::{AlpnProtocol, QuicServer};
+use crate::quic::{BusyRefusal, EndpointKeys, QuicOptions, RetryTicket};
 use crate::{tcp, tls, wire};
 
-use half_open::HalfOpen;
-use numbers::Numbers;
-use pace::Turns;
+use half_open::HalfOpenHandshakes;
+use handshake_slots::HandshakeSlots;
+use retry_tickets::RetryTickets;
 
-pub use figures::{PortFigures, Why};
-pub use line::Line;
-pub use pace::{CALLED_WAIT_MAX, Pace, Turn, WAIT_MAX as PACE_WAIT_MAX};
+pub use admission_backlog::AdmissionBacklog;
+pub use handshake_slots::{CALLED_WAIT_MAX, HandshakeConcurrency, HandshakeSlot, WAIT_MAX as PACE_WAIT_MAX};
+pub use metrics::{PortMetrics, RejectReason};
 pub use sockets::PortSockets;
 pub use spread::spread;
 
@@ -100,10 +100,10 @@ const FAREWELL: Duration = Duration::from_secs(1);
 /// Somebody who is through the handshake.
 // Moved once, from the handshake to whoever serves it; a box would not pay.
 #[allow(clippy::large_enum_variant)]
-pub enum Incoming {
-    Enrolment(TlsStream<tcp::Socket>, SocketAddr),
+pub enum IncomingLink {
+    Enrolment(TlsStream<tcp::LinkSocket>, SocketAddr),
     /// The turn is dropped when the peer has its answer: welcome or refusal.
-    Channel(Link, Turn),
+    Channel(Link, HandshakeSlot),
     Replica(Link),
 }
 
@@ -114,7 +114,7 @@ pub struct ChannelPort {
     listener: TcpListener,
     address: SocketAddr,
     shared: Arc<Shared>,
-    through: mpsc::Receiver<Incoming>,
+    through: mpsc::Receiver<IncomingLink>,
     handshakes: JoinSet<()>,
 }
 
@@ -124,14 +124,14 @@ struct Shared {
     limits: PortLimits,
     all: DefaultDirectRateLimiter,
     per_address: DefaultKeyedRateLimiter<IpAddr>,
-    half_open: Mutex<HalfOpen<CancellationToken>>,
-    turns: Arc<Turns>,
-    numbers: Numbers,
+    half_open: Mutex<HalfOpenHandshakes<CancellationToken>>,
+    turns: Arc<HandshakeSlots>,
+    numbers: RetryTickets,
     /// Those who were sent away last.
     sent_away: Mutex<VecDeque<SentAway>>,
     links: Arc<Semaphore>,
-    figures: PortFigures,
-    through: mpsc::Sender<Incoming>,
+    figures: PortMetrics,
+    through: mpsc::Sender<IncomingLink>,
     certificate_check: OnceLock<CertificateCheck>,
 }
 
@@ -139,7 +139,7 @@ impl ChannelPort {
     pub async fn bind(
         address: SocketAddr,
         tls: Arc<ArcSwap<ServerConfig>>,
-        keys: PortKeys,
+        keys: EndpointKeys,
         limits: PortLimits,
     ) -> io::Result<ChannelPort> {
         ChannelPort::on(PortSockets::bind(address).await?, tls, keys, limits)
@@ -149,7 +149,7 @@ impl ChannelPort {
     pub fn on(
         sockets: PortSockets,
         tls: Arc<ArcSwap<ServerConfig>>,
-        keys: PortKeys,
+        keys: EndpointKeys,
         limits: PortLimits,
     ) -> io::Result<ChannelPort> {
         let address = sockets.local_addr();
@@ -163,12 +163,15 @@ impl ChannelPort {
             quic,
             all: RateLimiter::direct(all),
             per_address: RateLimiter::keyed(per_address),
-            half_open: Mutex::new(HalfOpen::new(limits.half_open_max, limits.half_open_per_address_max)),
-            turns: Turns::new(limits.half_open_max),
-            numbers: Numbers::new(Instant::now()),
+            half_open: Mutex::new(HalfOpenHandshakes::new(
+                limits.half_open_max,
+                limits.half_open_per_address_max,
+            )),
+            turns: HandshakeSlots::new(limits.half_open_max),
+            numbers: RetryTickets::new(Instant::now()),
             sent_away: Mutex::default(),
             links: Arc::new(Semaphore::new(limits.links_max)),
-            figures: PortFigures::default(),
+            figures: PortMetrics::default(),
             through: sender,
             certificate_check: OnceLock::new(),
             limits,
@@ -186,12 +189,12 @@ impl ChannelPort {
         let _ = self.shared.certificate_check.set(check);
     }
 
-    pub fn figures(&self) -> &PortFigures {
+    pub fn figures(&self) -> &PortMetrics {
         &self.shared.figures
     }
 
     /// The next one who is through. Handshakes go on only while somebody waits here, or does so again soon.
-    pub async fn accept(&mut self) -> Incoming {
+    pub async fn accept(&mut self) -> IncomingLink {
         loop {
             // Those who wait in the kernel's queue cost nothing yet.
             let is_crowded = self.shared.turns.is_crowded();
@@ -203,7 +206,7 @@ impl ChannelPort {
                     Err(error) => {
                         // Out of file descriptors, most likely: accepting again at once would spin.
                         tracing::warn!(%error, "a connection could not be accepted");
-                        self.shared.figures.count_turned_away(Why::Accept);
+                        self.shared.figures.count_turned_away(RejectReason::Accept);
                         tokio::time::sleep(Duration::from_millis(50)).await;
                     }
                 },
@@ -275,24 +278,24 @@ impl StoppedPort {
 }
 
 impl Shared {
-    fn check_rates(&self, address: IpAddr) -> Result<(), Why> {
+    fn check_rates(&self, address: IpAddr) -> Result<(), RejectReason> {
         if self.per_address.len() > ADDRESSES_MAX {
             self.per_address.retain_recent();
         }
-        self.per_address.check_key(&network(address)).map_err(|_| Why::RateAddress)?;
-        self.all.check().map_err(|_| Why::RateAll)
+        self.per_address.check_key(&network(address)).map_err(|_| RejectReason::RateAddress)?;
+        self.all.check().map_err(|_| RejectReason::RateAll)
     }
 
     /// A first packet that is repeated is no new dial: it would stand in line twice. Its answer may have been lost, and is given again.
-    fn was_told(&self, first: quinn::ConnectionId) -> Option<Busy> {
+    fn was_told(&self, first: quinn::ConnectionId) -> Option<BusyRefusal> {
         let sent_away = self.sent_away.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         let told = sent_away.iter().find(|told| told.first == first && now < told.due + DIAL_MAX)?;
-        Some(Busy { wait: told.due.saturating_duration_since(now), number: told.number })
+        Some(BusyRefusal { wait: told.due.saturating_duration_since(now), number: told.number })
     }
 
     /// Told to come again after `wait`.
-    fn note_sent_away(&self, first: quinn::ConnectionId, wait: Duration) -> Busy {
+    fn note_sent_away(&self, first: quinn::ConnectionId, wait: Duration) -> BusyRefusal {
         let due = Instant::now() + wait;
         let number = self.numbers.issue(due);
         let mut sent_away = self.sent_away.lock().unwrap_or_else(PoisonError::into_inner);
@@ -300,7 +303,7 @@ impl Shared {
             sent_away.pop_front();
         }
         sent_away.push_back(SentAway { first, due, number });
-        Busy { wait, number }
+        BusyRefusal { wait, number }
     }
 
     fn is_crowded(&self) -> bool {
@@ -309,12 +312,16 @@ impl Shared {
     }
 
     /// Waits for a handshake as long as it may take, and counts how it ended.
-    async fn let_through(&self, place: Place, shaken: impl Future<Output = Result<Incoming, Why>>) {
+    async fn let_through(
+        &self,
+        place: Place,
+        shaken: impl Future<Output = Result<IncomingLink, RejectReason>>,
+    ) {
         let shaken = tokio::select! {
             biased;
             // Counted by whoever needed the place.
             () = place.must_go.cancelled() => return,
-            shaken = timeout(self.limits.handshake, shaken) => shaken.unwrap_or(Err(Why::HandshakeTimeout)),
+            shaken = timeout(self.limits.handshake, shaken) => shaken.unwrap_or(Err(RejectReason::HandshakeTimeout)),
         };
         match shaken {
             Ok(incoming) => {
@@ -326,28 +333,32 @@ impl Shared {
         }
     }
 
-    async fn shake_tcp(self: Arc<Shared>, link: TcpStream, client: SocketAddr) -> Result<Incoming, Why> {
+    async fn shake_tcp(
+        self: Arc<Shared>,
+        link: TcpStream,
+        client: SocketAddr,
+    ) -> Result<IncomingLink, RejectReason> {
         // Who says nothing needs no turn. Who has hung up while it waited for one needs no work either.
-        let hears = async || link.ready(Interest::READABLE).await.map_err(|_| Why::Handshake);
+        let hears = async || link.ready(Interest::READABLE).await.map_err(|_| RejectReason::Handshake);
         hears().await?;
-        let turn = self.turns.take(self.limits.handshake).await.ok_or(Why::Busy)?;
+        let turn = self.turns.take(self.limits.handshake).await.ok_or(RejectReason::Busy)?;
         if hears().await?.is_read_closed() {
-            return Err(Why::Handshake);
+            return Err(RejectReason::Handshake);
         }
         let acceptor = TlsAcceptor::from(self.tls.load_full());
         let link = acceptor
-            .accept(tcp::prepare(link, Side::Accepted).map_err(|_| Why::Handshake)?)
+            .accept(tcp::prepare(link, LinkSide::Accepted).map_err(|_| RejectReason::Handshake)?)
             .await
             .map_err(|error| {
                 tracing::debug!(%client, %error, "no handshake");
-                Why::Handshake
+                RejectReason::Handshake
             })?;
         if link.get_ref().1.alpn_protocol() == Some(wire::ALPN) {
-            return Ok(Incoming::Enrolment(link, client));
+            return Ok(IncomingLink::Enrolment(link, client));
         }
         // Without the name of a protocol nobody here knows in which words to say anything.
-        let protocol = match Protocol::of(link.get_ref().1.alpn_protocol()) {
-            Protocol::Other => return Err(Why::Protocol),
+        let protocol = match AlpnProtocol::of(link.get_ref().1.alpn_protocol()) {
+            AlpnProtocol::Other => return Err(RejectReason::Protocol),
             protocol => protocol,
         };
         let certificate = link.get_ref().1.peer_certificates().and_then(<[_]>::first).cloned();
@@ -360,10 +371,10 @@ impl Shared {
             }
         };
         let link = tcp::over_tls_pending(link.into(), &self.limits.quic.limits);
-        Ok(admitted.incoming(link.map_err(|_| Why::Handshake)?.into(), turn))
+        Ok(admitted.incoming(link.map_err(|_| RejectReason::Handshake)?.into(), turn))
     }
 
-    async fn shake_quic(self: Arc<Shared>, incoming: quinn::Incoming) -> Result<Incoming, Why> {
+    async fn shake_quic(self: Arc<Shared>, incoming: quinn::Incoming) -> Result<IncomingLink, RejectReason> {
         let client = incoming.remote_address();
         let is_called = self.numbers.is_due(&incoming.orig_dst_cid(), Instant::now());
         let turn = match self.turns.ask(is_called).await {
@@ -371,12 +382,12 @@ impl Shared {
             Err(wait) => {
                 let busy = self.note_sent_away(incoming.orig_dst_cid(), wait);
                 self.quic.send_away(incoming, busy);
-                return Err(Why::Busy);
+                return Err(RejectReason::Busy);
             }
         };
         let shaken = self.quic.shake_hands(incoming).await.map_err(|error| {
             tracing::debug!(%client, %error, "no handshake");
-            Why::Handshake
+            RejectReason::Handshake
         })?;
         match self.admit(shaken.protocol(), shaken.certificate().as_ref(), client.ip().to_canonical()) {
             Ok(admitted) => Ok(admitted.incoming(shaken.link(), turn)),
@@ -390,28 +401,28 @@ impl Shared {
     /// May this peer have a link? Nothing is made for it before.
     fn admit(
         &self,
-        protocol: Protocol,
+        protocol: AlpnProtocol,
         certificate: Option<&CertificateDer<'_>>,
         client: IpAddr,
-    ) -> Result<Admitted, (Why, CloseReason)> {
-        if protocol == Protocol::Other {
+    ) -> Result<Admitted, (RejectReason, CloseReason)> {
+        if protocol == AlpnProtocol::Other {
             let text = "without the name of a protocol nobody here knows what would follow";
-            return Err((Why::Protocol, CloseReason::new(CloseCode::NotAdmitted, text)));
+            return Err((RejectReason::Protocol, CloseReason::new(CloseCode::NotAdmitted, text)));
         }
         let Some(certificate) = certificate else {
             let text = "the channel is open only to those who show a certificate";
-            return Err((Why::NoCertificate, CloseReason::new(CloseCode::NotAdmitted, text)));
+            return Err((RejectReason::NoCertificate, CloseReason::new(CloseCode::NotAdmitted, text)));
         };
-        if protocol == Protocol::Replica && !tls::is_cloud(certificate) {
+        if protocol == AlpnProtocol::Replica && !tls::is_cloud(certificate) {
             let text = "only a replica of the cloud may use the protocol of replicas";
-            return Err((Why::Certificate, CloseReason::new(CloseCode::NotAdmitted, text)));
+            return Err((RejectReason::Certificate, CloseReason::new(CloseCode::NotAdmitted, text)));
         }
         if let Some(check) = self.certificate_check.get() {
-            check(certificate, client).map_err(|reason| (Why::Certificate, reason))?;
+            check(certificate, client).map_err(|reason| (RejectReason::Certificate, reason))?;
         }
         let place = self.links.clone().try_acquire_owned().map_err(|_| {
             let text = "this replica holds as many links as it may: try another, or later";
-            (Why::Sessions, CloseReason::new(CloseCode::Limit, text))
+            (RejectReason::Sessions, CloseReason::new(CloseCode::Limit, text))
         })?;
         Ok(Admitted { protocol, place })
     }
@@ -419,20 +430,20 @@ impl Shared {
 
 /// A peer that may have a link.
 struct Admitted {
-    protocol: Protocol,
+    protocol: AlpnProtocol,
     place: OwnedSemaphorePermit,
 }
 
 impl Admitted {
-    fn incoming(self, link: Link, turn: Turn) -> Incoming {
+    fn incoming(self, link: Link, turn: HandshakeSlot) -> IncomingLink {
         let link = link.holding(self.place);
         match self.protocol {
-            Protocol::Replica => {
+            AlpnProtocol::Replica => {
                 // Its certificate names the cloud, and nothing precedes its streams.
                 link.admit();
-                Incoming::Replica(link)
+                IncomingLink::Replica(link)
             }
-            Protocol::Channel | Protocol::Other => Incoming::Channel(link, turn),
+            AlpnProtocol::Channel | AlpnProtocol::Other => IncomingLink::Channel(link, turn),
         }
     }
 }
@@ -442,7 +453,7 @@ struct SentAway {
     /// The connection ID of its first packet.
     first: quinn::ConnectionId,
     due: Instant,
-    number: Number,
+    number: RetryTicket,
 }
 
 /// One of the places for handshakes, left when dropped.

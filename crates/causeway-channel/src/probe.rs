@@ -11,11 +11,11 @@ use bytes::Bytes;
 use tokio::io::AsyncWriteExt;
 use tokio::time::timeout;
 
-use crate::link::{Link, Purpose, ResetCode, SendStream, Stream, StreamError, StreamHeader};
+use crate::link::{Link, ResetCode, SendStream, Stream, StreamError, StreamHeader, StreamPurpose};
 
 /// What a probe wants from the other end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
+pub enum ProbeMode {
     /// Everything back.
     Echo,
     /// Read everything, answer nothing but the end.
@@ -32,28 +32,28 @@ pub const ANSWERED_MAX: usize = 16;
 const STALL: Duration = Duration::from_secs(15);
 const CHUNK_BYTES: usize = 64 * 1024;
 
-impl FromStr for Mode {
+impl FromStr for ProbeMode {
     type Err = ();
 
-    fn from_str(text: &str) -> Result<Mode, ()> {
+    fn from_str(text: &str) -> Result<ProbeMode, ()> {
         match text.split_once(':') {
-            None if text == "echo" => Ok(Mode::Echo),
-            None if text == "sink" => Ok(Mode::Sink),
+            None if text == "echo" => Ok(ProbeMode::Echo),
+            None if text == "sink" => Ok(ProbeMode::Sink),
             Some(("source", bytes)) => {
                 let bytes = bytes.parse().map_err(|_| ())?;
-                if bytes > BYTES_MAX { Err(()) } else { Ok(Mode::Source { bytes }) }
+                if bytes > BYTES_MAX { Err(()) } else { Ok(ProbeMode::Source { bytes }) }
             }
             _ => Err(()),
         }
     }
 }
 
-impl std::fmt::Display for Mode {
+impl std::fmt::Display for ProbeMode {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Mode::Echo => formatter.write_str("echo"),
-            Mode::Sink => formatter.write_str("sink"),
-            Mode::Source { bytes } => write!(formatter, "source:{bytes}"),
+            ProbeMode::Echo => formatter.write_str("echo"),
+            ProbeMode::Sink => formatter.write_str("sink"),
+            ProbeMode::Source { bytes } => write!(formatter, "source:{bytes}"),
         }
     }
 }
@@ -67,29 +67,29 @@ pub async fn answer(header: &StreamHeader, stream: Stream) {
     }
 }
 
-async fn serve(mode: Mode, mut stream: Stream) -> io::Result<()> {
+async fn serve(mode: ProbeMode, mut stream: Stream) -> io::Result<()> {
     match mode {
-        Mode::Echo => {
+        ProbeMode::Echo => {
             while let Some(chunk) = patient(stream.recv.read_chunk(CHUNK_BYTES)).await? {
                 patient(stream.send.write_chunk(chunk)).await?;
             }
         }
-        Mode::Sink => while patient(stream.recv.read_chunk(CHUNK_BYTES)).await?.is_some() {},
-        Mode::Source { bytes } => send(&mut stream.send, bytes).await?,
+        ProbeMode::Sink => while patient(stream.recv.read_chunk(CHUNK_BYTES)).await?.is_some() {},
+        ProbeMode::Source { bytes } => send(&mut stream.send, bytes).await?,
     }
     patient(stream.send.shutdown()).await
 }
 
 /// What a probe found.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Found {
+pub struct ProbeResult {
     /// From opening the stream to the last byte of the answer.
     pub took: Duration,
     /// Bytes that crossed in the direction that was measured.
     pub bytes: u64,
 }
 
-impl Found {
+impl ProbeResult {
     pub fn bytes_per_second(&self) -> f64 {
         self.bytes as f64 / self.took.as_secs_f64().max(1e-6)
     }
@@ -106,7 +106,12 @@ pub enum ProbeError {
 }
 
 /// Probes the other end of a link with so many bytes; `Source` names its own.
-pub async fn run(link: &Link, header: StreamHeader, mode: Mode, bytes: u64) -> Result<Found, ProbeError> {
+pub async fn run(
+    link: &Link,
+    header: StreamHeader,
+    mode: ProbeMode,
+    bytes: u64,
+) -> Result<ProbeResult, ProbeError> {
     let wanted = self::header(mode);
     let header = StreamHeader { purpose: wanted.purpose, details: wanted.details, ..header };
     let start = Instant::now();
@@ -114,17 +119,22 @@ pub async fn run(link: &Link, header: StreamHeader, mode: Mode, bytes: u64) -> R
 }
 
 /// What a stream begins with that asks for a probe.
-pub fn header(mode: Mode) -> StreamHeader {
-    StreamHeader::new(Purpose::Probe).details(mode.to_string())
+pub fn header(mode: ProbeMode) -> StreamHeader {
+    StreamHeader::new(StreamPurpose::Probe).details(mode.to_string())
 }
 
 /// The same on a stream that began with `header`, which was opened at `start`.
-pub async fn run_on(stream: Stream, start: Instant, mode: Mode, bytes: u64) -> Result<Found, ProbeError> {
+pub async fn run_on(
+    stream: Stream,
+    start: Instant,
+    mode: ProbeMode,
+    bytes: u64,
+) -> Result<ProbeResult, ProbeError> {
     let (mut to_peer, mut from_peer) = stream.split();
     let (sent, expected) = match mode {
-        Mode::Echo => (bytes.min(BYTES_MAX), bytes.min(BYTES_MAX)),
-        Mode::Sink => (bytes.min(BYTES_MAX), 0),
-        Mode::Source { bytes } => (0, bytes),
+        ProbeMode::Echo => (bytes.min(BYTES_MAX), bytes.min(BYTES_MAX)),
+        ProbeMode::Sink => (bytes.min(BYTES_MAX), 0),
+        ProbeMode::Source { bytes } => (0, bytes),
     };
     let sending = async {
         send(&mut to_peer, sent).await?;
@@ -139,7 +149,7 @@ pub async fn run_on(stream: Stream, start: Instant, mode: Mode, bytes: u64) -> R
     };
     let ((), received) = tokio::try_join!(sending, receiving)?;
     match received == expected {
-        true => Ok(Found { took: start.elapsed(), bytes: sent.max(expected) }),
+        true => Ok(ProbeResult { took: start.elapsed(), bytes: sent.max(expected) }),
         false => Err(ProbeError::Short { received, expected }),
     }
 }
@@ -165,11 +175,11 @@ mod tests {
 
     #[test]
     fn what_a_probe_wants_is_read_as_it_is_written() {
-        for mode in [Mode::Echo, Mode::Sink, Mode::Source { bytes: 17 }] {
+        for mode in [ProbeMode::Echo, ProbeMode::Sink, ProbeMode::Source { bytes: 17 }] {
             assert_eq!(mode.to_string().parse(), Ok(mode));
         }
         for text in ["", "echo:1", "source", "source:", "source:-1", "source:99999999999999", "other"] {
-            assert_eq!(text.parse::<Mode>(), Err(()), "{text}");
+            assert_eq!(text.parse::<ProbeMode>(), Err(()), "{text}");
         }
     }
 }

@@ -3,16 +3,16 @@
 //! `client` dials, `server` makes what the port accepts with, `transport` holds the numbers, `stream` the two
 //! halves of a stream, `datagrams` what travels beside them. Retransmission, pacing, migration and path MTU are quinn's business.
 
+mod adaptive_gso;
 mod bounded;
-mod busy;
+mod busy_refusal;
 mod client;
+mod connection_ids;
+mod datagram_gate;
 mod datagrams;
-mod frugal;
-mod gate;
-mod ids;
-mod intake;
 mod path;
-mod refusing;
+mod receive_thread;
+mod refusing_handshake;
 pub(crate) mod server;
 pub(crate) mod socket;
 mod stream;
@@ -33,20 +33,20 @@ use rustls_pki_types::CertificateDer;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
-use self::datagrams::{Counts, Post};
+use self::datagrams::{DatagramCounts, DatagramRouter};
 use crate::link::{
-    CloseCode, CloseReason, ClosedBy, DatagramError, HEADER_DEADLINE, LinkClosed, LinkFigures, LinkLimits,
-    PREFIX_BYTES, Purpose, ResetCode, Stream, StreamError, StreamHeader,
+    CloseCode, CloseReason, ClosedBy, DatagramError, HEADER_DEADLINE, LinkClosed, LinkLimits, LinkStats,
+    PREFIX_BYTES, ResetCode, Stream, StreamError, StreamHeader, StreamPurpose,
 };
 use crate::wire::datagrams::{NUMBER_BYTES_MAX, OF_THE_LINK, WELCOME, beside};
 
-pub use busy::{Busy, NUMBER_BYTES, Number};
+pub use busy_refusal::{BusyRefusal, NUMBER_BYTES, RetryTicket};
 pub use client::{ConnectError, QuicClient};
-pub(crate) use datagrams::Mailbox;
+pub(crate) use datagrams::DatagramMailbox;
 pub use path::{LARGE_PACKET_BYTES, ORDINARY_PACKET_BYTES};
-pub use server::PortKeys;
+pub use server::EndpointKeys;
 pub use stream::{QuicRecv, QuicSend};
-pub use transport::{Congestion, QuicOptions};
+pub use transport::{CongestionControl, QuicOptions};
 
 /// Headers that are read at the same time; beyond it streams wait in quinn.
 const ARRIVING_MAX: usize = 64;
@@ -61,9 +61,9 @@ struct Inner {
     limits: LinkLimits,
     vitals: Arc<Vitals>,
     closed_by_us: OnceLock<CloseReason>,
-    post: Arc<Post>,
+    post: Arc<DatagramRouter>,
     /// Of the link itself, once somebody reads there.
-    mailbox: OnceLock<Arc<Mailbox>>,
+    mailbox: OnceLock<Arc<DatagramMailbox>>,
     arriving: Mutex<FuturesUnordered<Arriving>>,
 }
 
@@ -84,7 +84,8 @@ impl QuicLink {
         let vitals = Arc::new(Vitals::new(streams.min(limits.streams_max)));
         let arriving = Mutex::new(FuturesUnordered::new());
         let (closed_by_us, mailbox) = (OnceLock::new(), OnceLock::new());
-        let post = Arc::new(Post::new(connection.clone(), vitals.clone(), limits.datagram_buffer_bytes));
+        let post =
+            Arc::new(DatagramRouter::new(connection.clone(), vitals.clone(), limits.datagram_buffer_bytes));
         QuicLink(Arc::new(Inner { connection, limits, vitals, closed_by_us, post, mailbox, arriving }))
     }
 
@@ -180,10 +181,10 @@ impl QuicLink {
         Some(self.0.connection.rtt())
     }
 
-    pub fn figures(&self) -> LinkFigures {
+    pub fn figures(&self) -> LinkStats {
         let stats = self.0.connection.stats();
         let vitals = &self.0.vitals;
-        LinkFigures {
+        LinkStats {
             sent_bytes: stats.udp_tx.bytes,
             received_bytes: stats.udp_rx.bytes,
             streams_open: vitals.streams_open.load(Ordering::Relaxed),
@@ -258,7 +259,12 @@ impl Drop for Inner {
 }
 
 /// For a stream that wants one. Not for the first of a link: that is the control stream, whose number means the link itself.
-fn mailbox_for(header: &StreamHeader, post: &Post, number: u64, is_welcome: bool) -> Option<Arc<Mailbox>> {
+fn mailbox_for(
+    header: &StreamHeader,
+    post: &DatagramRouter,
+    number: u64,
+    is_welcome: bool,
+) -> Option<Arc<DatagramMailbox>> {
     (header.datagrams && number != OF_THE_LINK).then(|| post.mailbox(number, is_welcome))
 }
 
@@ -267,9 +273,9 @@ fn join_halves(
     send: quinn::SendStream,
     recv: quinn::RecvStream,
     open: Open,
-    mailbox: Option<Arc<Mailbox>>,
+    mailbox: Option<Arc<DatagramMailbox>>,
 ) -> Stream {
-    if header.purpose() == Some(Purpose::Control) {
+    if header.purpose() == Some(StreamPurpose::Control) {
         // Fails only for a stream that is closed already, which the next write will tell.
         let _ = send.set_priority(CONTROL_PRIORITY);
     }
@@ -281,7 +287,7 @@ fn join_halves(
 /// Waits for the header of a stream of the peer. `None`: there was none worth waiting for.
 async fn arrive(
     vitals: Arc<Vitals>,
-    post: Arc<Post>,
+    post: Arc<DatagramRouter>,
     mut send: quinn::SendStream,
     mut recv: quinn::RecvStream,
 ) -> Option<(StreamHeader, Stream)> {
@@ -328,7 +334,7 @@ struct Vitals {
     peer_streams_open: AtomicU64,
     streams_allowed: AtomicU32,
     streams_malformed: AtomicU64,
-    datagrams: Counts,
+    datagrams: DatagramCounts,
 }
 
 impl Vitals {
@@ -340,7 +346,7 @@ impl Vitals {
             peer_streams_open: AtomicU64::default(),
             streams_allowed: AtomicU32::new(streams_allowed),
             streams_malformed: AtomicU64::default(),
-            datagrams: Counts::default(),
+            datagrams: DatagramCounts::default(),
         }
     }
 

@@ -7,15 +7,17 @@
 mod supervisor;
 
 mod backoff;
-mod choice;
 mod keepalive;
-mod roster;
+mod table;
+mod transport_choice;
 
 pub use backoff::HINT_MAX;
-pub use choice::{Allowed, Attempted};
 pub use keepalive::{EVERY as KEEPALIVE_EVERY, EVERY_QUICK as KEEPALIVE_QUICK};
-pub use roster::{Admission, Instance, Removed, Roster, Seat, is_other_process};
-pub use supervisor::{Action, Failure, LINGER, LinkId, State, Supervisor, Welcomed};
+pub use supervisor::{
+    AttemptFailure, LINGER, LinkId, Supervisor, SupervisorAction, SupervisorState, WelcomedSession,
+};
+pub use table::{Instance, RemovedSession, SessionAdmission, SessionEntry, SessionTable, is_other_process};
+pub use transport_choice::{AllowedTransports, AttemptedTransports};
 
 use std::time::Duration;
 

@@ -30,32 +30,32 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio_rustls::TlsStream;
 
-use self::mux::{Class, DATAGRAM_BYTES_MAX, Mux, Signals};
+use self::mux::{DATAGRAM_BYTES_MAX, Mux, MuxSignals, StreamPriority};
 pub use self::read_ahead::ReadAhead;
 pub use self::stream::{TcpRecv, TcpSend};
-use crate::home;
+use crate::io_thread;
 use crate::link::{
-    CloseCode, CloseReason, DatagramError, LinkClosed, LinkFigures, LinkLimits, PREFIX_BYTES, Purpose,
-    ResetCode, Side, Stream, StreamError, StreamHeader,
+    CloseCode, CloseReason, DatagramError, LinkClosed, LinkLimits, LinkSide, LinkStats, PREFIX_BYTES,
+    ResetCode, Stream, StreamError, StreamHeader, StreamPurpose,
 };
 
 /// What is known of the peer when the link begins.
 #[derive(Debug, Clone)]
-pub struct Meta {
+pub struct TcpPeer {
     pub remote_address: SocketAddr,
     /// The peer's own certificate, as TLS has verified it.
     pub certificate: Option<CertificateDer<'static>>,
 }
 
 /// Makes a link of an encrypted connection, and starts the task that drives it, here. The task ends with the link.
-pub fn over<T>(io: T, side: Side, limits: &LinkLimits, meta: Meta) -> TcpLink
+pub fn over<T>(io: T, side: LinkSide, limits: &LinkLimits, meta: TcpPeer) -> TcpLink
 where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     over_at(io, Mux::new(side, limits, Instant::now()), meta, Handle::current())
 }
 
-fn over_at<T>(io: T, mux: Mux, meta: Meta, home: Handle) -> TcpLink
+fn over_at<T>(io: T, mux: Mux, meta: TcpPeer, home: Handle) -> TcpLink
 where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -69,17 +69,17 @@ where
         meta,
         home,
     });
-    shared.home.spawn(driver::Driver::new(io, shared.clone()));
+    shared.home.spawn(driver::LinkDriver::new(io, shared.clone()));
     TcpLink(Arc::new(Held { shared }))
 }
 
 /// What TLS runs on.
-pub type Socket = ReadAhead<TcpStream>;
+pub type LinkSocket = ReadAhead<TcpStream>;
 
 /// Makes a socket ready to carry a link, before TLS begins on it, and chooses where the link will live.
-pub fn prepare(socket: TcpStream, side: Side) -> io::Result<Socket> {
-    let home = home::choose(side)?;
-    let socket = home::bring(socket, &home)?;
+pub fn prepare(socket: TcpStream, side: LinkSide) -> io::Result<LinkSocket> {
+    let home = io_thread::choose(side)?;
+    let socket = io_thread::bring(socket, &home)?;
     // Frames are gathered by us; the kernel must not hold them back. What it has not sent yet should be little,
     // so that a ping is not queued behind megabytes of bulk. Neither option can fail in a way that matters.
     let _ = socket.set_nodelay(true);
@@ -105,16 +105,20 @@ const UNSENT_BYTES_MAX: u32 = 256 * 1024;
 const TLS_BUFFER_BYTES: usize = 136 * 1024;
 
 /// Makes a link of a connection whose handshake is complete.
-pub fn over_tls(connection: TlsStream<Socket>, side: Side, limits: &LinkLimits) -> io::Result<TcpLink> {
+pub fn over_tls(
+    connection: TlsStream<LinkSocket>,
+    side: LinkSide,
+    limits: &LinkLimits,
+) -> io::Result<TcpLink> {
     over_tls_with(connection, Mux::new(side, limits, Instant::now()))
 }
 
 /// The same for a peer that is not admitted yet, see `Link::admit`.
-pub fn over_tls_pending(connection: TlsStream<Socket>, limits: &LinkLimits) -> io::Result<TcpLink> {
-    over_tls_with(connection, Mux::pending(Side::Accepted, limits, Instant::now()))
+pub fn over_tls_pending(connection: TlsStream<LinkSocket>, limits: &LinkLimits) -> io::Result<TcpLink> {
+    over_tls_with(connection, Mux::pending(LinkSide::Accepted, limits, Instant::now()))
 }
 
-fn over_tls_with(mut connection: TlsStream<Socket>, mux: Mux) -> io::Result<TcpLink> {
+fn over_tls_with(mut connection: TlsStream<LinkSocket>, mux: Mux) -> io::Result<TcpLink> {
     match &mut connection {
         TlsStream::Client(connection) => connection.get_mut().1.set_buffer_limit(Some(TLS_BUFFER_BYTES)),
         TlsStream::Server(connection) => connection.get_mut().1.set_buffer_limit(Some(TLS_BUFFER_BYTES)),
@@ -124,7 +128,7 @@ fn over_tls_with(mut connection: TlsStream<Socket>, mux: Mux) -> io::Result<TcpL
     let remote_address = SocketAddr::new(address.ip().to_canonical(), address.port());
     let certificate = session.peer_certificates().and_then(<[_]>::first).cloned();
     let home = socket.home().clone();
-    Ok(over_at(connection, mux, Meta { remote_address, certificate }, home))
+    Ok(over_at(connection, mux, TcpPeer { remote_address, certificate }, home))
 }
 
 /// Tells the peer of a connection why it gets no link. Holds one small buffer, whatever the peer sends meanwhile.
@@ -246,7 +250,7 @@ impl TcpLink {
         self.shared().lock().rtt()
     }
 
-    pub fn figures(&self) -> LinkFigures {
+    pub fn figures(&self) -> LinkStats {
         self.shared().lock().figures()
     }
 
@@ -284,11 +288,11 @@ impl TcpLink {
     }
 }
 
-fn class(header: &StreamHeader) -> Class {
+fn class(header: &StreamHeader) -> StreamPriority {
     match header.purpose() {
-        Some(Purpose::Control) => Class::Urgent,
-        _ if header.bulk => Class::Bulk,
-        _ => Class::Normal,
+        Some(StreamPurpose::Control) => StreamPriority::Urgent,
+        _ if header.bulk => StreamPriority::Bulk,
+        _ => StreamPriority::Normal,
     }
 }
 
@@ -300,7 +304,7 @@ struct Shared {
     datagram: Notify,
     pong: Notify,
     ended: Notify,
-    meta: Meta,
+    meta: TcpPeer,
     home: Handle,
 }
 
@@ -322,7 +326,7 @@ impl Shared {
         self.mux.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn signal(&self, signals: Signals) {
+    fn signal(&self, signals: MuxSignals) {
         if !signals.any() {
             return;
         }

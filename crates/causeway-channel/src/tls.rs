@@ -27,7 +27,7 @@ pub const CLOUD_NAME: &str = "channel.causeway.internal";
 
 /// Whom an edge believes to be the cloud.
 #[derive(Debug, Clone)]
-pub enum Trust {
+pub enum TrustAnchors {
     /// First contact: the CA whose public key has this hash; the cloud sends the CA itself along.
     Pinned(Vec<KeyHash>),
     Bundle(Vec<CertificateDer<'static>>),
@@ -66,46 +66,46 @@ pub fn bundle_hash(authorities: &[CertificateDer<'_>]) -> [u8; 32] {
 
 /// A certificate and its key, as TLS wants them.
 #[derive(Debug)]
-pub struct Credentials {
+pub struct TlsCredentials {
     pub chain: Vec<CertificateDer<'static>>,
     pub key: PrivateKeyDer<'static>,
 }
 
-impl Clone for Credentials {
-    fn clone(&self) -> Credentials {
-        Credentials { chain: self.chain.clone(), key: self.key.clone_key() }
+impl Clone for TlsCredentials {
+    fn clone(&self) -> TlsCredentials {
+        TlsCredentials { chain: self.chain.clone(), key: self.key.clone_key() }
     }
 }
 
 /// Credentials whose key has been read. Reading checks it, which costs as much as a signature, so who dials often
 /// keeps this.
 #[derive(Debug, Clone)]
-pub struct Signer(Arc<SingleCertAndKey>);
+pub struct TlsSigner(Arc<SingleCertAndKey>);
 
-impl Credentials {
-    pub fn signer(self) -> Result<Signer, TlsError> {
+impl TlsCredentials {
+    pub fn signer(self) -> Result<TlsSigner, TlsError> {
         let read =
             CertifiedKey::from_der(self.chain, self.key, &provider()).map_err(TlsError::Credentials)?;
-        Ok(Signer(Arc::new(read.into())))
+        Ok(TlsSigner(Arc::new(read.into())))
     }
 }
 
 /// How an edge dials. The note tells afterwards whether only the time was wrong; one config serves one dial.
 pub fn client(
-    trust: Trust,
-    credentials: Option<Credentials>,
+    trust: TrustAnchors,
+    credentials: Option<TlsCredentials>,
     now: SystemTime,
-) -> Result<(ClientConfig, TimeNote), TlsError> {
-    client_as(trust, credentials.map(Credentials::signer).transpose()?, now)
+) -> Result<(ClientConfig, ValidityNote), TlsError> {
+    client_as(trust, credentials.map(TlsCredentials::signer).transpose()?, now)
 }
 
 /// As `client`, for credentials that were read before.
 pub fn client_as(
-    trust: Trust,
-    signer: Option<Signer>,
+    trust: TrustAnchors,
+    signer: Option<TlsSigner>,
     now: SystemTime,
-) -> Result<(ClientConfig, TimeNote), TlsError> {
-    let note = TimeNote::default();
+) -> Result<(ClientConfig, ValidityNote), TlsError> {
+    let note = ValidityNote::default();
     let verifier = CloudVerifier { trust, now, note: note.clone() };
     let builder = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
@@ -125,7 +125,7 @@ pub fn client_as(
 /// How the cloud answers, on any of its ports. Client certificates are optional and checked against all of
 /// `authorities`; the application checks their time and whether they were revoked, for every request.
 pub fn server(
-    credentials: Credentials,
+    credentials: TlsCredentials,
     authorities: &[CertificateDer<'static>],
     alpn: &[&[u8]],
 ) -> Result<ServerConfig, TlsError> {
@@ -177,9 +177,9 @@ fn roots(authorities: &[CertificateDer<'_>]) -> Result<RootCertStore, TlsError> 
 
 /// The validity of a certificate that passed although it is not valid now.
 #[derive(Debug, Clone, Default)]
-pub struct TimeNote(Arc<OnceLock<(SystemTime, SystemTime)>>);
+pub struct ValidityNote(Arc<OnceLock<(SystemTime, SystemTime)>>);
 
-impl TimeNote {
+impl ValidityNote {
     /// `None` when the time was fine.
     pub fn validity(&self) -> Option<(SystemTime, SystemTime)> {
         self.0.get().copied()
@@ -188,16 +188,16 @@ impl TimeNote {
 
 #[derive(Debug)]
 struct CloudVerifier {
-    trust: Trust,
+    trust: TrustAnchors,
     now: SystemTime,
-    note: TimeNote,
+    note: ValidityNote,
 }
 
 impl CloudVerifier {
     fn authorities(&self, presented: &[CertificateDer<'_>]) -> Vec<CertificateDer<'static>> {
         let pins = match &self.trust {
-            Trust::Bundle(bundle) => return bundle.clone(),
-            Trust::Pinned(pins) => pins,
+            TrustAnchors::Bundle(bundle) => return bundle.clone(),
+            TrustAnchors::Pinned(pins) => pins,
         };
         let is_pinned = |certificate: &&CertificateDer<'_>| {
             CertificateFacts::read(certificate)

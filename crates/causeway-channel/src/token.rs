@@ -25,18 +25,18 @@ const PINS_MAX: usize = 4;
 
 /// 256 random bits that stand for a right. `Debug` does not show them.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Secret([u8; 32]);
+pub struct TokenSecret([u8; 32]);
 
-impl Secret {
-    pub fn generate() -> Secret {
+impl TokenSecret {
+    pub fn generate() -> TokenSecret {
         let mut bytes = [0; 32];
         aws_lc_rs::rand::fill(&mut bytes)
             .expect("aws-lc takes randomness from the kernel, which has it after boot");
-        Secret(bytes)
+        TokenSecret(bytes)
     }
 
-    pub fn from_bytes(bytes: &[u8]) -> Option<Secret> {
-        Some(Secret(bytes.try_into().ok()?))
+    pub fn from_bytes(bytes: &[u8]) -> Option<TokenSecret> {
+        Some(TokenSecret(bytes.try_into().ok()?))
     }
 
     /// The secret itself: for the token's text and the wire.
@@ -51,7 +51,7 @@ impl Secret {
     }
 }
 
-impl fmt::Debug for Secret {
+impl fmt::Debug for TokenSecret {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str("Secret(…)")
     }
@@ -59,7 +59,7 @@ impl fmt::Debug for Secret {
 
 /// Where the cloud's channel port is: a name or an address, and a port.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Endpoint {
+pub struct ChannelEndpoint {
     host: String,
     port: u16,
 }
@@ -71,7 +71,7 @@ pub struct EndpointError {
     why: &'static str,
 }
 
-impl Endpoint {
+impl ChannelEndpoint {
     /// Without brackets, also for IPv6.
     pub fn host(&self) -> &str {
         &self.host
@@ -82,10 +82,10 @@ impl Endpoint {
     }
 }
 
-impl FromStr for Endpoint {
+impl FromStr for ChannelEndpoint {
     type Err = EndpointError;
 
-    fn from_str(text: &str) -> Result<Endpoint, EndpointError> {
+    fn from_str(text: &str) -> Result<ChannelEndpoint, EndpointError> {
         let refuse = |why| EndpointError { text: text.chars().take(300).collect(), why };
         if text.contains("://") {
             return Err(refuse(
@@ -109,11 +109,11 @@ impl FromStr for Endpoint {
         if host.is_empty() || host.len() > 253 || !host.bytes().all(usable) {
             return Err(refuse("the host must be a DNS name or an IP address"));
         }
-        Ok(Endpoint { host, port })
+        Ok(ChannelEndpoint { host, port })
     }
 }
 
-impl fmt::Display for Endpoint {
+impl fmt::Display for ChannelEndpoint {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.host.contains(':') {
             write!(formatter, "[{}]:{}", self.host, self.port)
@@ -123,7 +123,7 @@ impl fmt::Display for Endpoint {
     }
 }
 
-impl fmt::Debug for Endpoint {
+impl fmt::Debug for ChannelEndpoint {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, formatter)
     }
@@ -132,8 +132,8 @@ impl fmt::Debug for Endpoint {
 /// A join token. Its text (`to_text`) holds the secret; `Debug` does not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JoinToken {
-    pub secret: Secret,
-    pub endpoints: Vec<Endpoint>,
+    pub secret: TokenSecret,
+    pub endpoints: Vec<ChannelEndpoint>,
     /// Hashes of the public keys of the CAs the edge may believe at first contact.
     pub authorities: Vec<KeyHash>,
     pub peer: PeerId,
@@ -186,7 +186,7 @@ impl JoinToken {
     pub fn to_text(&self) -> String {
         let body = Body {
             secret: self.secret.expose().to_vec(),
-            endpoints: self.endpoints.iter().take(ENDPOINTS_MAX).map(Endpoint::to_string).collect(),
+            endpoints: self.endpoints.iter().take(ENDPOINTS_MAX).map(ChannelEndpoint::to_string).collect(),
             authorities: self.authorities.iter().map(|hash| hash.as_bytes().to_vec()).collect(),
             site: self.peer.site().to_owned(),
             gateway: self.peer.gateway().to_owned(),
@@ -223,7 +223,7 @@ impl FromStr for JoinToken {
         let endpoint =
             |text: &String| text.parse().map_err(|error: EndpointError| content(error.to_string()));
         Ok(JoinToken {
-            secret: Secret::from_bytes(&body.secret)
+            secret: TokenSecret::from_bytes(&body.secret)
                 .ok_or_else(|| content("its secret is of the wrong length".into()))?,
             endpoints: body.endpoints.iter().map(endpoint).collect::<Result<_, _>>()?,
             authorities: body.authorities.iter().map(hash).collect::<Result<_, _>>()?,

@@ -1,7 +1,7 @@
 //! The messages of enrolment, and how they stand on the link.
 //!
-//! ALPN `causeway-enrol/1`. The cloud speaks first (`Hello`, with its time), so that a wrong clock is known
-//! before a secret is sent; then one `Request`, one `Response`. Each is protobuf behind a length of four
+//! ALPN `causeway-enrol/1`. The cloud speaks first (`EnrolmentHello`, with its time), so that a wrong clock is known
+//! before a secret is sent; then one `EnrolmentRequest`, one `EnrolmentResponse`. Each is protobuf behind a length of four
 //! bytes, 64 KiB at most. An unknown field is ignored; an unknown request or response is an error that
 //! names the version; an unknown refusal code is read as `Other`, with its text.
 
@@ -21,7 +21,7 @@ pub const MESSAGE_BYTES_MAX: usize = 64 * 1024;
 
 /// First word of the cloud.
 #[derive(Clone, PartialEq, Message)]
-pub struct Hello {
+pub struct EnrolmentHello {
     #[prost(uint32, tag = "1")]
     pub version: u32,
     /// Seconds since 1970, by the cloud's clock.
@@ -32,49 +32,49 @@ pub struct Hello {
 /// What an edge wants. `Debug` of the whole would show a secret, so it is not derived.
 #[derive(Clone, PartialEq, Message)]
 #[prost(skip_debug)]
-pub struct Request {
+pub struct EnrolmentRequest {
     /// Seconds since 1970, by the edge's clock.
     #[prost(int64, tag = "1")]
     pub time: i64,
-    #[prost(oneof = "Ask", tags = "2, 3, 4, 5")]
-    pub ask: Option<Ask>,
+    #[prost(oneof = "EnrolmentRequestBody", tags = "2, 3, 4, 5")]
+    pub ask: Option<EnrolmentRequestBody>,
 }
 
-impl fmt::Debug for Request {
+impl fmt::Debug for EnrolmentRequest {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "Request({})", self.ask.as_ref().map_or("nothing", Ask::name))
+        write!(formatter, "Request({})", self.ask.as_ref().map_or("nothing", EnrolmentRequestBody::name))
     }
 }
 
 #[derive(Clone, PartialEq, prost::Oneof)]
 #[prost(skip_debug)]
-pub enum Ask {
+pub enum EnrolmentRequestBody {
     /// A first certificate, for the secret of a token.
     #[prost(message, tag = "2")]
-    Enrol(Enrol),
+    Enrol(EnrolMessage),
     /// The next certificate, over mutual TLS with the live one.
     #[prost(message, tag = "3")]
-    Renew(Renew),
+    Renew(RenewMessage),
     /// A new certificate for one that has expired.
     #[prost(message, tag = "4")]
-    Reenrol(Reenrol),
+    Reenrol(ReenrolMessage),
     /// Is there a reason to renew before it is time? Over mutual TLS.
     #[prost(message, tag = "5")]
-    Check(Check),
+    Check(CheckMessage),
 }
 
-impl Ask {
+impl EnrolmentRequestBody {
     pub fn name(&self) -> &'static str {
         match self {
-            Ask::Enrol(_) => "enrol",
-            Ask::Renew(_) => "renew",
-            Ask::Reenrol(_) => "re-enrol",
-            Ask::Check(_) => "check",
+            EnrolmentRequestBody::Enrol(_) => "enrol",
+            EnrolmentRequestBody::Renew(_) => "renew",
+            EnrolmentRequestBody::Reenrol(_) => "re-enrol",
+            EnrolmentRequestBody::Check(_) => "check",
         }
     }
 }
 
-impl fmt::Debug for Ask {
+impl fmt::Debug for EnrolmentRequestBody {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(self.name())
     }
@@ -82,27 +82,27 @@ impl fmt::Debug for Ask {
 
 #[derive(Clone, PartialEq, Message)]
 #[prost(skip_debug)]
-pub struct Enrol {
+pub struct EnrolMessage {
     #[prost(bytes = "vec", tag = "1")]
     pub secret: Vec<u8>,
     #[prost(bytes = "vec", tag = "2")]
     pub csr: Vec<u8>,
 }
 
-impl fmt::Debug for Enrol {
+impl fmt::Debug for EnrolMessage {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str("Enrol(…)")
     }
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub struct Renew {
+pub struct RenewMessage {
     #[prost(bytes = "vec", tag = "1")]
     pub csr: Vec<u8>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub struct Reenrol {
+pub struct ReenrolMessage {
     /// Signed by the key of the expired certificate.
     #[prost(bytes = "vec", tag = "1")]
     pub csr: Vec<u8>,
@@ -111,26 +111,26 @@ pub struct Reenrol {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub struct Check {
+pub struct CheckMessage {
     /// `bundle_hash` of the CAs the edge trusts.
     #[prost(bytes = "vec", tag = "1")]
     pub bundle: Vec<u8>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub struct Response {
-    #[prost(oneof = "Answer", tags = "1, 2, 3")]
-    pub answer: Option<Answer>,
+pub struct EnrolmentResponse {
+    #[prost(oneof = "EnrolmentResponseBody", tags = "1, 2, 3")]
+    pub answer: Option<EnrolmentResponseBody>,
 }
 
 #[derive(Clone, PartialEq, prost::Oneof)]
-pub enum Answer {
+pub enum EnrolmentResponseBody {
     #[prost(message, tag = "1")]
     Issued(IssuedMessage),
     #[prost(message, tag = "2")]
-    Refused(Refusal),
+    Refused(EnrolmentRefusal),
     #[prost(message, tag = "3")]
-    Checked(Checked),
+    Checked(CheckedMessage),
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -146,7 +146,7 @@ pub struct IssuedMessage {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub struct Checked {
+pub struct CheckedMessage {
     /// Renew now, whatever the age of the certificate.
     #[prost(bool, tag = "1")]
     pub renew: bool,
@@ -154,8 +154,8 @@ pub struct Checked {
 
 /// Why the cloud said no, for the program (`code`) and for people (`message`, `hint`).
 #[derive(Clone, PartialEq, Eq, Message)]
-pub struct Refusal {
-    #[prost(enumeration = "Code", tag = "1")]
+pub struct EnrolmentRefusal {
+    #[prost(enumeration = "EnrolmentCode", tag = "1")]
     pub code: i32,
     #[prost(string, tag = "2")]
     pub message: String,
@@ -168,7 +168,7 @@ pub struct Refusal {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
 #[repr(i32)]
-pub enum Code {
+pub enum EnrolmentCode {
     Other = 0,
     Malformed = 1,
     RateLimited = 2,
@@ -189,27 +189,41 @@ pub enum Code {
     Version = 15,
 }
 
-impl Refusal {
-    pub fn new(code: Code, message: impl Into<String>, hint: impl Into<String>) -> Refusal {
-        Refusal { code: code.into(), message: message.into(), hint: hint.into(), retry_after_seconds: 0 }
+impl EnrolmentRefusal {
+    pub fn new(code: EnrolmentCode, message: impl Into<String>, hint: impl Into<String>) -> EnrolmentRefusal {
+        EnrolmentRefusal {
+            code: code.into(),
+            message: message.into(),
+            hint: hint.into(),
+            retry_after_seconds: 0,
+        }
     }
 
-    pub fn reason(&self) -> Code {
-        Code::try_from(self.code).unwrap_or(Code::Other)
+    pub fn reason(&self) -> EnrolmentCode {
+        EnrolmentCode::try_from(self.code).unwrap_or(EnrolmentCode::Other)
     }
 
     /// May the same request succeed later, without anybody doing something?
     pub fn is_temporary(&self) -> bool {
-        matches!(self.reason(), Code::Other | Code::RateLimited | Code::Unavailable)
+        matches!(
+            self.reason(),
+            EnrolmentCode::Other | EnrolmentCode::RateLimited | EnrolmentCode::Unavailable
+        )
     }
 
     /// Is this the end of the edge's identity, so that only a new token helps?
     pub fn needs_new_token(&self) -> bool {
-        matches!(self.reason(), Code::Revoked | Code::NotCurrent | Code::GraceOver | Code::WrongAuthority)
+        matches!(
+            self.reason(),
+            EnrolmentCode::Revoked
+                | EnrolmentCode::NotCurrent
+                | EnrolmentCode::GraceOver
+                | EnrolmentCode::WrongAuthority
+        )
     }
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for EnrolmentRefusal {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let clean = |text: &str| text.chars().filter(|char| !char.is_control()).take(400).collect::<String>();
         write!(formatter, "{}", clean(&self.message))?;
@@ -220,7 +234,7 @@ impl fmt::Display for Refusal {
     }
 }
 
-impl std::error::Error for Refusal {}
+impl std::error::Error for EnrolmentRefusal {}
 
 #[derive(Debug, thiserror::Error)]
 pub enum WireError {
@@ -270,16 +284,16 @@ mod tests {
         tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
     }
 
-    fn request() -> Request {
-        let enrol = Enrol { secret: vec![42; 32], csr: vec![1, 2, 3] };
-        Request { time: 5, ask: Some(Ask::Enrol(enrol)) }
+    fn request() -> EnrolmentRequest {
+        let enrol = EnrolMessage { secret: vec![42; 32], csr: vec![1, 2, 3] };
+        EnrolmentRequest { time: 5, ask: Some(EnrolmentRequestBody::Enrol(enrol)) }
     }
 
     #[test]
     fn a_message_survives_the_link() {
         let mut bytes = Vec::new();
         block_on(write(&mut bytes, &request())).unwrap();
-        assert_eq!(block_on(read::<Request>(&mut &bytes[..])).unwrap(), request());
+        assert_eq!(block_on(read::<EnrolmentRequest>(&mut &bytes[..])).unwrap(), request());
     }
 
     #[test]
@@ -291,31 +305,38 @@ mod tests {
     #[test]
     fn broken_frames_are_refused() {
         let huge = [0xff, 0xff, 0xff, 0xff, 1];
-        assert!(matches!(block_on(read::<Request>(&mut &huge[..])), Err(WireError::TooLong { .. })));
+        assert!(matches!(block_on(read::<EnrolmentRequest>(&mut &huge[..])), Err(WireError::TooLong { .. })));
         let short = [0, 0, 0, 9, 1];
-        assert!(matches!(block_on(read::<Request>(&mut &short[..])), Err(WireError::Io(_))));
+        assert!(matches!(block_on(read::<EnrolmentRequest>(&mut &short[..])), Err(WireError::Io(_))));
         let garbage = [0, 0, 0, 2, 0xff, 0xff];
-        assert!(matches!(block_on(read::<Request>(&mut &garbage[..])), Err(WireError::Malformed(_))));
-        let long = Renew { csr: vec![0; MESSAGE_BYTES_MAX] };
+        assert!(matches!(
+            block_on(read::<EnrolmentRequest>(&mut &garbage[..])),
+            Err(WireError::Malformed(_))
+        ));
+        let long = RenewMessage { csr: vec![0; MESSAGE_BYTES_MAX] };
         assert!(matches!(block_on(write(&mut Vec::new(), &long)), Err(WireError::TooLong { .. })));
     }
 
     #[test]
     fn refusals_of_a_newer_cloud_are_readable() {
-        let refusal =
-            Refusal { code: 99, message: "no".into(), hint: "\u{1b}[2Jwait".into(), retry_after_seconds: 0 };
-        assert_eq!(refusal.reason(), Code::Other);
+        let refusal = EnrolmentRefusal {
+            code: 99,
+            message: "no".into(),
+            hint: "\u{1b}[2Jwait".into(),
+            retry_after_seconds: 0,
+        };
+        assert_eq!(refusal.reason(), EnrolmentCode::Other);
         assert_eq!(refusal.to_string(), "no ([2Jwait)");
     }
 
     proptest! {
         #[test]
         fn no_bytes_make_a_reader_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
-            let _ = block_on(read::<Request>(&mut &bytes[..]));
-            let _ = block_on(read::<Response>(&mut &bytes[..]));
-            let _ = Request::decode(&bytes[..]);
-            let _ = Response::decode(&bytes[..]);
-            let _ = Hello::decode(&bytes[..]);
+            let _ = block_on(read::<EnrolmentRequest>(&mut &bytes[..]));
+            let _ = block_on(read::<EnrolmentResponse>(&mut &bytes[..]));
+            let _ = EnrolmentRequest::decode(&bytes[..]);
+            let _ = EnrolmentResponse::decode(&bytes[..]);
+            let _ = EnrolmentHello::decode(&bytes[..]);
         }
     }
 }

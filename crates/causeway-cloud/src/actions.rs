@@ -17,8 +17,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use causeway_api::Status;
 use causeway_apiserver::{
-    ActionBody, ActionRefusal, ActionRequest, ActionResponse, Actions, AdminDeed, Identity, LiveFigures,
-    Registry,
+    ActionBody, ActionRefusal, ActionRequest, ActionResponse, Actions, AdminDeed, GatewayStatsSource,
+    Identity, Registry,
 };
 use causeway_gateway::Gateway;
 use causeway_store::StoreError;
@@ -29,7 +29,7 @@ use http::{Method, StatusCode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::audit::{JournalKind, Journals};
+use crate::audit::{AuditJournal, JournalKind};
 use crate::identity::{Registrar, RotationError, TokenProblem};
 use crate::replicas::Fleet;
 
@@ -37,9 +37,9 @@ use crate::replicas::Fleet;
 pub struct CloudActions {
     pub registry: Arc<Registry>,
     pub registrar: Arc<Registrar>,
-    pub figures: Arc<dyn LiveFigures>,
+    pub figures: Arc<dyn GatewayStatsSource>,
     pub fleet: Arc<Fleet>,
-    pub journals: Journals,
+    pub journals: AuditJournal,
     /// The cloud's own gateway, which doctor asks as it asks those of edges.
     pub gateway: Gateway,
 }

@@ -20,8 +20,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use causeway_channel::link::Stream;
 
-pub use merge::Merge;
-pub use query::{JournalKind, Query};
+pub use merge::JournalMerge;
+pub use query::{AuditQuery, JournalKind};
 
 /// Readers at a time. Each holds a thread while it reads.
 const READERS_MAX: usize = 32;
@@ -34,22 +34,22 @@ pub const REPLICA_DEADLINE: Duration = Duration::from_secs(3);
 const REPLICA_SILENT: &str = "replica-silent";
 
 /// Whole lines of a journal, in pieces; ends when the journal does, unless it is followed.
-pub type Chunks = mpsc::Receiver<Bytes>;
+pub type JournalChunks = mpsc::Receiver<Bytes>;
 
 /// The journals of this replica.
 #[derive(Debug, Clone)]
-pub struct Journals {
+pub struct AuditJournal {
     folder: PathBuf,
     readers: Arc<Semaphore>,
 }
 
-impl Journals {
-    pub fn new(folder: &Path) -> Journals {
-        Journals { folder: folder.to_owned(), readers: Arc::new(Semaphore::new(READERS_MAX)) }
+impl AuditJournal {
+    pub fn new(folder: &Path) -> AuditJournal {
+        AuditJournal { folder: folder.to_owned(), readers: Arc::new(Semaphore::new(READERS_MAX)) }
     }
 
     /// The lines that a query wants, as they stand in the files. None: too many read already.
-    pub fn read(&self, query: Query) -> Option<Chunks> {
+    pub fn read(&self, query: AuditQuery) -> Option<JournalChunks> {
         let permit = self.readers.clone().try_acquire_owned().ok()?;
         let (chunks, lines) = mpsc::channel(CHUNKS_MAX);
         let folder = self.folder.clone();
@@ -58,7 +58,7 @@ impl Journals {
     }
 }
 
-fn run(folder: &Path, query: &Query, chunks: &mpsc::Sender<Bytes>, permit: OwnedSemaphorePermit) {
+fn run(folder: &Path, query: &AuditQuery, chunks: &mpsc::Sender<Bytes>, permit: OwnedSemaphorePermit) {
     if let Err(error) = tail::run(folder, query, chunks) {
         tracing::warn!(%error, "the journal cannot be read");
     }
@@ -66,7 +66,7 @@ fn run(folder: &Path, query: &Query, chunks: &mpsc::Sender<Bytes>, permit: Owned
 }
 
 /// The lines that another replica sends on a stream. One that refuses or breaks off is told of in a line of its own.
-pub fn from_stream(replica: String, mut stream: Stream) -> Chunks {
+pub fn from_stream(replica: String, mut stream: Stream) -> JournalChunks {
     let (chunks, lines) = mpsc::channel(CHUNKS_MAX);
     tokio::spawn(async move {
         if copy_lines(&mut stream, &chunks).await.is_err() {

@@ -6,7 +6,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
-use causeway_channel::port::{ChannelPort, Incoming, Turn};
+use causeway_channel::port::{ChannelPort, HandshakeSlot, IncomingLink};
 use causeway_channel::{CloseCode, CloseReason, Link};
 use tokio_util::sync::CancellationToken;
 
@@ -15,7 +15,7 @@ use crate::identity::EnrolmentServer;
 /// Who takes the links that the port has let in. Their certificate is verified but for time and revocation.
 pub trait LinkHandler: Send + Sync {
     /// From an edge. Must not block: start a task, which keeps the turn until the edge has its answer.
-    fn handle_channel(&self, link: Link, turn: Turn);
+    fn handle_channel(&self, link: Link, turn: HandshakeSlot);
     /// From another replica.
     fn handle_replica(&self, link: Link);
     /// No more links will come: ends the sessions.
@@ -26,7 +26,7 @@ pub trait LinkHandler: Send + Sync {
 pub struct NoLinks;
 
 impl LinkHandler for NoLinks {
-    fn handle_channel(&self, link: Link, _: Turn) {
+    fn handle_channel(&self, link: Link, _: HandshakeSlot) {
         link.close(CloseReason::new(CloseCode::NotAdmitted, "nobody keeps sessions here"));
     }
 
@@ -39,16 +39,16 @@ impl LinkHandler for NoLinks {
     }
 }
 
-pub struct Channel {
+pub struct ChannelServer {
     pub port: ChannelPort,
     pub enrolment: EnrolmentServer,
     pub links: Arc<dyn LinkHandler>,
 }
 
-impl Channel {
+impl ChannelServer {
     /// Lets peers in until `stop`, then lets what is open end.
     pub async fn run(self, stop: CancellationToken) {
-        let Channel { mut port, enrolment, links } = self;
+        let ChannelServer { mut port, enrolment, links } = self;
         loop {
             let incoming = tokio::select! {
                 biased;
@@ -56,9 +56,9 @@ impl Channel {
                 incoming = port.accept() => incoming,
             };
             match incoming {
-                Incoming::Enrolment(link, client) => enrolment.admit(link, client),
-                Incoming::Channel(link, turn) => links.handle_channel(link, turn),
-                Incoming::Replica(link) => links.handle_replica(link),
+                IncomingLink::Enrolment(link, client) => enrolment.admit(link, client),
+                IncomingLink::Channel(link, turn) => links.handle_channel(link, turn),
+                IncomingLink::Replica(link) => links.handle_replica(link),
             }
         }
         let stopped = port.stop();

@@ -11,11 +11,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use causeway_api::Status;
-use causeway_apiserver::{ApiServer, Limits, Parts, Registry, SystemClock};
+use causeway_apiserver::{ApiLimits, ApiServer, ApiServerParts, Registry, SystemClock};
 use causeway_channel::port::{ChannelPort, PortLimits, PortSockets};
-use causeway_channel::quic::PortKeys;
-use causeway_channel::{Clock, Endpoint};
-use causeway_daemon::admin::Doors as AdminDoors;
+use causeway_channel::quic::EndpointKeys;
+use causeway_channel::{ChannelEndpoint, Clock};
+use causeway_daemon::admin::AdminEndpoints as AdminDoors;
 use causeway_daemon::audit::AuditLimits;
 use causeway_daemon::coalesce::CoalesceLimits;
 use causeway_daemon::data_dir::DataDirError;
@@ -23,7 +23,7 @@ use causeway_daemon::{AdminServer, AuditLog, DataDir, Metrics, Readiness, Role, 
 use causeway_gateway::Gateway;
 use causeway_gateway::dial::{OwnListeners, Transport};
 use causeway_gateway::dns::DnsState;
-use causeway_gateway::proxy::listeners::Report;
+use causeway_gateway::proxy::listeners::ListenersReport;
 use causeway_store::{Store, StoreError, StoreSpec};
 use serde::Serialize;
 use tokio::net::TcpListener;
@@ -33,14 +33,14 @@ use tokio_util::sync::CancellationToken;
 
 use crate::actions::CloudActions;
 use crate::admin_journal::{self, AdminJournal};
-use crate::audit::Journals;
-use crate::channel::Channel;
-use crate::departures::Departures;
-use crate::doors::Doors;
+use crate::audit::AuditJournal;
+use crate::bootstrap;
+use crate::channel::ChannelServer;
+use crate::connect_listeners::ConnectListeners;
+use crate::deleted_gateways::DeletedGateways;
 use crate::events::{self, EventKeeper, EventWriter};
-use crate::figures::FleetFigures;
-use crate::first;
 use crate::fleet_metrics;
+use crate::fleet_stats::FleetStats;
 use crate::garbage::GarbageCollector;
 use crate::gateway::{self, NetmapFollower};
 use crate::gateway_sites::GatewaySites;
@@ -48,12 +48,14 @@ use crate::health::StoreHealth;
 use crate::identity::{
     EnrolmentLimits, EnrolmentServer, IdentityConfig, IdentityError, Registrar, host_name, outward_addresses,
 };
-use crate::netmaps::{NetmapDesk, Reporter};
+use crate::netmaps::{NetmapConditionWriter, NetmapPublisher};
+use crate::problem_reports::{ConditionWriter, ProblemInbox, ProblemWriter};
 use crate::reconcile::Reconciler;
-use crate::replicas::{self, Carrier, Directory, Fleet, Links, Place, Whereabouts};
-use crate::reports::{Board, Pen, ReportWriter};
-use crate::sessions::{Passengers, SessionLimits, Sessions};
-use crate::upstream::{self, Intake, OwnWriter};
+use crate::replicas::{
+    self, EdgeStreamServer, Fleet, GatewayLocation, LinkDispatcher, ReplicaAddress, SessionDirectory,
+};
+use crate::sessions::{SessionLimits, SessionServices, Sessions};
+use crate::spool_intake::{self, CloudRecordWriter, SpoolIntake};
 
 /// Everything a cloud needs to know.
 #[derive(Clone, Debug)]
@@ -65,9 +67,9 @@ pub struct CloudConfig {
     /// Where those with a certificate may say CONNECT.
     pub connect: Option<SocketAddr>,
     /// The channel endpoints edges are given; empty: this machine's own addresses.
-    pub advertise: Vec<Endpoint>,
+    pub advertise: Vec<ChannelEndpoint>,
     /// Where other replicas reach the channel port; None: the first endpoint that edges are given.
-    pub peer_address: Option<Endpoint>,
+    pub peer_address: Option<ChannelEndpoint>,
     pub store: StoreSpec,
     /// None: seal.key in the data dir.
     pub seal_key: Option<PathBuf>,
@@ -85,7 +87,7 @@ pub struct CloudConfig {
     /// How long what is in flight may go on after the stop.
     pub drain: Duration,
     /// How the cloud's own gateway forwards.
-    pub gateway: causeway_gateway::Options,
+    pub gateway: causeway_gateway::GatewayOptions,
     /// The effective configuration, without secrets, for the admin dump.
     pub shown: serde_json::Value,
 }
@@ -130,7 +132,7 @@ pub struct Cloud {
     admin_audit: AuditLog,
     registrar: Arc<Registrar>,
     api: ApiServer,
-    channel: Channel,
+    channel: ChannelServer,
     sessions: Sessions,
     fleet: Arc<Fleet>,
     admin: AdminServer,
@@ -138,13 +140,13 @@ pub struct Cloud {
     gateway_sites: GatewaySites,
     registry: Arc<Registry>,
     events: EventWriter,
-    desk: NetmapDesk,
-    reporter: Reporter,
-    reports: ReportWriter,
+    desk: NetmapPublisher,
+    reporter: NetmapConditionWriter,
+    reports: ProblemWriter,
     gateway: Gateway,
-    doors: Doors,
+    doors: ConnectListeners,
     follower: NetmapFollower,
-    records: OwnWriter,
+    records: CloudRecordWriter,
     health: StoreHealth,
     readiness: Readiness,
     addresses: Addresses,
@@ -156,11 +158,11 @@ impl Cloud {
         let data_dir = DataDir::open_as(&config.data_dir, Role::Cloud)?;
         let (metrics, readiness) = (Metrics::new(env!("CARGO_PKG_VERSION")), Readiness::new());
         let shown = config.shown.clone();
-        let desk = NetmapDesk::new(&metrics);
+        let desk = NetmapPublisher::new(&metrics);
         let dumped = desk.clone();
         // Put in when the gateway exists, which needs much of what follows.
         let dns: Arc<OnceLock<watch::Receiver<DnsState>>> = Arc::default();
-        let presences: Arc<OnceLock<watch::Receiver<Report>>> = Arc::default();
+        let presences: Arc<OnceLock<watch::Receiver<ListenersReport>>> = Arc::default();
         let (shown_dns, shown_presences) = (dns.clone(), presences.clone());
         let doors = AdminDoors {
             metrics: metrics.clone(),
@@ -214,15 +216,18 @@ impl Cloud {
         let registry = Arc::new(Registry::new(store.clone(), Arc::new(SystemClock)));
         let admin_journal = Arc::new(AdminJournal::new(admin_audit.clone(), replica_name(&addresses)));
         registry.record_controllers(admin_journal.clone());
-        first::ensure(&registry).await.map_err(|status| CloudError::First(Box::new(status)))?;
+        bootstrap::ensure(&registry).await.map_err(|status| CloudError::First(Box::new(status)))?;
         let directory = open_directory(&config, &store, &registrar).await?;
         let intake = Arc::new(open_intake(&config, &data_dir, &store)?);
         metrics.register(|registry| intake.figures().register(registry));
-        let board = Arc::new(Board::default());
-        let carrier = Arc::new(Carrier::default());
-        let passengers = Passengers {
+        let board = Arc::new(ProblemInbox::default());
+        let carrier = Arc::new(EdgeStreamServer::default());
+        let passengers = SessionServices {
             netmaps: Arc::new(desk.clone()),
-            upstream: Arc::new(upstream::Sink { intake: intake.clone(), board: board.clone() }),
+            upstream: Arc::new(spool_intake::SpoolIntakeHandle {
+                intake: intake.clone(),
+                board: board.clone(),
+            }),
             streams: carrier.clone(),
         };
         let sessions = Sessions::new(
@@ -240,25 +245,25 @@ impl Cloud {
         metrics.register(|registry| fleet_metrics::register(registry, sessions.clone(), desk.clone()));
         let fleet =
             Fleet::new(directory.clone(), Arc::new(sessions.clone()), registrar.clone(), desk.sites());
-        let (own_records, records) = upstream::own_records(&intake);
+        let (own_records, records) = spool_intake::own_records(&intake);
         let (gateway, follower) = gateway::gateway(&desk, &fleet, own_records, config.gateway.clone());
         metrics.register(|registry| gateway.register(registry));
         let _ = dns.set(gateway.dns());
         let _ = presences.set(gateway.listening());
-        let doors = Doors::open(&data_dir, connect_listener, &registrar);
+        let doors = ConnectListeners::open(&data_dir, connect_listener, &registrar);
         carrier.set(&fleet, &gateway);
         sessions.set_elsewhere(move |gateway| {
-            matches!(directory.whereabouts(gateway), Whereabouts::There { .. })
+            matches!(directory.whereabouts(gateway), GatewayLocation::There { .. })
         });
         let checking = sessions.clone();
         port.check_certificates(Box::new(move |shown, client| checking.check_certificate(shown, client)));
-        let channel = Channel {
+        let channel = ChannelServer {
             port,
             enrolment: EnrolmentServer::new(registrar.clone(), EnrolmentLimits::default()),
-            links: Arc::new(Links::new(sessions.clone(), fleet.clone())),
+            links: Arc::new(LinkDispatcher::new(sessions.clone(), fleet.clone())),
         };
-        let figures = Arc::new(FleetFigures::new(registry.now(), sessions.clone(), fleet.clone()));
-        let journals = Journals::new(&data_dir.join("audit"));
+        let figures = Arc::new(FleetStats::new(registry.now(), sessions.clone(), fleet.clone()));
+        let journals = AuditJournal::new(&data_dir.join("audit"));
         let actions = CloudActions {
             registry: registry.clone(),
             registrar: registrar.clone(),
@@ -268,7 +273,7 @@ impl Cloud {
             gateway: gateway.clone(),
         };
         fleet.show_journals(journals);
-        let parts = Parts {
+        let parts = ApiServerParts {
             registry: registry.clone(),
             authenticator: registrar.clone(),
             actions: Arc::new(actions),
@@ -277,14 +282,14 @@ impl Cloud {
             tls: Some(registrar.api_tls()),
             readiness: readiness.clone(),
             metrics: metrics.clone(),
-            limits: Limits {
+            limits: ApiLimits {
                 connections_per_address_max: config.api_connections_per_address,
-                ..Limits::default()
+                ..ApiLimits::default()
             },
         };
-        let reporter = Reporter { desk: desk.clone(), registry: registry.clone() };
-        let pen = Pen { registry: registry.clone(), directory: fleet.directory().clone() };
-        let reports = ReportWriter::new(board, pen, gateway.regrets());
+        let reporter = NetmapConditionWriter { desk: desk.clone(), registry: registry.clone() };
+        let pen = ConditionWriter { registry: registry.clone(), directory: fleet.directory().clone() };
+        let reports = ProblemWriter::new(board, pen, gateway.regrets());
         let gateway_sites =
             GatewaySites { store: store.clone(), registry: registry.clone(), sessions: sessions.clone() };
         let events = events::record(&registry, replica_name(&addresses), &metrics);
@@ -386,7 +391,7 @@ impl Cloud {
         let (sessions, fleet, token) = (self.sessions, self.fleet, servants.clone());
         let following = async move { replicas::follow(&sessions, fleet.directory(), token).await };
         back.spawn(named("the attachments", Box::pin(following)));
-        let departures = Departures::new(self.store.clone(), self.registrar.clone());
+        let departures = DeletedGateways::new(self.store.clone(), self.registrar.clone());
         back.spawn(named("the watch over deleted gateways", Box::pin(departures.run(servants.clone()))));
         back.spawn(named("the sites of gateways", Box::pin(self.gateway_sites.run(servants.clone()))));
         back.spawn(named("reconcile", Box::pin(self.reconciler.run(servants.clone()))));
@@ -461,19 +466,19 @@ async fn open_directory(
     config: &CloudConfig,
     store: &Store,
     registrar: &Registrar,
-) -> Result<Arc<Directory>, StoreError> {
+) -> Result<Arc<SessionDirectory>, StoreError> {
     if matches!(config.store, StoreSpec::Sqlite { .. }) {
-        return Ok(Directory::alone(Clock::system()));
+        return Ok(SessionDirectory::alone(Clock::system()));
     }
     let endpoints = registrar.endpoints();
     let given = config.peer_address.as_ref().map(ToString::to_string);
     let address = given.or_else(|| endpoints.first().cloned()).unwrap_or_default();
-    Directory::open(store.clone(), Place { address, endpoints }, Clock::system()).await
+    SessionDirectory::open(store.clone(), ReplicaAddress { address, endpoints }, Clock::system()).await
 }
 
-fn open_intake(config: &CloudConfig, data_dir: &DataDir, store: &Store) -> Result<Intake, CloudError> {
+fn open_intake(config: &CloudConfig, data_dir: &DataDir, store: &Store) -> Result<SpoolIntake, CloudError> {
     let folder = data_dir.join("audit");
-    Intake::open(&folder, config.audit, store.clone(), Clock::system())
+    SpoolIntake::open(&folder, config.audit, store.clone(), Clock::system())
         .map_err(|source| CloudError::Audit { folder, source })
 }
 
@@ -507,12 +512,12 @@ fn bind_error(purpose: &'static str, address: SocketAddr) -> impl FnOnce(std::io
 }
 
 /// Kept, so that edges notice a restart at once: the links that were lost are answered with resets they believe.
-fn port_keys(data_dir: &DataDir) -> Result<PortKeys, DataDirError> {
+fn port_keys(data_dir: &DataDir) -> Result<EndpointKeys, DataDirError> {
     let kept = std::fs::read(data_dir.join(PORT_KEYS_FILE)).ok();
-    if let Some(keys) = kept.and_then(|bytes| PortKeys::from_bytes(&bytes)) {
+    if let Some(keys) = kept.and_then(|bytes| EndpointKeys::from_bytes(&bytes)) {
         return Ok(keys);
     }
-    let keys = PortKeys::generate();
+    let keys = EndpointKeys::generate();
     data_dir.write(PORT_KEYS_FILE, &keys.to_bytes())?;
     Ok(keys)
 }
@@ -546,7 +551,7 @@ fn local(listener: SocketAddr) -> SocketAddr {
 
 /// Where edges find the channel when nobody said: the listener's own address, or, when it listens on all, those
 /// that others see; the host's name as a last resort.
-fn own_endpoints(channel: SocketAddr, outward: &[IpAddr], host: &str) -> Vec<Endpoint> {
+fn own_endpoints(channel: SocketAddr, outward: &[IpAddr], host: &str) -> Vec<ChannelEndpoint> {
     let ip = channel.ip();
     let listens_for = |other: &&IpAddr| ip.is_ipv6() || other.is_ipv4();
     let mut texts: Vec<String> = match ip.is_unspecified() {

@@ -12,19 +12,22 @@ use std::net::IpAddr;
 
 use bytes::Bytes;
 use causeway_api::{
-    EGateway, EServer, EService, ServiceExpose, VirtualPresence, World, conditions, presence,
+    EGateway, EServer, EService, ObjectSet, ServiceExpose, VirtualPresence, conditions, presence,
 };
-use causeway_netmap::{DnsName, Exposure, Fact, Key, Node, Presence, PresenceIp, Service, Site, Subject};
+use causeway_netmap::{
+    DnsName, EntryKey, ExposureEntry, NetmapEntry, NodeEntry, PresenceEntry, PresenceIp, ServiceEntry,
+    SiteEntry, SubjectEntry,
+};
 
 /// The entries of a gateway's netmap. None: there is no such gateway.
-pub fn compile(world: &World, gateway: &str) -> Option<Vec<(Key, Bytes)>> {
+pub fn compile(world: &ObjectSet, gateway: &str) -> Option<Vec<(EntryKey, Bytes)>> {
     let facts = facts(world, world.gateway(gateway)?);
-    Some(facts.iter().map(Fact::encode).collect())
+    Some(facts.iter().map(NetmapEntry::encode).collect())
 }
 
-fn facts(world: &World, gateway: &EGateway) -> Vec<Fact> {
+fn facts(world: &ObjectSet, gateway: &EGateway) -> Vec<NetmapEntry> {
     let mut draft = Draft { world, site: &gateway.e_site_name, facts: Vec::new(), reach: BTreeMap::new() };
-    draft.facts.push(Fact::Gateway(facts::gateway(gateway)));
+    draft.facts.push(NetmapEntry::Gateway(facts::gateway(gateway)));
     draft.own_site();
     draft.presences(gateway);
     draft.services();
@@ -38,9 +41,9 @@ fn facts(world: &World, gateway: &EGateway) -> Vec<Fact> {
 
 /// A netmap in the making.
 struct Draft<'a> {
-    world: &'a World,
+    world: &'a ObjectSet,
     site: &'a str,
-    facts: Vec<Fact>,
+    facts: Vec<NetmapEntry>,
     /// The policies that are referred to, and from where those may come whom they allow.
     reach: BTreeMap<&'a str, Reach<'a>>,
 }
@@ -60,7 +63,7 @@ impl Reach<'_> {
 impl<'a> Draft<'a> {
     fn own_site(&mut self) {
         let subnets = self.world.site(self.site).map(facts::subnets).unwrap_or_default();
-        self.facts.push(Fact::Site(Site { name: self.site.into(), subnets }));
+        self.facts.push(NetmapEntry::Site(SiteEntry { name: self.site.into(), subnets }));
     }
 
     /// Services that are exposed here and have an address here.
@@ -74,7 +77,7 @@ impl<'a> Draft<'a> {
             let Some(service) = self.world.service(name).filter(|_| !exposes.is_empty()) else { continue };
             let policies = sorted(exposes.iter().flat_map(|expose| &expose.e_policys));
             policies.iter().for_each(|policy| self.refer(policy, self.site));
-            self.facts.push(Fact::Presence(Presence {
+            self.facts.push(NetmapEntry::Presence(PresenceEntry {
                 service: name.into(),
                 addresses: addresses.into_iter().map(PresenceIp).collect(),
                 port: service.port_number(),
@@ -100,7 +103,7 @@ impl<'a> Draft<'a> {
                     self.refer(policy, site);
                 }
             }
-            self.facts.push(Fact::Service(service_fact(service, &exposes)));
+            self.facts.push(NetmapEntry::Service(service_fact(service, &exposes)));
         }
     }
 
@@ -110,7 +113,7 @@ impl<'a> Draft<'a> {
             for policy in &policies {
                 self.reach.entry(policy).or_default().anywhere = true;
             }
-            self.facts.push(Fact::Node(node_fact(server, server.ip_addr(), &policies)));
+            self.facts.push(NetmapEntry::Node(node_fact(server, server.ip_addr(), &policies)));
         }
     }
 
@@ -130,14 +133,14 @@ impl<'a> Draft<'a> {
             let mut policies = sorted(&server.e_policys);
             policies.retain(|policy| allowing.contains(policy));
             policies.iter().for_each(|policy| self.refer(policy, self.site));
-            self.facts.push(Fact::Node(node_fact(server, None, &policies)));
+            self.facts.push(NetmapEntry::Node(node_fact(server, None, &policies)));
         }
     }
 
     /// All hosts of the site: a refusal, too, is recorded with the name of who was refused.
     fn subjects_here(&mut self) {
         for server in self.world.servers_at(self.site) {
-            self.facts.push(Fact::Subject(Subject {
+            self.facts.push(NetmapEntry::Subject(SubjectEntry {
                 server: server.metadata.name.as_str().into(),
                 site: self.site.into(),
                 ip: server.ip_addr(),
@@ -167,12 +170,17 @@ impl<'a> Draft<'a> {
                     .flat_map(|site| self.world.servers_at(site));
                 visitors.extend(hosts.map(|host| (host.metadata.name.as_str(), host.e_site_name.as_str())));
             }
-            self.facts.push(Fact::Policy(facts::policy(name, servers.keys().copied(), &sites, policy)));
+            self.facts.push(NetmapEntry::Policy(facts::policy(
+                name,
+                servers.keys().copied(),
+                &sites,
+                policy,
+            )));
             visitors.extend(servers.into_iter().filter(|(_, site)| *site != self.site));
         }
         for (server, site) in visitors {
-            let subject = Subject { server: server.into(), site: site.into(), ip: None };
-            self.facts.push(Fact::Subject(subject));
+            let subject = SubjectEntry { server: server.into(), site: site.into(), ip: None };
+            self.facts.push(NetmapEntry::Subject(subject));
         }
     }
 
@@ -187,12 +195,12 @@ impl<'a> Draft<'a> {
     /// A host that can be reached by its name has it before any service.
     fn leave_names_to_nodes(&mut self) {
         let nodes = self.facts.iter().filter_map(|fact| match fact {
-            Fact::Node(node) => Some(&node.names),
+            NetmapEntry::Node(node) => Some(&node.names),
             _ => None,
         });
         let taken: BTreeSet<DnsName> = nodes.flatten().cloned().collect();
         for fact in &mut self.facts {
-            if let Fact::Presence(presence) = fact {
+            if let NetmapEntry::Presence(presence) = fact {
                 presence.names.retain(|name| !taken.contains(name));
             }
         }
@@ -212,16 +220,16 @@ fn is_usable(found: &VirtualPresence, gateway: &EGateway) -> bool {
     presence::check_refs(found, &[gateway], &[]).is_empty()
 }
 
-fn service_fact(service: &EService, exposes: &[&ServiceExpose]) -> Service {
-    let exposure = |expose: &&ServiceExpose| Exposure {
+fn service_fact(service: &EService, exposes: &[&ServiceExpose]) -> ServiceEntry {
+    let exposure = |expose: &&ServiceExpose| ExposureEntry {
         sites: sorted(&expose.e_sites).into_iter().map(Into::into).collect(),
         policies: sorted(&expose.e_policys).into_iter().map(Into::into).collect(),
     };
-    Service { exposures: exposes.iter().map(exposure).collect(), ..facts::service(service) }
+    ServiceEntry { exposures: exposes.iter().map(exposure).collect(), ..facts::service(service) }
 }
 
-fn node_fact(server: &EServer, ip: Option<IpAddr>, policies: &[&str]) -> Node {
-    Node {
+fn node_fact(server: &EServer, ip: Option<IpAddr>, policies: &[&str]) -> NodeEntry {
+    NodeEntry {
         server: server.metadata.name.as_str().into(),
         site: server.e_site_name.as_str().into(),
         ip,

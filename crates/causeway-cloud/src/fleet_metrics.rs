@@ -5,27 +5,27 @@
 
 use std::fmt;
 
-use causeway_api::GatewayFigures;
+use causeway_api::GatewayStats;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
-use crate::netmaps::NetmapDesk;
+use crate::netmaps::NetmapPublisher;
 use crate::sessions::Sessions;
 
 /// Gateways that are shown. Six lines each: a scrape of some megabytes at most.
 const GATEWAYS_MAX: usize = 10_000;
 
 /// Shows the gateways of this replica in `/metrics`.
-pub fn register(registry: &mut Registry, sessions: Sessions, desk: NetmapDesk) {
+pub fn register(registry: &mut Registry, sessions: Sessions, desk: NetmapPublisher) {
     registry.register_collector(Box::new(FleetMetrics { sessions, desk }));
 }
 
 struct FleetMetrics {
     sessions: Sessions,
-    desk: NetmapDesk,
+    desk: NetmapPublisher,
 }
 
 impl fmt::Debug for FleetMetrics {
@@ -38,7 +38,7 @@ impl fmt::Debug for FleetMetrics {
 struct Row {
     gateway: String,
     site: String,
-    figures: GatewayFigures,
+    figures: GatewayStats,
     lag_seconds: Option<f64>,
 }
 
@@ -78,7 +78,7 @@ fn encode(mut encoder: DescriptorEncoder, rows: &[Row], omitted: usize) -> fmt::
         Ok::<(), fmt::Error>(())
     };
     let gauge = MetricType::Gauge;
-    let of = |figures: &GatewayFigures, read: fn(&GatewayFigures) -> u64| Some(read(figures) as f64);
+    let of = |figures: &GatewayStats, read: fn(&GatewayStats) -> u64| Some(read(figures) as f64);
     let connected = "1 while the gateway has a session at this replica";
     family("causeway_fleet_gateway_connected", connected, gauge, &|_| Some(1.0))?;
     let rtt = "Round trip between this replica and the gateway";
@@ -120,11 +120,11 @@ mod tests {
 
     impl Collector for Rows {
         fn encode(&self, encoder: DescriptorEncoder) -> fmt::Result {
-            let figures = GatewayFigures {
+            let figures = GatewayStats {
                 rtt_ms: Some(12.5),
                 sent_bytes: 7,
                 certificate_expires: Some(Time::from_second(1_800_000_000)),
-                ..GatewayFigures::default()
+                ..GatewayStats::default()
             };
             let row = |name: &str, lag_seconds| Row {
                 gateway: name.into(),

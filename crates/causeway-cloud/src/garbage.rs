@@ -19,7 +19,7 @@ use causeway_api::{Kind, Object, ObjectMeta, Status};
 use causeway_apiserver::Registry;
 use causeway_apiserver::registry::prefix;
 use causeway_apiserver::request::options::DeleteOptions;
-use causeway_store::{Event, Page, Revision, Signal, StoreError};
+use causeway_store::{ListRange, Revision, StoreError, StoreEvent, WatchSignal};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tokio::time::Instant;
@@ -93,8 +93,8 @@ impl GarbageCollector {
             tokio::select! {
                 biased;
                 signal = watch.next() => match signal? {
-                    Signal::Event(event) => take(&mut graph, &event),
-                    Signal::Progress(revision) => graph.revision = graph.revision.max(revision),
+                    WatchSignal::Event(event) => take(&mut graph, &event),
+                    WatchSignal::Progress(revision) => graph.revision = graph.revision.max(revision),
                 },
                 Some((key, done)) = working.next() => {
                     in_work.remove(&key);
@@ -120,7 +120,7 @@ impl GarbageCollector {
         let mut graph = Graph::default();
         let mut at = None;
         for kind in Kind::ALL {
-            let page = Page { at, ..Page::default() };
+            let page = ListRange { at, ..ListRange::default() };
             let listing = self.registry.store().list(&prefix(kind), page).await?;
             at = Some(listing.revision);
             for record in &listing.records {
@@ -134,7 +134,7 @@ impl GarbageCollector {
     }
 }
 
-fn take(graph: &mut Graph, event: &Event) {
+fn take(graph: &mut Graph, event: &StoreEvent) {
     graph.revision = graph.revision.max(event.revision);
     let Some((kind, name)) =
         event.key.split_once('/').and_then(|(plural, name)| Some((Kind::from_plural(plural)?, name)))

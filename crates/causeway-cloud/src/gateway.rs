@@ -5,29 +5,29 @@
 use std::sync::{Arc, Weak};
 
 use causeway_channel::link::{ResetCode, Stream, StreamHeader};
-use causeway_gateway::audit::{Audit, Record};
-use causeway_gateway::peers::{Later, PeerError, Peers};
-use causeway_gateway::{Gateway, Options, Parts};
-use causeway_netmap::sync::Target;
-use causeway_netmap::{SiteName, View};
+use causeway_gateway::audit::{AuditRecord, AuditSink};
+use causeway_gateway::peers::{BoxedFuture, GatewayPeers, PeerError};
+use causeway_gateway::{Gateway, GatewayOptions, GatewayParts};
+use causeway_netmap::sync::TargetNetmap;
+use causeway_netmap::{NetmapView, SiteName};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::first::CLOUD;
-use crate::netmaps::NetmapDesk;
+use crate::bootstrap::CLOUD;
+use crate::netmaps::NetmapPublisher;
 use crate::replicas::{Fleet, FleetError};
-use crate::upstream::OwnRecords;
+use crate::spool_intake::CloudRecordQueue;
 
 /// The gateway, and what keeps its netmap up to date.
 pub fn gateway(
-    desk: &NetmapDesk,
+    desk: &NetmapPublisher,
     fleet: &Arc<Fleet>,
-    records: OwnRecords,
-    options: Options,
+    records: CloudRecordQueue,
+    options: GatewayOptions,
 ) -> (Gateway, NetmapFollower) {
     let (views, netmaps) = watch::channel(Arc::default());
-    let gateway = Gateway::new(Parts {
+    let gateway = Gateway::new(GatewayParts {
         netmaps,
         peers: Arc::new(BehindSessions { fleet: Arc::downgrade(fleet) }),
         audit: Arc::new(ToJournal { records }),
@@ -38,8 +38,8 @@ pub fn gateway(
 
 /// Reads every netmap of the cloud's gateway once.
 pub struct NetmapFollower {
-    targets: watch::Receiver<Option<Target>>,
-    views: watch::Sender<Arc<View>>,
+    targets: watch::Receiver<Option<TargetNetmap>>,
+    views: watch::Sender<Arc<NetmapView>>,
 }
 
 impl NetmapFollower {
@@ -47,7 +47,7 @@ impl NetmapFollower {
         loop {
             let target = self.targets.borrow_and_update().clone();
             if let Some(target) = target {
-                let view = View::decode(&target.netmap);
+                let view = NetmapView::decode(&target.netmap);
                 for error in &view.damaged {
                     tracing::warn!(%error, "a part of the cloud's own netmap is left out");
                 }
@@ -69,8 +69,8 @@ struct BehindSessions {
     fleet: Weak<Fleet>,
 }
 
-impl Peers for BehindSessions {
-    fn open_stream(&self, header: StreamHeader) -> Later<'_, Result<Stream, PeerError>> {
+impl GatewayPeers for BehindSessions {
+    fn open_stream(&self, header: StreamHeader) -> BoxedFuture<'_, Result<Stream, PeerError>> {
         Box::pin(async move {
             let site = SiteName::from(header.site.as_str());
             let Some(fleet) = self.fleet.upgrade() else {
@@ -93,11 +93,11 @@ impl Peers for BehindSessions {
 }
 
 struct ToJournal {
-    records: OwnRecords,
+    records: CloudRecordQueue,
 }
 
-impl Audit for ToJournal {
-    fn record(&self, record: Record) {
+impl AuditSink for ToJournal {
+    fn record(&self, record: AuditRecord) {
         match serde_json::to_vec(&record) {
             Ok(record) => self.records.append(&record),
             Err(error) => tracing::error!(%error, "a record cannot be written"),

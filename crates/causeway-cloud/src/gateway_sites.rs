@@ -13,7 +13,7 @@ use causeway_api::meta::set_condition;
 use causeway_api::{ConditionStatus, Kind, Object};
 use causeway_apiserver::Registry;
 use causeway_apiserver::registry::prefix;
-use causeway_store::{Page, Record, Signal, Store, StoreError};
+use causeway_store::{ListRange, Store, StoreError, StoreRecord, WatchSignal};
 use tokio_util::sync::CancellationToken;
 
 use crate::identity::{ENROLLED_PREFIX, enrolled_site};
@@ -131,7 +131,7 @@ impl GatewaySites {
                 self.write(&mut known, &gateway).await;
             }
             tokio::select! {
-                signal = objects.next() => if let Signal::Event(event) = signal?
+                signal = objects.next() => if let WatchSignal::Event(event) = signal?
                     && let Some(gateway) = event.key.strip_prefix(&gateways)
                 {
                     if known.take_object(gateway, event.value.as_deref()) {
@@ -139,7 +139,7 @@ impl GatewaySites {
                     }
                     due.insert(gateway.to_owned());
                 },
-                signal = enrolled.next() => if let Signal::Event(event) = signal?
+                signal = enrolled.next() => if let WatchSignal::Event(event) = signal?
                     && let Some(gateway) = event.key.strip_prefix(ENROLLED_PREFIX)
                 {
                     known.take_record(gateway, event.value.as_deref());
@@ -149,8 +149,8 @@ impl GatewaySites {
         }
     }
 
-    async fn list(&self, prefix: &str) -> Result<Vec<Record>, StoreError> {
-        Ok(self.store.list(prefix, Page::default()).await?.records)
+    async fn list(&self, prefix: &str) -> Result<Vec<StoreRecord>, StoreError> {
+        Ok(self.store.list(prefix, ListRange::default()).await?.records)
     }
 
     fn end_sessions(&self, known: &Known) {

@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use causeway_daemon::Check;
+use causeway_daemon::ReadinessCheck;
 use causeway_store::Store;
 use tokio_util::sync::CancellationToken;
 
@@ -19,7 +19,7 @@ const PROBE_KEY: &str = "health/probe";
 
 pub struct StoreHealth {
     pub store: Store,
-    pub check: Check,
+    pub check: ReadinessCheck,
     /// Where the store writes; none for a store elsewhere.
     pub folder: Option<PathBuf>,
 }

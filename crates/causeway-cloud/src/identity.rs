@@ -6,28 +6,28 @@
 
 mod access;
 mod admission;
-mod desk;
 mod enrolment;
 mod registrar;
 mod revoke;
 mod rotation;
 mod server;
+mod token_admin;
 
 mod audit;
 mod authority;
+mod ca_store;
 mod certificates;
 mod connect;
 mod earlier_life;
-mod figures;
 pub(crate) mod follow;
 mod gateways;
 pub mod kubeconfig;
+mod metrics;
 mod overview;
 pub mod replay;
 mod replica;
 mod revocation;
 pub mod revocation_log;
-mod roll;
 mod seal;
 mod serving;
 mod tokens;
@@ -37,23 +37,23 @@ mod tests;
 
 use std::time::SystemTime;
 
-pub use admission::Admitted;
+pub use admission::AdmittedPeer;
 pub use certificates::{CertificateSummary, IssuedCertificate};
-pub use desk::{EnrolledGateway, IssuedApiToken, IssuedJoinToken, TokenProblem, TokenSummary};
-pub use figures::Figures;
 pub use gateways::{PREFIX as ENROLLED_PREFIX, enrolled_site};
+pub use metrics::IdentityMetrics;
 pub use overview::IdentityState;
 pub use registrar::{IdentityConfig, IdentityError, Registrar};
 pub use revoke::{OpenTokens, Revoked, RevokedCertificate};
 pub use rotation::{AuthorityView, RotationError, RotationView};
 pub use server::{EnrolmentLimits, EnrolmentServer};
 pub use serving::{host_name, outward_addresses};
+pub use token_admin::{EnrolledGateway, IssuedApiToken, IssuedJoinToken, TokenProblem, TokenSummary};
 pub use tokens::{ApiRole, NEW_TOKEN, OnEnrolled};
 
 /// Readers of bytes that others wrote, for `fuzz/` alone.
 #[doc(hidden)]
 pub mod readers {
-    pub use super::roll::decode as decode_roll;
+    pub use super::ca_store::decode as decode_roll;
     pub use super::seal::SealKey;
     pub use super::tokens::{api_text, parse_api_text};
 }

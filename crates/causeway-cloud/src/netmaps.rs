@@ -4,40 +4,40 @@
 //! is different. Only gateways with a session here are compiled for. A session takes a `NetmapFeed`: it says what to send, and is
 //! told what came back. What gateways acknowledged last is remembered for a while, so that a session that comes back gets a delta.
 
+mod acknowledged;
 mod feed;
-mod figures;
-mod remember;
+mod metrics;
 mod report;
-mod ride;
+mod session_feed;
 mod sites;
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use causeway_api::{Object, World};
+use causeway_api::{Object, ObjectSet};
 use causeway_daemon::Metrics;
-use causeway_netmap::sync::Target;
-use causeway_netmap::{Generation, Netmap, Stamp};
+use causeway_netmap::sync::TargetNetmap;
+use causeway_netmap::{Generation, Netmap, NetmapStamp};
 use causeway_store::Revision;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::compile::affected::{Affected, Changes};
+use crate::compile::affected::{AffectedGateways, NetmapChanges};
 use crate::compile::compile;
-use figures::Figures;
-use remember::Remembered;
+use acknowledged::AcknowledgedNetmaps;
+use metrics::NetmapMetrics;
 
 pub use feed::{NetmapFeed, stamp};
-pub use report::Reporter;
-pub use sites::Sites;
+pub use report::NetmapConditionWriter;
+pub use sites::SiteGateways;
 
 /// Changes that come in one breath are compiled together: an apply of many objects is one netmap.
 const BREATH: Duration = Duration::from_millis(50);
 
 /// The one place netmaps come from. Clones share it.
 #[derive(Clone)]
-pub struct NetmapDesk {
+pub struct NetmapPublisher {
     shared: Arc<Shared>,
 }
 
@@ -48,8 +48,8 @@ struct Shared {
     wake: Notify,
     /// Every attached gateway has been compiled for, as the store was then.
     compiled: watch::Sender<Generation>,
-    sites: watch::Sender<Arc<Sites>>,
-    figures: Figures,
+    sites: watch::Sender<Arc<SiteGateways>>,
+    figures: NetmapMetrics,
     /// Somebody's condition may have to be written.
     standing: Notify,
 }
@@ -57,9 +57,9 @@ struct Shared {
 #[derive(Default)]
 struct Desk {
     /// The reconciler's picture; none until it has loaded the store once.
-    world: Option<Arc<Mutex<World>>>,
+    world: Option<Arc<Mutex<ObjectSet>>>,
     seen: Generation,
-    changes: Changes,
+    changes: NetmapChanges,
     /// Something was seen, if only a status: the generation moves.
     moved: bool,
     /// The world was loaded anew: whatever was known about changes is void.
@@ -67,43 +67,43 @@ struct Desk {
     /// Have come since the last look.
     fresh: BTreeSet<String>,
     attached: HashMap<String, Attached>,
-    remembered: Remembered,
-    reports: HashMap<String, report::Report>,
+    remembered: AcknowledgedNetmaps,
+    reports: HashMap<String, report::NetmapCondition>,
 }
 
 /// A gateway with a session here, or with a local reader.
 struct Attached {
     readers: usize,
-    target: watch::Sender<Option<Target>>,
-    held: Option<Stamp>,
+    target: watch::Sender<Option<TargetNetmap>>,
+    held: Option<NetmapStamp>,
     /// The site in the certificate of its newest session. None: a reader in this process.
     certificate_site: Option<String>,
     /// When the target became what it is.
     published: Instant,
-    reported: Option<report::Report>,
+    reported: Option<report::NetmapCondition>,
 }
 
-impl NetmapDesk {
-    pub fn new(metrics: &Metrics) -> NetmapDesk {
+impl NetmapPublisher {
+    pub fn new(metrics: &Metrics) -> NetmapPublisher {
         let (compiled, _) = watch::channel(Generation::default());
         let shared = Shared {
             desk: Mutex::default(),
             wake: Notify::new(),
             compiled,
             sites: watch::channel(Arc::default()).0,
-            figures: Figures::register(metrics),
+            figures: NetmapMetrics::register(metrics),
             standing: Notify::new(),
         };
-        NetmapDesk { shared: Arc::new(shared) }
+        NetmapPublisher { shared: Arc::new(shared) }
     }
 
     /// A session begins; `held` is what the gateway says it has on disk.
-    pub fn attach(&self, gateway: &str, held: Option<Stamp>) -> NetmapFeed {
+    pub fn attach(&self, gateway: &str, held: Option<NetmapStamp>) -> NetmapFeed {
         self.attach_from(gateway, None, held)
     }
 
     /// The same for a gateway whose certificate names `site`: while its EGateway is at another one, its netmap is empty.
-    pub fn attach_from(&self, gateway: &str, site: Option<&str>, held: Option<Stamp>) -> NetmapFeed {
+    pub fn attach_from(&self, gateway: &str, site: Option<&str>, held: Option<NetmapStamp>) -> NetmapFeed {
         if let Some(site) = site {
             let mut desk = self.lock();
             let attached = desk.attached.entry(gateway.to_owned()).or_insert_with(Attached::new);
@@ -123,22 +123,22 @@ impl NetmapDesk {
     }
 
     /// The netmap of a gateway that is in this process, as it changes.
-    pub fn follow(&self, gateway: &str) -> watch::Receiver<Option<Target>> {
+    pub fn follow(&self, gateway: &str) -> watch::Receiver<Option<TargetNetmap>> {
         self.enter(gateway, None)
     }
 
     /// Which gateways each site has, as that changes.
-    pub fn sites(&self) -> watch::Receiver<Arc<Sites>> {
+    pub fn sites(&self) -> watch::Receiver<Arc<SiteGateways>> {
         self.shared.sites.subscribe()
     }
 
     /// What an attached gateway holds.
-    pub fn held(&self, gateway: &str) -> Option<Stamp> {
+    pub fn held(&self, gateway: &str) -> Option<NetmapStamp> {
         self.lock().attached.get(gateway)?.held
     }
 
     /// What an attached gateway should hold.
-    pub fn target(&self, gateway: &str) -> Option<Stamp> {
+    pub fn target(&self, gateway: &str) -> Option<NetmapStamp> {
         let desk = self.lock();
         let target = desk.attached.get(gateway)?.target.borrow();
         target.as_ref().map(|target| target.netmap.stamp())
@@ -155,7 +155,7 @@ impl NetmapDesk {
 
     /// For the admin dump: what every attached gateway should hold, and what it holds.
     pub fn dump(&self) -> serde_json::Value {
-        let shown = |stamp: Option<Stamp>| {
+        let shown = |stamp: Option<NetmapStamp>| {
             stamp.map(|stamp| {
                 let (generation, digest) = (stamp.generation.to_string(), stamp.digest.to_string());
                 serde_json::json!({"generation": generation, "digest": digest})
@@ -171,11 +171,11 @@ impl NetmapDesk {
     }
 
     /// The reconciler has loaded everything. Called with the world unlocked.
-    pub(crate) fn reset(&self, world: Arc<Mutex<World>>, epoch: u64, revision: Revision) {
+    pub(crate) fn reset(&self, world: Arc<Mutex<ObjectSet>>, epoch: u64, revision: Revision) {
         let mut desk = self.lock();
         desk.world = Some(world);
         desk.seen = Generation { epoch, revision: revision.0 };
-        desk.changes = Changes::default();
+        desk.changes = NetmapChanges::default();
         desk.everything = true;
         drop(desk);
         self.shared.wake.notify_one();
@@ -242,7 +242,7 @@ impl NetmapDesk {
         desk.moved = false;
         let everything = std::mem::take(&mut desk.everything);
         if everything || desk.changes.concern_gateways() {
-            self.shared.sites.send_replace(Arc::new(Sites::of(&picture)));
+            self.shared.sites.send_replace(Arc::new(SiteGateways::of(&picture)));
         }
         let affected = std::mem::take(&mut desk.changes).affected(&picture);
         let mut gateways = std::mem::take(&mut desk.fresh);
@@ -259,7 +259,7 @@ impl NetmapDesk {
         Some(Round { world, gateways, seen })
     }
 
-    fn compile_one(&self, world: &Arc<Mutex<World>>, gateway: &str) {
+    fn compile_one(&self, world: &Arc<Mutex<ObjectSet>>, gateway: &str) {
         let (entries, seen) = {
             let picture = lock(world);
             let desk = self.lock();
@@ -296,7 +296,11 @@ impl NetmapDesk {
         }
     }
 
-    fn enter(&self, gateway: &str, held: Option<Option<Stamp>>) -> watch::Receiver<Option<Target>> {
+    fn enter(
+        &self,
+        gateway: &str,
+        held: Option<Option<NetmapStamp>>,
+    ) -> watch::Receiver<Option<TargetNetmap>> {
         let mut desk = self.lock();
         let attached = desk.attached.entry(gateway.to_owned()).or_insert_with(Attached::new);
         attached.readers += 1;
@@ -328,14 +332,14 @@ impl NetmapDesk {
 }
 
 struct Round {
-    world: Arc<Mutex<World>>,
+    world: Arc<Mutex<ObjectSet>>,
     gateways: BTreeSet<String>,
     seen: Generation,
 }
 
 impl Desk {
     /// A walk over all attached gateways, so only when there is something to look for.
-    fn holders_of(&self, affected: &Affected) -> Vec<String> {
+    fn holders_of(&self, affected: &AffectedGateways) -> Vec<String> {
         if affected.has_no_keys() {
             return Vec::new();
         }
@@ -370,7 +374,7 @@ impl Attached {
                 target.netmap.digest() != netmap.digest() || target.netmap.generation().epoch != seen.epoch
             });
             if is_new {
-                *target = Some(Target { netmap, seen });
+                *target = Some(TargetNetmap { netmap, seen });
             }
             is_new
         });
@@ -380,7 +384,7 @@ impl Attached {
     }
 }
 
-fn lock(world: &Mutex<World>) -> MutexGuard<'_, World> {
+fn lock(world: &Mutex<ObjectSet>) -> MutexGuard<'_, ObjectSet> {
     world.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

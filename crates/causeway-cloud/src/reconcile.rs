@@ -6,7 +6,7 @@
 //! only what differs.
 
 mod affected;
-mod figures;
+mod metrics;
 mod presences;
 
 use std::collections::BTreeSet;
@@ -14,22 +14,22 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use causeway_api::allocate::{Freed, MADE_LABEL, Step};
-use causeway_api::{Kind, Object, ObjectMeta, Status, World, conditions, presence};
+use causeway_api::allocate::{AllocationStep, FreedAddresses, MADE_LABEL};
+use causeway_api::{Kind, Object, ObjectMeta, ObjectSet, Status, conditions, presence};
 use causeway_apiserver::Registry;
 use causeway_apiserver::registry::address;
-use causeway_daemon::{Check, Metrics};
-use causeway_store::{Event, Op, Page, Revision, Signal, StoreError};
+use causeway_daemon::{Metrics, ReadinessCheck};
+use causeway_store::{ListRange, Op, Revision, StoreError, StoreEvent, WatchSignal};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::first::{self, CLOUD};
-use crate::netmaps::NetmapDesk;
-use affected::Changes;
-use figures::Figures;
-use presences::Presences;
+use crate::bootstrap::{self, CLOUD};
+use crate::netmaps::NetmapPublisher;
+use affected::ConditionChanges;
+use metrics::ReconcileMetrics;
+use presences::PresenceWork;
 
 /// Who is recorded as the owner of what is written here.
 pub const MANAGER: &str = "causeway-cloud";
@@ -50,15 +50,15 @@ enum Work {
     /// The cloud's own objects.
     Own,
     Object(Key),
-    Presence(String, Step),
+    Presence(String, AllocationStep),
 }
 
 /// The loop that keeps conditions true.
 pub struct Reconciler {
     registry: Arc<Registry>,
-    check: Check,
-    figures: Figures,
-    desk: Option<NetmapDesk>,
+    check: ReadinessCheck,
+    figures: ReconcileMetrics,
+    desk: Option<NetmapPublisher>,
     keeps_own: bool,
 }
 
@@ -71,12 +71,18 @@ enum Ended {
 }
 
 impl Reconciler {
-    pub fn new(registry: Arc<Registry>, check: Check, metrics: &Metrics) -> Reconciler {
-        Reconciler { registry, check, figures: Figures::register(metrics), desk: None, keeps_own: false }
+    pub fn new(registry: Arc<Registry>, check: ReadinessCheck, metrics: &Metrics) -> Reconciler {
+        Reconciler {
+            registry,
+            check,
+            figures: ReconcileMetrics::register(metrics),
+            desk: None,
+            keeps_own: false,
+        }
     }
 
     /// Lets the compiler of netmaps look at the same picture of the store.
-    pub fn telling(self, desk: NetmapDesk) -> Reconciler {
+    pub fn telling(self, desk: NetmapPublisher) -> Reconciler {
         Reconciler { desk: Some(desk), ..self }
     }
 
@@ -131,8 +137,8 @@ impl Reconciler {
                 biased;
                 () = stop.cancelled() => return Ended::Stopped,
                 signal = watch.next() => match signal {
-                    Ok(Signal::Event(event)) => round.take(&event),
-                    Ok(Signal::Progress(revision)) => self.saw(revision),
+                    Ok(WatchSignal::Event(event)) => round.take(&event),
+                    Ok(WatchSignal::Progress(revision)) => self.saw(revision),
                     Err(error) => return ended(&error),
                 },
                 Some((work, written)) = round.writes.next() => round.finish(work, written),
@@ -143,8 +149,8 @@ impl Reconciler {
     }
 
     /// All objects as they stood at one revision: a netmap is named by it, and two replicas must mean the same.
-    async fn load(&self) -> Result<(World, Freed, Revision), Status> {
-        let mut world = World::default();
+    async fn load(&self) -> Result<(ObjectSet, FreedAddresses, Revision), Status> {
+        let mut world = ObjectSet::default();
         let mut at = None;
         for kind in Kind::ALL {
             let (objects, revision) = self.registry.objects_at(kind, at).await?;
@@ -156,10 +162,14 @@ impl Reconciler {
     }
 
     /// The order in which addresses were given back. What need not be remembered is cleaned up on the way.
-    async fn load_freed(&self, world: &World, at: Option<Revision>) -> Result<Freed, StoreError> {
+    async fn load_freed(
+        &self,
+        world: &ObjectSet,
+        at: Option<Revision>,
+    ) -> Result<FreedAddresses, StoreError> {
         let store = self.registry.store();
-        let mut freed = Freed::default();
-        for record in store.list(address::FREED, Page { at, ..Page::default() }).await?.records {
+        let mut freed = FreedAddresses::default();
+        for record in store.list(address::FREED, ListRange { at, ..ListRange::default() }).await?.records {
             if let Some((site, ip)) = address::freed(&record.key) {
                 freed.note(site, ip, record.revision.0);
             }
@@ -185,11 +195,11 @@ impl Reconciler {
 /// The state between loading everything and losing the thread.
 struct Round<'a> {
     reconciler: &'a Reconciler,
-    world: Arc<Mutex<World>>,
-    changes: Changes,
+    world: Arc<Mutex<ObjectSet>>,
+    changes: ConditionChanges,
     /// Gateways that were connected or lost, until `links_at`.
-    links: Changes,
-    presences: Presences,
+    links: ConditionChanges,
+    presences: PresenceWork,
     /// One of the cloud's own objects is missing.
     own_missing: bool,
     pending: BTreeSet<Key>,
@@ -205,17 +215,17 @@ struct Round<'a> {
 }
 
 impl<'a> Round<'a> {
-    fn new(reconciler: &'a Reconciler, world: World, freed: Freed) -> Round<'a> {
+    fn new(reconciler: &'a Reconciler, world: ObjectSet, freed: FreedAddresses) -> Round<'a> {
         let pending = world.objects().map(|object| (object.kind(), object.name().to_owned())).collect();
         let is_there = |kind| world.get(kind, CLOUD).is_some();
         let own_missing = reconciler.keeps_own && !(is_there(Kind::ESite) && is_there(Kind::EGateway));
         Round {
             reconciler,
             own_missing,
-            presences: Presences::new(&world, freed),
+            presences: PresenceWork::new(&world, freed),
             world: Arc::new(Mutex::new(world)),
-            changes: Changes::default(),
-            links: Changes::default(),
+            changes: ConditionChanges::default(),
+            links: ConditionChanges::default(),
             pending,
             in_flight: BTreeSet::new(),
             writes: FuturesUnordered::new(),
@@ -226,12 +236,12 @@ impl<'a> Round<'a> {
         }
     }
 
-    fn world(&self) -> MutexGuard<'_, World> {
+    fn world(&self) -> MutexGuard<'_, ObjectSet> {
         lock(&self.world)
     }
 
     /// Takes an event of the store into the picture. What is no object is none of our business.
-    fn take(&mut self, event: &Event) {
+    fn take(&mut self, event: &StoreEvent) {
         let Some((kind, name)) =
             event.key.split_once('/').and_then(|(plural, name)| Some((Kind::from_plural(plural)?, name)))
         else {
@@ -246,7 +256,8 @@ impl<'a> Round<'a> {
             }
             None => None,
         };
-        self.own_missing |= self.reconciler.keeps_own && event.value.is_none() && first::is_own(kind, name);
+        self.own_missing |=
+            self.reconciler.keeps_own && event.value.is_none() && bootstrap::is_own(kind, name);
         let mut world = lock(&self.world);
         let old = world.remove(kind, name);
         let link = old.as_ref().zip(new.as_ref()).and_then(|(old, new)| affected::changed_link(old, new));
@@ -298,7 +309,7 @@ impl<'a> Round<'a> {
         }
         if std::mem::take(&mut self.own_missing) {
             let registry = self.reconciler.registry.clone();
-            self.writes.push(Box::pin(async move { (Work::Own, first::ensure(&registry).await) }));
+            self.writes.push(Box::pin(async move { (Work::Own, bootstrap::ensure(&registry).await) }));
         }
         // Addresses first: a condition that waits tells more.
         while self.writes.len() < WRITES_MAX {
@@ -372,7 +383,7 @@ impl<'a> Round<'a> {
         }
     }
 
-    fn finish_presence(&mut self, site: String, step: &Step, written: Result<(), Status>) {
+    fn finish_presence(&mut self, site: String, step: &AllocationStep, written: Result<(), Status>) {
         let again = self.presences.finish(site, step, &written);
         match written {
             Ok(()) => self.succeeded(),
@@ -431,7 +442,7 @@ impl<'a> Round<'a> {
     }
 }
 
-fn carry_out(registry: &Arc<Registry>, site: String, step: Step) -> Write {
+fn carry_out(registry: &Arc<Registry>, site: String, step: AllocationStep) -> Write {
     let registry = registry.clone();
     Box::pin(async move {
         let done = presences::carry_out(&registry, &step).await;
@@ -445,7 +456,7 @@ fn is_same(known: &Object, live: &Object) -> bool {
 }
 
 /// The site of a presence that does not name one: the only site whose gateway's range holds its address.
-fn implied_site(object: &Object, world: &World) -> Option<String> {
+fn implied_site(object: &Object, world: &ObjectSet) -> Option<String> {
     let Object::VirtualPresence(presence) = object else { return None };
     if !presence.e_site_name.is_empty() {
         return None;
@@ -480,7 +491,7 @@ fn lean(mut object: Object) -> Object {
     object
 }
 
-fn lock(world: &Mutex<World>) -> MutexGuard<'_, World> {
+fn lock(world: &Mutex<ObjectSet>) -> MutexGuard<'_, ObjectSet> {
     world.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -3,7 +3,7 @@
 //! `Fleet` is the face: it opens a stream to a gateway, here or through the replica that holds its session. A stream
 //! is forwarded once at most: what comes from another replica goes to a session here or nowhere. `table` decides,
 //! `directory` keeps it in step with the store, `peers` holds the links between replicas, `relay` joins streams.
-//! Sessions themselves are the business of others; they say who is attached (`Directory::set_attached`).
+//! Sessions themselves are the business of others; they say who is attached (`SessionDirectory::set_attached`).
 
 mod attach;
 mod directory;
@@ -19,10 +19,10 @@ use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use causeway_api::GatewayFigures;
+use causeway_api::GatewayStats;
 use causeway_channel::PeerId;
 use causeway_channel::link::{
-    CloseCode, CloseReason, Link, Origin, Purpose, ResetCode, Stream, StreamError, StreamHeader,
+    CloseCode, CloseReason, Link, ResetCode, Stream, StreamError, StreamHeader, StreamOrigin, StreamPurpose,
 };
 use futures_util::future::join_all;
 use tokio::io::AsyncWriteExt;
@@ -31,16 +31,16 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-pub use attach::{Carrier, Links, follow};
-pub use directory::{Directory, Place, Replaced};
-pub use peers::{DialPeerError, DoorError, PeerDoor};
-pub use table::{SessionKey, Whereabouts};
+pub use attach::{EdgeStreamServer, LinkDispatcher, follow};
+pub use directory::{ReplicaAddress, SessionDirectory, SupersededSession};
+pub use peers::{DialPeerError, ReplicaIdentity, ReplicaIdentityError};
+pub use table::{GatewayLocation, SessionKey};
 
-use crate::audit::{self, JournalKind, Journals};
-use crate::netmaps::Sites;
-use peers::Peers;
+use crate::audit::{self, AuditJournal, JournalKind};
+use crate::netmaps::SiteGateways;
+use peers::ReplicaLinks;
 use relay::Relays;
-use remote::Remote;
+use remote::RemoteStats;
 
 /// The target of a stream that asks a replica itself for the figures of its sessions.
 const FIGURES: &str = "figures";
@@ -49,19 +49,19 @@ const AUDIT: &str = "audit?";
 /// A replica from before there was one refuses it, and is named as silent.
 const ADMIN_AUDIT: &str = "admin-audit?";
 
-pub type Opened<'a> = Pin<Box<dyn Future<Output = Result<Stream, FleetError>> + Send + 'a>>;
+pub type OpenedStream<'a> = Pin<Box<dyn Future<Output = Result<Stream, FleetError>> + Send + 'a>>;
 
 /// The sessions that this replica holds itself.
 pub trait LocalSessions: Send + Sync + 'static {
     /// A stream to a gateway that is attached here; `NotAttached` when it is not.
-    fn open_stream<'a>(&'a self, gateway: &'a str, header: StreamHeader) -> Opened<'a>;
+    fn open_stream<'a>(&'a self, gateway: &'a str, header: StreamHeader) -> OpenedStream<'a>;
     fn is_attached(&self, gateway: &str) -> bool;
     /// Where the traffic of a gateway that is attached here is at home.
     fn home(&self, _gateway: &str) -> Option<Handle> {
         None
     }
     /// The figures of every gateway attached here.
-    fn figures(&self) -> Vec<(String, GatewayFigures)>;
+    fn figures(&self) -> Vec<(String, GatewayStats)>;
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -78,13 +78,13 @@ pub enum FleetError {
 
 /// All gateways, wherever they are attached.
 pub struct Fleet {
-    directory: Arc<Directory>,
+    directory: Arc<SessionDirectory>,
     local: Arc<dyn LocalSessions>,
-    peers: Peers,
-    remote: Remote,
+    peers: ReplicaLinks,
+    remote: RemoteStats,
     relays: Relays,
-    sites: watch::Receiver<Arc<Sites>>,
-    journals: OnceLock<Journals>,
+    sites: watch::Receiver<Arc<SiteGateways>>,
+    journals: OnceLock<AuditJournal>,
 }
 
 /// Which journal another replica asks for, and how.
@@ -95,12 +95,12 @@ fn asked_journal(target: &str) -> Option<(JournalKind, &str)> {
 
 impl Fleet {
     pub fn new(
-        directory: Arc<Directory>,
+        directory: Arc<SessionDirectory>,
         local: Arc<dyn LocalSessions>,
-        door: Arc<dyn PeerDoor>,
-        sites: watch::Receiver<Arc<Sites>>,
+        door: Arc<dyn ReplicaIdentity>,
+        sites: watch::Receiver<Arc<SiteGateways>>,
     ) -> Arc<Fleet> {
-        let (peers, remote, journals) = (Peers::new(door), Remote::default(), OnceLock::new());
+        let (peers, remote, journals) = (ReplicaLinks::new(door), RemoteStats::default(), OnceLock::new());
         Arc::new(Fleet { directory, local, peers, remote, relays: Relays::default(), sites, journals })
     }
 
@@ -110,28 +110,28 @@ impl Fleet {
     }
 
     /// Lets other replicas read the journal of this one.
-    pub fn show_journals(&self, journals: Journals) {
+    pub fn show_journals(&self, journals: AuditJournal) {
         let _ = self.journals.set(journals);
     }
 
-    pub fn directory(&self) -> &Arc<Directory> {
+    pub fn directory(&self) -> &Arc<SessionDirectory> {
         &self.directory
     }
 
     /// A stream to `gateway`, wherever it is attached.
     pub async fn open_stream(&self, gateway: &str, header: StreamHeader) -> Result<Stream, FleetError> {
         match self.directory.whereabouts(gateway) {
-            Whereabouts::Here => self.local.open_stream(gateway, header).await,
-            Whereabouts::There { replica, address, .. } => {
+            GatewayLocation::Here => self.local.open_stream(gateway, header).await,
+            GatewayLocation::There { replica, address, .. } => {
                 self.open_there(&replica, &address, gateway, header).await
             }
             // The directory follows the sessions with a delay. A session that was just attached here is served at once.
-            Whereabouts::Nowhere => self.local.open_stream(gateway, header).await,
+            GatewayLocation::Nowhere => self.local.open_stream(gateway, header).await,
         }
     }
 
     fn is_attached(&self, gateway: &str) -> bool {
-        self.directory.whereabouts(gateway) != Whereabouts::Nowhere || self.local.is_attached(gateway)
+        self.directory.whereabouts(gateway) != GatewayLocation::Nowhere || self.local.is_attached(gateway)
     }
 
     /// A stream to the gateway that the header names, or, when it names only a site, to the active one there. One whose
@@ -164,7 +164,8 @@ impl Fleet {
     /// Carries a stream that a gateway opened to the gateway or site its header names. Where it comes from says the session's
     /// certificate, whatever the header said.
     pub async fn carry(&self, from: &PeerId, mut header: StreamHeader, stream: Stream) {
-        header.origin = Some(Origin { site: from.site().to_owned(), gateway: from.gateway().to_owned() });
+        header.origin =
+            Some(StreamOrigin { site: from.site().to_owned(), gateway: from.gateway().to_owned() });
         match self.open_stream_to(header.clone()).await {
             Ok(onward) => self.relays.relay(&header, stream, onward).await,
             Err(error) => {
@@ -254,7 +255,7 @@ impl Fleet {
         mut stream: Stream,
         stop: CancellationToken,
     ) {
-        let query = audit::Query::parse(journal, Some(query)).ok();
+        let query = audit::AuditQuery::parse(journal, Some(query)).ok();
         let lines = query.and_then(|query| self.journals.get()?.read(query));
         let Some(mut lines) = lines else { return stream.refuse(ResetCode::Refused) };
         while let Some(chunk) = tokio::select! {
@@ -270,7 +271,11 @@ impl Fleet {
     }
 
     /// The journals of all other replicas, and the names of those that could not be asked. `query` is as in a URL.
-    pub async fn ask_audit(&self, journal: JournalKind, query: &str) -> (Vec<audit::Chunks>, Vec<String>) {
+    pub async fn ask_audit(
+        &self,
+        journal: JournalKind,
+        query: &str,
+    ) -> (Vec<audit::JournalChunks>, Vec<String>) {
         let prefix = match journal {
             JournalKind::Traffic => AUDIT,
             JournalKind::Admin => ADMIN_AUDIT,
@@ -278,7 +283,7 @@ impl Fleet {
         let others = self.directory.others();
         self.peers.retain(&others);
         let asked = others.into_iter().map(|(replica, address)| async move {
-            let header = StreamHeader::new(Purpose::Api).target(format!("{prefix}{query}"));
+            let header = StreamHeader::new(StreamPurpose::Api).target(format!("{prefix}{query}"));
             let opened = self.open_at(&replica, &address, header);
             match tokio::time::timeout(audit::REPLICA_DEADLINE, opened).await.ok().flatten() {
                 Some(stream) => Ok(audit::from_stream(replica, stream)),
@@ -324,13 +329,13 @@ impl Fleet {
     }
 
     /// The figures of a gateway attached elsewhere, as they were told last.
-    pub fn remote_figures(&self, gateway: &str) -> Option<GatewayFigures> {
-        let Whereabouts::There { since, .. } = self.directory.whereabouts(gateway) else { return None };
+    pub fn remote_figures(&self, gateway: &str) -> Option<GatewayStats> {
+        let GatewayLocation::There { since, .. } = self.directory.whereabouts(gateway) else { return None };
         let told = self.remote.gateway(gateway);
-        Some(told.unwrap_or_else(|| GatewayFigures {
+        Some(told.unwrap_or_else(|| GatewayStats {
             connected: true,
             since: serde_json::from_value(since.into()).ok(),
-            ..GatewayFigures::default()
+            ..GatewayStats::default()
         }))
     }
 }

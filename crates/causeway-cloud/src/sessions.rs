@@ -4,13 +4,13 @@
 //! `passengers`. The roster keeps at most one live session per gateway. Revoked keys end their sessions at once, and a
 //! replica that stops asks its edges to go elsewhere before it closes anything; `Cloud` knows what is in flight.
 
-mod conversation;
-mod figures;
 mod greeting;
 mod mailbox;
-mod passengers;
+mod metrics;
 mod report;
 mod rivals;
+mod services;
+mod session_loop;
 mod unjudged;
 
 #[cfg(test)]
@@ -22,13 +22,17 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use causeway_api::{GatewayFigures, Time};
+use causeway_api::{GatewayStats, Time};
 use causeway_apiserver::Registry;
 use causeway_channel::clock::unix_seconds;
 use causeway_channel::link::{CloseCode, CloseReason, Link, Transport};
-use causeway_channel::port::{Turn, spread};
-use causeway_channel::session::{Instance, KEEPALIVE_QUICK, LINGER, Removed, Roster, is_other_process};
-use causeway_channel::wire::control::{Drain, Held, Hello, Hint, News, RefusedCode, encode_cloud};
+use causeway_channel::port::{HandshakeSlot, spread};
+use causeway_channel::session::{
+    Instance, KEEPALIVE_QUICK, LINGER, RemovedSession, SessionTable, is_other_process,
+};
+use causeway_channel::wire::control::{
+    DrainNotice, EndpointUpdate, HeldNetmap, Hello, ReconnectHint, SessionRefusedCode, encode_cloud,
+};
 use causeway_channel::{CertificateFacts, KeyHash, PeerId};
 use rustls_pki_types::CertificateDer;
 use tokio::sync::broadcast::error::RecvError;
@@ -38,18 +42,20 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::channel::LinkHandler;
-use crate::identity::{Admitted, Registrar};
+use crate::identity::{AdmittedPeer, Registrar};
 use crate::replicas::SessionKey;
-use conversation::Command;
-use figures::Figures;
-use mailbox::Mailbox;
-use report::Reporter;
+use mailbox::SessionMailbox;
+use metrics::SessionMetrics;
+use report::ConnectedConditionWriter;
 use rivals::Rivals;
+use session_loop::SessionCommand;
 use unjudged::Unjudged;
 
 pub(crate) use greeting::{enrol_anew, wrong_site_message};
-pub use passengers::{Later, NetmapSender, Netmaps, Passengers, Streams, UpstreamSink};
 pub use report::CONNECTED;
+pub use services::{
+    EdgeStreamHandler, NetmapSender, NetmapSource, SessionFuture, SessionServices, SpoolSink,
+};
 
 /// Bounds on sessions.
 #[derive(Debug, Clone)]
@@ -89,9 +95,9 @@ struct Shared {
     replica: String,
     registrar: Arc<Registrar>,
     registry: Arc<Registry>,
-    passengers: Passengers,
+    passengers: SessionServices,
     limits: SessionLimits,
-    roster: Mutex<Roster<String, Arc<Session>>>,
+    roster: Mutex<SessionTable<String, Arc<Session>>>,
     departed: Mutex<HashMap<String, Departure>>,
     /// Processes that take sessions from each other.
     rivals: Mutex<Rivals>,
@@ -107,7 +113,7 @@ struct Shared {
     moves: AtomicU64,
     /// Is a gateway attached to another replica? Whether they are connected is written only when this is known.
     elsewhere: OnceLock<Elsewhere>,
-    figures: Figures,
+    figures: SessionMetrics,
     tasks: TaskTracker,
     draining: AtomicBool,
     /// Where edges reach the other replicas. Empty: there are none.
@@ -150,7 +156,7 @@ pub struct Session {
     /// How far the edge's clock was ahead of ours when it said hello.
     clock_ahead_seconds: i64,
     held: Mutex<Option<(u64, u64)>>,
-    commands: Mailbox,
+    commands: SessionMailbox,
 }
 
 impl Sessions {
@@ -158,7 +164,7 @@ impl Sessions {
         replica: String,
         registrar: Arc<Registrar>,
         registry: Arc<Registry>,
-        passengers: Passengers,
+        passengers: SessionServices,
         limits: SessionLimits,
     ) -> Sessions {
         let (changed, _) = watch::channel(0);
@@ -168,7 +174,7 @@ impl Sessions {
             registrar,
             registry,
             passengers,
-            roster: Mutex::new(Roster::new(limits.sessions_max)),
+            roster: Mutex::new(SessionTable::new(limits.sessions_max)),
             limits,
             departed: Mutex::default(),
             rivals: Mutex::default(),
@@ -178,7 +184,7 @@ impl Sessions {
             unjudged: Unjudged::default(),
             moves: AtomicU64::new(0),
             elsewhere: OnceLock::new(),
-            figures: Figures::default(),
+            figures: SessionMetrics::default(),
             tasks: TaskTracker::new(),
             draining: AtomicBool::new(false),
             neighbours: Mutex::default(),
@@ -190,7 +196,7 @@ impl Sessions {
     }
 
     /// Takes a link that came through the port. Judging and talking go on in a task that `drain` waits for.
-    pub fn accept(&self, link: Link, turn: Turn) {
+    pub fn accept(&self, link: Link, turn: HandshakeSlot) {
         let home = link.home().cloned();
         let serving = self.0.clone().serve(link, turn);
         match home {
@@ -201,7 +207,7 @@ impl Sessions {
 
     /// Ends the sessions of keys as they are revoked, and writes who is connected, until told to stop.
     pub async fn run(&self, stop: CancellationToken) {
-        tokio::join!(self.follow(stop.clone()), Reporter::new(self).run(stop));
+        tokio::join!(self.follow(stop.clone()), ConnectedConditionWriter::new(self).run(stop));
     }
 
     async fn follow(&self, stop: CancellationToken) {
@@ -255,7 +261,7 @@ impl Sessions {
         }
         self.0.registrar.set_other_endpoints(&endpoints);
         *self.0.neighbours() = endpoints;
-        self.0.tell(News { renew: false, endpoints: self.0.endpoints() });
+        self.0.tell(EndpointUpdate { renew: false, endpoints: self.0.endpoints() });
     }
 
     /// A newer session of that gateway is at another replica: those here end with their streams, or at once when
@@ -300,18 +306,18 @@ impl Sessions {
             return Ok(());
         }
         let message = "this key was revoked";
-        self.0.figures.count_refused(RefusedCode::Revoked.word());
+        self.0.figures.count_refused(SessionRefusedCode::Revoked.word());
         let client = client.to_string();
         self.0.registrar.audit_session("session", facts.peer.as_ref(), &client, Some(message));
         Err(CloseReason::new(CloseCode::Revoked, format!("{message} ({})", crate::identity::NEW_TOKEN)))
     }
 
     /// What is known of a gateway's channel here. `None`: it was never here.
-    pub fn gateway_figures(&self, gateway: &str) -> Option<GatewayFigures> {
+    pub fn gateway_figures(&self, gateway: &str) -> Option<GatewayStats> {
         match self.session(gateway) {
             Some(session) => {
                 let rivalry = self.0.rivals().of(gateway, std::time::Instant::now());
-                Some(GatewayFigures {
+                Some(GatewayStats {
                     takeovers: rivalry.as_ref().map(|rivalry| rivalry.takeovers),
                     rival_addresses: rivalry.map(|rivalry| rivalry.addresses).unwrap_or_default(),
                     ..session.figures()
@@ -320,8 +326,8 @@ impl Sessions {
             None => {
                 let Departure { at, reason } = *self.0.departed().get(gateway)?;
                 let reason = Some(reason.to_owned());
-                let away = GatewayFigures { since: Some(at), ..GatewayFigures::default() };
-                Some(GatewayFigures { last_disconnect_reason: reason, ..away })
+                let away = GatewayStats { since: Some(at), ..GatewayStats::default() };
+                Some(GatewayStats { last_disconnect_reason: reason, ..away })
             }
         }
     }
@@ -331,15 +337,15 @@ impl Sessions {
     pub async fn announce_stop(&self, time: Duration) {
         self.0.draining.store(true, Ordering::Relaxed);
         let (hint, end) = (self.0.retry_hint(), Instant::now() + time);
-        let drain = Drain { deadline_ms: milliseconds(time), retry_hint_ms: milliseconds(hint) };
+        let drain = DrainNotice { deadline_ms: milliseconds(time), retry_hint_ms: milliseconds(hint) };
         let neighbours = self.0.neighbours().clone();
         let has_neighbours = !neighbours.is_empty();
         if has_neighbours {
             // From here on this replica would only refuse them.
-            self.0.tell(News { renew: false, endpoints: neighbours });
+            self.0.tell(EndpointUpdate { renew: false, endpoints: neighbours });
         }
         if let Ok(frame) = encode_cloud(drain) {
-            self.everybody().iter().for_each(|session| session.command(Command::Say(frame.clone())));
+            self.everybody().iter().for_each(|session| session.command(SessionCommand::Say(frame.clone())));
         }
         let patience = (Instant::now() + hint + DRAIN_DIAL).min(end);
         while has_neighbours && Instant::now() < patience && !self.0.roster().is_empty() {
@@ -363,7 +369,7 @@ impl Sessions {
 }
 
 impl LinkHandler for Sessions {
-    fn handle_channel(&self, link: Link, turn: Turn) {
+    fn handle_channel(&self, link: Link, turn: HandshakeSlot) {
         self.accept(link, turn);
     }
 
@@ -371,13 +377,13 @@ impl LinkHandler for Sessions {
         link.close(CloseReason::new(CloseCode::NotAdmitted, "this replica stands alone"));
     }
 
-    fn drain(&self) -> Later<'_, ()> {
+    fn drain(&self) -> SessionFuture<'_, ()> {
         Box::pin(self.close_all())
     }
 }
 
 impl Shared {
-    fn roster(&self) -> MutexGuard<'_, Roster<String, Arc<Session>>> {
+    fn roster(&self) -> MutexGuard<'_, SessionTable<String, Arc<Session>>> {
         self.roster.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -441,9 +447,9 @@ impl Shared {
             return;
         }
         self.hinted.store(sessions, Ordering::Relaxed);
-        let hint = Hint { retry_hint_ms: milliseconds(self.spread(sessions)) };
+        let hint = ReconnectHint { retry_hint_ms: milliseconds(self.spread(sessions)) };
         let Ok(frame) = encode_cloud(hint) else { return };
-        roster.all_current().for_each(|(_, seat)| seat.session.command(Command::Say(frame.clone())));
+        roster.all_current().for_each(|(_, seat)| seat.session.command(SessionCommand::Say(frame.clone())));
     }
 
     fn handle_ended(&self, session: &Session, reason: &CloseReason) {
@@ -451,13 +457,13 @@ impl Shared {
         let removed = self.roster().remove(&gateway, session.number);
         tracing::info!(
             peer = %session.peer, session = session.number, transport = session.link.transport().as_str(), %reason,
-            lingered = matches!(removed, Removed::Lingering(_)), "session ended"
+            lingered = matches!(removed, RemovedSession::Lingering(_)), "session ended"
         );
-        if let Removed::Current { heir: Some(heir), .. } = &removed {
+        if let RemovedSession::Current { heir: Some(heir), .. } = &removed {
             heir.session.stay();
             self.changed.send_modify(|count| *count += 1);
         }
-        if matches!(removed, Removed::Current { heir: None, .. }) {
+        if matches!(removed, RemovedSession::Current { heir: None, .. }) {
             let mut departed = self.departed();
             if departed.len() >= DEPARTED_MAX {
                 departed.clear();
@@ -500,18 +506,18 @@ impl Shared {
     }
 
     fn tell_renewal(&self) {
-        self.tell(News { renew: true, endpoints: Vec::new() });
+        self.tell(EndpointUpdate { renew: true, endpoints: Vec::new() });
     }
 
-    fn tell(&self, news: News) {
+    fn tell(&self, news: EndpointUpdate) {
         let Ok(frame) = encode_cloud(news) else { return };
         let roster = self.roster();
-        roster.all_current().for_each(|(_, seat)| seat.session.command(Command::Say(frame.clone())));
+        roster.all_current().for_each(|(_, seat)| seat.session.command(SessionCommand::Say(frame.clone())));
     }
 }
 
 impl Session {
-    fn new(number: u64, link: Link, hello: &Hello, admitted: Admitted, since: Time) -> Session {
+    fn new(number: u64, link: Link, hello: &Hello, admitted: AdmittedPeer, since: Time) -> Session {
         let session = Session {
             number,
             epoch: hello.epoch,
@@ -524,7 +530,7 @@ impl Session {
             not_after: admitted.facts.not_after,
             clock_ahead_seconds: hello.time.saturating_sub(since.as_second()),
             held: Mutex::new(None),
-            commands: Mailbox::default(),
+            commands: SessionMailbox::default(),
         };
         session.set_held(hello.held.as_ref());
         session
@@ -532,7 +538,7 @@ impl Session {
 
     /// Ends the session, and the link with it.
     pub fn close(&self, reason: CloseReason) {
-        if !self.commands.put(Command::Close(reason.clone())) {
+        if !self.commands.put(SessionCommand::Close(reason.clone())) {
             self.link.close(reason);
         }
     }
@@ -551,28 +557,28 @@ impl Session {
     }
 
     fn linger(&self) {
-        self.command(Command::Linger(Instant::now() + LINGER));
+        self.command(SessionCommand::Linger(Instant::now() + LINGER));
     }
 
     /// The newer session is gone already; this one goes on.
     fn stay(&self) {
-        self.command(Command::Stay);
+        self.command(SessionCommand::Stay);
     }
 
     // Full means that the edge takes nothing; it will be called dead, or read on.
-    fn command(&self, command: Command) {
+    fn command(&self, command: SessionCommand) {
         self.commands.put(command);
     }
 
-    fn set_held(&self, held: Option<&Held>) {
+    fn set_held(&self, held: Option<&HeldNetmap>) {
         let mut known = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         *known = held.map(|held| (held.epoch, held.revision)).or(*known);
     }
 
-    pub(crate) fn figures(&self) -> GatewayFigures {
+    pub(crate) fn figures(&self) -> GatewayStats {
         let link = self.link.figures();
         let held = *self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        GatewayFigures {
+        GatewayStats {
             connected: true,
             transport: Some(self.link.transport().as_str().to_owned()),
             rtt_ms: self.link.rtt().map(|rtt| (rtt.as_secs_f64() * 1e6).round() / 1e3),
@@ -584,7 +590,7 @@ impl Session {
             clock_ahead_seconds: Some(self.clock_ahead_seconds),
             certificate_expires: Some(Time::from_second(unix_seconds(self.not_after))),
             address: Some(self.link.remote_address().ip().to_canonical().to_string()),
-            ..GatewayFigures::default()
+            ..GatewayStats::default()
         }
     }
 }

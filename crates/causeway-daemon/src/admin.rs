@@ -37,23 +37,23 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const FILTER_BYTES_MAX: usize = 4096;
 
 /// Makes one part of the `/debug` answer. It must not contain secrets.
-pub type Dump = Box<dyn Fn() -> Value + Send + Sync>;
+pub type DebugDump = Box<dyn Fn() -> Value + Send + Sync>;
 
 /// The admin server, bound and not yet running.
 pub struct AdminServer {
     listener: TcpListener,
-    doors: Arc<Doors>,
+    doors: Arc<AdminEndpoints>,
 }
 
 /// What the admin server shows.
-pub struct Doors {
+pub struct AdminEndpoints {
     pub metrics: Metrics,
     pub readiness: Readiness,
-    pub dumps: Vec<(&'static str, Dump)>,
+    pub dumps: Vec<(&'static str, DebugDump)>,
 }
 
 impl AdminServer {
-    pub async fn bind(address: SocketAddr, doors: Doors) -> std::io::Result<AdminServer> {
+    pub async fn bind(address: SocketAddr, doors: AdminEndpoints) -> std::io::Result<AdminServer> {
         let listener = TcpListener::bind(address).await?;
         if !address.ip().is_loopback() {
             tracing::warn!(%address, "the admin port asks for no credentials and is not on loopback");
@@ -100,7 +100,12 @@ impl AdminServer {
     }
 }
 
-async fn serve(stream: tokio::net::TcpStream, peer: SocketAddr, doors: Arc<Doors>, stop: CancellationToken) {
+async fn serve(
+    stream: tokio::net::TcpStream,
+    peer: SocketAddr,
+    doors: Arc<AdminEndpoints>,
+    stop: CancellationToken,
+) {
     let service = service_fn(move |request: Request<Incoming>| {
         let doors = doors.clone();
         async move {
@@ -127,7 +132,7 @@ async fn serve(stream: tokio::net::TcpStream, peer: SocketAddr, doors: Arc<Doors
     }
 }
 
-fn answer(doors: &Doors, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+fn answer(doors: &AdminEndpoints, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     if request.method() != Method::GET && request.method() != Method::HEAD {
         return text(StatusCode::METHOD_NOT_ALLOWED, "only GET is served here\n".to_owned());
     }
@@ -252,7 +257,7 @@ mod tests {
     async fn every_door_opens() {
         let readiness = Readiness::new();
         let store = readiness.register("store");
-        let doors = Doors {
+        let doors = AdminEndpoints {
             metrics: Metrics::new("0"),
             readiness: readiness.clone(),
             dumps: vec![("config", Box::new(|| serde_json::json!({"api": "0.0.0.0:7443"})))],

@@ -22,5 +22,5 @@ pub use admin::AdminServer;
 pub use audit::AuditLog;
 pub use data_dir::DataDir;
 pub use metrics::Metrics;
-pub use readiness::{Check, Readiness};
+pub use readiness::{Readiness, ReadinessCheck};
 pub use role::Role;

@@ -20,14 +20,14 @@ struct Named {
 
 /// The handle of one part. When it is dropped, its check is gone.
 #[derive(Debug)]
-pub struct Check {
+pub struct ReadinessCheck {
     name: String,
     readiness: Readiness,
 }
 
 /// The state of all checks at one moment: name, and why it is not ready.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Report {
+pub struct ReadinessReport {
     pub checks: Vec<(String, Option<String>)>,
 }
 
@@ -37,18 +37,18 @@ impl Readiness {
     }
 
     /// Adds a check, not ready until its owner says so. A name that is taken is taken over.
-    pub fn register(&self, name: &str) -> Check {
+    pub fn register(&self, name: &str) -> ReadinessCheck {
         self.with(|checks| {
             checks.retain(|check| check.name != name);
             checks.push(Named { name: name.to_owned(), failure: Some("starting".to_owned()) });
         });
-        Check { name: name.to_owned(), readiness: self.clone() }
+        ReadinessCheck { name: name.to_owned(), readiness: self.clone() }
     }
 
-    pub fn report(&self) -> Report {
+    pub fn report(&self) -> ReadinessReport {
         let checks = self
             .with(|checks| checks.iter().map(|check| (check.name.clone(), check.failure.clone())).collect());
-        Report { checks }
+        ReadinessReport { checks }
     }
 
     pub fn is_ready(&self) -> bool {
@@ -60,7 +60,7 @@ impl Readiness {
     }
 }
 
-impl Check {
+impl ReadinessCheck {
     /// Returns true when this changes the state, so that the caller logs it once.
     pub fn ready(&self) -> bool {
         self.set(None)
@@ -83,13 +83,13 @@ impl Check {
     }
 }
 
-impl Drop for Check {
+impl Drop for ReadinessCheck {
     fn drop(&mut self) {
         self.readiness.with(|checks| checks.retain(|check| check.name != self.name));
     }
 }
 
-impl Report {
+impl ReadinessReport {
     pub fn is_ready(&self) -> bool {
         self.checks.iter().all(|(_, failure)| failure.is_none())
     }

@@ -7,32 +7,34 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use causeway_channel::clock::Moment;
-use causeway_channel::dial::Proxy;
+use causeway_channel::clock::UtcTimestamp;
+use causeway_channel::dial::ConnectProxy;
 use causeway_channel::enrol::{self, DEADLINE};
-use causeway_channel::session::Allowed;
-use causeway_channel::tls::Trust;
-use causeway_channel::wire::Code;
-use causeway_channel::{Clock, Contact, Endpoint, EnrolError, Issued, JoinToken, PeerId, Secret};
+use causeway_channel::session::AllowedTransports;
+use causeway_channel::tls::TrustAnchors;
+use causeway_channel::wire::EnrolmentCode;
+use causeway_channel::{
+    ChannelEndpoint, Clock, EnrolError, EnrolmentContact, IssuedCertificate, JoinToken, PeerId, TokenSecret,
+};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::link::{Keeper, LinkOptions, Passengers, Uplink, Wish};
-use crate::renewal::{self, Outcome, Schedule, Step};
-use crate::state::{EdgeIdentity, State, StateError};
+use crate::link::{CertificateSignal, CurrentLink, LinkKeeper, LinkOptions, LinkServices};
+use crate::renewal::{self, RenewalOutcome, RenewalSchedule, RenewalStep};
+use crate::state::{EdgeIdentity, EdgeState, StateError};
 
 /// One edge and its data dir.
 #[derive(Debug)]
 pub struct Edge {
-    state: State,
+    state: EdgeState,
     clock: Clock,
     identity: watch::Sender<Option<Arc<EdgeIdentity>>>,
-    proxy: Option<Proxy>,
+    proxy: Option<ConnectProxy>,
 }
 
 /// What `enrol` did.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Enrolled {
+pub enum EnrolmentOutcome {
     Now(PeerId),
     /// The data dir already holds an identity; the token was not looked at further.
     Before(PeerId),
@@ -59,13 +61,13 @@ impl Edge {
     }
 
     pub fn open_with(data_dir: impl AsRef<Path>, clock: Clock) -> Result<Edge, EdgeError> {
-        let state = State::open(data_dir.as_ref())?;
+        let state = EdgeState::open(data_dir.as_ref())?;
         let (identity, _) = watch::channel(state.load()?.map(Arc::new));
         Ok(Edge { state, clock, identity, proxy: None })
     }
 
     /// Everything that is dialled over TCP goes through this proxy.
-    pub fn through(self, proxy: Option<Proxy>) -> Edge {
+    pub fn through(self, proxy: Option<ConnectProxy>) -> Edge {
         Edge { proxy, ..self }
     }
 
@@ -81,7 +83,11 @@ impl Edge {
 
     /// Enrols, unless that was done before. A cloud that cannot be reached, or asks for patience, is asked again
     /// until `stop`; a refusal is final.
-    pub async fn enrol(&self, token: &JoinToken, stop: &CancellationToken) -> Result<Enrolled, EdgeError> {
+    pub async fn enrol(
+        &self,
+        token: &JoinToken,
+        stop: &CancellationToken,
+    ) -> Result<EnrolmentOutcome, EdgeError> {
         let mut failures = 0;
         loop {
             let error = tokio::select! {
@@ -104,7 +110,7 @@ impl Edge {
     }
 
     /// One try.
-    pub async fn enrol_once(&self, token: &JoinToken) -> Result<Enrolled, EdgeError> {
+    pub async fn enrol_once(&self, token: &JoinToken) -> Result<EnrolmentOutcome, EdgeError> {
         // The gateway as it is now, where the token moves it to another site.
         let mut moved = None;
         if let Some(peer) = self.peer() {
@@ -118,7 +124,7 @@ impl Edge {
                 }
                 None => {
                     tracing::info!(%peer, "already enrolled: --join is ignored");
-                    return Ok(Enrolled::Before(peer));
+                    return Ok(EnrolmentOutcome::Before(peer));
                 }
                 Some(note) => tracing::warn!(
                     %peer, at = note.at, reason = note.reason,
@@ -126,10 +132,10 @@ impl Edge {
                 ),
             }
         }
-        let contact = self.contact(token.endpoints.clone(), Trust::Pinned(token.authorities.clone()));
+        let contact = self.contact(token.endpoints.clone(), TrustAnchors::Pinned(token.authorities.clone()));
         let mut key = self.state.pending_key()?;
         let mut tried = enrol::enrol(&contact, token, &key).await;
-        if tried.as_ref().is_err_and(|error| refused_with(error, Code::Revoked)) {
+        if tried.as_ref().is_err_and(|error| refused_with(error, EnrolmentCode::Revoked)) {
             // The saved key belongs to an earlier life of this data dir; the token may well be good.
             key = self.state.new_pending_key()?;
             tried = enrol::enrol(&contact, token, &key).await;
@@ -144,32 +150,42 @@ impl Edge {
                 if error_is_final {
                     self.state.clear_pending()?;
                 }
-                return Ok(Enrolled::Before(peer));
+                return Ok(EnrolmentOutcome::Before(peer));
             }
             (tried, _) => tried.map_err(EdgeError::Enrol)?,
         };
         self.state.save(&key, &issued, &token.peer, &token.endpoints)?;
         self.state.clear_pending()?;
         self.take()?;
-        tracing::info!(peer = %token.peer, until = %Moment(issued.facts.not_after), "enrolled");
-        Ok(Enrolled::Now(token.peer.clone()))
+        tracing::info!(peer = %token.peer, until = %UtcTimestamp(issued.facts.not_after), "enrolled");
+        Ok(EnrolmentOutcome::Now(token.peer.clone()))
     }
 
     /// What keeps the link, the handle to that link, and the news that `run_linked` wants.
-    pub fn link(&self, transports: Allowed, passengers: Passengers) -> (Keeper, Uplink, Wishes) {
+    pub fn link(
+        &self,
+        transports: AllowedTransports,
+        passengers: LinkServices,
+    ) -> (LinkKeeper, CurrentLink, CertificateSignals) {
         let (renew, wishes) = mpsc::channel(WISHES_MAX);
         let (endpoints, told) = watch::channel(Vec::new());
         let options = LinkOptions { transports, proxy: self.proxy.clone() };
-        let (keeper, uplink) =
-            Keeper::new(options, self.identity.subscribe(), self.clock.clone(), passengers, renew, endpoints);
-        (keeper, uplink, Wishes { wishes: Some(wishes), endpoints: Some(told) })
+        let (keeper, uplink) = LinkKeeper::new(
+            options,
+            self.identity.subscribe(),
+            self.clock.clone(),
+            passengers,
+            renew,
+            endpoints,
+        );
+        (keeper, uplink, CertificateSignals { wishes: Some(wishes), endpoints: Some(told) })
     }
 
     /// Keeps the certificate fresh and the link up until told to stop.
     pub async fn run_linked(
         &self,
-        keeper: Keeper,
-        wishes: Wishes,
+        keeper: LinkKeeper,
+        wishes: CertificateSignals,
         stop: CancellationToken,
     ) -> Result<(), EdgeError> {
         let link = CancellationToken::new();
@@ -185,19 +201,23 @@ impl Edge {
     /// Keeps the certificate fresh until told to stop. Ends with an error only when the cloud has given this
     /// edge up for good; everything else is tried again.
     pub async fn run(&self, stop: CancellationToken) -> Result<(), EdgeError> {
-        self.keep_certificate(Wishes { wishes: None, endpoints: None }, stop).await
+        self.keep_certificate(CertificateSignals { wishes: None, endpoints: None }, stop).await
     }
 
-    async fn keep_certificate(&self, mut wishes: Wishes, stop: CancellationToken) -> Result<(), EdgeError> {
+    async fn keep_certificate(
+        &self,
+        mut wishes: CertificateSignals,
+        stop: CancellationToken,
+    ) -> Result<(), EdgeError> {
         let facts = self.current()?.facts.clone();
-        let mut schedule = Schedule::new(facts.not_before, facts.not_after, self.clock.now(), dice());
+        let mut schedule = RenewalSchedule::new(facts.not_before, facts.not_after, self.clock.now(), dice());
         loop {
             let step = schedule.next_step(self.clock.now());
             let outcome = tokio::select! {
                 biased;
                 () = stop.cancelled() => return Ok(()),
                 // A step that asks the cloud is brought to its end: it may have changed what is on disk there.
-                wish = wishes.next(), if matches!(step, Step::Sleep(_)) => {
+                wish = wishes.next(), if matches!(step, RenewalStep::Sleep(_)) => {
                     match wish {
                         Told::Wish(wish) => schedule.handle_wish(wish, self.clock.now(), dice()),
                         Told::Endpoints(endpoints) => self.remember(&endpoints),
@@ -213,15 +233,15 @@ impl Edge {
     }
 
     /// One step; `None` after a sleep.
-    pub async fn take_step(&self, step: Step) -> Result<Option<Outcome>, EdgeError> {
+    pub async fn take_step(&self, step: RenewalStep) -> Result<Option<RenewalOutcome>, EdgeError> {
         let tried = match step {
-            Step::Sleep(time) => {
+            RenewalStep::Sleep(time) => {
                 tokio::time::sleep(time).await;
                 return Ok(None);
             }
-            Step::Check => self.check().await,
-            Step::Renew => self.renew().await,
-            Step::Reenrol => self.reenrol().await,
+            RenewalStep::Check => self.check().await,
+            RenewalStep::Renew => self.renew().await,
+            RenewalStep::Reenrol => self.reenrol().await,
         };
         match tried {
             Ok(outcome) => {
@@ -233,9 +253,9 @@ impl Edge {
         }
     }
 
-    fn failed(&self, step: Step, error: EnrolError) -> Result<Outcome, EdgeError> {
-        if refused_with(&error, Code::CertificateExpired) {
-            return Ok(Outcome::Expired);
+    fn failed(&self, step: RenewalStep, error: EnrolError) -> Result<RenewalOutcome, EdgeError> {
+        if refused_with(&error, EnrolmentCode::CertificateExpired) {
+            return Ok(RenewalOutcome::Expired);
         }
         let given_up = error.refusal().is_some_and(|refusal| refusal.needs_new_token());
         if given_up || matches!(error, EnrolError::WrongAuthority { .. }) {
@@ -250,39 +270,39 @@ impl Edge {
             ?step,
             "the cloud gave no answer; trying again later"
         );
-        Ok(Outcome::Failed { retry_after: retry_after(&error) })
+        Ok(RenewalOutcome::Failed { retry_after: retry_after(&error) })
     }
 
-    async fn check(&self) -> Result<Outcome, StepError> {
+    async fn check(&self) -> Result<RenewalOutcome, StepError> {
         let identity = self.current_for_step()?;
         let contact = self.contact(identity.dial(), identity.trust());
         let renew = enrol::asks_to_renew(&contact, identity.credentials()).await?;
-        Ok(Outcome::Checked { renew })
+        Ok(RenewalOutcome::Checked { renew })
     }
 
-    async fn renew(&self) -> Result<Outcome, StepError> {
+    async fn renew(&self) -> Result<RenewalOutcome, StepError> {
         let identity = self.current_for_step()?;
         let contact = self.contact(identity.dial(), identity.trust());
         let issued = enrol::renew(&contact, identity.credentials(), &identity.key, &identity.peer).await?;
         self.keep(&identity, &issued)
     }
 
-    async fn reenrol(&self) -> Result<Outcome, StepError> {
+    async fn reenrol(&self) -> Result<RenewalOutcome, StepError> {
         let identity = self.current_for_step()?;
         let contact = self.contact(identity.dial(), identity.trust());
         let issued = enrol::reenrol(&contact, &identity.certificate, &identity.key, &identity.peer).await?;
         self.keep(&identity, &issued)
     }
 
-    fn keep(&self, identity: &EdgeIdentity, issued: &Issued) -> Result<Outcome, StepError> {
+    fn keep(&self, identity: &EdgeIdentity, issued: &IssuedCertificate) -> Result<RenewalOutcome, StepError> {
         self.state.save(&identity.key, issued, &identity.peer, &identity.joined_at)?;
         self.take()?;
-        tracing::info!(peer = %identity.peer, until = %Moment(issued.facts.not_after), "has a new certificate");
-        Ok(Outcome::Issued { not_before: issued.facts.not_before, not_after: issued.facts.not_after })
+        tracing::info!(peer = %identity.peer, until = %UtcTimestamp(issued.facts.not_after), "has a new certificate");
+        Ok(RenewalOutcome::Issued { not_before: issued.facts.not_before, not_after: issued.facts.not_after })
     }
 
     /// Keeps the endpoints that the cloud told, so that a restart finds every replica. A disk that is full costs no session.
-    fn remember(&self, endpoints: &[Endpoint]) {
+    fn remember(&self, endpoints: &[ChannelEndpoint]) {
         if let Err(error) = self.state.save_endpoints(endpoints) {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
@@ -307,31 +327,37 @@ impl Edge {
         self.identity.borrow().clone().ok_or(StepError::Enrol(EnrolError::NoEndpoint))
     }
 
-    fn contact(&self, endpoints: Vec<Endpoint>, trust: Trust) -> Contact {
-        Contact { endpoints, trust, clock: self.clock.clone(), deadline: DEADLINE, proxy: self.proxy.clone() }
+    fn contact(&self, endpoints: Vec<ChannelEndpoint>, trust: TrustAnchors) -> EnrolmentContact {
+        EnrolmentContact {
+            endpoints,
+            trust,
+            clock: self.clock.clone(),
+            deadline: DEADLINE,
+            proxy: self.proxy.clone(),
+        }
     }
 }
 
 /// What the sessions of an edge learn about its certificate, and about where the cloud is.
 #[derive(Debug)]
-pub struct Wishes {
-    wishes: Option<mpsc::Receiver<Wish>>,
-    endpoints: Option<watch::Receiver<Vec<Endpoint>>>,
+pub struct CertificateSignals {
+    wishes: Option<mpsc::Receiver<CertificateSignal>>,
+    endpoints: Option<watch::Receiver<Vec<ChannelEndpoint>>>,
 }
 
 /// One of them.
 enum Told {
-    Wish(Wish),
-    Endpoints(Vec<Endpoint>),
+    Wish(CertificateSignal),
+    Endpoints(Vec<ChannelEndpoint>),
 }
 
 /// Sessions are rare against renewals, and the next one says it again.
 const WISHES_MAX: usize = 4;
 
-impl Wishes {
+impl CertificateSignals {
     /// May be dropped and called again.
     async fn next(&mut self) -> Told {
-        let Wishes { wishes, endpoints } = self;
+        let CertificateSignals { wishes, endpoints } = self;
         let wish = async { wishes.as_mut()?.recv().await };
         let endpoints = async {
             let told = endpoints.as_mut()?;
@@ -354,7 +380,7 @@ enum StepError {
     Enrol(#[from] EnrolError),
 }
 
-fn refused_with(error: &EnrolError, code: Code) -> bool {
+fn refused_with(error: &EnrolError, code: EnrolmentCode) -> bool {
     error.refusal().is_some_and(|refusal| refusal.reason() == code)
 }
 
@@ -379,7 +405,7 @@ fn is_worth_repeating(error: &EnrolError) -> bool {
 
 // From 0 to 1. Spreading out needs no secrecy, but this source is at hand.
 pub(crate) fn dice() -> f64 {
-    let secret = Secret::generate();
+    let secret = TokenSecret::generate();
     let [high, low, ..] = *secret.expose();
     f64::from(u16::from_be_bytes([high, low])) / f64::from(u16::MAX)
 }

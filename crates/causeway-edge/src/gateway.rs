@@ -6,15 +6,15 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use causeway_channel::link::{ResetCode, Stream, StreamError, StreamHeader};
-use causeway_gateway::audit::{Audit, Record};
-use causeway_gateway::peers::{PeerError, Peers};
-use causeway_gateway::{Gateway, Options, Parts};
+use causeway_gateway::audit::{AuditRecord, AuditSink};
+use causeway_gateway::peers::{GatewayPeers, PeerError};
+use causeway_gateway::{Gateway, GatewayOptions, GatewayParts};
 use causeway_netmap::SiteName;
 use tokio::runtime::Handle;
 
-use crate::link::{Later, Streams, Uplink};
+use crate::link::{CloudStreamHandler, CurrentLink, LinkFuture};
 use crate::netmap::NetmapKeeper;
-use crate::upstream::{Kind, Upstream};
+use crate::spool::{Spool, SpoolRecordKind};
 
 /// The site of the cloud itself.
 const CLOUD: &str = "cloud";
@@ -24,11 +24,11 @@ const OPEN: Duration = Duration::from_secs(3);
 /// The gateway of an edge.
 pub fn gateway(
     netmaps: &NetmapKeeper,
-    uplink: Uplink,
-    upstream: Option<Upstream>,
-    options: Options,
+    uplink: CurrentLink,
+    upstream: Option<Spool>,
+    options: GatewayOptions,
 ) -> Gateway {
-    Gateway::new(Parts {
+    Gateway::new(GatewayParts {
         netmaps: netmaps.views(),
         peers: Arc::new(ThroughCloud { uplink }),
         audit: Arc::new(ToCloud { upstream }),
@@ -38,14 +38,14 @@ pub fn gateway(
 
 /// Every other site is behind the cloud.
 struct ThroughCloud {
-    uplink: Uplink,
+    uplink: CurrentLink,
 }
 
-impl Peers for ThroughCloud {
+impl GatewayPeers for ThroughCloud {
     fn open_stream(
         &self,
         header: StreamHeader,
-    ) -> causeway_gateway::peers::Later<'_, Result<Stream, PeerError>> {
+    ) -> causeway_gateway::peers::BoxedFuture<'_, Result<Stream, PeerError>> {
         Box::pin(async move {
             let site = SiteName::from(header.site.as_str());
             let away = |why: String| PeerError::Away { site: site.clone(), why };
@@ -78,36 +78,36 @@ impl Peers for ThroughCloud {
 
 /// Records wait in the queue until the cloud has them.
 struct ToCloud {
-    upstream: Option<Upstream>,
+    upstream: Option<Spool>,
 }
 
-impl Audit for ToCloud {
-    fn record(&self, record: Record) {
+impl AuditSink for ToCloud {
+    fn record(&self, record: AuditRecord) {
         let Some(upstream) = &self.upstream else { return };
         match serde_json::to_vec(&record) {
-            Ok(record) => upstream.append(Kind::Audit, record),
+            Ok(record) => upstream.append(SpoolRecordKind::Audit, record),
             Err(error) => tracing::error!(%error, "a record cannot be written"),
         }
     }
 
     fn is_pressed(&self) -> bool {
-        self.upstream.as_ref().is_some_and(Upstream::is_pressed)
+        self.upstream.as_ref().is_some_and(Spool::is_pressed)
     }
 }
 
 /// Hands the cloud's streams to the gateway. That is put in when it exists: it needs the link, which needs this.
 #[derive(Default)]
-pub struct Door(OnceLock<Gateway>);
+pub struct CloudStreamServer(OnceLock<Gateway>);
 
-impl Door {
+impl CloudStreamServer {
     pub fn set(&self, gateway: Gateway) {
         // Once; a second gateway there is none.
         let _ = self.0.set(gateway);
     }
 }
 
-impl Streams for Door {
-    fn serve(&self, header: StreamHeader, stream: Stream) -> Later<'static, ()> {
+impl CloudStreamHandler for CloudStreamServer {
+    fn serve(&self, header: StreamHeader, stream: Stream) -> LinkFuture<'static, ()> {
         match self.0.get() {
             Some(gateway) => {
                 let origin = header.origin.as_ref().map_or(CLOUD, |origin| origin.site.as_str()).into();

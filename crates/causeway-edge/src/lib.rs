@@ -8,13 +8,13 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
 
 mod edge;
-pub mod figures;
 pub mod gateway;
 pub mod link;
+pub mod metrics;
 pub mod netmap;
 pub mod renewal;
+pub mod spool;
 mod state;
-pub mod upstream;
 
-pub use edge::{Edge, EdgeError, Enrolled, Wishes};
+pub use edge::{CertificateSignals, Edge, EdgeError, EnrolmentOutcome};
 pub use state::{EdgeIdentity, StateError};

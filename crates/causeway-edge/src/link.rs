@@ -1,13 +1,13 @@
 //! Keeps the one link to the cloud: does what the supervisor says, and tells it what happened.
 //!
-//! Identities come in as they change; the link in use goes out through `Uplink`. A cloud that is away is no error
+//! Identities come in as they change; the link in use goes out through `CurrentLink`. A cloud that is away is no error
 //! here: this runs until told to stop. The decisions are in `causeway_channel::session`, a dial in `greeting`, a
 //! session in `conversation`, what rides on it in `passengers`, the news of this machine's network in `changes`.
 
-mod changes;
-mod conversation;
-mod greeting;
-mod passengers;
+mod handshake;
+mod network_changes;
+mod services;
+mod session_loop;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,43 +15,45 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use causeway_channel::clock::unix_seconds;
-use causeway_channel::dial::{DialConfig, Dialer, Proxy, Transports};
+use causeway_channel::dial::{ConnectProxy, DialConfig, DialTransports, Dialer};
 use causeway_channel::link::{CloseReason, Link, Transport};
-use causeway_channel::session::{Action, Allowed, LinkId, State, Supervisor, Welcomed};
+use causeway_channel::session::{
+    AllowedTransports, LinkId, Supervisor, SupervisorAction, SupervisorState, WelcomedSession,
+};
 use causeway_channel::tls;
 use causeway_channel::wire::control::{self, Goodbye, Hello, INSTANCE_BYTES, Ping, Welcome};
-use causeway_channel::{Clock, Endpoint, Secret};
+use causeway_channel::{ChannelEndpoint, Clock, TokenSecret};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use crate::edge::dice;
 use crate::state::{EdgeIdentity, dial_order, read_endpoints};
-use changes::Changes;
-use conversation::{Command, Conversation, Event};
-use greeting::{GreetError, Greeted, greet};
+use handshake::{EstablishedSession, HandshakeError, greet};
+use network_changes::NetworkChanges;
+use session_loop::{EdgeSessionLoop, LinkCommand, LinkEvent};
 
-pub use passengers::{Later, Netmaps, Passengers, Streams, UpstreamFeed, UpstreamQueue};
+pub use services::{CloudStreamHandler, LinkFuture, LinkServices, NetmapHandler, SpoolFeed, SpoolQueue};
 
 /// What the configuration says about the link.
 #[derive(Debug, Clone, Default)]
 pub struct LinkOptions {
-    pub transports: Allowed,
+    pub transports: AllowedTransports,
     /// `None`: direct.
-    pub proxy: Option<Proxy>,
+    pub proxy: Option<ConnectProxy>,
 }
 
 /// The link in use, for whoever opens streams on it. Clones look at the same.
 #[derive(Clone, Debug)]
-pub struct Uplink {
+pub struct CurrentLink {
     current: watch::Receiver<Option<(LinkId, Link)>>,
     /// Counts links that were announced to end, or replaced by another one.
     retired: watch::Receiver<u64>,
-    shown: watch::Receiver<Shown>,
+    shown: watch::Receiver<LinkState>,
     doubts: Arc<Notify>,
 }
 
-impl Uplink {
+impl CurrentLink {
     /// `None` while the cloud is away.
     pub fn link(&self) -> Option<Link> {
         self.current.borrow().as_ref().map(|(_, link)| link.clone())
@@ -78,11 +80,11 @@ impl Uplink {
     }
 
     /// For the admin dump.
-    pub fn shown(&self) -> Shown {
+    pub fn shown(&self) -> LinkState {
         let shown = self.shown.borrow().clone();
         let link = self.link();
         let figures = link.as_ref().map(Link::figures).unwrap_or_default();
-        Shown {
+        LinkState {
             rtt_ms: link.and_then(|link| link.rtt()).map(|rtt| rtt.as_secs_f64() * 1000.0),
             sent_bytes: figures.sent_bytes,
             received_bytes: figures.received_bytes,
@@ -94,7 +96,7 @@ impl Uplink {
 /// How the link is doing.
 #[derive(Clone, Debug, Default, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Shown {
+pub struct LinkState {
     pub state: String,
     pub transport: Option<&'static str>,
     pub cloud: Option<String>,
@@ -119,26 +121,26 @@ pub struct Shown {
 }
 
 /// Keeps the link.
-pub struct Keeper {
+pub struct LinkKeeper {
     options: LinkOptions,
     identity: watch::Receiver<Option<Arc<EdgeIdentity>>>,
     clock: Clock,
-    passengers: Passengers,
+    passengers: LinkServices,
     current: watch::Sender<Option<(LinkId, Link)>>,
-    shown: watch::Sender<Shown>,
+    shown: watch::Sender<LinkState>,
     retired: watch::Sender<u64>,
     doubts: Arc<Notify>,
     /// Told when the cloud wants the certificate renewed, or doubts it.
-    renew: mpsc::Sender<Wish>,
+    renew: mpsc::Sender<CertificateSignal>,
     /// Where the cloud says that it is, for the disk.
-    endpoints: watch::Sender<Vec<Endpoint>>,
+    endpoints: watch::Sender<Vec<ChannelEndpoint>>,
     /// Names this process to the cloud; see `Hello::instance`.
     instance: Bytes,
 }
 
 /// What a session learned about the certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wish {
+pub enum CertificateSignal {
     /// The cloud asks for it.
     Renew,
     /// The cloud refused it: ask why.
@@ -147,28 +149,29 @@ pub enum Wish {
     Nothing,
 }
 
-impl Keeper {
+impl LinkKeeper {
     pub fn new(
         options: LinkOptions,
         identity: watch::Receiver<Option<Arc<EdgeIdentity>>>,
         clock: Clock,
-        passengers: Passengers,
-        renew: mpsc::Sender<Wish>,
-        endpoints: watch::Sender<Vec<Endpoint>>,
-    ) -> (Keeper, Uplink) {
+        passengers: LinkServices,
+        renew: mpsc::Sender<CertificateSignal>,
+        endpoints: watch::Sender<Vec<ChannelEndpoint>>,
+    ) -> (LinkKeeper, CurrentLink) {
         let (current, seen) = watch::channel(None);
         let allowed = match options.transports {
-            Allowed::Both => "auto",
-            Allowed::QuicOnly => "quic",
-            Allowed::TcpOnly => "tcp",
+            AllowedTransports::Both => "auto",
+            AllowedTransports::QuicOnly => "quic",
+            AllowedTransports::TcpOnly => "tcp",
         };
         let proxied = options.proxy.is_some();
-        let (shown, figures) = watch::channel(Shown { allowed, proxied, ..Shown::default() });
+        let (shown, figures) = watch::channel(LinkState { allowed, proxied, ..LinkState::default() });
         let doubts = Arc::new(Notify::new());
         let (retired, retirements) = watch::channel(0);
-        let uplink = Uplink { current: seen, retired: retirements, shown: figures, doubts: doubts.clone() };
-        let instance = Bytes::copy_from_slice(&Secret::generate().expose()[..INSTANCE_BYTES]);
-        let keeper = Keeper {
+        let uplink =
+            CurrentLink { current: seen, retired: retirements, shown: figures, doubts: doubts.clone() };
+        let instance = Bytes::copy_from_slice(&TokenSecret::generate().expose()[..INSTANCE_BYTES]);
+        let keeper = LinkKeeper {
             options,
             identity,
             clock,
@@ -187,7 +190,7 @@ impl Keeper {
     /// Keeps the link until told to stop, and says goodbye.
     pub async fn run(mut self, stop: CancellationToken) {
         let Some(identity) = self.first_identity(&stop).await else { return };
-        let mut changes = Changes::watch();
+        let mut changes = NetworkChanges::watch();
         let (events, mut heard) = mpsc::channel(EVENTS_MAX);
         let mut round = Round::new(&self, identity, events);
         let (mut identity, doubts) = (self.identity.clone(), self.doubts.clone());
@@ -230,24 +233,24 @@ const GOODBYE: Duration = Duration::from_secs(1);
 /// A link that stands, with the task that talks on it.
 struct Standing {
     link: Link,
-    commands: mpsc::Sender<Command>,
+    commands: mpsc::Sender<LinkCommand>,
 }
 
-type Dialled = (LinkId, Result<Greeted, GreetError>);
+type Dialled = (LinkId, Result<EstablishedSession, HandshakeError>);
 
 /// Everything that lives while the keeper runs.
 struct Round<'a> {
-    keeper: &'a Keeper,
+    keeper: &'a LinkKeeper,
     machine: Supervisor,
     identity: Arc<EdgeIdentity>,
     dialer: Dialer,
     /// Endpoints as the cloud told them in a session; they go before those on disk.
-    told: Vec<Endpoint>,
+    told: Vec<ChannelEndpoint>,
     dials: JoinSet<Dialled>,
     attempts: HashMap<LinkId, AbortHandle>,
     sessions: JoinSet<(LinkId, CloseReason)>,
     links: HashMap<LinkId, Standing>,
-    events: mpsc::Sender<(LinkId, Event)>,
+    events: mpsc::Sender<(LinkId, LinkEvent)>,
     /// A ping that its session has not handed to the link yet, and since when.
     asking: Option<(LinkId, Instant)>,
     /// A cloud that is away for days is worth one line, not one every five seconds.
@@ -256,9 +259,9 @@ struct Round<'a> {
 
 impl<'a> Round<'a> {
     fn new(
-        keeper: &'a Keeper,
+        keeper: &'a LinkKeeper,
         identity: Arc<EdgeIdentity>,
-        events: mpsc::Sender<(LinkId, Event)>,
+        events: mpsc::Sender<(LinkId, LinkEvent)>,
     ) -> Round<'a> {
         let since_1970 = keeper.clock.now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let epoch = since_1970.as_millis().min(u64::MAX.into()) as u64;
@@ -282,67 +285,67 @@ impl<'a> Round<'a> {
     fn act(&mut self) {
         while let Some(action) = self.machine.next_action() {
             match action {
-                Action::Dial { link, epoch, transports, patience } => {
+                SupervisorAction::Dial { link, epoch, transports, patience } => {
                     let hello = self.hello(epoch);
                     let (dialer, events) = (self.dialer.clone(), self.events.clone());
-                    let dialed = move || drop(events.try_send((link, Event::Dialed)));
+                    let dialed = move || drop(events.try_send((link, LinkEvent::Dialed)));
                     let greeting = greet(dialer, transports, patience, hello, dialed);
                     let task = self.dials.spawn(async move { (link, Box::pin(greeting).await) });
                     self.attempts.insert(link, task);
                     self.keeper.shown.send_modify(|shown| shown.attempts += 1);
                 }
-                Action::Abandon { link } => {
+                SupervisorAction::Abandon { link } => {
                     if let Some(task) = self.attempts.remove(&link) {
                         task.abort();
                         self.complain("nobody answered in time");
                     }
                 }
-                Action::Ping { link, nonce } => {
+                SupervisorAction::Ping { link, nonce } => {
                     self.asking.get_or_insert((link, Instant::now()));
-                    self.command(link, Command::Ask(Ping { nonce }.into()));
+                    self.command(link, LinkCommand::Ask(Ping { nonce }.into()));
                 }
-                Action::Rebind { .. } => {
+                SupervisorAction::Rebind { .. } => {
                     if let Err(error) = self.dialer.rebind() {
                         tracing::debug!(%error, "the link cannot move to a new socket");
                     }
                 }
-                Action::Linger { link, until } => self.command(link, Command::Linger(until)),
-                Action::Close { link, code } => self.command(link, Command::Close(code)),
-                Action::Renew => self.wish(Wish::Check),
+                SupervisorAction::Linger { link, until } => self.command(link, LinkCommand::Linger(until)),
+                SupervisorAction::Close { link, code } => self.command(link, LinkCommand::Close(code)),
+                SupervisorAction::Renew => self.wish(CertificateSignal::Check),
             }
         }
         self.show();
     }
 
-    fn command(&mut self, link: LinkId, command: Command) {
+    fn command(&mut self, link: LinkId, command: LinkCommand) {
         let Some(standing) = self.links.get(&link) else { return };
         // A session that does not take its commands is stuck behind its own link; closing that frees it.
-        if let Err(mpsc::error::TrySendError::Full(Command::Close(code))) =
+        if let Err(mpsc::error::TrySendError::Full(LinkCommand::Close(code))) =
             standing.commands.try_send(command)
         {
             standing.link.close(CloseReason::new(code, ""));
         }
     }
 
-    fn take(&mut self, link: LinkId, event: Event) {
+    fn take(&mut self, link: LinkId, event: LinkEvent) {
         let now = Instant::now();
         match event {
-            Event::Dialed => self.machine.handle_dialed(now, link),
-            Event::Asked => {
+            LinkEvent::Dialed => self.machine.handle_dialed(now, link),
+            LinkEvent::Asked => {
                 self.count_delay(now);
                 self.asking = None;
             }
-            Event::Drain(drain) => {
+            LinkEvent::Drain(drain) => {
                 let (deadline, hint) = (ms(drain.deadline_ms), ms(drain.retry_hint_ms));
                 tracing::info!(?deadline, "the cloud asks this edge to attach elsewhere");
                 self.machine.handle_drain(now, link, deadline, hint, dice());
                 self.keeper.retired.send_modify(|count| *count += 1);
             }
-            Event::Hint(hint) => self.machine.handle_hint(link, ms(hint.retry_hint_ms)),
-            Event::News(news) => {
+            LinkEvent::Hint(hint) => self.machine.handle_hint(link, ms(hint.retry_hint_ms)),
+            LinkEvent::News(news) => {
                 self.take_endpoints(&news.endpoints);
                 if news.renew {
-                    self.wish(Wish::Renew);
+                    self.wish(CertificateSignal::Renew);
                 }
             }
         }
@@ -362,10 +365,10 @@ impl<'a> Round<'a> {
         }
     }
 
-    fn begin(&mut self, id: LinkId, greeted: Greeted, now: Instant) {
+    fn begin(&mut self, id: LinkId, greeted: EstablishedSession, now: Instant) {
         let welcome = greeted.welcome.clone();
         let link = greeted.link.clone();
-        let welcomed = Welcomed {
+        let welcomed = WelcomedSession {
             transport: link.transport(),
             keepalive: ms(welcome.keepalive_ms),
             retry_hint: ms(welcome.retry_hint_ms),
@@ -381,7 +384,7 @@ impl<'a> Round<'a> {
         );
         self.complained = false;
         let (commands, taken) = mpsc::channel(COMMANDS_MAX);
-        let talk = Conversation::new(id, greeted, self.keeper.passengers.clone(), self.events.clone());
+        let talk = EdgeSessionLoop::new(id, greeted, self.keeper.passengers.clone(), self.events.clone());
         let talking = async move { (id, Box::pin(talk.run(taken)).await) };
         match link.home() {
             Some(home) => self.sessions.spawn_on(talking, home),
@@ -408,7 +411,7 @@ impl<'a> Round<'a> {
 
     fn take_welcome(&mut self, welcome: &Welcome) {
         self.take_endpoints(&welcome.endpoints);
-        self.wish(if welcome.renew { Wish::Renew } else { Wish::Nothing });
+        self.wish(if welcome.renew { CertificateSignal::Renew } else { CertificateSignal::Nothing });
     }
 
     fn finish_session(&mut self, ended: Result<(LinkId, CloseReason), tokio::task::JoinError>) {
@@ -469,7 +472,7 @@ impl<'a> Round<'a> {
         self.machine.handle_timeout(Instant::now(), dice());
     }
 
-    fn wish(&self, wish: Wish) {
+    fn wish(&self, wish: CertificateSignal) {
         // Full: one is on its way already, and the next session will say it again.
         let _ = self.keeper.renew.try_send(wish);
     }
@@ -530,7 +533,7 @@ impl<'a> Round<'a> {
     async fn end(mut self) {
         if let Some(link) = self.machine.current() {
             let goodbye = Goodbye { reason: "the edge stops".to_owned() };
-            self.command(link, Command::Say(goodbye.into()));
+            self.command(link, LinkCommand::Say(goodbye.into()));
         }
         self.machine.handle_stop();
         self.act();
@@ -540,7 +543,7 @@ impl<'a> Round<'a> {
     }
 }
 
-fn dial_config(keeper: &Keeper, identity: &EdgeIdentity, told: &[Endpoint]) -> DialConfig {
+fn dial_config(keeper: &LinkKeeper, identity: &EdgeIdentity, told: &[ChannelEndpoint]) -> DialConfig {
     let endpoints = match told.is_empty() {
         true => identity.dial(),
         false => dial_order(told, &identity.joined_at),
@@ -548,24 +551,24 @@ fn dial_config(keeper: &Keeper, identity: &EdgeIdentity, told: &[Endpoint]) -> D
     DialConfig {
         proxy: keeper.options.proxy.clone(),
         transports: match keeper.options.transports {
-            Allowed::Both => Transports::Both,
-            Allowed::QuicOnly => Transports::QuicOnly,
-            Allowed::TcpOnly => Transports::TcpOnly,
+            AllowedTransports::Both => DialTransports::Both,
+            AllowedTransports::QuicOnly => DialTransports::QuicOnly,
+            AllowedTransports::TcpOnly => DialTransports::TcpOnly,
         },
         clock: keeper.clock.clone(),
         ..DialConfig::new(endpoints, identity.trust(), identity.credentials())
     }
 }
 
-fn state_word(state: State) -> &'static str {
+fn state_word(state: SupervisorState) -> &'static str {
     match state {
-        State::BackingOff { .. } => "backing off",
-        State::Enrolling => "enrolling",
-        State::Connecting => "connecting",
-        State::Ready { probing: false } => "ready",
-        State::Ready { probing: true } => "probing",
-        State::Draining => "draining",
-        State::Stopped => "stopped",
+        SupervisorState::BackingOff { .. } => "backing off",
+        SupervisorState::Enrolling => "enrolling",
+        SupervisorState::Connecting => "connecting",
+        SupervisorState::Ready { probing: false } => "ready",
+        SupervisorState::Ready { probing: true } => "probing",
+        SupervisorState::Draining => "draining",
+        SupervisorState::Stopped => "stopped",
     }
 }
 

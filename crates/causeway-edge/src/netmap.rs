@@ -5,24 +5,24 @@
 //! An edge that starts without the cloud runs on what it finds, unless that was withdrawn (`disk`).
 
 mod disk;
-mod figures;
+mod metrics;
 
 use std::path::Path;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use causeway_channel::clock::Moment;
-use causeway_channel::wire::control::{EdgeMessage, EdgeSays, Held, NetmapAck, NetmapRefused};
-use causeway_daemon::{Check, Metrics};
-use causeway_netmap::sync::{Receiver, Refusal, Reply, Step};
-use causeway_netmap::{Netmap, Stamp, View};
+use causeway_channel::clock::UtcTimestamp;
+use causeway_channel::wire::control::{EdgeMessage, EdgeMessageBody, HeldNetmap, NetmapAck, NetmapRefused};
+use causeway_daemon::{Metrics, ReadinessCheck};
+use causeway_netmap::sync::{NetmapReceiver, NetmapRefusal, NetmapReply, ReceiverStep};
+use causeway_netmap::{Netmap, NetmapStamp, NetmapView};
 use tokio::sync::{Mutex, watch};
 use tokio::task::JoinHandle;
 
-use crate::link::{Later, Netmaps};
-use disk::{Disk, Found};
-use figures::Figures;
+use crate::link::{LinkFuture, NetmapHandler};
+use disk::{Found, NetmapFiles};
+use metrics::NetmapKeeperMetrics;
 
 pub use disk::{FOLDER, NetmapFileError, persisted};
 
@@ -40,13 +40,13 @@ pub struct NetmapKeeper {
 
 struct Shared {
     // Held while an update is taken in: the next one waits, in order.
-    receiver: Mutex<Receiver>,
-    disk: Disk,
-    in_force: watch::Sender<Option<Arc<InForce>>>,
+    receiver: Mutex<NetmapReceiver>,
+    disk: NetmapFiles,
+    in_force: watch::Sender<Option<Arc<CurrentNetmap>>>,
     /// How a gateway reads what is in force; empty while nothing is.
-    views: watch::Sender<Arc<View>>,
-    check: Option<Check>,
-    figures: Figures,
+    views: watch::Sender<Arc<NetmapView>>,
+    check: Option<ReadinessCheck>,
+    figures: NetmapKeeperMetrics,
     /// What sessions are told about the disk beside their answers.
     later_acks: watch::Sender<Option<NetmapAck>>,
     retrying: OnceLock<JoinHandle<()>>,
@@ -62,27 +62,27 @@ impl Drop for Shared {
 
 /// What is in force now: the value, and how a gateway reads it.
 #[derive(Debug)]
-pub struct InForce {
+pub struct CurrentNetmap {
     pub netmap: Arc<Netmap>,
-    pub view: Arc<View>,
+    pub view: Arc<NetmapView>,
     /// When it was taken in.
     pub since: SystemTime,
 }
 
-impl InForce {
-    fn of(netmap: Arc<Netmap>, since: SystemTime) -> InForce {
-        let view = View::decode(&netmap);
+impl CurrentNetmap {
+    fn of(netmap: Arc<Netmap>, since: SystemTime) -> CurrentNetmap {
+        let view = NetmapView::decode(&netmap);
         for error in &view.damaged {
             tracing::warn!(%error, "a part of the netmap is left out");
         }
-        InForce { netmap, view: Arc::new(view), since }
+        CurrentNetmap { netmap, view: Arc::new(view), since }
     }
 }
 
 impl NetmapKeeper {
     /// Finds what was persisted, the newest that is whole. `check` tells `/readyz` how it stands.
-    pub fn open(data_dir: &Path, check: Option<Check>) -> Result<NetmapKeeper, NetmapFileError> {
-        let (disk, found) = Disk::open(&data_dir.join(FOLDER))?;
+    pub fn open(data_dir: &Path, check: Option<ReadinessCheck>) -> Result<NetmapKeeper, NetmapFileError> {
+        let (disk, found) = NetmapFiles::open(&data_dir.join(FOLDER))?;
         if let Some(check) = &check {
             match &found {
                 Found::Netmap(_) => drop(check.ready()),
@@ -101,18 +101,19 @@ impl NetmapKeeper {
                 (Some(netmap), None)
             }
         };
-        let in_force = in_force.map(|netmap| Arc::new(InForce::of(netmap, written(&data_dir.join(FOLDER)))));
+        let in_force =
+            in_force.map(|netmap| Arc::new(CurrentNetmap::of(netmap, written(&data_dir.join(FOLDER)))));
         let (views, _) =
             watch::channel(in_force.as_ref().map(|found| found.view.clone()).unwrap_or_default());
         let (in_force, _) = watch::channel(in_force);
-        let receiver = Mutex::new(Receiver::new(netmap));
+        let receiver = Mutex::new(NetmapReceiver::new(netmap));
         let shared = Shared {
             receiver,
             disk,
             in_force,
             views,
             check,
-            figures: Figures::default(),
+            figures: NetmapKeeperMetrics::default(),
             later_acks: watch::channel(None).0,
             retrying: OnceLock::new(),
         };
@@ -127,21 +128,21 @@ impl NetmapKeeper {
     }
 
     /// What is in force, for the first word of a session. None makes the cloud send everything.
-    pub fn held(&self) -> Option<Held> {
+    pub fn held(&self) -> Option<HeldNetmap> {
         self.stamp().map(held_message)
     }
 
-    pub fn stamp(&self) -> Option<Stamp> {
+    pub fn stamp(&self) -> Option<NetmapStamp> {
         self.shared.in_force.borrow().as_ref().map(|in_force| in_force.netmap.stamp())
     }
 
     /// The netmap as it changes, for whoever forwards by it.
-    pub fn subscribe(&self) -> watch::Receiver<Option<Arc<InForce>>> {
+    pub fn subscribe(&self) -> watch::Receiver<Option<Arc<CurrentNetmap>>> {
         self.shared.in_force.subscribe()
     }
 
     /// How a gateway reads it, as it changes.
-    pub fn views(&self) -> watch::Receiver<Arc<View>> {
+    pub fn views(&self) -> watch::Receiver<Arc<NetmapView>> {
         self.shared.views.subscribe()
     }
 
@@ -153,7 +154,7 @@ impl NetmapKeeper {
         if let Ok(Err(error)) = cleared {
             tracing::warn!(%error, "the netmap of an earlier life cannot be removed");
         }
-        *receiver = Receiver::default();
+        *receiver = NetmapReceiver::default();
         self.shared.later_acks.send_replace(None);
         self.shared.figures.unpersisted.set(0);
         self.shared.in_force.send_replace(None);
@@ -171,7 +172,7 @@ impl NetmapKeeper {
                 "generation": in_force.netmap.generation().to_string(),
                 "digest": in_force.netmap.digest().to_string(),
                 "entries": in_force.netmap.len(),
-                "since": Moment(in_force.since).to_string(),
+                "since": UtcTimestamp(in_force.since).to_string(),
                 "notUnderstood": in_force.view.unknown,
                 "damaged": in_force.view.damaged.len(),
                 "notPersisted": self.not_persisted(),
@@ -185,26 +186,28 @@ impl NetmapKeeper {
     }
 
     /// Takes in an update of the cloud and returns the answer. What is acknowledged is in force; the answer says whether it is on disk.
-    pub async fn handle(&self, update: Bytes) -> EdgeSays {
+    pub async fn handle(&self, update: Bytes) -> EdgeMessageBody {
         // In a task of its own: a session that ends meanwhile must not leave the disk and the memory apart.
         let keeper = self.clone();
         let taken = tokio::spawn(async move { keeper.take_in(&update).await }).await;
         let reply = taken.unwrap_or_else(|_| {
             let reason = "the edge failed while it took the netmap in".to_owned();
-            Reply::Refused(Refusal { offered: None, reason, want_whole: true })
+            NetmapReply::Refused(NetmapRefusal { offered: None, reason, want_whole: true })
         });
         self.message(reply)
     }
 
-    async fn take_in(&self, update: &[u8]) -> Reply {
+    async fn take_in(&self, update: &[u8]) -> NetmapReply {
         let mut receiver = self.shared.receiver.lock().await;
         let netmap = match (receiver.handle_bytes(update), receiver.held()) {
-            (Step::Persist(netmap), _) => netmap,
+            (ReceiverStep::Persist(netmap), _) => netmap,
             // It was withdrawn; the cloud says that it is the newest after all.
-            (Step::Reply(Reply::Acknowledged(stamp)), Some(held)) if self.stamp() != Some(stamp) => {
+            (ReceiverStep::Reply(NetmapReply::Acknowledged(stamp)), Some(held))
+                if self.stamp() != Some(stamp) =>
+            {
                 held.clone()
             }
-            (Step::Reply(reply), _) => return reply,
+            (ReceiverStep::Reply(reply), _) => return reply,
         };
         self.publish(netmap.clone());
         let written = self.persist(netmap.clone()).await;
@@ -214,7 +217,7 @@ impl NetmapKeeper {
 
     fn publish(&self, netmap: Arc<Netmap>) {
         tracing::info!(generation = %netmap.generation(), entries = netmap.len(), "a new netmap is in force");
-        let in_force = Arc::new(InForce::of(netmap, SystemTime::now()));
+        let in_force = Arc::new(CurrentNetmap::of(netmap, SystemTime::now()));
         self.shared.views.send_replace(in_force.view.clone());
         self.shared.in_force.send_replace(Some(in_force));
         self.shared.figures.taken.inc();
@@ -246,7 +249,7 @@ impl NetmapKeeper {
     }
 
     /// Says how it stands with the disk: to `/readyz`, to the log when that changes, and to the cloud.
-    fn tell(&self, stamp: Stamp, written: &Result<(), String>) {
+    fn tell(&self, stamp: NetmapStamp, written: &Result<(), String>) {
         let was_unpersisted = self.not_persisted().is_some();
         self.shared.figures.unpersisted.set(i64::from(written.is_err()));
         let not_persisted = written.as_ref().err().cloned().unwrap_or_default();
@@ -277,20 +280,25 @@ impl NetmapKeeper {
         });
     }
 
-    fn message(&self, reply: Reply) -> EdgeSays {
+    fn message(&self, reply: NetmapReply) -> EdgeMessageBody {
         match reply {
-            Reply::Acknowledged(stamp) => EdgeSays::NetmapAck(NetmapAck {
+            NetmapReply::Acknowledged(stamp) => EdgeMessageBody::NetmapAck(NetmapAck {
                 held: Some(held_message(stamp)),
                 not_persisted: String::new(),
             }),
-            Reply::InForce { stamp, not_persisted } => {
-                EdgeSays::NetmapAck(NetmapAck { held: Some(held_message(stamp)), not_persisted })
+            NetmapReply::InForce { stamp, not_persisted } => {
+                EdgeMessageBody::NetmapAck(NetmapAck { held: Some(held_message(stamp)), not_persisted })
             }
-            Reply::Refused(Refusal { offered, reason, want_whole }) => {
+            NetmapReply::Refused(NetmapRefusal { offered, reason, want_whole }) => {
                 self.shared.figures.refused.inc();
                 tracing::warn!(reason, want_whole, "a netmap is refused");
                 let target = offered.map(held_message);
-                EdgeSays::NetmapRefused(NetmapRefused { target, reason, want_whole, held: self.held() })
+                EdgeMessageBody::NetmapRefused(NetmapRefused {
+                    target,
+                    reason,
+                    want_whole,
+                    held: self.held(),
+                })
             }
         }
     }
@@ -329,16 +337,16 @@ async fn until_unpersisted(
 }
 
 /// As the link sees it.
-impl Netmaps for NetmapKeeper {
+impl NetmapHandler for NetmapKeeper {
     fn later_acks(&self) -> watch::Receiver<Option<NetmapAck>> {
         self.shared.later_acks.subscribe()
     }
 
-    fn held(&self) -> Option<Held> {
+    fn held(&self) -> Option<HeldNetmap> {
         NetmapKeeper::held(self)
     }
 
-    fn take(&self, update: Bytes) -> Later<'static, EdgeMessage> {
+    fn take(&self, update: Bytes) -> LinkFuture<'static, EdgeMessage> {
         let keeper = self.clone();
         Box::pin(async move { EdgeMessage { says: Some(keeper.handle(update).await) } })
     }
@@ -351,9 +359,9 @@ fn written(folder: &Path) -> SystemTime {
     times.max().unwrap_or_else(SystemTime::now)
 }
 
-fn held_message(stamp: Stamp) -> Held {
-    let Stamp { generation, digest } = stamp;
-    Held { epoch: generation.epoch, revision: generation.revision, digest: digest.0.to_vec().into() }
+fn held_message(stamp: NetmapStamp) -> HeldNetmap {
+    let NetmapStamp { generation, digest } = stamp;
+    HeldNetmap { epoch: generation.epoch, revision: generation.revision, digest: digest.0.to_vec().into() }
 }
 
 #[cfg(test)]

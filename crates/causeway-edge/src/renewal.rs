@@ -4,7 +4,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use crate::link::Wish;
+use crate::link::CertificateSignal;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 /// Asked once a day, so that a change of CA reaches every edge within a day.
@@ -19,7 +19,7 @@ const BACKOFF_MAX: Duration = Duration::from_secs(10 * 60);
 
 /// What the age of a certificate asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Action {
+pub enum CertificateAction {
     Wait(Duration),
     Renew,
     Reenrol,
@@ -29,17 +29,22 @@ pub enum Action {
 
 /// Judges a certificate by its age. Renewal is due when two thirds of its life are over, or up to a twelfth later:
 /// `jitter` (0 to 1) spreads edges that were enrolled together over days.
-pub fn next(now: SystemTime, not_before: SystemTime, not_after: SystemTime, jitter: f64) -> Action {
+pub fn next(
+    now: SystemTime,
+    not_before: SystemTime,
+    not_after: SystemTime,
+    jitter: f64,
+) -> CertificateAction {
     let life = not_after.duration_since(not_before).unwrap_or_default();
     let due = not_before + life * 2 / 3 + (life / 12).mul_f64(jitter.clamp(0.0, 1.0));
     if now < not_before {
-        Action::ClockBehind
+        CertificateAction::ClockBehind
     } else if now > not_after {
-        Action::Reenrol
+        CertificateAction::Reenrol
     } else {
         match due.duration_since(now) {
-            Ok(rest) if !rest.is_zero() => Action::Wait(rest),
-            _ => Action::Renew,
+            Ok(rest) if !rest.is_zero() => CertificateAction::Wait(rest),
+            _ => CertificateAction::Renew,
         }
     }
 }
@@ -52,7 +57,7 @@ pub fn backoff(failures: u32, jitter: f64) -> Duration {
 
 /// What to do now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
+pub enum RenewalStep {
     Sleep(Duration),
     Check,
     Renew,
@@ -61,7 +66,7 @@ pub enum Step {
 
 /// How a step ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub enum RenewalOutcome {
     Issued {
         not_before: SystemTime,
         not_after: SystemTime,
@@ -79,41 +84,46 @@ pub enum Outcome {
 
 /// The life of one identity: its certificate, when the cloud was asked last, and how often it failed since.
 #[derive(Debug, Clone)]
-pub struct Schedule {
+pub struct RenewalSchedule {
     not_before: SystemTime,
     not_after: SystemTime,
     jitter: f64,
     check_at: SystemTime,
     /// The cloud asked for it, or said that the certificate has ended.
-    wanted: Option<Step>,
+    wanted: Option<RenewalStep>,
     failures: u32,
     /// Set after a failure: when it happened, and how long to leave the cloud alone.
     pause: Option<(SystemTime, Duration)>,
 }
 
-impl Schedule {
+impl RenewalSchedule {
     /// The first question to the cloud is due soon: it proves that the certificate works. A session proves it, too,
     /// and is usually there before.
-    pub fn new(not_before: SystemTime, not_after: SystemTime, now: SystemTime, jitter: f64) -> Schedule {
+    pub fn new(
+        not_before: SystemTime,
+        not_after: SystemTime,
+        now: SystemTime,
+        jitter: f64,
+    ) -> RenewalSchedule {
         let wanted = None;
-        Schedule { not_before, not_after, jitter, check_at: now, wanted, failures: 0, pause: None }
+        RenewalSchedule { not_before, not_after, jitter, check_at: now, wanted, failures: 0, pause: None }
     }
 
-    pub fn next_step(&self, now: SystemTime) -> Step {
+    pub fn next_step(&self, now: SystemTime) -> RenewalStep {
         if let Some(rest) = self.paused(now) {
-            return Step::Sleep(rest.min(SLEEP_MAX));
+            return RenewalStep::Sleep(rest.min(SLEEP_MAX));
         }
         let due = next(now, self.not_before, self.not_after, self.jitter);
         match (due, self.wanted) {
-            (Action::Reenrol, _) => Step::Reenrol,
+            (CertificateAction::Reenrol, _) => RenewalStep::Reenrol,
             (_, Some(step)) => step,
-            (Action::Renew | Action::ClockBehind, None) => Step::Renew,
-            (Action::Wait(rest), None) => match self.check_at.duration_since(now) {
+            (CertificateAction::Renew | CertificateAction::ClockBehind, None) => RenewalStep::Renew,
+            (CertificateAction::Wait(rest), None) => match self.check_at.duration_since(now) {
                 // A check due more than a day from now was planned by a clock that has been set back since.
                 Ok(until) if !until.is_zero() && until <= CHECK_EVERY * 2 => {
-                    Step::Sleep(rest.min(until).min(SLEEP_MAX))
+                    RenewalStep::Sleep(rest.min(until).min(SLEEP_MAX))
                 }
-                _ => Step::Check,
+                _ => RenewalStep::Check,
             },
         }
     }
@@ -127,37 +137,37 @@ impl Schedule {
 
     /// Takes what a session learned. A session that was taken has proved the certificate, so nothing is asked for a
     /// day; one that was refused asks now, unless the cloud is being left alone.
-    pub fn handle_wish(&mut self, wish: Wish, now: SystemTime, jitter: f64) {
+    pub fn handle_wish(&mut self, wish: CertificateSignal, now: SystemTime, jitter: f64) {
         match wish {
-            Wish::Renew => {
-                self.wanted = self.wanted.or(Some(Step::Renew));
+            CertificateSignal::Renew => {
+                self.wanted = self.wanted.or(Some(RenewalStep::Renew));
                 self.pause = self.pause.or(Some((now, RENEW_SPREAD.mul_f64(jitter.clamp(0.0, 1.0)))));
             }
-            Wish::Check => self.check_at = now,
-            Wish::Nothing => {
+            CertificateSignal::Check => self.check_at = now,
+            CertificateSignal::Nothing => {
                 self.failures = 0;
                 self.check_at = now + CHECK_EVERY;
             }
         }
     }
 
-    pub fn handle(&mut self, outcome: Outcome, now: SystemTime, jitter: f64) {
+    pub fn handle(&mut self, outcome: RenewalOutcome, now: SystemTime, jitter: f64) {
         match outcome {
-            Outcome::Issued { not_before, not_after } => {
-                *self = Schedule::new(not_before, not_after, now, jitter);
+            RenewalOutcome::Issued { not_before, not_after } => {
+                *self = RenewalSchedule::new(not_before, not_after, now, jitter);
             }
-            Outcome::Checked { renew } => {
+            RenewalOutcome::Checked { renew } => {
                 self.failures = 0;
                 self.pause = None;
-                self.wanted = renew.then_some(Step::Renew);
+                self.wanted = renew.then_some(RenewalStep::Renew);
                 self.check_at = now + CHECK_EVERY.mul_f64(0.75 + jitter.clamp(0.0, 1.0) / 4.0);
             }
-            Outcome::Expired => {
-                self.wanted = Some(Step::Reenrol);
+            RenewalOutcome::Expired => {
+                self.wanted = Some(RenewalStep::Reenrol);
                 // If the cloud refuses to re-enrol as well, the two must not chase each other.
                 self.pause = Some((now, BACKOFF_FIRST));
             }
-            Outcome::Failed { retry_after } => {
+            RenewalOutcome::Failed { retry_after } => {
                 self.failures = self.failures.saturating_add(1);
                 let pause = backoff(self.failures, jitter).max(retry_after.unwrap_or_default().min(DAY));
                 self.pause = Some((now, pause));
@@ -181,17 +191,17 @@ mod tests {
         let end = start() + 30 * DAY;
         let second = Duration::from_secs(1);
         let row = |now, jitter, action| assert_eq!(next(now, start(), end, jitter), action);
-        row(start(), 0.0, Action::Wait(20 * DAY));
-        row(start(), 1.0, Action::Wait(20 * DAY + 60 * 3600 * second));
-        row(start() + 20 * DAY - second, 0.0, Action::Wait(second));
-        row(start() + 20 * DAY, 0.0, Action::Renew);
-        row(start() + 20 * DAY, 0.5, Action::Wait(30 * 3600 * second));
-        row(end, 1.0, Action::Renew);
-        row(end + second, 0.0, Action::Reenrol);
-        row(start() - second, 0.0, Action::ClockBehind);
-        row(SystemTime::UNIX_EPOCH, 0.0, Action::ClockBehind);
+        row(start(), 0.0, CertificateAction::Wait(20 * DAY));
+        row(start(), 1.0, CertificateAction::Wait(20 * DAY + 60 * 3600 * second));
+        row(start() + 20 * DAY - second, 0.0, CertificateAction::Wait(second));
+        row(start() + 20 * DAY, 0.0, CertificateAction::Renew);
+        row(start() + 20 * DAY, 0.5, CertificateAction::Wait(30 * 3600 * second));
+        row(end, 1.0, CertificateAction::Renew);
+        row(end + second, 0.0, CertificateAction::Reenrol);
+        row(start() - second, 0.0, CertificateAction::ClockBehind);
+        row(SystemTime::UNIX_EPOCH, 0.0, CertificateAction::ClockBehind);
         // A certificate that ends before it begins is just over.
-        assert_eq!(next(start(), start(), start() - DAY, 0.0), Action::Reenrol);
+        assert_eq!(next(start(), start(), start() - DAY, 0.0), CertificateAction::Reenrol);
     }
 
     #[test]
@@ -208,14 +218,15 @@ mod tests {
     #[test]
     fn the_cloud_is_asked_at_once_and_then_once_a_day() {
         let mut now = start();
-        let mut schedule = Schedule::new(start() - Duration::from_secs(600), start() + 30 * DAY, now, 0.5);
+        let mut schedule =
+            RenewalSchedule::new(start() - Duration::from_secs(600), start() + 30 * DAY, now, 0.5);
         let mut checks = 0;
         while now < start() + 18 * DAY {
             match schedule.next_step(now) {
-                Step::Sleep(time) => now += time,
-                Step::Check => {
+                RenewalStep::Sleep(time) => now += time,
+                RenewalStep::Check => {
                     checks += 1;
-                    schedule.handle(Outcome::Checked { renew: false }, now, 0.5);
+                    schedule.handle(RenewalOutcome::Checked { renew: false }, now, 0.5);
                 }
                 step => panic!("{step:?}"),
             }
@@ -225,49 +236,52 @@ mod tests {
 
     #[test]
     fn an_early_renewal_is_done_at_once_and_its_success_is_shown_to_the_cloud() {
-        let mut schedule = Schedule::new(start(), start() + 30 * DAY, start(), 0.0);
-        assert_eq!(schedule.next_step(start()), Step::Check);
-        schedule.handle(Outcome::Checked { renew: true }, start(), 0.0);
-        assert_eq!(schedule.next_step(start()), Step::Renew);
-        let issued = Outcome::Issued { not_before: start(), not_after: start() + 30 * DAY };
+        let mut schedule = RenewalSchedule::new(start(), start() + 30 * DAY, start(), 0.0);
+        assert_eq!(schedule.next_step(start()), RenewalStep::Check);
+        schedule.handle(RenewalOutcome::Checked { renew: true }, start(), 0.0);
+        assert_eq!(schedule.next_step(start()), RenewalStep::Renew);
+        let issued = RenewalOutcome::Issued { not_before: start(), not_after: start() + 30 * DAY };
         schedule.handle(issued, start(), 0.0);
-        assert_eq!(schedule.next_step(start()), Step::Check);
+        assert_eq!(schedule.next_step(start()), RenewalStep::Check);
     }
 
     #[test]
     fn a_session_spares_the_question_or_asks_for_it() {
-        let mut schedule = Schedule::new(start(), start() + 30 * DAY, start(), 0.0);
-        schedule.handle_wish(Wish::Nothing, start(), 0.5);
-        assert!(matches!(schedule.next_step(start()), Step::Sleep(_)), "a session proves the certificate");
-        schedule.handle_wish(Wish::Check, start(), 0.5);
-        assert_eq!(schedule.next_step(start()), Step::Check, "a refusal is looked into at once");
-        schedule.handle_wish(Wish::Nothing, start(), 0.5);
-        schedule.handle_wish(Wish::Renew, start(), 0.5);
-        assert_eq!(schedule.next_step(start()), Step::Sleep(RENEW_SPREAD / 2));
-        assert_eq!(schedule.next_step(start() + RENEW_SPREAD / 2), Step::Renew);
+        let mut schedule = RenewalSchedule::new(start(), start() + 30 * DAY, start(), 0.0);
+        schedule.handle_wish(CertificateSignal::Nothing, start(), 0.5);
+        assert!(
+            matches!(schedule.next_step(start()), RenewalStep::Sleep(_)),
+            "a session proves the certificate"
+        );
+        schedule.handle_wish(CertificateSignal::Check, start(), 0.5);
+        assert_eq!(schedule.next_step(start()), RenewalStep::Check, "a refusal is looked into at once");
+        schedule.handle_wish(CertificateSignal::Nothing, start(), 0.5);
+        schedule.handle_wish(CertificateSignal::Renew, start(), 0.5);
+        assert_eq!(schedule.next_step(start()), RenewalStep::Sleep(RENEW_SPREAD / 2));
+        assert_eq!(schedule.next_step(start() + RENEW_SPREAD / 2), RenewalStep::Renew);
     }
 
     #[test]
     fn failures_wait_and_clocks_may_jump() {
-        let mut schedule = Schedule::new(start(), start() + 30 * DAY, start(), 0.0);
-        let failed = Outcome::Failed { retry_after: None };
+        let mut schedule = RenewalSchedule::new(start(), start() + 30 * DAY, start(), 0.0);
+        let failed = RenewalOutcome::Failed { retry_after: None };
         schedule.handle(failed, start(), 1.0);
-        assert_eq!(schedule.next_step(start()), Step::Sleep(Duration::from_secs(2)));
-        assert_eq!(schedule.next_step(start() + Duration::from_secs(2)), Step::Check);
-        let told = Outcome::Failed { retry_after: Some(Duration::from_secs(90)) };
+        assert_eq!(schedule.next_step(start()), RenewalStep::Sleep(Duration::from_secs(2)));
+        assert_eq!(schedule.next_step(start() + Duration::from_secs(2)), RenewalStep::Check);
+        let told = RenewalOutcome::Failed { retry_after: Some(Duration::from_secs(90)) };
         schedule.handle(told, start(), 1.0);
-        assert_eq!(schedule.next_step(start()), Step::Sleep(Duration::from_secs(90)));
+        assert_eq!(schedule.next_step(start()), RenewalStep::Sleep(Duration::from_secs(90)));
         // Set back by years: the pause does not last for years, and the cloud will name the clock.
-        assert_eq!(schedule.next_step(start() - 700 * DAY), Step::Renew);
+        assert_eq!(schedule.next_step(start() - 700 * DAY), RenewalStep::Renew);
         // Set forward beyond the end: re-enrolment, which the cloud answers with its own time.
-        assert_eq!(schedule.next_step(start() + 700 * DAY), Step::Reenrol);
+        assert_eq!(schedule.next_step(start() + 700 * DAY), RenewalStep::Reenrol);
     }
 
     #[test]
     fn a_cloud_that_calls_the_certificate_expired_is_believed() {
-        let mut schedule = Schedule::new(start(), start() + 30 * DAY, start(), 0.0);
-        schedule.handle(Outcome::Expired, start(), 0.0);
-        assert_eq!(schedule.next_step(start()), Step::Sleep(BACKOFF_FIRST));
-        assert_eq!(schedule.next_step(start() + BACKOFF_FIRST), Step::Reenrol);
+        let mut schedule = RenewalSchedule::new(start(), start() + 30 * DAY, start(), 0.0);
+        schedule.handle(RenewalOutcome::Expired, start(), 0.0);
+        assert_eq!(schedule.next_step(start()), RenewalStep::Sleep(BACKOFF_FIRST));
+        assert_eq!(schedule.next_step(start() + BACKOFF_FIRST), RenewalStep::Reenrol);
     }
 }

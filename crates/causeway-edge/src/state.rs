@@ -8,10 +8,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use causeway_channel::clock::Moment;
-use causeway_channel::tls::{Credentials, Trust};
+use causeway_channel::clock::UtcTimestamp;
+use causeway_channel::tls::{TlsCredentials, TrustAnchors};
 use causeway_channel::token::ENDPOINTS_MAX;
-use causeway_channel::{CertificateFacts, Endpoint, Issued, Key, PeerId, pem};
+use causeway_channel::{CertificateFacts, ChannelEndpoint, IssuedCertificate, PeerId, PrivateKey, pem};
 use causeway_daemon::data_dir::DataDirError;
 use causeway_daemon::{DataDir, Role};
 use rustls::pki_types::CertificateDer;
@@ -28,35 +28,35 @@ const VERSION: u32 = 1;
 #[derive(Debug)]
 pub struct EdgeIdentity {
     pub peer: PeerId,
-    pub key: Key,
+    pub key: PrivateKey,
     pub certificate: CertificateDer<'static>,
     pub facts: CertificateFacts,
     pub authorities: Vec<CertificateDer<'static>>,
     /// What the cloud told last.
-    pub endpoints: Vec<Endpoint>,
+    pub endpoints: Vec<ChannelEndpoint>,
     /// What the join token said: the way back, should the cloud have told nonsense.
-    pub joined_at: Vec<Endpoint>,
+    pub joined_at: Vec<ChannelEndpoint>,
 }
 
 impl EdgeIdentity {
     /// For TLS with the cloud.
-    pub fn credentials(&self) -> Credentials {
-        Credentials { chain: vec![self.certificate.clone()], key: self.key.to_der() }
+    pub fn credentials(&self) -> TlsCredentials {
+        TlsCredentials { chain: vec![self.certificate.clone()], key: self.key.to_der() }
     }
 
-    pub fn trust(&self) -> Trust {
-        Trust::Bundle(self.authorities.clone())
+    pub fn trust(&self) -> TrustAnchors {
+        TrustAnchors::Bundle(self.authorities.clone())
     }
 
     /// Where to dial, best first.
-    pub fn dial(&self) -> Vec<Endpoint> {
+    pub fn dial(&self) -> Vec<ChannelEndpoint> {
         dial_order(&self.endpoints, &self.joined_at)
     }
 }
 
 /// Where to dial: what the cloud told and what the join token said, in turn, each once, `ENDPOINTS_MAX` at most. In turn, so that
 /// a long list of dead endpoints does not use up the time of a dial before the token's own are tried.
-pub fn dial_order(told: &[Endpoint], joined_at: &[Endpoint]) -> Vec<Endpoint> {
+pub fn dial_order(told: &[ChannelEndpoint], joined_at: &[ChannelEndpoint]) -> Vec<ChannelEndpoint> {
     let mut endpoints = Vec::new();
     for place in 0..told.len().max(joined_at.len()) {
         for endpoint in told.get(place).into_iter().chain(joined_at.get(place)) {
@@ -69,8 +69,8 @@ pub fn dial_order(told: &[Endpoint], joined_at: &[Endpoint]) -> Vec<Endpoint> {
 }
 
 /// What the cloud told, as far as it can be used. Empty: nothing of it can.
-pub fn read_endpoints(texts: &[String]) -> Vec<Endpoint> {
-    let mut endpoints: Vec<Endpoint> = Vec::new();
+pub fn read_endpoints(texts: &[String]) -> Vec<ChannelEndpoint> {
+    let mut endpoints: Vec<ChannelEndpoint> = Vec::new();
     for endpoint in texts.iter().take(ENDPOINTS_MAX).filter_map(|text| text.parse().ok()) {
         if !endpoints.contains(&endpoint) {
             endpoints.push(endpoint);
@@ -101,20 +101,20 @@ struct Settings {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-pub struct RefusedNote {
+pub struct RefusalNote {
     pub at: String,
     pub reason: String,
 }
 
 /// The data dir of an edge, locked.
 #[derive(Debug)]
-pub struct State {
+pub struct EdgeState {
     dir: DataDir,
 }
 
-impl State {
-    pub fn open(path: &Path) -> Result<State, StateError> {
-        Ok(State { dir: DataDir::open_as(path, Role::Edge)? })
+impl EdgeState {
+    pub fn open(path: &Path) -> Result<EdgeState, StateError> {
+        Ok(EdgeState { dir: DataDir::open_as(path, Role::Edge)? })
     }
 
     /// `None`: not enrolled yet.
@@ -122,7 +122,7 @@ impl State {
         let Some(text) = self.read(IDENTITY)? else { return Ok(None) };
         let identity = |why| self.damaged(IDENTITY, why);
         let text = String::from_utf8(text).map_err(|_| identity("it is not text"))?;
-        let key = Key::from_pem(&text).map_err(|_| identity("no private key"))?;
+        let key = PrivateKey::from_pem(&text).map_err(|_| identity("no private key"))?;
         let certificate = pem::decode(text.as_bytes())
             .and_then(|certificates| certificates.into_iter().next())
             .ok_or_else(|| identity("no certificate"))?;
@@ -149,12 +149,13 @@ impl State {
     /// crash leaves either the one or the other.
     pub fn save(
         &self,
-        key: &Key,
-        issued: &Issued,
+        key: &PrivateKey,
+        issued: &IssuedCertificate,
         peer: &PeerId,
-        joined_at: &[Endpoint],
+        joined_at: &[ChannelEndpoint],
     ) -> Result<(), StateError> {
-        let texts = |endpoints: &[Endpoint]| endpoints.iter().map(Endpoint::to_string).collect();
+        let texts =
+            |endpoints: &[ChannelEndpoint]| endpoints.iter().map(ChannelEndpoint::to_string).collect();
         let settings = Settings {
             version: VERSION,
             site: peer.site().to_owned(),
@@ -170,9 +171,10 @@ impl State {
     }
 
     /// Keeps the endpoints that the cloud told, for the next start. The rest of the settings stays as it is.
-    pub fn save_endpoints(&self, endpoints: &[Endpoint]) -> Result<(), StateError> {
+    pub fn save_endpoints(&self, endpoints: &[ChannelEndpoint]) -> Result<(), StateError> {
         let Some(mut settings) = self.settings()? else { return Ok(()) };
-        let texts: Vec<String> = endpoints.iter().take(ENDPOINTS_MAX).map(Endpoint::to_string).collect();
+        let texts: Vec<String> =
+            endpoints.iter().take(ENDPOINTS_MAX).map(ChannelEndpoint::to_string).collect();
         if texts.is_empty() || texts == settings.endpoints {
             return Ok(());
         }
@@ -191,10 +193,11 @@ impl State {
     }
 
     /// The key to enrol with: the one of an enrolment that was interrupted, or a new one, saved.
-    pub fn pending_key(&self) -> Result<Key, StateError> {
+    pub fn pending_key(&self) -> Result<PrivateKey, StateError> {
         if let Some(text) = self.read(PENDING)? {
             // Nothing hangs on a pending key that cannot be read: it was never certified.
-            if let Some(key) = String::from_utf8(text).ok().and_then(|text| Key::from_pem(&text).ok()) {
+            if let Some(key) = String::from_utf8(text).ok().and_then(|text| PrivateKey::from_pem(&text).ok())
+            {
                 return Ok(key);
             }
             tracing::warn!("the key of an interrupted enrolment is damaged; making a new one");
@@ -202,8 +205,8 @@ impl State {
         self.new_pending_key()
     }
 
-    pub fn new_pending_key(&self) -> Result<Key, StateError> {
-        let key = Key::generate().map_err(|_| self.damaged(PENDING, "no key can be made"))?;
+    pub fn new_pending_key(&self) -> Result<PrivateKey, StateError> {
+        let key = PrivateKey::generate().map_err(|_| self.damaged(PENDING, "no key can be made"))?;
         self.dir.write(PENDING, key.to_pem().as_bytes())?;
         Ok(key)
     }
@@ -213,14 +216,14 @@ impl State {
     }
 
     /// Why the cloud gave this edge up, if it did.
-    pub fn refused(&self) -> Result<Option<RefusedNote>, StateError> {
+    pub fn refused(&self) -> Result<Option<RefusalNote>, StateError> {
         let Some(text) = self.read(REFUSED)? else { return Ok(None) };
-        let unreadable = || RefusedNote { at: String::new(), reason: "unknown".to_owned() };
+        let unreadable = || RefusalNote { at: String::new(), reason: "unknown".to_owned() };
         Ok(Some(serde_json::from_slice(&text).unwrap_or_else(|_| unreadable())))
     }
 
     pub fn note_refused(&self, reason: String, now: SystemTime) -> Result<(), StateError> {
-        let note = RefusedNote { at: Moment(now).to_string(), reason };
+        let note = RefusalNote { at: UtcTimestamp(now).to_string(), reason };
         let text = serde_json::to_vec_pretty(&note).expect("strings are always JSON");
         self.dir.write(REFUSED, &text)?;
         Ok(())
@@ -258,7 +261,7 @@ impl State {
 mod tests {
     use super::*;
 
-    fn endpoints(texts: &str) -> Vec<Endpoint> {
+    fn endpoints(texts: &str) -> Vec<ChannelEndpoint> {
         texts.split_whitespace().map(|text| text.parse().unwrap()).collect()
     }
 
@@ -271,7 +274,8 @@ mod tests {
         check("a:1 b:1", "a:1", "a:1 b:1");
         check("b:1 c:1", "a:1", "b:1 a:1 c:1");
         check("b:1 c:1", "a:1 b:1 d:1", "b:1 a:1 c:1 d:1");
-        let many: Vec<Endpoint> = (1..=40).map(|port| format!("dead:{port}").parse().unwrap()).collect();
+        let many: Vec<ChannelEndpoint> =
+            (1..=40).map(|port| format!("dead:{port}").parse().unwrap()).collect();
         let order = dial_order(&many, &endpoints("a:1"));
         assert_eq!((order.len(), order[1].host()), (ENDPOINTS_MAX, "a"), "one dial reaches the token's");
     }
@@ -293,7 +297,7 @@ mod tests {
     #[test]
     fn endpoints_are_kept_beside_those_of_the_token() {
         let folder = tempfile::tempdir().unwrap();
-        let state = State::open(folder.path()).unwrap();
+        let state = EdgeState::open(folder.path()).unwrap();
         state.save_endpoints(&endpoints("b:1")).unwrap();
         assert!(state.settings().unwrap().is_none(), "an edge that is not enrolled keeps none");
         let (version, site, gateway) = (VERSION, "oslo".to_owned(), "oslo-1".to_owned());

@@ -14,7 +14,7 @@ use serde::Serialize;
 /// What crossed, or was refused.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Record {
+pub struct AuditRecord {
     /// When it began, as RFC 3339 in UTC with milliseconds.
     pub time: String,
     pub gateway: String,
@@ -30,7 +30,7 @@ pub struct Record {
     /// A service, or `node/NAME:PORT`.
     pub service: String,
     pub protocol: &'static str,
-    pub decision: Decision,
+    pub decision: AuditDecision,
     /// The policy that allowed it.
     pub rule: Option<String>,
     /// Why it was refused.
@@ -50,7 +50,7 @@ pub struct Record {
     /// From the backend to the client.
     pub received_bytes: u64,
     pub duration_ms: u64,
-    pub end: End,
+    pub end: ConnectionEnd,
     /// It stands for so many that were alike; the other fields are those of the last one, the bytes those of all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub count: Option<u64>,
@@ -66,7 +66,7 @@ pub struct Record {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Decision {
+pub enum AuditDecision {
     Allow,
     Deny,
 }
@@ -74,7 +74,7 @@ pub enum Decision {
 /// How it ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum End {
+pub enum ConnectionEnd {
     /// Both directions came to their end.
     Done,
     /// It never began.
@@ -94,8 +94,8 @@ pub enum End {
 }
 
 /// Keeps records. Given by the role.
-pub trait Audit: Send + Sync + 'static {
-    fn record(&self, record: Record);
+pub trait AuditSink: Send + Sync + 'static {
+    fn record(&self, record: AuditRecord);
 
     /// Has it so little room that clients must share what is left?
     fn is_pressed(&self) -> bool {
@@ -104,10 +104,10 @@ pub trait Audit: Send + Sync + 'static {
 }
 
 /// For tests, and for roles that keep none.
-pub struct NoAudit;
+pub struct NullAuditSink;
 
-impl Audit for NoAudit {
-    fn record(&self, _: Record) {}
+impl AuditSink for NullAuditSink {
+    fn record(&self, _: AuditRecord) {}
 }
 
 /// A moment as records write it.

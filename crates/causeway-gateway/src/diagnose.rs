@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use causeway_channel::link::{Purpose, RecvStream, ResetCode, Stream, StreamHeader};
-use causeway_netmap::{Service, ServiceName, SiteName, View};
+use causeway_channel::link::{RecvStream, ResetCode, Stream, StreamHeader, StreamPurpose};
+use causeway_netmap::{NetmapView, ServiceEntry, ServiceName, SiteName};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -17,9 +17,9 @@ use tokio::time::timeout;
 
 use crate::gateway::Gateway;
 use crate::peers::PeerError;
+use crate::problems;
 use crate::proxy::backends::examine::Examined;
-use crate::proxy::listeners::Trouble;
-use crate::regrets;
+use crate::proxy::listeners::ListenerProblem;
 
 /// The site of the cloud itself, which may ask everything.
 const CLOUD: &str = "cloud";
@@ -60,7 +60,7 @@ impl Question {
 
     /// The header of a stream that asks it. `service` is empty for facts.
     pub fn header(self, service: &str) -> StreamHeader {
-        StreamHeader::new(Purpose::Diagnose).target(service).details(self.word())
+        StreamHeader::new(StreamPurpose::Diagnose).target(service).details(self.word())
     }
 }
 
@@ -107,10 +107,11 @@ impl Gateway {
         }
         let shared = self.shared();
         let mut listening = self.listening().borrow().clone();
-        let of_service = |trouble: &mut Trouble| Some((trouble.service.clone()?, trouble.why.clone()));
+        let of_service =
+            |trouble: &mut ListenerProblem| Some((trouble.service.clone()?, trouble.why.clone()));
         let presences = listening.troubles.iter_mut().filter_map(of_service).take(PRESENCES_MAX).collect();
         listening.troubles.retain(|trouble| trouble.service.is_none());
-        let problems = regrets::lines(&self.dns().borrow(), &listening, causeway_daemon::files::max());
+        let problems = problems::lines(&self.dns().borrow(), &listening, causeway_daemon::files::max());
         let role = shared.role.get().map(|role| role()).unwrap_or_default();
         Facts { generation: shared.view().generation.to_string(), problems, presences, hints, role }
     }
@@ -196,7 +197,7 @@ impl Gateway {
 }
 
 /// The service, if hosts of that site may use it: then its gateway may know whether it answers.
-fn may_ask(view: &View, origin: &SiteName, service: &str) -> Result<Arc<Service>, ResetCode> {
+fn may_ask(view: &NetmapView, origin: &SiteName, service: &str) -> Result<Arc<ServiceEntry>, ResetCode> {
     let service = view.services.get(&ServiceName::from(service)).ok_or(ResetCode::NoRoute)?;
     let is_exposed = service.policies_for(origin).is_some() || origin.as_str() == CLOUD;
     if is_exposed { Ok(Arc::new(service.clone())) } else { Err(ResetCode::NotAllowed) }
@@ -242,11 +243,11 @@ mod tests {
     fn questions_are_read_as_they_are_written() {
         for question in [Question::Facts, Question::Path, Question::Backends] {
             let header = question.header("web");
-            assert_eq!(header.purpose(), Some(Purpose::Diagnose));
+            assert_eq!(header.purpose(), Some(StreamPurpose::Diagnose));
             assert_eq!(Question::of(&header.details), Some(question));
             assert_eq!(is_carried(&header), question == Question::Backends, "{question:?}");
         }
         assert_eq!(Question::of(b"secrets"), None);
-        assert!(!is_carried(&StreamHeader::new(Purpose::Diagnose)));
+        assert!(!is_carried(&StreamHeader::new(StreamPurpose::Diagnose)));
     }
 }

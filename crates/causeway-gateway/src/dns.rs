@@ -7,31 +7,31 @@
 //! question and depend on who asks, and its resolver would bring a cache, a connection pool and a second TLS stack to pass on one datagram.
 
 pub mod answer;
-mod figures;
 mod forward;
+mod host_networks;
 mod listeners;
 pub mod message;
+mod metrics;
 mod server;
-mod surroundings;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use causeway_netmap::View;
+use causeway_netmap::NetmapView;
 use serde::Serialize;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::dial::OwnListeners;
-use figures::Figures;
-pub use forward::Patience;
+pub use forward::ForwardTimeouts;
 use forward::{Forwarder, without_ourselves};
-pub use listeners::Finding;
-use listeners::Listeners;
-use server::Desk;
-use surroundings::{RESOLV_CONF, Surroundings};
+use host_networks::{HostNetworks, RESOLV_CONF};
+use listeners::DnsListeners;
+pub use listeners::ListenProblem;
+use metrics::DnsMetrics;
+use server::DnsFrontend;
 
 /// How often sockets that could not be opened are tried again, and the host's networks and resolvers are read.
 const LOOK_EVERY: Duration = Duration::from_secs(3);
@@ -45,7 +45,7 @@ pub struct DnsOptions {
     /// Whom to ask for other names. None: whom this host asks.
     pub upstreams: Option<Vec<SocketAddr>>,
     pub resolv_conf: PathBuf,
-    pub patience: Patience,
+    pub patience: ForwardTimeouts,
 }
 
 impl Default for DnsOptions {
@@ -55,7 +55,7 @@ impl Default for DnsOptions {
             listen: None,
             upstreams: None,
             resolv_conf: RESOLV_CONF.into(),
-            patience: Patience::default(),
+            patience: ForwardTimeouts::default(),
         }
     }
 }
@@ -67,34 +67,34 @@ pub struct DnsState {
     /// Where names are answered.
     pub listening: Vec<SocketAddr>,
     /// Where they should be and are not.
-    pub findings: Vec<Finding>,
+    pub findings: Vec<ListenProblem>,
     /// Who is asked for other names.
     pub upstreams: Vec<SocketAddr>,
 }
 
 /// The DNS of one gateway.
-pub struct Dns {
-    netmaps: watch::Receiver<Arc<View>>,
+pub struct DnsServer {
+    netmaps: watch::Receiver<Arc<NetmapView>>,
     options: DnsOptions,
-    figures: Figures,
+    figures: DnsMetrics,
     state: watch::Sender<DnsState>,
     own_listeners: OwnListeners,
 }
 
-impl Dns {
-    pub fn new(netmaps: watch::Receiver<Arc<View>>, options: DnsOptions) -> Dns {
-        Dns {
+impl DnsServer {
+    pub fn new(netmaps: watch::Receiver<Arc<NetmapView>>, options: DnsOptions) -> DnsServer {
+        DnsServer {
             netmaps,
             options,
-            figures: Figures::default(),
+            figures: DnsMetrics::default(),
             state: watch::Sender::default(),
             own_listeners: OwnListeners::default(),
         }
     }
 
     /// Registers its listeners there.
-    pub fn registering(self, own_listeners: OwnListeners) -> Dns {
-        Dns { own_listeners, ..self }
+    pub fn registering(self, own_listeners: OwnListeners) -> DnsServer {
+        DnsServer { own_listeners, ..self }
     }
 
     /// Shows its figures in `/metrics`.
@@ -115,8 +115,9 @@ impl Dns {
         let surroundings = watch::Sender::new(self.look().await);
         let upstreams = watch::Sender::new(Vec::new());
         let forwarder = Forwarder::new(upstreams.subscribe(), self.options.patience);
-        let desk = Desk::new(self.netmaps.clone(), surroundings.subscribe(), forwarder, self.figures.clone());
-        let mut listeners = Listeners::new(Arc::new(desk), self.own_listeners.clone());
+        let desk =
+            DnsFrontend::new(self.netmaps.clone(), surroundings.subscribe(), forwarder, self.figures.clone());
+        let mut listeners = DnsListeners::new(Arc::new(desk), self.own_listeners.clone());
         let mut netmaps = self.netmaps.clone();
         let mut netmaps_end = false;
         loop {
@@ -140,18 +141,18 @@ impl Dns {
         self.state.send_replace(DnsState::default());
     }
 
-    async fn look(&self) -> Surroundings {
+    async fn look(&self) -> HostNetworks {
         let resolv_conf = self.options.resolv_conf.clone();
-        tokio::task::spawn_blocking(move || Surroundings::look(&resolv_conf)).await.unwrap_or_default()
+        tokio::task::spawn_blocking(move || HostNetworks::look(&resolv_conf)).await.unwrap_or_default()
     }
 
     /// Never ourselves, also when the host's resolver file names us, as it should.
-    fn upstreams(&self, surroundings: &Surroundings, listening: &[SocketAddr]) -> Vec<SocketAddr> {
+    fn upstreams(&self, surroundings: &HostNetworks, listening: &[SocketAddr]) -> Vec<SocketAddr> {
         let known = self.options.upstreams.as_ref().unwrap_or(&surroundings.resolvers);
         without_ourselves(known, listening, &surroundings.addresses)
     }
 
-    fn publish(&self, listeners: &Listeners, upstreams: Vec<SocketAddr>) {
+    fn publish(&self, listeners: &DnsListeners, upstreams: Vec<SocketAddr>) {
         let findings = listeners.findings().to_vec();
         self.figures.unbound.set(i64::try_from(findings.len()).unwrap_or(i64::MAX));
         let state = DnsState { listening: listeners.bound(), findings, upstreams };

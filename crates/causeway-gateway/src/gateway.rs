@@ -1,6 +1,6 @@
 //! The gateway itself: what every protocol shares, and what keeps it running.
 //!
-//! Roles make it from `Parts`, `run` it, and hand it the streams of other sites with `serve`. Tasks are its own: a link that ends
+//! Roles make it from `GatewayParts`, `run` it, and hand it the streams of other sites with `serve`. Tasks are its own: a link that ends
 //! takes no task with it, so that every crossing comes to its record.
 
 use std::collections::BTreeMap;
@@ -8,52 +8,52 @@ use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use causeway_channel::link::{Purpose, Stream, StreamHeader};
+use causeway_channel::link::{Stream, StreamHeader, StreamPurpose};
 use causeway_daemon::coalesce::CoalesceLimits;
-use causeway_netmap::{ServiceName, SiteName, View};
+use causeway_netmap::{NetmapView, ServiceName, SiteName};
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::audit::{Audit, Coalescing};
+use crate::audit::{AuditSink, Coalescing};
 use crate::diagnose::QUESTIONS_MAX;
 use crate::dial::{DialRules, Dialer, OwnListeners};
-use crate::dns::{Dns, DnsOptions, DnsState};
-use crate::figures::Figures;
+use crate::dns::{DnsOptions, DnsServer, DnsState};
 use crate::in_flight;
 use crate::limits::LimitTable;
-use crate::live::Live;
-use crate::peers::Peers;
-use crate::place::Place;
-use crate::proxy::backends::Backends;
-use crate::proxy::connect::{AllowList, TlsDoor, UnixDoor, door};
-use crate::proxy::entry::{self, Speech};
-use crate::proxy::http::Http;
-use crate::proxy::listeners::{Arrival, Listeners, Places, Report};
+use crate::live::LiveConnections;
+use crate::metrics::GatewayMetrics;
+use crate::peers::GatewayPeers;
+use crate::presence_namespace::PresenceNamespace;
+use crate::problems::ProblemReporter;
+use crate::proxy::backends::BackendSelector;
+use crate::proxy::connect::{AllowList, ConnectTlsListener, ConnectUnixListener, listener};
+use crate::proxy::entry::{self, EntryProtocol};
+use crate::proxy::http::HttpConnections;
+use crate::proxy::listeners::{ListenPolicy, ListenersReport, PresenceEvent, PresenceListeners};
 use crate::proxy::start_limit::StartLimit;
-use crate::proxy::udp::{Sessions, UdpBackends, UdpOptions};
+use crate::proxy::udp::{UdpBackends, UdpOptions, UdpSessions};
 use crate::proxy::{inbound, kafka, outbound, udp};
-use crate::regrets::Regrets;
-use crate::room::Room;
 use crate::slots::ClientSlots;
+use crate::socket_binder::SocketBinder;
 
 /// What a role gives.
-pub struct Parts {
+pub struct GatewayParts {
     /// The netmap as it changes; the default one while there is none.
-    pub netmaps: watch::Receiver<Arc<View>>,
-    pub peers: Arc<dyn Peers>,
-    pub audit: Arc<dyn Audit>,
-    pub options: Options,
+    pub netmaps: watch::Receiver<Arc<NetmapView>>,
+    pub peers: Arc<dyn GatewayPeers>,
+    pub audit: Arc<dyn AuditSink>,
+    pub options: GatewayOptions,
 }
 
 /// What the configuration says.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct GatewayOptions {
     /// Whether presences listen here.
     pub listen: bool,
     /// Where they do.
-    pub standing: Standing,
+    pub standing: PresenceMode,
     /// More addresses to listen on, by service: for those who have no rights on this host.
     pub ports: BTreeMap<ServiceName, SocketAddr>,
     /// One address for many names: by the host of requests, and by the name that TLS asks for.
@@ -81,18 +81,18 @@ pub struct Options {
 
 /// Where presences stand.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Standing {
+pub enum PresenceMode {
     /// In a room where one can be made, else on the host's own addresses.
     Auto,
     Room,
     Host,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options {
+impl Default for GatewayOptions {
+    fn default() -> GatewayOptions {
+        GatewayOptions {
             listen: true,
-            standing: Standing::Auto,
+            standing: PresenceMode::Auto,
             ports: BTreeMap::new(),
             entry_http: None,
             entry_tls: None,
@@ -116,24 +116,24 @@ impl Default for Options {
 pub type RoleFacts = Box<dyn Fn() -> serde_json::Value + Send + Sync>;
 
 /// What every protocol of one gateway shares.
-pub struct Shared {
-    netmaps: watch::Receiver<Arc<View>>,
-    pub peers: Arc<dyn Peers>,
+pub struct GatewayContext {
+    netmaps: watch::Receiver<Arc<NetmapView>>,
+    pub peers: Arc<dyn GatewayPeers>,
     pub audit: Coalescing,
-    pub live: Live,
+    pub live: LiveConnections,
     pub limits: LimitTable,
     /// The only way to backends and nodes.
     pub dialer: Dialer,
-    pub backends: Backends,
-    pub udp_sessions: Sessions,
+    pub backends: BackendSelector,
+    pub udp_sessions: UdpSessions,
     pub udp_backends: UdpBackends,
-    pub http: Http,
-    pub kafka: kafka::Names,
+    pub http: HttpConnections,
+    pub kafka: kafka::BrokerNames,
     /// For connections at an entry whose first message is not there yet.
     pub(crate) hellos: ClientSlots,
-    pub figures: Figures,
-    pub options: Options,
-    reports: watch::Sender<Report>,
+    pub figures: GatewayMetrics,
+    pub options: GatewayOptions,
+    reports: watch::Sender<ListenersReport>,
     /// What the role has to say to `causeway doctor`.
     pub role: OnceLock<RoleFacts>,
     /// Places for questions of `causeway doctor`.
@@ -142,26 +142,26 @@ pub struct Shared {
     pub stopping: CancellationToken,
 }
 
-impl Shared {
-    pub fn new(parts: Parts) -> Arc<Shared> {
-        let Parts { netmaps, peers, audit, options } = parts;
+impl GatewayContext {
+    pub fn new(parts: GatewayParts) -> Arc<GatewayContext> {
+        let GatewayParts { netmaps, peers, audit, options } = parts;
         let dialer = Dialer::new(options.dial_rules.clone(), options.own_listeners.clone());
-        Arc::new(Shared {
+        Arc::new(GatewayContext {
             netmaps,
             peers,
             audit: Coalescing::new(audit, CoalesceLimits::default()),
-            live: Live::new(options.connections_max),
+            live: LiveConnections::new(options.connections_max),
             // Somebody who has a share has a connection, or had one a moment ago.
             limits: LimitTable::new(options.connections_max.saturating_mul(2)),
-            backends: Backends::new(&options, dialer.clone()),
-            udp_sessions: Sessions::new(&options.udp),
+            backends: BackendSelector::new(&options, dialer.clone()),
+            udp_sessions: UdpSessions::new(&options.udp),
             udp_backends: UdpBackends::new(dialer.clone()),
             dialer,
-            http: Http::default(),
-            kafka: kafka::Names::default(),
+            http: HttpConnections::default(),
+            kafka: kafka::BrokerNames::default(),
             hellos: ClientSlots::new(entry::HELLOS_MAX),
             stopping: CancellationToken::new(),
-            figures: Figures::default(),
+            figures: GatewayMetrics::default(),
             options,
             reports: watch::Sender::default(),
             role: OnceLock::new(),
@@ -170,7 +170,7 @@ impl Shared {
     }
 
     /// The netmap in force.
-    pub fn view(&self) -> Arc<View> {
+    pub fn view(&self) -> Arc<NetmapView> {
         self.netmaps.borrow().clone()
     }
 
@@ -181,7 +181,7 @@ impl Shared {
     }
 
     /// The netmap as it changes.
-    pub fn netmaps(&self) -> watch::Receiver<Arc<View>> {
+    pub fn netmaps(&self) -> watch::Receiver<Arc<NetmapView>> {
         self.netmaps.clone()
     }
 }
@@ -189,30 +189,30 @@ impl Shared {
 /// A gateway. Clones are the same.
 #[derive(Clone)]
 pub struct Gateway {
-    shared: Arc<Shared>,
+    shared: Arc<GatewayContext>,
     tasks: TaskTracker,
     /// For callers of CONNECT.
     places: Arc<Semaphore>,
-    dns: Arc<Dns>,
+    dns: Arc<DnsServer>,
     /// None: presences listen on the host.
-    room: Option<Room>,
+    room: Option<PresenceNamespace>,
 }
 
 impl Gateway {
-    pub fn new(parts: Parts) -> Gateway {
+    pub fn new(parts: GatewayParts) -> Gateway {
         let places = Arc::new(Semaphore::new(parts.options.connects_max));
-        let dns = Dns::new(parts.netmaps.clone(), parts.options.dns.clone());
+        let dns = DnsServer::new(parts.netmaps.clone(), parts.options.dns.clone());
         let dns = Arc::new(dns.registering(parts.options.own_listeners.clone()));
-        let wants_room = parts.options.listen && parts.options.standing != Standing::Host;
-        let room = wants_room.then(Room::default);
-        Gateway { shared: Shared::new(parts), tasks: TaskTracker::new(), places, dns, room }
+        let wants_room = parts.options.listen && parts.options.standing != PresenceMode::Host;
+        let room = wants_room.then(PresenceNamespace::default);
+        Gateway { shared: GatewayContext::new(parts), tasks: TaskTracker::new(), places, dns, room }
     }
 
-    pub(crate) fn room(&self) -> Option<&Room> {
+    pub(crate) fn room(&self) -> Option<&PresenceNamespace> {
         self.room.as_ref()
     }
 
-    pub fn shared(&self) -> &Arc<Shared> {
+    pub fn shared(&self) -> &Arc<GatewayContext> {
         &self.shared
     }
 
@@ -223,8 +223,8 @@ impl Gateway {
     }
 
     /// What it should do and cannot, as that changes.
-    pub fn regrets(&self) -> Regrets {
-        Regrets::new(self.dns.state(), self.listening(), self.shared.clone())
+    pub fn regrets(&self) -> ProblemReporter {
+        ProblemReporter::new(self.dns.state(), self.listening(), self.shared.clone())
     }
 
     /// Where names are answered, and where not, as it changes.
@@ -233,13 +233,13 @@ impl Gateway {
     }
 
     /// How it stands with the listeners of presences, as it changes.
-    pub fn listening(&self) -> watch::Receiver<Report> {
+    pub fn listening(&self) -> watch::Receiver<ListenersReport> {
         self.shared.reports.subscribe()
     }
 
     /// Serves a stream that came over the channel. `origin` is what a certificate says. Returns at once.
     pub fn serve(&self, origin: SiteName, header: StreamHeader, stream: Stream) {
-        if header.purpose() == Some(Purpose::Diagnose) {
+        if header.purpose() == Some(StreamPurpose::Diagnose) {
             self.tasks.spawn(self.clone().answer(origin, header, stream));
             return;
         }
@@ -249,18 +249,18 @@ impl Gateway {
     }
 
     /// Answers CONNECT on a Unix socket until told to stop. What was opened goes on as long as the gateway does.
-    pub async fn run_unix_door(&self, door: UnixDoor, stop: CancellationToken) {
-        door::run_unix(self.hall(stop), door).await;
+    pub async fn run_unix_door(&self, door: ConnectUnixListener, stop: CancellationToken) {
+        listener::run_unix(self.hall(stop), door).await;
     }
 
     /// The same on a port, for those who show a certificate.
-    pub async fn run_tls_door(&self, door: TlsDoor, stop: CancellationToken) {
-        door::run_tls(self.hall(stop), door).await;
+    pub async fn run_tls_door(&self, door: ConnectTlsListener, stop: CancellationToken) {
+        listener::run_tls(self.hall(stop), door).await;
     }
 
-    fn hall(&self, stop: CancellationToken) -> door::Hall {
+    fn hall(&self, stop: CancellationToken) -> listener::ConnectContext {
         let (shared, tasks, places) = (self.shared.clone(), self.tasks.clone(), self.places.clone());
-        door::Hall { shared, tasks, places, stop }
+        listener::ConnectContext { shared, tasks, places, stop }
     }
 
     /// Waits until what is in flight now has finished, at most for `time`. Listeners stay open: call this before `run` is told
@@ -290,7 +290,9 @@ impl Gateway {
         let (shared, until) = (self.shared.clone(), ending.clone());
         let asking = tokio::spawn(async move { shared.backends.run(until).await });
         let options = &self.shared.options;
-        for (address, speech) in [(options.entry_http, Speech::Http), (options.entry_tls, Speech::Tls)] {
+        for (address, speech) in
+            [(options.entry_http, EntryProtocol::Http), (options.entry_tls, EntryProtocol::Tls)]
+        {
             let Some(address) = address else { continue };
             let (shared, tasks) = (self.shared.clone(), self.tasks.clone());
             self.tasks.spawn(entry::keep(shared, address, speech, tasks, stop.clone()));
@@ -319,16 +321,20 @@ impl Gateway {
         };
     }
 
-    async fn accept(&self, room: Option<Room>, stop: &CancellationToken) {
+    async fn accept(&self, room: Option<PresenceNamespace>, stop: &CancellationToken) {
         let shared = &self.shared;
-        let places = Places {
-            room: room.map(|room| Arc::new(room) as Arc<dyn Place>),
-            host_instead: shared.options.standing == Standing::Auto,
+        let places = ListenPolicy {
+            room: room.map(|room| Arc::new(room) as Arc<dyn SocketBinder>),
+            host_instead: shared.options.standing == PresenceMode::Auto,
             ports: shared.options.ports.clone(),
             own_listeners: shared.options.own_listeners.clone(),
         };
-        let mut listeners =
-            Listeners::start(shared.netmaps(), places, shared.figures.clone(), shared.reports.clone());
+        let mut listeners = PresenceListeners::start(
+            shared.netmaps(),
+            places,
+            shared.figures.clone(),
+            shared.reports.clone(),
+        );
         let starts = StartLimit::default();
         loop {
             let arrival = tokio::select! {
@@ -337,7 +343,7 @@ impl Gateway {
                 arrival = listeners.next() => arrival,
             };
             match arrival {
-                Arrival::Connection(accepted) => {
+                PresenceEvent::Connection(accepted) => {
                     let home = shared.home_of(&accepted.service);
                     let accepted = match &home {
                         Some(home) => accepted.bring(home),
@@ -351,7 +357,7 @@ impl Gateway {
                     };
                     self.spawn_at(home, place.start(outbound::serve(shared.clone(), accepted)));
                 }
-                Arrival::Datagrams(opened) => {
+                PresenceEvent::Datagrams(opened) => {
                     let serving = udp::serve_outbound(shared.clone(), opened, self.tasks.clone());
                     self.tasks.spawn(Box::pin(serving));
                 }
@@ -361,7 +367,7 @@ impl Gateway {
 }
 
 /// Records what was held back of repeated refusals, about once a second, and the rest at the end.
-async fn tell(shared: Arc<Shared>, ending: CancellationToken) {
+async fn tell(shared: Arc<GatewayContext>, ending: CancellationToken) {
     let mut ticks = tokio::time::interval(TELL_PERIOD);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -381,9 +387,9 @@ const FAREWELL: Duration = Duration::from_millis(250);
 const LAST_RECORDS: Duration = Duration::from_secs(1);
 
 /// Judges everything again when a netmap arrives. Goes on while the gateway drains: a policy may be removed then, too.
-async fn judge(shared: Arc<Shared>, ending: CancellationToken) {
+async fn judge(shared: Arc<GatewayContext>, ending: CancellationToken) {
     let mut netmaps = shared.netmaps();
-    let mut tidying = tokio::time::interval(Http::TIDY_PERIOD);
+    let mut tidying = tokio::time::interval(HttpConnections::TIDY_PERIOD);
     loop {
         tokio::select! {
             biased;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use crate::live::{Entry, Live};
+use crate::live::{LiveConnection, LiveConnections};
 
 /// A crossing on which nothing moved for this long is idle. Longer than a round trip between sites.
 const QUIET: Duration = Duration::from_millis(500);
@@ -21,10 +21,11 @@ pub fn is_in_flight(is_answered: Option<bool>, quiet: Duration) -> bool {
 }
 
 /// Waits until what is live now has finished or is idle, at most until `end`. What begins meanwhile is not waited for.
-pub async fn finish(live: &Live, end: Instant) {
+pub async fn finish(live: &LiveConnections, end: Instant) {
     let mut waited_for = live.all();
     loop {
-        let is_busy = |entry: &Arc<Entry>| is_in_flight(entry.is_answered(), entry.meter.moved().elapsed());
+        let is_busy =
+            |entry: &Arc<LiveConnection>| is_in_flight(entry.is_answered(), entry.meter.moved().elapsed());
         waited_for = live.still_live(waited_for).into_iter().filter(is_busy).collect();
         if waited_for.is_empty() || Instant::now() >= end {
             return;

@@ -17,7 +17,7 @@ pub mod audit;
 
 pub mod gateway;
 
-pub mod passage;
+pub mod connection_record;
 
 pub mod live;
 
@@ -27,18 +27,18 @@ pub mod limits;
 
 mod slots;
 
-pub mod figures;
+pub mod metrics;
 
-pub mod regrets;
+pub mod problems;
 
 pub mod diagnose;
 
-pub mod place;
+pub mod socket_binder;
 
 pub mod proxy;
 
 pub mod dns;
 
-pub mod room;
+pub mod presence_namespace;
 
-pub use gateway::{Gateway, Options, Parts, Shared, Standing};
+pub use gateway::{Gateway, GatewayContext, GatewayOptions, GatewayParts, PresenceMode};

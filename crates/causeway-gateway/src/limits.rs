@@ -2,7 +2,7 @@
 //!
 //! A connection asks `connect`, a request asks `request`; both give an `Allowance`, which its bytes ask before they move. Each (policy, what
 //! is used, subject) has a share of its own, so that a greedy subject takes nothing from a polite one; the connections of one subject
-//! take turns. The gateway of the client (`End::Near`) enforces all limits; the other one (`End::Far`) counts connections and requests
+//! take turns. The gateway of the client (`LimitedEnd::Near`) enforces all limits; the other one (`LimitedEnd::Far`) counts connections and requests
 //! too, with some tolerance, against a near gateway that lies. Each gateway counts for itself.
 
 mod bucket;
@@ -16,12 +16,12 @@ use std::time::{Duration, Instant};
 
 use causeway_netmap::PolicyName;
 
-use crate::policy::{Permit, Refusal, Who};
-use share::Share;
+use crate::policy::{Permit, PolicyRefusal, Principal};
+use share::SubjectShare;
 
 /// Which gateway asks.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum End {
+pub enum LimitedEnd {
     /// That of the client.
     Near,
     /// That of the service.
@@ -30,7 +30,7 @@ pub enum End {
 
 /// Which way bytes go, in the words of the audit.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Way {
+pub enum ByteDirection {
     /// From the subject to the service: `bytesPerSecondIn`.
     Sent,
     /// From the service to the subject: `bytesPerSecondOut`.
@@ -39,13 +39,13 @@ pub enum Way {
 
 /// A request over the limit.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct TooMany {
-    pub refusal: Refusal,
+pub struct LimitExceeded {
+    pub refusal: PolicyRefusal,
     /// After which time it would pass. None: never.
     pub again: Option<Duration>,
 }
 
-impl TooMany {
+impl LimitExceeded {
     /// For `Retry-After`: whole seconds, at least one.
     pub fn retry_after_seconds(&self) -> u64 {
         let again = self.again.unwrap_or(NEVER);
@@ -60,8 +60,8 @@ const NEVER: Duration = Duration::from_secs(60);
 struct Key {
     policy: PolicyName,
     target: Arc<str>,
-    who: Who,
-    end: End,
+    who: Principal,
+    end: LimitedEnd,
 }
 
 /// The shares of all subjects.
@@ -72,7 +72,7 @@ pub struct LimitTable {
 }
 
 struct Shares {
-    by_key: HashMap<Key, Arc<Share>>,
+    by_key: HashMap<Key, Arc<SubjectShare>>,
     /// At this size it is worth looking for those that can be forgotten.
     sweep_at: usize,
 }
@@ -89,12 +89,12 @@ impl LimitTable {
     /// A connection begins. Its allowance counts it until it is dropped.
     pub fn connect(
         &self,
-        end: End,
+        end: LimitedEnd,
         permit: &Permit,
         target: &str,
-        who: &Who,
+        who: &Principal,
         now: Instant,
-    ) -> Result<Allowance, Refusal> {
+    ) -> Result<Allowance, PolicyRefusal> {
         let shares = self.shares(end, permit, target, who, now)?;
         for (index, share) in shares.iter().enumerate() {
             if let Err(refusal) = share.connect(now) {
@@ -108,18 +108,18 @@ impl LimitTable {
     /// A request begins, on whatever connection.
     pub fn request(
         &self,
-        end: End,
+        end: LimitedEnd,
         permit: &Permit,
         target: &str,
-        who: &Who,
+        who: &Principal,
         now: Instant,
-    ) -> Result<Allowance, TooMany> {
+    ) -> Result<Allowance, LimitExceeded> {
         let shares = self
             .shares(end, permit, target, who, now)
-            .map_err(|refusal| TooMany { refusal, again: Some(Duration::from_secs(1)) })?;
+            .map_err(|refusal| LimitExceeded { refusal, again: Some(Duration::from_secs(1)) })?;
         for (index, share) in shares.iter().enumerate() {
             // What may move nothing is refused, not left hanging.
-            let taken = share.permits().map_err(|refusal| TooMany { refusal, again: None });
+            let taken = share.permits().map_err(|refusal| LimitExceeded { refusal, again: None });
             if let Err(refused) = taken.and_then(|()| share.request(now)) {
                 shares[..index].iter().for_each(|share| share.undo_request());
                 return Err(refused);
@@ -133,9 +133,9 @@ impl LimitTable {
         &self,
         allowance: &Allowance,
         permit: &Permit,
-        who: &Who,
+        who: &Principal,
         now: Instant,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), PolicyRefusal> {
         let shares = self.shares(allowance.end, permit, &allowance.target, who, now)?;
         shares.iter().try_for_each(|share| share.permits())?;
         allowance.replace(shares, now);
@@ -153,12 +153,12 @@ impl LimitTable {
     /// The shares of every policy of a permit that has limits, with its limits of today.
     fn shares(
         &self,
-        end: End,
+        end: LimitedEnd,
         permit: &Permit,
         target: &str,
-        who: &Who,
+        who: &Principal,
         now: Instant,
-    ) -> Result<Vec<Arc<Share>>, Refusal> {
+    ) -> Result<Vec<Arc<SubjectShare>>, PolicyRefusal> {
         let limited = permit.rules().iter().filter_map(|rule| Some((&rule.policy, rule.limits?)));
         let mut limited = limited.peekable();
         // The usual case costs nothing.
@@ -174,7 +174,7 @@ impl LimitTable {
                 return Ok(share.clone());
             }
             shares.make_room(self.shares_max, now)?;
-            let share = Arc::new(Share::new(policy.clone(), end, limits, now));
+            let share = Arc::new(SubjectShare::new(policy.clone(), end, limits, now));
             shares.by_key.insert(key, share.clone());
             Ok(share)
         });
@@ -188,23 +188,23 @@ impl LimitTable {
 
 impl Shares {
     /// Forgets the idle from time to time, so that looking for them costs little for each.
-    fn make_room(&mut self, max: usize, now: Instant) -> Result<(), Refusal> {
+    fn make_room(&mut self, max: usize, now: Instant) -> Result<(), PolicyRefusal> {
         if self.by_key.len() >= self.sweep_at.min(max) {
             self.by_key.retain(|_, share| Arc::strong_count(share) > 1 || !share.is_idle(now));
             self.sweep_at = (self.by_key.len() * 2).max(SWEEP_MIN);
         }
         match self.by_key.len() < max {
             true => Ok(()),
-            false => Err(Refusal::Full { what: "subjects under limits" }),
+            false => Err(PolicyRefusal::Full { what: "subjects under limits" }),
         }
     }
 }
 
 /// What one connection or request may move.
 pub struct Allowance {
-    end: End,
+    end: LimitedEnd,
     target: Arc<str>,
-    shares: Mutex<Vec<Arc<Share>>>,
+    shares: Mutex<Vec<Arc<SubjectShare>>>,
     /// Without limits nobody looks further.
     is_limited: AtomicBool,
     /// It is a connection, and counts as one.
@@ -212,13 +212,13 @@ pub struct Allowance {
 }
 
 impl Allowance {
-    fn new(end: End, target: &str, shares: Vec<Arc<Share>>, is_counted: bool) -> Allowance {
+    fn new(end: LimitedEnd, target: &str, shares: Vec<Arc<SubjectShare>>, is_counted: bool) -> Allowance {
         let is_limited = AtomicBool::new(!shares.is_empty());
         Allowance { end, target: target.into(), shares: Mutex::new(shares), is_limited, is_counted }
     }
 
     /// Waits until some of `bytes` may move, and says how many: one at least, all of them if nothing limits them.
-    pub async fn take(&self, way: Way, bytes: usize) -> usize {
+    pub async fn take(&self, way: ByteDirection, bytes: usize) -> usize {
         if self.is_free() {
             return bytes;
         }
@@ -237,11 +237,11 @@ impl Allowance {
 
     /// Nothing has to wait.
     pub fn is_free(&self) -> bool {
-        !self.is_limited.load(Ordering::Relaxed) || self.end == End::Far
+        !self.is_limited.load(Ordering::Relaxed) || self.end == LimitedEnd::Far
     }
 
     /// For what does not wait: may it move now? A datagram that may not is dropped.
-    pub fn try_take(&self, way: Way, bytes: usize, now: Instant) -> bool {
+    pub fn try_take(&self, way: ByteDirection, bytes: usize, now: Instant) -> bool {
         if self.is_free() {
             return true;
         }
@@ -249,7 +249,7 @@ impl Allowance {
     }
 
     /// A turn's worth of `bytes` is taken from every share; it may move when the slowest allows it.
-    fn reserve(&self, way: Way, bytes: usize, now: Instant) -> Option<(usize, Duration)> {
+    fn reserve(&self, way: ByteDirection, bytes: usize, now: Instant) -> Option<(usize, Duration)> {
         let shares = self.lock();
         let turn = shares.iter().filter_map(|share| share.turn(way)).min().unwrap_or(u64::MAX);
         let granted = turn.min(bytes as u64);
@@ -268,9 +268,10 @@ impl Allowance {
         Some((granted as usize, wait))
     }
 
-    fn replace(&self, new: Vec<Arc<Share>>, now: Instant) {
+    fn replace(&self, new: Vec<Arc<SubjectShare>>, now: Instant) {
         let mut shares = self.lock();
-        let holds = |shares: &[Arc<Share>], share| shares.iter().any(|known| Arc::ptr_eq(known, share));
+        let holds =
+            |shares: &[Arc<SubjectShare>], share| shares.iter().any(|known| Arc::ptr_eq(known, share));
         if self.is_counted {
             new.iter().filter(|share| !holds(&shares, share)).for_each(|share| share.adopt(now));
             shares.iter().filter(|share| !holds(&new, share)).for_each(|share| share.disconnect(now));
@@ -279,7 +280,7 @@ impl Allowance {
         *shares = new;
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Arc<Share>>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<SubjectShare>>> {
         self.shares.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,6 +1,6 @@
 //! What crosses now, and by what right. When a netmap arrives, everything that crosses is judged again.
 //!
-//! A claim is what must stay true for something to go on; it is pure. `Live` keeps one entry for each crossing, bounded, and
+//! A claim is what must stay true for something to go on; it is pure. `LiveConnections` keeps one entry for each crossing, bounded, and
 //! cuts those whose claim no longer holds. How a cut is said to a client is its protocol's matter.
 
 use std::collections::HashMap;
@@ -9,37 +9,38 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
-use causeway_netmap::{PolicyName, ServerName, ServiceName, SiteName, View};
+use causeway_netmap::{NetmapView, PolicyName, ServerName, ServiceName, SiteName};
 use tokio_util::sync::CancellationToken;
 
-use crate::audit::End;
+use crate::audit::ConnectionEnd;
+use crate::connection_record::{ByteMeter, CrossingDirection};
 use crate::limits::LimitTable;
-use crate::passage::{Direction, Meter};
-use crate::policy::{self, Permit, Refusal, Who};
+use crate::policy::{self, Permit, PolicyRefusal, Principal};
 
 /// What somebody wants, and what they say or show of themselves.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Claim {
+pub enum AccessRequest {
     /// A client of our own site at a presence, known by its address.
     Use { service: ServiceName, client: IpAddr },
     /// Somebody of another site, at a service that runs here. `subject` is what the other gateway says.
     Reach { service: ServiceName, origin: SiteName, subject: String },
     /// Somebody of our own site, at a node anywhere.
-    UseNode { node: ServerName, port: u16, who: Who },
+    UseNode { node: ServerName, port: u16, who: Principal },
     /// Somebody of our own site, at something that is no node and that the configuration allows to dial.
-    Direct { target: String, who: Who },
+    Direct { target: String, who: Principal },
     /// Somebody of another site, at a node here.
     ReachNode { node: ServerName, port: u16, origin: SiteName, subject: String },
 }
 
-impl Claim {
+impl AccessRequest {
     /// Does it hold, and for whom?
-    pub fn judge(&self, view: &View) -> Result<(Who, Permit), Refusal> {
+    pub fn judge(&self, view: &NetmapView) -> Result<(Principal, Permit), PolicyRefusal> {
         match self {
-            Claim::Use { service, client } => {
+            AccessRequest::Use { service, client } => {
                 let who = policy::who_at(view, *client)?;
                 let presence = view.presences.get(service);
-                let presence = presence.ok_or_else(|| Refusal::NoService { service: service.clone() })?;
+                let presence =
+                    presence.ok_or_else(|| PolicyRefusal::NoService { service: service.clone() })?;
                 let permit = policy::may_use(view, presence, &who)?;
                 // Nobody else will ask: the other end is us.
                 if presence.home == who.site {
@@ -47,17 +48,17 @@ impl Claim {
                 }
                 Ok((who, permit))
             }
-            Claim::Reach { service, origin, subject } => {
+            AccessRequest::Reach { service, origin, subject } => {
                 let who = policy::who_from(view, origin, subject)?;
                 let (_, permit) = policy::may_reach(view, service, &who)?;
                 Ok((who, permit))
             }
-            Claim::UseNode { node, port, who } => {
+            AccessRequest::UseNode { node, port, who } => {
                 let (_, permit) = policy::may_reach_node(view, node, *port, who)?;
                 Ok((who.clone(), permit))
             }
-            Claim::Direct { who, .. } => Ok((who.clone(), Permit::configured())),
-            Claim::ReachNode { node, port, origin, subject } => {
+            AccessRequest::Direct { who, .. } => Ok((who.clone(), Permit::configured())),
+            AccessRequest::ReachNode { node, port, origin, subject } => {
                 let who = policy::who_from(view, origin, subject)?;
                 let (_, permit) = policy::may_reach_node(view, node, *port, &who)?;
                 Ok((who, permit))
@@ -66,23 +67,24 @@ impl Claim {
     }
 
     /// Who it is, as well as it can be told whatever the judgement: refusals are recorded, too.
-    pub fn who(&self, view: &View) -> Who {
+    pub fn who(&self, view: &NetmapView) -> Principal {
         match self {
-            Claim::Use { client, .. } => policy::who_at(view, *client)
-                .unwrap_or_else(|_| Who { site: SiteName::from(""), server: None }),
-            Claim::UseNode { who, .. } | Claim::Direct { who, .. } => who.clone(),
-            Claim::Reach { origin, subject, .. } | Claim::ReachNode { origin, subject, .. } => {
+            AccessRequest::Use { client, .. } => policy::who_at(view, *client)
+                .unwrap_or_else(|_| Principal { site: SiteName::from(""), server: None }),
+            AccessRequest::UseNode { who, .. } | AccessRequest::Direct { who, .. } => who.clone(),
+            AccessRequest::Reach { origin, subject, .. }
+            | AccessRequest::ReachNode { origin, subject, .. } => {
                 // What is not known here, or is somebody else's, is not recorded as a fact.
-                let site = || Who { site: origin.clone(), server: None };
+                let site = || Principal { site: origin.clone(), server: None };
                 policy::who_from(view, origin, subject).unwrap_or_else(|_| site())
             }
         }
     }
 
     /// The host that another gateway names and that is not who it is taken for here.
-    pub fn claimed(&self, who: &Who) -> Option<&str> {
+    pub fn claimed(&self, who: &Principal) -> Option<&str> {
         match self {
-            Claim::Reach { subject, .. } | Claim::ReachNode { subject, .. }
+            AccessRequest::Reach { subject, .. } | AccessRequest::ReachNode { subject, .. }
                 if !subject.is_empty() && who.server.is_none() =>
             {
                 Some(subject)
@@ -94,57 +96,57 @@ impl Claim {
     /// What is wanted, in the words of the audit.
     pub fn target(&self) -> String {
         match self {
-            Claim::Use { service, .. } | Claim::Reach { service, .. } => service.to_string(),
-            Claim::UseNode { node, port, .. } | Claim::ReachNode { node, port, .. } => {
+            AccessRequest::Use { service, .. } | AccessRequest::Reach { service, .. } => service.to_string(),
+            AccessRequest::UseNode { node, port, .. } | AccessRequest::ReachNode { node, port, .. } => {
                 format!("node/{node}:{port}")
             }
-            Claim::Direct { target, .. } => format!("direct/{target}"),
+            AccessRequest::Direct { target, .. } => format!("direct/{target}"),
         }
     }
 }
 
 /// Everything that crosses now.
-pub struct Live {
-    entries: Mutex<HashMap<u64, Arc<Entry>>>,
+pub struct LiveConnections {
+    entries: Mutex<HashMap<u64, Arc<LiveConnection>>>,
     next: AtomicU64,
     max: usize,
 }
 
 /// One that crosses.
-pub struct Entry {
+pub struct LiveConnection {
     id: u64,
-    pub claim: Claim,
-    pub direction: Direction,
+    pub claim: AccessRequest,
+    pub direction: CrossingDirection,
     pub protocol: &'static str,
     pub begun: Instant,
-    pub meter: Arc<Meter>,
+    pub meter: Arc<ByteMeter>,
     /// Who it is and by which policy, as judged at the beginning.
-    pub right: OnceLock<(Who, PolicyName)>,
+    pub right: OnceLock<(Principal, PolicyName)>,
     cut: CancellationToken,
-    why: OnceLock<Cut>,
+    why: OnceLock<CutReason>,
     /// Of a request: the head of its response is on the way to the client.
     answered: AtomicBool,
 }
 
 /// Why something was cut off.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Cut {
-    Revoked(Refusal),
-    Limit(Refusal),
+pub enum CutReason {
+    Revoked(PolicyRefusal),
+    Limit(PolicyRefusal),
     Stopped,
 }
 
-impl Cut {
-    pub fn end(&self) -> End {
+impl CutReason {
+    pub fn end(&self) -> ConnectionEnd {
         match self {
-            Cut::Revoked(_) => End::Revoked,
-            Cut::Limit(_) => End::Limit,
-            Cut::Stopped => End::Stopped,
+            CutReason::Revoked(_) => ConnectionEnd::Revoked,
+            CutReason::Limit(_) => ConnectionEnd::Limit,
+            CutReason::Stopped => ConnectionEnd::Stopped,
         }
     }
 }
 
-impl Entry {
+impl LiveConnection {
     /// Is it a request that has its answer? `None`: it is no request.
     pub fn is_answered(&self) -> Option<bool> {
         matches!(self.protocol, "http" | "grpc").then(|| self.answered.load(Ordering::Relaxed))
@@ -155,42 +157,42 @@ impl Entry {
     }
 
     /// Resolves when this must not go on.
-    pub async fn cut(&self) -> Cut {
+    pub async fn cut(&self) -> CutReason {
         self.cut.cancelled().await;
-        self.why.get().cloned().unwrap_or(Cut::Stopped)
+        self.why.get().cloned().unwrap_or(CutReason::Stopped)
     }
 
     /// Why it was cut, if it was.
-    pub fn why(&self) -> Option<Cut> {
+    pub fn why(&self) -> Option<CutReason> {
         self.why.get().cloned()
     }
 
     /// Ends it. The first reason counts.
-    pub fn end(&self, why: Cut) {
+    pub fn end(&self, why: CutReason) {
         let _ = self.why.set(why);
         self.cut.cancel();
     }
 }
 
-impl Live {
-    pub fn new(max: usize) -> Live {
-        Live { entries: Mutex::default(), next: AtomicU64::new(0), max }
+impl LiveConnections {
+    pub fn new(max: usize) -> LiveConnections {
+        LiveConnections { entries: Mutex::default(), next: AtomicU64::new(0), max }
     }
 
     /// Takes one in, before it is judged: so a netmap that arrives meanwhile finds it here.
     pub(crate) fn enter(
         &self,
-        claim: Claim,
-        direction: Direction,
+        claim: AccessRequest,
+        direction: CrossingDirection,
         protocol: &'static str,
-        meter: Arc<Meter>,
-    ) -> Result<Arc<Entry>, Refusal> {
+        meter: Arc<ByteMeter>,
+    ) -> Result<Arc<LiveConnection>, PolicyRefusal> {
         let mut entries = self.lock();
         if entries.len() >= self.max {
-            return Err(Refusal::Full { what: "connections" });
+            return Err(PolicyRefusal::Full { what: "connections" });
         }
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        let entry = Arc::new(Entry {
+        let entry = Arc::new(LiveConnection {
             id,
             claim,
             direction,
@@ -206,19 +208,19 @@ impl Live {
         Ok(entry)
     }
 
-    pub(crate) fn leave(&self, entry: &Entry) {
+    pub(crate) fn leave(&self, entry: &LiveConnection) {
         self.lock().remove(&entry.id);
     }
 
     /// Cuts what the netmap no longer permits, and brings the rest under its limits. Returns how many were cut.
-    pub fn judge(&self, view: &View, limits: &LimitTable) -> usize {
+    pub fn judge(&self, view: &NetmapView, limits: &LimitTable) -> usize {
         let now = Instant::now();
         let mut cut = 0;
         for entry in self.all() {
             let renewed = match (entry.claim.judge(view), entry.meter.allowance()) {
-                (Err(refusal), _) => Err(Cut::Revoked(refusal)),
+                (Err(refusal), _) => Err(CutReason::Revoked(refusal)),
                 (Ok((who, permit)), Some(allowance)) => {
-                    limits.renew(allowance, &permit, &who, now).map_err(Cut::Limit)
+                    limits.renew(allowance, &permit, &who, now).map_err(CutReason::Limit)
                 }
                 (Ok(_), None) => Ok(()),
             };
@@ -232,15 +234,15 @@ impl Live {
 
     /// Cuts everything: the gateway stops.
     pub fn stop(&self) {
-        self.all().iter().for_each(|entry| entry.end(Cut::Stopped));
+        self.all().iter().for_each(|entry| entry.end(CutReason::Stopped));
     }
 
-    pub fn all(&self) -> Vec<Arc<Entry>> {
+    pub fn all(&self) -> Vec<Arc<LiveConnection>> {
         self.lock().values().cloned().collect()
     }
 
     /// Those of `entries` that have not ended.
-    pub fn still_live(&self, mut entries: Vec<Arc<Entry>>) -> Vec<Arc<Entry>> {
+    pub fn still_live(&self, mut entries: Vec<Arc<LiveConnection>>) -> Vec<Arc<LiveConnection>> {
         let live = self.lock();
         entries.retain(|entry| live.contains_key(&entry.id));
         entries
@@ -254,22 +256,25 @@ impl Live {
         self.len() == 0
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Arc<Entry>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Arc<LiveConnection>>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use causeway_netmap::{Exposure, Gateway, Policy, Presence, PresenceIp, Protocol, Service, Subject};
+    use causeway_netmap::{
+        ExposureEntry, GatewayEntry, PolicyEntry, PresenceEntry, PresenceIp, ServiceEntry, ServiceProtocol,
+        SubjectEntry,
+    };
 
     use super::*;
     use crate::limits;
 
     /// Site oslo: a presence of `far`, which runs at rome, and `near`, which runs at oslo itself. `shop` may use both.
-    fn view() -> View {
-        let mut view = View::default();
-        view.gateway = Some(Gateway {
+    fn view() -> NetmapView {
+        let mut view = NetmapView::default();
+        view.gateway = Some(GatewayEntry {
             name: "oslo-1".into(),
             site: "oslo".into(),
             ip: None,
@@ -281,7 +286,7 @@ mod tests {
             view.presences.insert(service.into(), presence(service, home));
         }
         view.services.insert("near".into(), service(&["oslo", "rome"]));
-        let policy = |servers: &[&str]| Policy {
+        let policy = |servers: &[&str]| PolicyEntry {
             name: "p".into(),
             servers: servers.iter().map(|server| (*server).into()).collect(),
             sites: Vec::new(),
@@ -290,18 +295,18 @@ mod tests {
         };
         view.policies.insert("p".into(), policy(&["shop", "till"]));
         for (server, site) in [("till", "rome"), ("shop", "oslo")] {
-            let subject = Subject { server: server.into(), site: site.into(), ip: None };
+            let subject = SubjectEntry { server: server.into(), site: site.into(), ip: None };
             view.subjects.insert(server.into(), subject);
         }
         view
     }
 
-    fn presence(service: &str, home: &str) -> Presence {
-        Presence {
+    fn presence(service: &str, home: &str) -> PresenceEntry {
+        PresenceEntry {
             service: service.into(),
             addresses: vec![PresenceIp("198.18.0.1".parse().unwrap())],
             port: 80,
-            protocol: Protocol::Tcp,
+            protocol: ServiceProtocol::Tcp,
             brokers: 0,
             names: Vec::new(),
             home: home.into(),
@@ -309,27 +314,27 @@ mod tests {
         }
     }
 
-    fn service(sites: &[&str]) -> Service {
+    fn service(sites: &[&str]) -> ServiceEntry {
         let sites = sites.iter().map(|site| (*site).into()).collect();
-        Service {
+        ServiceEntry {
             name: "near".into(),
             port: 80,
-            protocol: Protocol::Tcp,
+            protocol: ServiceProtocol::Tcp,
             backends: Vec::new(),
             domain_name: None,
             health_check: None,
             backend_tls: None,
             proxy_protocol: false,
-            exposures: vec![Exposure { sites, policies: vec!["p".into()] }],
+            exposures: vec![ExposureEntry { sites, policies: vec!["p".into()] }],
         }
     }
 
-    fn reach(origin: &str, subject: &str) -> Claim {
-        Claim::Reach { service: "near".into(), origin: origin.into(), subject: subject.into() }
+    fn reach(origin: &str, subject: &str) -> AccessRequest {
+        AccessRequest::Reach { service: "near".into(), origin: origin.into(), subject: subject.into() }
     }
 
-    fn enter(live: &Live, claim: Claim) -> Result<Arc<Entry>, Refusal> {
-        live.enter(claim, Direction::Inbound, "tcp", Arc::new(Meter::new()))
+    fn enter(live: &LiveConnections, claim: AccessRequest) -> Result<Arc<LiveConnection>, PolicyRefusal> {
+        live.enter(claim, CrossingDirection::Inbound, "tcp", Arc::new(ByteMeter::new()))
     }
 
     #[test]
@@ -341,15 +346,15 @@ mod tests {
         assert_eq!(reach("kyiv", "shop").judge(&view).unwrap_err().word(), "not-its-host");
         assert_eq!(reach("kyiv", "anybody").judge(&view).unwrap_err().word(), "not-exposed");
         assert_eq!(reach("rome", "").judge(&view).unwrap_err().word(), "not-allowed");
-        let unknown = Claim::Use { service: "far".into(), client: "10.0.0.9".parse().unwrap() };
+        let unknown = AccessRequest::Use { service: "far".into(), client: "10.0.0.9".parse().unwrap() };
         assert_eq!(unknown.judge(&view).unwrap_err().word(), "not-allowed");
-        assert_eq!(unknown.judge(&View::default()).unwrap_err().word(), "no-netmap");
+        assert_eq!(unknown.judge(&NetmapView::default()).unwrap_err().word(), "no-netmap");
     }
 
     #[test]
     fn invented_hosts_are_their_site_and_share_one_limit() {
         let mut view = view();
-        let limits = causeway_netmap::Limits { connections: Some(10), ..Default::default() };
+        let limits = causeway_netmap::PolicyLimits { connections: Some(10), ..Default::default() };
         let policy = view.policies.get_mut("p").unwrap();
         (policy.sites, policy.limits) = (vec!["rome".into()], Some(limits));
         let table = LimitTable::new(1000);
@@ -358,7 +363,7 @@ mod tests {
             let claim = reach("rome", subject);
             let (who, permit) = claim.judge(&view).unwrap();
             let claimed = claim.claimed(&who).map(str::to_owned);
-            (table.connect(limits::End::Far, &permit, "near", &who, now), who, claimed)
+            (table.connect(limits::LimitedEnd::Far, &permit, "near", &who, now), who, claimed)
         };
         let held: Vec<_> = (0..100).map(|number| connect(&format!("ghost-{number}"))).collect();
         let open = held.iter().filter(|(allowance, ..)| allowance.is_ok()).count();
@@ -377,7 +382,7 @@ mod tests {
     fn what_stays_at_home_is_judged_by_both_rules() {
         let mut view = view();
         view.policies.get_mut("p").unwrap().sites = vec!["oslo".into()];
-        let claim = Claim::Use { service: "near".into(), client: "10.0.0.9".parse().unwrap() };
+        let claim = AccessRequest::Use { service: "near".into(), client: "10.0.0.9".parse().unwrap() };
         assert!(claim.judge(&view).is_ok());
         // Presented here, but its own exposure does not name us.
         view.services.insert("near".into(), service(&["rome"]));
@@ -386,22 +391,22 @@ mod tests {
 
     #[tokio::test]
     async fn a_netmap_cuts_what_it_no_longer_allows_and_nothing_else() {
-        let (live, limits, mut view) = (Live::new(10), LimitTable::new(10), view());
+        let (live, limits, mut view) = (LiveConnections::new(10), LimitTable::new(10), view());
         let stays = enter(&live, reach("rome", "till")).unwrap();
         let goes = enter(&live, reach("oslo", "shop")).unwrap();
         assert_eq!(live.judge(&view, &limits), 0);
         view.policies.get_mut("p").unwrap().servers = vec!["till".into()];
         assert_eq!(live.judge(&view, &limits), 1);
-        assert_eq!(goes.cut().await.end(), End::Revoked);
+        assert_eq!(goes.cut().await.end(), ConnectionEnd::Revoked);
         assert!(!stays.cut.is_cancelled());
         live.stop();
-        assert_eq!(stays.cut().await, Cut::Stopped);
-        assert_eq!(goes.cut().await.end(), End::Revoked, "the first reason counts");
+        assert_eq!(stays.cut().await, CutReason::Stopped);
+        assert_eq!(goes.cut().await.end(), ConnectionEnd::Revoked, "the first reason counts");
     }
 
     #[test]
     fn there_is_a_bound_and_who_leaves_makes_room() {
-        let live = Live::new(1);
+        let live = LiveConnections::new(1);
         let first = enter(&live, reach("rome", "till")).unwrap();
         assert_eq!(enter(&live, reach("rome", "till")).err().map(|refusal| refusal.word()), Some("full"));
         live.leave(&first);

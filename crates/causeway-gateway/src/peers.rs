@@ -7,20 +7,20 @@ use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 
 use bytes::Bytes;
-use causeway_channel::link::{Purpose, ResetCode, Stream, StreamHeader};
+use causeway_channel::link::{ResetCode, Stream, StreamHeader, StreamPurpose};
 use causeway_netmap::{ServerName, ServiceName, SiteName};
 use prost::Message;
 use tokio::runtime::Handle;
 
-use crate::policy::{Refusal, Who};
+use crate::policy::{PolicyRefusal, Principal};
 
-pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+pub type BoxedFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Opens streams to the gateways of other sites. Given by the role.
-pub trait Peers: Send + Sync + 'static {
+pub trait GatewayPeers: Send + Sync + 'static {
     /// A stream to the active gateway of `header.site`. Resolves without a round trip; what the other end thinks of it
     /// comes as a reset.
-    fn open_stream(&self, header: StreamHeader) -> Later<'_, Result<Stream, PeerError>>;
+    fn open_stream(&self, header: StreamHeader) -> BoxedFuture<'_, Result<Stream, PeerError>>;
 
     /// Where the traffic with that site is at home, as the channel says it: whoever serves its clients should run there.
     fn home(&self, _site: &SiteName) -> Option<Handle> {
@@ -42,7 +42,7 @@ pub enum PeerError {
 
 /// What a stream between gateways carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Content {
+pub enum StreamContent {
     /// The bytes of one connection.
     Bytes,
     /// The datagrams of one client: a `Flow`.
@@ -59,7 +59,7 @@ pub const NODE_READY: u8 = 0;
 
 /// What is said of one crossing, beside the header. Unknown fields are ignored; an unknown content is refused.
 #[derive(Clone, PartialEq, Eq, Message)]
-pub struct Crossing {
+pub struct CrossingHeader {
     #[prost(uint32, tag = "1")]
     content: u32,
     /// Four or sixteen bytes: the client, for the audit, the PROXY protocol and X-Forwarded-For.
@@ -81,23 +81,23 @@ pub struct Crossing {
     seen_port: u32,
 }
 
-impl Crossing {
+impl CrossingHeader {
     /// `client` is None for one that has no address, as on a Unix socket.
-    pub fn new(content: Content, client: impl Into<Option<SocketAddr>>) -> Crossing {
+    pub fn new(content: StreamContent, client: impl Into<Option<SocketAddr>>) -> CrossingHeader {
         let client = client.into();
         let client_ip = client.map(|client| ip_bytes(client.ip())).unwrap_or_default();
         let content = match content {
-            Content::Bytes => 0,
-            Content::Datagrams => 1,
-            Content::Requests => 2,
-            Content::Upgrade => 3,
+            StreamContent::Bytes => 0,
+            StreamContent::Datagrams => 1,
+            StreamContent::Requests => 2,
+            StreamContent::Upgrade => 3,
         };
         let client_port = client.map_or(0, |client| client.port().into());
-        Crossing { content, client_ip, client_port, ..Crossing::default() }
+        CrossingHeader { content, client_ip, client_port, ..CrossingHeader::default() }
     }
 
     /// The service is a cluster of Kafka: its client sees it at this address, and wants one broker of it, or any.
-    pub fn with_brokers(mut self, seen: SocketAddr, broker: Option<u16>) -> Crossing {
+    pub fn with_brokers(mut self, seen: SocketAddr, broker: Option<u16>) -> CrossingHeader {
         self.seen_ip = ip_bytes(seen.ip());
         self.seen_port = seen.port().into();
         self.broker = broker.map_or(0, |broker| u32::from(broker) + 1);
@@ -105,18 +105,18 @@ impl Crossing {
     }
 
     /// What a header says, read with suspicion.
-    pub fn of(header: &StreamHeader) -> Result<Crossing, Refusal> {
-        Crossing::decode(header.details.clone())
-            .map_err(|_| Refusal::Malformed { why: "its details cannot be read" })
+    pub fn of(header: &StreamHeader) -> Result<CrossingHeader, PolicyRefusal> {
+        CrossingHeader::decode(header.details.clone())
+            .map_err(|_| PolicyRefusal::Malformed { why: "its details cannot be read" })
     }
 
-    pub fn content(&self) -> Result<Content, Refusal> {
+    pub fn content(&self) -> Result<StreamContent, PolicyRefusal> {
         Ok(match self.content {
-            0 => Content::Bytes,
-            1 => Content::Datagrams,
-            2 => Content::Requests,
-            3 => Content::Upgrade,
-            _ => return Err(Refusal::Malformed { why: "it carries something unknown" }),
+            0 => StreamContent::Bytes,
+            1 => StreamContent::Datagrams,
+            2 => StreamContent::Requests,
+            3 => StreamContent::Upgrade,
+            _ => return Err(PolicyRefusal::Malformed { why: "it carries something unknown" }),
         })
     }
 
@@ -135,28 +135,28 @@ impl Crossing {
         self.broker.checked_sub(1).and_then(|broker| usize::try_from(broker).ok())
     }
 
-    pub fn node_port(&self) -> Result<u16, Refusal> {
+    pub fn node_port(&self) -> Result<u16, PolicyRefusal> {
         u16::try_from(self.port)
             .ok()
             .filter(|port| *port != 0)
-            .ok_or(Refusal::Malformed { why: "it names no port" })
+            .ok_or(PolicyRefusal::Malformed { why: "it names no port" })
     }
 
     /// The header of a stream to a service at `home`.
-    pub fn to_service(self, service: &ServiceName, home: &SiteName, who: &Who) -> StreamHeader {
-        self.header(Purpose::Service, home, who).target(service.as_str())
+    pub fn to_service(self, service: &ServiceName, home: &SiteName, who: &Principal) -> StreamHeader {
+        self.header(StreamPurpose::Service, home, who).target(service.as_str())
     }
 
     /// The header of a stream to a port of a node at `home`.
-    pub fn to_node(mut self, node: &ServerName, port: u16, home: &SiteName, who: &Who) -> StreamHeader {
+    pub fn to_node(mut self, node: &ServerName, port: u16, home: &SiteName, who: &Principal) -> StreamHeader {
         self.port = port.into();
-        self.header(Purpose::Node, home, who).target(node.as_str())
+        self.header(StreamPurpose::Node, home, who).target(node.as_str())
     }
 
-    fn header(self, purpose: Purpose, home: &SiteName, who: &Who) -> StreamHeader {
+    fn header(self, purpose: StreamPurpose, home: &SiteName, who: &Principal) -> StreamHeader {
         let subject = who.server.as_ref().map_or("", |server| server.as_str());
         let header = StreamHeader::new(purpose).to(home.as_str(), "").subject(subject);
-        let datagrams = self.content() == Ok(Content::Datagrams);
+        let datagrams = self.content() == Ok(StreamContent::Datagrams);
         StreamHeader { datagrams, ..header.details(self.encode_to_vec()) }
     }
 }
@@ -182,25 +182,25 @@ mod tests {
 
     #[test]
     fn what_is_said_of_a_crossing_is_heard() {
-        let who = Who { site: "oslo".into(), server: Some("shop".into()) };
+        let who = Principal { site: "oslo".into(), server: Some("shop".into()) };
         for client in ["10.0.0.7:4321", "[fd00::7]:4321"] {
             let client: SocketAddr = client.parse().unwrap();
-            let crossing = Crossing::new(Content::Datagrams, client);
+            let crossing = CrossingHeader::new(StreamContent::Datagrams, client);
             let header = crossing.clone().to_node(&"node-1".into(), 10250, &"berlin".into(), &who);
             assert_eq!(
                 (header.site.as_str(), header.target.as_str(), header.subject.as_str()),
                 ("berlin", "node-1", "shop")
             );
-            let heard = Crossing::of(&header).unwrap();
+            let heard = CrossingHeader::of(&header).unwrap();
             assert!(header.datagrams);
-            assert_eq!((heard.client(), heard.content()), (Some(client), Ok(Content::Datagrams)));
+            assert_eq!((heard.client(), heard.content()), (Some(client), Ok(StreamContent::Datagrams)));
             assert_eq!(heard.node_port(), Ok(10250));
             assert!(crossing.node_port().is_err());
             assert_eq!((crossing.seen(), crossing.broker()), (None, None));
             for broker in [None, Some(0), Some(2)] {
                 let header = crossing.clone().with_brokers(client, broker);
                 let heard =
-                    Crossing::of(&header.to_service(&"kafka".into(), &"berlin".into(), &who)).unwrap();
+                    CrossingHeader::of(&header.to_service(&"kafka".into(), &"berlin".into(), &who)).unwrap();
                 assert_eq!((heard.seen(), heard.broker()), (Some(client), broker.map(usize::from)));
             }
         }
@@ -208,9 +208,10 @@ mod tests {
 
     #[test]
     fn what_makes_no_sense_is_refused() {
-        let header = StreamHeader::new(Purpose::Service).details(&b"\xff\xff"[..]);
-        assert!(matches!(Crossing::of(&header), Err(Refusal::Malformed { .. })));
-        let unknown = Crossing { content: 9, client_ip: Bytes::from_static(b"abc"), ..Crossing::default() };
+        let header = StreamHeader::new(StreamPurpose::Service).details(&b"\xff\xff"[..]);
+        assert!(matches!(CrossingHeader::of(&header), Err(PolicyRefusal::Malformed { .. })));
+        let unknown =
+            CrossingHeader { content: 9, client_ip: Bytes::from_static(b"abc"), ..CrossingHeader::default() };
         assert!(unknown.content().is_err() && unknown.client().is_none());
     }
 }

@@ -9,19 +9,20 @@ use std::net::IpAddr;
 
 use causeway_channel::link::ResetCode;
 use causeway_netmap::{
-    HttpRule, Limits, Node, Policy, PolicyName, Presence, ServerName, Service, ServiceName, SiteName, View,
+    NetmapView, NodeEntry, PolicyEntry, PolicyHttpRule, PolicyLimits, PolicyName, PresenceEntry, ServerName,
+    ServiceEntry, ServiceName, SiteName,
 };
 
 use crate::dial::Denied;
 
 /// On whose behalf something crosses: a site, and the host there if one is known by its address.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub struct Who {
+pub struct Principal {
     pub site: SiteName,
     pub server: Option<ServerName>,
 }
 
-impl fmt::Display for Who {
+impl fmt::Display for Principal {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.server {
             Some(server) => write!(formatter, "{server} at {}", self.site),
@@ -33,20 +34,20 @@ impl fmt::Display for Who {
 /// What lets somebody in: every policy that names them, in the order of their names. Never empty.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Permit {
-    rules: Vec<Rule>,
+    rules: Vec<MatchedPolicy>,
 }
 
 /// One policy of a permit, as much of it as a connection needs.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Rule {
+pub struct MatchedPolicy {
     pub policy: PolicyName,
-    pub limits: Option<Limits>,
-    http: Vec<HttpRule>,
+    pub limits: Option<PolicyLimits>,
+    http: Vec<PolicyHttpRule>,
 }
 
 /// Why something does not cross.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Refusal {
+pub enum PolicyRefusal {
     /// The cloud has told this gateway nothing yet.
     #[error("this gateway has no netmap yet")]
     NoNetmap,
@@ -59,7 +60,7 @@ pub enum Refusal {
     #[error("node {node} does not offer port {port}")]
     PortClosed { node: ServerName, port: u16 },
     #[error("no policy of {what} allows {who}")]
-    NotAllowed { what: String, who: Who },
+    NotAllowed { what: String, who: Principal },
     /// The other gateway speaks for a host that is not of its site.
     #[error("{server} is not a host of site {site}")]
     NotItsHost { server: ServerName, site: SiteName },
@@ -81,43 +82,43 @@ pub enum Refusal {
     Malformed { why: &'static str },
 }
 
-impl Refusal {
+impl PolicyRefusal {
     /// As it is said on the link.
     pub fn code(&self) -> ResetCode {
         match self {
-            Refusal::NoNetmap
-            | Refusal::NoService { .. }
-            | Refusal::NoNode { .. }
-            | Refusal::SiteAway { .. } => ResetCode::NoRoute,
-            Refusal::NotExposed { .. }
-            | Refusal::PortClosed { .. }
-            | Refusal::NotAllowed { .. }
-            | Refusal::NotItsHost { .. }
-            | Refusal::RequestNotAllowed { .. } => ResetCode::NotAllowed,
-            Refusal::Limit { .. } | Refusal::Full { .. } => ResetCode::Limit,
+            PolicyRefusal::NoNetmap
+            | PolicyRefusal::NoService { .. }
+            | PolicyRefusal::NoNode { .. }
+            | PolicyRefusal::SiteAway { .. } => ResetCode::NoRoute,
+            PolicyRefusal::NotExposed { .. }
+            | PolicyRefusal::PortClosed { .. }
+            | PolicyRefusal::NotAllowed { .. }
+            | PolicyRefusal::NotItsHost { .. }
+            | PolicyRefusal::RequestNotAllowed { .. } => ResetCode::NotAllowed,
+            PolicyRefusal::Limit { .. } | PolicyRefusal::Full { .. } => ResetCode::Limit,
             // No code of its own: an older gateway would take it for a broken stream.
-            Refusal::BackendDown { .. } | Refusal::BackendDenied { .. } => ResetCode::BackendDown,
-            Refusal::Malformed { .. } => ResetCode::Malformed,
+            PolicyRefusal::BackendDown { .. } | PolicyRefusal::BackendDenied { .. } => ResetCode::BackendDown,
+            PolicyRefusal::Malformed { .. } => ResetCode::Malformed,
         }
     }
 
     /// One word, for metrics and the audit.
     pub fn word(&self) -> &'static str {
         match self {
-            Refusal::NoNetmap => "no-netmap",
-            Refusal::NoService { .. } => "no-service",
-            Refusal::NotExposed { .. } => "not-exposed",
-            Refusal::NoNode { .. } => "no-node",
-            Refusal::PortClosed { .. } => "port-closed",
-            Refusal::NotAllowed { .. } => "not-allowed",
-            Refusal::NotItsHost { .. } => "not-its-host",
-            Refusal::RequestNotAllowed { .. } => "request-not-allowed",
-            Refusal::Limit { .. } => "limit",
-            Refusal::Full { .. } => "full",
-            Refusal::SiteAway { .. } => "site-away",
-            Refusal::BackendDown { .. } => "backend-down",
-            Refusal::BackendDenied { .. } => "backend-denied",
-            Refusal::Malformed { .. } => "malformed",
+            PolicyRefusal::NoNetmap => "no-netmap",
+            PolicyRefusal::NoService { .. } => "no-service",
+            PolicyRefusal::NotExposed { .. } => "not-exposed",
+            PolicyRefusal::NoNode { .. } => "no-node",
+            PolicyRefusal::PortClosed { .. } => "port-closed",
+            PolicyRefusal::NotAllowed { .. } => "not-allowed",
+            PolicyRefusal::NotItsHost { .. } => "not-its-host",
+            PolicyRefusal::RequestNotAllowed { .. } => "request-not-allowed",
+            PolicyRefusal::Limit { .. } => "limit",
+            PolicyRefusal::Full { .. } => "full",
+            PolicyRefusal::SiteAway { .. } => "site-away",
+            PolicyRefusal::BackendDown { .. } => "backend-down",
+            PolicyRefusal::BackendDenied { .. } => "backend-denied",
+            PolicyRefusal::Malformed { .. } => "malformed",
         }
     }
 }
@@ -125,7 +126,9 @@ impl Refusal {
 impl Permit {
     /// For what no policy governs and the configuration allows: the allow-list of CONNECT.
     pub fn configured() -> Permit {
-        Permit { rules: vec![Rule { policy: "connect-allow".into(), limits: None, http: Vec::new() }] }
+        Permit {
+            rules: vec![MatchedPolicy { policy: "connect-allow".into(), limits: None, http: Vec::new() }],
+        }
     }
 
     /// Does any of its policies look at method and path?
@@ -134,7 +137,7 @@ impl Permit {
     }
 
     /// The policies that let somebody in, first the one that is named in the audit.
-    pub fn rules(&self) -> &[Rule] {
+    pub fn rules(&self) -> &[MatchedPolicy] {
         &self.rules
     }
 
@@ -145,21 +148,22 @@ impl Permit {
 
     /// May this request pass? Only for protocols whose requests are read. `path` is as `http::path` made it: without a
     /// query, dots and doubled slashes resolved.
-    pub fn allows_request(&self, method: &str, path: &str) -> Result<&PolicyName, Refusal> {
+    pub fn allows_request(&self, method: &str, path: &str) -> Result<&PolicyName, PolicyRefusal> {
         let allowing = self.rules.iter().find(|rule| rule.allows_request(method, path));
-        allowing
-            .map(|rule| &rule.policy)
-            .ok_or_else(|| Refusal::RequestNotAllowed { method: method.to_owned(), path: path.to_owned() })
+        allowing.map(|rule| &rule.policy).ok_or_else(|| PolicyRefusal::RequestNotAllowed {
+            method: method.to_owned(),
+            path: path.to_owned(),
+        })
     }
 }
 
-impl Rule {
+impl MatchedPolicy {
     fn allows_request(&self, method: &str, path: &str) -> bool {
         self.http.is_empty() || self.http.iter().any(|rule| matches(rule, method, path))
     }
 }
 
-fn matches(rule: &HttpRule, method: &str, path: &str) -> bool {
+fn matches(rule: &PolicyHttpRule, method: &str, path: &str) -> bool {
     let method_fits = rule.methods.is_empty() || rule.methods.iter().any(|known| known == method);
     let fits = |known: &String| match known.strip_suffix('*') {
         Some(prefix) => path.starts_with(prefix),
@@ -169,14 +173,21 @@ fn matches(rule: &HttpRule, method: &str, path: &str) -> bool {
 }
 
 /// Who is the client at this address of our own site?
-pub fn who_at(view: &View, client: IpAddr) -> Result<Who, Refusal> {
-    let site = view.gateway.as_ref().ok_or(Refusal::NoNetmap)?.site.clone();
-    Ok(Who { site, server: view.subject_at(client.to_canonical()).map(|subject| subject.server.clone()) })
+pub fn who_at(view: &NetmapView, client: IpAddr) -> Result<Principal, PolicyRefusal> {
+    let site = view.gateway.as_ref().ok_or(PolicyRefusal::NoNetmap)?.site.clone();
+    Ok(Principal {
+        site,
+        server: view.subject_at(client.to_canonical()).map(|subject| subject.server.clone()),
+    })
 }
 
 /// May a local client use a presence?
-pub fn may_use(view: &View, presence: &Presence, who: &Who) -> Result<Permit, Refusal> {
-    permit(view, &presence.policies, who).ok_or_else(|| Refusal::NotAllowed {
+pub fn may_use(
+    view: &NetmapView,
+    presence: &PresenceEntry,
+    who: &Principal,
+) -> Result<Permit, PolicyRefusal> {
+    permit(view, &presence.policies, who).ok_or_else(|| PolicyRefusal::NotAllowed {
         what: format!("service {}", presence.service),
         who: who.clone(),
     })
@@ -186,61 +197,65 @@ pub fn may_use(view: &View, presence: &Presence, who: &Who) -> Result<Permit, Re
 /// host of its own site. A host that the netmap here does not know counts as its site: a gateway that invents hosts gets nothing
 /// for them, neither rights nor shares of limits. The netmap has every host that a policy here names, and those of a site
 /// that comes in by its own name under a policy with limits.
-pub fn who_from(view: &View, site: &SiteName, subject: &str) -> Result<Who, Refusal> {
+pub fn who_from(view: &NetmapView, site: &SiteName, subject: &str) -> Result<Principal, PolicyRefusal> {
     let known = if subject.is_empty() { None } else { view.subjects.get(subject) };
     match known {
         Some(known) if known.site != *site => {
-            Err(Refusal::NotItsHost { server: known.server.clone(), site: site.clone() })
+            Err(PolicyRefusal::NotItsHost { server: known.server.clone(), site: site.clone() })
         }
-        Some(known) => Ok(Who { site: site.clone(), server: Some(known.server.clone()) }),
-        None => Ok(Who { site: site.clone(), server: None }),
+        Some(known) => Ok(Principal { site: site.clone(), server: Some(known.server.clone()) }),
+        None => Ok(Principal { site: site.clone(), server: None }),
     }
 }
 
 /// May somebody from another site use a service that runs here?
 pub fn may_reach<'a>(
-    view: &'a View,
+    view: &'a NetmapView,
     service: &ServiceName,
-    who: &Who,
-) -> Result<(&'a Service, Permit), Refusal> {
+    who: &Principal,
+) -> Result<(&'a ServiceEntry, Permit), PolicyRefusal> {
     let found = view.services.get(service);
-    let found = found.ok_or_else(|| Refusal::NoService { service: service.clone() })?;
+    let found = found.ok_or_else(|| PolicyRefusal::NoService { service: service.clone() })?;
     let policies = found.policies_for(&who.site);
-    let policies =
-        policies.ok_or_else(|| Refusal::NotExposed { service: service.clone(), site: who.site.clone() })?;
+    let policies = policies
+        .ok_or_else(|| PolicyRefusal::NotExposed { service: service.clone(), site: who.site.clone() })?;
     let permit = permit(view, policies, who)
-        .ok_or_else(|| Refusal::NotAllowed { what: format!("service {service}"), who: who.clone() })?;
+        .ok_or_else(|| PolicyRefusal::NotAllowed { what: format!("service {service}"), who: who.clone() })?;
     Ok((found, permit))
 }
 
 /// May somebody reach a port of a node? The same at both ends; only the node's own gateway knows its address.
 pub fn may_reach_node<'a>(
-    view: &'a View,
+    view: &'a NetmapView,
     node: &ServerName,
     port: u16,
-    who: &Who,
-) -> Result<(&'a Node, Permit), Refusal> {
-    let found = view.nodes.get(node).ok_or_else(|| Refusal::NoNode { node: node.clone() })?;
+    who: &Principal,
+) -> Result<(&'a NodeEntry, Permit), PolicyRefusal> {
+    let found = view.nodes.get(node).ok_or_else(|| PolicyRefusal::NoNode { node: node.clone() })?;
     if !found.ports.contains(&port) {
-        return Err(Refusal::PortClosed { node: node.clone(), port });
+        return Err(PolicyRefusal::PortClosed { node: node.clone(), port });
     }
     let permit = permit(view, &found.policies, who)
-        .ok_or_else(|| Refusal::NotAllowed { what: format!("node {node}"), who: who.clone() })?;
+        .ok_or_else(|| PolicyRefusal::NotAllowed { what: format!("node {node}"), who: who.clone() })?;
     Ok((found, permit))
 }
 
 /// A policy that does not exist adds nobody; the limits of every policy that names somebody apply.
-fn permit<'a>(view: &View, policies: impl IntoIterator<Item = &'a PolicyName>, who: &Who) -> Option<Permit> {
+fn permit<'a>(
+    view: &NetmapView,
+    policies: impl IntoIterator<Item = &'a PolicyName>,
+    who: &Principal,
+) -> Option<Permit> {
     let existing = policies.into_iter().filter_map(|name| view.policies.get(name));
     let allowing = existing.filter(|policy| policy.allows(&who.site, who.server.as_ref()));
-    let mut rules: Vec<Rule> = allowing.map(rule).collect();
+    let mut rules: Vec<MatchedPolicy> = allowing.map(rule).collect();
     rules.sort_by(|one, other| one.policy.cmp(&other.policy));
     rules.dedup_by(|one, other| one.policy == other.policy);
     (!rules.is_empty()).then_some(Permit { rules })
 }
 
-fn rule(policy: &Policy) -> Rule {
-    Rule { policy: policy.name.clone(), limits: policy.limits, http: policy.http.clone() }
+fn rule(policy: &PolicyEntry) -> MatchedPolicy {
+    MatchedPolicy { policy: policy.name.clone(), limits: policy.limits, http: policy.http.clone() }
 }
 
 #[cfg(test)]

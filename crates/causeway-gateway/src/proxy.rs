@@ -7,7 +7,7 @@ pub mod outbound;
 
 pub mod inbound;
 
-pub mod pump;
+pub mod copy;
 
 pub mod connect;
 

@@ -51,7 +51,7 @@ impl fmt::Debug for Digest {
 
 /// The name of one state.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Stamp {
+pub struct NetmapStamp {
     pub generation: Generation,
     pub digest: Digest,
 }

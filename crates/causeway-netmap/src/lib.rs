@@ -12,17 +12,18 @@ mod update;
 
 pub mod sync;
 
-mod facts;
+mod entries;
 mod names;
 mod view;
 mod wire;
 
-pub use facts::{
-    Backend, BackendTls, BackendTlsMode, Exposure, Fact, FactError, Gateway, HealthCheck, HealthCheckType,
-    HttpRule, Limits, Node, Policy, Presence, Protocol, Service, Site, Subject,
+pub use entries::{
+    BackendEndpoint, BackendHealthCheck, BackendHealthCheckType, BackendTlsSettings, BackendTlsVerification,
+    ExposureEntry, GatewayEntry, NetmapEntry, NetmapEntryError, NodeEntry, PolicyEntry, PolicyHttpRule,
+    PolicyLimits, PresenceEntry, ServiceEntry, ServiceProtocol, SiteEntry, SubjectEntry,
 };
-pub use generation::{Digest, Generation, Stamp};
+pub use generation::{Digest, Generation, NetmapStamp};
 pub use names::{DnsName, GatewayName, PolicyName, PresenceIp, ServerName, ServiceName, SiteName};
-pub use netmap::{ApplyError, BuildError, ENTRIES_MAX, KEY_BYTES_MAX, Key, NETMAP_BYTES_MAX, Netmap};
-pub use update::{DecodeError, ENCODED_BYTES_MAX, Update};
-pub use view::{Named, View};
+pub use netmap::{ApplyError, BuildError, ENTRIES_MAX, EntryKey, KEY_BYTES_MAX, NETMAP_BYTES_MAX, Netmap};
+pub use update::{DecodeError, ENCODED_BYTES_MAX, NetmapUpdateData};
+pub use view::{DnsNameTarget, NetmapView};

@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::generation::{Digest, DigestSum, Generation, Stamp, hash};
-use crate::update::Update;
+use crate::generation::{Digest, DigestSum, Generation, NetmapStamp, hash};
+use crate::update::NetmapUpdateData;
 
 /// Ten times the exposures of the largest site we measure.
 pub const ENTRIES_MAX: usize = 200_000;
@@ -22,15 +22,15 @@ pub const NETMAP_BYTES_MAX: usize = 64 << 20;
 
 /// The name of an entry: `KIND/NAME`, or `KIND` alone when there is only one.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Key(Arc<str>);
+pub struct EntryKey(Arc<str>);
 
-impl Key {
-    pub fn new(text: impl Into<Arc<str>>) -> Key {
-        Key(text.into())
+impl EntryKey {
+    pub fn new(text: impl Into<Arc<str>>) -> EntryKey {
+        EntryKey(text.into())
     }
 
-    pub fn of(kind: &str, name: &str) -> Key {
-        Key(format!("{kind}/{name}").into())
+    pub fn of(kind: &str, name: &str) -> EntryKey {
+        EntryKey(format!("{kind}/{name}").into())
     }
 
     pub fn as_str(&self) -> &str {
@@ -43,19 +43,19 @@ impl Key {
     }
 }
 
-impl Borrow<str> for Key {
+impl Borrow<str> for EntryKey {
     fn borrow(&self) -> &str {
         &self.0
     }
 }
 
-impl fmt::Debug for Key {
+impl fmt::Debug for EntryKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl fmt::Display for Key {
+impl fmt::Display for EntryKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
@@ -64,7 +64,7 @@ impl fmt::Display for Key {
 /// One state of what a gateway must know. Entries are sorted by key and each key stands once.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Netmap {
-    stamp: Stamp,
+    stamp: NetmapStamp,
     // A sorted slice and no tree: a cloud holds one for each of twenty thousand edges.
     entries: Box<[Entry]>,
     size_bytes: usize,
@@ -72,7 +72,7 @@ pub struct Netmap {
 
 #[derive(Clone, PartialEq, Eq)]
 struct Entry {
-    key: Key,
+    key: EntryKey,
     value: Bytes,
     // Kept, so that a change of one entry does not hash the others again.
     hash: [u8; 32],
@@ -81,7 +81,7 @@ struct Entry {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BuildError {
     #[error("the entry {0} stands twice")]
-    Twice(Key),
+    Twice(EntryKey),
     #[error("a netmap of {entries} entries and {bytes} bytes is larger than any gateway takes")]
     TooLarge { entries: usize, bytes: usize },
 }
@@ -102,14 +102,14 @@ impl Netmap {
     /// Makes a netmap from entries in any order. What did not change since `previous` shares its memory and is not hashed again.
     pub fn build(
         generation: Generation,
-        mut entries: Vec<(Key, Bytes)>,
+        mut entries: Vec<(EntryKey, Bytes)>,
         previous: Option<&Netmap>,
     ) -> Result<Netmap, BuildError> {
         entries.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
         if let Some(pair) = entries.windows(2).find(|pair| pair[0].0 == pair[1].0) {
             return Err(BuildError::Twice(pair[0].0.clone()));
         }
-        let same = |key: &Key, value: &Bytes| {
+        let same = |key: &EntryKey, value: &Bytes| {
             previous.and_then(|previous| previous.find(key.as_str())).filter(|entry| entry.value == value)
         };
         let entries = entries.into_iter().map(|(key, value)| match same(&key, &value) {
@@ -127,7 +127,7 @@ impl Netmap {
         let mut sum = DigestSum::new();
         entries.iter().for_each(|entry| sum.add(entry.key.as_str(), &entry.hash));
         let size_bytes = entries.iter().map(|entry| entry.key.as_str().len() + entry.value.len()).sum();
-        Netmap { stamp: Stamp { generation, digest: sum.finish() }, entries, size_bytes }
+        Netmap { stamp: NetmapStamp { generation, digest: sum.finish() }, entries, size_bytes }
     }
 
     fn fits(&self) -> bool {
@@ -136,10 +136,10 @@ impl Netmap {
 
     /// The same entries under another generation.
     pub fn at(&self, generation: Generation) -> Netmap {
-        Netmap { stamp: Stamp { generation, ..self.stamp }, ..self.clone() }
+        Netmap { stamp: NetmapStamp { generation, ..self.stamp }, ..self.clone() }
     }
 
-    pub fn stamp(&self) -> Stamp {
+    pub fn stamp(&self) -> NetmapStamp {
         self.stamp
     }
 
@@ -169,7 +169,7 @@ impl Netmap {
     }
 
     /// All entries in the order of keys.
-    pub fn entries(&self) -> impl Iterator<Item = (&Key, &Bytes)> {
+    pub fn entries(&self) -> impl Iterator<Item = (&EntryKey, &Bytes)> {
         self.entries.iter().map(|entry| (&entry.key, &entry.value))
     }
 
@@ -179,9 +179,13 @@ impl Netmap {
     }
 
     /// What turns `base` into this netmap; without a base, all of it.
-    pub fn update_from(&self, base: Option<&Netmap>) -> Update {
-        let mut update =
-            Update { base: base.map(Netmap::stamp), target: self.stamp, set: Vec::new(), unset: Vec::new() };
+    pub fn update_from(&self, base: Option<&Netmap>) -> NetmapUpdateData {
+        let mut update = NetmapUpdateData {
+            base: base.map(Netmap::stamp),
+            target: self.stamp,
+            set: Vec::new(),
+            unset: Vec::new(),
+        };
         let old = base.map_or(&[][..], |base| &base.entries);
         walk(old, &self.entries, |old, new| match (old, new) {
             (Some(old), Some(new)) if old.hash == new.hash => {}
@@ -193,7 +197,7 @@ impl Netmap {
     }
 
     /// Takes an update in. The result has the stamp the update promised.
-    pub fn apply(held: Option<&Netmap>, update: &Update) -> Result<Netmap, ApplyError> {
+    pub fn apply(held: Option<&Netmap>, update: &NetmapUpdateData) -> Result<Netmap, ApplyError> {
         let offered = update.target.generation;
         if let Some(held) = held
             && (offered < held.generation() || (offered == held.generation() && update.target != held.stamp))
@@ -219,7 +223,7 @@ impl Netmap {
 
 /// The entries of `base` without what is unset, with what is set. An update that was decoded is sorted; one that says something
 /// twice ends in the wrong digest.
-fn changed(base: Option<&Netmap>, update: &Update) -> Box<[Entry]> {
+fn changed(base: Option<&Netmap>, update: &NetmapUpdateData) -> Box<[Entry]> {
     let set: Vec<Entry> = update
         .set
         .iter()

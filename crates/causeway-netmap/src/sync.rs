@@ -7,8 +7,8 @@
 mod receiver;
 mod sender;
 
-pub use receiver::{Receiver, Refusal, Reply, Step};
-pub use sender::{Sender, Standing, Target};
+pub use receiver::{NetmapReceiver, NetmapRefusal, NetmapReply, ReceiverStep};
+pub use sender::{NetmapSendState, NetmapSyncState, TargetNetmap};
 
 #[cfg(test)]
 mod tests;

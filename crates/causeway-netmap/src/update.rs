@@ -11,8 +11,8 @@ use flate2::bufread::{DeflateDecoder, DeflateEncoder};
 use prost::Message;
 use prost::encoding::{DecodeContext, decode_key, skip_field};
 
-use crate::generation::{Digest, Generation, Stamp};
-use crate::netmap::{ENTRIES_MAX, KEY_BYTES_MAX, Key, NETMAP_BYTES_MAX};
+use crate::generation::{Digest, Generation, NetmapStamp};
+use crate::netmap::{ENTRIES_MAX, EntryKey, KEY_BYTES_MAX, NETMAP_BYTES_MAX};
 
 /// An encoded update must fit a message of the control stream (16 MiB) with its envelope.
 pub const ENCODED_BYTES_MAX: usize = 15 << 20;
@@ -26,12 +26,12 @@ const DEFLATE_BYTES_MIN: usize = 200;
 
 /// What turns one netmap into the next. Lists are sorted by key.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Update {
+pub struct NetmapUpdateData {
     /// None: the whole netmap.
-    pub base: Option<Stamp>,
-    pub target: Stamp,
-    pub set: Vec<(Key, Bytes)>,
-    pub unset: Vec<Key>,
+    pub base: Option<NetmapStamp>,
+    pub target: NetmapStamp,
+    pub set: Vec<(EntryKey, Bytes)>,
+    pub unset: Vec<EntryKey>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -74,7 +74,7 @@ struct EntryMessage {
     value: Bytes,
 }
 
-impl Update {
+impl NetmapUpdateData {
     pub fn is_whole(&self) -> bool {
         self.base.is_none()
     }
@@ -95,7 +95,7 @@ impl Update {
         encoded.into()
     }
 
-    pub fn decode(encoded: &[u8]) -> Result<Update, DecodeError> {
+    pub fn decode(encoded: &[u8]) -> Result<NetmapUpdateData, DecodeError> {
         if encoded.len() > ENCODED_BYTES_MAX {
             return Err(DecodeError::TooLarge);
         }
@@ -108,12 +108,14 @@ impl Update {
         count_entries(&plain)?;
         let message =
             UpdateMessage::decode(plain).map_err(|_| DecodeError::Malformed("it is no protobuf message"))?;
-        Update::of(message)
+        NetmapUpdateData::of(message)
     }
 
     fn message(&self) -> UpdateMessage {
-        let entry =
-            |(key, value): &(Key, Bytes)| EntryMessage { key: key.as_str().into(), value: value.clone() };
+        let entry = |(key, value): &(EntryKey, Bytes)| EntryMessage {
+            key: key.as_str().into(),
+            value: value.clone(),
+        };
         UpdateMessage {
             base: self.base.map(StampMessage::of),
             target: Some(StampMessage::of(self.target)),
@@ -122,36 +124,36 @@ impl Update {
         }
     }
 
-    fn of(message: UpdateMessage) -> Result<Update, DecodeError> {
+    fn of(message: UpdateMessage) -> Result<NetmapUpdateData, DecodeError> {
         let base = message.base.map(|base| base.stamp()).transpose()?;
         let target = message.target.ok_or(DecodeError::Malformed("it has no target"))?.stamp()?;
         let entry = |entry: EntryMessage| Ok((key(entry.key)?, entry.value));
-        let set: Vec<(Key, Bytes)> = message.set.into_iter().map(entry).collect::<Result<_, _>>()?;
-        let unset: Vec<Key> = message.unset.into_iter().map(key).collect::<Result<_, _>>()?;
+        let set: Vec<(EntryKey, Bytes)> = message.set.into_iter().map(entry).collect::<Result<_, _>>()?;
+        let unset: Vec<EntryKey> = message.unset.into_iter().map(key).collect::<Result<_, _>>()?;
         let sorted = set.is_sorted_by(|(a, _), (b, _)| a < b) && unset.is_sorted_by(|a, b| a < b);
         match sorted {
-            true => Ok(Update { base, target, set, unset }),
+            true => Ok(NetmapUpdateData { base, target, set, unset }),
             false => Err(DecodeError::Malformed("its keys are not sorted")),
         }
     }
 }
 
 impl StampMessage {
-    fn of(stamp: Stamp) -> StampMessage {
+    fn of(stamp: NetmapStamp) -> StampMessage {
         let Generation { epoch, revision } = stamp.generation;
         StampMessage { epoch, revision, digest: stamp.digest.0.to_vec() }
     }
 
-    fn stamp(&self) -> Result<Stamp, DecodeError> {
+    fn stamp(&self) -> Result<NetmapStamp, DecodeError> {
         let digest =
             Digest::from_slice(&self.digest).ok_or(DecodeError::Malformed("a digest has not 32 bytes"))?;
-        Ok(Stamp { generation: Generation { epoch: self.epoch, revision: self.revision }, digest })
+        Ok(NetmapStamp { generation: Generation { epoch: self.epoch, revision: self.revision }, digest })
     }
 }
 
-fn key(text: String) -> Result<Key, DecodeError> {
+fn key(text: String) -> Result<EntryKey, DecodeError> {
     match text.len() {
-        1..=KEY_BYTES_MAX => Ok(Key::new(text)),
+        1..=KEY_BYTES_MAX => Ok(EntryKey::new(text)),
         _ => Err(DecodeError::Malformed("a key is empty or too long")),
     }
 }
@@ -189,14 +191,16 @@ mod tests {
 
     use super::*;
 
-    fn update(entries: usize) -> Update {
-        let target = Stamp { generation: Generation { epoch: 1, revision: 7 }, digest: Digest([3; 32]) };
-        let entry = |number| (Key::new(format!("presence/service-{number:05}")), Bytes::from(vec![7; 40]));
-        Update {
+    fn update(entries: usize) -> NetmapUpdateData {
+        let target =
+            NetmapStamp { generation: Generation { epoch: 1, revision: 7 }, digest: Digest([3; 32]) };
+        let entry =
+            |number| (EntryKey::new(format!("presence/service-{number:05}")), Bytes::from(vec![7; 40]));
+        NetmapUpdateData {
             base: Some(target),
             target,
             set: (0..entries).map(entry).collect(),
-            unset: vec![Key::new("x")],
+            unset: vec![EntryKey::new("x")],
         }
     }
 
@@ -205,7 +209,7 @@ mod tests {
         for entries in [0, 1, 2_000] {
             let update = update(entries);
             let encoded = update.encode();
-            assert_eq!(Update::decode(&encoded), Ok(update));
+            assert_eq!(NetmapUpdateData::decode(&encoded), Ok(update));
             assert_eq!(encoded[0], if entries > 1 { DEFLATED } else { PLAIN }, "{entries}");
         }
         assert!(update(2_000).encode().len() < 20_000);
@@ -218,25 +222,28 @@ mod tests {
         let mut bomb = vec![DEFLATED];
         DeflateEncoder::new(&zeros[..], Compression::fast()).read_to_end(&mut bomb).unwrap();
         assert!(bomb.len() < ENCODED_BYTES_MAX / 10);
-        assert_eq!(Update::decode(&bomb), Err(DecodeError::TooLarge));
+        assert_eq!(NetmapUpdateData::decode(&bomb), Err(DecodeError::TooLarge));
         let mut crowd = vec![PLAIN];
         crowd.extend([0x1a, 0].repeat(2 * ENTRIES_MAX + 3));
-        assert_eq!(Update::decode(&crowd), Err(DecodeError::TooLarge));
-        assert_eq!(Update::decode(&vec![PLAIN; ENCODED_BYTES_MAX + 1]), Err(DecodeError::TooLarge));
+        assert_eq!(NetmapUpdateData::decode(&crowd), Err(DecodeError::TooLarge));
+        assert_eq!(NetmapUpdateData::decode(&vec![PLAIN; ENCODED_BYTES_MAX + 1]), Err(DecodeError::TooLarge));
     }
 
     #[test]
     fn an_update_of_a_later_version_is_named() {
-        assert_eq!(Update::decode(&[9, 1, 2]), Err(DecodeError::Format(9)));
-        assert!(matches!(Update::decode(&[]), Err(DecodeError::Malformed(_))));
+        assert_eq!(NetmapUpdateData::decode(&[9, 1, 2]), Err(DecodeError::Format(9)));
+        assert!(matches!(NetmapUpdateData::decode(&[]), Err(DecodeError::Malformed(_))));
     }
 
     #[test]
     fn keys_come_sorted_and_once() {
         for keys in [["b", "a"], ["a", "a"], ["", "a"]] {
             let mut update = update(0);
-            update.set = keys.map(|key| (Key::new(key), Bytes::new())).to_vec();
-            assert!(matches!(Update::decode(&update.encode()), Err(DecodeError::Malformed(_))), "{keys:?}");
+            update.set = keys.map(|key| (EntryKey::new(key), Bytes::new())).to_vec();
+            assert!(
+                matches!(NetmapUpdateData::decode(&update.encode()), Err(DecodeError::Malformed(_))),
+                "{keys:?}"
+            );
         }
     }
 
@@ -244,8 +251,8 @@ mod tests {
         #[test]
         fn foreign_bytes_do_no_harm(mut bytes in proptest::collection::vec(any::<u8>(), 0..200), format in 0u8..4) {
             if let Some(first) = bytes.first_mut() { *first = format; }
-            if let Ok(update) = Update::decode(&bytes) {
-                prop_assert_eq!(Update::decode(&update.encode()), Ok(update));
+            if let Ok(update) = NetmapUpdateData::decode(&bytes) {
+                prop_assert_eq!(NetmapUpdateData::decode(&update.encode()), Ok(update));
             }
         }
     }

@@ -6,44 +6,47 @@
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
-use crate::facts::{Fact, FactError, Gateway, Node, Policy, Presence, Service, Site, Subject};
+use crate::entries::{
+    GatewayEntry, NetmapEntry, NetmapEntryError, NodeEntry, PolicyEntry, PresenceEntry, ServiceEntry,
+    SiteEntry, SubjectEntry,
+};
 use crate::generation::Generation;
 use crate::names::{DnsName, PolicyName, PresenceIp, ServerName, ServiceName, SiteName};
 use crate::netmap::Netmap;
 
 /// Everything a gateway knows, at one generation.
 #[derive(Clone, Default, Debug)]
-pub struct View {
+pub struct NetmapView {
     pub generation: Generation,
     /// None: the cloud has not said who we are; nothing is forwarded.
-    pub gateway: Option<Gateway>,
-    pub sites: BTreeMap<SiteName, Site>,
-    pub presences: BTreeMap<ServiceName, Presence>,
-    pub services: BTreeMap<ServiceName, Service>,
-    pub policies: BTreeMap<PolicyName, Policy>,
-    pub subjects: BTreeMap<ServerName, Subject>,
-    pub nodes: BTreeMap<ServerName, Node>,
-    names: HashMap<DnsName, Named>,
+    pub gateway: Option<GatewayEntry>,
+    pub sites: BTreeMap<SiteName, SiteEntry>,
+    pub presences: BTreeMap<ServiceName, PresenceEntry>,
+    pub services: BTreeMap<ServiceName, ServiceEntry>,
+    pub policies: BTreeMap<PolicyName, PolicyEntry>,
+    pub subjects: BTreeMap<ServerName, SubjectEntry>,
+    pub nodes: BTreeMap<ServerName, NodeEntry>,
+    names: HashMap<DnsName, DnsNameTarget>,
     presence_addresses: HashMap<PresenceIp, ServiceName>,
     subject_addresses: HashMap<IpAddr, ServerName>,
     /// Entries of kinds that this version does not know.
     pub unknown: usize,
     /// Entries that should be known and cannot be used.
-    pub damaged: Vec<FactError>,
+    pub damaged: Vec<NetmapEntryError>,
 }
 
 /// What a DNS name stands for.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Named {
+pub enum DnsNameTarget {
     Presence(ServiceName),
     Node(ServerName),
 }
 
-impl View {
-    pub fn decode(netmap: &Netmap) -> View {
-        let mut view = View { generation: netmap.generation(), ..View::default() };
+impl NetmapView {
+    pub fn decode(netmap: &Netmap) -> NetmapView {
+        let mut view = NetmapView { generation: netmap.generation(), ..NetmapView::default() };
         for (key, value) in netmap.entries() {
-            match Fact::decode(key, value) {
+            match NetmapEntry::decode(key, value) {
                 Ok(Some(fact)) => view.take(fact),
                 Ok(None) => view.unknown += 1,
                 Err(error) => view.damaged.push(error),
@@ -53,16 +56,16 @@ impl View {
     }
 
     /// What a name stands for. Written as it may be: capitals and a dot at the end make no difference.
-    pub fn named(&self, name: &str) -> Option<&Named> {
+    pub fn named(&self, name: &str) -> Option<&DnsNameTarget> {
         self.names.get(&DnsName::new(name))
     }
 
-    pub fn presence_at(&self, address: PresenceIp) -> Option<&Presence> {
+    pub fn presence_at(&self, address: PresenceIp) -> Option<&PresenceEntry> {
         self.presences.get(self.presence_addresses.get(&address)?)
     }
 
     /// The host of our own site that has an address.
-    pub fn subject_at(&self, ip: IpAddr) -> Option<&Subject> {
+    pub fn subject_at(&self, ip: IpAddr) -> Option<&SubjectEntry> {
         self.subjects.get(self.subject_addresses.get(&ip)?)
     }
 
@@ -72,24 +75,24 @@ impl View {
         policies: impl IntoIterator<Item = &'a PolicyName>,
         site: &SiteName,
         server: Option<&ServerName>,
-    ) -> Option<&'a Policy> {
+    ) -> Option<&'a PolicyEntry> {
         let mut existing = policies.into_iter().filter_map(|name| self.policies.get(name));
         existing.find(|policy| policy.allows(site, server))
     }
 
     // Of two that claim the same name or address the first by key has it, so that all gateways agree.
-    fn take(&mut self, fact: Fact) {
+    fn take(&mut self, fact: NetmapEntry) {
         match fact {
-            Fact::Gateway(gateway) => self.gateway = Some(gateway),
-            Fact::Site(site) => {
+            NetmapEntry::Gateway(gateway) => self.gateway = Some(gateway),
+            NetmapEntry::Site(site) => {
                 self.sites.insert(site.name.clone(), site);
             }
-            Fact::Presence(presence) => {
+            NetmapEntry::Presence(presence) => {
                 for name in &presence.names {
-                    let named = Named::Presence(presence.service.clone());
+                    let named = DnsNameTarget::Presence(presence.service.clone());
                     // A presence goes before a node of the same name: it was exposed under it on purpose.
                     match self.names.get(name) {
-                        Some(Named::Presence(_)) => {}
+                        Some(DnsNameTarget::Presence(_)) => {}
                         _ => drop(self.names.insert(name.clone(), named)),
                     }
                 }
@@ -98,21 +101,23 @@ impl View {
                 }
                 self.presences.insert(presence.service.clone(), presence);
             }
-            Fact::Service(service) => {
+            NetmapEntry::Service(service) => {
                 self.services.insert(service.name.clone(), service);
             }
-            Fact::Policy(policy) => {
+            NetmapEntry::Policy(policy) => {
                 self.policies.insert(policy.name.clone(), policy);
             }
-            Fact::Subject(subject) => {
+            NetmapEntry::Subject(subject) => {
                 if let Some(ip) = subject.ip {
                     self.subject_addresses.entry(ip).or_insert_with(|| subject.server.clone());
                 }
                 self.subjects.insert(subject.server.clone(), subject);
             }
-            Fact::Node(node) => {
+            NetmapEntry::Node(node) => {
                 for name in &node.names {
-                    self.names.entry(name.clone()).or_insert_with(|| Named::Node(node.server.clone()));
+                    self.names
+                        .entry(name.clone())
+                        .or_insert_with(|| DnsNameTarget::Node(node.server.clone()));
                 }
                 self.nodes.insert(node.server.clone(), node);
             }
@@ -125,15 +130,15 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::facts::Protocol;
-    use crate::netmap::Key;
+    use crate::entries::ServiceProtocol;
+    use crate::netmap::EntryKey;
 
-    fn presence(service: &str, ip: &str, name: &str) -> Fact {
-        Fact::Presence(Presence {
+    fn presence(service: &str, ip: &str, name: &str) -> NetmapEntry {
+        NetmapEntry::Presence(PresenceEntry {
             service: service.into(),
             addresses: vec![PresenceIp(ip.parse().unwrap())],
             port: 80,
-            protocol: Protocol::Tcp,
+            protocol: ServiceProtocol::Tcp,
             brokers: 0,
             names: vec![DnsName::new(name)],
             home: "berlin".into(),
@@ -141,15 +146,15 @@ mod tests {
         })
     }
 
-    fn view(facts: &[Fact], more: &[(&str, &'static [u8])]) -> View {
-        let more = more.iter().map(|(key, value)| (Key::new(*key), Bytes::from_static(value)));
-        let entries = facts.iter().map(Fact::encode).chain(more).collect();
-        View::decode(&Netmap::build(Generation { epoch: 1, revision: 5 }, entries, None).unwrap())
+    fn view(facts: &[NetmapEntry], more: &[(&str, &'static [u8])]) -> NetmapView {
+        let more = more.iter().map(|(key, value)| (EntryKey::new(*key), Bytes::from_static(value)));
+        let entries = facts.iter().map(NetmapEntry::encode).chain(more).collect();
+        NetmapView::decode(&Netmap::build(Generation { epoch: 1, revision: 5 }, entries, None).unwrap())
     }
 
     #[test]
     fn facts_are_found_by_what_a_connection_knows() {
-        let node = Fact::Node(Node {
+        let node = NetmapEntry::Node(NodeEntry {
             server: "n".into(),
             site: "oslo".into(),
             ip: None,
@@ -157,11 +162,14 @@ mod tests {
             names: vec![DnsName::new("n"), DnsName::new("cam")],
             policies: vec![],
         });
-        let subject =
-            Fact::Subject(Subject { server: "S".into(), site: "oslo".into(), ip: "10.0.0.1".parse().ok() });
+        let subject = NetmapEntry::Subject(SubjectEntry {
+            server: "S".into(),
+            site: "oslo".into(),
+            ip: "10.0.0.1".parse().ok(),
+        });
         let view = view(&[presence("cam", "198.18.0.1", "cam"), node, subject], &[]);
-        assert_eq!(view.named("CAM."), Some(&Named::Presence("cam".into())));
-        assert_eq!(view.named("n"), Some(&Named::Node("n".into())));
+        assert_eq!(view.named("CAM."), Some(&DnsNameTarget::Presence("cam".into())));
+        assert_eq!(view.named("n"), Some(&DnsNameTarget::Node("n".into())));
         assert_eq!(view.named("other"), None);
         let at =
             |ip: &str| view.presence_at(PresenceIp(ip.parse().unwrap())).map(|found| found.service.as_str());
@@ -171,7 +179,7 @@ mod tests {
 
     #[test]
     fn nobody_is_allowed_who_is_not_named() {
-        let policy = Fact::Policy(Policy {
+        let policy = NetmapEntry::Policy(PolicyEntry {
             name: "p".into(),
             servers: vec!["S".into()],
             sites: vec!["oslo".into()],
@@ -202,7 +210,7 @@ mod tests {
         let facts = [presence("a", "198.18.0.1", "x"), presence("b", "198.18.0.1", "x")];
         for facts in [facts.clone(), [facts[1].clone(), facts[0].clone()]] {
             let view = view(&facts, &[]);
-            assert_eq!(view.named("x"), Some(&Named::Presence("a".into())));
+            assert_eq!(view.named("x"), Some(&DnsNameTarget::Presence("a".into())));
             assert_eq!(
                 view.presence_at(PresenceIp("198.18.0.1".parse().unwrap())).unwrap().service.as_str(),
                 "a"

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
-use causeway_store::{Op, Page, Signal, Store, StoreSpec};
+use causeway_store::{ListRange, Op, Store, StoreSpec, WatchSignal};
 
 const RECORDS: usize = 10_000;
 const SPAN: Duration = Duration::from_secs(3);
@@ -70,23 +70,29 @@ async fn fill(store: &Store) -> Result<()> {
 }
 
 async fn lists(store: &Store) -> Result<()> {
-    let at = store.list("things/", Page { limit: Some(1), ..Page::default() }).await?.revision;
-    println!("list of {RECORDS}, now: {:?} (best of 20, median)", list_time(store, Page::default()).await?);
+    let at = store.list("things/", ListRange { limit: Some(1), ..ListRange::default() }).await?.revision;
+    println!(
+        "list of {RECORDS}, now: {:?} (best of 20, median)",
+        list_time(store, ListRange::default()).await?
+    );
     for n in (0..RECORDS).step_by(20) {
         store.put(&format!("things/{n:05}"), value(n)).await?;
     }
-    let then = Page { at: Some(at), ..Page::default() };
+    let then = ListRange { at: Some(at), ..ListRange::default() };
     println!("list of {RECORDS}, 500 writes ago: {:?}", list_time(store, then).await?);
     let started = Instant::now();
-    let mut page = Page { limit: Some(500), ..Page::default() };
+    let mut page = ListRange { limit: Some(500), ..ListRange::default() };
     let mut pages = 0;
     loop {
         let listing = store.list("things/", page).await?;
         pages += 1;
         match listing.records.last() {
             Some(last) if listing.remaining > 0 => {
-                page =
-                    Page { at: Some(listing.revision), after: Some(last.key.to_string()), limit: Some(500) };
+                page = ListRange {
+                    at: Some(listing.revision),
+                    after: Some(last.key.to_string()),
+                    limit: Some(500),
+                };
             }
             _ => break,
         }
@@ -96,7 +102,7 @@ async fn lists(store: &Store) -> Result<()> {
 }
 
 /// The best and the middle of twenty.
-async fn list_time(store: &Store, page: Page) -> Result<(Duration, Duration)> {
+async fn list_time(store: &Store, page: ListRange) -> Result<(Duration, Duration)> {
     let mut times = Vec::new();
     for _ in 0..20 {
         let started = Instant::now();
@@ -136,7 +142,7 @@ async fn delivery(store: &Store) -> Result<Duration> {
     for n in 0..200 {
         let started = Instant::now();
         store.put("delivery/x", value(n)).await?;
-        while !matches!(watch.next().await?, Signal::Event(_)) {}
+        while !matches!(watch.next().await?, WatchSignal::Event(_)) {}
         times.push(started.elapsed());
     }
     times.sort();

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::model::{check_key, check_limits};
-use crate::{Op, Record, Revision, StoreError};
+use crate::{Op, Revision, StoreError, StoreRecord};
 
 const FORMAT: &str = "causeway-backup";
 const VERSION: u64 = 1;
@@ -26,7 +26,7 @@ const COUNTER_MAX: u64 = 1 << 62;
 
 /// What an import did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Imported {
+pub struct ImportResult {
     pub records: u64,
     pub revision: Revision,
     pub epoch: u64,
@@ -36,7 +36,7 @@ pub struct Imported {
 
 /// The first line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Header {
+pub(crate) struct BackupHeader {
     format: String,
     version: u64,
     pub epoch: u64,
@@ -48,14 +48,14 @@ pub(crate) struct Header {
 
 /// One record on its way into a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Row {
+pub(crate) struct BackupRow {
     pub key: String,
     pub value: Bytes,
 }
 
 /// What travels from the reader of a backup to the engine. Without `End` nothing is kept.
-pub(crate) enum Chunk {
-    Rows(Vec<Row>),
+pub(crate) enum BackupChunk {
+    Rows(Vec<BackupRow>),
     End,
 }
 
@@ -78,21 +78,27 @@ struct Trailer {
 }
 
 /// Writes the lines.
-pub(crate) struct Encoder {
+pub(crate) struct BackupEncoder {
     digest: Context,
     count: u64,
 }
 
-impl Encoder {
-    pub fn new() -> Encoder {
-        Encoder { digest: Context::new(&SHA256), count: 0 }
+impl BackupEncoder {
+    pub fn new() -> BackupEncoder {
+        BackupEncoder { digest: Context::new(&SHA256), count: 0 }
     }
 
     pub fn header(&mut self, epoch: u64, revision: Revision, time: Option<i64>) -> Bytes {
-        self.line(&Header { format: FORMAT.into(), version: VERSION, epoch, revision: revision.0, time })
+        self.line(&BackupHeader {
+            format: FORMAT.into(),
+            version: VERSION,
+            epoch,
+            revision: revision.0,
+            time,
+        })
     }
 
-    pub fn records(&mut self, records: &[Record]) -> Bytes {
+    pub fn records(&mut self, records: &[StoreRecord]) -> Bytes {
         self.count += records.len() as u64;
         let mut lines = BytesMut::new();
         for record in records {
@@ -125,20 +131,20 @@ impl Encoder {
 }
 
 /// Reads the lines, each without its line end.
-pub(crate) struct Decoder {
+pub(crate) struct BackupDecoder {
     digest: Context,
     count: u64,
     ended: bool,
 }
 
-pub(crate) enum Line {
-    Row(Row),
+pub(crate) enum BackupLine {
+    Row(BackupRow),
     End,
 }
 
-impl Decoder {
-    pub fn begin(line: &[u8]) -> Result<(Decoder, Header), StoreError> {
-        let header: Header =
+impl BackupDecoder {
+    pub fn begin(line: &[u8]) -> Result<(BackupDecoder, BackupHeader), StoreError> {
+        let header: BackupHeader =
             serde_json::from_slice(line).map_err(|_| StoreError::corrupt("this is no Causeway backup"))?;
         if header.format != FORMAT {
             return Err(StoreError::corrupt("this is no Causeway backup"));
@@ -149,19 +155,19 @@ impl Decoder {
         if header.epoch.max(header.revision) > COUNTER_MAX {
             return Err(StoreError::corrupt("the backup's header counts further than any store"));
         }
-        let mut decoder = Decoder { digest: Context::new(&SHA256), count: 0, ended: false };
+        let mut decoder = BackupDecoder { digest: Context::new(&SHA256), count: 0, ended: false };
         decoder.digest_line(line);
         Ok((decoder, header))
     }
 
-    pub fn line(&mut self, line: &[u8]) -> Result<Line, StoreError> {
+    pub fn line(&mut self, line: &[u8]) -> Result<BackupLine, StoreError> {
         if self.ended {
             return Err(StoreError::corrupt("the backup goes on behind its end"));
         }
         if let Ok(row) = serde_json::from_slice::<RowLine<'_>>(line) {
             self.digest_line(line);
             self.count += 1;
-            return Ok(Line::Row(self.row(row)?));
+            return Ok(BackupLine::Row(self.row(row)?));
         }
         let trailer: Trailer = serde_json::from_slice(line).map_err(|_| {
             StoreError::corrupt(format!("line {} of the backup cannot be read", self.count + 2))
@@ -171,7 +177,7 @@ impl Decoder {
             return Err(StoreError::corrupt("the backup was changed: its digest does not match"));
         }
         self.ended = true;
-        Ok(Line::End)
+        Ok(BackupLine::End)
     }
 
     /// Call at the end of the file.
@@ -183,7 +189,7 @@ impl Decoder {
         }
     }
 
-    fn row(&self, row: RowLine<'_>) -> Result<Row, StoreError> {
+    fn row(&self, row: RowLine<'_>) -> Result<BackupRow, StoreError> {
         let bad = || StoreError::corrupt(format!("line {} of the backup holds no value", self.count + 1));
         let value = match (row.value, row.base64) {
             (Some(value), None) => Bytes::copy_from_slice(value.get().as_bytes()),
@@ -195,7 +201,7 @@ impl Decoder {
         let op = Op::Put { key, value };
         check_limits(std::slice::from_ref(&op))?;
         let Op::Put { key, value } = op else { return Err(bad()) };
-        Ok(Row { key, value })
+        Ok(BackupRow { key, value })
     }
 
     fn digest_line(&mut self, line: &[u8]) {
@@ -221,13 +227,13 @@ mod tests {
     use super::*;
 
     fn backup() -> Vec<u8> {
-        let mut encoder = Encoder::new();
+        let mut encoder = BackupEncoder::new();
         let mut text = encoder.header(3, Revision(42), Some(1_800_000_000)).to_vec();
         let values: [&'static [u8]; 5] = [b"{\"a\":1}", b"{ \"a\" :\n1}", b" 1 ", b"\xff\x00", b""];
-        let records: Vec<Record> = values
+        let records: Vec<StoreRecord> = values
             .iter()
             .enumerate()
-            .map(|(place, value)| Record {
+            .map(|(place, value)| StoreRecord {
                 key: format!("things/\"{place}\"").into(),
                 value: Bytes::from_static(value),
                 revision: Revision(7),
@@ -239,15 +245,15 @@ mod tests {
         text
     }
 
-    fn read(text: &[u8]) -> Result<(Header, Vec<Row>), StoreError> {
+    fn read(text: &[u8]) -> Result<(BackupHeader, Vec<BackupRow>), StoreError> {
         let mut lines =
             text.split_inclusive(|byte| *byte == b'\n').map(|line| line.strip_suffix(b"\n").unwrap_or(line));
-        let (mut decoder, header) = Decoder::begin(lines.next().unwrap_or_default())?;
+        let (mut decoder, header) = BackupDecoder::begin(lines.next().unwrap_or_default())?;
         let mut rows = Vec::new();
         for line in lines {
             match decoder.line(line)? {
-                Line::Row(row) => rows.push(row),
-                Line::End => {}
+                BackupLine::Row(row) => rows.push(row),
+                BackupLine::End => {}
             }
         }
         decoder.finish()?;
@@ -265,8 +271,8 @@ mod tests {
 
     #[test]
     fn a_value_that_is_the_word_null_comes_back() {
-        let mut encoder = Encoder::new();
-        let record = Record {
+        let mut encoder = BackupEncoder::new();
+        let record = StoreRecord {
             key: "things/null".into(),
             value: Bytes::from_static(b"null"),
             revision: Revision(7),
@@ -282,9 +288,9 @@ mod tests {
     #[test]
     fn a_header_with_numbers_that_no_store_reaches_is_refused() {
         for (epoch, revision) in [(u64::MAX, 1), (1, u64::MAX), (1, u64::MAX - REVISION_GAP + 1)] {
-            let header = Encoder::new().header(epoch, Revision(revision), None);
+            let header = BackupEncoder::new().header(epoch, Revision(revision), None);
             let line = header.strip_suffix(b"\n").unwrap();
-            assert!(Decoder::begin(line).is_err(), "{epoch} {revision}");
+            assert!(BackupDecoder::begin(line).is_err(), "{epoch} {revision}");
         }
     }
 

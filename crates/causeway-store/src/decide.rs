@@ -2,10 +2,10 @@
 //!
 //! Pure, and shared: SQLite asks before it writes, etcd asks to explain why its transaction was refused.
 
-use crate::{Op, Record, Revision, StoreError};
+use crate::{Op, Revision, StoreError, StoreRecord};
 
 /// May `op` happen when `current` stands under its key?
-pub(crate) fn decide(op: &Op, current: Option<&Record>) -> Result<(), StoreError> {
+pub(crate) fn decide(op: &Op, current: Option<&StoreRecord>) -> Result<(), StoreError> {
     let key = op.key();
     match (op, current) {
         (Op::Put { .. }, _) | (Op::Create { .. }, None) => Ok(()),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::Revision;
 
 /// A shared cause, for the log.
-pub type Cause = Arc<dyn std::error::Error + Send + Sync>;
+pub type SharedCause = Arc<dyn std::error::Error + Send + Sync>;
 
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum StoreError {
@@ -28,7 +28,7 @@ pub enum StoreError {
     Lagged,
     /// No room to write. Reads go on, and writes will as soon as there is room.
     #[error("the store's disk is full or cannot be written")]
-    Full { source: Cause },
+    Full { source: SharedCause },
     #[error("{key}: {bytes} bytes, at most {limit_bytes} are allowed")]
     TooLarge { key: String, bytes: usize, limit_bytes: usize },
     /// The caller's mistake: no operations, a key twice, an empty key.
@@ -36,10 +36,10 @@ pub enum StoreError {
     Invalid { reason: String },
     /// The engine did not answer. A write may or may not have happened.
     #[error("the store is not available: {reason}")]
-    Unavailable { reason: String, source: Option<Cause> },
+    Unavailable { reason: String, source: Option<SharedCause> },
     /// The data, or a backup, is damaged or is no store of ours.
     #[error("damaged: {reason}")]
-    Corrupt { reason: String, source: Option<Cause> },
+    Corrupt { reason: String, source: Option<SharedCause> },
     /// Written by a newer program; this one would harm it.
     #[error("the store has format {found}, this program knows up to {supported}: use a newer causeway")]
     TooNew { found: u64, supported: u64 },

@@ -20,11 +20,11 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use self::keys::Keys;
-use self::members::{Failure, Members, Sending};
-use crate::backup::{Chunk, Header, Imported};
-use crate::hub::{Hub, Keep};
-use crate::{Committed, EtcdTls, Listing, Op, Page, Record, Revision, StoreError, housekeeping};
+use self::keys::EtcdKeys;
+use self::members::{EtcdFailure, EtcdMembers, RetryPolicy};
+use crate::backup::{BackupChunk, BackupHeader, ImportResult};
+use crate::hub::{HubRetention, WatchHub};
+use crate::{Committed, EtcdTls, ListRange, Listing, Op, Revision, StoreError, StoreRecord, housekeeping};
 
 pub(crate) use self::watch::EtcdWatch;
 
@@ -35,21 +35,21 @@ const PAGE: usize = 1000;
 
 /// Catching up through etcd costs a watch of its own each time, so what just happened is kept here: enough for clients
 /// that come back after a moment.
-const KEEP: Keep = Keep { events_max: 2000, bytes_max: 8 << 20 };
+const KEEP: HubRetention = HubRetention { events_max: 2000, bytes_max: 8 << 20 };
 /// A new replica begins this many revisions ago, for clients that come from another one.
 const BEGIN_BEFORE: u64 = 1000;
 
 pub(crate) struct Etcd {
-    shared: Arc<Shared>,
+    shared: Arc<EtcdShared>,
     tasks: std::sync::Mutex<Vec<JoinHandle<()>>>,
     _stop: DropGuard,
 }
 
 /// What requests and background tasks have in common.
-pub(crate) struct Shared {
-    members: Members,
-    keys: Keys,
-    hub: Arc<Hub>,
+pub(crate) struct EtcdShared {
+    members: EtcdMembers,
+    keys: EtcdKeys,
+    hub: Arc<WatchHub>,
     epoch: AtomicU64,
     compacted: AtomicU64,
     import: ImportState,
@@ -64,14 +64,14 @@ impl Etcd {
         tls: Option<EtcdTls>,
         prefix: &str,
     ) -> Result<Etcd, StoreError> {
-        let members = Members::new(&endpoints, tls).await?;
-        let keys = Keys::new(prefix);
+        let members = EtcdMembers::new(&endpoints, tls).await?;
+        let keys = EtcdKeys::new(prefix);
         let start = begin(&members, &keys).await?;
         let stop = CancellationToken::new();
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(EtcdShared {
             members,
             keys,
-            hub: Hub::new(start.known, KEEP),
+            hub: WatchHub::new(start.known, KEEP),
             epoch: AtomicU64::new(start.epoch),
             compacted: AtomicU64::new(start.compacted.0),
             import: ImportState { begun: AtomicU64::new(start.importing.0), ended: AtomicU64::new(0) },
@@ -88,18 +88,18 @@ impl Etcd {
         Ok(Etcd { shared, tasks: std::sync::Mutex::new(tasks), _stop: stop.drop_guard() })
     }
 
-    pub async fn get(&self, key: &str) -> Result<Option<Record>, StoreError> {
+    pub async fn get(&self, key: &str) -> Result<Option<StoreRecord>, StoreError> {
         self.shared.check_open()?;
         let name = self.shared.keys.object(key);
-        let answer = self.shared.members.call(Sending::Again, |mut kv| {
+        let answer = self.shared.members.call(RetryPolicy::Again, |mut kv| {
             let name = name.clone();
             async move { kv.get(name, None).await }
         });
-        let mut answer = answer.await.map_err(Failure::into_error)?;
+        let mut answer = answer.await.map_err(EtcdFailure::into_error)?;
         answer.take_kvs().into_iter().next().map(|found| self.shared.keys.record(found)).transpose()
     }
 
-    pub async fn list(&self, prefix: &str, page: Page) -> Result<Listing, StoreError> {
+    pub async fn list(&self, prefix: &str, page: ListRange) -> Result<Listing, StoreError> {
         self.shared.check_open()?;
         if let Some(at) = page.at {
             self.shared.check_kept(at)?;
@@ -125,11 +125,11 @@ impl Etcd {
     pub async fn commit(&self, ops: Vec<Op>) -> Result<Committed, StoreError> {
         self.shared.check_open()?;
         let keys = &self.shared.keys;
-        let answer = self.shared.members.call(Sending::Once, |mut kv| {
+        let answer = self.shared.members.call(RetryPolicy::Once, |mut kv| {
             let transaction = transaction::build(keys, &ops);
             async move { kv.txn(transaction).await }
         });
-        transaction::explain(keys, &ops, answer.await.map_err(Failure::into_error)?)
+        transaction::explain(keys, &ops, answer.await.map_err(EtcdFailure::into_error)?)
     }
 
     pub async fn watch(&self, prefix: &str, after: Revision) -> Result<EtcdWatch, StoreError> {
@@ -150,11 +150,11 @@ impl Etcd {
         self.shared.check_open()?;
         let (start, end) = self.shared.keys.range("", None);
         let options = GetOptions::new().with_range(end).with_count_only();
-        let answer = self.shared.members.call(Sending::Again, |mut kv| {
+        let answer = self.shared.members.call(RetryPolicy::Again, |mut kv| {
             let (start, options) = (start.clone(), options.clone());
             async move { kv.get(start, Some(options)).await }
         });
-        members::revision(answer.await.map_err(Failure::into_error)?.header())
+        members::revision(answer.await.map_err(EtcdFailure::into_error)?.header())
     }
 
     pub async fn compact(&self, upto: Revision) -> Result<Revision, StoreError> {
@@ -162,7 +162,11 @@ impl Etcd {
         compaction::compact(&self.shared, upto).await
     }
 
-    pub async fn import(&self, header: Header, rows: mpsc::Receiver<Chunk>) -> Result<Imported, StoreError> {
+    pub async fn import(
+        &self,
+        header: BackupHeader,
+        rows: mpsc::Receiver<BackupChunk>,
+    ) -> Result<ImportResult, StoreError> {
         if self.shared.stop.is_cancelled() {
             return Err(StoreError::Closed);
         }
@@ -209,12 +213,12 @@ impl ImportState {
 
 /// A part of a range, all of one revision.
 struct Part {
-    records: Vec<Record>,
+    records: Vec<StoreRecord>,
     revision: Revision,
     count: u64,
 }
 
-impl Shared {
+impl EtcdShared {
     fn compacted(&self) -> Revision {
         Revision(self.compacted.load(Ordering::Acquire))
     }
@@ -242,7 +246,7 @@ impl Shared {
             // To etcd no limit means all.
             options = options.with_limit(1).with_count_only();
         }
-        let answer = self.members.call(Sending::Again, |mut kv| {
+        let answer = self.members.call(RetryPolicy::Again, |mut kv| {
             let (start, options) = (start.to_owned(), options.clone());
             async move { kv.get(start, Some(options)).await }
         });
@@ -255,13 +259,13 @@ impl Shared {
     }
 
     /// What a refused read of an old revision means.
-    fn history_error(&self, failure: Failure, requested: Revision) -> StoreError {
+    fn history_error(&self, failure: EtcdFailure, requested: Revision) -> StoreError {
         match &failure {
-            Failure::Compacted => {
+            EtcdFailure::Compacted => {
                 // Somebody else compacted; at least what was asked for is gone.
                 StoreError::Compacted { requested, oldest: self.compacted().max(Revision(requested.0 + 1)) }
             }
-            Failure::Future => StoreError::Future { requested, current: self.hub.delivered() },
+            EtcdFailure::Future => StoreError::Future { requested, current: self.hub.delivered() },
             _ => failure.into_error(),
         }
     }
@@ -279,9 +283,9 @@ struct Start {
 
 /// Writes our marks when the place is new, and reads them otherwise, in one transaction: replicas that start together
 /// find the same.
-async fn begin(members: &Members, keys: &Keys) -> Result<Start, StoreError> {
+async fn begin(members: &EtcdMembers, keys: &EtcdKeys) -> Result<Start, StoreError> {
     let names = [keys.meta("format"), keys.meta("epoch"), keys.meta("compaction"), keys.meta("importing")];
-    let answer = members.call(Sending::Again, |mut kv| {
+    let answer = members.call(RetryPolicy::Again, |mut kv| {
         let transaction = Txn::new()
             .when([Compare::version(names[0].clone(), CompareOp::Equal, 0)])
             .and_then([
@@ -291,7 +295,7 @@ async fn begin(members: &Members, keys: &Keys) -> Result<Start, StoreError> {
             .or_else(names.clone().map(|name| TxnOp::get(name, None)));
         async move { kv.txn(transaction).await }
     });
-    let answer = answer.await.map_err(Failure::into_error)?;
+    let answer = answer.await.map_err(EtcdFailure::into_error)?;
     let revision = members::revision(answer.header())?;
     let mut start =
         Start { revision, known: revision, epoch: 1, compacted: Revision(0), importing: Revision(0) };
@@ -306,7 +310,7 @@ async fn begin(members: &Members, keys: &Keys) -> Result<Start, StoreError> {
         return Err(StoreError::TooNew { found, supported: FORMAT });
     }
     start.epoch = keys::number(epoch.as_deref())?;
-    start.compacted = compaction::State::parse(compaction.as_deref()).compacted();
+    start.compacted = compaction::CompactionState::parse(compaction.as_deref()).compacted();
     start.known = Revision(revision.0.saturating_sub(BEGIN_BEFORE)).max(start.compacted);
     start.importing = if importing.is_some() { start.revision } else { Revision(0) };
     Ok(start)

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tokio_util::sync::CancellationToken;
 
-use crate::hub::{Hub, PROGRESS};
+use crate::hub::{PROGRESS, WatchHub};
 use crate::retention::TICK;
 
 /// Runs until it is stopped. `look` is called once a minute; what it decides is the engine's business.
-pub(crate) async fn run<Look>(hub: Arc<Hub>, stop: CancellationToken, mut look: impl FnMut() -> Look)
+pub(crate) async fn run<Look>(hub: Arc<WatchHub>, stop: CancellationToken, mut look: impl FnMut() -> Look)
 where
     Look: Future<Output = ()>,
 {

@@ -10,14 +10,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
-use crate::{Event, Revision, Signal, StoreError};
+use crate::{Revision, StoreError, StoreEvent, WatchSignal};
 
 /// Pointers, not copies; a watcher this far behind is better off with a new list.
 const QUEUE_MAX: usize = 4096;
 /// How often a quiet watcher is told how far it is.
 pub(crate) const PROGRESS: std::time::Duration = std::time::Duration::from_secs(5);
 
-pub(crate) struct Hub {
+pub(crate) struct WatchHub {
     state: Mutex<State>,
 }
 
@@ -30,7 +30,7 @@ struct State {
 
 struct Subscriber {
     prefix: Box<str>,
-    queue: mpsc::Sender<Signal>,
+    queue: mpsc::Sender<WatchSignal>,
     told: Revision,
     /// What happens behind this revision must arrive.
     needs: Revision,
@@ -38,20 +38,20 @@ struct Subscriber {
 
 /// How much of the past a hub keeps for watchers that come a little late.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Keep {
+pub(crate) struct HubRetention {
     pub events_max: usize,
     pub bytes_max: usize,
 }
 
-impl Keep {
+impl HubRetention {
     /// For engines that can read their history cheaply.
-    pub const NOTHING: Keep = Keep { events_max: 0, bytes_max: 0 };
+    pub const NOTHING: HubRetention = HubRetention { events_max: 0, bytes_max: 0 };
 }
 
 /// Every event behind `since`.
 struct Recent {
-    keep: Keep,
-    events: VecDeque<Arc<Event>>,
+    keep: HubRetention,
+    events: VecDeque<Arc<StoreEvent>>,
     bytes: usize,
     since: Revision,
 }
@@ -59,22 +59,22 @@ struct Recent {
 /// A place in the hub: everything behind `from` arrives here.
 pub(crate) struct Subscription {
     pub from: Revision,
-    hub: Arc<Hub>,
-    queue: mpsc::Receiver<Signal>,
+    hub: Arc<WatchHub>,
+    queue: mpsc::Receiver<WatchSignal>,
 }
 
-impl Hub {
+impl WatchHub {
     /// `keep.events_max` must be smaller than a subscriber's queue.
-    pub fn new(delivered: Revision, keep: Keep) -> Arc<Hub> {
+    pub fn new(delivered: Revision, keep: HubRetention) -> Arc<WatchHub> {
         assert!(keep.events_max < QUEUE_MAX, "what is kept must fit into a queue");
         let recent = Recent { keep, events: VecDeque::new(), bytes: 0, since: delivered };
-        Arc::new(Hub {
+        Arc::new(WatchHub {
             state: Mutex::new(State { delivered, subscribers: Vec::new(), recent, closed: false }),
         })
     }
 
     /// A place that begins at `after` when the hub still knows what happened since, and now otherwise.
-    pub fn subscribe(self: &Arc<Hub>, prefix: &str, after: Revision) -> Subscription {
+    pub fn subscribe(self: &Arc<WatchHub>, prefix: &str, after: Revision) -> Subscription {
         let (sender, queue) = mpsc::channel(QUEUE_MAX);
         let mut state = self.lock();
         let known = state.recent.since <= after && after < state.delivered;
@@ -97,7 +97,7 @@ impl Hub {
     }
 
     /// Delivers the events of whole revisions, in order, the last of them `upto`.
-    pub fn publish(&self, events: &[Arc<Event>], upto: Revision) {
+    pub fn publish(&self, events: &[Arc<StoreEvent>], upto: Revision) {
         let mut state = self.lock();
         state.subscribers.retain_mut(|subscriber| events.iter().all(|event| subscriber.offer(event)));
         events.iter().for_each(|event| state.recent.push(event));
@@ -110,7 +110,9 @@ impl Hub {
         let delivered = state.delivered;
         state.subscribers.retain_mut(|subscriber| {
             // A full queue is no reason to cut anyone off here: there is plenty to read already.
-            if subscriber.told < delivered && subscriber.queue.try_send(Signal::Progress(delivered)).is_ok() {
+            if subscriber.told < delivered
+                && subscriber.queue.try_send(WatchSignal::Progress(delivered)).is_ok()
+            {
                 subscriber.told = delivered;
             }
             !subscriber.queue.is_closed()
@@ -142,7 +144,7 @@ impl Hub {
 }
 
 impl Recent {
-    fn push(&mut self, event: &Arc<Event>) {
+    fn push(&mut self, event: &Arc<StoreEvent>) {
         self.bytes += weight(event);
         self.events.push_back(Arc::clone(event));
         while self.events.len() > self.keep.events_max || self.bytes > self.keep.bytes_max {
@@ -159,7 +161,7 @@ impl Recent {
     }
 }
 
-fn weight(event: &Event) -> usize {
+fn weight(event: &StoreEvent) -> usize {
     event.key.len()
         + event.value.as_ref().map_or(0, |v| v.len())
         + event.previous.as_ref().map_or(0, |v| v.len())
@@ -167,11 +169,11 @@ fn weight(event: &Event) -> usize {
 
 impl Subscriber {
     /// False when the subscriber went away or cannot keep up.
-    fn offer(&mut self, event: &Arc<Event>) -> bool {
+    fn offer(&mut self, event: &Arc<StoreEvent>) -> bool {
         if !event.key.starts_with(&*self.prefix) {
             return true;
         }
-        match self.queue.try_send(Signal::Event(Arc::clone(event))) {
+        match self.queue.try_send(WatchSignal::Event(Arc::clone(event))) {
             Ok(()) => true,
             Err(TrySendError::Full(_) | TrySendError::Closed(_)) => false,
         }
@@ -179,7 +181,7 @@ impl Subscriber {
 }
 
 impl Subscription {
-    pub async fn next(&mut self) -> Result<Signal, StoreError> {
+    pub async fn next(&mut self) -> Result<WatchSignal, StoreError> {
         match self.queue.recv().await {
             Some(signal) => Ok(signal),
             None if self.hub.lock().closed => Err(StoreError::Closed),
@@ -194,9 +196,9 @@ mod tests {
 
     use super::*;
 
-    fn event(revision: u64, key: &str) -> Arc<Event> {
+    fn event(revision: u64, key: &str) -> Arc<StoreEvent> {
         let value = Some(Bytes::from_static(b"{}"));
-        Arc::new(Event {
+        Arc::new(StoreEvent {
             revision: Revision(revision),
             key: key.into(),
             value,
@@ -205,26 +207,26 @@ mod tests {
         })
     }
 
-    const SOME: Keep = Keep { events_max: 3, bytes_max: 1000 };
+    const SOME: HubRetention = HubRetention { events_max: 3, bytes_max: 1000 };
 
     #[tokio::test]
     async fn a_subscriber_hears_its_prefix_and_how_far_it_is() {
-        let hub = Hub::new(Revision(1), Keep::NOTHING);
+        let hub = WatchHub::new(Revision(1), HubRetention::NOTHING);
         let mut sites = hub.subscribe("esites/", Revision(1));
         hub.publish(&[event(2, "esites/a")], Revision(2));
         hub.publish(&[event(3, "epolicies/a")], Revision(3));
         hub.tell_progress();
         hub.tell_progress();
         hub.publish(&[event(4, "esites/b")], Revision(4));
-        assert_eq!(sites.next().await.unwrap(), Signal::Event(event(2, "esites/a")));
-        assert_eq!(sites.next().await.unwrap(), Signal::Progress(Revision(3)));
-        assert_eq!(sites.next().await.unwrap(), Signal::Event(event(4, "esites/b")));
+        assert_eq!(sites.next().await.unwrap(), WatchSignal::Event(event(2, "esites/a")));
+        assert_eq!(sites.next().await.unwrap(), WatchSignal::Progress(Revision(3)));
+        assert_eq!(sites.next().await.unwrap(), WatchSignal::Event(event(4, "esites/b")));
         assert_eq!(hub.subscribe("", Revision(3)).from, Revision(4), "nothing is kept");
     }
 
     #[tokio::test]
     async fn a_late_subscriber_is_given_what_is_kept() {
-        let hub = Hub::new(Revision(1), SOME);
+        let hub = WatchHub::new(Revision(1), SOME);
         for revision in 2..=6 {
             hub.publish(&[event(revision, "a")], Revision(revision));
         }
@@ -232,11 +234,15 @@ mod tests {
             let mut late = hub.subscribe("a", Revision(after));
             assert_eq!(late.from, Revision(from), "after {after}");
             for revision in from + 1..=6 {
-                assert_eq!(late.next().await.unwrap(), Signal::Event(event(revision, "a")), "after {after}");
+                assert_eq!(
+                    late.next().await.unwrap(),
+                    WatchSignal::Event(event(revision, "a")),
+                    "after {after}"
+                );
             }
         }
         // Heavy events push out more than their number.
-        let heavy = Event { value: Some(Bytes::from(vec![0; 1001])), ..(*event(7, "a")).clone() };
+        let heavy = StoreEvent { value: Some(Bytes::from(vec![0; 1001])), ..(*event(7, "a")).clone() };
         hub.publish(&[Arc::new(heavy)], Revision(7));
         assert_eq!(hub.subscribe("", Revision(6)).from, Revision(7));
         hub.publish(&[event(8, "a")], Revision(8));
@@ -245,20 +251,20 @@ mod tests {
 
     #[tokio::test]
     async fn a_gap_cuts_off_only_those_who_need_what_is_in_it() {
-        let hub = Hub::new(Revision(1), SOME);
+        let hub = WatchHub::new(Revision(1), SOME);
         hub.publish(&[event(2, "a")], Revision(2));
         let (mut old, mut new) = (hub.subscribe("", Revision(1)), hub.subscribe("", Revision(20)));
         hub.cut(Revision(20));
         assert_eq!(hub.subscribe("", Revision(2)).from, Revision(20));
         hub.publish(&[event(21, "a")], Revision(21));
-        assert_eq!(old.next().await.unwrap(), Signal::Event(event(2, "a")));
+        assert_eq!(old.next().await.unwrap(), WatchSignal::Event(event(2, "a")));
         assert!(matches!(old.next().await, Err(StoreError::Lagged)));
-        assert_eq!(new.next().await.unwrap(), Signal::Event(event(21, "a")));
+        assert_eq!(new.next().await.unwrap(), WatchSignal::Event(event(21, "a")));
     }
 
     #[tokio::test]
     async fn a_slow_subscriber_is_cut_off_and_the_others_are_not() {
-        let hub = Hub::new(Revision(0), Keep::NOTHING);
+        let hub = WatchHub::new(Revision(0), HubRetention::NOTHING);
         let mut slow = hub.subscribe("", Revision(0));
         let mut other = hub.subscribe("b", Revision(0));
         for revision in 1..=QUEUE_MAX as u64 + 1 {
@@ -269,14 +275,14 @@ mod tests {
             slow.next().await.unwrap();
         }
         assert!(matches!(slow.next().await, Err(StoreError::Lagged)));
-        assert_eq!(other.next().await.unwrap(), Signal::Event(event(9_999, "b")));
+        assert_eq!(other.next().await.unwrap(), WatchSignal::Event(event(9_999, "b")));
         hub.close();
         assert!(matches!(other.next().await, Err(StoreError::Closed)));
     }
 
     #[test]
     fn subscribers_that_went_away_are_forgotten() {
-        let hub = Hub::new(Revision(0), Keep::NOTHING);
+        let hub = WatchHub::new(Revision(0), HubRetention::NOTHING);
         drop(hub.subscribe("quiet", Revision(0)));
         hub.tell_progress();
         assert_eq!(hub.lock().subscribers.len(), 0);

@@ -16,11 +16,11 @@ mod sqlite;
 mod store;
 mod watch;
 
-pub use backup::Imported;
-pub use error::{Cause, StoreError};
+pub use backup::ImportResult;
+pub use error::{SharedCause, StoreError};
 pub use model::{
-    COMMIT_BYTES_MAX, Committed, EtcdTls, Event, KEY_BYTES_MAX, Listing, OPS_MAX, Op, Page, Record, Revision,
-    Signal, StoreSpec, VALUE_BYTES_MAX,
+    COMMIT_BYTES_MAX, Committed, EtcdTls, KEY_BYTES_MAX, ListRange, Listing, OPS_MAX, Op, Revision,
+    StoreEvent, StoreRecord, StoreSpec, VALUE_BYTES_MAX, WatchSignal,
 };
-pub use store::{Export, Store};
-pub use watch::Watch;
+pub use store::{BackupExport, Store};
+pub use watch::StoreWatch;

@@ -37,7 +37,7 @@ impl fmt::Display for Revision {
 
 /// One key as it stands: its value, when it was last written and when it came into being.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Record {
+pub struct StoreRecord {
     pub key: Arc<str>,
     pub value: Bytes,
     pub revision: Revision,
@@ -79,12 +79,12 @@ impl Op {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Committed {
     pub revision: Revision,
-    pub previous: Vec<Option<Record>>,
+    pub previous: Vec<Option<StoreRecord>>,
 }
 
 /// One change of one key.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Event {
+pub struct StoreEvent {
     pub revision: Revision,
     pub key: Arc<str>,
     /// `None`: the key was deleted.
@@ -97,15 +97,15 @@ pub struct Event {
 
 /// What a watch says.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Signal {
-    Event(Arc<Event>),
+pub enum WatchSignal {
+    Event(Arc<StoreEvent>),
     /// Everything up to here has been delivered; a watch may be resumed from this revision.
     Progress(Revision),
 }
 
 /// Which part of a range to list, and as of when.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Page {
+pub struct ListRange {
     /// `None`: now.
     pub at: Option<Revision>,
     /// Only keys behind this one.
@@ -117,7 +117,7 @@ pub struct Page {
 /// Records in the order of their keys, as they all stood at `revision`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listing {
-    pub records: Vec<Record>,
+    pub records: Vec<StoreRecord>,
     pub revision: Revision,
     /// How many more there are behind the last record.
     pub remaining: u64,

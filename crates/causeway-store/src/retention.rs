@@ -15,15 +15,15 @@ pub(crate) const TICK: std::time::Duration = std::time::Duration::from_secs(60);
 
 /// At this time the store stood at this revision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Moment {
+pub(crate) struct RevisionTime {
     pub revision: u64,
     pub unix_seconds: u64,
 }
 
 /// The moments worth remembering, with `now` among them. Moments from the future (the clock was set back)
 /// are dropped: they would keep history longer than anybody wants. A revision keeps its first moment.
-pub(crate) fn note(moments: &[Moment], now: Moment) -> Vec<Moment> {
-    let mut kept: Vec<Moment> = moments
+pub(crate) fn note(moments: &[RevisionTime], now: RevisionTime) -> Vec<RevisionTime> {
+    let mut kept: Vec<RevisionTime> = moments
         .iter()
         .copied()
         .filter(|m| m.unix_seconds <= now.unix_seconds && m.revision <= now.revision)
@@ -38,7 +38,7 @@ pub(crate) fn note(moments: &[Moment], now: Moment) -> Vec<Moment> {
 }
 
 /// Up to which revision history may be compacted now.
-pub(crate) fn due(moments: &[Moment], now_unix_seconds: u64, current: Revision) -> Option<Revision> {
+pub(crate) fn due(moments: &[RevisionTime], now_unix_seconds: u64, current: Revision) -> Option<Revision> {
     let by_age = moments.iter().filter(|m| is_old(m, now_unix_seconds)).map(|m| m.revision).max()?;
     let by_count = current.0.checked_sub(NEWEST_REVISIONS)?;
     Some(Revision(by_age.min(by_count))).filter(|upto| upto.0 > 0)
@@ -48,7 +48,7 @@ pub(crate) fn unix_seconds() -> u64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs())
 }
 
-fn is_old(moment: &Moment, now_unix_seconds: u64) -> bool {
+fn is_old(moment: &RevisionTime, now_unix_seconds: u64) -> bool {
     moment.unix_seconds + YOUNG_SECONDS <= now_unix_seconds
 }
 
@@ -56,8 +56,8 @@ fn is_old(moment: &Moment, now_unix_seconds: u64) -> bool {
 mod tests {
     use super::*;
 
-    fn at(unix_seconds: u64, revision: u64) -> Moment {
-        Moment { revision, unix_seconds }
+    fn at(unix_seconds: u64, revision: u64) -> RevisionTime {
+        RevisionTime { revision, unix_seconds }
     }
 
     #[test]

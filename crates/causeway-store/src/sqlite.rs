@@ -21,10 +21,12 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use self::readers::Readers;
 use self::remaining::Remaining;
-use self::writer::{Request, Writer};
-use crate::backup::{Chunk, Header, Imported};
-use crate::hub::{Hub, Keep};
-use crate::{Cause, Committed, Listing, Op, Page, Record, Revision, StoreError, housekeeping};
+use self::writer::{WriteRequest, WriterThread};
+use crate::backup::{BackupChunk, BackupHeader, ImportResult};
+use crate::hub::{HubRetention, WatchHub};
+use crate::{
+    Committed, ListRange, Listing, Op, Revision, SharedCause, StoreError, StoreRecord, housekeeping,
+};
 
 pub(crate) use self::watch::SqliteWatch;
 
@@ -32,22 +34,22 @@ pub(crate) use self::watch::SqliteWatch;
 const REQUESTS_MAX: usize = 1024;
 
 pub(crate) struct Sqlite {
-    requests: mpsc::Sender<Request>,
+    requests: mpsc::Sender<WriteRequest>,
     readers: Arc<Readers>,
     pages: Arc<Remaining>,
-    shared: Arc<Shared>,
+    shared: Arc<SqliteShared>,
     _stop: DropGuard,
 }
 
 /// What the writer publishes after each transaction.
-pub(crate) struct Shared {
+pub(crate) struct SqliteShared {
     revision: AtomicU64,
     compacted: AtomicU64,
     epoch: AtomicU64,
-    hub: Arc<Hub>,
+    hub: Arc<WatchHub>,
 }
 
-impl Shared {
+impl SqliteShared {
     fn revision(&self) -> Revision {
         Revision(self.revision.load(Ordering::Acquire))
     }
@@ -56,7 +58,7 @@ impl Shared {
         Revision(self.compacted.load(Ordering::Acquire))
     }
 
-    fn set(&self, meta: schema::Meta) {
+    fn set(&self, meta: schema::StoreMeta) {
         self.revision.store(meta.revision.0, Ordering::Release);
         self.compacted.store(meta.compacted.0, Ordering::Release);
         self.epoch.store(meta.epoch, Ordering::Release);
@@ -70,7 +72,7 @@ impl Sqlite {
             // A writer that is gone needs no ticks.
             let look = move || {
                 let requests = requests.clone();
-                async move { drop(requests.send(Request::Tick).await) }
+                async move { drop(requests.send(WriteRequest::Tick).await) }
             };
             tokio::spawn(housekeeping::run(Arc::clone(&sqlite.shared.hub), stop, look));
             sqlite
@@ -79,40 +81,40 @@ impl Sqlite {
 
     fn open_blocking(path: &Path) -> Result<(Sqlite, CancellationToken), StoreError> {
         let (connection, lock, meta) = schema::open(path)?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(SqliteShared {
             revision: AtomicU64::default(),
             compacted: AtomicU64::default(),
             epoch: AtomicU64::default(),
-            hub: Hub::new(meta.revision, Keep::NOTHING),
+            hub: WatchHub::new(meta.revision, HubRetention::NOTHING),
         });
         shared.set(meta);
         let readers = Arc::new(Readers::open(path)?);
         let (requests, waiting) = mpsc::channel(REQUESTS_MAX);
-        Writer::start(connection, lock, meta, Arc::clone(&shared), waiting)?;
+        WriterThread::start(connection, lock, meta, Arc::clone(&shared), waiting)?;
         let stop = CancellationToken::new();
         let pages = Arc::default();
         let sqlite = Sqlite { requests, readers, pages, shared, _stop: stop.clone().drop_guard() };
         Ok((sqlite, stop))
     }
 
-    pub async fn get(&self, key: &str) -> Result<Option<Record>, StoreError> {
+    pub async fn get(&self, key: &str) -> Result<Option<StoreRecord>, StoreError> {
         let key = key.to_owned();
         self.readers.read(move |connection| query::record(connection, &key)).await
     }
 
-    pub async fn list(&self, prefix: &str, page: Page) -> Result<Listing, StoreError> {
+    pub async fn list(&self, prefix: &str, page: ListRange) -> Result<Listing, StoreError> {
         let (prefix, pages) = (prefix.to_owned(), Arc::clone(&self.pages));
         self.readers.read(move |connection| query::list(connection, &prefix, &page, &pages)).await
     }
 
     pub async fn commit(&self, ops: Vec<Op>) -> Result<Committed, StoreError> {
-        self.ask(|answer| Request::Commit { ops, answer }).await
+        self.ask(|answer| WriteRequest::Commit { ops, answer }).await
     }
 
     /// Compacts in small steps, so that commits get their turn in between.
     pub async fn compact(&self, upto: Revision) -> Result<Revision, StoreError> {
         loop {
-            let progress = self.ask(|answer| Request::Compact { upto, answer }).await?;
+            let progress = self.ask(|answer| WriteRequest::Compact { upto, answer }).await?;
             if progress.done {
                 return Ok(progress.compacted);
             }
@@ -131,8 +133,12 @@ impl Sqlite {
         Ok(SqliteWatch::new(prefix, after, &self.shared.hub, Arc::clone(&self.readers)))
     }
 
-    pub async fn import(&self, header: Header, rows: mpsc::Receiver<Chunk>) -> Result<Imported, StoreError> {
-        self.ask(|answer| Request::Import { header, rows, answer }).await
+    pub async fn import(
+        &self,
+        header: BackupHeader,
+        rows: mpsc::Receiver<BackupChunk>,
+    ) -> Result<ImportResult, StoreError> {
+        self.ask(|answer| WriteRequest::Import { header, rows, answer }).await
     }
 
     pub fn revision(&self) -> Revision {
@@ -147,12 +153,12 @@ impl Sqlite {
     pub async fn close(&self) -> Result<(), StoreError> {
         // Readers first: the last connection to close is the one that folds the log into the file.
         self.readers.close().await;
-        self.ask(|answer| Request::Close { answer }).await
+        self.ask(|answer| WriteRequest::Close { answer }).await
     }
 
     async fn ask<T>(
         &self,
-        request: impl FnOnce(oneshot::Sender<Result<T, StoreError>>) -> Request,
+        request: impl FnOnce(oneshot::Sender<Result<T, StoreError>>) -> WriteRequest,
     ) -> Result<T, StoreError> {
         let (answer, answered) = oneshot::channel();
         self.requests.send(request(answer)).await.map_err(|_| StoreError::Closed)?;
@@ -171,7 +177,7 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
 fn translate(error: rusqlite::Error) -> StoreError {
     use rusqlite::ErrorCode;
     let code = error.sqlite_error_code();
-    let source: Cause = Arc::new(error);
+    let source: SharedCause = Arc::new(error);
     match code {
         Some(ErrorCode::DiskFull) => StoreError::Full { source },
         Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {

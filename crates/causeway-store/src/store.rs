@@ -10,12 +10,14 @@ use bytes::Bytes;
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
 use tokio::sync::mpsc;
 
-use crate::backup::{Chunk, Decoder, Encoder, Header, Imported, LINE_BYTES_MAX, Line};
+use crate::backup::{
+    BackupChunk, BackupDecoder, BackupEncoder, BackupHeader, BackupLine, ImportResult, LINE_BYTES_MAX,
+};
 use crate::etcd::Etcd;
 use crate::model::{check_key, check_limits};
 use crate::sqlite::Sqlite;
-use crate::watch::Source;
-use crate::{Committed, Listing, Op, Page, Record, Revision, StoreError, StoreSpec, Watch};
+use crate::watch::WatchSource;
+use crate::{Committed, ListRange, Listing, Op, Revision, StoreError, StoreRecord, StoreSpec, StoreWatch};
 
 /// A handle; clones share the same store.
 #[derive(Clone)]
@@ -40,7 +42,7 @@ impl Store {
         Ok(Store { engine: Arc::new(engine) })
     }
 
-    pub async fn get(&self, key: &str) -> Result<Option<Record>, StoreError> {
+    pub async fn get(&self, key: &str) -> Result<Option<StoreRecord>, StoreError> {
         check_key(key)?;
         match &*self.engine {
             Engine::Sqlite(sqlite) => sqlite.get(key).await,
@@ -50,7 +52,7 @@ impl Store {
 
     /// The records whose keys begin with `prefix`, as they stood at one revision. For the next page ask again with
     /// `at` set to the listing's revision and `after` to its last key.
-    pub async fn list(&self, prefix: &str, page: Page) -> Result<Listing, StoreError> {
+    pub async fn list(&self, prefix: &str, page: ListRange) -> Result<Listing, StoreError> {
         match &*self.engine {
             Engine::Sqlite(sqlite) => sqlite.list(prefix, page).await,
             Engine::Etcd(etcd) => etcd.list(prefix, page).await,
@@ -88,12 +90,12 @@ impl Store {
     }
 
     /// Everything that happens to keys that begin with `prefix` behind the revision `after`.
-    pub async fn watch(&self, prefix: &str, after: Revision) -> Result<Watch, StoreError> {
+    pub async fn watch(&self, prefix: &str, after: Revision) -> Result<StoreWatch, StoreError> {
         let source = match &*self.engine {
-            Engine::Sqlite(sqlite) => Source::Sqlite(sqlite.watch(prefix, after)?),
-            Engine::Etcd(etcd) => Source::Etcd(Box::new(etcd.watch(prefix, after).await?)),
+            Engine::Sqlite(sqlite) => WatchSource::Sqlite(sqlite.watch(prefix, after)?),
+            Engine::Etcd(etcd) => WatchSource::Etcd(Box::new(etcd.watch(prefix, after).await?)),
         };
-        Ok(Watch { source })
+        Ok(StoreWatch { source })
     }
 
     pub async fn revision(&self) -> Result<Revision, StoreError> {
@@ -121,25 +123,29 @@ impl Store {
     }
 
     /// A consistent backup of everything, as lines of JSON.
-    pub fn export(&self) -> Export {
-        Export { store: self.clone(), encoder: Encoder::new(), stage: ExportStage::Header }
+    pub fn export(&self) -> BackupExport {
+        BackupExport { store: self.clone(), encoder: BackupEncoder::new(), stage: ExportStage::Header }
     }
 
     /// Restores a backup into a store that holds nothing. When it fails, nothing was restored.
-    pub async fn import(&self, backup: impl AsyncRead + Unpin) -> Result<Imported, StoreError> {
+    pub async fn import(&self, backup: impl AsyncRead + Unpin) -> Result<ImportResult, StoreError> {
         let mut lines = BufReader::with_capacity(1 << 16, backup);
         let mut line = Vec::new();
         read_line(&mut lines, &mut line).await?;
-        let (mut decoder, header) = Decoder::begin(&line)?;
+        let (mut decoder, header) = BackupDecoder::begin(&line)?;
         let time = header.time;
         // Room for a few chunks; the reader of the file waits for the engine.
         let (rows, chunks) = mpsc::channel(4);
         let feed = async move { feed(&mut lines, &mut decoder, rows).await };
         let (fed, imported) = tokio::join!(feed, self.import_rows(header, chunks));
-        fed.and(imported).map(|imported| Imported { time, ..imported })
+        fed.and(imported).map(|imported| ImportResult { time, ..imported })
     }
 
-    async fn import_rows(&self, header: Header, rows: mpsc::Receiver<Chunk>) -> Result<Imported, StoreError> {
+    async fn import_rows(
+        &self,
+        header: BackupHeader,
+        rows: mpsc::Receiver<BackupChunk>,
+    ) -> Result<ImportResult, StoreError> {
         match &*self.engine {
             Engine::Sqlite(sqlite) => sqlite.import(header, rows).await,
             Engine::Etcd(etcd) => etcd.import(header, rows).await,
@@ -163,9 +169,9 @@ const IMPORT_BYTES: usize = 1 << 20;
 
 /// A backup on its way out. It holds no lock: pages are read at one revision, so writers are not disturbed; one that
 /// is read so slowly that its revision is compacted ends with that error.
-pub struct Export {
+pub struct BackupExport {
     store: Store,
-    encoder: Encoder,
+    encoder: BackupEncoder,
     stage: ExportStage,
 }
 
@@ -176,12 +182,15 @@ enum ExportStage {
     Ended,
 }
 
-impl Export {
+impl BackupExport {
     /// The next piece; `None` behind the last. A backup is good only when it was read to its end.
     pub async fn next(&mut self) -> Result<Option<Bytes>, StoreError> {
         let (lines, stage) = match &self.stage {
             ExportStage::Header => {
-                let first = self.store.list("", Page { limit: Some(EXPORT_PAGE), ..Page::default() }).await?;
+                let first = self
+                    .store
+                    .list("", ListRange { limit: Some(EXPORT_PAGE), ..ListRange::default() })
+                    .await?;
                 let epoch = self.store.epoch().await;
                 let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).ok();
                 let time = now.and_then(|now| i64::try_from(now.as_secs()).ok());
@@ -190,7 +199,7 @@ impl Export {
                 (lines.into(), after(first))
             }
             ExportStage::Records { at, after: last } => {
-                let page = Page { at: Some(*at), after: Some(last.clone()), limit: Some(EXPORT_PAGE) };
+                let page = ListRange { at: Some(*at), after: Some(last.clone()), limit: Some(EXPORT_PAGE) };
                 let listing = self.store.list("", page).await?;
                 (self.encoder.records(&listing.records), after(listing))
             }
@@ -214,28 +223,28 @@ fn after(listing: Listing) -> ExportStage {
 /// Sends the rows of a backup on, and the end only when its trailer was right and nothing follows.
 async fn feed(
     lines: &mut (impl AsyncBufReadExt + Unpin),
-    decoder: &mut Decoder,
-    rows: mpsc::Sender<Chunk>,
+    decoder: &mut BackupDecoder,
+    rows: mpsc::Sender<BackupChunk>,
 ) -> Result<(), StoreError> {
     let mut line = Vec::new();
     let (mut chunk, mut chunk_bytes) = (Vec::new(), 0);
     while read_line(lines, &mut line).await? {
-        if let Line::Row(row) = decoder.line(&line)? {
+        if let BackupLine::Row(row) = decoder.line(&line)? {
             chunk_bytes += row.value.len();
             chunk.push(row);
         }
         if chunk.len() >= IMPORT_ROWS || chunk_bytes >= IMPORT_BYTES {
             chunk_bytes = 0;
             // The engine gave up; its own answer says why.
-            if rows.send(Chunk::Rows(std::mem::take(&mut chunk))).await.is_err() {
+            if rows.send(BackupChunk::Rows(std::mem::take(&mut chunk))).await.is_err() {
                 return Ok(());
             }
         }
     }
     decoder.finish()?;
     // As above.
-    let _ = rows.send(Chunk::Rows(chunk)).await;
-    let _ = rows.send(Chunk::End).await;
+    let _ = rows.send(BackupChunk::Rows(chunk)).await;
+    let _ = rows.send(BackupChunk::End).await;
     Ok(())
 }
 

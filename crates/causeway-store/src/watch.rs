@@ -2,26 +2,26 @@
 
 use crate::etcd::EtcdWatch;
 use crate::sqlite::SqliteWatch;
-use crate::{Signal, StoreError};
+use crate::{StoreError, WatchSignal};
 
 /// Dropping it ends the watch.
-pub struct Watch {
-    pub(crate) source: Source,
+pub struct StoreWatch {
+    pub(crate) source: WatchSource,
 }
 
-pub(crate) enum Source {
+pub(crate) enum WatchSource {
     Sqlite(SqliteWatch),
     Etcd(Box<EtcdWatch>),
 }
 
-impl Watch {
+impl StoreWatch {
     /// The next event, or how far the watch is when it was quiet. May be dropped while it waits (in a `select!`)
     /// without losing anything. All events of one revision follow each other; a client that stops between two of
     /// them and resumes from that revision misses the rest, so resume from a revision that was complete.
-    pub async fn next(&mut self) -> Result<Signal, StoreError> {
+    pub async fn next(&mut self) -> Result<WatchSignal, StoreError> {
         match &mut self.source {
-            Source::Sqlite(watch) => watch.next().await,
-            Source::Etcd(watch) => watch.next().await,
+            WatchSource::Sqlite(watch) => watch.next().await,
+            WatchSource::Etcd(watch) => watch.next().await,
         }
     }
 }

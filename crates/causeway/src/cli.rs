@@ -29,11 +29,11 @@ Exit codes: 0 done, 1 failed, 2 wrong usage.";
 #[command(name = "causeway", version = version::VERSION, after_help = EXAMPLES, styles = STYLES)]
 pub struct Cli {
     #[command(subcommand)]
-    pub command: Command,
+    pub command: CliCommand,
 }
 
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub enum CliCommand {
     // The roles.
     Demo(demo::Args),
     Cloud(Box<cloud::Args>),

@@ -32,21 +32,21 @@ const MERGE_PATCH: &str = "application/merge-patch+json";
 
 /// How a client command finds the API.
 #[derive(Clone, Debug, Default, clap::Args)]
-pub struct Connection {
+pub struct ApiConnectionArgs {
     /// Kubeconfig to use [default: $CAUSEWAY_KUBECONFIG, $KUBECONFIG, then admin.kubeconfig in the data dir]
-    #[arg(long, value_name = "FILE", global = true, value_hint = clap::ValueHint::FilePath, help_heading = "Connection")]
+    #[arg(long, value_name = "FILE", global = true, value_hint = clap::ValueHint::FilePath, help_heading = "ApiConnectionArgs")]
     pub kubeconfig: Option<PathBuf>,
     /// Context of the kubeconfig to use
-    #[arg(long, value_name = "NAME", global = true, help_heading = "Connection")]
+    #[arg(long, value_name = "NAME", global = true, help_heading = "ApiConnectionArgs")]
     pub context: Option<String>,
     /// Data dir of a cloud on this host [default: $CAUSEWAY_DATA_DIR, then /var/lib/causeway]
-    #[arg(long, value_name = "DIR", global = true, value_hint = clap::ValueHint::DirPath, help_heading = "Connection")]
+    #[arg(long, value_name = "DIR", global = true, value_hint = clap::ValueHint::DirPath, help_heading = "ApiConnectionArgs")]
     pub data_dir: Option<PathBuf>,
 }
 
 /// A connection to one server.
 #[derive(Clone)]
-pub struct Api {
+pub struct ApiClient {
     client: kube::Client,
     server: String,
     origin: String,
@@ -54,13 +54,13 @@ pub struct Api {
 
 /// What came back.
 #[derive(Debug)]
-pub struct Answer {
+pub struct ApiResponse {
     pub code: StatusCode,
     pub value: Value,
 }
 
-impl Connection {
-    pub async fn connect(&self) -> anyhow::Result<Api> {
+impl ApiConnectionArgs {
+    pub async fn connect(&self) -> anyhow::Result<ApiClient> {
         let found = find::kubeconfig(self, &|name| std::env::var_os(name))?;
         let options = kube::config::KubeConfigOptions { context: self.context.clone(), ..Default::default() };
         let wrong = |error: &dyn std::error::Error| {
@@ -83,11 +83,11 @@ impl Connection {
         config.default_retry = false;
         let server = config.cluster_url.to_string().trim_end_matches('/').to_owned();
         let client = kube::Client::try_from(config).map_err(|error| wrong(&error))?;
-        Ok(Api { client, server, origin: found.origin })
+        Ok(ApiClient { client, server, origin: found.origin })
     }
 }
 
-impl Api {
+impl ApiClient {
     /// Where this client is connected to.
     pub fn server(&self) -> &str {
         &self.server
@@ -128,13 +128,13 @@ impl Api {
         path: &str,
         accept: &str,
         body: Option<(&str, Vec<u8>)>,
-    ) -> Result<Answer, CallError> {
+    ) -> Result<ApiResponse, CallError> {
         let response = self.send(method, path, accept, body).await?;
         let code = response.status();
         let body = self.collect(response).await?;
         let value = serde_json::from_slice(&body)
             .map_err(|source| CallError::Garbled { server: self.server.clone(), source })?;
-        Ok(Answer { code, value })
+        Ok(ApiResponse { code, value })
     }
 
     /// Sends a request and hands back the answer as it begins, once its code is a good one.

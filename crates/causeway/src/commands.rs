@@ -24,7 +24,7 @@ pub mod version;
 
 use std::process::ExitCode;
 
-use crate::cli::{Cli, Command};
+use crate::cli::{Cli, CliCommand};
 use crate::client::CallError;
 
 /// The arguments are each right and together wrong: exit code 2.
@@ -34,25 +34,25 @@ pub struct WrongUsage(pub String);
 
 pub async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
-        Command::Demo(arguments) => demo::run(arguments).await,
-        Command::Cloud(arguments) => cloud::run(*arguments).await,
-        Command::Edge(arguments) => edge::run(arguments).await,
-        Command::Apply(arguments) => apply::run(arguments).await,
-        Command::Get(arguments) => get::run(arguments).await,
-        Command::Describe(arguments) => describe::run(arguments).await,
-        Command::Delete(arguments) => delete::run(arguments).await,
-        Command::Status(arguments) => status::run(arguments).await,
-        Command::Doctor(arguments) => doctor::run(arguments).await,
-        Command::Audit(arguments) => audit::run(arguments).await,
-        Command::Token(arguments) => token::run(arguments).await,
-        Command::Kubeconfig(arguments) => kubeconfig::run(arguments).await,
-        Command::Revoke(arguments) => revoke::run(arguments).await,
-        Command::Ca(arguments) => ca::run(arguments).await,
-        Command::Backup(arguments) => backup::run(arguments).await,
-        Command::Restore(arguments) => restore::run(arguments).await,
-        Command::CheckConfig(arguments) => check_config::run(&arguments),
-        Command::Completions(arguments) => completions::run(&arguments),
-        Command::Version(arguments) => version::run(&arguments),
+        CliCommand::Demo(arguments) => demo::run(arguments).await,
+        CliCommand::Cloud(arguments) => cloud::run(*arguments).await,
+        CliCommand::Edge(arguments) => edge::run(arguments).await,
+        CliCommand::Apply(arguments) => apply::run(arguments).await,
+        CliCommand::Get(arguments) => get::run(arguments).await,
+        CliCommand::Describe(arguments) => describe::run(arguments).await,
+        CliCommand::Delete(arguments) => delete::run(arguments).await,
+        CliCommand::Status(arguments) => status::run(arguments).await,
+        CliCommand::Doctor(arguments) => doctor::run(arguments).await,
+        CliCommand::Audit(arguments) => audit::run(arguments).await,
+        CliCommand::Token(arguments) => token::run(arguments).await,
+        CliCommand::Kubeconfig(arguments) => kubeconfig::run(arguments).await,
+        CliCommand::Revoke(arguments) => revoke::run(arguments).await,
+        CliCommand::Ca(arguments) => ca::run(arguments).await,
+        CliCommand::Backup(arguments) => backup::run(arguments).await,
+        CliCommand::Restore(arguments) => restore::run(arguments).await,
+        CliCommand::CheckConfig(arguments) => check_config::run(&arguments),
+        CliCommand::Completions(arguments) => completions::run(&arguments),
+        CliCommand::Version(arguments) => version::run(&arguments),
     }
 }
 

@@ -15,12 +15,13 @@ use causeway_gateway::dial::BackendRule;
 use causeway_gateway::proxy::connect::AllowRule;
 use serde_json::{Map, Value};
 
-use crate::duration::Span;
-use crate::problem::Problem;
+use crate::duration::HumanDuration;
+use crate::problem::ManifestProblem;
 pub use layer::{CloudLayer, EdgeLayer, GatewayLayer, Layer, LogLayer};
 pub use reload::{Applies, changes};
 pub use values::{
-    DnsListen, Endpoint, NameServer, PresencePlace, PresencePort, Proxy, ServerName, Store, Transport,
+    AdvertisedEndpoint, DnsListen, NameServer, PresenceModeSetting, PresencePort, ProxySetting, ServerName,
+    StoreSetting, TransportSetting,
 };
 
 /// What a process runs as.
@@ -32,20 +33,20 @@ pub enum Role {
 
 /// Where a value came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Origin {
+pub enum SettingOrigin {
     Default,
     File,
     Environment,
     Flag,
 }
 
-impl Origin {
+impl SettingOrigin {
     fn name(self) -> &'static str {
         match self {
-            Origin::Default => "default",
-            Origin::File => "file",
-            Origin::Environment => "environment",
-            Origin::Flag => "flag",
+            SettingOrigin::Default => "default",
+            SettingOrigin::File => "file",
+            SettingOrigin::Environment => "environment",
+            SettingOrigin::Flag => "flag",
         }
     }
 }
@@ -54,36 +55,36 @@ impl Origin {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Setting<T> {
     pub value: T,
-    pub origin: Origin,
+    pub origin: SettingOrigin,
 }
 
 /// The effective configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     pub data_dir: Setting<PathBuf>,
-    pub log: Log,
-    pub cloud: Cloud,
-    pub edge: Edge,
-    pub gateway: Gateway,
+    pub log: LogConfig,
+    pub cloud: CloudSettings,
+    pub edge: EdgeSettings,
+    pub gateway: GatewaySettings,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct Log {
+pub struct LogConfig {
     pub format: Setting<String>,
     pub filter: Setting<String>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct Cloud {
+pub struct CloudSettings {
     pub api: Setting<std::net::SocketAddr>,
     pub channel: Setting<std::net::SocketAddr>,
     pub admin: Setting<std::net::SocketAddr>,
     /// Where those with a certificate may say CONNECT, and what may be dialled for them that is no node.
     pub connect: Setting<Option<std::net::SocketAddr>>,
     pub connect_allow: Setting<Vec<AllowRule>>,
-    pub advertise: Setting<Vec<Endpoint>>,
-    pub peer_address: Setting<Option<Endpoint>>,
-    pub store: Setting<Store>,
+    pub advertise: Setting<Vec<AdvertisedEndpoint>>,
+    pub peer_address: Setting<Option<AdvertisedEndpoint>>,
+    pub store: Setting<StoreSetting>,
     pub etcd_ca: Setting<Option<PathBuf>>,
     pub etcd_certificate: Setting<Option<PathBuf>>,
     pub etcd_key: Setting<Option<PathBuf>>,
@@ -91,7 +92,7 @@ pub struct Cloud {
     /// Further names in the certificate of the API, and how many connections one address may have open there.
     pub api_names: Setting<Vec<ServerName>>,
     pub api_connections_per_address: Setting<NonZeroU32>,
-    pub expired_grace: Setting<Span>,
+    pub expired_grace: Setting<HumanDuration>,
     pub audit_file_bytes_max: Setting<u64>,
     pub audit_files_max: Setting<u64>,
     /// Handshakes on the channel port, begun per second, by all and by one address.
@@ -103,27 +104,27 @@ pub struct Cloud {
     /// Streams a peer may have open on one link, and what it may send on each before somebody reads.
     pub streams_max: Setting<NonZeroU32>,
     pub stream_window_bytes: Setting<NonZeroU32>,
-    pub drain: Setting<Span>,
+    pub drain: Setting<HumanDuration>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct Edge {
+pub struct EdgeSettings {
     pub admin: Setting<std::net::SocketAddr>,
-    pub drain: Setting<Span>,
-    pub transport: Setting<Transport>,
+    pub drain: Setting<HumanDuration>,
+    pub transport: Setting<TransportSetting>,
     /// None: as HTTPS_PROXY and NO_PROXY say.
-    pub proxy: Setting<Option<Proxy>>,
+    pub proxy: Setting<Option<ProxySetting>>,
 }
 
 /// What both roles do alike.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Gateway {
+pub struct GatewaySettings {
     /// Where names are answered. None: port 53 of loopback and of the gateway's `ip`.
     pub dns: Setting<Option<Vec<DnsListen>>>,
     /// Whom to ask for other names. None: whom this host asks.
     pub dns_upstream: Setting<Option<Vec<NameServer>>>,
     /// Where presences listen.
-    pub presence: Setting<PresencePlace>,
+    pub presence: Setting<PresenceModeSetting>,
     /// More addresses for presences, for those who have no rights on this host.
     pub ports: Setting<Vec<PresencePort>>,
     /// One address for many names: by the host of requests, and by the name that TLS asks for.
@@ -165,11 +166,11 @@ impl Config {
         }
         Config {
             data_dir: pick!(PathBuf::from(defaults::DATA_DIR), data_dir),
-            log: Log {
+            log: LogConfig {
                 format: pick!(defaults::LOG_FORMAT.to_owned(), log.format),
                 filter: pick!(defaults::LOG_FILTER.to_owned(), log.filter),
             },
-            cloud: Cloud {
+            cloud: CloudSettings {
                 api: pick!(defaults::API, cloud.api),
                 channel: pick!(defaults::CHANNEL, cloud.channel),
                 admin: pick!(defaults::ADMIN, cloud.admin),
@@ -198,13 +199,13 @@ impl Config {
                 stream_window_bytes: pick!(defaults::STREAM_WINDOW_BYTES, cloud.stream_window_bytes),
                 drain: pick!(defaults::DRAIN, cloud.drain),
             },
-            edge: Edge {
+            edge: EdgeSettings {
                 admin: pick!(defaults::ADMIN, edge.admin),
                 drain: pick!(defaults::DRAIN, edge.drain),
                 transport: pick!(defaults::TRANSPORT, edge.transport),
                 proxy: pick_optional!(edge.proxy),
             },
-            gateway: Gateway {
+            gateway: GatewaySettings {
                 dns: pick_optional!(gateway.dns),
                 dns_upstream: pick_optional!(gateway.dns_upstream),
                 presence: pick!(defaults::PRESENCE, gateway.presence),
@@ -248,7 +249,7 @@ impl Config {
     }
 
     /// Every setting as (section, key, value, origin), without secrets.
-    pub fn settings(&self) -> Vec<(&'static str, &'static str, Value, Origin)> {
+    pub fn settings(&self) -> Vec<(&'static str, &'static str, Value, SettingOrigin)> {
         let mut all = Vec::new();
         macro_rules! show {
             ($section:literal, $($key:literal => $setting:expr),+ $(,)?) => {
@@ -327,11 +328,11 @@ pub fn read(path: &Path) -> anyhow::Result<Layer> {
     Ok(parse(&path.display().to_string(), &text)?)
 }
 
-fn parse(name: &str, text: &str) -> Result<Layer, Problem> {
+fn parse(name: &str, text: &str) -> Result<Layer, ManifestProblem> {
     toml::from_str(text).map_err(|error| {
         let span = error.span().unwrap_or(0..0);
         let help = "`causeway check-config` without a file prints every setting with its default";
-        Problem::at(name, text, span, error.message().trim_end().to_owned()).with_help(help)
+        ManifestProblem::at(name, text, span, error.message().trim_end().to_owned()).with_help(help)
     })
 }
 
@@ -342,10 +343,11 @@ fn toml_text(value: &Value) -> String {
 
 fn pick<T>(default: T, layers: [Option<T>; 3]) -> Setting<T> {
     let [file, environment, flag] = layers;
-    let found = [(flag, Origin::Flag), (environment, Origin::Environment), (file, Origin::File)]
-        .into_iter()
-        .find_map(|(value, origin)| value.map(|value| Setting { value, origin }));
-    found.unwrap_or(Setting { value: default, origin: Origin::Default })
+    let found =
+        [(flag, SettingOrigin::Flag), (environment, SettingOrigin::Environment), (file, SettingOrigin::File)]
+            .into_iter()
+            .find_map(|(value, origin)| value.map(|value| Setting { value, origin }));
+    found.unwrap_or(Setting { value: default, origin: SettingOrigin::Default })
 }
 
 #[cfg(test)]

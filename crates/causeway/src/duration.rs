@@ -9,17 +9,17 @@ use serde::{Deserialize, Serialize};
 /// A duration from a flag, a file or the environment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct Span(pub Duration);
+pub struct HumanDuration(pub Duration);
 
 const UNITS: [(char, u64); 4] = [('d', 86_400), ('h', 3_600), ('m', 60), ('s', 1)];
 
-impl Span {
-    pub const fn seconds(seconds: u64) -> Span {
-        Span(Duration::from_secs(seconds))
+impl HumanDuration {
+    pub const fn seconds(seconds: u64) -> HumanDuration {
+        HumanDuration(Duration::from_secs(seconds))
     }
 
-    pub const fn days(days: u64) -> Span {
-        Span::seconds(days * 86_400)
+    pub const fn days(days: u64) -> HumanDuration {
+        HumanDuration::seconds(days * 86_400)
     }
 
     pub fn as_secs(self) -> u64 {
@@ -27,10 +27,10 @@ impl Span {
     }
 }
 
-impl FromStr for Span {
+impl FromStr for HumanDuration {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Span, String> {
+    fn from_str(text: &str) -> Result<HumanDuration, String> {
         let wrong =
             || format!("`{text}` is no duration: write a number and s, m, h or d, as in `24h` or `1h30m`");
         let (mut total, mut number) = (0u64, String::new());
@@ -46,16 +46,16 @@ impl FromStr for Span {
         }
         // A bare zero needs no unit; any other number without one is ambiguous.
         if text.trim() == "0" {
-            return Ok(Span::seconds(0));
+            return Ok(HumanDuration::seconds(0));
         }
         if text.trim().is_empty() || !number.is_empty() {
             return Err(wrong());
         }
-        Ok(Span::seconds(total))
+        Ok(HumanDuration::seconds(total))
     }
 }
 
-impl fmt::Display for Span {
+impl fmt::Display for HumanDuration {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let seconds = self.as_secs();
         let (unit, size) = UNITS
@@ -66,16 +66,16 @@ impl fmt::Display for Span {
     }
 }
 
-impl TryFrom<String> for Span {
+impl TryFrom<String> for HumanDuration {
     type Error = String;
 
-    fn try_from(text: String) -> Result<Span, String> {
+    fn try_from(text: String) -> Result<HumanDuration, String> {
         text.parse()
     }
 }
 
-impl From<Span> for String {
-    fn from(span: Span) -> String {
+impl From<HumanDuration> for String {
+    fn from(span: HumanDuration) -> String {
         span.to_string()
     }
 }
@@ -106,17 +106,17 @@ mod tests {
             ("0", 0),
             ("0s", 0),
         ] {
-            assert_eq!(text.parse::<Span>().unwrap().as_secs(), seconds, "{text}");
+            assert_eq!(text.parse::<HumanDuration>().unwrap().as_secs(), seconds, "{text}");
         }
         for text in ["", "10", "h", "5 minutes", "-1h", "1.5h", "99999999999999999999d", "1y"] {
-            assert!(text.parse::<Span>().is_err(), "{text} must be refused");
+            assert!(text.parse::<HumanDuration>().is_err(), "{text} must be refused");
         }
     }
 
     #[test]
     fn durations_are_shown_in_their_largest_whole_unit() {
         for (seconds, text) in [(0, "0s"), (90, "90s"), (3_600, "1h"), (86_400, "1d"), (5_400, "90m")] {
-            assert_eq!(Span::seconds(seconds).to_string(), text);
+            assert_eq!(HumanDuration::seconds(seconds).to_string(), text);
         }
         assert_eq!([age(5), age(300), age(7_300), age(200_000)], ["5s", "5m", "2h", "2d"]);
     }

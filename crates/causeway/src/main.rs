@@ -51,7 +51,7 @@ fn report(error: &anyhow::Error) -> ExitCode {
         // The reader has seen enough, as `head` does. That is no failure of ours.
         return ExitCode::SUCCESS;
     }
-    if let Some(problem) = error.downcast_ref::<problem::Problem>() {
+    if let Some(problem) = error.downcast_ref::<problem::ManifestProblem>() {
         output::note(&format!("error: {}", problem.render(output::error_colours()).trim_start()));
     } else {
         output::note(&format!("error: {}", commands::explain(error)));

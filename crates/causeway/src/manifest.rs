@@ -14,7 +14,7 @@ use anyhow::{Context, bail, ensure};
 use causeway_api::{ApiVersion, Kind, Object};
 use serde_json::{Map, Value};
 
-use crate::problem::Problem;
+use crate::problem::ManifestProblem;
 
 /// A manifest is read whole; more than this is a mistake.
 const TEXT_BYTES_MAX: u64 = 256 << 20;
@@ -33,14 +33,14 @@ const SERVER_FIELDS: [&str; 7] = [
 
 /// A file that was read and not yet understood.
 #[derive(Clone, Debug)]
-pub struct Text {
+pub struct ManifestText {
     pub name: String,
-    pub form: Form,
+    pub form: ManifestFormat,
     pub text: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
+pub enum ManifestFormat {
     Json,
     Yaml,
     /// Standard input, or a file with another ending.
@@ -49,13 +49,13 @@ pub enum Form {
 
 /// Where an object stands: file, document (from 1) and, in a list, the item (from 1).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct ManifestLocation {
     pub file: String,
     pub document: usize,
     pub item: Option<usize>,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for ManifestLocation {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "{}, document {}", self.file, self.document)?;
         self.item.map_or(Ok(()), |item| write!(out, ", item {item}"))
@@ -65,7 +65,7 @@ impl fmt::Display for Place {
 /// One object to act on, as it was written, with the name the server will give it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Manifest {
-    pub place: Place,
+    pub place: ManifestLocation,
     pub version: ApiVersion,
     pub kind: Kind,
     pub name: String,
@@ -73,7 +73,7 @@ pub struct Manifest {
 }
 
 /// Reads files, folders (their .yaml, .yml and .json files, sorted) and `-` for standard input.
-pub fn gather(paths: &[PathBuf], recursive: bool) -> anyhow::Result<Vec<Text>> {
+pub fn gather(paths: &[PathBuf], recursive: bool) -> anyhow::Result<Vec<ManifestText>> {
     let mut texts = Vec::new();
     for path in paths {
         if path.as_os_str() == "-" {
@@ -83,7 +83,11 @@ pub fn gather(paths: &[PathBuf], recursive: bool) -> anyhow::Result<Vec<Text>> {
                 .take(TEXT_BYTES_MAX)
                 .read_to_end(&mut text)
                 .context("standard input cannot be read")?;
-            texts.push(Text { name: "stdin".to_owned(), form: Form::Unknown, text: utf8("stdin", text)? });
+            texts.push(ManifestText {
+                name: "stdin".to_owned(),
+                form: ManifestFormat::Unknown,
+                text: utf8("stdin", text)?,
+            });
         } else if path.is_dir() {
             let files = files_in(path, recursive)?;
             ensure!(!files.is_empty(), "folder {} has no .yaml, .yml or .json file", path.display());
@@ -108,19 +112,19 @@ fn files_in(folder: &Path, recursive: bool) -> anyhow::Result<Vec<PathBuf>> {
             if recursive {
                 files.extend(files_in(&entry, recursive)?);
             }
-        } else if form_of(&entry) != Form::Unknown {
+        } else if form_of(&entry) != ManifestFormat::Unknown {
             files.push(entry);
         }
     }
     Ok(files)
 }
 
-fn read(path: &Path) -> anyhow::Result<Text> {
+fn read(path: &Path) -> anyhow::Result<ManifestText> {
     let name = path.display().to_string();
     let length = std::fs::metadata(path).with_context(|| format!("{name} cannot be read"))?.len();
     ensure!(length <= TEXT_BYTES_MAX, "{name} has {length} bytes, more than a manifest may have");
     let text = std::fs::read(path).with_context(|| format!("{name} cannot be read"))?;
-    Ok(Text { form: form_of(path), text: utf8(&name, text)?, name })
+    Ok(ManifestText { form: form_of(path), text: utf8(&name, text)?, name })
 }
 
 fn utf8(name: &str, bytes: Vec<u8>) -> anyhow::Result<String> {
@@ -130,21 +134,21 @@ fn utf8(name: &str, bytes: Vec<u8>) -> anyhow::Result<String> {
     Ok(text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text))
 }
 
-fn form_of(path: &Path) -> Form {
+fn form_of(path: &Path) -> ManifestFormat {
     match path.extension().and_then(|extension| extension.to_str()) {
-        Some("json") => Form::Json,
-        Some("yaml" | "yml") => Form::Yaml,
-        _ => Form::Unknown,
+        Some("json") => ManifestFormat::Json,
+        Some("yaml" | "yml") => ManifestFormat::Yaml,
+        _ => ManifestFormat::Unknown,
     }
 }
 
 /// Understands all texts, or says what is wrong with the first that cannot be understood.
-pub fn parse(texts: &[Text]) -> anyhow::Result<Vec<Manifest>> {
+pub fn parse(texts: &[ManifestText]) -> anyhow::Result<Vec<Manifest>> {
     let mut manifests = Vec::new();
     for text in texts {
         let documents = documents(text)?;
         for (number, value) in documents.into_iter().enumerate() {
-            let place = Place { file: text.name.clone(), document: number + 1, item: None };
+            let place = ManifestLocation { file: text.name.clone(), document: number + 1, item: None };
             // An empty document between two `---` is nothing to act on.
             if !value.is_null() {
                 unroll(place, value, LIST_DEPTH_MAX, &mut manifests)?;
@@ -156,19 +160,24 @@ pub fn parse(texts: &[Text]) -> anyhow::Result<Vec<Manifest>> {
 
 /// The documents of one text, as values. JSON is tried first where the ending does not tell: its errors are
 /// clearer, and what only looks like JSON may still be YAML.
-fn documents(text: &Text) -> Result<Vec<Value>, Problem> {
+fn documents(text: &ManifestText) -> Result<Vec<Value>, ManifestProblem> {
     match text.form {
-        Form::Json => json::documents(&text.name, &text.text),
-        Form::Yaml => yaml::documents(&text.name, &text.text),
-        Form::Unknown if text.text.trim_start().starts_with(['{', '[']) => {
+        ManifestFormat::Json => json::documents(&text.name, &text.text),
+        ManifestFormat::Yaml => yaml::documents(&text.name, &text.text),
+        ManifestFormat::Unknown if text.text.trim_start().starts_with(['{', '[']) => {
             json::documents(&text.name, &text.text)
                 .or_else(|problem| yaml::documents(&text.name, &text.text).map_err(|_| problem))
         }
-        Form::Unknown => yaml::documents(&text.name, &text.text),
+        ManifestFormat::Unknown => yaml::documents(&text.name, &text.text),
     }
 }
 
-fn unroll(place: Place, value: Value, depth: usize, manifests: &mut Vec<Manifest>) -> anyhow::Result<()> {
+fn unroll(
+    place: ManifestLocation,
+    value: Value,
+    depth: usize,
+    manifests: &mut Vec<Manifest>,
+) -> anyhow::Result<()> {
     let Value::Object(mut fields) = value else {
         bail!("{place}: an object is expected, with `kind` and `apiVersion`")
     };
@@ -193,13 +202,13 @@ fn unroll(place: Place, value: Value, depth: usize, manifests: &mut Vec<Manifest
                 item.entry("apiVersion").or_insert_with(|| version.clone());
             }
         }
-        let place = Place { item: Some(number + 1), ..place.clone() };
+        let place = ManifestLocation { item: Some(number + 1), ..place.clone() };
         unroll(place, item, depth - 1, manifests)?;
     }
     Ok(())
 }
 
-fn manifest(place: Place, mut fields: Map<String, Value>) -> anyhow::Result<Manifest> {
+fn manifest(place: ManifestLocation, mut fields: Map<String, Value>) -> anyhow::Result<Manifest> {
     let version = string(&fields, "apiVersion", &place)?;
     let Some(version) = ApiVersion::parse(&version).filter(|version| *version != ApiVersion::Events) else {
         bail!("{place}: apiVersion `{version}` is unknown: use `causeway.io/v1` or `v1`");
@@ -227,7 +236,7 @@ fn manifest(place: Place, mut fields: Map<String, Value>) -> anyhow::Result<Mani
     Ok(Manifest { place, version, kind, name, value })
 }
 
-fn string(fields: &Map<String, Value>, key: &str, place: &Place) -> anyhow::Result<String> {
+fn string(fields: &Map<String, Value>, key: &str, place: &ManifestLocation) -> anyhow::Result<String> {
     match fields.get(key) {
         Some(Value::String(text)) => Ok(text.clone()),
         Some(_) => bail!("{place}: `{key}` must be a string"),

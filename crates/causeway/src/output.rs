@@ -51,14 +51,14 @@ const CELL_MIN: usize = 6;
 
 /// Rows under headings; columns are as wide as their widest cell.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Table {
+pub struct TextTable {
     pub head: Vec<String>,
     pub rows: Vec<Vec<String>>,
 }
 
-impl Table {
-    pub fn new(head: &[&str]) -> Table {
-        Table { head: head.iter().map(|cell| (*cell).to_owned()).collect(), rows: Vec::new() }
+impl TextTable {
+    pub fn new(head: &[&str]) -> TextTable {
+        TextTable { head: head.iter().map(|cell| (*cell).to_owned()).collect(), rows: Vec::new() }
     }
 
     pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn columns_align_and_the_last_is_not_padded() {
-        let mut table = Table::new(&["NAME", "SITE", "AGE"]);
+        let mut table = TextTable::new(&["NAME", "SITE", "AGE"]);
         table.row(["a".to_owned(), "Zürich".to_owned(), "5s".to_owned()]);
         table.row(["longer-name".to_owned(), "b".to_owned(), "5d".to_owned()]);
         assert_eq!(
@@ -225,7 +225,7 @@ mod tests {
 
     #[test]
     fn a_table_is_cut_where_it_is_widest() {
-        let mut table = Table::new(&["NAME", "WHY", "OK"]);
+        let mut table = TextTable::new(&["NAME", "WHY", "OK"]);
         table.row(["short".to_owned(), "no policy allows an unknown host".to_owned(), "yes".to_owned()]);
         table.fit(26);
         assert_eq!(table.render(false), "NAME    WHY            OK\nshort   no policy a…   yes\n");
@@ -238,7 +238,7 @@ mod tests {
 
     #[test]
     fn a_value_cannot_control_the_terminal() {
-        let mut table = Table::new(&["NAME"]);
+        let mut table = TextTable::new(&["NAME"]);
         table.row(["\x1b[2Jgone\n".to_owned()]);
         assert_eq!(table.render(false), "NAME\n\\u{1b}[2Jgone\\n\n");
     }

@@ -9,7 +9,7 @@ use miette::{Diagnostic, LabeledSpan, NamedSource, SourceCode};
 
 /// One mistake at one place.
 #[derive(Debug)]
-pub struct Problem {
+pub struct ManifestProblem {
     name: Box<str>,
     line: usize,
     column: usize,
@@ -19,26 +19,26 @@ pub struct Problem {
     source: Box<NamedSource<String>>,
 }
 
-impl Problem {
+impl ManifestProblem {
     /// A problem at a range of bytes.
-    pub fn at(name: &str, text: &str, span: Range<usize>, message: String) -> Problem {
+    pub fn at(name: &str, text: &str, span: Range<usize>, message: String) -> ManifestProblem {
         let span = inside(text, span);
         let before = &text[..span.start];
         let line = before.matches('\n').count() + 1;
         let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
         let source = Box::new(NamedSource::new(name, text.to_owned()));
-        Problem { name: name.into(), line, column, span, message: message.into(), help: None, source }
+        ManifestProblem { name: name.into(), line, column, span, message: message.into(), help: None, source }
     }
 
     /// A problem at a line and a column, both counted from 1, the column in characters.
-    pub fn at_line(name: &str, text: &str, line: usize, column: usize, message: String) -> Problem {
+    pub fn at_line(name: &str, text: &str, line: usize, column: usize, message: String) -> ManifestProblem {
         let start: usize = text.split_inclusive('\n').take(line.saturating_sub(1)).map(str::len).sum();
         let rest = text[start..].split('\n').next().unwrap_or_default();
         let within: usize = rest.chars().take(column.saturating_sub(1)).map(char::len_utf8).sum();
-        Problem::at(name, text, start + within..start + within, message)
+        ManifestProblem::at(name, text, start + within..start + within, message)
     }
 
-    pub fn with_help(mut self, help: impl Into<Box<str>>) -> Problem {
+    pub fn with_help(mut self, help: impl Into<Box<str>>) -> ManifestProblem {
         self.help = Some(help.into());
         self
     }
@@ -72,15 +72,15 @@ fn inside(text: &str, span: Range<usize>) -> Range<usize> {
     start..floor(span.end).max(start)
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for ManifestProblem {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "{}:{}:{}: {}", self.name, self.line, self.column, self.message)
     }
 }
 
-impl std::error::Error for Problem {}
+impl std::error::Error for ManifestProblem {}
 
-impl Diagnostic for Problem {
+impl Diagnostic for ManifestProblem {
     fn source_code(&self) -> Option<&dyn SourceCode> {
         Some(&*self.source)
     }
@@ -103,10 +103,10 @@ mod tests {
     fn a_place_is_counted_in_lines_and_characters() {
         let text = "one\nzwei äö x\nlast";
         for (start, place) in [(0, "f:1:1"), (4, "f:2:1"), (14, "f:2:9"), (999, "f:3:5")] {
-            let problem = Problem::at("f", text, start..start, "wrong".to_owned());
+            let problem = ManifestProblem::at("f", text, start..start, "wrong".to_owned());
             assert_eq!(problem.to_string(), format!("{place}: wrong"));
         }
-        let problem = Problem::at_line("f", text, 2, 9, "wrong".to_owned());
+        let problem = ManifestProblem::at_line("f", text, 2, 9, "wrong".to_owned());
         assert_eq!(problem.to_string(), "f:2:9: wrong");
         assert!(problem.render(false).contains("zwei äö x"));
     }
@@ -114,9 +114,9 @@ mod tests {
     #[test]
     fn places_outside_the_text_do_not_panic() {
         for (line, column) in [(0, 0), (1, 99), (99, 1)] {
-            Problem::at_line("f", "ä", line, column, "wrong".to_owned()).render(false);
+            ManifestProblem::at_line("f", "ä", line, column, "wrong".to_owned()).render(false);
         }
-        Problem::at("f", "", 0..0, "wrong".to_owned()).render(true);
-        Problem::at("f", "ä", 1..1, "wrong".to_owned()).render(false);
+        ManifestProblem::at("f", "", 0..0, "wrong".to_owned()).render(true);
+        ManifestProblem::at("f", "ä", 1..1, "wrong".to_owned()).render(false);
     }
 }

@@ -4,18 +4,18 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use causeway_channel::session::Roster;
-use causeway_netmap::sync::{Sender, Target};
-use causeway_netmap::{Generation, Key, Netmap};
+use causeway_channel::session::SessionTable;
+use causeway_netmap::sync::{NetmapSendState, TargetNetmap};
+use causeway_netmap::{EntryKey, Generation, Netmap};
 
 pub struct Cloud {
     /// Counts its starts.
     pub life: u64,
     pub is_up: bool,
     /// A gateway's session is where its link is in the world.
-    pub roster: Roster<usize, usize>,
+    pub roster: SessionTable<usize, usize>,
     /// By link.
-    pub senders: HashMap<usize, Sender>,
+    pub senders: HashMap<usize, NetmapSendState>,
     /// The number of a link's session.
     pub numbers: HashMap<usize, u64>,
     /// The store.
@@ -29,7 +29,7 @@ impl Cloud {
         Cloud {
             life: 0,
             is_up: true,
-            roster: Roster::new(1000),
+            roster: SessionTable::new(1000),
             senders: HashMap::new(),
             numbers: HashMap::new(),
             store_epoch: 1,
@@ -41,7 +41,7 @@ impl Cloud {
     pub fn kill(&mut self) {
         self.is_up = false;
         self.life += 1;
-        self.roster = Roster::new(1000);
+        self.roster = SessionTable::new(1000);
         self.senders.clear();
         self.numbers.clear();
     }
@@ -58,8 +58,8 @@ impl Cloud {
         self.netmap = Arc::new(build(self.store_epoch, self.revision));
     }
 
-    pub fn target(&self) -> Target {
-        Target {
+    pub fn target(&self) -> TargetNetmap {
+        TargetNetmap {
             netmap: self.netmap.clone(),
             seen: Generation { epoch: self.store_epoch, revision: self.revision },
         }
@@ -70,7 +70,7 @@ impl Cloud {
 fn build(epoch: u64, revision: u64) -> Netmap {
     let entry = |number: u64| {
         let version = (revision + 20 - number) / 20;
-        (Key::of("service", &number.to_string()), Bytes::from(format!("{epoch} {version}")))
+        (EntryKey::of("service", &number.to_string()), Bytes::from(format!("{epoch} {version}")))
     };
     let entries = (0..20).map(entry).collect();
     Netmap::build(Generation { epoch, revision }, entries, None).expect("twenty small entries fit")

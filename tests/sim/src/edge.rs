@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use causeway_channel::session::{Allowed, LinkId, Supervisor};
+use causeway_channel::session::{AllowedTransports, LinkId, Supervisor};
 use causeway_netmap::Netmap;
-use causeway_netmap::sync::Receiver;
+use causeway_netmap::sync::NetmapReceiver;
 
 #[derive(Debug)]
 pub struct Edge {
@@ -14,7 +14,7 @@ pub struct Edge {
     pub life: u64,
     pub is_up: bool,
     pub machine: Supervisor,
-    pub receiver: Receiver,
+    pub receiver: NetmapReceiver,
     /// What a restart finds.
     pub disk: Option<Arc<Netmap>>,
     /// Its links in this life, by the supervisor's number: where they are in the world.
@@ -30,8 +30,8 @@ impl Edge {
         Edge {
             life: 0,
             is_up: true,
-            machine: Supervisor::new(epoch, Allowed::Both, now),
-            receiver: Receiver::new(None),
+            machine: Supervisor::new(epoch, AllowedTransports::Both, now),
+            receiver: NetmapReceiver::new(None),
             disk: None,
             links: HashMap::new(),
             cut_until: now,
@@ -48,7 +48,7 @@ impl Edge {
     /// Its clock may have been set back meanwhile, so `epoch` may be lower than before.
     pub fn start(&mut self, now: Instant, epoch: u64) {
         self.is_up = true;
-        self.machine = Supervisor::new(epoch, Allowed::Both, now);
-        self.receiver = Receiver::new(self.disk.clone());
+        self.machine = Supervisor::new(epoch, AllowedTransports::Both, now);
+        self.receiver = NetmapReceiver::new(self.disk.clone());
     }
 }

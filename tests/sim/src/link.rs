@@ -8,19 +8,19 @@ use std::time::Instant;
 
 use causeway_channel::link::{CloseCode, Transport};
 use causeway_channel::session::LinkId;
-use causeway_channel::wire::control::RefusedCode;
-use causeway_netmap::{Stamp, Update};
+use causeway_channel::wire::control::SessionRefusedCode;
+use causeway_netmap::{NetmapStamp, NetmapUpdateData};
 
 /// What crosses a link.
 #[derive(Debug, Clone)]
 pub enum Word {
-    Hello { epoch: u64, held: Option<Stamp> },
+    Hello { epoch: u64, held: Option<NetmapStamp> },
     Welcome,
-    Refused { code: RefusedCode, current_epoch: u64 },
+    Refused { code: SessionRefusedCode, current_epoch: u64 },
     Ping,
     Pong,
-    Netmap(Update),
-    Taken(Stamp),
+    Netmap(NetmapUpdateData),
+    Taken(NetmapStamp),
     NotTaken { want_whole: bool, reason: String },
     Drain,
     Close(CloseCode),

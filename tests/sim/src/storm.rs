@@ -1,6 +1,6 @@
 //! A fleet that lost its cloud in one moment, and a cloud that can do only so many handshakes a second.
 //!
-//! The edges are the real supervisors; places and times are given by the port's own `Pace` and `Line`; what a handshake
+//! The edges are the real supervisors; places and times are given by the port's own `HandshakeConcurrency` and `AdmissionBacklog`; what a handshake
 //! costs is a number. Shows whether overload feeds itself: work on a dial that was given up is work all the same.
 
 use std::cmp::Reverse;
@@ -9,8 +9,12 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use causeway_channel::link::{CloseCode, Transport};
-use causeway_channel::port::{CALLED_WAIT_MAX, Line, PACE_WAIT_MAX, Pace, spread};
-use causeway_channel::session::{Action, Allowed, Failure, LinkId, Supervisor, Welcomed};
+use causeway_channel::port::{
+    AdmissionBacklog, CALLED_WAIT_MAX, HandshakeConcurrency, PACE_WAIT_MAX, spread,
+};
+use causeway_channel::session::{
+    AllowedTransports, AttemptFailure, LinkId, Supervisor, SupervisorAction, WelcomedSession,
+};
 
 use crate::dice::Dice;
 
@@ -109,8 +113,8 @@ struct World<'a> {
     number: u64,
     edges: Vec<Edge>,
     dials: Vec<Dial>,
-    pace: Pace,
-    line: Line,
+    pace: HandshakeConcurrency,
+    line: AdmissionBacklog,
     free: usize,
     waiting: VecDeque<usize>,
     /// In a place, not worked on yet; the first is being worked on while `is_busy`.
@@ -126,7 +130,7 @@ struct World<'a> {
 impl Storm {
     pub fn run(&self, seed: u64) -> Outcome {
         let start = Instant::now();
-        let pace = Pace::new(HALF_OPEN_MAX);
+        let pace = HandshakeConcurrency::new(HALF_OPEN_MAX);
         let mut world = World {
             storm: self,
             start,
@@ -139,7 +143,7 @@ impl Storm {
             dials: Vec::new(),
             free: pace.places(),
             pace,
-            line: Line::new(start),
+            line: AdmissionBacklog::new(start),
             waiting: VecDeque::new(),
             queue: VecDeque::new(),
             is_busy: false,
@@ -161,9 +165,9 @@ impl World<'_> {
         let long_ago = self.start - Duration::from_secs(60);
         let spread = self.storm.edges as f64 / f64::from(self.storm.told_per_second);
         for _ in 0..self.storm.edges {
-            let mut machine = Supervisor::new(1, Allowed::QuicOnly, long_ago);
+            let mut machine = Supervisor::new(1, AllowedTransports::QuicOnly, long_ago);
             machine.handle_timeout(long_ago, 0.0);
-            let Some(Action::Dial { link, .. }) = machine.next_action() else {
+            let Some(SupervisorAction::Dial { link, .. }) = machine.next_action() else {
                 panic!("an edge begins by dialling")
             };
             machine.handle_welcome(long_ago, link, welcomed(Duration::from_secs_f64(spread)));
@@ -181,8 +185,8 @@ impl World<'_> {
     fn kill(&mut self) {
         self.life += 1;
         self.start = self.now;
-        self.pace = Pace::new(HALF_OPEN_MAX);
-        self.line = Line::new(self.now);
+        self.pace = HandshakeConcurrency::new(HALF_OPEN_MAX);
+        self.line = AdmissionBacklog::new(self.now);
         self.free = self.pace.places();
         self.waiting.clear();
         self.queue.clear();
@@ -239,7 +243,7 @@ impl World<'_> {
                         self.act(edge);
                     }
                 }
-                Event::GivenUp(dial) => self.fail(dial, Failure::Unanswered),
+                Event::GivenUp(dial) => self.fail(dial, AttemptFailure::Unanswered),
                 Event::Waited(dial) => {
                     if self.dials[dial].since.is_none() && !self.dials[dial].is_over {
                         self.waiting.retain(|waits| *waits != dial);
@@ -256,8 +260,8 @@ impl World<'_> {
     fn act(&mut self, edge: usize) {
         while let Some(action) = self.edges[edge].machine.next_action() {
             match action {
-                Action::Dial { link, patience, .. } => self.dial(edge, link, patience),
-                Action::Abandon { .. } => {
+                SupervisorAction::Dial { link, patience, .. } => self.dial(edge, link, patience),
+                SupervisorAction::Abandon { .. } => {
                     if let Some(dial) = self.edges[edge].dial.take() {
                         self.dials[dial].is_over = true;
                     }
@@ -304,7 +308,7 @@ impl World<'_> {
         edge.refusals += 1;
         edge.is_called = true;
         self.owed += 1;
-        self.fail(dial, Failure::Busy { retry_after });
+        self.fail(dial, AttemptFailure::Busy { retry_after });
     }
 
     fn enter(&mut self, dial: usize) {
@@ -364,7 +368,7 @@ impl World<'_> {
         }
     }
 
-    fn fail(&mut self, dial: usize, failure: Failure) {
+    fn fail(&mut self, dial: usize, failure: AttemptFailure) {
         let Dial { edge, link, is_over, .. } = self.dials[dial];
         if is_over {
             return;
@@ -382,6 +386,6 @@ impl World<'_> {
     }
 }
 
-fn welcomed(retry_hint: Duration) -> Welcomed {
-    Welcomed { transport: Transport::Quic, keepalive: Duration::ZERO, retry_hint }
+fn welcomed(retry_hint: Duration) -> WelcomedSession {
+    WelcomedSession { transport: Transport::Quic, keepalive: Duration::ZERO, retry_hint }
 }

@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 
 use causeway_channel::link::{CloseCode, Transport};
 use causeway_channel::session::{
-    Action, Admission, Attempted, Failure, LinkId, SILENCE_MAX, State, Welcomed,
+    AttemptFailure, AttemptedTransports, LinkId, SILENCE_MAX, SessionAdmission, SupervisorAction,
+    SupervisorState, WelcomedSession,
 };
-use causeway_channel::wire::control::RefusedCode;
-use causeway_netmap::sync::{Reply, Sender, Step};
+use causeway_channel::wire::control::SessionRefusedCode;
+use causeway_netmap::sync::{NetmapReply, NetmapSendState, ReceiverStep};
 use causeway_netmap::{Generation, Netmap};
 
 use crate::cloud::Cloud;
@@ -198,20 +199,20 @@ impl World {
         while let Some(action) = self.edges[number].machine.next_action() {
             let life = self.edges[number].life;
             match action {
-                Action::Dial { link, epoch, transports, .. } => {
+                SupervisorAction::Dial { link, epoch, transports, .. } => {
                     self.dial(number, life, link, epoch, transports)
                 }
-                Action::Abandon { link } => self.close_at_edge(number, link, CloseCode::Done),
-                Action::Ping { link, .. } => {
+                SupervisorAction::Abandon { link } => self.close_at_edge(number, link, CloseCode::Done),
+                SupervisorAction::Ping { link, .. } => {
                     if let Some(link) = self.edges[number].links.get(&link) {
                         self.send(*link, End::Cloud, Word::Ping);
                     }
                 }
                 // The moved link is heard again as soon as something passes.
-                Action::Rebind { .. } | Action::Renew => {}
+                SupervisorAction::Rebind { .. } | SupervisorAction::Renew => {}
                 // No streams in this world: nothing to wait for.
-                Action::Linger { link, .. } => self.close_at_edge(number, link, CloseCode::Done),
-                Action::Close { link, code } => self.close_at_edge(number, link, code),
+                SupervisorAction::Linger { link, .. } => self.close_at_edge(number, link, CloseCode::Done),
+                SupervisorAction::Close { link, code } => self.close_at_edge(number, link, code),
             }
         }
         if let Some(due) = self.edges[number].machine.next_timeout() {
@@ -220,12 +221,12 @@ impl World {
         }
     }
 
-    fn dial(&mut self, edge: usize, life: u64, link: LinkId, epoch: u64, transports: Attempted) {
+    fn dial(&mut self, edge: usize, life: u64, link: LinkId, epoch: u64, transports: AttemptedTransports) {
         let (path, udp) = (self.passes(edge, Transport::Tcp), self.passes(edge, Transport::Quic));
         let transport = match transports {
-            Attempted::Both if udp => Some(Transport::Quic),
-            Attempted::Quic if udp => Some(Transport::Quic),
-            Attempted::Both | Attempted::Tcp if path => Some(Transport::Tcp),
+            AttemptedTransports::Both if udp => Some(Transport::Quic),
+            AttemptedTransports::Quic if udp => Some(Transport::Quic),
+            AttemptedTransports::Both | AttemptedTransports::Tcp if path => Some(Transport::Tcp),
             _ => None,
         };
         let took = match transport {
@@ -242,7 +243,7 @@ impl World {
             return;
         }
         match transport.filter(|_| self.cloud.is_up) {
-            None => edge.machine.handle_failed(now, id, Failure::Unreachable, dice),
+            None => edge.machine.handle_failed(now, id, AttemptFailure::Unreachable, dice),
             Some(transport) => {
                 let link = self.links.len();
                 edge.links.insert(id, link);
@@ -286,21 +287,21 @@ impl World {
                 edge.machine.handle_welcome(
                     now,
                     id,
-                    Welcomed { transport, keepalive: zero, retry_hint: zero },
+                    WelcomedSession { transport, keepalive: zero, retry_hint: zero },
                 );
             }
             Word::Refused { code, current_epoch } => {
-                let failure = Failure::Refused { code, retry_after: zero, current_epoch };
+                let failure = AttemptFailure::Refused { code, retry_after: zero, current_epoch };
                 edge.machine.handle_failed(now, id, failure, dice);
                 self.close_at_edge(number, id, CloseCode::Done);
             }
             Word::Netmap(update) if edge.machine.current() == Some(id) => {
                 match edge.receiver.handle_update(&update) {
-                    Step::Persist(netmap) => {
+                    ReceiverStep::Persist(netmap) => {
                         let (took, life) = (self.dice.between(0, 50), self.edges[number].life);
                         self.at(took, Happening::Persisted { edge: number, life, link, netmap });
                     }
-                    Step::Reply(reply) => self.reply(link, reply),
+                    ReceiverStep::Reply(reply) => self.reply(link, reply),
                 }
             }
             Word::Drain => {
@@ -341,7 +342,7 @@ impl World {
         edge.disk = Some(netmap.clone());
         if is_gone {
             if edge.is_up {
-                edge.receiver = causeway_netmap::sync::Receiver::new(edge.disk.clone());
+                edge.receiver = causeway_netmap::sync::NetmapReceiver::new(edge.disk.clone());
             }
             return Ok(());
         }
@@ -350,11 +351,11 @@ impl World {
         Ok(())
     }
 
-    fn reply(&mut self, link: usize, reply: Reply) {
+    fn reply(&mut self, link: usize, reply: NetmapReply) {
         let word = match reply {
             // The disks of this world have room.
-            Reply::Acknowledged(stamp) | Reply::InForce { stamp, .. } => Word::Taken(stamp),
-            Reply::Refused(refusal) => {
+            NetmapReply::Acknowledged(stamp) | NetmapReply::InForce { stamp, .. } => Word::Taken(stamp),
+            NetmapReply::Refused(refusal) => {
                 Word::NotTaken { want_whole: refusal.want_whole, reason: refusal.reason }
             }
         };
@@ -367,24 +368,24 @@ impl World {
         let number = self.links[link].edge;
         match word {
             Word::Hello { epoch, held } => match self.cloud.roster.admit(&number, epoch, None, |_| link) {
-                Admission::Taken { number: seat, superseded, evicted, orphaned } => {
+                SessionAdmission::Taken { number: seat, superseded, evicted, orphaned } => {
                     for old in superseded.into_iter().chain(evicted).chain(orphaned) {
                         self.end_at_cloud(old.session, CloseCode::Superseded);
                     }
                     self.cloud.numbers.insert(link, seat);
                     let known = Some(self.cloud.netmap.clone());
-                    self.cloud.senders.insert(link, Sender::new(held, known));
+                    self.cloud.senders.insert(link, NetmapSendState::new(held, known));
                     self.send(link, End::Edge, Word::Welcome);
                     self.pump(link);
                 }
-                Admission::Older { current_epoch } => {
+                SessionAdmission::Older { current_epoch } => {
                     self.send(
                         link,
                         End::Edge,
-                        Word::Refused { code: RefusedCode::OlderEpoch, current_epoch },
+                        Word::Refused { code: SessionRefusedCode::OlderEpoch, current_epoch },
                     );
                 }
-                Admission::Full => return Err("a roster for a thousand is full".to_owned()),
+                SessionAdmission::Full => return Err("a roster for a thousand is full".to_owned()),
             },
             Word::Ping => self.send(link, End::Edge, Word::Pong),
             Word::Taken(stamp) => {
@@ -587,8 +588,8 @@ impl World {
             let state = edge.machine.state();
             // Moments differ from run to run, because each begins with the real one.
             let shown = match state {
-                State::Ready { .. } => None,
-                State::BackingOff { .. } => Some("backing off".to_owned()),
+                SupervisorState::Ready { .. } => None,
+                SupervisorState::BackingOff { .. } => Some("backing off".to_owned()),
                 other => Some(format!("{other:?}")),
             };
             if let Some(shown) = shown {

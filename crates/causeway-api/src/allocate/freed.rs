@@ -8,14 +8,14 @@ use std::net::IpAddr;
 
 /// When addresses were last given back, per site.
 #[derive(Clone, Default, Debug)]
-pub struct Freed {
+pub struct FreedAddresses {
     sites: BTreeMap<String, BTreeMap<IpAddr, u64>>,
 }
 
 // More than a site moves about in months; what is forgotten is what has been free the longest.
 const REMEMBERED_MAX: usize = 4_096;
 
-impl Freed {
+impl FreedAddresses {
     /// Takes note of an address that was freed at a moment.
     pub fn note(&mut self, site: &str, ip: IpAddr, moment: u64) {
         self.sites.entry(site.to_owned()).or_default().insert(ip, moment);

@@ -7,13 +7,13 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 
-use super::{Family, Freed};
+use super::{AddressFamily, FreedAddresses};
 use crate::kinds::EGateway;
-use crate::world::World;
+use crate::object_set::ObjectSet;
 
 /// What a site can hand out. Cheap to make: what is taken is looked at only when it is asked for.
-pub struct Pool<'a> {
-    world: &'a World,
+pub struct AddressPool<'a> {
+    world: &'a ObjectSet,
     site: &'a str,
     ranges: Vec<IpNet>,
     /// No presence may have these: of every gateway its own address, and the two ends of its ranges.
@@ -23,35 +23,40 @@ pub struct Pool<'a> {
     next: Vec<u128>,
 }
 
-impl<'a> Pool<'a> {
-    pub fn of(world: &'a World, site: &'a str) -> Pool<'a> {
+impl<'a> AddressPool<'a> {
+    pub fn of(world: &'a ObjectSet, site: &'a str) -> AddressPool<'a> {
         let gateways = in_order(world, site);
         let ranges: Vec<IpNet> =
-            Family::ALL.into_iter().filter_map(|family| range(&gateways, family)).collect();
+            AddressFamily::ALL.into_iter().filter_map(|family| range(&gateways, family)).collect();
         let next = ranges.iter().map(|range| number(range.network())).collect();
-        Pool { world, site, ranges, reserved: reserved(&gateways), taken: None, next }
+        AddressPool { world, site, ranges, reserved: reserved(&gateways), taken: None, next }
     }
 
     /// The families the site has addresses of.
-    pub fn families(&self) -> impl Iterator<Item = Family> {
-        self.ranges.iter().map(|range| Family::of(range.network()))
+    pub fn families(&self) -> impl Iterator<Item = AddressFamily> {
+        self.ranges.iter().map(|range| AddressFamily::of(range.network()))
     }
 
-    pub fn range(&self, family: Family) -> Option<IpNet> {
-        self.ranges.iter().copied().find(|range| Family::of(range.network()) == family)
+    pub fn range(&self, family: AddressFamily) -> Option<IpNet> {
+        self.ranges.iter().copied().find(|range| AddressFamily::of(range.network()) == family)
     }
 
     /// Is there no address left? Answers without looking when there cannot be that many presences.
-    pub fn is_full(&mut self, family: Family) -> bool {
+    pub fn is_full(&mut self, family: AddressFamily) -> bool {
         let Some(range) = self.range(family) else { return true };
         let hosts = number(range.broadcast()) - number(range.network());
         let used = self.world.presence_count(self.site) + self.reserved.len();
-        used as u128 >= hosts && self.take(family, &Freed::default(), &HashSet::new()).is_none()
+        used as u128 >= hosts && self.take(family, &FreedAddresses::default(), &HashSet::new()).is_none()
     }
 
     /// The next address of a family, which is then taken. `avoid` are addresses that somebody is just taking.
-    pub fn take(&mut self, family: Family, freed: &Freed, avoid: &HashSet<IpAddr>) -> Option<IpAddr> {
-        let index = self.ranges.iter().position(|range| Family::of(range.network()) == family)?;
+    pub fn take(
+        &mut self,
+        family: AddressFamily,
+        freed: &FreedAddresses,
+        avoid: &HashSet<IpAddr>,
+    ) -> Option<IpAddr> {
+        let index = self.ranges.iter().position(|range| AddressFamily::of(range.network()) == family)?;
         let range = self.ranges[index];
         let (world, site) = (self.world, self.site);
         let taken = self.taken.get_or_insert_with(|| {
@@ -72,16 +77,16 @@ impl<'a> Pool<'a> {
 }
 
 /// The gateways of a site, the one that is active first: the highest priority, then the name.
-fn in_order<'a>(world: &'a World, site: &str) -> Vec<&'a EGateway> {
+fn in_order<'a>(world: &'a ObjectSet, site: &str) -> Vec<&'a EGateway> {
     let mut gateways: Vec<&EGateway> = world.gateways_at(site).collect();
     gateways.sort_by_key(|gateway| (-gateway.priority, &gateway.metadata.name));
     gateways
 }
 
 /// The range of the active gateway, narrowed to what those who stand by can present as well.
-fn range(gateways: &[&EGateway], family: Family) -> Option<IpNet> {
+fn range(gateways: &[&EGateway], family: AddressFamily) -> Option<IpNet> {
     let ranges = gateways.iter().flat_map(|gateway| gateway.presence_cidrs());
-    let of_family = ranges.filter(|range| Family::of(range.network()) == family);
+    let of_family = ranges.filter(|range| AddressFamily::of(range.network()) == family);
     of_family.reduce(|active, other| if active.contains(&other) { other } else { active })
 }
 
@@ -102,9 +107,9 @@ fn number(ip: IpAddr) -> u128 {
     }
 }
 
-fn address(number: u128, family: Family) -> IpAddr {
+fn address(number: u128, family: AddressFamily) -> IpAddr {
     match family {
-        Family::V4 => Ipv4Addr::from(number as u32).into(),
-        Family::V6 => Ipv6Addr::from(number).into(),
+        AddressFamily::V4 => Ipv4Addr::from(number as u32).into(),
+        AddressFamily::V6 => Ipv6Addr::from(number).into(),
     }
 }

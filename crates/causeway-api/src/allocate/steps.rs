@@ -6,15 +6,15 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::IpAddr;
 
-use super::{Family, Freed, MADE_BY, MADE_LABEL, Pool, is_made, name};
+use super::{AddressFamily, AddressPool, FreedAddresses, MADE_BY, MADE_LABEL, is_made, name};
 use crate::kinds::{EGateway, VirtualPresence};
 use crate::meta::ObjectMeta;
+use crate::object_set::ObjectSet;
 use crate::presence;
-use crate::world::World;
 
 /// One thing to do.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Step {
+pub enum AllocationStep {
     Make(Box<VirtualPresence>),
     /// The address it has lies in no range of its site any more.
     Renumber {
@@ -27,27 +27,27 @@ pub enum Step {
     },
 }
 
-impl Step {
+impl AllocationStep {
     pub fn presence(&self) -> &str {
         match self {
-            Step::Make(presence) => &presence.metadata.name,
-            Step::Renumber { name, .. } | Step::Remove { name } => name,
+            AllocationStep::Make(presence) => &presence.metadata.name,
+            AllocationStep::Renumber { name, .. } | AllocationStep::Remove { name } => name,
         }
     }
 
     /// The address that is being taken.
     pub fn address(&self) -> Option<IpAddr> {
         match self {
-            Step::Make(presence) => presence.ip_addr(),
-            Step::Renumber { to, .. } => Some(*to),
-            Step::Remove { .. } => None,
+            AllocationStep::Make(presence) => presence.ip_addr(),
+            AllocationStep::Renumber { to, .. } => Some(*to),
+            AllocationStep::Remove { .. } => None,
         }
     }
 }
 
 /// What is under way at a site and cannot be seen among the objects yet.
 #[derive(Clone, Default, Debug)]
-pub struct Claims {
+pub struct PendingAllocations {
     /// Presences about which something is being written.
     pub presences: HashSet<String>,
     /// Addresses that are being taken, or turned out to be.
@@ -55,7 +55,12 @@ pub struct Claims {
 }
 
 /// Everything that is missing or too much at a site.
-pub fn steps(world: &World, freed: &Freed, claims: &Claims, site: &str) -> Vec<Step> {
+pub fn steps(
+    world: &ObjectSet,
+    freed: &FreedAddresses,
+    claims: &PendingAllocations,
+    site: &str,
+) -> Vec<AllocationStep> {
     let wanted: BTreeSet<&str> = world
         .exposes_at(site)
         .map(|expose| expose.e_service_name.as_str())
@@ -71,7 +76,7 @@ pub fn steps(world: &World, freed: &Freed, claims: &Claims, site: &str) -> Vec<S
         claims,
         site,
         gateways: world.gateways_at(site).collect(),
-        pool: Pool::of(world, site),
+        pool: AddressPool::of(world, site),
         steps: Vec::new(),
     };
     let none = Vec::new();
@@ -85,13 +90,13 @@ pub fn steps(world: &World, freed: &Freed, claims: &Claims, site: &str) -> Vec<S
 }
 
 struct Draft<'a> {
-    world: &'a World,
-    freed: &'a Freed,
-    claims: &'a Claims,
+    world: &'a ObjectSet,
+    freed: &'a FreedAddresses,
+    claims: &'a PendingAllocations,
     site: &'a str,
     gateways: Vec<&'a EGateway>,
-    pool: Pool<'a>,
-    steps: Vec<Step>,
+    pool: AddressPool<'a>,
+    steps: Vec<AllocationStep>,
 }
 
 impl Draft<'_> {
@@ -103,13 +108,13 @@ impl Draft<'_> {
             return made.for_each(|presence| self.remove(presence));
         }
         // Without a gateway nobody can say which addresses are good: what is there stays until one comes.
-        let families: Vec<Family> = self.pool.families().collect();
+        let families: Vec<AddressFamily> = self.pool.families().collect();
         if families.is_empty() {
             return;
         }
-        let mut kept: HashSet<Family> = HashSet::new();
+        let mut kept: HashSet<AddressFamily> = HashSet::new();
         for presence in made {
-            match presence.ip_addr().map(Family::of).filter(|family| families.contains(family)) {
+            match presence.ip_addr().map(AddressFamily::of).filter(|family| families.contains(family)) {
                 Some(family) if kept.insert(family) => self.keep(presence, family),
                 _ => self.remove(presence),
             }
@@ -120,7 +125,7 @@ impl Draft<'_> {
             .for_each(|family| self.make(service, family));
     }
 
-    fn keep(&mut self, presence: &VirtualPresence, family: Family) {
+    fn keep(&mut self, presence: &VirtualPresence, family: AddressFamily) {
         let name = &presence.metadata.name;
         if self.claims.presences.contains(name)
             || presence::check_refs(presence, &self.gateways, &[]).is_empty()
@@ -129,11 +134,15 @@ impl Draft<'_> {
         }
         // A full range is told of by a condition; the old address stays until there is a better one.
         if let Some(to) = self.pool.take(family, self.freed, &self.claims.addresses) {
-            self.steps.push(Step::Renumber { name: name.clone(), from: presence.virtual_ip.clone(), to });
+            self.steps.push(AllocationStep::Renumber {
+                name: name.clone(),
+                from: presence.virtual_ip.clone(),
+                to,
+            });
         }
     }
 
-    fn make(&mut self, service: &str, family: Family) {
+    fn make(&mut self, service: &str, family: AddressFamily) {
         let name = name(service, self.site, family);
         // A name that is taken by something else is told of by a condition.
         if self.claims.presences.contains(&name) || self.world.presence(&name).is_some() {
@@ -141,7 +150,7 @@ impl Draft<'_> {
         }
         if let Some(ip) = self.pool.take(family, self.freed, &self.claims.addresses) {
             let labels = [(MADE_LABEL.to_owned(), MADE_BY.to_owned())].into();
-            self.steps.push(Step::Make(Box::new(VirtualPresence {
+            self.steps.push(AllocationStep::Make(Box::new(VirtualPresence {
                 metadata: ObjectMeta { labels, ..ObjectMeta::named(&name) },
                 virtual_ip: ip.to_string(),
                 e_service_name: service.to_owned(),
@@ -154,7 +163,7 @@ impl Draft<'_> {
     fn remove(&mut self, presence: &VirtualPresence) {
         let name = &presence.metadata.name;
         if !self.claims.presences.contains(name) && presence.metadata.deletion_timestamp.is_none() {
-            self.steps.push(Step::Remove { name: name.clone() });
+            self.steps.push(AllocationStep::Remove { name: name.clone() });
         }
     }
 }

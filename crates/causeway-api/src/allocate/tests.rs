@@ -7,13 +7,13 @@ use serde_json::{Value, json};
 use super::*;
 use crate::kinds::Kind;
 use crate::object::Object;
-use crate::world::World;
+use crate::object_set::ObjectSet;
 
 /// A store in small: carries out the steps of one site and remembers what was freed.
 #[derive(Default)]
 struct Lab {
-    world: World,
-    freed: Freed,
+    world: ObjectSet,
+    freed: FreedAddresses,
     moment: u64,
 }
 
@@ -48,8 +48,8 @@ impl Lab {
         assert_eq!(self.missing(), [], "running again changes nothing");
     }
 
-    fn missing(&self) -> Vec<Step> {
-        steps(&self.world, &self.freed, &Claims::default(), "oslo")
+    fn missing(&self) -> Vec<AllocationStep> {
+        steps(&self.world, &self.freed, &PendingAllocations::default(), "oslo")
     }
 
     fn round(&mut self) {
@@ -60,12 +60,12 @@ impl Lab {
                 self.freed.note("oslo", old.ip_addr().unwrap(), self.moment);
             }
             match (step, old) {
-                (Step::Make(presence), None) => self.world.insert((*presence).into()),
-                (Step::Renumber { to, .. }, Some(Object::VirtualPresence(mut presence))) => {
+                (AllocationStep::Make(presence), None) => self.world.insert((*presence).into()),
+                (AllocationStep::Renumber { to, .. }, Some(Object::VirtualPresence(mut presence))) => {
                     presence.virtual_ip = to.to_string();
                     self.world.insert(presence.into());
                 }
-                (Step::Remove { .. }, Some(_)) => {}
+                (AllocationStep::Remove { .. }, Some(_)) => {}
                 (step, old) => panic!("{step:?} of {old:?}"),
             }
         }
@@ -204,12 +204,12 @@ fn what_is_under_way_is_not_done_twice() {
     for service in ["web", "mail"] {
         lab.put(Kind::ServiceExpose, service, json!({"eServiceName": service, "eSites": ["oslo"]}));
     }
-    let claims = Claims {
-        presences: [name("web", "oslo", Family::V4)].into(),
+    let claims = PendingAllocations {
+        presences: [name("web", "oslo", AddressFamily::V4)].into(),
         addresses: ["10.0.0.1".parse().unwrap()].into(),
     };
     let steps = steps(&lab.world, &lab.freed, &claims, "oslo");
-    let [Step::Make(mail)] = steps.as_slice() else { panic!("{steps:?}") };
+    let [AllocationStep::Make(mail)] = steps.as_slice() else { panic!("{steps:?}") };
     assert_eq!((mail.e_service_name.as_str(), mail.virtual_ip.as_str()), ("mail", "10.0.0.2"));
     assert!(is_made(mail) && Object::from((**mail).clone()).validate(None).is_empty());
 }
@@ -229,19 +229,19 @@ fn names_are_lower_case_valid_and_tell_apart_what_looks_alike() {
     ];
     let mut seen = std::collections::HashSet::new();
     for (service, site) in pairs {
-        for family in Family::ALL {
+        for family in AddressFamily::ALL {
             let name = name(service, site, family);
             assert_eq!(crate::name::check(&name), Ok(()), "{name}");
             assert_eq!(name, name.to_ascii_lowercase());
             assert!(seen.insert(name.clone()), "{name}");
         }
     }
-    assert_eq!(name("Web", "Oslo", Family::V6), name("Web", "Oslo", Family::V4) + "-v6");
+    assert_eq!(name("Web", "Oslo", AddressFamily::V6), name("Web", "Oslo", AddressFamily::V4) + "-v6");
 }
 
 #[test]
 fn what_was_freed_is_remembered_within_bounds() {
-    let mut freed = Freed::default();
+    let mut freed = FreedAddresses::default();
     for number in 0..5_000u32 {
         freed.note("oslo", std::net::Ipv4Addr::from(number).into(), u64::from(number));
     }

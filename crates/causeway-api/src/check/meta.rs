@@ -3,7 +3,7 @@
 //! The same rules as Kubernetes', save that names may contain capitals.
 
 use crate::check;
-use crate::field::{Errors, FieldError};
+use crate::field::{FieldError, FieldErrors};
 use crate::kinds::{Kind, NAMESPACE};
 use crate::meta::{Condition, ManagedFieldsEntry, ObjectMeta, OwnerReference};
 use crate::{name, ownership};
@@ -17,7 +17,7 @@ const CONDITIONS_MAX: usize = 64;
 const CONDITION_REASON_BYTES_MAX: usize = 1024;
 const CONDITION_MESSAGE_BYTES_MAX: usize = 32 * 1024;
 
-pub(crate) fn metadata(errors: &mut Errors, kind: Kind, meta: &ObjectMeta, old: Option<&ObjectMeta>) {
+pub(crate) fn metadata(errors: &mut FieldErrors, kind: Kind, meta: &ObjectMeta, old: Option<&ObjectMeta>) {
     name(errors, meta);
     if kind.is_namespaced() && !["", NAMESPACE].contains(&meta.namespace.as_str()) {
         let why = "there is one namespace, \"default\"";
@@ -38,7 +38,7 @@ pub(crate) fn metadata(errors: &mut Errors, kind: Kind, meta: &ObjectMeta, old: 
     }
 }
 
-fn name(errors: &mut Errors, meta: &ObjectMeta) {
+fn name(errors: &mut FieldErrors, meta: &ObjectMeta) {
     if !meta.generate_name.is_empty()
         && let Err(allowed) = name::check_prefix(&meta.generate_name)
     {
@@ -53,7 +53,7 @@ fn name(errors: &mut Errors, meta: &ObjectMeta) {
     }
 }
 
-fn labels(errors: &mut Errors, meta: &ObjectMeta) {
+fn labels(errors: &mut FieldErrors, meta: &ObjectMeta) {
     check::count(errors, "metadata.labels", meta.labels.len(), LABELS_MAX);
     for (key, value) in meta.labels.iter().take(LABELS_MAX) {
         let path = || format!("metadata.labels[{}]", bounded(key));
@@ -66,7 +66,7 @@ fn labels(errors: &mut Errors, meta: &ObjectMeta) {
     }
 }
 
-fn annotations(errors: &mut Errors, meta: &ObjectMeta) {
+fn annotations(errors: &mut FieldErrors, meta: &ObjectMeta) {
     let bytes: usize = meta.annotations.iter().map(|(key, value)| key.len() + value.len()).sum();
     if bytes > ANNOTATIONS_BYTES_MAX {
         let message = format!("all annotations together may have {ANNOTATIONS_BYTES_MAX} bytes");
@@ -82,7 +82,7 @@ fn annotations(errors: &mut Errors, meta: &ObjectMeta) {
     }
 }
 
-fn finalizers(errors: &mut Errors, meta: &ObjectMeta) {
+fn finalizers(errors: &mut FieldErrors, meta: &ObjectMeta) {
     check::set(
         errors,
         "metadata.finalizers",
@@ -96,7 +96,7 @@ fn finalizers(errors: &mut Errors, meta: &ObjectMeta) {
     );
 }
 
-fn owners(errors: &mut Errors, meta: &ObjectMeta) {
+fn owners(errors: &mut FieldErrors, meta: &ObjectMeta) {
     check::count(errors, "metadata.ownerReferences", meta.owner_references.len(), REFERENCES_MAX);
     for (index, owner) in meta.owner_references.iter().take(REFERENCES_MAX).enumerate() {
         let fields = [
@@ -132,7 +132,7 @@ fn owners(errors: &mut Errors, meta: &ObjectMeta) {
 }
 
 /// Kubernetes' rules, in its words. One empty entry is how a client resets the list.
-fn managed_fields(errors: &mut Errors, meta: &ObjectMeta) {
+fn managed_fields(errors: &mut FieldErrors, meta: &ObjectMeta) {
     if let [only] = meta.managed_fields.as_slice()
         && *only == ManagedFieldsEntry::default()
     {
@@ -154,13 +154,13 @@ fn managed_fields(errors: &mut Errors, meta: &ObjectMeta) {
     }
 }
 
-fn immutable(errors: &mut Errors, path: &str, new: &str, old: &str) {
+fn immutable(errors: &mut FieldErrors, path: &str, new: &str, old: &str) {
     if !new.is_empty() && new != old {
         errors.push(FieldError::invalid(path, new, format!("this field is fixed; it is \"{old}\"")));
     }
 }
 
-pub(crate) fn conditions(errors: &mut Errors, conditions: &[Condition]) {
+pub(crate) fn conditions(errors: &mut FieldErrors, conditions: &[Condition]) {
     check::count(errors, "status.conditions", conditions.len(), CONDITIONS_MAX);
     let mut seen = std::collections::HashSet::new();
     for (index, condition) in conditions.iter().take(CONDITIONS_MAX).enumerate() {

@@ -7,7 +7,7 @@ use super::{CONNECTED, GATEWAYS_CONNECTED};
 use crate::CLOUD;
 use crate::kinds::EGateway;
 use crate::meta::ConditionStatus;
-use crate::world::World;
+use crate::object_set::ObjectSet;
 
 /// Does somebody see its channel? Nobody ever did: no. The cloud is where the others connect to.
 pub fn is_connected(gateway: &EGateway) -> bool {
@@ -29,7 +29,7 @@ pub(super) fn counts_connection(findings: &mut Findings, gateway: &EGateway) {
 /// Sites without gateways are told of elsewhere.
 pub(super) fn gateways_connected<'a>(
     findings: &mut Findings,
-    world: &World,
+    world: &ObjectSet,
     sites: impl IntoIterator<Item = &'a str>,
 ) {
     let is_away = |site: &&str| {

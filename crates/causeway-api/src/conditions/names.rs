@@ -8,15 +8,15 @@ use std::collections::BTreeSet;
 use super::NAME_FREE;
 use super::findings::{Findings, list};
 use crate::kinds::ServiceExpose;
-use crate::world::World;
+use crate::object_set::ObjectSet;
 
 /// Does the exposure have its DNS name at a site, or is there an older one of another service?
-pub fn holds_name(world: &World, expose: &ServiceExpose, site: &str) -> bool {
+pub fn holds_name(world: &ObjectSet, expose: &ServiceExpose, site: &str) -> bool {
     let at_site = |rival: &&ServiceExpose| rival.e_sites.iter().any(|name| name == site);
     elders(world, expose).find(at_site).is_none()
 }
 
-pub(super) fn name_is_free(findings: &mut Findings, world: &World, expose: &ServiceExpose) {
+pub(super) fn name_is_free(findings: &mut Findings, world: &ObjectSet, expose: &ServiceExpose) {
     let name = expose.dns_name.as_str();
     if name.is_empty() {
         return findings.holds(NAME_FREE, "NoName");
@@ -43,7 +43,7 @@ pub(super) fn name_is_free(findings: &mut Findings, world: &World, expose: &Serv
 }
 
 /// Exposures of other services under the same name that come before this one. Two of one service lead to the same place.
-fn elders<'a>(world: &'a World, expose: &'a ServiceExpose) -> impl Iterator<Item = &'a ServiceExpose> {
+fn elders<'a>(world: &'a ObjectSet, expose: &'a ServiceExpose) -> impl Iterator<Item = &'a ServiceExpose> {
     let age = |expose: &ServiceExpose| {
         let created = expose.metadata.creation_timestamp.map(|created| created.as_second());
         // One that is not stored yet is the youngest.

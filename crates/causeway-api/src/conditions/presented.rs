@@ -5,10 +5,10 @@ use std::net::IpAddr;
 
 use super::PRESENTED;
 use super::findings::Findings;
-use crate::allocate::{Family, Pool, name};
+use crate::allocate::{AddressFamily, AddressPool, name};
 use crate::kinds::{EGateway, ServiceExpose, VirtualPresence};
+use crate::object_set::ObjectSet;
 use crate::presence;
-use crate::world::World;
 
 // A message is read by a person; what does not fit is counted.
 const SITES_MAX: usize = 100;
@@ -20,7 +20,7 @@ struct Gap {
 }
 
 /// Sites without gateways and services that are missing are told of elsewhere; here they are only not presented.
-pub(super) fn presented(findings: &mut Findings, world: &World, expose: &ServiceExpose) {
+pub(super) fn presented(findings: &mut Findings, world: &ObjectSet, expose: &ServiceExpose) {
     let service = expose.e_service_name.as_str();
     if world.service(service).is_none() {
         return findings.regrets(PRESENTED, "ServiceMissing", format!("EService {service} does not exist"));
@@ -59,7 +59,7 @@ pub(super) fn presented(findings: &mut Findings, world: &World, expose: &Service
 
 /// The addresses of a service at a site.
 fn at_site(
-    world: &World,
+    world: &ObjectSet,
     service: &str,
     site: &str,
     gateways: &[&EGateway],
@@ -76,8 +76,8 @@ fn at_site(
             true => Err(unusable(presence, site)),
         };
     }
-    let mut pool = Pool::of(world, site);
-    let missing = pool.families().find(|family| !usable.iter().any(|ip| Family::of(*ip) == *family));
+    let mut pool = AddressPool::of(world, site);
+    let missing = pool.families().find(|family| !usable.iter().any(|ip| AddressFamily::of(*ip) == *family));
     match missing {
         Some(family) => Err(gap(world, &mut pool, (service, site, family))),
         None => Ok(usable),
@@ -93,7 +93,11 @@ fn unusable(presence: &VirtualPresence, site: &str) -> Gap {
 }
 
 /// Why there is no address of a family.
-fn gap(world: &World, pool: &mut Pool<'_>, (service, site, family): (&str, &str, Family)) -> Gap {
+fn gap(
+    world: &ObjectSet,
+    pool: &mut AddressPool<'_>,
+    (service, site, family): (&str, &str, AddressFamily),
+) -> Gap {
     let name = name(service, site, family);
     let stranger =
         world.presence(&name).filter(|found| found.e_service_name != service || found.e_site_name != site);

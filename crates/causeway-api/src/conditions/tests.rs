@@ -64,7 +64,7 @@ fn an_expose_says_where_it_is_presented_and_why_not_elsewhere() {
 #[test]
 fn a_full_range_and_an_address_that_cannot_be_used_are_told() {
     let mut world = world();
-    let told = |world: &World, sites: &[&str]| {
+    let told = |world: &ObjectSet, sites: &[&str]| {
         let expose = decode(
             Kind::ServiceExpose,
             json!({"metadata": {"name": "web"}, "eServiceName": "web", "eSites": sites}),
@@ -107,7 +107,7 @@ fn the_older_exposure_has_the_name_and_a_node_before_both() {
         object.metadata_mut().creation_timestamp = Some(Time::from_second(created));
         object
     };
-    let told = |world: &World, name: &str| {
+    let told = |world: &ObjectSet, name: &str| {
         let object = world.get(Kind::ServiceExpose, name).unwrap();
         let status = status(object, world, Time::from_second(NOW));
         let said = status.condition(NAME_FREE).unwrap();
@@ -140,7 +140,7 @@ fn the_older_exposure_has_the_name_and_a_node_before_both() {
 fn a_site_is_connected_when_one_of_its_gateways_is() {
     let mut world = world();
     let service = world.get(Kind::EService, "web").unwrap().clone();
-    let told = |world: &World| {
+    let told = |world: &ObjectSet| {
         status(&service, world, Time::from_second(NOW)).condition(GATEWAYS_CONNECTED).unwrap().status
     };
     assert_eq!(told(&world), ConditionStatus::False);
@@ -301,7 +301,7 @@ fn decode(kind: Kind, value: Value) -> Object {
 }
 
 /// Berlin and Oslo have gateways, the site "bare" has none; one service, one server, one policy.
-fn world() -> World {
+fn world() -> ObjectSet {
     let objects = [
         (Kind::ESite, json!({"metadata": {"name": "berlin"}})),
         (Kind::ESite, json!({"metadata": {"name": "oslo"}})),

@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::check::{self, NAMES_MAX};
-use crate::field::Errors;
+use crate::field::FieldErrors;
 use crate::meta::{ObjectMeta, ObjectStatus};
 
 /// ECommunity is a set of sites that may talk directly to each other at layer 3.
@@ -23,7 +23,7 @@ pub struct ECommunity {
 }
 
 impl ECommunity {
-    pub(crate) fn check_fields(&self, errors: &mut Errors) {
+    pub(crate) fn check_fields(&self, errors: &mut FieldErrors) {
         check::names(errors, "members", &self.members);
     }
 }

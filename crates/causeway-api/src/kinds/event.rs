@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::NAMESPACE;
-use crate::field::{Errors, FieldError};
+use crate::field::{FieldError, FieldErrors};
 use crate::meta::{ObjectMeta, ObjectStatus};
 use crate::time::MicroTime;
 use crate::{ApiVersion, Time};
@@ -154,7 +154,7 @@ impl Event {
     }
 
     /// The rules of `v1`, which are few.
-    pub(crate) fn check_fields(&self, errors: &mut Errors) {
+    pub(crate) fn check_fields(&self, errors: &mut FieldErrors) {
         let namespace = &self.involved_object.namespace;
         if !namespace.is_empty() && *namespace != self.metadata.namespace {
             let why = "does not match event.namespace";
@@ -164,7 +164,7 @@ impl Event {
 
     /// The rules of `events.k8s.io/v1` for a new event, as in Kubernetes.
     pub fn check_group_fields(&self) -> Vec<FieldError> {
-        let mut errors = Errors::default();
+        let mut errors = FieldErrors::default();
         if self.event_time.is_none() {
             errors.push(FieldError::required("eventTime", "the time of the event"));
         }

@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::check::{self, NAMES_MAX};
-use crate::field::Errors;
+use crate::field::FieldErrors;
 use crate::meta::{ObjectMeta, ObjectStatus};
 
 /// ServiceExpose presents a service at other sites, under policies. Each of those sites gets a local address and a DNS name for it.
@@ -43,7 +43,7 @@ impl ServiceExpose {
         }
     }
 
-    pub(crate) fn check_fields(&self, errors: &mut Errors) {
+    pub(crate) fn check_fields(&self, errors: &mut FieldErrors) {
         check::reference(errors, "eServiceName", &self.e_service_name, "the name of the EService to present");
         check::optional(errors, "dnsName", &self.dns_name, check::dns_name);
         check::names(errors, "eSites", &self.e_sites);

@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::check;
-use crate::field::{Errors, FieldError};
+use crate::field::{FieldError, FieldErrors};
 use crate::meta::{ObjectMeta, ObjectStatus, is_zero};
 
 /// The name of the gateway inside the cloud, and of its site.
@@ -68,7 +68,7 @@ impl EGateway {
         }
     }
 
-    pub(crate) fn check_fields(&self, errors: &mut Errors) {
+    pub(crate) fn check_fields(&self, errors: &mut FieldErrors) {
         check::optional(errors, "ip", &self.ip, check::host_ip);
         check::reference(
             errors,
@@ -86,7 +86,7 @@ impl EGateway {
         self.check_cidrs(errors);
     }
 
-    fn check_cidrs(&self, errors: &mut Errors) {
+    fn check_cidrs(&self, errors: &mut FieldErrors) {
         const PATH: &str = "virtualPresenceIPcidr";
         let before = errors.len();
         self.cidr_texts().for_each(|text| check::presence_cidr(errors, PATH, text));

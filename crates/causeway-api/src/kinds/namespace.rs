@@ -6,7 +6,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::field::Errors;
+use crate::field::FieldErrors;
 use crate::meta::{ObjectMeta, ObjectStatus};
 
 /// The name of the only namespace.
@@ -66,5 +66,5 @@ impl Namespace {
         namespace
     }
 
-    pub(crate) fn check_fields(&self, _: &mut Errors) {}
+    pub(crate) fn check_fields(&self, _: &mut FieldErrors) {}
 }

@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::check::{self, NAMES_MAX};
-use crate::field::{Errors, FieldError};
+use crate::field::{FieldError, FieldErrors};
 use crate::meta::{ObjectMeta, ObjectStatus};
 
 /// EPolicy says who may use what it is attached to, and how much. Policies are a union: a subject is allowed when any of them
@@ -85,7 +85,7 @@ const METHODS_MAX: usize = 32;
 const PATHS_MAX: usize = 256;
 
 impl EPolicy {
-    pub(crate) fn check_fields(&self, errors: &mut Errors) {
+    pub(crate) fn check_fields(&self, errors: &mut FieldErrors) {
         check::names(errors, "allowedServers", &self.allowed_servers);
         check::names(errors, "allowedSites", &self.allowed_sites);
         if let Some(limits) = &self.limits {
@@ -100,7 +100,7 @@ impl EPolicy {
 }
 
 impl Limits {
-    fn check_fields(&self, errors: &mut Errors) {
+    fn check_fields(&self, errors: &mut FieldErrors) {
         let rows = [
             ("limits.connectionsPerSecond", self.connections_per_second),
             ("limits.connections", self.connections),

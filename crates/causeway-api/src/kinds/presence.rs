@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::check;
-use crate::field::{Errors, FieldError};
+use crate::field::{FieldError, FieldErrors};
 use crate::meta::{ObjectMeta, ObjectStatus};
 
 /// VirtualPresence is the local address of a remote service at one site. Causeway makes them for every ServiceExpose; make one by
@@ -40,7 +40,7 @@ impl VirtualPresence {
         self.virtual_ip.parse().ok()
     }
 
-    pub(crate) fn check_fields(&self, errors: &mut Errors) {
+    pub(crate) fn check_fields(&self, errors: &mut FieldErrors) {
         match self.virtual_ip.as_str() {
             "" => {
                 let fix = "an address inside virtualPresenceIPcidr of the site's gateway";

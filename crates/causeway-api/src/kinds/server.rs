@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::check::{self, NAMES_MAX};
-use crate::field::{Errors, FieldError};
+use crate::field::{FieldError, FieldErrors};
 use crate::meta::{ObjectMeta, ObjectStatus};
 
 /// EServer is a host at a site: the subject that policies allow and, with ports, a host that can be reached by its name.
@@ -63,7 +63,7 @@ impl EServer {
         }
     }
 
-    pub(crate) fn check_fields(&self, errors: &mut Errors) {
+    pub(crate) fn check_fields(&self, errors: &mut FieldErrors) {
         check::optional(errors, "eServerName", &self.e_server_name, check::object_name);
         match self.ip.as_str() {
             "" => errors.push(FieldError::required("ip", "the address of the host inside its site")),

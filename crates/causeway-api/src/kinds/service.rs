@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::check::{self, PEM_BYTES_MAX};
-use crate::field::{Errors, FieldError};
+use crate::field::{FieldError, FieldErrors};
 use crate::meta::{ObjectMeta, ObjectStatus, is_zero};
 
 /// EService is a service that really runs at a site. Other sites see it only through a ServiceExpose.
@@ -186,7 +186,7 @@ impl EService {
         }
     }
 
-    pub(crate) fn check_fields(&self, errors: &mut Errors) {
+    pub(crate) fn check_fields(&self, errors: &mut FieldErrors) {
         if self.ip.is_empty() && self.domain_name.is_empty() && self.endpoints.is_empty() {
             errors.push(FieldError::required(
                 "ip",
@@ -215,7 +215,7 @@ impl EService {
     }
 
     /// Every broker of Kafka has a port of its own at presences, behind the service's.
-    fn check_brokers(&self, errors: &mut Errors) {
+    fn check_brokers(&self, errors: &mut FieldErrors) {
         let brokers = self.endpoints.len().clamp(1, ENDPOINTS_MAX) as i64;
         if self.protocol == Protocol::Kafka && self.port <= PORT_MAX && self.port + brokers > PORT_MAX {
             let why = format!(
@@ -225,7 +225,7 @@ impl EService {
         }
     }
 
-    fn check_endpoints(&self, errors: &mut Errors) {
+    fn check_endpoints(&self, errors: &mut FieldErrors) {
         check::count(errors, "endpoints", self.endpoints.len(), ENDPOINTS_MAX);
         let mut seen = std::collections::HashSet::new();
         for (index, endpoint) in self.endpoints.iter().take(ENDPOINTS_MAX).enumerate() {
@@ -250,7 +250,7 @@ impl EService {
 }
 
 impl HealthCheck {
-    fn check_fields(&self, errors: &mut Errors) {
+    fn check_fields(&self, errors: &mut FieldErrors) {
         check::optional(errors, "healthCheck.path", &self.path, check::url_path);
         let (path, seconds) = ("healthCheck.intervalSeconds", self.interval_seconds);
         check::range(errors, path, seconds, 1, INTERVAL_SECONDS_MAX, "an interval in seconds");
@@ -258,7 +258,7 @@ impl HealthCheck {
 }
 
 impl BackendTls {
-    fn check_fields(&self, errors: &mut Errors) {
+    fn check_fields(&self, errors: &mut FieldErrors) {
         check::optional(errors, "backendTLS.serverName", &self.server_name, check::host_name);
         check::optional(errors, "backendTLS.caBundle", &self.ca_bundle, check::pem_certificates);
     }

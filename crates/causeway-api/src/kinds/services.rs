@@ -6,7 +6,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::field::Errors;
+use crate::field::FieldErrors;
 use crate::meta::{ObjectMeta, ObjectStatus};
 
 /// Service is served for the tools of Kubernetes; the list is always empty. See EService.
@@ -20,5 +20,5 @@ pub struct Service {
 }
 
 impl Service {
-    pub(crate) fn check_fields(&self, _: &mut Errors) {}
+    pub(crate) fn check_fields(&self, _: &mut FieldErrors) {}
 }

@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::check::{self, CIDRS_MAX};
-use crate::field::Errors;
+use crate::field::FieldErrors;
 use crate::meta::{ObjectMeta, ObjectStatus};
 
 /// ESite is a network domain: a factory, a shop, a machine room, or the central cloud, which is the site "cloud".
@@ -25,7 +25,7 @@ pub struct ESite {
 }
 
 impl ESite {
-    pub(crate) fn check_fields(&self, errors: &mut Errors) {
+    pub(crate) fn check_fields(&self, errors: &mut FieldErrors) {
         check::set(errors, "subnets", &self.subnets, CIDRS_MAX, check::cidr);
     }
 }

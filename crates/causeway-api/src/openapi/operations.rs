@@ -6,7 +6,7 @@ use super::definitions::{gvk, list_type_name, type_name};
 use crate::{ApiVersion, Kind};
 
 /// One operation.
-pub(super) struct Operation {
+pub(super) struct ApiOperation {
     pub method: &'static str,
     /// The verb as Kubernetes names it in `x-kubernetes-action`.
     pub action: &'static str,
@@ -20,10 +20,10 @@ pub(super) struct Operation {
     /// Short name of the type of the answer.
     pub answer: &'static str,
     pub codes: &'static [&'static str],
-    pub query: Vec<&'static Parameter>,
+    pub query: Vec<&'static QueryParameterSpec>,
 }
 
-impl Operation {
+impl ApiOperation {
     pub fn gvk(&self) -> Value {
         gvk(self.version.group(), self.kind.name())
     }
@@ -39,72 +39,76 @@ impl Operation {
 }
 
 /// A query parameter.
-pub(super) struct Parameter {
+pub(super) struct QueryParameterSpec {
     pub name: &'static str,
     pub cell: &'static str,
     pub description: &'static str,
 }
 
-impl Parameter {
+impl QueryParameterSpec {
     /// As `v2` has it; `v3` puts the type into a schema.
     pub fn head(&self) -> Value {
         json!({ "name": self.name, "in": "query", "description": self.description })
     }
 }
 
-const fn text(name: &'static str, description: &'static str) -> Parameter {
-    Parameter { name, cell: "string", description }
+const fn text(name: &'static str, description: &'static str) -> QueryParameterSpec {
+    QueryParameterSpec { name, cell: "string", description }
 }
 
-static PRETTY: Parameter = text("pretty", "If 'true', then the output is pretty printed.");
-static DRY_RUN: Parameter = text("dryRun", "All: everything is checked and answered, nothing is stored.");
-static FIELD_MANAGER: Parameter = text(
+static PRETTY: QueryParameterSpec = text("pretty", "If 'true', then the output is pretty printed.");
+static DRY_RUN: QueryParameterSpec =
+    text("dryRun", "All: everything is checked and answered, nothing is stored.");
+static FIELD_MANAGER: QueryParameterSpec = text(
     "fieldManager",
     "Name of the actor that makes the change, for server-side apply. At most 128 characters.",
 );
-static FIELD_VALIDATION: Parameter = text(
+static FIELD_VALIDATION: QueryParameterSpec = text(
     "fieldValidation",
     "What happens to unknown and duplicate fields. Ignore: they are dropped. Warn: dropped, with a warning; the default. \
      Strict: the request is refused.",
 );
-static FORCE: Parameter = Parameter {
+static FORCE: QueryParameterSpec = QueryParameterSpec {
     name: "force",
     cell: "boolean",
     description: "For apply patches: take fields over from other managers instead of a conflict.",
 };
-static LABELS: Parameter =
+static LABELS: QueryParameterSpec =
     text("labelSelector", "Only objects whose labels match. Example: tier=factory,zone in (a,b).");
-static FIELDS: Parameter = text(
+static FIELDS: QueryParameterSpec = text(
     "fieldSelector",
     "Only objects whose fields match: metadata.name and the fields that refer to other objects.",
 );
-static LIMIT: Parameter =
-    Parameter { name: "limit", cell: "integer", description: "At most so many objects per page." };
-static CONTINUE: Parameter =
+static LIMIT: QueryParameterSpec =
+    QueryParameterSpec { name: "limit", cell: "integer", description: "At most so many objects per page." };
+static CONTINUE: QueryParameterSpec =
     text("continue", "The token of the last page, to get the next one of the same snapshot.");
-static REVISION: Parameter = text("resourceVersion", "The revision to list at or to watch from.");
-static REVISION_MATCH: Parameter =
+static REVISION: QueryParameterSpec = text("resourceVersion", "The revision to list at or to watch from.");
+static REVISION_MATCH: QueryParameterSpec =
     text("resourceVersionMatch", "How resourceVersion is meant in a list: Exact or NotOlderThan.");
-static WATCH: Parameter =
-    Parameter { name: "watch", cell: "boolean", description: "Stream the changes instead of one answer." };
-static BOOKMARKS: Parameter = Parameter {
+static WATCH: QueryParameterSpec = QueryParameterSpec {
+    name: "watch",
+    cell: "boolean",
+    description: "Stream the changes instead of one answer.",
+};
+static BOOKMARKS: QueryParameterSpec = QueryParameterSpec {
     name: "allowWatchBookmarks",
     cell: "boolean",
     description: "Send BOOKMARK events in a watch.",
 };
-static INITIAL: Parameter = Parameter {
+static INITIAL: QueryParameterSpec = QueryParameterSpec {
     name: "sendInitialEvents",
     cell: "boolean",
     description: "Begin a watch with the present objects, then a bookmark.",
 };
-static TIMEOUT: Parameter = Parameter {
+static TIMEOUT: QueryParameterSpec = QueryParameterSpec {
     name: "timeoutSeconds",
     cell: "integer",
     description: "End the watch after so many seconds.",
 };
-static GRACE: Parameter =
-    Parameter { name: "gracePeriodSeconds", cell: "integer", description: "Accepted and not used." };
-static PROPAGATION: Parameter =
+static GRACE: QueryParameterSpec =
+    QueryParameterSpec { name: "gracePeriodSeconds", cell: "integer", description: "Accepted and not used." };
+static PROPAGATION: QueryParameterSpec =
     text("propagationPolicy", "What becomes of dependents: Orphan, Background or Foreground.");
 
 const ANY: &[&str] = &["*/*"];
@@ -126,13 +130,13 @@ pub(super) fn path_parameters(path: &str) -> impl Iterator<Item = &'static str> 
 }
 
 /// Every path of every kind of a version with its operations.
-pub(super) fn all_paths(version: ApiVersion) -> impl Iterator<Item = (String, Vec<Operation>)> {
+pub(super) fn all_paths(version: ApiVersion) -> impl Iterator<Item = (String, Vec<ApiOperation>)> {
     let kinds = Kind::SERVED.into_iter().filter(move |kind| kind.versions().contains(&version));
     kinds.flat_map(move |kind| paths(version, kind))
 }
 
 /// Every path of a kind with its operations.
-pub(super) fn paths(version: ApiVersion, kind: Kind) -> Vec<(String, Vec<Operation>)> {
+pub(super) fn paths(version: ApiVersion, kind: Kind) -> Vec<(String, Vec<ApiOperation>)> {
     let everywhere = format!("{}/{}", root(version), kind.plural());
     let collection = match kind.is_namespaced() {
         true => format!("{}/namespaces/{{namespace}}/{}", root(version), kind.plural()),
@@ -147,7 +151,7 @@ pub(super) fn paths(version: ApiVersion, kind: Kind) -> Vec<(String, Vec<Operati
             ApiVersion::Group => "CausewayIoV1",
             ApiVersion::Events => "EventsV1",
         };
-        Operation {
+        ApiOperation {
             method,
             action,
             id: format!("{verb}{group}{scope}{kind}{suffix}"),
@@ -162,7 +166,7 @@ pub(super) fn paths(version: ApiVersion, kind: Kind) -> Vec<(String, Vec<Operati
         }
     };
     let list = vec![
-        Operation {
+        ApiOperation {
             description: format!("list or watch objects of kind {kind}"),
             answer: list_type_name(kind, version),
             query: vec![
@@ -180,14 +184,14 @@ pub(super) fn paths(version: ApiVersion, kind: Kind) -> Vec<(String, Vec<Operati
             ],
             ..operation("get", "list", "list", "")
         },
-        Operation {
+        ApiOperation {
             description: format!("create a {kind}"),
             body: Some(type_name(kind, version)),
             codes: &["200", "201", "202"],
             query: vec![&PRETTY, &DRY_RUN, &FIELD_MANAGER, &FIELD_VALIDATION],
             ..operation("post", "post", "create", "")
         },
-        Operation {
+        ApiOperation {
             description: format!("delete collection of {kind}"),
             body: Some("DeleteOptions"),
             answer: "Status",
@@ -207,14 +211,14 @@ pub(super) fn paths(version: ApiVersion, kind: Kind) -> Vec<(String, Vec<Operati
     ];
     let write = |about: &str, suffix: &str| {
         [
-            Operation {
+            ApiOperation {
                 description: format!("replace {about} {kind}"),
                 body: Some(type_name(kind, version)),
                 codes: &["200", "201"],
                 query: vec![&PRETTY, &DRY_RUN, &FIELD_MANAGER, &FIELD_VALIDATION],
                 ..operation("put", "put", "replace", suffix)
             },
-            Operation {
+            ApiOperation {
                 description: format!("partially update {about} {kind}"),
                 body: Some("Patch"),
                 consumes: PATCHES,
@@ -224,12 +228,12 @@ pub(super) fn paths(version: ApiVersion, kind: Kind) -> Vec<(String, Vec<Operati
             },
         ]
     };
-    let mut one = vec![Operation {
+    let mut one = vec![ApiOperation {
         description: format!("read the specified {kind}"),
         ..operation("get", "get", "read", "")
     }];
     one.extend(write("the specified", ""));
-    one.push(Operation {
+    one.push(ApiOperation {
         description: format!("delete a {kind}"),
         body: Some("DeleteOptions"),
         answer: "Status",
@@ -237,7 +241,7 @@ pub(super) fn paths(version: ApiVersion, kind: Kind) -> Vec<(String, Vec<Operati
         query: vec![&PRETTY, &DRY_RUN, &GRACE, &PROPAGATION],
         ..operation("delete", "delete", "delete", "")
     });
-    let mut of_status = vec![Operation {
+    let mut of_status = vec![ApiOperation {
         description: format!("read status of the specified {kind}"),
         ..operation("get", "get", "read", "Status")
     }];
@@ -250,7 +254,7 @@ pub(super) fn paths(version: ApiVersion, kind: Kind) -> Vec<(String, Vec<Operati
         all.iter_mut().for_each(|(_, operations)| operations.retain(|operation| operation.method == "get"));
     }
     if kind.is_namespaced() {
-        let list = Operation {
+        let list = ApiOperation {
             id: format!("{}ForAllNamespaces", operation("get", "list", "list", "").id.replacen(scope, "", 1)),
             description: format!("list or watch objects of kind {kind} in all namespaces"),
             answer: list_type_name(kind, version),

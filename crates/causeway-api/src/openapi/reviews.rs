@@ -4,7 +4,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::discovery::{REVIEWS, Review};
+use crate::discovery::{REVIEWS, ReviewKind};
 
 const PACKAGE: &str = "io.k8s.api.";
 const OBJECT_META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
@@ -39,16 +39,16 @@ pub(super) fn definitions(prefix: &str, group: Option<&str>) -> Map<String, Valu
 }
 
 /// The path of a review.
-pub(super) fn path(review: &Review) -> String {
+pub(super) fn path(review: &ReviewKind) -> String {
     format!("/apis/{}/v1/{}", review.group, review.plural)
 }
 
-pub(super) fn gvk(review: &Review) -> Value {
+pub(super) fn gvk(review: &ReviewKind) -> Value {
     json!({ "group": review.group, "kind": review.kind, "version": "v1" })
 }
 
 /// What both versions of OpenAPI say of the one operation: it is created, and the answer is the object with its status.
-pub(super) fn operation(review: &Review) -> Value {
+pub(super) fn operation(review: &ReviewKind) -> Value {
     let group = if review.group.starts_with("authentication") { "Authentication" } else { "Authorization" };
     json!({
         "description": format!("create a {}", review.kind),
@@ -59,16 +59,16 @@ pub(super) fn operation(review: &Review) -> Value {
     })
 }
 
-pub(super) fn reference(prefix: &str, review: &Review) -> Value {
+pub(super) fn reference(prefix: &str, review: &ReviewKind) -> Value {
     json!({ "$ref": format!("{prefix}{}", long_name(review, review.kind)) })
 }
 
-fn long_name(review: &Review, name: &str) -> String {
+fn long_name(review: &ReviewKind, name: &str) -> String {
     let group = review.group.split('.').next().unwrap_or_default();
     format!("{PACKAGE}{group}.v1.{name}")
 }
 
-fn description(review: &Review) -> &'static str {
+fn description(review: &ReviewKind) -> &'static str {
     match review.kind {
         "SelfSubjectReview" => "SelfSubjectReview answers who the caller is, impersonation included.",
         "SelfSubjectAccessReview" => "SelfSubjectAccessReview answers whether the caller may do one thing.",
@@ -77,7 +77,7 @@ fn description(review: &Review) -> &'static str {
 }
 
 /// The types inside a review, by their short names.
-fn parts(review: &Review) -> Vec<(String, Value)> {
+fn parts(review: &ReviewKind) -> Vec<(String, Value)> {
     let named = |part: &str, properties: Value| {
         (format!("{}{part}", review.kind), json!({ "type": "object", "properties": properties }))
     };

@@ -3,10 +3,10 @@
 use serde_json::{Map, Value, json};
 
 use super::definitions::{definitions, reference};
-use super::operations::{Operation, all_paths, path_parameters};
+use super::operations::{ApiOperation, all_paths, path_parameters};
 use super::reviews;
 use crate::ApiVersion;
-use crate::discovery::{REVIEWS, Review};
+use crate::discovery::{REVIEWS, ReviewKind};
 
 const PREFIX: &str = "#/definitions/";
 const PRODUCES: [&str; 2] = ["application/json", "application/json;stream=watch"];
@@ -30,7 +30,7 @@ pub fn v2() -> Value {
     })
 }
 
-fn review_body(review: &Review) -> Value {
+fn review_body(review: &ReviewKind) -> Value {
     let schema = reviews::reference(PREFIX, review);
     let answer = json!({ "description": "Created", "schema": schema });
     let mut body = reviews::operation(review);
@@ -42,7 +42,7 @@ fn review_body(review: &Review) -> Value {
     body
 }
 
-fn path_item(path: &str, operations: &[Operation]) -> Value {
+fn path_item(path: &str, operations: &[ApiOperation]) -> Value {
     let mut item: Map<String, Value> =
         operations.iter().map(|operation| (operation.method.to_string(), body(operation))).collect();
     let parameters: Vec<Value> = path_parameters(path)
@@ -59,7 +59,7 @@ fn path_item(path: &str, operations: &[Operation]) -> Value {
     item.into()
 }
 
-fn body(operation: &Operation) -> Value {
+fn body(operation: &ApiOperation) -> Value {
     let mut parameters: Vec<Value> = Vec::new();
     if let Some(body) = operation.body {
         let optional = body == "DeleteOptions";

@@ -6,7 +6,7 @@ use std::hash::{DefaultHasher, Hasher};
 use serde_json::{Map, Value, json};
 
 use super::definitions::{definitions, reference};
-use super::operations::{Operation, all_paths, path_parameters, root};
+use super::operations::{ApiOperation, all_paths, path_parameters, root};
 use super::reviews;
 use crate::ApiVersion;
 use crate::discovery::REVIEWS;
@@ -70,7 +70,7 @@ fn document(paths: Map<String, Value>, schemas: Value) -> Value {
     })
 }
 
-fn path_item(path: &str, operations: &[Operation]) -> Value {
+fn path_item(path: &str, operations: &[ApiOperation]) -> Value {
     let mut item: Map<String, Value> =
         operations.iter().map(|operation| (operation.method.to_string(), body(operation))).collect();
     let parameters: Vec<Value> = path_parameters(path)
@@ -87,7 +87,7 @@ fn path_item(path: &str, operations: &[Operation]) -> Value {
     item.into()
 }
 
-fn body(operation: &Operation) -> Value {
+fn body(operation: &ApiOperation) -> Value {
     let query = operation.query.iter().map(|query| {
         let mut parameter = query.head();
         parameter["schema"] = json!({ "type": query.cell, "uniqueItems": true });

@@ -5,16 +5,16 @@ use std::fmt;
 use serde_json::Value;
 
 use super::conflict::{self, Conflict};
-use super::entries::{Claim, Entries, Operation, Owner};
+use super::entries::{FieldOwner, ManagedFields, ManagedOperation, OwnedFields};
 use super::field_set::FieldSet;
 use super::scope::{body_of, config_of, fields_within, identity_of, system_fields};
 use super::update::before_first_apply;
 use super::walk::{ambiguous_list, compare, fields_of, merge, remove};
-use super::{OwnershipError, Writer, last_applied};
+use super::{FieldWriter, OwnershipError, last_applied};
 use crate::status::Status;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ApplyError {
+pub enum ServerSideApplyError {
     /// Others own fields that would change.
     Conflicts(Vec<Conflict>),
     NotAnObject,
@@ -32,11 +32,11 @@ pub enum ApplyError {
     Ownership(OwnershipError),
 }
 
-impl ApplyError {
+impl ServerSideApplyError {
     /// What the client is told.
     pub fn status(&self) -> Status {
         match self {
-            ApplyError::Conflicts(conflicts) => {
+            ServerSideApplyError::Conflicts(conflicts) => {
                 Status::apply_conflict(self, conflicts.iter().map(Conflict::cause).collect())
             }
             _ => Status::bad_request(self),
@@ -44,22 +44,22 @@ impl ApplyError {
     }
 }
 
-impl std::error::Error for ApplyError {}
+impl std::error::Error for ServerSideApplyError {}
 
-impl fmt::Display for ApplyError {
+impl fmt::Display for ServerSideApplyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            ApplyError::Conflicts(conflicts) => conflict::describe(conflicts, f),
-            ApplyError::NotAnObject => f.write_str("an applied configuration must be an object"),
-            ApplyError::ManagedFieldsSet => f.write_str("metadata.managedFields must be nil"),
-            ApplyError::WrongVersion { found, expected } => write!(
+            ServerSideApplyError::Conflicts(conflicts) => conflict::describe(conflicts, f),
+            ServerSideApplyError::NotAnObject => f.write_str("an applied configuration must be an object"),
+            ServerSideApplyError::ManagedFieldsSet => f.write_str("metadata.managedFields must be nil"),
+            ServerSideApplyError::WrongVersion { found, expected } => write!(
                 f,
                 "Incorrect version specified in apply patch. Specified patch version: {found}, expected: {expected}"
             ),
-            ApplyError::AmbiguousItem { field, item } => {
+            ServerSideApplyError::AmbiguousItem { field, item } => {
                 write!(f, "{field}: the item {item} has no key of its own")
             }
-            ApplyError::Ownership(error) => error.fmt(f),
+            ServerSideApplyError::Ownership(error) => error.fmt(f),
         }
     }
 }
@@ -69,27 +69,27 @@ impl fmt::Display for ApplyError {
 /// Fields of `applied` outside the writer's subresource, and those that the server fills, are ignored.
 /// kind and apiVersion are those of `live` when there is one.
 pub fn apply(
-    writer: &Writer<'_>,
+    writer: &FieldWriter<'_>,
     live: Option<&Value>,
     applied: &Value,
     force: bool,
-) -> Result<Value, ApplyError> {
+) -> Result<Value, ServerSideApplyError> {
     check_document(writer, applied)?;
     let config = config_of(writer.subresource, applied);
     if let Some((field, item)) = ambiguous_list(&config) {
-        return Err(ApplyError::AmbiguousItem { field, item: item.to_string() });
+        return Err(ServerSideApplyError::AmbiguousItem { field, item: item.to_string() });
     }
-    let stored = live.and_then(|live| Entries::of(live).ok()).unwrap_or_default();
+    let stored = live.and_then(|live| ManagedFields::of(live).ok()).unwrap_or_default();
     let before = live.map_or_else(|| identity_of(applied), body_of);
 
-    let owner = Owner::of(writer, Operation::Apply);
+    let owner = FieldOwner::of(writer, ManagedOperation::Apply);
     let mut entries = match live {
         Some(live) if stored.0.is_empty() => before_first_apply(writer, live),
         _ => stored.clone(),
     };
     let last = entries.0.remove(&owner);
     let fields = fields_of(&config).difference(&system_fields());
-    entries.claim(owner.clone(), Claim::by(writer, fields));
+    entries.claim(owner.clone(), OwnedFields::by(writer, fields));
 
     let mut after = before.clone();
     merge(&mut after, &config);
@@ -104,7 +104,7 @@ pub fn apply(
         let conflicts =
             conflict::except(conflicts, &last_applied::allowed_conflicts(writer.manager, &before));
         if !conflicts.is_empty() {
-            return Err(ApplyError::Conflicts(conflicts));
+            return Err(ServerSideApplyError::Conflicts(conflicts));
         }
     }
     entries.release(&written.union(&change.removed), Some(&owner));
@@ -117,17 +117,17 @@ pub fn apply(
     if let Some(last) = last.filter(|last| change.is_empty() && last.fields == entries.fields(&owner)) {
         entries.0.insert(owner, last);
     }
-    entries.write(&mut after).map_err(ApplyError::Ownership)?;
+    entries.write(&mut after).map_err(ServerSideApplyError::Ownership)?;
     Ok(after)
 }
 
-fn check_document(writer: &Writer<'_>, applied: &Value) -> Result<(), ApplyError> {
-    let fields = applied.as_object().ok_or(ApplyError::NotAnObject)?;
+fn check_document(writer: &FieldWriter<'_>, applied: &Value) -> Result<(), ServerSideApplyError> {
+    let fields = applied.as_object().ok_or(ServerSideApplyError::NotAnObject)?;
     if applied.pointer("/metadata/managedFields").is_some_and(|list| !list.is_null()) {
-        return Err(ApplyError::ManagedFieldsSet);
+        return Err(ServerSideApplyError::ManagedFieldsSet);
     }
     match fields.get("apiVersion").and_then(Value::as_str) {
-        Some(found) if found != writer.api_version.as_str() => Err(ApplyError::WrongVersion {
+        Some(found) if found != writer.api_version.as_str() => Err(ServerSideApplyError::WrongVersion {
             found: found.to_owned(),
             expected: writer.api_version.as_str().to_owned(),
         }),

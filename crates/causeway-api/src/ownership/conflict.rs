@@ -3,20 +3,20 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::entries::{Entries, Operation, Owner};
-use super::field_set::{FieldSet, Path};
+use super::entries::{FieldOwner, ManagedFields, ManagedOperation};
+use super::field_set::{FieldPath, FieldSet};
 use crate::status::StatusCause;
 
 /// One field that `owner` holds and an apply would change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conflict {
     pub manager: String,
-    pub operation: Operation,
+    pub operation: ManagedOperation,
     /// Of the owner's last write.
     pub api_version: String,
     /// `status`, or empty.
     pub subresource: String,
-    pub path: Path,
+    pub path: FieldPath,
 }
 
 impl Conflict {
@@ -34,7 +34,7 @@ impl Conflict {
         if !self.subresource.is_empty() {
             text += &format!(" with subresource {:?}", self.subresource);
         }
-        if self.operation == Operation::Update {
+        if self.operation == ManagedOperation::Update {
             text += &format!(" using {}", self.api_version);
         }
         text
@@ -42,7 +42,7 @@ impl Conflict {
 }
 
 /// The fields of `written` that others than `owner` hold.
-pub(super) fn find(entries: &Entries, owner: &Owner, written: &FieldSet) -> Vec<Conflict> {
+pub(super) fn find(entries: &ManagedFields, owner: &FieldOwner, written: &FieldSet) -> Vec<Conflict> {
     let others = entries.0.iter().filter(|(other, _)| *other != owner);
     let conflicts = others.flat_map(|(other, claim)| {
         claim.fields.intersection(written).paths().into_iter().map(|path| Conflict {

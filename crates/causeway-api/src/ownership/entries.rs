@@ -9,20 +9,20 @@ use serde_json::{Map, Value, json};
 
 use super::field_set::{ELEMENTS_MAX, FieldSet, FieldSetError};
 use super::scope::system_fields;
-use super::{OwnershipError, Subresource, Writer};
+use super::{FieldWriter, OwnershipError, Subresource};
 use crate::Time;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Operation {
+pub enum ManagedOperation {
     Apply,
     Update,
 }
 
-impl Operation {
+impl ManagedOperation {
     pub fn name(self) -> &'static str {
         match self {
-            Operation::Apply => "Apply",
-            Operation::Update => "Update",
+            ManagedOperation::Apply => "Apply",
+            ManagedOperation::Update => "Update",
         }
     }
 }
@@ -30,18 +30,23 @@ impl Operation {
 /// Who owns: entries with equal owners are one entry. An applier is the same under every apiVersion,
 /// because its next apply replaces its last one; for updaters each apiVersion has its own entry.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Owner {
+pub struct FieldOwner {
     pub manager: String,
-    pub operation: Operation,
+    pub operation: ManagedOperation,
     pub subresource: String,
     /// Empty for appliers.
     pub api_version: String,
 }
 
-impl Owner {
-    pub fn new(manager: &str, operation: Operation, subresource: &str, api_version: &str) -> Owner {
-        let api_version = if operation == Operation::Apply { "" } else { api_version };
-        Owner {
+impl FieldOwner {
+    pub fn new(
+        manager: &str,
+        operation: ManagedOperation,
+        subresource: &str,
+        api_version: &str,
+    ) -> FieldOwner {
+        let api_version = if operation == ManagedOperation::Apply { "" } else { api_version };
+        FieldOwner {
             manager: manager.to_owned(),
             operation,
             subresource: subresource.to_owned(),
@@ -49,42 +54,42 @@ impl Owner {
         }
     }
 
-    pub(super) fn of(writer: &Writer<'_>, operation: Operation) -> Owner {
-        Owner::new(writer.manager, operation, writer.subresource.name(), writer.api_version.as_str())
+    pub(super) fn of(writer: &FieldWriter<'_>, operation: ManagedOperation) -> FieldOwner {
+        FieldOwner::new(writer.manager, operation, writer.subresource.name(), writer.api_version.as_str())
     }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Claim {
+pub(super) struct OwnedFields {
     pub api_version: String,
     /// As it was read: what cannot be parsed is kept, and counts as oldest.
     pub time: Option<String>,
     pub fields: FieldSet,
 }
 
-impl Claim {
-    pub fn by(writer: &Writer<'_>, fields: FieldSet) -> Claim {
+impl OwnedFields {
+    pub fn by(writer: &FieldWriter<'_>, fields: FieldSet) -> OwnedFields {
         let api_version = writer.api_version.as_str().to_owned();
-        Claim { api_version, time: Some(writer.now.to_string()), fields }
+        OwnedFields { api_version, time: Some(writer.now.to_string()), fields }
     }
 }
 
 /// All entries of one object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Entries(pub BTreeMap<Owner, Claim>);
+pub(super) struct ManagedFields(pub BTreeMap<FieldOwner, OwnedFields>);
 
 /// Kubernetes keeps ten updaters apart; the oldest beyond that become one.
 const UPDATERS_MAX: usize = 10;
 const ANCIENT: &str = "ancient-changes";
 
-impl Entries {
+impl ManagedFields {
     /// Reads the entries of `object`. An object without any has none.
-    pub fn of(object: &Value) -> Result<Entries, FieldSetError> {
+    pub fn of(object: &Value) -> Result<ManagedFields, FieldSetError> {
         let Some(list) = object.pointer("/metadata/managedFields").filter(|list| !list.is_null()) else {
-            return Ok(Entries::default());
+            return Ok(ManagedFields::default());
         };
         let mut budget = ELEMENTS_MAX;
-        let mut entries = Entries::default();
+        let mut entries = ManagedFields::default();
         for entry in list.as_array().ok_or(FieldSetError::NotAnObject)? {
             let (owner, claim) = read_entry(entry, &mut budget)?;
             entries.claim(owner, claim);
@@ -93,7 +98,7 @@ impl Entries {
     }
 
     /// Adds a claim to what its owner already has.
-    pub fn claim(&mut self, owner: Owner, claim: Claim) {
+    pub fn claim(&mut self, owner: FieldOwner, claim: OwnedFields) {
         if let Some(held) = self.0.get_mut(&owner) {
             held.fields = held.fields.union(&claim.fields);
             held.api_version = claim.api_version;
@@ -103,7 +108,7 @@ impl Entries {
         }
     }
 
-    pub fn fields(&self, owner: &Owner) -> FieldSet {
+    pub fn fields(&self, owner: &FieldOwner) -> FieldSet {
         self.0.get(owner).map(|claim| claim.fields.clone()).unwrap_or_default()
     }
 
@@ -113,7 +118,7 @@ impl Entries {
     }
 
     /// Takes `fields` from everybody but `except`; who is left with nothing disappears.
-    pub fn release(&mut self, fields: &FieldSet, except: Option<&Owner>) {
+    pub fn release(&mut self, fields: &FieldSet, except: Option<&FieldOwner>) {
         for (owner, claim) in &mut self.0 {
             if Some(owner) != except {
                 claim.fields = claim.fields.difference(fields);
@@ -123,8 +128,8 @@ impl Entries {
     }
 
     /// Equal but for the times?
-    pub fn same_claims(&self, other: &Entries) -> bool {
-        let claims = |entries: &Entries| {
+    pub fn same_claims(&self, other: &ManagedFields) -> bool {
+        let claims = |entries: &ManagedFields| {
             let owned = entries.0.iter().map(|(owner, claim)| (owner.clone(), claim.fields.clone()));
             owned.collect::<Vec<_>>()
         };
@@ -133,11 +138,11 @@ impl Entries {
 
     /// Folds the oldest updaters of each apiVersion into one, until no more than ten are left.
     pub fn cap_updaters(&mut self) {
-        let mut updaters: Vec<Owner> =
-            self.0.keys().filter(|owner| owner.operation == Operation::Update).cloned().collect();
+        let mut updaters: Vec<FieldOwner> =
+            self.0.keys().filter(|owner| owner.operation == ManagedOperation::Update).cloned().collect();
         updaters.sort_by_cached_key(|owner| (self.seconds(owner), owner.clone()));
         let mut left = updaters.len();
-        let mut first_of_version: BTreeMap<String, Owner> = BTreeMap::new();
+        let mut first_of_version: BTreeMap<String, FieldOwner> = BTreeMap::new();
         for owner in updaters {
             if left <= UPDATERS_MAX {
                 return;
@@ -148,7 +153,7 @@ impl Entries {
                 first_of_version.insert(version, owner);
                 continue;
             };
-            let bucket = Owner::new(ANCIENT, Operation::Update, "", &version);
+            let bucket = FieldOwner::new(ANCIENT, ManagedOperation::Update, "", &version);
             // The last one to join is the youngest, and lends the bucket its time.
             for joining in [&first, &owner].into_iter().filter(|joining| **joining != bucket) {
                 if let Some(claim) = self.0.remove(joining) {
@@ -156,7 +161,7 @@ impl Entries {
                 }
             }
             first_of_version.insert(version, bucket);
-            left = self.0.keys().filter(|owner| owner.operation == Operation::Update).count();
+            left = self.0.keys().filter(|owner| owner.operation == ManagedOperation::Update).count();
         }
     }
 
@@ -166,7 +171,7 @@ impl Entries {
             return Err(OwnershipError::TooManyFields);
         }
         clear(object);
-        let mut owners: Vec<&Owner> = self.0.keys().collect();
+        let mut owners: Vec<&FieldOwner> = self.0.keys().collect();
         owners.sort_by_cached_key(|owner| {
             let version = self.0[*owner].api_version.clone();
             (owner.operation, self.seconds(owner), owner.manager.clone(), version, owner.subresource.clone())
@@ -181,7 +186,7 @@ impl Entries {
         Ok(())
     }
 
-    fn seconds(&self, owner: &Owner) -> i64 {
+    fn seconds(&self, owner: &FieldOwner) -> i64 {
         let time = self.0.get(owner).and_then(|claim| claim.time.as_deref());
         time.and_then(|time| time.parse::<Time>().ok()).map_or(0, Time::as_second)
     }
@@ -194,12 +199,12 @@ pub fn clear(object: &mut Value) {
     }
 }
 
-fn read_entry(entry: &Value, budget: &mut usize) -> Result<(Owner, Claim), FieldSetError> {
+fn read_entry(entry: &Value, budget: &mut usize) -> Result<(FieldOwner, OwnedFields), FieldSetError> {
     let entry = entry.as_object().ok_or(FieldSetError::NotAnObject)?;
     let text = |name: &str| entry.get(name).and_then(Value::as_str).unwrap_or_default();
     let operation = match text("operation") {
-        "Apply" => Operation::Apply,
-        "Update" => Operation::Update,
+        "Apply" => ManagedOperation::Apply,
+        "Update" => ManagedOperation::Update,
         other => return Err(FieldSetError::Malformed { element: other.chars().take(64).collect() }),
     };
     let fields = match entry.get("fieldsV1") {
@@ -208,12 +213,12 @@ fn read_entry(entry: &Value, budget: &mut usize) -> Result<(Owner, Claim), Field
     };
     let subresource =
         if text("subresource") == Subresource::Status.name() { Subresource::Status.name() } else { "" };
-    let owner = Owner::new(text("manager"), operation, subresource, text("apiVersion"));
+    let owner = FieldOwner::new(text("manager"), operation, subresource, text("apiVersion"));
     let time = entry.get("time").and_then(Value::as_str).map(str::to_owned);
-    Ok((owner, Claim { api_version: text("apiVersion").to_owned(), time, fields }))
+    Ok((owner, OwnedFields { api_version: text("apiVersion").to_owned(), time, fields }))
 }
 
-fn write_entry(owner: &Owner, claim: &Claim) -> Value {
+fn write_entry(owner: &FieldOwner, claim: &OwnedFields) -> Value {
     let mut entry = json!({
         "manager": owner.manager,
         "operation": owner.operation.name(),

@@ -19,12 +19,12 @@ pub const ELEMENTS_MAX: usize = 20_000;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FieldSet {
-    nodes: BTreeMap<Element, Node>,
+    nodes: BTreeMap<Element, FieldSetNode>,
 }
 
 /// Never neither: a node is a member, or has children, or both.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Node {
+pub(super) struct FieldSetNode {
     pub member: bool,
     pub children: FieldSet,
 }
@@ -43,9 +43,9 @@ pub enum FieldSetError {
 
 /// A path as people read it: `.status.conditions[type="Ready"].status`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Path(pub Vec<Element>);
+pub struct FieldPath(pub Vec<Element>);
 
-impl fmt::Display for Path {
+impl fmt::Display for FieldPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|element| write!(f, "{element}"))
     }
@@ -60,7 +60,7 @@ impl FieldSet {
 
     /// Reads FieldsV1, taking what it holds from `budget`, which several sets may share.
     pub(super) fn parse_within(fields: &Value, budget: &mut usize) -> Result<FieldSet, FieldSetError> {
-        Ok(Node::parse(fields, 0, budget)?.children)
+        Ok(FieldSetNode::parse(fields, 0, budget)?.children)
     }
 
     /// Writes FieldsV1.
@@ -109,7 +109,7 @@ impl FieldSet {
     }
 
     /// Every member, parents before their children.
-    pub fn paths(&self) -> Vec<Path> {
+    pub fn paths(&self) -> Vec<FieldPath> {
         let mut paths = Vec::new();
         self.collect(&mut Vec::new(), &mut paths);
         paths
@@ -129,7 +129,7 @@ impl FieldSet {
         self.combine(|element, ours| {
             let theirs = other.nodes.get(element)?;
             let children = ours.children.intersection(&theirs.children);
-            Some(Node { member: ours.member && theirs.member, children })
+            Some(FieldSetNode { member: ours.member && theirs.member, children })
         })
     }
 
@@ -139,7 +139,7 @@ impl FieldSet {
             None => Some(ours.clone()),
             Some(theirs) => {
                 let children = ours.children.difference(&theirs.children);
-                Some(Node { member: ours.member && !theirs.member, children })
+                Some(FieldSetNode { member: ours.member && !theirs.member, children })
             }
         })
     }
@@ -157,22 +157,22 @@ impl FieldSet {
     pub(super) fn with_containers(&self) -> FieldSet {
         self.combine(|element, node| {
             let container = matches!(element, Element::Field(_));
-            Some(Node { member: node.member || container, children: node.children.with_containers() })
+            Some(FieldSetNode { member: node.member || container, children: node.children.with_containers() })
         })
     }
 
-    pub(super) fn node(&self, element: &Element) -> Option<&Node> {
+    pub(super) fn node(&self, element: &Element) -> Option<&FieldSetNode> {
         self.nodes.get(element)
     }
 
     /// Puts `node` at `element`, unless it holds nothing.
-    pub(super) fn put(&mut self, element: Element, node: Node) {
+    pub(super) fn put(&mut self, element: Element, node: FieldSetNode) {
         if node.member || !node.children.is_empty() {
             self.nodes.insert(element, node);
         }
     }
 
-    fn combine(&self, decide: impl Fn(&Element, &Node) -> Option<Node>) -> FieldSet {
+    fn combine(&self, decide: impl Fn(&Element, &FieldSetNode) -> Option<FieldSetNode>) -> FieldSet {
         let mut set = FieldSet::default();
         for (element, node) in &self.nodes {
             if let Some(node) = decide(element, node) {
@@ -182,11 +182,11 @@ impl FieldSet {
         set
     }
 
-    fn collect(&self, prefix: &mut Vec<Element>, paths: &mut Vec<Path>) {
+    fn collect(&self, prefix: &mut Vec<Element>, paths: &mut Vec<FieldPath>) {
         for (element, node) in &self.nodes {
             prefix.push(element.clone());
             if node.member {
-                paths.push(Path(prefix.clone()));
+                paths.push(FieldPath(prefix.clone()));
             }
             node.children.collect(prefix, paths);
             prefix.pop();
@@ -194,10 +194,10 @@ impl FieldSet {
     }
 }
 
-impl Node {
-    fn parse(fields: &Value, depth: usize, budget: &mut usize) -> Result<Node, FieldSetError> {
+impl FieldSetNode {
+    fn parse(fields: &Value, depth: usize, budget: &mut usize) -> Result<FieldSetNode, FieldSetError> {
         let fields = fields.as_object().ok_or(FieldSetError::NotAnObject)?;
-        let mut node = Node { member: fields.is_empty(), ..Node::default() };
+        let mut node = FieldSetNode { member: fields.is_empty(), ..FieldSetNode::default() };
         for (text, below) in fields {
             if text == "." {
                 node.member = true;
@@ -207,7 +207,7 @@ impl Node {
                 return Err(FieldSetError::TooDeep);
             }
             *budget = budget.checked_sub(1).ok_or(FieldSetError::TooLarge)?;
-            let child = Node::parse(below, depth + 1, budget)?;
+            let child = FieldSetNode::parse(below, depth + 1, budget)?;
             node.children.put(Element::parse(text)?, child);
         }
         Ok(node)

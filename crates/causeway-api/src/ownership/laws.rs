@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 use serde_json::{Map, Value, json};
 
-use super::entries::Entries;
+use super::entries::ManagedFields;
 use super::scope::system_fields;
 use super::*;
 use crate::patch;
@@ -28,7 +28,7 @@ fn sets() -> impl Strategy<Value = FieldSet> {
     })
 }
 
-fn members(set: &FieldSet) -> Vec<Path> {
+fn members(set: &FieldSet) -> Vec<FieldPath> {
     set.paths()
 }
 
@@ -118,9 +118,9 @@ fn steps() -> impl Strategy<Value = Step> {
     )
 }
 
-fn writer(step: &Step, second: usize) -> Writer<'_> {
+fn writer(step: &Step, second: usize) -> FieldWriter<'_> {
     let now = Time::from_second(i64::try_from(second).unwrap());
-    Writer { manager: step.manager, api_version: step.api_version, subresource: step.subresource, now }
+    FieldWriter { manager: step.manager, api_version: step.api_version, subresource: step.subresource, now }
 }
 
 /// The object after a step; a conflict leaves it as it was.
@@ -143,7 +143,7 @@ proptest! {
     #[test]
     fn nobody_owns_what_is_not_there_or_what_the_server_fills(steps in vec(steps(), 1..8)) {
         let Some(object) = history(&steps) else { return Ok(()) };
-        let owned = Entries::of(&object).unwrap().all_fields();
+        let owned = ManagedFields::of(&object).unwrap().all_fields();
         prop_assert_eq!(owned.intersection(&system_fields()), FieldSet::default());
         let present = fields_of(&object).with_containers();
         let absent = owned.difference(&present).paths();
@@ -174,9 +174,9 @@ proptest! {
         let second = Step { document: rest, ..first.clone() };
         let after = take(&second, 200, Some(&before)).unwrap();
 
-        let owner = entries::Owner::of(&writer(&first, 0), Operation::Apply);
-        let given_up = Entries::of(&before).unwrap().fields(&owner);
-        let given_up = given_up.difference(&Entries::of(&after).unwrap().all_fields().with_containers());
+        let owner = entries::FieldOwner::of(&writer(&first, 0), ManagedOperation::Apply);
+        let given_up = ManagedFields::of(&before).unwrap().fields(&owner);
+        let given_up = given_up.difference(&ManagedFields::of(&after).unwrap().all_fields().with_containers());
         let left = given_up.intersection(&fields_of(&after));
         let left: Vec<String> = left.paths().iter().map(ToString::to_string).collect();
         prop_assert!(left.is_empty(), "{left:?} of {after:#}");
@@ -191,8 +191,8 @@ proptest! {
         let mut again = after.clone();
         walk::merge(&mut again, &config);
         prop_assert_eq!(&again, &after, "nothing that was applied is missing");
-        let owner = entries::Owner::of(&writer(&last, 0), Operation::Apply);
-        prop_assert_eq!(Entries::of(&after).unwrap().fields(&owner), fields_of(&config));
+        let owner = entries::FieldOwner::of(&writer(&last, 0), ManagedOperation::Apply);
+        prop_assert_eq!(ManagedFields::of(&after).unwrap().fields(&owner), fields_of(&config));
     }
 
     #[test]
@@ -201,10 +201,10 @@ proptest! {
         last.force = false;
         let Some(before) = history(&steps) else { return Ok(()) };
         let after = take(&last, 100, Some(&before)).unwrap();
-        let me = entries::Owner::of(&writer(&last, 0), Operation::Apply);
-        let kept = Entries::of(&after).unwrap();
+        let me = entries::FieldOwner::of(&writer(&last, 0), ManagedOperation::Apply);
+        let kept = ManagedFields::of(&after).unwrap();
         let change = compare(&before, &after);
-        for (owner, claim) in Entries::of(&before).unwrap().0.into_iter().filter(|(owner, _)| *owner != me) {
+        for (owner, claim) in ManagedFields::of(&before).unwrap().0.into_iter().filter(|(owner, _)| *owner != me) {
             // An item of a list goes as a whole, with what others changed in it.
             prop_assert_eq!(kept.fields(&owner), claim.fields.difference(&change.removed));
             prop_assert_eq!(claim.fields.intersection(&change.written()), FieldSet::default());
@@ -314,7 +314,7 @@ proptest! {
         let mut new = claiming(step.document.clone(), sent);
         let writer = writer(&step, 1);
         update(&writer, Some(&old), &mut new).unwrap();
-        prop_assert!(Entries::of(&new).is_ok(), "what is written can be read");
+        prop_assert!(ManagedFields::of(&new).is_ok(), "what is written can be read");
         let _ = apply(&writer, Some(&old), &step.document, step.force);
         settle(&old, &mut new);
     }

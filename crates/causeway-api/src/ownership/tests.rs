@@ -10,8 +10,8 @@ const CORE: &str = ApiVersion::Core.as_str();
 const FIRST: &str = "2026-01-01T00:00:00Z";
 const LATER: &str = "2026-01-02T00:00:00Z";
 
-fn writer(manager: &str) -> Writer<'_> {
-    Writer {
+fn writer(manager: &str) -> FieldWriter<'_> {
+    FieldWriter {
         manager,
         api_version: ApiVersion::Group,
         subresource: Subresource::Main,
@@ -19,12 +19,12 @@ fn writer(manager: &str) -> Writer<'_> {
     }
 }
 
-fn status_writer(manager: &str) -> Writer<'_> {
-    Writer { subresource: Subresource::Status, ..writer(manager) }
+fn status_writer(manager: &str) -> FieldWriter<'_> {
+    FieldWriter { subresource: Subresource::Status, ..writer(manager) }
 }
 
-fn later<'a>(writer: Writer<'a>) -> Writer<'a> {
-    Writer { now: LATER.parse().unwrap(), ..writer }
+fn later<'a>(writer: FieldWriter<'a>) -> FieldWriter<'a> {
+    FieldWriter { now: LATER.parse().unwrap(), ..writer }
 }
 
 fn service(fields: Value) -> Value {
@@ -40,21 +40,21 @@ fn service(fields: Value) -> Value {
     object
 }
 
-fn updated(writer: Writer<'_>, old: Option<&Value>, mut new: Value) -> Value {
+fn updated(writer: FieldWriter<'_>, old: Option<&Value>, mut new: Value) -> Value {
     update(&writer, old, &mut new).unwrap();
     new
 }
 
 /// `old` with some fields changed, written back by a client that kept the managedFields it had read.
-fn edited(writer: Writer<'_>, old: &Value, fields: Value) -> Value {
+fn edited(writer: FieldWriter<'_>, old: &Value, fields: Value) -> Value {
     updated(writer, Some(old), crate::patch::merge(old, &fields).unwrap())
 }
 
-fn applied(writer: Writer<'_>, live: Option<&Value>, fields: Value) -> Value {
+fn applied(writer: FieldWriter<'_>, live: Option<&Value>, fields: Value) -> Value {
     apply(&writer, live, &service(fields), false).unwrap()
 }
 
-fn refused(writer: Writer<'_>, live: &Value, fields: Value) -> String {
+fn refused(writer: FieldWriter<'_>, live: &Value, fields: Value) -> String {
     apply(&writer, Some(live), &service(fields), false).unwrap_err().to_string()
 }
 
@@ -134,7 +134,7 @@ fn a_write_that_changes_nothing_leaves_the_entries_alone() {
 
 #[test]
 fn entries_are_kept_apart_by_version_and_subresource_and_merged_otherwise() {
-    let core = Writer { api_version: ApiVersion::Core, ..writer("a") };
+    let core = FieldWriter { api_version: ApiVersion::Core, ..writer("a") };
     let object = updated(writer("a"), None, service(json!({"port": 80})));
     let object = edited(writer("a"), &object, json!({"protocol": "TCP"}));
     let object = edited(core, &object, json!({"ip": "1.2.3.4"}));
@@ -217,7 +217,7 @@ fn no_more_than_ten_updaters_are_kept_apart() {
     let mut object = updated(writer("first"), None, service(json!({"port": 80})));
     for day in 2..=14 {
         let (name, time) = (format!("m{day}"), format!("2026-01-{day:02}T00:00:00Z"));
-        let writer = Writer { now: time.parse().unwrap(), ..writer(&name) };
+        let writer = FieldWriter { now: time.parse().unwrap(), ..writer(&name) };
         object = edited(writer, &object, json!({"metadata": {"labels": {(name.as_str()): "x"}}}));
     }
     let owners = owners(&object);
@@ -261,7 +261,7 @@ fn applying_the_same_again_changes_nothing_not_even_the_time() {
     let object = applied(writer("a"), None, config.clone());
     assert_eq!(applied(later(writer("a")), Some(&object), config.clone()), object);
 
-    let core = Writer { api_version: ApiVersion::Core, ..later(writer("a")) };
+    let core = FieldWriter { api_version: ApiVersion::Core, ..later(writer("a")) };
     let mut document = service(config);
     document["apiVersion"] = json!(CORE);
     assert_eq!(apply(&core, Some(&object), &document, false).unwrap(), object, "nor through the other path");
@@ -310,7 +310,7 @@ fn conflicts_are_told_in_the_words_of_kubernetes() {
 
 #[test]
 fn a_conflict_crosses_the_two_versions_and_the_two_operations() {
-    let core = Writer { api_version: ApiVersion::Core, ..writer("kubectl") };
+    let core = FieldWriter { api_version: ApiVersion::Core, ..writer("kubectl") };
     let object = updated(core, None, service(json!({"port": 80})));
     let message = "Apply failed with 1 conflict: conflict with \"kubectl\" using v1: .port";
     assert_eq!(refused(writer("kubectl"), &object, json!({"port": 81})), message);

@@ -2,17 +2,17 @@
 
 use serde_json::{Map, Value, json};
 
-use super::entries::{Claim, Entries, Operation, Owner, clear};
+use super::entries::{FieldOwner, ManagedFields, ManagedOperation, OwnedFields, clear};
 use super::scope::{body_of, confine, fields_within, system_fields};
 use super::walk::{compare, fields_of};
-use super::{OwnershipError, Subresource, Writer};
+use super::{FieldWriter, OwnershipError, Subresource};
 
 /// Gives `new` the managedFields that follow from the change `old` → `new` by `writer`; no `old` is a create.
 ///
 /// The write is confined to its subresource first. managedFields that the client sent are taken as they
 /// are, `[]` and `[{}]` reset them; a status write cannot touch them. `new` should be decoded and defaulted,
 /// or what the server will normalise counts as changed.
-pub fn update(writer: &Writer<'_>, old: Option<&Value>, new: &mut Value) -> Result<(), OwnershipError> {
+pub fn update(writer: &FieldWriter<'_>, old: Option<&Value>, new: &mut Value) -> Result<(), OwnershipError> {
     let mut entries = entries_before(writer, old, new);
     confine(writer.subresource, old, new);
     let before = old.map_or_else(|| json!({"metadata": {}}), body_of);
@@ -29,7 +29,9 @@ pub fn update(writer: &Writer<'_>, old: Option<&Value>, new: &mut Value) -> Resu
 /// When `old` and `new` differ at most in the times of their entries, makes `new` equal to `old` and
 /// says so: nothing happened. Call it with both in the form that is stored.
 pub fn settle(old: &Value, new: &mut Value) -> bool {
-    let (Ok(old_entries), Ok(new_entries)) = (Entries::of(old), Entries::of(new)) else { return old == new };
+    let (Ok(old_entries), Ok(new_entries)) = (ManagedFields::of(old), ManagedFields::of(new)) else {
+        return old == new;
+    };
     let same = old_entries.same_claims(&new_entries) && same_but_entries(old, new);
     if same {
         new.clone_from(old);
@@ -38,10 +40,10 @@ pub fn settle(old: &Value, new: &mut Value) -> bool {
 }
 
 /// Entries for all that an object holds that was never tracked, so that a first apply meets somebody.
-pub(super) fn before_first_apply(writer: &Writer<'_>, live: &Value) -> Entries {
-    let mut entries = Entries::default();
+pub(super) fn before_first_apply(writer: &FieldWriter<'_>, live: &Value) -> ManagedFields {
+    let mut entries = ManagedFields::default();
     for subresource in [Subresource::Main, Subresource::Status] {
-        let writer = Writer { manager: "before-first-apply", subresource, ..*writer };
+        let writer = FieldWriter { manager: "before-first-apply", subresource, ..*writer };
         record(&mut entries, &writer, &json!({"metadata": {}}), &body_of(live));
     }
     entries
@@ -49,8 +51,8 @@ pub(super) fn before_first_apply(writer: &Writer<'_>, live: &Value) -> Entries {
 
 /// What the client sent counts, unless it sent nothing that makes sense: clients that do not know
 /// managedFields must not strip them by accident.
-fn entries_before(writer: &Writer<'_>, old: Option<&Value>, new: &Value) -> Entries {
-    let stored = || old.and_then(|old| Entries::of(old).ok()).unwrap_or_default();
+fn entries_before(writer: &FieldWriter<'_>, old: Option<&Value>, new: &Value) -> ManagedFields {
+    let stored = || old.and_then(|old| ManagedFields::of(old).ok()).unwrap_or_default();
     if writer.subresource == Subresource::Status {
         return stored();
     }
@@ -61,22 +63,22 @@ fn entries_before(writer: &Writer<'_>, old: Option<&Value>, new: &Value) -> Entr
         _ => false,
     });
     if reset {
-        return Entries::default();
+        return ManagedFields::default();
     }
-    Entries::of(new).ok().filter(|entries| !entries.0.is_empty()).unwrap_or_else(stored)
+    ManagedFields::of(new).ok().filter(|entries| !entries.0.is_empty()).unwrap_or_else(stored)
 }
 
-fn record(entries: &mut Entries, writer: &Writer<'_>, before: &Value, after: &Value) {
+fn record(entries: &mut ManagedFields, writer: &FieldWriter<'_>, before: &Value, after: &Value) {
     let change = compare(before, after);
     let system = system_fields();
     let written = fields_within(writer.subresource, &change.written().difference(&system));
     let removed = fields_within(writer.subresource, &change.removed);
-    let owner = Owner::of(writer, Operation::Update);
+    let owner = FieldOwner::of(writer, ManagedOperation::Update);
     let owned = entries.fields(&owner);
 
     entries.release(&written.union(&removed), None);
     if !written.is_empty() || entries.fields(&owner) != owned {
-        entries.claim(owner, Claim::by(writer, written));
+        entries.claim(owner, OwnedFields::by(writer, written));
     }
 }
 

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Map, Value};
 
 use super::element::Element;
-use super::field_set::{DEPTH_MAX, FieldSet, Node};
+use super::field_set::{DEPTH_MAX, FieldSet, FieldSetNode};
 use super::shape::{ListType, Shape};
 
 /// The fields that `object` names: its leaves, the items of its merged lists, and its empty maps.
@@ -18,13 +18,13 @@ pub fn fields_of(object: &Value) -> FieldSet {
 
 /// What became of the fields between two objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Change {
+pub struct FieldChange {
     pub added: FieldSet,
     pub modified: FieldSet,
     pub removed: FieldSet,
 }
 
-impl Change {
+impl FieldChange {
     /// The fields that have a new value.
     pub fn written(&self) -> FieldSet {
         self.added.union(&self.modified)
@@ -37,7 +37,7 @@ impl Change {
 
 /// Compares two objects. A map or a merged list that appears counts as added together with what it holds;
 /// the order of a merged list is no change.
-pub fn compare(old: &Value, new: &Value) -> Change {
+pub fn compare(old: &Value, new: &Value) -> FieldChange {
     let mut comparison = Comparison::default();
     comparison.visit(Some(old), Some(new), Shape::OBJECT);
     comparison.change
@@ -103,7 +103,7 @@ fn element_of(item: &Value, list: ListType) -> Element {
     }
 }
 
-fn node_of(value: &Value, shape: Shape, depth: usize) -> Node {
+fn node_of(value: &Value, shape: Shape, depth: usize) -> FieldSetNode {
     let mut children = FieldSet::default();
     match view(value, shape, depth) {
         View::Map(map) => {
@@ -114,18 +114,18 @@ fn node_of(value: &Value, shape: Shape, depth: usize) -> Node {
         View::List(items) => {
             for item in items {
                 let below = node_of(item, shape.item(), depth + 1).children;
-                children.put(element_of(item, shape.list), Node { member: true, children: below });
+                children.put(element_of(item, shape.list), FieldSetNode { member: true, children: below });
             }
         }
         View::Leaf(_) => {}
     }
-    Node { member: children.is_empty(), children }
+    FieldSetNode { member: children.is_empty(), children }
 }
 
 #[derive(Default)]
 struct Comparison {
     path: Vec<Element>,
-    change: Change,
+    change: FieldChange,
 }
 
 impl Comparison {

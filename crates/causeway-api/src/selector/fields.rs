@@ -2,7 +2,7 @@
 //!
 //! On a list such as `ePolicys`, `=` asks whether the list contains the value.
 
-use super::{Facets, SelectorError};
+use super::{SelectableFields, SelectorError};
 use crate::Kind;
 use crate::field::show;
 
@@ -86,7 +86,7 @@ impl FieldSelector {
         self.requirements.iter().find(by_name).map(|requirement| requirement.value.as_str())
     }
 
-    pub fn matches(&self, facets: &Facets<'_>) -> bool {
+    pub fn matches(&self, facets: &SelectableFields<'_>) -> bool {
         self.requirements.iter().all(|requirement| {
             let holds = |value: &super::Text<'_>| value.0 == requirement.value;
             facets.field(requirement.field).iter().any(holds) == requirement.equal

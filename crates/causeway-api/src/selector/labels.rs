@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Facets, SelectorError};
+use super::{SelectableFields, SelectorError};
 use crate::field::show;
 use crate::name;
 
@@ -57,7 +57,7 @@ impl LabelSelector {
         self.requirements.is_empty()
     }
 
-    pub fn matches(&self, facets: &Facets<'_>) -> bool {
+    pub fn matches(&self, facets: &SelectableFields<'_>) -> bool {
         self.matches_by(|key| facets.label(key))
     }
 

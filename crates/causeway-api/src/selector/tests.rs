@@ -146,7 +146,10 @@ fn every_selectable_field_of_a_kind_is_looked_at() {
             let object = Object::decode(kind, json!({ *field: value })).unwrap().object;
             let selector = Selector::parse(kind, "", &format!("{field}=wanted")).unwrap();
             assert!(selector.matches_object(&object), "{kind} {field}");
-            assert!(selector.matches(&Facets::from_stored(&object.encode()).unwrap()), "{kind} {field}");
+            assert!(
+                selector.matches(&SelectableFields::from_stored(&object.encode()).unwrap()),
+                "{kind} {field}"
+            );
             assert!(!selector.matches_object(&Object::empty(kind)), "{kind} {field}");
         }
     }
@@ -164,7 +167,7 @@ fn check(labels: &str, fields: &str, expected: bool) {
     assert_eq!(selector.matches_object(&object), expected, "{labels} {fields}");
     let stored = object.encode();
     assert_eq!(
-        selector.matches(&Facets::from_stored(&stored).unwrap()),
+        selector.matches(&SelectableFields::from_stored(&stored).unwrap()),
         expected,
         "{labels} {fields} stored"
     );
@@ -182,7 +185,11 @@ fn events_are_found_by_what_they_are_about() {
     let check = |fields: &str, expected: bool| {
         let selector = Selector::parse(Kind::Event, "", fields).unwrap();
         assert_eq!(selector.matches_object(&object), expected, "{fields}");
-        assert_eq!(selector.matches(&Facets::from_stored(&stored).unwrap()), expected, "{fields} as stored");
+        assert_eq!(
+            selector.matches(&SelectableFields::from_stored(&stored).unwrap()),
+            expected,
+            "{fields} as stored"
+        );
     };
     // What `kubectl describe` asks for, with the empty namespace of a cluster-scoped object.
     let describe = "involvedObject.name=oslo,involvedObject.namespace=,involvedObject.kind=EGateway,involvedObject.uid=u";

@@ -29,11 +29,11 @@ fn a_gateway_shows_its_figures() {
         e_site_name: "berlin".into(),
         ..EGateway::default()
     };
-    let figures = GatewayFigures {
+    let figures = GatewayStats {
         connected: true,
         transport: Some("quic".into()),
         rtt_ms: Some(12.4),
-        ..GatewayFigures::default()
+        ..GatewayStats::default()
     };
     let row = |figures| {
         let cells = cells(&gateway.clone().into(), Time::from_second(NOW), figures);

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use causeway_api::allocate::{Claims, Freed, Step, steps};
+use causeway_api::allocate::{AllocationStep, FreedAddresses, PendingAllocations, steps};
 use causeway_api::conditions::{self, POLICIES_RESOLVED, READY};
-use causeway_api::{ApiVersion, ConditionStatus, ESite, Kind, Object, Time, World, name, presence};
+use causeway_api::{ApiVersion, ConditionStatus, ESite, Kind, Object, ObjectSet, Time, name, presence};
 use serde_json::Value;
 
 const NOW: i64 = 1_800_000_000;
@@ -15,7 +15,7 @@ fn the_examples_are_valid_and_everything_in_them_resolves() {
     let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.retain(|path| path.extension().is_some_and(|extension| extension == "yaml"));
     files.sort();
-    let mut world = World::default();
+    let mut world = ObjectSet::default();
     for path in &files {
         let text = std::fs::read_to_string(path).unwrap();
         for value in serde_saphyr::from_multiple::<Value>(&text).unwrap() {
@@ -41,7 +41,7 @@ fn the_examples_are_valid_and_everything_in_them_resolves() {
 #[test]
 fn the_objects_of_the_documents_are_taken_word_for_word() {
     let list: Value = serde_json::from_str(include_str!("arktos-objects.json")).unwrap();
-    let mut world = World::default();
+    let mut world = ObjectSet::default();
     for value in list["items"].as_array().unwrap() {
         world.insert(admit(value.clone(), ApiVersion::Core, &world));
     }
@@ -60,7 +60,7 @@ fn the_objects_of_the_documents_are_taken_word_for_word() {
 
 /// What the API server does with an object, as far as this crate decides it.
 #[track_caller]
-fn admit(mut value: Value, version: ApiVersion, world: &World) -> Object {
+fn admit(mut value: Value, version: ApiVersion, world: &ObjectSet) -> Object {
     assert_eq!(value["apiVersion"], version.as_str());
     let kind = Kind::from_name(value["kind"].as_str().unwrap()).unwrap();
     name::default_name(kind, &mut value);
@@ -82,11 +82,11 @@ fn admit(mut value: Value, version: ApiVersion, world: &World) -> Object {
 }
 
 /// What the controller does.
-fn give_addresses(world: &mut World) {
+fn give_addresses(world: &mut ObjectSet) {
     let sites: Vec<String> = world.all::<ESite>().map(|site| site.metadata.name.clone()).collect();
     for site in sites {
-        for step in steps(world, &Freed::default(), &Claims::default(), &site) {
-            let Step::Make(presence) = step else { panic!("{step:?}") };
+        for step in steps(world, &FreedAddresses::default(), &PendingAllocations::default(), &site) {
+            let AllocationStep::Make(presence) = step else { panic!("{step:?}") };
             world.insert((*presence).into());
         }
     }

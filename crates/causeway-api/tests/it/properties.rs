@@ -1,8 +1,8 @@
 //! Laws that hold for every object and for every text someone may send.
 
-use causeway_api::selector::{Facets, FieldSelector, LabelSelector, Selector};
+use causeway_api::selector::{FieldSelector, LabelSelector, SelectableFields, Selector};
 use causeway_api::wire::{STORED_PREFIX, client_value, splice};
-use causeway_api::{ApiVersion, Kind, Object, Time, World, conditions, document, name, schema};
+use causeway_api::{ApiVersion, Kind, Object, ObjectSet, Time, conditions, document, name, schema};
 use proptest::prelude::*;
 use serde_json::{Map, Value};
 
@@ -236,7 +236,7 @@ proptest! {
         let mut object = Object::decode(kind, value).unwrap().object;
         // Two conditions of one type are refused by validation; here they would only hide the law.
         object.status_mut().conditions.clear();
-        let world: World = [object.clone()].into_iter().collect();
+        let world: ObjectSet = [object.clone()].into_iter().collect();
         let first = conditions::status(&object, &world, Time::from_second(1));
         *object.status_mut() = first.clone();
         prop_assert_eq!(conditions::status(&object, &world, Time::from_second(2)), first);
@@ -246,7 +246,7 @@ proptest! {
     fn an_object_and_its_stored_form_have_the_same_facets((kind, value) in values()) {
         let object = Object::decode(kind, value).unwrap().object;
         let stored = object.encode();
-        prop_assert_eq!(Facets::from_stored(&stored).unwrap(), Facets::of(&object));
+        prop_assert_eq!(SelectableFields::from_stored(&stored).unwrap(), SelectableFields::of(&object));
     }
 
     #[test]

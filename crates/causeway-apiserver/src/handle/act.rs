@@ -12,8 +12,8 @@ use serde_json::Value;
 
 use crate::actions::{Actions, AdminDeed};
 use crate::admin_audit::{AdminAudit, AdminRecord, CredentialName, changed_fields};
-use crate::registry::Written;
-use crate::request::{Ask, Deed, ObjectAsk};
+use crate::registry::WriteResult;
+use crate::request::{ApiRequest, ObjectRequest, ObjectVerb};
 use crate::{Identity, Role};
 
 /// One request on its way.
@@ -30,15 +30,15 @@ pub(super) struct Act<'a> {
 }
 
 impl<'a> Act<'a> {
-    pub fn begin(audit: &'a dyn AdminAudit, ask: &Result<Ask, Status>, client: SocketAddr) -> Act<'a> {
+    pub fn begin(audit: &'a dyn AdminAudit, ask: &Result<ApiRequest, Status>, client: SocketAddr) -> Act<'a> {
         let record = match ask {
             // An event reports, it does not administrate, and operators write many. To delete one is recorded.
-            Ok(Ask::Object(ObjectAsk {
+            Ok(ApiRequest::Object(ObjectRequest {
                 kind: Kind::Event,
-                deed: Deed::Create { .. } | Deed::Update { .. } | Deed::Patch { .. },
+                deed: ObjectVerb::Create { .. } | ObjectVerb::Update { .. } | ObjectVerb::Patch { .. },
                 ..
             })) => None,
-            Ok(Ask::Object(object)) => written(&object.deed).map(|deed| AdminRecord {
+            Ok(ApiRequest::Object(object)) => written(&object.deed).map(|deed| AdminRecord {
                 verb: object.deed.verb().as_str().to_owned(),
                 kind: object.kind.name().to_owned(),
                 ..deed
@@ -91,7 +91,7 @@ impl<'a> Act<'a> {
     }
 
     /// One object was written; its name may have been made by the server.
-    pub fn has_written(&mut self, written: &Written) {
+    pub fn has_written(&mut self, written: &WriteResult) {
         let Some(record) = &mut self.record else { return };
         let new: Value = serde_json::from_slice(&written.stored.value).unwrap_or_default();
         let old = written.before.as_ref().map(|before| serde_json::from_slice(before).unwrap_or_default());
@@ -147,15 +147,14 @@ impl Drop for Act<'_> {
 const NAME_CHARS_MAX: usize = 253;
 
 /// What is known of a write before it happens. None: it only reads.
-fn written(deed: &Deed) -> Option<AdminRecord> {
+fn written(deed: &ObjectVerb) -> Option<AdminRecord> {
     let (name, status, dry_run) = match deed {
-        Deed::Get { .. } | Deed::List(_) | Deed::Watch(_) => return None,
-        Deed::Create { options, .. } => ("", false, options.dry_run),
-        Deed::Update { name, status, options, .. } | Deed::Patch { name, status, options, .. } => {
-            (name.as_str(), *status, options.dry_run)
-        }
-        Deed::Delete { name, options, .. } => (name.as_str(), false, options.dry_run),
-        Deed::DeleteCollection { options, .. } => ("", false, options.dry_run),
+        ObjectVerb::Get { .. } | ObjectVerb::List(_) | ObjectVerb::Watch(_) => return None,
+        ObjectVerb::Create { options, .. } => ("", false, options.dry_run),
+        ObjectVerb::Update { name, status, options, .. }
+        | ObjectVerb::Patch { name, status, options, .. } => (name.as_str(), *status, options.dry_run),
+        ObjectVerb::Delete { name, options, .. } => (name.as_str(), false, options.dry_run),
+        ObjectVerb::DeleteCollection { options, .. } => ("", false, options.dry_run),
     };
     Some(AdminRecord {
         name: name.chars().take(NAME_CHARS_MAX).collect(),

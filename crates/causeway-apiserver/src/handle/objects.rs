@@ -5,25 +5,25 @@ use std::time::Duration;
 use bytes::Bytes;
 use causeway_api::ownership::{self, Subresource};
 use causeway_api::{Kind, Status};
-use causeway_store::{Record, Revision};
+use causeway_store::{Revision, StoreRecord};
 use http::{HeaderValue, Response, StatusCode, header};
 
 use super::act::Act;
 use super::{Asking, Handler};
-use crate::body::{self, Parsed};
-use crate::registry::{Author, Deleted, ListPage, Stored, Written};
+use crate::body::{self, ParsedBody};
+use crate::registry::{DeleteResult, ListPage, ObjectAuthor, StoredObject, WriteResult};
 use crate::render;
-use crate::request::media::{BodyFormat, Encoding, PatchFormat, choose};
+use crate::request::media::{BodyFormat, MediaEncoding, PatchFormat, choose};
 use crate::request::options::{DeleteOptions, IncludeObject, ListOptions, WatchOptions, WriteOptions};
-use crate::request::{Deed, ObjectAsk};
+use crate::request::{ObjectRequest, ObjectVerb};
 use crate::respond::{self, Body, WatchBody, WatchCount};
-use crate::watch::{Form, WatchEnds, WatchStream, random_fraction};
+use crate::watch::{WatchEnds, WatchFormat, WatchStream, random_fraction};
 
 /// How the answer is to look.
 #[derive(Clone, Copy)]
 struct Shape {
-    form: Form,
-    encoding: Encoding,
+    form: WatchFormat,
+    encoding: MediaEncoding,
     kind: Kind,
 }
 
@@ -31,32 +31,32 @@ impl Handler {
     pub(super) async fn object(
         &self,
         asking: &Asking<'_>,
-        ObjectAsk { version, kind, deed }: ObjectAsk,
+        ObjectRequest { version, kind, deed }: ObjectRequest,
         bytes: Bytes,
         act: &mut Act<'_>,
     ) -> Result<Response<Body>, Status> {
         let (view, encoding) = choose(&asking.accept)
             .ok_or_else(|| Status::not_acceptable(&["application/json", "application/yaml"]))?;
-        let form = Form { version, view, include: include(&deed) };
+        let form = WatchFormat { version, view, include: include(&deed) };
         let shape = Shape { form, encoding, kind };
         match deed {
-            Deed::Get { name, options, .. } => {
+            ObjectVerb::Get { name, options, .. } => {
                 let stored = self.registry.get(version, kind, &name, options.at).await?;
                 self.stored(StatusCode::OK, shape, &stored)
             }
-            Deed::List(options) => {
+            ObjectVerb::List(options) => {
                 let page = self.registry.list(version, kind, &options).await?;
                 self.encoded(StatusCode::OK, shape, self.shared.renderer.list(&form, kind, &page))
             }
-            Deed::Watch(options) => self.watch(asking, shape, options).await,
-            Deed::Create { options, format } => {
+            ObjectVerb::Watch(options) => self.watch(asking, shape, options).await,
+            ObjectVerb::Create { options, format } => {
                 let parsed = parse(format, &bytes)?;
                 let manager = manager(asking, &options);
                 let author = author(shape, &manager, options.dry_run);
                 let written = self.registry.create(author, kind, parsed, options.field_validation).await?;
                 self.written(shape, written, act)
             }
-            Deed::Update { name, status, options, format } => {
+            ObjectVerb::Update { name, status, options, format } => {
                 let parsed = parse(format, &bytes)?;
                 let manager = manager(asking, &options);
                 let author = author(shape, &manager, options.dry_run);
@@ -65,25 +65,25 @@ impl Handler {
                 let written = self.registry.update(author, target, sub, parsed, validation).await?;
                 self.written(shape, written, act)
             }
-            Deed::Patch { name, status, options, format } => {
+            ObjectVerb::Patch { name, status, options, format } => {
                 let manager = manager(asking, &options);
                 let author = author(shape, &manager, options.dry_run);
                 let (target, sub) = ((kind, name.as_str()), subresource(status));
                 self.patch(shape, author, (target, sub), &options, (format, &bytes), act).await
             }
-            Deed::Delete { name, options, format } => {
+            ObjectVerb::Delete { name, options, format } => {
                 let options = delete_options(options, format, &bytes)?;
                 act.is_dry_run(options.dry_run);
                 let author = author(shape, "", options.dry_run);
                 match self.registry.delete(author, kind, &name, &options).await? {
-                    Deleted::Gone { uid, .. } => {
+                    DeleteResult::Gone { uid, .. } => {
                         let status = Status::deleted(version, kind, &name, &uid);
                         self.encoded(StatusCode::OK, shape, status.to_json())
                     }
-                    Deleted::Pending(stored) => self.stored(StatusCode::OK, shape, &stored),
+                    DeleteResult::Pending(stored) => self.stored(StatusCode::OK, shape, &stored),
                 }
             }
-            Deed::DeleteCollection { list, options, format } => {
+            ObjectVerb::DeleteCollection { list, options, format } => {
                 let options = delete_options(options, format, &bytes)?;
                 act.is_dry_run(options.dry_run);
                 self.delete_collection(shape, &list, &options, act).await
@@ -94,7 +94,7 @@ impl Handler {
     async fn patch(
         &self,
         shape: Shape,
-        author: Author<'_>,
+        author: ObjectAuthor<'_>,
         (target, sub): ((Kind, &str), Subresource),
         options: &WriteOptions,
         (format, bytes): (PatchFormat, &Bytes),
@@ -127,7 +127,7 @@ impl Handler {
             deleted.iter().filter_map(|stored| Some(stored.object().ok()?.name().to_owned())).collect(),
         );
         let revision = deleted.iter().map(|stored| stored.revision).max().unwrap_or(Revision(0));
-        let record = |Stored { revision, value, .. }: Stored| Record {
+        let record = |StoredObject { revision, value, .. }: StoredObject| StoreRecord {
             key: "".into(),
             value,
             revision,
@@ -159,7 +159,12 @@ impl Handler {
         Ok(response)
     }
 
-    fn written(&self, shape: Shape, written: Written, act: &mut Act<'_>) -> Result<Response<Body>, Status> {
+    fn written(
+        &self,
+        shape: Shape,
+        written: WriteResult,
+        act: &mut Act<'_>,
+    ) -> Result<Response<Body>, Status> {
         act.has_written(&written);
         let code = if written.created { StatusCode::CREATED } else { StatusCode::OK };
         let mut response = self.stored(code, shape, &written.stored)?;
@@ -167,15 +172,20 @@ impl Handler {
         Ok(response)
     }
 
-    fn stored(&self, code: StatusCode, shape: Shape, stored: &Stored) -> Result<Response<Body>, Status> {
+    fn stored(
+        &self,
+        code: StatusCode,
+        shape: Shape,
+        stored: &StoredObject,
+    ) -> Result<Response<Body>, Status> {
         let json = self.shared.renderer.object(&shape.form, shape.kind, stored.revision, &stored.value, true);
         self.encoded(code, shape, json)
     }
 
     fn encoded(&self, code: StatusCode, shape: Shape, json: Vec<u8>) -> Result<Response<Body>, Status> {
         match shape.encoding {
-            Encoding::Json => Ok(respond::json(code, json)),
-            Encoding::Yaml => {
+            MediaEncoding::Json => Ok(respond::json(code, json)),
+            MediaEncoding::Yaml => {
                 let yaml = HeaderValue::from_static("application/yaml");
                 Ok(respond::whole(code, yaml, render::to_yaml(&json)?))
             }
@@ -188,7 +198,7 @@ const WATCH_TIME_MIN: Duration = Duration::from_secs(30 * 60);
 // Longer than anyone asks for; also keeps the sum with the present representable.
 const WATCH_TIME_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-fn parse(format: BodyFormat, bytes: &Bytes) -> Result<Parsed, Status> {
+fn parse(format: BodyFormat, bytes: &Bytes) -> Result<ParsedBody, Status> {
     body::parse(format, bytes)
         .map_err(|error| Status::bad_request(format!("the body of the request cannot be read: {error}")))
 }
@@ -209,22 +219,22 @@ fn manager(asking: &Asking<'_>, options: &WriteOptions) -> String {
     ownership::manager_name(options.field_manager.as_deref(), agent)
 }
 
-fn author(shape: Shape, manager: &str, dry_run: bool) -> Author<'_> {
-    Author { version: shape.form.version, manager, dry_run }
+fn author(shape: Shape, manager: &str, dry_run: bool) -> ObjectAuthor<'_> {
+    ObjectAuthor { version: shape.form.version, manager, dry_run }
 }
 
 fn subresource(status: bool) -> Subresource {
     if status { Subresource::Status } else { Subresource::Main }
 }
 
-fn include(deed: &Deed) -> IncludeObject {
+fn include(deed: &ObjectVerb) -> IncludeObject {
     match deed {
-        Deed::Get { options, .. } => options.include,
-        Deed::List(options) | Deed::DeleteCollection { list: options, .. } => options.include,
-        Deed::Watch(options) => options.include,
-        Deed::Create { options, .. } | Deed::Update { options, .. } | Deed::Patch { options, .. } => {
-            options.include
-        }
-        Deed::Delete { .. } => IncludeObject::default(),
+        ObjectVerb::Get { options, .. } => options.include,
+        ObjectVerb::List(options) | ObjectVerb::DeleteCollection { list: options, .. } => options.include,
+        ObjectVerb::Watch(options) => options.include,
+        ObjectVerb::Create { options, .. }
+        | ObjectVerb::Update { options, .. }
+        | ObjectVerb::Patch { options, .. } => options.include,
+        ObjectVerb::Delete { .. } => IncludeObject::default(),
     }
 }

@@ -15,7 +15,7 @@ use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 
 use super::sources::source;
 
-pub struct Failures {
+pub struct AuthFailures {
     limiter: DefaultKeyedRateLimiter<IpAddr>,
     clock: DefaultClock,
     blocked: Mutex<HashMap<IpAddr, Instant>>,
@@ -24,10 +24,10 @@ pub struct Failures {
 // Addresses that are remembered; beyond this the whole world is failing, and the oldest no longer matter.
 const ADDRESSES_MAX: usize = 10_000;
 
-impl Failures {
-    pub fn new(per_minute_max: u32) -> Failures {
+impl AuthFailures {
+    pub fn new(per_minute_max: u32) -> AuthFailures {
         let per_minute = NonZeroU32::new(per_minute_max).unwrap_or(NonZeroU32::MIN);
-        Failures {
+        AuthFailures {
             limiter: RateLimiter::keyed(Quota::per_minute(per_minute)),
             clock: DefaultClock::default(),
             blocked: Mutex::new(HashMap::new()),
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn failures_are_counted_by_source_and_then_refused() {
-        let failures = Failures::new(3);
+        let failures = AuthFailures::new(3);
         let address = |text: &str| text.parse::<IpAddr>().unwrap();
         let guesser = address("2001:db8::1");
         assert_eq!((0..3).filter_map(|_| failures.failed(guesser)).count(), 0);

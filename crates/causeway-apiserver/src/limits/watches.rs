@@ -9,7 +9,7 @@ use crate::{Authenticator, Identity};
 
 /// All running watches. Clones share them.
 #[derive(Clone)]
-pub struct Watches {
+pub struct WatchLimits {
     state: Arc<Mutex<State>>,
     per_identity_max: usize,
 }
@@ -28,15 +28,15 @@ struct Running {
 }
 
 /// One running watch; dropped when it ends.
-pub struct WatchPass {
-    watches: Watches,
+pub struct WatchPermit {
+    watches: WatchLimits,
     id: u64,
     stop: CancellationToken,
 }
 
-impl Watches {
-    pub fn new(per_identity_max: usize) -> Watches {
-        Watches { state: Arc::default(), per_identity_max }
+impl WatchLimits {
+    pub fn new(per_identity_max: usize) -> WatchLimits {
+        WatchLimits { state: Arc::default(), per_identity_max }
     }
 
     /// `None` when the identity watches as much as it may. The watch ends when `server` stops.
@@ -45,7 +45,7 @@ impl Watches {
         identity: &Arc<Identity>,
         user: &Arc<str>,
         server: &CancellationToken,
-    ) -> Option<WatchPass> {
+    ) -> Option<WatchPermit> {
         let mut state = self.lock();
         let count = state.by_user.entry(user.clone()).or_default();
         if *count >= self.per_identity_max {
@@ -56,7 +56,7 @@ impl Watches {
         let (id, stop) = (state.next, server.child_token());
         let running = Running { identity: identity.clone(), user: user.clone(), stop: stop.clone() };
         state.running.insert(id, running);
-        Some(WatchPass { watches: self.clone(), id, stop })
+        Some(WatchPermit { watches: self.clone(), id, stop })
     }
 
     /// Ends the watches of everyone who is no longer welcome.
@@ -87,14 +87,14 @@ impl Watches {
     }
 }
 
-impl WatchPass {
+impl WatchPermit {
     /// Done when the watch has to end.
     pub fn stopped(&self) -> WaitForCancellationFutureOwned {
         self.stop.clone().cancelled_owned()
     }
 }
 
-impl Drop for WatchPass {
+impl Drop for WatchPermit {
     fn drop(&mut self) {
         let mut state = self.watches.lock();
         let Some(running) = state.running.remove(&self.id) else { return };
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn watches_are_bounded_per_user_and_end_with_their_credential() {
-        let (watches, server) = (Watches::new(2), CancellationToken::new());
+        let (watches, server) = (WatchLimits::new(2), CancellationToken::new());
         let enter = |user: &str| {
             let identity = Identity {
                 user: user.into(),

@@ -10,8 +10,8 @@ use causeway_api::{ApiVersion, FieldError, FieldReason, Kind, Object, Status, Ti
 use causeway_store::Revision;
 use serde_json::Value;
 
-use crate::body::Parsed;
-use crate::errors::{self, About};
+use crate::body::ParsedBody;
+use crate::errors::{self, ErrorSubject};
 use crate::request::options::{FieldValidation, parse_revision};
 
 // As in Kubernetes: a name has at most 63 characters, five of them random.
@@ -34,7 +34,7 @@ impl Draft {
 
 /// What a client's bytes turned out to be.
 #[derive(Debug)]
-pub struct Read {
+pub struct DecodedBody {
     pub draft: Draft,
     /// For `Warning` headers.
     pub warnings: Vec<String>,
@@ -44,16 +44,16 @@ pub struct Read {
 pub fn read(
     kind: Kind,
     version: ApiVersion,
-    parsed: Parsed,
+    parsed: ParsedBody,
     validation: FieldValidation,
-) -> Result<Read, Status> {
+) -> Result<DecodedBody, Status> {
     check_type(kind, version, &parsed.value)?;
     check_namespace(kind, &parsed.value)?;
     let name = name_in(&parsed.value).to_owned();
     let decoded = Object::decode_or_explain(kind, stored_names(version, parsed.value))
         .map_err(|errors| Status::invalid(version, kind, &name, &errors))?;
     let warnings = judge_fields(kind, version, &decoded.unknown, &parsed.duplicates, validation)?;
-    Ok(Read { draft: Draft { object: decoded.object, written: decoded.document }, warnings })
+    Ok(DecodedBody { draft: Draft { object: decoded.object, written: decoded.document }, warnings })
 }
 
 /// Unknown and repeated fields: nothing, warnings, or a refusal, as the client wished.
@@ -171,7 +171,7 @@ fn generated_name(prefix: &str, mut random: u128) -> String {
 
 /// Does the client's idea of the object agree with what is there? `new` carries its preconditions.
 pub fn check_preconditions(
-    about: About<'_>,
+    about: ErrorSubject<'_>,
     old: &Object,
     revision: Revision,
     new: &Object,
@@ -192,7 +192,7 @@ pub fn check_preconditions(
 
 /// A replacement must say which revision it replaces, or it would undo what others wrote meanwhile. Kubernetes demands it of
 /// custom resources, in these words.
-pub fn check_revision_given(about: About<'_>, new: &Object) -> Result<(), Status> {
+pub fn check_revision_given(about: ErrorSubject<'_>, new: &Object) -> Result<(), Status> {
     if !["", "0"].contains(&new.metadata().resource_version.as_str()) {
         return Ok(());
     }
@@ -204,7 +204,7 @@ pub fn check_revision_given(about: About<'_>, new: &Object) -> Result<(), Status
     Err(Status::invalid(about.version, about.kind, about.name, &[error]))
 }
 
-pub fn uid_conflict(about: About<'_>, wanted: &str, found: &str) -> Status {
+pub fn uid_conflict(about: ErrorSubject<'_>, wanted: &str, found: &str) -> Status {
     let why = format!("Precondition failed: UID in precondition: {wanted}, UID in object meta: {found}");
     Status::conflict(about.version, about.kind, about.name, why)
 }
@@ -247,7 +247,12 @@ pub fn document(old: &Value, new: &mut Object, mut written: Value, subresource: 
 }
 
 /// Everything that is wrong with the object itself, and with the zero values that were written.
-pub fn check(about: About<'_>, new: &Object, written: &Value, old: Option<&Object>) -> Result<(), Status> {
+pub fn check(
+    about: ErrorSubject<'_>,
+    new: &Object,
+    written: &Value,
+    old: Option<&Object>,
+) -> Result<(), Status> {
     let mut errors = new.validate(old);
     let zeros = document::refused_zeros(about.kind, written);
     let zeros: Vec<FieldError> =
@@ -276,7 +281,7 @@ fn added_finalizers(old: &Object, new: &Object) -> Option<FieldError> {
     (!added.is_empty()).then(|| FieldError::forbidden("metadata.finalizers", format!("{why} {added:?}")))
 }
 
-pub fn check_size(about: About<'_>, stored_bytes: usize) -> Result<(), Status> {
+pub fn check_size(about: ErrorSubject<'_>, stored_bytes: usize) -> Result<(), Status> {
     let bytes_max = about.kind.object_bytes_max();
     if stored_bytes <= bytes_max { Ok(()) } else { Err(errors::object_too_large(about, bytes_max)) }
 }
@@ -291,7 +296,8 @@ mod tests {
         object
     }
 
-    const ABOUT: About<'static> = About { version: ApiVersion::Group, kind: Kind::ESite, name: "a" };
+    const ABOUT: ErrorSubject<'static> =
+        ErrorSubject { version: ApiVersion::Group, kind: Kind::ESite, name: "a" };
 
     #[test]
     fn the_body_must_be_of_the_kind_of_its_path() {

@@ -7,17 +7,17 @@ use serde_json::Value;
 
 use super::admit;
 use super::write::keep_name;
-use crate::body::Parsed;
-use crate::errors::About;
+use crate::body::ParsedBody;
+use crate::errors::ErrorSubject;
 use crate::request::options::FieldValidation;
 
 /// An applied configuration: the value without what no kind has, the object it makes, and the warnings.
 pub fn read_applied(
-    about: About<'_>,
-    parsed: Parsed,
+    about: ErrorSubject<'_>,
+    parsed: ParsedBody,
     validation: FieldValidation,
 ) -> Result<(Value, Object, Vec<String>), Status> {
-    let About { version, kind, name } = about;
+    let ErrorSubject { version, kind, name } = about;
     admit::check_type(kind, version, &parsed.value)?;
     check_type_given(kind, version, &parsed.value)?;
     let decoded = Object::decode_or_explain(kind, admit::stored_names(version, parsed.value))
@@ -36,7 +36,7 @@ pub fn read_applied(
 fn check_type_given(kind: Kind, version: ApiVersion, value: &Value) -> Result<(), Status> {
     let text = |name: &str| value.get(name).and_then(Value::as_str).unwrap_or_default();
     if text("apiVersion").is_empty() {
-        let message = ownership::ApplyError::WrongVersion {
+        let message = ownership::ServerSideApplyError::WrongVersion {
             found: String::new(),
             expected: version.as_str().to_owned(),
         };
@@ -57,9 +57,9 @@ mod tests {
 
     #[test]
     fn a_configuration_says_what_it_is_and_keeps_only_what_is_known() {
-        let about = About { version: ApiVersion::Group, kind: Kind::EService, name: "a" };
+        let about = ErrorSubject { version: ApiVersion::Group, kind: Kind::EService, name: "a" };
         let check = |value: Value, expected: Result<Value, u16>| {
-            let parsed = Parsed { value: value.clone(), duplicates: Vec::new() };
+            let parsed = ParsedBody { value: value.clone(), duplicates: Vec::new() };
             let found = read_applied(about, parsed, FieldValidation::Ignore);
             assert_eq!(found.map(|(value, ..)| value).map_err(|status| status.code), expected, "{value}");
         };

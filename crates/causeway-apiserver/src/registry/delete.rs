@@ -8,26 +8,26 @@ use causeway_api::{Kind, Object, Status, document};
 use causeway_store::{Op, StoreError};
 
 use super::reserve::is_reservation_missing;
-use super::{Author, Registry, Stored, address, admit, damaged, key};
-use crate::errors::{self, About};
+use super::{ObjectAuthor, Registry, StoredObject, address, admit, damaged, key};
+use crate::errors::{self, ErrorSubject};
 use crate::request::options::{DeleteOptions, ListOptions};
 
 /// What a deletion came to.
 #[derive(Debug)]
-pub enum Deleted {
+pub enum DeleteResult {
     Gone {
         uid: String,
-        last: Stored,
+        last: StoredObject,
     },
     /// Finalizers keep it; this is how it stands.
-    Pending(Stored),
+    Pending(StoredObject),
 }
 
-impl Deleted {
-    pub fn stored(&self) -> &Stored {
+impl DeleteResult {
+    pub fn stored(&self) -> &StoredObject {
         match self {
-            Deleted::Gone { last, .. } => last,
-            Deleted::Pending(stored) => stored,
+            DeleteResult::Gone { last, .. } => last,
+            DeleteResult::Pending(stored) => stored,
         }
     }
 }
@@ -40,39 +40,39 @@ const PAGE: usize = 500;
 impl Registry {
     pub async fn delete(
         &self,
-        author: Author<'_>,
+        author: ObjectAuthor<'_>,
         kind: Kind,
         name: &str,
         options: &DeleteOptions,
-    ) -> Result<Deleted, Status> {
-        let about = About { version: author.version, kind, name };
+    ) -> Result<DeleteResult, Status> {
+        let about = ErrorSubject { version: author.version, kind, name };
         let not_found = || Status::not_found(about.version, kind, name);
         let mut keep_reservation = false;
         for _ in 0..ATTEMPTS_MAX {
             let record = self.read_record(about).await?.ok_or_else(not_found)?;
             let object = Object::from_stored(kind, &record.value).map_err(|error| damaged(kind, &error))?;
-            let stored = Stored::of(kind, record);
+            let stored = StoredObject::of(kind, record);
             check_preconditions(about, &stored, &object, options)?;
             let plan = plan(&object, options.propagation, self.now());
             if !matches!(plan, Plan::Nothing) {
                 self.check_deletable(about, &object).await?;
             }
             let (ops, deleted) = match plan {
-                Plan::Nothing => return Ok(Deleted::Pending(stored)),
+                Plan::Nothing => return Ok(DeleteResult::Pending(stored)),
                 Plan::Mark(marked) => {
                     let written =
                         serde_json::from_slice(&stored.value).map_err(|error| damaged(kind, &error))?;
                     let value = document::encode(&marked.document(&written));
                     let op =
                         Op::Update { key: key(kind, name), value: value.clone(), expected: stored.revision };
-                    (vec![op], Deleted::Pending(Stored { value, ..stored }))
+                    (vec![op], DeleteResult::Pending(StoredObject { value, ..stored }))
                 }
                 Plan::Remove => {
                     let mut ops = vec![Op::Delete { key: key(kind, name), expected: Some(stored.revision) }];
                     if !keep_reservation {
                         ops.extend(address::moves(Some(&object), None));
                     }
-                    (ops, Deleted::Gone { uid: object.metadata().uid.clone(), last: stored })
+                    (ops, DeleteResult::Gone { uid: object.metadata().uid.clone(), last: stored })
                 }
             };
             if author.dry_run || options.dry_run {
@@ -91,11 +91,11 @@ impl Registry {
     /// Deletes what a list would show, one by one; what others delete meanwhile is no failure.
     pub async fn delete_collection(
         &self,
-        author: Author<'_>,
+        author: ObjectAuthor<'_>,
         kind: Kind,
         list: &ListOptions,
         options: &DeleteOptions,
-    ) -> Result<Vec<Stored>, Status> {
+    ) -> Result<Vec<StoredObject>, Status> {
         self.check_all_deletable(author.version, kind, list).await?;
         let mut deleted = Vec::new();
         let mut page_options =
@@ -147,8 +147,8 @@ fn plan(object: &Object, propagation: Option<Propagation>, now: causeway_api::Ti
 }
 
 fn check_preconditions(
-    about: About<'_>,
-    stored: &Stored,
+    about: ErrorSubject<'_>,
+    stored: &StoredObject,
     object: &Object,
     options: &DeleteOptions,
 ) -> Result<(), Status> {
@@ -168,10 +168,12 @@ fn check_preconditions(
     }
 }
 
-fn at(deleted: Deleted, revision: causeway_store::Revision) -> Deleted {
+fn at(deleted: DeleteResult, revision: causeway_store::Revision) -> DeleteResult {
     match deleted {
-        Deleted::Gone { uid, last } => Deleted::Gone { uid, last: Stored { revision, ..last } },
-        Deleted::Pending(stored) => Deleted::Pending(Stored { revision, ..stored }),
+        DeleteResult::Gone { uid, last } => {
+            DeleteResult::Gone { uid, last: StoredObject { revision, ..last } }
+        }
+        DeleteResult::Pending(stored) => DeleteResult::Pending(StoredObject { revision, ..stored }),
     }
 }
 

@@ -2,20 +2,20 @@
 //!
 //! Records stay as they are stored; only a selector makes us look inside.
 
-use causeway_api::selector::{Facets, Selector};
+use causeway_api::selector::{SelectableFields, Selector};
 use causeway_api::{ApiVersion, Kind, Status, name};
-use causeway_store::{Page, Record, Revision, StoreError};
+use causeway_store::{ListRange, Revision, StoreError, StoreRecord};
 
 use super::delete::name_of;
-use super::token::Token;
+use super::token::ContinueToken;
 use super::{Registry, key, prefix};
-use crate::errors::{self, About};
-use crate::request::options::{At, ListOptions};
+use crate::errors::{self, ErrorSubject};
+use crate::request::options::{ListOptions, VersionMatch};
 
 /// One page of a list.
 #[derive(Debug)]
 pub struct ListPage {
-    pub records: Vec<Record>,
+    pub records: Vec<StoreRecord>,
     /// The state that the page shows.
     pub revision: Revision,
     /// The token of the next page.
@@ -33,8 +33,9 @@ impl Registry {
         kind: Kind,
         options: &ListOptions,
     ) -> Result<ListPage, Status> {
-        let about = About { version, kind, name: "" };
-        let token = options.continue_token.as_deref().map(|text| Token::parse(kind, text)).transpose()?;
+        let about = ErrorSubject { version, kind, name: "" };
+        let token =
+            options.continue_token.as_deref().map(|text| ContinueToken::parse(kind, text)).transpose()?;
         let at = self.revision_to_list(about, options.at, token.as_ref()).await?;
         let start = Start { at, after: token.as_ref().map(|token| key(kind, &token.after)) };
         let read = if let Some(name) = options.selector.fields.exact_name().filter(|_| start.is_newest()) {
@@ -52,17 +53,17 @@ impl Registry {
 
     async fn revision_to_list(
         &self,
-        about: About<'_>,
-        at: At,
-        token: Option<&Token>,
+        about: ErrorSubject<'_>,
+        at: VersionMatch,
+        token: Option<&ContinueToken>,
     ) -> Result<Option<Revision>, Status> {
         if let Some(token) = token {
             return Ok(token.at);
         }
         match at {
-            At::Newest | At::Any => Ok(None),
-            At::Exact(revision) => Ok(Some(revision)),
-            At::NotOlderThan(revision) => {
+            VersionMatch::Newest | VersionMatch::Any => Ok(None),
+            VersionMatch::Exact(revision) => Ok(Some(revision)),
+            VersionMatch::NotOlderThan(revision) => {
                 let current = self.revision(about).await?;
                 if revision > current { Err(errors::too_large_revision(revision, current)) } else { Ok(None) }
             }
@@ -75,7 +76,7 @@ impl Registry {
         start: Start,
         limit: Option<usize>,
     ) -> Result<ListPage, StoreError> {
-        let page = Page { at: start.at, after: start.after, limit };
+        let page = ListRange { at: start.at, after: start.after, limit };
         let listing = self.store.list(&prefix(kind), page).await?;
         let next = next_token(kind, listing.revision, &listing.records, listing.remaining > 0);
         let remaining = next.is_some().then_some(listing.remaining);
@@ -92,7 +93,7 @@ impl Registry {
         let mut records = Vec::new();
         let limit = options.limit.unwrap_or(usize::MAX);
         loop {
-            let page = Page { at: start.at, after: start.after.take(), limit: Some(SCAN_PAGE) };
+            let page = ListRange { at: start.at, after: start.after.take(), limit: Some(SCAN_PAGE) };
             let listing = self.store.list(&prefix(kind), page).await?;
             start.at = Some(listing.revision);
             start.after = listing.records.last().map(|record| record.key.to_string());
@@ -122,7 +123,7 @@ impl Registry {
             return Ok(ListPage { records: Vec::new(), revision, next: None, remaining: None });
         }
         let record = self.store.get(&key(kind, name)).await?;
-        let records: Vec<Record> =
+        let records: Vec<StoreRecord> =
             record.into_iter().filter(|record| selects(selector, &record.value)).collect();
         let revision = records.iter().map(|record| record.revision).fold(revision, Revision::max);
         Ok(ListPage { records, revision, next: None, remaining: None })
@@ -141,22 +142,22 @@ impl Start {
 }
 
 fn selects(selector: &Selector, stored: &[u8]) -> bool {
-    selector.is_empty() || Facets::from_stored(stored).is_ok_and(|facets| selector.matches(&facets))
+    selector.is_empty() || SelectableFields::from_stored(stored).is_ok_and(|facets| selector.matches(&facets))
 }
 
-fn next_token(kind: Kind, revision: Revision, records: &[Record], more: bool) -> Option<String> {
+fn next_token(kind: Kind, revision: Revision, records: &[StoreRecord], more: bool) -> Option<String> {
     let last = records.last().filter(|_| more)?;
-    Some(Token { at: Some(revision), after: name_of(&last.key).to_owned() }.print(kind))
+    Some(ContinueToken { at: Some(revision), after: name_of(&last.key).to_owned() }.print(kind))
 }
 
 /// 410 with a way on: Kubernetes hands out a token that continues in the newest state, for clients that can live with it.
-fn continue_expired(kind: Kind, token: Token) -> Status {
+fn continue_expired(kind: Kind, token: ContinueToken) -> Status {
     let mut status = Status::expired(
         "The provided continue parameter is too old to display a consistent list result. You can start a new list \
          without the continue parameter, or use the continue token in this response to retrieve the remainder of the \
          results. Continuing with the provided token results in an inconsistent list - objects that were created, \
          modified, or deleted between the time the first chunk was returned and now may show up in the list.",
     );
-    status.metadata.continue_token = Token { at: None, after: token.after }.print(kind);
+    status.metadata.continue_token = ContinueToken { at: None, after: token.after }.print(kind);
     status
 }

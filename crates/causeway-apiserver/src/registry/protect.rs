@@ -7,8 +7,8 @@ use causeway_api::conditions::CONNECTED;
 use causeway_api::status::StatusCause;
 use causeway_api::{ALLOW_DELETE, ApiVersion, CLOUD, ConditionStatus, EGateway, Kind, Object, Status};
 
-use super::{Registry, Stored};
-use crate::errors::{self, About};
+use super::{Registry, StoredObject};
+use crate::errors::{self, ErrorSubject};
 use crate::request::options::ListOptions;
 
 // Objects read at once while a collection is looked at.
@@ -51,7 +51,7 @@ fn protection(object: &Object, gateways: &[EGateway]) -> Option<String> {
 }
 
 /// 403, as Kubernetes answers for namespaces that it needs, with the way out.
-fn refusal(about: About<'_>, why: &str) -> Status {
+fn refusal(about: ErrorSubject<'_>, why: &str) -> Status {
     let mut status = errors::not_deletable(about, why);
     status.message.push_str(&format!(
         ". To delete it all the same, set its annotation {ALLOW_DELETE} to \"true\" first, or use causeway delete --force"
@@ -66,7 +66,11 @@ fn refusal(about: About<'_>, why: &str) -> Status {
 
 impl Registry {
     /// Refuses the deletion of what is protected.
-    pub(super) async fn check_deletable(&self, about: About<'_>, object: &Object) -> Result<(), Status> {
+    pub(super) async fn check_deletable(
+        &self,
+        about: ErrorSubject<'_>,
+        object: &Object,
+    ) -> Result<(), Status> {
         let gateways = match object {
             Object::ESite(_) => self.gateways(about, object.name()).await?,
             _ => Vec::new(),
@@ -88,7 +92,7 @@ impl Registry {
             return Ok(());
         }
         let all = match kind {
-            Kind::ESite => self.gateways(About { version, kind, name: "" }, "").await?,
+            Kind::ESite => self.gateways(ErrorSubject { version, kind, name: "" }, "").await?,
             _ => Vec::new(),
         };
         let mut options = ListOptions { limit: Some(list.limit.unwrap_or(PAGE).min(PAGE)), ..list.clone() };
@@ -97,13 +101,13 @@ impl Registry {
             let page = self.list(version, kind, &options).await?;
             seen += page.records.len();
             for record in page.records {
-                let object = Stored::of(kind, record).object()?;
+                let object = StoredObject::of(kind, record).object()?;
                 // One that is marked already was allowed to go.
                 if object.metadata().deletion_timestamp.is_some() {
                     continue;
                 }
                 if let Some(why) = protection(&object, &all) {
-                    return Err(refusal(About { version, kind, name: object.name() }, &why));
+                    return Err(refusal(ErrorSubject { version, kind, name: object.name() }, &why));
                 }
             }
             match page.next {

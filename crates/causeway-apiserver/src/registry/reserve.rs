@@ -3,16 +3,16 @@
 //! What may be is decided in `address`; here the gateways are read and the commit's refusal is put into words.
 
 use causeway_api::{EGateway, Kind, Object, Status};
-use causeway_store::{Op, Page, StoreError};
+use causeway_store::{ListRange, Op, StoreError};
 
 use super::{Registry, address, prefix};
-use crate::errors::{self, About};
+use crate::errors::{self, ErrorSubject};
 
 impl Registry {
     /// Gives a presence its site, and refuses an address outside the site's range.
     pub(super) async fn settle_site(
         &self,
-        about: About<'_>,
+        about: ErrorSubject<'_>,
         old: Option<&Object>,
         new: &mut Object,
     ) -> Result<(), Status> {
@@ -38,8 +38,12 @@ impl Registry {
     }
 
     /// The gateways of `site`, or all of them when it is empty.
-    pub(super) async fn gateways(&self, about: About<'_>, site: &str) -> Result<Vec<EGateway>, Status> {
-        let listed = self.store.list(&prefix(Kind::EGateway), Page::default()).await;
+    pub(super) async fn gateways(
+        &self,
+        about: ErrorSubject<'_>,
+        site: &str,
+    ) -> Result<Vec<EGateway>, Status> {
+        let listed = self.store.list(&prefix(Kind::EGateway), ListRange::default()).await;
         let listed = listed.map_err(|error| errors::from_store(&error, about))?;
         // Most gateways stand at other sites; the name in the text is a cheap first look.
         let candidates = listed.records.iter().filter(|record| contains(&record.value, site.as_bytes()));
@@ -55,7 +59,7 @@ impl Registry {
     /// Why a commit failed: a reservation that is taken is a fault of the address, the rest is the store's.
     pub(super) async fn refuse_commit(
         &self,
-        about: About<'_>,
+        about: ErrorSubject<'_>,
         object: &Object,
         error: &StoreError,
     ) -> Status {
@@ -73,7 +77,7 @@ impl Registry {
     /// Says what a commit would say about the addresses, for a dry run.
     pub(super) async fn rehearse_reservations(
         &self,
-        about: About<'_>,
+        about: ErrorSubject<'_>,
         object: &Object,
         reservations: &[Op],
     ) -> Result<(), Status> {

@@ -9,7 +9,7 @@ use causeway_store::Revision;
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Token {
+pub struct ContinueToken {
     /// The page is of the state at this revision; `None` goes on in the newest state, knowingly inconsistent.
     pub at: Option<Revision>,
     /// The name behind which the page begins.
@@ -31,7 +31,7 @@ struct Wire {
     start: String,
 }
 
-impl Token {
+impl ContinueToken {
     pub fn print(&self, kind: Kind) -> String {
         let wire = Wire {
             v: FORM.into(),
@@ -43,7 +43,7 @@ impl Token {
         URL_SAFE_NO_PAD.encode(text)
     }
 
-    pub fn parse(kind: Kind, text: &str) -> Result<Token, Status> {
+    pub fn parse(kind: Kind, text: &str) -> Result<ContinueToken, Status> {
         let refuse = |why: &str| Status::bad_request(format!("continue key is not valid: {why}"));
         if text.len() > TOKEN_BYTES_MAX {
             return Err(refuse("it is too long"));
@@ -63,7 +63,7 @@ impl Token {
         if wire.start.is_empty() || wire.start.contains(['/', '\0']) || wire.rv == Some(0) {
             return Err(refuse("it names no place in this collection"));
         }
-        Ok(Token { at: wire.rv.map(Revision), after: wire.start })
+        Ok(ContinueToken { at: wire.rv.map(Revision), after: wire.start })
     }
 }
 
@@ -73,18 +73,18 @@ mod tests {
 
     #[test]
     fn a_token_comes_back_as_it_went_out_and_nothing_else_is_taken() {
-        let token = Token { at: Some(Revision(7)), after: "Tokyo".into() };
+        let token = ContinueToken { at: Some(Revision(7)), after: "Tokyo".into() };
         let text = token.print(Kind::ESite);
-        assert_eq!(Token::parse(Kind::ESite, &text), Ok(token));
-        let inconsistent = Token { at: None, after: "x".into() };
-        assert_eq!(Token::parse(Kind::ESite, &inconsistent.print(Kind::ESite)), Ok(inconsistent));
+        assert_eq!(ContinueToken::parse(Kind::ESite, &text), Ok(token));
+        let inconsistent = ContinueToken { at: None, after: "x".into() };
+        assert_eq!(ContinueToken::parse(Kind::ESite, &inconsistent.print(Kind::ESite)), Ok(inconsistent));
         let forged = |json: &str| URL_SAFE_NO_PAD.encode(json);
         for bad in [
             "".to_owned(),
             "!!!".into(),
             "abcd".into(),
             "A".repeat(5_000),
-            Token { at: Some(Revision(7)), after: "x".into() }.print(Kind::EGateway),
+            ContinueToken { at: Some(Revision(7)), after: "x".into() }.print(Kind::EGateway),
             forged(r#"{"v":"meta.k8s.io/v1","c":"esites","rv":7,"start":"a"}"#),
             forged(r#"{"v":"causeway/1","c":"esites","rv":7,"start":"../identity/ca"}"#),
             forged(r#"{"v":"causeway/1","c":"esites","rv":7,"start":""}"#),
@@ -92,7 +92,11 @@ mod tests {
             forged(r#"{"v":"causeway/1","c":"esites","rv":-1,"start":"a"}"#),
             forged(r#"{"v":"causeway/1"}"#),
         ] {
-            assert_eq!(Token::parse(Kind::ESite, &bad).map_err(|status| status.code), Err(400), "{bad:.80}");
+            assert_eq!(
+                ContinueToken::parse(Kind::ESite, &bad).map_err(|status| status.code),
+                Err(400),
+                "{bad:.80}"
+            );
         }
     }
 }

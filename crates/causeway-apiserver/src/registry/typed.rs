@@ -4,31 +4,31 @@
 
 use causeway_api::ownership::Subresource;
 use causeway_api::{ApiVersion, Kind, Object, Status};
-use causeway_store::{Page, Revision};
+use causeway_store::{ListRange, Revision};
 
 use super::admit::Draft;
-use super::{Author, Registry, Stored, prefix};
-use crate::errors::{self, About};
-use crate::request::options::{At, DeleteOptions};
+use super::{ObjectAuthor, Registry, StoredObject, prefix};
+use crate::errors::{self, ErrorSubject};
+use crate::request::options::{DeleteOptions, VersionMatch};
 
 /// An object and the revision that wrote it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Loaded {
+pub struct LoadedObject {
     pub object: Object,
     pub revision: Revision,
 }
 
 impl Registry {
-    pub async fn object(&self, kind: Kind, name: &str) -> Result<Option<Loaded>, Status> {
-        match self.get(ApiVersion::Group, kind, name, At::Newest).await {
-            Ok(stored) => Ok(Some(Loaded { object: stored.object()?, revision: stored.revision })),
+    pub async fn object(&self, kind: Kind, name: &str) -> Result<Option<LoadedObject>, Status> {
+        match self.get(ApiVersion::Group, kind, name, VersionMatch::Newest).await {
+            Ok(stored) => Ok(Some(LoadedObject { object: stored.object()?, revision: stored.revision })),
             Err(status) if status.code == 404 => Ok(None),
             Err(status) => Err(status),
         }
     }
 
     /// All objects of a kind as they stood at one revision. One that cannot be read is left out and logged.
-    pub async fn objects(&self, kind: Kind) -> Result<(Vec<Loaded>, Revision), Status> {
+    pub async fn objects(&self, kind: Kind) -> Result<(Vec<LoadedObject>, Revision), Status> {
         self.objects_at(kind, None).await
     }
 
@@ -37,37 +37,41 @@ impl Registry {
         &self,
         kind: Kind,
         at: Option<Revision>,
-    ) -> Result<(Vec<Loaded>, Revision), Status> {
-        let about = About { version: ApiVersion::Group, kind, name: "" };
-        let listing = self.store.list(&prefix(kind), Page { at, ..Page::default() }).await;
+    ) -> Result<(Vec<LoadedObject>, Revision), Status> {
+        let about = ErrorSubject { version: ApiVersion::Group, kind, name: "" };
+        let listing = self.store.list(&prefix(kind), ListRange { at, ..ListRange::default() }).await;
         let listing = listing.map_err(|error| errors::from_store(&error, about))?;
         let loaded = listing.records.into_iter().filter_map(|record| {
-            let stored = Stored::of(kind, record);
-            Some(Loaded { object: stored.object().ok()?, revision: stored.revision })
+            let stored = StoredObject::of(kind, record);
+            Some(LoadedObject { object: stored.object().ok()?, revision: stored.revision })
         });
         Ok((loaded.collect(), listing.revision))
     }
 
     /// Creates an object; its refusal has the reason AlreadyExists when the name is taken.
-    pub async fn create_object(&self, manager: &str, object: Object) -> Result<Loaded, Status> {
-        let stored = self.store_new(Author::ourselves(manager), Draft::ours(object), false).await?;
+    pub async fn create_object(&self, manager: &str, object: Object) -> Result<LoadedObject, Status> {
+        let stored = self.store_new(ObjectAuthor::ourselves(manager), Draft::ours(object), false).await?;
         self.created(manager, &stored)
     }
 
     /// Creates an object with the defaults of its kind, and owns only what it said itself: whoever applies it later chooses the
     /// rest without a conflict.
-    pub async fn create_with_defaults(&self, manager: &str, mut object: Object) -> Result<Loaded, Status> {
-        let author = Author::ourselves(manager);
+    pub async fn create_with_defaults(
+        &self,
+        manager: &str,
+        mut object: Object,
+    ) -> Result<LoadedObject, Status> {
+        let author = ObjectAuthor::ourselves(manager);
         self.claim_new(author, &mut object)?;
         object.default_fields();
         let stored = self.store_new(author, Draft::ours(object), true).await?;
         self.created(manager, &stored)
     }
 
-    fn created(&self, manager: &str, stored: &Stored) -> Result<Loaded, Status> {
+    fn created(&self, manager: &str, stored: &StoredObject) -> Result<LoadedObject, Status> {
         let object = stored.object()?;
         self.note_controller(manager, "create", object.kind(), object.name());
-        Ok(Loaded { object, revision: stored.revision })
+        Ok(LoadedObject { object, revision: stored.revision })
     }
 
     /// Changes an object's own fields and metadata. `edit` may run several times, each time on a newer state.
@@ -77,7 +81,7 @@ impl Registry {
         kind: Kind,
         name: &str,
         edit: impl FnMut(&mut Object),
-    ) -> Result<Loaded, Status> {
+    ) -> Result<LoadedObject, Status> {
         self.edit_through(manager, (kind, name), Subresource::Main, edit).await
     }
 
@@ -88,7 +92,7 @@ impl Registry {
         kind: Kind,
         name: &str,
         edit: impl FnMut(&mut Object),
-    ) -> Result<Loaded, Status> {
+    ) -> Result<LoadedObject, Status> {
         self.edit_through(manager, (kind, name), Subresource::Status, edit).await
     }
 
@@ -98,8 +102,8 @@ impl Registry {
         (kind, name): (Kind, &str),
         subresource: Subresource,
         mut edit: impl FnMut(&mut Object),
-    ) -> Result<Loaded, Status> {
-        let about = About { version: ApiVersion::Group, kind, name };
+    ) -> Result<LoadedObject, Status> {
+        let about = ErrorSubject { version: ApiVersion::Group, kind, name };
         // What the last decision was based on: the one that was committed.
         let mut before = None;
         let decide = |live: &Object| {
@@ -108,11 +112,12 @@ impl Registry {
             before = Some(live.clone());
             object
         };
-        let written = self.change_object(Author::ourselves(manager), about, subresource, decide).await?;
+        let written =
+            self.change_object(ObjectAuthor::ourselves(manager), about, subresource, decide).await?;
         if subresource == Subresource::Main && written.changes_something() {
             self.note_controller(manager, "update", kind, name);
         }
-        let loaded = Loaded { object: written.stored.object()?, revision: written.stored.revision };
+        let loaded = LoadedObject { object: written.stored.object()?, revision: written.stored.revision };
         if let (Some(observer), Some(before)) = (self.observer.get(), &before) {
             observer.changed(before, &loaded.object);
         }
@@ -135,7 +140,7 @@ impl Registry {
         name: &str,
         options: &DeleteOptions,
     ) -> Result<(), Status> {
-        self.delete(Author::ourselves(manager), kind, name, options).await?;
+        self.delete(ObjectAuthor::ourselves(manager), kind, name, options).await?;
         self.note_controller(manager, "delete", kind, name);
         Ok(())
     }

@@ -6,24 +6,24 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 use causeway_api::events::HARD_MAX;
 use causeway_api::kinds::event;
-use causeway_api::ownership::{self, Subresource, Writer};
+use causeway_api::ownership::{self, FieldWriter, Subresource};
 use causeway_api::{ApiVersion, Kind, Object, Status, Time, document, name, wire};
-use causeway_store::{Op, Record, Revision, StoreError};
+use causeway_store::{Op, Revision, StoreError, StoreRecord};
 use serde_json::Value;
 
 use super::admit::Draft;
 use super::applied::read_applied;
 use super::reserve::is_reservation_missing;
-use super::{Author, Registry, Stored, address, admit, damaged, key};
-use crate::body::Parsed;
-use crate::errors::{self, About, unprocessable};
+use super::{ObjectAuthor, Registry, StoredObject, address, admit, damaged, key};
+use crate::body::ParsedBody;
+use crate::errors::{self, ErrorSubject, unprocessable};
 use crate::request::media::PatchFormat;
 use crate::request::options::FieldValidation;
 
 /// What a write came to.
 #[derive(Debug)]
-pub struct Written {
-    pub stored: Stored,
+pub struct WriteResult {
+    pub stored: StoredObject,
     pub created: bool,
     /// For `Warning` headers.
     pub warnings: Vec<String>,
@@ -31,7 +31,7 @@ pub struct Written {
     pub before: Option<Bytes>,
 }
 
-impl Written {
+impl WriteResult {
     /// Is the object another one than before?
     pub(super) fn changes_something(&self) -> bool {
         self.before.as_ref() != Some(&self.stored.value)
@@ -50,7 +50,7 @@ struct Live {
     object: Object,
     /// The stored form as a value.
     document: Value,
-    record: Record,
+    record: StoreRecord,
 }
 
 // Far more than writers of one object can collide by chance; whoever loses this often is told so.
@@ -61,11 +61,11 @@ const NAME_ATTEMPTS_MAX: usize = 8;
 impl Registry {
     pub async fn create(
         &self,
-        author: Author<'_>,
+        author: ObjectAuthor<'_>,
         kind: Kind,
-        parsed: Parsed,
+        parsed: ParsedBody,
         validation: FieldValidation,
-    ) -> Result<Written, Status> {
+    ) -> Result<WriteResult, Status> {
         let read = admit::read(kind, author.version, parsed, validation)?;
         let meta = read.draft.object.metadata();
         if !meta.resource_version.is_empty() && meta.resource_version != "0" {
@@ -73,17 +73,17 @@ impl Registry {
         }
         self.check_new_event(author.version, &read.draft.object)?;
         let stored = self.store_new(author, read.draft, false).await?;
-        Ok(Written { stored, created: true, warnings: read.warnings, before: None })
+        Ok(WriteResult { stored, created: true, warnings: read.warnings, before: None })
     }
 
     pub async fn update(
         &self,
-        author: Author<'_>,
+        author: ObjectAuthor<'_>,
         (kind, name): (Kind, &str),
         subresource: Subresource,
-        parsed: Parsed,
+        parsed: ParsedBody,
         validation: FieldValidation,
-    ) -> Result<Written, Status> {
+    ) -> Result<WriteResult, Status> {
         let mut read = admit::read(kind, author.version, parsed, validation)?;
         let sent = &mut read.draft.object.metadata_mut().name;
         if sent.is_empty() {
@@ -93,7 +93,7 @@ impl Registry {
                 format!("the name of the object ({sent}) does not match the name on the URL ({name})");
             return Err(Status::bad_request(message));
         }
-        let about = About { version: author.version, kind, name };
+        let about = ErrorSubject { version: author.version, kind, name };
         let decide = |live: &Live| {
             admit::check_preconditions(about, &live.object, live.record.revision, &read.draft.object)?;
             admit::check_revision_given(about, &read.draft.object)?;
@@ -104,17 +104,17 @@ impl Registry {
 
     pub async fn patch(
         &self,
-        author: Author<'_>,
+        author: ObjectAuthor<'_>,
         (kind, name): (Kind, &str),
         subresource: Subresource,
-        (format, patch): (PatchFormat, Parsed),
+        (format, patch): (PatchFormat, ParsedBody),
         validation: FieldValidation,
-    ) -> Result<Written, Status> {
-        let about = About { version: author.version, kind, name };
+    ) -> Result<WriteResult, Status> {
+        let about = ErrorSubject { version: author.version, kind, name };
         let decide = |live: &Live| {
             let value = client_value(about, &live.record)?;
             let value = super::patch::patched(format, shown_names(about, value), patch.value.clone())?;
-            let parsed = Parsed { value, duplicates: patch.duplicates.clone() };
+            let parsed = ParsedBody { value, duplicates: patch.duplicates.clone() };
             let mut read = admit::read(kind, author.version, parsed, validation)?;
             keep_name(about, &mut read.draft.object)?;
             admit::check_preconditions(about, &live.object, live.record.revision, &read.draft.object)?;
@@ -127,13 +127,13 @@ impl Registry {
     /// Server-side apply. Creates what is not there, except through a subresource.
     pub async fn apply(
         &self,
-        author: Author<'_>,
+        author: ObjectAuthor<'_>,
         (kind, name): (Kind, &str),
         subresource: Subresource,
-        (parsed, force): (Parsed, bool),
+        (parsed, force): (ParsedBody, bool),
         validation: FieldValidation,
-    ) -> Result<Written, Status> {
-        let about = About { version: author.version, kind, name };
+    ) -> Result<WriteResult, Status> {
+        let about = ErrorSubject { version: author.version, kind, name };
         let (applied, sent, warnings) = read_applied(about, parsed, validation)?;
         let writer = writer(author, subresource, self.now());
         for _ in 0..ATTEMPTS_MAX {
@@ -163,7 +163,7 @@ impl Registry {
                 // Someone created it between our two looks: then it is there to be changed.
                 Err(status) if status.reason == "AlreadyExists" => {}
                 created => {
-                    return created.map(|stored| Written {
+                    return created.map(|stored| WriteResult {
                         stored,
                         created: true,
                         warnings: warnings.clone(),
@@ -194,10 +194,10 @@ impl Registry {
     /// Stores an object that is not there yet.
     pub(super) async fn store_new(
         &self,
-        author: Author<'_>,
+        author: ObjectAuthor<'_>,
         draft: Draft,
         owned: bool,
-    ) -> Result<Stored, Status> {
+    ) -> Result<StoredObject, Status> {
         let meta = draft.object.metadata();
         let generated = meta.name.is_empty() && !meta.generate_name.is_empty();
         for attempt in 1.. {
@@ -211,7 +211,7 @@ impl Registry {
     }
 
     /// Writes down that the author owns what a new object says.
-    pub(super) fn claim_new(&self, author: Author<'_>, object: &mut Object) -> Result<(), Status> {
+    pub(super) fn claim_new(&self, author: ObjectAuthor<'_>, object: &mut Object) -> Result<(), Status> {
         let mut document = object.document(&Value::Null);
         claim(&writer(author, Subresource::Main, self.now()), None, &mut document)?;
         let entries = document.pointer_mut("/metadata/managedFields").map(Value::take);
@@ -225,16 +225,16 @@ impl Registry {
 
     async fn try_store_new(
         &self,
-        author: Author<'_>,
+        author: ObjectAuthor<'_>,
         Draft { mut object, mut written }: Draft,
         owned: bool,
-    ) -> Result<Stored, Status> {
+    ) -> Result<StoredObject, Status> {
         let (uid, random) = (uuid::Uuid::new_v4(), uuid::Uuid::new_v4().as_u128());
         let now = self.now();
         admit::fit_new(&mut object, now, uid.to_string(), random);
         let name = object.name().to_owned();
         let kind = object.kind();
-        let about = About { version: author.version, kind, name: &name };
+        let about = ErrorSubject { version: author.version, kind, name: &name };
         self.settle_site(about, None, &mut object).await?;
         admit::check(about, &object, &written, None)?;
         ownership::confine(Subresource::Main, None, &mut written);
@@ -248,12 +248,12 @@ impl Registry {
         let reservations = address::moves(None, Some(&object));
         if author.dry_run {
             self.rehearse_new(about, &object, &reservations).await?;
-            return Ok(Stored { kind, revision: Revision(0), value });
+            return Ok(StoredObject { kind, revision: Revision(0), value });
         }
         let mut ops = vec![Op::Create { key: key(kind, &name), value: value.clone() }];
         ops.extend(reservations);
         match self.store.commit(ops).await {
-            Ok(committed) => Ok(Stored { kind, revision: committed.revision, value }),
+            Ok(committed) => Ok(StoredObject { kind, revision: committed.revision, value }),
             Err(error) => Err(self.refuse_commit(about, &object, &error).await),
         }
     }
@@ -261,7 +261,7 @@ impl Registry {
     /// Says what a commit would have said.
     async fn rehearse_new(
         &self,
-        about: About<'_>,
+        about: ErrorSubject<'_>,
         object: &Object,
         reservations: &[Op],
     ) -> Result<(), Status> {
@@ -274,11 +274,11 @@ impl Registry {
     /// Changes an object that is there. `decide` may be asked several times, each time about a newer state.
     async fn change(
         &self,
-        author: Author<'_>,
-        about: About<'_>,
+        author: ObjectAuthor<'_>,
+        about: ErrorSubject<'_>,
         subresource: Subresource,
         mut decide: impl FnMut(&Live) -> Result<Proposal, Status>,
-    ) -> Result<Written, Status> {
+    ) -> Result<WriteResult, Status> {
         let mut keep_freed = false;
         for _ in 0..ATTEMPTS_MAX {
             let live = self.live(about).await?;
@@ -289,8 +289,8 @@ impl Registry {
                 .await?;
             let Some((new, document)) = new else {
                 let before = Some(live.record.value.clone());
-                let stored = Stored::of(about.kind, live.record);
-                return Ok(Written { stored, created: false, warnings, before });
+                let stored = StoredObject::of(about.kind, live.record);
+                return Ok(WriteResult { stored, created: false, warnings, before });
             };
             let gone = new.metadata().deletion_timestamp.is_some() && new.metadata().finalizers.is_empty();
             let value = document::encode(&document);
@@ -302,9 +302,9 @@ impl Registry {
             }
             if author.dry_run {
                 self.rehearse_reservations(about, &new, &reservations).await?;
-                let stored = Stored { kind: about.kind, revision: expected, value };
+                let stored = StoredObject { kind: about.kind, revision: expected, value };
                 let before = Some(live.record.value);
-                return Ok(Written { stored, created: false, warnings, before });
+                return Ok(WriteResult { stored, created: false, warnings, before });
             }
             let mut ops = match gone {
                 // The last finalizer is gone, and with it the object.
@@ -314,9 +314,9 @@ impl Registry {
             ops.extend(reservations);
             match self.store.commit(ops).await {
                 Ok(committed) => {
-                    let stored = Stored { kind: about.kind, revision: committed.revision, value };
+                    let stored = StoredObject { kind: about.kind, revision: committed.revision, value };
                     let before = Some(live.record.value);
-                    return Ok(Written { stored, created: false, warnings, before });
+                    return Ok(WriteResult { stored, created: false, warnings, before });
                 }
                 Err(error) if is_reservation_missing(&error) => keep_freed = true,
                 Err(StoreError::Conflict { .. } | StoreError::NotFound { .. }) => {}
@@ -329,11 +329,11 @@ impl Registry {
     /// A change by one of our own parts, which has no preconditions.
     pub(super) async fn change_object(
         &self,
-        author: Author<'_>,
-        about: About<'_>,
+        author: ObjectAuthor<'_>,
+        about: ErrorSubject<'_>,
         subresource: Subresource,
         mut decide: impl FnMut(&Object) -> Object,
-    ) -> Result<Written, Status> {
+    ) -> Result<WriteResult, Status> {
         let decide = |live: &Live| {
             // What clients wrote stays written.
             let draft = Draft { object: decide(&live.object), written: live.document.clone() };
@@ -346,8 +346,8 @@ impl Registry {
     /// changes.
     async fn settle_change(
         &self,
-        author: Author<'_>,
-        about: About<'_>,
+        author: ObjectAuthor<'_>,
+        about: ErrorSubject<'_>,
         subresource: Subresource,
         live: &Live,
         (Draft { object: proposed, written }, owned): (Draft, bool),
@@ -367,7 +367,7 @@ impl Registry {
         Ok((!ownership::settle(&live.document, &mut document)).then_some((new, document)))
     }
 
-    pub(super) async fn read_record(&self, about: About<'_>) -> Result<Option<Record>, Status> {
+    pub(super) async fn read_record(&self, about: ErrorSubject<'_>) -> Result<Option<StoreRecord>, Status> {
         // What cannot be a name is no object's, and perhaps no key that a store would take.
         if name::check(about.name).is_err() {
             return Ok(None);
@@ -376,7 +376,7 @@ impl Registry {
         self.store.get(&key).await.map_err(|error| errors::from_store(&error, about))
     }
 
-    async fn live(&self, about: About<'_>) -> Result<Live, Status> {
+    async fn live(&self, about: ErrorSubject<'_>) -> Result<Live, Status> {
         let record = self.read_record(about).await?;
         let record = record.ok_or_else(|| Status::not_found(about.version, about.kind, about.name))?;
         let object =
@@ -386,21 +386,21 @@ impl Registry {
     }
 }
 
-fn writer(author: Author<'_>, subresource: Subresource, now: Time) -> Writer<'_> {
-    Writer { manager: author.manager, api_version: author.version, subresource, now }
+fn writer(author: ObjectAuthor<'_>, subresource: Subresource, now: Time) -> FieldWriter<'_> {
+    FieldWriter { manager: author.manager, api_version: author.version, subresource, now }
 }
 
 /// Writes down in `new` who owns what after the change `old` → `new`.
-fn claim(writer: &Writer<'_>, old: Option<&Value>, new: &mut Value) -> Result<(), Status> {
+fn claim(writer: &FieldWriter<'_>, old: Option<&Value>, new: &mut Value) -> Result<(), Status> {
     ownership::update(writer, old, new).map_err(|error| unprocessable(&error))
 }
 
-fn client_value(about: About<'_>, record: &Record) -> Result<Value, Status> {
+fn client_value(about: ErrorSubject<'_>, record: &StoreRecord) -> Result<Value, Status> {
     wire::client_value(about.kind, about.version, record.revision.0, &record.value)
         .map_err(|error| damaged(about.kind, &error))
 }
 
-fn decode(about: About<'_>, value: Value) -> Result<Draft, Status> {
+fn decode(about: ErrorSubject<'_>, value: Value) -> Result<Draft, Status> {
     let decoded = Object::decode(about.kind, value)
         .map_err(|errors| Status::invalid(about.version, about.kind, about.name, &errors))?;
     let mut object = decoded.object;
@@ -409,7 +409,7 @@ fn decode(about: About<'_>, value: Value) -> Result<Draft, Status> {
 }
 
 /// A client's value with the names that its version has.
-fn shown_names(about: About<'_>, mut value: Value) -> Value {
+fn shown_names(about: ErrorSubject<'_>, mut value: Value) -> Value {
     if about.version == ApiVersion::Events {
         event::rename(&mut value, about.version);
     }
@@ -417,7 +417,7 @@ fn shown_names(about: About<'_>, mut value: Value) -> Value {
 }
 
 /// A patch cannot rename.
-pub(super) fn keep_name(about: About<'_>, object: &mut Object) -> Result<(), Status> {
+pub(super) fn keep_name(about: ErrorSubject<'_>, object: &mut Object) -> Result<(), Status> {
     let name = &mut object.metadata_mut().name;
     if name.is_empty() {
         about.name.clone_into(name);

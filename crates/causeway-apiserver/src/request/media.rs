@@ -51,7 +51,7 @@ fn parse_range(text: &str) -> Option<MediaRange> {
 
 /// The view of an object the client asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum View {
+pub enum ObjectView {
     Object,
     Table(MetaVersion),
     /// PartialObjectMetadata, or its list.
@@ -76,16 +76,16 @@ impl MetaVersion {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Encoding {
+pub enum MediaEncoding {
     Json,
     Yaml,
 }
 
 /// The best form we can answer with; `None` is 406.
-pub fn choose(accept: &[MediaRange]) -> Option<(View, Encoding)> {
+pub fn choose(accept: &[MediaRange]) -> Option<(ObjectView, MediaEncoding)> {
     accept.iter().find_map(|range| match (range.media.as_str(), range.param("as")) {
-        (_, None) if range.takes_json() => Some((View::Object, Encoding::Json)),
-        ("application/yaml", None) => Some((View::Object, Encoding::Yaml)),
+        (_, None) if range.takes_json() => Some((ObjectView::Object, MediaEncoding::Json)),
+        ("application/yaml", None) => Some((ObjectView::Object, MediaEncoding::Yaml)),
         ("application/json", Some(view)) => {
             let version = match (range.param("g"), range.param("v")) {
                 (Some("meta.k8s.io"), Some("v1")) => MetaVersion::V1,
@@ -93,11 +93,11 @@ pub fn choose(accept: &[MediaRange]) -> Option<(View, Encoding)> {
                 _ => return None,
             };
             let view = match view {
-                "Table" => View::Table(version),
-                "PartialObjectMetadata" | "PartialObjectMetadataList" => View::Metadata(version),
+                "Table" => ObjectView::Table(version),
+                "PartialObjectMetadata" | "PartialObjectMetadataList" => ObjectView::Metadata(version),
                 _ => return None,
             };
-            Some((view, Encoding::Json))
+            Some((view, MediaEncoding::Json))
         }
         _ => None,
     })
@@ -157,12 +157,12 @@ mod tests {
 
     #[test]
     fn the_best_form_we_speak_is_chosen() {
-        let check = |accept: Option<&str>, expected: Option<(View, Encoding)>| {
+        let check = |accept: Option<&str>, expected: Option<(ObjectView, MediaEncoding)>| {
             assert_eq!(choose(&parse_accept(accept)), expected, "{accept:?}");
         };
-        let json = Some((View::Object, Encoding::Json));
-        let table = Some((View::Table(MetaVersion::V1), Encoding::Json));
-        let old_table = Some((View::Table(MetaVersion::V1Beta1), Encoding::Json));
+        let json = Some((ObjectView::Object, MediaEncoding::Json));
+        let table = Some((ObjectView::Table(MetaVersion::V1), MediaEncoding::Json));
+        let old_table = Some((ObjectView::Table(MetaVersion::V1Beta1), MediaEncoding::Json));
         check(None, json);
         check(Some(""), json);
         check(Some("*/*"), json);
@@ -170,7 +170,10 @@ mod tests {
         check(Some("application/vnd.kubernetes.protobuf,application/json"), json);
         check(Some("application/vnd.kubernetes.protobuf"), None);
         check(Some("text/html"), None);
-        check(Some("text/html;q=0.9,application/yaml;q=0.8"), Some((View::Object, Encoding::Yaml)));
+        check(
+            Some("text/html;q=0.9,application/yaml;q=0.8"),
+            Some((ObjectView::Object, MediaEncoding::Yaml)),
+        );
         check(Some("application/json;as=Table;v=v1;g=meta.k8s.io,application/json"), table);
         check(Some("application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json"), old_table);
         check(Some("application/json;q=0.1,application/json;as=Table;v=v1;g=meta.k8s.io"), table);
@@ -178,7 +181,7 @@ mod tests {
         check(Some("application/json;q=0"), None);
         check(
             Some("application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"),
-            Some((View::Metadata(MetaVersion::V1), Encoding::Json)),
+            Some((ObjectView::Metadata(MetaVersion::V1), MediaEncoding::Json)),
         );
         check(Some(",;;,=,/;q=x"), None);
     }

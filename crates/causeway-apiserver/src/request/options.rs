@@ -9,11 +9,11 @@ use causeway_api::{FieldError, FieldReason, Kind, Status};
 use causeway_store::Revision;
 
 use super::media::PatchFormat;
-use super::query::Query;
+use super::query::QueryParameters;
 
 /// How new a read must be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum At {
+pub enum VersionMatch {
     /// No `resourceVersion`: the newest there is.
     #[default]
     Newest,
@@ -33,7 +33,7 @@ pub enum IncludeObject {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct GetOptions {
-    pub at: At,
+    pub at: VersionMatch,
     /// For tables.
     pub include: IncludeObject,
 }
@@ -43,13 +43,13 @@ pub struct ListOptions {
     pub selector: Selector,
     pub limit: Option<usize>,
     pub continue_token: Option<String>,
-    pub at: At,
+    pub at: VersionMatch,
     pub include: IncludeObject,
 }
 
 /// Where a watch begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum From {
+pub enum WatchStart {
     /// With everything that is there as ADDED; `marked` wants a bookmark behind it.
     State { not_older_than: Revision, marked: bool },
     /// With what comes now.
@@ -61,7 +61,7 @@ pub enum From {
 #[derive(Debug, Clone, PartialEq)]
 pub struct WatchOptions {
     pub selector: Selector,
-    pub from: From,
+    pub from: WatchStart,
     pub bookmarks: bool,
     pub timeout_seconds: Option<u64>,
     pub include: IncludeObject,
@@ -114,11 +114,11 @@ const LIST: &str = "ListOptions";
 const TABLE: &str = "TableOptions";
 
 impl GetOptions {
-    pub fn parse(query: &Query) -> Result<GetOptions, Status> {
+    pub fn parse(query: &QueryParameters) -> Result<GetOptions, Status> {
         let at = match revision(query)? {
-            None => At::Newest,
-            Some(Revision(0)) => At::Any,
-            Some(revision) => At::NotOlderThan(revision),
+            None => VersionMatch::Newest,
+            Some(Revision(0)) => VersionMatch::Any,
+            Some(revision) => VersionMatch::NotOlderThan(revision),
         };
         Ok(GetOptions { at, include: include(query)? })
     }
@@ -126,7 +126,11 @@ impl GetOptions {
 
 impl ListOptions {
     /// `namespace` when the path names one.
-    pub fn parse(kind: Kind, namespace: Option<&str>, query: &Query) -> Result<ListOptions, Status> {
+    pub fn parse(
+        kind: Kind,
+        namespace: Option<&str>,
+        query: &QueryParameters,
+    ) -> Result<ListOptions, Status> {
         let limit = number(query, "limit")?.filter(|limit| *limit > 0);
         let limit = limit.map(|limit| usize::try_from(limit).unwrap_or(LIMIT_MAX).min(LIMIT_MAX));
         let continue_token = query.one("continue").map(str::to_owned);
@@ -141,7 +145,7 @@ impl ListOptions {
     }
 }
 
-fn list_at(query: &Query, limited: bool, continued: bool) -> Result<At, Status> {
+fn list_at(query: &QueryParameters, limited: bool, continued: bool) -> Result<VersionMatch, Status> {
     let revision = revision(query)?;
     let wanted = query.one("resourceVersionMatch");
     if continued {
@@ -150,14 +154,14 @@ fn list_at(query: &Query, limited: bool, continued: bool) -> Result<At, Status> 
             return Err(forbidden(LIST, "resourceVersionMatch", why));
         }
         return match revision {
-            None | Some(Revision(0)) => Ok(At::Newest),
+            None | Some(Revision(0)) => Ok(VersionMatch::Newest),
             Some(_) => {
                 Err(Status::bad_request("specifying resource version is not allowed when using continue"))
             }
         };
     }
     match (wanted, revision) {
-        (None, None) => Ok(At::Newest),
+        (None, None) => Ok(VersionMatch::Newest),
         (Some(_), None) => {
             let why = "resourceVersionMatch is forbidden unless resourceVersion is provided";
             Err(forbidden(LIST, "resourceVersionMatch", why))
@@ -166,17 +170,17 @@ fn list_at(query: &Query, limited: bool, continued: bool) -> Result<At, Status> 
             let why = "resourceVersionMatch \"Exact\" is forbidden for resourceVersion \"0\"";
             Err(forbidden(LIST, "resourceVersionMatch", why))
         }
-        (None | Some("NotOlderThan"), Some(Revision(0))) => Ok(At::Any),
+        (None | Some("NotOlderThan"), Some(Revision(0))) => Ok(VersionMatch::Any),
         // A page without a match means exactly this revision: the rule from before there were matches.
-        (None, Some(revision)) if limited => Ok(At::Exact(revision)),
-        (None | Some("NotOlderThan"), Some(revision)) => Ok(At::NotOlderThan(revision)),
-        (Some("Exact"), Some(revision)) => Ok(At::Exact(revision)),
+        (None, Some(revision)) if limited => Ok(VersionMatch::Exact(revision)),
+        (None | Some("NotOlderThan"), Some(revision)) => Ok(VersionMatch::NotOlderThan(revision)),
+        (Some("Exact"), Some(revision)) => Ok(VersionMatch::Exact(revision)),
         (Some(other), Some(_)) => Err(unknown_match(other)),
     }
 }
 
 impl WatchOptions {
-    pub fn parse(kind: Kind, scope: Scope<'_>, query: &Query) -> Result<WatchOptions, Status> {
+    pub fn parse(kind: Kind, scope: Scope<'_>, query: &QueryParameters) -> Result<WatchOptions, Status> {
         Ok(WatchOptions {
             selector: selector(kind, scope, query)?,
             from: watch_from(query)?,
@@ -187,7 +191,7 @@ impl WatchOptions {
     }
 }
 
-fn watch_from(query: &Query) -> Result<From, Status> {
+fn watch_from(query: &QueryParameters) -> Result<WatchStart, Status> {
     let revision = revision(query)?;
     let initial = query.flag("sendInitialEvents");
     match (initial, query.one("resourceVersionMatch")) {
@@ -203,17 +207,17 @@ fn watch_from(query: &Query) -> Result<From, Status> {
     }
     Ok(match (initial, revision) {
         (Some(true), revision) => {
-            From::State { not_older_than: revision.unwrap_or(Revision(0)), marked: true }
+            WatchStart::State { not_older_than: revision.unwrap_or(Revision(0)), marked: true }
         }
-        (Some(false), None | Some(Revision(0))) => From::Now,
-        (None, None | Some(Revision(0))) => From::State { not_older_than: Revision(0), marked: false },
-        (_, Some(revision)) => From::After(revision),
+        (Some(false), None | Some(Revision(0))) => WatchStart::Now,
+        (None, None | Some(Revision(0))) => WatchStart::State { not_older_than: Revision(0), marked: false },
+        (_, Some(revision)) => WatchStart::After(revision),
     })
 }
 
 impl WriteOptions {
     /// `kind` is the kind of options that a refusal names.
-    pub fn parse(kind: &str, query: &Query) -> Result<WriteOptions, Status> {
+    pub fn parse(kind: &str, query: &QueryParameters) -> Result<WriteOptions, Status> {
         let field_validation = match query.one("fieldValidation") {
             None | Some("Warn") => FieldValidation::Warn,
             Some("Ignore") => FieldValidation::Ignore,
@@ -235,7 +239,7 @@ impl WriteOptions {
         })
     }
 
-    pub fn parse_patch(query: &Query, format: PatchFormat) -> Result<WriteOptions, Status> {
+    pub fn parse_patch(query: &QueryParameters, format: PatchFormat) -> Result<WriteOptions, Status> {
         let options = WriteOptions::parse(PATCH, query)?;
         match format {
             PatchFormat::Apply if options.field_manager.is_none() => Err(invalid_options(
@@ -252,7 +256,7 @@ impl WriteOptions {
 }
 
 impl DeleteOptions {
-    pub fn parse(query: &Query) -> Result<DeleteOptions, Status> {
+    pub fn parse(query: &QueryParameters) -> Result<DeleteOptions, Status> {
         let propagation = propagation(query.one("propagationPolicy"), query.flag("orphanDependents"))?;
         let dry_run = dry_run(DELETE, query.all("dryRun"))?;
         Ok(DeleteOptions { dry_run, propagation, uid: None, resource_version: None })
@@ -340,7 +344,7 @@ fn dry_run<'a>(kind: &str, values: impl Iterator<Item = &'a str>) -> Result<bool
     Err(invalid_options(kind, error))
 }
 
-fn field_manager(kind: &str, query: &Query) -> Result<Option<String>, Status> {
+fn field_manager(kind: &str, query: &QueryParameters) -> Result<Option<String>, Status> {
     let Some(manager) = query.one("fieldManager") else { return Ok(None) };
     if manager.len() > FIELD_MANAGER_BYTES_MAX {
         let error = FieldError::too_long("fieldManager", manager, FIELD_MANAGER_BYTES_MAX);
@@ -353,7 +357,7 @@ fn field_manager(kind: &str, query: &Query) -> Result<Option<String>, Status> {
     Ok(Some(manager.to_owned()))
 }
 
-fn selector(kind: Kind, scope: Scope<'_>, query: &Query) -> Result<Selector, Status> {
+fn selector(kind: Kind, scope: Scope<'_>, query: &QueryParameters) -> Result<Selector, Status> {
     let labels = query.one("labelSelector").unwrap_or_default();
     let mut fields = query.one("fieldSelector").unwrap_or_default().to_owned();
     // All objects of a namespaced kind are in the one namespace, so naming that one selects nothing less.
@@ -371,7 +375,7 @@ fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace(',', "\\,").replace('=', "\\=")
 }
 
-fn include(query: &Query) -> Result<IncludeObject, Status> {
+fn include(query: &QueryParameters) -> Result<IncludeObject, Status> {
     match query.one("includeObject") {
         None | Some("Metadata") => Ok(IncludeObject::Metadata),
         Some("None") => Ok(IncludeObject::None),
@@ -383,7 +387,7 @@ fn include(query: &Query) -> Result<IncludeObject, Status> {
     }
 }
 
-fn revision(query: &Query) -> Result<Option<Revision>, Status> {
+fn revision(query: &QueryParameters) -> Result<Option<Revision>, Status> {
     query.one("resourceVersion").map(|text| parse_revision("resourceVersion", text)).transpose()
 }
 
@@ -395,7 +399,7 @@ pub fn parse_revision(field: &str, text: &str) -> Result<Revision, Status> {
     })
 }
 
-fn number(query: &Query, name: &str) -> Result<Option<u64>, Status> {
+fn number(query: &QueryParameters, name: &str) -> Result<Option<u64>, Status> {
     let Some(text) = query.one(name) else { return Ok(None) };
     let number = text.parse::<i64>().map_err(|_| {
         // The last words are those of Kubernetes, which is written in Go; the first say which option is meant.

@@ -4,12 +4,12 @@
 
 /// Decoded pairs in the order they were written. A name may stand more than once; the first counts, as in Go.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub struct Query(Vec<(String, String)>);
+pub struct QueryParameters(Vec<(String, String)>);
 
-impl Query {
-    pub fn parse(query: Option<&str>) -> Query {
+impl QueryParameters {
+    pub fn parse(query: Option<&str>) -> QueryParameters {
         let pairs = query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty());
-        Query(
+        QueryParameters(
             pairs
                 .map(|pair| {
                     let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -79,14 +79,14 @@ mod tests {
 
     #[test]
     fn escapes_are_undone_and_broken_ones_stay() {
-        let query = Query::parse(Some("labelSelector=a%3Db%2Cc&x=1+2&bad=%zz%4&flag&x=3"));
+        let query = QueryParameters::parse(Some("labelSelector=a%3Db%2Cc&x=1+2&bad=%zz%4&flag&x=3"));
         assert_eq!(query.one("labelSelector"), Some("a=b,c"));
         assert_eq!(query.one("x"), Some("1 2"));
         assert_eq!(query.all("x").collect::<Vec<_>>(), ["1 2", "3"]);
         assert_eq!(query.one("bad"), Some("%zz%4"));
         assert_eq!((query.one("flag"), query.has("flag"), query.flag("flag")), (None, true, Some(true)));
-        assert_eq!(Query::parse(Some("watch=0")).flag("watch"), Some(false));
-        assert_eq!(Query::parse(None), Query::default());
+        assert_eq!(QueryParameters::parse(Some("watch=0")).flag("watch"), Some(false));
+        assert_eq!(QueryParameters::parse(None), QueryParameters::default());
         assert_eq!(decode("%ff", false), "\u{fffd}");
     }
 }

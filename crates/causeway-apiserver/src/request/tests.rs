@@ -2,10 +2,10 @@
 
 use causeway_store::Revision;
 
-use super::options::From;
+use super::options::WatchStart;
 use super::*;
 
-fn parse_with(method: &str, uri: &str, content_type: Option<&str>) -> Result<Ask, Status> {
+fn parse_with(method: &str, uri: &str, content_type: Option<&str>) -> Result<ApiRequest, Status> {
     let mut headers = HeaderMap::new();
     if let Some(content_type) = content_type {
         headers.insert(header::CONTENT_TYPE, content_type.parse().unwrap());
@@ -17,7 +17,7 @@ fn parse_with(method: &str, uri: &str, content_type: Option<&str>) -> Result<Ask
 fn check(method: &str, uri: &str, expected: Result<(Verb, Kind, Option<&str>, bool), u16>) {
     let found = parse_with(method, uri, (method == "PATCH").then_some("application/merge-patch+json"));
     let found = found.as_ref().map(|ask| match ask {
-        Ask::Object(ask) => {
+        ApiRequest::Object(ask) => {
             let (verb, name, status) = ask.deed.rights();
             (verb, ask.kind, name, status)
         }
@@ -131,24 +131,24 @@ fn options_are_checked_against_each_other() {
     list("labelSelector=a%3D%3D%3Db", Err(400));
     list("fieldSelector=status.x%3Db", Err(400));
     list("includeObject=Everything", Err(422));
-    let watch = |query: &str, expected: Result<From, u16>| {
+    let watch = |query: &str, expected: Result<WatchStart, u16>| {
         let found = parse_with("GET", &format!("/api/v1/esites?watch=1&{query}"), None);
         let found = found.map(|ask| match ask {
-            Ask::Object(ObjectAsk { deed: Deed::Watch(options), .. }) => options.from,
+            ApiRequest::Object(ObjectRequest { deed: ObjectVerb::Watch(options), .. }) => options.from,
             other => panic!("{other:?}"),
         });
         assert_eq!(found.map_err(|status| status.code), expected, "{query}");
     };
-    watch("", Ok(From::State { not_older_than: Revision(0), marked: false }));
-    watch("resourceVersion=0", Ok(From::State { not_older_than: Revision(0), marked: false }));
-    watch("resourceVersion=7", Ok(From::After(Revision(7))));
+    watch("", Ok(WatchStart::State { not_older_than: Revision(0), marked: false }));
+    watch("resourceVersion=0", Ok(WatchStart::State { not_older_than: Revision(0), marked: false }));
+    watch("resourceVersion=7", Ok(WatchStart::After(Revision(7))));
     watch("resourceVersionMatch=NotOlderThan&resourceVersion=7", Err(422));
     watch("sendInitialEvents=true", Err(422));
     watch(
         "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion=7",
-        Ok(From::State { not_older_than: Revision(7), marked: true }),
+        Ok(WatchStart::State { not_older_than: Revision(7), marked: true }),
     );
-    watch("sendInitialEvents=false&resourceVersionMatch=NotOlderThan", Ok(From::Now));
+    watch("sendInitialEvents=false&resourceVersionMatch=NotOlderThan", Ok(WatchStart::Now));
     watch("timeoutSeconds=soon", Err(400));
 }
 
@@ -182,32 +182,38 @@ fn writes_say_how_they_are_to_be_read() {
 #[test]
 fn what_is_no_object_is_understood_too() {
     let ask = |method: &str, uri: &str| parse_with(method, uri, None).map_err(|status| status.code);
-    assert_eq!(ask("GET", "/api"), Ok(Ask::Discovery(Discovery::CoreVersions)));
+    assert_eq!(ask("GET", "/api"), Ok(ApiRequest::Discovery(DiscoveryRequest::CoreVersions)));
     assert_eq!(
         ask("GET", "/apis/causeway.io/v1/"),
-        Ok(Ask::Discovery(Discovery::Resources(ApiGroup::Causeway)))
+        Ok(ApiRequest::Discovery(DiscoveryRequest::Resources(ApiGroup::Causeway)))
     );
-    assert_eq!(ask("GET", "/readyz?verbose"), Ok(Ask::Probe { probe: Probe::Ready, verbose: true }));
+    assert_eq!(
+        ask("GET", "/readyz?verbose"),
+        Ok(ApiRequest::Probe { probe: HealthProbe::Ready, verbose: true })
+    );
     assert_eq!(ask("POST", "/readyz"), Err(405));
     assert_eq!(
         ask("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"),
-        Ok(Ask::Review(Review::SelfAccess))
+        Ok(ApiRequest::Review(ReviewRequest::SelfAccess))
     );
     assert_eq!(ask("GET", "/apis/authentication.k8s.io/v1/selfsubjectreviews"), Err(405));
     assert_eq!(
         ask("DELETE", "/causeway/v1/tokens/abc?x=1"),
-        Ok(Ask::Action { path: "tokens/abc".into(), query: Some("x=1".into()) })
+        Ok(ApiRequest::Action { path: "tokens/abc".into(), query: Some("x=1".into()) })
     );
     assert_eq!(
         ask("GET", "/openapi/v3/apis/causeway.io/v1?hash=AB"),
-        Ok(Ask::OpenApi(OpenApi::V3 { path: "apis/causeway.io/v1".into(), hash: Some("AB".into()) }))
+        Ok(ApiRequest::OpenApi(OpenApiRequest::V3 {
+            path: "apis/causeway.io/v1".into(),
+            hash: Some("AB".into())
+        }))
     );
 }
 
 #[test]
 fn a_delete_whose_options_cannot_be_read_is_refused() {
     let check = |body: serde_json::Value, is_taken: bool| {
-        let options = DeleteOptions::parse(&Query::parse(None)).unwrap();
+        let options = DeleteOptions::parse(&QueryParameters::parse(None)).unwrap();
         assert_eq!(options.with_body(&body).is_ok(), is_taken, "{body}");
     };
     check(serde_json::json!({"kind": "DeleteOptions", "dryRun": ["All"], "gracePeriodSeconds": 0}), true);

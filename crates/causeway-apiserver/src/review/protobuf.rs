@@ -5,19 +5,21 @@
 use prost::Message;
 use serde_json::{Map, Value, json};
 
-use crate::request::Review;
+use crate::request::ReviewRequest;
 
 pub const MEDIA_TYPE: &str = "application/vnd.kubernetes.protobuf";
 /// What every message begins with, before the envelope.
 const MAGIC: &[u8] = b"k8s\0";
 
 /// None: these bytes are no review.
-pub fn decode(review: Review, bytes: &[u8]) -> Option<Value> {
+pub fn decode(review: ReviewRequest, bytes: &[u8]) -> Option<Value> {
     let envelope = Envelope::decode(bytes.strip_prefix(MAGIC)?).ok()?;
     Some(match review {
-        Review::SelfSubject => json!({}),
-        Review::SelfAccess => access(Access::decode(envelope.raw.as_slice()).ok()?.spec.unwrap_or_default()),
-        Review::SelfRules => {
+        ReviewRequest::SelfSubject => json!({}),
+        ReviewRequest::SelfAccess => {
+            access(Access::decode(envelope.raw.as_slice()).ok()?.spec.unwrap_or_default())
+        }
+        ReviewRequest::SelfRules => {
             let spec = Rules::decode(envelope.raw.as_slice()).ok()?.spec.unwrap_or_default();
             json!({ "spec": { "namespace": spec.namespace } })
         }
@@ -117,16 +119,16 @@ mod tests {
         };
         let spec = AccessSpec { resource: Some(resource), path: None };
         let bytes = wrapped(Access { spec: Some(spec) }.encode_to_vec());
-        let review = decode(Review::SelfAccess, &bytes).unwrap();
+        let review = decode(ReviewRequest::SelfAccess, &bytes).unwrap();
         assert_eq!(review["spec"]["resourceAttributes"]["resource"], "esites");
         assert!(review["spec"].get("nonResourceAttributes").is_none());
-        assert_eq!(decode(Review::SelfSubject, &wrapped(Vec::new())), Some(json!({})));
+        assert_eq!(decode(ReviewRequest::SelfSubject, &wrapped(Vec::new())), Some(json!({})));
     }
 
     #[test]
     fn what_is_no_review_is_none() {
         for bytes in [&b""[..], b"{}", b"k8s", b"k8s\0\xff\xff", &wrapped(vec![0xff, 0xff])] {
-            assert_eq!(decode(Review::SelfAccess, bytes), None, "{bytes:?}");
+            assert_eq!(decode(ReviewRequest::SelfAccess, bytes), None, "{bytes:?}");
         }
     }
 }

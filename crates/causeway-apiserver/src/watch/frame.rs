@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use bytes::Bytes;
 use causeway_api::selector::Selector;
 use causeway_api::{ApiVersion, Kind, Object, Status, wire};
-use causeway_store::{Event, Revision};
+use causeway_store::{Revision, StoreEvent};
 
-use super::ring::Entry;
+use super::ring::RingEntry;
 use crate::render::Renderer;
-use crate::request::media::View;
+use crate::request::media::ObjectView;
 use crate::request::options::IncludeObject;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -34,16 +34,16 @@ impl EventType {
 
 /// How a watcher wants its objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Form {
+pub struct WatchFormat {
     pub version: ApiVersion,
-    pub view: View,
+    pub view: ObjectView,
     /// For tables.
     pub include: IncludeObject,
 }
 
-pub struct Frame {
+pub struct WatchFrame {
     kind: Kind,
-    event: Arc<Event>,
+    event: Arc<StoreEvent>,
     now: Side,
     before: Side,
     /// Whole objects, by version and type: what nearly every watcher wants.
@@ -53,12 +53,12 @@ pub struct Frame {
 }
 
 /// By form and type; `bool` tells whether a table has its column headers.
-type ShownAs = (Form, EventType, bool);
+type ShownAs = (WatchFormat, EventType, bool);
 
 /// The object on one side of the change, read when a selector asks. `None` inside: it cannot be read, so nothing matches.
 type Side = OnceLock<Option<Box<Object>>>;
 
-impl Entry for Frame {
+impl RingEntry for WatchFrame {
     fn revision(&self) -> Revision {
         self.event.revision
     }
@@ -70,9 +70,9 @@ impl Entry for Frame {
     }
 }
 
-impl Frame {
-    pub fn new(kind: Kind, event: Arc<Event>) -> Frame {
-        Frame {
+impl WatchFrame {
+    pub fn new(kind: Kind, event: Arc<StoreEvent>) -> WatchFrame {
+        WatchFrame {
             kind,
             event,
             now: OnceLock::new(),
@@ -108,8 +108,8 @@ impl Frame {
     }
 
     /// The line that goes to watchers of this form. `headers` wants the columns of a table.
-    pub fn line(&self, form: &Form, kind: EventType, headers: bool, renderer: &Renderer) -> Bytes {
-        if form.view == View::Object {
+    pub fn line(&self, form: &WatchFormat, kind: EventType, headers: bool, renderer: &Renderer) -> Bytes {
+        if form.view == ObjectView::Object {
             // No kind has more than two versions, one of them the core version.
             let slot = 3 * usize::from(form.version != ApiVersion::Core) + kind as usize;
             return self.plain[slot].get_or_init(|| self.encode_plain(form.version, kind)).clone();
@@ -161,19 +161,19 @@ pub(super) fn open(out: &mut Vec<u8>, kind: &str) {
 }
 
 /// A bookmark: everything up to `revision` has been sent. `initial_end` marks the end of the state a watch began with.
-pub fn bookmark(kind: Kind, form: &Form, revision: Revision, initial_end: bool) -> Bytes {
+pub fn bookmark(kind: Kind, form: &WatchFormat, revision: Revision, initial_end: bool) -> Bytes {
     let annotations = if initial_end { r#","annotations":{"k8s.io/initial-events-end":"true"}"# } else { "" };
     let (name, version) = (kind.name(), form.version.as_str());
     let object = match form.view {
-        View::Object => format!(
+        ObjectView::Object => format!(
             r#"{{"kind":"{name}","apiVersion":"{version}","metadata":{{"resourceVersion":"{revision}","creationTimestamp":null{annotations}}}}}"#
         ),
-        View::Metadata(meta) => format!(
+        ObjectView::Metadata(meta) => format!(
             r#"{{"kind":"PartialObjectMetadata","apiVersion":"{meta}","metadata":{{"resourceVersion":"{revision}","creationTimestamp":null{annotations}}}}}"#,
             meta = meta.api_version()
         ),
         // kubectl reads the revision of a table's bookmark from its only row.
-        View::Table(meta) => format!(
+        ObjectView::Table(meta) => format!(
             r#"{{"kind":"Table","apiVersion":"{meta}","metadata":{{"resourceVersion":"{revision}"}},"columnDefinitions":[],"rows":[{{"cells":[],"object":{{"kind":"PartialObjectMetadata","apiVersion":"{meta}","metadata":{{"resourceVersion":"{revision}","creationTimestamp":null{annotations}}}}}}}]}}"#,
             meta = meta.api_version()
         ),
@@ -190,18 +190,18 @@ mod tests {
     use super::*;
     use crate::request::media::MetaVersion;
 
-    fn frame(previous: Option<&str>, value: Option<&str>) -> Frame {
+    fn frame(previous: Option<&str>, value: Option<&str>) -> WatchFrame {
         let stored = |tier: &str| {
             Bytes::from(format!(r#"{{"metadata":{{"name":"a","labels":{{"tier":"{tier}"}}}}}}"#))
         };
-        let event = Event {
+        let event = StoreEvent {
             revision: Revision(7),
             key: "esites/a".into(),
             value: value.map(stored),
             previous: previous.map(stored),
             created: Revision(if previous.is_none() { 7 } else { 3 }),
         };
-        Frame::new(Kind::ESite, Arc::new(event))
+        WatchFrame::new(Kind::ESite, Arc::new(event))
     }
 
     #[test]
@@ -226,7 +226,11 @@ mod tests {
     #[test]
     fn a_line_is_encoded_once_and_a_deletion_shows_what_was() {
         let renderer = Renderer::plain();
-        let form = Form { version: ApiVersion::Group, view: View::Object, include: IncludeObject::Metadata };
+        let form = WatchFormat {
+            version: ApiVersion::Group,
+            view: ObjectView::Object,
+            include: IncludeObject::Metadata,
+        };
         let frame = frame(Some("old"), Some("new"));
         let first = frame.line(&form, EventType::Modified, false, &renderer);
         let second = frame.line(&form, EventType::Modified, false, &renderer);
@@ -235,7 +239,7 @@ mod tests {
             first,
             r#"{"type":"MODIFIED","object":{"kind":"ESite","apiVersion":"causeway.io/v1","metadata":{"resourceVersion":"7","name":"a","labels":{"tier":"new"}}}}"#.to_owned() + "\n"
         );
-        let core = Form { version: ApiVersion::Core, ..form };
+        let core = WatchFormat { version: ApiVersion::Core, ..form };
         let deleted = frame.line(&core, EventType::Deleted, false, &renderer);
         let deleted: serde_json::Value = serde_json::from_slice(&deleted).unwrap();
         assert_eq!(deleted["object"]["metadata"]["labels"]["tier"], "old");
@@ -245,9 +249,10 @@ mod tests {
     #[test]
     fn bookmarks_are_json_in_every_view() {
         let versions = [MetaVersion::V1, MetaVersion::V1Beta1];
-        let views = versions.into_iter().flat_map(|meta| [View::Table(meta), View::Metadata(meta)]);
-        for view in views.chain([View::Object]) {
-            let form = Form { version: ApiVersion::Core, view, include: IncludeObject::Metadata };
+        let views =
+            versions.into_iter().flat_map(|meta| [ObjectView::Table(meta), ObjectView::Metadata(meta)]);
+        for view in views.chain([ObjectView::Object]) {
+            let form = WatchFormat { version: ApiVersion::Core, view, include: IncludeObject::Metadata };
             let line = bookmark(Kind::ESite, &form, Revision(9), true);
             let value: serde_json::Value = serde_json::from_slice(&line).unwrap();
             assert_eq!(value["object"]["metadata"]["resourceVersion"], "9");

@@ -6,11 +6,11 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use causeway_api::Kind;
-use causeway_store::{Revision, Signal, Store, StoreError, Watch};
+use causeway_store::{Revision, Store, StoreError, StoreWatch, WatchSignal};
 use futures_util::FutureExt;
 use tokio::task::AbortHandle;
 
-use super::frame::Frame;
+use super::frame::WatchFrame;
 use super::ring::Ring;
 use crate::errors::error_chain;
 use crate::registry::prefix;
@@ -22,19 +22,19 @@ const FRAMES_BYTES_MAX: usize = 8 << 20;
 // Events that are handed to the watchers together, when the store has them ready.
 const BATCH_MAX: usize = 128;
 
-pub struct Hubs {
+pub struct CollectionReaders {
     store: Store,
-    hubs: [Mutex<Option<Hub>>; Kind::SERVED.len()],
+    hubs: [Mutex<Option<CollectionReader>>; Kind::SERVED.len()],
 }
 
-struct Hub {
-    ring: Arc<Ring<Frame>>,
+struct CollectionReader {
+    ring: Arc<Ring<WatchFrame>>,
     task: AbortHandle,
 }
 
-impl Hubs {
-    pub fn new(store: Store) -> Hubs {
-        Hubs { store, hubs: Default::default() }
+impl CollectionReaders {
+    pub fn new(store: Store) -> CollectionReaders {
+        CollectionReaders { store, hubs: Default::default() }
     }
 
     pub(super) fn store(&self) -> &Store {
@@ -42,7 +42,7 @@ impl Hubs {
     }
 
     /// The ring of a collection; whatever happens from now on will be in it.
-    pub async fn ring(&self, kind: Kind) -> Result<Arc<Ring<Frame>>, StoreError> {
+    pub async fn ring(&self, kind: Kind) -> Result<Arc<Ring<WatchFrame>>, StoreError> {
         let slot = &self.hubs[kind as usize];
         let open = || {
             let hub = slot.lock().unwrap_or_else(PoisonError::into_inner);
@@ -58,7 +58,7 @@ impl Hubs {
         }
         let ring = Arc::new(Ring::new(start, FRAMES_MAX, FRAMES_BYTES_MAX));
         let task = tokio::spawn(dispatch(self.store.clone(), kind, ring.clone(), start)).abort_handle();
-        *hub = Some(Hub { ring: ring.clone(), task });
+        *hub = Some(CollectionReader { ring: ring.clone(), task });
         Ok(ring)
     }
 
@@ -73,13 +73,13 @@ impl Hubs {
     }
 }
 
-impl Drop for Hubs {
+impl Drop for CollectionReaders {
     fn drop(&mut self) {
         self.close();
     }
 }
 
-async fn dispatch(store: Store, kind: Kind, ring: Arc<Ring<Frame>>, start: Revision) {
+async fn dispatch(store: Store, kind: Kind, ring: Arc<Ring<WatchFrame>>, start: Revision) {
     let ended = match store.watch(&prefix(kind), start).await {
         Ok(mut watch) => follow(&mut watch, kind, &ring).await,
         Err(error) => error,
@@ -91,7 +91,7 @@ async fn dispatch(store: Store, kind: Kind, ring: Arc<Ring<Frame>>, start: Revis
 }
 
 /// Moves events into the ring until the store says no.
-async fn follow(watch: &mut Watch, kind: Kind, ring: &Ring<Frame>) -> StoreError {
+async fn follow(watch: &mut StoreWatch, kind: Kind, ring: &Ring<WatchFrame>) -> StoreError {
     let mut batch = Vec::new();
     loop {
         let mut signal = match watch.next().await {
@@ -100,8 +100,8 @@ async fn follow(watch: &mut Watch, kind: Kind, ring: &Ring<Frame>) -> StoreError
         };
         let ended = loop {
             match signal {
-                Signal::Event(event) => batch.push(Arc::new(Frame::new(kind, event))),
-                Signal::Progress(revision) => {
+                WatchSignal::Event(event) => batch.push(Arc::new(WatchFrame::new(kind, event))),
+                WatchSignal::Progress(revision) => {
                     ring.push(batch.drain(..));
                     ring.advance(revision);
                 }

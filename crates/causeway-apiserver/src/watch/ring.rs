@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Waker};
 use causeway_store::Revision;
 
 /// What the ring needs to know of an entry.
-pub trait Entry {
+pub trait RingEntry {
     fn revision(&self) -> Revision;
     /// About how much memory it holds.
     fn size_bytes(&self) -> usize;
@@ -45,7 +45,7 @@ pub struct Follower<T> {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub enum Followed {
+pub enum FollowResult {
     /// Entries were handed over.
     Some,
     /// The reader was too slow; what it missed is gone.
@@ -54,7 +54,7 @@ pub enum Followed {
     Closed,
 }
 
-impl<T: Entry> Ring<T> {
+impl<T: RingEntry> Ring<T> {
     /// Holds what comes after `start`.
     pub fn new(start: Revision, entries_max: usize, bytes_max: usize) -> Ring<T> {
         let state = State {
@@ -133,7 +133,7 @@ fn wake_all<T>(mut state: MutexGuard<'_, State<T>>) {
     woken.into_iter().for_each(Waker::wake);
 }
 
-impl<T: Entry> State<T> {
+impl<T: RingEntry> State<T> {
     fn drop_first(&mut self) {
         if let Some(entry) = self.entries.pop_front() {
             self.bytes -= entry.size_bytes();
@@ -150,7 +150,7 @@ impl<T: Entry> State<T> {
     }
 }
 
-impl<T: Entry> Follower<T> {
+impl<T: RingEntry> Follower<T> {
     /// Moves new entries to `out`, up to `count_max` or until they hold `bytes_max`; waits when there are none.
     pub fn poll_entries(
         &mut self,
@@ -158,10 +158,10 @@ impl<T: Entry> Follower<T> {
         count_max: usize,
         bytes_max: usize,
         out: &mut Vec<Arc<T>>,
-    ) -> Poll<Followed> {
+    ) -> Poll<FollowResult> {
         let mut state = self.ring.lock();
         if self.next < state.first {
-            return Poll::Ready(Followed::Lagged);
+            return Poll::Ready(FollowResult::Lagged);
         }
         let skip = usize::try_from(self.next - state.first).unwrap_or(usize::MAX);
         // Entries up to `after` can still arrive when the reader's list was newer than the writer's last push.
@@ -179,10 +179,10 @@ impl<T: Entry> Follower<T> {
         }
         self.next += seen;
         if out.len() > before {
-            return Poll::Ready(Followed::Some);
+            return Poll::Ready(FollowResult::Some);
         }
         if state.closed {
-            return Poll::Ready(Followed::Closed);
+            return Poll::Ready(FollowResult::Closed);
         }
         match &mut state.wakers[self.slot] {
             Some(waker) if waker.will_wake(context.waker()) => {}
@@ -217,7 +217,7 @@ mod tests {
 
     struct Number(u64);
 
-    impl Entry for Number {
+    impl RingEntry for Number {
         fn revision(&self) -> Revision {
             Revision(self.0)
         }
@@ -239,10 +239,10 @@ mod tests {
         ring.push(revisions.iter().map(|revision| Arc::new(Number(*revision))));
     }
 
-    fn read(follower: &mut Follower<Number>) -> Result<Vec<u64>, Option<Followed>> {
+    fn read(follower: &mut Follower<Number>) -> Result<Vec<u64>, Option<FollowResult>> {
         let mut out = Vec::new();
         match follower.poll_entries(&mut Context::from_waker(Waker::noop()), 100, 10_000, &mut out) {
-            Poll::Ready(Followed::Some) => Ok(out.iter().map(|number| number.0).collect()),
+            Poll::Ready(FollowResult::Some) => Ok(out.iter().map(|number| number.0).collect()),
             Poll::Ready(end) => Err(Some(end)),
             Poll::Pending => Err(None),
         }
@@ -276,11 +276,11 @@ mod tests {
         push(&ring, &[1, 2, 3, 4]);
         let mut quick = ring.follow(Revision(3)).unwrap();
         push(&ring, &[5]);
-        assert_eq!(read(&mut slow), Err(Some(Followed::Lagged)));
+        assert_eq!(read(&mut slow), Err(Some(FollowResult::Lagged)));
         assert_eq!(ring.floor(), Revision(1));
         assert_eq!(read(&mut quick), Ok(vec![4, 5]));
         ring.close();
-        assert_eq!(read(&mut quick), Err(Some(Followed::Closed)));
+        assert_eq!(read(&mut quick), Err(Some(FollowResult::Closed)));
     }
 
     #[test]

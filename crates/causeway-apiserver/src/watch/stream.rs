@@ -12,18 +12,18 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use causeway_api::selector::Selector;
 use causeway_api::{Kind, Status};
-use causeway_store::{Page, Record, Revision, StoreError};
+use causeway_store::{ListRange, Revision, StoreError, StoreRecord};
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
-use super::catch_up::{CatchUp, Next, Walk};
-use super::frame::{self, Form, Frame};
-use super::ring::{Followed, Follower};
-use crate::errors::{self, About};
+use super::catch_up::{CatchUp, CatchUpFuture, CatchUpNext};
+use super::frame::{self, WatchFormat, WatchFrame};
+use super::ring::{FollowResult, Follower};
+use crate::errors::{self, ErrorSubject};
 use crate::registry::prefix;
 use crate::render::Renderer;
-use crate::request::options::{From, WatchOptions};
-use crate::watch::Hubs;
+use crate::request::options::{WatchOptions, WatchStart};
+use crate::watch::CollectionReaders;
 
 /// When a watch is over, however quiet it is.
 pub struct WatchEnds {
@@ -39,7 +39,7 @@ pub trait WatchObserver: Send + Sync {
 
 pub struct WatchStream {
     kind: Kind,
-    form: Form,
+    form: WatchFormat,
     /// None selects everything.
     selector: Option<Box<Selector>>,
     stage: Stage,
@@ -49,21 +49,26 @@ pub struct WatchStream {
     /// Wakes at the earlier of the two.
     timer: Pin<Box<Sleep>>,
     stopped: Pin<Box<WaitForCancellationFutureOwned>>,
-    shared: Arc<Shared>,
+    shared: Arc<WatchContext>,
     /// Tables carry their columns in the first event only.
     headers: bool,
 }
 
 /// What all watches of a server have in common.
-pub struct Shared {
+pub struct WatchContext {
     pub renderer: Arc<Renderer>,
     pub observer: Arc<dyn WatchObserver>,
 }
 
 enum Stage {
-    State { records: std::vec::IntoIter<Record>, revision: Revision, mark: bool, then: Follower<Frame> },
-    CatchUp(Walk),
-    Live(Follower<Frame>),
+    State {
+        records: std::vec::IntoIter<StoreRecord>,
+        revision: Revision,
+        mark: bool,
+        then: Follower<WatchFrame>,
+    },
+    CatchUp(CatchUpFuture),
+    Live(Follower<WatchFrame>),
     Failed(Box<Status>),
     Ended,
 }
@@ -76,13 +81,13 @@ const CHUNK_FRAMES: usize = 256;
 
 impl WatchStream {
     pub async fn open(
-        hubs: &Hubs,
-        (kind, form): (Kind, Form),
+        hubs: &CollectionReaders,
+        (kind, form): (Kind, WatchFormat),
         options: WatchOptions,
         ends: WatchEnds,
-        shared: Arc<Shared>,
+        shared: Arc<WatchContext>,
     ) -> WatchStream {
-        let about = About { version: form.version, kind, name: "" };
+        let about = ErrorSubject { version: form.version, kind, name: "" };
         let stage = match open_stage(hubs, kind, &options).await {
             Ok(stage) => stage,
             Err(error) => failed(&error, about),
@@ -169,15 +174,15 @@ impl WatchStream {
     fn poll_catch_up(&mut self, context: &mut Context<'_>) -> Poll<Bytes> {
         let Stage::CatchUp(walk) = &mut self.stage else { return Poll::Ready(Bytes::new()) };
         let step = ready!(walk.as_mut().poll(context));
-        let about = About { version: self.form.version, kind: self.kind, name: "" };
+        let about = ErrorSubject { version: self.form.version, kind: self.kind, name: "" };
         self.stage = match step.next {
-            Next::More(catch_up) => Stage::CatchUp(catch_up.walk()),
-            Next::Ring(ring, revision) => match ring.follow(revision) {
+            CatchUpNext::More(catch_up) => Stage::CatchUp(catch_up.walk()),
+            CatchUpNext::Ring(ring, revision) => match ring.follow(revision) {
                 Some(follower) => Stage::Live(follower),
                 // The ring moved on while we looked; the client resumes from what it saw.
                 None => Stage::Ended,
             },
-            Next::Failed(error) => failed(&error, about),
+            CatchUpNext::Failed(error) => failed(&error, about),
         };
         Poll::Ready(self.lines_of(&step.frames))
     }
@@ -186,9 +191,9 @@ impl WatchStream {
         let Stage::Live(follower) = &mut self.stage else { return Poll::Ready(Bytes::new()) };
         let mut frames = Vec::new();
         match ready!(follower.poll_entries(context, CHUNK_FRAMES, CHUNK_BYTES, &mut frames)) {
-            Followed::Some => {}
-            Followed::Closed => self.stage = Stage::Ended,
-            Followed::Lagged => {
+            FollowResult::Some => {}
+            FollowResult::Closed => self.stage = Stage::Ended,
+            FollowResult::Lagged => {
                 self.shared.observer.cut_off();
                 self.stage = Stage::Ended;
             }
@@ -197,7 +202,7 @@ impl WatchStream {
     }
 
     /// One line is passed on as it is; several are joined, so that they leave in one write.
-    fn lines_of(&mut self, frames: &[Arc<Frame>]) -> Bytes {
+    fn lines_of(&mut self, frames: &[Arc<WatchFrame>]) -> Bytes {
         let mut lines: Vec<Bytes> = Vec::new();
         for frame in frames {
             if let Some(kind) = frame.event_type(self.selector.as_deref()) {
@@ -243,16 +248,20 @@ impl WatchStream {
     }
 }
 
-async fn open_stage(hubs: &Hubs, kind: Kind, options: &WatchOptions) -> Result<Stage, StoreError> {
+async fn open_stage(
+    hubs: &CollectionReaders,
+    kind: Kind,
+    options: &WatchOptions,
+) -> Result<Stage, StoreError> {
     // First the ring, then the list: everything behind the list is in the ring.
     let ring = hubs.ring(kind).await?;
     match options.from {
-        From::Now => {
+        WatchStart::Now => {
             let now = hubs.store().revision().await?;
             Ok(ring.follow(now).map_or(Stage::Ended, Stage::Live))
         }
-        From::State { not_older_than, marked } => {
-            let listing = hubs.store().list(&prefix(kind), Page::default()).await?;
+        WatchStart::State { not_older_than, marked } => {
+            let listing = hubs.store().list(&prefix(kind), ListRange::default()).await?;
             if not_older_than > listing.revision {
                 return Err(StoreError::Future { requested: not_older_than, current: listing.revision });
             }
@@ -264,7 +273,7 @@ async fn open_stage(hubs: &Hubs, kind: Kind, options: &WatchOptions) -> Result<S
                 then,
             })
         }
-        From::After(after) => {
+        WatchStart::After(after) => {
             let current = hubs.store().revision().await?;
             if after > current {
                 return Err(StoreError::Future { requested: after, current });
@@ -280,7 +289,7 @@ async fn open_stage(hubs: &Hubs, kind: Kind, options: &WatchOptions) -> Result<S
 
 /// An error inside the stream: clients that watch look for it there. A revision that is gone, or was never ours, is 410, on
 /// which every client lists anew; some would repeat a watch that fails in another way for ever.
-fn failed(error: &StoreError, about: About<'_>) -> Stage {
+fn failed(error: &StoreError, about: ErrorSubject<'_>) -> Stage {
     let status = match error {
         StoreError::Compacted { requested, oldest } => {
             Status::expired(format!("too old resource version: {requested} ({oldest})"))
@@ -295,9 +304,10 @@ fn failed(error: &StoreError, about: About<'_>) -> Stage {
     Stage::Failed(Box::new(status))
 }
 
-fn selects(selector: Option<&Selector>, record: &Record) -> bool {
+fn selects(selector: Option<&Selector>, record: &StoreRecord) -> bool {
     let Some(selector) = selector else { return true };
-    causeway_api::selector::Facets::from_stored(&record.value).is_ok_and(|facets| selector.matches(&facets))
+    causeway_api::selector::SelectableFields::from_stored(&record.value)
+        .is_ok_and(|facets| selector.matches(&facets))
 }
 
 /// Between 0 and 1; to spread clients, not to keep secrets.

@@ -73,7 +73,7 @@ async fn actions_are_passed_on() {
 
 #[tokio::test]
 async fn wrong_tokens_from_one_address_are_slowed_down_and_right_ones_are_not() {
-    let limits = causeway_apiserver::Limits { failures_per_minute_max: 5, ..Default::default() };
+    let limits = causeway_apiserver::ApiLimits { failures_per_minute_max: 5, ..Default::default() };
     let lab = Lab::with(limits).await;
     let path = format!("{GROUP}/esites");
     for _ in 0..5 {

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use causeway_apiserver::{
-    ActionRefusal, ActionRequest, ActionResponse, Actions, AdminAudit, AdminRecord, ApiServer, AuthFailure,
-    Authenticator, Identity, Limits, NoFigures, Parts, Registry, Role, SystemClock,
+    ActionRefusal, ActionRequest, ActionResponse, Actions, AdminAudit, AdminRecord, ApiLimits, ApiServer,
+    ApiServerParts, AuthFailure, Authenticator, Identity, NoGatewayStats, Registry, Role, SystemClock,
 };
 use causeway_daemon::{Metrics, Readiness};
 use causeway_store::{Store, StoreSpec};
@@ -133,15 +133,15 @@ impl Actions for Echo {
 
 impl Lab {
     pub async fn new() -> Lab {
-        Lab::with(Limits::default()).await
+        Lab::with(ApiLimits::default()).await
     }
 
-    pub async fn with(limits: Limits) -> Lab {
+    pub async fn with(limits: ApiLimits) -> Lab {
         Lab::open(limits, Arc::new(tempfile::tempdir().unwrap()), None).await
     }
 
     pub async fn open(
-        limits: Limits,
+        limits: ApiLimits,
         folder: Arc<tempfile::TempDir>,
         tls: Option<Arc<arc_swap::ArcSwap<rustls::ServerConfig>>>,
     ) -> Lab {
@@ -150,12 +150,12 @@ impl Lab {
         let people = Arc::new(People::default());
         let acts = Arc::new(Acts::default());
         let (readiness, metrics) = (Readiness::new(), Metrics::new("test"));
-        let parts = Parts {
+        let parts = ApiServerParts {
             registry: registry.clone(),
             authenticator: people.clone(),
             actions: Arc::new(Echo),
             admin_audit: acts.clone(),
-            figures: Arc::new(NoFigures),
+            figures: Arc::new(NoGatewayStats),
             readiness: readiness.clone(),
             metrics: metrics.clone(),
             tls,
@@ -171,7 +171,7 @@ impl Lab {
     pub async fn restart(self) -> Lab {
         let folder = self.folder.clone();
         self.shut_down().await;
-        Lab::open(Limits::default(), folder, None).await
+        Lab::open(ApiLimits::default(), folder, None).await
     }
 
     pub async fn shut_down(self) {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use causeway_apiserver::Limits;
+use causeway_apiserver::ApiLimits;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -11,11 +11,11 @@ use crate::lab::{GROUP, Lab, PATIENCE, site};
 
 #[tokio::test]
 async fn one_identity_cannot_starve_another() {
-    let limits = Limits {
+    let limits = ApiLimits {
         requests_max: 2,
         requests_per_identity_max: 1,
         waiting_per_identity_max: 1,
-        ..Limits::default()
+        ..ApiLimits::default()
     };
     let lab = Lab::with(limits).await;
     // Two requests of the greedy one that never send their bodies: one is read, one waits.
@@ -50,7 +50,7 @@ async fn one_identity_cannot_starve_another() {
 
 #[tokio::test]
 async fn half_a_body_holds_no_seat() {
-    let limits = Limits { requests_max: 2, requests_per_identity_max: 1, ..Limits::default() };
+    let limits = ApiLimits { requests_max: 2, requests_per_identity_max: 1, ..ApiLimits::default() };
     let lab = Lab::with(limits).await;
     // As many as there are seats, each of an identity of its own, and each asked for its body.
     let mut held = Vec::new();
@@ -79,7 +79,7 @@ async fn half_sent(lab: &Lab, name: &str) -> TcpStream {
 
 #[tokio::test]
 async fn watches_per_identity_are_bounded() {
-    let lab = Lab::with(Limits { watches_per_identity_max: 2, ..Limits::default() }).await;
+    let lab = Lab::with(ApiLimits { watches_per_identity_max: 2, ..ApiLimits::default() }).await;
     let path = format!("{GROUP}/esites?watch=1");
     let first = lab.watch(&path).await;
     let _second = lab.watch(&path).await;
@@ -119,7 +119,7 @@ async fn bodies_and_objects_have_a_size() {
     let huge = serde_json::json!({"metadata": {"name": "c", "annotations": {"note": "n".repeat(3 << 20)}}});
     assert_eq!(lab.ask("POST", &sites, huge).await.expect(413)["reason"], "RequestEntityTooLarge");
     // Without a length, the body is cut off where it becomes too long.
-    let lab = Lab::with(Limits { body_bytes_max: 1_000, ..Limits::default() }).await;
+    let lab = Lab::with(ApiLimits { body_bytes_max: 1_000, ..ApiLimits::default() }).await;
     let mut socket = TcpStream::connect(lab.addr).await.unwrap();
     let endless = format!(
         "POST {sites} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer admin:ann\r\ntransfer-encoding: chunked\r\n\r\n7d0\r\n{}\r\n",
@@ -133,11 +133,11 @@ async fn bodies_and_objects_have_a_size() {
 
 #[tokio::test]
 async fn connections_are_counted_and_slow_ones_closed() {
-    let limits = Limits {
+    let limits = ApiLimits {
         connections_max: 2,
         header_time_max: Duration::from_millis(300),
         body_time_max: Duration::from_millis(300),
-        ..Limits::default()
+        ..ApiLimits::default()
     };
     let lab = Lab::with(limits).await;
     let closed = async |mut socket: TcpStream| {
@@ -172,7 +172,7 @@ async fn connections_are_counted_and_slow_ones_closed() {
 #[tokio::test]
 async fn an_idle_client_over_http2_does_not_hold_up_the_stop() {
     // Whoever is waited for when the server stops is waited for this long.
-    let lab = Lab::with(Limits { drain_time_max: Duration::from_secs(600), ..Limits::default() }).await;
+    let lab = Lab::with(ApiLimits { drain_time_max: Duration::from_secs(600), ..ApiLimits::default() }).await;
     let mut client = TcpStream::connect(lab.addr).await.unwrap();
     // The preface and empty settings. After that it says nothing, not even to a ping.
     client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
@@ -182,7 +182,7 @@ async fn an_idle_client_over_http2_does_not_hold_up_the_stop() {
 
 #[tokio::test]
 async fn one_address_has_so_many_connections_and_no_more() {
-    let limits = Limits { connections_from_loopback_max: 2, ..Limits::default() };
+    let limits = ApiLimits { connections_from_loopback_max: 2, ..ApiLimits::default() };
     let lab = Lab::with(limits).await;
     let open = async || {
         let mut socket = TcpStream::connect(lab.addr).await.unwrap();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use causeway_apiserver::Limits;
+use causeway_apiserver::ApiLimits;
 use http::Request;
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -95,7 +95,7 @@ async fn a_certificate_is_an_identity_and_authorities_change_without_a_restart()
     let (old, new) = (authority(), authority());
     let tls = Arc::new(ArcSwap::from(server_config(&old)));
     let folder = Arc::new(tempfile::tempdir().unwrap());
-    let lab = Lab::open(Limits::default(), folder, Some(tls.clone())).await;
+    let lab = Lab::open(ApiLimits::default(), folder, Some(tls.clone())).await;
     assert_eq!(ask(&lab, &old, None, "/readyz").await, Some(200));
     assert_eq!(ask(&lab, &old, None, "/api/v1/esites").await, Some(401));
     assert_eq!(ask(&lab, &old, Some((&old, "admin:tls")), "/api/v1/esites").await, Some(200));

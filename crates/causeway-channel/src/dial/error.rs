@@ -5,11 +5,11 @@ use std::fmt;
 use std::io;
 use std::time::Duration;
 
-use super::plan::Route;
+use super::plan::DialRoute;
 use super::proxy::ProxyError;
 use crate::quic::ConnectError;
 use crate::tls::TlsError;
-use crate::token::Endpoint;
+use crate::token::ChannelEndpoint;
 
 /// Why one attempt gave no link.
 #[derive(Debug, thiserror::Error)]
@@ -25,9 +25,9 @@ pub enum AttemptError {
     #[error("it cannot be reached")]
     Connect(#[source] io::Error),
     #[error("the proxy {proxy} cannot be reached")]
-    ProxyAway { proxy: Endpoint, source: io::Error },
+    ProxyAway { proxy: ChannelEndpoint, source: io::Error },
     #[error("the proxy {proxy} leads nowhere")]
-    Proxy { proxy: Endpoint, source: ProxyError },
+    Proxy { proxy: ChannelEndpoint, source: ProxyError },
     #[error("TLS failed")]
     Handshake(#[source] io::Error),
     #[error("QUIC failed")]
@@ -76,20 +76,20 @@ impl AttemptError {
 
 /// One attempt that failed. Without a route it was the name.
 #[derive(Debug)]
-pub struct Failed {
-    pub endpoint: Endpoint,
-    pub route: Option<Route>,
+pub struct FailedAttempt {
+    pub endpoint: ChannelEndpoint,
+    pub route: Option<DialRoute>,
     pub error: AttemptError,
 }
 
-impl fmt::Display for Failed {
+impl fmt::Display for FailedAttempt {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{}", self.endpoint)?;
         match self.route {
             None => {}
-            Some(Route::Quic(address)) => write!(formatter, " over QUIC ({address})")?,
-            Some(Route::Tcp(address)) => write!(formatter, " over TCP ({address})")?,
-            Some(Route::Proxy) => write!(formatter, " over TCP through the proxy")?,
+            Some(DialRoute::Quic(address)) => write!(formatter, " over QUIC ({address})")?,
+            Some(DialRoute::Tcp(address)) => write!(formatter, " over TCP ({address})")?,
+            Some(DialRoute::Proxy) => write!(formatter, " over TCP through the proxy")?,
         }
         write!(formatter, ": {}", self.error)?;
         let mut cause = self.error.source();
@@ -110,14 +110,14 @@ pub enum DialError {
     #[error("no endpoint of the cloud is known")]
     NoEndpoint,
     #[error("the cloud cannot be reached: {}", list(.0))]
-    Unreachable(Vec<Failed>),
+    Unreachable(Vec<FailedAttempt>),
 }
 
 /// A cloud with many addresses that are all dead must not fill a page of the log.
 const SHOWN_MAX: usize = 8;
 
-fn list(failed: &[Failed]) -> String {
-    let mut text = failed.iter().take(SHOWN_MAX).map(Failed::to_string).collect::<Vec<_>>().join("; ");
+fn list(failed: &[FailedAttempt]) -> String {
+    let mut text = failed.iter().take(SHOWN_MAX).map(FailedAttempt::to_string).collect::<Vec<_>>().join("; ");
     if failed.len() > SHOWN_MAX {
         text.push_str(&format!("; and {} more", failed.len() - SHOWN_MAX));
     }
@@ -125,7 +125,7 @@ fn list(failed: &[Failed]) -> String {
 }
 
 impl DialError {
-    pub(super) fn new(mut failed: Vec<Failed>) -> DialError {
+    pub(super) fn new(mut failed: Vec<FailedAttempt>) -> DialError {
         if failed.is_empty() {
             return DialError::NoEndpoint;
         }
@@ -149,7 +149,7 @@ impl DialError {
     }
 
     /// Every attempt, the most telling first.
-    pub fn failed(&self) -> &[Failed] {
+    pub fn failed(&self) -> &[FailedAttempt] {
         match self {
             DialError::Unreachable(failed) => failed,
             DialError::Tls(_) | DialError::NoEndpoint => &[],
@@ -163,12 +163,13 @@ mod tests {
 
     #[test]
     fn the_most_telling_comes_first_and_all_are_named() {
-        let failed = |route, error| Failed { endpoint: "cloud.example:7444".parse().unwrap(), route, error };
+        let failed =
+            |route, error| FailedAttempt { endpoint: "cloud.example:7444".parse().unwrap(), route, error };
         let address = "192.0.2.1:7444".parse().unwrap();
         let error = DialError::new(vec![
-            failed(Some(Route::Quic(address)), AttemptError::Timeout(Duration::from_secs(2))),
+            failed(Some(DialRoute::Quic(address)), AttemptError::Timeout(Duration::from_secs(2))),
             failed(None, AttemptError::NoAddress),
-            failed(Some(Route::Tcp(address)), AttemptError::WrongAuthority),
+            failed(Some(DialRoute::Tcp(address)), AttemptError::WrongAuthority),
         ]);
         let text = error.to_string();
         let place = |part: &str| text.find(part).unwrap_or_else(|| panic!("{part} is not in {text}"));

@@ -19,14 +19,14 @@ pub const HEAD_START: Duration = Duration::from_millis(250);
 const ADDRESSES_MAX: usize = 8;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Transports {
+pub enum DialTransports {
     Both,
     QuicOnly,
     TcpOnly,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Route {
+pub enum DialRoute {
     Quic(SocketAddr),
     Tcp(SocketAddr),
     /// TCP through the proxy, which resolves the name itself.
@@ -35,19 +35,19 @@ pub enum Route {
 
 /// One try: an endpoint, by its place in the list, and a way to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Attempt {
+pub struct DialAttempt {
     pub endpoint: usize,
-    pub route: Route,
+    pub route: DialRoute,
 }
 
 #[derive(Debug)]
-pub struct Plan {
-    transports: Transports,
+pub struct DialPlan {
+    transports: DialTransports,
     begin: Instant,
     /// New addresses to try, best first.
-    waiting: Vec<(Rank, Attempt)>,
+    waiting: Vec<(Rank, DialAttempt)>,
     /// TCP to addresses where QUIC has its head start.
-    following: Vec<(Instant, Attempt)>,
+    following: Vec<(Instant, DialAttempt)>,
     next_start: Instant,
     /// The endpoints of attempts that are under way.
     running: Vec<usize>,
@@ -57,11 +57,11 @@ pub struct Plan {
 /// The address's place among its endpoint's, then the endpoint's own.
 type Rank = (usize, usize);
 
-impl Plan {
+impl DialPlan {
     /// `is_proxied` says for each endpoint whether TCP to it goes through the proxy.
-    pub fn new(is_proxied: &[bool], transports: Transports, now: Instant) -> Plan {
-        let uses_quic = transports != Transports::TcpOnly;
-        let mut plan = Plan {
+    pub fn new(is_proxied: &[bool], transports: DialTransports, now: Instant) -> DialPlan {
+        let uses_quic = transports != DialTransports::TcpOnly;
+        let mut plan = DialPlan {
             transports,
             begin: now,
             waiting: Vec::new(),
@@ -71,8 +71,8 @@ impl Plan {
             unresolved: 0,
         };
         for (endpoint, is_proxied) in is_proxied.iter().enumerate() {
-            if *is_proxied && transports != Transports::QuicOnly {
-                let attempt = Attempt { endpoint, route: Route::Proxy };
+            if *is_proxied && transports != DialTransports::QuicOnly {
+                let attempt = DialAttempt { endpoint, route: DialRoute::Proxy };
                 match uses_quic {
                     true => plan.following.push((now + HEAD_START + STAGGER * endpoint as u32, attempt)),
                     false => plan.waiting.push(((0, endpoint), attempt)),
@@ -100,13 +100,13 @@ impl Plan {
         }
         for (place, address) in in_turn(addresses).into_iter().take(ADDRESSES_MAX).enumerate() {
             let route = match self.transports {
-                Transports::TcpOnly => Route::Tcp(address),
-                _ => Route::Quic(address),
+                DialTransports::TcpOnly => DialRoute::Tcp(address),
+                _ => DialRoute::Quic(address),
             };
-            self.waiting.push(((place, endpoint), Attempt { endpoint, route }));
-            if self.transports == Transports::Both && !is_proxied {
+            self.waiting.push(((place, endpoint), DialAttempt { endpoint, route }));
+            if self.transports == DialTransports::Both && !is_proxied {
                 // Its time comes when QUIC begins.
-                let attempt = Attempt { endpoint, route: Route::Tcp(address) };
+                let attempt = DialAttempt { endpoint, route: DialRoute::Tcp(address) };
                 self.following.push((self.begin + Duration::from_secs(3600), attempt));
             }
         }
@@ -114,7 +114,7 @@ impl Plan {
     }
 
     /// What to begin now, if anything.
-    pub fn next_attempt(&mut self, now: Instant) -> Option<Attempt> {
+    pub fn next_attempt(&mut self, now: Instant) -> Option<DialAttempt> {
         if let Some(place) = self.following.iter().position(|(due, _)| *due <= now) {
             let (_, attempt) = self.following.remove(place);
             self.running.push(attempt.endpoint);
@@ -124,8 +124,8 @@ impl Plan {
             return None;
         }
         let (_, attempt) = self.waiting.remove(0);
-        if let Route::Quic(address) = attempt.route {
-            let follower = Attempt { endpoint: attempt.endpoint, route: Route::Tcp(address) };
+        if let DialRoute::Quic(address) = attempt.route {
+            let follower = DialAttempt { endpoint: attempt.endpoint, route: DialRoute::Tcp(address) };
             for (due, _) in self.following.iter_mut().filter(|(_, other)| *other == follower) {
                 *due = now + HEAD_START;
             }
@@ -136,27 +136,27 @@ impl Plan {
     }
 
     /// An attempt has failed: whoever waited for it need not wait any longer.
-    pub fn handle_failed(&mut self, attempt: Attempt, now: Instant) {
+    pub fn handle_failed(&mut self, attempt: DialAttempt, now: Instant) {
         if let Some(place) = self.running.iter().position(|endpoint| *endpoint == attempt.endpoint) {
             self.running.swap_remove(place);
         }
         self.next_start = self.next_start.min(now);
-        if let Route::Quic(address) = attempt.route {
-            let followers = [Route::Tcp(address), Route::Proxy];
+        if let DialRoute::Quic(address) = attempt.route {
+            let followers = [DialRoute::Tcp(address), DialRoute::Proxy];
             self.hurry(now, |other| other.endpoint == attempt.endpoint && followers.contains(&other.route));
         }
     }
 
     /// Somebody is there and asks to come later: the other ways to that endpoint lead to the same door, also those
     /// that are under way.
-    pub fn handle_busy(&mut self, attempt: Attempt, now: Instant) {
+    pub fn handle_busy(&mut self, attempt: DialAttempt, now: Instant) {
         self.next_start = self.next_start.min(now);
         self.running.retain(|endpoint| *endpoint != attempt.endpoint);
         self.waiting.retain(|(_, other)| other.endpoint != attempt.endpoint);
         self.following.retain(|(_, other)| other.endpoint != attempt.endpoint);
     }
 
-    fn hurry(&mut self, now: Instant, is_meant: impl Fn(&Attempt) -> bool) {
+    fn hurry(&mut self, now: Instant, is_meant: impl Fn(&DialAttempt) -> bool) {
         for (due, _) in self.following.iter_mut().filter(|(_, attempt)| is_meant(attempt)) {
             *due = (*due).min(now);
         }
@@ -207,20 +207,20 @@ mod tests {
         text.parse().unwrap()
     }
 
-    fn quic(endpoint: usize, text: &str) -> Attempt {
-        Attempt { endpoint, route: Route::Quic(address(text)) }
+    fn quic(endpoint: usize, text: &str) -> DialAttempt {
+        DialAttempt { endpoint, route: DialRoute::Quic(address(text)) }
     }
 
-    fn tcp(endpoint: usize, text: &str) -> Attempt {
-        Attempt { endpoint, route: Route::Tcp(address(text)) }
+    fn tcp(endpoint: usize, text: &str) -> DialAttempt {
+        DialAttempt { endpoint, route: DialRoute::Tcp(address(text)) }
     }
 
-    fn proxy(endpoint: usize) -> Attempt {
-        Attempt { endpoint, route: Route::Proxy }
+    fn proxy(endpoint: usize) -> DialAttempt {
+        DialAttempt { endpoint, route: DialRoute::Proxy }
     }
 
     /// All attempts that begin while nobody answers, with the milliseconds at which they do.
-    fn silent(mut plan: Plan, begin: Instant) -> Vec<(u64, Attempt)> {
+    fn silent(mut plan: DialPlan, begin: Instant) -> Vec<(u64, DialAttempt)> {
         let (mut now, mut begun) = (begin, Vec::new());
         loop {
             while let Some(attempt) = plan.next_attempt(now) {
@@ -235,7 +235,7 @@ mod tests {
     #[test]
     fn a_busy_endpoint_is_left_alone_and_the_others_are_tried() {
         let begin = Instant::now();
-        let mut plan = Plan::new(&[false, false], Transports::Both, begin);
+        let mut plan = DialPlan::new(&[false, false], DialTransports::Both, begin);
         plan.handle_resolved(0, &[address("192.0.2.1:7444")], false, begin);
         plan.handle_resolved(1, &[address("192.0.2.2:7444")], false, begin);
         assert_eq!(plan.next_attempt(begin), Some(quic(0, "192.0.2.1:7444")));
@@ -257,7 +257,7 @@ mod tests {
     #[test]
     fn addresses_and_endpoints_take_turns_and_tcp_follows_quic() {
         let now = Instant::now();
-        let mut plan = Plan::new(&[false, false], Transports::Both, now);
+        let mut plan = DialPlan::new(&[false, false], DialTransports::Both, now);
         plan.handle_resolved(0, &[address("[::1]:1"), address("[::2]:1"), address("1.1.1.1:1")], false, now);
         plan.handle_resolved(1, &[address("2.2.2.2:2")], false, now);
         let expected = vec![
@@ -276,7 +276,7 @@ mod tests {
     #[test]
     fn a_failure_brings_the_next_one_forward() {
         let now = Instant::now();
-        let mut plan = Plan::new(&[false], Transports::Both, now);
+        let mut plan = DialPlan::new(&[false], DialTransports::Both, now);
         plan.handle_resolved(0, &[address("1.1.1.1:1"), address("2.2.2.2:1")], false, now);
         assert_eq!(plan.next_attempt(now), Some(quic(0, "1.1.1.1:1")));
         assert_eq!(plan.next_attempt(now), None);
@@ -296,24 +296,24 @@ mod tests {
     fn one_transport_alone_is_only_that_one() {
         let now = Instant::now();
         let begin = |transports| {
-            let mut plan = Plan::new(&[false], transports, now);
+            let mut plan = DialPlan::new(&[false], transports, now);
             plan.handle_resolved(0, &[address("1.1.1.1:1"), address("1.1.1.1:1")], false, now);
             silent(plan, now)
         };
-        assert_eq!(begin(Transports::QuicOnly), vec![(0, quic(0, "1.1.1.1:1"))]);
-        assert_eq!(begin(Transports::TcpOnly), vec![(0, tcp(0, "1.1.1.1:1"))]);
+        assert_eq!(begin(DialTransports::QuicOnly), vec![(0, quic(0, "1.1.1.1:1"))]);
+        assert_eq!(begin(DialTransports::TcpOnly), vec![(0, tcp(0, "1.1.1.1:1"))]);
     }
 
     #[test]
     fn through_a_proxy_names_need_not_be_known_here() {
         let now = Instant::now();
-        let mut plan = Plan::new(&[true], Transports::Both, now);
+        let mut plan = DialPlan::new(&[true], DialTransports::Both, now);
         plan.handle_resolved(0, &[], true, now);
         assert_eq!(plan.next_attempt(now), Some(proxy(0)));
-        let plan = Plan::new(&[true, false], Transports::TcpOnly, now);
+        let plan = DialPlan::new(&[true, false], DialTransports::TcpOnly, now);
         assert_eq!(silent(plan, now), vec![(0, proxy(0))]);
 
-        let mut plan = Plan::new(&[true], Transports::Both, now);
+        let mut plan = DialPlan::new(&[true], DialTransports::Both, now);
         plan.handle_resolved(0, &[address("1.1.1.1:1")], true, now);
         assert_eq!(silent(plan, now), vec![(0, quic(0, "1.1.1.1:1")), (250, proxy(0))]);
     }
@@ -321,10 +321,10 @@ mod tests {
     #[test]
     fn a_plan_with_a_name_that_is_still_being_resolved_is_not_over() {
         let now = Instant::now();
-        let mut plan = Plan::new(&[false], Transports::Both, now);
+        let mut plan = DialPlan::new(&[false], DialTransports::Both, now);
         assert!(!plan.is_over() && plan.next_wake().is_none());
         plan.handle_resolved(0, &[], false, now);
         assert!(plan.is_over());
-        assert!(Plan::new(&[], Transports::Both, now).is_over());
+        assert!(DialPlan::new(&[], DialTransports::Both, now).is_over());
     }
 }

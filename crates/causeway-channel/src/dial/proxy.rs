@@ -11,12 +11,12 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-use crate::token::Endpoint;
+use crate::token::ChannelEndpoint;
 
 /// Where the proxy is and what it wants to hear. `Debug` and `Display` leave the password out.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Proxy {
-    endpoint: Endpoint,
+pub struct ConnectProxy {
+    endpoint: ChannelEndpoint,
     authorization: Option<String>,
     /// Hosts that are dialled directly: names, `.suffixes`, addresses, or `*`.
     exceptions: Vec<String>,
@@ -26,9 +26,9 @@ pub struct Proxy {
 #[error("the proxy's URL is not usable: {0}")]
 pub struct ProxyUrlError(&'static str);
 
-impl Proxy {
+impl ConnectProxy {
     /// `http://[USER[:PASSWORD]@]HOST[:PORT]`. The port is 80 unless given, as for every http URL.
-    pub fn parse(url: &str) -> Result<Proxy, ProxyUrlError> {
+    pub fn parse(url: &str) -> Result<ConnectProxy, ProxyUrlError> {
         let rest = match url.split_once("://") {
             Some((scheme, rest)) if scheme.eq_ignore_ascii_case("http") => rest,
             Some(_) => return Err(ProxyUrlError("only http:// is spoken with proxies")),
@@ -45,35 +45,37 @@ impl Proxy {
         let text = if has_port { host.to_owned() } else { format!("{}:80", host.trim_end_matches(':')) };
         let endpoint = text.parse().map_err(|_| ProxyUrlError("it has no host, or a bad port"))?;
         let authorization = user.map(|user| format!("Basic {}", STANDARD.encode(unescape(user))));
-        Ok(Proxy { endpoint, authorization, exceptions: Vec::new() })
+        Ok(ConnectProxy { endpoint, authorization, exceptions: Vec::new() })
     }
 
     /// As other programs do: `HTTPS_PROXY` or `https_proxy`, and `NO_PROXY` or `no_proxy`.
-    pub fn from_environment() -> Result<Option<Proxy>, ProxyUrlError> {
-        Proxy::from_variables(|name| std::env::var(name).ok())
+    pub fn from_environment() -> Result<Option<ConnectProxy>, ProxyUrlError> {
+        ConnectProxy::from_variables(|name| std::env::var(name).ok())
     }
 
-    fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Proxy>, ProxyUrlError> {
+    fn from_variables(
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<Option<ConnectProxy>, ProxyUrlError> {
         let first =
             |names: [&str; 2]| names.iter().filter_map(|name| variable(name)).find(|text| !text.is_empty());
         let Some(url) = first(["https_proxy", "HTTPS_PROXY"]) else { return Ok(None) };
         let exceptions = first(["no_proxy", "NO_PROXY"]).unwrap_or_default();
-        Ok(Some(Proxy::parse(&url)?.except(&exceptions)))
+        Ok(Some(ConnectProxy::parse(&url)?.except(&exceptions)))
     }
 
     /// Hosts to dial directly, separated by commas or spaces.
-    pub fn except(mut self, list: &str) -> Proxy {
+    pub fn except(mut self, list: &str) -> ConnectProxy {
         let entries = list.split([',', ' ']).map(|entry| entry.trim().to_ascii_lowercase());
         self.exceptions.extend(entries.filter(|entry| !entry.is_empty()));
         self
     }
 
-    pub fn endpoint(&self) -> &Endpoint {
+    pub fn endpoint(&self) -> &ChannelEndpoint {
         &self.endpoint
     }
 
     /// Does TCP to `endpoint` go through this proxy?
-    pub fn applies_to(&self, endpoint: &Endpoint) -> bool {
+    pub fn applies_to(&self, endpoint: &ChannelEndpoint) -> bool {
         let host = endpoint.host().to_ascii_lowercase();
         // Loopback is this machine, of which the proxy knows nothing.
         let is_local =
@@ -82,7 +84,7 @@ impl Proxy {
     }
 
     /// Asks the proxy on `io` for a way to `endpoint`; afterwards `io` leads there.
-    pub async fn ask<T>(&self, io: &mut T, endpoint: &Endpoint) -> Result<(), ProxyError>
+    pub async fn ask<T>(&self, io: &mut T, endpoint: &ChannelEndpoint) -> Result<(), ProxyError>
     where
         T: AsyncRead + AsyncWrite + Unpin,
     {
@@ -184,13 +186,13 @@ fn hex(digit: u8) -> Option<u8> {
     char::from(digit).to_digit(16).map(|value| value as u8)
 }
 
-impl fmt::Display for Proxy {
+impl fmt::Display for ConnectProxy {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{}", self.endpoint)
     }
 }
 
-impl fmt::Debug for Proxy {
+impl fmt::Debug for ConnectProxy {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "Proxy({})", self.endpoint)
     }
@@ -203,7 +205,7 @@ mod tests {
     #[test]
     fn a_url_gives_a_host_a_port_and_credentials_that_nobody_sees() {
         let check = |url: &str, endpoint: &str, authorization: Option<&str>| {
-            let proxy = Proxy::parse(url).unwrap();
+            let proxy = ConnectProxy::parse(url).unwrap();
             assert_eq!(proxy.endpoint, endpoint.parse().unwrap(), "{url}");
             assert_eq!(proxy.authorization.as_deref(), authorization, "{url}");
             assert!(!format!("{proxy} {proxy:?}").contains("secret"));
@@ -217,14 +219,14 @@ mod tests {
         check("http://me:secret@p.example:1", "p.example:1", Some("Basic bWU6c2VjcmV0"));
         check("http://me:s%40%zz@p.example:1", "p.example:1", Some("Basic bWU6c0Aleno="));
         for url in ["https://proxy.example:3128", "socks5://p:1", "http://", "http://:1", "http://p:99999"] {
-            assert!(Proxy::parse(url).is_err(), "{url}");
+            assert!(ConnectProxy::parse(url).is_err(), "{url}");
         }
     }
 
     #[test]
     fn exceptions_are_dialled_directly() {
         let check = |list: &str, endpoint: &str, applies: bool| {
-            let proxy = Proxy::parse("http://p:1").unwrap().except(list);
+            let proxy = ConnectProxy::parse("http://p:1").unwrap().except(list);
             assert_eq!(proxy.applies_to(&endpoint.parse().unwrap()), applies, "{endpoint} with {list:?}");
         };
         check("", "cloud.example:7444", true);
@@ -246,7 +248,7 @@ mod tests {
     #[test]
     fn the_environment_is_read_as_others_read_it() {
         let proxy = |pairs: &[(&str, &str)]| {
-            Proxy::from_variables(|name| {
+            ConnectProxy::from_variables(|name| {
                 pairs.iter().find(|(other, _)| *other == name).map(|(_, value)| (*value).to_owned())
             })
         };

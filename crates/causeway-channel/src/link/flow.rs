@@ -9,43 +9,46 @@ use std::io;
 use tokio::io::AsyncWriteExt;
 
 use super::{RecvStream, ResetCode, SendStream, Stream};
-use crate::wire::datagrams::{Datagram, Framed, Frames, WELCOME};
+use crate::wire::datagrams::{DatagramDecoder, DatagramFrame, FramedDatagram, WELCOME};
 
 /// As much as a read from a stream gives at once.
 const READ_BYTES: usize = 64 * 1024;
 
 #[derive(Debug)]
-pub struct Flow {
-    pub send: FlowSend,
-    pub recv: FlowRecv,
+pub struct DatagramFlow {
+    pub send: DatagramFlowSend,
+    pub recv: DatagramFlowRecv,
 }
 
-impl From<Stream> for Flow {
-    fn from(stream: Stream) -> Flow {
+impl From<Stream> for DatagramFlow {
+    fn from(stream: Stream) -> DatagramFlow {
         let (send, recv) = stream.split();
-        Flow { send: FlowSend(send), recv: FlowRecv { stream: recv, frames: Frames::default() } }
+        DatagramFlow {
+            send: DatagramFlowSend(send),
+            recv: DatagramFlowRecv { stream: recv, frames: DatagramDecoder::default() },
+        }
     }
 }
 
 /// How a datagram went.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Way {
+pub enum DatagramPath {
     /// As a datagram: it may be lost, and holds up no other.
     Beside,
     OnStream,
 }
 
 #[derive(Debug)]
-pub struct FlowSend(SendStream);
+pub struct DatagramFlowSend(SendStream);
 
-impl FlowSend {
+impl DatagramFlowSend {
     /// Waits only where it has to take the stream, and that takes no more.
-    pub async fn send(&mut self, datagram: Datagram) -> io::Result<Way> {
+    pub async fn send(&mut self, datagram: FramedDatagram) -> io::Result<DatagramPath> {
         if self.0.mailbox().is_some_and(|mailbox| mailbox.send(datagram.payload())) {
-            return Ok(Way::Beside);
+            return Ok(DatagramPath::Beside);
         }
         self.0.write_chunk(datagram.into_frame()).await?;
-        Ok(Way::OnStream)
+        Ok(DatagramPath::OnStream)
     }
 
     /// Ends the flow properly.
@@ -64,18 +67,18 @@ impl FlowSend {
 }
 
 #[derive(Debug)]
-pub struct FlowRecv {
+pub struct DatagramFlowRecv {
     stream: RecvStream,
-    frames: Frames,
+    frames: DatagramDecoder,
 }
 
-impl FlowRecv {
+impl DatagramFlowRecv {
     /// The next datagram, whichever way it came. `None` at the end. May be cancelled.
-    pub async fn recv(&mut self) -> io::Result<Option<Datagram>> {
+    pub async fn recv(&mut self) -> io::Result<Option<FramedDatagram>> {
         loop {
             match self.frames.take() {
-                Some(Framed::Datagram(datagram)) => return Ok(Some(datagram)),
-                Some(Framed::Word(word)) => {
+                Some(DatagramFrame::Datagram(datagram)) => return Ok(Some(datagram)),
+                Some(DatagramFrame::Word(word)) => {
                     self.hear(word);
                     continue;
                 }
@@ -84,7 +87,7 @@ impl FlowRecv {
             let chunk = match self.stream.mailbox().cloned() {
                 // Neither goes first: a flood of datagrams must not hide the end, nor the other way round.
                 Some(mailbox) => tokio::select! {
-                    payload = mailbox.recv() => match Datagram::bare(payload) {
+                    payload = mailbox.recv() => match FramedDatagram::bare(payload) {
                         Some(datagram) => return Ok(Some(datagram)),
                         None => continue,
                     },
@@ -112,7 +115,7 @@ impl FlowRecv {
     }
 
     /// The stream has ended; what came beside it before was not yet taken.
-    fn last(&self) -> Option<Datagram> {
-        Datagram::bare(self.stream.mailbox()?.take()?)
+    fn last(&self) -> Option<FramedDatagram> {
+        FramedDatagram::bare(self.stream.mailbox()?.take()?)
     }
 }

@@ -15,7 +15,7 @@ pub const PREFIX_BYTES: usize = 2;
 /// The first word on a stream, by the side that opens it.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct StreamHeader {
-    /// A `Purpose`.
+    /// A `StreamPurpose`.
     #[prost(uint32, tag = "1")]
     pub purpose: u32,
     /// Where the stream is to go when the receiver only forwards it.
@@ -31,14 +31,14 @@ pub struct StreamHeader {
     pub subject: String,
     /// Stamped by the cloud from the certificate of the session; believed only when it comes from the cloud.
     #[prost(message, optional, tag = "6")]
-    pub origin: Option<Origin>,
+    pub origin: Option<StreamOrigin>,
     /// What else the purpose wants to say.
     #[prost(bytes = "bytes", tag = "7")]
     pub details: Bytes,
     /// Many bytes are to be expected.
     #[prost(bool, tag = "8")]
     pub bulk: bool,
-    /// It carries datagrams (`Flow`), and those that come beside it will be heard. Who does not know this sends them on the stream;
+    /// It carries datagrams (`DatagramFlow`), and those that come beside it will be heard. Who does not know this sends them on the stream;
     /// an older cloud that forwards the stream leaves this out, and so does the other end.
     #[prost(bool, tag = "9")]
     pub datagrams: bool,
@@ -46,7 +46,7 @@ pub struct StreamHeader {
 
 /// Where a forwarded stream comes from.
 #[derive(Clone, PartialEq, Eq, Hash, Message)]
-pub struct Origin {
+pub struct StreamOrigin {
     #[prost(string, tag = "1")]
     pub site: String,
     #[prost(string, tag = "2")]
@@ -54,7 +54,7 @@ pub struct Origin {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Purpose {
+pub enum StreamPurpose {
     /// The first stream of a link: hello, pings, netmaps, upstream.
     Control = 1,
     /// Echoes, or counts, for whoever measures.
@@ -77,20 +77,20 @@ pub enum HeaderError {
 }
 
 impl StreamHeader {
-    pub fn new(purpose: Purpose) -> StreamHeader {
+    pub fn new(purpose: StreamPurpose) -> StreamHeader {
         StreamHeader { purpose: purpose as u32, ..StreamHeader::default() }
     }
 
     /// `None`: a purpose this program does not know.
-    pub fn purpose(&self) -> Option<Purpose> {
+    pub fn purpose(&self) -> Option<StreamPurpose> {
         Some(match self.purpose {
-            1 => Purpose::Control,
-            2 => Purpose::Probe,
-            3 => Purpose::Service,
-            4 => Purpose::Node,
-            5 => Purpose::Api,
-            6 => Purpose::Forward,
-            7 => Purpose::Diagnose,
+            1 => StreamPurpose::Control,
+            2 => StreamPurpose::Probe,
+            3 => StreamPurpose::Service,
+            4 => StreamPurpose::Node,
+            5 => StreamPurpose::Api,
+            6 => StreamPurpose::Forward,
+            7 => StreamPurpose::Diagnose,
             _ => return None,
         })
     }
@@ -151,24 +151,24 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read() {
-        let mut header = StreamHeader::new(Purpose::Service)
+        let mut header = StreamHeader::new(StreamPurpose::Service)
             .to("berlin", "gw-1")
             .target("camera")
             .subject("shop")
             .details(&b"x"[..]);
-        header.origin = Some(Origin { site: "oslo".into(), gateway: "gw-2".into() });
+        header.origin = Some(StreamOrigin { site: "oslo".into(), gateway: "gw-2".into() });
         (header.bulk, header.datagrams) = (true, true);
         let bytes = header.encode_prefixed().unwrap();
         let length = StreamHeader::length([bytes[0], bytes[1]]).unwrap();
         assert_eq!(length, bytes.len() - PREFIX_BYTES);
         let read = StreamHeader::decode_message(bytes.slice(PREFIX_BYTES..)).unwrap();
         assert_eq!(read, header);
-        assert_eq!(read.purpose(), Some(Purpose::Service));
+        assert_eq!(read.purpose(), Some(StreamPurpose::Service));
     }
 
     #[test]
     fn a_header_has_a_bound_in_both_directions() {
-        let header = StreamHeader::new(Purpose::Api).details(vec![0; HEADER_BYTES_MAX]);
+        let header = StreamHeader::new(StreamPurpose::Api).details(vec![0; HEADER_BYTES_MAX]);
         assert!(matches!(header.encode_prefixed(), Err(HeaderError::TooLong { .. })));
         let prefix = (HEADER_BYTES_MAX as u16 + 1).to_be_bytes();
         assert!(matches!(StreamHeader::length(prefix), Err(HeaderError::TooLong { .. })));

@@ -6,10 +6,10 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
-use super::figures::Why;
+use super::metrics::RejectReason;
 
 /// `T` is whatever tells a handshake to stop.
-pub(super) struct HalfOpen<T> {
+pub(super) struct HalfOpenHandshakes<T> {
     all_max: usize,
     address_max: usize,
     next: u64,
@@ -18,10 +18,16 @@ pub(super) struct HalfOpen<T> {
     by_address: HashMap<IpAddr, BTreeSet<u64>>,
 }
 
-impl<T> HalfOpen<T> {
-    pub(super) fn new(all_max: usize, address_max: usize) -> HalfOpen<T> {
+impl<T> HalfOpenHandshakes<T> {
+    pub(super) fn new(all_max: usize, address_max: usize) -> HalfOpenHandshakes<T> {
         let (entries, by_address) = (BTreeMap::new(), HashMap::new());
-        HalfOpen { all_max: all_max.max(1), address_max: address_max.max(1), next: 0, entries, by_address }
+        HalfOpenHandshakes {
+            all_max: all_max.max(1),
+            address_max: address_max.max(1),
+            next: 0,
+            entries,
+            by_address,
+        }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -29,16 +35,16 @@ impl<T> HalfOpen<T> {
     }
 
     /// Takes a newcomer in; who has to go for it is returned, with the reason.
-    pub(super) fn enter(&mut self, address: IpAddr, handle: T) -> (u64, Option<(T, Why)>) {
+    pub(super) fn enter(&mut self, address: IpAddr, handle: T) -> (u64, Option<(T, RejectReason)>) {
         let oldest_here = match self.by_address.get(&address) {
             Some(ids) if ids.len() >= self.address_max => ids.first().copied(),
             _ => None,
         };
         let gone = match oldest_here {
-            Some(id) => self.leave(id).map(|handle| (handle, Why::HalfOpenAddress)),
+            Some(id) => self.leave(id).map(|handle| (handle, RejectReason::HalfOpenAddress)),
             None if self.entries.len() >= self.all_max => {
                 let oldest = self.entries.keys().next().copied();
-                oldest.and_then(|id| self.leave(id)).map(|handle| (handle, Why::HalfOpenAll))
+                oldest.and_then(|id| self.leave(id)).map(|handle| (handle, RejectReason::HalfOpenAll))
             }
             None => None,
         };
@@ -72,23 +78,27 @@ mod tests {
 
     #[test]
     fn the_oldest_of_a_full_address_goes() {
-        let mut half_open = HalfOpen::new(10, 2);
+        let mut half_open = HalfOpenHandshakes::new(10, 2);
         let (_, none) = half_open.enter(address(9), "other");
         assert!(none.is_none());
         half_open.enter(address(1), "first");
         half_open.enter(address(1), "second");
         let (_, gone) = half_open.enter(address(1), "third");
-        assert_eq!(gone, Some(("first", Why::HalfOpenAddress)), "and not the other address, which is older");
+        assert_eq!(
+            gone,
+            Some(("first", RejectReason::HalfOpenAddress)),
+            "and not the other address, which is older"
+        );
         assert_eq!(half_open.len(), 3);
     }
 
     #[test]
     fn the_oldest_of_all_goes_when_all_is_full() {
-        let mut half_open = HalfOpen::new(2, 2);
+        let mut half_open = HalfOpenHandshakes::new(2, 2);
         half_open.enter(address(1), "first");
         let (second, _) = half_open.enter(address(2), "second");
         let (_, gone) = half_open.enter(address(3), "third");
-        assert_eq!(gone, Some(("first", Why::HalfOpenAll)));
+        assert_eq!(gone, Some(("first", RejectReason::HalfOpenAll)));
         assert_eq!(half_open.leave(second), Some("second"));
         assert_eq!(half_open.leave(second), None);
         let (_, gone) = half_open.enter(address(4), "fourth");

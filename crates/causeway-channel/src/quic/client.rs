@@ -10,9 +10,9 @@ use std::sync::Arc;
 use quinn::crypto::rustls::QuicClientConfig;
 use quinn::{ClientConfig, ConnectionError, Endpoint, EndpointConfig, TokioRuntime, VarInt};
 
-use super::busy::{Busy, Number};
+use super::busy_refusal::{BusyRefusal, RetryTicket};
 use super::path;
-use super::transport::{self, Transports};
+use super::transport::{self, TransportConfigs};
 use super::{QuicLink, QuicOptions, link_closed, socket};
 use crate::link::{CloseCode, Link, LinkClosed};
 use crate::tls::CLOUD_NAME;
@@ -21,7 +21,7 @@ use crate::tls::CLOUD_NAME;
 #[derive(Clone)]
 pub struct QuicClient {
     endpoint: Endpoint,
-    transports: Transports,
+    transports: TransportConfigs,
     options: QuicOptions,
     from: Option<IpAddr>,
 }
@@ -32,7 +32,7 @@ pub enum ConnectError {
     Settings(String),
     /// The port has too much to do, and says when it has time.
     #[error("the cloud has too much to do; it asks to come again in {} ms", .0.wait.as_millis())]
-    Busy(Busy),
+    Busy(BusyRefusal),
     /// The handshake did not come to an end, for this reason.
     #[error(transparent)]
     Failed(#[from] LinkClosed),
@@ -46,7 +46,7 @@ impl QuicClient {
 
     /// On an address of this machine, where it has several.
     pub fn bind_to(from: Option<IpAddr>, options: QuicOptions) -> io::Result<QuicClient> {
-        let transports = Transports::new(&options, transport::STREAMS_AT_FIRST);
+        let transports = TransportConfigs::new(&options, transport::STREAMS_AT_FIRST);
         let socket = any_socket(from)?;
         let mut config = EndpointConfig::default();
         transport::limit_packets(&mut config, &options).map_err(io::Error::other)?;
@@ -68,7 +68,7 @@ impl QuicClient {
         &self,
         address: SocketAddr,
         tls: rustls::ClientConfig,
-        number: Option<Number>,
+        number: Option<RetryTicket>,
     ) -> Result<Link, ConnectError> {
         let settings = |error: &dyn std::fmt::Display| ConnectError::Settings(error.to_string());
         let tls = QuicClientConfig::try_from(tls).map_err(|error| settings(&error))?;
@@ -101,7 +101,7 @@ impl QuicClient {
 
 fn failed(error: ConnectionError) -> ConnectError {
     match &error {
-        ConnectionError::ConnectionClosed(frame) => Busy::from_text(&frame.reason)
+        ConnectionError::ConnectionClosed(frame) => BusyRefusal::from_text(&frame.reason)
             .map_or_else(|| ConnectError::Failed(link_closed(&error)), ConnectError::Busy),
         _ => ConnectError::Failed(link_closed(&error)),
     }

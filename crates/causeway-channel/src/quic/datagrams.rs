@@ -14,7 +14,7 @@ use quinn::Connection;
 use tokio::sync::Notify;
 
 use super::Vitals;
-use super::gate::Gate;
+use super::datagram_gate::DatagramGate;
 use crate::wire::datagrams::{NUMBER_BYTES_MAX, beside, read_beside};
 
 /// What a mailbox holds before somebody takes it: a burst, while its reader waits for a processor. The next is dropped.
@@ -27,7 +27,7 @@ const ALL_BUFFERS_MAX: usize = 8;
 const HELD_BYTES: usize = 64;
 
 /// What a link keeps for them until there are any.
-pub(super) struct Post {
+pub(super) struct DatagramRouter {
     connection: Connection,
     vitals: Arc<Vitals>,
     /// What quinn keeps at most of what waits to be sent.
@@ -35,13 +35,13 @@ pub(super) struct Post {
     begun: OnceLock<Arc<Datagrams>>,
 }
 
-impl Post {
-    pub(super) fn new(connection: Connection, vitals: Arc<Vitals>, buffer_bytes: usize) -> Post {
-        Post { connection, vitals, buffer_bytes, begun: OnceLock::new() }
+impl DatagramRouter {
+    pub(super) fn new(connection: Connection, vitals: Arc<Vitals>, buffer_bytes: usize) -> DatagramRouter {
+        DatagramRouter { connection, vitals, buffer_bytes, begun: OnceLock::new() }
     }
 
     /// A mailbox for one stream, or for the link itself. `is_welcome`: the peer has one for it already.
-    pub(super) fn mailbox(&self, number: u64, is_welcome: bool) -> Arc<Mailbox> {
+    pub(super) fn mailbox(&self, number: u64, is_welcome: bool) -> Arc<DatagramMailbox> {
         let begin = || Datagrams::start(self.connection.clone(), self.vitals.clone(), self.buffer_bytes);
         self.begun.get_or_init(begin).mailbox(number, is_welcome)
     }
@@ -51,14 +51,14 @@ struct Datagrams {
     connection: Connection,
     vitals: Arc<Vitals>,
     buffer_bytes: usize,
-    gate: Mutex<Gate>,
+    gate: Mutex<DatagramGate>,
     /// In all mailboxes together.
     held: AtomicUsize,
-    mailboxes: Mutex<HashMap<u64, Weak<Mailbox>>>,
+    mailboxes: Mutex<HashMap<u64, Weak<DatagramMailbox>>>,
 }
 
 #[derive(Default)]
-pub(super) struct Counts {
+pub(super) struct DatagramCounts {
     pub sent: AtomicU64,
     pub received: AtomicU64,
     pub dropped: AtomicU64,
@@ -67,14 +67,15 @@ pub(super) struct Counts {
 impl Datagrams {
     /// With a task that hands out what arrives; it ends with the link.
     fn start(connection: Connection, vitals: Arc<Vitals>, buffer_bytes: usize) -> Arc<Datagrams> {
-        let (gate, held, mailboxes) = (Mutex::new(Gate::Open(None)), AtomicUsize::new(0), Mutex::default());
+        let (gate, held, mailboxes) =
+            (Mutex::new(DatagramGate::Open(None)), AtomicUsize::new(0), Mutex::default());
         let datagrams = Arc::new(Datagrams { connection, vitals, buffer_bytes, gate, held, mailboxes });
         tokio::spawn(datagrams.clone().hand_out());
         datagrams
     }
 
-    fn mailbox(self: &Arc<Datagrams>, number: u64, is_welcome: bool) -> Arc<Mailbox> {
-        let mailbox = Arc::new(Mailbox {
+    fn mailbox(self: &Arc<Datagrams>, number: u64, is_welcome: bool) -> Arc<DatagramMailbox> {
+        let mailbox = Arc::new(DatagramMailbox {
             number,
             datagrams: self.clone(),
             is_welcome: AtomicBool::new(is_welcome),
@@ -110,17 +111,17 @@ impl Datagrams {
         self.held.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    fn find(&self, number: u64) -> Option<Arc<Mailbox>> {
+    fn find(&self, number: u64) -> Option<Arc<DatagramMailbox>> {
         self.table().get(&number)?.upgrade()
     }
 
-    fn table(&self) -> MutexGuard<'_, HashMap<u64, Weak<Mailbox>>> {
+    fn table(&self) -> MutexGuard<'_, HashMap<u64, Weak<DatagramMailbox>>> {
         self.mailboxes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Where the datagrams of one stream come in, and go out.
-pub struct Mailbox {
+pub struct DatagramMailbox {
     number: u64,
     datagrams: Arc<Datagrams>,
     is_welcome: AtomicBool,
@@ -134,7 +135,7 @@ struct Contents {
     bytes: usize,
 }
 
-impl Mailbox {
+impl DatagramMailbox {
     /// The peer has a mailbox for the stream, too.
     pub fn welcome(&self) {
         self.is_welcome.store(true, Ordering::Relaxed);
@@ -208,7 +209,7 @@ impl Mailbox {
 /// What quinn counts for each datagram beside its bytes.
 const ENTRY_BYTES: usize = size_of::<Bytes>();
 
-impl Drop for Mailbox {
+impl Drop for DatagramMailbox {
     fn drop(&mut self) {
         self.datagrams.table().remove(&self.number);
         let bytes = self.lock().bytes;

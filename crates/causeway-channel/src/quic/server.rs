@@ -14,14 +14,14 @@ use quinn::crypto::rustls::{HandshakeData, QuicServerConfig};
 use quinn::{Connection, ConnectionError, Endpoint, EndpointConfig, Incoming, ServerConfig, VarInt};
 use rustls_pki_types::CertificateDer;
 
+use super::adaptive_gso::AdaptiveGsoSocket;
 use super::bounded::BoundedSocket;
-use super::busy::Busy;
-use super::frugal::FrugalSocket;
-use super::ids::OwnIds;
-use super::intake::Intake;
+use super::busy_refusal::BusyRefusal;
+use super::connection_ids::ConnectionIds;
 use super::path;
-use super::refusing::Refusing;
-use super::transport::{self, Transports};
+use super::receive_thread::ReceiveThread;
+use super::refusing_handshake::RefusingHandshake;
+use super::transport::{self, TransportConfigs};
 use super::{QuicLink, QuicOptions, certificate};
 use crate::link::{CHANNEL_ALPN, CloseReason, Link, LinkLimits, REPLICA_ALPN};
 
@@ -35,19 +35,19 @@ const INCOMING_BUFFER_BYTES: u64 = 64 * 1024;
 
 /// Kept in the data dir of a cloud, readable by nobody else.
 #[derive(Clone, PartialEq, Eq)]
-pub struct PortKeys {
+pub struct EndpointKeys {
     pub reset_key: [u8; 32],
     pub token_key: [u8; 32],
 }
 
-impl PortKeys {
-    pub fn generate() -> PortKeys {
+impl EndpointKeys {
+    pub fn generate() -> EndpointKeys {
         let random = || {
             let mut bytes = [0; 32];
             aws_lc_rs::rand::fill(&mut bytes).expect("the system gives random bytes");
             bytes
         };
-        PortKeys { reset_key: random(), token_key: random() }
+        EndpointKeys { reset_key: random(), token_key: random() }
     }
 
     /// As they stand in a file.
@@ -55,13 +55,13 @@ impl PortKeys {
         [self.reset_key, self.token_key].concat()
     }
 
-    pub fn from_bytes(bytes: &[u8]) -> Option<PortKeys> {
+    pub fn from_bytes(bytes: &[u8]) -> Option<EndpointKeys> {
         let (reset_key, token_key) = bytes.split_at_checked(32)?;
-        Some(PortKeys { reset_key: reset_key.try_into().ok()?, token_key: token_key.try_into().ok()? })
+        Some(EndpointKeys { reset_key: reset_key.try_into().ok()?, token_key: token_key.try_into().ok()? })
     }
 }
 
-impl std::fmt::Debug for PortKeys {
+impl std::fmt::Debug for EndpointKeys {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.write_str("PortKeys(…)")
     }
@@ -72,7 +72,7 @@ pub(crate) struct QuicServer {
     endpoint: Endpoint,
     tls: Arc<ArcSwap<rustls::ServerConfig>>,
     template: ServerConfig,
-    transports: Transports,
+    transports: TransportConfigs,
     options: QuicOptions,
     current: Mutex<Current>,
 }
@@ -88,11 +88,11 @@ impl QuicServer {
     pub(crate) fn new(
         socket: UdpSocket,
         tls: Arc<ArcSwap<rustls::ServerConfig>>,
-        keys: &PortKeys,
+        keys: &EndpointKeys,
         options: QuicOptions,
     ) -> io::Result<QuicServer> {
         let live = tls.load_full();
-        let transports = Transports::new(&options, transport::STREAMS_BEFORE_ADMISSION);
+        let transports = TransportConfigs::new(&options, transport::STREAMS_BEFORE_ADMISSION);
         let token_key = hkdf::Salt::new(hkdf::HKDF_SHA256, b"causeway channel").extract(&keys.token_key);
         let mut template = ServerConfig::new(Arc::new(quic_tls(&live)?), Arc::new(token_key));
         template
@@ -100,13 +100,13 @@ impl QuicServer {
             .migration(true)
             .max_incoming(INCOMING_MAX)
             .incoming_buffer_size(INCOMING_BUFFER_BYTES);
-        let (intake, socket) = Intake::new(socket)?;
+        let (intake, socket) = ReceiveThread::new(socket)?;
         let mut config = endpoint_config(keys);
         transport::limit_packets(&mut config, &options).map_err(io::Error::other)?;
         let endpoint = Endpoint::new_with_abstract_socket(
             config,
             Some(template.clone()),
-            Arc::new(FrugalSocket::new(Arc::new(BoundedSocket::new(socket)))),
+            Arc::new(AdaptiveGsoSocket::new(Arc::new(BoundedSocket::new(socket)))),
             intake,
         )?;
         let current = Mutex::new(current(live, template.clone(), &transports));
@@ -127,10 +127,10 @@ impl QuicServer {
     }
 
     /// Sends somebody away, and says when to come again.
-    pub(crate) fn send_away(&self, incoming: Incoming, busy: Busy) {
+    pub(crate) fn send_away(&self, incoming: Incoming, busy: BusyRefusal) {
         let Ok(config) = self.config(false) else { return incoming.refuse() };
         let mut refusing = (*config).clone();
-        refusing.crypto = Arc::new(Refusing { inner: config.crypto.clone(), text: busy.to_text() });
+        refusing.crypto = Arc::new(RefusingHandshake { inner: config.crypto.clone(), text: busy.to_text() });
         // It fails, as it should; quinn sends the text with the failure.
         let _ = incoming.accept_with(Arc::new(refusing));
     }
@@ -158,7 +158,7 @@ impl QuicServer {
     }
 }
 
-fn current(tls: Arc<rustls::ServerConfig>, ordinary: ServerConfig, transports: &Transports) -> Current {
+fn current(tls: Arc<rustls::ServerConfig>, ordinary: ServerConfig, transports: &TransportConfigs) -> Current {
     let mut inside = ordinary.clone();
     inside.transport_config(transports.of(true));
     Current { tls, ordinary: Arc::new(ordinary), inside: Arc::new(inside) }
@@ -171,7 +171,7 @@ pub(crate) struct Shaken {
 }
 
 impl Shaken {
-    pub(crate) fn protocol(&self) -> Protocol {
+    pub(crate) fn protocol(&self) -> AlpnProtocol {
         protocol(&self.connection)
     }
 
@@ -191,26 +191,26 @@ impl Shaken {
 
 /// What a peer asked for by ALPN.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Protocol {
+pub(crate) enum AlpnProtocol {
     Channel,
     Replica,
     /// None that we offer: TLS itself has refused it.
     Other,
 }
 
-impl Protocol {
-    pub(crate) fn of(alpn: Option<&[u8]>) -> Protocol {
+impl AlpnProtocol {
+    pub(crate) fn of(alpn: Option<&[u8]>) -> AlpnProtocol {
         match alpn {
-            Some(CHANNEL_ALPN) => Protocol::Channel,
-            Some(REPLICA_ALPN) => Protocol::Replica,
-            _ => Protocol::Other,
+            Some(CHANNEL_ALPN) => AlpnProtocol::Channel,
+            Some(REPLICA_ALPN) => AlpnProtocol::Replica,
+            _ => AlpnProtocol::Other,
         }
     }
 }
 
-fn protocol(connection: &Connection) -> Protocol {
+fn protocol(connection: &Connection) -> AlpnProtocol {
     let data = connection.handshake_data().and_then(|any| any.downcast::<HandshakeData>().ok());
-    Protocol::of(data.and_then(|data| data.protocol).as_deref())
+    AlpnProtocol::of(data.and_then(|data| data.protocol).as_deref())
 }
 
 // Enrolment is spoken over TCP only.
@@ -220,11 +220,11 @@ fn quic_tls(tls: &rustls::ServerConfig) -> io::Result<QuicServerConfig> {
     QuicServerConfig::try_from(tls).map_err(io::Error::other)
 }
 
-fn endpoint_config(keys: &PortKeys) -> EndpointConfig {
+fn endpoint_config(keys: &EndpointKeys) -> EndpointConfig {
     let reset_key = hmac::Key::new(hmac::HMAC_SHA256, &keys.reset_key);
     let id_key = hmac::Key::new(hmac::HMAC_SHA256, hmac::sign(&reset_key, b"connection ids").as_ref());
     let mut config = EndpointConfig::new(Arc::new(reset_key));
     config.min_reset_interval(RESET_INTERVAL_MIN);
-    config.cid_generator(move || Box::new(OwnIds::new(id_key.clone())));
+    config.cid_generator(move || Box::new(ConnectionIds::new(id_key.clone())));
     config
 }

@@ -9,24 +9,28 @@ use bytes::Bytes;
 use quinn::{ReadError, VarInt, WriteError};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::datagrams::Mailbox;
+use super::datagrams::DatagramMailbox;
 use super::{Open, link_closed};
 use crate::link::{LinkClosed, Reset, ResetCode};
 
 pub struct QuicSend {
     send: quinn::SendStream,
     _open: Arc<Open>,
-    mailbox: Option<Arc<Mailbox>>,
+    mailbox: Option<Arc<DatagramMailbox>>,
     is_ended: bool,
 }
 
 impl QuicSend {
-    pub(super) fn new(send: quinn::SendStream, open: Arc<Open>, mailbox: Option<Arc<Mailbox>>) -> QuicSend {
+    pub(super) fn new(
+        send: quinn::SendStream,
+        open: Arc<Open>,
+        mailbox: Option<Arc<DatagramMailbox>>,
+    ) -> QuicSend {
         QuicSend { send, _open: open, mailbox, is_ended: false }
     }
 
     /// For datagrams beside the stream, when both ends have asked for them.
-    pub(crate) fn mailbox(&self) -> Option<&Arc<Mailbox>> {
+    pub(crate) fn mailbox(&self) -> Option<&Arc<DatagramMailbox>> {
         self.mailbox.as_ref()
     }
 
@@ -84,17 +88,21 @@ impl Drop for QuicSend {
 pub struct QuicRecv {
     recv: quinn::RecvStream,
     open: Arc<Open>,
-    mailbox: Option<Arc<Mailbox>>,
+    mailbox: Option<Arc<DatagramMailbox>>,
     is_ended: bool,
 }
 
 impl QuicRecv {
-    pub(super) fn new(recv: quinn::RecvStream, open: Arc<Open>, mailbox: Option<Arc<Mailbox>>) -> QuicRecv {
+    pub(super) fn new(
+        recv: quinn::RecvStream,
+        open: Arc<Open>,
+        mailbox: Option<Arc<DatagramMailbox>>,
+    ) -> QuicRecv {
         QuicRecv { recv, open, mailbox, is_ended: false }
     }
 
     /// For datagrams beside the stream, when both ends have asked for them.
-    pub(crate) fn mailbox(&self) -> Option<&Arc<Mailbox>> {
+    pub(crate) fn mailbox(&self) -> Option<&Arc<DatagramMailbox>> {
         self.mailbox.as_ref()
     }
 

@@ -27,7 +27,7 @@ const PACKET_BYTES_MIN: u16 = 1200;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QuicOptions {
     pub limits: LinkLimits,
-    pub congestion: Congestion,
+    pub congestion: CongestionControl,
     /// Silence after which quinn gives a link up by itself; the shorter one of both ends counts.
     pub idle_max: Duration,
     /// The largest packet that is looked for, inside this host; a link that was busy holds ten of them. Peers are told that no
@@ -39,7 +39,7 @@ impl Default for QuicOptions {
     /// A little above the ten seconds after which a session is called dead, whoever looks: quinn only cleans up
     /// behind sessions that forgot to.
     fn default() -> QuicOptions {
-        let (limits, congestion) = (LinkLimits::default(), Congestion::default());
+        let (limits, congestion) = (LinkLimits::default(), CongestionControl::default());
         let packet_bytes_max = LARGE_PACKET_BYTES;
         QuicOptions { limits, congestion, idle_max: Duration::from_secs(15), packet_bytes_max }
     }
@@ -47,7 +47,7 @@ impl Default for QuicOptions {
 
 /// See docs/decisions/0001-transports.md, which chose BBR and says what was measured.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Congestion {
+pub enum CongestionControl {
     Cubic,
     /// Goes on through random loss; experimental in quinn.
     #[default]
@@ -56,17 +56,17 @@ pub enum Congestion {
 
 /// The settings of quinn for all links of an endpoint: one for each kind of path, however many links there are.
 #[derive(Clone)]
-pub(super) struct Transports {
+pub(super) struct TransportConfigs {
     ordinary: Arc<TransportConfig>,
     inside: Arc<TransportConfig>,
 }
 
-impl Transports {
+impl TransportConfigs {
     /// `streams` is how many the peer may open at first.
-    pub(super) fn new(options: &QuicOptions, streams: u32) -> Transports {
+    pub(super) fn new(options: &QuicOptions, streams: u32) -> TransportConfigs {
         let path =
             |bytes_max: u16| Arc::new(config(options, bytes_max.min(options.packet_bytes_max), streams));
-        Transports { ordinary: path(ORDINARY_PACKET_BYTES), inside: path(LARGE_PACKET_BYTES) }
+        TransportConfigs { ordinary: path(ORDINARY_PACKET_BYTES), inside: path(LARGE_PACKET_BYTES) }
     }
 
     pub(super) fn of(&self, is_inside: bool) -> Arc<TransportConfig> {
@@ -115,13 +115,13 @@ pub(super) fn last_acknowledged(connection: &Connection) -> Option<Instant> {
     Some(controller.last_acknowledged)
 }
 
-struct Observed(Congestion);
+struct Observed(CongestionControl);
 
 impl ControllerFactory for Observed {
     fn build(self: Arc<Self>, now: Instant, current_mtu: u16) -> Box<dyn Controller> {
         let inner = match self.0 {
-            Congestion::Cubic => Arc::new(CubicConfig::default()).build(now, current_mtu),
-            Congestion::Bbr => Arc::new(BbrConfig::default()).build(now, current_mtu),
+            CongestionControl::Cubic => Arc::new(CubicConfig::default()).build(now, current_mtu),
+            CongestionControl::Bbr => Arc::new(BbrConfig::default()).build(now, current_mtu),
         };
         Box::new(ObservedController { inner, last_acknowledged: now, mtu: current_mtu.into() })
     }

@@ -52,7 +52,7 @@ struct Question {
 
 /// What the time asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum KeepaliveAction {
     /// Nothing before that moment.
     Wait(Instant),
     /// Send a ping.
@@ -96,12 +96,12 @@ impl Keepalive {
         }
     }
 
-    /// What is due. After `Ask`, the ping counts as sent.
-    pub fn next(&mut self, now: Instant, dice: f64) -> Verdict {
+    /// What is due. After `EnrolmentRequestBody`, the ping counts as sent.
+    pub fn next(&mut self, now: Instant, dice: f64) -> KeepaliveAction {
         self.plan_again(now, dice);
         let due = self.due();
         if now < due {
-            return Verdict::Wait(due);
+            return KeepaliveAction::Wait(due);
         }
         match &mut self.question {
             None => {
@@ -109,9 +109,9 @@ impl Keepalive {
                 self.question = Some(Question { at: now, probes: 0, late: Duration::ZERO });
             }
             Some(question) if question.probes < PROBES => question.probes += 1,
-            Some(_) => return Verdict::Dead,
+            Some(_) => return KeepaliveAction::Dead,
         }
-        Verdict::Ask
+        KeepaliveAction::Ask
     }
 
     /// When `next` has something to say.
@@ -162,9 +162,9 @@ mod tests {
         let (mut now, mut asked) = (start, Vec::new());
         loop {
             match keepalive.next(now, 1.0) {
-                Verdict::Wait(until) => now = until,
-                Verdict::Ask => asked.push(now - start),
-                Verdict::Dead => return (asked, now - start),
+                KeepaliveAction::Wait(until) => now = until,
+                KeepaliveAction::Ask => asked.push(now - start),
+                KeepaliveAction::Dead => return (asked, now - start),
             }
         }
     }
@@ -202,7 +202,7 @@ mod tests {
         for second in 1..=24 {
             let now = start + Duration::from_secs(second);
             keepalive.handle_heard(now, None);
-            if keepalive.next(now, 1.0) == Verdict::Ask {
+            if keepalive.next(now, 1.0) == KeepaliveAction::Ask {
                 asked.push(second);
             }
         }
@@ -224,8 +224,8 @@ mod tests {
                         keepalive.handle_heard(told, None);
                     }
                     match keepalive.next(now, (edge * 389 % 1000) as f64 / 1000.0) {
-                        Verdict::Wait(until) => now = until,
-                        Verdict::Ask if now > told => return now - told,
+                        KeepaliveAction::Wait(until) => now = until,
+                        KeepaliveAction::Ask if now > told => return now - told,
                         _ => keepalive.handle_heard(now + ms(1), None),
                     }
                 }
@@ -243,14 +243,14 @@ mod tests {
         let mut keepalive = Keepalive::new(start, EVERY);
         keepalive.handle_suspect(start + ms(700));
         keepalive.handle_heard(start + ms(600), None);
-        assert_eq!(keepalive.next(start + ms(700), 1.0), Verdict::Ask);
+        assert_eq!(keepalive.next(start + ms(700), 1.0), KeepaliveAction::Ask);
     }
 
     #[test]
     fn any_sign_after_the_question_is_an_answer_and_none_before_it() {
         let start = Instant::now();
         let mut keepalive = Keepalive::new(start, EVERY);
-        assert_eq!(keepalive.next(start + EVERY, 1.0), Verdict::Ask);
+        assert_eq!(keepalive.next(start + EVERY, 1.0), KeepaliveAction::Ask);
         keepalive.handle_heard(start + EVERY - ms(1), None);
         assert!(keepalive.is_probing());
         keepalive.handle_heard(start + EVERY + ms(30), None);
@@ -264,11 +264,11 @@ mod tests {
         let mut keepalive = Keepalive::new(start, EVERY);
         let now = start + ms(700);
         keepalive.handle_suspect(now);
-        assert_eq!(keepalive.next(now, 1.0), Verdict::Ask);
+        assert_eq!(keepalive.next(now, 1.0), KeepaliveAction::Ask);
         keepalive.handle_suspect(now + ms(10));
         assert_eq!(keepalive.due(), now + ms(1000), "a second doubt changes nothing");
         let mut at = now;
-        while keepalive.next(at, 1.0) != Verdict::Dead {
+        while keepalive.next(at, 1.0) != KeepaliveAction::Dead {
             at = at.max(keepalive.due());
         }
         assert!(at - now <= ms(3000));
@@ -278,13 +278,13 @@ mod tests {
     fn time_in_which_nobody_could_listen_does_not_count() {
         let start = Instant::now();
         let mut keepalive = Keepalive::new(start, EVERY);
-        assert_eq!(keepalive.next(start + EVERY, 1.0), Verdict::Ask);
+        assert_eq!(keepalive.next(start + EVERY, 1.0), KeepaliveAction::Ask);
         // Every timer comes three seconds late; four of them on time would have been the end.
         let mut now = start + EVERY;
         for _ in 0..3 {
             now = keepalive.due() + s(3);
             keepalive.handle_late(s(3));
-            assert!(matches!(keepalive.next(now, 1.0), Verdict::Wait(_)), "after {:?}", now - start);
+            assert!(matches!(keepalive.next(now, 1.0), KeepaliveAction::Wait(_)), "after {:?}", now - start);
         }
         keepalive.handle_heard(now + ms(1), None);
         assert!(!keepalive.is_probing(), "the answer was there all the time");
@@ -295,7 +295,7 @@ mod tests {
         while now < start + s(120) {
             now = keepalive.due() + s(3);
             keepalive.handle_late(s(3));
-            if keepalive.next(now, 1.0) == Verdict::Dead {
+            if keepalive.next(now, 1.0) == KeepaliveAction::Dead {
                 return;
             }
         }

@@ -8,11 +8,11 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::backoff::{Backoff, DIAL_MAX};
-use super::choice::{Allowed, Attempted, Choice};
-use super::keepalive::{Keepalive, Verdict};
+use super::keepalive::{Keepalive, KeepaliveAction};
+use super::transport_choice::{AllowedTransports, AttemptedTransports, TransportChoice};
 use crate::dial::DialError;
 use crate::link::{CloseCode, Transport};
-use crate::wire::control::RefusedCode;
+use crate::wire::control::SessionRefusedCode;
 
 /// Names an attempt, and the link that came of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -20,13 +20,13 @@ pub struct LinkId(pub u64);
 
 /// What the driver is to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Action {
+pub enum SupervisorAction {
     /// Dial, open the control stream, say hello with this epoch. Answer with `handle_dialed`, then `handle_welcome`,
     /// or with `handle_failed`; give up after `patience`.
     Dial {
         link: LinkId,
         epoch: u64,
-        transports: Attempted,
+        transports: AttemptedTransports,
         patience: Duration,
     },
     /// Drop the attempt. Whatever it comes to is not looked at any more.
@@ -57,7 +57,7 @@ pub enum Action {
 
 /// Where the machine is, for people.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
+pub enum SupervisorState {
     BackingOff {
         until: Instant,
     },
@@ -74,7 +74,7 @@ pub enum State {
 
 /// Why an attempt gave no session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Failure {
+pub enum AttemptFailure {
     /// Nobody is there, or not as a cloud is.
     Unreachable,
     /// No answer in time. The cloud may be away, or have too much to do.
@@ -84,26 +84,26 @@ pub enum Failure {
         retry_after: Duration,
     },
     Refused {
-        code: RefusedCode,
+        code: SessionRefusedCode,
         retry_after: Duration,
         current_epoch: u64,
     },
 }
 
-impl Failure {
+impl AttemptFailure {
     /// What a dial that gave no link means.
-    pub fn of_dial(error: &DialError) -> Failure {
+    pub fn of_dial(error: &DialError) -> AttemptFailure {
         match error.busy() {
-            Some(retry_after) => Failure::Busy { retry_after },
-            None if error.is_timeout() => Failure::Unanswered,
-            None => Failure::Unreachable,
+            Some(retry_after) => AttemptFailure::Busy { retry_after },
+            None if error.is_timeout() => AttemptFailure::Unanswered,
+            None => AttemptFailure::Unreachable,
         }
     }
 }
 
 /// What the cloud said when it took the session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Welcomed {
+pub struct WelcomedSession {
     pub transport: Transport,
     /// Zero: as usual.
     pub keepalive: Duration,
@@ -136,8 +136,8 @@ pub struct Supervisor {
     /// The cloud is known to be there, over QUIC, and to have much to do: it named our time, or is one of a large fleet
     /// that was told to come back. The next attempt waits for it, and does not double its work by trying TCP too.
     is_patient: bool,
-    choice: Choice,
-    actions: VecDeque<Action>,
+    choice: TransportChoice,
+    actions: VecDeque<SupervisorAction>,
 }
 
 #[derive(Debug)]
@@ -190,7 +190,7 @@ enum Next {
 
 impl Supervisor {
     /// `epoch` is unix milliseconds at the start of the process: higher than any that an earlier one used.
-    pub fn new(epoch: u64, allowed: Allowed, now: Instant) -> Supervisor {
+    pub fn new(epoch: u64, allowed: AllowedTransports, now: Instant) -> Supervisor {
         Supervisor {
             phase: Phase::BackingOff { until: now, not_before: now },
             epoch,
@@ -199,12 +199,12 @@ impl Supervisor {
             backoff: Backoff::default(),
             unanswered: 0,
             is_patient: false,
-            choice: Choice::new(allowed),
+            choice: TransportChoice::new(allowed),
             actions: VecDeque::new(),
         }
     }
 
-    pub fn next_action(&mut self) -> Option<Action> {
+    pub fn next_action(&mut self) -> Option<SupervisorAction> {
         self.actions.pop_front()
     }
 
@@ -221,14 +221,14 @@ impl Supervisor {
         }
     }
 
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> SupervisorState {
         match &self.phase {
-            Phase::BackingOff { until, .. } => State::BackingOff { until: *until },
-            Phase::Enrolling { .. } => State::Enrolling,
-            Phase::Connecting(_) => State::Connecting,
-            Phase::Ready(session, _) => State::Ready { probing: session.keepalive.is_probing() },
-            Phase::Draining(..) => State::Draining,
-            Phase::Stopped => State::Stopped,
+            Phase::BackingOff { until, .. } => SupervisorState::BackingOff { until: *until },
+            Phase::Enrolling { .. } => SupervisorState::Enrolling,
+            Phase::Connecting(_) => SupervisorState::Connecting,
+            Phase::Ready(session, _) => SupervisorState::Ready { probing: session.keepalive.is_probing() },
+            Phase::Draining(..) => SupervisorState::Draining,
+            Phase::Stopped => SupervisorState::Stopped,
         }
     }
 
@@ -249,21 +249,23 @@ impl Supervisor {
             }
             Phase::Connecting(attempt) if now >= attempt.deadline => {
                 let link = attempt.link;
-                self.actions.push_back(Action::Abandon { link });
-                self.handle_failed(now, link, Failure::Unanswered, dice);
+                self.actions.push_back(SupervisorAction::Abandon { link });
+                self.handle_failed(now, link, AttemptFailure::Unanswered, dice);
             }
             Phase::Ready(session, _) | Phase::Draining(session, _) => {
                 let late = now.saturating_duration_since(session.keepalive.due());
                 session.keepalive.handle_late(late);
                 match session.keepalive.next(now, dice) {
-                    Verdict::Wait(_) => self.advance(now, dice),
-                    Verdict::Ask => {
+                    KeepaliveAction::Wait(_) => self.advance(now, dice),
+                    KeepaliveAction::Ask => {
                         self.pings += 1;
-                        self.actions.push_back(Action::Ping { link: session.link, nonce: self.pings });
+                        self.actions
+                            .push_back(SupervisorAction::Ping { link: session.link, nonce: self.pings });
                         self.advance(now, dice);
                     }
-                    Verdict::Dead => {
-                        self.actions.push_back(Action::Close { link: session.link, code: CloseCode::Dead });
+                    KeepaliveAction::Dead => {
+                        self.actions
+                            .push_back(SupervisorAction::Close { link: session.link, code: CloseCode::Dead });
                         self.lose(now, CloseCode::Dead, true, dice);
                     }
                 }
@@ -281,15 +283,15 @@ impl Supervisor {
     }
 
     /// The cloud took the session.
-    pub fn handle_welcome(&mut self, now: Instant, link: LinkId, welcomed: Welcomed) {
+    pub fn handle_welcome(&mut self, now: Instant, link: LinkId, welcomed: WelcomedSession) {
         if self.attempt_mut(link).is_none() {
             // Nobody waits for it any more; its epoch is lower than that of whoever replaced it.
-            self.actions.push_back(Action::Close { link, code: CloseCode::Done });
+            self.actions.push_back(SupervisorAction::Close { link, code: CloseCode::Done });
             return;
         }
         if let Some(old) = self.session() {
             let until = old.ends.unwrap_or(now + LINGER);
-            self.actions.push_back(Action::Linger { link: old.link, until });
+            self.actions.push_back(SupervisorAction::Linger { link: old.link, until });
         }
         self.backoff.handle_hint(welcomed.retry_hint);
         self.unanswered = 0;
@@ -312,22 +314,23 @@ impl Supervisor {
     }
 
     /// No session came of the attempt.
-    pub fn handle_failed(&mut self, now: Instant, link: LinkId, failure: Failure, dice: f64) {
+    pub fn handle_failed(&mut self, now: Instant, link: LinkId, failure: AttemptFailure, dice: f64) {
         if self.attempt_mut(link).is_none() {
             return;
         }
         let mut not_before = Duration::ZERO;
-        self.unanswered = if failure == Failure::Unanswered { self.unanswered.saturating_add(1) } else { 0 };
-        if let Failure::Refused { code, retry_after, current_epoch } = failure {
+        self.unanswered =
+            if failure == AttemptFailure::Unanswered { self.unanswered.saturating_add(1) } else { 0 };
+        if let AttemptFailure::Refused { code, retry_after, current_epoch } = failure {
             not_before = retry_after;
             self.epoch = self.epoch.max(current_epoch);
             if doubts_certificate(code) {
-                self.actions.push_back(Action::Renew);
+                self.actions.push_back(SupervisorAction::Renew);
             }
         }
         let mut pause = self.backoff.pause(not_before, dice);
-        self.is_patient = matches!(failure, Failure::Busy { .. });
-        if let Failure::Busy { retry_after } = failure {
+        self.is_patient = matches!(failure, AttemptFailure::Busy { .. });
+        if let AttemptFailure::Busy { retry_after } = failure {
             not_before = retry_after;
             pause = self.backoff.pause_in_line(retry_after, dice);
         }
@@ -342,7 +345,7 @@ impl Supervisor {
             }
             _ if is_expired(failure) => self.phase = Phase::Enrolling { until: now + ENROLLING_MAX },
             // Nothing failed: it was not our turn.
-            _ if matches!(failure, Failure::Busy { .. }) => self.back_off(now, not_before, pause),
+            _ if matches!(failure, AttemptFailure::Busy { .. }) => self.back_off(now, not_before, pause),
             _ => {
                 self.backoff.handle_failure();
                 self.choice.handle_failed();
@@ -358,7 +361,7 @@ impl Supervisor {
             self.lose(now, code, false, dice);
         } else {
             // An attempt whose link broke before the welcome; for links of the past, nothing happens.
-            self.handle_failed(now, link, Failure::Unreachable, dice);
+            self.handle_failed(now, link, AttemptFailure::Unreachable, dice);
         }
     }
 
@@ -427,12 +430,12 @@ impl Supervisor {
             Phase::BackingOff { until, not_before } => *until = now.max(*not_before),
             Phase::Connecting(attempt) if now.saturating_duration_since(attempt.started) > FRESH => {
                 // It may be waiting on a path that is gone.
-                self.actions.push_back(Action::Abandon { link: attempt.link });
+                self.actions.push_back(SupervisorAction::Abandon { link: attempt.link });
                 self.connect(now);
             }
             Phase::Ready(session, _) | Phase::Draining(session, _) => {
                 if session.transport == Transport::Quic {
-                    self.actions.push_back(Action::Rebind { link: session.link });
+                    self.actions.push_back(SupervisorAction::Rebind { link: session.link });
                 }
                 session.keepalive.handle_suspect(now);
             }
@@ -452,12 +455,12 @@ impl Supervisor {
             Phase::Ready(_, next @ (Next::Better(_) | Next::Replace(_)))
             | Phase::Draining(_, next @ (Next::Better(_) | Next::Replace(_))) => {
                 if let Some(attempt) = next.attempt() {
-                    self.actions.push_back(Action::Abandon { link: attempt.link });
+                    self.actions.push_back(SupervisorAction::Abandon { link: attempt.link });
                 }
                 *next = Next::ReplaceAt(now);
             }
             Phase::Connecting(attempt) => {
-                self.actions.push_back(Action::Abandon { link: attempt.link });
+                self.actions.push_back(SupervisorAction::Abandon { link: attempt.link });
                 self.connect(now);
             }
             _ => {}
@@ -467,10 +470,12 @@ impl Supervisor {
     /// The process ends.
     pub fn handle_stop(&mut self) {
         match std::mem::replace(&mut self.phase, Phase::Stopped) {
-            Phase::Connecting(attempt) => self.actions.push_back(Action::Abandon { link: attempt.link }),
+            Phase::Connecting(attempt) => {
+                self.actions.push_back(SupervisorAction::Abandon { link: attempt.link })
+            }
             Phase::Ready(session, next) | Phase::Draining(session, next) => {
                 self.abandon(next);
-                self.actions.push_back(Action::Close { link: session.link, code: CloseCode::Done });
+                self.actions.push_back(SupervisorAction::Close { link: session.link, code: CloseCode::Done });
             }
             Phase::BackingOff { .. } | Phase::Enrolling { .. } | Phase::Stopped => {}
         }
@@ -484,7 +489,9 @@ impl Supervisor {
         }
         match std::mem::replace(next, Next::Unplanned) {
             Next::Unplanned => {}
-            Next::BetterAt(_) => self.set_next(|this| Next::Better(this.attempt(now, Attempted::Quic))),
+            Next::BetterAt(_) => {
+                self.set_next(|this| Next::Better(this.attempt(now, AttemptedTransports::Quic)))
+            }
             Next::ReplaceAt(_) => {
                 let transports = self.transports();
                 self.set_next(|this| Next::Replace(this.attempt(now, transports)));
@@ -493,8 +500,8 @@ impl Supervisor {
                 let link = late.attempt().map(|attempt| attempt.link);
                 self.set_next(|_| late);
                 if let Some(link) = link {
-                    self.actions.push_back(Action::Abandon { link });
-                    self.handle_failed(now, link, Failure::Unanswered, dice);
+                    self.actions.push_back(SupervisorAction::Abandon { link });
+                    self.handle_failed(now, link, AttemptFailure::Unanswered, dice);
                 }
             }
         }
@@ -530,7 +537,7 @@ impl Supervisor {
             self.backoff.handle_announced_stop();
         }
         if matches!(code, CloseCode::Revoked | CloseCode::CertificateExpired | CloseCode::NotAdmitted) {
-            self.actions.push_back(Action::Renew);
+            self.actions.push_back(SupervisorAction::Renew);
         }
         match next {
             Next::Replace(attempt) => self.phase = Phase::Connecting(attempt),
@@ -548,7 +555,7 @@ impl Supervisor {
         self.phase = Phase::Connecting(attempt);
     }
 
-    fn attempt(&mut self, now: Instant, transports: Attempted) -> Attempt {
+    fn attempt(&mut self, now: Instant, transports: AttemptedTransports) -> Attempt {
         self.links += 1;
         self.epoch += 1;
         let link = LinkId(self.links);
@@ -556,20 +563,20 @@ impl Supervisor {
             true => DIAL_MAX,
             false => self.backoff.patience(self.unanswered),
         };
-        self.actions.push_back(Action::Dial { link, epoch: self.epoch, transports, patience });
+        self.actions.push_back(SupervisorAction::Dial { link, epoch: self.epoch, transports, patience });
         Attempt { link, started: now, deadline: now + patience + DIAL_GRACE, patience }
     }
 
-    fn transports(&self) -> Attempted {
+    fn transports(&self) -> AttemptedTransports {
         match self.choice.fresh() {
-            Attempted::Both if self.is_patient => Attempted::Quic,
+            AttemptedTransports::Both if self.is_patient => AttemptedTransports::Quic,
             transports => transports,
         }
     }
 
     fn abandon(&mut self, next: Next) {
         if let Some(attempt) = next.attempt() {
-            self.actions.push_back(Action::Abandon { link: attempt.link });
+            self.actions.push_back(SupervisorAction::Abandon { link: attempt.link });
         }
     }
 
@@ -625,12 +632,15 @@ impl Next {
     }
 }
 
-fn doubts_certificate(code: RefusedCode) -> bool {
-    matches!(code, RefusedCode::Revoked | RefusedCode::NotCurrent | RefusedCode::CertificateExpired)
+fn doubts_certificate(code: SessionRefusedCode) -> bool {
+    matches!(
+        code,
+        SessionRefusedCode::Revoked | SessionRefusedCode::NotCurrent | SessionRefusedCode::CertificateExpired
+    )
 }
 
-fn is_expired(failure: Failure) -> bool {
-    matches!(failure, Failure::Refused { code: RefusedCode::CertificateExpired, .. })
+fn is_expired(failure: AttemptFailure) -> bool {
+    matches!(failure, AttemptFailure::Refused { code: SessionRefusedCode::CertificateExpired, .. })
 }
 
 #[cfg(test)]

@@ -16,8 +16,8 @@ use tokio_util::io::poll_read_buf;
 
 use super::Shared;
 use super::frame::{DataHead, HEAD_BYTES};
-use super::mux::{Batch, Mux};
-use crate::home;
+use super::mux::{Mux, WriteBatch};
+use crate::io_thread;
 use crate::link::ClosedBy;
 
 /// What is taken from the streams at once. More makes a ping wait longer, less makes more system calls.
@@ -46,11 +46,11 @@ const BACKLOG_STREAMS: usize = 256;
 /// How long a peer has to hear that we close.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(2);
 
-pub(super) struct Driver<T> {
+pub(super) struct LinkDriver<T> {
     io: T,
     shared: Arc<Shared>,
     inbox: Inbox,
-    batch: Batch,
+    batch: WriteBatch,
     wakes: Vec<Waker>,
     is_flushed: bool,
     closing: Option<Closing>,
@@ -61,10 +61,10 @@ struct Closing {
     is_shut: bool,
 }
 
-impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
-    pub(super) fn new(io: T, shared: Arc<Shared>) -> Driver<T> {
-        let (inbox, batch) = (Inbox::default(), Batch::default());
-        Driver { io, shared, inbox, batch, wakes: Vec::new(), is_flushed: true, closing: None }
+impl<T: AsyncRead + AsyncWrite + Unpin> LinkDriver<T> {
+    pub(super) fn new(io: T, shared: Arc<Shared>) -> LinkDriver<T> {
+        let (inbox, batch) = (Inbox::default(), WriteBatch::default());
+        LinkDriver { io, shared, inbox, batch, wakes: Vec::new(), is_flushed: true, closing: None }
     }
 
     /// Ready when the link is over and nothing is left to be said.
@@ -131,7 +131,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
             woken = wakes.len();
             wakes.drain(..).for_each(Waker::wake);
         }))?;
-        home::note(woken, read);
+        io_thread::note(woken, read);
         Poll::Ready(Ok(read))
     }
 
@@ -166,7 +166,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
     fn fill(&mut self, context: &Context<'_>) {
         let mut mux = self.shared.lock();
         mux.fill(&mut self.batch, BATCH_BYTES, Instant::now());
-        home::note(self.batch.take_messages(), self.batch.len());
+        io_thread::note(self.batch.take_messages(), self.batch.len());
         if self.batch.is_empty() {
             mux.sleep(context.waker());
         }
@@ -206,7 +206,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
     }
 }
 
-impl<T: AsyncRead + AsyncWrite + Unpin> Future for Driver<T> {
+impl<T: AsyncRead + AsyncWrite + Unpin> Future for LinkDriver<T> {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
@@ -214,7 +214,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Future for Driver<T> {
     }
 }
 
-impl<T> Drop for Driver<T> {
+impl<T> Drop for LinkDriver<T> {
     /// Also when the runtime goes away, nobody is left waiting.
     fn drop(&mut self) {
         self.shared.with(|mux: &mut Mux| mux.handle_lost("the connection's task has ended".to_owned()));

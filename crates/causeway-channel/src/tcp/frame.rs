@@ -1,7 +1,7 @@
 //! The frames of the TCP transport, as they stand inside TLS: bytes in, frames out, and back.
 //!
 //! A frame is a head of 8 bytes (kind, flags, length, stream; big-endian) and a payload. Kinds from 128 up may be
-//! ignored by whoever does not know them, and payloads of `Settings` may grow; everything else is exact, and what
+//! ignored by whoever does not know them, and payloads of `LinkSettings` may grow; everything else is exact, and what
 //! is not exact is an error. Whether a frame is allowed at this moment is decided in `mux`.
 
 use crate::link::{CloseReason, HEADER_BYTES_MAX};
@@ -30,21 +30,21 @@ const FIN: u8 = 1;
 
 /// What each end lets the other do; the first frame in each direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Settings {
+pub struct LinkSettings {
     /// How many streams the other end may have open that it opened itself.
     pub streams_max: u32,
     /// How many bytes may follow the opening of such a stream before any credit is given.
     pub initial_credit: u32,
 }
 
-impl Settings {
+impl LinkSettings {
     /// What holds until the peer's settings arrive, so that an edge may speak at once. No peer may allow less.
-    pub const FLOOR: Settings = Settings { streams_max: 16, initial_credit: 16 * 1024 };
+    pub const FLOOR: LinkSettings = LinkSettings { streams_max: 16, initial_credit: 16 * 1024 };
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Frame<'a> {
-    Settings(Settings),
+    Settings(LinkSettings),
     /// `credit` is what the opener lets the other end send back at first.
     Open {
         stream: u32,
@@ -108,7 +108,7 @@ pub fn parse(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, FrameError> {
         PING => Frame::Ping(long_number(payload)),
         PONG => Frame::Pong(long_number(payload)),
         CLOSE => Frame::Close { code: number(payload), text: payload.get(4..).unwrap_or_default() },
-        SETTINGS => Frame::Settings(Settings {
+        SETTINGS => Frame::Settings(LinkSettings {
             streams_max: number(payload),
             initial_credit: number(payload.get(4..).unwrap_or_default()),
         }),
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read() {
-        check(Frame::Settings(Settings { streams_max: 7, initial_credit: 9 }));
+        check(Frame::Settings(LinkSettings { streams_max: 7, initial_credit: 9 }));
         check(Frame::Open { stream: 1, credit: 5, header: b"header" });
         check(Frame::Open { stream: u32::MAX, credit: u32::MAX, header: &[7; HEADER_BYTES_MAX] });
         check(Frame::Data { stream: 2, bytes: b"", fin: true });
@@ -288,7 +288,7 @@ mod tests {
         let optional = [200, 0, 0, 2, 0, 0, 0, 0, 1, 2];
         assert_eq!(parse(&optional), Ok(Some((Frame::Unknown, 10))));
         let settings = [SETTINGS, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 2, 99];
-        let known = Settings { streams_max: 1, initial_credit: 2 };
+        let known = LinkSettings { streams_max: 1, initial_credit: 2 };
         assert_eq!(parse(&settings), Ok(Some((Frame::Settings(known), 17))));
     }
 

@@ -20,13 +20,13 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-pub use self::batch::Batch;
-pub use self::halves::Failure;
+pub use self::batch::WriteBatch;
+pub use self::halves::StreamFailure;
 use self::hash::NumberHash;
-pub use self::stream::{Class, Stream};
+pub use self::stream::{MuxStream, StreamPriority};
 use self::stream::{RecvHalf, SendHalf};
-use super::frame::{PAYLOAD_BYTES_MAX, Settings};
-use crate::link::{CloseCode, CloseReason, ClosedBy, LinkClosed, LinkFigures, LinkLimits, Side};
+use super::frame::{LinkSettings, PAYLOAD_BYTES_MAX};
+use crate::link::{CloseCode, CloseReason, ClosedBy, LinkClosed, LinkLimits, LinkSide, LinkStats};
 
 /// The largest datagram: one frame.
 pub const DATAGRAM_BYTES_MAX: usize = PAYLOAD_BYTES_MAX;
@@ -36,11 +36,11 @@ const PING_EVERY: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 pub struct Mux {
-    side: Side,
+    side: LinkSide,
     bounds: Bounds,
-    peer: Settings,
+    peer: LinkSettings,
     settings_heard: bool,
-    streams: HashMap<u32, Box<Stream>, NumberHash>,
+    streams: HashMap<u32, Box<MuxStream>, NumberHash>,
     next_stream: u32,
     own_open: u32,
     peer_open: u32,
@@ -55,16 +55,16 @@ pub struct Mux {
     accepted: VecDeque<(u32, Bytes)>,
     /// Bytes of the headers in `accepted`.
     accepted_bytes: usize,
-    outgoing: outgoing::Outgoing,
+    outgoing: outgoing::ControlQueue,
     datagrams_in: Datagrams,
     ping: Ping,
     ended: Option<LinkClosed>,
     last_heard: Instant,
-    figures: LinkFigures,
+    figures: LinkStats,
     /// The driver sleeps, and is to be woken when there is something to send.
     driver: Option<Waker>,
     wakes: Vec<Waker>,
-    signals: Signals,
+    signals: MuxSignals,
 }
 
 /// The limits of a link, as this transport uses them.
@@ -97,10 +97,10 @@ const ANSWER_CREDIT_MIN: u64 = 4 * 1024;
 
 impl Bounds {
     fn new(limits: &LinkLimits) -> Bounds {
-        let streams_max = limits.streams_max.max(Settings::FLOOR.streams_max);
+        let streams_max = limits.streams_max.max(LinkSettings::FLOOR.streams_max);
         let share = u32::try_from(limits.receive_bytes_max() / u64::from(streams_max)).unwrap_or(u32::MAX);
         let initial_credit =
-            limits.stream_window_bytes.min(share).clamp(Settings::FLOOR.initial_credit, INITIAL_CREDIT);
+            limits.stream_window_bytes.min(share).clamp(LinkSettings::FLOOR.initial_credit, INITIAL_CREDIT);
         // What all streams hold that nobody reads. A link with few streams may use as much as four full windows.
         let receive_max = (u64::from(streams_max) * u64::from(initial_credit)).max(4 * WINDOW_BYTES_MAX);
         Bounds {
@@ -128,7 +128,7 @@ impl Bounds {
 
 /// What has happened that somebody outside may be waiting for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Signals {
+pub struct MuxSignals {
     pub accepted: bool,
     pub room: bool,
     pub datagram: bool,
@@ -136,22 +136,22 @@ pub struct Signals {
     pub ended: bool,
 }
 
-impl Signals {
+impl MuxSignals {
     pub fn any(self) -> bool {
-        self != Signals::default()
+        self != MuxSignals::default()
     }
 }
 
 impl Mux {
-    pub fn new(side: Side, limits: &LinkLimits, now: Instant) -> Mux {
+    pub fn new(side: LinkSide, limits: &LinkLimits, now: Instant) -> Mux {
         Mux {
             side,
             bounds: Bounds::new(limits),
-            peer: Settings::FLOOR,
+            peer: LinkSettings::FLOOR,
             settings_heard: false,
             streams: HashMap::default(),
             // Whoever dialled opens odd streams, the other end even ones.
-            next_stream: if side == Side::Dialled { 1 } else { 2 },
+            next_stream: if side == LinkSide::Dialled { 1 } else { 2 },
             own_open: 0,
             peer_open: 0,
             peer_held: 0,
@@ -160,20 +160,20 @@ impl Mux {
             waiting: 0,
             accepted: VecDeque::new(),
             accepted_bytes: 0,
-            outgoing: outgoing::Outgoing::default(),
+            outgoing: outgoing::ControlQueue::default(),
             datagrams_in: Datagrams::default(),
             ping: Ping::default(),
             ended: None,
             last_heard: now,
-            figures: LinkFigures::default(),
+            figures: LinkStats::default(),
             driver: None,
             wakes: Vec::new(),
-            signals: Signals::default(),
+            signals: MuxSignals::default(),
         }
     }
 
     /// For the peer of a link that was just accepted: it may open its control stream and nothing else until `admit`.
-    pub fn pending(side: Side, limits: &LinkLimits, now: Instant) -> Mux {
+    pub fn pending(side: LinkSide, limits: &LinkLimits, now: Instant) -> Mux {
         Mux { before_admission: Some(STREAMS_BEFORE_ADMISSION), ..Mux::new(side, limits, now) }
     }
 
@@ -183,7 +183,7 @@ impl Mux {
     }
 
     /// Opens a stream. `None` while the peer allows no more; `room` is signalled when that changes.
-    pub fn open(&mut self, header: Bytes, class: Class) -> Result<Option<u32>, LinkClosed> {
+    pub fn open(&mut self, header: Bytes, class: StreamPriority) -> Result<Option<u32>, LinkClosed> {
         self.check_open()?;
         if self.own_open >= self.peer.streams_max.min(self.bounds.streams_max) {
             return Ok(None);
@@ -208,12 +208,12 @@ impl Mux {
         }
     }
 
-    fn insert(&mut self, id: u32, own: bool, class: Class, send_credit: u32, recv_credit: u32) {
+    fn insert(&mut self, id: u32, own: bool, class: StreamPriority, send_credit: u32, recv_credit: u32) {
         let (send, recv) = (SendHalf::new(send_credit), RecvHalf::new(recv_credit));
         self.committed += recv.committed();
         self.figures.streams_open += 1;
         self.peer_held += u32::from(!own);
-        self.streams.insert(id, Box::new(Stream { own, class, counted: true, send, recv }));
+        self.streams.insert(id, Box::new(MuxStream { own, class, counted: true, send, recv }));
     }
 
     /// The next stream of the peer and its header. One that the peer has reset in both directions meanwhile is dropped: nobody
@@ -239,7 +239,7 @@ impl Mux {
     }
 
     /// Once the header has been read: whose turn it is when this stream sends.
-    pub fn set_class(&mut self, id: u32, class: Class) {
+    pub fn set_class(&mut self, id: u32, class: StreamPriority) {
         if let Some(stream) = self.streams.get_mut(&id) {
             stream.class = class;
         }
@@ -285,7 +285,7 @@ impl Mux {
         self.last_heard
     }
 
-    pub fn figures(&self) -> LinkFigures {
+    pub fn figures(&self) -> LinkStats {
         self.figures
     }
 
@@ -331,7 +331,7 @@ impl Mux {
         }
         self.ended = Some(closed);
         self.outgoing.forget_all_but_close();
-        self.signals = Signals { accepted: true, room: true, datagram: true, pong: true, ended: true };
+        self.signals = MuxSignals { accepted: true, room: true, datagram: true, pong: true, ended: true };
         for stream in self.streams.values_mut() {
             stream.send.queue.clear();
             let halves = [stream.send.writer.take(), stream.send.watcher.take(), stream.recv.reader.take()];
@@ -371,7 +371,7 @@ impl Mux {
     }
 
     /// Whom the last calls concern: streams, the driver when there is something to send, and waiters outside.
-    pub fn take_due(&mut self, wakes: &mut Vec<Waker>) -> (Option<Waker>, Signals) {
+    pub fn take_due(&mut self, wakes: &mut Vec<Waker>) -> (Option<Waker>, MuxSignals) {
         wakes.append(&mut self.wakes);
         let has_work = self.outgoing.has_work() || self.ping.wanted;
         let driver = if has_work || self.signals.ended { self.driver.take() } else { None };

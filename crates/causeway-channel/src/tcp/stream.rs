@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::runtime::Handle;
 
 use super::Shared;
-use super::mux::Failure;
+use super::mux::StreamFailure;
 use super::queue::ByteQueue;
 use crate::link::{Reset, ResetCode};
 
@@ -114,20 +114,20 @@ impl Drop for TcpRecv {
     }
 }
 
-fn reading(failure: Failure) -> io::Error {
+fn reading(failure: StreamFailure) -> io::Error {
     match failure {
-        Failure::Reset(code) => Reset::reading(code),
-        Failure::Over => {
+        StreamFailure::Reset(code) => Reset::reading(code),
+        StreamFailure::Over => {
             io::Error::new(io::ErrorKind::NotConnected, "this end has stopped reading the stream")
         }
-        Failure::Link(closed) => closed.into(),
+        StreamFailure::Link(closed) => closed.into(),
     }
 }
 
-fn writing(failure: Failure) -> io::Error {
+fn writing(failure: StreamFailure) -> io::Error {
     match failure {
-        Failure::Reset(code) => Reset::writing(code),
-        Failure::Over => io::Error::new(io::ErrorKind::NotConnected, "this end has ended the stream"),
-        Failure::Link(closed) => closed.into(),
+        StreamFailure::Reset(code) => Reset::writing(code),
+        StreamFailure::Over => io::Error::new(io::ErrorKind::NotConnected, "this end has ended the stream"),
+        StreamFailure::Link(closed) => closed.into(),
     }
 }

@@ -11,19 +11,22 @@ use crate::link::{ClosedBy, Link, Transport};
 
 const SOON: Duration = Duration::from_secs(20);
 
-fn meta() -> Meta {
-    Meta { remote_address: ([127, 0, 0, 1], 1).into(), certificate: None }
+fn meta() -> TcpPeer {
+    TcpPeer { remote_address: ([127, 0, 0, 1], 1).into(), certificate: None }
 }
 
 fn pair() -> (Link, Link) {
     let (edge, cloud) = tokio::io::duplex(64 * 1024);
     let limits = LinkLimits::default();
-    (over(edge, Side::Dialled, &limits, meta()).into(), over(cloud, Side::Accepted, &limits, meta()).into())
+    (
+        over(edge, LinkSide::Dialled, &limits, meta()).into(),
+        over(cloud, LinkSide::Accepted, &limits, meta()).into(),
+    )
 }
 
 fn raw() -> (DuplexStream, Link) {
     let (edge, cloud) = tokio::io::duplex(1024 * 1024);
-    (edge, over(cloud, Side::Accepted, &LinkLimits::default(), meta()).into())
+    (edge, over(cloud, LinkSide::Accepted, &LinkLimits::default(), meta()).into())
 }
 
 async fn soon<T>(future: impl Future<Output = T>) -> T {
@@ -42,7 +45,7 @@ async fn megabytes_go_both_ways_at_once() {
         // The other end closes when it has everything.
         cloud.closed().await
     });
-    let stream = edge.open_stream(StreamHeader::new(Purpose::Probe).target("echo")).await.unwrap();
+    let stream = edge.open_stream(StreamHeader::new(StreamPurpose::Probe).target("echo")).await.unwrap();
     let (mut send, mut recv) = stream.split();
     let data: Vec<u8> = (0..5_000_000u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     let expected = data.clone();
@@ -64,11 +67,11 @@ async fn megabytes_go_both_ways_at_once() {
 #[tokio::test]
 async fn a_stream_that_nobody_reads_does_not_stall_the_others() {
     let (edge, cloud) = pair();
-    let mut stuck = edge.open_stream(StreamHeader::new(Purpose::Service)).await.unwrap();
+    let mut stuck = edge.open_stream(StreamHeader::new(StreamPurpose::Service)).await.unwrap();
     let (_, _unread) = soon(cloud.accept_stream()).await.unwrap();
     let filling = tokio::spawn(async move { while stuck.write_all(&[0; 10_000]).await.is_ok() {} });
     for _ in 0..50 {
-        let mut stream = edge.open_stream(StreamHeader::new(Purpose::Service)).await.unwrap();
+        let mut stream = edge.open_stream(StreamHeader::new(StreamPurpose::Service)).await.unwrap();
         let (_, mut accepted) = soon(cloud.accept_stream()).await.unwrap();
         // No more than waits before anybody reads.
         soon(stream.write_all(&[7; 40_000])).await.unwrap();
@@ -85,7 +88,7 @@ async fn a_stream_that_nobody_reads_does_not_stall_the_others() {
 #[tokio::test]
 async fn reasons_reach_the_other_end() {
     let (edge, cloud) = pair();
-    let mut stream = edge.open_stream(StreamHeader::new(Purpose::Service)).await.unwrap();
+    let mut stream = edge.open_stream(StreamHeader::new(StreamPurpose::Service)).await.unwrap();
     let (_, accepted) = soon(cloud.accept_stream()).await.unwrap();
     accepted.refuse(ResetCode::BackendDown);
     assert_eq!(soon(stream.send.stopped()).await, ResetCode::BackendDown);
@@ -144,7 +147,7 @@ async fn a_stream_with_a_bad_header_is_reset_and_the_next_is_served() {
 #[tokio::test]
 async fn a_peer_that_never_answers_does_not_keep_a_closed_link_for_ever() {
     let (edge, cloud) = tokio::io::duplex(16);
-    let link = over(cloud, Side::Accepted, &LinkLimits::default(), meta());
+    let link = over(cloud, LinkSide::Accepted, &LinkLimits::default(), meta());
     let shared = Arc::downgrade(link.shared());
     drop(link);
     // Nobody reads at the other end, so the last words cannot even be written.
@@ -161,8 +164,8 @@ async fn a_peer_that_never_answers_does_not_keep_a_closed_link_for_ever() {
 async fn a_ping_measures_now() {
     let (edge, cloud) = tokio::io::duplex(1024);
     let limits = LinkLimits::default();
-    let edge = over(edge, Side::Dialled, &limits, meta());
-    let _cloud = over(cloud, Side::Accepted, &limits, meta());
+    let edge = over(edge, LinkSide::Dialled, &limits, meta());
+    let _cloud = over(cloud, LinkSide::Accepted, &limits, meta());
     let before = edge.last_heard();
     soon(edge.ping()).await.unwrap();
     soon(edge.ping()).await.unwrap();

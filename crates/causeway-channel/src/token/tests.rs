@@ -6,7 +6,7 @@ use super::*;
 
 fn token() -> JoinToken {
     JoinToken {
-        secret: Secret([7; 32]),
+        secret: TokenSecret([7; 32]),
         endpoints: vec!["cloud.example:7444".parse().unwrap(), "[2001:db8::1]:7444".parse().unwrap()],
         authorities: vec![KeyHash::of_spki(b"ca")],
         peer: PeerId::new("Tokyo", "Gateway1").unwrap(),
@@ -96,7 +96,7 @@ fn well_formed_nonsense_is_refused() {
 #[test]
 fn endpoints_are_host_and_port() {
     let reads = |text: &str, host: &str, port: u16| {
-        let endpoint: Endpoint = text.parse().unwrap();
+        let endpoint: ChannelEndpoint = text.parse().unwrap();
         assert_eq!((endpoint.host(), endpoint.port()), (host, port));
     };
     reads("cloud.example:7444", "cloud.example", 7444);
@@ -117,7 +117,7 @@ fn endpoints_are_host_and_port() {
         "a/b:1",
         "https://a:1",
     ] {
-        assert!(refused.parse::<Endpoint>().is_err(), "{refused}");
+        assert!(refused.parse::<ChannelEndpoint>().is_err(), "{refused}");
     }
 }
 

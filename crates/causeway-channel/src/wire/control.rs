@@ -1,7 +1,7 @@
 //! The messages of the control stream, and how they stand on it.
 //!
 //! The control stream is the first stream of a link, opened by the edge. The edge speaks first (`Hello`), the cloud
-//! answers `Welcome` or `Refused`; then both say what they have to say. Each message is protobuf behind a length of
+//! answers `Welcome` or `SessionRefused`; then both say what they have to say. Each message is protobuf behind a length of
 //! four bytes. An unknown field is ignored, and so is a message of an unknown kind: it reads as `None`, and a newer
 //! peer must not depend on its being understood before `features` say so.
 
@@ -26,12 +26,12 @@ pub const CLOUD_MESSAGE_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// What an edge says.
 #[derive(Clone, PartialEq, Message)]
 pub struct EdgeMessage {
-    #[prost(oneof = "EdgeSays", tags = "1, 2, 3, 4, 5, 6")]
-    pub says: Option<EdgeSays>,
+    #[prost(oneof = "EdgeMessageBody", tags = "1, 2, 3, 4, 5, 6")]
+    pub says: Option<EdgeMessageBody>,
 }
 
 #[derive(Clone, PartialEq, prost::Oneof)]
-pub enum EdgeSays {
+pub enum EdgeMessageBody {
     #[prost(message, tag = "1")]
     Hello(Hello),
     #[prost(message, tag = "2")]
@@ -41,7 +41,7 @@ pub enum EdgeSays {
     #[prost(message, tag = "4")]
     NetmapRefused(NetmapRefused),
     #[prost(message, tag = "5")]
-    Upstream(Upstream),
+    Upstream(SpoolBatch),
     #[prost(message, tag = "6")]
     Goodbye(Goodbye),
 }
@@ -56,7 +56,7 @@ pub struct Hello {
     pub epoch: u64,
     /// The netmap it runs on. Absent: none yet.
     #[prost(message, optional, tag = "3")]
-    pub held: Option<Held>,
+    pub held: Option<HeldNetmap>,
     /// Name and version of the program, for people.
     #[prost(string, tag = "4")]
     pub software: String,
@@ -89,7 +89,7 @@ impl Hello {
 
 /// A netmap by its generation and digest.
 #[derive(Clone, PartialEq, Eq, Message)]
-pub struct Held {
+pub struct HeldNetmap {
     #[prost(uint64, tag = "1")]
     pub epoch: u64,
     #[prost(uint64, tag = "2")]
@@ -108,7 +108,7 @@ pub struct Ping {
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct NetmapAck {
     #[prost(message, optional, tag = "1")]
-    pub held: Option<Held>,
+    pub held: Option<HeldNetmap>,
     /// Why it is not on the edge's disk. Empty: it is there. Said again, empty, when it is. An older edge refuses a netmap that it
     /// cannot write, so what it acknowledges is on disk; an older cloud ignores this field and takes the netmap for what it is: in force.
     #[prost(string, tag = "2")]
@@ -120,7 +120,7 @@ pub struct NetmapAck {
 pub struct NetmapRefused {
     /// What was refused.
     #[prost(message, optional, tag = "1")]
-    pub target: Option<Held>,
+    pub target: Option<HeldNetmap>,
     #[prost(string, tag = "2")]
     pub reason: String,
     /// A delta did not fit: send everything.
@@ -128,12 +128,12 @@ pub struct NetmapRefused {
     pub want_whole: bool,
     /// What it runs on instead.
     #[prost(message, optional, tag = "4")]
-    pub held: Option<Held>,
+    pub held: Option<HeldNetmap>,
 }
 
 /// Records from the edge's durable queue, in order.
 #[derive(Clone, PartialEq, Message)]
-pub struct Upstream {
+pub struct SpoolBatch {
     /// Names the queue; a queue that was lost begins again under another name.
     #[prost(bytes = "bytes", tag = "1")]
     pub queue_id: Bytes,
@@ -156,28 +156,28 @@ pub struct Goodbye {
 /// What the cloud says.
 #[derive(Clone, PartialEq, Message)]
 pub struct CloudMessage {
-    #[prost(oneof = "CloudSays", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
-    pub says: Option<CloudSays>,
+    #[prost(oneof = "CloudMessageBody", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
+    pub says: Option<CloudMessageBody>,
 }
 
 #[derive(Clone, PartialEq, prost::Oneof)]
-pub enum CloudSays {
+pub enum CloudMessageBody {
     #[prost(message, tag = "1")]
     Welcome(Welcome),
     #[prost(message, tag = "2")]
-    Refused(Refused),
+    Refused(SessionRefused),
     #[prost(message, tag = "3")]
     Pong(Pong),
     #[prost(message, tag = "4")]
     Netmap(NetmapUpdate),
     #[prost(message, tag = "5")]
-    UpstreamAck(UpstreamAck),
+    UpstreamAck(SpoolAck),
     #[prost(message, tag = "6")]
-    Drain(Drain),
+    Drain(DrainNotice),
     #[prost(message, tag = "7")]
-    News(News),
+    News(EndpointUpdate),
     #[prost(message, tag = "8")]
-    Hint(Hint),
+    Hint(ReconnectHint),
 }
 
 /// The session is taken.
@@ -209,8 +209,8 @@ pub struct Welcome {
 
 /// Why there is no session, for the program (`code`) and for people (`message`, `hint`).
 #[derive(Clone, PartialEq, Eq, Message)]
-pub struct Refused {
-    #[prost(enumeration = "RefusedCode", tag = "1")]
+pub struct SessionRefused {
+    #[prost(enumeration = "SessionRefusedCode", tag = "1")]
     pub code: i32,
     #[prost(string, tag = "2")]
     pub message: String,
@@ -227,7 +227,7 @@ pub struct Refused {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
 #[repr(i32)]
-pub enum RefusedCode {
+pub enum SessionRefusedCode {
     Other = 0,
     Malformed = 1,
     Version = 2,
@@ -248,37 +248,46 @@ pub enum RefusedCode {
     WrongSite = 11,
 }
 
-impl RefusedCode {
+impl SessionRefusedCode {
     /// The word used in logs, metrics and audit lines.
     pub fn word(self) -> &'static str {
         match self {
-            RefusedCode::Other => "other",
-            RefusedCode::Malformed => "malformed",
-            RefusedCode::Version => "version",
-            RefusedCode::OlderEpoch => "older-epoch",
-            RefusedCode::Revoked => "revoked",
-            RefusedCode::CertificateExpired => "certificate-expired",
-            RefusedCode::NotCurrent => "not-current",
-            RefusedCode::UnknownGateway => "unknown-gateway",
-            RefusedCode::Full => "full",
-            RefusedCode::Draining => "draining",
-            RefusedCode::Unavailable => "unavailable",
-            RefusedCode::WrongSite => "wrong-site",
+            SessionRefusedCode::Other => "other",
+            SessionRefusedCode::Malformed => "malformed",
+            SessionRefusedCode::Version => "version",
+            SessionRefusedCode::OlderEpoch => "older-epoch",
+            SessionRefusedCode::Revoked => "revoked",
+            SessionRefusedCode::CertificateExpired => "certificate-expired",
+            SessionRefusedCode::NotCurrent => "not-current",
+            SessionRefusedCode::UnknownGateway => "unknown-gateway",
+            SessionRefusedCode::Full => "full",
+            SessionRefusedCode::Draining => "draining",
+            SessionRefusedCode::Unavailable => "unavailable",
+            SessionRefusedCode::WrongSite => "wrong-site",
         }
     }
 }
 
-impl Refused {
-    pub fn new(code: RefusedCode, message: impl Into<String>, hint: impl Into<String>) -> Refused {
-        Refused { code: code.into(), message: message.into(), hint: hint.into(), ..Refused::default() }
+impl SessionRefused {
+    pub fn new(
+        code: SessionRefusedCode,
+        message: impl Into<String>,
+        hint: impl Into<String>,
+    ) -> SessionRefused {
+        SessionRefused {
+            code: code.into(),
+            message: message.into(),
+            hint: hint.into(),
+            ..SessionRefused::default()
+        }
     }
 
-    pub fn reason(&self) -> RefusedCode {
-        RefusedCode::try_from(self.code).unwrap_or(RefusedCode::Other)
+    pub fn reason(&self) -> SessionRefusedCode {
+        SessionRefusedCode::try_from(self.code).unwrap_or(SessionRefusedCode::Other)
     }
 }
 
-impl std::fmt::Display for Refused {
+impl std::fmt::Display for SessionRefused {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let clean = |text: &str| text.chars().filter(|char| !char.is_control()).take(400).collect::<String>();
         write!(formatter, "{}", clean(&self.message))?;
@@ -289,7 +298,7 @@ impl std::fmt::Display for Refused {
     }
 }
 
-impl std::error::Error for Refused {}
+impl std::error::Error for SessionRefused {}
 
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct Pong {
@@ -297,7 +306,7 @@ pub struct Pong {
     pub nonce: u64,
 }
 
-/// An encoded `causeway_netmap::Update`. This room does not look into it.
+/// An encoded `causeway_netmap::NetmapUpdateData`. This room does not look into it.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct NetmapUpdate {
     #[prost(bytes = "bytes", tag = "1")]
@@ -306,7 +315,7 @@ pub struct NetmapUpdate {
 
 /// Everything up to and including `seq` is kept by the cloud.
 #[derive(Clone, PartialEq, Eq, Message)]
-pub struct UpstreamAck {
+pub struct SpoolAck {
     #[prost(bytes = "bytes", tag = "1")]
     pub queue_id: Bytes,
     #[prost(uint64, tag = "2")]
@@ -315,7 +324,7 @@ pub struct UpstreamAck {
 
 /// This replica goes away: attach elsewhere.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
-pub struct Drain {
+pub struct DrainNotice {
     /// Streams that are open may go on for this long.
     #[prost(uint32, tag = "1")]
     pub deadline_ms: u32,
@@ -326,14 +335,14 @@ pub struct Drain {
 
 /// The fleet has grown since the welcome. An edge that does not know this message keeps what the welcome said.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
-pub struct Hint {
+pub struct ReconnectHint {
     /// As in `Welcome`.
     #[prost(uint32, tag = "1")]
     pub retry_hint_ms: u32,
 }
 
 #[derive(Clone, PartialEq, Eq, Message)]
-pub struct News {
+pub struct EndpointUpdate {
     /// Renew the certificate now, whatever its age.
     #[prost(bool, tag = "1")]
     pub renew: bool,
@@ -358,10 +367,10 @@ macro_rules! wrapped {
     };
 }
 
-wrapped!(EdgeMessage, EdgeSays, Hello => Hello, Ping => Ping, NetmapAck => NetmapAck,
-    NetmapRefused => NetmapRefused, Upstream => Upstream, Goodbye => Goodbye);
-wrapped!(CloudMessage, CloudSays, Welcome => Welcome, Refused => Refused, Pong => Pong, Netmap => NetmapUpdate,
-    UpstreamAck => UpstreamAck, Drain => Drain, News => News, Hint => Hint);
+wrapped!(EdgeMessage, EdgeMessageBody, Hello => Hello, Ping => Ping, NetmapAck => NetmapAck,
+    NetmapRefused => NetmapRefused, Upstream => SpoolBatch, Goodbye => Goodbye);
+wrapped!(CloudMessage, CloudMessageBody, Welcome => Welcome, Refused => SessionRefused, Pong => Pong, Netmap => NetmapUpdate,
+    UpstreamAck => SpoolAck, Drain => DrainNotice, News => EndpointUpdate, Hint => ReconnectHint);
 
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
@@ -377,28 +386,28 @@ pub enum ControlError {
 
 /// Reads messages. `next` may be dropped at any moment and called again: nothing is lost.
 #[derive(Debug)]
-pub struct Reader<R, M> {
+pub struct ControlReader<R, M> {
     stream: R,
     buffer: BytesMut,
     max: usize,
     kind: PhantomData<fn() -> M>,
 }
 
-impl<R> Reader<R, EdgeMessage> {
+impl<R> ControlReader<R, EdgeMessage> {
     /// The cloud's ear.
-    pub fn of_edge(stream: R) -> Reader<R, EdgeMessage> {
-        Reader { stream, buffer: BytesMut::new(), max: EDGE_MESSAGE_BYTES_MAX, kind: PhantomData }
+    pub fn of_edge(stream: R) -> ControlReader<R, EdgeMessage> {
+        ControlReader { stream, buffer: BytesMut::new(), max: EDGE_MESSAGE_BYTES_MAX, kind: PhantomData }
     }
 }
 
-impl<R> Reader<R, CloudMessage> {
+impl<R> ControlReader<R, CloudMessage> {
     /// The edge's ear.
-    pub fn of_cloud(stream: R) -> Reader<R, CloudMessage> {
-        Reader { stream, buffer: BytesMut::new(), max: CLOUD_MESSAGE_BYTES_MAX, kind: PhantomData }
+    pub fn of_cloud(stream: R) -> ControlReader<R, CloudMessage> {
+        ControlReader { stream, buffer: BytesMut::new(), max: CLOUD_MESSAGE_BYTES_MAX, kind: PhantomData }
     }
 }
 
-impl<R: AsyncRead + Unpin, M: Message + Default> Reader<R, M> {
+impl<R: AsyncRead + Unpin, M: Message + Default> ControlReader<R, M> {
     /// The next message; `None` when the peer has ended the stream.
     pub async fn next(&mut self) -> Result<Option<M>, ControlError> {
         loop {
@@ -463,15 +472,15 @@ fn encode(message: &impl Message, max: usize) -> Result<Bytes, ControlError> {
 
 /// Writes messages in order. `drain` may be dropped at any moment and called again: nothing is lost or repeated.
 #[derive(Debug)]
-pub struct Writer<W> {
+pub struct ControlWriter<W> {
     stream: W,
     queue: VecDeque<Bytes>,
     flushed: bool,
 }
 
-impl<W: AsyncWrite + Unpin> Writer<W> {
-    pub fn new(stream: W) -> Writer<W> {
-        Writer { stream, queue: VecDeque::new(), flushed: true }
+impl<W: AsyncWrite + Unpin> ControlWriter<W> {
+    pub fn new(stream: W) -> ControlWriter<W> {
+        ControlWriter { stream, queue: VecDeque::new(), flushed: true }
     }
 
     /// Puts a message in line. Whoever pushes on behalf of the peer looks at `len` first.
@@ -527,7 +536,7 @@ mod tests {
 
     fn heard(bytes: &[u8]) -> Result<Vec<EdgeMessage>, ControlError> {
         block_on(async {
-            let mut reader = Reader::of_edge(bytes);
+            let mut reader = ControlReader::of_edge(bytes);
             let mut all = Vec::new();
             while let Some(message) = reader.next().await? {
                 all.push(message);
@@ -541,7 +550,7 @@ mod tests {
         let said: Vec<EdgeMessage> = vec![
             Hello { version: 1, epoch: 7, software: "causeway".into(), ..Hello::default() }.into(),
             Ping { nonce: 1 }.into(),
-            Upstream { records: vec![Bytes::from(vec![9; 5000])], ..Upstream::default() }.into(),
+            SpoolBatch { records: vec![Bytes::from(vec![9; 5000])], ..SpoolBatch::default() }.into(),
         ];
         let frames: Vec<u8> = said.iter().flat_map(|message| encode_edge(message.clone()).unwrap()).collect();
         assert_eq!(heard(&frames).unwrap(), said);
@@ -552,7 +561,7 @@ mod tests {
         block_on(async {
             let frame = encode_edge(Ping { nonce: 5 }).unwrap();
             let (mut near, far) = tokio::io::duplex(64);
-            let mut reader = Reader::of_edge(far);
+            let mut reader = ControlReader::of_edge(far);
             let (first, rest) = frame.split_at(5);
             near.write_all(first).await.unwrap();
             // The read takes what is there, waits for more, and is dropped.
@@ -570,7 +579,7 @@ mod tests {
     fn a_writer_that_is_interrupted_repeats_nothing() {
         block_on(async {
             let (near, far) = tokio::io::duplex(5);
-            let (mut writer, mut reader) = (Writer::new(near), Reader::of_edge(far));
+            let (mut writer, mut reader) = (ControlWriter::new(near), ControlReader::of_edge(far));
             for nonce in 0..20 {
                 writer.push(encode_edge(Ping { nonce: nonce * 1000 }).unwrap());
             }
@@ -599,7 +608,8 @@ mod tests {
         check(&[0, 0, 0, 9, 1], "Cut");
         check(&[0, 0, 0], "Cut");
         check(&[0, 0, 0, 2, 0xff, 0xff], "Malformed");
-        let long = Upstream { records: vec![vec![0; EDGE_MESSAGE_BYTES_MAX].into()], ..Upstream::default() };
+        let long =
+            SpoolBatch { records: vec![vec![0; EDGE_MESSAGE_BYTES_MAX].into()], ..SpoolBatch::default() };
         assert!(matches!(encode_edge(long), Err(ControlError::TooLong { .. })));
     }
 
@@ -607,8 +617,11 @@ mod tests {
     fn what_a_newer_peer_says_is_no_error() {
         // Field 100 with an empty message: a kind that this program does not know.
         assert_eq!(heard(&[0, 0, 0, 3, 0xa2, 0x06, 0]).unwrap(), [EdgeMessage { says: None }]);
-        assert_eq!(Refused { code: 99, ..Refused::default() }.reason(), RefusedCode::Other);
-        let shown = Refused::new(RefusedCode::Full, "no", "\u{1b}[2Jwait").to_string();
+        assert_eq!(
+            SessionRefused { code: 99, ..SessionRefused::default() }.reason(),
+            SessionRefusedCode::Other
+        );
+        let shown = SessionRefused::new(SessionRefusedCode::Full, "no", "\u{1b}[2Jwait").to_string();
         assert_eq!(shown, "no ([2Jwait)");
     }
 

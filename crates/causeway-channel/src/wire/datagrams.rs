@@ -21,26 +21,26 @@ pub const NUMBER_BYTES_MAX: usize = 8;
 
 /// One datagram, with its length in front when it came from a stream or will most likely go onto one.
 #[derive(Clone, Debug)]
-pub struct Datagram {
+pub struct FramedDatagram {
     bytes: Bytes,
     /// Where the payload begins: behind the length, or at once.
     start: usize,
 }
 
-impl Datagram {
+impl FramedDatagram {
     /// None: longer than UDP can carry.
-    pub fn new(payload: &[u8]) -> Option<Datagram> {
+    pub fn new(payload: &[u8]) -> Option<FramedDatagram> {
         let length = length(payload.len())?;
         let mut bytes = BytesMut::with_capacity(PREFIX_BYTES + payload.len());
         bytes.put_u16(length);
         bytes.put_slice(payload);
-        Some(Datagram { bytes: bytes.freeze(), start: PREFIX_BYTES })
+        Some(FramedDatagram { bytes: bytes.freeze(), start: PREFIX_BYTES })
     }
 
     /// As it came beside the stream. None: longer than UDP can carry.
-    pub fn bare(payload: Bytes) -> Option<Datagram> {
+    pub fn bare(payload: Bytes) -> Option<FramedDatagram> {
         length(payload.len())?;
-        Some(Datagram { bytes: payload, start: 0 })
+        Some(FramedDatagram { bytes: payload, start: 0 })
     }
 
     pub fn payload(&self) -> &[u8] {
@@ -51,18 +51,18 @@ impl Datagram {
     pub fn into_frame(self) -> Bytes {
         match self.start {
             PREFIX_BYTES => self.bytes,
-            _ => Datagram::new(&self.bytes).map_or_else(Bytes::new, |framed| framed.bytes),
+            _ => FramedDatagram::new(&self.bytes).map_or_else(Bytes::new, |framed| framed.bytes),
         }
     }
 }
 
-impl PartialEq for Datagram {
-    fn eq(&self, other: &Datagram) -> bool {
+impl PartialEq for FramedDatagram {
+    fn eq(&self, other: &FramedDatagram) -> bool {
         self.payload() == other.payload()
     }
 }
 
-impl Eq for Datagram {}
+impl Eq for FramedDatagram {}
 
 fn length(bytes: usize) -> Option<u16> {
     u16::try_from(bytes).ok().filter(|_| bytes <= PAYLOAD_BYTES_MAX)
@@ -70,38 +70,38 @@ fn length(bytes: usize) -> Option<u16> {
 
 /// What stands on a stream.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Framed {
-    Datagram(Datagram),
+pub enum DatagramFrame {
+    Datagram(FramedDatagram),
     Word(u16),
 }
 
-impl Framed {
+impl DatagramFrame {
     pub fn into_bytes(self) -> Bytes {
         match self {
-            Framed::Datagram(datagram) => datagram.into_frame(),
-            Framed::Word(word) => Bytes::copy_from_slice(&word.to_be_bytes()),
+            DatagramFrame::Datagram(datagram) => datagram.into_frame(),
+            DatagramFrame::Word(word) => Bytes::copy_from_slice(&word.to_be_bytes()),
         }
     }
 
     /// One whole frame.
-    fn of(bytes: Bytes) -> Framed {
+    fn of(bytes: Bytes) -> DatagramFrame {
         match bytes.first_chunk::<PREFIX_BYTES>().map(|prefix| u16::from_be_bytes(*prefix)) {
-            Some(word) if usize::from(word) > PAYLOAD_BYTES_MAX => Framed::Word(word),
-            _ => Framed::Datagram(Datagram { bytes, start: PREFIX_BYTES }),
+            Some(word) if usize::from(word) > PAYLOAD_BYTES_MAX => DatagramFrame::Word(word),
+            _ => DatagramFrame::Datagram(FramedDatagram { bytes, start: PREFIX_BYTES }),
         }
     }
 }
 
 /// Cuts what comes from a stream into datagrams and words. Holds one unfinished datagram at most.
 #[derive(Default, Debug)]
-pub struct Frames {
+pub struct DatagramDecoder {
     /// What came last and was not looked at.
     chunk: Bytes,
     /// The beginning of a datagram whose rest has not come.
     begun: BytesMut,
 }
 
-impl Frames {
+impl DatagramDecoder {
     /// The chunk before must have been used up: `take` gave none.
     pub fn push(&mut self, chunk: Bytes) {
         debug_assert!(self.chunk.is_empty());
@@ -109,12 +109,12 @@ impl Frames {
     }
 
     /// The next datagram or word. None: more must come.
-    pub fn take(&mut self) -> Option<Framed> {
+    pub fn take(&mut self) -> Option<DatagramFrame> {
         if self.begun.is_empty() {
             // The usual case: it lies in one piece, and is not copied.
             match frame_bytes(&self.chunk) {
                 Some(bytes) if self.chunk.len() >= bytes => {
-                    return Some(Framed::of(self.chunk.split_to(bytes)));
+                    return Some(DatagramFrame::of(self.chunk.split_to(bytes)));
                 }
                 _ => {}
             }
@@ -125,7 +125,7 @@ impl Frames {
             self.begun.extend_from_slice(&self.chunk[..taken]);
             self.chunk.advance(taken);
             if frame_bytes(&self.begun) == Some(self.begun.len()) {
-                return Some(Framed::of(self.begun.split().freeze()));
+                return Some(DatagramFrame::of(self.begun.split().freeze()));
             }
         }
         None
@@ -182,32 +182,32 @@ mod tests {
         let payloads: Vec<Vec<u8>> = sizes.iter().map(|size| vec![*size as u8; *size]).collect();
         let mut whole = BytesMut::new();
         for payload in &payloads {
-            whole.extend_from_slice(&Datagram::new(payload).unwrap().into_frame());
+            whole.extend_from_slice(&FramedDatagram::new(payload).unwrap().into_frame());
             whole.put_u16(WELCOME);
         }
         let whole = whole.freeze();
         for piece in [1, 2, 3, 5, 299, 302, 1200, 65_536, whole.len()] {
-            let (mut frames, mut found, mut words) = (Frames::default(), Vec::new(), 0);
+            let (mut frames, mut found, mut words) = (DatagramDecoder::default(), Vec::new(), 0);
             for start in (0..whole.len()).step_by(piece) {
                 frames.push(whole.slice(start..whole.len().min(start + piece)));
                 while let Some(framed) = frames.take() {
                     match framed {
-                        Framed::Datagram(datagram) => found.push(datagram.payload().to_vec()),
-                        Framed::Word(word) => words += u32::from(word == WELCOME),
+                        DatagramFrame::Datagram(datagram) => found.push(datagram.payload().to_vec()),
+                        DatagramFrame::Word(word) => words += u32::from(word == WELCOME),
                     }
                 }
             }
             assert!(frames.is_whole() && found == payloads, "in pieces of {piece}");
             assert_eq!(words as usize, payloads.len());
         }
-        assert_eq!(Datagram::new(&[0; PAYLOAD_BYTES_MAX + 1]), None);
-        assert_eq!(Datagram::bare(vec![0; PAYLOAD_BYTES_MAX + 1].into()), None);
+        assert_eq!(FramedDatagram::new(&[0; PAYLOAD_BYTES_MAX + 1]), None);
+        assert_eq!(FramedDatagram::bare(vec![0; PAYLOAD_BYTES_MAX + 1].into()), None);
     }
 
     #[test]
     fn an_end_in_the_middle_is_seen() {
         for part in [&b"\x00"[..], b"\x00\x02", b"\x00\x02a", b"\xff"] {
-            let mut frames = Frames::default();
+            let mut frames = DatagramDecoder::default();
             frames.push(Bytes::from_static(part));
             assert!(frames.take().is_none() && !frames.is_whole());
         }
@@ -225,8 +225,8 @@ mod tests {
                 assert_eq!(read_beside(beside(number, b"").slice(..cut)), None, "{number} cut at {cut}");
             }
         }
-        let bare = Datagram::bare(Bytes::from_static(b"hello")).unwrap();
-        assert_eq!(bare, Datagram::new(b"hello").unwrap());
-        assert_eq!(bare.into_frame(), Datagram::new(b"hello").unwrap().into_frame());
+        let bare = FramedDatagram::bare(Bytes::from_static(b"hello")).unwrap();
+        assert_eq!(bare, FramedDatagram::new(b"hello").unwrap());
+        assert_eq!(bare.into_frame(), FramedDatagram::new(b"hello").unwrap().into_frame());
     }
 }

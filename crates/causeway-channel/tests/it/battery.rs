@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use causeway_channel::link::{
-    CloseCode, CloseReason, ClosedBy, DatagramError, Link, LinkLimits, Purpose, ResetCode, Stream,
-    StreamHeader, Transport,
+    CloseCode, CloseReason, ClosedBy, DatagramError, Link, LinkLimits, ResetCode, Stream, StreamHeader,
+    StreamPurpose, Transport,
 };
 use causeway_channel::port::PortLimits;
 use causeway_channel::quic::QuicOptions;
@@ -61,14 +61,15 @@ async fn pair(transport: Transport) -> (Stage, Pair) {
 
 /// A stream of the edge, and the cloud's end of it.
 async fn stream(pair: &Pair) -> (Stream, Stream) {
-    let opened = within(pair.edge.open_stream(StreamHeader::new(Purpose::Probe))).await.unwrap();
+    let opened = within(pair.edge.open_stream(StreamHeader::new(StreamPurpose::Probe))).await.unwrap();
     let (_, accepted) = within(pair.cloud.accept_stream()).await.unwrap();
     (opened, accepted)
 }
 
 async fn a_header_arrives(transport: Transport) {
     let (_stage, pair) = pair(transport).await;
-    let header = StreamHeader::new(Purpose::Service).to("oslo", "g7").target("camera").details(vec![7; 3000]);
+    let header =
+        StreamHeader::new(StreamPurpose::Service).to("oslo", "g7").target("camera").details(vec![7; 3000]);
     let mut opened = within(pair.edge.open_stream(header.clone())).await.unwrap();
     let (arrived, mut accepted) = within(pair.cloud.accept_stream()).await.unwrap();
     assert_eq!(arrived, header);
@@ -272,7 +273,7 @@ async fn the_reason_of_a_close_arrives(transport: Transport) {
     assert_eq!((closed.by, &closed.reason), (ClosedBy::Us, &reason));
     assert_eq!(within(pair.edge.accept_stream()).await.unwrap_err().reason, reason);
     assert_eq!(within(pair.edge.read_datagram()).await.unwrap_err().reason, reason);
-    assert!(within(pair.edge.open_stream(StreamHeader::new(Purpose::Probe))).await.is_err());
+    assert!(within(pair.edge.open_stream(StreamHeader::new(StreamPurpose::Probe))).await.is_err());
     assert!(within(opened.read_u8()).await.is_err());
     assert_eq!(within(opened.send.stopped()).await, ResetCode::Abandoned);
 }
@@ -282,7 +283,7 @@ async fn a_link_ends_with_its_last_handle(transport: Transport) {
     let Pair { edge, cloud } = pair;
     let other = edge.clone();
     drop(edge);
-    let opened = within(other.open_stream(StreamHeader::new(Purpose::Probe))).await.unwrap();
+    let opened = within(other.open_stream(StreamHeader::new(StreamPurpose::Probe))).await.unwrap();
     drop(other);
     let closed = within(cloud.closed()).await;
     assert_eq!((closed.by, closed.reason.code), (ClosedBy::Peer, CloseCode::Done));
@@ -293,7 +294,7 @@ async fn streams_can_be_opened_from_both_ends(transport: Transport) {
     let (_stage, pair) = pair(transport).await;
     async fn check(from: &Link, to: &Link) {
         for number in 0..200 {
-            let header = StreamHeader::new(Purpose::Node).target(number.to_string());
+            let header = StreamHeader::new(StreamPurpose::Node).target(number.to_string());
             let mut opened = from.open_stream(header.clone()).await.unwrap();
             opened.shutdown().await.unwrap();
             let (arrived, mut accepted) = to.accept_stream().await.unwrap();

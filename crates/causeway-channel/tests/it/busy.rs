@@ -4,11 +4,11 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use causeway_channel::Link;
-use causeway_channel::dial::{AttemptError, DialConfig, Dialer, Transports};
-use causeway_channel::port::{ChannelPort, Incoming, PACE_WAIT_MAX, Pace};
-use causeway_channel::quic::{ConnectError, PortKeys};
-use causeway_channel::session::Failure;
-use causeway_channel::tls::Trust;
+use causeway_channel::dial::{AttemptError, DialConfig, DialTransports, Dialer};
+use causeway_channel::port::{ChannelPort, HandshakeConcurrency, IncomingLink, PACE_WAIT_MAX};
+use causeway_channel::quic::{ConnectError, EndpointKeys};
+use causeway_channel::session::AttemptFailure;
+use causeway_channel::tls::TrustAnchors;
 use tokio::net::UdpSocket;
 use tokio::sync::mpsc;
 use tokio_util::task::AbortOnDropHandle;
@@ -20,7 +20,7 @@ struct FullPort {
     authority: Authority,
     address: SocketAddr,
     /// Their turns are not given back: as long as that lasts, nobody else gets one.
-    taken: Vec<(Link, Incoming)>,
+    taken: Vec<(Link, IncomingLink)>,
     _serving: AbortOnDropHandle<()>,
 }
 
@@ -28,27 +28,27 @@ impl FullPort {
     async fn start() -> FullPort {
         let authority = Authority::new();
         let address = "127.0.0.1:0".parse().unwrap();
-        let keys = PortKeys::generate();
+        let keys = EndpointKeys::generate();
         let mut port = ChannelPort::bind(address, authority.server(), keys, generous()).await.unwrap();
         let address = port.local_addr();
         let (sender, mut accepted) = mpsc::channel(256);
         let serving = tokio::spawn(async move { while sender.send(port.accept().await).await.is_ok() {} });
         let mut full =
             FullPort { authority, address, taken: Vec::new(), _serving: AbortOnDropHandle::new(serving) };
-        let first = Dialer::new(full.config(address, Transports::QuicOnly));
-        for _ in 0..Pace::new(usize::MAX).places() {
+        let first = Dialer::new(full.config(address, DialTransports::QuicOnly));
+        for _ in 0..HandshakeConcurrency::new(usize::MAX).places() {
             let link = within(first.dial()).await.unwrap();
             full.taken.push((link, within(accepted.recv()).await.unwrap()));
         }
         full
     }
 
-    fn config(&self, address: SocketAddr, transports: Transports) -> DialConfig {
+    fn config(&self, address: SocketAddr, transports: DialTransports) -> DialConfig {
         DialConfig {
             transports,
             ..DialConfig::new(
                 vec![address.to_string().parse().unwrap()],
-                Trust::Bundle(self.authority.bundle()),
+                TrustAnchors::Bundle(self.authority.bundle()),
                 self.authority.gateway("g1"),
             )
         }
@@ -84,7 +84,7 @@ async fn lossy(port: SocketAddr) -> (SocketAddr, AbortOnDropHandle<()>) {
 async fn a_word_that_is_lost_is_said_again() {
     let full = FullPort::start().await;
     let (address, _way) = lossy(full.address).await;
-    let dialer = Dialer::new(full.config(address, Transports::QuicOnly));
+    let dialer = Dialer::new(full.config(address, DialTransports::QuicOnly));
     let error = within(dialer.dial_patiently(None, Duration::from_secs(10))).await.unwrap_err();
     assert!(error.busy().is_some(), "{error}");
 }
@@ -95,7 +95,7 @@ async fn who_is_sent_away_is_told_when_to_come_and_served_then() {
     let config = |transports| full.config(full.address, transports);
 
     // Told when to come, and nothing else is tried at the same door.
-    let dialer = Dialer::new(config(Transports::Both));
+    let dialer = Dialer::new(config(DialTransports::Both));
     let patience = Duration::from_secs(10);
     let error = within(dialer.dial_patiently(None, patience)).await.unwrap_err();
     let told: Vec<_> = error
@@ -106,20 +106,21 @@ async fn who_is_sent_away_is_told_when_to_come_and_served_then() {
     assert_eq!(told.len(), 1, "{error}");
     let wait = error.busy().unwrap();
     assert!(wait < patience, "{wait:?}");
-    assert_eq!(Failure::of_dial(&error), Failure::Busy { retry_after: wait });
+    assert_eq!(AttemptFailure::of_dial(&error), AttemptFailure::Busy { retry_after: wait });
 
     // With its number it waits; somebody without one, who came after it, is sent away before.
     tokio::time::sleep(wait).await;
-    let quic = dialer.with_config(config(Transports::QuicOnly));
+    let quic = dialer.with_config(config(DialTransports::QuicOnly));
     let called = tokio::spawn({
         let dialer = dialer.clone();
         async move { dialer.dial_patiently(Some(causeway_channel::Transport::Quic), patience).await }
     });
     let newcomer = within(quic.dial_patiently(None, patience)).await;
     assert!(newcomer.unwrap_err().busy().is_some());
-    let again = within(quic.with_config(config(Transports::QuicOnly)).dial_patiently(None, patience)).await;
+    let again =
+        within(quic.with_config(config(DialTransports::QuicOnly)).dial_patiently(None, patience)).await;
     assert!(again.unwrap_err().busy().is_some(), "another {PACE_WAIT_MAX:?} have passed");
     assert!(!called.is_finished(), "whoever was called waits");
-    full.taken.retain(|(_, incoming)| !matches!(incoming, Incoming::Channel(..)));
+    full.taken.retain(|(_, incoming)| !matches!(incoming, IncomingLink::Channel(..)));
     within(called).await.unwrap().unwrap();
 }

@@ -4,10 +4,12 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use causeway_channel::Transport;
-use causeway_channel::dial::{AttemptError, DialConfig, DialError, Dialer, Proxy, Route, Transports, doubt};
-use causeway_channel::link::{Link, LinkLimits, Side};
+use causeway_channel::dial::{
+    AttemptError, ConnectProxy, DialConfig, DialError, DialRoute, DialTransports, Dialer, doubt,
+};
+use causeway_channel::link::{Link, LinkLimits, LinkSide};
 use causeway_channel::tcp;
-use causeway_channel::tls::Trust;
+use causeway_channel::tls::TrustAnchors;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
@@ -17,7 +19,7 @@ use crate::stage::{Authority, Stage, within};
 
 fn config(authority: &Authority, endpoints: &[&str]) -> DialConfig {
     let endpoints = endpoints.iter().map(|text| text.parse().unwrap()).collect();
-    DialConfig::new(endpoints, Trust::Bundle(authority.bundle()), authority.gateway("g1"))
+    DialConfig::new(endpoints, TrustAnchors::Bundle(authority.bundle()), authority.gateway("g1"))
 }
 
 fn dialer(stage: &Stage) -> Dialer {
@@ -88,8 +90,8 @@ async fn an_edge_with_several_addresses_dials_from_the_one_it_is_told() {
 
 async fn accept(listener: TcpListener, acceptor: TlsAcceptor) -> Link {
     let (socket, _) = listener.accept().await.unwrap();
-    let connection = acceptor.accept(tcp::prepare(socket, Side::Accepted).unwrap()).await.unwrap();
-    tcp::over_tls(connection.into(), Side::Accepted, &LinkLimits::default()).unwrap().into()
+    let connection = acceptor.accept(tcp::prepare(socket, LinkSide::Accepted).unwrap()).await.unwrap();
+    tcp::over_tls(connection.into(), LinkSide::Accepted, &LinkLimits::default()).unwrap().into()
 }
 
 #[tokio::test]
@@ -118,7 +120,7 @@ async fn another_fleets_cloud_is_recognised() {
     let dialer = Dialer::new(config(&Authority::new(), &[&stage.address.to_string()]));
     let error = within(dialer.dial()).await.err().unwrap();
     assert!(matches!(error.failed()[0].error, AttemptError::WrongAuthority), "{error}");
-    assert!(error.failed().iter().any(|failed| matches!(failed.route, Some(Route::Quic(_)))), "{error}");
+    assert!(error.failed().iter().any(|failed| matches!(failed.route, Some(DialRoute::Quic(_)))), "{error}");
 }
 
 /// A proxy that speaks CONNECT, leads to `cloud` whatever is asked for, and wants to hear `authorization`.
@@ -164,16 +166,18 @@ async fn a_proxy_leads_to_a_cloud_whose_name_only_the_proxy_knows() {
     let (address, task) = proxy(stage.address, Some("Basic bWU6cGFzc0B3b3Jk")).await;
     let config = config(&stage.authority, &[&name]);
     let with = |url: String, transports| {
-        let proxy = Some(Proxy::parse(&url).unwrap());
+        let proxy = Some(ConnectProxy::parse(&url).unwrap());
         Dialer::new(DialConfig { proxy, transports, ..config.clone() })
     };
-    for transports in [Transports::TcpOnly, Transports::Both] {
+    for transports in [DialTransports::TcpOnly, DialTransports::Both] {
         let link = within(with(format!("http://me:pass%40word@{address}"), transports).dial()).await.unwrap();
         assert_eq!(link.transport(), Transport::Tcp);
         within(stage.links.recv()).await.unwrap();
     }
-    let error =
-        within(with(format!("http://me:wrong@{address}"), Transports::TcpOnly).dial()).await.err().unwrap();
+    let error = within(with(format!("http://me:wrong@{address}"), DialTransports::TcpOnly).dial())
+        .await
+        .err()
+        .unwrap();
     let text = error.to_string();
     assert!(text.contains("wants a user and a password") && !text.contains("wrong@"), "{text}");
     task.abort();

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use causeway_channel::link::{
-    Flow, Link, LinkLimits, Purpose, ResetCode, Stream, StreamHeader, Transport, Way,
+    DatagramFlow, DatagramPath, Link, LinkLimits, ResetCode, Stream, StreamHeader, StreamPurpose, Transport,
 };
 use causeway_channel::port::PortLimits;
 use causeway_channel::quic::{LARGE_PACKET_BYTES, ORDINARY_PACKET_BYTES, QuicOptions};
-use causeway_channel::wire::datagrams::Datagram;
+use causeway_channel::wire::datagrams::FramedDatagram;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UdpSocket;
 use tokio_util::task::AbortOnDropHandle;
@@ -21,15 +21,15 @@ use crate::stage::{DEADLINE, Pair, Stage, eventually, within};
 /// What fits every path.
 const SMALL: usize = 600;
 
-fn datagram(mark: u8, bytes: usize) -> Datagram {
-    Datagram::new(&vec![mark; bytes]).unwrap()
+fn datagram(mark: u8, bytes: usize) -> FramedDatagram {
+    FramedDatagram::new(&vec![mark; bytes]).unwrap()
 }
 
 /// Two ends of a link whose first stream, the control stream, is open.
 async fn pair(stage: &mut Stage, transport: Transport) -> (Pair, [Stream; 2]) {
     let pair = stage.pair(transport).await;
     // Also when it asks for datagrams: the first stream has none.
-    let header = StreamHeader { datagrams: true, ..StreamHeader::new(Purpose::Control) };
+    let header = StreamHeader { datagrams: true, ..StreamHeader::new(StreamPurpose::Control) };
     let opened = within(pair.edge.open_stream(header)).await.unwrap();
     let (_, accepted) = within(pair.cloud.accept_stream()).await.unwrap();
     assert!(!opened.has_datagrams() && !accepted.has_datagrams());
@@ -37,15 +37,15 @@ async fn pair(stage: &mut Stage, transport: Transport) -> (Pair, [Stream; 2]) {
 }
 
 /// A flow that the edge has opened, and the cloud's end of it. `is_known`: the edge knows of datagrams.
-async fn flow(pair: &Pair, is_known: bool) -> (Flow, Flow) {
-    let header = StreamHeader { datagrams: is_known, ..StreamHeader::new(Purpose::Service) };
+async fn flow(pair: &Pair, is_known: bool) -> (DatagramFlow, DatagramFlow) {
+    let header = StreamHeader { datagrams: is_known, ..StreamHeader::new(StreamPurpose::Service) };
     let opened = within(pair.edge.open_stream(header)).await.unwrap();
     let (_, accepted) = within(pair.cloud.accept_stream()).await.unwrap();
     (opened.into(), accepted.into())
 }
 
 /// Sends from one to the other, and says which way it went.
-async fn cross(from: &mut Flow, to: &mut Flow, mark: u8, bytes: usize) -> Way {
+async fn cross(from: &mut DatagramFlow, to: &mut DatagramFlow, mark: u8, bytes: usize) -> DatagramPath {
     let way = within(from.send.send(datagram(mark, bytes))).await.unwrap();
     let heard = within(to.recv.recv()).await.unwrap().unwrap();
     assert_eq!(heard, datagram(mark, bytes));
@@ -53,8 +53,8 @@ async fn cross(from: &mut Flow, to: &mut Flow, mark: u8, bytes: usize) -> Way {
 }
 
 /// Until the one that opened the flow has heard that the other hears datagrams: an answer beside the stream may be faster.
-async fn until_beside(edge: &mut Flow, cloud: &mut Flow) {
-    while cross(edge, cloud, 1, SMALL).await != Way::Beside {
+async fn until_beside(edge: &mut DatagramFlow, cloud: &mut DatagramFlow) {
+    while cross(edge, cloud, 1, SMALL).await != DatagramPath::Beside {
         cross(cloud, edge, 1, SMALL).await;
     }
 }
@@ -64,14 +64,14 @@ fn counted(link: &Link) -> (u64, u64) {
     (figures.datagrams_sent, figures.datagrams_received)
 }
 
-async fn check(transport: Transport, is_known: bool, small: Way) {
+async fn check(transport: Transport, is_known: bool, small: DatagramPath) {
     let mut stage = Stage::new().await;
     let (pair, _control) = pair(&mut stage, transport).await;
     let (mut edge, mut cloud) = flow(&pair, is_known).await;
     // Whoever accepted knows at once what the other understands; whoever opened hears it with the first answer.
-    assert_eq!(cross(&mut edge, &mut cloud, 1, SMALL).await, Way::OnStream);
+    assert_eq!(cross(&mut edge, &mut cloud, 1, SMALL).await, DatagramPath::OnStream);
     assert_eq!(cross(&mut cloud, &mut edge, 2, SMALL).await, small);
-    if small == Way::Beside {
+    if small == DatagramPath::Beside {
         until_beside(&mut edge, &mut cloud).await;
     }
     for mark in 10..110 {
@@ -79,12 +79,12 @@ async fn check(transport: Transport, is_known: bool, small: Way) {
         assert_eq!(cross(&mut cloud, &mut edge, mark, 0).await, small);
     }
     // Longer than any path carries.
-    assert_eq!(cross(&mut edge, &mut cloud, 5, 65_507).await, Way::OnStream);
-    assert_eq!(cross(&mut cloud, &mut edge, 6, 20_000).await, Way::OnStream);
+    assert_eq!(cross(&mut edge, &mut cloud, 5, 65_507).await, DatagramPath::OnStream);
+    assert_eq!(cross(&mut cloud, &mut edge, 6, 20_000).await, DatagramPath::OnStream);
     let ((sent, _), (_, received)) = (counted(&pair.edge), counted(&pair.cloud));
     match small {
-        Way::Beside => assert!(sent >= 101 && sent == received, "{sent} {received}"),
-        Way::OnStream => assert_eq!((sent, received), (0, 0)),
+        DatagramPath::Beside => assert!(sent >= 101 && sent == received, "{sent} {received}"),
+        DatagramPath::OnStream => assert_eq!((sent, received), (0, 0)),
     }
     // The stream is what ends it.
     cloud.send.reset(ResetCode::NotAllowed);
@@ -101,18 +101,18 @@ async fn check(transport: Transport, is_known: bool, small: Way) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn over_quic_what_fits_goes_beside_the_stream() {
-    check(Transport::Quic, true, Way::Beside).await;
+    check(Transport::Quic, true, DatagramPath::Beside).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn over_tcp_everything_goes_on_the_stream() {
-    check(Transport::Tcp, true, Way::OnStream).await;
+    check(Transport::Tcp, true, DatagramPath::OnStream).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_peer_that_does_not_know_of_it_gets_everything_on_the_stream() {
-    check(Transport::Quic, false, Way::OnStream).await;
-    check(Transport::Tcp, false, Way::OnStream).await;
+    check(Transport::Quic, false, DatagramPath::OnStream).await;
+    check(Transport::Tcp, false, DatagramPath::OnStream).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -129,10 +129,14 @@ async fn what_belongs_to_no_stream_is_dropped_and_counted() {
     let (mut other, mut here) = flow(&pair, true).await;
     until_beside(&mut other, &mut here).await;
     for _ in 0..10 {
-        assert_eq!(edge.send.send(datagram(4, SMALL)).await.unwrap(), Way::Beside);
+        assert_eq!(edge.send.send(datagram(4, SMALL)).await.unwrap(), DatagramPath::Beside);
     }
     eventually("they are counted", || pair.cloud.figures().datagrams_dropped == 11).await;
-    assert_eq!(cross(&mut other, &mut here, 5, SMALL).await, Way::Beside, "the neighbour does not notice");
+    assert_eq!(
+        cross(&mut other, &mut here, 5, SMALL).await,
+        DatagramPath::Beside,
+        "the neighbour does not notice"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -185,7 +189,7 @@ async fn inside_one_host_packets_become_large_and_not_for_a_peer_that_takes_none
         let are_found = || sizes().iter().zip(&expected).all(|(bytes, expected)| expected.contains(bytes));
         eventually("the largest is found", are_found).await;
         // A megabyte of them and of their batches passes.
-        let mut sending = pair.edge.open_stream(StreamHeader::new(Purpose::Probe)).await.unwrap();
+        let mut sending = pair.edge.open_stream(StreamHeader::new(StreamPurpose::Probe)).await.unwrap();
         let (_, mut receiving) = within(pair.cloud.accept_stream()).await.unwrap();
         let writing = tokio::spawn(async move {
             sending.write_all(&vec![7; 1 << 20]).await.unwrap();
@@ -258,16 +262,16 @@ async fn a_lost_datagram_holds_up_nobody_and_one_on_the_stream_everybody_behind_
     until_beside(&mut edge, &mut cloud).await;
     for mark in (2..42).step_by(2) {
         line.lose_one(async {
-            assert_eq!(edge.send.send(datagram(mark, SMALL)).await.unwrap(), Way::Beside);
+            assert_eq!(edge.send.send(datagram(mark, SMALL)).await.unwrap(), DatagramPath::Beside);
         })
         .await;
         // The next is the one behind it: what was lost is neither waited for nor sent again.
-        assert_eq!(cross(&mut edge, &mut cloud, mark + 1, SMALL).await, Way::Beside);
+        assert_eq!(cross(&mut edge, &mut cloud, mark + 1, SMALL).await, DatagramPath::Beside);
     }
     // So it was before, and is for a peer that knows nothing else.
     let (mut edge, mut cloud) = flow(&pair, false).await;
     line.lose_one(async {
-        assert_eq!(edge.send.send(datagram(1, SMALL)).await.unwrap(), Way::OnStream);
+        assert_eq!(edge.send.send(datagram(1, SMALL)).await.unwrap(), DatagramPath::OnStream);
     })
     .await;
     edge.send.send(datagram(2, SMALL)).await.unwrap();
@@ -282,7 +286,7 @@ async fn a_flood_of_datagrams_does_not_silence_a_stream() {
     let (pair, _control) = pair(&mut stage, Transport::Quic).await;
     let (mut edge, mut cloud) = flow(&pair, true).await;
     until_beside(&mut edge, &mut cloud).await;
-    let mut asking = pair.edge.open_stream(StreamHeader::new(Purpose::Probe)).await.unwrap();
+    let mut asking = pair.edge.open_stream(StreamHeader::new(StreamPurpose::Probe)).await.unwrap();
     let (_, mut answering) = within(pair.cloud.accept_stream()).await.unwrap();
     let flood = AbortOnDropHandle::new(tokio::spawn(async move {
         while edge.send.send(datagram(9, 1100)).await.is_ok() {

@@ -6,11 +6,11 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use causeway_channel::dial::{DialConfig, Dialer, Transports};
-use causeway_channel::link::{Purpose, StreamHeader, Transport};
+use causeway_channel::dial::{DialConfig, DialTransports, Dialer};
+use causeway_channel::link::{StreamHeader, StreamPurpose, Transport};
 use causeway_channel::port::PortLimits;
 use causeway_channel::quic::{ORDINARY_PACKET_BYTES, QuicOptions};
-use causeway_channel::tls::Trust;
+use causeway_channel::tls::TrustAnchors;
 
 use crate::stage::{Authority, Stage, generous, resident_bytes, within};
 
@@ -80,16 +80,16 @@ async fn edges() {
     let is_tcp = std::env::var("IDLE_TRANSPORT").is_ok_and(|name| name == Transport::Tcp.as_str());
     let mut config = DialConfig::new(
         vec![address.parse().unwrap()],
-        Trust::Bundle(authority.bundle()),
+        TrustAnchors::Bundle(authority.bundle()),
         authority.gateway("g1"),
     );
     config.quic = patient();
-    config.transports = if is_tcp { Transports::TcpOnly } else { Transports::QuicOnly };
+    config.transports = if is_tcp { DialTransports::TcpOnly } else { DialTransports::QuicOnly };
     let dialer = Dialer::new(config);
     let mut links = Vec::new();
     for _ in 0..LINKS {
         let link = dialer.dial().await.unwrap();
-        let control = link.open_stream(StreamHeader::new(Purpose::Control)).await.unwrap();
+        let control = link.open_stream(StreamHeader::new(StreamPurpose::Control)).await.unwrap();
         links.push((link, control));
     }
     eprintln!("ready");

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use causeway_channel::link::{CHANNEL_ALPN, CloseCode, ClosedBy, Link, Purpose, StreamHeader};
+use causeway_channel::link::{CHANNEL_ALPN, CloseCode, ClosedBy, Link, StreamHeader, StreamPurpose};
 use causeway_channel::port::{ChannelPort, PortLimits};
-use causeway_channel::quic::{PortKeys, QuicClient, QuicOptions};
+use causeway_channel::quic::{EndpointKeys, QuicClient, QuicOptions};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
@@ -21,7 +21,7 @@ async fn open_streams_survive_a_change_of_address() {
     let client = QuicClient::bind(QuicOptions::default()).unwrap();
     let edge = within(client.connect(stage.address, tls)).await.unwrap();
     let cloud = within(stage.links.recv()).await.unwrap();
-    let mut opened = edge.open_stream(StreamHeader::new(Purpose::Probe)).await.unwrap();
+    let mut opened = edge.open_stream(StreamHeader::new(StreamPurpose::Probe)).await.unwrap();
     let (_, mut accepted) = within(cloud.accept_stream()).await.unwrap();
     let mut bytes = [0; 4];
     for _ in 0..3 {
@@ -39,7 +39,7 @@ async fn open_streams_survive_a_change_of_address() {
 fn cloud(
     address: SocketAddr,
     tls: Arc<ArcSwap<rustls::ServerConfig>>,
-    keys: PortKeys,
+    keys: EndpointKeys,
 ) -> (Runtime, SocketAddr, mpsc::Receiver<Link>) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let deadline = Instant::now() + Duration::from_secs(20);
@@ -58,7 +58,7 @@ fn cloud(
 }
 
 /// How the link of an edge ends when the cloud is killed and comes back with these keys.
-fn end_of_link(first: PortKeys, second: PortKeys) -> Option<(ClosedBy, CloseCode, Duration)> {
+fn end_of_link(first: EndpointKeys, second: EndpointKeys) -> Option<(ClosedBy, CloseCode, Duration)> {
     let authority = Authority::new();
     let (killed, address, mut links) = cloud("127.0.0.1:0".parse().unwrap(), authority.server(), first);
     let edges = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
@@ -67,7 +67,7 @@ fn end_of_link(first: PortKeys, second: PortKeys) -> Option<(ClosedBy, CloseCode
         let client = QuicClient::bind(QuicOptions::default()).unwrap();
         let link = within(client.connect(address, tls)).await.unwrap();
         let remote = within(links.recv()).await.unwrap();
-        let mut opened = link.open_stream(StreamHeader::new(Purpose::Probe)).await.unwrap();
+        let mut opened = link.open_stream(StreamHeader::new(StreamPurpose::Probe)).await.unwrap();
         let (_, mut accepted) = within(remote.accept_stream()).await.unwrap();
         // A round trip, so that the handshake is confirmed at both ends.
         opened.write_all(b"x").await.unwrap();
@@ -83,7 +83,7 @@ fn end_of_link(first: PortKeys, second: PortKeys) -> Option<(ClosedBy, CloseCode
     let start = Instant::now();
     let closed = edges.block_on(async {
         // What a ping of the session would be.
-        let _ping = link.open_stream(StreamHeader::new(Purpose::Probe)).await;
+        let _ping = link.open_stream(StreamHeader::new(StreamPurpose::Probe)).await;
         tokio::time::timeout(Duration::from_secs(5), link.closed()).await
     });
     back.shutdown_background();
@@ -92,7 +92,7 @@ fn end_of_link(first: PortKeys, second: PortKeys) -> Option<(ClosedBy, CloseCode
 
 #[test]
 fn a_restarted_cloud_is_noticed_at_once_by_its_keys() {
-    let keys = PortKeys::generate();
+    let keys = EndpointKeys::generate();
     let (by, code, after) = end_of_link(keys.clone(), keys).expect("the reset was not understood");
     assert_eq!((by, code), (ClosedBy::Transport, CloseCode::Dead));
     println!("the restart was noticed after {after:?}");
@@ -100,5 +100,5 @@ fn a_restarted_cloud_is_noticed_at_once_by_its_keys() {
 
 #[test]
 fn a_cloud_with_other_keys_cannot_reset_links() {
-    assert_eq!(end_of_link(PortKeys::generate(), PortKeys::generate()), None);
+    assert_eq!(end_of_link(EndpointKeys::generate(), EndpointKeys::generate()), None);
 }

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use causeway_channel::link::{Link, Purpose, StreamHeader, Transport};
+use causeway_channel::link::{Link, StreamHeader, StreamPurpose, Transport};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::stage::{Pair, Stage};
@@ -27,7 +27,7 @@ async fn speed() {
 }
 
 async fn bulk(what: &str, edge: &Link, cloud: &Link, is_chunks: bool) {
-    let mut stream = edge.open_stream(StreamHeader::new(Purpose::Probe)).await.unwrap();
+    let mut stream = edge.open_stream(StreamHeader::new(StreamPurpose::Probe)).await.unwrap();
     let (_, mut accepted) = cloud.accept_stream().await.unwrap();
     let reader = tokio::spawn(async move {
         let (mut bytes, begin) = (0, Instant::now());
@@ -56,7 +56,7 @@ async fn bulk(what: &str, edge: &Link, cloud: &Link, is_chunks: bool) {
 }
 
 async fn round_trips(edge: &Link, cloud: &Link) {
-    let mut stream = edge.open_stream(StreamHeader::new(Purpose::Probe)).await.unwrap();
+    let mut stream = edge.open_stream(StreamHeader::new(StreamPurpose::Probe)).await.unwrap();
     let (_, mut accepted) = cloud.accept_stream().await.unwrap();
     let echo = tokio::spawn(async move {
         let mut buffer = [0; 100];

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::ArcSwap;
-use causeway_channel::link::{CHANNEL_ALPN, Link, LinkLimits, REPLICA_ALPN, Side, Transport};
-use causeway_channel::port::{ChannelPort, Incoming, PortFigures, PortLimits};
-use causeway_channel::quic::{ConnectError, PortKeys, QuicClient, QuicOptions};
-use causeway_channel::tls::{self, CLOUD_NAME, Credentials, Trust};
+use causeway_channel::link::{CHANNEL_ALPN, Link, LinkLimits, LinkSide, REPLICA_ALPN, Transport};
+use causeway_channel::port::{ChannelPort, IncomingLink, PortLimits, PortMetrics};
+use causeway_channel::quic::{ConnectError, EndpointKeys, QuicClient, QuicOptions};
+use causeway_channel::tls::{self, CLOUD_NAME, TlsCredentials, TrustAnchors};
 use causeway_channel::{PeerId, tcp, wire};
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, SanType};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
@@ -39,17 +39,17 @@ impl Authority {
         vec![self.certificate.clone()]
     }
 
-    pub fn cloud(&self) -> Credentials {
+    pub fn cloud(&self) -> TlsCredentials {
         let name = SanType::DnsName(CLOUD_NAME.try_into().unwrap());
         self.sign(name, ExtendedKeyUsagePurpose::ServerAuth)
     }
 
-    pub fn gateway(&self, name: &str) -> Credentials {
+    pub fn gateway(&self, name: &str) -> TlsCredentials {
         let peer = PeerId::new("tokyo", name).unwrap();
         self.sign(SanType::URI(peer.uri().try_into().unwrap()), ExtendedKeyUsagePurpose::ClientAuth)
     }
 
-    fn sign(&self, name: SanType, usage: ExtendedKeyUsagePurpose) -> Credentials {
+    fn sign(&self, name: SanType, usage: ExtendedKeyUsagePurpose) -> TlsCredentials {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::default();
         params.subject_alt_names = vec![name];
@@ -57,12 +57,12 @@ impl Authority {
         let issuer = Issuer::from_ca_cert_der(&self.certificate, &self.key).unwrap();
         let certificate = params.signed_by(&key, &issuer).unwrap().der().clone();
         let key = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
-        Credentials { chain: vec![certificate], key }
+        TlsCredentials { chain: vec![certificate], key }
     }
 
     /// How an edge of this CA dials; without credentials it shows none.
-    pub fn client(&self, credentials: Option<Credentials>, alpn: &[u8]) -> rustls::ClientConfig {
-        let trust = Trust::Bundle(self.bundle());
+    pub fn client(&self, credentials: Option<TlsCredentials>, alpn: &[u8]) -> rustls::ClientConfig {
+        let trust = TrustAnchors::Bundle(self.bundle());
         let (mut config, _) = tls::client(trust, credentials, SystemTime::now()).unwrap();
         config.alpn_protocols = vec![alpn.to_vec()];
         config
@@ -89,7 +89,7 @@ impl Authority {
 pub struct Stage {
     pub authority: Authority,
     pub address: SocketAddr,
-    pub figures: PortFigures,
+    pub figures: PortMetrics,
     /// Links of edges, as they come.
     pub links: mpsc::Receiver<Link>,
     serving: JoinHandle<()>,
@@ -104,7 +104,7 @@ impl Stage {
         let authority = Authority::new();
         let address = "127.0.0.1:0".parse().unwrap();
         let port =
-            ChannelPort::bind(address, authority.server(), PortKeys::generate(), limits).await.unwrap();
+            ChannelPort::bind(address, authority.server(), EndpointKeys::generate(), limits).await.unwrap();
         let (address, figures) = (port.local_addr(), port.figures().clone());
         let (sender, links) = mpsc::channel(2000);
         let serving = tokio::spawn(serve(port, sender));
@@ -131,10 +131,10 @@ impl Stage {
     }
 
     pub async fn dial_tcp(&self, tls: rustls::ClientConfig, limits: &LinkLimits) -> std::io::Result<Link> {
-        let socket = tcp::prepare(TcpStream::connect(self.address).await?, Side::Dialled)?;
+        let socket = tcp::prepare(TcpStream::connect(self.address).await?, LinkSide::Dialled)?;
         let name = CLOUD_NAME.try_into().unwrap();
         let connection = TlsConnector::from(Arc::new(tls)).connect(name, socket).await?;
-        Ok(tcp::over_tls(connection.into(), Side::Dialled, limits)?.into())
+        Ok(tcp::over_tls(connection.into(), LinkSide::Dialled, limits)?.into())
     }
 }
 
@@ -146,7 +146,7 @@ impl Drop for Stage {
 
 pub async fn serve(mut port: ChannelPort, links: mpsc::Sender<Link>) {
     loop {
-        if let Incoming::Channel(link, _) = port.accept().await {
+        if let IncomingLink::Channel(link, _) = port.accept().await {
             link.admit();
             let _ = links.send(link).await;
         }

@@ -4,9 +4,9 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use causeway_channel::link::{
-    CHANNEL_ALPN, CloseCode, ClosedBy, LinkLimits, Purpose, StreamHeader, Transport,
+    CHANNEL_ALPN, CloseCode, ClosedBy, LinkLimits, StreamHeader, StreamPurpose, Transport,
 };
-use causeway_channel::port::{PortLimits, Why};
+use causeway_channel::port::{PortLimits, RejectReason};
 use causeway_channel::quic::{ConnectError, QuicClient, QuicOptions};
 use causeway_channel::wire;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -16,7 +16,7 @@ use crate::stage::{Authority, Stage, eventually, within};
 
 async fn is_unharmed(stage: &mut Stage) {
     let pair = stage.pair(Transport::Quic).await;
-    let _opened = pair.edge.open_stream(StreamHeader::new(Purpose::Probe)).await.unwrap();
+    let _opened = pair.edge.open_stream(StreamHeader::new(StreamPurpose::Probe)).await.unwrap();
     within(pair.cloud.accept_stream()).await.unwrap();
 }
 
@@ -55,10 +55,10 @@ async fn whoever_is_not_of_us_is_refused_over_quic() {
         (ClosedBy::Peer, CloseCode::NotAdmitted),
         "enrolment is on TCP"
     );
-    eventually("four handshakes failed", || stage.figures.turned_away(Why::Handshake) == 4).await;
+    eventually("four handshakes failed", || stage.figures.turned_away(RejectReason::Handshake) == 4).await;
     let nobody = ours(None, CHANNEL_ALPN);
     assert_eq!(refused(&stage, nobody).await, (ClosedBy::Peer, CloseCode::NotAdmitted), "no certificate");
-    eventually("it is counted", || stage.figures.turned_away(Why::NoCertificate) == 1).await;
+    eventually("it is counted", || stage.figures.turned_away(RejectReason::NoCertificate) == 1).await;
     is_unharmed(&mut stage).await;
 }
 
@@ -77,11 +77,11 @@ async fn whoever_is_not_of_us_is_refused_over_tcp() {
     }
     assert!(stage.dial_tcp(other.client(gateway(), CHANNEL_ALPN), &limits).await.is_err(), "foreign cloud");
     assert!(stage.dial_tcp(ours(gateway(), b"causeway/9"), &limits).await.is_err(), "unknown ALPN");
-    eventually("three handshakes failed", || stage.figures.turned_away(Why::Handshake) == 3).await;
+    eventually("three handshakes failed", || stage.figures.turned_away(RejectReason::Handshake) == 3).await;
     let link = within(stage.dial_tcp(ours(None, CHANNEL_ALPN), &limits)).await.unwrap();
     let closed = within(link.closed()).await;
     assert_eq!((closed.by, closed.reason.code), (ClosedBy::Peer, CloseCode::NotAdmitted), "no certificate");
-    eventually("it is counted", || stage.figures.turned_away(Why::NoCertificate) == 1).await;
+    eventually("it is counted", || stage.figures.turned_away(RejectReason::NoCertificate) == 1).await;
     is_unharmed(&mut stage).await;
 }
 
@@ -98,7 +98,7 @@ async fn plain_text_and_scanners_are_refused_over_tcp() {
     }
     // A scanner only looks whether somebody answers.
     drop(TcpStream::connect(stage.address).await.unwrap());
-    eventually("all are counted", || stage.figures.turned_away(Why::Handshake) == 5).await;
+    eventually("all are counted", || stage.figures.turned_away(RejectReason::Handshake) == 5).await;
     is_unharmed(&mut stage).await;
 }
 
@@ -126,7 +126,7 @@ async fn a_slow_handshake_is_given_up() {
     let mut silent = TcpStream::connect(stage.address).await.unwrap();
     let mut rest = Vec::new();
     let _ = within(silent.read_to_end(&mut rest)).await;
-    eventually("it is counted", || stage.figures.turned_away(Why::HandshakeTimeout) == 1).await;
+    eventually("it is counted", || stage.figures.turned_away(RejectReason::HandshakeTimeout) == 1).await;
     is_unharmed(&mut stage).await;
 }
 
@@ -140,7 +140,8 @@ async fn two_thousand_half_open_connections_keep_nobody_out() {
         crowd.push(within(TcpStream::connect(stage.address)).await.unwrap());
     }
     is_unharmed(&mut stage).await;
-    eventually("the oldest had to go", || stage.figures.turned_away(Why::HalfOpenAddress) >= 1900).await;
+    eventually("the oldest had to go", || stage.figures.turned_away(RejectReason::HalfOpenAddress) >= 1900)
+        .await;
     drop(crowd);
     is_unharmed(&mut stage).await;
 }
@@ -174,7 +175,7 @@ async fn too_many_handshakes_of_one_address_are_refused_with_a_reason() {
         }
     }
     assert_eq!(reason, Some((ClosedBy::Peer, CloseCode::Limit)));
-    assert!(stage.figures.turned_away(Why::RateAddress) >= 1);
+    assert!(stage.figures.turned_away(RejectReason::RateAddress) >= 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -184,7 +185,7 @@ async fn links_are_bounded_and_a_place_comes_free() {
     let second = within(stage.dial(Transport::Quic, QuicOptions::default())).await.unwrap();
     let closed = within(second.closed()).await;
     assert_eq!((closed.by, closed.reason.code), (ClosedBy::Peer, CloseCode::Limit));
-    assert_eq!(stage.figures.turned_away(Why::Sessions), 1);
+    assert_eq!(stage.figures.turned_away(RejectReason::Sessions), 1);
     drop(first);
     stage.pair(Transport::Quic).await;
 }

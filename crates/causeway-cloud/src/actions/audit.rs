@@ -8,7 +8,7 @@ use futures_util::stream;
 use http::StatusCode;
 
 use super::CloudActions;
-use crate::audit::{JournalKind, Merge, Query};
+use crate::audit::{AuditQuery, JournalKind, JournalMerge};
 
 impl CloudActions {
     pub(super) async fn audit(
@@ -16,8 +16,8 @@ impl CloudActions {
         journal: JournalKind,
         text: Option<&str>,
     ) -> Result<ActionResponse, ActionRefusal> {
-        let query =
-            Query::parse(journal, text).map_err(|error| ActionRefusal::bad_request(error.to_string()))?;
+        let query = AuditQuery::parse(journal, text)
+            .map_err(|error| ActionRefusal::bad_request(error.to_string()))?;
         let Some(own) = self.journals.read(query.clone()) else {
             let message = "too many read the audit records already; try again";
             return Err(ActionRefusal::new(StatusCode::TOO_MANY_REQUESTS, message));
@@ -25,7 +25,7 @@ impl CloudActions {
         let (mut journals, silent) = self.fleet.ask_audit(journal, text.unwrap_or_default()).await;
         journals.push(own);
         let is_endless = query.follow;
-        let merge = Merge::new(query, journals, silent);
+        let merge = JournalMerge::new(query, journals, silent);
         let pieces = Box::pin(stream::unfold(merge, |mut merge| async move {
             let piece = merge.next().await?;
             Some((Ok(piece), merge))

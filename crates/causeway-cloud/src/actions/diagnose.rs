@@ -14,7 +14,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::time::timeout;
 
 use super::{CloudActions, chain};
-use crate::first::CLOUD;
+use crate::bootstrap::CLOUD;
 use crate::replicas::FleetError;
 
 /// Longer than a gateway takes for a path with backends that do not answer.

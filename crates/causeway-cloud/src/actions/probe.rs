@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use causeway_apiserver::ActionRefusal;
-use causeway_channel::probe::{self, BYTES_MAX, Mode};
+use causeway_channel::probe::{self, BYTES_MAX, ProbeMode};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
@@ -14,7 +14,7 @@ use crate::replicas::FleetError;
 /// What is asked.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
-pub(super) struct Asked {
+pub(super) struct ProbeQuery {
     gateway: String,
     #[serde(default = "default_bytes")]
     bytes: u64,
@@ -51,7 +51,7 @@ const SECONDS_MAX: u64 = 300;
 /// What was found.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Answer {
+pub(super) struct ProbeAnswer {
     /// Between the edge and the replica that holds it, where that is known.
     transport: Option<String>,
     milliseconds: f64,
@@ -60,14 +60,14 @@ pub(super) struct Answer {
 }
 
 impl CloudActions {
-    pub(super) async fn probe(&self, asked: Asked) -> Result<Answer, ActionRefusal> {
+    pub(super) async fn probe(&self, asked: ProbeQuery) -> Result<ProbeAnswer, ActionRefusal> {
         if asked.bytes > BYTES_MAX {
             return Err(ActionRefusal::bad_request(format!("a probe moves {BYTES_MAX} bytes at most")));
         }
         let mode = match asked.mode {
-            Direction::Echo => Mode::Echo,
-            Direction::Sink => Mode::Sink,
-            Direction::Source => Mode::Source { bytes: asked.bytes },
+            Direction::Echo => ProbeMode::Echo,
+            Direction::Sink => ProbeMode::Sink,
+            Direction::Source => ProbeMode::Source { bytes: asked.bytes },
         };
         let begun = Instant::now();
         let stream = match self.fleet.open_stream(&asked.gateway, probe::header(mode)).await {
@@ -84,7 +84,7 @@ impl CloudActions {
         let found = found
             .map_err(|_| failed(format!("no answer within {} seconds", limit.as_secs())))?
             .map_err(|error| failed(chain(&error)))?;
-        Ok(Answer {
+        Ok(ProbeAnswer {
             transport: self.figures.gateway(&asked.gateway).and_then(|figures| figures.transport),
             milliseconds: (found.took.as_secs_f64() * 1e6).round() / 1e3,
             bytes: found.bytes,

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use causeway_api::{EGateway, ESite, Kind, Object, Resource, ServiceExpose, VirtualPresence};
-use causeway_apiserver::{ActionRefusal, LiveFigures};
+use causeway_apiserver::{ActionRefusal, GatewayStatsSource};
 use serde_json::{Value, json};
 
 use super::{CloudActions, object_refusal, refusal};
@@ -34,7 +34,7 @@ fn render(
     exposes: &[ServiceExpose],
     presences: &[VirtualPresence],
     identities: &HashMap<String, IdentityState>,
-    live: &dyn LiveFigures,
+    live: &dyn GatewayStatsSource,
 ) -> Value {
     let gateways_of =
         |site: &ESite| gateways.iter().filter(|gateway| gateway.e_site_name == site.metadata.name).count();
@@ -84,7 +84,11 @@ fn render(
     json!({"gateways": gateways, "sites": sites, "exposures": exposures})
 }
 
-fn gateway_line(gateway: &EGateway, identity: Option<&IdentityState>, live: &dyn LiveFigures) -> Value {
+fn gateway_line(
+    gateway: &EGateway,
+    identity: Option<&IdentityState>,
+    live: &dyn GatewayStatsSource,
+) -> Value {
     let name = &gateway.metadata.name;
     let mut line = serde_json::to_value(live.gateway(name).unwrap_or_default()).unwrap_or_default();
     line["name"] = name.as_str().into();

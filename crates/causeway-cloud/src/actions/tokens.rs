@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{CloudActions, object_refusal, token_refusal};
-use crate::first::CLOUD;
+use crate::bootstrap::CLOUD;
 use crate::identity::{ApiRole, EnrolledGateway, OnEnrolled, TokenProblem};
 use crate::reconcile::MANAGER;
 

@@ -13,7 +13,7 @@ const CLOCK_TOLERANCE: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Line {
+pub struct AuditJournalLine {
     /// By the clock of the gateway.
     pub time: String,
     /// By the clock of the cloud, when it had the record. Journals from before hold it, too.
@@ -63,8 +63,8 @@ pub struct Line {
     pub lost: u64,
 }
 
-impl Line {
-    pub fn parse(text: &[u8]) -> Option<Line> {
+impl AuditJournalLine {
+    pub fn parse(text: &[u8]) -> Option<AuditJournalLine> {
         serde_json::from_slice(text).ok()
     }
 

@@ -10,24 +10,24 @@ use futures_util::stream::{self, SelectAll, StreamExt};
 use serde_json::json;
 
 use super::admin_line::AdminLine;
-use super::line::Line;
-use super::query::{Entry, Query};
-use super::{Chunks, REPLICA_SILENT};
-use crate::upstream::Repeats;
+use super::line::AuditJournalLine;
+use super::query::{AuditQuery, Entry};
+use super::{JournalChunks, REPLICA_SILENT};
+use crate::spool_intake::LineDeduplicator;
 
 /// One answer in the making.
-pub struct Merge {
+pub struct JournalMerge {
     sources: Vec<Source>,
     live: SelectAll<stream::BoxStream<'static, Bytes>>,
-    query: Query,
+    query: AuditQuery,
     newest: VecDeque<Vec<u8>>,
     counts: Counts,
-    repeats: Repeats,
+    repeats: LineDeduplicator,
     is_over: bool,
 }
 
 struct Source {
-    chunks: Chunks,
+    chunks: JournalChunks,
     lines: VecDeque<Entry>,
 }
 
@@ -46,15 +46,15 @@ struct Counts {
 // What is told at once; one chunk of a journal.
 const TOLD_BYTES: usize = 64 << 10;
 
-impl Merge {
+impl JournalMerge {
     /// `silent` are replicas that could not be asked.
-    pub fn new(query: Query, journals: Vec<Chunks>, silent: Vec<String>) -> Merge {
-        let mut merge = Merge {
+    pub fn new(query: AuditQuery, journals: Vec<JournalChunks>, silent: Vec<String>) -> JournalMerge {
+        let mut merge = JournalMerge {
             sources: Vec::new(),
             live: SelectAll::new(),
             newest: VecDeque::new(),
             counts: Counts { silent, ..Counts::default() },
-            repeats: Repeats::default(),
+            repeats: LineDeduplicator::default(),
             is_over: false,
             query,
         };
@@ -153,7 +153,7 @@ impl Merge {
         line.event().is_none().then(|| line.told())
     }
 
-    fn tell_traffic(&mut self, line: &Line) -> Option<Vec<u8>> {
+    fn tell_traffic(&mut self, line: &AuditJournalLine) -> Option<Vec<u8>> {
         let counts = &mut self.counts;
         if let (Some(queue), Some(seq)) = (&line.queue, line.seq)
             && !self.repeats.is_new(queue, seq)

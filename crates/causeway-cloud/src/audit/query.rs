@@ -2,10 +2,10 @@
 
 use std::time::SystemTime;
 
-use causeway_apiserver::request::query::Query as Pairs;
+use causeway_apiserver::request::query::QueryParameters as Pairs;
 
 use super::admin_line::AdminLine;
-use super::line::Line;
+use super::line::AuditJournalLine;
 use crate::admin_journal;
 
 /// Which of the journals.
@@ -29,7 +29,7 @@ impl JournalKind {
 
     pub fn parse(self, text: &[u8]) -> Option<Entry> {
         match self {
-            JournalKind::Traffic => Line::parse(text).map(Entry::Traffic),
+            JournalKind::Traffic => AuditJournalLine::parse(text).map(Entry::Traffic),
             JournalKind::Admin => AdminLine::parse(text).map(Entry::Admin),
         }
     }
@@ -39,7 +39,7 @@ impl JournalKind {
 #[derive(Debug, Clone, PartialEq)]
 #[allow(clippy::large_enum_variant)]
 pub enum Entry {
-    Traffic(Line),
+    Traffic(AuditJournalLine),
     Admin(AdminLine),
 }
 
@@ -62,7 +62,7 @@ impl Entry {
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Query {
+pub struct AuditQuery {
     pub journal: JournalKind,
     /// What the cloud knew before is left out.
     pub since: Option<SystemTime>,
@@ -82,7 +82,7 @@ pub struct Query {
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{name}={value}: {allowed}")]
-pub struct BadQuery {
+pub struct AuditQueryError {
     name: &'static str,
     value: String,
     allowed: &'static str,
@@ -91,8 +91,8 @@ pub struct BadQuery {
 /// So many records fit into memory without a thought.
 const LIMIT_MAX: usize = 100_000;
 
-impl Query {
-    pub fn parse(journal: JournalKind, text: Option<&str>) -> Result<Query, BadQuery> {
+impl AuditQuery {
+    pub fn parse(journal: JournalKind, text: Option<&str>) -> Result<AuditQuery, AuditQueryError> {
         let pairs = Pairs::parse(text);
         let text = |name: &str| pairs.one(name).map(str::to_owned);
         let since = pairs.one("since").map(|value| {
@@ -107,7 +107,7 @@ impl Query {
         if let Some(other) = decision.as_deref().filter(|word| !matches!(*word, "allow" | "deny")) {
             return Err(bad("decision", other, "write allow or deny"));
         }
-        Ok(Query {
+        Ok(AuditQuery {
             journal,
             user: text("user"),
             verb: text("verb"),
@@ -132,7 +132,7 @@ impl Query {
         }
     }
 
-    fn wants_traffic(&self, line: &Line) -> bool {
+    fn wants_traffic(&self, line: &AuditJournalLine) -> bool {
         if !is(&self.gateway, Some(&line.gateway))
             || !is(&self.site, Some(&line.site))
             || self.is_before(line.known_since())
@@ -170,6 +170,6 @@ fn is(wanted: &Option<String>, found: Option<&str>) -> bool {
     wanted.is_none() || wanted.as_deref() == found
 }
 
-fn bad(name: &'static str, value: &str, allowed: &'static str) -> BadQuery {
-    BadQuery { name, value: value.to_owned(), allowed }
+fn bad(name: &'static str, value: &str, allowed: &'static str) -> AuditQueryError {
+    AuditQueryError { name, value: value.to_owned(), allowed }
 }

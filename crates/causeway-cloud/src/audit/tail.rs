@@ -14,7 +14,7 @@ use bytes::Bytes;
 use causeway_daemon::rotated;
 use tokio::sync::mpsc::Sender;
 
-use super::query::Query;
+use super::query::AuditQuery;
 
 /// Lines are handed on in pieces of about this size.
 pub const CHUNK_BYTES: usize = 64 << 10;
@@ -26,7 +26,7 @@ const LOOK: Duration = Duration::from_millis(200);
 const ALIVE: Duration = Duration::from_secs(10);
 
 /// Sends every wanted line, then, if the query follows, those that come. Ends when the receiver is gone.
-pub fn run(folder: &Path, query: &Query, chunks: &Sender<Bytes>) -> io::Result<()> {
+pub fn run(folder: &Path, query: &AuditQuery, chunks: &Sender<Bytes>) -> io::Result<()> {
     let mut out = Out { chunks, chunk: Vec::new(), newest: VecDeque::new(), limit: query.limit };
     let name = query.journal.file_name();
     let current = folder.join(format!("{name}.jsonl"));
@@ -45,7 +45,7 @@ pub fn run(folder: &Path, query: &Query, chunks: &Sender<Bytes>) -> io::Result<(
     follow(&current, file, query, &mut out)
 }
 
-fn follow(current: &Path, mut file: Option<Opened>, query: &Query, out: &mut Out<'_>) -> io::Result<()> {
+fn follow(current: &Path, mut file: Option<Opened>, query: &AuditQuery, out: &mut Out<'_>) -> io::Result<()> {
     let mut told = Instant::now();
     loop {
         std::thread::sleep(LOOK);
@@ -100,7 +100,7 @@ fn open(path: &Path) -> io::Result<Option<Opened>> {
 }
 
 /// Hands on every whole line up to the end of the file. False: nobody takes them any more.
-fn drain(opened: &mut Opened, query: &Query, out: &mut Out<'_>) -> io::Result<bool> {
+fn drain(opened: &mut Opened, query: &AuditQuery, out: &mut Out<'_>) -> io::Result<bool> {
     loop {
         let read = opened.reader.read_until(b'\n', &mut opened.rest)?;
         if read == 0 || !opened.rest.ends_with(b"\n") {

@@ -25,9 +25,9 @@ fn write(folder: &Path, name: &str, lines: &[String]) {
 }
 
 async fn ask(folder: &Path, query: &str) -> (Vec<Value>, Value) {
-    let query = Query::parse(JournalKind::Traffic, Some(query)).unwrap();
-    let lines = Journals::new(folder).read(query.clone()).unwrap();
-    told(Merge::new(query, vec![lines], Vec::new())).await
+    let query = AuditQuery::parse(JournalKind::Traffic, Some(query)).unwrap();
+    let lines = AuditJournal::new(folder).read(query.clone()).unwrap();
+    told(JournalMerge::new(query, vec![lines], Vec::new())).await
 }
 
 #[tokio::test]
@@ -94,7 +94,7 @@ async fn all_files_are_read_in_order_and_every_record_once() {
     assert_eq!((newest.len(), &summary["records"]), (2, &json!(2)));
     assert!(newest[0]["time"].as_str().unwrap().contains(":03."), "{newest:?}");
     for wrong in ["since=yesterday", "limit=0", "limit=x", "decision=maybe"] {
-        assert!(Query::parse(JournalKind::Traffic, Some(wrong)).is_err(), "{wrong}");
+        assert!(AuditQuery::parse(JournalKind::Traffic, Some(wrong)).is_err(), "{wrong}");
     }
 }
 
@@ -142,9 +142,9 @@ async fn what_administrators_did_is_a_journal_of_its_own_with_filters_of_its_own
     let lost = json!({"time": "2026-11-16T00:00:03.000Z", "event": "audit-lines-lost", "lost": 2});
     write(folder, "admin.jsonl", &[format!("{lost}\n"), act(4, "ann", "revoke", "EGateway", "gw")]);
     let check = async |query: &str, expected: &[&str]| {
-        let query = Query::parse(JournalKind::Admin, Some(query)).unwrap();
-        let lines = Journals::new(folder).read(query.clone()).unwrap();
-        let (records, summary) = told(Merge::new(query.clone(), vec![lines], Vec::new())).await;
+        let query = AuditQuery::parse(JournalKind::Admin, Some(query)).unwrap();
+        let lines = AuditJournal::new(folder).read(query.clone()).unwrap();
+        let (records, summary) = told(JournalMerge::new(query.clone(), vec![lines], Vec::new())).await;
         let found: Vec<String> = records
             .iter()
             .map(|record| {
@@ -163,7 +163,7 @@ async fn what_administrators_did_is_a_journal_of_its_own_with_filters_of_its_own
     check("since=2026-11-16T00:00:02Z&limit=1", &["ann revoke"]).await;
 }
 
-async fn told(mut merge: Merge) -> (Vec<Value>, Value) {
+async fn told(mut merge: JournalMerge) -> (Vec<Value>, Value) {
     let mut text = Vec::new();
     while let Some(piece) = merge.next().await {
         text.extend_from_slice(&piece);
@@ -179,9 +179,9 @@ async fn a_journal_that_is_followed_goes_on_over_a_rotation() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     write(folder, "fleet.jsonl", &[line(1, json!({}))]);
-    let query = Query::parse(JournalKind::Traffic, Some("follow=true")).unwrap();
-    let journals = Journals::new(folder);
-    let mut merge = Merge::new(query.clone(), vec![journals.read(query).unwrap()], Vec::new());
+    let query = AuditQuery::parse(JournalKind::Traffic, Some("follow=true")).unwrap();
+    let journals = AuditJournal::new(folder);
+    let mut merge = JournalMerge::new(query.clone(), vec![journals.read(query).unwrap()], Vec::new());
     assert!(next_record(&mut merge).await.contains("00:00:01"));
     let more = [line(1, json!({})), line(2, json!({}))].concat();
     let (whole, half) = more.split_at(more.len() - 10);
@@ -198,7 +198,7 @@ async fn a_journal_that_is_followed_goes_on_over_a_rotation() {
     }
 }
 
-async fn next_record(merge: &mut Merge) -> String {
+async fn next_record(merge: &mut JournalMerge) -> String {
     loop {
         let piece = String::from_utf8(merge.next().await.unwrap().to_vec()).unwrap();
         if piece.contains("decision") {
@@ -212,10 +212,10 @@ async fn replicas_are_joined_by_time_and_repeats_are_dropped() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     write(folders[0].path(), "fleet.jsonl", &[line(1, json!({})), line(3, json!({}))]);
     write(folders[1].path(), "fleet.jsonl", &[line(2, json!({})), line(3, json!({}))]);
-    let query = Query::default();
+    let query = AuditQuery::default();
     let sources =
-        folders.iter().map(|folder| Journals::new(folder.path()).read(query.clone()).unwrap()).collect();
-    let mut merge = Merge::new(query, sources, vec!["third".to_owned()]);
+        folders.iter().map(|folder| AuditJournal::new(folder.path()).read(query.clone()).unwrap()).collect();
+    let mut merge = JournalMerge::new(query, sources, vec!["third".to_owned()]);
     let mut text = String::new();
     while let Some(piece) = merge.next().await {
         text.push_str(std::str::from_utf8(&piece).unwrap());

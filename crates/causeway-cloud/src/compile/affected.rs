@@ -4,12 +4,12 @@
 
 use std::collections::BTreeSet;
 
-use causeway_api::{EPolicy, Object, World};
-use causeway_netmap::{Fact, Key, Netmap};
+use causeway_api::{EPolicy, Object, ObjectSet};
+use causeway_netmap::{EntryKey, Netmap, NetmapEntry};
 
 /// What changed since the last look.
 #[derive(Debug, Default)]
-pub struct Changes {
+pub struct NetmapChanges {
     gateways: BTreeSet<String>,
     /// Every gateway there looks again.
     sites: BTreeSet<String>,
@@ -25,13 +25,13 @@ pub struct Changes {
 
 /// Those who look again.
 #[derive(Debug, Default)]
-pub struct Affected {
+pub struct AffectedGateways {
     gateways: BTreeSet<String>,
     sites: BTreeSet<String>,
-    keys: BTreeSet<Key>,
+    keys: BTreeSet<EntryKey>,
 }
 
-impl Changes {
+impl NetmapChanges {
     /// Takes note of one change: what was there, and what is there now.
     pub fn note(&mut self, old: Option<&Object>, new: Option<&Object>) {
         if let (Some(old), Some(new)) = (old, new)
@@ -78,8 +78,9 @@ impl Changes {
     }
 
     /// Follows what changed to those who look at it, in the world as it is now. Where it was before stands in the changes.
-    pub fn affected(self, world: &World) -> Affected {
-        let mut affected = Affected { gateways: self.gateways, sites: self.sites, keys: BTreeSet::new() };
+    pub fn affected(self, world: &ObjectSet) -> AffectedGateways {
+        let mut affected =
+            AffectedGateways { gateways: self.gateways, sites: self.sites, keys: BTreeSet::new() };
         for service in &self.services {
             affected.sites.extend(world.service(service).map(|service| service.e_site_name.clone()));
             let exposes = world.exposes_of(service);
@@ -91,28 +92,28 @@ impl Changes {
         let named = self.named_servers.iter().filter_map(|server| world.server(server));
         affected.sites.extend(named.map(|server| server.e_site_name.clone()));
         for server in &self.servers {
-            affected.keys.extend([Fact::subject_key(server), Fact::node_key(server)]);
+            affected.keys.extend([NetmapEntry::subject_key(server), NetmapEntry::node_key(server)]);
             let naming = world.policies_allowing_server(server);
-            affected.keys.extend(naming.map(|policy| Fact::policy_key(&policy.metadata.name)));
+            affected.keys.extend(naming.map(|policy| NetmapEntry::policy_key(&policy.metadata.name)));
             // Where its site comes in under limits, its hosts are known by name. Who knew it before holds its key.
             let site = world.server(server).map(|server| server.e_site_name.as_str()).unwrap_or_default();
             let limited = world.policies_allowing_site(site).filter(|policy| policy.limits.is_some());
-            affected.keys.extend(limited.map(|policy| Fact::policy_key(&policy.metadata.name)));
+            affected.keys.extend(limited.map(|policy| NetmapEntry::policy_key(&policy.metadata.name)));
         }
-        affected.keys.extend(self.policies.iter().map(|policy| Fact::policy_key(policy)));
+        affected.keys.extend(self.policies.iter().map(|policy| NetmapEntry::policy_key(policy)));
         affected
     }
 }
 
 /// The sites from which a policy lets someone come.
-fn sites_of<'a>(policy: &'a EPolicy, world: &'a World) -> impl Iterator<Item = String> + 'a {
+fn sites_of<'a>(policy: &'a EPolicy, world: &'a ObjectSet) -> impl Iterator<Item = String> + 'a {
     let servers = policy.allowed_servers.iter().filter_map(|server| world.server(server));
     policy.allowed_sites.iter().cloned().chain(servers.map(|server| server.e_site_name.clone()))
 }
 
-impl Affected {
+impl AffectedGateways {
     /// Those who look again because of who or where they are.
-    pub fn named<'a>(&'a self, world: &'a World) -> impl Iterator<Item = &'a str> {
+    pub fn named<'a>(&'a self, world: &'a ObjectSet) -> impl Iterator<Item = &'a str> {
         let there = self.sites.iter().flat_map(|site| world.gateways_at(site));
         let there = there.map(|gateway| gateway.metadata.name.as_str());
         self.gateways.iter().map(String::as_str).chain(there)
@@ -194,10 +195,10 @@ mod tests {
     fn compiling_what_is_affected_is_as_good_as_compiling_everything() {
         let mut skipped = 0;
         for seed in 0..200 {
-            let (mut dice, mut world) = (Dice(seed), World::default());
+            let (mut dice, mut world) = (Dice(seed), ObjectSet::default());
             let mut held: BTreeMap<&str, Netmap> = BTreeMap::new();
             for step in 0..40 {
-                let mut changes = Changes::default();
+                let mut changes = NetmapChanges::default();
                 for _ in 0..=dice.roll(2) {
                     let object = dice.object();
                     let old = world.remove(object.kind(), object.name());
@@ -230,9 +231,9 @@ mod tests {
         let old = dice.object();
         let mut new = old.clone();
         new.status_mut().observed_generation = 7;
-        let mut changes = Changes::default();
+        let mut changes = NetmapChanges::default();
         changes.note(Some(&old), Some(&new));
-        let affected = changes.affected(&World::default());
+        let affected = changes.affected(&ObjectSet::default());
         assert!(affected.gateways.is_empty() && affected.sites.is_empty() && affected.keys.is_empty());
     }
 }

@@ -7,16 +7,16 @@ use std::collections::BTreeSet;
 use causeway_api::kinds::{self, BackendTlsMode as ApiTlsMode, HealthCheckType as ApiCheckType};
 use causeway_api::{EGateway, EPolicy, EServer, EService, ESite, ServiceExpose};
 use causeway_netmap::{
-    Backend, BackendTls, BackendTlsMode, DnsName, Gateway, HealthCheck, HealthCheckType, HttpRule, Limits,
-    Policy, Protocol, Service,
+    BackendEndpoint, BackendHealthCheck, BackendHealthCheckType, BackendTlsSettings, BackendTlsVerification,
+    DnsName, GatewayEntry, PolicyEntry, PolicyHttpRule, PolicyLimits, ServiceEntry, ServiceProtocol,
 };
 use ipnet::IpNet;
 
 /// Where the names of services and hosts hang in the DNS of every site.
 const ZONE: &str = "causeway.internal";
 
-pub fn gateway(gateway: &EGateway) -> Gateway {
-    Gateway {
+pub fn gateway(gateway: &EGateway) -> GatewayEntry {
+    GatewayEntry {
         name: gateway.metadata.name.as_str().into(),
         site: gateway.e_site_name.as_str().into(),
         ip: gateway.ip.parse().ok(),
@@ -31,30 +31,30 @@ pub fn subnets(site: &ESite) -> Vec<IpNet> {
 }
 
 /// A service without its exposures.
-pub fn service(service: &EService) -> Service {
+pub fn service(service: &EService) -> ServiceEntry {
     let tls = service.backend_tls.as_ref();
-    Service {
+    ServiceEntry {
         name: service.metadata.name.as_str().into(),
         port: service.port_number(),
         protocol: protocol(service.protocol),
         backends: backends(service),
         domain_name: (!service.domain_name.is_empty()).then(|| DnsName::new(&service.domain_name)),
-        health_check: service.health_check.as_ref().map(|check| HealthCheck {
+        health_check: service.health_check.as_ref().map(|check| BackendHealthCheck {
             kind: match check.kind {
-                ApiCheckType::Tcp => HealthCheckType::Tcp,
-                ApiCheckType::Http => HealthCheckType::Http,
+                ApiCheckType::Tcp => BackendHealthCheckType::Tcp,
+                ApiCheckType::Http => BackendHealthCheckType::Http,
             },
             path: check.path.clone(),
             interval_seconds: u32::try_from(check.interval_seconds).unwrap_or(1).max(1),
         }),
         backend_tls: tls.and_then(|tls| {
             let mode = match tls.mode {
-                ApiTlsMode::Verify => BackendTlsMode::Verify,
-                ApiTlsMode::Insecure => BackendTlsMode::Insecure,
+                ApiTlsMode::Verify => BackendTlsVerification::Verify,
+                ApiTlsMode::Insecure => BackendTlsVerification::Insecure,
                 ApiTlsMode::Disabled => return None,
             };
             let (server_name, ca_bundle) = (tls.server_name.clone(), tls.ca_bundle.clone());
-            Some(BackendTls { mode, server_name, ca_bundle })
+            Some(BackendTlsSettings { mode, server_name, ca_bundle })
         }),
         proxy_protocol: service.proxy_protocol,
         exposures: Vec::new(),
@@ -62,18 +62,18 @@ pub fn service(service: &EService) -> Service {
 }
 
 /// Endpoints replace `ip`, and `ip` is dialled before `domainName`.
-fn backends(service: &EService) -> Vec<Backend> {
+fn backends(service: &EService) -> Vec<BackendEndpoint> {
     let port = service.port_number();
     let endpoints = service.endpoints.iter().filter_map(|endpoint| {
         let own = u16::try_from(endpoint.port).ok().filter(|port| *port != 0);
-        Some(Backend::Address(endpoint.ip.parse().ok()?, own.unwrap_or(port)))
+        Some(BackendEndpoint::Address(endpoint.ip.parse().ok()?, own.unwrap_or(port)))
     });
-    let endpoints: Vec<Backend> = endpoints.collect();
+    let endpoints: Vec<BackendEndpoint> = endpoints.collect();
     match (endpoints.is_empty(), service.ip_addr(), service.domain_name.as_str()) {
         (false, ..) => endpoints,
-        (true, Some(ip), _) => vec![Backend::Address(ip, port)],
+        (true, Some(ip), _) => vec![BackendEndpoint::Address(ip, port)],
         (true, None, "") => Vec::new(),
-        (true, None, host) => vec![Backend::Host(DnsName::new(host), port)],
+        (true, None, host) => vec![BackendEndpoint::Host(DnsName::new(host), port)],
     }
 }
 
@@ -85,14 +85,14 @@ pub fn brokers(service: &EService) -> u16 {
     }
 }
 
-pub fn protocol(protocol: kinds::Protocol) -> Protocol {
+pub fn protocol(protocol: kinds::Protocol) -> ServiceProtocol {
     match protocol {
-        kinds::Protocol::Tcp => Protocol::Tcp,
-        kinds::Protocol::Udp => Protocol::Udp,
-        kinds::Protocol::Http => Protocol::Http,
-        kinds::Protocol::Https => Protocol::Https,
-        kinds::Protocol::Grpc => Protocol::Grpc,
-        kinds::Protocol::Kafka => Protocol::Kafka,
+        kinds::Protocol::Tcp => ServiceProtocol::Tcp,
+        kinds::Protocol::Udp => ServiceProtocol::Udp,
+        kinds::Protocol::Http => ServiceProtocol::Http,
+        kinds::Protocol::Https => ServiceProtocol::Https,
+        kinds::Protocol::Grpc => ServiceProtocol::Grpc,
+        kinds::Protocol::Kafka => ServiceProtocol::Kafka,
     }
 }
 
@@ -123,9 +123,10 @@ pub fn policy<'a>(
     servers: impl Iterator<Item = &'a str>,
     sites: &[&str],
     policy: Option<&EPolicy>,
-) -> Policy {
-    let rule = |rule: &kinds::HttpRule| HttpRule { methods: rule.methods.clone(), paths: rule.paths.clone() };
-    Policy {
+) -> PolicyEntry {
+    let rule =
+        |rule: &kinds::HttpRule| PolicyHttpRule { methods: rule.methods.clone(), paths: rule.paths.clone() };
+    PolicyEntry {
         name: name.into(),
         servers: servers.map(Into::into).collect(),
         sites: sites.iter().map(|site| (*site).into()).collect(),
@@ -134,10 +135,10 @@ pub fn policy<'a>(
     }
 }
 
-fn limits(limits: &kinds::Limits) -> Limits {
+fn limits(limits: &kinds::Limits) -> PolicyLimits {
     // A negative number is refused when it is stored; read nevertheless, it allows nothing.
     let number = |limit: Option<i64>| limit.map(|limit| u64::try_from(limit).unwrap_or(0));
-    Limits {
+    PolicyLimits {
         connections_per_second: number(limits.connections_per_second),
         connections: number(limits.connections),
         bytes_per_second_in: number(limits.bytes_per_second_in),

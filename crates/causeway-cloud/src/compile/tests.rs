@@ -1,7 +1,7 @@
 //! What a gateway is told, and what it is not told.
 
 use causeway_api::{Kind, Object};
-use causeway_netmap::{Backend, Generation, Netmap, View};
+use causeway_netmap::{BackendEndpoint, Generation, Netmap, NetmapView};
 use serde_json::{Value, json};
 
 use super::*;
@@ -15,7 +15,7 @@ fn object(kind: Kind, name: &str, mut fields: Value) -> Object {
 }
 
 /// Berlin has a camera that Oslo may use; Rome has nothing to do with it.
-fn world() -> World {
+fn world() -> ObjectSet {
     let site = |name| object(Kind::ESite, name, json!({"subnets": ["10.0.0.0/24"]}));
     let gateway = |name, site| object(Kind::EGateway, name, json!({"eSiteName": site}));
     [
@@ -60,14 +60,14 @@ fn world() -> World {
     .collect()
 }
 
-fn view(world: &World, gateway: &str) -> View {
+fn view(world: &ObjectSet, gateway: &str) -> NetmapView {
     let entries = compile(world, gateway).unwrap();
-    let view = View::decode(&Netmap::build(Generation::default(), entries, None).unwrap());
+    let view = NetmapView::decode(&Netmap::build(Generation::default(), entries, None).unwrap());
     assert_eq!((view.unknown, &view.damaged[..]), (0, &[][..]));
     view
 }
 
-fn keys(world: &World, gateway: &str) -> Vec<String> {
+fn keys(world: &ObjectSet, gateway: &str) -> Vec<String> {
     let mut keys: Vec<String> =
         compile(world, gateway).unwrap().iter().map(|(key, _)| key.to_string()).collect();
     keys.sort();
@@ -111,7 +111,7 @@ fn a_presence_of_kafka_has_a_port_for_every_broker_and_no_address_of_any() {
 fn the_home_of_a_service_checks_the_rule_again() {
     let view = view(&world(), "berlin-gw");
     let camera = view.services.get("Camera").unwrap();
-    assert_eq!(camera.backends, [Backend::Address("10.0.0.9".parse().unwrap(), 554)]);
+    assert_eq!(camera.backends, [BackendEndpoint::Address("10.0.0.9".parse().unwrap(), 554)]);
     let policies = camera.policies_for(&"oslo".into()).unwrap();
     assert!(view.allowed_by(policies.clone(), &"oslo".into(), Some(&"Guard".into())).is_some());
     assert!(view.allowed_by(policies, &"oslo".into(), None).is_none());
@@ -127,7 +127,7 @@ fn hosts_of_a_site_are_known_where_their_site_comes_in_under_limits() {
         world.insert(object(Kind::EPolicy, "kubelet", policy));
         world
     };
-    let knows = |world: &World| keys(world, "berlin-gw").contains(&"subject/Roman".to_owned());
+    let knows = |world: &ObjectSet| keys(world, "berlin-gw").contains(&"subject/Roman".to_owned());
     assert!(!knows(&with(json!({"allowedSites": ["rome"]}))), "without limits nobody needs to know");
     assert!(knows(&with(json!({"allowedSites": ["rome"], "limits": {"connections": 5}}))));
     assert!(!knows(&with(json!({"allowedSites": ["oslo"], "limits": {"connections": 5}}))));
@@ -182,7 +182,7 @@ fn a_node_is_reached_by_its_name_from_where_it_is_allowed() {
 
 #[test]
 fn nothing_is_present_that_is_not_exposed() {
-    let check = |name: &str, change: &dyn Fn(&mut World)| {
+    let check = |name: &str, change: &dyn Fn(&mut ObjectSet)| {
         let mut world = world();
         change(&mut world);
         assert!(view(&world, "oslo-gw").presences.is_empty(), "{name}");
@@ -215,7 +215,7 @@ fn policies_without_which_nobody_may() {
 /// Line 6 of what the channel must show: one object changed in a site of 2,000 exposures.
 #[test]
 fn one_object_changed_in_a_site_of_two_thousand_exposures_is_below_two_kilobytes() {
-    let mut world = World::default();
+    let mut world = ObjectSet::default();
     for (site, gateway) in [("factory", "factory-gw"), ("shop", "shop-gw")] {
         world.insert(object(Kind::ESite, site, json!({})));
         world.insert(object(Kind::EGateway, gateway, json!({"eSiteName": site})));
@@ -245,7 +245,7 @@ fn one_object_changed_in_a_site_of_two_thousand_exposures_is_below_two_kilobytes
         world.insert(expose(number, number % 20));
         world.insert(presence(number, number));
     }
-    let netmap = |world: &World, gateway: &str, previous: Option<&Netmap>| {
+    let netmap = |world: &ObjectSet, gateway: &str, previous: Option<&Netmap>| {
         Netmap::build(Generation::default(), compile(world, gateway).unwrap(), previous).unwrap()
     };
     let changes: Vec<(&str, Object)> = vec![

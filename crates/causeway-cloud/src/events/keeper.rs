@@ -12,7 +12,7 @@ use causeway_api::events::{Kept, surplus};
 use causeway_api::{Kind, Object, Time};
 use causeway_apiserver::Registry;
 use causeway_apiserver::registry::{key, prefix};
-use causeway_store::{Page, Revision, Signal, StoreError};
+use causeway_store::{ListRange, Revision, StoreError, WatchSignal};
 use futures_util::StreamExt;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -61,7 +61,7 @@ impl EventKeeper {
 
     async fn follow(&self) -> Result<std::convert::Infallible, StoreError> {
         let events = prefix(Kind::Event);
-        let listing = self.registry.store().list(&events, Page::default()).await?;
+        let listing = self.registry.store().list(&events, ListRange::default()).await?;
         let mut kept = BTreeMap::new();
         for record in &listing.records {
             let name = record.key.strip_prefix(&events).unwrap_or(&record.key);
@@ -74,7 +74,7 @@ impl EventKeeper {
             tokio::select! {
                 biased;
                 signal = watch.next() => {
-                    let Signal::Event(event) = signal? else { continue };
+                    let WatchSignal::Event(event) = signal? else { continue };
                     let name = event.key.strip_prefix(&events).unwrap_or(&event.key).to_owned();
                     match &event.value {
                         Some(value) => kept.insert(name, self.read(value, event.revision, Seen::Now)),

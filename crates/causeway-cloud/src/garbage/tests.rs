@@ -2,7 +2,7 @@
 
 use causeway_api::{ESite, OwnerReference};
 use causeway_apiserver::SystemClock;
-use causeway_apiserver::registry::Author;
+use causeway_apiserver::registry::ObjectAuthor;
 use causeway_store::{Store, StoreSpec};
 
 use super::*;
@@ -54,7 +54,7 @@ impl Lab {
 
     async fn delete(&self, name: &str, propagation: Propagation) {
         let options = DeleteOptions { propagation: Some(propagation), ..DeleteOptions::default() };
-        self.registry.delete(Author::ourselves("test"), Kind::ESite, name, &options).await.unwrap();
+        self.registry.delete(ObjectAuthor::ourselves("test"), Kind::ESite, name, &options).await.unwrap();
     }
 
     async fn names(&self) -> Vec<String> {

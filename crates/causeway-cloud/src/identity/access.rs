@@ -13,17 +13,17 @@ use causeway_apiserver::admin_audit::CredentialName;
 use causeway_apiserver::{AuthFailure, Authenticator, Identity, Role};
 use causeway_channel::clock::{from_unix_seconds, unix_seconds};
 use causeway_channel::peer::sha256;
-use causeway_channel::{CertificateFacts, KeyHash, Secret, tls};
-use causeway_store::Record;
+use causeway_channel::{CertificateFacts, KeyHash, TokenSecret, tls};
+use causeway_store::StoreRecord;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use rustls_pki_types::CertificateDer;
 
 use super::audit::AuditLine;
-use super::figures::WhyLabels;
-use super::follow::Change;
+use super::ca_store::CaSet;
+use super::follow::FollowedChange;
+use super::metrics::IdentityReasonLabels;
 use super::registrar::{Registrar, api_key};
-use super::roll::Roll;
 use super::tokens::{self, ADMIN_GROUP, ApiRole, ApiTokenRecord, VIEWER_GROUP};
 
 const GATEWAY_GROUP: &str = "causeway:gateway";
@@ -33,7 +33,7 @@ const REMEMBERED_MAX: usize = 8192;
 
 /// What is remembered of credentials between requests.
 #[derive(Debug)]
-pub(super) struct Credentials {
+pub(super) struct CredentialCache {
     certificates: Mutex<HashMap<[u8; 32], Arc<Known>>>,
     tokens: ArcSwap<ApiTokens>,
 }
@@ -55,25 +55,25 @@ struct ApiTokens {
     gone: HashMap<String, i64>,
 }
 
-impl Credentials {
-    pub fn new(api_tokens: Vec<Record>) -> Credentials {
-        let credentials = Credentials { certificates: Mutex::default(), tokens: ArcSwap::default() };
-        credentials.apply(Change::All(api_tokens));
+impl CredentialCache {
+    pub fn new(api_tokens: Vec<StoreRecord>) -> CredentialCache {
+        let credentials = CredentialCache { certificates: Mutex::default(), tokens: ArcSwap::default() };
+        credentials.apply(FollowedChange::All(api_tokens));
         credentials
     }
 
     /// Called by one task only.
-    pub fn apply(&self, change: Change) {
+    pub fn apply(&self, change: FollowedChange) {
         let mut tokens = ApiTokens::clone(&self.tokens.load());
         match change {
-            Change::All(records) => {
+            FollowedChange::All(records) => {
                 let now: HashMap<_, _> =
                     records.iter().filter_map(|record| read(&record.key, &record.value)).collect();
                 let lost = std::mem::replace(&mut tokens.known, now);
                 let lost = lost.into_iter().filter(|(id, _)| !tokens.known.contains_key(id));
                 tokens.gone.extend(lost.map(|(id, record)| (id, record.expires)).collect::<Vec<_>>());
             }
-            Change::One(event) => match &event.value {
+            FollowedChange::One(event) => match &event.value {
                 Some(value) => tokens.known.extend(read(&event.key, value)),
                 None => {
                     let Some(id) = event.key.strip_prefix(tokens::API_PREFIX) else { return };
@@ -98,7 +98,7 @@ impl Credentials {
         }
     }
 
-    fn certificate(&self, leaf: &CertificateDer<'_>, roll: &Roll) -> Result<Arc<Known>, AuthFailure> {
+    fn certificate(&self, leaf: &CertificateDer<'_>, roll: &CaSet) -> Result<Arc<Known>, AuthFailure> {
         let name = sha256(leaf);
         let remembered = self.lock().get(&name).cloned();
         if let Some(known) = remembered {
@@ -122,7 +122,7 @@ fn read(key: &str, value: &[u8]) -> Option<(String, ApiTokenRecord)> {
     Some((key.strip_prefix(tokens::API_PREFIX)?.to_owned(), serde_json::from_slice(value).ok()?))
 }
 
-fn read_certificate(leaf: &CertificateDer<'_>, roll: &Roll) -> Result<Known, AuthFailure> {
+fn read_certificate(leaf: &CertificateDer<'_>, roll: &CaSet) -> Result<Known, AuthFailure> {
     let facts = CertificateFacts::read(leaf).map_err(|error| AuthFailure::Malformed(error.to_string()))?;
     let signed_by = |authority: &&Arc<super::authority::Authority>| {
         tls::verify_client(leaf, &[authority.certificate().clone()]).is_ok()
@@ -234,7 +234,7 @@ impl Registrar {
     fn judge_record(
         &self,
         record: &ApiTokenRecord,
-        secret: &Secret,
+        secret: &TokenSecret,
         id: String,
     ) -> Result<Identity, AuthFailure> {
         if !record.matches(secret) {
@@ -262,7 +262,7 @@ impl Registrar {
             AuthFailure::Revoked => "revoked",
             AuthFailure::Unavailable(_) => "unavailable",
         };
-        self.figures.credentials_refused.get_or_create(&WhyLabels { why: why.to_owned() }).inc();
+        self.figures.credentials_refused.get_or_create(&IdentityReasonLabels { why: why.to_owned() }).inc();
     }
 }
 

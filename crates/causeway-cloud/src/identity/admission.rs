@@ -5,12 +5,12 @@
 
 use std::sync::Arc;
 
-use causeway_channel::clock::Moment;
+use causeway_channel::clock::UtcTimestamp;
 use causeway_channel::tls;
 use causeway_channel::token::ENDPOINTS_MAX;
-use causeway_channel::wire::Code;
-use causeway_channel::wire::control::{Refused, RefusedCode};
-use causeway_channel::{CertificateFacts, Endpoint, PeerId};
+use causeway_channel::wire::EnrolmentCode;
+use causeway_channel::wire::control::{SessionRefused, SessionRefusedCode};
+use causeway_channel::{CertificateFacts, ChannelEndpoint, PeerId};
 use rustls_pki_types::CertificateDer;
 
 use super::audit::AuditLine;
@@ -20,7 +20,7 @@ use super::registrar::Registrar;
 
 /// Who may hold a session.
 #[derive(Debug, Clone)]
-pub struct Admitted {
+pub struct AdmittedPeer {
     pub peer: PeerId,
     pub facts: CertificateFacts,
     /// The edge should renew before it is time, because CAs have changed.
@@ -32,7 +32,11 @@ const HOPELESS_RETRY_MS: u32 = 30_000;
 
 impl Registrar {
     /// Judges a certificate that was shown in a handshake. `bundle` is the hash of what the edge trusts.
-    pub async fn admit(&self, shown: &CertificateDer<'_>, bundle: &[u8]) -> Result<Admitted, Refused> {
+    pub async fn admit(
+        &self,
+        shown: &CertificateDer<'_>,
+        bundle: &[u8],
+    ) -> Result<AdmittedPeer, SessionRefused> {
         let (facts, peer) = read_gateway(shown).map_err(refused)?;
         // A signature costs as much to check as all the rest of this. The handshake has checked it, against the same CAs
         // unless they have changed meanwhile.
@@ -41,15 +45,18 @@ impl Registrar {
         }
         let now = self.now();
         if now > facts.not_after {
-            let (end, now) = (Moment(facts.not_after), Moment(now));
+            let (end, now) = (UtcTimestamp(facts.not_after), UtcTimestamp(now));
             let message = format!("the certificate expired at {end} and it is {now} now");
             let hint = "re-enrol with the expired certificate";
-            return Err(Refused::new(RefusedCode::CertificateExpired, message, hint));
+            return Err(SessionRefused::new(SessionRefusedCode::CertificateExpired, message, hint));
         }
         if self.is_revoked(&facts.key) {
-            let refusal =
-                Refused::new(RefusedCode::Revoked, "this key was revoked", super::tokens::NEW_TOKEN);
-            return Err(Refused { retry_after_ms: HOPELESS_RETRY_MS, ..refusal });
+            let refusal = SessionRefused::new(
+                SessionRefusedCode::Revoked,
+                "this key was revoked",
+                super::tokens::NEW_TOKEN,
+            );
+            return Err(SessionRefused { retry_after_ms: HOPELESS_RETRY_MS, ..refusal });
         }
         let record = self.gateway(&peer).await.map_err(refused)?.map(|(record, _)| record);
         gateways::speaks_for_its_gateway(record.as_ref(), &facts).map_err(refused)?;
@@ -62,7 +69,7 @@ impl Registrar {
             let issuing = roll.issuing().id().to_string();
             self.note_proven(&peer, &facts, &issuing).await.map_err(refused)?;
         }
-        Ok(Admitted { peer, facts, renew })
+        Ok(AdmittedPeer { peer, facts, renew })
     }
 
     /// The channel endpoints of this replica.
@@ -78,7 +85,7 @@ impl Registrar {
 
     /// The channel endpoints that edges are given: of this replica first, then of the others. Bounded, as a token is;
     /// the others have precedence over all but the first endpoint of this replica.
-    pub fn all_endpoints(&self) -> Vec<Endpoint> {
+    pub fn all_endpoints(&self) -> Vec<ChannelEndpoint> {
         let mut endpoints = self.config.advertise.clone();
         let others = self.other_endpoints.load();
         let room = ENDPOINTS_MAX.saturating_sub(others.len()).max(1);
@@ -100,18 +107,18 @@ impl Registrar {
 }
 
 // What enrolment says, in the words of sessions.
-fn refused(refusal: causeway_channel::wire::Refusal) -> Refused {
+fn refused(refusal: causeway_channel::wire::EnrolmentRefusal) -> SessionRefused {
     let (code, retry_after_ms) = match refusal.reason() {
-        Code::Revoked => (RefusedCode::Revoked, HOPELESS_RETRY_MS),
-        Code::NotCurrent | Code::GraceOver | Code::WrongAuthority => {
-            (RefusedCode::NotCurrent, HOPELESS_RETRY_MS)
+        EnrolmentCode::Revoked => (SessionRefusedCode::Revoked, HOPELESS_RETRY_MS),
+        EnrolmentCode::NotCurrent | EnrolmentCode::GraceOver | EnrolmentCode::WrongAuthority => {
+            (SessionRefusedCode::NotCurrent, HOPELESS_RETRY_MS)
         }
-        Code::CertificateExpired => (RefusedCode::CertificateExpired, 0),
-        Code::Unavailable | Code::RateLimited => {
-            (RefusedCode::Unavailable, refusal.retry_after_seconds.saturating_mul(1000))
+        EnrolmentCode::CertificateExpired => (SessionRefusedCode::CertificateExpired, 0),
+        EnrolmentCode::Unavailable | EnrolmentCode::RateLimited => {
+            (SessionRefusedCode::Unavailable, refusal.retry_after_seconds.saturating_mul(1000))
         }
-        Code::Malformed => (RefusedCode::Malformed, HOPELESS_RETRY_MS),
-        _ => (RefusedCode::Other, 1000),
+        EnrolmentCode::Malformed => (SessionRefusedCode::Malformed, HOPELESS_RETRY_MS),
+        _ => (SessionRefusedCode::Other, 1000),
     };
-    Refused { retry_after_ms, ..Refused::new(code, refusal.message, refusal.hint) }
+    SessionRefused { retry_after_ms, ..SessionRefused::new(code, refusal.message, refusal.hint) }
 }

@@ -1,6 +1,6 @@
 //! One certificate authority: a key, its certificate, and the certificates it signs.
 //!
-//! What goes into a certificate is decided by the caller's `Subject`, never by a request. Time is passed in.
+//! What goes into a certificate is decided by the caller's `CertificateSubject`, never by a request. Time is passed in.
 //! Where the key is kept is the business of `roll`.
 
 use std::net::IpAddr;
@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use causeway_channel::clock::{BACKDATE, unix_seconds};
 use causeway_channel::key::KeyError;
-use causeway_channel::{Key, KeyHash, PeerId, tls};
+use causeway_channel::{KeyHash, PeerId, PrivateKey, tls};
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
     KeyUsagePurpose, SanType, SerialNumber, SubjectPublicKeyInfo,
@@ -25,14 +25,14 @@ pub const ADMIN_LIFETIME: Duration = DAY.saturating_mul(365);
 /// A CA that can sign.
 #[derive(Debug)]
 pub struct Authority {
-    key: Key,
+    key: PrivateKey,
     certificate: CertificateDer<'static>,
     not_after: SystemTime,
 }
 
 /// Whom a certificate is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Subject {
+pub enum CertificateSubject {
     Gateway(PeerId),
     /// A person or a program; the organization is the group that gives the role.
     User {
@@ -40,7 +40,7 @@ pub enum Subject {
         organization: &'static str,
     },
     Server {
-        names: Vec<ServerName>,
+        names: Vec<CloudServerName>,
     },
     /// The cloud itself, when it dials another replica.
     Replica,
@@ -48,14 +48,14 @@ pub enum Subject {
 
 /// A name under which the cloud is reached.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum ServerName {
+pub enum CloudServerName {
     Dns(String),
     Ip(IpAddr),
 }
 
 /// A certificate fresh from the press.
 #[derive(Debug, Clone)]
-pub struct Signed {
+pub struct SignedCertificate {
     pub certificate: CertificateDer<'static>,
     pub serial: String,
     pub not_before: SystemTime,
@@ -76,7 +76,7 @@ pub enum AuthorityError {
 
 impl Authority {
     pub fn create(now: SystemTime) -> Result<Authority, AuthorityError> {
-        let key = Key::generate()?;
+        let key = PrivateKey::generate()?;
         let mut params = CertificateParams::default();
         // Two CAs that exist side by side need different names, or a verifier may try the wrong one.
         let short: String = key.hash().to_string().chars().take(8).collect();
@@ -91,7 +91,10 @@ impl Authority {
         Ok(Authority { key, certificate, not_after })
     }
 
-    pub fn restore(certificate: CertificateDer<'static>, key: Key) -> Result<Authority, AuthorityError> {
+    pub fn restore(
+        certificate: CertificateDer<'static>,
+        key: PrivateKey,
+    ) -> Result<Authority, AuthorityError> {
         let facts = causeway_channel::CertificateFacts::read(&certificate)?;
         if facts.key != key.hash() {
             return Err(AuthorityError::Mismatch);
@@ -113,18 +116,18 @@ impl Authority {
     }
 
     /// For `roll`, which seals it.
-    pub(super) fn key(&self) -> &Key {
+    pub(super) fn key(&self) -> &PrivateKey {
         &self.key
     }
 
     /// Signs a certificate over the public key `spki`.
     pub fn sign(
         &self,
-        subject: &Subject,
+        subject: &CertificateSubject,
         spki: &[u8],
         now: SystemTime,
         lifetime: Duration,
-    ) -> Result<Signed, AuthorityError> {
+    ) -> Result<SignedCertificate, AuthorityError> {
         let serial = serial();
         let (not_before, not_after) = (now - BACKDATE, (now + lifetime).min(self.not_after));
         let mut params = subject.params()?;
@@ -136,29 +139,30 @@ impl Authority {
         let issuer = Issuer::from_ca_cert_der(&self.certificate, self.key.pair())?;
         let certificate = params.signed_by(&public_key, &issuer)?.der().clone();
         let serial = serial.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
-        Ok(Signed { certificate, serial, not_before, not_after })
+        Ok(SignedCertificate { certificate, serial, not_before, not_after })
     }
 }
 
-impl Subject {
+impl CertificateSubject {
     fn params(&self) -> Result<CertificateParams, rcgen::Error> {
         let mut params = CertificateParams::default();
         match self {
-            Subject::Gateway(peer) => {
+            CertificateSubject::Gateway(peer) => {
                 params.distinguished_name = name(peer.gateway(), Some("causeway:gateway"));
                 params.subject_alt_names = vec![SanType::URI(peer.uri().try_into()?)];
                 params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
             }
-            Subject::User { name: user, organization } => {
+            CertificateSubject::User { name: user, organization } => {
                 params.distinguished_name = name(user, Some(organization));
                 params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
             }
-            Subject::Server { names } => {
+            CertificateSubject::Server { names } => {
                 params.distinguished_name = name("causeway cloud", None);
-                params.subject_alt_names = names.iter().map(ServerName::san).collect::<Result<_, _>>()?;
+                params.subject_alt_names =
+                    names.iter().map(CloudServerName::san).collect::<Result<_, _>>()?;
                 params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
             }
-            Subject::Replica => {
+            CertificateSubject::Replica => {
                 params.distinguished_name = name("causeway replica", None);
                 params.subject_alt_names = vec![SanType::DnsName(tls::CLOUD_NAME.try_into()?)];
                 params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
@@ -168,11 +172,11 @@ impl Subject {
     }
 }
 
-impl ServerName {
+impl CloudServerName {
     fn san(&self) -> Result<SanType, rcgen::Error> {
         Ok(match self {
-            ServerName::Dns(name) => SanType::DnsName(name.as_str().try_into()?),
-            ServerName::Ip(address) => SanType::IpAddress(*address),
+            CloudServerName::Dns(name) => SanType::DnsName(name.as_str().try_into()?),
+            CloudServerName::Ip(address) => SanType::IpAddress(*address),
         })
     }
 }
@@ -188,7 +192,7 @@ fn name(common_name: &str, organization: Option<&str>) -> DistinguishedName {
 }
 
 fn serial() -> SerialNumber {
-    let secret = causeway_channel::Secret::generate();
+    let secret = causeway_channel::TokenSecret::generate();
     let mut bytes = [0; 16];
     bytes.copy_from_slice(&secret.expose()[..16]);
     // Positive and of full length, whatever the dice say.
@@ -207,7 +211,7 @@ fn set_validity(params: &mut CertificateParams, not_before: SystemTime, not_afte
 mod tests {
     use causeway_channel::CertificateFacts;
     use causeway_channel::clock::from_unix_seconds;
-    use causeway_channel::key::Request;
+    use causeway_channel::key::CertificateRequest;
 
     use super::*;
 
@@ -215,18 +219,19 @@ mod tests {
         from_unix_seconds(1_800_000_000)
     }
 
-    fn spki(key: &Key) -> Vec<u8> {
+    fn spki(key: &PrivateKey) -> Vec<u8> {
         let peer = PeerId::new("x", "y").unwrap();
-        Request::read(&key.request(&peer).unwrap()).unwrap().spki
+        CertificateRequest::read(&key.request(&peer).unwrap()).unwrap().spki
     }
 
     #[test]
     fn a_gateway_gets_the_name_of_its_subject_and_thirty_days() {
         let authority = Authority::create(now()).unwrap();
-        let key = Key::generate().unwrap();
+        let key = PrivateKey::generate().unwrap();
         let peer = PeerId::new("Tokyo", "G".repeat(200)).unwrap();
-        let signed =
-            authority.sign(&Subject::Gateway(peer.clone()), &spki(&key), now(), GATEWAY_LIFETIME).unwrap();
+        let signed = authority
+            .sign(&CertificateSubject::Gateway(peer.clone()), &spki(&key), now(), GATEWAY_LIFETIME)
+            .unwrap();
         let facts = CertificateFacts::read(&signed.certificate).unwrap();
         assert_eq!(facts.peer, Some(peer));
         assert_eq!(facts.key, key.hash());
@@ -242,43 +247,51 @@ mod tests {
     fn no_certificate_outlives_its_ca() {
         let authority = Authority::create(now()).unwrap();
         let late = authority.not_after() - DAY;
-        let user = Subject::User { name: "a".into(), organization: "causeway:admin" };
-        let signed = authority.sign(&user, &spki(&Key::generate().unwrap()), late, ADMIN_LIFETIME).unwrap();
+        let user = CertificateSubject::User { name: "a".into(), organization: "causeway:admin" };
+        let signed =
+            authority.sign(&user, &spki(&PrivateKey::generate().unwrap()), late, ADMIN_LIFETIME).unwrap();
         assert_eq!(signed.not_after, authority.not_after());
     }
 
     #[test]
     fn a_server_certificate_is_no_client_certificate() {
         let authority = Authority::create(now()).unwrap();
-        let names = vec![ServerName::Dns("a.example".into()), ServerName::Ip("::1".parse().unwrap())];
-        let key = Key::generate().unwrap();
-        let signed = authority.sign(&Subject::Server { names }, &spki(&key), now(), SERVER_LIFETIME).unwrap();
+        let names =
+            vec![CloudServerName::Dns("a.example".into()), CloudServerName::Ip("::1".parse().unwrap())];
+        let key = PrivateKey::generate().unwrap();
+        let signed = authority
+            .sign(&CertificateSubject::Server { names }, &spki(&key), now(), SERVER_LIFETIME)
+            .unwrap();
         assert!(tls::verify_client(&signed.certificate, &[authority.certificate().clone()]).is_err());
     }
 
     #[test]
     fn only_a_replica_has_the_name_of_the_cloud_and_is_a_client() {
         let authority = Authority::create(now()).unwrap();
-        let spki = spki(&Key::generate().unwrap());
-        let check = |subject: Subject, is_client: bool, is_cloud: bool| {
+        let spki = spki(&PrivateKey::generate().unwrap());
+        let check = |subject: CertificateSubject, is_client: bool, is_cloud: bool| {
             let signed = authority.sign(&subject, &spki, now(), SERVER_LIFETIME).unwrap().certificate;
             let client = tls::verify_client(&signed, &[authority.certificate().clone()]).is_ok();
             assert_eq!((client, tls::is_cloud(&signed)), (is_client, is_cloud), "{subject:?}");
         };
-        check(Subject::Replica, true, true);
-        check(Subject::Gateway(PeerId::new("cloud", tls::CLOUD_NAME).unwrap()), true, false);
-        check(Subject::User { name: tls::CLOUD_NAME.into(), organization: "causeway:admin" }, true, false);
-        let names = vec![ServerName::Dns(tls::CLOUD_NAME.into())];
-        check(Subject::Server { names }, false, true);
+        check(CertificateSubject::Replica, true, true);
+        check(CertificateSubject::Gateway(PeerId::new("cloud", tls::CLOUD_NAME).unwrap()), true, false);
+        check(
+            CertificateSubject::User { name: tls::CLOUD_NAME.into(), organization: "causeway:admin" },
+            true,
+            false,
+        );
+        let names = vec![CloudServerName::Dns(tls::CLOUD_NAME.into())];
+        check(CertificateSubject::Server { names }, false, true);
     }
 
     #[test]
     fn a_ca_is_restored_only_with_its_own_key() {
         let authority = Authority::create(now()).unwrap();
-        let again = Key::from_pem(&authority.key().to_pem()).unwrap();
+        let again = PrivateKey::from_pem(&authority.key().to_pem()).unwrap();
         let restored = Authority::restore(authority.certificate().clone(), again).unwrap();
         assert_eq!((restored.id(), restored.not_after()), (authority.id(), authority.not_after()));
-        let stranger = Authority::restore(authority.certificate().clone(), Key::generate().unwrap());
+        let stranger = Authority::restore(authority.certificate().clone(), PrivateKey::generate().unwrap());
         assert!(matches!(stranger, Err(AuthorityError::Mismatch)));
     }
 }

@@ -5,18 +5,18 @@
 
 use std::time::{Duration, SystemTime};
 
-use causeway_channel::clock::{Moment, from_unix_seconds, unix_seconds};
-use causeway_channel::key::Request;
+use causeway_channel::clock::{UtcTimestamp, from_unix_seconds, unix_seconds};
+use causeway_channel::key::CertificateRequest;
 use causeway_channel::{CertificateFacts, KeyHash, pem};
 use causeway_store::StoreError;
 use rustls_pki_types::CertificateDer;
 use serde::{Deserialize, Serialize};
 
 use super::audit::AuditLine;
-use super::authority::{ADMIN_LIFETIME, ServerName, Subject};
-use super::desk::{TokenProblem, each};
+use super::authority::{ADMIN_LIFETIME, CertificateSubject, CloudServerName};
 use super::follow;
 use super::registrar::{Registrar, encode};
+use super::token_admin::{TokenProblem, each};
 use super::tokens::ApiRole;
 
 pub const PREFIX: &str = "identity/certificates/";
@@ -103,12 +103,12 @@ impl Registrar {
         if ttl < Duration::from_secs(1) || ttl > ADMIN_LIFETIME {
             return Err(invalid("ttl", "must be from one second to a year".to_owned()));
         }
-        let request = Request::read(csr).map_err(|error| invalid("csr", error.to_string()))?;
+        let request = CertificateRequest::read(csr).map_err(|error| invalid("csr", error.to_string()))?;
         if self.is_revoked(&request.key) {
             return Err(invalid("csr", "its key was revoked: make another one".to_owned()));
         }
         let roll = self.roll.load_full();
-        let subject = Subject::User { name: user.to_owned(), organization: role.group() };
+        let subject = CertificateSubject::User { name: user.to_owned(), organization: role.group() };
         let signed = roll.issuing().sign(&subject, &request.spki, self.now(), ttl);
         let signed = signed.map_err(|error| StoreError::Unavailable {
             reason: "the CA cannot sign".to_owned(),
@@ -130,15 +130,15 @@ impl Registrar {
             reason: &signed.serial,
             ..AuditLine::default()
         });
-        let name = |name: &ServerName| match name {
-            ServerName::Dns(name) => name.clone(),
-            ServerName::Ip(address) => address.to_string(),
+        let name = |name: &CloudServerName| match name {
+            CloudServerName::Dns(name) => name.clone(),
+            CloudServerName::Ip(address) => address.to_string(),
         };
         Ok(IssuedCertificate {
             serial: signed.serial,
             user: user.to_owned(),
             role,
-            expires: Moment(signed.not_after).to_string(),
+            expires: UtcTimestamp(signed.not_after).to_string(),
             certificate: pem::encode(std::slice::from_ref(&signed.certificate)),
             authorities: pem::encode(&roll.bundle()),
             server: self.config.api_url.clone(),
@@ -155,8 +155,8 @@ impl Registrar {
         let summary = |(serial, record): (String, CertificateRecord)| CertificateSummary {
             serial,
             revoked: KeyHash::from_hex(&record.key).is_some_and(|key| self.is_revoked(&key)),
-            created: Moment(from_unix_seconds(record.created)).to_string(),
-            expires: Moment(from_unix_seconds(record.expires)).to_string(),
+            created: UtcTimestamp(from_unix_seconds(record.created)).to_string(),
+            expires: UtcTimestamp(from_unix_seconds(record.expires)).to_string(),
             expired: record.is_forgettable(now),
             user: record.user,
             group: record.group,

@@ -8,15 +8,15 @@ use std::path::Path;
 use std::time::SystemTime;
 
 use causeway_apiserver::AuthFailure;
-use causeway_channel::{CertificateFacts, Key, pem, tls};
+use causeway_channel::{CertificateFacts, PrivateKey, pem, tls};
 use causeway_daemon::data_dir::{make_folder, write_atomic};
 use rustls_pki_types::CertificateDer;
 
-use super::authority::{ADMIN_LIFETIME, Subject};
+use super::authority::{ADMIN_LIFETIME, CertificateSubject};
+use super::ca_store::CaSet;
 use super::kubeconfig::KubeconfigError;
 use super::registrar::Registrar;
 use super::revocation::Revocations;
-use super::roll::Roll;
 use super::serving::spki;
 use super::tokens::ADMIN_GROUP;
 
@@ -31,7 +31,7 @@ const AUTHORITIES: &str = "ca.pem";
 /// Makes the files fit. Says whether the client's was written.
 pub fn reconcile(
     folder: &Path,
-    roll: &Roll,
+    roll: &CaSet,
     revocations: &Revocations,
     now: SystemTime,
 ) -> Result<bool, KubeconfigError> {
@@ -51,8 +51,8 @@ pub fn reconcile(
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(failed(&client, "read")(error)),
     }
-    let key = Key::generate()?;
-    let subject = Subject::User { name: "connect".to_owned(), organization: GROUP };
+    let key = PrivateKey::generate()?;
+    let subject = CertificateSubject::User { name: "connect".to_owned(), organization: GROUP };
     let signed = roll.issuing().sign(&subject, &spki(&key)?, now, ADMIN_LIFETIME)?;
     let text = format!("{}{}", key.to_pem(), pem::encode(std::slice::from_ref(&signed.certificate)));
     write_atomic(&client, text.as_bytes()).map_err(failed(&client, "written"))?;
@@ -64,7 +64,7 @@ pub fn certificate(folder: &Path) -> Option<CertificateDer<'static>> {
     pem::decode(&std::fs::read(folder.join(CLIENT)).ok()?)?.into_iter().next()
 }
 
-fn is_good(text: &[u8], roll: &Roll, revocations: &Revocations, now: SystemTime) -> bool {
+fn is_good(text: &[u8], roll: &CaSet, revocations: &Revocations, now: SystemTime) -> bool {
     let certificates = pem::decode(text).unwrap_or_default();
     let [certificate] = &certificates[..] else { return false };
     let Ok(facts) = CertificateFacts::read(certificate) else { return false };

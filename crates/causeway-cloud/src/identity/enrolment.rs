@@ -8,35 +8,38 @@ use std::time::SystemTime;
 
 use causeway_api::Kind;
 use causeway_apiserver::registry::key as object_key;
-use causeway_channel::clock::{Moment, unix_seconds};
-use causeway_channel::key::{Request, Wish};
+use causeway_channel::clock::{UtcTimestamp, unix_seconds};
+use causeway_channel::key::{CertificateRequest, RequestedIdentity};
 use causeway_channel::tls;
-use causeway_channel::wire::{self, Answer, Ask, Checked, Code, IssuedMessage, Refusal};
-use causeway_channel::{CertificateFacts, KeyHash, PeerId, Secret};
+use causeway_channel::wire::{
+    self, CheckedMessage, EnrolmentCode, EnrolmentRefusal, EnrolmentRequestBody, EnrolmentResponseBody,
+    IssuedMessage,
+};
+use causeway_channel::{CertificateFacts, KeyHash, PeerId, TokenSecret};
 use causeway_store::{Op, Revision, StoreError};
 use rustls_pki_types::CertificateDer;
 
 use super::audit::AuditLine;
-use super::authority::{GATEWAY_LIFETIME, Signed, Subject};
+use super::authority::{CertificateSubject, GATEWAY_LIFETIME, SignedCertificate};
+use super::ca_store::CaSet;
 use super::gateways::{self, GatewayRecord};
 use super::registrar::{ATTEMPTS_MAX, Registrar, encode, join_key};
-use super::revocation::{self, Reason, RevocationRecord};
-use super::roll::Roll;
+use super::revocation::{self, RevocationReason, RevocationRecord};
 use super::tokens::{self, JoinTokenRecord, Redeemed, Redemption};
 
 impl Registrar {
     /// Answers one request. `shown` is the client certificate of the TLS handshake, `client` its address.
     pub async fn answer(
         &self,
-        request: wire::Request,
+        request: wire::EnrolmentRequest,
         shown: Option<&CertificateDer<'_>>,
         client: &str,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<EnrolmentResponseBody, EnrolmentRefusal> {
         let Some(ask) = request.ask else {
             return Err(malformed("the request asks for nothing this cloud knows"));
         };
         let name = ask.name();
-        let mut subject = Subjects::default();
+        let mut subject = EnrolmentSubjects::default();
         let answer = self.dispatch(ask, shown, &mut subject).await;
         self.figures.count_answer(name, &answer);
         // A check comes from every edge every day and changes nothing; it is counted, not audited.
@@ -49,32 +52,42 @@ impl Registrar {
     /// A first certificate without a token, for whoever holds the store and the seal of this cloud anyway: fleets that
     /// are moved here, and benchmarks. The name is `peer`, whatever the request says; a gateway that has one keeps it.
     /// Its EGateway must stand in the store before: a running cloud throws out whoever has none.
-    pub async fn issue_first(&self, peer: &PeerId, csr: &[u8]) -> Result<IssuedMessage, Refusal> {
-        let request = read_request(csr, &mut Subjects::default())?;
+    pub async fn issue_first(&self, peer: &PeerId, csr: &[u8]) -> Result<IssuedMessage, EnrolmentRefusal> {
+        let request = read_request(csr, &mut EnrolmentSubjects::default())?;
         self.refuse_revoked(&request.key).await?;
         match self.issue(peer, &request, None, Vec::new(), self.now()).await? {
-            Some(Answer::Issued(issued)) => Ok(issued),
-            _ => Err(Refusal::new(Code::NotCurrent, "this gateway has a certificate", "renew that")),
+            Some(EnrolmentResponseBody::Issued(issued)) => Ok(issued),
+            _ => Err(EnrolmentRefusal::new(
+                EnrolmentCode::NotCurrent,
+                "this gateway has a certificate",
+                "renew that",
+            )),
         }
     }
 
     async fn dispatch(
         &self,
-        ask: Ask,
+        ask: EnrolmentRequestBody,
         shown: Option<&CertificateDer<'_>>,
-        subject: &mut Subjects,
-    ) -> Result<Answer, Refusal> {
+        subject: &mut EnrolmentSubjects,
+    ) -> Result<EnrolmentResponseBody, EnrolmentRefusal> {
         match ask {
-            Ask::Enrol(enrol) => self.enrol(&enrol, subject).await,
-            Ask::Renew(renew) => self.renew(shown, &renew.csr, subject).await,
-            Ask::Reenrol(reenrol) => self.reenrol(&reenrol.certificate, &reenrol.csr, subject).await,
-            Ask::Check(check) => self.check(shown, &check.bundle, subject).await,
+            EnrolmentRequestBody::Enrol(enrol) => self.enrol(&enrol, subject).await,
+            EnrolmentRequestBody::Renew(renew) => self.renew(shown, &renew.csr, subject).await,
+            EnrolmentRequestBody::Reenrol(reenrol) => {
+                self.reenrol(&reenrol.certificate, &reenrol.csr, subject).await
+            }
+            EnrolmentRequestBody::Check(check) => self.check(shown, &check.bundle, subject).await,
         }
     }
 
-    async fn enrol(&self, enrol: &wire::Enrol, subject: &mut Subjects) -> Result<Answer, Refusal> {
+    async fn enrol(
+        &self,
+        enrol: &wire::EnrolMessage,
+        subject: &mut EnrolmentSubjects,
+    ) -> Result<EnrolmentResponseBody, EnrolmentRefusal> {
         let request = read_request(&enrol.csr, subject)?;
-        let secret = Secret::from_bytes(&enrol.secret)
+        let secret = TokenSecret::from_bytes(&enrol.secret)
             .ok_or_else(|| malformed("the secret of a token has 32 bytes"))?;
         let token_key = join_key(&tokens::id(&secret));
         for _ in 0..ATTEMPTS_MAX {
@@ -122,19 +135,19 @@ impl Registrar {
         &self,
         shown: Option<&CertificateDer<'_>>,
         csr: &[u8],
-        subject: &mut Subjects,
-    ) -> Result<Answer, Refusal> {
+        subject: &mut EnrolmentSubjects,
+    ) -> Result<EnrolmentResponseBody, EnrolmentRefusal> {
         let request = read_request(csr, subject)?;
         let (facts, peer) = self.read_shown(shown, subject)?;
         let now = self.now();
         if now > facts.not_after {
             let message = format!(
                 "the certificate expired at {} and it is {} now",
-                Moment(facts.not_after),
-                Moment(now)
+                UtcTimestamp(facts.not_after),
+                UtcTimestamp(now)
             );
-            return Err(Refusal::new(
-                Code::CertificateExpired,
+            return Err(EnrolmentRefusal::new(
+                EnrolmentCode::CertificateExpired,
                 message,
                 "re-enrol with the expired certificate",
             ));
@@ -146,8 +159,8 @@ impl Registrar {
         &self,
         certificate: &[u8],
         csr: &[u8],
-        subject: &mut Subjects,
-    ) -> Result<Answer, Refusal> {
+        subject: &mut EnrolmentSubjects,
+    ) -> Result<EnrolmentResponseBody, EnrolmentRefusal> {
         let request = read_request(csr, subject)?;
         let certificate = CertificateDer::from(certificate);
         let (facts, peer) = self.read_shown(Some(&certificate), subject)?;
@@ -160,11 +173,11 @@ impl Registrar {
         &self,
         facts: &CertificateFacts,
         peer: &PeerId,
-        request: &Request,
-    ) -> Result<Answer, Refusal> {
+        request: &CertificateRequest,
+    ) -> Result<EnrolmentResponseBody, EnrolmentRefusal> {
         if request.key != facts.key {
-            return Err(Refusal::new(
-                Code::BadRequest,
+            return Err(EnrolmentRefusal::new(
+                EnrolmentCode::BadRequest,
                 "the request is for another key than the certificate's",
                 "renew with the same key; for a new key, enrol with a new token",
             ));
@@ -187,8 +200,8 @@ impl Registrar {
         &self,
         shown: Option<&CertificateDer<'_>>,
         bundle: &[u8],
-        subject: &mut Subjects,
-    ) -> Result<Answer, Refusal> {
+        subject: &mut EnrolmentSubjects,
+    ) -> Result<EnrolmentResponseBody, EnrolmentRefusal> {
         let (facts, peer) = self.read_shown(shown, subject)?;
         self.refuse_revoked(&facts.key).await?;
         let roll = self.roll.load_full();
@@ -198,7 +211,7 @@ impl Registrar {
         if roll.is_changing() && !renew {
             self.note_proven(&peer, &facts, &roll.issuing().id().to_string()).await?;
         }
-        Ok(Answer::Checked(Checked { renew }))
+        Ok(EnrolmentResponseBody::Checked(CheckedMessage { renew }))
     }
 
     // The edge holds a certificate of the new CA and trusts both: it does not depend on the old one any more.
@@ -207,7 +220,7 @@ impl Registrar {
         peer: &PeerId,
         facts: &CertificateFacts,
         authority: &str,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), EnrolmentRefusal> {
         let Some((mut record, revision)) = self.gateway(peer).await? else { return Ok(()) };
         if record.proven == authority || !record.is_key(&facts.key) {
             return Ok(());
@@ -224,23 +237,23 @@ impl Registrar {
     async fn issue(
         &self,
         peer: &PeerId,
-        request: &Request,
+        request: &CertificateRequest,
         gateway: Option<(GatewayRecord, Revision)>,
         mut ops: Vec<Op>,
         now: SystemTime,
-    ) -> Result<Option<Answer>, Refusal> {
+    ) -> Result<Option<EnrolmentResponseBody>, EnrolmentRefusal> {
         let roll = self.roll.load_full();
         let signed = roll
             .issuing()
-            .sign(&Subject::Gateway(peer.clone()), &request.spki, now, GATEWAY_LIFETIME)
+            .sign(&CertificateSubject::Gateway(peer.clone()), &request.spki, now, GATEWAY_LIFETIME)
             .map_err(|error| {
                 tracing::error!(
                     error = &error as &dyn std::error::Error,
                     gateway = peer.gateway(),
                     "signing failed"
                 );
-                Refusal::new(
-                    Code::Unavailable,
+                EnrolmentRefusal::new(
+                    EnrolmentCode::Unavailable,
                     "the cloud cannot sign certificates",
                     "look at the cloud's log",
                 )
@@ -258,7 +271,7 @@ impl Registrar {
             }
         }
         match self.store.commit(ops).await {
-            Ok(_) => Ok(Some(Answer::Issued(self.message(&roll, signed)))),
+            Ok(_) => Ok(Some(EnrolmentResponseBody::Issued(self.message(&roll, signed)))),
             Err(
                 StoreError::Conflict { .. } | StoreError::AlreadyExists { .. } | StoreError::NotFound { .. },
             ) => Ok(None),
@@ -266,7 +279,7 @@ impl Registrar {
         }
     }
 
-    fn message(&self, roll: &Roll, signed: Signed) -> IssuedMessage {
+    fn message(&self, roll: &CaSet, signed: SignedCertificate) -> IssuedMessage {
         IssuedMessage {
             certificate: signed.certificate.to_vec(),
             authorities: roll.bundle().iter().map(|authority| authority.to_vec()).collect(),
@@ -279,10 +292,14 @@ impl Registrar {
     pub(super) fn read_shown(
         &self,
         shown: Option<&CertificateDer<'_>>,
-        subject: &mut Subjects,
-    ) -> Result<(CertificateFacts, PeerId), Refusal> {
+        subject: &mut EnrolmentSubjects,
+    ) -> Result<(CertificateFacts, PeerId), EnrolmentRefusal> {
         let shown = shown.ok_or_else(|| {
-            Refusal::new(Code::CertificateNeeded, "this needs the gateway's certificate", "enrol first")
+            EnrolmentRefusal::new(
+                EnrolmentCode::CertificateNeeded,
+                "this needs the gateway's certificate",
+                "enrol first",
+            )
         })?;
         let (facts, peer) = read_gateway(shown)?;
         self.check_authority(shown)?;
@@ -292,10 +309,10 @@ impl Registrar {
     }
 
     /// Is it from a CA that is trusted now?
-    pub(super) fn check_authority(&self, shown: &CertificateDer<'_>) -> Result<(), Refusal> {
+    pub(super) fn check_authority(&self, shown: &CertificateDer<'_>) -> Result<(), EnrolmentRefusal> {
         tls::verify_client(shown, &self.roll.load().bundle()).map_err(|_| {
-            Refusal::new(
-                Code::WrongAuthority,
+            EnrolmentRefusal::new(
+                EnrolmentCode::WrongAuthority,
                 "the certificate is not from a CA this cloud trusts (any more)",
                 tokens::NEW_TOKEN,
             )
@@ -303,20 +320,23 @@ impl Registrar {
     }
 
     // Asks the store, not the set in memory: a certificate lasts, so the last word counts.
-    async fn refuse_revoked(&self, key: &KeyHash) -> Result<(), Refusal> {
+    async fn refuse_revoked(&self, key: &KeyHash) -> Result<(), EnrolmentRefusal> {
         let found = self.load::<RevocationRecord>(&revocation::store_key(key)).await;
         let message = match found {
             Ok(None) => return Ok(()),
-            Ok(Some((RevocationRecord { reason: Reason::Replaced, .. }, _))) => {
+            Ok(Some((RevocationRecord { reason: RevocationReason::Replaced, .. }, _))) => {
                 "this key was replaced: the gateway was enrolled anew with another one"
             }
             Ok(Some(_)) | Err(StoreError::Corrupt { .. }) => "this key was revoked",
             Err(error) => return Err(unavailable(error)),
         };
-        Err(Refusal::new(Code::Revoked, message, tokens::NEW_TOKEN))
+        Err(EnrolmentRefusal::new(EnrolmentCode::Revoked, message, tokens::NEW_TOKEN))
     }
 
-    pub(super) async fn gateway(&self, peer: &PeerId) -> Result<Option<(GatewayRecord, Revision)>, Refusal> {
+    pub(super) async fn gateway(
+        &self,
+        peer: &PeerId,
+    ) -> Result<Option<(GatewayRecord, Revision)>, EnrolmentRefusal> {
         self.current_gateway(peer.gateway()).await.map_err(unavailable)
     }
 
@@ -343,9 +363,9 @@ impl Registrar {
     fn audit_answer(
         &self,
         name: &'static str,
-        subject: &Subjects,
+        subject: &EnrolmentSubjects,
         client: &str,
-        answer: &Result<Answer, Refusal>,
+        answer: &Result<EnrolmentResponseBody, EnrolmentRefusal>,
     ) {
         let key = subject.key.map(|key| key.to_string()).unwrap_or_default();
         let (site, gateway) = subject.peer.as_ref().map_or(("", ""), |peer| (peer.site(), peer.gateway()));
@@ -373,20 +393,20 @@ impl Registrar {
 
 /// Whom a request was about, as far as it became known.
 #[derive(Default)]
-pub(super) struct Subjects {
+pub(super) struct EnrolmentSubjects {
     peer: Option<PeerId>,
     key: Option<KeyHash>,
-    wish: Option<Wish>,
+    wish: Option<RequestedIdentity>,
 }
 
-impl Subjects {
+impl EnrolmentSubjects {
     // A request that names another gateway gets its own name all the same, and is worth a line in the audit log.
     fn mismatch(&self) -> Option<String> {
         match (&self.wish, &self.peer) {
-            (Some(Wish::Gateway(wish)), Some(peer)) if wish != peer => {
+            (Some(RequestedIdentity::Gateway(wish)), Some(peer)) if wish != peer => {
                 Some(format!("the request named {wish}; the certificate names {peer}"))
             }
-            (Some(Wish::Other(wish)), Some(peer)) => {
+            (Some(RequestedIdentity::Other(wish)), Some(peer)) => {
                 Some(format!("the request named {wish:?}; the certificate names {peer}"))
             }
             _ => None,
@@ -403,15 +423,15 @@ fn replaced(before: &GatewayRecord, key: &KeyHash, peer: &PeerId, now: SystemTim
     let record = RevocationRecord {
         site: before.site.clone(),
         by: Some(key.to_string()),
-        ..RevocationRecord::new(peer.gateway(), Reason::Replaced, now, before.expires)
+        ..RevocationRecord::new(peer.gateway(), RevocationReason::Replaced, now, before.expires)
     };
     Some(Op::Put { key: revocation::store_key(&old), value: record.encode() })
 }
 
-fn read_request(csr: &[u8], subject: &mut Subjects) -> Result<Request, Refusal> {
-    let request = Request::read(csr).map_err(|error| {
-        Refusal::new(
-            Code::BadRequest,
+fn read_request(csr: &[u8], subject: &mut EnrolmentSubjects) -> Result<CertificateRequest, EnrolmentRefusal> {
+    let request = CertificateRequest::read(csr).map_err(|error| {
+        EnrolmentRefusal::new(
+            EnrolmentCode::BadRequest,
             format!("the certificate request is refused: {error}"),
             "use causeway edge",
         )
@@ -422,27 +442,36 @@ fn read_request(csr: &[u8], subject: &mut Subjects) -> Result<Request, Refusal> 
 }
 
 /// What a certificate says of a gateway. Who signed it is not judged.
-pub(super) fn read_gateway(shown: &CertificateDer<'_>) -> Result<(CertificateFacts, PeerId), Refusal> {
+pub(super) fn read_gateway(
+    shown: &CertificateDer<'_>,
+) -> Result<(CertificateFacts, PeerId), EnrolmentRefusal> {
     let facts = CertificateFacts::read(shown).map_err(|error| malformed(&error.to_string()))?;
     let peer = facts.peer.clone().ok_or_else(|| malformed("the certificate is not a gateway's"))?;
     Ok((facts, peer))
 }
 
-fn malformed(message: &str) -> Refusal {
-    Refusal::new(Code::Malformed, message, "edge and cloud may be of different versions")
+fn malformed(message: &str) -> EnrolmentRefusal {
+    EnrolmentRefusal::new(EnrolmentCode::Malformed, message, "edge and cloud may be of different versions")
 }
 
-fn unavailable(error: StoreError) -> Refusal {
+fn unavailable(error: StoreError) -> EnrolmentRefusal {
     tracing::warn!(
         error = &error as &dyn std::error::Error,
         "the store failed while a gateway asked for a certificate"
     );
-    Refusal {
+    EnrolmentRefusal {
         retry_after_seconds: 5,
-        ..Refusal::new(Code::Unavailable, "the cloud's store does not answer", "try again later")
+        ..EnrolmentRefusal::new(
+            EnrolmentCode::Unavailable,
+            "the cloud's store does not answer",
+            "try again later",
+        )
     }
 }
 
-fn busy() -> Refusal {
-    Refusal { retry_after_seconds: 1, ..Refusal::new(Code::Unavailable, "too many at once", "try again") }
+fn busy() -> EnrolmentRefusal {
+    EnrolmentRefusal {
+        retry_after_seconds: 1,
+        ..EnrolmentRefusal::new(EnrolmentCode::Unavailable, "too many at once", "try again")
+    }
 }

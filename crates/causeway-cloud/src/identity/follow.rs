@@ -6,22 +6,22 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use causeway_store::{Event, Page, Record, Revision, Signal, Store, StoreError};
+use causeway_store::{ListRange, Revision, Store, StoreError, StoreEvent, StoreRecord, WatchSignal};
 use tokio_util::sync::CancellationToken;
 
 /// What happened to the part of the store that is followed.
 #[derive(Debug)]
-pub enum Change {
+pub enum FollowedChange {
     /// Everything anew.
-    All(Vec<Record>),
-    One(Arc<Event>),
+    All(Vec<StoreRecord>),
+    One(Arc<StoreEvent>),
 }
 
 /// Short, because revocations wait for it; a store that is away is not made worse by one list per moment.
 const PAUSE: Duration = Duration::from_millis(300);
 
-pub async fn snapshot(store: &Store, prefix: &str) -> Result<(Vec<Record>, Revision), StoreError> {
-    let listing = store.list(prefix, Page::default()).await?;
+pub async fn snapshot(store: &Store, prefix: &str) -> Result<(Vec<StoreRecord>, Revision), StoreError> {
+    let listing = store.list(prefix, ListRange::default()).await?;
     Ok((listing.records, listing.revision))
 }
 
@@ -31,7 +31,7 @@ pub async fn follow(
     prefix: &str,
     mut after: Revision,
     stop: &CancellationToken,
-    mut apply: impl FnMut(Change),
+    mut apply: impl FnMut(FollowedChange),
 ) {
     loop {
         let trouble = tokio::select! {
@@ -50,7 +50,7 @@ pub async fn follow(
             _ => tracing::warn!(prefix, error = %trouble, "the watch on the store broke; listing again"),
         }
         let Some((records, revision)) = read_again(store, prefix, stop).await else { return };
-        apply(Change::All(records));
+        apply(FollowedChange::All(records));
         after = revision;
     }
 }
@@ -59,12 +59,12 @@ async fn watch(
     store: &Store,
     prefix: &str,
     after: Revision,
-    apply: &mut impl FnMut(Change),
+    apply: &mut impl FnMut(FollowedChange),
 ) -> Result<std::convert::Infallible, StoreError> {
     let mut watch = store.watch(prefix, after).await?;
     loop {
-        if let Signal::Event(event) = watch.next().await? {
-            apply(Change::One(event));
+        if let WatchSignal::Event(event) = watch.next().await? {
+            apply(FollowedChange::One(event));
         }
     }
 }
@@ -73,7 +73,7 @@ async fn read_again(
     store: &Store,
     prefix: &str,
     stop: &CancellationToken,
-) -> Option<(Vec<Record>, Revision)> {
+) -> Option<(Vec<StoreRecord>, Revision)> {
     loop {
         tokio::select! {
             biased;

@@ -7,12 +7,12 @@
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use causeway_channel::clock::{BACKDATE, Moment, from_unix_seconds, unix_seconds};
-use causeway_channel::wire::{Code, Refusal};
+use causeway_channel::clock::{BACKDATE, UtcTimestamp, from_unix_seconds, unix_seconds};
+use causeway_channel::wire::{EnrolmentCode, EnrolmentRefusal};
 use causeway_channel::{CertificateFacts, KeyHash, PeerId};
 use serde::{Deserialize, Serialize};
 
-use super::authority::Signed;
+use super::authority::SignedCertificate;
 
 pub const PREFIX: &str = "identity/gateways/";
 
@@ -51,7 +51,7 @@ impl GatewayRecord {
     pub fn new(
         peer: &PeerId,
         key: &KeyHash,
-        signed: &Signed,
+        signed: &SignedCertificate,
         authority: &KeyHash,
         now: SystemTime,
     ) -> GatewayRecord {
@@ -89,7 +89,7 @@ impl GatewayRecord {
 pub fn speaks_for_its_gateway(
     record: Option<&GatewayRecord>,
     shown: &CertificateFacts,
-) -> Result<(), Refusal> {
+) -> Result<(), EnrolmentRefusal> {
     let Some(record) = record else { return Ok(()) };
     if record.is_key(&shown.key) {
         return Ok(());
@@ -99,8 +99,8 @@ pub fn speaks_for_its_gateway(
     if signed > record.at {
         return Ok(());
     }
-    Err(Refusal::new(
-        Code::NotCurrent,
+    Err(EnrolmentRefusal::new(
+        EnrolmentCode::NotCurrent,
         "the gateway was enrolled anew with another key, or revoked, after this certificate was issued",
         super::tokens::NEW_TOKEN,
     ))
@@ -112,7 +112,7 @@ pub fn is_within_grace(
     shown: &CertificateFacts,
     now: SystemTime,
     grace: Duration,
-) -> Result<(), Refusal> {
+) -> Result<(), EnrolmentRefusal> {
     // An edge put back from an old image shows an old certificate; what counts is its key's last one.
     let last =
         record.filter(|record| record.is_key(&shown.key)).map(|record| from_unix_seconds(record.expires));
@@ -122,11 +122,11 @@ pub fn is_within_grace(
     }
     let message = format!(
         "the certificate expired at {}, it is {} now, and expired certificates are replaced for {} days",
-        Moment(expired),
-        Moment(now),
+        UtcTimestamp(expired),
+        UtcTimestamp(now),
         grace.as_secs() / 86_400
     );
-    Err(Refusal::new(Code::GraceOver, message, super::tokens::NEW_TOKEN))
+    Err(EnrolmentRefusal::new(EnrolmentCode::GraceOver, message, super::tokens::NEW_TOKEN))
 }
 
 #[cfg(test)]
@@ -187,7 +187,7 @@ mod tests {
         let second = Duration::from_secs(1);
         let row = |record: Option<&GatewayRecord>, signed, at, grace, within: bool| {
             let judged = is_within_grace(record, &shown("a", signed), at, grace);
-            assert_eq!(judged.is_ok(), within, "{record:?} {}", Moment(at));
+            assert_eq!(judged.is_ok(), within, "{record:?} {}", UtcTimestamp(at));
         };
         row(None, now(), end, Duration::ZERO, true);
         row(None, now(), end + second, Duration::ZERO, false);

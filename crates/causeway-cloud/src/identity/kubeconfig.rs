@@ -10,13 +10,13 @@ use std::time::SystemTime;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use causeway_channel::key::KeyError;
-use causeway_channel::{CertificateFacts, Key, pem, tls};
+use causeway_channel::{CertificateFacts, PrivateKey, pem, tls};
 use causeway_daemon::data_dir::write_atomic;
 use rustls_pki_types::CertificateDer;
 
-use super::authority::{ADMIN_LIFETIME, AuthorityError, Subject};
+use super::authority::{ADMIN_LIFETIME, AuthorityError, CertificateSubject};
+use super::ca_store::CaSet;
 use super::revocation::Revocations;
-use super::roll::Roll;
 use super::serving::spki;
 use super::tokens::ADMIN_GROUP;
 
@@ -36,7 +36,7 @@ pub enum KubeconfigError {
 pub fn reconcile(
     path: &Path,
     server: &str,
-    roll: &Roll,
+    roll: &CaSet,
     revocations: &Revocations,
     now: SystemTime,
 ) -> Result<bool, KubeconfigError> {
@@ -47,8 +47,8 @@ pub fn reconcile(
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidData) => {}
         Err(error) => return Err(failed("read")(error)),
     }
-    let key = Key::generate()?;
-    let admin = Subject::User { name: "admin".to_owned(), organization: ADMIN_GROUP };
+    let key = PrivateKey::generate()?;
+    let admin = CertificateSubject::User { name: "admin".to_owned(), organization: ADMIN_GROUP };
     let signed = roll.issuing().sign(&admin, &spki(&key)?, now, ADMIN_LIFETIME)?;
     let text = write(server, &roll.bundle(), &signed.certificate, &key);
     write_atomic(path, text.as_bytes()).map_err(failed("written"))?;
@@ -62,7 +62,12 @@ pub fn certificate(path: &Path) -> Option<CertificateDer<'static>> {
     pem::decode(&STANDARD.decode(data).ok()?)?.into_iter().next()
 }
 
-fn write(server: &str, bundle: &[CertificateDer<'_>], certificate: &CertificateDer<'_>, key: &Key) -> String {
+fn write(
+    server: &str,
+    bundle: &[CertificateDer<'_>],
+    certificate: &CertificateDer<'_>,
+    key: &PrivateKey,
+) -> String {
     text(
         server,
         "admin",
@@ -101,7 +106,7 @@ pub fn text(server: &str, user: &str, authorities: &str, certificate: &str, key:
 
 // The file is ours and its form is known, so its lines are compared instead of parsing YAML. One that somebody
 // edited into another form is simply written anew.
-fn is_good(text: &str, server: &str, roll: &Roll, revocations: &Revocations, now: SystemTime) -> bool {
+fn is_good(text: &str, server: &str, roll: &CaSet, revocations: &Revocations, now: SystemTime) -> bool {
     let field = |name: &str| {
         text.lines().find_map(|line| line.trim().strip_prefix(name)?.strip_prefix(':')).map(str::trim)
     };
@@ -110,7 +115,7 @@ fn is_good(text: &str, server: &str, roll: &Roll, revocations: &Revocations, now
     let check = || -> Option<bool> {
         let [certificate] = &certificates("client-certificate-data")?[..] else { return None };
         let facts = CertificateFacts::read(certificate).ok()?;
-        let key = Key::from_pem(&String::from_utf8(data("client-key-data")?).ok()?).ok()?;
+        let key = PrivateKey::from_pem(&String::from_utf8(data("client-key-data")?).ok()?).ok()?;
         Some(
             field("server")? == server
                 && certificates("certificate-authority-data")? == roll.bundle()

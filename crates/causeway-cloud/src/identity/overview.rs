@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use causeway_channel::clock::{Moment, from_unix_seconds};
+use causeway_channel::clock::{UtcTimestamp, from_unix_seconds};
 use causeway_store::StoreError;
 use serde::Serialize;
 
@@ -28,7 +28,7 @@ impl Registrar {
         let (records, _) = follow::snapshot(&self.store, gateways::PREFIX).await?;
         let state = |value: &[u8]| {
             let record: GatewayRecord = serde_json::from_slice(value).ok()?;
-            let moment = |seconds| Moment(from_unix_seconds(seconds)).to_string();
+            let moment = |seconds| UtcTimestamp(from_unix_seconds(seconds)).to_string();
             Some(IdentityState {
                 revoked: record.key.is_none(),
                 at: moment(record.at),

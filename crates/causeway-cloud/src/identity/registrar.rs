@@ -10,31 +10,31 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
-use causeway_channel::clock::{Moment, from_unix_seconds};
-use causeway_channel::{Clock, Endpoint, KeyHash};
+use causeway_channel::clock::{UtcTimestamp, from_unix_seconds};
+use causeway_channel::{ChannelEndpoint, Clock, KeyHash};
 use causeway_daemon::AuditLog;
-use causeway_store::{Record, Revision, Store, StoreError};
+use causeway_store::{Revision, Store, StoreError, StoreRecord};
 use rustls::ServerConfig;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::{Notify, broadcast, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::access::Credentials;
-use super::authority::ServerName;
+use super::access::CredentialCache;
+use super::authority::CloudServerName;
+use super::ca_store::{self, CaSet, CaStoreError, SealKeyLocation};
 use super::certificates::{self, CertificateRecord};
 use super::connect;
-use super::desk::TokenProblem;
 use super::earlier_life;
-use super::figures::Figures;
-use super::follow::{self, Change};
+use super::follow::{self, FollowedChange};
 use super::kubeconfig::{self, KubeconfigError};
+use super::metrics::IdentityMetrics;
 use super::replay;
 use super::revocation::{self, RevocationRecord, Revocations};
 use super::revocation_log::{self, Entry, RevocationLog};
-use super::roll::{self, Roll, RollError, SealPlace};
 use super::seal::SealKey;
-use super::serving::{self, Serving, ServingError};
+use super::serving::{self, ServingError, ServingTls};
+use super::token_admin::TokenProblem;
 use super::tokens::{self, ApiTokenRecord, DeletedApiToken, JoinTokenRecord};
 
 /// What identity has to know from the configuration.
@@ -44,7 +44,7 @@ pub struct IdentityConfig {
     /// `None`: `seal.key` in the data dir.
     pub seal_key: Option<PathBuf>,
     /// The channel endpoints edges are given.
-    pub advertise: Vec<Endpoint>,
+    pub advertise: Vec<ChannelEndpoint>,
     /// Where the API and the channel listen; what is not a wildcard stands in the server certificate.
     pub listen: Vec<SocketAddr>,
     /// Further names and addresses for the server certificate.
@@ -65,7 +65,7 @@ impl IdentityConfig {
     /// Everything else at its default.
     pub fn new(
         data_dir: impl Into<PathBuf>,
-        advertise: Vec<Endpoint>,
+        advertise: Vec<ChannelEndpoint>,
         api_url: impl Into<String>,
     ) -> IdentityConfig {
         IdentityConfig {
@@ -100,7 +100,7 @@ pub(super) const ATTEMPTS_MAX: usize = 16;
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
     #[error(transparent)]
-    Roll(#[from] RollError),
+    Roll(#[from] CaStoreError),
     #[error("the cloud's own certificate cannot be made")]
     Serving(#[from] ServingError),
     #[error(transparent)]
@@ -115,13 +115,13 @@ pub enum IdentityError {
 pub struct Registrar {
     pub(super) store: Store,
     pub(super) config: IdentityConfig,
-    pub(super) place: SealPlace,
+    pub(super) place: SealKeyLocation,
     pub(super) seal: SealKey,
-    pub(super) roll: ArcSwap<Roll>,
+    pub(super) roll: ArcSwap<CaSet>,
     pub(super) revocations: Revocations,
-    pub(super) credentials: Credentials,
-    pub(super) figures: Figures,
-    serving: Serving,
+    pub(super) credentials: CredentialCache,
+    pub(super) figures: IdentityMetrics,
+    serving: ServingTls,
     log: RevocationLog,
     /// Something may be in the store and not in the revocation log.
     is_log_behind: AtomicBool,
@@ -130,7 +130,7 @@ pub struct Registrar {
     roll_changed: Notify,
     bundle_changed: watch::Sender<u64>,
     /// Where edges reach the other replicas, as far as they are known.
-    pub(super) other_endpoints: ArcSwap<Vec<Endpoint>>,
+    pub(super) other_endpoints: ArcSwap<Vec<ChannelEndpoint>>,
     /// CAs have come or gone since the start: a handshake may have trusted others than we trust now.
     have_authorities_changed: AtomicBool,
 }
@@ -139,7 +139,7 @@ impl Registrar {
     /// Opens the CA, or makes it; afterwards everything can be answered.
     pub async fn open(store: Store, config: IdentityConfig) -> Result<Arc<Registrar>, IdentityError> {
         let path = config.seal_key.clone().unwrap_or_else(|| config.data_dir.join("seal.key"));
-        let place = SealPlace { path, host: serving::host_name() };
+        let place = SealKeyLocation { path, host: serving::host_name() };
         let now = config.clock.now();
         // Following begins before the first picture is taken; seeing a change twice is harmless, missing one is not.
         let since = store.revision().await?;
@@ -148,7 +148,7 @@ impl Registrar {
             makes_ca = true;
             earlier_life::begin(&config.data_dir, config.seal_key.is_some(), config.new_fleet)
         };
-        let (roll, seal) = roll::open_or_create(&store, &place, now, may_create).await?;
+        let (roll, seal) = ca_store::open_or_create(&store, &place, now, may_create).await?;
         earlier_life::end(&config.data_dir);
         if config.new_fleet && !makes_ca {
             tracing::warn!(
@@ -160,12 +160,12 @@ impl Registrar {
         let (api_tokens, _) = follow::snapshot(&store, tokens::API_PREFIX).await?;
         let names = names(&config);
         let registrar = Registrar {
-            serving: Serving::new(names, &roll, now)?,
+            serving: ServingTls::new(names, &roll, now)?,
             since,
             roll: ArcSwap::from_pointee(roll),
             revocations: Revocations::new(revoked),
-            credentials: Credentials::new(api_tokens),
-            figures: Figures::default(),
+            credentials: CredentialCache::new(api_tokens),
+            figures: IdentityMetrics::default(),
             log,
             is_log_behind: AtomicBool::new(true),
             roll_changed: Notify::new(),
@@ -205,7 +205,7 @@ impl Registrar {
         self.config.data_dir.join(kubeconfig::FILE)
     }
 
-    pub fn figures(&self) -> &Figures {
+    pub fn figures(&self) -> &IdentityMetrics {
         &self.figures
     }
 
@@ -240,7 +240,7 @@ impl Registrar {
     /// Follows the store and keeps certificates fresh until told to stop.
     pub async fn run(&self, stop: CancellationToken) {
         let (queue, waiting) = mpsc::channel(LOG_QUEUE_MAX);
-        let log = |change: &Change| self.queue_for_log(change, &queue);
+        let log = |change: &FollowedChange| self.queue_for_log(change, &queue);
         let revocations = follow::follow(&self.store, revocation::PREFIX, self.since, &stop, |change| {
             log(&change);
             if concerns_users(&change) {
@@ -259,7 +259,7 @@ impl Registrar {
         let api_tokens = follow::follow(&self.store, tokens::API_PREFIX, self.since, &stop, |change| {
             self.credentials.apply(change);
         });
-        let authorities = follow::follow(&self.store, roll::KEY, self.since, &stop, |change| {
+        let authorities = follow::follow(&self.store, ca_store::KEY, self.since, &stop, |change| {
             self.apply_roll(change);
         });
         // Boxed, because watches of the store are large and this future is held by others.
@@ -268,10 +268,10 @@ impl Registrar {
         tokio::join!(Box::pin(following), Box::pin(self.keep_fresh(&stop)), self.write_log(waiting, &stop));
     }
 
-    fn queue_for_log(&self, change: &Change, queue: &mpsc::Sender<Entry>) {
+    fn queue_for_log(&self, change: &FollowedChange, queue: &mpsc::Sender<Entry>) {
         let entries = match change {
-            Change::All(records) => revocation_log::entries_of(records),
-            Change::One(event) => {
+            FollowedChange::All(records) => revocation_log::entries_of(records),
+            FollowedChange::One(event) => {
                 event.value.as_ref().and_then(|value| Entry::of(&event.key, value)).into_iter().collect()
             }
         };
@@ -377,7 +377,7 @@ impl Registrar {
     pub(super) async fn refresh(&self) -> Result<(), IdentityError> {
         let roll = self.roll.load_full();
         if self.serving.reconcile(names(&self.config), &roll, self.now())? {
-            tracing::info!(until = %Moment(self.serving.not_after()), "shows a new server certificate");
+            tracing::info!(until = %UtcTimestamp(self.serving.not_after()), "shows a new server certificate");
         }
         self.reconcile_connect()?;
         self.reconcile_kubeconfig()?;
@@ -404,7 +404,7 @@ impl Registrar {
     }
 
     /// Takes a roll that this replica wrote or another one did. An older one than we have is ignored.
-    pub(super) fn publish_roll(&self, roll: Roll) {
+    pub(super) fn publish_roll(&self, roll: CaSet) {
         let newer = Arc::new(roll);
         if newer.ids() != self.roll.load().ids() {
             // Before the roll itself: who reads both never takes the new one for the first.
@@ -416,21 +416,22 @@ impl Registrar {
         self.bundle_changed.send_modify(|count| *count += 1);
     }
 
-    fn apply_roll(&self, change: Change) {
+    fn apply_roll(&self, change: FollowedChange) {
         let (value, revision) = match &change {
-            Change::All(records) => match records.iter().find(|record| &*record.key == roll::KEY) {
+            FollowedChange::All(records) => match records.iter().find(|record| &*record.key == ca_store::KEY)
+            {
                 Some(record) => (&record.value, record.revision),
                 None => return,
             },
-            Change::One(event) => match &event.value {
-                Some(value) if &*event.key == roll::KEY => (value, event.revision),
+            FollowedChange::One(event) => match &event.value {
+                Some(value) if &*event.key == ca_store::KEY => (value, event.revision),
                 _ => return,
             },
         };
         if revision <= self.roll.load().revision {
             return;
         }
-        match roll::decode(value, revision, &self.seal) {
+        match ca_store::decode(value, revision, &self.seal) {
             Ok(roll) => self.publish_roll(roll),
             Err(error) => {
                 tracing::error!(
@@ -446,21 +447,21 @@ impl Registrar {
         let now = self.now();
         let (join, _) = follow::snapshot(&self.store, tokens::JOIN_PREFIX).await?;
         let (api, _) = follow::snapshot(&self.store, tokens::API_PREFIX).await?;
-        let join_is_old = |record: &&Record| {
+        let join_is_old = |record: &&StoreRecord| {
             serde_json::from_slice::<JoinTokenRecord>(&record.value)
                 .is_ok_and(|token| token.is_forgettable(now))
         };
-        let api_is_old = |record: &&Record| {
+        let api_is_old = |record: &&StoreRecord| {
             serde_json::from_slice::<ApiTokenRecord>(&record.value)
                 .is_ok_and(|token| token.has_expired(now - tokens::REMEMBERED))
         };
         let (deleted, _) = follow::snapshot(&self.store, tokens::DELETED_PREFIX).await?;
-        let mark_is_old = |record: &&Record| {
+        let mark_is_old = |record: &&StoreRecord| {
             serde_json::from_slice::<DeletedApiToken>(&record.value)
                 .is_ok_and(|token| now > from_unix_seconds(token.expires))
         };
         let (certificates, _) = follow::snapshot(&self.store, certificates::PREFIX).await?;
-        let certificate_is_old = |record: &&Record| {
+        let certificate_is_old = |record: &&StoreRecord| {
             serde_json::from_slice::<CertificateRecord>(&record.value)
                 .is_ok_and(|certificate| certificate.is_forgettable(now))
         };
@@ -499,7 +500,7 @@ impl Registrar {
     pub(super) async fn load_record<T: DeserializeOwned>(
         &self,
         key: &str,
-    ) -> Result<Option<(T, Record)>, StoreError> {
+    ) -> Result<Option<(T, StoreRecord)>, StoreError> {
         let Some(record) = self.store.get(key).await? else { return Ok(None) };
         let value = serde_json::from_slice(&record.value).map_err(|error| StoreError::Corrupt {
             reason: format!("the record {key} cannot be read"),
@@ -533,17 +534,17 @@ async fn open_log(
 }
 
 /// Is a certificate of a person or a program among them?
-fn concerns_users(change: &Change) -> bool {
+fn concerns_users(change: &FollowedChange) -> bool {
     let of_user = |value: &[u8]| {
         serde_json::from_slice::<RevocationRecord>(value).is_ok_and(|record| record.gateway.is_empty())
     };
     match change {
-        Change::All(records) => records.iter().any(|record| of_user(&record.value)),
-        Change::One(event) => event.value.as_ref().is_some_and(|value| of_user(value)),
+        FollowedChange::All(records) => records.iter().any(|record| of_user(&record.value)),
+        FollowedChange::One(event) => event.value.as_ref().is_some_and(|value| of_user(value)),
     }
 }
 
-pub(super) fn names(config: &IdentityConfig) -> Vec<ServerName> {
+pub(super) fn names(config: &IdentityConfig) -> Vec<CloudServerName> {
     let (host, outward) = (serving::host_name(), serving::outward_addresses());
     serving::names(&config.advertise, &config.listen, &config.names, &host, &outward)
 }

@@ -226,7 +226,7 @@ mod tests {
     use causeway_channel::clock::unix_seconds;
 
     use super::*;
-    use crate::identity::revocation::Reason;
+    use crate::identity::revocation::RevocationReason;
 
     const AT: i64 = 1_800_000_000;
 
@@ -270,7 +270,8 @@ mod tests {
     }
 
     fn revocation(at: i64) -> RevocationRecord {
-        let mut record = RevocationRecord::new("g", Reason::Revoked, from_unix_seconds(at), at + 50);
+        let mut record =
+            RevocationRecord::new("g", RevocationReason::Revoked, from_unix_seconds(at), at + 50);
         record.site = "Tokyo".into();
         record
     }

@@ -7,19 +7,19 @@ use std::sync::Arc;
 
 use causeway_channel::dial::DialConfig;
 use causeway_channel::link::REPLICA_ALPN;
-use causeway_channel::tls::{self, Credentials, Trust};
-use causeway_channel::{CertificateFacts, Key};
+use causeway_channel::tls::{self, TlsCredentials, TrustAnchors};
+use causeway_channel::{CertificateFacts, PrivateKey};
 use rustls_pki_types::CertificateDer;
 
-use super::authority::{SERVER_LIFETIME, Subject};
+use super::authority::{CertificateSubject, SERVER_LIFETIME};
 use super::registrar::Registrar;
 use super::serving;
-use crate::replicas::{DoorError, PeerDoor};
+use crate::replicas::{ReplicaIdentity, ReplicaIdentityError};
 
-impl PeerDoor for Registrar {
-    fn dial_config(&self) -> Result<DialConfig, DoorError> {
-        let credentials = self.credentials_of(&Subject::Replica)?;
-        let trust = Trust::Bundle(self.roll.load().bundle());
+impl ReplicaIdentity for Registrar {
+    fn dial_config(&self) -> Result<DialConfig, ReplicaIdentityError> {
+        let credentials = self.credentials_of(&CertificateSubject::Replica)?;
+        let trust = TrustAnchors::Bundle(self.roll.load().bundle());
         let clock = self.config.clock.clone();
         Ok(DialConfig { alpn: REPLICA_ALPN, clock, ..DialConfig::new(Vec::new(), trust, credentials) })
     }
@@ -33,21 +33,21 @@ impl PeerDoor for Registrar {
 }
 
 impl Registrar {
-    fn credentials_of(&self, subject: &Subject) -> Result<Credentials, DoorError> {
-        let key = Key::generate().map_err(failed)?;
+    fn credentials_of(&self, subject: &CertificateSubject) -> Result<TlsCredentials, ReplicaIdentityError> {
+        let key = PrivateKey::generate().map_err(failed)?;
         let spki = serving::spki(&key).map_err(failed)?;
         let signed = self.roll.load().serving().sign(subject, &spki, self.now(), SERVER_LIFETIME);
-        Ok(Credentials { chain: vec![signed.map_err(failed)?.certificate], key: key.to_der() })
+        Ok(TlsCredentials { chain: vec![signed.map_err(failed)?.certificate], key: key.to_der() })
     }
 
     /// As an edge would dial, without the trouble of enrolment.
     #[cfg(test)]
     pub(crate) fn dial_as_gateway(&self, peer: &causeway_channel::PeerId) -> DialConfig {
-        let credentials = self.credentials_of(&Subject::Gateway(peer.clone())).unwrap();
+        let credentials = self.credentials_of(&CertificateSubject::Gateway(peer.clone())).unwrap();
         DialConfig { credentials, ..self.dial_config().unwrap() }
     }
 }
 
-fn failed(error: impl std::error::Error + Send + Sync + 'static) -> DoorError {
+fn failed(error: impl std::error::Error + Send + Sync + 'static) -> ReplicaIdentityError {
     Arc::new(error)
 }

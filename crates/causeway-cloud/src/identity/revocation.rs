@@ -11,11 +11,11 @@ use arc_swap::ArcSwap;
 use bytes::Bytes;
 use causeway_channel::KeyHash;
 use causeway_channel::clock::{from_unix_seconds, unix_seconds};
-use causeway_store::Record;
+use causeway_store::StoreRecord;
 use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast;
 
-use super::follow::Change;
+use super::follow::FollowedChange;
 
 pub const PREFIX: &str = "revocations/";
 /// A listener that falls further behind must look at all its sessions anew.
@@ -40,7 +40,7 @@ pub struct RevocationRecord {
     pub user: String,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub serial: String,
-    pub reason: Reason,
+    pub reason: RevocationReason,
     pub at: i64,
     /// When the last certificate over this key ends by itself, and the record with it.
     pub until: i64,
@@ -48,7 +48,7 @@ pub struct RevocationRecord {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Reason {
+pub enum RevocationReason {
     /// Somebody said so.
     Revoked,
     /// The gateway was enrolled anew with another key.
@@ -56,7 +56,7 @@ pub enum Reason {
 }
 
 impl RevocationRecord {
-    pub fn new(gateway: &str, reason: Reason, now: SystemTime, until: i64) -> RevocationRecord {
+    pub fn new(gateway: &str, reason: RevocationReason, now: SystemTime, until: i64) -> RevocationRecord {
         RevocationRecord {
             gateway: gateway.to_owned(),
             site: String::new(),
@@ -88,10 +88,10 @@ pub struct Revocations {
 }
 
 impl Revocations {
-    pub fn new(records: Vec<Record>) -> Revocations {
+    pub fn new(records: Vec<StoreRecord>) -> Revocations {
         let (ended, _) = broadcast::channel(BROADCAST_MAX);
         let revocations = Revocations { keys: ArcSwap::default(), applying: Mutex::default(), ended };
-        revocations.apply(Change::All(records));
+        revocations.apply(FollowedChange::All(records));
         revocations
     }
 
@@ -112,13 +112,13 @@ impl Revocations {
         old.map(|(key, _)| *key).collect()
     }
 
-    pub(super) fn apply(&self, change: Change) {
+    pub(super) fn apply(&self, change: FollowedChange) {
         self.change(|keys| match change {
-            Change::All(records) => {
+            FollowedChange::All(records) => {
                 keys.clear();
                 keys.extend(records.iter().filter_map(|record| read(&record.key, &record.value)));
             }
-            Change::One(event) => match &event.value {
+            FollowedChange::One(event) => match &event.value {
                 Some(value) => keys.extend(read(&event.key, value)),
                 None => drop(key_of(&event.key).map(|key| keys.remove(&key))),
             },
@@ -153,12 +153,12 @@ fn key_of(store_key: &str) -> Option<KeyHash> {
 
 #[cfg(test)]
 mod tests {
-    use causeway_store::{Event, Revision};
+    use causeway_store::{Revision, StoreEvent};
 
     use super::*;
 
-    fn event(key: &KeyHash, value: Option<&RevocationRecord>) -> Change {
-        Change::One(Arc::new(Event {
+    fn event(key: &KeyHash, value: Option<&RevocationRecord>) -> FollowedChange {
+        FollowedChange::One(Arc::new(StoreEvent {
             revision: Revision(1),
             key: store_key(key).into(),
             value: value.map(RevocationRecord::encode),
@@ -170,7 +170,7 @@ mod tests {
     #[test]
     fn keys_come_and_go_and_each_is_announced_once() {
         let now = from_unix_seconds(1_800_000_000);
-        let record = RevocationRecord::new("g", Reason::Revoked, now, unix_seconds(now) + 5);
+        let record = RevocationRecord::new("g", RevocationReason::Revoked, now, unix_seconds(now) + 5);
         let (a, b) = (KeyHash::of_spki(b"a"), KeyHash::of_spki(b"b"));
         let revocations = Revocations::new(Vec::new());
         let mut ended = revocations.ended();
@@ -186,13 +186,13 @@ mod tests {
 
         revocations.apply(event(&a, None));
         assert!(!revocations.contains(&a));
-        let damaged = Record {
+        let damaged = StoreRecord {
             key: store_key(&b).into(),
             value: Bytes::from_static(b"{"),
             revision: Revision(2),
             created: Revision(2),
         };
-        revocations.apply(Change::All(vec![damaged]));
+        revocations.apply(FollowedChange::All(vec![damaged]));
         assert!(revocations.contains(&b), "a damaged record revokes all the same");
         assert_eq!(ended.try_recv().unwrap(), b);
     }

@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime};
 
 use causeway_channel::clock::{from_unix_seconds, unix_seconds};
 use causeway_daemon::data_dir::write_atomic;
-use causeway_store::Record;
+use causeway_store::StoreRecord;
 use serde::{Deserialize, Serialize};
 
 use super::revocation::{self, RevocationRecord};
@@ -204,7 +204,7 @@ fn open(path: &Path) -> io::Result<File> {
 }
 
 fn lines(entries: &[Entry], now: SystemTime) -> Vec<u8> {
-    let time = causeway_channel::clock::Moment(from_unix_seconds(unix_seconds(now))).to_string();
+    let time = causeway_channel::clock::UtcTimestamp(from_unix_seconds(unix_seconds(now))).to_string();
     let mut text = Vec::new();
     for entry in entries {
         let line = Line { time: time.clone(), entry: entry.clone() };
@@ -215,7 +215,7 @@ fn lines(entries: &[Entry], now: SystemTime) -> Vec<u8> {
 }
 
 /// What the records of a snapshot say.
-pub fn entries_of(records: &[Record]) -> Vec<Entry> {
+pub fn entries_of(records: &[StoreRecord]) -> Vec<Entry> {
     records.iter().filter_map(|record| Entry::of(&record.key, &record.value)).collect()
 }
 
@@ -224,14 +224,14 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
-    use crate::identity::revocation::Reason;
+    use crate::identity::revocation::RevocationReason;
 
     fn now() -> SystemTime {
         from_unix_seconds(1_800_000_000)
     }
 
     fn key(name: &str, until: SystemTime) -> Entry {
-        let record = RevocationRecord::new("g", Reason::Revoked, now(), unix_seconds(until));
+        let record = RevocationRecord::new("g", RevocationReason::Revoked, now(), unix_seconds(until));
         Entry::Key { key: name.into(), record }
     }
 

@@ -8,18 +8,18 @@ use std::collections::BTreeMap;
 use causeway_apiserver::Identity;
 use causeway_channel::clock::unix_seconds;
 use causeway_channel::{KeyHash, PeerId};
-use causeway_store::{Op, Record, Revision, StoreError};
+use causeway_store::{Op, Revision, StoreError, StoreRecord};
 use serde::Serialize;
 
 use super::access::Credential;
 use super::audit::AuditLine;
 use super::certificates::{self, CertificateRecord};
-use super::desk::{TokenProblem, busy, each};
 use super::follow;
 use super::gateways::{self, GatewayRecord};
 use super::registrar::{ATTEMPTS_MAX, Registrar, encode};
-use super::revocation::{self, Reason, RevocationRecord};
+use super::revocation::{self, RevocationReason, RevocationRecord};
 use super::revocation_log::Entry;
+use super::token_admin::{TokenProblem, busy, each};
 use super::tokens::{self, JoinTokenRecord};
 
 /// What a revocation did.
@@ -94,7 +94,7 @@ impl Registrar {
         let record = RevocationRecord {
             user: certificate.user.clone(),
             serial: serial.clone(),
-            ..RevocationRecord::new("", Reason::Revoked, self.now(), until)
+            ..RevocationRecord::new("", RevocationReason::Revoked, self.now(), until)
         };
         self.store.put(&revocation::store_key(&key), record.encode()).await?;
         self.revocations.insert(key, record.clone());
@@ -204,8 +204,8 @@ impl Registrar {
     ) -> Result<(Vec<String>, Vec<Entry>), TokenProblem> {
         let now = self.now();
         let (join, _) = follow::snapshot(&self.store, tokens::JOIN_PREFIX).await?;
-        let is_meant = |record: &Record| upto.is_none_or(|upto| record.created <= upto);
-        let made: Vec<Record> = join.into_iter().filter(is_meant).collect();
+        let is_meant = |record: &StoreRecord| upto.is_none_or(|upto| record.created <= upto);
+        let made: Vec<StoreRecord> = join.into_iter().filter(is_meant).collect();
         let (mut ids, mut entries) = (Vec::new(), Vec::new());
         for (id, token) in each::<JoinTokenRecord>(&made, tokens::JOIN_PREFIX) {
             if token.gateway == gateway
@@ -266,7 +266,7 @@ impl Registrar {
             let now = self.now();
             let revocation = RevocationRecord {
                 site: record.site.clone(),
-                ..RevocationRecord::new(gateway, Reason::Revoked, now, record.expires)
+                ..RevocationRecord::new(gateway, RevocationReason::Revoked, now, record.expires)
             };
             let ops = vec![
                 Op::Update { key: key.clone(), value: record.revoked(now).encode(), expected: revision },

@@ -6,15 +6,15 @@
 use std::time::SystemTime;
 
 use causeway_channel::KeyHash;
-use causeway_channel::clock::Moment;
+use causeway_channel::clock::UtcTimestamp;
 use causeway_store::StoreError;
 use serde::Serialize;
 
 use super::audit::AuditLine;
+use super::ca_store::{self, CaSet, CaStoreError};
 use super::follow;
 use super::gateways::{self, GatewayRecord};
 use super::registrar::Registrar;
-use super::roll::{self, Roll, RollError};
 use super::tokens::{self, JoinTokenRecord};
 
 #[derive(Debug, thiserror::Error)]
@@ -33,7 +33,7 @@ pub enum RotationError {
     #[error("another replica changed the CAs at the same moment; look and try again")]
     Raced,
     #[error(transparent)]
-    Roll(RollError),
+    Roll(CaStoreError),
 }
 
 fn waiting(gateways: &[String], tokens: &[String]) -> String {
@@ -51,12 +51,12 @@ fn waiting(gateways: &[String], tokens: &[String]) -> String {
     text
 }
 
-impl From<RollError> for RotationError {
-    fn from(error: RollError) -> RotationError {
+impl From<CaStoreError> for RotationError {
+    fn from(error: CaStoreError) -> RotationError {
         match error {
-            RollError::AlreadyChanging => RotationError::AlreadyChanging,
-            RollError::NotChanging => RotationError::NotChanging,
-            RollError::Store(StoreError::Conflict { .. }) => RotationError::Raced,
+            CaStoreError::AlreadyChanging => RotationError::AlreadyChanging,
+            CaStoreError::NotChanging => RotationError::NotChanging,
+            CaStoreError::Store(StoreError::Conflict { .. }) => RotationError::Raced,
             error => RotationError::Roll(error),
         }
     }
@@ -64,7 +64,7 @@ impl From<RollError> for RotationError {
 
 impl From<StoreError> for RotationError {
     fn from(error: StoreError) -> RotationError {
-        RotationError::Roll(RollError::Store(error))
+        RotationError::Roll(CaStoreError::Store(error))
     }
 }
 
@@ -106,8 +106,8 @@ impl Registrar {
             let id = authority.id();
             AuthorityView {
                 id: id.to_string(),
-                created: Moment(created).to_string(),
-                expires: Moment(authority.not_after()).to_string(),
+                created: UtcTimestamp(created).to_string(),
+                expires: UtcTimestamp(authority.not_after()).to_string(),
                 issuing: id == roll.issuing().id(),
                 serving: id == roll.serving().id(),
                 certificate: causeway_channel::pem::encode(std::slice::from_ref(authority.certificate())),
@@ -125,7 +125,7 @@ impl Registrar {
     /// Begins the change.
     pub async fn start_rotation(&self) -> Result<RotationView, RotationError> {
         let roll = self.roll.load_full();
-        let next = roll::start_change(&self.store, &roll, &self.seal, &self.place, self.now()).await?;
+        let next = ca_store::start_change(&self.store, &roll, &self.seal, &self.place, self.now()).await?;
         let id = next.issuing().id().to_string();
         self.audit(&AuditLine { event: "ca-change-started", key: &id, ..AuditLine::default() });
         self.take(next).await?;
@@ -142,7 +142,7 @@ impl Registrar {
         if !needed.is_empty() && !force {
             return Err(RotationError::StillNeeded { gateways: needed.gateways, tokens: needed.tokens });
         }
-        let next = roll::finish_change(&self.store, &roll, &self.seal, &self.place).await?;
+        let next = ca_store::finish_change(&self.store, &roll, &self.seal, &self.place).await?;
         let (id, reason) = (next.issuing().id().to_string(), if needed.is_empty() { "" } else { "forced" });
         self.audit(&AuditLine { event: "ca-change-finished", key: &id, reason, ..AuditLine::default() });
         self.take(next).await?;
@@ -150,7 +150,7 @@ impl Registrar {
     }
 
     // The caller's next request must already meet the new state, so this replica does not wait for its watch.
-    async fn take(&self, roll: Roll) -> Result<(), RotationError> {
+    async fn take(&self, roll: CaSet) -> Result<(), RotationError> {
         self.publish_roll(roll);
         if let Err(error) = self.upkeep().await {
             tracing::error!(
@@ -161,7 +161,7 @@ impl Registrar {
         Ok(())
     }
 
-    async fn who_needs_the_old(&self, roll: &Roll) -> Result<Needed, StoreError> {
+    async fn who_needs_the_old(&self, roll: &CaSet) -> Result<Needed, StoreError> {
         let mut needed = Needed::default();
         if !roll.is_changing() {
             return Ok(needed);

@@ -10,12 +10,12 @@ use std::path::{Path, PathBuf};
 
 use aws_lc_rs::aead::{AES_256_GCM, Aad, NONCE_LEN, Nonce, RandomizedNonceKey};
 use causeway_channel::peer::sha256;
-use causeway_channel::token::Secret;
+use causeway_channel::token::TokenSecret;
 use causeway_daemon::data_dir::create_atomic;
 
 /// The content of a `seal.key`. `Debug` shows only its id.
 pub struct SealKey {
-    key: Secret,
+    key: TokenSecret,
     path: PathBuf,
 }
 
@@ -47,7 +47,7 @@ impl SealKey {
         // The same reader as for hashes of keys: 32 bytes in hexadecimal digits.
         let bytes = causeway_channel::KeyHash::from_hex(text.trim())
             .ok_or_else(|| SealError::Damaged { path: path.to_owned() })?;
-        let key = Secret::from_bytes(bytes.as_bytes()).expect("a hash has 32 bytes");
+        let key = TokenSecret::from_bytes(bytes.as_bytes()).expect("a hash has 32 bytes");
         Ok(Some(SealKey { key, path: path.to_owned() }))
     }
 
@@ -55,7 +55,7 @@ impl SealKey {
     /// comes makes the key, the others take that one.
     pub fn generate(path: &Path) -> Result<SealKey, SealError> {
         let failed = |source| SealError::File { path: path.to_owned(), action: "written", source };
-        let key = Secret::generate();
+        let key = TokenSecret::generate();
         let text: String = key.expose().iter().map(|byte| format!("{byte:02x}")).collect();
         match create_atomic(path, format!("{text}\n").as_bytes()) {
             Ok(()) => Ok(SealKey { key, path: path.to_owned() }),

@@ -11,8 +11,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use causeway_channel::clock::unix_seconds;
-use causeway_channel::tcp::Socket;
-use causeway_channel::wire::{self, Answer, Ask, Code, Hello, Refusal, Request, Response, WireError};
+use causeway_channel::tcp::LinkSocket;
+use causeway_channel::wire::{
+    self, EnrolmentCode, EnrolmentHello, EnrolmentRefusal, EnrolmentRequest, EnrolmentRequestBody,
+    EnrolmentResponse, EnrolmentResponseBody, WireError,
+};
 use governor::clock::{Clock as _, DefaultClock};
 use governor::{DefaultDirectRateLimiter, DefaultKeyedRateLimiter, Quota, RateLimiter};
 use tokio::io::AsyncWriteExt;
@@ -94,7 +97,7 @@ impl EnrolmentServer {
     }
 
     /// Serves one connection, if there is room for it.
-    pub fn admit(&self, link: TlsStream<Socket>, client: SocketAddr) {
+    pub fn admit(&self, link: TlsStream<LinkSocket>, client: SocketAddr) {
         self.shared.clone().admit(link, client, &self.tasks);
     }
 
@@ -106,7 +109,7 @@ impl EnrolmentServer {
 }
 
 impl Shared {
-    fn admit(self: Arc<Shared>, link: TlsStream<Socket>, client: SocketAddr, tasks: &TaskTracker) {
+    fn admit(self: Arc<Shared>, link: TlsStream<LinkSocket>, client: SocketAddr, tasks: &TaskTracker) {
         let figures = &self.registrar.figures;
         let Ok(place) = self.connections.clone().try_acquire_owned() else {
             figures.count_turned_away("full");
@@ -143,7 +146,7 @@ impl Shared {
         }
     }
 
-    async fn serve(&self, mut link: TlsStream<Socket>, client: SocketAddr) {
+    async fn serve(&self, mut link: TlsStream<LinkSocket>, client: SocketAddr) {
         let figures = &self.registrar.figures;
         match timeout(self.limits.exchange, self.exchange(&mut link, client)).await {
             Ok(Ok(())) => {}
@@ -155,44 +158,45 @@ impl Shared {
         }
     }
 
-    async fn exchange(&self, link: &mut TlsStream<Socket>, client: SocketAddr) -> Result<(), WireError> {
+    async fn exchange(&self, link: &mut TlsStream<LinkSocket>, client: SocketAddr) -> Result<(), WireError> {
         let time = unix_seconds(self.registrar.now());
-        wire::write(link, &Hello { version: wire::VERSION, time }).await?;
-        let answer = match wire::read::<Request>(link).await {
+        wire::write(link, &EnrolmentHello { version: wire::VERSION, time }).await?;
+        let answer = match wire::read::<EnrolmentRequest>(link).await {
             Ok(request) => self.answer(link, request, client).await,
             // The link itself is fine, so the peer is told.
             Err(error @ (WireError::TooLong { .. } | WireError::Malformed(_))) => {
                 self.registrar.figures.count_turned_away("malformed");
-                Err(Refusal::new(
-                    Code::Malformed,
+                Err(EnrolmentRefusal::new(
+                    EnrolmentCode::Malformed,
                     error.to_string(),
                     "edge and cloud may be of different versions",
                 ))
             }
             Err(error) => return Err(error),
         };
-        let answer = answer.unwrap_or_else(Answer::Refused);
-        wire::write(link, &Response { answer: Some(answer) }).await?;
+        let answer = answer.unwrap_or_else(EnrolmentResponseBody::Refused);
+        wire::write(link, &EnrolmentResponse { answer: Some(answer) }).await?;
         link.shutdown().await?;
         Ok(())
     }
 
     async fn answer(
         &self,
-        link: &TlsStream<Socket>,
-        request: Request,
+        link: &TlsStream<LinkSocket>,
+        request: EnrolmentRequest,
         client: SocketAddr,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<EnrolmentResponseBody, EnrolmentRefusal> {
         let shown = link.get_ref().1.peer_certificates().and_then(|chain| chain.first());
         // Edges with a certificate of ours are known; after a restart of the cloud they may all come at once.
-        let is_known = shown.is_some() && matches!(request.ask, Some(Ask::Renew(_) | Ask::Check(_)));
+        let is_known = shown.is_some()
+            && matches!(request.ask, Some(EnrolmentRequestBody::Renew(_) | EnrolmentRequestBody::Check(_)));
         if !is_known {
             self.limit(client.ip())?;
         }
         self.registrar.answer(request, shown, &client.ip().to_string()).await
     }
 
-    fn limit(&self, address: IpAddr) -> Result<(), Refusal> {
+    fn limit(&self, address: IpAddr) -> Result<(), EnrolmentRefusal> {
         if self.per_address.len() > ADDRESSES_MAX {
             self.per_address.retain_recent();
         }
@@ -211,7 +215,10 @@ impl Shared {
             _ => "too many tries from this address",
         };
         let hint = format!("try again in {seconds} seconds");
-        Err(Refusal { retry_after_seconds: seconds, ..Refusal::new(Code::RateLimited, message, hint) })
+        Err(EnrolmentRefusal {
+            retry_after_seconds: seconds,
+            ..EnrolmentRefusal::new(EnrolmentCode::RateLimited, message, hint)
+        })
     }
 }
 

@@ -9,18 +9,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use arc_swap::ArcSwap;
-use causeway_channel::key::Request;
+use causeway_channel::key::CertificateRequest;
 use causeway_channel::link::{CHANNEL_ALPN, REPLICA_ALPN};
-use causeway_channel::tls::{self, Credentials, TlsError};
-use causeway_channel::{Endpoint, Key, KeyHash, PeerId, wire};
+use causeway_channel::tls::{self, TlsCredentials, TlsError};
+use causeway_channel::{ChannelEndpoint, KeyHash, PeerId, PrivateKey, wire};
 use rustls::ServerConfig;
 
-use super::authority::{AuthorityError, SERVER_LIFETIME, ServerName, Subject};
-use super::roll::Roll;
+use super::authority::{AuthorityError, CertificateSubject, CloudServerName, SERVER_LIFETIME};
+use super::ca_store::CaSet;
 
 /// The live TLS settings. Listeners take the current one for each connection.
 #[derive(Debug)]
-pub struct Serving {
+pub struct ServingTls {
     api: Arc<ArcSwap<ServerConfig>>,
     channel: Arc<ArcSwap<ServerConfig>>,
     shown: Mutex<Shown>,
@@ -28,7 +28,7 @@ pub struct Serving {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Shown {
-    names: Vec<ServerName>,
+    names: Vec<CloudServerName>,
     authority: KeyHash,
     trusted: Vec<KeyHash>,
     not_before: SystemTime,
@@ -43,10 +43,14 @@ pub enum ServingError {
     Tls(#[from] TlsError),
 }
 
-impl Serving {
-    pub fn new(names: Vec<ServerName>, roll: &Roll, now: SystemTime) -> Result<Serving, ServingError> {
+impl ServingTls {
+    pub fn new(
+        names: Vec<CloudServerName>,
+        roll: &CaSet,
+        now: SystemTime,
+    ) -> Result<ServingTls, ServingError> {
         let made = make(names, roll, now)?;
-        Ok(Serving {
+        Ok(ServingTls {
             api: Arc::new(ArcSwap::from_pointee(made.api)),
             channel: Arc::new(ArcSwap::from_pointee(made.channel)),
             shown: Mutex::new(made.shown),
@@ -69,8 +73,8 @@ impl Serving {
     /// Makes and shows a new certificate if the present one does not fit any more.
     pub fn reconcile(
         &self,
-        names: Vec<ServerName>,
-        roll: &Roll,
+        names: Vec<CloudServerName>,
+        roll: &CaSet,
         now: SystemTime,
     ) -> Result<bool, ServingError> {
         let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
@@ -85,7 +89,7 @@ impl Serving {
     }
 }
 
-fn is_due(shown: &Shown, names: &[ServerName], roll: &Roll, now: SystemTime) -> bool {
+fn is_due(shown: &Shown, names: &[CloudServerName], roll: &CaSet, now: SystemTime) -> bool {
     shown.names != names
         || shown.authority != roll.serving().id()
         || shown.trusted != roll.ids()
@@ -98,10 +102,10 @@ struct Made {
     shown: Shown,
 }
 
-fn make(names: Vec<ServerName>, roll: &Roll, now: SystemTime) -> Result<Made, ServingError> {
-    let key = Key::generate().map_err(AuthorityError::Key)?;
+fn make(names: Vec<CloudServerName>, roll: &CaSet, now: SystemTime) -> Result<Made, ServingError> {
+    let key = PrivateKey::generate().map_err(AuthorityError::Key)?;
     let spki = spki(&key)?;
-    let subject = Subject::Server { names: names.clone() };
+    let subject = CertificateSubject::Server { names: names.clone() };
     let signed = roll.serving().sign(&subject, &spki, now, SERVER_LIFETIME)?;
     let shown = Shown {
         names,
@@ -113,7 +117,7 @@ fn make(names: Vec<ServerName>, roll: &Roll, now: SystemTime) -> Result<Made, Se
     // The CAs go along for edges that know only a hash of one of them.
     let mut chain = vec![signed.certificate];
     chain.extend(roll.bundle());
-    let credentials = Credentials { chain, key: key.to_der() };
+    let credentials = TlsCredentials { chain, key: key.to_der() };
     let bundle = roll.bundle();
     let api = tls::server(credentials.clone(), &bundle, &[b"h2", b"http/1.1"])?;
     let channel = tls::server(credentials, &bundle, &[CHANNEL_ALPN, REPLICA_ALPN, wire::ALPN])?;
@@ -121,36 +125,36 @@ fn make(names: Vec<ServerName>, roll: &Roll, now: SystemTime) -> Result<Made, Se
 }
 
 /// The public half of a key of our own.
-pub(super) fn spki(key: &Key) -> Result<Vec<u8>, AuthorityError> {
+pub(super) fn spki(key: &PrivateKey) -> Result<Vec<u8>, AuthorityError> {
     let nobody = PeerId::new("cloud", "cloud").expect("the constant is a name");
-    let request =
-        Request::read(&key.request(&nobody)?).expect("a request just made with this key can be read");
+    let request = CertificateRequest::read(&key.request(&nobody)?)
+        .expect("a request just made with this key can be read");
     Ok(request.spki)
 }
 
 /// Every name under which somebody may reach this cloud. A wildcard listener is reached under the machine's
 /// `outward` addresses, which may change while it runs.
 pub fn names(
-    advertise: &[Endpoint],
+    advertise: &[ChannelEndpoint],
     listen: &[SocketAddr],
     extra: &[String],
     host: &str,
     outward: &[IpAddr],
-) -> Vec<ServerName> {
+) -> Vec<CloudServerName> {
     let mut names = vec![
-        ServerName::Dns(tls::CLOUD_NAME.to_owned()),
-        ServerName::Dns("localhost".to_owned()),
-        ServerName::Ip(IpAddr::from([127, 0, 0, 1])),
-        ServerName::Ip(IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1])),
+        CloudServerName::Dns(tls::CLOUD_NAME.to_owned()),
+        CloudServerName::Dns("localhost".to_owned()),
+        CloudServerName::Ip(IpAddr::from([127, 0, 0, 1])),
+        CloudServerName::Ip(IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1])),
     ];
     names.extend(server_name(host));
     names.extend(advertise.iter().filter_map(|endpoint| server_name(endpoint.host())));
     names.extend(extra.iter().filter_map(|name| server_name(name)));
     let (wildcards, addresses): (Vec<_>, Vec<_>) =
         listen.iter().map(SocketAddr::ip).partition(IpAddr::is_unspecified);
-    names.extend(addresses.into_iter().map(ServerName::Ip));
+    names.extend(addresses.into_iter().map(CloudServerName::Ip));
     if !wildcards.is_empty() {
-        names.extend(outward.iter().copied().map(ServerName::Ip));
+        names.extend(outward.iter().copied().map(CloudServerName::Ip));
     }
     names.sort();
     names.dedup();
@@ -158,12 +162,12 @@ pub fn names(
 }
 
 // A host name that no certificate can hold (two dots in a row, say) is left out: nobody could verify it anyway.
-fn server_name(text: &str) -> Option<ServerName> {
+fn server_name(text: &str) -> Option<CloudServerName> {
     if let Ok(address) = text.parse::<IpAddr>() {
-        return Some(ServerName::Ip(address));
+        return Some(CloudServerName::Ip(address));
     }
     let name = rustls_pki_types::DnsName::try_from(text.to_ascii_lowercase()).ok()?;
-    Some(ServerName::Dns(name.as_ref().to_owned()))
+    Some(CloudServerName::Dns(name.as_ref().to_owned()))
 }
 
 /// The addresses of this machine that others see: where a packet to the outside would come from. Nothing is sent.
@@ -193,7 +197,7 @@ mod tests {
 
     #[test]
     fn names_follow_the_configuration() {
-        let advertise: Vec<Endpoint> = ["Cloud.Example:7444", "[2001:db8::7]:7444", "bad..name:1"]
+        let advertise: Vec<ChannelEndpoint> = ["Cloud.Example:7444", "[2001:db8::7]:7444", "bad..name:1"]
             .iter()
             .map(|text| text.parse().unwrap())
             .collect();

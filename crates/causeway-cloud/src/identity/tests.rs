@@ -18,15 +18,17 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use causeway_channel::clock::from_unix_seconds;
-use causeway_channel::port::{ChannelPort, PortFigures, PortLimits, PortSockets};
-use causeway_channel::quic::PortKeys;
-use causeway_channel::tls::{Credentials, Trust};
-use causeway_channel::wire::Code;
-use causeway_channel::{Clock, Contact, EnrolError, Issued, JoinToken, Key, enrol};
+use causeway_channel::port::{ChannelPort, PortLimits, PortMetrics, PortSockets};
+use causeway_channel::quic::EndpointKeys;
+use causeway_channel::tls::{TlsCredentials, TrustAnchors};
+use causeway_channel::wire::EnrolmentCode;
+use causeway_channel::{
+    Clock, EnrolError, EnrolmentContact, IssuedCertificate, JoinToken, PrivateKey, enrol,
+};
 use causeway_store::{Store, StoreSpec};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::channel::{Channel, NoLinks};
+use crate::channel::{ChannelServer, NoLinks};
 
 use super::{
     EnrolmentLimits, EnrolmentServer, IdentityConfig, IdentityError, OnEnrolled, OpenTokens, Registrar,
@@ -70,7 +72,7 @@ struct Fleet {
 struct Replica {
     registrar: Arc<Registrar>,
     addr: SocketAddr,
-    port: PortFigures,
+    port: PortMetrics,
     data_dir: PathBuf,
     _stop: DropGuard,
 }
@@ -131,10 +133,10 @@ impl Fleet {
         config.advertise = vec![addr.to_string().parse().unwrap()];
         let registrar = Registrar::open(self.store().await, config).await.unwrap();
         let tls = registrar.channel_tls();
-        let port = ChannelPort::on(sockets, tls, PortKeys::generate(), self.port_limits.clone()).unwrap();
+        let port = ChannelPort::on(sockets, tls, EndpointKeys::generate(), self.port_limits.clone()).unwrap();
         let figures = port.figures().clone();
         let enrolment = EnrolmentServer::new(registrar.clone(), self.limits.clone());
-        let channel = Channel { port, enrolment, links: Arc::new(NoLinks) };
+        let channel = ChannelServer { port, enrolment, links: Arc::new(NoLinks) };
         let stop = CancellationToken::new();
         tokio::spawn(channel.run(stop.clone()));
         let (keeper, until) = (registrar.clone(), stop.clone());
@@ -142,9 +144,9 @@ impl Fleet {
         Replica { registrar, addr, port: figures, data_dir, _stop: stop.drop_guard() }
     }
 
-    fn contact(&self, replica: &Replica, trust: Trust) -> Contact {
+    fn contact(&self, replica: &Replica, trust: TrustAnchors) -> EnrolmentContact {
         let endpoints = vec![replica.addr.to_string().parse().unwrap()];
-        Contact {
+        EnrolmentContact {
             endpoints,
             trust,
             clock: self.hands.clock(),
@@ -153,8 +155,13 @@ impl Fleet {
         }
     }
 
-    async fn enrol(&self, replica: &Replica, token: &JoinToken, key: &Key) -> Result<Issued, EnrolError> {
-        let trust = Trust::Pinned(token.authorities.clone());
+    async fn enrol(
+        &self,
+        replica: &Replica,
+        token: &JoinToken,
+        key: &PrivateKey,
+    ) -> Result<IssuedCertificate, EnrolError> {
+        let trust = TrustAnchors::Pinned(token.authorities.clone());
         enrol::enrol(&self.contact(replica, trust), token, key).await
     }
 
@@ -176,24 +183,24 @@ impl Fleet {
     }
 
     async fn device_with(&self, replica: &Replica, token: &JoinToken) -> Device {
-        let key = Key::generate().unwrap();
+        let key = PrivateKey::generate().unwrap();
         let issued = self.enrol(replica, token, &key).await.unwrap();
         Device { key, issued }
     }
 }
 
 struct Device {
-    key: Key,
-    issued: Issued,
+    key: PrivateKey,
+    issued: IssuedCertificate,
 }
 
 impl Device {
-    fn credentials(&self) -> Credentials {
-        Credentials { chain: vec![self.issued.certificate.clone()], key: self.key.to_der() }
+    fn credentials(&self) -> TlsCredentials {
+        TlsCredentials { chain: vec![self.issued.certificate.clone()], key: self.key.to_der() }
     }
 
-    fn contact(&self, fleet: &Fleet, replica: &Replica) -> Contact {
-        fleet.contact(replica, Trust::Bundle(self.issued.authorities.clone()))
+    fn contact(&self, fleet: &Fleet, replica: &Replica) -> EnrolmentContact {
+        fleet.contact(replica, TrustAnchors::Bundle(self.issued.authorities.clone()))
     }
 
     async fn renew(&mut self, fleet: &Fleet, replica: &Replica) -> Result<(), EnrolError> {
@@ -216,7 +223,7 @@ impl Device {
 }
 
 #[track_caller]
-fn refused<T: std::fmt::Debug>(result: Result<T, EnrolError>, code: Code) -> String {
+fn refused<T: std::fmt::Debug>(result: Result<T, EnrolError>, code: EnrolmentCode) -> String {
     match result {
         Err(EnrolError::Refused(refusal)) if refusal.reason() == code => refusal.to_string(),
         other => panic!("expected {code:?}, got {other:?}"),

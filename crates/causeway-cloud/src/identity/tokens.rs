@@ -7,10 +7,10 @@ use std::time::{Duration, SystemTime};
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use causeway_channel::clock::{Moment, from_unix_seconds, unix_seconds};
+use causeway_channel::clock::{UtcTimestamp, from_unix_seconds, unix_seconds};
 use causeway_channel::peer::sha256;
-use causeway_channel::wire::{Code, Refusal};
-use causeway_channel::{KeyHash, PeerId, Secret};
+use causeway_channel::wire::{EnrolmentCode, EnrolmentRefusal};
+use causeway_channel::{KeyHash, PeerId, TokenSecret};
 use serde::{Deserialize, Serialize};
 
 pub const JOIN_PREFIX: &str = "jointokens/";
@@ -23,7 +23,7 @@ pub const TTL_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 pub const REMEMBERED: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// The name of a token: half of the hash of its secret, in hexadecimal digits. It tells nothing of the secret.
-pub fn id(secret: &Secret) -> String {
+pub fn id(secret: &TokenSecret) -> String {
     secret.hash()[..16].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -94,7 +94,7 @@ pub enum Redemption {
 
 impl JoinTokenRecord {
     pub fn new(
-        secret: &Secret,
+        secret: &TokenSecret,
         peer: &PeerId,
         now: SystemTime,
         ttl: Duration,
@@ -115,7 +115,7 @@ impl JoinTokenRecord {
         }
     }
 
-    pub fn matches(&self, secret: &Secret) -> bool {
+    pub fn matches(&self, secret: &TokenSecret) -> bool {
         self.hash == hex(&secret.hash())
     }
 
@@ -123,11 +123,19 @@ impl JoinTokenRecord {
     ///
     /// `is_current`: the key is the gateway's own and could re-enrol anyway. Then the end of the token does
     /// not matter any more: an edge that crashed in the middle is not punished for coming back late.
-    pub fn judge(&self, key: &KeyHash, now: SystemTime, is_current: bool) -> Result<Redemption, Refusal> {
-        let refuse = |code, message: String| Err(Refusal::new(code, message, NEW_TOKEN));
+    pub fn judge(
+        &self,
+        key: &KeyHash,
+        now: SystemTime,
+        is_current: bool,
+    ) -> Result<Redemption, EnrolmentRefusal> {
+        let refuse = |code, message: String| Err(EnrolmentRefusal::new(code, message, NEW_TOKEN));
         let (site, gateway) = (&self.site, &self.gateway);
         if self.deleted.is_some() {
-            return refuse(Code::TokenDeleted, format!("the token for {site}/{gateway} was deleted"));
+            return refuse(
+                EnrolmentCode::TokenDeleted,
+                format!("the token for {site}/{gateway} was deleted"),
+            );
         }
         let known = self.redeemed.iter().any(|redeemed| redeemed.key == key.to_string());
         if known && is_current {
@@ -137,15 +145,15 @@ impl JoinTokenRecord {
         if now >= expires {
             let message = format!(
                 "the token for {site}/{gateway} expired at {}, and it is {} now",
-                Moment(expires),
-                Moment(now)
+                UtcTimestamp(expires),
+                UtcTimestamp(now)
             );
-            return refuse(Code::TokenExpired, message);
+            return refuse(EnrolmentCode::TokenExpired, message);
         }
         if known {
             // It was the gateway's key once; another key has replaced it since.
             let message = format!("this key of {site}/{gateway} was replaced by a later enrolment");
-            return refuse(Code::NotCurrent, message);
+            return refuse(EnrolmentCode::NotCurrent, message);
         }
         if self.redeemed.len() >= self.uses as usize {
             let message = match self.uses {
@@ -154,7 +162,7 @@ impl JoinTokenRecord {
                     format!("the token for {site}/{gateway} was already used {uses} times, by other keys")
                 }
             };
-            return refuse(Code::TokenUsed, message);
+            return refuse(EnrolmentCode::TokenUsed, message);
         }
         Ok(Redemption::Use)
     }
@@ -173,25 +181,25 @@ impl JoinTokenRecord {
 
 pub const NEW_TOKEN: &str = "ask for a new one: causeway token create --site SITE --gateway GATEWAY";
 
-pub fn unknown_token() -> Refusal {
-    Refusal::new(
-        Code::TokenUnknown,
+pub fn unknown_token() -> EnrolmentRefusal {
+    EnrolmentRefusal::new(
+        EnrolmentCode::TokenUnknown,
         "this cloud does not know the token, or has long forgotten it",
         NEW_TOKEN,
     )
 }
 
 /// The refusal of a token that was made for a gateway whose EGateway was deleted and made again.
-pub fn of_a_deleted_gateway(token: &JoinTokenRecord) -> Refusal {
+pub fn of_a_deleted_gateway(token: &JoinTokenRecord) -> EnrolmentRefusal {
     let (site, gateway) = (&token.site, &token.gateway);
     let message =
         format!("the token was made for an EGateway {gateway} of site {site} that was deleted since");
-    Refusal::new(Code::TokenDeleted, message, NEW_TOKEN)
+    EnrolmentRefusal::new(EnrolmentCode::TokenDeleted, message, NEW_TOKEN)
 }
 
 /// The refusal of a token that would put out a host that is enrolled.
 // An edge from before this rule knows the code: it gives up and shows message and hint.
-pub fn gateway_is_enrolled(token: &JoinTokenRecord) -> Refusal {
+pub fn gateway_is_enrolled(token: &JoinTokenRecord) -> EnrolmentRefusal {
     let (site, gateway) = (&token.site, &token.gateway);
     let message = format!(
         "gateway {gateway} of site {site} is enrolled with another key, and this token may not replace it"
@@ -199,7 +207,7 @@ pub fn gateway_is_enrolled(token: &JoinTokenRecord) -> Refusal {
     let hint = format!(
         "for a second host: causeway token create --site {site} --gateway NAME2; to replace the first: causeway token create --site {site} --gateway {gateway} --replace"
     );
-    Refusal::new(Code::TokenUsed, message, hint)
+    EnrolmentRefusal::new(EnrolmentCode::TokenUsed, message, hint)
 }
 
 /// What the holder of an API token may do.
@@ -232,12 +240,12 @@ pub struct ApiTokenRecord {
 }
 
 impl ApiTokenRecord {
-    pub fn new(secret: &Secret, role: ApiRole, now: SystemTime, ttl: Duration) -> ApiTokenRecord {
+    pub fn new(secret: &TokenSecret, role: ApiRole, now: SystemTime, ttl: Duration) -> ApiTokenRecord {
         let (created, expires) = (unix_seconds(now), unix_seconds(now + ttl));
         ApiTokenRecord { hash: hex(&secret.hash()), role, created, expires }
     }
 
-    pub fn matches(&self, secret: &Secret) -> bool {
+    pub fn matches(&self, secret: &TokenSecret) -> bool {
         self.hash == hex(&secret.hash())
     }
 
@@ -248,13 +256,13 @@ impl ApiTokenRecord {
 
 /// The line a client puts behind `Authorization: Bearer`. The checksum keeps typing errors and
 /// garbage away from the store.
-pub fn api_text(secret: &Secret) -> String {
+pub fn api_text(secret: &TokenSecret) -> String {
     let bytes = [secret.expose().as_slice(), &sha256(secret.expose())[..4]].concat();
     format!("{API_TEXT}{}", URL_SAFE_NO_PAD.encode(bytes))
 }
 
 /// `Err` says what is wrong, without repeating the text.
-pub fn parse_api_text(text: &str) -> Result<Secret, &'static str> {
+pub fn parse_api_text(text: &str) -> Result<TokenSecret, &'static str> {
     let encoded = match text.strip_prefix(API_TEXT) {
         Some(encoded) => encoded,
         None if text.starts_with("cwj") => return Err("it is a join token; the API needs an API token"),
@@ -268,7 +276,7 @@ pub fn parse_api_text(text: &str) -> Result<Secret, &'static str> {
     if sha256(secret)[..4] != *checksum {
         return Err("its checksum does not match");
     }
-    Secret::from_bytes(secret).ok_or("it is cut off")
+    TokenSecret::from_bytes(secret).ok_or("it is cut off")
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -290,7 +298,7 @@ mod tests {
     fn record(uses: u32, redeemed: &[&str]) -> JoinTokenRecord {
         let peer = PeerId::new("Tokyo", "G1").unwrap();
         let hour = Duration::from_secs(3600);
-        let mut record = JoinTokenRecord::new(&Secret::generate(), &peer, now(), hour, uses, &[]);
+        let mut record = JoinTokenRecord::new(&TokenSecret::generate(), &peer, now(), hour, uses, &[]);
         let seen = |name: &&str| Redeemed { key: key(name).to_string(), at: 0 };
         record.redeemed = redeemed.iter().map(seen).collect();
         record
@@ -299,24 +307,28 @@ mod tests {
     #[test]
     fn a_token_is_worth_its_uses_and_a_key_costs_only_one() {
         let later = now() + Duration::from_secs(3600);
-        let row = |record: &JoinTokenRecord, name: &str, at, current, expected: Result<Redemption, Code>| {
+        let row = |record: &JoinTokenRecord,
+                   name: &str,
+                   at,
+                   current,
+                   expected: Result<Redemption, EnrolmentCode>| {
             let judged = record.judge(&key(name), at, current).map_err(|refusal| refusal.reason());
             assert_eq!(judged, expected, "{name} {current} {record:?}");
         };
         row(&record(1, &[]), "a", now(), false, Ok(Redemption::Use));
         row(&record(1, &["a"]), "a", now(), true, Ok(Redemption::Again));
-        row(&record(1, &["a"]), "b", now(), false, Err(Code::TokenUsed));
+        row(&record(1, &["a"]), "b", now(), false, Err(EnrolmentCode::TokenUsed));
         row(&record(2, &["a"]), "b", now(), false, Ok(Redemption::Use));
-        row(&record(2, &["a", "b"]), "a", now(), false, Err(Code::NotCurrent));
+        row(&record(2, &["a", "b"]), "a", now(), false, Err(EnrolmentCode::NotCurrent));
         row(&record(2, &["a", "b"]), "b", now(), true, Ok(Redemption::Again));
-        row(&record(2, &["a", "b"]), "c", now(), false, Err(Code::TokenUsed));
-        row(&record(1, &[]), "a", later, false, Err(Code::TokenExpired));
+        row(&record(2, &["a", "b"]), "c", now(), false, Err(EnrolmentCode::TokenUsed));
+        row(&record(1, &[]), "a", later, false, Err(EnrolmentCode::TokenExpired));
         row(&record(1, &["a"]), "a", later, true, Ok(Redemption::Again));
-        row(&record(1, &["a"]), "a", later, false, Err(Code::TokenExpired));
-        row(&record(1, &["a"]), "b", later, false, Err(Code::TokenExpired));
+        row(&record(1, &["a"]), "a", later, false, Err(EnrolmentCode::TokenExpired));
+        row(&record(1, &["a"]), "b", later, false, Err(EnrolmentCode::TokenExpired));
         let deleted = JoinTokenRecord { deleted: Some(1), ..record(1, &["a"]) };
-        row(&deleted, "a", now(), true, Err(Code::TokenDeleted));
-        row(&deleted, "b", now(), false, Err(Code::TokenDeleted));
+        row(&deleted, "a", now(), true, Err(EnrolmentCode::TokenDeleted));
+        row(&deleted, "b", now(), false, Err(EnrolmentCode::TokenDeleted));
     }
 
     #[test]
@@ -336,7 +348,7 @@ mod tests {
 
     #[test]
     fn an_api_token_reads_back_and_garbage_does_not() {
-        let secret = Secret::generate();
+        let secret = TokenSecret::generate();
         let text = api_text(&secret);
         assert_eq!(parse_api_text(&text).unwrap(), secret);
         let wrong =
@@ -351,7 +363,7 @@ mod tests {
 
     #[test]
     fn only_names_of_tokens_become_keys() {
-        assert!(is_id(&id(&Secret::generate())));
+        assert!(is_id(&id(&TokenSecret::generate())));
         for text in ["", "abc", "../../identity/ca", &"A".repeat(32), &"g".repeat(32), &"0".repeat(33)] {
             assert!(!is_id(text), "{text}");
         }

@@ -1,26 +1,26 @@
 //! One session's side of the desk: what to send to its gateway, and what became of it.
 //!
-//! `causeway_netmap::sync::Sender` decides; this waits for what it depends on. Dropping the feed ends the session here.
+//! `causeway_netmap::sync::NetmapSendState` decides; this waits for what it depends on. Dropping the feed ends the session here.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use causeway_channel::wire::control::{Held, NetmapAck, NetmapRefused};
-use causeway_netmap::sync::{Sender, Standing, Target};
-use causeway_netmap::{Digest, ENCODED_BYTES_MAX, Generation, Netmap, Stamp};
+use causeway_channel::wire::control::{HeldNetmap, NetmapAck, NetmapRefused};
+use causeway_netmap::sync::{NetmapSendState, NetmapSyncState, TargetNetmap};
+use causeway_netmap::{Digest, ENCODED_BYTES_MAX, Generation, Netmap, NetmapStamp};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::NetmapDesk;
-use super::report::Report;
+use super::NetmapPublisher;
+use super::report::NetmapCondition;
 
 /// Held by the control loop of a session.
 pub struct NetmapFeed {
-    desk: NetmapDesk,
+    desk: NetmapPublisher,
     gateway: String,
-    sender: Sender,
-    targets: watch::Receiver<Option<Target>>,
+    sender: NetmapSendState,
+    targets: watch::Receiver<Option<TargetNetmap>>,
     compiled: watch::Receiver<Generation>,
     started: Instant,
     /// Why what the gateway holds is not on its disk. Empty: it is.
@@ -29,14 +29,14 @@ pub struct NetmapFeed {
 
 impl NetmapFeed {
     pub(super) fn new(
-        desk: NetmapDesk,
+        desk: NetmapPublisher,
         gateway: &str,
-        held: Option<Stamp>,
+        held: Option<NetmapStamp>,
         known: Vec<Arc<Netmap>>,
-        targets: watch::Receiver<Option<Target>>,
+        targets: watch::Receiver<Option<TargetNetmap>>,
     ) -> NetmapFeed {
         let compiled = desk.shared.compiled.subscribe();
-        let (sender, started) = (Sender::new(held, known), Instant::now());
+        let (sender, started) = (NetmapSendState::new(held, known), Instant::now());
         let not_persisted = String::new();
         NetmapFeed { desk, gateway: gateway.to_owned(), sender, targets, compiled, started, not_persisted }
     }
@@ -94,7 +94,7 @@ impl NetmapFeed {
         self.report();
     }
 
-    pub fn standing(&self) -> Standing {
+    pub fn standing(&self) -> NetmapSyncState {
         self.sender.standing()
     }
 
@@ -102,12 +102,12 @@ impl NetmapFeed {
         let compiled = *self.compiled.borrow_and_update();
         if let Some(target) = self.targets.borrow_and_update().clone() {
             let seen = target.seen.max(compiled);
-            self.sender.handle_target(Target { seen, ..target });
+            self.sender.handle_target(TargetNetmap { seen, ..target });
         }
     }
 
     async fn wait(&mut self) {
-        let is_behind = matches!(self.sender.standing(), Standing::Behind { .. });
+        let is_behind = matches!(self.sender.standing(), NetmapSyncState::Behind { .. });
         let wake = self.sender.wake_at().map(|at| self.started + at);
         tokio::select! {
             changed = self.targets.changed() => if changed.is_err() {
@@ -120,7 +120,7 @@ impl NetmapFeed {
     }
 
     fn report(&self) {
-        if let Some(report) = Report::of(&self.sender.standing(), &self.not_persisted) {
+        if let Some(report) = NetmapCondition::of(&self.sender.standing(), &self.not_persisted) {
             self.desk.report(&self.gateway, report);
         }
     }
@@ -137,9 +137,9 @@ impl Drop for NetmapFeed {
 }
 
 /// What a gateway says it holds. None: nothing, or nothing that could be.
-pub fn stamp(held: &Held) -> Option<Stamp> {
+pub fn stamp(held: &HeldNetmap) -> Option<NetmapStamp> {
     let generation = Generation { epoch: held.epoch, revision: held.revision };
-    Some(Stamp { generation, digest: Digest::from_slice(&held.digest)? })
+    Some(NetmapStamp { generation, digest: Digest::from_slice(&held.digest)? })
 }
 
 /// What a gateway says, for people.

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use causeway_api::meta::set_condition;
 use causeway_api::{ConditionStatus, Kind, Object};
 use causeway_apiserver::Registry;
-use causeway_netmap::sync::Standing;
+use causeway_netmap::sync::NetmapSyncState;
 use tokio_util::sync::CancellationToken;
 
-use super::{NetmapDesk, lock};
+use super::{NetmapPublisher, lock};
 use crate::reconcile::MANAGER;
 
 /// The condition of an EGateway that this is about.
@@ -21,7 +21,7 @@ pub const NETMAP_PERSISTED: &str = "NetmapPersisted";
 
 /// What is worth telling.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Report {
+pub struct NetmapCondition {
     reason: &'static str,
     message: String,
     /// Empty: what the gateway holds is on its disk.
@@ -30,21 +30,21 @@ pub struct Report {
 
 const IN_FORCE: &str = "InForce";
 
-impl Report {
-    pub fn of(standing: &Standing, not_persisted: &str) -> Option<Report> {
+impl NetmapCondition {
+    pub fn of(standing: &NetmapSyncState, not_persisted: &str) -> Option<NetmapCondition> {
         let (reason, message) = match standing {
-            Standing::NoTarget | Standing::Sending { .. } => return None,
-            Standing::InForce(_) => (IN_FORCE, String::new()),
-            Standing::Refused { reason, .. } => {
+            NetmapSyncState::NoTarget | NetmapSyncState::Sending { .. } => return None,
+            NetmapSyncState::InForce(_) => (IN_FORCE, String::new()),
+            NetmapSyncState::Refused { reason, .. } => {
                 ("Refused", format!("the gateway keeps its old netmap: {reason}"))
             }
             // The numbers move; a message with them would be written again and again.
-            Standing::Behind { .. } => (
+            NetmapSyncState::Behind { .. } => (
                 "CloudBehind",
                 "the gateway holds a newer netmap than this cloud can make; was a store put back without causeway restore?".to_owned(),
             ),
         };
-        Some(Report { reason, message, not_persisted: not_persisted.to_owned() })
+        Some(NetmapCondition { reason, message, not_persisted: not_persisted.to_owned() })
     }
 
     fn status(&self) -> ConditionStatus {
@@ -52,8 +52,8 @@ impl Report {
     }
 }
 
-impl NetmapDesk {
-    pub(super) fn report(&self, gateway: &str, report: Report) {
+impl NetmapPublisher {
+    pub(super) fn report(&self, gateway: &str, report: NetmapCondition) {
         let mut desk = self.lock();
         if desk.attached.get(gateway).is_none_or(|attached| attached.reported.as_ref() == Some(&report)) {
             return;
@@ -67,7 +67,7 @@ impl NetmapDesk {
     }
 
     /// The world already says so.
-    fn is_known(&self, gateway: &str, report: &Report) -> bool {
+    fn is_known(&self, gateway: &str, report: &NetmapCondition) -> bool {
         let Some(world) = self.lock().world.clone() else { return false };
         let world = lock(&world);
         let Some(gateway) = world.gateway(gateway) else { return false };
@@ -81,12 +81,12 @@ impl NetmapDesk {
 }
 
 /// The loop that writes.
-pub struct Reporter {
-    pub desk: NetmapDesk,
+pub struct NetmapConditionWriter {
+    pub desk: NetmapPublisher,
     pub registry: Arc<Registry>,
 }
 
-impl Reporter {
+impl NetmapConditionWriter {
     pub async fn run(self, stop: CancellationToken) {
         loop {
             tokio::select! {
@@ -106,12 +106,12 @@ impl Reporter {
         }
     }
 
-    async fn write(&self, gateway: &str, report: &Report) {
+    async fn write(&self, gateway: &str, report: &NetmapCondition) {
         let now = self.registry.now();
         let edit = |object: &mut Object| {
             let generation = object.metadata().generation;
             let conditions = &mut object.status_mut().conditions;
-            let Report { reason, message, not_persisted } = report;
+            let NetmapCondition { reason, message, not_persisted } = report;
             set_condition(conditions, NETMAP_IN_FORCE, report.status(), reason, message, now, generation);
             let has_complained = conditions.iter().any(|said| said.kind == NETMAP_PERSISTED);
             if !not_persisted.is_empty() || has_complained {

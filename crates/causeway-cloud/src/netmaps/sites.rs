@@ -2,14 +2,14 @@
 
 use std::collections::HashMap;
 
-use causeway_api::{EGateway, World};
+use causeway_api::{EGateway, ObjectSet};
 
 /// As the objects say; who of them is attached is another matter.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Sites(HashMap<String, Vec<String>>);
+pub struct SiteGateways(HashMap<String, Vec<String>>);
 
-impl Sites {
-    pub fn of(world: &World) -> Sites {
+impl SiteGateways {
+    pub fn of(world: &ObjectSet) -> SiteGateways {
         let mut gateways: Vec<&EGateway> = world.all().collect();
         gateways.sort_by(|one, other| {
             let by_priority = other.priority.cmp(&one.priority);
@@ -19,7 +19,7 @@ impl Sites {
         for gateway in gateways {
             sites.entry(gateway.e_site_name.clone()).or_default().push(gateway.metadata.name.clone());
         }
-        Sites(sites)
+        SiteGateways(sites)
     }
 
     /// The highest priority first, then by name.
@@ -36,14 +36,14 @@ mod tests {
 
     #[test]
     fn the_highest_priority_goes_first_then_the_name() {
-        let mut world = World::default();
+        let mut world = ObjectSet::default();
         for (name, site, priority) in [("b", "oslo", 1), ("a", "oslo", 1), ("c", "oslo", 7), ("d", "rome", 0)]
         {
             let metadata = ObjectMeta::named(name);
             let gateway = EGateway { metadata, e_site_name: site.into(), priority, ..EGateway::default() };
             world.insert(gateway.into());
         }
-        let sites = Sites::of(&world);
+        let sites = SiteGateways::of(&world);
         assert_eq!(sites.gateways("oslo"), ["c", "a", "b"]);
         assert_eq!(sites.gateways("rome"), ["d"]);
         assert!(sites.gateways("nowhere").is_empty());

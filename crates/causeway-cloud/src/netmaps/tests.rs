@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use causeway_api::Kind;
 use causeway_apiserver::{Registry, SystemClock};
-use causeway_channel::wire::control::{Held, NetmapAck, NetmapRefused};
+use causeway_channel::wire::control::{HeldNetmap, NetmapAck, NetmapRefused};
 use causeway_daemon::Readiness;
-use causeway_netmap::Update;
-use causeway_netmap::sync::{Receiver, Reply, Standing, Step};
+use causeway_netmap::NetmapUpdateData;
+use causeway_netmap::sync::{NetmapReceiver, NetmapReply, NetmapSyncState, ReceiverStep};
 use causeway_store::{Store, StoreSpec};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
@@ -17,7 +17,7 @@ use crate::reconcile::Reconciler;
 
 struct Lab {
     registry: Arc<Registry>,
-    desk: NetmapDesk,
+    desk: NetmapPublisher,
     stop: CancellationToken,
     running: Vec<JoinHandle<()>>,
     folder: Arc<tempfile::TempDir>,
@@ -32,10 +32,10 @@ impl Lab {
         let store = Store::open(StoreSpec::Sqlite { path: folder.path().join("store.db") }).await.unwrap();
         let registry = Arc::new(Registry::new(store, Arc::new(SystemClock)));
         let (stop, metrics) = (CancellationToken::new(), Metrics::new("0"));
-        let desk = NetmapDesk::new(&metrics);
+        let desk = NetmapPublisher::new(&metrics);
         let check = Readiness::new().register("reconcile");
         let reconciler = Reconciler::new(registry.clone(), check, &metrics).telling(desk.clone());
-        let reporter = Reporter { desk: desk.clone(), registry: registry.clone() };
+        let reporter = NetmapConditionWriter { desk: desk.clone(), registry: registry.clone() };
         let running = vec![
             tokio::spawn(reconciler.run(stop.clone())),
             tokio::spawn(desk.clone().run(stop.clone())),
@@ -92,18 +92,18 @@ impl Lab {
 
 /// An edge with its session.
 struct Edge {
-    receiver: Receiver,
+    receiver: NetmapReceiver,
     feed: NetmapFeed,
 }
 
 impl Edge {
-    fn attach(lab: &Lab, gateway: &str, receiver: Receiver) -> Edge {
+    fn attach(lab: &Lab, gateway: &str, receiver: NetmapReceiver) -> Edge {
         let held = receiver.held().map(|held| held.stamp());
         Edge { feed: lab.desk.attach(gateway, held), receiver }
     }
 
     /// Takes updates in until one leads to a netmap that holds `key` or not, and returns how the last one came.
-    async fn wait(&mut self, what: &str, holds: impl Fn(&Netmap) -> bool) -> Update {
+    async fn wait(&mut self, what: &str, holds: impl Fn(&Netmap) -> bool) -> NetmapUpdateData {
         let waiting = async {
             loop {
                 let update = self.take().await;
@@ -115,12 +115,14 @@ impl Edge {
         tokio::time::timeout(Duration::from_secs(20), waiting).await.expect(what)
     }
 
-    async fn take(&mut self) -> Update {
+    async fn take(&mut self) -> NetmapUpdateData {
         let encoded = self.feed.next_update().await;
-        let Step::Persist(netmap) = self.receiver.handle_bytes(&encoded) else { panic!("not taken") };
-        let Reply::Acknowledged(stamp) = self.receiver.handle_persisted(netmap, Ok(())) else { panic!() };
+        let ReceiverStep::Persist(netmap) = self.receiver.handle_bytes(&encoded) else { panic!("not taken") };
+        let NetmapReply::Acknowledged(stamp) = self.receiver.handle_persisted(netmap, Ok(())) else {
+            panic!()
+        };
         self.feed.acknowledged(&NetmapAck { held: Some(held(stamp)), ..NetmapAck::default() });
-        Update::decode(&encoded).unwrap()
+        NetmapUpdateData::decode(&encoded).unwrap()
     }
 
     fn generation(&self) -> Generation {
@@ -128,17 +130,17 @@ impl Edge {
     }
 }
 
-fn held(stamp: Stamp) -> Held {
+fn held(stamp: NetmapStamp) -> HeldNetmap {
     let Generation { epoch, revision } = stamp.generation;
-    Held { epoch, revision, digest: stamp.digest.0.to_vec().into() }
+    HeldNetmap { epoch, revision, digest: stamp.digest.0.to_vec().into() }
 }
 
 #[tokio::test]
 async fn a_change_reaches_whom_it_concerns_as_a_difference() {
     let lab = Lab::start().await;
     lab.furnish().await;
-    let mut oslo = Edge::attach(&lab, "oslo-gw", Receiver::default());
-    let mut rome = Edge::attach(&lab, "rome-gw", Receiver::default());
+    let mut oslo = Edge::attach(&lab, "oslo-gw", NetmapReceiver::default());
+    let mut rome = Edge::attach(&lab, "rome-gw", NetmapReceiver::default());
     oslo.wait("a presence", |netmap| netmap.get("presence/cam").is_some()).await;
     rome.wait("its own", |netmap| netmap.get("gateway").is_some()).await;
     let before = oslo.generation();
@@ -158,7 +160,7 @@ async fn a_change_reaches_whom_it_concerns_as_a_difference() {
 async fn a_session_that_comes_back_gets_a_delta_and_a_new_cloud_sends_nothing_that_is_known() {
     let lab = Lab::start().await;
     lab.furnish().await;
-    let mut oslo = Edge::attach(&lab, "oslo-gw", Receiver::default());
+    let mut oslo = Edge::attach(&lab, "oslo-gw", NetmapReceiver::default());
     oslo.wait("a presence", |netmap| netmap.get("presence/cam").is_some()).await;
     let receiver = oslo.receiver.clone();
     drop(oslo);
@@ -181,7 +183,7 @@ async fn a_session_that_comes_back_gets_a_delta_and_a_new_cloud_sends_nothing_th
     tokio::time::timeout(Duration::from_secs(20), compiled).await.unwrap();
     let told = tokio::time::timeout(Duration::from_millis(1), oslo.feed.next_update()).await;
     assert!(told.is_err(), "sent although known");
-    assert!(matches!(oslo.feed.standing(), Standing::InForce(_)));
+    assert!(matches!(oslo.feed.standing(), NetmapSyncState::InForce(_)));
     lab.set_port(557).await;
     assert!(!oslo.take().await.is_whole(), "and knows what the gateway holds");
     lab.end().await;
@@ -191,7 +193,7 @@ async fn a_session_that_comes_back_gets_a_delta_and_a_new_cloud_sends_nothing_th
 async fn a_gateway_that_cannot_take_it_is_a_condition() {
     let lab = Lab::start().await;
     lab.furnish().await;
-    let mut oslo = Edge::attach(&lab, "oslo-gw", Receiver::default());
+    let mut oslo = Edge::attach(&lab, "oslo-gw", NetmapReceiver::default());
     oslo.wait("a presence", |netmap| netmap.get("presence/cam").is_some()).await;
     in_force(&lab, "oslo-gw", "InForce").await;
     lab.set_port(558).await;
@@ -219,7 +221,7 @@ async fn a_gateway_is_never_told_the_netmap_of_another_site() {
     lab.furnish().await;
     // The certificate says rome. Before and after its object is moved to oslo, where the camera is present.
     let feed = lab.desk.attach_from("rome-gw", Some("rome"), None);
-    let mut rome = Edge { feed, receiver: Receiver::default() };
+    let mut rome = Edge { feed, receiver: NetmapReceiver::default() };
     rome.wait("the netmap of rome", |held| !held.is_empty()).await;
     let edit = |object: &mut Object| {
         if let Object::EGateway(gateway) = object {
@@ -230,7 +232,7 @@ async fn a_gateway_is_never_told_the_netmap_of_another_site() {
     rome.wait("an empty netmap", Netmap::is_empty).await;
     // A session that comes anew with the certificate of oslo gets it.
     let feed = lab.desk.attach_from("rome-gw", Some("oslo"), None);
-    let mut oslo = Edge { feed, receiver: Receiver::default() };
+    let mut oslo = Edge { feed, receiver: NetmapReceiver::default() };
     oslo.wait("the netmap of oslo", |held| !held.is_empty()).await;
     drop((rome, oslo));
     lab.end().await;

@@ -5,11 +5,11 @@
 use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
 
-use causeway_api::{ConditionStatus, Kind, Object, ServiceExpose, World, conditions};
+use causeway_api::{ConditionStatus, Kind, Object, ObjectSet, ServiceExpose, conditions};
 
 /// What changed since the last look.
 #[derive(Debug, Default)]
-pub struct Changes {
+pub struct ConditionChanges {
     /// The changed objects themselves.
     objects: BTreeSet<(Kind, String)>,
     /// Sites that came, went, or whose gateways changed.
@@ -31,7 +31,7 @@ pub struct Changes {
     gateways: bool,
 }
 
-impl Changes {
+impl ConditionChanges {
     /// Takes note of one change: what was there, and what is there now.
     pub fn note(&mut self, old: Option<&Object>, new: Option<&Object>) {
         let Some(object) = new.or(old) else { return };
@@ -88,7 +88,7 @@ impl Changes {
     }
 
     /// Everything whose conditions may be different now. One walk over all objects, whatever the number of changes.
-    pub fn affected(mut self, world: &World) -> BTreeSet<(Kind, String)> {
+    pub fn affected(mut self, world: &ObjectSet) -> BTreeSet<(Kind, String)> {
         let mut affected = std::mem::take(&mut self.objects);
         if self.concerns_others() {
             let concerned = world.objects().filter(|object| self.concerns(object, world));
@@ -110,7 +110,7 @@ impl Changes {
             || !self.presence_addresses.is_empty()
     }
 
-    fn concerns(&self, object: &Object, world: &World) -> bool {
+    fn concerns(&self, object: &Object, world: &ObjectSet) -> bool {
         let any = |names: &[String], changed: &HashSet<String>| {
             !changed.is_empty() && names.iter().any(|name| changed.contains(name))
         };
@@ -265,9 +265,9 @@ mod tests {
     fn looking_at_what_is_affected_is_as_good_as_looking_at_everything() {
         let now = Time::from_second(0);
         for seed in 0..100 {
-            let (mut dice, mut world) = (Dice(seed), World::default());
+            let (mut dice, mut world) = (Dice(seed), ObjectSet::default());
             for step in 0..40 {
-                let mut changes = Changes::default();
+                let mut changes = ConditionChanges::default();
                 for _ in 0..=dice.roll(2) {
                     let object = dice.object();
                     let old = world.remove(object.kind(), object.name());
@@ -295,7 +295,7 @@ mod tests {
         let old = dice.object();
         let mut new = old.clone();
         new.status_mut().observed_generation = 7;
-        let mut changes = Changes::default();
+        let mut changes = ConditionChanges::default();
         changes.note(Some(&old), Some(&new));
         assert!(!changes.concerns_others());
     }

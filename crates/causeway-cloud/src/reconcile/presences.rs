@@ -7,8 +7,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 
-use causeway_api::allocate::{self, Claims, Freed, Step, steps};
-use causeway_api::{Kind, Object, Status, World};
+use causeway_api::allocate::{self, AllocationStep, FreedAddresses, PendingAllocations, steps};
+use causeway_api::{Kind, Object, ObjectSet, Status};
 use causeway_apiserver::Registry;
 use causeway_apiserver::registry::address;
 use causeway_apiserver::request::options::DeleteOptions;
@@ -17,29 +17,29 @@ use super::MANAGER;
 
 /// What is known about presences beside the objects.
 #[derive(Debug, Default)]
-pub struct Presences {
+pub struct PresenceWork {
     /// Sites to look at.
     dirty: BTreeSet<String>,
-    freed: Freed,
-    queue: VecDeque<(String, Step)>,
+    freed: FreedAddresses,
+    queue: VecDeque<(String, AllocationStep)>,
     /// What is being written, by the presence it is about; or is written and not seen yet.
     under_way: BTreeMap<String, (String, Option<IpAddr>)>,
     /// Addresses that the store refused and whose holder has not been seen yet.
     refused: BTreeMap<String, BTreeSet<IpAddr>>,
 }
 
-impl Presences {
+impl PresenceWork {
     /// Everything is looked at once.
-    pub fn new(world: &World, freed: Freed) -> Presences {
+    pub fn new(world: &ObjectSet, freed: FreedAddresses) -> PresenceWork {
         let exposed =
             world.all::<causeway_api::ServiceExpose>().flat_map(|expose| expose.e_sites.iter().cloned());
         let present =
             world.all::<causeway_api::VirtualPresence>().map(|presence| presence.e_site_name.clone());
-        Presences { dirty: exposed.chain(present).collect(), freed, ..Presences::default() }
+        PresenceWork { dirty: exposed.chain(present).collect(), freed, ..PresenceWork::default() }
     }
 
     /// Takes note of a change of an object that `world` does not hold at the moment.
-    pub fn note(&mut self, old: Option<&Object>, new: Option<&Object>, world: &World) {
+    pub fn note(&mut self, old: Option<&Object>, new: Option<&Object>, world: &ObjectSet) {
         let same = |(old, new): (&Object, &Object)| old.same_fields(new) && labels(old) == labels(new);
         if let Some(name) =
             new.or(old).filter(|object| object.kind() == Kind::VirtualPresence).map(Object::name)
@@ -82,7 +82,7 @@ impl Presences {
     }
 
     /// Plans anew for every site that changed. What was planned before and not begun is planned again.
-    pub fn look(&mut self, world: &World) {
+    pub fn look(&mut self, world: &ObjectSet) {
         let dirty = std::mem::take(&mut self.dirty);
         self.queue.retain(|(site, _)| !dirty.contains(site));
         for site in dirty {
@@ -92,17 +92,17 @@ impl Presences {
         }
     }
 
-    fn claims(&self, site: &str) -> Claims {
+    fn claims(&self, site: &str) -> PendingAllocations {
         let here = self.under_way.iter().filter(|(_, (at, _))| at == site);
         let refused = self.refused.get(site).into_iter().flatten().copied();
-        Claims {
+        PendingAllocations {
             presences: here.clone().map(|(name, _)| name.clone()).collect(),
             addresses: here.filter_map(|(_, (_, ip))| *ip).chain(refused).collect(),
         }
     }
 
     /// The next thing to do and where, which is then under way.
-    pub fn next(&mut self) -> Option<(String, Step)> {
+    pub fn next(&mut self) -> Option<(String, AllocationStep)> {
         let (site, step) = self.queue.pop_front()?;
         self.under_way.insert(step.presence().to_owned(), (site.clone(), step.address()));
         Some((site, step))
@@ -121,7 +121,7 @@ impl Presences {
     }
 
     /// What a step came to. True: it must be tried again, later.
-    pub fn finish(&mut self, site: String, step: &Step, done: &Result<(), Status>) -> bool {
+    pub fn finish(&mut self, site: String, step: &AllocationStep, done: &Result<(), Status>) -> bool {
         // What succeeded stays under way until its event shows it. What failed may be gone from there already: any event of
         // the presence ends it, also one that has nothing to do with us.
         let Err(status) = done else { return false };
@@ -160,10 +160,12 @@ fn is_taken(status: &Status) -> bool {
 }
 
 /// Carries a step out, if it is still right where it is written.
-pub async fn carry_out(registry: &Registry, step: &Step) -> Result<(), Status> {
+pub async fn carry_out(registry: &Registry, step: &AllocationStep) -> Result<(), Status> {
     match step {
-        Step::Make(presence) => registry.create_object(MANAGER, (**presence).clone().into()).await.map(drop),
-        Step::Renumber { name, from, to } => {
+        AllocationStep::Make(presence) => {
+            registry.create_object(MANAGER, (**presence).clone().into()).await.map(drop)
+        }
+        AllocationStep::Renumber { name, from, to } => {
             let edit = |live: &mut Object| {
                 if let Object::VirtualPresence(presence) = live
                     && allocate::is_made(presence)
@@ -174,7 +176,7 @@ pub async fn carry_out(registry: &Registry, step: &Step) -> Result<(), Status> {
             };
             registry.edit(MANAGER, Kind::VirtualPresence, name, edit).await.map(drop)
         }
-        Step::Remove { name } => remove(registry, name).await,
+        AllocationStep::Remove { name } => remove(registry, name).await,
     }
 }
 

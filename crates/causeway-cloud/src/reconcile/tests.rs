@@ -205,7 +205,7 @@ async fn a_failure_pauses_everything_and_a_pause_that_is_over_does_not_spin() {
     let check = readiness.register("reconcile");
     check.ready();
     let reconciler = Reconciler::new(registry(folder.path()).await, check, &Metrics::new("0"));
-    let mut round = Round::new(&reconciler, World::default(), Freed::default());
+    let mut round = Round::new(&reconciler, ObjectSet::default(), FreedAddresses::default());
     round.look();
     assert_eq!(round.due(), None, "nothing to do");
 

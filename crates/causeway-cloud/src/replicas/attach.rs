@@ -7,20 +7,20 @@
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use causeway_api::GatewayFigures;
+use causeway_api::GatewayStats;
 use causeway_channel::PeerId;
-use causeway_channel::link::{Link, Purpose, ResetCode, Stream, StreamHeader};
-use causeway_channel::port::Turn;
+use causeway_channel::link::{Link, ResetCode, Stream, StreamHeader, StreamPurpose};
+use causeway_channel::port::HandshakeSlot;
 use causeway_gateway::Gateway;
 use tokio::runtime::Handle;
 use tokio::sync::broadcast::error::RecvError;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::{Directory, Fleet, FleetError, LocalSessions, Opened, SessionKey};
+use super::{Fleet, FleetError, LocalSessions, OpenedStream, SessionDirectory, SessionKey};
+use crate::bootstrap::CLOUD;
 use crate::channel::LinkHandler;
-use crate::first::CLOUD;
-use crate::sessions::{Later, Sessions, Streams};
+use crate::sessions::{EdgeStreamHandler, SessionFuture, Sessions};
 
 /// Changes of so long are looked at together: a fleet that comes back is twenty thousand changes.
 const GATHER: Duration = Duration::from_millis(20);
@@ -32,7 +32,7 @@ const LOOK: Duration = Duration::from_millis(500);
 const LOOKS_EACH: u32 = 20;
 
 impl LocalSessions for Sessions {
-    fn open_stream<'a>(&'a self, gateway: &'a str, header: StreamHeader) -> Opened<'a> {
+    fn open_stream<'a>(&'a self, gateway: &'a str, header: StreamHeader) -> OpenedStream<'a> {
         Box::pin(async move {
             let link = self.link(gateway);
             let link = link.ok_or_else(|| FleetError::NotAttached { gateway: gateway.to_owned() })?;
@@ -49,7 +49,7 @@ impl LocalSessions for Sessions {
         self.link(gateway)?.home().cloned()
     }
 
-    fn figures(&self) -> Vec<(String, GatewayFigures)> {
+    fn figures(&self) -> Vec<(String, GatewayStats)> {
         let attached = self.attached();
         let names = attached.iter().map(|session| session.peer.gateway());
         names.filter_map(|name| Some((name.to_owned(), self.gateway_figures(name)?))).collect()
@@ -57,7 +57,7 @@ impl LocalSessions for Sessions {
 }
 
 /// Keeps sessions and directory in step until told to stop.
-pub async fn follow(sessions: &Sessions, directory: &Directory, stop: CancellationToken) {
+pub async fn follow(sessions: &Sessions, directory: &SessionDirectory, stop: CancellationToken) {
     let (mut changes, mut replaced) = (sessions.changes(), directory.replaced());
     let (mut attached, mut looks) = (Vec::new(), LOOKS_EACH);
     loop {
@@ -101,21 +101,21 @@ fn names(sessions: &Sessions) -> Vec<(String, SessionKey)> {
 const REPLICAS_END: Duration = Duration::from_secs(1);
 
 /// Takes the links of the channel port: edges to the sessions, replicas to the fleet.
-pub struct Links {
+pub struct LinkDispatcher {
     sessions: Sessions,
     fleet: Arc<Fleet>,
     replicas: TaskTracker,
     stop: CancellationToken,
 }
 
-impl Links {
-    pub fn new(sessions: Sessions, fleet: Arc<Fleet>) -> Links {
-        Links { sessions, fleet, replicas: TaskTracker::new(), stop: CancellationToken::new() }
+impl LinkDispatcher {
+    pub fn new(sessions: Sessions, fleet: Arc<Fleet>) -> LinkDispatcher {
+        LinkDispatcher { sessions, fleet, replicas: TaskTracker::new(), stop: CancellationToken::new() }
     }
 }
 
-impl LinkHandler for Links {
-    fn handle_channel(&self, link: Link, turn: Turn) {
+impl LinkHandler for LinkDispatcher {
+    fn handle_channel(&self, link: Link, turn: HandshakeSlot) {
         self.sessions.handle_channel(link, turn);
     }
 
@@ -123,7 +123,7 @@ impl LinkHandler for Links {
         self.replicas.spawn(Box::pin(self.fleet.clone().serve(link, self.stop.clone())));
     }
 
-    fn drain(&self) -> Later<'_, ()> {
+    fn drain(&self) -> SessionFuture<'_, ()> {
         Box::pin(async {
             self.sessions.close_all().await;
             self.stop.cancel();
@@ -136,12 +136,12 @@ impl LinkHandler for Links {
 /// Serves streams that edges open: towards the cloud's own gateway, and towards others. Both are put in when they exist:
 /// they need the sessions, which need this.
 #[derive(Default)]
-pub struct Carrier {
+pub struct EdgeStreamServer {
     fleet: OnceLock<Weak<Fleet>>,
     gateway: OnceLock<Gateway>,
 }
 
-impl Carrier {
+impl EdgeStreamServer {
     pub fn set(&self, fleet: &Arc<Fleet>, gateway: &Gateway) {
         // Once; a second one there is of neither.
         let _ = self.fleet.set(Arc::downgrade(fleet));
@@ -149,8 +149,8 @@ impl Carrier {
     }
 }
 
-impl Streams for Carrier {
-    fn serve(&self, peer: &PeerId, header: StreamHeader, stream: Stream) -> Later<'static, ()> {
+impl EdgeStreamHandler for EdgeStreamServer {
+    fn serve(&self, peer: &PeerId, header: StreamHeader, stream: Stream) -> SessionFuture<'static, ()> {
         if !is_for_a_gateway(&header) {
             stream.refuse(ResetCode::NotAllowed);
             return Box::pin(std::future::ready(()));
@@ -179,8 +179,8 @@ fn is_for_a_gateway(header: &StreamHeader) -> bool {
     let is_addressed = !header.gateway.is_empty() || !header.site.is_empty();
     is_addressed
         && match header.purpose() {
-            Some(Purpose::Service | Purpose::Node) => true,
-            Some(Purpose::Diagnose) => causeway_gateway::diagnose::is_carried(header),
+            Some(StreamPurpose::Service | StreamPurpose::Node) => true,
+            Some(StreamPurpose::Diagnose) => causeway_gateway::diagnose::is_carried(header),
             _ => false,
         }
 }

@@ -9,15 +9,17 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use causeway_channel::clock::Moment;
-use causeway_channel::{Clock, Secret};
-use causeway_store::{Op, Record, Revision, Store, StoreError};
+use causeway_channel::clock::UtcTimestamp;
+use causeway_channel::{Clock, TokenSecret};
+use causeway_store::{Op, Revision, Store, StoreError, StoreRecord};
 use serde::de::DeserializeOwned;
 use tokio::sync::{Notify, broadcast};
 use tokio_util::sync::CancellationToken;
 
-use super::table::{DIRECTORY, RENEW, REPLICAS, ReplicaRecord, SessionKey, Table, Whereabouts, encode};
-use crate::identity::follow::{self, Change};
+use super::table::{
+    AttachmentTable, DIRECTORY, GatewayLocation, RENEW, REPLICAS, ReplicaRecord, SessionKey, encode,
+};
+use crate::identity::follow::{self, FollowedChange};
 
 /// Attachments of so long share a commit: a fleet that comes back is a few hundred commits, not twenty thousand.
 const GATHER: Duration = Duration::from_millis(50);
@@ -31,32 +33,32 @@ const REPLACED_MAX: usize = 1024;
 
 /// A session somewhere else that replaces one here.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Replaced {
+pub struct SupersededSession {
     pub gateway: String,
     pub by: SessionKey,
 }
 
 /// Where a replica is reached.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct ReplicaAddress {
     /// Its channel port, by other replicas.
     pub address: String,
     /// By edges.
     pub endpoints: Vec<String>,
 }
 
-pub struct Directory {
+pub struct SessionDirectory {
     shared: Option<Shared>,
-    table: Mutex<Table>,
+    table: Mutex<AttachmentTable>,
     changed: Notify,
-    replaced: broadcast::Sender<Replaced>,
+    replaced: broadcast::Sender<SupersededSession>,
     clock: Clock,
 }
 
 /// What a replica needs to be one of several.
 struct Shared {
     store: Store,
-    place: Place,
+    place: ReplicaAddress,
     started: String,
     /// Older than the first picture; following goes on from there.
     since: Revision,
@@ -67,31 +69,35 @@ fn label(address: &str, id: &str) -> String {
     format!("{address} ({id})")
 }
 
-impl Directory {
+impl SessionDirectory {
     /// The only replica there is.
-    pub fn alone(clock: Clock) -> Arc<Directory> {
-        Directory::new(None, clock)
+    pub fn alone(clock: Clock) -> Arc<SessionDirectory> {
+        SessionDirectory::new(None, clock)
     }
 
     /// One of several on the same store, at `place`.
-    pub async fn open(store: Store, place: Place, clock: Clock) -> Result<Arc<Directory>, StoreError> {
+    pub async fn open(
+        store: Store,
+        place: ReplicaAddress,
+        clock: Clock,
+    ) -> Result<Arc<SessionDirectory>, StoreError> {
         let since = store.revision().await?;
         let (replicas, _) = follow::snapshot(&store, REPLICAS).await?;
         let (entries, _) = follow::snapshot(&store, DIRECTORY).await?;
-        let started = Moment(clock.now()).to_string();
-        let directory = Directory::new(Some(Shared { store, place, started, since }), clock);
-        directory.apply_replicas(Change::All(replicas));
-        directory.apply_entries(Change::All(entries));
+        let started = UtcTimestamp(clock.now()).to_string();
+        let directory = SessionDirectory::new(Some(Shared { store, place, started, since }), clock);
+        directory.apply_replicas(FollowedChange::All(replicas));
+        directory.apply_entries(FollowedChange::All(entries));
         directory.renew_once(0).await?;
         Ok(directory)
     }
 
-    fn new(shared: Option<Shared>, clock: Clock) -> Arc<Directory> {
-        let secret = Secret::generate();
+    fn new(shared: Option<Shared>, clock: Clock) -> Arc<SessionDirectory> {
+        let secret = TokenSecret::generate();
         let id: String = secret.expose()[..8].iter().map(|byte| format!("{byte:02x}")).collect();
         let (replaced, _) = broadcast::channel(REPLACED_MAX);
-        let table = Mutex::new(Table::new(id, Instant::now()));
-        Arc::new(Directory { shared, table, changed: Notify::new(), replaced, clock })
+        let table = Mutex::new(AttachmentTable::new(id, Instant::now()));
+        Arc::new(SessionDirectory { shared, table, changed: Notify::new(), replaced, clock })
     }
 
     /// This replica's name, new with every start.
@@ -111,12 +117,12 @@ impl Directory {
 
     /// These gateways, with their sessions, are attached here, and no others.
     pub fn set_attached(&self, attached: &[(String, SessionKey)]) {
-        let since = Moment(self.clock.now()).to_string();
+        let since = UtcTimestamp(self.clock.now()).to_string();
         self.with(|table| table.handle_local(attached, &since));
         self.changed.notify_one();
     }
 
-    pub fn whereabouts(&self, gateway: &str) -> Whereabouts {
+    pub fn whereabouts(&self, gateway: &str) -> GatewayLocation {
         self.with(|table| table.whereabouts(gateway))
     }
 
@@ -136,7 +142,7 @@ impl Directory {
     }
 
     /// Sessions here that were replaced by newer ones elsewhere, as they are noticed.
-    pub fn replaced(&self) -> broadcast::Receiver<Replaced> {
+    pub fn replaced(&self) -> broadcast::Receiver<SupersededSession> {
         self.replaced.subscribe()
     }
 
@@ -183,7 +189,7 @@ impl Directory {
 
     async fn renew_once(&self, renewal: u64) -> Result<(), StoreError> {
         let Some(shared) = &self.shared else { return Ok(()) };
-        let Place { address, endpoints } = shared.place.clone();
+        let ReplicaAddress { address, endpoints } = shared.place.clone();
         let record = encode(&ReplicaRecord { address, endpoints, started: shared.started.clone(), renewal });
         // A store that hangs must not keep the next renewal from being tried.
         let key = format!("{REPLICAS}{}", self.id());
@@ -260,49 +266,50 @@ impl Directory {
         let _ = shared.store.delete(&format!("{REPLICAS}{}", self.id()), None).await;
     }
 
-    fn apply_replicas(&self, change: Change) {
+    fn apply_replicas(&self, change: FollowedChange) {
         let now = Instant::now();
         self.with(|table| match change {
-            Change::All(records) => {
+            FollowedChange::All(records) => {
                 table.forget_others(&names(&records, REPLICAS));
                 for record in records {
                     let id = record.key.strip_prefix(REPLICAS).unwrap_or_default();
                     table.handle_replica(id, read(&record.value), record.revision, now);
                 }
             }
-            Change::One(event) => {
+            FollowedChange::One(event) => {
                 let id = event.key.strip_prefix(REPLICAS).unwrap_or_default();
                 table.handle_replica(id, event.value.as_deref().and_then(read), event.revision, now);
             }
         });
     }
 
-    fn apply_entries(&self, change: Change) {
+    fn apply_entries(&self, change: FollowedChange) {
         let changes: Vec<(String, Option<bytes::Bytes>, Revision)> = match change {
-            Change::All(records) => {
+            FollowedChange::All(records) => {
                 self.with(|table| table.forget_entries(&names(&records, DIRECTORY)));
-                let change = |record: Record| (record.key.to_string(), Some(record.value), record.revision);
+                let change =
+                    |record: StoreRecord| (record.key.to_string(), Some(record.value), record.revision);
                 records.into_iter().map(change).collect()
             }
-            Change::One(event) => vec![(event.key.to_string(), event.value.clone(), event.revision)],
+            FollowedChange::One(event) => vec![(event.key.to_string(), event.value.clone(), event.revision)],
         };
         for (key, value, revision) in changes {
             let gateway = key.strip_prefix(DIRECTORY).unwrap_or_default();
             let entry = value.as_deref().and_then(read);
             if let Some(by) = self.with(|table| table.handle_entry(gateway, entry, revision)) {
                 // Nobody may be listening; then there is no session to end.
-                let _ = self.replaced.send(Replaced { gateway: gateway.to_owned(), by });
+                let _ = self.replaced.send(SupersededSession { gateway: gateway.to_owned(), by });
             }
         }
         self.changed.notify_one();
     }
 
-    fn with<T>(&self, act: impl FnOnce(&mut Table) -> T) -> T {
+    fn with<T>(&self, act: impl FnOnce(&mut AttachmentTable) -> T) -> T {
         act(&mut self.table.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-fn names(records: &[Record], prefix: &str) -> BTreeSet<String> {
+fn names(records: &[StoreRecord], prefix: &str) -> BTreeSet<String> {
     records.iter().filter_map(|record| record.key.strip_prefix(prefix)).map(str::to_owned).collect()
 }
 

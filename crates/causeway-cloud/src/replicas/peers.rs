@@ -11,38 +11,38 @@ use rustls_pki_types::CertificateDer;
 use tokio::sync::OnceCell;
 
 /// What a replica shows to the others, and whom it believes. Asked each time, because both change.
-pub trait PeerDoor: Send + Sync + 'static {
+pub trait ReplicaIdentity: Send + Sync + 'static {
     /// For one dial, under the replica ALPN; where to is filled in.
-    fn dial_config(&self) -> Result<DialConfig, DoorError>;
+    fn dial_config(&self) -> Result<DialConfig, ReplicaIdentityError>;
     /// Is this the certificate of a replica?
     fn admits(&self, certificate: &CertificateDer<'_>) -> bool;
 }
 
-pub type DoorError = Arc<dyn std::error::Error + Send + Sync>;
+pub type ReplicaIdentityError = Arc<dyn std::error::Error + Send + Sync>;
 
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum DialPeerError {
     #[error("{address:?} is no address")]
     Address { address: String },
     #[error("no certificate could be made")]
-    Certificate(#[source] DoorError),
+    Certificate(#[source] ReplicaIdentityError),
     #[error(transparent)]
     Dial(Arc<DialError>),
 }
 
-pub struct Peers {
-    door: Arc<dyn PeerDoor>,
+pub struct ReplicaLinks {
+    door: Arc<dyn ReplicaIdentity>,
     /// One place per replica; whoever comes while it is dialled waits for the same dial.
     links: Mutex<HashMap<String, Arc<OnceCell<Link>>>>,
 }
 
-impl Peers {
-    pub fn door(&self) -> &dyn PeerDoor {
+impl ReplicaLinks {
+    pub fn door(&self) -> &dyn ReplicaIdentity {
         &*self.door
     }
 
-    pub fn new(door: Arc<dyn PeerDoor>) -> Peers {
-        Peers { door, links: Mutex::default() }
+    pub fn new(door: Arc<dyn ReplicaIdentity>) -> ReplicaLinks {
+        ReplicaLinks { door, links: Mutex::default() }
     }
 
     /// The link to a replica.

@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use causeway_channel::link::{
-    Flow, FlowRecv, FlowSend, RecvStream, ResetCode, SendStream, Stream, StreamHeader,
+    DatagramFlow, DatagramFlowRecv, DatagramFlowSend, RecvStream, ResetCode, SendStream, Stream, StreamHeader,
 };
-use causeway_gateway::peers::{Content, Crossing};
+use causeway_gateway::peers::{CrossingHeader, StreamContent};
 use tokio::io::AsyncWriteExt;
 use tokio::time::{Instant, sleep};
 
@@ -54,8 +54,8 @@ impl Pair {
 impl Relays {
     /// Joins two streams. Goes on until both directions have ended, each on its own.
     pub async fn relay(&self, header: &StreamHeader, near: Stream, far: Stream) {
-        let content = Crossing::of(header).ok().and_then(|crossing| crossing.content().ok());
-        let carries_requests = content == Some(Content::Requests);
+        let content = CrossingHeader::of(header).ok().and_then(|crossing| crossing.content().ok());
+        let carries_requests = content == Some(StreamContent::Requests);
         let pair = Arc::new(Pair { carries_requests, begun: Instant::now(), moved: AtomicU64::new(0) });
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         self.pairs().insert(number, pair.clone());
@@ -98,7 +98,7 @@ impl Drop for Listed<'_> {
 
 async fn relay(pair: &Pair, near: Stream, far: Stream) {
     if near.has_datagrams() || far.has_datagrams() {
-        let (near, far) = (Flow::from(near), Flow::from(far));
+        let (near, far) = (DatagramFlow::from(near), DatagramFlow::from(far));
         // On the heap: streams without them do not carry its state.
         Box::pin(async { tokio::join!(pour(pair, near.recv, far.send), pour(pair, far.recv, near.send)) })
             .await;
@@ -127,7 +127,7 @@ async fn pump(pair: &Pair, mut from: RecvStream, mut to: SendStream) {
     }
 }
 
-async fn pour(pair: &Pair, mut from: FlowRecv, mut to: FlowSend) {
+async fn pour(pair: &Pair, mut from: DatagramFlowRecv, mut to: DatagramFlowSend) {
     loop {
         let datagram = tokio::select! {
             datagram = from.recv() => datagram,

@@ -5,8 +5,8 @@ use std::io;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use causeway_api::GatewayFigures;
-use causeway_channel::link::{Link, Purpose, StreamHeader};
+use causeway_api::GatewayStats;
+use causeway_channel::link::{Link, StreamHeader, StreamPurpose};
 use futures_util::future::join_all;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -17,16 +17,16 @@ const FRESH: std::time::Duration = std::time::Duration::from_millis(1500);
 /// The figures of fifty thousand gateways.
 const ANSWER_BYTES_MAX: u64 = 16 << 20;
 
-type Figures = HashMap<String, GatewayFigures>;
+type Figures = HashMap<String, GatewayStats>;
 
 #[derive(Debug, Default)]
-pub struct Remote {
+pub struct RemoteStats {
     told: Mutex<(Option<Instant>, Figures)>,
     asking: tokio::sync::Mutex<()>,
 }
 
-impl Remote {
-    pub fn gateway(&self, name: &str) -> Option<GatewayFigures> {
+impl RemoteStats {
+    pub fn gateway(&self, name: &str) -> Option<GatewayStats> {
         self.told.lock().unwrap_or_else(PoisonError::into_inner).1.get(name).cloned()
     }
 
@@ -51,14 +51,14 @@ impl Remote {
     }
 }
 
-pub fn encode(figures: Vec<(String, GatewayFigures)>) -> Vec<u8> {
+pub fn encode(figures: Vec<(String, GatewayStats)>) -> Vec<u8> {
     let figures: Figures = figures.into_iter().collect();
     serde_json::to_vec(&figures).expect("names and figures are always JSON")
 }
 
 /// Asks one replica.
 pub async fn ask(link: &Link) -> io::Result<Figures> {
-    let header = StreamHeader::new(Purpose::Api).target(FIGURES);
+    let header = StreamHeader::new(StreamPurpose::Api).target(FIGURES);
     let mut stream = link.open_stream(header).await.map_err(io::Error::other)?;
     stream.shutdown().await?;
     let mut answer = Vec::new();

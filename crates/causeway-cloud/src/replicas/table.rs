@@ -38,7 +38,7 @@ pub struct ReplicaRecord {
 
 /// `directory/GATEWAY` in the store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Entry {
+pub struct AttachmentRecord {
     pub replica: String,
     /// Of the session; a higher one replaces a lower one.
     pub epoch: u64,
@@ -58,7 +58,7 @@ pub struct SessionKey {
     pub instance: Option<Instance>,
 }
 
-impl Entry {
+impl AttachmentRecord {
     fn key(&self) -> SessionKey {
         let instance = self.instance.as_deref().and_then(|text| Instance::from_str_radix(text, 16).ok());
         SessionKey { epoch: self.epoch, instance }
@@ -66,7 +66,7 @@ impl Entry {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Whereabouts {
+pub enum GatewayLocation {
     Here,
     /// At another replica that seems to be alive.
     There {
@@ -91,20 +91,20 @@ struct Local {
 }
 
 #[derive(Debug)]
-pub struct Table {
+pub struct AttachmentTable {
     me: String,
     /// When our own renewal was last seen in the store.
     own_seen: Instant,
     replicas: HashMap<String, Known>,
-    entries: HashMap<String, (Entry, Revision)>,
+    entries: HashMap<String, (AttachmentRecord, Revision)>,
     local: HashMap<String, Local>,
     /// Gateways whose entry may not be what it should be.
     unsettled: BTreeSet<String>,
 }
 
-impl Table {
-    pub fn new(me: String, now: Instant) -> Table {
-        Table {
+impl AttachmentTable {
+    pub fn new(me: String, now: Instant) -> AttachmentTable {
+        AttachmentTable {
             me,
             own_seen: now,
             replicas: HashMap::new(),
@@ -147,7 +147,7 @@ impl Table {
     pub fn handle_entry(
         &mut self,
         gateway: &str,
-        entry: Option<Entry>,
+        entry: Option<AttachmentRecord>,
         revision: Revision,
     ) -> Option<SessionKey> {
         let known = self.entries.get(gateway);
@@ -210,19 +210,19 @@ impl Table {
         }
     }
 
-    pub fn whereabouts(&self, gateway: &str) -> Whereabouts {
+    pub fn whereabouts(&self, gateway: &str) -> GatewayLocation {
         let local = self.local.get(gateway);
         // A newer session elsewhere counts, even while the older one here still lingers.
-        let is_newer = |entry: &Entry| local.is_none_or(|local| entry.epoch > local.key.epoch);
+        let is_newer = |entry: &AttachmentRecord| local.is_none_or(|local| entry.epoch > local.key.epoch);
         let found = self.entries.get(gateway).filter(|(entry, _)| is_newer(entry)).and_then(|(entry, _)| {
             let known = self.replicas.get(&entry.replica).filter(|known| !self.is_gone(known))?;
-            Some(Whereabouts::There {
+            Some(GatewayLocation::There {
                 replica: entry.replica.clone(),
                 address: known.record.address.clone(),
                 since: entry.since.clone(),
             })
         });
-        found.unwrap_or(if local.is_some() { Whereabouts::Here } else { Whereabouts::Nowhere })
+        found.unwrap_or(if local.is_some() { GatewayLocation::Here } else { GatewayLocation::Nowhere })
     }
 
     /// The newest session known of a gateway, wherever it is.
@@ -277,7 +277,7 @@ impl Table {
             let (_, revision) = entry.filter(|(entry, _)| entry.replica == self.me)?;
             return Some(Op::Delete { key, expected: Some(*revision) });
         };
-        let wished = Entry {
+        let wished = AttachmentRecord {
             replica: self.me.clone(),
             epoch: local.key.epoch,
             since: local.since.clone(),
@@ -318,7 +318,7 @@ impl Table {
     /// What replicas that died long ago have left behind, at most one commit of it.
     pub fn leftovers(&self) -> Vec<Op> {
         let is_dead = |known: &Known| self.own_seen.saturating_duration_since(known.seen) > FORGET_AFTER;
-        let is_left = |(_, (entry, _)): &(&String, &(Entry, Revision))| {
+        let is_left = |(_, (entry, _)): &(&String, &(AttachmentRecord, Revision))| {
             entry.replica != self.me && self.replicas.get(&entry.replica).is_none_or(is_dead)
         };
         let entries = self.entries.iter().filter(is_left).map(|(gateway, (_, revision))| Op::Delete {
@@ -350,7 +350,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     struct Lab {
-        table: Table,
+        table: AttachmentTable,
         now: Instant,
         revision: u64,
     }
@@ -358,7 +358,7 @@ mod tests {
     impl Lab {
         fn new() -> Lab {
             let now = Instant::now();
-            Lab { table: Table::new("me".into(), now), now, revision: 10 }
+            Lab { table: AttachmentTable::new("me".into(), now), now, revision: 10 }
         }
 
         fn renew(&mut self, id: &str) {
@@ -374,7 +374,8 @@ mod tests {
 
         fn entry(&mut self, gateway: &str, replica: &str, epoch: u64) -> Option<u64> {
             self.revision += 1;
-            let entry = Entry { replica: replica.into(), epoch, since: "then".into(), instance: None };
+            let entry =
+                AttachmentRecord { replica: replica.into(), epoch, since: "then".into(), instance: None };
             self.table.handle_entry(gateway, Some(entry), Revision(self.revision)).map(|key| key.epoch)
         }
 
@@ -398,9 +399,9 @@ mod tests {
         lab.table.handle_attached("oslo", SessionKey { epoch: 1, instance: old }, "then".into());
         let ops = lab.table.next_writes();
         let [Op::Create { value, .. }] = ops.as_slice() else { unreachable!("{ops:?}") };
-        let written: Entry = serde_json::from_slice(value).unwrap();
+        let written: AttachmentRecord = serde_json::from_slice(value).unwrap();
         assert_eq!(written.key().instance, old);
-        let elsewhere = Entry { replica: "other".into(), ..written };
+        let elsewhere = AttachmentRecord { replica: "other".into(), ..written };
         let mut another = Lab::new();
         another.table.handle_attached("oslo", SessionKey { epoch: 0, instance: new }, "then".into());
         let told = another.table.handle_entry("oslo", Some(elsewhere), Revision(11));
@@ -409,7 +410,7 @@ mod tests {
         for (text, instance) in [("", None), (r#","instance":"7""#, Some(7)), (r#","instance":"x""#, None)] {
             let entry = format!(r#"{{"replica":"r","epoch":3,"since":""{text}}}"#);
             assert_eq!(
-                serde_json::from_str::<Entry>(&entry).unwrap().key(),
+                serde_json::from_str::<AttachmentRecord>(&entry).unwrap().key(),
                 SessionKey { epoch: 3, instance }
             );
         }
@@ -428,11 +429,15 @@ mod tests {
     #[test]
     fn a_gateway_is_found_here_there_or_nowhere() {
         let mut lab = Lab::new();
-        assert_eq!(lab.table.whereabouts("oslo"), Whereabouts::Nowhere);
+        assert_eq!(lab.table.whereabouts("oslo"), GatewayLocation::Nowhere);
         lab.entry("oslo", "other", 1);
-        assert_eq!(lab.table.whereabouts("oslo"), Whereabouts::Nowhere, "nobody knows where that replica is");
+        assert_eq!(
+            lab.table.whereabouts("oslo"),
+            GatewayLocation::Nowhere,
+            "nobody knows where that replica is"
+        );
         lab.renew("other");
-        let there = Whereabouts::There {
+        let there = GatewayLocation::There {
             replica: "other".into(),
             address: "other:7444".into(),
             since: "then".into(),
@@ -440,15 +445,15 @@ mod tests {
         assert_eq!(lab.table.whereabouts("oslo"), there);
         assert_eq!(lab.table.endpoints_of_others(), ["other.example:7444"]);
         lab.table.handle_attached("oslo", key(2), "now".into());
-        assert_eq!(lab.table.whereabouts("oslo"), Whereabouts::Here);
+        assert_eq!(lab.table.whereabouts("oslo"), GatewayLocation::Here);
         assert_eq!(lab.table.newest("oslo"), Some(key(2)));
         assert_eq!(lab.write(), ["update directory/oslo"]);
         assert_eq!(lab.write(), [""; 0], "done once");
         lab.table.handle_detached("oslo", 1);
-        assert_eq!(lab.table.whereabouts("oslo"), Whereabouts::Here, "the end of an older session");
+        assert_eq!(lab.table.whereabouts("oslo"), GatewayLocation::Here, "the end of an older session");
         lab.table.handle_detached("oslo", 2);
         assert_eq!(lab.write(), ["delete directory/oslo"]);
-        assert_eq!(lab.table.whereabouts("oslo"), Whereabouts::Nowhere);
+        assert_eq!(lab.table.whereabouts("oslo"), GatewayLocation::Nowhere);
     }
 
     #[test]
@@ -459,7 +464,7 @@ mod tests {
         lab.renew("me");
         // The store is away: nobody is seen, nobody is gone.
         lab.now += SECOND * 60;
-        assert_ne!(lab.table.whereabouts("oslo"), Whereabouts::Nowhere);
+        assert_ne!(lab.table.whereabouts("oslo"), GatewayLocation::Nowhere);
         lab.renew("other");
         for _ in 0..3 {
             lab.now += SECOND * 2;
@@ -469,10 +474,10 @@ mod tests {
             let (record, revision) = (known.record.clone(), known.revision);
             lab.table.handle_replica("other", Some(record), revision, lab.now);
         }
-        assert_ne!(lab.table.whereabouts("oslo"), Whereabouts::Nowhere);
+        assert_ne!(lab.table.whereabouts("oslo"), GatewayLocation::Nowhere);
         lab.now += SECOND;
         lab.renew("me");
-        assert_eq!(lab.table.whereabouts("oslo"), Whereabouts::Nowhere);
+        assert_eq!(lab.table.whereabouts("oslo"), GatewayLocation::Nowhere);
         assert_eq!(lab.table.leftovers(), []);
         lab.renew("other");
         assert_eq!(lab.table.others().len(), 1, "back again");
@@ -496,10 +501,10 @@ mod tests {
         assert_eq!(lab.write(), ["update directory/oslo"]);
         assert_eq!(lab.entry("oslo", "other", 6), Some(6), "a newer one does");
         assert_eq!(lab.write(), [""; 0]);
-        assert!(matches!(lab.table.whereabouts("oslo"), Whereabouts::There { .. }), "ours only lingers");
+        assert!(matches!(lab.table.whereabouts("oslo"), GatewayLocation::There { .. }), "ours only lingers");
         lab.table.handle_local(&[], "");
         assert_eq!(lab.write(), [""; 0], "the entry is the other's");
-        assert!(matches!(lab.table.whereabouts("oslo"), Whereabouts::There { .. }));
+        assert!(matches!(lab.table.whereabouts("oslo"), GatewayLocation::There { .. }));
     }
 
     #[test]
@@ -517,7 +522,8 @@ mod tests {
         lab.table.handle_local(&[("g9".into(), key(1))], "");
         assert_eq!(lab.write().len(), OPS_MAX);
         // An old event that comes late changes nothing that was written since.
-        let entry = Entry { replica: "other".into(), epoch: 9, since: String::new(), instance: None };
+        let entry =
+            AttachmentRecord { replica: "other".into(), epoch: 9, since: String::new(), instance: None };
         lab.table.handle_entry("g9", Some(entry), Revision(1));
         assert_eq!(lab.table.newest("g9"), Some(key(1)));
     }

@@ -6,11 +6,11 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 use std::time::Instant;
 
-use causeway_channel::dial::{DialConfig, DialError, Dialer, Transports};
-use causeway_channel::link::{CHANNEL_ALPN, Flow, Purpose, REPLICA_ALPN, Way};
-use causeway_channel::port::{ChannelPort, Incoming, PortLimits};
-use causeway_channel::quic::{LARGE_PACKET_BYTES, PortKeys};
-use causeway_channel::wire::datagrams::Datagram;
+use causeway_channel::dial::{DialConfig, DialError, DialTransports, Dialer};
+use causeway_channel::link::{CHANNEL_ALPN, DatagramFlow, DatagramPath, REPLICA_ALPN, StreamPurpose};
+use causeway_channel::port::{ChannelPort, IncomingLink, PortLimits};
+use causeway_channel::quic::{EndpointKeys, LARGE_PACKET_BYTES};
+use causeway_channel::wire::datagrams::FramedDatagram;
 use causeway_channel::{Clock, PeerId};
 use causeway_store::{Store, StoreSpec};
 use tokio::io::AsyncReadExt;
@@ -23,7 +23,7 @@ use crate::identity::{IdentityConfig, Registrar};
 struct Links(Mutex<HashMap<String, Link>>);
 
 impl LocalSessions for Links {
-    fn open_stream<'a>(&'a self, gateway: &'a str, header: StreamHeader) -> Opened<'a> {
+    fn open_stream<'a>(&'a self, gateway: &'a str, header: StreamHeader) -> OpenedStream<'a> {
         Box::pin(async move {
             let link = self.0.lock().unwrap().get(gateway).cloned();
             let link = link.ok_or_else(|| FleetError::NotAttached { gateway: gateway.to_owned() })?;
@@ -36,8 +36,8 @@ impl LocalSessions for Links {
         self.0.lock().unwrap().contains_key(gateway)
     }
 
-    fn figures(&self) -> Vec<(String, GatewayFigures)> {
-        let told = GatewayFigures { connected: true, sent_bytes: 7, ..GatewayFigures::default() };
+    fn figures(&self) -> Vec<(String, GatewayStats)> {
+        let told = GatewayStats { connected: true, sent_bytes: 7, ..GatewayStats::default() };
         self.0.lock().unwrap().keys().map(|gateway| (gateway.clone(), told.clone())).collect()
     }
 }
@@ -50,7 +50,7 @@ struct Replica {
     registrar: Arc<Registrar>,
     fleet: Arc<Fleet>,
     links: Arc<Links>,
-    sites: watch::Sender<Arc<Sites>>,
+    sites: watch::Sender<Arc<SiteGateways>>,
     address: std::net::SocketAddr,
     stop: CancellationToken,
 }
@@ -75,15 +75,19 @@ impl Lab {
         config.new_fleet = true;
         let registrar = Registrar::open(self.store.clone(), config).await.unwrap();
         let address = "127.0.0.1:0".parse().unwrap();
-        let mut port =
-            ChannelPort::bind(address, registrar.channel_tls(), PortKeys::generate(), PortLimits::default())
-                .await
-                .unwrap();
+        let mut port = ChannelPort::bind(
+            address,
+            registrar.channel_tls(),
+            EndpointKeys::generate(),
+            PortLimits::default(),
+        )
+        .await
+        .unwrap();
         let address = port.local_addr();
-        let place = Place { address: address.to_string(), endpoints: vec![address.to_string()] };
-        let directory = Directory::open(self.store.clone(), place, Clock::system()).await.unwrap();
+        let place = ReplicaAddress { address: address.to_string(), endpoints: vec![address.to_string()] };
+        let directory = SessionDirectory::open(self.store.clone(), place, Clock::system()).await.unwrap();
         let links = Arc::new(Links::default());
-        let sites = watch::Sender::<Arc<Sites>>::default();
+        let sites = watch::Sender::<Arc<SiteGateways>>::default();
         let fleet = Fleet::new(directory.clone(), links.clone(), registrar.clone(), sites.subscribe());
         let stop = CancellationToken::new();
         let (until, serving, sessions) = (stop.clone(), fleet.clone(), links.clone());
@@ -96,8 +100,10 @@ impl Lab {
                     incoming = port.accept() => incoming,
                 };
                 match incoming {
-                    Incoming::Replica(link) => drop(tokio::spawn(serving.clone().serve(link, until.clone()))),
-                    Incoming::Channel(link, _) => {
+                    IncomingLink::Replica(link) => {
+                        drop(tokio::spawn(serving.clone().serve(link, until.clone())))
+                    }
+                    IncomingLink::Channel(link, _) => {
                         link.admit();
                         let facts = causeway_channel::CertificateFacts::read(&link.certificate().unwrap());
                         let gateway = facts.unwrap().peer.unwrap().gateway().to_owned();
@@ -106,7 +112,7 @@ impl Lab {
                         let attached = gateways.into_iter().map(|name| (name, key(1))).collect::<Vec<_>>();
                         serving.directory().set_attached(&attached);
                     }
-                    Incoming::Enrolment(..) => {}
+                    IncomingLink::Enrolment(..) => {}
                 }
             }
         });
@@ -139,7 +145,7 @@ async fn edge(replica: &Replica, gateway: &str) -> Link {
             });
         }
     });
-    eventually("attached", || replica.fleet.directory().whereabouts(gateway) == Whereabouts::Here).await;
+    eventually("attached", || replica.fleet.directory().whereabouts(gateway) == GatewayLocation::Here).await;
     link
 }
 
@@ -153,7 +159,7 @@ async fn eventually(what: &str, mut holds: impl FnMut() -> bool) -> Duration {
 }
 
 async fn echo(fleet: &Fleet, gateway: &str, text: &str) -> std::io::Result<String> {
-    let opened = fleet.open_stream(gateway, StreamHeader::new(Purpose::Probe)).await;
+    let opened = fleet.open_stream(gateway, StreamHeader::new(StreamPurpose::Probe)).await;
     let (mut send, mut recv) = opened.map_err(std::io::Error::other)?.split();
     let mut answer = String::new();
     // Both at once: an echo of more than the windows hold waits for its reader.
@@ -166,8 +172,8 @@ async fn echo(fleet: &Fleet, gateway: &str, text: &str) -> std::io::Result<Strin
 }
 
 /// The gateways of the site `oslo`, with their priorities.
-fn site_oslo(gateways: &[(&str, i64)]) -> causeway_api::World {
-    let mut world = causeway_api::World::default();
+fn site_oslo(gateways: &[(&str, i64)]) -> causeway_api::ObjectSet {
+    let mut world = causeway_api::ObjectSet::default();
     for (name, priority) in gateways {
         let (metadata, priority) = (causeway_api::ObjectMeta::named(*name), *priority);
         let gateway =
@@ -178,7 +184,7 @@ fn site_oslo(gateways: &[(&str, i64)]) -> causeway_api::World {
 }
 
 fn is_there(replica: &Replica, gateway: &str) -> bool {
-    matches!(replica.fleet.directory().whereabouts(gateway), Whereabouts::There { .. })
+    matches!(replica.fleet.directory().whereabouts(gateway), GatewayLocation::There { .. })
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -186,12 +192,12 @@ async fn a_session_that_the_directory_does_not_know_yet_is_served() {
     let lab = Lab::new().await;
     let one = lab.replica("one").await;
     let _link = edge(&one, "oslo-1").await;
-    one.sites.send_replace(Arc::new(Sites::of(&site_oslo(&[("oslo-1", 0)]))));
+    one.sites.send_replace(Arc::new(SiteGateways::of(&site_oslo(&[("oslo-1", 0)]))));
     // The directory follows the sessions with a delay, which grows with the fleet.
     one.fleet.directory().set_attached(&[]);
-    assert_eq!(one.fleet.directory().whereabouts("oslo-1"), Whereabouts::Nowhere);
+    assert_eq!(one.fleet.directory().whereabouts("oslo-1"), GatewayLocation::Nowhere);
     assert_eq!(echo(&one.fleet, "oslo-1", "hello").await.unwrap(), ">hello");
-    let header = StreamHeader { site: "oslo".to_owned(), ..StreamHeader::new(Purpose::Probe) };
+    let header = StreamHeader { site: "oslo".to_owned(), ..StreamHeader::new(StreamPurpose::Probe) };
     assert!(one.fleet.open_stream_to(header).await.is_ok());
     one.stop.cancel();
 }
@@ -208,7 +214,7 @@ async fn a_stream_reaches_an_edge_from_any_replica_and_its_end_comes_back() {
     let large = "x".repeat(3 << 20);
     assert_eq!(echo(&two.fleet, "oslo-1", &large).await.unwrap().len(), large.len() + 1);
     // A refusal keeps its reason on the way back.
-    let header = StreamHeader::new(Purpose::Service).target("refuse");
+    let header = StreamHeader::new(StreamPurpose::Service).target("refuse");
     let mut stream = two.fleet.open_stream("oslo-1", header).await.unwrap();
     let error = stream.read_u8().await.unwrap_err();
     assert_eq!(ResetCode::of(&error), Some(ResetCode::NotAllowed), "{error:?}");
@@ -233,8 +239,8 @@ async fn the_origin_is_what_the_certificate_says() {
     let tokyo = edge(&two, "tokyo-1").await;
     eventually("known at two", || is_there(&two, "oslo-1")).await;
     // An edge opens a stream to another one and lies about where it comes from.
-    let mut header = StreamHeader::new(Purpose::Service).to("oslo", "oslo-1");
-    header.origin = Some(Origin { site: "cloud".into(), gateway: "cloud".into() });
+    let mut header = StreamHeader::new(StreamPurpose::Service).to("oslo", "oslo-1");
+    header.origin = Some(StreamOrigin { site: "cloud".into(), gateway: "cloud".into() });
     let mut stream = tokyo.open_stream(header).await.unwrap();
     let session = two.links.0.lock().unwrap()["tokyo-1"].clone();
     let (header, incoming) = session.accept_stream().await.unwrap();
@@ -254,24 +260,24 @@ async fn the_origin_is_what_the_certificate_says() {
 const SMALL: usize = 100;
 
 /// A flow from tokyo to oslo through the cloud, each link over its own transport: which way datagrams go on each of them.
-async fn check_flow(tokyo: Transports, oslo: Transports) {
+async fn check_flow(tokyo: DialTransports, oslo: DialTransports) {
     let lab = Lab::new().await;
     let one = lab.replica("one").await;
     let join = async |gateway: &str, transports| {
         let config = one.registrar.dial_as_gateway(&PeerId::new("site", gateway).unwrap());
         let link = dial(&one, DialConfig { transports, ..config }, CHANNEL_ALPN).await.unwrap();
-        eventually("attached", || one.fleet.directory().whereabouts(gateway) == Whereabouts::Here).await;
+        eventually("attached", || one.fleet.directory().whereabouts(gateway) == GatewayLocation::Here).await;
         let here = one.links.0.lock().unwrap()[gateway].clone();
         // As every link begins.
-        let control = link.open_stream(StreamHeader::new(Purpose::Control)).await.unwrap();
+        let control = link.open_stream(StreamHeader::new(StreamPurpose::Control)).await.unwrap();
         let (_, accepted) = here.accept_stream().await.unwrap();
         (link, here, [control, accepted])
     };
     let (near, near_session, _near_control) = join("tokyo-1", tokyo).await;
     let (far, _far_session, _far_control) = join("oslo-1", oslo).await;
-    let mut header = StreamHeader::new(Purpose::Service).to("oslo", "oslo-1");
+    let mut header = StreamHeader::new(StreamPurpose::Service).to("oslo", "oslo-1");
     header.datagrams = true;
-    let mut client: Flow = near.open_stream(header).await.unwrap().into();
+    let mut client: DatagramFlow = near.open_stream(header).await.unwrap().into();
     let (header, incoming) = near_session.accept_stream().await.unwrap();
     let fleet = one.fleet.clone();
     let carrying = tokio::spawn(async move {
@@ -279,13 +285,15 @@ async fn check_flow(tokyo: Transports, oslo: Transports) {
     });
     let (header, stream) = far.accept_stream().await.unwrap();
     assert!(header.datagrams);
-    let mut backend = Flow::from(stream);
-    let small = |transports| if transports == Transports::QuicOnly { Way::Beside } else { Way::OnStream };
-    let mut ways = (Way::OnStream, Way::OnStream);
+    let mut backend = DatagramFlow::from(stream);
+    let small = |transports| {
+        if transports == DialTransports::QuicOnly { DatagramPath::Beside } else { DatagramPath::OnStream }
+    };
+    let mut ways = (DatagramPath::OnStream, DatagramPath::OnStream);
     // Each end hears with the first answers what the next one understands; datagrams may be lost, so one is sent until it comes.
     for round in 0..20 {
         for bytes in [SMALL, usize::from(LARGE_PACKET_BYTES)] {
-            let asked = Datagram::new(&vec![round; bytes]).unwrap();
+            let asked = FramedDatagram::new(&vec![round; bytes]).unwrap();
             let answered = tokio::time::timeout(Duration::from_secs(20), async {
                 let sent = client.send.send(asked.clone()).await.unwrap();
                 let heard = backend.recv.recv().await.unwrap().unwrap();
@@ -297,7 +305,7 @@ async fn check_flow(tokyo: Transports, oslo: Transports) {
             let answered = answered.await.unwrap();
             match bytes {
                 SMALL => ways = answered,
-                _ => assert_eq!(answered, (Way::OnStream, Way::OnStream)),
+                _ => assert_eq!(answered, (DatagramPath::OnStream, DatagramPath::OnStream)),
             }
         }
     }
@@ -313,19 +321,19 @@ async fn check_flow(tokyo: Transports, oslo: Transports) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn datagrams_go_on_each_link_in_the_way_it_can() {
-    check_flow(Transports::QuicOnly, Transports::QuicOnly).await;
-    check_flow(Transports::QuicOnly, Transports::TcpOnly).await;
-    check_flow(Transports::TcpOnly, Transports::QuicOnly).await;
-    check_flow(Transports::TcpOnly, Transports::TcpOnly).await;
+    check_flow(DialTransports::QuicOnly, DialTransports::QuicOnly).await;
+    check_flow(DialTransports::QuicOnly, DialTransports::TcpOnly).await;
+    check_flow(DialTransports::TcpOnly, DialTransports::QuicOnly).await;
+    check_flow(DialTransports::TcpOnly, DialTransports::TcpOnly).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gateway_whose_link_is_dead_is_passed_over_for_the_next_of_its_site() {
     let lab = Lab::new().await;
     let one = lab.replica("one").await;
-    one.sites.send_replace(Arc::new(Sites::of(&site_oslo(&[("oslo-1", 7), ("oslo-2", 1)]))));
+    one.sites.send_replace(Arc::new(SiteGateways::of(&site_oslo(&[("oslo-1", 7), ("oslo-2", 1)]))));
     let ask = async || {
-        let header = StreamHeader { site: "oslo".into(), ..StreamHeader::new(Purpose::Probe) };
+        let header = StreamHeader { site: "oslo".into(), ..StreamHeader::new(StreamPurpose::Probe) };
         one.fleet.open_stream_to(header).await.map(drop)
     };
     assert!(matches!(ask().await, Err(FleetError::SiteAway { site }) if site == "oslo"));
@@ -347,7 +355,7 @@ async fn only_a_replica_is_believed_and_a_stream_is_forwarded_once() {
     let _oslo = edge(&one, "oslo-1").await;
     eventually("known at two", || is_there(&two, "oslo-1")).await;
     let ask = async |link: &Link| {
-        let header = StreamHeader::new(Purpose::Probe).to("oslo", "oslo-1");
+        let header = StreamHeader::new(StreamPurpose::Probe).to("oslo", "oslo-1");
         let mut stream = link.open_stream(header).await.map_err(std::io::Error::other)?;
         stream.read_u8().await
     };
@@ -374,7 +382,7 @@ async fn a_replica_that_stops_takes_its_entries_along_and_a_newer_session_replac
     // The edge has moved; the old session may still linger at one.
     two.fleet.directory().set_attached(&[("oslo-1".into(), key(6))]);
     let told = tokio::time::timeout(Duration::from_secs(20), replaced.recv()).await.unwrap().unwrap();
-    assert_eq!(told, Replaced { gateway: "oslo-1".into(), by: key(6) });
+    assert_eq!(told, SupersededSession { gateway: "oslo-1".into(), by: key(6) });
     eventually("one follows, although its own session lingers", || is_there(&one, "oslo-1")).await;
 
     let start = Instant::now();
@@ -391,11 +399,11 @@ async fn the_audit_is_asked_of_every_replica_and_who_refuses_is_named() {
     let (one, two, three) = (lab.replica("one").await, lab.replica("two").await, lab.replica("three").await);
     let line = r#"{"time":"2026-11-16T00:00:00.000Z","gateway":"gw","site":"oslo","service":"web","decision":"allow"}"#;
     std::fs::write(lab.home.path().join("two/fleet.jsonl"), format!("{line}\n")).unwrap();
-    two.fleet.show_journals(Journals::new(&lab.home.path().join("two")));
+    two.fleet.show_journals(AuditJournal::new(&lab.home.path().join("two")));
     // The third shows nothing, as a replica from before there was an audit.
     eventually("the others are known", || one.fleet.directory().others().len() == 2).await;
     let (journals, silent) = one.fleet.ask_audit(JournalKind::Traffic, "service=web").await;
-    let mut merge = crate::audit::Merge::new(audit::Query::default(), journals, silent);
+    let mut merge = crate::audit::JournalMerge::new(audit::AuditQuery::default(), journals, silent);
     let mut text = String::new();
     while let Some(piece) = merge.next().await {
         text.push_str(std::str::from_utf8(&piece).unwrap());

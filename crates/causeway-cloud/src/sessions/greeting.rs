@@ -9,28 +9,31 @@ use std::time::Duration;
 use causeway_api::{Kind, Object};
 use causeway_channel::PeerId;
 use causeway_channel::clock::unix_seconds;
-use causeway_channel::link::{CloseCode, CloseReason, Link, Purpose, RecvStream, SendStream, Transport};
-use causeway_channel::port::Turn;
-use causeway_channel::session::Admission;
+use causeway_channel::link::{
+    CloseCode, CloseReason, Link, RecvStream, SendStream, StreamPurpose, Transport,
+};
+use causeway_channel::port::HandshakeSlot;
+use causeway_channel::session::SessionAdmission;
 use causeway_channel::wire::control::{
-    self, EdgeMessage, EdgeSays, Hello, Reader, Refused, RefusedCode, Welcome, Writer, encode_cloud,
+    self, ControlReader, ControlWriter, EdgeMessage, EdgeMessageBody, Hello, SessionRefused,
+    SessionRefusedCode, Welcome, encode_cloud,
 };
 use tokio::time::timeout;
 
-use super::conversation::Conversation;
+use super::session_loop::CloudSessionLoop;
 use super::{Session, Shared};
-use crate::identity::Admitted;
+use crate::identity::AdmittedPeer;
 
 /// From the end of the handshake to hello, and from there to the judgement.
 const GREETING: Duration = Duration::from_secs(10);
 /// A refusal has this long to reach the edge, which closes the link when it has read it.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-type Control = (Reader<RecvStream, EdgeMessage>, Writer<SendStream>);
+type Control = (ControlReader<RecvStream, EdgeMessage>, ControlWriter<SendStream>);
 
 impl Shared {
     /// Serves a link from its first byte to its last.
-    pub(super) async fn serve(self: Arc<Shared>, link: Link, turn: Turn) {
+    pub(super) async fn serve(self: Arc<Shared>, link: Link, turn: HandshakeSlot) {
         // Boxed, and gone when the session begins: an idle session holds nothing of it.
         let begun = Box::pin(self.greet(link, turn)).await;
         if let Some(talk) = begun {
@@ -39,7 +42,7 @@ impl Shared {
     }
 
     /// Until the edge has its answer. `None`: it was refused.
-    async fn greet(self: Arc<Shared>, link: Link, turn: Turn) -> Option<Conversation> {
+    async fn greet(self: Arc<Shared>, link: Link, turn: HandshakeSlot) -> Option<CloudSessionLoop> {
         let Some(_waiting) = link.certificate().and_then(|shown| self.unjudged.enter(&shown)) else {
             self.figures.count_refused("too-many-links");
             let text = "too many links of this gateway wait for their hello";
@@ -64,7 +67,7 @@ impl Shared {
                 link.admit();
                 let (reader, mut writer) = control;
                 writer.push(encode_cloud(welcome).expect("a welcome is small: names and a few endpoints"));
-                Some(Conversation::new(self.clone(), session, &hello, reader, writer))
+                Some(CloudSessionLoop::new(self.clone(), session, &hello, reader, writer))
             }
             Err(refused) => {
                 self.refuse(&link, control, refused).await;
@@ -74,25 +77,34 @@ impl Shared {
     }
 
     /// May this link hold a session?
-    async fn judge(&self, link: &Link, hello: &Hello) -> Result<Admitted, Refused> {
+    async fn judge(&self, link: &Link, hello: &Hello) -> Result<AdmittedPeer, SessionRefused> {
         if self.is_draining() {
             let message = "this replica is being stopped";
-            let refused = Refused::new(RefusedCode::Draining, message, "another one will take you");
-            return Err(Refused { retry_after_ms: 250, ..refused });
+            let refused =
+                SessionRefused::new(SessionRefusedCode::Draining, message, "another one will take you");
+            return Err(SessionRefused { retry_after_ms: 250, ..refused });
         }
         if hello.version != control::VERSION {
             let message = format!("version {} of the channel is not spoken here", hello.version);
-            return Err(Refused::new(RefusedCode::Version, message, "use the same causeway at both ends"));
+            return Err(SessionRefused::new(
+                SessionRefusedCode::Version,
+                message,
+                "use the same causeway at both ends",
+            ));
         }
         let Some(certificate) = link.certificate() else {
-            return Err(Refused::new(RefusedCode::NotCurrent, "no certificate was shown", "enrol first"));
+            return Err(SessionRefused::new(
+                SessionRefusedCode::NotCurrent,
+                "no certificate was shown",
+                "enrol first",
+            ));
         };
         let admitted = self.registrar.admit(&certificate, &hello.bundle_hash).await?;
         self.check_gateway(&admitted.peer).await?;
         Ok(admitted)
     }
 
-    async fn check_gateway(&self, peer: &PeerId) -> Result<(), Refused> {
+    async fn check_gateway(&self, peer: &PeerId) -> Result<(), SessionRefused> {
         let found = self.registry.object(Kind::EGateway, peer.gateway()).await;
         match found.map_err(|status| unavailable(&status.message))?.map(|found| found.object) {
             Some(Object::EGateway(gateway)) if gateway.e_site_name != peer.site() => {
@@ -102,8 +114,8 @@ impl Shared {
             None => {
                 let message = format!("there is no EGateway {}", peer.gateway());
                 let hint = "create it again, or create a new token";
-                let refused = Refused::new(RefusedCode::UnknownGateway, message, hint);
-                Err(Refused { retry_after_ms: 5000, ..refused })
+                let refused = SessionRefused::new(SessionRefusedCode::UnknownGateway, message, hint);
+                Err(SessionRefused { retry_after_ms: 5000, ..refused })
             }
         }
     }
@@ -123,8 +135,8 @@ impl Shared {
         &self,
         link: &Link,
         hello: &Hello,
-        admitted: Admitted,
-    ) -> Result<(Arc<Session>, Welcome), Refused> {
+        admitted: AdmittedPeer,
+    ) -> Result<(Arc<Session>, Welcome), SessionRefused> {
         let gateway = admitted.peer.gateway().to_owned();
         let renew = admitted.renew;
         let make = |number| Arc::new(Session::new(number, link.clone(), hello, admitted, self.now()));
@@ -133,7 +145,7 @@ impl Shared {
             .roster()
             .admit(&gateway, hello.epoch, hello.instance(), |number| made.insert(make(number)).clone());
         match (admission, made) {
-            (Admission::Taken { number, superseded, evicted, orphaned }, Some(session)) => {
+            (SessionAdmission::Taken { number, superseded, evicted, orphaned }, Some(session)) => {
                 orphaned.iter().for_each(|old| old.session.orphan());
                 if let Some(old) = superseded {
                     old.session.linger();
@@ -148,15 +160,19 @@ impl Shared {
                 }
                 Ok((session, self.welcome(number, link.transport(), renew)))
             }
-            (Admission::Older { current_epoch }, _) => {
+            (SessionAdmission::Older { current_epoch }, _) => {
                 let message = "a newer session of this gateway is open";
-                let refused = Refused::new(RefusedCode::OlderEpoch, message, "");
-                Err(Refused { current_epoch, ..refused })
+                let refused = SessionRefused::new(SessionRefusedCode::OlderEpoch, message, "");
+                Err(SessionRefused { current_epoch, ..refused })
             }
             _ => {
                 let message = "this replica holds as many sessions as it may";
-                let refused = Refused::new(RefusedCode::Full, message, "add a replica, or raise the limit");
-                Err(Refused { retry_after_ms: 5000, ..refused })
+                let refused = SessionRefused::new(
+                    SessionRefusedCode::Full,
+                    message,
+                    "add a replica, or raise the limit",
+                );
+                Err(SessionRefused { retry_after_ms: 5000, ..refused })
             }
         }
     }
@@ -174,14 +190,14 @@ impl Shared {
         }
     }
 
-    async fn refuse(&self, link: &Link, (_, mut writer): Control, refused: Refused) {
+    async fn refuse(&self, link: &Link, (_, mut writer): Control, refused: SessionRefused) {
         let why = refused.reason();
         self.figures.count_refused(why.word());
         let peer = link.certificate().and_then(|shown| {
             causeway_channel::CertificateFacts::read(&shown).ok().and_then(|facts| facts.peer)
         });
         // An edge that was away too long corrects its epoch by itself; that is nothing to look at.
-        if why != RefusedCode::OlderEpoch && why != RefusedCode::Draining {
+        if why != SessionRefusedCode::OlderEpoch && why != SessionRefusedCode::Draining {
             let client = link.remote_address().ip().to_string();
             self.registrar.audit_session("session", peer.as_ref(), &client, Some(&refused.message));
         }
@@ -200,10 +216,11 @@ impl Shared {
 }
 
 /// An operator may set the field back, so the edge asks again soon.
-fn wrong_site(peer: &PeerId, site: &str) -> Refused {
+fn wrong_site(peer: &PeerId, site: &str) -> SessionRefused {
     let message = wrong_site_message(peer.gateway(), peer.site(), site);
-    let refused = Refused::new(RefusedCode::WrongSite, message, enrol_anew(peer.gateway(), site));
-    Refused { retry_after_ms: 5000, ..refused }
+    let refused =
+        SessionRefused::new(SessionRefusedCode::WrongSite, message, enrol_anew(peer.gateway(), site));
+    SessionRefused { retry_after_ms: 5000, ..refused }
 }
 
 /// For refusals, closes and the condition of the EGateway.
@@ -219,21 +236,21 @@ pub(crate) fn enrol_anew(gateway: &str, site: &str) -> String {
     )
 }
 
-fn unavailable(why: &str) -> Refused {
-    let refused = Refused::new(RefusedCode::Unavailable, "the cloud cannot decide now", why);
-    Refused { retry_after_ms: 1000, ..refused }
+fn unavailable(why: &str) -> SessionRefused {
+    let refused = SessionRefused::new(SessionRefusedCode::Unavailable, "the cloud cannot decide now", why);
+    SessionRefused { retry_after_ms: 1000, ..refused }
 }
 
 /// The first stream must be the control stream, and its first word hello.
 async fn hear_hello(link: &Link) -> Option<(Hello, Control)> {
     let (header, stream) = link.accept_stream().await.ok()?;
-    if header.purpose() != Some(Purpose::Control) {
+    if header.purpose() != Some(StreamPurpose::Control) {
         return None;
     }
     let (send, recv) = stream.split();
-    let mut reader = Reader::of_edge(recv);
+    let mut reader = ControlReader::of_edge(recv);
     match reader.next().await.ok()??.says {
-        Some(EdgeSays::Hello(hello)) => Some((hello, (reader, Writer::new(send)))),
+        Some(EdgeMessageBody::Hello(hello)) => Some((hello, (reader, ControlWriter::new(send)))),
         _ => None,
     }
 }

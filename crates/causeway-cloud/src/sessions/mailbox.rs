@@ -8,21 +8,21 @@ use std::sync::{Mutex, PoisonError};
 
 use tokio::sync::Notify;
 
-use super::conversation::Command;
+use super::session_loop::SessionCommand;
 
 /// More than anybody says while a session is busy with a slow edge.
 const COMMANDS_MAX: usize = 8;
 
 /// Written by anybody, read by the one task of the session.
 #[derive(Debug, Default)]
-pub struct Mailbox {
-    commands: Mutex<VecDeque<Command>>,
+pub struct SessionMailbox {
+    commands: Mutex<VecDeque<SessionCommand>>,
     filled: Notify,
 }
 
-impl Mailbox {
+impl SessionMailbox {
     /// False when it is full: the command is dropped.
-    pub fn put(&self, command: Command) -> bool {
+    pub fn put(&self, command: SessionCommand) -> bool {
         let mut commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
         if commands.len() >= COMMANDS_MAX {
             return false;
@@ -34,7 +34,7 @@ impl Mailbox {
     }
 
     /// The next command. May be dropped while it waits.
-    pub async fn next(&self) -> Command {
+    pub async fn next(&self) -> SessionCommand {
         loop {
             if let Some(command) = self.take() {
                 return command;
@@ -44,7 +44,7 @@ impl Mailbox {
         }
     }
 
-    fn take(&self) -> Option<Command> {
+    fn take(&self) -> Option<SessionCommand> {
         let mut commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
         let command = commands.pop_front();
         if commands.is_empty() {
@@ -62,21 +62,21 @@ mod tests {
 
     #[tokio::test]
     async fn commands_come_in_order_and_a_full_box_takes_no_more() {
-        let mailbox = Mailbox::default();
+        let mailbox = SessionMailbox::default();
         for number in 0..COMMANDS_MAX as u8 {
-            assert!(mailbox.put(Command::Say(Bytes::copy_from_slice(&[number]))));
+            assert!(mailbox.put(SessionCommand::Say(Bytes::copy_from_slice(&[number]))));
         }
-        assert!(!mailbox.put(Command::Say(Bytes::new())));
+        assert!(!mailbox.put(SessionCommand::Say(Bytes::new())));
         for number in 0..COMMANDS_MAX as u8 {
-            assert!(matches!(mailbox.next().await, Command::Say(said) if said[..] == [number]));
+            assert!(matches!(mailbox.next().await, SessionCommand::Say(said) if said[..] == [number]));
         }
         assert_eq!(mailbox.commands.lock().unwrap().capacity(), 0, "an idle session holds nothing");
         let waits = async { mailbox.next().await };
         let says = async {
             tokio::task::yield_now().await;
-            assert!(mailbox.put(Command::Say(Bytes::new())));
+            assert!(mailbox.put(SessionCommand::Say(Bytes::new())));
         };
         let (command, ()) = tokio::join!(waits, says);
-        assert!(matches!(command, Command::Say(_)));
+        assert!(matches!(command, SessionCommand::Say(_)));
     }
 }

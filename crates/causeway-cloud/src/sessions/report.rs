@@ -37,7 +37,7 @@ const RELOAD: u32 = 12;
 pub(super) const CLOUD_STOPPED: &str = "CloudStopped";
 
 /// The loop that writes.
-pub struct Reporter<'a>(&'a Sessions);
+pub struct ConnectedConditionWriter<'a>(&'a Sessions);
 
 /// What must be written of one gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,9 +88,9 @@ fn condition_of(reason: &'static str) -> (&'static str, &'static str) {
     }
 }
 
-impl<'a> Reporter<'a> {
-    pub fn new(sessions: &'a Sessions) -> Reporter<'a> {
-        Reporter(sessions)
+impl<'a> ConnectedConditionWriter<'a> {
+    pub fn new(sessions: &'a Sessions) -> ConnectedConditionWriter<'a> {
+        ConnectedConditionWriter(sessions)
     }
 
     pub async fn run(self, stop: CancellationToken) {

@@ -7,36 +7,36 @@ use std::time::Duration;
 use causeway_api::{ConditionStatus, EGateway, ESite, Kind, Object, ObjectMeta};
 use causeway_apiserver::SystemClock;
 use causeway_channel::clock::unix_seconds;
-use causeway_channel::dial::{DialConfig, Dialer, Transports};
+use causeway_channel::dial::{DialConfig, DialTransports, Dialer};
 use causeway_channel::link::{
-    CHANNEL_ALPN, ClosedBy, LinkClosed, Purpose, RecvStream, SendStream, StreamHeader,
+    CHANNEL_ALPN, ClosedBy, LinkClosed, RecvStream, SendStream, StreamHeader, StreamPurpose,
 };
-use causeway_channel::port::{ChannelPort, PortFigures, PortLimits, Why};
-use causeway_channel::quic::PortKeys;
-use causeway_channel::tls::Credentials;
+use causeway_channel::port::{ChannelPort, PortLimits, PortMetrics, RejectReason};
+use causeway_channel::quic::EndpointKeys;
+use causeway_channel::tls::TlsCredentials;
 use causeway_channel::wire::control::{
-    self, CloudMessage, CloudSays, Hello, Reader, Refused, Writer, encode_edge,
+    self, CloudMessage, CloudMessageBody, ControlReader, ControlWriter, Hello, SessionRefused, encode_edge,
 };
-use causeway_channel::wire::{Answer, Ask, Enrol, Request};
-use causeway_channel::{Clock, Key};
+use causeway_channel::wire::{EnrolMessage, EnrolmentRequest, EnrolmentRequestBody, EnrolmentResponseBody};
+use causeway_channel::{Clock, PrivateKey};
 use causeway_store::{Store, StoreSpec};
 use tokio_util::sync::DropGuard;
 
 use super::*;
-use crate::channel::Channel;
+use crate::channel::ChannelServer;
 use crate::gateway_sites::GatewaySites;
 use crate::identity::{EnrolmentLimits, EnrolmentServer, IdentityConfig, OnEnrolled, OpenTokens};
-use crate::replicas::PeerDoor;
+use crate::replicas::ReplicaIdentity;
 
 /// Longer than anything here may take on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(60);
-const TRANSPORTS: [Transports; 2] = [Transports::QuicOnly, Transports::TcpOnly];
+const TRANSPORTS: [DialTransports; 2] = [DialTransports::QuicOnly, DialTransports::TcpOnly];
 
 struct Lab {
     registrar: Arc<Registrar>,
     registry: Arc<Registry>,
     sessions: Sessions,
-    figures: PortFigures,
+    figures: PortMetrics,
     address: SocketAddr,
     /// Milliseconds by which the cloud's clock is ahead.
     ahead: Arc<AtomicI64>,
@@ -45,7 +45,7 @@ struct Lab {
 }
 
 /// The control stream of a link, at the edge.
-type Control = (Reader<RecvStream, CloudMessage>, Writer<SendStream>);
+type Control = (ControlReader<RecvStream, CloudMessage>, ControlWriter<SendStream>);
 
 impl Lab {
     async fn new() -> Lab {
@@ -62,16 +62,16 @@ impl Lab {
         });
         let registrar = Registrar::open(store.clone(), config).await.unwrap();
         let registry = Arc::new(Registry::new(store.clone(), Arc::new(SystemClock)));
-        let (limits, passengers) = (SessionLimits::default(), Passengers::none());
+        let (limits, passengers) = (SessionLimits::default(), SessionServices::none());
         let sessions = Sessions::new("lab".into(), registrar.clone(), registry.clone(), passengers, limits);
-        let (address, keys) = ("127.0.0.1:0".parse().unwrap(), PortKeys::generate());
+        let (address, keys) = ("127.0.0.1:0".parse().unwrap(), EndpointKeys::generate());
         let port =
             ChannelPort::bind(address, registrar.channel_tls(), keys, PortLimits::default()).await.unwrap();
         let (address, figures, checking) = (port.local_addr(), port.figures().clone(), sessions.clone());
         port.check_certificates(Box::new(move |shown, client| checking.check_certificate(shown, client)));
         let enrolment = EnrolmentServer::new(registrar.clone(), EnrolmentLimits::default());
         let stop = CancellationToken::new();
-        tokio::spawn(Channel { port, enrolment, links: Arc::new(sessions.clone()) }.run(stop.clone()));
+        tokio::spawn(ChannelServer { port, enrolment, links: Arc::new(sessions.clone()) }.run(stop.clone()));
         let (keeper, running, until) = (registrar.clone(), sessions.clone(), stop.clone());
         tokio::spawn(async move { tokio::join!(keeper.run(until.clone()), running.run(until)) });
         let sites = GatewaySites { store, registry: registry.clone(), sessions: sessions.clone() };
@@ -103,7 +103,7 @@ impl Lab {
 
     /// What a gateway dials with that was enrolled for a site. A new key each time.
     async fn enrol(&self, gateway: &str, site: &str) -> DialConfig {
-        let (peer, key) = (PeerId::new(site, gateway).unwrap(), Key::generate().unwrap());
+        let (peer, key) = (PeerId::new(site, gateway).unwrap(), PrivateKey::generate().unwrap());
         let token = self
             .registrar
             .create_join_token(site, gateway, DEADLINE, OnEnrolled::Replace)
@@ -111,16 +111,18 @@ impl Lab {
             .unwrap()
             .token;
         let csr = key.request(&peer).unwrap();
-        let ask = Ask::Enrol(Enrol { secret: token.secret.expose().to_vec(), csr });
-        let request = Request { time: unix_seconds(self.registrar.time()), ask: Some(ask) };
-        let Ok(Answer::Issued(issued)) = self.registrar.answer(request, None, "127.0.0.1").await else {
+        let ask = EnrolmentRequestBody::Enrol(EnrolMessage { secret: token.secret.expose().to_vec(), csr });
+        let request = EnrolmentRequest { time: unix_seconds(self.registrar.time()), ask: Some(ask) };
+        let Ok(EnrolmentResponseBody::Issued(issued)) =
+            self.registrar.answer(request, None, "127.0.0.1").await
+        else {
             panic!("{peer} gets no certificate")
         };
-        let credentials = Credentials { chain: vec![issued.certificate.into()], key: key.to_der() };
+        let credentials = TlsCredentials { chain: vec![issued.certificate.into()], key: key.to_der() };
         DialConfig { credentials, alpn: CHANNEL_ALPN, ..self.registrar.dial_config().unwrap() }
     }
 
-    async fn dial(&self, config: &DialConfig, transports: Transports) -> Link {
+    async fn dial(&self, config: &DialConfig, transports: DialTransports) -> Link {
         let endpoints = vec![self.address.to_string().parse().unwrap()];
         let config = DialConfig { endpoints, transports, clock: Clock::system(), ..config.clone() };
         within(Dialer::new(config).dial()).await.unwrap()
@@ -140,19 +142,19 @@ async fn within<T>(future: impl Future<Output = T>) -> T {
 }
 
 async fn control(link: &Link) -> Control {
-    let stream = within(link.open_stream(StreamHeader::new(Purpose::Control))).await.unwrap();
-    (Reader::of_cloud(stream.recv), Writer::new(stream.send))
+    let stream = within(link.open_stream(StreamHeader::new(StreamPurpose::Control))).await.unwrap();
+    (ControlReader::of_cloud(stream.recv), ControlWriter::new(stream.send))
 }
 
 /// Says hello on a control stream; a refusal is an error.
-async fn hello((reader, writer): &mut Control) -> Result<(), Refused> {
+async fn hello((reader, writer): &mut Control) -> Result<(), SessionRefused> {
     static EPOCH: AtomicU64 = AtomicU64::new(1);
     let epoch = EPOCH.fetch_add(1, Ordering::SeqCst);
     writer.push(encode_edge(Hello { version: control::VERSION, epoch, ..Hello::default() }).unwrap());
     writer.drain().await.unwrap();
     match within(reader.next()).await.unwrap().unwrap().says {
-        Some(CloudSays::Welcome(_)) => Ok(()),
-        Some(CloudSays::Refused(refused)) => Err(refused),
+        Some(CloudMessageBody::Welcome(_)) => Ok(()),
+        Some(CloudMessageBody::Refused(refused)) => Err(refused),
         other => panic!("{other:?}"),
     }
 }
@@ -180,7 +182,7 @@ async fn a_revoked_key_gets_a_reason_and_no_link() {
         assert_eq!(why(&closed), (ClosedBy::Peer, CloseCode::Revoked), "{transports:?}: {closed}");
         assert!(closed.reason.text.contains("causeway token create"), "{closed}");
         within(async {
-            while lab.figures.turned_away(Why::Certificate) != number as u64 + 1 {
+            while lab.figures.turned_away(RejectReason::Certificate) != number as u64 + 1 {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         })
@@ -197,8 +199,8 @@ async fn before_the_welcome_an_edge_has_one_stream() {
     for transports in TRANSPORTS {
         let link = lab.dial(&edge, transports).await;
         let mut control = control(&link).await;
-        let second = link.open_stream(StreamHeader::new(Purpose::Service));
-        if transports == Transports::TcpOnly {
+        let second = link.open_stream(StreamHeader::new(StreamPurpose::Service));
+        if transports == DialTransports::TcpOnly {
             // TCP has no credit for streams: an edge of ours waits by itself, and who does not is cut off.
             drop(second.await);
             let closed = within(link.closed()).await;
@@ -211,11 +213,11 @@ async fn before_the_welcome_an_edge_has_one_stream() {
         hello(&mut control).await.unwrap();
         within(second).await.unwrap();
     }
-    let link = lab.dial(&edge, Transports::TcpOnly).await;
+    let link = lab.dial(&edge, DialTransports::TcpOnly).await;
     let mut control = control(&link).await;
     hello(&mut control).await.unwrap();
     for _ in 0..100 {
-        within(link.open_stream(StreamHeader::new(Purpose::Service))).await.unwrap();
+        within(link.open_stream(StreamHeader::new(StreamPurpose::Service))).await.unwrap();
     }
 }
 
@@ -235,7 +237,9 @@ async fn a_session_ends_with_its_certificate_although_the_edge_never_pings() {
                 // Nothing is said from here on.
                 Ok(()) => break within(link.closed()).await,
                 // The machine is slower than that: the certificate had ended before the hello was read.
-                Err(refused) => assert_eq!(refused.reason(), RefusedCode::CertificateExpired, "{refused}"),
+                Err(refused) => {
+                    assert_eq!(refused.reason(), SessionRefusedCode::CertificateExpired, "{refused}")
+                }
             }
             left *= 2;
         };
@@ -263,7 +267,7 @@ async fn a_gateway_whose_object_was_moved_is_out_until_it_is_enrolled_anew() {
 
         let link = lab.dial(&old, transports).await;
         let refused = hello(&mut control(&link).await).await.unwrap_err();
-        assert_eq!(refused.reason(), RefusedCode::WrongSite);
+        assert_eq!(refused.reason(), SessionRefusedCode::WrongSite);
         assert!(refused.hint.contains(&fix), "{refused}");
         within(async {
             while lab.condition(gateway).await.is_none() {

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use aws_lc_rs::digest::{SHA256, digest};
 use causeway_daemon::data_dir::{make_folder, write_atomic};
-use causeway_netmap::{Netmap, Update};
+use causeway_netmap::{Netmap, NetmapUpdateData};
 
 /// The folder inside the data dir.
 pub const FOLDER: &str = "netmap";
@@ -33,7 +33,7 @@ pub struct NetmapFileError {
     pub source: io::Error,
 }
 
-pub struct Disk {
+pub struct NetmapFiles {
     folder: PathBuf,
     stored: Mutex<Stored>,
 }
@@ -56,9 +56,9 @@ pub enum Found {
     Withdrawn(Arc<Netmap>),
 }
 
-impl Disk {
+impl NetmapFiles {
     /// Opens the folder and finds the newest netmap that is whole.
-    pub fn open(folder: &Path) -> Result<(Disk, Found), NetmapFileError> {
+    pub fn open(folder: &Path) -> Result<(NetmapFiles, Found), NetmapFileError> {
         let failed = |path: &Path, action| {
             let path = path.to_owned();
             move |source| NetmapFileError { path, action, source }
@@ -83,7 +83,7 @@ impl Disk {
             Found::Withdrawn(netmap) => (Some(netmap), true),
         };
         let stored = Mutex::new(Stored { next, newest, is_withdrawn });
-        Ok((Disk { folder: folder.to_owned(), stored }, found))
+        Ok((NetmapFiles { folder: folder.to_owned(), stored }, found))
     }
 
     /// Writes a netmap that is in force already. The error says what a restart would find instead.
@@ -209,7 +209,7 @@ pub fn decode(content: &[u8]) -> Result<Netmap, &'static str> {
     if digest(&SHA256, encoded).as_ref() != sum {
         return Err("it is damaged");
     }
-    let update = Update::decode(encoded).map_err(|_| "its netmap cannot be read")?;
+    let update = NetmapUpdateData::decode(encoded).map_err(|_| "its netmap cannot be read")?;
     Netmap::apply(None, &update).map_err(|_| "its netmap is not what it says")
 }
 

@@ -1,6 +1,6 @@
 //! Whatever happens to the files, an edge comes up on the old netmap or the new one, whole.
 
-use causeway_netmap::{Generation, Key};
+use causeway_netmap::{EntryKey, Generation};
 
 use super::disk::{decode, encode};
 use super::*;
@@ -8,7 +8,7 @@ use super::*;
 fn netmap(revision: u64, entries: usize) -> Arc<Netmap> {
     let entry = |number: usize| {
         let value = format!("value {number} of {revision}");
-        (Key::of("presence", &number.to_string()), Bytes::from(value))
+        (EntryKey::of("presence", &number.to_string()), Bytes::from(value))
     };
     let entries = (0..entries).map(entry).collect();
     Arc::new(Netmap::build(Generation { epoch: 1, revision }, entries, None).unwrap())
@@ -28,7 +28,7 @@ async fn what_was_acknowledged_is_there_after_a_restart() {
     assert!(keeper.held().is_none() && !readiness.is_ready());
     for revision in 1..5 {
         let new = netmap(revision, 20);
-        let EdgeSays::NetmapAck(ack) = keeper.handle(whole(&new)).await else { panic!("{revision}") };
+        let EdgeMessageBody::NetmapAck(ack) = keeper.handle(whole(&new)).await else { panic!("{revision}") };
         assert_eq!(ack.held, Some(held_message(new.stamp())));
         assert!(readiness.is_ready());
         assert_eq!(open().unwrap().stamp(), Some(new.stamp()));
@@ -38,7 +38,7 @@ async fn what_was_acknowledged_is_there_after_a_restart() {
     keeper.forget().await;
     assert!(!readiness.is_ready());
     assert_eq!((keeper.stamp(), open().unwrap().stamp()), (None, None), "enrolled anew");
-    let EdgeSays::NetmapAck(_) = keeper.handle(whole(&netmap(1, 1))).await else { panic!() };
+    let EdgeMessageBody::NetmapAck(_) = keeper.handle(whole(&netmap(1, 1))).await else { panic!() };
 }
 
 #[tokio::test]
@@ -46,10 +46,10 @@ async fn an_old_generation_and_a_wrong_base_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let keeper = NetmapKeeper::open(folder.path(), None).unwrap();
     keeper.handle(whole(&netmap(5, 3))).await;
-    let EdgeSays::NetmapRefused(refused) = keeper.handle(whole(&netmap(4, 3))).await else { panic!() };
+    let EdgeMessageBody::NetmapRefused(refused) = keeper.handle(whole(&netmap(4, 3))).await else { panic!() };
     assert!(!refused.want_whole && refused.held == keeper.held());
     let delta = netmap(7, 3).update_from(Some(&netmap(6, 3))).encode();
-    let EdgeSays::NetmapRefused(refused) = keeper.handle(delta).await else { panic!() };
+    let EdgeMessageBody::NetmapRefused(refused) = keeper.handle(delta).await else { panic!() };
     assert!(refused.want_whole);
     assert_eq!(keeper.stamp(), Some(netmap(5, 3).stamp()));
 }
@@ -73,7 +73,7 @@ async fn a_disk_that_refuses_is_reported_and_the_new_netmap_is_in_force() {
     let away = folder.path().join("away");
     std::fs::rename(data_dir.join(FOLDER), &away).unwrap();
     let new = netmap(2, 2);
-    let EdgeSays::NetmapAck(ack) = keeper.handle(whole(&new)).await else { panic!() };
+    let EdgeMessageBody::NetmapAck(ack) = keeper.handle(whole(&new)).await else { panic!() };
     assert_eq!(ack.held, Some(held_message(new.stamp())), "it is in force");
     assert!(ack.not_persisted.contains("cannot be written"), "{}", ack.not_persisted);
     assert_eq!(keeper.subscribe().borrow().as_ref().unwrap().view.generation, new.generation());
@@ -81,7 +81,7 @@ async fn a_disk_that_refuses_is_reported_and_the_new_netmap_is_in_force() {
     assert!(!readiness.is_ready());
     assert_eq!(later_ack(&mut acks).await, ack, "a session that begins now hears of it");
     // The same once more is answered the same.
-    let EdgeSays::NetmapAck(again) = keeper.handle(whole(&new)).await else { panic!() };
+    let EdgeMessageBody::NetmapAck(again) = keeper.handle(whole(&new)).await else { panic!() };
     assert_eq!(again, ack);
     // The disk takes it again: written by itself, and told.
     std::fs::rename(&away, data_dir.join(FOLDER)).unwrap();
@@ -119,10 +119,10 @@ async fn after_a_restart_nothing_that_was_taken_away_is_back() {
     let netmaps = folder.path().join(FOLDER);
     let open = || NetmapKeeper::open(folder.path(), None).unwrap();
     let not_persisted = async |keeper: &NetmapKeeper, netmap: &Netmap| {
-        let EdgeSays::NetmapAck(ack) = keeper.handle(whole(netmap)).await else { panic!() };
+        let EdgeMessageBody::NetmapAck(ack) = keeper.handle(whole(netmap)).await else { panic!() };
         ack.not_persisted
     };
-    let entry = |name: &str| (Key::of("policy", name), Bytes::from_static(b"x"));
+    let entry = |name: &str| (EntryKey::of("policy", name), Bytes::from_static(b"x"));
     let build = |revision, names: &[&str]| {
         let entries = names.iter().map(|name| entry(name)).collect();
         Arc::new(Netmap::build(Generation { epoch: 1, revision }, entries, None).unwrap())
@@ -145,7 +145,7 @@ async fn after_a_restart_nothing_that_was_taken_away_is_back() {
     assert!(!readiness.is_ready());
     let older = build(0, &["a", "b"]);
     assert!(
-        matches!(keeper.handle(whole(&older)).await, EdgeSays::NetmapRefused(_)),
+        matches!(keeper.handle(whole(&older)).await, EdgeMessageBody::NetmapRefused(_)),
         "older than the withdrawn one"
     );
     // The cloud may say that the withdrawn one is right after all.
@@ -174,10 +174,10 @@ fn files_cut_or_garbled_anywhere_come_up_on_the_old_or_the_new_netmap() {
             Some(content) => std::fs::write(folder.path().join("b"), content).unwrap(),
             None => drop(std::fs::remove_file(folder.path().join("b"))),
         }
-        let (disk, found) = Disk::open(folder.path()).unwrap();
+        let (disk, found) = NetmapFiles::open(folder.path()).unwrap();
         // And goes on from there: the next one does not take the place of the one that is whole.
         disk.write(&netmap(3, 1)).unwrap();
-        assert_eq!(Disk::open(folder.path()).unwrap().1, Found::Netmap(netmap(3, 1)));
+        assert_eq!(NetmapFiles::open(folder.path()).unwrap().1, Found::Netmap(netmap(3, 1)));
         assert!(decode(&std::fs::read(folder.path().join("a")).unwrap()).is_ok());
         found
     };
@@ -197,6 +197,6 @@ fn files_cut_or_garbled_anywhere_come_up_on_the_old_or_the_new_netmap() {
     std::fs::write(folder.path().join("a"), b"x").unwrap();
     std::fs::write(folder.path().join("b"), b"").unwrap();
     std::fs::write(folder.path().join(".a.1-1.tmp"), b"half").unwrap();
-    assert_eq!(Disk::open(folder.path()).unwrap().1, Found::Nothing);
+    assert_eq!(NetmapFiles::open(folder.path()).unwrap().1, Found::Nothing);
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "what a killed process left is gone");
 }

@@ -11,7 +11,7 @@ use std::time::{Instant, SystemTime};
 
 use causeway_daemon::coalesce::{Absorb, CoalesceLimits, Coalesced, Coalescer};
 
-use super::{Audit, Decision, End, Record, timestamp};
+use super::{AuditDecision, AuditRecord, AuditSink, ConnectionEnd, timestamp};
 
 /// Records of one client that may wait while the sink is hard pressed. Of half a million that wait at an edge that is cut off,
 /// the first quarter is taken as it comes; of the rest one client has about a hundredth.
@@ -24,33 +24,33 @@ const CLIENTS_MAX: usize = 1024;
 struct Key {
     client: String,
     service: String,
-    decision: Decision,
-    end: End,
+    decision: AuditDecision,
+    end: ConnectionEnd,
     cause: &'static str,
 }
 
 pub struct Coalescing {
-    sink: Arc<dyn Audit>,
+    sink: Arc<dyn AuditSink>,
     state: Mutex<State>,
 }
 
 struct State {
-    repeats: Coalescer<Key, Record>,
+    repeats: Coalescer<Key, AuditRecord>,
     quota: ClientQuota,
 }
 
 impl Coalescing {
-    pub fn new(sink: Arc<dyn Audit>, limits: CoalesceLimits) -> Coalescing {
+    pub fn new(sink: Arc<dyn AuditSink>, limits: CoalesceLimits) -> Coalescing {
         let state = State { repeats: Coalescer::new(limits), quota: ClientQuota::default() };
         Coalescing { sink, state: Mutex::new(state) }
     }
 
-    pub fn record(&self, record: Record) {
+    pub fn record(&self, record: AuditRecord) {
         self.record_at(record, SystemTime::now(), Instant::now());
     }
 
-    fn record_at(&self, record: Record, time: SystemTime, now: Instant) {
-        let (is_denied, is_pressed) = (record.decision == Decision::Deny, self.sink.is_pressed());
+    fn record_at(&self, record: AuditRecord, time: SystemTime, now: Instant) {
+        let (is_denied, is_pressed) = (record.decision == AuditDecision::Deny, self.sink.is_pressed());
         if !is_denied && !is_pressed {
             return self.sink.record(record);
         }
@@ -82,7 +82,7 @@ impl Coalescing {
         self.record_coalesced(held);
     }
 
-    fn record_coalesced(&self, held: Vec<Coalesced<Record>>) {
+    fn record_coalesced(&self, held: Vec<Coalesced<AuditRecord>>) {
         for Coalesced { mut record, count, first, last, is_mixed } in held {
             record.count = Some(count);
             record.first_time = Some(timestamp(first));
@@ -108,7 +108,7 @@ impl Drop for Coalescing {
 }
 
 impl Key {
-    fn of(record: &Record) -> Key {
+    fn of(record: &AuditRecord) -> Key {
         // Names of what does not exist are the client's invention.
         let is_invented = matches!(record.cause, "no-service" | "no-node" | "not-its-host" | "malformed");
         Key {
@@ -122,7 +122,7 @@ impl Key {
 }
 
 /// The host that is known, else the address without its port; of an IPv6 host its network of 64 bits, as it may choose the rest.
-fn client_of(record: &Record) -> String {
+fn client_of(record: &AuditRecord) -> String {
     if let Some(subject) = &record.subject {
         return format!("{}/{subject}", record.site);
     }
@@ -138,9 +138,9 @@ fn client_of(record: &Record) -> String {
     format!("{}/{network}", record.site)
 }
 
-impl Absorb for Record {
+impl Absorb for AuditRecord {
     /// The later one is shown, with the bytes of both.
-    fn absorb(&mut self, later: Record) {
+    fn absorb(&mut self, later: AuditRecord) {
         let (sent, received) = (self.sent_bytes, self.received_bytes);
         *self = later;
         self.sent_bytes = self.sent_bytes.saturating_add(sent);
@@ -183,12 +183,12 @@ mod tests {
 
     #[derive(Default)]
     struct Book {
-        records: Mutex<Vec<Record>>,
+        records: Mutex<Vec<AuditRecord>>,
         is_pressed: AtomicBool,
     }
 
-    impl Audit for Book {
-        fn record(&self, record: Record) {
+    impl AuditSink for Book {
+        fn record(&self, record: AuditRecord) {
             self.records.lock().unwrap().push(record);
         }
 
@@ -197,8 +197,8 @@ mod tests {
         }
     }
 
-    fn record(client: &str, service: &str, decision: Decision) -> Record {
-        Record {
+    fn record(client: &str, service: &str, decision: AuditDecision) -> AuditRecord {
+        AuditRecord {
             time: "2026-11-17T00:00:00.000Z".into(),
             gateway: "gw".into(),
             site: "oslo".into(),
@@ -210,7 +210,7 @@ mod tests {
             decision,
             rule: None,
             reason: None,
-            cause: if decision == Decision::Deny { "not-allowed" } else { "" },
+            cause: if decision == AuditDecision::Deny { "not-allowed" } else { "" },
             method: None,
             path: None,
             status: None,
@@ -218,7 +218,7 @@ mod tests {
             sent_bytes: 3,
             received_bytes: 0,
             duration_ms: 0,
-            end: End::Refused,
+            end: ConnectionEnd::Refused,
             count: None,
             first_time: None,
             last_time: None,
@@ -226,7 +226,7 @@ mod tests {
         }
     }
 
-    fn total(records: &[Record]) -> u64 {
+    fn total(records: &[AuditRecord]) -> u64 {
         records.iter().map(|record| record.count.unwrap_or(1)).sum()
     }
 
@@ -240,15 +240,15 @@ mod tests {
             let (time, now) = (time + Duration::from_secs(second), start + Duration::from_secs(second));
             for number in 0..1480 {
                 let client = format!("10.0.0.9:{}", 1024 + number);
-                coalescing.record_at(record(&client, "web", Decision::Deny), time, now);
+                coalescing.record_at(record(&client, "web", AuditDecision::Deny), time, now);
             }
-            coalescing.record_at(record("10.0.0.7:1", "web", Decision::Allow), time, now);
+            coalescing.record_at(record("10.0.0.7:1", "web", AuditDecision::Allow), time, now);
             coalescing.tell(now);
         }
         coalescing.tell_all();
         let records = book.records.lock().unwrap();
-        let (denied, allowed): (Vec<Record>, Vec<Record>) =
-            records.iter().cloned().partition(|record| record.decision == Decision::Deny);
+        let (denied, allowed): (Vec<AuditRecord>, Vec<AuditRecord>) =
+            records.iter().cloned().partition(|record| record.decision == AuditDecision::Deny);
         assert_eq!(allowed.len(), 240, "what is allowed has a record each");
         assert_eq!(total(&denied), 240 * 1480, "every denial is counted");
         assert!(denied.len() < 12, "{} records", denied.len());
@@ -264,9 +264,11 @@ mod tests {
         let now = Instant::now();
         for number in 0..50_000u32 {
             let client = SocketAddr::new(IpAddr::V4(number.into()), 7).to_string();
-            coalescing.record_at(record(&client, "web", Decision::Deny), SystemTime::UNIX_EPOCH, now);
-            let invented =
-                Record { cause: "no-service", ..record("10.0.0.9:1", &number.to_string(), Decision::Deny) };
+            coalescing.record_at(record(&client, "web", AuditDecision::Deny), SystemTime::UNIX_EPOCH, now);
+            let invented = AuditRecord {
+                cause: "no-service",
+                ..record("10.0.0.9:1", &number.to_string(), AuditDecision::Deny)
+            };
             coalescing.record_at(invented, SystemTime::UNIX_EPOCH, now);
         }
         coalescing.tell_all();
@@ -283,7 +285,7 @@ mod tests {
         let coalescing = Coalescing::new(book.clone(), CoalesceLimits::default());
         let (now, time) = (Instant::now(), SystemTime::UNIX_EPOCH);
         let record_of =
-            |client: &str| coalescing.record_at(record(client, "web", Decision::Allow), time, now);
+            |client: &str| coalescing.record_at(record(client, "web", AuditDecision::Allow), time, now);
         (0..10_000).for_each(|_| record_of("10.0.0.9:1"));
         assert_eq!(book.records.lock().unwrap().len(), 10_000, "while there is room, each has a record");
         book.is_pressed.store(true, Ordering::Relaxed);

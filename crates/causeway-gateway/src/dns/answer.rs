@@ -5,7 +5,9 @@
 
 use std::net::IpAddr;
 
-use causeway_netmap::{DnsName, Gateway, Named, Node, Presence, PresenceIp, View};
+use causeway_netmap::{
+    DnsName, DnsNameTarget, GatewayEntry, NetmapView, NodeEntry, PresenceEntry, PresenceIp,
+};
 use hickory_proto::rr::rdata::{A, AAAA, PTR, SOA};
 use hickory_proto::rr::{Name, RData, Record, RecordType};
 use ipnet::IpNet;
@@ -20,7 +22,7 @@ pub const NEGATIVE_TTL_SECONDS: u32 = 2;
 
 /// From where somebody asks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Asker {
+pub enum DnsClient {
     /// This host, a network it stands in, or one of the site's subnets.
     Near,
     /// Anybody else: gets nothing, so that a public address is no open resolver and tells nothing about us.
@@ -29,7 +31,7 @@ pub enum Asker {
 
 /// What is answered.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Answer {
+pub enum DnsAnswer {
     Records(Vec<Record>),
     /// The name exists, but not with this type.
     NoData {
@@ -47,34 +49,34 @@ pub enum Answer {
 }
 
 /// From where does a client ask? `connected` are the networks this host stands in.
-pub fn asker(view: &View, connected: &[IpNet], client: IpAddr) -> Asker {
+pub fn asker(view: &NetmapView, connected: &[IpNet], client: IpAddr) -> DnsClient {
     let client = client.to_canonical();
     let site = view.gateway.as_ref().and_then(|gateway| view.sites.get(&gateway.site));
     let mut subnets = site.into_iter().flat_map(|site| &site.subnets).chain(connected);
     match client.is_loopback() || subnets.any(|subnet| subnet.contains(&client)) {
-        true => Asker::Near,
-        false => Asker::Far,
+        true => DnsClient::Near,
+        false => DnsClient::Far,
     }
 }
 
 /// What is answered to somebody who asks for `name`.
-pub fn answer(view: &View, asker: Asker, name: &Name, kind: RecordType) -> Answer {
+pub fn answer(view: &NetmapView, asker: DnsClient, name: &Name, kind: RecordType) -> DnsAnswer {
     // Nobody needs a copy of everything.
-    if asker == Asker::Far || matches!(kind, RecordType::AXFR | RecordType::IXFR) {
-        return Answer::Refused;
+    if asker == DnsClient::Far || matches!(kind, RecordType::AXFR | RecordType::IXFR) {
+        return DnsAnswer::Refused;
     }
     let text = DnsName::new(&name.to_ascii());
     let zone = Zone { view, name, text: text.as_str(), kind };
     match &view.gateway {
         Some(gateway) => zone.answer(gateway),
-        None if zone.is_ours() => Answer::NotYet,
-        None => Answer::Forward,
+        None if zone.is_ours() => DnsAnswer::NotYet,
+        None => DnsAnswer::Forward,
     }
 }
 
 /// One question to one netmap.
 struct Zone<'a> {
-    view: &'a View,
+    view: &'a NetmapView,
     name: &'a Name,
     /// The name in small letters, without a dot at its end.
     text: &'a str,
@@ -82,20 +84,20 @@ struct Zone<'a> {
 }
 
 impl Zone<'_> {
-    fn answer(&self, gateway: &Gateway) -> Answer {
+    fn answer(&self, gateway: &GatewayEntry) -> DnsAnswer {
         match self.view.named(self.text) {
-            Some(Named::Presence(service)) => match self.view.presences.get(service) {
+            Some(DnsNameTarget::Presence(service)) => match self.view.presences.get(service) {
                 Some(presence) if is_usable(self.view, gateway, presence) => {
                     self.addresses(presence.addresses.iter().map(|address| address.0))
                 }
                 _ => self.no_name(),
             },
-            Some(Named::Node(server)) => match self.view.nodes.get(server) {
+            Some(DnsNameTarget::Node(server)) => match self.view.nodes.get(server) {
                 Some(node) => self.addresses(node_address(gateway, node)),
                 None => self.no_name(),
             },
             None if self.is_ours() => self.between(gateway),
-            None => self.reverse(gateway).unwrap_or(Answer::Forward),
+            None => self.reverse(gateway).unwrap_or(DnsAnswer::Forward),
         }
     }
 
@@ -105,9 +107,9 @@ impl Zone<'_> {
 
     /// A name in our zone that stands for nothing. It exists all the same when there are names below it: whoever hears that
     /// a name does not exist may conclude that nothing below it does (RFC 8020).
-    fn between(&self, gateway: &Gateway) -> Answer {
+    fn between(&self, gateway: &GatewayEntry) -> DnsAnswer {
         if self.text == ZONE && self.kind == RecordType::SOA {
-            return Answer::Records(vec![self.soa()]);
+            return DnsAnswer::Records(vec![self.soa()]);
         }
         let usable = self.view.presences.values().filter(|presence| is_usable(self.view, gateway, presence));
         let services = usable.flat_map(|presence| &presence.names);
@@ -119,7 +121,7 @@ impl Zone<'_> {
     }
 
     /// The name of a presence address, or of nothing: what lies in our presence networks is known to nobody else.
-    fn reverse(&self, gateway: &Gateway) -> Option<Answer> {
+    fn reverse(&self, gateway: &GatewayEntry) -> Option<DnsAnswer> {
         let network = self.name.parse_arpa_name().ok()?;
         let whole = network.prefix_len() == network.max_prefix_len();
         let presence = self.view.presence_at(PresenceIp(network.addr())).filter(|_| whole);
@@ -131,17 +133,17 @@ impl Zone<'_> {
         }
     }
 
-    fn pointer(&self, presence: &Presence) -> Answer {
+    fn pointer(&self, presence: &PresenceEntry) -> DnsAnswer {
         // One name, the one that no other service can have.
         let own = presence.names.iter().find(|name| is_below(name.as_str(), ZONE));
         let target = own.or(presence.names.first()).and_then(|name| full_name(name.as_str()));
         match target.filter(|_| matches!(self.kind, RecordType::PTR | RecordType::ANY)) {
-            Some(target) => Answer::Records(vec![self.record(RData::PTR(PTR(target)))]),
+            Some(target) => DnsAnswer::Records(vec![self.record(RData::PTR(PTR(target)))]),
             None => self.no_data(),
         }
     }
 
-    fn addresses(&self, addresses: impl IntoIterator<Item = IpAddr>) -> Answer {
+    fn addresses(&self, addresses: impl IntoIterator<Item = IpAddr>) -> DnsAnswer {
         let fitting = addresses.into_iter().filter_map(|address| match (address, self.kind) {
             (IpAddr::V4(ip), RecordType::A | RecordType::ANY) => Some(RData::A(A(ip))),
             (IpAddr::V6(ip), RecordType::AAAA | RecordType::ANY) => Some(RData::AAAA(AAAA(ip))),
@@ -150,7 +152,7 @@ impl Zone<'_> {
         let records: Vec<Record> = fitting.map(|data| self.record(data)).collect();
         match records.is_empty() {
             true => self.no_data(),
-            false => Answer::Records(records),
+            false => DnsAnswer::Records(records),
         }
     }
 
@@ -158,12 +160,12 @@ impl Zone<'_> {
         Record::from_rdata(self.name.clone(), TTL_SECONDS, data)
     }
 
-    fn no_data(&self) -> Answer {
-        Answer::NoData { soa: self.soa() }
+    fn no_data(&self) -> DnsAnswer {
+        DnsAnswer::NoData { soa: self.soa() }
     }
 
-    fn no_name(&self) -> Answer {
-        Answer::NoName { soa: self.soa() }
+    fn no_name(&self) -> DnsAnswer {
+        DnsAnswer::NoName { soa: self.soa() }
     }
 
     /// Says for how long a negative answer may be remembered (RFC 2308). A name outside our zone is a zone of its own: so it
@@ -182,14 +184,14 @@ impl Zone<'_> {
 }
 
 /// May anybody of this site use the presence? What nobody may use has no name here.
-fn is_usable(view: &View, gateway: &Gateway, presence: &Presence) -> bool {
+fn is_usable(view: &NetmapView, gateway: &GatewayEntry, presence: &PresenceEntry) -> bool {
     let is_here = |server| view.subjects.get(server).is_some_and(|subject| subject.site == gateway.site);
     let mut existing = presence.policies.iter().filter_map(|name| view.policies.get(name));
     existing.any(|policy| policy.sites.contains(&gateway.site) || policy.servers.iter().any(is_here))
 }
 
 /// A node of our own site is where it is; one elsewhere is reached through the entry ports of this gateway.
-fn node_address(gateway: &Gateway, node: &Node) -> Option<IpAddr> {
+fn node_address(gateway: &GatewayEntry, node: &NodeEntry) -> Option<IpAddr> {
     match node.site == gateway.site {
         true => node.ip,
         false => gateway.ip,

@@ -1,6 +1,6 @@
 //! Asks upstream for names that are not ours.
 //!
-//! A `Query` goes in, what an upstream said comes out, over the transport the client chose; or an error, soon enough that the
+//! A `DnsQuery` goes in, what an upstream said comes out, over the transport the client chose; or an error, soon enough that the
 //! client is still there to hear of it. Nothing is remembered: upstream has a cache, and an answer that is not kept is never stale.
 //! Never asks ourselves.
 
@@ -13,7 +13,7 @@ use tokio::net::{TcpStream, UdpSocket};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
-use super::message::{Onward, Query, Returned, Transport};
+use super::message::{DnsQuery, DnsTransport, ForwardedAnswer, ForwardedQuery};
 use crate::slots::{ClientSlot, ClientSlots};
 
 /// Questions over UDP under way at the same time, of all clients. Each holds a socket and some KiB. One client gets at most half.
@@ -22,14 +22,14 @@ const DATAGRAMS_MAX: usize = 1024;
 
 /// Programs wait five seconds and ask again: they shall have heard of a failure before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Patience {
+pub struct ForwardTimeouts {
     pub for_one: Duration,
     pub for_all: Duration,
 }
 
-impl Default for Patience {
-    fn default() -> Patience {
-        Patience { for_one: Duration::from_millis(1500), for_all: Duration::from_millis(4000) }
+impl Default for ForwardTimeouts {
+    fn default() -> ForwardTimeouts {
+        ForwardTimeouts { for_one: Duration::from_millis(1500), for_all: Duration::from_millis(4000) }
     }
 }
 
@@ -52,7 +52,7 @@ impl ForwardError {
 
 pub struct Forwarder {
     upstreams: watch::Receiver<Vec<SocketAddr>>,
-    patience: Patience,
+    patience: ForwardTimeouts,
     slots: ClientSlots,
     /// Where the last answer came from: one that is away costs its time once, not with every question.
     first: AtomicUsize,
@@ -60,7 +60,7 @@ pub struct Forwarder {
 
 impl Forwarder {
     /// `upstreams` are without our own addresses: see `without_ourselves`.
-    pub fn new(upstreams: watch::Receiver<Vec<SocketAddr>>, patience: Patience) -> Forwarder {
+    pub fn new(upstreams: watch::Receiver<Vec<SocketAddr>>, patience: ForwardTimeouts) -> Forwarder {
         let slots = ClientSlots::new(DATAGRAMS_MAX);
         Forwarder { upstreams, patience, slots, first: AtomicUsize::new(0) }
     }
@@ -71,7 +71,7 @@ impl Forwarder {
     }
 
     /// Asks one after the other until one answers. A server that says it failed is believed only when no other does better.
-    pub async fn ask(&self, query: &Query, over: Transport) -> Result<Returned, ForwardError> {
+    pub async fn ask(&self, query: &DnsQuery, over: DnsTransport) -> Result<ForwardedAnswer, ForwardError> {
         let upstreams = self.upstreams.borrow().clone();
         if upstreams.is_empty() {
             return Err(ForwardError::NoUpstream);
@@ -97,12 +97,16 @@ impl Forwarder {
     }
 }
 
-async fn exchange(upstream: SocketAddr, query: &Query, over: Transport) -> std::io::Result<Returned> {
+async fn exchange(
+    upstream: SocketAddr,
+    query: &DnsQuery,
+    over: DnsTransport,
+) -> std::io::Result<ForwardedAnswer> {
     // New for each: an answer to an earlier try is not taken for one to this.
     let asked = query.onward();
     match over {
-        Transport::Udp => exchange_datagrams(upstream, query, &asked).await,
-        Transport::Tcp => exchange_messages(upstream, query, &asked).await,
+        DnsTransport::Udp => exchange_datagrams(upstream, query, &asked).await,
+        DnsTransport::Tcp => exchange_messages(upstream, query, &asked).await,
     }
 }
 
@@ -110,9 +114,9 @@ async fn exchange(upstream: SocketAddr, query: &Query, over: Transport) -> std::
 /// only the server we asked answer.
 async fn exchange_datagrams(
     upstream: SocketAddr,
-    query: &Query,
-    asked: &Onward,
-) -> std::io::Result<Returned> {
+    query: &DnsQuery,
+    asked: &ForwardedQuery,
+) -> std::io::Result<ForwardedAnswer> {
     let local: IpAddr = match upstream {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
@@ -121,7 +125,7 @@ async fn exchange_datagrams(
     socket.connect(upstream).await?;
     socket.send(asked.bytes()).await?;
     // One more than may come: so that what is too long is seen to be, not passed on without its end.
-    let mut buffer = vec![0; query.reply_bytes_max(Transport::Udp) + 1];
+    let mut buffer = vec![0; query.reply_bytes_max(DnsTransport::Udp) + 1];
     loop {
         let length = socket.recv(&mut buffer).await?;
         if let Some(returned) = query.returned(asked, buffer[..length].to_vec()) {
@@ -130,7 +134,11 @@ async fn exchange_datagrams(
     }
 }
 
-async fn exchange_messages(upstream: SocketAddr, query: &Query, asked: &Onward) -> std::io::Result<Returned> {
+async fn exchange_messages(
+    upstream: SocketAddr,
+    query: &DnsQuery,
+    asked: &ForwardedQuery,
+) -> std::io::Result<ForwardedAnswer> {
     let mut stream = TcpStream::connect(upstream).await?;
     stream.set_nodelay(true)?;
     let length = u16::try_from(asked.bytes().len()).map_err(std::io::Error::other)?;

@@ -8,7 +8,7 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
-use causeway_netmap::View;
+use causeway_netmap::NetmapView;
 use serde::Serialize;
 use tokio::net::{TcpListener, UdpSocket};
 use tokio::task::JoinSet;
@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::dial::{OwnListener, OwnListeners, Transport};
 
-use super::server::{Desk, serve_connections, serve_datagrams};
+use super::server::{DnsFrontend, serve_connections, serve_datagrams};
 
 const PORT: u16 = 53;
 /// For port 0: the number must be free for both protocols.
@@ -24,14 +24,14 @@ const TRIES_MAX: usize = 16;
 
 /// An address that should be listened on and is not.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-pub struct Finding {
+pub struct ListenProblem {
     pub address: SocketAddr,
     /// In words for the operator.
     pub why: String,
 }
 
 /// Where names are answered: as configured, or on loopback and the gateway's own address.
-pub fn wanted(configured: Option<&[SocketAddr]>, view: &View) -> Vec<SocketAddr> {
+pub fn wanted(configured: Option<&[SocketAddr]>, view: &NetmapView) -> Vec<SocketAddr> {
     if let Some(configured) = configured {
         return configured.to_vec();
     }
@@ -48,11 +48,11 @@ pub fn wanted(configured: Option<&[SocketAddr]>, view: &View) -> Vec<SocketAddr>
 }
 
 /// The sockets that are open, by the address that was wanted.
-pub struct Listeners {
-    desk: Arc<Desk>,
+pub struct DnsListeners {
+    desk: Arc<DnsFrontend>,
     own_listeners: OwnListeners,
     open: BTreeMap<SocketAddr, Listener>,
-    findings: Vec<Finding>,
+    findings: Vec<ListenProblem>,
 }
 
 struct Listener {
@@ -62,9 +62,9 @@ struct Listener {
     _own: [OwnListener; 2],
 }
 
-impl Listeners {
-    pub fn new(desk: Arc<Desk>, own_listeners: OwnListeners) -> Listeners {
-        Listeners { desk, own_listeners, open: BTreeMap::new(), findings: Vec::new() }
+impl DnsListeners {
+    pub fn new(desk: Arc<DnsFrontend>, own_listeners: OwnListeners) -> DnsListeners {
+        DnsListeners { desk, own_listeners, open: BTreeMap::new(), findings: Vec::new() }
     }
 
     /// Doing this twice changes nothing.
@@ -83,7 +83,7 @@ impl Listeners {
                 Ok((socket, listener, bound)) => self.start(*address, bound, socket, listener),
                 // A host without IPv6 has no such loopback, and nobody misses it.
                 Err(error) if address.ip().is_loopback() && error.kind() == ErrorKind::AddrNotAvailable => {}
-                Err(error) => findings.push(Finding { address: *address, why: in_words(&error) }),
+                Err(error) => findings.push(ListenProblem { address: *address, why: in_words(&error) }),
             }
         }
         // Said when it is new, not with every try.
@@ -97,7 +97,7 @@ impl Listeners {
         self.open.values().map(|listener| listener.bound).collect()
     }
 
-    pub fn findings(&self) -> &[Finding] {
+    pub fn findings(&self) -> &[ListenProblem] {
         &self.findings
     }
 
@@ -152,19 +152,19 @@ fn in_words(error: &std::io::Error) -> String {
 
 #[cfg(test)]
 mod tests {
-    use causeway_netmap::Gateway;
+    use causeway_netmap::GatewayEntry;
 
     use super::*;
 
     #[test]
     fn names_are_answered_on_loopback_and_on_the_gateways_own_address() {
-        let mut view = View::default();
-        let texts = |configured: Option<&[SocketAddr]>, view: &View| -> Vec<String> {
+        let mut view = NetmapView::default();
+        let texts = |configured: Option<&[SocketAddr]>, view: &NetmapView| -> Vec<String> {
             wanted(configured, view).iter().map(ToString::to_string).collect()
         };
         assert_eq!(texts(None, &view), ["127.0.0.1:53", "[::1]:53"]);
         for (ip, last) in [("10.0.0.2", "10.0.0.2:53"), ("fd00::2", "[fd00::2]:53"), ("::1", "[::1]:53")] {
-            view.gateway = Some(Gateway {
+            view.gateway = Some(GatewayEntry {
                 name: "g".into(),
                 site: "oslo".into(),
                 ip: ip.parse().ok(),

@@ -1,12 +1,12 @@
 //! Queries and answers as they are on the wire.
 //!
-//! `read` takes what a stranger sent and says what it is; a `Query` makes its own replies, cut to what the client can take.
+//! `read` takes what a stranger sent and says what it is; a `DnsQuery` makes its own replies, cut to what the client can take.
 //! What cannot be understood gets a reply that says so, and what must not be answered gets none. Pure, and fuzzed.
 
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, ResponseCode};
 use hickory_proto::rr::{DNSClass, Name, Record, RecordType};
 
-use super::answer::Answer;
+use super::answer::DnsAnswer;
 
 /// What we ever send in one datagram, and say that we take: it fits every path without fragments (DNS flag day 2020).
 pub const DATAGRAM_BYTES_MAX: u16 = 1232;
@@ -20,15 +20,15 @@ const ADDITIONALS_MAX: u16 = 8;
 
 /// How a query came, and how its reply goes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Transport {
+pub enum DnsTransport {
     Udp,
     Tcp,
 }
 
 /// What somebody sent.
 #[derive(Debug)]
-pub enum Read {
-    Query(Box<Query>),
+pub enum ParsedMessage {
+    Query(Box<DnsQuery>),
     /// Not a question we can answer; this is what to say.
     Reply(Vec<u8>),
     /// Noise, or an answer: whoever replies to those talks for ever.
@@ -37,14 +37,14 @@ pub enum Read {
 
 /// One question.
 #[derive(Clone, Debug)]
-pub struct Query {
+pub struct DnsQuery {
     request: Message,
     name: Name,
     kind: RecordType,
 }
 
-pub fn read(bytes: &[u8]) -> Read {
-    let Some(header) = bytes.first_chunk::<HEADER_BYTES>() else { return Read::Nothing };
+pub fn read(bytes: &[u8]) -> ParsedMessage {
+    let Some(header) = bytes.first_chunk::<HEADER_BYTES>() else { return ParsedMessage::Nothing };
     let id = u16::from_be_bytes([header[0], header[1]]);
     let is_reply = header[2] & 0x80 != 0;
     let op_code = OpCode::from_u8((header[2] >> 3) & 0x0f);
@@ -52,21 +52,21 @@ pub fn read(bytes: &[u8]) -> Read {
     // Counted before anything is read: a header of twelve bytes may promise 65,535 of everything.
     let is_plain = count(4) == 1 && count(6) == 0 && count(8) == 0 && count(10) <= ADDITIONALS_MAX;
     if is_reply {
-        return Read::Nothing;
+        return ParsedMessage::Nothing;
     }
     if op_code != OpCode::Query {
-        return Read::Reply(bare(id, op_code, ResponseCode::NotImp));
+        return ParsedMessage::Reply(bare(id, op_code, ResponseCode::NotImp));
     }
     match is_plain.then(|| Message::from_vec(bytes)) {
         Some(Ok(request)) => understand(request),
         // An IXFR carries a record with its question; we have no zone to transfer.
-        Some(Err(_)) | None => Read::Reply(bare(id, op_code, ResponseCode::FormErr)),
+        Some(Err(_)) | None => ParsedMessage::Reply(bare(id, op_code, ResponseCode::FormErr)),
     }
 }
 
-fn understand(mut request: Message) -> Read {
+fn understand(mut request: Message) -> ParsedMessage {
     let Some(question) = request.queries.first() else {
-        return Read::Reply(bare(request.metadata.id, OpCode::Query, ResponseCode::FormErr));
+        return ParsedMessage::Reply(bare(request.metadata.id, OpCode::Query, ResponseCode::FormErr));
     };
     let (mut name, kind, class) = (question.name().clone(), question.query_type(), question.query_class());
     name.set_fqdn(true);
@@ -74,14 +74,14 @@ fn understand(mut request: Message) -> Read {
     request.additionals.clear();
     request.signature = None;
     let version = request.edns.as_ref().map_or(0, Edns::version);
-    let query = Query { request, name, kind };
+    let query = DnsQuery { request, name, kind };
     // RFC 6891, 6.1.3.
     if version > 0 {
-        return Read::Reply(query.failed(ResponseCode::BADVERS));
+        return ParsedMessage::Reply(query.failed(ResponseCode::BADVERS));
     }
     match class {
-        DNSClass::IN => Read::Query(Box::new(query)),
-        _ => Read::Reply(query.failed(ResponseCode::Refused)),
+        DNSClass::IN => ParsedMessage::Query(Box::new(query)),
+        _ => ParsedMessage::Reply(query.failed(ResponseCode::Refused)),
     }
 }
 
@@ -89,7 +89,7 @@ fn bare(id: u16, op_code: OpCode, code: ResponseCode) -> Vec<u8> {
     encode(&Message::error_msg(id, op_code, code))
 }
 
-impl Query {
+impl DnsQuery {
     pub fn name(&self) -> &Name {
         &self.name
     }
@@ -99,19 +99,19 @@ impl Query {
     }
 
     /// The reply that carries an answer. `Forward` has none of its own: it is a failure until upstream has spoken.
-    pub fn answered(&self, answer: Answer, over: Transport) -> Vec<u8> {
+    pub fn answered(&self, answer: DnsAnswer, over: DnsTransport) -> Vec<u8> {
         let mut reply = self.reply(ResponseCode::NoError);
         reply.metadata.authoritative = true;
         match answer {
-            Answer::Records(records) => reply.answers = records,
-            Answer::NoData { soa } => self.deny(&mut reply, ResponseCode::NoError, soa),
-            Answer::NoName { soa } => self.deny(&mut reply, ResponseCode::NXDomain, soa),
-            Answer::Refused => {
+            DnsAnswer::Records(records) => reply.answers = records,
+            DnsAnswer::NoData { soa } => self.deny(&mut reply, ResponseCode::NoError, soa),
+            DnsAnswer::NoName { soa } => self.deny(&mut reply, ResponseCode::NXDomain, soa),
+            DnsAnswer::Refused => {
                 reply.metadata.recursion_available = false;
                 reply.metadata.authoritative = false;
                 reply.metadata.response_code = ResponseCode::Refused;
             }
-            Answer::NotYet | Answer::Forward => {
+            DnsAnswer::NotYet | DnsAnswer::Forward => {
                 reply.metadata.authoritative = false;
                 reply.metadata.response_code = ResponseCode::ServFail;
             }
@@ -134,10 +134,10 @@ impl Query {
     }
 
     /// How long a reply may be. What upstream says is passed on up to what the client asked for.
-    pub fn reply_bytes_max(&self, over: Transport) -> usize {
+    pub fn reply_bytes_max(&self, over: DnsTransport) -> usize {
         match over {
-            Transport::Tcp => MESSAGE_BYTES_MAX,
-            Transport::Udp => {
+            DnsTransport::Tcp => MESSAGE_BYTES_MAX,
+            DnsTransport::Udp => {
                 let wished = self.request.edns.as_ref().map_or(PLAIN_BYTES_MAX, Edns::max_payload);
                 wished.clamp(PLAIN_BYTES_MAX, DATAGRAM_BYTES_MAX).into()
             }
@@ -146,7 +146,7 @@ impl Query {
 
     /// The same question, as we put it to somebody else: under a number that nobody can guess, and with nothing of the client's
     /// but what changes the answer. EDNS is between neighbours (RFC 6891), so it is our own.
-    pub fn onward(&self) -> Onward {
+    pub fn onward(&self) -> ForwardedQuery {
         let mut message = Message::query();
         message.metadata.recursion_desired = self.request.metadata.recursion_desired;
         message.metadata.checking_disabled = self.request.metadata.checking_disabled;
@@ -158,11 +158,11 @@ impl Query {
             edns.set_max_payload(payload).set_dnssec_ok(theirs.flags().dnssec_ok);
             message.set_edns(edns);
         }
-        Onward { id: message.metadata.id, bytes: encode(&message) }
+        ForwardedQuery { id: message.metadata.id, bytes: encode(&message) }
     }
 
     /// Is this the answer to that question? Then it is the client's, under the client's own number.
-    pub fn returned(&self, asked: &Onward, mut bytes: Vec<u8>) -> Option<Returned> {
+    pub fn returned(&self, asked: &ForwardedQuery, mut bytes: Vec<u8>) -> Option<ForwardedAnswer> {
         let header = bytes.first_chunk::<HEADER_BYTES>()?;
         let (code, is_reply) = (ResponseCode::from(0, header[3] & 0x0f), header[2] & 0x80 != 0);
         let questions = u16::from_be_bytes([header[4], header[5]]);
@@ -176,7 +176,7 @@ impl Query {
             return None;
         }
         bytes[..2].copy_from_slice(&self.request.metadata.id.to_be_bytes());
-        Some(Returned { code, bytes })
+        Some(ForwardedAnswer { code, bytes })
     }
 
     fn deny(&self, reply: &mut Message, code: ResponseCode, soa: Record) {
@@ -203,12 +203,12 @@ impl Query {
 
 /// A question on its way to upstream.
 #[derive(Clone, Debug)]
-pub struct Onward {
+pub struct ForwardedQuery {
     id: u16,
     bytes: Vec<u8>,
 }
 
-impl Onward {
+impl ForwardedQuery {
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -225,12 +225,12 @@ impl Onward {
 
 /// What upstream said.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Returned {
+pub struct ForwardedAnswer {
     pub code: ResponseCode,
     pub bytes: Vec<u8>,
 }
 
-impl Returned {
+impl ForwardedAnswer {
     /// Would another server perhaps know better?
     pub fn is_failure(&self) -> bool {
         matches!(self.code, ResponseCode::ServFail | ResponseCode::Refused | ResponseCode::NotImp)

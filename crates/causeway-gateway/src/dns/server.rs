@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use causeway_netmap::View;
+use causeway_netmap::NetmapView;
 use hickory_proto::op::ResponseCode;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
@@ -17,11 +17,11 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::answer::{Answer, Asker, answer, asker};
-use super::figures::{Figures, Outcome};
+use super::answer::{DnsAnswer, DnsClient, answer, asker};
 use super::forward::Forwarder;
-use super::message::{Query, Read, Transport, read};
-use super::surroundings::Surroundings;
+use super::host_networks::HostNetworks;
+use super::message::{DnsQuery, DnsTransport, ParsedMessage, read};
+use super::metrics::{DnsMetrics, QueryOutcome};
 use crate::slots::{ClientSlot, ClientSlots};
 
 /// Questions are short; what is longer than this is none.
@@ -38,11 +38,11 @@ const WRITE: Duration = Duration::from_secs(5);
 const AFTER_ERROR: Duration = Duration::from_millis(100);
 
 /// What all listeners share.
-pub struct Desk {
-    netmaps: watch::Receiver<Arc<View>>,
-    surroundings: watch::Receiver<Surroundings>,
+pub struct DnsFrontend {
+    netmaps: watch::Receiver<Arc<NetmapView>>,
+    surroundings: watch::Receiver<HostNetworks>,
     forwarder: Forwarder,
-    figures: Figures,
+    figures: DnsMetrics,
     connections: ClientSlots,
     strangers: ClientSlots,
 }
@@ -50,18 +50,18 @@ pub struct Desk {
 /// What to do about some bytes.
 enum Step {
     Reply(Vec<u8>),
-    Forward(Box<Query>),
+    Forward(Box<DnsQuery>),
     Nothing,
 }
 
-impl Desk {
+impl DnsFrontend {
     pub fn new(
-        netmaps: watch::Receiver<Arc<View>>,
-        surroundings: watch::Receiver<Surroundings>,
+        netmaps: watch::Receiver<Arc<NetmapView>>,
+        surroundings: watch::Receiver<HostNetworks>,
         forwarder: Forwarder,
-        figures: Figures,
-    ) -> Desk {
-        Desk {
+        figures: DnsMetrics,
+    ) -> DnsFrontend {
+        DnsFrontend {
             netmaps,
             surroundings,
             forwarder,
@@ -71,30 +71,30 @@ impl Desk {
         }
     }
 
-    fn consider(&self, bytes: &[u8], client: SocketAddr, over: Transport) -> Step {
+    fn consider(&self, bytes: &[u8], client: SocketAddr, over: DnsTransport) -> Step {
         let query = match read(bytes) {
-            Read::Query(query) => query,
-            Read::Reply(reply) => {
-                self.figures.count(over, Outcome::Malformed);
+            ParsedMessage::Query(query) => query,
+            ParsedMessage::Reply(reply) => {
+                self.figures.count(over, QueryOutcome::Malformed);
                 return Step::Reply(reply);
             }
-            Read::Nothing => return Step::Nothing,
+            ParsedMessage::Nothing => return Step::Nothing,
         };
         let view = self.netmaps.borrow().clone();
         let answer = answer(&view, self.asker(&view, client), query.name(), query.kind());
-        self.figures.count(over, Outcome::of(&answer));
-        tracing::debug!(%client, name = %query.name(), kind = %query.kind(), outcome = ?Outcome::of(&answer), "asked");
+        self.figures.count(over, QueryOutcome::of(&answer));
+        tracing::debug!(%client, name = %query.name(), kind = %query.kind(), outcome = ?QueryOutcome::of(&answer), "asked");
         match answer {
-            Answer::Forward => Step::Forward(query),
+            DnsAnswer::Forward => Step::Forward(query),
             answer => Step::Reply(query.answered(answer, over)),
         }
     }
 
-    fn asker(&self, view: &View, client: SocketAddr) -> Asker {
+    fn asker(&self, view: &NetmapView, client: SocketAddr) -> DnsClient {
         asker(view, &self.surroundings.borrow().connected, client.ip())
     }
 
-    async fn forward(&self, query: &Query, over: Transport) -> Vec<u8> {
+    async fn forward(&self, query: &DnsQuery, over: DnsTransport) -> Vec<u8> {
         match self.forwarder.ask(query, over).await {
             Ok(returned) if returned.bytes.len() > query.reply_bytes_max(over) => query.truncated(),
             Ok(returned) => returned.bytes,
@@ -110,8 +110,8 @@ impl Desk {
     fn place(&self, client: SocketAddr) -> Option<ClientSlot> {
         let asker = self.asker(&self.netmaps.borrow(), client);
         let places = match asker {
-            Asker::Near => &self.connections,
-            Asker::Far => &self.strangers,
+            DnsClient::Near => &self.connections,
+            DnsClient::Far => &self.strangers,
         };
         let place = places.take(client.ip());
         if place.is_none() {
@@ -121,7 +121,7 @@ impl Desk {
     }
 }
 
-pub async fn serve_datagrams(desk: Arc<Desk>, socket: UdpSocket, stop: CancellationToken) {
+pub async fn serve_datagrams(desk: Arc<DnsFrontend>, socket: UdpSocket, stop: CancellationToken) {
     let socket = Arc::new(socket);
     let mut buffer = vec![0; QUERY_BYTES_MAX];
     // Bounded by the slots of the forwarder.
@@ -141,7 +141,7 @@ pub async fn serve_datagrams(desk: Arc<Desk>, socket: UdpSocket, stop: Cancellat
                 }
             },
         };
-        match desk.consider(&buffer[..length], client, Transport::Udp) {
+        match desk.consider(&buffer[..length], client, DnsTransport::Udp) {
             Step::Reply(reply) => send(&socket, &reply, client).await,
             Step::Forward(query) => {
                 let Some(slot) = desk.forwarder.slot(client.ip()) else {
@@ -154,7 +154,7 @@ pub async fn serve_datagrams(desk: Arc<Desk>, socket: UdpSocket, stop: Cancellat
                 let (desk, socket) = (desk.clone(), socket.clone());
                 forwarded.spawn(async move {
                     let _slot = slot;
-                    let reply = desk.forward(&query, Transport::Udp).await;
+                    let reply = desk.forward(&query, DnsTransport::Udp).await;
                     send(&socket, &reply, client).await;
                 });
             }
@@ -173,7 +173,7 @@ async fn send(socket: &UdpSocket, reply: &[u8], client: SocketAddr) {
     }
 }
 
-pub async fn serve_connections(desk: Arc<Desk>, listener: TcpListener, stop: CancellationToken) {
+pub async fn serve_connections(desk: Arc<DnsFrontend>, listener: TcpListener, stop: CancellationToken) {
     let mut clients = JoinSet::new();
     loop {
         let (stream, client) = tokio::select! {
@@ -203,7 +203,7 @@ pub async fn serve_connections(desk: Arc<Desk>, listener: TcpListener, stop: Can
 }
 
 /// One question after the other, answered in their order.
-async fn converse(desk: &Desk, mut stream: TcpStream, client: SocketAddr) -> std::io::Result<()> {
+async fn converse(desk: &DnsFrontend, mut stream: TcpStream, client: SocketAddr) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     let mut message = Vec::new();
     loop {
@@ -214,9 +214,9 @@ async fn converse(desk: &Desk, mut stream: TcpStream, client: SocketAddr) -> std
             Err(_) => return Ok(()),
             Ok(Err(error)) => return Err(error),
         }
-        let reply = match desk.consider(&message, client, Transport::Tcp) {
+        let reply = match desk.consider(&message, client, DnsTransport::Tcp) {
             Step::Reply(reply) => reply,
-            Step::Forward(query) => desk.forward(&query, Transport::Tcp).await,
+            Step::Forward(query) => desk.forward(&query, DnsTransport::Tcp).await,
             Step::Nothing => return Ok(()),
         };
         let length = u16::try_from(reply.len()).map_err(std::io::Error::other)?;

@@ -8,16 +8,16 @@ use std::time::{Duration, Instant};
 
 /// A rate, and how much may pass at once after a silence.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Pace {
+pub struct BucketRate {
     per_second: f64,
     burst: f64,
 }
 
-impl Pace {
+impl BucketRate {
     /// At least one passes at once, however slow the pace: else nothing ever would.
-    pub fn new(per_second: u64, burst: Duration) -> Pace {
+    pub fn new(per_second: u64, burst: Duration) -> BucketRate {
         let per_second = per_second as f64;
-        Pace { per_second, burst: (per_second * burst.as_secs_f64()).max(1.0) }
+        BucketRate { per_second, burst: (per_second * burst.as_secs_f64()).max(1.0) }
     }
 
     fn is_nothing(self) -> bool {
@@ -30,15 +30,15 @@ impl Pace {
 }
 
 #[derive(Clone, Copy, Default, Debug)]
-pub struct Bucket {
+pub struct TokenBucket {
     tokens: f64,
     /// None: nothing has been taken yet, so it is full.
     filled: Option<Instant>,
 }
 
-impl Bucket {
+impl TokenBucket {
     /// Takes one, or says after which time to come again. None: never.
-    pub fn try_take(&mut self, amount: u64, pace: Pace, now: Instant) -> Result<(), Option<Duration>> {
+    pub fn try_take(&mut self, amount: u64, pace: BucketRate, now: Instant) -> Result<(), Option<Duration>> {
         if pace.is_nothing() {
             return Err(None);
         }
@@ -53,7 +53,7 @@ impl Bucket {
 
     /// Takes so much in any case, and says how long to wait before it may be used: whoever comes later waits longer. None:
     /// nothing is taken, because nothing may pass.
-    pub fn reserve(&mut self, amount: u64, pace: Pace, now: Instant) -> Option<Duration> {
+    pub fn reserve(&mut self, amount: u64, pace: BucketRate, now: Instant) -> Option<Duration> {
         if pace.is_nothing() {
             return None;
         }
@@ -67,7 +67,7 @@ impl Bucket {
         self.tokens += amount as f64;
     }
 
-    fn fill(&mut self, pace: Pace, now: Instant) {
+    fn fill(&mut self, pace: BucketRate, now: Instant) {
         self.tokens = match self.filled {
             None => pace.burst,
             Some(filled) => {
@@ -91,7 +91,8 @@ mod tests {
 
     /// How many of those who come every `every` are let in within ten seconds.
     fn let_in(per_second: u64, burst: Duration, every: Duration) -> u64 {
-        let (begin, pace, mut bucket) = (Instant::now(), Pace::new(per_second, burst), Bucket::default());
+        let (begin, pace, mut bucket) =
+            (Instant::now(), BucketRate::new(per_second, burst), TokenBucket::default());
         let mut count = 0;
         let mut passed = Duration::ZERO;
         while passed < SECOND * 10 {
@@ -115,32 +116,34 @@ mod tests {
 
     #[test]
     fn whoever_is_refused_knows_when_to_come_again() {
-        let (now, pace, mut bucket) = (Instant::now(), Pace::new(4, SECOND / 4), Bucket::default());
+        let (now, pace, mut bucket) =
+            (Instant::now(), BucketRate::new(4, SECOND / 4), TokenBucket::default());
         assert_eq!(bucket.try_take(1, pace, now), Ok(()));
         let wait = bucket.try_take(1, pace, now).unwrap_err().unwrap();
         assert_eq!(wait, SECOND / 4);
         assert!(bucket.try_take(1, pace, now + wait - Duration::from_millis(1)).is_err());
         assert_eq!(bucket.try_take(1, pace, now + wait), Ok(()));
-        assert_eq!(bucket.try_take(1, Pace::new(0, SECOND), now + SECOND * 100), Err(None));
+        assert_eq!(bucket.try_take(1, BucketRate::new(0, SECOND), now + SECOND * 100), Err(None));
     }
 
     #[test]
     fn whoever_reserves_later_waits_longer() {
-        let (now, pace, mut bucket) = (Instant::now(), Pace::new(1000, SECOND / 10), Bucket::default());
+        let (now, pace, mut bucket) =
+            (Instant::now(), BucketRate::new(1000, SECOND / 10), TokenBucket::default());
         let waits: Vec<_> = (0..4).map(|_| bucket.reserve(100, pace, now).unwrap().as_millis()).collect();
         assert_eq!(waits, [0, 100, 200, 300]);
         // A time that goes back gives nothing twice.
         assert_eq!(bucket.reserve(100, pace, now - SECOND).unwrap().as_millis(), 400);
         bucket.give_back(100);
         assert_eq!(bucket.reserve(100, pace, now + SECOND / 10).unwrap().as_millis(), 300);
-        assert_eq!(bucket.reserve(100, Pace::new(0, SECOND), now), None);
+        assert_eq!(bucket.reserve(100, BucketRate::new(0, SECOND), now), None);
     }
 
     #[test]
     fn a_new_rate_is_in_force_at_once() {
-        let (now, mut bucket) = (Instant::now(), Bucket::default());
-        bucket.reserve(10_000_000, Pace::new(100_000_000, SECOND / 10), now);
-        let slow = Pace::new(100, SECOND / 10);
+        let (now, mut bucket) = (Instant::now(), TokenBucket::default());
+        bucket.reserve(10_000_000, BucketRate::new(100_000_000, SECOND / 10), now);
+        let slow = BucketRate::new(100, SECOND / 10);
         let later = now + SECOND * 60;
         assert_eq!(bucket.reserve(10, slow, later), Some(Duration::ZERO));
         assert_eq!(bucket.reserve(10, slow, later).unwrap().as_millis(), 100);

@@ -3,11 +3,11 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use causeway_netmap::{Limits, PolicyName};
+use causeway_netmap::{PolicyLimits, PolicyName};
 
-use super::bucket::{Bucket, Pace};
-use super::{End, TooMany, Way};
-use crate::policy::Refusal;
+use super::bucket::{BucketRate, TokenBucket};
+use super::{ByteDirection, LimitExceeded, LimitedEnd};
+use crate::policy::PolicyRefusal;
 
 /// What a second may bring at once. Less than a second, so that ten seconds bring no more than five percent too much.
 const COUNT_BURST: Duration = Duration::from_millis(500);
@@ -20,55 +20,55 @@ const TURNS_PER_SECOND: u64 = 50;
 /// What a connection moves in one turn anyway.
 const TURN_BYTES_MAX: u64 = 64 << 10;
 
-pub struct Share {
+pub struct SubjectShare {
     policy: PolicyName,
-    end: End,
+    end: LimitedEnd,
     used: Mutex<Used>,
 }
 
 struct Used {
-    limits: Limits,
+    limits: PolicyLimits,
     connections: u64,
-    new_connections: Bucket,
-    requests: Bucket,
-    sent: Bucket,
-    received: Bucket,
+    new_connections: TokenBucket,
+    requests: TokenBucket,
+    sent: TokenBucket,
+    received: TokenBucket,
     last: Instant,
 }
 
-impl Share {
-    pub fn new(policy: PolicyName, end: End, limits: Limits, now: Instant) -> Share {
+impl SubjectShare {
+    pub fn new(policy: PolicyName, end: LimitedEnd, limits: PolicyLimits, now: Instant) -> SubjectShare {
         let used = Used {
             limits,
             connections: 0,
-            new_connections: Bucket::default(),
-            requests: Bucket::default(),
-            sent: Bucket::default(),
-            received: Bucket::default(),
+            new_connections: TokenBucket::default(),
+            requests: TokenBucket::default(),
+            sent: TokenBucket::default(),
+            received: TokenBucket::default(),
             last: now,
         };
-        Share { policy, end, used: Mutex::new(used) }
+        SubjectShare { policy, end, used: Mutex::new(used) }
     }
 
-    pub fn set_limits(&self, limits: Limits) {
+    pub fn set_limits(&self, limits: PolicyLimits) {
         self.lock().limits = limits;
     }
 
     /// One connection more, if it may be.
-    pub fn connect(&self, now: Instant) -> Result<(), Refusal> {
+    pub fn connect(&self, now: Instant) -> Result<(), PolicyRefusal> {
         let mut used = self.lock();
         used.last = now;
         // What may move nothing is refused, not left hanging. Bytes are the near gateway's matter.
         let is_silent =
             [used.limits.bytes_per_second_in, used.limits.bytes_per_second_out].contains(&Some(0));
-        if is_silent && self.end == End::Near {
+        if is_silent && self.end == LimitedEnd::Near {
             return Err(self.over("bytes per second"));
         }
         if used.limits.connections.is_some_and(|max| used.connections >= self.connections_max(max)) {
             return Err(self.over("connections"));
         }
         if let Some(rate) = used.limits.connections_per_second {
-            let pace = Pace::new(rate, self.count_burst());
+            let pace = BucketRate::new(rate, self.count_burst());
             used.new_connections
                 .try_take(1, pace, now)
                 .map_err(|_| self.over("new connections per second"))?;
@@ -85,13 +85,13 @@ impl Share {
     }
 
     /// May what is open already go on?
-    pub fn permits(&self) -> Result<(), Refusal> {
+    pub fn permits(&self) -> Result<(), PolicyRefusal> {
         let used = self.lock();
-        let Limits { connections, bytes_per_second_in, bytes_per_second_out, .. } = used.limits;
+        let PolicyLimits { connections, bytes_per_second_in, bytes_per_second_out, .. } = used.limits;
         match connections == Some(0) {
             true => Err(self.over("connections")),
             false
-                if self.end == End::Near
+                if self.end == LimitedEnd::Near
                     && [bytes_per_second_in, bytes_per_second_out].contains(&Some(0)) =>
             {
                 Err(self.over("bytes per second"))
@@ -113,12 +113,12 @@ impl Share {
         used.new_connections.give_back(1);
     }
 
-    pub fn request(&self, now: Instant) -> Result<(), TooMany> {
+    pub fn request(&self, now: Instant) -> Result<(), LimitExceeded> {
         let mut used = self.lock();
         used.last = now;
         let Some(rate) = used.limits.requests_per_second else { return Ok(()) };
-        let taken = used.requests.try_take(1, Pace::new(rate, self.count_burst()), now);
-        taken.map_err(|again| TooMany { refusal: self.over("requests per second"), again })
+        let taken = used.requests.try_take(1, BucketRate::new(rate, self.count_burst()), now);
+        taken.map_err(|again| LimitExceeded { refusal: self.over("requests per second"), again })
     }
 
     pub fn undo_request(&self) {
@@ -126,25 +126,25 @@ impl Share {
     }
 
     /// How much may move in one turn. None: as much as there is.
-    pub fn turn(&self, way: Way) -> Option<u64> {
+    pub fn turn(&self, way: ByteDirection) -> Option<u64> {
         let rate = self.lock().rate(way)?;
         Some((rate / TURNS_PER_SECOND).clamp(1, TURN_BYTES_MAX))
     }
 
     /// Takes so much, and says how long to wait before it may move. None: not at all, as things are.
-    pub fn reserve(&self, way: Way, bytes: u64, now: Instant) -> Option<Duration> {
+    pub fn reserve(&self, way: ByteDirection, bytes: u64, now: Instant) -> Option<Duration> {
         let mut used = self.lock();
         used.last = now;
         let Some(rate) = used.rate(way) else { return Some(Duration::ZERO) };
-        used.bucket(way).reserve(bytes, Pace::new(rate, BYTE_BURST), now)
+        used.bucket(way).reserve(bytes, BucketRate::new(rate, BYTE_BURST), now)
     }
 
     /// Takes so much if it may move at once.
-    pub fn try_take(&self, way: Way, bytes: u64, now: Instant) -> bool {
+    pub fn try_take(&self, way: ByteDirection, bytes: u64, now: Instant) -> bool {
         let mut used = self.lock();
         used.last = now;
         let Some(rate) = used.rate(way) else { return true };
-        let pace = Pace::new(rate, BYTE_BURST);
+        let pace = BucketRate::new(rate, BYTE_BURST);
         // Something longer than a burst passes after a silence, and is paid for afterwards.
         match used.bucket(way).try_take(1, pace, now) {
             Ok(()) => used.bucket(way).reserve(bytes.saturating_sub(1), pace, now).is_some(),
@@ -152,7 +152,7 @@ impl Share {
         }
     }
 
-    pub fn give_back(&self, way: Way, bytes: u64) {
+    pub fn give_back(&self, way: ByteDirection, bytes: u64) {
         self.lock().bucket(way).give_back(bytes);
     }
 
@@ -165,20 +165,20 @@ impl Share {
     /// The far gateway hears of an end later than of the next beginning: it counts so that honest gateways never notice.
     fn connections_max(&self, max: u64) -> u64 {
         match self.end {
-            End::Far if max > 0 => max.saturating_add(max / 10 + 8),
+            LimitedEnd::Far if max > 0 => max.saturating_add(max / 10 + 8),
             _ => max,
         }
     }
 
     fn count_burst(&self) -> Duration {
         match self.end {
-            End::Near => COUNT_BURST,
-            End::Far => COUNT_BURST_FAR,
+            LimitedEnd::Near => COUNT_BURST,
+            LimitedEnd::Far => COUNT_BURST_FAR,
         }
     }
 
-    fn over(&self, what: &'static str) -> Refusal {
-        Refusal::Limit { policy: self.policy.clone(), what }
+    fn over(&self, what: &'static str) -> PolicyRefusal {
+        PolicyRefusal::Limit { policy: self.policy.clone(), what }
     }
 
     fn lock(&self) -> MutexGuard<'_, Used> {
@@ -187,17 +187,17 @@ impl Share {
 }
 
 impl Used {
-    fn rate(&self, way: Way) -> Option<u64> {
+    fn rate(&self, way: ByteDirection) -> Option<u64> {
         match way {
-            Way::Sent => self.limits.bytes_per_second_in,
-            Way::Received => self.limits.bytes_per_second_out,
+            ByteDirection::Sent => self.limits.bytes_per_second_in,
+            ByteDirection::Received => self.limits.bytes_per_second_out,
         }
     }
 
-    fn bucket(&mut self, way: Way) -> &mut Bucket {
+    fn bucket(&mut self, way: ByteDirection) -> &mut TokenBucket {
         match way {
-            Way::Sent => &mut self.sent,
-            Way::Received => &mut self.received,
+            ByteDirection::Sent => &mut self.sent,
+            ByteDirection::Received => &mut self.received,
         }
     }
 }

@@ -1,14 +1,17 @@
 //! Limits over simulated time: what is let in, how fast bytes move, and who waits for whom.
 
-use causeway_netmap::{DnsName, Fact, Gateway, Generation, Limits, Netmap, Policy, Presence, Protocol, View};
+use causeway_netmap::{
+    DnsName, GatewayEntry, Generation, Netmap, NetmapEntry, NetmapView, PolicyEntry, PolicyLimits,
+    PresenceEntry, ServiceProtocol,
+};
 
 use super::*;
 use crate::policy::may_use;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-fn policy(name: &str, limits: Option<Limits>) -> Fact {
-    Fact::Policy(Policy {
+fn policy(name: &str, limits: Option<PolicyLimits>) -> NetmapEntry {
+    NetmapEntry::Policy(PolicyEntry {
         name: name.into(),
         servers: vec![],
         sites: vec!["oslo".into()],
@@ -18,10 +21,11 @@ fn policy(name: &str, limits: Option<Limits>) -> Fact {
 }
 
 /// What lets everybody of Oslo in, under these limits.
-fn permit(limits: &[Option<Limits>]) -> Permit {
+fn permit(limits: &[Option<PolicyLimits>]) -> Permit {
     let names: Vec<String> = (0..limits.len()).map(|number| format!("p{number}")).collect();
-    let mut facts: Vec<Fact> = names.iter().zip(limits).map(|(name, limits)| policy(name, *limits)).collect();
-    facts.push(Fact::Gateway(Gateway {
+    let mut facts: Vec<NetmapEntry> =
+        names.iter().zip(limits).map(|(name, limits)| policy(name, *limits)).collect();
+    facts.push(NetmapEntry::Gateway(GatewayEntry {
         name: "oslo-1".into(),
         site: "oslo".into(),
         ip: None,
@@ -29,42 +33,48 @@ fn permit(limits: &[Option<Limits>]) -> Permit {
         priority: 0,
         relay: false,
     }));
-    facts.push(Fact::Presence(Presence {
+    facts.push(NetmapEntry::Presence(PresenceEntry {
         service: "camera".into(),
         addresses: vec![],
         port: 80,
-        protocol: Protocol::Tcp,
+        protocol: ServiceProtocol::Tcp,
         brokers: 0,
         names: vec![DnsName::new("camera")],
         home: "berlin".into(),
         policies: names.iter().map(|name| name.as_str().into()).collect(),
     }));
-    let entries = facts.iter().map(Fact::encode).collect();
-    let view = View::decode(&Netmap::build(Generation { epoch: 1, revision: 1 }, entries, None).unwrap());
+    let entries = facts.iter().map(NetmapEntry::encode).collect();
+    let view =
+        NetmapView::decode(&Netmap::build(Generation { epoch: 1, revision: 1 }, entries, None).unwrap());
     may_use(&view, view.presences.get("camera").unwrap(), &who("anybody")).unwrap()
 }
 
-fn who(server: &str) -> Who {
-    Who { site: "oslo".into(), server: Some(server.into()) }
+fn who(server: &str) -> Principal {
+    Principal { site: "oslo".into(), server: Some(server.into()) }
 }
 
-fn connect(table: &LimitTable, permit: &Permit, server: &str, now: Instant) -> Result<Allowance, Refusal> {
-    table.connect(End::Near, permit, "camera", &who(server), now)
+fn connect(
+    table: &LimitTable,
+    permit: &Permit,
+    server: &str,
+    now: Instant,
+) -> Result<Allowance, PolicyRefusal> {
+    table.connect(LimitedEnd::Near, permit, "camera", &who(server), now)
 }
 
-fn over(policy: &str, what: &'static str) -> Option<Refusal> {
-    Some(Refusal::Limit { policy: policy.into(), what })
+fn over(policy: &str, what: &'static str) -> Option<PolicyRefusal> {
+    Some(PolicyRefusal::Limit { policy: policy.into(), what })
 }
 
 #[test]
 fn connections_are_counted_for_each_subject_while_they_are_open() {
     let (table, now) = (LimitTable::new(100), Instant::now());
-    let permit = permit(&[None, Some(Limits { connections: Some(2), ..Limits::default() })]);
+    let permit = permit(&[None, Some(PolicyLimits { connections: Some(2), ..PolicyLimits::default() })]);
     let first = connect(&table, &permit, "a", now).ok().unwrap();
     let _second = connect(&table, &permit, "a", now).ok().unwrap();
     assert_eq!(connect(&table, &permit, "a", now).err(), over("p1", "connections"));
     assert!(connect(&table, &permit, "b", now).is_ok(), "another subject has its own share");
-    assert!(table.connect(End::Near, &permit, "other", &who("a"), now).is_ok(), "and another service");
+    assert!(table.connect(LimitedEnd::Near, &permit, "other", &who("a"), now).is_ok(), "and another service");
     drop(first);
     assert!(connect(&table, &permit, "a", now).is_ok());
 }
@@ -72,15 +82,18 @@ fn connections_are_counted_for_each_subject_while_they_are_open() {
 #[test]
 fn a_limit_of_nothing_allows_nothing() {
     let (table, now) = (LimitTable::new(100), Instant::now());
-    let check = |limits: Limits, what: &'static str| {
+    let check = |limits: PolicyLimits, what: &'static str| {
         assert_eq!(connect(&table, &permit(&[Some(limits)]), "a", now).err(), over("p0", what));
     };
-    check(Limits { connections: Some(0), ..Limits::default() }, "connections");
-    check(Limits { connections_per_second: Some(0), ..Limits::default() }, "new connections per second");
-    check(Limits { bytes_per_second_in: Some(0), ..Limits::default() }, "bytes per second");
-    check(Limits { bytes_per_second_out: Some(0), ..Limits::default() }, "bytes per second");
-    let permit = permit(&[Some(Limits { requests_per_second: Some(0), ..Limits::default() })]);
-    let refused = table.request(End::Near, &permit, "camera", &who("a"), now).err().unwrap();
+    check(PolicyLimits { connections: Some(0), ..PolicyLimits::default() }, "connections");
+    check(
+        PolicyLimits { connections_per_second: Some(0), ..PolicyLimits::default() },
+        "new connections per second",
+    );
+    check(PolicyLimits { bytes_per_second_in: Some(0), ..PolicyLimits::default() }, "bytes per second");
+    check(PolicyLimits { bytes_per_second_out: Some(0), ..PolicyLimits::default() }, "bytes per second");
+    let permit = permit(&[Some(PolicyLimits { requests_per_second: Some(0), ..PolicyLimits::default() })]);
+    let refused = table.request(LimitedEnd::Near, &permit, "camera", &who("a"), now).err().unwrap();
     assert_eq!(
         (refused.retry_after_seconds(), Some(refused.refusal)),
         (60, over("p0", "requests per second"))
@@ -97,16 +110,17 @@ fn let_in(mut is_let_in: impl FnMut(Instant) -> bool) -> u64 {
 fn rates_hold_within_ten_percent_over_ten_seconds() {
     for rate in [1, 5, 20, 100, 400] {
         let table = LimitTable::new(100);
-        let limits = Limits {
+        let limits = PolicyLimits {
             connections_per_second: Some(rate),
             requests_per_second: Some(rate),
-            ..Limits::default()
+            ..PolicyLimits::default()
         };
-        let permit = permit(&[Some(limits), Some(Limits { requests_per_second: Some(9999), ..limits })]);
+        let permit =
+            permit(&[Some(limits), Some(PolicyLimits { requests_per_second: Some(9999), ..limits })]);
         let near = |count: u64| count >= rate * 10 && count <= rate * 11;
         let count = let_in(|now| connect(&table, &permit, "a", now).is_ok());
         assert!(near(count), "{count} connections at {rate}/s");
-        let count = let_in(|now| table.request(End::Near, &permit, "camera", &who("a"), now).is_ok());
+        let count = let_in(|now| table.request(LimitedEnd::Near, &permit, "camera", &who("a"), now).is_ok());
         assert!(near(count), "{count} requests at {rate}/s");
     }
 }
@@ -114,8 +128,8 @@ fn rates_hold_within_ten_percent_over_ten_seconds() {
 #[test]
 fn one_policys_refusal_costs_nothing_of_another() {
     let (table, now) = (LimitTable::new(100), Instant::now());
-    let generous = Limits { connections_per_second: Some(4), ..Limits::default() };
-    let strict = Limits { connections: Some(1), ..Limits::default() };
+    let generous = PolicyLimits { connections_per_second: Some(4), ..PolicyLimits::default() };
+    let strict = PolicyLimits { connections: Some(1), ..PolicyLimits::default() };
     let both = permit(&[Some(generous), Some(strict)]);
     let held = connect(&table, &both, "a", now).ok().unwrap();
     for _ in 0..100 {
@@ -128,11 +142,12 @@ fn one_policys_refusal_costs_nothing_of_another() {
 #[test]
 fn the_far_gateway_notices_only_those_who_lie() {
     let (table, now) = (LimitTable::new(100), Instant::now());
-    let limits = Limits { connections: Some(10), connections_per_second: Some(10), ..Limits::default() };
+    let limits =
+        PolicyLimits { connections: Some(10), connections_per_second: Some(10), ..PolicyLimits::default() };
     let permit = permit(&[Some(limits)]);
     let mut open = Vec::new();
     // An honest gateway replaces all ten at once, and the ends arrive last.
-    let enter = |now| table.connect(End::Far, &permit, "camera", &who("a"), now);
+    let enter = |now| table.connect(LimitedEnd::Far, &permit, "camera", &who("a"), now);
     for _ in 0..10 {
         open.push(enter(now).ok().unwrap());
     }
@@ -154,7 +169,7 @@ fn move_for_ten_seconds(connections: &[Allowance]) -> Vec<u64> {
         if now >= begin + SECOND * 10 {
             return moved;
         }
-        let (granted, wait) = connections[index].reserve(Way::Received, 256 << 10, now).unwrap();
+        let (granted, wait) = connections[index].reserve(ByteDirection::Received, 256 << 10, now).unwrap();
         // Timers are late, and never early.
         due[index] = now + wait + Duration::from_micros(if wait.is_zero() { 30 } else { 1300 });
         if now + wait < begin + SECOND * 10 {
@@ -168,7 +183,8 @@ fn bytes_hold_their_rate_and_connections_of_one_subject_share_it() {
     for rate in [100, 10_000, 1_000_000, 20_000_000, 200_000_000] {
         for connections in [1_usize, 2, 7] {
             let table = LimitTable::new(100);
-            let permit = permit(&[Some(Limits { bytes_per_second_out: Some(rate), ..Limits::default() })]);
+            let permit =
+                permit(&[Some(PolicyLimits { bytes_per_second_out: Some(rate), ..PolicyLimits::default() })]);
             let now = Instant::now();
             let open: Vec<_> =
                 (0..connections).map(|_| connect(&table, &permit, "a", now).ok().unwrap()).collect();
@@ -186,7 +202,8 @@ fn bytes_hold_their_rate_and_connections_of_one_subject_share_it() {
 #[test]
 fn a_greedy_subject_takes_nothing_from_a_polite_one() {
     let (table, rate, now) = (LimitTable::new(100), 1_000_000, Instant::now());
-    let permit = permit(&[Some(Limits { bytes_per_second_out: Some(rate), ..Limits::default() })]);
+    let permit =
+        permit(&[Some(PolicyLimits { bytes_per_second_out: Some(rate), ..PolicyLimits::default() })]);
     let mut open: Vec<_> = (0..20).map(|_| connect(&table, &permit, "greedy", now).ok().unwrap()).collect();
     open.push(connect(&table, &permit, "polite", now).ok().unwrap());
     let moved = move_for_ten_seconds(&open);
@@ -197,7 +214,7 @@ fn a_greedy_subject_takes_nothing_from_a_polite_one() {
 #[test]
 fn the_slowest_of_several_policies_counts() {
     let (table, now) = (LimitTable::new(100), Instant::now());
-    let limits = |rate| Some(Limits { bytes_per_second_out: Some(rate), ..Limits::default() });
+    let limits = |rate| Some(PolicyLimits { bytes_per_second_out: Some(rate), ..PolicyLimits::default() });
     let open = [connect(&table, &permit(&[limits(50_000), limits(20_000), None]), "a", now).ok().unwrap()];
     let moved = move_for_ten_seconds(&open)[0];
     assert!((180_000..=220_000).contains(&moved), "{moved}");
@@ -206,7 +223,7 @@ fn the_slowest_of_several_policies_counts() {
 #[test]
 fn new_limits_reach_what_is_open() {
     let (table, now) = (LimitTable::new(100), Instant::now());
-    let limited = |rate| Some(Limits { bytes_per_second_out: Some(rate), ..Limits::default() });
+    let limited = |rate| Some(PolicyLimits { bytes_per_second_out: Some(rate), ..PolicyLimits::default() });
     let open = [connect(&table, &permit(&[None]), "a", now).ok().unwrap()];
     let renew = |permit: &Permit| table.renew(&open[0], permit, &who("a"), now);
     renew(&permit(&[limited(20_000)])).unwrap();
@@ -214,36 +231,37 @@ fn new_limits_reach_what_is_open() {
     assert!((180_000..=220_000).contains(&moved), "{moved}");
     assert_eq!(renew(&permit(&[limited(0)])).err(), over("p0", "bytes per second"));
     // It counts under a policy that came later, and no more under one that went.
-    let one = permit(&[Some(Limits { connections: Some(1), ..Limits::default() })]);
+    let one = permit(&[Some(PolicyLimits { connections: Some(1), ..PolicyLimits::default() })]);
     renew(&one).unwrap();
     assert!(connect(&table, &one, "a", now).is_err());
     renew(&permit(&[None])).unwrap();
     assert!(connect(&table, &one, "a", now).is_ok());
-    let refused = permit(&[Some(Limits { connections: Some(0), ..Limits::default() })]);
+    let refused = permit(&[Some(PolicyLimits { connections: Some(0), ..PolicyLimits::default() })]);
     assert_eq!(renew(&refused).err(), over("p0", "connections"));
 }
 
 #[test]
 fn datagrams_over_the_rate_are_dropped() {
     let (table, begin) = (LimitTable::new(100), Instant::now());
-    let permit = permit(&[Some(Limits { bytes_per_second_in: Some(100_000), ..Limits::default() })]);
+    let permit =
+        permit(&[Some(PolicyLimits { bytes_per_second_in: Some(100_000), ..PolicyLimits::default() })]);
     let open = connect(&table, &permit, "a", begin).ok().unwrap();
-    let sent = let_in(|now| open.try_take(Way::Sent, 1000, now)) * 1000;
+    let sent = let_in(|now| open.try_take(ByteDirection::Sent, 1000, now)) * 1000;
     assert!((900_000..=1_100_000).contains(&sent), "{sent}");
-    assert!(open.try_take(Way::Received, 1 << 30, begin), "the other way is not limited");
+    assert!(open.try_take(ByteDirection::Received, 1 << 30, begin), "the other way is not limited");
 }
 
 #[test]
 fn the_table_is_bounded_and_forgets() {
     let (table, now) = (LimitTable::new(SWEEP_MIN * 2), Instant::now());
-    let permit = permit(&[Some(Limits { connections: Some(9), ..Limits::default() })]);
+    let permit = permit(&[Some(PolicyLimits { connections: Some(9), ..PolicyLimits::default() })]);
     let held = connect(&table, &permit, "held", now).ok().unwrap();
     for number in 1..SWEEP_MIN * 2 {
         assert!(connect(&table, &permit, &number.to_string(), now).is_ok());
     }
     assert_eq!(
         connect(&table, &permit, "one more", now).err(),
-        Some(Refusal::Full { what: "subjects under limits" })
+        Some(PolicyRefusal::Full { what: "subjects under limits" })
     );
     let later = now + SECOND * 60;
     assert!(connect(&table, &permit, "one more", later).is_ok());

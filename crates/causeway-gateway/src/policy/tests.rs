@@ -1,13 +1,15 @@
 //! Rows through one check: who is let in, by what.
 
-use causeway_netmap::{Exposure, Fact, Gateway, Generation, Netmap, Protocol, Subject};
+use causeway_netmap::{
+    ExposureEntry, GatewayEntry, Generation, Netmap, NetmapEntry, ServiceProtocol, SubjectEntry,
+};
 
 use super::*;
 
 /// Berlin runs `camera`, exposed to Oslo under `guests` and `nobody-made-this`, and to Rome under nothing.
-fn berlin() -> View {
-    let policy = |name: &str, servers: &[&str], sites: &[&str], http: Vec<HttpRule>| {
-        Fact::Policy(Policy {
+fn berlin() -> NetmapView {
+    let policy = |name: &str, servers: &[&str], sites: &[&str], http: Vec<PolicyHttpRule>| {
+        NetmapEntry::Policy(PolicyEntry {
             name: name.into(),
             servers: servers.iter().map(|name| (*name).into()).collect(),
             sites: sites.iter().map(|name| (*name).into()).collect(),
@@ -16,13 +18,13 @@ fn berlin() -> View {
         })
     };
     let read_only =
-        HttpRule { methods: vec!["GET".into()], paths: vec!["/public/*".into(), "/health".into()] };
-    let exposure = |site: &str, policies: &[&str]| Exposure {
+        PolicyHttpRule { methods: vec!["GET".into()], paths: vec!["/public/*".into(), "/health".into()] };
+    let exposure = |site: &str, policies: &[&str]| ExposureEntry {
         sites: vec![site.into()],
         policies: policies.iter().map(|name| (*name).into()).collect(),
     };
     let facts = [
-        Fact::Gateway(Gateway {
+        NetmapEntry::Gateway(GatewayEntry {
             name: "gw".into(),
             site: "berlin".into(),
             ip: None,
@@ -30,10 +32,10 @@ fn berlin() -> View {
             priority: 0,
             relay: false,
         }),
-        Fact::Service(Service {
+        NetmapEntry::Service(ServiceEntry {
             name: "camera".into(),
             port: 80,
-            protocol: Protocol::Http,
+            protocol: ServiceProtocol::Http,
             backends: vec![],
             domain_name: None,
             health_check: None,
@@ -43,9 +45,13 @@ fn berlin() -> View {
         }),
         policy("guests", &["shop"], &[], vec![read_only]),
         policy("whole-site", &[], &["cloud"], vec![]),
-        Fact::Subject(Subject { server: "shop".into(), site: "oslo".into(), ip: None }),
-        Fact::Subject(Subject { server: "robot".into(), site: "berlin".into(), ip: "10.0.0.9".parse().ok() }),
-        Fact::Node(Node {
+        NetmapEntry::Subject(SubjectEntry { server: "shop".into(), site: "oslo".into(), ip: None }),
+        NetmapEntry::Subject(SubjectEntry {
+            server: "robot".into(),
+            site: "berlin".into(),
+            ip: "10.0.0.9".parse().ok(),
+        }),
+        NetmapEntry::Node(NodeEntry {
             server: "kubelet".into(),
             site: "berlin".into(),
             ip: "10.0.0.9".parse().ok(),
@@ -54,8 +60,8 @@ fn berlin() -> View {
             policies: vec!["whole-site".into()],
         }),
     ];
-    let entries = facts.iter().map(Fact::encode).collect();
-    View::decode(&Netmap::build(Generation { epoch: 1, revision: 1 }, entries, None).unwrap())
+    let entries = facts.iter().map(NetmapEntry::encode).collect();
+    NetmapView::decode(&Netmap::build(Generation { epoch: 1, revision: 1 }, entries, None).unwrap())
 }
 
 #[track_caller]
@@ -63,7 +69,7 @@ fn check(site: &str, subject: &str, service: &str, expected: Result<&str, &str>)
     let view = berlin();
     let decided = who_from(&view, &site.into(), subject)
         .and_then(|who| may_reach(&view, &service.into(), &who).map(|(_, permit)| permit));
-    let decided = decided.as_ref().map(|permit| permit.rule().as_str()).map_err(Refusal::word);
+    let decided = decided.as_ref().map(|permit| permit.rule().as_str()).map_err(PolicyRefusal::word);
     assert_eq!(decided, expected, "{subject} at {site} to {service}");
 }
 
@@ -83,7 +89,7 @@ fn a_service_is_reached_only_by_those_a_policy_names() {
 fn a_node_is_reached_under_its_own_policies_and_only_at_its_ports() {
     let view = berlin();
     let reach = |site: &str, node: &str, port| {
-        let who = Who { site: site.into(), server: None };
+        let who = Principal { site: site.into(), server: None };
         may_reach_node(&view, &node.into(), port, &who).map(drop).map_err(|refusal| refusal.word())
     };
     assert_eq!(reach("cloud", "kubelet", 10250), Ok(()));
@@ -95,7 +101,7 @@ fn a_node_is_reached_under_its_own_policies_and_only_at_its_ports() {
 #[test]
 fn requests_are_held_to_the_rules_of_http() {
     let view = berlin();
-    let who = Who { site: "oslo".into(), server: Some("shop".into()) };
+    let who = Principal { site: "oslo".into(), server: Some("shop".into()) };
     let (_, permit) = may_reach(&view, &"camera".into(), &who).unwrap();
     let allowed = |method: &str, path: &str| permit.allows_request(method, path).is_ok();
     assert!(allowed("GET", "/public/a/b") && allowed("GET", "/health") && allowed("GET", "/public/"));
@@ -110,5 +116,5 @@ fn a_client_is_known_by_its_address_also_when_it_is_written_as_ipv6() {
         assert_eq!((who.site.as_str(), who.server), ("berlin", Some("robot".into())));
     }
     assert_eq!(who_at(&view, "10.0.0.10".parse().unwrap()).unwrap().server, None);
-    assert_eq!(who_at(&View::default(), "10.0.0.9".parse().unwrap()), Err(Refusal::NoNetmap));
+    assert_eq!(who_at(&NetmapView::default(), "10.0.0.9".parse().unwrap()), Err(PolicyRefusal::NoNetmap));
 }

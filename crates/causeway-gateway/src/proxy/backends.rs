@@ -7,8 +7,8 @@
 
 pub mod examine;
 mod header;
+mod health;
 mod probe;
-mod standing;
 
 #[cfg(test)]
 mod tests;
@@ -20,7 +20,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use causeway_netmap::{Backend, DnsName, HealthCheck, Protocol, Service, ServiceName, View};
+use causeway_netmap::{
+    BackendEndpoint, BackendHealthCheck, DnsName, NetmapView, ServiceEntry, ServiceName, ServiceProtocol,
+};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, watch};
@@ -28,10 +30,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::inbound::prepare;
 use crate::dial::{Denied, Dialer, Transport};
-use crate::gateway::Options;
-use crate::policy::Refusal;
-use crate::regrets::Outage;
-use standing::Standing;
+use crate::gateway::GatewayOptions;
+use crate::policy::PolicyRefusal;
+use crate::problems::BackendOutage;
+use health::EndpointHealth;
 
 /// While another endpoint could be tried, nobody waits longer for this one: backends are near.
 const ATTEMPT: Duration = Duration::from_secs(2);
@@ -39,7 +41,7 @@ const ATTEMPT: Duration = Duration::from_secs(2);
 const NAME_FRESH: Duration = Duration::from_secs(5);
 
 /// The backends of the services that run here.
-pub struct Backends {
+pub struct BackendSelector {
     connect_timeout: Duration,
     dialer: Dialer,
     groups: Mutex<HashMap<ServiceName, Arc<Group>>>,
@@ -52,7 +54,7 @@ pub struct Backends {
 /// The endpoints of one service.
 struct Group {
     endpoints: Vec<Arc<Endpoint>>,
-    check: Option<HealthCheck>,
+    check: Option<BackendHealthCheck>,
     proxy_protocol: bool,
     transport: Transport,
     /// So that equals take turns.
@@ -60,32 +62,32 @@ struct Group {
 }
 
 struct Endpoint {
-    backend: Backend,
+    backend: BackendEndpoint,
     open: AtomicUsize,
-    standing: Mutex<Standing>,
+    standing: Mutex<EndpointHealth>,
     resolved: Mutex<Option<(Instant, Vec<SocketAddr>)>>,
     /// What it said when it last failed.
     why: Mutex<String>,
 }
 
 /// A connection to a backend, counted until the lease is dropped.
-pub struct Dialled {
+pub struct BackendConnection {
     pub stream: TcpStream,
-    pub lease: Lease,
+    pub lease: BackendLease,
 }
 
 /// One connection in the count of its endpoint.
-pub struct Lease(Arc<Endpoint>);
+pub struct BackendLease(Arc<Endpoint>);
 
-impl Drop for Lease {
+impl Drop for BackendLease {
     fn drop(&mut self) {
         self.0.open.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl Backends {
-    pub fn new(options: &Options, dialer: Dialer) -> Backends {
-        Backends {
+impl BackendSelector {
+    pub fn new(options: &GatewayOptions, dialer: Dialer) -> BackendSelector {
+        BackendSelector {
             connect_timeout: options.connect_timeout,
             dialer,
             groups: Mutex::default(),
@@ -95,7 +97,7 @@ impl Backends {
     }
 
     /// A netmap has arrived. Endpoints that stay keep what is known of them.
-    pub fn follow(&self, view: &View) {
+    pub fn follow(&self, view: &NetmapView) {
         let mut groups = self.lock();
         groups.retain(|name, _| view.services.contains_key(name));
         for service in view.services.values() {
@@ -111,12 +113,16 @@ impl Backends {
     }
 
     /// Connects to a backend of the service, for nobody in particular.
-    pub async fn dial(&self, service: &Service) -> Result<TcpStream, Refusal> {
+    pub async fn dial(&self, service: &ServiceEntry) -> Result<TcpStream, PolicyRefusal> {
         self.dial_for(service, None).await.map(|dialled| dialled.stream)
     }
 
     /// Connects to a backend of the service on behalf of a client, who is told to it if it wants to know.
-    pub async fn dial_for(&self, service: &Service, client: Option<SocketAddr>) -> Result<Dialled, Refusal> {
+    pub async fn dial_for(
+        &self,
+        service: &ServiceEntry,
+        client: Option<SocketAddr>,
+    ) -> Result<BackendConnection, PolicyRefusal> {
         let group = self.group(service);
         let order = group.order(Instant::now());
         let mut refusal = None;
@@ -126,21 +132,21 @@ impl Backends {
             match self.attempt(service, endpoint, within, client).await {
                 Ok(dialled) => return Ok(dialled),
                 // Of several, one that was dialled and did not answer says more.
-                Err(denied @ Refusal::BackendDenied { .. }) => refusal = refusal.or(Some(denied)),
+                Err(denied @ PolicyRefusal::BackendDenied { .. }) => refusal = refusal.or(Some(denied)),
                 Err(down) => refusal = Some(down),
             }
         }
-        Err(refusal.unwrap_or_else(|| Refusal::BackendDown { service: service.name.clone() }))
+        Err(refusal.unwrap_or_else(|| PolicyRefusal::BackendDown { service: service.name.clone() }))
     }
 
     /// Connects to this backend of the service and to no other, whatever is known of it.
     pub async fn dial_one(
         &self,
-        service: &Service,
+        service: &ServiceEntry,
         place: usize,
         client: Option<SocketAddr>,
-    ) -> Result<Dialled, Refusal> {
-        let down = || Refusal::BackendDown { service: service.name.clone() };
+    ) -> Result<BackendConnection, PolicyRefusal> {
+        let down = || PolicyRefusal::BackendDown { service: service.name.clone() };
         let group = self.group(service);
         let endpoint = group.endpoints.get(place).ok_or_else(down)?;
         self.attempt(service, endpoint, self.connect_timeout, client).await
@@ -148,11 +154,11 @@ impl Backends {
 
     async fn attempt(
         &self,
-        service: &Service,
+        service: &ServiceEntry,
         endpoint: &Arc<Endpoint>,
         within: Duration,
         client: Option<SocketAddr>,
-    ) -> Result<Dialled, Refusal> {
+    ) -> Result<BackendConnection, PolicyRefusal> {
         // Counted from the first attempt: many clients at once spread out before any of them is connected.
         let lease = endpoint.lease();
         let connecting = connect(&self.dialer, endpoint, service.proxy_protocol, client);
@@ -163,7 +169,7 @@ impl Backends {
         match connected {
             Ok(stream) => {
                 endpoint.standing().connected();
-                Ok(Dialled { stream, lease })
+                Ok(BackendConnection { stream, lease })
             }
             Err(error) => {
                 let backend = &endpoint.backend;
@@ -176,10 +182,11 @@ impl Backends {
                 }
                 self.changed.notify_one();
                 Err(match Denied::of(&error) {
-                    Some(why) => {
-                        Refusal::BackendDenied { what: format!("service {}", service.name), why: why.clone() }
-                    }
-                    None => Refusal::BackendDown { service: service.name.clone() },
+                    Some(why) => PolicyRefusal::BackendDenied {
+                        what: format!("service {}", service.name),
+                        why: why.clone(),
+                    },
+                    None => PolicyRefusal::BackendDown { service: service.name.clone() },
                 })
             }
         }
@@ -191,7 +198,7 @@ impl Backends {
     }
 
     /// Every endpoint, its connections, and whether it is used: for people.
-    pub fn shown(&self) -> Vec<(ServiceName, Backend, usize, bool)> {
+    pub fn shown(&self) -> Vec<(ServiceName, BackendEndpoint, usize, bool)> {
         let groups =
             self.lock().iter().map(|(name, group)| (name.clone(), group.clone())).collect::<Vec<_>>();
         let mut shown = Vec::new();
@@ -205,7 +212,7 @@ impl Backends {
     }
 
     /// Services whose endpoints are not all in use, and how it stands with them.
-    pub fn outages(&self) -> BTreeMap<String, Outage> {
+    pub fn outages(&self) -> BTreeMap<String, BackendOutage> {
         let groups = self.lock();
         let outage = |group: &Group| group.outage(&self.dialer);
         groups.iter().filter_map(|(name, group)| Some((name.to_string(), outage(group)?))).collect()
@@ -220,7 +227,7 @@ impl Backends {
         self.turns.send_modify(|turns| *turns = turns.wrapping_add(1));
     }
 
-    fn group(&self, service: &Service) -> Arc<Group> {
+    fn group(&self, service: &ServiceEntry) -> Arc<Group> {
         let mut groups = self.lock();
         let known = groups.get(&service.name);
         if let Some(group) = known.filter(|group| group.is_of(service)) {
@@ -238,8 +245,8 @@ impl Backends {
 }
 
 impl Group {
-    fn of(service: &Service, before: Option<&Group>) -> Group {
-        let kept = |backend: &Backend| {
+    fn of(service: &ServiceEntry, before: Option<&Group>) -> Group {
+        let kept = |backend: &BackendEndpoint| {
             let known = before.into_iter().flat_map(|group| &group.endpoints);
             known.into_iter().find(|endpoint| endpoint.backend == *backend).cloned()
         };
@@ -254,7 +261,7 @@ impl Group {
         }
     }
 
-    fn is_of(&self, service: &Service) -> bool {
+    fn is_of(&self, service: &ServiceEntry) -> bool {
         self.check == service.health_check
             && self.proxy_protocol == service.proxy_protocol
             && self.transport == transport(service)
@@ -262,34 +269,34 @@ impl Group {
     }
 
     /// One that may not be dialled is told before it was ever tried: nobody need be turned away first.
-    fn outage(&self, dialer: &Dialer) -> Option<Outage> {
+    fn outage(&self, dialer: &Dialer) -> Option<BackendOutage> {
         let of = self.endpoints.len();
         let denied = |endpoint: &Endpoint| endpoint.denied(dialer, self.transport);
         let is_up = |endpoint: &&Arc<Endpoint>| endpoint.standing().is_usable() && denied(endpoint).is_none();
         let up = self.endpoints.iter().filter(is_up).count();
         let first = self.endpoints.iter().find_map(|endpoint| Some((endpoint, denied(endpoint)?)));
         if let Some((out, why)) = first {
-            return Some(Outage { up, of, why: format!("{}: {why}", out.backend), denied: true });
+            return Some(BackendOutage { up, of, why: format!("{}: {why}", out.backend), denied: true });
         }
         let out = self.endpoints.iter().find(|endpoint| !endpoint.standing().is_usable())?;
         let why = out.why.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        Some(Outage { up, of, why: format!("{}: {why}", out.backend), denied: false })
+        Some(BackendOutage { up, of, why: format!("{}: {why}", out.backend), denied: false })
     }
 
     /// Whom to try, one after the other.
     fn order(&self, now: Instant) -> Vec<Arc<Endpoint>> {
-        let states: Vec<(Standing, usize)> = self
+        let states: Vec<(EndpointHealth, usize)> = self
             .endpoints
             .iter()
             .map(|endpoint| (endpoint.standing().clone(), endpoint.open.load(Ordering::Relaxed)))
             .collect();
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-        standing::order(&states, turn, now).into_iter().map(|place| self.endpoints[place].clone()).collect()
+        health::order(&states, turn, now).into_iter().map(|place| self.endpoints[place].clone()).collect()
     }
 }
 
 impl Endpoint {
-    fn new(backend: &Backend) -> Arc<Endpoint> {
+    fn new(backend: &BackendEndpoint) -> Arc<Endpoint> {
         Arc::new(Endpoint {
             backend: backend.clone(),
             open: AtomicUsize::new(0),
@@ -299,24 +306,24 @@ impl Endpoint {
         })
     }
 
-    fn lease(self: &Arc<Endpoint>) -> Lease {
+    fn lease(self: &Arc<Endpoint>) -> BackendLease {
         self.open.fetch_add(1, Ordering::Relaxed);
-        Lease(self.clone())
+        BackendLease(self.clone())
     }
 
     fn regret(&self, error: &io::Error) {
         *self.why.lock().unwrap_or_else(PoisonError::into_inner) = error.to_string();
     }
 
-    fn standing(&self) -> MutexGuard<'_, Standing> {
+    fn standing(&self) -> MutexGuard<'_, EndpointHealth> {
         self.standing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Why none of its addresses may be dialled. None: one may, or they are not known yet.
     fn denied(&self, dialer: &Dialer, transport: Transport) -> Option<Denied> {
         let addresses = match &self.backend {
-            Backend::Address(ip, port) => vec![SocketAddr::new(*ip, *port)],
-            Backend::Host(..) => {
+            BackendEndpoint::Address(ip, port) => vec![SocketAddr::new(*ip, *port)],
+            BackendEndpoint::Host(..) => {
                 let known = self.resolved.lock().unwrap_or_else(PoisonError::into_inner);
                 known.as_ref().map(|(_, addresses)| addresses.clone()).unwrap_or_default()
             }
@@ -331,8 +338,8 @@ impl Endpoint {
     /// Where it is now.
     async fn addresses(&self) -> io::Result<Vec<SocketAddr>> {
         let (name, port) = match &self.backend {
-            Backend::Address(ip, port) => return Ok(vec![SocketAddr::new(*ip, *port)]),
-            Backend::Host(name, port) => (name, *port),
+            BackendEndpoint::Address(ip, port) => return Ok(vec![SocketAddr::new(*ip, *port)]),
+            BackendEndpoint::Host(name, port) => (name, *port),
         };
         let known = self.resolved.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some((at, addresses)) = &known
@@ -351,9 +358,9 @@ impl Endpoint {
     }
 }
 
-fn transport(service: &Service) -> Transport {
+fn transport(service: &ServiceEntry) -> Transport {
     match service.protocol {
-        Protocol::Udp => Transport::Udp,
+        ServiceProtocol::Udp => Transport::Udp,
         _ => Transport::Tcp,
     }
 }

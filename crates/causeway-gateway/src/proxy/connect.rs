@@ -10,10 +10,10 @@ pub mod allow;
 
 pub mod node;
 
-pub mod door;
+pub mod listener;
 
 mod plain;
 
 pub use allow::{AllowList, AllowRule};
-pub use door::{Caller, Doorkeeper, TlsDoor, UnixDoor};
-pub use node::{NotReached, Opened, Way, open_node};
+pub use listener::{ConnectAuthorizer, ConnectCaller, ConnectTlsListener, ConnectUnixListener};
+pub use node::{NodeConnection, NodeTransport, NodeUnreachable, open_node};

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use causeway_netmap::{Named, Node, Protocol, ServerName, ServiceName, View};
+use causeway_netmap::{DnsNameTarget, NetmapView, NodeEntry, ServerName, ServiceName, ServiceProtocol};
 use rustix::net::RecvFlags;
 use tokio::io::{AsyncWriteExt, Interest};
 use tokio::net::{TcpListener, TcpStream};
@@ -16,40 +16,40 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::connect::open_node;
-use super::http::{self, Door};
-use super::listeners::Accepted;
-use super::sni::{self, Hello};
-use super::{outbound, pump};
+use super::http::{self, ClientEntry};
+use super::listeners::AcceptedClient;
+use super::sni::{self, ClientHello};
+use super::{copy, outbound};
 use crate::dial::Transport;
-use crate::gateway::Shared;
-use crate::policy::{self, Refusal};
+use crate::gateway::GatewayContext;
+use crate::policy::{self, PolicyRefusal};
 
 /// What is spoken at an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Speech {
+pub enum EntryProtocol {
     /// HTTP/1.1 or HTTP/2 in plain text.
     Http,
     Tls,
 }
 
 /// A bound address.
-pub struct Entry {
+pub struct SharedEntry {
     listener: TcpListener,
-    speech: Speech,
+    speech: EntryProtocol,
 }
 
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {address} for many names")]
-pub struct EntryError {
+pub struct SharedEntryError {
     pub address: SocketAddr,
     pub source: io::Error,
 }
 
-impl Entry {
-    pub async fn bind(address: SocketAddr, speech: Speech) -> Result<Entry, EntryError> {
+impl SharedEntry {
+    pub async fn bind(address: SocketAddr, speech: EntryProtocol) -> Result<SharedEntry, SharedEntryError> {
         let listener = TcpListener::bind(address).await;
-        let listener = listener.map_err(|source| EntryError { address, source })?;
-        Ok(Entry { listener, speech })
+        let listener = listener.map_err(|source| SharedEntryError { address, source })?;
+        Ok(SharedEntry { listener, speech })
     }
 
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -57,7 +57,7 @@ impl Entry {
     }
 
     /// Accepts until told to stop; connections go on in `tasks`.
-    pub async fn run(self, shared: Arc<Shared>, tasks: TaskTracker, stop: CancellationToken) {
+    pub async fn run(self, shared: Arc<GatewayContext>, tasks: TaskTracker, stop: CancellationToken) {
         loop {
             let accepted = tokio::select! {
                 biased;
@@ -80,15 +80,15 @@ impl Entry {
 
 /// Listens at an entry until told to stop. An address may become local, or free: it is tried again, and reported once.
 pub async fn keep(
-    shared: Arc<Shared>,
+    shared: Arc<GatewayContext>,
     address: SocketAddr,
-    speech: Speech,
+    speech: EntryProtocol,
     tasks: TaskTracker,
     stop: CancellationToken,
 ) {
     let mut complained = false;
     loop {
-        match Entry::bind(address, speech).await {
+        match SharedEntry::bind(address, speech).await {
             Ok(entry) => {
                 tracing::info!(%address, ?speech, "an entry for many names is open");
                 let bound = entry.local_addr().unwrap_or(address);
@@ -122,17 +122,22 @@ pub const HELLOS_MAX: usize = 1024;
 const HELLO_READS_MAX: usize = 1024;
 
 /// Serves one client at an entry.
-pub async fn serve(shared: Arc<Shared>, speech: Speech, stream: TcpStream, client: SocketAddr) {
+pub async fn serve(
+    shared: Arc<GatewayContext>,
+    speech: EntryProtocol,
+    stream: TcpStream,
+    client: SocketAddr,
+) {
     match speech {
-        Speech::Http => http::outbound::serve(shared, stream, client, Door::Entry).await,
-        Speech::Tls => tls(shared, stream, client).await,
+        EntryProtocol::Http => http::outbound::serve(shared, stream, client, ClientEntry::Entry).await,
+        EntryProtocol::Tls => tls(shared, stream, client).await,
     }
 }
 
-async fn tls(shared: Arc<Shared>, stream: TcpStream, client: SocketAddr) {
+async fn tls(shared: Arc<GatewayContext>, stream: TcpStream, client: SocketAddr) {
     let Some(slot) = shared.hellos.take(client.ip()) else {
-        shared.figures.refused(Refusal::Full { what: "first messages of TLS" }.word());
-        return pump::reset(stream);
+        shared.figures.refused(PolicyRefusal::Full { what: "first messages of TLS" }.word());
+        return copy::reset(stream);
     };
     let mut reads = 0;
     let hello = tokio::select! {
@@ -146,18 +151,18 @@ async fn tls(shared: Arc<Shared>, stream: TcpStream, client: SocketAddr) {
         Ok(Err(error)) => {
             shared.figures.refused("malformed");
             tracing::debug!(%client, %error, "a client of an entry speaks no TLS");
-            return pump::reset(stream);
+            return copy::reset(stream);
         }
         Err(_) => {
             shared.figures.refused("timeout");
-            return pump::reset(stream);
+            return copy::reset(stream);
         }
     };
     let port = stream.local_addr().map_or(0, |address| address.port());
     match target(&shared.view(), &hello, port) {
         // From here on it is a client at that presence: judged, carried and recorded as one.
         Ok(Target::Service(service)) => {
-            outbound::serve(shared, Accepted { stream, client, service, broker: None }).await;
+            outbound::serve(shared, AcceptedClient { stream, client, service, broker: None }).await;
         }
         Ok(Target::Node { node, port }) => node_of(shared, &node, port, stream, client).await,
         Err(why) => unrecognized(&shared, stream, client, why).await,
@@ -165,11 +170,17 @@ async fn tls(shared: Arc<Shared>, stream: TcpStream, client: SocketAddr) {
 }
 
 /// A client of our own site at a node; its refusal is recorded there.
-async fn node_of(shared: Arc<Shared>, node: &ServerName, port: u16, stream: TcpStream, client: SocketAddr) {
-    let Ok(who) = policy::who_at(&shared.view(), client.ip()) else { return pump::reset(stream) };
+async fn node_of(
+    shared: Arc<GatewayContext>,
+    node: &ServerName,
+    port: u16,
+    stream: TcpStream,
+    client: SocketAddr,
+) {
+    let Ok(who) = policy::who_at(&shared.view(), client.ip()) else { return copy::reset(stream) };
     match open_node(&shared, node, port, who, Some(client)).await {
         Ok(opened) => opened.carry_socket(&shared, stream).await,
-        Err(_) => pump::reset(stream),
+        Err(_) => copy::reset(stream),
     }
 }
 
@@ -177,7 +188,7 @@ async fn node_of(shared: Arc<Shared>, node: &ServerName, port: u16, stream: TcpS
 ///
 /// Tokio watches sockets edge-triggered: after `WouldBlock` it calls again when more bytes have arrived, although some are unread
 /// (epoll(7), "Level-triggered and edge-triggered"). So nothing is polled, and the buffer is needed only during a look.
-async fn peek(stream: &TcpStream, reads: &mut usize) -> io::Result<Hello> {
+async fn peek(stream: &TcpStream, reads: &mut usize) -> io::Result<ClientHello> {
     let look = || {
         *reads += 1;
         let mut buffer = [0; sni::HELLO_BYTES_MAX];
@@ -197,7 +208,7 @@ async fn peek(stream: &TcpStream, reads: &mut usize) -> io::Result<Hello> {
 }
 
 /// Tells the client in its own protocol that the name is not known here.
-async fn unrecognized(shared: &Shared, mut stream: TcpStream, client: SocketAddr, why: &'static str) {
+async fn unrecognized(shared: &GatewayContext, mut stream: TcpStream, client: SocketAddr, why: &'static str) {
     shared.figures.refused("unknown-name");
     tracing::debug!(%client, why, "a name is not known at this entry");
     // What it said is read first: closing over unread bytes would be a reset, and the alert be lost.
@@ -215,19 +226,19 @@ enum Target {
 }
 
 /// Decides by the netmap alone, which has only what this site may see.
-fn target(view: &View, hello: &Hello, entry_port: u16) -> Result<Target, &'static str> {
-    let Hello::Named(name) = hello else { return Err("no name is asked for") };
+fn target(view: &NetmapView, hello: &ClientHello, entry_port: u16) -> Result<Target, &'static str> {
+    let ClientHello::Named(name) = hello else { return Err("no name is asked for") };
     match view.named(name) {
         None => Err("nothing has this name"),
-        Some(Named::Presence(service)) => {
+        Some(DnsNameTarget::Presence(service)) => {
             let presence = view.presences.get(service).ok_or("nothing has this name")?;
             match presence.protocol {
-                Protocol::Https | Protocol::Tcp => Ok(Target::Service(service.clone())),
+                ServiceProtocol::Https | ServiceProtocol::Tcp => Ok(Target::Service(service.clone())),
                 // The gateway reads what these say, and cannot through TLS.
                 _ => Err("the service does not speak TLS"),
             }
         }
-        Some(Named::Node(node)) => {
+        Some(DnsNameTarget::Node(node)) => {
             let found = view.nodes.get(node).ok_or("nothing has this name")?;
             let port =
                 node_port(found, entry_port).ok_or("the node has several ports, and none is this one")?;
@@ -237,7 +248,7 @@ fn target(view: &View, hello: &Hello, entry_port: u16) -> Result<Target, &'stati
 }
 
 /// The entry's own port if the node offers it, else the only one it has.
-fn node_port(node: &Node, entry_port: u16) -> Option<u16> {
+fn node_port(node: &NodeEntry, entry_port: u16) -> Option<u16> {
     match node.ports.as_slice() {
         ports if ports.contains(&entry_port) => Some(entry_port),
         [only] => Some(*only),
@@ -247,13 +258,13 @@ fn node_port(node: &Node, entry_port: u16) -> Option<u16> {
 
 #[cfg(test)]
 mod tests {
-    use causeway_netmap::{DnsName, Fact, Generation, Netmap, Presence};
+    use causeway_netmap::{DnsName, Generation, Netmap, NetmapEntry, PresenceEntry};
 
     use super::*;
 
-    fn view() -> View {
-        let presence = |service: &str, protocol: Protocol| {
-            Fact::Presence(Presence {
+    fn view() -> NetmapView {
+        let presence = |service: &str, protocol: ServiceProtocol| {
+            NetmapEntry::Presence(PresenceEntry {
                 service: service.into(),
                 addresses: vec![],
                 port: 443,
@@ -265,7 +276,7 @@ mod tests {
             })
         };
         let node = |name: &str, ports: &[u16]| {
-            Fact::Node(Node {
+            NetmapEntry::Node(NodeEntry {
                 server: name.into(),
                 site: "berlin".into(),
                 ip: None,
@@ -275,22 +286,26 @@ mod tests {
             })
         };
         let facts = [
-            presence("shop", Protocol::Https),
-            presence("mail", Protocol::Tcp),
-            presence("web", Protocol::Http),
+            presence("shop", ServiceProtocol::Https),
+            presence("mail", ServiceProtocol::Tcp),
+            presence("web", ServiceProtocol::Http),
             node("n1", &[10250]),
             node("n2", &[22, 443]),
             node("n3", &[22, 80]),
         ];
-        let entries = facts.iter().map(Fact::encode).collect();
-        View::decode(&Netmap::build(Generation { epoch: 1, revision: 1 }, entries, None).unwrap())
+        let entries = facts.iter().map(NetmapEntry::encode).collect();
+        NetmapView::decode(&Netmap::build(Generation { epoch: 1, revision: 1 }, entries, None).unwrap())
     }
 
     #[test]
     fn a_name_leads_to_what_speaks_tls() {
         let view = view();
         let check = |name: &str, expected: Result<Target, ()>| {
-            assert_eq!(target(&view, &Hello::Named(name.into()), 443).map_err(drop), expected, "{name}");
+            assert_eq!(
+                target(&view, &ClientHello::Named(name.into()), 443).map_err(drop),
+                expected,
+                "{name}"
+            );
         };
         check("shop", Ok(Target::Service("shop".into())));
         check("mail", Ok(Target::Service("mail".into())));
@@ -299,7 +314,7 @@ mod tests {
         check("n1", Ok(Target::Node { node: "n1".into(), port: 10250 }));
         check("n2", Ok(Target::Node { node: "n2".into(), port: 443 }));
         check("n3", Err(()));
-        assert!(target(&view, &Hello::Nameless, 443).is_err());
+        assert!(target(&view, &ClientHello::Nameless, 443).is_err());
     }
 
     /// A ClientHello for `name`, as far as `sni` reads it.
@@ -346,7 +361,7 @@ mod tests {
             }
         };
         let (read, ()) = tokio::join!(peek(&stream, &mut reads), sending);
-        assert_eq!(read.unwrap(), Hello::Named("shop".into()));
+        assert_eq!(read.unwrap(), ClientHello::Named("shop".into()));
         let mut left = vec![0; hello.len()];
         tokio::io::AsyncReadExt::read_exact(&mut { stream }, &mut left).await.unwrap();
         assert_eq!(left, hello);
@@ -366,11 +381,11 @@ mod tests {
 
     struct Nobody;
 
-    impl crate::peers::Peers for Nobody {
+    impl crate::peers::GatewayPeers for Nobody {
         fn open_stream(
             &self,
             header: causeway_channel::link::StreamHeader,
-        ) -> crate::peers::Later<'_, Result<causeway_channel::link::Stream, crate::peers::PeerError>>
+        ) -> crate::peers::BoxedFuture<'_, Result<causeway_channel::link::Stream, crate::peers::PeerError>>
         {
             let site = header.site.as_str().into();
             let away = crate::peers::PeerError::Away { site, why: "nobody is there".to_owned() };
@@ -378,21 +393,21 @@ mod tests {
         }
     }
 
-    impl crate::audit::Audit for Nobody {
-        fn record(&self, _: crate::audit::Record) {}
+    impl crate::audit::AuditSink for Nobody {
+        fn record(&self, _: crate::audit::AuditRecord) {}
     }
 
     #[tokio::test]
     async fn a_client_with_many_half_messages_keeps_no_other_out() {
         let (_netmaps, views) = tokio::sync::watch::channel(Arc::new(view()));
-        let mut shared = Shared::new(crate::Parts {
+        let mut shared = GatewayContext::new(crate::GatewayParts {
             netmaps: views,
             peers: Arc::new(Nobody),
             audit: Arc::new(Nobody),
-            options: crate::Options::default(),
+            options: crate::GatewayOptions::default(),
         });
         Arc::get_mut(&mut shared).unwrap().hellos = crate::slots::ClientSlots::new(4);
-        let entry = Entry::bind("127.0.0.1:0".parse().unwrap(), Speech::Tls).await.unwrap();
+        let entry = SharedEntry::bind("127.0.0.1:0".parse().unwrap(), EntryProtocol::Tls).await.unwrap();
         let address = entry.local_addr().unwrap();
         let stop = CancellationToken::new();
         let running = tokio::spawn(entry.run(shared.clone(), TaskTracker::new(), stop.clone()));

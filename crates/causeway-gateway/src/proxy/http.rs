@@ -15,11 +15,11 @@ mod connection;
 
 mod counting;
 
-mod front;
+mod client_socket;
 
-mod piped;
+mod channel_io;
 
-mod judge;
+mod route;
 
 pub mod path;
 
@@ -29,9 +29,9 @@ mod forwarded;
 
 mod upgrade;
 
-mod aim;
+mod request_target;
 
-mod answer;
+mod error_response;
 
 mod body;
 
@@ -49,15 +49,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use causeway_netmap::View;
+use causeway_netmap::NetmapView;
 
-pub use exchange::Door;
+pub use exchange::ClientEntry;
 
 /// The connections of one gateway that wait for their next request.
 #[derive(Default)]
-pub struct Http {
-    routes: channel::Routes,
-    yards: backend::Yards,
+pub struct HttpConnections {
+    routes: channel::ChannelPools,
+    yards: backend::BackendPools,
     /// Clients' connections, whether a request is on them or not.
     connections: Arc<AtomicUsize>,
     /// Those of them that are over a limit and wait to be told so.
@@ -83,7 +83,7 @@ impl Drop for Place {
     }
 }
 
-impl Http {
+impl HttpConnections {
     /// How often `tidy` is to be called.
     pub const TIDY_PERIOD: Duration = Duration::from_secs(15);
 
@@ -101,7 +101,7 @@ impl Http {
     }
 
     /// Closes connections that were not used for a while, or whose service is gone.
-    pub fn tidy(&self, view: &View) {
+    pub fn tidy(&self, view: &NetmapView) {
         self.routes.tidy();
         self.yards.tidy(|service| view.services.contains_key(service));
     }

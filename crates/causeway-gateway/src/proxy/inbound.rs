@@ -5,33 +5,33 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use causeway_channel::link::{Purpose, ResetCode, Stream, StreamHeader};
-use causeway_netmap::{Protocol, Service, ServiceName, SiteName};
+use causeway_channel::link::{ResetCode, Stream, StreamHeader, StreamPurpose};
+use causeway_netmap::{ServiceEntry, ServiceName, ServiceProtocol, SiteName};
 use tokio::net::TcpStream;
 
-use super::backends::Dialled;
+use super::backends::BackendConnection;
 use super::connect;
+use super::copy::{ByteSink, ByteSource, CopyEnd, CopySide, SplitSocket, cross, stream_side};
 use super::http;
-use super::kafka::{self, Guide};
+use super::kafka::{self, KafkaRewriter};
 use super::outbound::{KEEPALIVE, code_for, code_for_cut, forget_netmap, judge_end};
-use super::pump::{Ended, Side, Sink, Socket, Source, cross, stream_side};
 use super::udp;
-use crate::gateway::Shared;
-use crate::live::Claim;
-use crate::passage::{Direction, Meter, Passage, protocol_word};
-use crate::peers::{Content, Crossing, Later};
-use crate::policy::Refusal;
+use crate::connection_record::{ByteMeter, ConnectionRecord, CrossingDirection, protocol_word};
+use crate::gateway::GatewayContext;
+use crate::live::AccessRequest;
+use crate::peers::{BoxedFuture, CrossingHeader, StreamContent};
+use crate::policy::PolicyRefusal;
 
 /// Serves one stream of another site. The box holds what its protocol needs and no more: idle connections come by the thousand.
 pub fn serve(
-    shared: Arc<Shared>,
+    shared: Arc<GatewayContext>,
     origin: SiteName,
     header: StreamHeader,
     stream: Stream,
-) -> Later<'static, ()> {
+) -> BoxedFuture<'static, ()> {
     match header.purpose() {
-        Some(Purpose::Service) => service(shared, origin, &header, stream),
-        Some(Purpose::Node) => Box::pin(connect::node::serve(shared, origin, header, stream)),
+        Some(StreamPurpose::Service) => service(shared, origin, &header, stream),
+        Some(StreamPurpose::Node) => Box::pin(connect::node::serve(shared, origin, header, stream)),
         _ => {
             stream.refuse(ResetCode::Refused);
             done()
@@ -39,37 +39,39 @@ pub fn serve(
     }
 }
 
-fn done() -> Later<'static, ()> {
+fn done() -> BoxedFuture<'static, ()> {
     Box::pin(std::future::ready(()))
 }
 
 fn service(
-    shared: Arc<Shared>,
+    shared: Arc<GatewayContext>,
     origin: SiteName,
     header: &StreamHeader,
     stream: Stream,
-) -> Later<'static, ()> {
+) -> BoxedFuture<'static, ()> {
     let name = ServiceName::from(header.target.as_str());
     let protocol = shared.view().services.get(&name).map(|service| service.protocol);
-    let claim = Claim::Reach { service: name, origin, subject: header.subject.clone() };
-    let crossing = Crossing::of(header);
-    let client = crossing.as_ref().ok().and_then(Crossing::client);
+    let claim = AccessRequest::Reach { service: name, origin, subject: header.subject.clone() };
+    let crossing = CrossingHeader::of(header);
+    let client = crossing.as_ref().ok().and_then(CrossingHeader::client);
     let word = protocol.map_or("unknown", protocol_word);
-    let brokers = crossing.as_ref().ok().filter(|_| protocol == Some(Protocol::Kafka)).cloned();
+    let brokers = crossing.as_ref().ok().filter(|_| protocol == Some(ServiceProtocol::Kafka)).cloned();
     let content = crossing.and_then(|crossing| crossing.content());
-    if let (Some(Protocol::Http | Protocol::Grpc), Ok(Content::Requests | Content::Upgrade)) =
-        (protocol, &content)
+    if let (
+        Some(ServiceProtocol::Http | ServiceProtocol::Grpc),
+        Ok(StreamContent::Requests | StreamContent::Upgrade),
+    ) = (protocol, &content)
         && claim.judge(&shared.view()).is_ok()
     {
         // Every request has a passage of its own.
-        let multiplexed = content == Ok(Content::Requests);
+        let multiplexed = content == Ok(StreamContent::Requests);
         return Box::pin(http::inbound::serve(shared, claim, client, multiplexed, stream));
     }
-    let mut passage = Passage::begin(&shared, Direction::Inbound, word, claim, client);
+    let mut passage = ConnectionRecord::begin(&shared, CrossingDirection::Inbound, word, claim, client);
     let content = match content {
         Ok(content) if protocol.is_none_or(|protocol| carries(content, protocol)) => content,
         Ok(_) => {
-            refuse(passage, &Refusal::Malformed { why: "not what the service speaks" }, stream);
+            refuse(passage, &PolicyRefusal::Malformed { why: "not what the service speaks" }, stream);
             return done();
         }
         Err(refusal) => {
@@ -78,11 +80,11 @@ fn service(
         }
     };
     match content {
-        Content::Bytes => Box::pin(tcp(shared, passage, stream, brokers)),
-        Content::Datagrams => Box::pin(udp::serve_inbound(shared, passage, stream)),
-        Content::Requests | Content::Upgrade => {
+        StreamContent::Bytes => Box::pin(tcp(shared, passage, stream, brokers)),
+        StreamContent::Datagrams => Box::pin(udp::serve_inbound(shared, passage, stream)),
+        StreamContent::Requests | StreamContent::Upgrade => {
             let refusal = passage.admit().err();
-            let refusal = refusal.unwrap_or(Refusal::Malformed { why: "not what the service speaks" });
+            let refusal = refusal.unwrap_or(PolicyRefusal::Malformed { why: "not what the service speaks" });
             refuse(passage, &refusal, stream);
             done()
         }
@@ -90,25 +92,35 @@ fn service(
 }
 
 /// What may come in for a service. Its requests are read here, so they must come as requests: bytes would slip past the rules.
-fn carries(content: Content, protocol: Protocol) -> bool {
+fn carries(content: StreamContent, protocol: ServiceProtocol) -> bool {
     match protocol {
-        Protocol::Tcp | Protocol::Https | Protocol::Kafka => content == Content::Bytes,
-        Protocol::Udp => content == Content::Datagrams,
-        Protocol::Http | Protocol::Grpc => matches!(content, Content::Requests | Content::Upgrade),
+        ServiceProtocol::Tcp | ServiceProtocol::Https | ServiceProtocol::Kafka => {
+            content == StreamContent::Bytes
+        }
+        ServiceProtocol::Udp => content == StreamContent::Datagrams,
+        ServiceProtocol::Http | ServiceProtocol::Grpc => {
+            matches!(content, StreamContent::Requests | StreamContent::Upgrade)
+        }
     }
 }
 
 /// The bytes of one connection. `brokers`: what was said of the crossing, when they are of Kafka.
-async fn tcp(shared: Arc<Shared>, mut passage: Passage, stream: Stream, brokers: Option<Crossing>) {
+async fn tcp(
+    shared: Arc<GatewayContext>,
+    mut passage: ConnectionRecord,
+    stream: Stream,
+    brokers: Option<CrossingHeader>,
+) {
     let admitted = match passage.admit_connection() {
         Ok(admitted) => admitted,
         Err(refusal) => return refuse(passage, &refusal, stream),
     };
-    let Claim::Reach { service, .. } = &admitted.entry.claim else { return };
+    let AccessRequest::Reach { service, .. } = &admitted.entry.claim else { return };
     let Some(service) = admitted.view.services.get(service) else { return };
-    let dialling = dial(&shared, service, passage.client(), brokers.as_ref().and_then(Crossing::broker));
-    let seen = brokers.as_ref().and_then(Crossing::seen);
-    let guide = seen.map(|seen| Guide::new(&shared, service.name.clone(), seen));
+    let dialling =
+        dial(&shared, service, passage.client(), brokers.as_ref().and_then(CrossingHeader::broker));
+    let seen = brokers.as_ref().and_then(CrossingHeader::seen);
+    let guide = seen.map(|seen| KafkaRewriter::new(&shared, service.name.clone(), seen));
     let dialled = tokio::select! {
         biased;
         cut = admitted.entry.cut() => {
@@ -118,7 +130,7 @@ async fn tcp(shared: Arc<Shared>, mut passage: Passage, stream: Stream, brokers:
         dialled = dialling => dialled,
     };
     let (mut backend, _lease) = match dialled {
-        Ok(Dialled { stream, lease }) => (Socket::new(stream), lease),
+        Ok(BackendConnection { stream, lease }) => (SplitSocket::new(stream), lease),
         Err(refusal) => return refuse(passage, &refusal, stream),
     };
     let entry = forget_netmap(admitted);
@@ -130,7 +142,7 @@ async fn tcp(shared: Arc<Shared>, mut passage: Passage, stream: Stream, brokers:
         cut = entry.cut() => Err(cut),
         ended = guided(&mut far, &mut near, &meter, shared.options.idle_timeout, guide.as_ref()) => Ok(ended),
     };
-    passage.set_client_id(guide.as_ref().and_then(Guide::name));
+    passage.set_client_id(guide.as_ref().and_then(KafkaRewriter::name));
     match ended {
         Ok(ended) => {
             far.give_up(code_for(&ended));
@@ -147,11 +159,11 @@ async fn tcp(shared: Arc<Shared>, mut passage: Passage, stream: Stream, brokers:
 
 /// A backend of the service: this one, or whichever is best.
 pub(crate) async fn dial(
-    shared: &Shared,
-    service: &Service,
+    shared: &GatewayContext,
+    service: &ServiceEntry,
     client: Option<SocketAddr>,
     place: Option<usize>,
-) -> Result<Dialled, Refusal> {
+) -> Result<BackendConnection, PolicyRefusal> {
     match place {
         Some(place) => shared.backends.dial_one(service, place, client).await,
         None => shared.backends.dial_for(service, client).await,
@@ -159,13 +171,13 @@ pub(crate) async fn dial(
 }
 
 /// Moves everything, with a guide through answers that say where to go next.
-pub(crate) async fn guided<R: Source, W: Sink, S: Source, V: Sink>(
-    client: &mut Side<R, W>,
-    backend: &mut Side<S, V>,
-    meter: &Meter,
+pub(crate) async fn guided<R: ByteSource, W: ByteSink, S: ByteSource, V: ByteSink>(
+    client: &mut CopySide<R, W>,
+    backend: &mut CopySide<S, V>,
+    meter: &ByteMeter,
     idle: Duration,
-    guide: Option<&Guide>,
-) -> Ended {
+    guide: Option<&KafkaRewriter>,
+) -> CopyEnd {
     match guide {
         // On the heap: connections without a guide do not carry its state.
         Some(guide) => Box::pin(kafka::cross(client, backend, meter, idle, guide)).await,
@@ -182,7 +194,7 @@ pub(crate) fn prepare(stream: &TcpStream) -> io::Result<()> {
     socket2::SockRef::from(stream).set_tcp_keepalive(&keepalive)
 }
 
-pub(crate) fn refuse(passage: Passage, refusal: &Refusal, stream: Stream) {
+pub(crate) fn refuse(passage: ConnectionRecord, refusal: &PolicyRefusal, stream: Stream) {
     stream.refuse(refusal.code());
     passage.refuse(refusal);
 }
@@ -193,15 +205,18 @@ mod tests {
 
     #[test]
     fn what_comes_in_is_what_the_service_speaks() {
-        let bytes = [Protocol::Tcp, Protocol::Https, Protocol::Kafka];
-        let requests = [Protocol::Http, Protocol::Grpc];
+        let bytes = [ServiceProtocol::Tcp, ServiceProtocol::Https, ServiceProtocol::Kafka];
+        let requests = [ServiceProtocol::Http, ServiceProtocol::Grpc];
         for protocol in bytes {
-            assert!(carries(Content::Bytes, protocol) && !carries(Content::Requests, protocol));
+            assert!(carries(StreamContent::Bytes, protocol) && !carries(StreamContent::Requests, protocol));
         }
         for protocol in requests {
-            assert!(carries(Content::Requests, protocol) && carries(Content::Upgrade, protocol));
-            assert!(!carries(Content::Bytes, protocol), "bytes would slip past the rules of requests");
+            assert!(carries(StreamContent::Requests, protocol) && carries(StreamContent::Upgrade, protocol));
+            assert!(!carries(StreamContent::Bytes, protocol), "bytes would slip past the rules of requests");
         }
-        assert!(carries(Content::Datagrams, Protocol::Udp) && !carries(Content::Bytes, Protocol::Udp));
+        assert!(
+            carries(StreamContent::Datagrams, ServiceProtocol::Udp)
+                && !carries(StreamContent::Bytes, ServiceProtocol::Udp)
+        );
     }
 }

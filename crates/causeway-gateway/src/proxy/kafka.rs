@@ -2,13 +2,13 @@
 //!
 //! The bytes pass as those of any connection; answers that say where brokers are (Metadata, FindCoordinator, DescribeCluster)
 //! are changed on their way, at the gateway of the brokers: only there it is known which of them is which, and no real address
-//! crosses. The gateway of the client says where the client sees the service (`Crossing::seen`), and listens for every broker
+//! crosses. The gateway of the client says where the client sees the service (`CrossingHeader::seen`), and listens for every broker
 //! on a port behind the service's own. `frames` finds what is to be read, `rewrite` changes it, `brokers` knows who is who,
 //! `naming` what the client calls itself.
 
 mod brokers;
+pub mod client_id;
 pub mod frames;
-pub mod naming;
 pub mod rewrite;
 pub mod versions;
 
@@ -21,20 +21,20 @@ use bytes::Bytes;
 use causeway_channel::link::ResetCode;
 use causeway_netmap::ServiceName;
 
-pub use brokers::Names;
+pub use brokers::BrokerNames;
 
+use super::copy::{self, ByteSink, ByteSource, CopyBatch, CopyEnd, CopySide};
 use super::listeners::broker_address;
-use super::pump::{self, Batch, Ended, Side, Sink, Source};
-use crate::gateway::Shared;
-use crate::passage::Meter;
-use crate::peers::Later;
-use frames::{Answers, Piece, Requests, Talk};
-use naming::Naming;
-use versions::{Api, Asked};
+use crate::connection_record::ByteMeter;
+use crate::gateway::GatewayContext;
+use crate::peers::BoxedFuture;
+use client_id::ClientIdReader;
+use frames::{FramePiece, KafkaConversation, RequestScanner, ResponseScanner};
+use versions::{PendingRequest, RewrittenApi};
 
 /// Tells where brokers are, on one connection.
-pub(crate) struct Guide {
-    shared: Arc<Shared>,
+pub(crate) struct KafkaRewriter {
+    shared: Arc<GatewayContext>,
     service: ServiceName,
     /// Where the client sees the service.
     seen: SocketAddr,
@@ -43,47 +43,47 @@ pub(crate) struct Guide {
 }
 
 /// As `pump::cross`, with answers that tell the client where it finds brokers.
-pub(crate) async fn cross<R: Source, W: Sink, S: Source, V: Sink>(
-    client: &mut Side<R, W>,
-    backend: &mut Side<S, V>,
-    meter: &Meter,
+pub(crate) async fn cross<R: ByteSource, W: ByteSink, S: ByteSource, V: ByteSink>(
+    client: &mut CopySide<R, W>,
+    backend: &mut CopySide<S, V>,
+    meter: &ByteMeter,
     idle: Duration,
-    guide: &Guide,
-) -> Ended {
-    let talk = Mutex::new(Talk::default());
+    guide: &KafkaRewriter,
+) -> CopyEnd {
+    let talk = Mutex::new(KafkaConversation::default());
     let asking = Asking {
         inner: &mut client.source,
-        requests: Requests::default(),
-        naming: Naming::default(),
+        requests: RequestScanner::default(),
+        naming: ClientIdReader::default(),
         talk: &talk,
-        raw: Batch::default(),
+        raw: CopyBatch::default(),
         guide,
     };
     let answering = Answering {
         inner: &mut backend.source,
-        answers: Answers::default(),
+        answers: ResponseScanner::default(),
         talk: &talk,
-        raw: Batch::default(),
+        raw: CopyBatch::default(),
         pieces: Vec::new(),
         guide,
     };
-    let mut client = Side { source: asking, sink: &mut client.sink };
-    let mut backend = Side { source: answering, sink: &mut backend.sink };
-    pump::cross(&mut client, &mut backend, meter, idle).await
+    let mut client = CopySide { source: asking, sink: &mut client.sink };
+    let mut backend = CopySide { source: answering, sink: &mut backend.sink };
+    copy::cross(&mut client, &mut backend, meter, idle).await
 }
 
 /// What the client says, looked at.
 struct Asking<'a, S> {
     inner: &'a mut S,
-    requests: Requests,
-    naming: Naming,
-    talk: &'a Mutex<Talk>,
-    raw: Batch,
-    guide: &'a Guide,
+    requests: RequestScanner,
+    naming: ClientIdReader,
+    talk: &'a Mutex<KafkaConversation>,
+    raw: CopyBatch,
+    guide: &'a KafkaRewriter,
 }
 
-impl<S: Source> Source for Asking<'_, S> {
-    async fn fill(&mut self, batch: &mut Batch) -> io::Result<bool> {
+impl<S: ByteSource> ByteSource for Asking<'_, S> {
+    async fn fill(&mut self, batch: &mut CopyBatch) -> io::Result<bool> {
         while batch.is_empty() {
             if !self.inner.fill(&mut self.raw).await? {
                 // Half a head is of no use to anybody.
@@ -108,15 +108,15 @@ impl<S: Source> Source for Asking<'_, S> {
 /// What the broker says, changed where it says where brokers are.
 struct Answering<'a, S> {
     inner: &'a mut S,
-    answers: Answers,
-    talk: &'a Mutex<Talk>,
-    raw: Batch,
-    pieces: Vec<Piece<Asked>>,
-    guide: &'a Guide,
+    answers: ResponseScanner,
+    talk: &'a Mutex<KafkaConversation>,
+    raw: CopyBatch,
+    pieces: Vec<FramePiece<PendingRequest>>,
+    guide: &'a KafkaRewriter,
 }
 
-impl<S: Source> Source for Answering<'_, S> {
-    async fn fill(&mut self, batch: &mut Batch) -> io::Result<bool> {
+impl<S: ByteSource> ByteSource for Answering<'_, S> {
+    async fn fill(&mut self, batch: &mut CopyBatch) -> io::Result<bool> {
         while batch.is_empty() {
             if !self.inner.fill(&mut self.raw).await? {
                 return Ok(false);
@@ -124,8 +124,8 @@ impl<S: Source> Source for Answering<'_, S> {
             self.look()?;
             for piece in self.pieces.drain(..) {
                 match piece {
-                    Piece::Pass(bytes) => batch.push(bytes),
-                    Piece::Held(asked, frame) => {
+                    FramePiece::Pass(bytes) => batch.push(bytes),
+                    FramePiece::Held(asked, frame) => {
                         let changed = self.guide.change(asked, frame).await.map_err(invalid)?;
                         changed
                             .into_iter()
@@ -153,9 +153,9 @@ impl<S> Answering<'_, S> {
     }
 }
 
-impl Guide {
-    pub fn new(shared: &Arc<Shared>, service: ServiceName, seen: SocketAddr) -> Guide {
-        Guide { shared: shared.clone(), service, seen, name: OnceLock::new() }
+impl KafkaRewriter {
+    pub fn new(shared: &Arc<GatewayContext>, service: ServiceName, seen: SocketAddr) -> KafkaRewriter {
+        KafkaRewriter { shared: shared.clone(), service, seen, name: OnceLock::new() }
     }
 
     /// What the client calls itself, if it has said so.
@@ -164,12 +164,20 @@ impl Guide {
     }
 
     /// Boxed: seldom, and of no use to a connection that only moves bytes.
-    fn change(&self, asked: Asked, frame: Bytes) -> Later<'_, Result<[Bytes; 2], rewrite::Unreadable>> {
+    fn change(
+        &self,
+        asked: PendingRequest,
+        frame: Bytes,
+    ) -> BoxedFuture<'_, Result<[Bytes; 2], rewrite::UnreadableResponse>> {
         Box::pin(self.changed(asked, frame))
     }
 
-    async fn changed(&self, asked: Asked, frame: Bytes) -> Result<[Bytes; 2], rewrite::Unreadable> {
-        if asked.api == Api::ApiVersions {
+    async fn changed(
+        &self,
+        asked: PendingRequest,
+        frame: Bytes,
+    ) -> Result<[Bytes; 2], rewrite::UnreadableResponse> {
+        if asked.api == RewrittenApi::ApiVersions {
             return Ok([rewrite::limit(asked.version, &frame)?, Bytes::new()]);
         }
         let Some(reading) = rewrite::read(asked, &frame)? else { return Ok([frame, Bytes::new()]) };
@@ -195,6 +203,6 @@ fn invalid(error: impl std::error::Error + Send + Sync + 'static) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
-fn lock(talk: &Mutex<Talk>) -> MutexGuard<'_, Talk> {
+fn lock(talk: &Mutex<KafkaConversation>) -> MutexGuard<'_, KafkaConversation> {
     talk.lock().unwrap_or_else(PoisonError::into_inner)
 }

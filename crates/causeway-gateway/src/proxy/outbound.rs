@@ -5,35 +5,35 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use causeway_channel::link::{ResetCode, Stream};
-use causeway_netmap::{Presence, Protocol, Service, SiteName};
+use causeway_netmap::{PresenceEntry, ServiceEntry, ServiceProtocol, SiteName};
 use tokio::net::TcpStream;
 
-use super::backends::Dialled;
+use super::backends::BackendConnection;
+use super::copy::{CopyEnd, SplitSocket, cross, reset, stream_side};
 use super::http;
 use super::inbound::{dial, guided, prepare};
-use super::kafka::Guide;
-use super::listeners::Accepted;
-use super::pump::{Ended, Socket, cross, reset, stream_side};
-use crate::audit::End;
-use crate::gateway::Shared;
-use crate::live::{Claim, Entry};
-use crate::passage::{Admitted, Direction, Passage, protocol_word};
-use crate::peers::{Content, Crossing, Later};
-use crate::policy::Refusal;
+use super::kafka::KafkaRewriter;
+use super::listeners::AcceptedClient;
+use crate::audit::ConnectionEnd;
+use crate::connection_record::{AdmittedAccess, ConnectionRecord, CrossingDirection, protocol_word};
+use crate::gateway::GatewayContext;
+use crate::live::{AccessRequest, LiveConnection};
+use crate::peers::{BoxedFuture, CrossingHeader, StreamContent};
+use crate::policy::PolicyRefusal;
 
 /// Serves one client at a presence. The box holds what its protocol needs and no more: idle connections come by the thousand.
-pub fn serve(shared: Arc<Shared>, accepted: Accepted) -> Later<'static, ()> {
+pub fn serve(shared: Arc<GatewayContext>, accepted: AcceptedClient) -> BoxedFuture<'static, ()> {
     let protocol = shared.view().presences.get(&accepted.service).map(|presence| presence.protocol);
     match protocol {
-        Some(protocol @ (Protocol::Tcp | Protocol::Https | Protocol::Kafka)) => {
+        Some(protocol @ (ServiceProtocol::Tcp | ServiceProtocol::Https | ServiceProtocol::Kafka)) => {
             Box::pin(tcp(shared, accepted, protocol))
         }
-        Some(Protocol::Http | Protocol::Grpc) => {
-            let Accepted { stream, client, service, broker: _ } = accepted;
-            Box::pin(http::outbound::serve(shared, stream, client, http::Door::Presence(service)))
+        Some(ServiceProtocol::Http | ServiceProtocol::Grpc) => {
+            let AcceptedClient { stream, client, service, broker: _ } = accepted;
+            Box::pin(http::outbound::serve(shared, stream, client, http::ClientEntry::Presence(service)))
         }
         // UDP has no connections; of what is unknown the presence went away in this moment.
-        Some(Protocol::Udp) | None => {
+        Some(ServiceProtocol::Udp) | None => {
             reset(accepted.stream);
             Box::pin(std::future::ready(()))
         }
@@ -41,17 +41,18 @@ pub fn serve(shared: Arc<Shared>, accepted: Accepted) -> Later<'static, ()> {
 }
 
 /// The bytes of one connection.
-async fn tcp(shared: Arc<Shared>, accepted: Accepted, protocol: Protocol) {
-    let Accepted { stream, client, service, broker } = accepted;
-    let claim = Claim::Use { service: service.clone(), client: client.ip() };
+async fn tcp(shared: Arc<GatewayContext>, accepted: AcceptedClient, protocol: ServiceProtocol) {
+    let AcceptedClient { stream, client, service, broker } = accepted;
+    let claim = AccessRequest::Use { service: service.clone(), client: client.ip() };
     let word = protocol_word(protocol);
-    let mut passage = Passage::begin(&shared, Direction::Outbound, word, claim, Some(client));
+    let mut passage =
+        ConnectionRecord::begin(&shared, CrossingDirection::Outbound, word, claim, Some(client));
     let admitted = match passage.admit_connection() {
         Ok(admitted) => admitted,
         Err(refusal) => return refuse(passage, &refusal, stream),
     };
     if let Err(error) = prepare(&stream) {
-        return passage.end(End::ClientReset, Some(error.to_string()));
+        return passage.end(ConnectionEnd::ClientReset, Some(error.to_string()));
     }
     let Some(presence) = admitted.view.presences.get(&service) else { return reset(stream) };
     // Who is not told of brokers has no use for their addresses.
@@ -62,7 +63,7 @@ async fn tcp(shared: Arc<Shared>, accepted: Accepted, protocol: Protocol) {
             cut = admitted.entry.cut() => return passage.cut(&cut),
             dialled = dial(&shared, here, Some(client), broker.map(usize::from)) => dialled,
         };
-        let guide = seen.map(|seen| Guide::new(&shared, service, seen));
+        let guide = seen.map(|seen| KafkaRewriter::new(&shared, service, seen));
         return match dialled {
             Ok(backend) => {
                 let entry = forget_netmap(admitted);
@@ -71,7 +72,7 @@ async fn tcp(shared: Arc<Shared>, accepted: Accepted, protocol: Protocol) {
             Err(refusal) => refuse(passage, &refusal, stream),
         };
     }
-    let crossing = Crossing::new(Content::Bytes, client);
+    let crossing = CrossingHeader::new(StreamContent::Bytes, client);
     let crossing = match seen {
         Some(seen) => crossing.with_brokers(seen, broker),
         None => crossing,
@@ -87,7 +88,7 @@ async fn tcp(shared: Arc<Shared>, accepted: Accepted, protocol: Protocol) {
 }
 
 /// What lasts as long as its connection. The netmap does not: it may be large, and the next one comes soon.
-pub(crate) fn forget_netmap(admitted: Admitted) -> Arc<Entry> {
+pub(crate) fn forget_netmap(admitted: AdmittedAccess) -> Arc<LiveConnection> {
     admitted.entry
 }
 
@@ -99,20 +100,23 @@ fn seen_at(stream: &TcpStream, broker: Option<u16>) -> Option<SocketAddr> {
 }
 
 /// The service, when it runs at our own site: then nothing crosses.
-pub(crate) fn at_home<'a>(admitted: &'a Admitted, presence: &Presence) -> Option<&'a Service> {
+pub(crate) fn at_home<'a>(
+    admitted: &'a AdmittedAccess,
+    presence: &PresenceEntry,
+) -> Option<&'a ServiceEntry> {
     let home = (presence.home == admitted.who.site).then_some(&presence.service)?;
     admitted.view.services.get(home)
 }
 
 /// A stream to the gateway of a service.
 pub(crate) async fn open(
-    shared: &Shared,
-    admitted: &Admitted,
-    presence: &Presence,
-    crossing: Crossing,
-) -> Result<Stream, Refusal> {
+    shared: &GatewayContext,
+    admitted: &AdmittedAccess,
+    presence: &PresenceEntry,
+    crossing: CrossingHeader,
+) -> Result<Stream, PolicyRefusal> {
     let header = crossing.to_service(&presence.service, &presence.home, &admitted.who);
-    let away = || Refusal::SiteAway { site: presence.home.clone() };
+    let away = || PolicyRefusal::SiteAway { site: presence.home.clone() };
     match tokio::time::timeout(shared.options.connect_timeout, shared.peers.open_stream(header)).await {
         Ok(Ok(stream)) => Ok(stream),
         Ok(Err(error)) => {
@@ -128,14 +132,14 @@ pub(crate) async fn open(
 
 /// Carries a connection over a stream until one of them ends.
 async fn carry(
-    shared: &Shared,
-    passage: Passage,
-    entry: &Entry,
+    shared: &GatewayContext,
+    passage: ConnectionRecord,
+    entry: &LiveConnection,
     stream: TcpStream,
     far: Stream,
     home: &SiteName,
 ) {
-    let mut socket = Socket::new(stream);
+    let mut socket = SplitSocket::new(stream);
     let mut far = stream_side(far, || shared.peers.suspect(home));
     let mut near = socket.side();
     let meter = passage.meter().clone();
@@ -160,15 +164,15 @@ async fn carry(
 
 /// Client and backend are both here.
 async fn between_sockets(
-    shared: &Shared,
-    mut passage: Passage,
-    entry: &Entry,
+    shared: &GatewayContext,
+    mut passage: ConnectionRecord,
+    entry: &LiveConnection,
     stream: TcpStream,
-    backend: Dialled,
-    guide: Option<&Guide>,
+    backend: BackendConnection,
+    guide: Option<&KafkaRewriter>,
 ) {
-    let Dialled { stream: backend, lease: _lease } = backend;
-    let (mut client, mut backend) = (Socket::new(stream), Socket::new(backend));
+    let BackendConnection { stream: backend, lease: _lease } = backend;
+    let (mut client, mut backend) = (SplitSocket::new(stream), SplitSocket::new(backend));
     let (mut near, mut far) = (client.side(), backend.side());
     let meter = passage.meter().clone();
     let ended = tokio::select! {
@@ -176,7 +180,7 @@ async fn between_sockets(
         cut = entry.cut() => Err(cut),
         ended = guided(&mut near, &mut far, &meter, shared.options.idle_timeout, guide) => Ok(ended),
     };
-    passage.set_client_id(guide.and_then(Guide::name));
+    passage.set_client_id(guide.and_then(KafkaRewriter::name));
     match ended {
         Ok(ended) => {
             let (end, reason) = judge_end(&ended, None);
@@ -188,65 +192,65 @@ async fn between_sockets(
     backend.close();
 }
 
-fn refuse(passage: Passage, refusal: &Refusal, stream: TcpStream) {
+fn refuse(passage: ConnectionRecord, refusal: &PolicyRefusal, stream: TcpStream) {
     reset(stream);
     passage.refuse(refusal);
 }
 
 /// What the other gateway is told when a crossing ended here.
-pub(crate) fn code_for(ended: &Ended) -> ResetCode {
+pub(crate) fn code_for(ended: &CopyEnd) -> ResetCode {
     match ended {
-        Ended::Idle => ResetCode::Timeout,
+        CopyEnd::Idle => ResetCode::Timeout,
         _ => ResetCode::Abandoned,
     }
 }
 
-pub(crate) fn code_for_cut(cut: &crate::live::Cut) -> ResetCode {
+pub(crate) fn code_for_cut(cut: &crate::live::CutReason) -> ResetCode {
     match cut {
-        crate::live::Cut::Revoked(_) => ResetCode::Revoked,
-        crate::live::Cut::Limit(_) => ResetCode::Limit,
-        crate::live::Cut::Stopped => ResetCode::Draining,
+        crate::live::CutReason::Revoked(_) => ResetCode::Revoked,
+        crate::live::CutReason::Limit(_) => ResetCode::Limit,
+        crate::live::CutReason::Stopped => ResetCode::Draining,
     }
 }
 
 /// In the words of the audit. `received`: the backend is behind another gateway, and so much came from it.
-pub(crate) fn judge_end(ended: &Ended, received: Option<u64>) -> (End, Option<String>) {
+pub(crate) fn judge_end(ended: &CopyEnd, received: Option<u64>) -> (ConnectionEnd, Option<String>) {
     match ended {
-        Ended::Done => (End::Done, None),
-        Ended::Idle => (End::Idle, None),
-        Ended::Client(error) => (client_end(error), Some(error.to_string())),
-        Ended::Backend(error) => (backend_end(error, received), Some(error.to_string())),
+        CopyEnd::Done => (ConnectionEnd::Done, None),
+        CopyEnd::Idle => (ConnectionEnd::Idle, None),
+        CopyEnd::Client(error) => (client_end(error), Some(error.to_string())),
+        CopyEnd::Backend(error) => (backend_end(error, received), Some(error.to_string())),
     }
 }
 
 /// The side of the client broke: a socket here, or the stream of the gateway it is behind.
-fn client_end(error: &std::io::Error) -> End {
+fn client_end(error: &std::io::Error) -> ConnectionEnd {
     match ResetCode::of(error) {
-        Some(ResetCode::Revoked | ResetCode::NotAllowed) => End::Revoked,
-        Some(ResetCode::Timeout) => End::Idle,
-        Some(ResetCode::Draining) => End::Stopped,
-        Some(ResetCode::Limit) => End::Limit,
-        None if error.kind() == std::io::ErrorKind::NotConnected => End::LinkLost,
-        _ => End::ClientReset,
+        Some(ResetCode::Revoked | ResetCode::NotAllowed) => ConnectionEnd::Revoked,
+        Some(ResetCode::Timeout) => ConnectionEnd::Idle,
+        Some(ResetCode::Draining) => ConnectionEnd::Stopped,
+        Some(ResetCode::Limit) => ConnectionEnd::Limit,
+        None if error.kind() == std::io::ErrorKind::NotConnected => ConnectionEnd::LinkLost,
+        _ => ConnectionEnd::ClientReset,
     }
 }
 
-fn backend_end(error: &std::io::Error, received: Option<u64>) -> End {
+fn backend_end(error: &std::io::Error, received: Option<u64>) -> ConnectionEnd {
     let is_begun = received.is_some_and(|bytes| bytes > 0);
     match ResetCode::of(error) {
-        Some(ResetCode::Revoked) => End::Revoked,
+        Some(ResetCode::Revoked) => ConnectionEnd::Revoked,
         // An older gateway has one word for both: what was allowed a moment ago, and is not now.
-        Some(ResetCode::NotAllowed) if is_begun => End::Revoked,
+        Some(ResetCode::NotAllowed) if is_begun => ConnectionEnd::Revoked,
         Some(ResetCode::NotAllowed | ResetCode::NoRoute | ResetCode::Refused | ResetCode::Malformed) => {
-            End::Refused
+            ConnectionEnd::Refused
         }
-        Some(ResetCode::BackendDown) => End::BackendDown,
-        Some(ResetCode::Timeout) if is_begun => End::Idle,
-        Some(ResetCode::Timeout) => End::Timeout,
-        Some(ResetCode::Limit) => End::Limit,
-        Some(ResetCode::Draining) => End::Stopped,
-        None if error.kind() == std::io::ErrorKind::NotConnected => End::LinkLost,
-        _ => End::BackendReset,
+        Some(ResetCode::BackendDown) => ConnectionEnd::BackendDown,
+        Some(ResetCode::Timeout) if is_begun => ConnectionEnd::Idle,
+        Some(ResetCode::Timeout) => ConnectionEnd::Timeout,
+        Some(ResetCode::Limit) => ConnectionEnd::Limit,
+        Some(ResetCode::Draining) => ConnectionEnd::Stopped,
+        None if error.kind() == std::io::ErrorKind::NotConnected => ConnectionEnd::LinkLost,
+        _ => ConnectionEnd::BackendReset,
     }
 }
 
@@ -263,31 +267,31 @@ mod tests {
 
     #[test]
     fn how_a_crossing_ended_is_told_from_what_broke_and_how() {
-        let check = |ended: Ended, received: Option<u64>, expected: End| {
+        let check = |ended: CopyEnd, received: Option<u64>, expected: ConnectionEnd| {
             assert_eq!(judge_end(&ended, received).0, expected, "{ended:?} after {received:?}");
         };
         let reset = |code| Reset::reading(code);
         let socket = || io::Error::from(io::ErrorKind::ConnectionReset);
         let link = || io::Error::from(io::ErrorKind::NotConnected);
-        check(Ended::Done, Some(1), End::Done);
-        check(Ended::Idle, None, End::Idle);
-        check(Ended::Client(socket()), None, End::ClientReset);
-        check(Ended::Client(reset(ResetCode::Abandoned)), None, End::ClientReset);
-        check(Ended::Client(reset(ResetCode::NotAllowed)), None, End::Revoked);
-        check(Ended::Client(reset(ResetCode::Timeout)), None, End::Idle);
-        check(Ended::Client(reset(ResetCode::Draining)), None, End::Stopped);
-        check(Ended::Client(link()), None, End::LinkLost);
-        check(Ended::Backend(socket()), None, End::BackendReset);
-        check(Ended::Backend(reset(ResetCode::Abandoned)), Some(0), End::BackendReset);
-        check(Ended::Backend(reset(ResetCode::BackendDown)), Some(0), End::BackendDown);
-        check(Ended::Backend(reset(ResetCode::NoRoute)), Some(0), End::Refused);
+        check(CopyEnd::Done, Some(1), ConnectionEnd::Done);
+        check(CopyEnd::Idle, None, ConnectionEnd::Idle);
+        check(CopyEnd::Client(socket()), None, ConnectionEnd::ClientReset);
+        check(CopyEnd::Client(reset(ResetCode::Abandoned)), None, ConnectionEnd::ClientReset);
+        check(CopyEnd::Client(reset(ResetCode::NotAllowed)), None, ConnectionEnd::Revoked);
+        check(CopyEnd::Client(reset(ResetCode::Timeout)), None, ConnectionEnd::Idle);
+        check(CopyEnd::Client(reset(ResetCode::Draining)), None, ConnectionEnd::Stopped);
+        check(CopyEnd::Client(link()), None, ConnectionEnd::LinkLost);
+        check(CopyEnd::Backend(socket()), None, ConnectionEnd::BackendReset);
+        check(CopyEnd::Backend(reset(ResetCode::Abandoned)), Some(0), ConnectionEnd::BackendReset);
+        check(CopyEnd::Backend(reset(ResetCode::BackendDown)), Some(0), ConnectionEnd::BackendDown);
+        check(CopyEnd::Backend(reset(ResetCode::NoRoute)), Some(0), ConnectionEnd::Refused);
         // The other gateway refuses what has not begun, and revokes what has, also before it said anything.
-        check(Ended::Backend(reset(ResetCode::Revoked)), Some(0), End::Revoked);
-        check(Ended::Client(reset(ResetCode::Revoked)), None, End::Revoked);
-        check(Ended::Backend(reset(ResetCode::NotAllowed)), Some(0), End::Refused);
-        check(Ended::Backend(reset(ResetCode::NotAllowed)), Some(9), End::Revoked);
-        check(Ended::Backend(reset(ResetCode::Timeout)), Some(0), End::Timeout);
-        check(Ended::Backend(reset(ResetCode::Limit)), Some(0), End::Limit);
-        check(Ended::Backend(link()), Some(9), End::LinkLost);
+        check(CopyEnd::Backend(reset(ResetCode::Revoked)), Some(0), ConnectionEnd::Revoked);
+        check(CopyEnd::Client(reset(ResetCode::Revoked)), None, ConnectionEnd::Revoked);
+        check(CopyEnd::Backend(reset(ResetCode::NotAllowed)), Some(0), ConnectionEnd::Refused);
+        check(CopyEnd::Backend(reset(ResetCode::NotAllowed)), Some(9), ConnectionEnd::Revoked);
+        check(CopyEnd::Backend(reset(ResetCode::Timeout)), Some(0), ConnectionEnd::Timeout);
+        check(CopyEnd::Backend(reset(ResetCode::Limit)), Some(0), ConnectionEnd::Limit);
+        check(CopyEnd::Backend(link()), Some(9), ConnectionEnd::LinkLost);
     }
 }

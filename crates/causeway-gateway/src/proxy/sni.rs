@@ -10,7 +10,7 @@ pub const HELLO_BYTES_MAX: usize = 16 << 10;
 
 /// What a ClientHello says.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Hello {
+pub enum ClientHello {
     /// In lower case, without a dot at its end.
     Named(String),
     Nameless,
@@ -18,7 +18,7 @@ pub enum Hello {
 
 /// No name can be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum HelloError {
+pub enum ClientHelloError {
     NotTls,
     Malformed,
     TooLong,
@@ -26,21 +26,21 @@ pub enum HelloError {
     OddName,
 }
 
-impl fmt::Display for HelloError {
+impl fmt::Display for ClientHelloError {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
-            HelloError::NotTls => "this is not TLS",
-            HelloError::Malformed => "the first message of TLS cannot be read",
-            HelloError::TooLong => "the first message of TLS is too long",
-            HelloError::OddName => "the name asked for is none",
+            ClientHelloError::NotTls => "this is not TLS",
+            ClientHelloError::Malformed => "the first message of TLS cannot be read",
+            ClientHelloError::TooLong => "the first message of TLS is too long",
+            ClientHelloError::OddName => "the name asked for is none",
         })
     }
 }
 
-impl std::error::Error for HelloError {}
+impl std::error::Error for ClientHelloError {}
 
 /// Reads what has arrived. None: more is needed.
-pub fn read(bytes: &[u8]) -> Result<Option<Hello>, HelloError> {
+pub fn read(bytes: &[u8]) -> Result<Option<ClientHello>, ClientHelloError> {
     // What comes after the bound changes nothing.
     let bytes = &bytes[..bytes.len().min(HELLO_BYTES_MAX)];
     let Some(message) = message(bytes)? else { return Ok(None) };
@@ -59,28 +59,28 @@ const HOST_NAME: u8 = 0;
 const RECORD_BYTES_MAX: usize = 1 << 14;
 
 /// The first handshake message, put together from its records.
-fn message(bytes: &[u8]) -> Result<Option<Vec<u8>>, HelloError> {
+fn message(bytes: &[u8]) -> Result<Option<Vec<u8>>, ClientHelloError> {
     let mut message = Vec::new();
     let mut rest = bytes;
     loop {
         // What is there of a head is looked at before the rest has come: other protocols are known by their first byte.
         match rest {
-            [kind, ..] if *kind != HANDSHAKE => return Err(HelloError::NotTls),
-            [_, major, ..] if *major != 3 => return Err(HelloError::NotTls),
+            [kind, ..] if *kind != HANDSHAKE => return Err(ClientHelloError::NotTls),
+            [_, major, ..] if *major != 3 => return Err(ClientHelloError::NotTls),
             _ => {}
         }
         let [_, _, _, high, low, after @ ..] = rest else { break };
         let length = usize::from(u16::from_be_bytes([*high, *low]));
         if length == 0 || length > RECORD_BYTES_MAX {
-            return Err(HelloError::Malformed);
+            return Err(ClientHelloError::Malformed);
         }
         message.extend_from_slice(&after[..length.min(after.len())]);
         match *message {
-            [kind, ..] if kind != CLIENT_HELLO => return Err(HelloError::Malformed),
+            [kind, ..] if kind != CLIENT_HELLO => return Err(ClientHelloError::Malformed),
             [_, a, b, c, ..] => {
                 let needed = 4 + u32::from_be_bytes([0, a, b, c]) as usize;
                 if needed > HELLO_BYTES_MAX {
-                    return Err(HelloError::TooLong);
+                    return Err(ClientHelloError::TooLong);
                 }
                 if message.len() >= needed {
                     message.truncate(needed);
@@ -95,10 +95,10 @@ fn message(bytes: &[u8]) -> Result<Option<Vec<u8>>, HelloError> {
         }
         rest = &after[length..];
     }
-    if bytes.len() >= HELLO_BYTES_MAX { Err(HelloError::TooLong) } else { Ok(None) }
+    if bytes.len() >= HELLO_BYTES_MAX { Err(ClientHelloError::TooLong) } else { Ok(None) }
 }
 
-fn hello(message: &[u8]) -> Result<Hello, HelloError> {
+fn hello(message: &[u8]) -> Result<ClientHello, ClientHelloError> {
     let mut reader = Reader(message);
     // The version and the random; then what there is of sessions, ciphers and compression.
     reader.take(2 + 32)?;
@@ -107,7 +107,7 @@ fn hello(message: &[u8]) -> Result<Hello, HelloError> {
     reader.short_list()?;
     // Old clients have no extensions at all.
     if reader.0.is_empty() {
-        return Ok(Hello::Nameless);
+        return Ok(ClientHello::Nameless);
     }
     let mut extensions = Reader(reader.list()?);
     while !extensions.0.is_empty() {
@@ -117,26 +117,26 @@ fn hello(message: &[u8]) -> Result<Hello, HelloError> {
             return server_name(content);
         }
     }
-    Ok(Hello::Nameless)
+    Ok(ClientHello::Nameless)
 }
 
-fn server_name(content: &[u8]) -> Result<Hello, HelloError> {
+fn server_name(content: &[u8]) -> Result<ClientHello, ClientHelloError> {
     let mut names = Reader(Reader(content).list()?);
     while !names.0.is_empty() {
         let kind = names.take(1)?[0];
         let name = names.list()?;
         if kind == HOST_NAME {
-            return host_name(name).map(Hello::Named);
+            return host_name(name).map(ClientHello::Named);
         }
     }
-    Ok(Hello::Nameless)
+    Ok(ClientHello::Nameless)
 }
 
-fn host_name(name: &[u8]) -> Result<String, HelloError> {
+fn host_name(name: &[u8]) -> Result<String, ClientHelloError> {
     let allowed = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
     let name = name.strip_suffix(b".").unwrap_or(name);
     if name.is_empty() || name.len() > 253 || !name.iter().all(allowed) {
-        return Err(HelloError::OddName);
+        return Err(ClientHelloError::OddName);
     }
     Ok(name.iter().map(|byte| char::from(byte.to_ascii_lowercase())).collect())
 }
@@ -144,23 +144,23 @@ fn host_name(name: &[u8]) -> Result<String, HelloError> {
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
-    fn take(&mut self, bytes: usize) -> Result<&'a [u8], HelloError> {
-        let (taken, rest) = self.0.split_at_checked(bytes).ok_or(HelloError::Malformed)?;
+    fn take(&mut self, bytes: usize) -> Result<&'a [u8], ClientHelloError> {
+        let (taken, rest) = self.0.split_at_checked(bytes).ok_or(ClientHelloError::Malformed)?;
         self.0 = rest;
         Ok(taken)
     }
 
-    fn number(&mut self) -> Result<u16, HelloError> {
+    fn number(&mut self) -> Result<u16, ClientHelloError> {
         let taken = self.take(2)?;
         Ok(u16::from_be_bytes([taken[0], taken[1]]))
     }
 
-    fn short_list(&mut self) -> Result<&'a [u8], HelloError> {
+    fn short_list(&mut self) -> Result<&'a [u8], ClientHelloError> {
         let length = self.take(1)?[0];
         self.take(length.into())
     }
 
-    fn list(&mut self) -> Result<&'a [u8], HelloError> {
+    fn list(&mut self) -> Result<&'a [u8], ClientHelloError> {
         let length = self.number()?;
         self.take(length.into())
     }
@@ -198,10 +198,10 @@ mod tests {
     #[test]
     fn the_name_of_a_real_client_is_read() {
         let bytes = first_words("Web.Example");
-        assert_eq!(read(&bytes), Ok(Some(Hello::Named("web.example".into()))));
-        assert_eq!(read(&first_words("127.0.0.1")), Ok(Some(Hello::Nameless)));
+        assert_eq!(read(&bytes), Ok(Some(ClientHello::Named("web.example".into()))));
+        assert_eq!(read(&first_words("127.0.0.1")), Ok(Some(ClientHello::Nameless)));
         // What follows is the client's own matter.
-        assert_eq!(read(&[&bytes[..], b"more"].concat()), Ok(Some(Hello::Named("web.example".into()))));
+        assert_eq!(read(&[&bytes[..], b"more"].concat()), Ok(Some(ClientHello::Named("web.example".into()))));
     }
 
     #[test]
@@ -211,20 +211,20 @@ mod tests {
             for length in 0..bytes.len() {
                 assert_eq!(read(&bytes[..length]), Ok(None), "{length} of {}", bytes.len());
             }
-            assert_eq!(read(&bytes), Ok(Some(Hello::Named("web.example".into()))));
+            assert_eq!(read(&bytes), Ok(Some(ClientHello::Named("web.example".into()))));
         }
     }
 
     #[test]
     fn what_is_no_hello_is_told_at_once() {
-        assert_eq!(read(b"G"), Err(HelloError::NotTls));
-        assert_eq!(read(&[22, 2]), Err(HelloError::NotTls));
-        assert_eq!(read(&[22, 3, 1, 0, 0]), Err(HelloError::Malformed));
-        assert_eq!(read(&[22, 3, 1, 0, 1, 2]), Err(HelloError::Malformed));
-        assert_eq!(read(&[22, 3, 1, 0, 4, 1, 1, 0, 0]), Err(HelloError::TooLong));
-        assert_eq!(read(&[22, 3, 1, 0, 5, 1, 0, 0, 1, 9]), Err(HelloError::Malformed));
-        assert_eq!(host_name(b"a b"), Err(HelloError::OddName));
-        assert_eq!(host_name(b"."), Err(HelloError::OddName));
+        assert_eq!(read(b"G"), Err(ClientHelloError::NotTls));
+        assert_eq!(read(&[22, 2]), Err(ClientHelloError::NotTls));
+        assert_eq!(read(&[22, 3, 1, 0, 0]), Err(ClientHelloError::Malformed));
+        assert_eq!(read(&[22, 3, 1, 0, 1, 2]), Err(ClientHelloError::Malformed));
+        assert_eq!(read(&[22, 3, 1, 0, 4, 1, 1, 0, 0]), Err(ClientHelloError::TooLong));
+        assert_eq!(read(&[22, 3, 1, 0, 5, 1, 0, 0, 1, 9]), Err(ClientHelloError::Malformed));
+        assert_eq!(host_name(b"a b"), Err(ClientHelloError::OddName));
+        assert_eq!(host_name(b"."), Err(ClientHelloError::OddName));
     }
 
     #[test]

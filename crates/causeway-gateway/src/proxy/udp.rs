@@ -17,7 +17,7 @@ use std::time::Duration;
 pub use backend::UdpBackends;
 pub use inbound::serve as serve_inbound;
 pub use outbound::serve as serve_outbound;
-pub use table::Sessions;
+pub use table::UdpSessions;
 
 /// Bounds on sessions.
 #[derive(Clone, Debug)]

@@ -1,6 +1,6 @@
 //! Header fields that would lead past a judgement: other protocols, other methods and paths, and addresses that a client invents.
 
-use causeway_gateway::proxy::http::Door;
+use causeway_gateway::proxy::http::ClientEntry;
 
 use crate::backend;
 use crate::client::raw;
@@ -17,7 +17,7 @@ async fn seen(lab: &Lab, lines: &str) -> Vec<String> {
 
 async fn lab(has_rules: bool, address: std::net::SocketAddr) -> Lab {
     let rules = if has_rules { vec![rule(&["GET"], &["/head", "/upgrade"])] } else { vec![] };
-    Lab::at(Plan { rules, ..Plan::new(address) }, Door::Presence("web".into())).await
+    Lab::at(Plan { rules, ..Plan::new(address) }, ClientEntry::Presence("web".into())).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -4,15 +4,16 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use causeway_channel::link::{Link, LinkLimits, ResetCode, Side, Stream, StreamHeader};
-use causeway_channel::tcp::{self, Meta};
-use causeway_gateway::audit::{Audit, Record};
-use causeway_gateway::peers::{Later, PeerError, Peers};
-use causeway_gateway::proxy::http::{self, Door};
-use causeway_gateway::{Gateway, Options, Parts};
+use causeway_channel::link::{Link, LinkLimits, LinkSide, ResetCode, Stream, StreamHeader};
+use causeway_channel::tcp::{self, TcpPeer};
+use causeway_gateway::audit::{AuditRecord, AuditSink};
+use causeway_gateway::peers::{BoxedFuture, GatewayPeers, PeerError};
+use causeway_gateway::proxy::http::{self, ClientEntry};
+use causeway_gateway::{Gateway, GatewayOptions, GatewayParts};
 use causeway_netmap::{
-    Backend, BackendTls, DnsName, Exposure, Fact, Gateway as GatewayFact, Generation, HttpRule, Limits,
-    Netmap, Policy, Presence, PresenceIp, Protocol, Service, View,
+    BackendEndpoint, BackendTlsSettings, DnsName, ExposureEntry, GatewayEntry as GatewayFact, Generation,
+    Netmap, NetmapEntry, NetmapView, PolicyEntry, PolicyHttpRule, PolicyLimits, PresenceEntry, PresenceIp,
+    ServiceEntry, ServiceProtocol,
 };
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -37,24 +38,24 @@ pub async fn eventually(what: &str, condition: impl Fn() -> bool) {
 /// What the service is, and who may do what.
 #[derive(Clone)]
 pub struct Plan {
-    pub protocol: Protocol,
+    pub protocol: ServiceProtocol,
     pub backend: SocketAddr,
-    pub backend_tls: Option<BackendTls>,
+    pub backend_tls: Option<BackendTlsSettings>,
     /// Of the policy at both ends.
-    pub rules: Vec<HttpRule>,
-    pub limits: Option<Limits>,
+    pub rules: Vec<PolicyHttpRule>,
+    pub limits: Option<PolicyLimits>,
     /// Where the policy is attached: at oslo, at berlin.
     pub allowed: (bool, bool),
 }
 
 impl Plan {
     pub fn new(backend: SocketAddr) -> Plan {
-        let protocol = Protocol::Http;
+        let protocol = ServiceProtocol::Http;
         Plan { protocol, backend, backend_tls: None, rules: Vec::new(), limits: None, allowed: (true, true) }
     }
 
-    fn oslo(&self) -> View {
-        let presence = Presence {
+    fn oslo(&self) -> NetmapView {
+        let presence = PresenceEntry {
             service: "web".into(),
             addresses: vec![PresenceIp("127.0.0.1".parse().unwrap())],
             port: 80,
@@ -64,30 +65,30 @@ impl Plan {
             home: "berlin".into(),
             policies: vec!["p".into()],
         };
-        let facts = [gateway("oslo"), Fact::Presence(presence)];
+        let facts = [gateway("oslo"), NetmapEntry::Presence(presence)];
         view(facts.into_iter().chain(self.allowed.0.then(|| self.policy())))
     }
 
-    fn berlin(&self) -> View {
-        let exposure = Exposure { sites: vec!["oslo".into()], policies: vec!["p".into()] };
-        let service = Service {
+    fn berlin(&self) -> NetmapView {
+        let exposure = ExposureEntry { sites: vec!["oslo".into()], policies: vec!["p".into()] };
+        let service = ServiceEntry {
             name: "web".into(),
             port: self.backend.port(),
             protocol: self.protocol,
-            backends: vec![Backend::Address(self.backend.ip(), self.backend.port())],
+            backends: vec![BackendEndpoint::Address(self.backend.ip(), self.backend.port())],
             domain_name: None,
             health_check: None,
             backend_tls: self.backend_tls.clone(),
             proxy_protocol: false,
             exposures: vec![exposure],
         };
-        let facts = [gateway("berlin"), Fact::Service(service)];
+        let facts = [gateway("berlin"), NetmapEntry::Service(service)];
         view(facts.into_iter().chain(self.allowed.1.then(|| self.policy())))
     }
 
-    fn policy(&self) -> Fact {
+    fn policy(&self) -> NetmapEntry {
         let sites = vec!["oslo".into()];
-        Fact::Policy(Policy {
+        NetmapEntry::Policy(PolicyEntry {
             name: "p".into(),
             servers: vec![],
             sites,
@@ -97,8 +98,8 @@ impl Plan {
     }
 }
 
-fn gateway(site: &str) -> Fact {
-    Fact::Gateway(GatewayFact {
+fn gateway(site: &str) -> NetmapEntry {
+    NetmapEntry::Gateway(GatewayFact {
         name: format!("{site}-1").into(),
         site: site.into(),
         ip: None,
@@ -108,23 +109,23 @@ fn gateway(site: &str) -> Fact {
     })
 }
 
-fn view(facts: impl Iterator<Item = Fact>) -> View {
+fn view(facts: impl Iterator<Item = NetmapEntry>) -> NetmapView {
     let entries = facts.map(|fact| fact.encode()).collect();
-    View::decode(&Netmap::build(Generation { epoch: 1, revision: 1 }, entries, None).unwrap())
+    NetmapView::decode(&Netmap::build(Generation { epoch: 1, revision: 1 }, entries, None).unwrap())
 }
 
 /// Keeps everything.
 #[derive(Default, Clone)]
-pub struct Journal(Arc<Mutex<Vec<Record>>>);
+pub struct Journal(Arc<Mutex<Vec<AuditRecord>>>);
 
-impl Audit for Journal {
-    fn record(&self, record: Record) {
+impl AuditSink for Journal {
+    fn record(&self, record: AuditRecord) {
         self.0.lock().unwrap().push(record);
     }
 }
 
 impl Journal {
-    pub fn records(&self) -> Vec<Record> {
+    pub fn records(&self) -> Vec<AuditRecord> {
         self.0.lock().unwrap().clone()
     }
 
@@ -137,8 +138,8 @@ impl Journal {
 #[derive(Clone)]
 struct Line(Arc<Mutex<Option<Link>>>);
 
-impl Peers for Line {
-    fn open_stream(&self, header: StreamHeader) -> Later<'_, Result<Stream, PeerError>> {
+impl GatewayPeers for Line {
+    fn open_stream(&self, header: StreamHeader) -> BoxedFuture<'_, Result<Stream, PeerError>> {
         let link = self.0.lock().unwrap().clone();
         Box::pin(async move {
             let site = header.site.as_str().into();
@@ -160,7 +161,7 @@ pub struct Lab {
     pub oslo: Gateway,
     pub at_oslo: Journal,
     pub at_berlin: Journal,
-    netmaps: (watch::Sender<Arc<View>>, watch::Sender<Arc<View>>),
+    netmaps: (watch::Sender<Arc<NetmapView>>, watch::Sender<Arc<NetmapView>>),
     line: Line,
     stop: CancellationToken,
     _tasks: Vec<AbortOnDropHandle<()>>,
@@ -168,15 +169,15 @@ pub struct Lab {
 
 impl Lab {
     pub async fn new(plan: Plan) -> Lab {
-        Lab::at(plan, Door::Presence("web".into())).await
+        Lab::at(plan, ClientEntry::Presence("web".into())).await
     }
 
-    pub async fn at(plan: Plan, door: Door) -> Lab {
+    pub async fn at(plan: Plan, door: ClientEntry) -> Lab {
         let (one, other) = tokio::io::duplex(256 << 10);
-        let meta = Meta { remote_address: "127.0.0.1:1".parse().unwrap(), certificate: None };
+        let meta = TcpPeer { remote_address: "127.0.0.1:1".parse().unwrap(), certificate: None };
         let limits = LinkLimits::default();
-        let near: Link = tcp::over(one, Side::Dialled, &limits, meta.clone()).into();
-        let far: Link = tcp::over(other, Side::Accepted, &limits, meta).into();
+        let near: Link = tcp::over(one, LinkSide::Dialled, &limits, meta.clone()).into();
+        let far: Link = tcp::over(other, LinkSide::Accepted, &limits, meta).into();
         let line = Line(Arc::new(Mutex::new(Some(near))));
         let nobody = Line(Arc::new(Mutex::new(None)));
         let (at_oslo, at_berlin) = (Journal::default(), Journal::default());
@@ -184,8 +185,8 @@ impl Lab {
         let (berlin_sender, berlin_view) = watch::channel(Arc::new(plan.berlin()));
         let make = |netmaps, peers: &Line, audit: &Journal| {
             let (peers, audit) = (Arc::new(peers.clone()), Arc::new(audit.clone()));
-            let options = Options { listen: false, ..Options::default() };
-            Gateway::new(Parts { netmaps, peers, audit, options })
+            let options = GatewayOptions { listen: false, ..GatewayOptions::default() };
+            Gateway::new(GatewayParts { netmaps, peers, audit, options })
         };
         let oslo = make(oslo_view, &line, &at_oslo);
         let berlin = make(berlin_view, &nobody, &at_berlin);
@@ -243,7 +244,7 @@ fn spawn(future: impl Future<Output = ()> + Send + 'static) -> AbortOnDropHandle
     AbortOnDropHandle::new(tokio::spawn(future))
 }
 
-pub fn rule(methods: &[&str], paths: &[&str]) -> HttpRule {
+pub fn rule(methods: &[&str], paths: &[&str]) -> PolicyHttpRule {
     let owned = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
-    HttpRule { methods: owned(methods), paths: owned(paths) }
+    PolicyHttpRule { methods: owned(methods), paths: owned(paths) }
 }

@@ -2,8 +2,8 @@
 
 use std::sync::atomic::Ordering;
 
-use causeway_gateway::audit::{Decision, End};
-use causeway_netmap::Limits;
+use causeway_gateway::audit::{AuditDecision, ConnectionEnd};
+use causeway_netmap::PolicyLimits;
 use http::Request;
 use http_body_util::BodyExt;
 use tokio::net::TcpListener;
@@ -41,7 +41,7 @@ async fn rules_are_about_methods_and_paths() {
     assert_eq!(requests, 4, "nothing else came to the backend");
     eventually("every request is recorded", || lab.at_oslo.len() == 11).await;
     let denied = lab.at_oslo.records().into_iter().find(|record| record.status == Some(403)).unwrap();
-    assert_eq!((denied.decision, denied.end), (Decision::Deny, End::Refused));
+    assert_eq!((denied.decision, denied.end), (AuditDecision::Deny, ConnectionEnd::Refused));
     assert_eq!((denied.method.as_deref(), denied.path.as_deref()), (Some("POST"), Some("/public/a")));
     assert!(denied.reason.unwrap().contains("no rule allows POST"));
 }
@@ -63,7 +63,11 @@ async fn both_ends_refuse_in_the_protocols_own_way() {
         assert_eq!((grpc.status.as_u16(), &grpc.headers["grpc-status"]), (200, &"7".parse().unwrap()));
         eventually("every refusal is recorded", || lab.at_oslo.len() == 3).await;
         for record in lab.at_oslo.records() {
-            assert_eq!((record.decision, record.end), (Decision::Deny, End::Refused), "{record:?}");
+            assert_eq!(
+                (record.decision, record.end),
+                (AuditDecision::Deny, ConnectionEnd::Refused),
+                "{record:?}"
+            );
         }
         assert_eq!(backend.seen.requests.load(Ordering::SeqCst), 0);
     }
@@ -82,7 +86,7 @@ async fn who_is_away_is_named() {
     );
     eventually("recorded at both ends", || lab.at_oslo.len() == 1 && lab.at_berlin.len() == 1).await;
     for record in [lab.at_oslo.records(), lab.at_berlin.records()].concat() {
-        assert_eq!((record.status, record.end), (Some(502), End::BackendDown), "{record:?}");
+        assert_eq!((record.status, record.end), (Some(502), ConnectionEnd::BackendDown), "{record:?}");
     }
     lab.cut_line();
     let mut away = client.ask(Request::get("/x"), nothing()).await;
@@ -147,8 +151,8 @@ async fn what_is_no_longer_allowed_is_cut() {
         assert!(broken, "the body came to its end");
         eventually("it is recorded", || lab.at_oslo.len() == 1 && lab.at_berlin.len() == 1).await;
         // The gateway of the client is told why; that of the service sees a request given up, among others on the same stream.
-        assert_eq!(lab.at_oslo.records()[0].end, End::Revoked);
-        let far = if oslo { End::ClientReset } else { End::Revoked };
+        assert_eq!(lab.at_oslo.records()[0].end, ConnectionEnd::Revoked);
+        let far = if oslo { ConnectionEnd::ClientReset } else { ConnectionEnd::Revoked };
         assert_eq!(lab.at_berlin.records()[0].end, far);
     }
 }
@@ -174,13 +178,13 @@ async fn a_rule_that_is_taken_back_cuts_its_requests_alone() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn too_many_requests_are_told_when_to_come_back() {
     let backend = backend::start().await;
-    let limits = Some(Limits { requests_per_second: Some(0), ..Limits::default() });
+    let limits = Some(PolicyLimits { requests_per_second: Some(0), ..PolicyLimits::default() });
     let lab = Lab::new(Plan { limits, ..Plan::new(backend.address) }).await;
     let mut client = Client::one(lab.address).await;
     let heard = client.ask(Request::get("/x"), nothing()).await;
     assert_eq!((heard.status.as_u16(), &heard.headers["causeway-refusal"]), (429, &"limit".parse().unwrap()));
     assert!(heard.headers.contains_key("retry-after"));
     eventually("it is recorded", || lab.at_oslo.len() == 1).await;
-    assert_eq!(lab.at_oslo.records()[0].end, End::Limit);
+    assert_eq!(lab.at_oslo.records()[0].end, ConnectionEnd::Limit);
     assert_eq!(backend.seen.requests.load(Ordering::SeqCst), 0);
 }

@@ -2,9 +2,9 @@
 
 use std::sync::atomic::Ordering;
 
-use causeway_gateway::audit::{Decision, End};
-use causeway_gateway::proxy::http::Door;
-use causeway_netmap::Protocol;
+use causeway_gateway::audit::{AuditDecision, ConnectionEnd};
+use causeway_gateway::proxy::http::ClientEntry;
+use causeway_netmap::ServiceProtocol;
 use http::Request;
 use http_body_util::BodyExt;
 
@@ -98,13 +98,13 @@ async fn requests_pass_as_they_are() {
     })
     .await;
     for record in lab.at_oslo.records().iter().chain(&lab.at_berlin.records()) {
-        assert_eq!((record.decision, record.end), (Decision::Allow, End::Done), "{record:?}");
+        assert_eq!((record.decision, record.end), (AuditDecision::Allow, ConnectionEnd::Done), "{record:?}");
         assert_eq!((record.protocol, record.rule.as_deref()), ("http", Some("p")));
         assert!(record.method.is_some() && record.status.is_some());
         assert!(record.client.as_ref().unwrap().starts_with("127.0.0.1:"), "{record:?}");
         assert!(!record.path.as_ref().unwrap().contains('?'));
     }
-    let put = |records: Vec<causeway_gateway::audit::Record>| {
+    let put = |records: Vec<causeway_gateway::audit::AuditRecord>| {
         records.into_iter().find(|record| record.method.as_deref() == Some("PUT")).unwrap()
     };
     for record in [put(lab.at_oslo.records()), put(lab.at_berlin.records())] {
@@ -164,7 +164,7 @@ async fn a_backend_that_closes_its_connections_is_asked_on_new_ones() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn grpc_passes_with_its_trailers_and_both_ways_at_once() {
-    for protocol in [Protocol::Grpc, Protocol::Http] {
+    for protocol in [ServiceProtocol::Grpc, ServiceProtocol::Http] {
         let backend = backend::start().await;
         let lab = Lab::new(Plan { protocol, ..Plan::new(backend.address) }).await;
         let call = || {
@@ -197,7 +197,7 @@ async fn grpc_passes_with_its_trailers_and_both_ways_at_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_shared_entry_knows_its_names() {
     let backend = backend::start().await;
-    let lab = Lab::at(Plan::new(backend.address), Door::Entry).await;
+    let lab = Lab::at(Plan::new(backend.address), ClientEntry::Entry).await;
     let ask = |host: &'static str| {
         let says = format!("GET /x HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
         async move { raw(lab.address, says.as_bytes()).await }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use causeway_gateway::audit::End;
+use causeway_gateway::audit::ConnectionEnd;
 use http::Request;
 use http_body_util::BodyExt;
 use hyper_util::rt::TokioIo;
@@ -110,7 +110,7 @@ async fn an_upgrade_becomes_a_tunnel() {
     assert_eq!(within(tunnel.read(&mut [0; 8])).await.unwrap(), 0, "the end comes back");
     eventually("recorded at both ends", || lab.at_oslo.len() == 1 && lab.at_berlin.len() == 1).await;
     for record in [lab.at_oslo.records(), lab.at_berlin.records()].concat() {
-        assert_eq!((record.status, record.end), (Some(101), End::Done), "{record:?}");
+        assert_eq!((record.status, record.end), (Some(101), ConnectionEnd::Done), "{record:?}");
         assert_eq!((record.sent_bytes, record.received_bytes), (6, 6));
     }
 }
@@ -147,10 +147,10 @@ async fn websockets_over_http2_are_tunnels_beside_requests() {
     let mut first = tunnels.remove(0);
     first.shutdown().await.unwrap();
     assert_eq!(within(first.read(&mut [0; 8])).await.unwrap(), 0, "the end comes back");
-    let ended = |end: End| {
+    let ended = |end: ConnectionEnd| {
         lab.at_oslo.records().iter().filter(|record| record.status == Some(101) && record.end == end).count()
     };
-    eventually("the first is recorded", || ended(End::Done) == 1).await;
+    eventually("the first is recorded", || ended(ConnectionEnd::Done) == 1).await;
     let first = lab.at_oslo.records().into_iter().find(|record| record.status == Some(101)).unwrap();
     assert_eq!((first.method.as_deref(), first.sent_bytes, first.received_bytes), (Some("GET"), 3, 3));
 
@@ -158,7 +158,10 @@ async fn websockets_over_http2_are_tunnels_beside_requests() {
     let cut = within(tunnels[0].read(&mut [0; 8])).await;
     assert!(cut.is_err() || cut.is_ok_and(|bytes| bytes == 0));
     eventually("the second is recorded", || {
-        lab.at_oslo.records().iter().any(|record| record.status == Some(101) && record.end == End::Revoked)
+        lab.at_oslo
+            .records()
+            .iter()
+            .any(|record| record.status == Some(101) && record.end == ConnectionEnd::Revoked)
     })
     .await;
 }
@@ -178,7 +181,7 @@ async fn a_tunnel_is_cut_with_its_right() {
         assert!(ended.is_err() || ended.is_ok_and(|bytes| bytes == 0));
         let journal = if oslo { &lab.at_oslo } else { &lab.at_berlin };
         eventually("it is recorded", || journal.len() == 1 && lab.at_oslo.len() == 1).await;
-        assert_eq!(lab.at_oslo.records()[0].end, End::Revoked, "told to oslo: {oslo}");
+        assert_eq!(lab.at_oslo.records()[0].end, ConnectionEnd::Revoked, "told to oslo: {oslo}");
     }
 }
 
@@ -199,6 +202,6 @@ async fn a_client_that_goes_away_takes_its_request_along() {
     }
     eventually("recorded at both ends", || lab.at_oslo.len() == 2 && lab.at_berlin.len() == 2).await;
     for record in lab.at_oslo.records() {
-        assert_eq!(record.end, End::ClientReset, "{record:?}");
+        assert_eq!(record.end, ConnectionEnd::ClientReset, "{record:?}");
     }
 }

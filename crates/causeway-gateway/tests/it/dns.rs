@@ -6,9 +6,10 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use causeway_gateway::dns::{Dns, DnsOptions, DnsState, Patience};
+use causeway_gateway::dns::{DnsOptions, DnsServer, DnsState, ForwardTimeouts};
 use causeway_netmap::{
-    DnsName, Fact, Gateway, Generation, Netmap, Policy, Presence, PresenceIp, Protocol, View,
+    DnsName, GatewayEntry, Generation, Netmap, NetmapEntry, NetmapView, PolicyEntry, PresenceEntry,
+    PresenceIp, ServiceProtocol,
 };
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
 use hickory_proto::rr::rdata::TXT;
@@ -23,9 +24,9 @@ use tokio_util::sync::CancellationToken;
 const DEADLINE: Duration = Duration::from_secs(20);
 
 /// A site `oslo` that may use `camera`, which has as many addresses.
-fn view(addresses: u8, gateway_ip: Option<&str>) -> Arc<View> {
+fn view(addresses: u8, gateway_ip: Option<&str>) -> Arc<NetmapView> {
     let facts = [
-        Fact::Gateway(Gateway {
+        NetmapEntry::Gateway(GatewayEntry {
             name: "oslo-1".into(),
             site: "oslo".into(),
             ip: gateway_ip.map(|ip| ip.parse().unwrap()),
@@ -33,17 +34,17 @@ fn view(addresses: u8, gateway_ip: Option<&str>) -> Arc<View> {
             priority: 0,
             relay: false,
         }),
-        Fact::Presence(Presence {
+        NetmapEntry::Presence(PresenceEntry {
             service: "camera".into(),
             addresses: (1..=addresses).map(|last| PresenceIp(IpAddr::from([198, 18, 0, last]))).collect(),
             port: 80,
-            protocol: Protocol::Tcp,
+            protocol: ServiceProtocol::Tcp,
             brokers: 0,
             names: vec![DnsName::new("camera.berlin.causeway.internal")],
             home: "berlin".into(),
             policies: vec!["guests".into()],
         }),
-        Fact::Policy(Policy {
+        NetmapEntry::Policy(PolicyEntry {
             name: "guests".into(),
             servers: vec![],
             sites: vec!["oslo".into()],
@@ -51,21 +52,21 @@ fn view(addresses: u8, gateway_ip: Option<&str>) -> Arc<View> {
             http: vec![],
         }),
     ];
-    let entries = facts.iter().map(Fact::encode).collect();
-    Arc::new(View::decode(&Netmap::build(Generation { epoch: 1, revision: 1 }, entries, None).unwrap()))
+    let entries = facts.iter().map(NetmapEntry::encode).collect();
+    Arc::new(NetmapView::decode(&Netmap::build(Generation { epoch: 1, revision: 1 }, entries, None).unwrap()))
 }
 
 struct Lab {
-    netmaps: watch::Sender<Arc<View>>,
+    netmaps: watch::Sender<Arc<NetmapView>>,
     state: watch::Receiver<DnsState>,
     stop: CancellationToken,
     running: JoinHandle<()>,
 }
 
 impl Lab {
-    fn start(view: Arc<View>, options: DnsOptions) -> Lab {
+    fn start(view: Arc<NetmapView>, options: DnsOptions) -> Lab {
         let (netmaps, receiver) = watch::channel(view);
-        let dns = Dns::new(receiver, options);
+        let dns = DnsServer::new(receiver, options);
         let (state, stop) = (dns.state(), CancellationToken::new());
         let running = tokio::spawn({
             let stop = stop.clone();
@@ -92,7 +93,7 @@ fn options(upstreams: Vec<SocketAddr>) -> DnsOptions {
     DnsOptions {
         listen: Some(vec!["127.0.0.1:0".parse().unwrap()]),
         upstreams: Some(upstreams),
-        patience: Patience { for_one: Duration::from_millis(400), for_all: Duration::from_secs(1) },
+        patience: ForwardTimeouts { for_one: Duration::from_millis(400), for_all: Duration::from_secs(1) },
         ..DnsOptions::default()
     }
 }
@@ -366,7 +367,7 @@ async fn picky_upstream() -> (SocketAddr, JoinHandle<()>) {
 #[tokio::test]
 async fn a_client_with_all_its_questions_under_way_starves_no_other() {
     let (upstream, task) = picky_upstream().await;
-    let patience = Patience { for_one: DEADLINE, for_all: DEADLINE };
+    let patience = ForwardTimeouts { for_one: DEADLINE, for_all: DEADLINE };
     let mut lab = Lab::start(view(1, None), DnsOptions { patience, ..options(vec![upstream]) });
     let server = lab.address().await;
     let ask = async |from: &str, name: &str| {

@@ -5,11 +5,11 @@ use std::time::SystemTime;
 
 use arc_swap::ArcSwap;
 use causeway_channel::PeerId;
-use causeway_channel::link::{CHANNEL_ALPN, Link, LinkLimits, Side, Transport};
-use causeway_channel::port::{ChannelPort, Incoming, PortLimits};
-use causeway_channel::quic::{PortKeys, QuicClient, QuicOptions};
+use causeway_channel::link::{CHANNEL_ALPN, Link, LinkLimits, LinkSide, Transport};
+use causeway_channel::port::{ChannelPort, IncomingLink, PortLimits};
+use causeway_channel::quic::{EndpointKeys, QuicClient, QuicOptions};
 use causeway_channel::tcp;
-use causeway_channel::tls::{self, CLOUD_NAME, Credentials, Trust};
+use causeway_channel::tls::{self, CLOUD_NAME, TlsCredentials, TrustAnchors};
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, SanType};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_util::task::AbortOnDropHandle;
@@ -25,9 +25,9 @@ pub async fn pair(transport: Transport) -> (Link, Link, Option<AbortOnDropHandle
 fn over_memory() -> (Link, Link, Option<AbortOnDropHandle<()>>) {
     let (edge, cloud) = tokio::io::duplex(256 * 1024);
     let limits = LinkLimits { streams_max: 4096, ..LinkLimits::default() };
-    let meta = tcp::Meta { remote_address: ([127, 0, 0, 1], 1).into(), certificate: None };
-    let near: Link = tcp::over(edge, Side::Dialled, &limits, meta.clone()).into();
-    (near, tcp::over(cloud, Side::Accepted, &limits, meta).into(), None)
+    let meta = tcp::TcpPeer { remote_address: ([127, 0, 0, 1], 1).into(), certificate: None };
+    let near: Link = tcp::over(edge, LinkSide::Dialled, &limits, meta.clone()).into();
+    (near, tcp::over(cloud, LinkSide::Accepted, &limits, meta).into(), None)
 }
 
 async fn quic() -> (Link, Link, Option<AbortOnDropHandle<()>>) {
@@ -44,13 +44,13 @@ async fn quic() -> (Link, Link, Option<AbortOnDropHandle<()>>) {
     let server = tls::server(cloud, &bundle, &[CHANNEL_ALPN]).unwrap();
     let (address, server) = ("127.0.0.1:0".parse().unwrap(), Arc::new(ArcSwap::from_pointee(server)));
     let mut port =
-        ChannelPort::bind(address, server, PortKeys::generate(), PortLimits::default()).await.unwrap();
-    let (mut client, _) = tls::client(Trust::Bundle(bundle), Some(edge), SystemTime::now()).unwrap();
+        ChannelPort::bind(address, server, EndpointKeys::generate(), PortLimits::default()).await.unwrap();
+    let (mut client, _) = tls::client(TrustAnchors::Bundle(bundle), Some(edge), SystemTime::now()).unwrap();
     client.alpn_protocols = vec![CHANNEL_ALPN.to_vec()];
     let address = port.local_addr();
     let dialling = QuicClient::bind(QuicOptions::default()).unwrap();
     let (near, incoming) = tokio::join!(dialling.connect(address, client), port.accept());
-    let Incoming::Channel(far, _) = incoming else { panic!("not a link of the channel") };
+    let IncomingLink::Channel(far, _) = incoming else { panic!("not a link of the channel") };
     far.admit();
     let open = tokio::spawn(async move {
         loop {
@@ -65,7 +65,7 @@ fn sign(
     authority_key: &KeyPair,
     name: SanType,
     usage: ExtendedKeyUsagePurpose,
-) -> Credentials {
+) -> TlsCredentials {
     let key = KeyPair::generate().unwrap();
     let mut params = CertificateParams::default();
     params.subject_alt_names = vec![name];
@@ -73,5 +73,5 @@ fn sign(
     let issuer = Issuer::from_ca_cert_der(authority, authority_key).unwrap();
     let certificate = params.signed_by(&key, &issuer).unwrap().der().clone();
     let key = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
-    Credentials { chain: vec![certificate], key }
+    TlsCredentials { chain: vec![certificate], key }
 }

@@ -5,13 +5,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use causeway_channel::link::{Link, Purpose, Stream, StreamHeader, Transport};
-use causeway_gateway::audit::{Audit, Decision, End, Record};
-use causeway_gateway::peers::{Later, PeerError, Peers};
+use causeway_channel::link::{Link, Stream, StreamHeader, StreamPurpose, Transport};
+use causeway_gateway::audit::{AuditDecision, AuditRecord, AuditSink, ConnectionEnd};
+use causeway_gateway::peers::{BoxedFuture, GatewayPeers, PeerError};
 use causeway_gateway::proxy::udp::UdpOptions;
-use causeway_gateway::{Gateway, Options, Parts};
+use causeway_gateway::{Gateway, GatewayOptions, GatewayParts};
 use causeway_netmap::{
-    Backend, Exposure, Fact, Generation, Netmap, Policy, Presence, PresenceIp, Protocol, Service, View,
+    BackendEndpoint, ExposureEntry, Generation, Netmap, NetmapEntry, NetmapView, PolicyEntry, PresenceEntry,
+    PresenceIp, ServiceEntry, ServiceProtocol,
 };
 use tokio::net::UdpSocket;
 use tokio::sync::watch;
@@ -31,9 +32,9 @@ fn presence() -> SocketAddr {
 }
 
 /// What the gateway of `site` knows, when `allowed` may use `echo` and Berlin has these backends.
-fn view(revision: u64, site: &str, allowed: &[&str], backends: &[SocketAddr]) -> Arc<View> {
+fn view(revision: u64, site: &str, allowed: &[&str], backends: &[SocketAddr]) -> Arc<NetmapView> {
     let mut facts = vec![
-        Fact::Gateway(causeway_netmap::Gateway {
+        NetmapEntry::Gateway(causeway_netmap::GatewayEntry {
             name: format!("{site}-1").as_str().into(),
             site: site.into(),
             ip: None,
@@ -41,7 +42,7 @@ fn view(revision: u64, site: &str, allowed: &[&str], backends: &[SocketAddr]) ->
             priority: 0,
             relay: false,
         }),
-        Fact::Policy(Policy {
+        NetmapEntry::Policy(PolicyEntry {
             name: "guests".into(),
             servers: vec![],
             sites: allowed.iter().map(|site| (*site).into()).collect(),
@@ -50,56 +51,59 @@ fn view(revision: u64, site: &str, allowed: &[&str], backends: &[SocketAddr]) ->
         }),
     ];
     if site == "berlin" {
-        facts.push(Fact::Service(Service {
+        facts.push(NetmapEntry::Service(ServiceEntry {
             name: "echo".into(),
             port: PORT,
-            protocol: Protocol::Udp,
-            backends: backends.iter().map(|address| Backend::Address(address.ip(), address.port())).collect(),
+            protocol: ServiceProtocol::Udp,
+            backends: backends
+                .iter()
+                .map(|address| BackendEndpoint::Address(address.ip(), address.port()))
+                .collect(),
             domain_name: None,
             health_check: None,
             backend_tls: None,
             proxy_protocol: false,
-            exposures: vec![Exposure { sites: vec!["oslo".into()], policies: vec!["guests".into()] }],
+            exposures: vec![ExposureEntry { sites: vec!["oslo".into()], policies: vec!["guests".into()] }],
         }));
     } else {
-        facts.push(Fact::Presence(Presence {
+        facts.push(NetmapEntry::Presence(PresenceEntry {
             service: "echo".into(),
             addresses: vec![PresenceIp(presence().ip())],
             port: PORT,
-            protocol: Protocol::Udp,
+            protocol: ServiceProtocol::Udp,
             brokers: 0,
             names: vec![],
             home: "berlin".into(),
             policies: vec!["guests".into()],
         }));
     }
-    let entries = facts.iter().map(Fact::encode).collect();
-    Arc::new(View::decode(&Netmap::build(Generation { epoch: 1, revision }, entries, None).unwrap()))
+    let entries = facts.iter().map(NetmapEntry::encode).collect();
+    Arc::new(NetmapView::decode(&Netmap::build(Generation { epoch: 1, revision }, entries, None).unwrap()))
 }
 
 #[derive(Clone, Default)]
-struct Book(Arc<Mutex<Vec<Record>>>);
+struct Book(Arc<Mutex<Vec<AuditRecord>>>);
 
-impl Audit for Book {
-    fn record(&self, record: Record) {
+impl AuditSink for Book {
+    fn record(&self, record: AuditRecord) {
         self.0.lock().unwrap().push(record);
     }
 }
 
 impl Book {
-    fn all(&self) -> Vec<Record> {
+    fn all(&self) -> Vec<AuditRecord> {
         self.0.lock().unwrap().clone()
     }
 
-    fn ends(&self) -> Vec<End> {
+    fn ends(&self) -> Vec<ConnectionEnd> {
         self.all().iter().map(|record| record.end).collect()
     }
 }
 
 struct OverLink(Option<Link>);
 
-impl Peers for OverLink {
-    fn open_stream(&self, header: StreamHeader) -> Later<'_, Result<Stream, PeerError>> {
+impl GatewayPeers for OverLink {
+    fn open_stream(&self, header: StreamHeader) -> BoxedFuture<'_, Result<Stream, PeerError>> {
         Box::pin(async move {
             let away = |why: String| PeerError::Away { site: "berlin".into(), why };
             let link = self.0.as_ref().ok_or_else(|| away("no link".to_owned()))?;
@@ -111,7 +115,7 @@ impl Peers for OverLink {
 /// A gateway that runs, and what it has written.
 struct Site {
     gateway: Gateway,
-    netmaps: watch::Sender<Arc<View>>,
+    netmaps: watch::Sender<Arc<NetmapView>>,
     book: Book,
     running: JoinHandle<()>,
 }
@@ -127,12 +131,16 @@ struct Lab {
     _port: Option<AbortOnDropHandle<()>>,
 }
 
-fn start(view: Arc<View>, link: Option<Link>, udp: UdpOptions, stop: &CancellationToken) -> Site {
+fn start(view: Arc<NetmapView>, link: Option<Link>, udp: UdpOptions, stop: &CancellationToken) -> Site {
     let (netmaps, netmap) = watch::channel(view);
     let book = Book::default();
-    let options = Options { udp, ..Options::default() };
-    let parts =
-        Parts { netmaps: netmap, peers: Arc::new(OverLink(link)), audit: Arc::new(book.clone()), options };
+    let options = GatewayOptions { udp, ..GatewayOptions::default() };
+    let parts = GatewayParts {
+        netmaps: netmap,
+        peers: Arc::new(OverLink(link)),
+        audit: Arc::new(book.clone()),
+        options,
+    };
     let gateway = Gateway::new(parts);
     let (run, stop) = (gateway.clone(), stop.clone());
     let running = tokio::spawn(async move { run.run(stop).await });
@@ -147,7 +155,7 @@ impl Lab {
     async fn over(transport: Transport, backends: &[SocketAddr], udp: UdpOptions) -> Lab {
         let (near, far, port) = links::pair(transport).await;
         // As every link begins.
-        let control = near.open_stream(StreamHeader::new(Purpose::Control)).await.unwrap();
+        let control = near.open_stream(StreamHeader::new(StreamPurpose::Control)).await.unwrap();
         let begun = far.accept_stream().await.unwrap();
         let stop = CancellationToken::new();
         let berlin = start(view(1, "berlin", &["oslo"], backends), None, udp.clone(), &stop);
@@ -301,7 +309,7 @@ async fn a_thousand_clients(transport: Transport) {
     let record = near.all()[0].clone();
     assert_eq!(
         (record.protocol, record.decision, record.rule.as_deref()),
-        ("udp", Decision::Allow, Some("guests"))
+        ("udp", AuditDecision::Allow, Some("guests"))
     );
     assert!(record.sent_bytes >= 24 && record.received_bytes >= 24, "{record:?}");
     serving.abort();
@@ -358,7 +366,7 @@ async fn refusals(transport: Transport) {
     assert!(is_silent(&client, b"please").await);
     let records = lab.oslo.book.all();
     assert_eq!(records.len(), 1, "one record, however often it is tried: {records:?}");
-    assert_eq!((records[0].decision, records[0].end), (Decision::Deny, End::Refused));
+    assert_eq!((records[0].decision, records[0].end), (AuditDecision::Deny, ConnectionEnd::Refused));
     assert!(lab.berlin.book.all().is_empty());
 
     lab.allow(3, &["oslo"], &[address]);
@@ -366,15 +374,15 @@ async fn refusals(transport: Transport) {
     assert!(ask(&client, b"now").await < 8, "a refusal is forgotten with its netmap");
 
     lab.allow(4, &[], &[address]);
-    let revoked = |book: &Book| book.ends().contains(&End::Revoked);
+    let revoked = |book: &Book| book.ends().contains(&ConnectionEnd::Revoked);
     until("both ends cut it", || revoked(&lab.oslo.book) && revoked(&lab.berlin.book)).await;
     assert!(is_silent(&client, b"again").await);
     // Also when only the other end says no.
     lab.oslo.netmaps.send_replace(view(5, "oslo", &["oslo"], &[]));
     assert!(is_silent(&client, b"once more").await);
-    until("the other end refuses", || lab.berlin.book.ends().contains(&End::Refused)).await;
+    until("the other end refuses", || lab.berlin.book.ends().contains(&ConnectionEnd::Refused)).await;
     until("and it is known here", || {
-        lab.oslo.book.ends().iter().filter(|end| **end == End::Refused).count() > 2
+        lab.oslo.book.ends().iter().filter(|end| **end == ConnectionEnd::Refused).count() > 2
     })
     .await;
     lab.stop().await;
@@ -390,7 +398,8 @@ async fn a_session_ends_when_nothing_is_said_and_the_next_datagram_begins_anothe
     let client = client().await;
     for rounds in 1..=2 {
         ask(&client, b"here I am").await;
-        let idle = |book: &Book| book.ends().iter().filter(|end| **end == End::Idle).count() == rounds;
+        let idle =
+            |book: &Book| book.ends().iter().filter(|end| **end == ConnectionEnd::Idle).count() == rounds;
         until("it is idle", || idle(&lab.oslo.book) && lab.berlin.book.all().len() == rounds).await;
         assert_eq!(lab.oslo.gateway.shared().udp_sessions.len(), 0);
     }
@@ -420,7 +429,7 @@ async fn clients_are_spread_over_backends_and_one_that_is_not_there_is_left_out(
     let client = client().await;
     // The first goes to nobody, which ICMP tells; the next to who is alive.
     ask(&client, b"anybody?").await;
-    assert!(lab.berlin.book.ends().contains(&End::BackendDown));
+    assert!(lab.berlin.book.ends().contains(&ConnectionEnd::BackendDown));
     lab.stop().await;
     serving.abort();
 }
@@ -433,8 +442,8 @@ async fn when_the_table_is_full_the_longest_idle_makes_way() {
     for client in &clients {
         ask(client, b"me").await;
     }
-    until("one had to go", || lab.oslo.book.ends() == [End::Limit]).await;
-    let evicted: BTreeMap<String, End> =
+    until("one had to go", || lab.oslo.book.ends() == [ConnectionEnd::Limit]).await;
+    let evicted: BTreeMap<String, ConnectionEnd> =
         lab.oslo.book.all().into_iter().filter_map(|record| Some((record.client?, record.end))).collect();
     assert_eq!(evicted.keys().next().unwrap(), &clients[0].local_addr().unwrap().to_string());
     assert_eq!(lab.oslo.gateway.shared().udp_sessions.len(), 2);

@@ -7,13 +7,13 @@ use super::*;
 
 fn netmap(revision: u64, entries: &[(&str, &str)]) -> Netmap {
     let entries =
-        entries.iter().map(|(key, value)| (Key::new(*key), Bytes::from(value.to_string()))).collect();
+        entries.iter().map(|(key, value)| (EntryKey::new(*key), Bytes::from(value.to_string()))).collect();
     Netmap::build(Generation { epoch: 1, revision }, entries, None).unwrap()
 }
 
 /// Over the link and in.
-fn send(held: Option<&Netmap>, update: &Update) -> Result<Netmap, ApplyError> {
-    Netmap::apply(held, &Update::decode(&update.encode()).unwrap())
+fn send(held: Option<&Netmap>, update: &NetmapUpdateData) -> Result<Netmap, ApplyError> {
+    Netmap::apply(held, &NetmapUpdateData::decode(&update.encode()).unwrap())
 }
 
 proptest! {
@@ -23,7 +23,7 @@ proptest! {
     ) {
         let (mut sent, mut held): (Option<Netmap>, Option<Netmap>) = (None, None);
         for (revision, (entries, whole)) in states.into_iter().enumerate() {
-            let entries = entries.into_iter().map(|(key, value)| (Key::new(key), value.into())).collect();
+            let entries = entries.into_iter().map(|(key, value)| (EntryKey::new(key), value.into())).collect();
             let generation = Generation { epoch: 1, revision: revision as u64 };
             let next = Netmap::build(generation, entries, sent.as_ref()).unwrap();
             let update = next.update_from(sent.as_ref().filter(|_| !whole));
@@ -57,7 +57,7 @@ fn one_changed_entry_is_all_that_travels() {
     let new = netmap(2, &[("a", "1"), ("b", "2"), ("d", "1")]);
     let update = new.update_from(Some(&old));
     let set: Vec<&str> = update.set.iter().map(|(key, _)| key.as_str()).collect();
-    let unset: Vec<&str> = update.unset.iter().map(Key::as_str).collect();
+    let unset: Vec<&str> = update.unset.iter().map(EntryKey::as_str).collect();
     assert_eq!((set, unset), (vec!["b", "d"], vec!["c"]));
     assert_eq!(update.base, Some(old.stamp()));
 }
@@ -97,7 +97,7 @@ fn a_change_without_anything_to_change_asks_for_the_whole() {
 
 #[test]
 fn a_key_stands_once() {
-    let twice = vec![(Key::new("a"), Bytes::new()), (Key::new("a"), Bytes::new())];
+    let twice = vec![(EntryKey::new("a"), Bytes::new()), (EntryKey::new("a"), Bytes::new())];
     let built = Netmap::build(Generation::default(), twice, None);
-    assert_eq!(built.unwrap_err(), BuildError::Twice(Key::new("a")));
+    assert_eq!(built.unwrap_err(), BuildError::Twice(EntryKey::new("a")));
 }

@@ -6,9 +6,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::generation::{Generation, Stamp};
+use crate::generation::{Generation, NetmapStamp};
 use crate::netmap::Netmap;
-use crate::update::Update;
+use crate::update::NetmapUpdateData;
 
 /// A gateway that cannot persist is asked again after this, doubling.
 const PAUSE_FIRST: Duration = Duration::from_secs(5);
@@ -17,7 +17,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(60);
 
 /// What a gateway should hold, as this replica sees it.
 #[derive(Clone, Debug)]
-pub struct Target {
+pub struct TargetNetmap {
     pub netmap: Arc<Netmap>,
     /// How far this replica has followed the store. At least the netmap's generation, at which this content first appeared.
     pub seen: Generation,
@@ -25,9 +25,9 @@ pub struct Target {
 
 /// One session's worth of sending.
 #[derive(Clone, Debug)]
-pub struct Sender {
+pub struct NetmapSendState {
     held: Held,
-    target: Option<Target>,
+    target: Option<TargetNetmap>,
     under_way: Option<UnderWay>,
     pause: Option<Pause>,
     refusals: u32,
@@ -37,7 +37,7 @@ pub struct Sender {
 enum Held {
     Nothing,
     /// We know its name, not what is in it.
-    Named(Stamp),
+    Named(NetmapStamp),
     Known(Arc<Netmap>),
 }
 
@@ -55,33 +55,33 @@ struct Pause {
 
 /// How it stands, for people.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Standing {
+pub enum NetmapSyncState {
     /// Nothing has been compiled for this gateway yet.
     NoTarget,
     /// The gateway holds what it should.
-    InForce(Stamp),
+    InForce(NetmapStamp),
     /// An update is under way, or about to be.
-    Sending { held: Option<Stamp> },
+    Sending { held: Option<NetmapStamp> },
     /// The gateway did not take it; it will be asked again.
-    Refused { held: Option<Stamp>, reason: String },
+    Refused { held: Option<NetmapStamp>, reason: String },
     /// The gateway holds something newer than this replica has seen.
-    Behind { held: Stamp, seen: Generation },
+    Behind { held: NetmapStamp, seen: Generation },
 }
 
-impl Sender {
+impl NetmapSendState {
     /// A session begins. `held` is what the gateway said; `known` are netmaps that it may be, for example the last acknowledged.
-    pub fn new(held: Option<Stamp>, known: impl IntoIterator<Item = Arc<Netmap>>) -> Sender {
+    pub fn new(held: Option<NetmapStamp>, known: impl IntoIterator<Item = Arc<Netmap>>) -> NetmapSendState {
         let known = known.into_iter().find(|netmap| held.is_some_and(|held| held.digest == netmap.digest()));
         let held = match (held, known) {
             (None, _) => Held::Nothing,
             (Some(stamp), None) => Held::Named(stamp),
             (Some(stamp), Some(netmap)) => Held::of(netmap, stamp),
         };
-        Sender { held, target: None, under_way: None, pause: None, refusals: 0 }
+        NetmapSendState { held, target: None, under_way: None, pause: None, refusals: 0 }
     }
 
     /// There is something newer, or the store has been followed further.
-    pub fn handle_target(&mut self, target: Target) {
+    pub fn handle_target(&mut self, target: TargetNetmap) {
         debug_assert!(target.seen >= target.netmap.generation(), "content appears when it is seen");
         if let Held::Named(stamp) = self.held
             && stamp.digest == target.netmap.digest()
@@ -92,7 +92,7 @@ impl Sender {
     }
 
     /// The gateway has it on disk. Returns what it holds now; none when nothing like that was under way.
-    pub fn handle_acknowledged(&mut self, stamp: Stamp) -> Option<Arc<Netmap>> {
+    pub fn handle_acknowledged(&mut self, stamp: NetmapStamp) -> Option<Arc<Netmap>> {
         let under_way = self.under_way.take_if(|under_way| under_way.netmap.stamp() == stamp)?;
         self.held = Held::Known(under_way.netmap.clone());
         self.pause = None;
@@ -115,7 +115,7 @@ impl Sender {
     }
 
     /// What to send now, if anything. What is returned counts as under way.
-    pub fn next_update(&mut self, now: Duration) -> Option<Update> {
+    pub fn next_update(&mut self, now: Duration) -> Option<NetmapUpdateData> {
         if self.under_way.is_some() || self.pause.as_ref().is_some_and(|pause| now < pause.until) {
             return None;
         }
@@ -135,7 +135,7 @@ impl Sender {
     }
 
     /// What the gateway holds, as far as we know.
-    pub fn held(&self) -> Option<Stamp> {
+    pub fn held(&self) -> Option<NetmapStamp> {
         match &self.held {
             Held::Nothing => None,
             Held::Named(stamp) => Some(*stamp),
@@ -143,18 +143,18 @@ impl Sender {
         }
     }
 
-    pub fn standing(&self) -> Standing {
+    pub fn standing(&self) -> NetmapSyncState {
         let held = self.held();
         match (&self.target, held, &self.pause) {
-            (None, ..) => Standing::NoTarget,
-            (_, _, Some(pause)) => Standing::Refused { held, reason: pause.reason.clone() },
+            (None, ..) => NetmapSyncState::NoTarget,
+            (_, _, Some(pause)) => NetmapSyncState::Refused { held, reason: pause.reason.clone() },
             (Some(target), Some(stamp), None) if self.due().is_none() => {
                 match stamp.digest == target.netmap.digest() {
-                    true => Standing::InForce(stamp),
-                    false => Standing::Behind { held: stamp, seen: target.seen },
+                    true => NetmapSyncState::InForce(stamp),
+                    false => NetmapSyncState::Behind { held: stamp, seen: target.seen },
                 }
             }
-            _ => Standing::Sending { held },
+            _ => NetmapSyncState::Sending { held },
         }
     }
 
@@ -179,7 +179,7 @@ impl Sender {
 
 impl Held {
     /// The same content may have been confirmed under another generation; what counts is the gateway's word.
-    fn of(netmap: Arc<Netmap>, stamp: Stamp) -> Held {
+    fn of(netmap: Arc<Netmap>, stamp: NetmapStamp) -> Held {
         match netmap.stamp() == stamp {
             true => Held::Known(netmap),
             false => Held::Known(Arc::new(netmap.at(stamp.generation))),

@@ -6,56 +6,57 @@ use bytes::Bytes;
 use proptest::prelude::*;
 
 use super::*;
-use crate::generation::{Generation, Stamp};
-use crate::netmap::{Key, Netmap};
-use crate::update::Update;
+use crate::generation::{Generation, NetmapStamp};
+use crate::netmap::{EntryKey, Netmap};
+use crate::update::NetmapUpdateData;
 use std::sync::Arc;
 
 const NOW: Duration = Duration::ZERO;
 
 fn netmap(epoch: u64, revision: u64, content: &str) -> Arc<Netmap> {
-    let entries = content.bytes().map(|byte| (Key::of("k", &char::from(byte).to_string()), Bytes::new()));
+    let entries =
+        content.bytes().map(|byte| (EntryKey::of("k", &char::from(byte).to_string()), Bytes::new()));
     Arc::new(Netmap::build(Generation { epoch, revision }, entries.collect(), None).unwrap())
 }
 
-fn target(netmap: &Arc<Netmap>) -> Target {
-    Target { netmap: netmap.clone(), seen: netmap.generation() }
+fn target(netmap: &Arc<Netmap>) -> TargetNetmap {
+    TargetNetmap { netmap: netmap.clone(), seen: netmap.generation() }
 }
 
 /// Lets the halves talk until neither has anything to say; returns how many updates crossed.
-fn talk(sender: &mut Sender, receiver: &mut Receiver) -> usize {
+fn talk(sender: &mut NetmapSendState, receiver: &mut NetmapReceiver) -> usize {
     for crossed in 0..10 {
         let Some(update) = sender.next_update(NOW) else { return crossed };
         assert!(sender.next_update(NOW).is_none(), "one at a time");
         let reply = match receiver.handle_bytes(&update.encode()) {
-            Step::Persist(netmap) => receiver.handle_persisted(netmap, Ok(())),
-            Step::Reply(reply) => reply,
+            ReceiverStep::Persist(netmap) => receiver.handle_persisted(netmap, Ok(())),
+            ReceiverStep::Reply(reply) => reply,
         };
         match reply {
-            Reply::Acknowledged(stamp) | Reply::InForce { stamp, .. } => {
+            NetmapReply::Acknowledged(stamp) | NetmapReply::InForce { stamp, .. } => {
                 assert!(sender.handle_acknowledged(stamp).is_some());
             }
-            Reply::Refused(refusal) => sender.handle_refused(refusal.want_whole, &refusal.reason, NOW),
+            NetmapReply::Refused(refusal) => sender.handle_refused(refusal.want_whole, &refusal.reason, NOW),
         }
     }
     panic!("they do not come to an end");
 }
 
-fn held(receiver: &Receiver) -> Option<Stamp> {
+fn held(receiver: &NetmapReceiver) -> Option<NetmapStamp> {
     receiver.held().map(|held| held.stamp())
 }
 
 #[test]
 fn a_session_brings_the_newest_and_then_only_differences() {
-    let mut receiver = Receiver::default();
-    let mut sender = Sender::new(None, []);
-    assert_eq!(sender.standing(), Standing::NoTarget);
+    let mut receiver = NetmapReceiver::default();
+    let mut sender = NetmapSendState::new(None, []);
+    assert_eq!(sender.standing(), NetmapSyncState::NoTarget);
     assert_eq!(talk(&mut sender, &mut receiver), 0);
     let first = netmap(1, 5, "abc");
     sender.handle_target(target(&first));
-    assert_eq!(sender.standing(), Standing::Sending { held: None });
+    assert_eq!(sender.standing(), NetmapSyncState::Sending { held: None });
     assert_eq!(talk(&mut sender, &mut receiver), 1);
-    assert_eq!(sender.standing(), Standing::InForce(first.stamp()));
+    assert_eq!(sender.standing(), NetmapSyncState::InForce(first.stamp()));
     sender.handle_target(target(&netmap(1, 6, "abcd")));
     let update = sender.next_update(NOW).unwrap();
     assert_eq!((update.base, update.set.len()), (Some(first.stamp()), 1));
@@ -63,8 +64,8 @@ fn a_session_brings_the_newest_and_then_only_differences() {
 
 #[test]
 fn only_the_newest_of_many_is_sent() {
-    let mut receiver = Receiver::default();
-    let mut sender = Sender::new(None, []);
+    let mut receiver = NetmapReceiver::default();
+    let mut sender = NetmapSendState::new(None, []);
     for revision in 1..100 {
         sender.handle_target(target(&netmap(1, revision, if revision % 2 == 0 { "a" } else { "b" })));
     }
@@ -76,27 +77,27 @@ fn only_the_newest_of_many_is_sent() {
 fn a_new_session_goes_on_from_what_the_gateway_holds() {
     let (old, new) = (netmap(1, 5, "abc"), netmap(1, 6, "abd"));
     let update = |known: Option<&Arc<Netmap>>| {
-        let mut sender = Sender::new(Some(old.stamp()), known.cloned());
+        let mut sender = NetmapSendState::new(Some(old.stamp()), known.cloned());
         sender.handle_target(target(&new));
         sender.next_update(NOW).unwrap()
     };
     assert!(update(None).is_whole());
     assert!(update(Some(&netmap(1, 4, "xyz"))).is_whole());
     assert_eq!(update(Some(&old)).base, Some(old.stamp()));
-    let mut same = Sender::new(Some(old.stamp()), []);
+    let mut same = NetmapSendState::new(Some(old.stamp()), []);
     same.handle_target(target(&netmap(1, 9, "abc")));
     assert!(same.next_update(NOW).is_none(), "equal digests: nothing to send");
-    assert_eq!(same.standing(), Standing::InForce(old.stamp()));
+    assert_eq!(same.standing(), NetmapSyncState::InForce(old.stamp()));
     same.handle_target(target(&netmap(1, 10, "ab")));
     assert_eq!(same.next_update(NOW).unwrap().unset.len(), 1, "and the base is known from then on");
 }
 
 #[test]
 fn a_base_that_is_not_held_is_answered_with_the_whole() {
-    let mut receiver = Receiver::new(Some(netmap(1, 3, "xyz")));
+    let mut receiver = NetmapReceiver::new(Some(netmap(1, 3, "xyz")));
     // The gateway claims what it does not have: only damage could do this.
     let claimed = netmap(1, 4, "abc");
-    let mut sender = Sender::new(Some(claimed.stamp()), [claimed]);
+    let mut sender = NetmapSendState::new(Some(claimed.stamp()), [claimed]);
     let new = netmap(1, 5, "abcd");
     sender.handle_target(target(&new));
     assert_eq!(talk(&mut sender, &mut receiver), 2);
@@ -105,7 +106,7 @@ fn a_base_that_is_not_held_is_answered_with_the_whole() {
 
 #[test]
 fn a_whole_that_is_refused_is_not_sent_in_a_circle() {
-    let mut sender = Sender::new(None, []);
+    let mut sender = NetmapSendState::new(None, []);
     sender.handle_target(target(&netmap(1, 1, "a")));
     let mut pauses = Vec::new();
     let mut now = NOW;
@@ -113,7 +114,7 @@ fn a_whole_that_is_refused_is_not_sent_in_a_circle() {
         assert!(sender.next_update(now).unwrap().is_whole());
         sender.handle_refused(true, "no", now);
         assert!(sender.next_update(now).is_none());
-        assert_eq!(sender.standing(), Standing::Refused { held: None, reason: "no".into() });
+        assert_eq!(sender.standing(), NetmapSyncState::Refused { held: None, reason: "no".into() });
         let wake = sender.wake_at().unwrap();
         pauses.push((wake - now).as_secs());
         now = wake;
@@ -124,48 +125,48 @@ fn a_whole_that_is_refused_is_not_sent_in_a_circle() {
 #[test]
 fn a_full_disk_is_reported_and_the_new_netmap_is_in_force() {
     let old = netmap(1, 1, "a");
-    let mut receiver = Receiver::new(Some(old.clone()));
+    let mut receiver = NetmapReceiver::new(Some(old.clone()));
     let new = netmap(1, 2, "b");
-    let Step::Persist(made) = receiver.handle_update(&new.update_from(None)) else { panic!() };
+    let ReceiverStep::Persist(made) = receiver.handle_update(&new.update_from(None)) else { panic!() };
     let reply = receiver.handle_persisted(made.clone(), Err("no space left".into()));
-    assert_eq!(reply, Reply::InForce { stamp: new.stamp(), not_persisted: "no space left".into() });
+    assert_eq!(reply, NetmapReply::InForce { stamp: new.stamp(), not_persisted: "no space left".into() });
     assert_eq!(held(&receiver), Some(new.stamp()));
     let again = receiver.handle_update(&new.update_from(None));
-    assert_eq!(again, Step::Reply(reply), "the same netmap once more: still not on disk");
-    assert_eq!(receiver.handle_persisted(made, Ok(())), Reply::Acknowledged(new.stamp()));
+    assert_eq!(again, ReceiverStep::Reply(reply), "the same netmap once more: still not on disk");
+    assert_eq!(receiver.handle_persisted(made, Ok(())), NetmapReply::Acknowledged(new.stamp()));
     assert_eq!(held(&receiver), Some(new.stamp()));
 }
 
 #[test]
 fn a_replica_that_lags_behind_waits() {
-    let mut receiver = Receiver::new(Some(netmap(1, 20, "new")));
-    let mut sender = Sender::new(held(&receiver), []);
+    let mut receiver = NetmapReceiver::new(Some(netmap(1, 20, "new")));
+    let mut sender = NetmapSendState::new(held(&receiver), []);
     let old = netmap(1, 10, "old");
     sender.handle_target(target(&old));
     assert_eq!(talk(&mut sender, &mut receiver), 0);
-    assert!(matches!(sender.standing(), Standing::Behind { .. }));
-    sender.handle_target(Target { netmap: old.clone(), seen: Generation { epoch: 1, revision: 20 } });
+    assert!(matches!(sender.standing(), NetmapSyncState::Behind { .. }));
+    sender.handle_target(TargetNetmap { netmap: old.clone(), seen: Generation { epoch: 1, revision: 20 } });
     assert_eq!(talk(&mut sender, &mut receiver), 0, "not above what the gateway holds");
     // Seen further, the old content is the newer truth.
-    sender.handle_target(Target { netmap: old.clone(), seen: Generation { epoch: 1, revision: 21 } });
+    sender.handle_target(TargetNetmap { netmap: old.clone(), seen: Generation { epoch: 1, revision: 21 } });
     assert_eq!(talk(&mut sender, &mut receiver), 1);
     let now = held(&receiver).unwrap();
     assert_eq!((now.generation.revision, now.digest), (21, old.digest()));
-    assert!(matches!(sender.standing(), Standing::InForce(_)));
+    assert!(matches!(sender.standing(), NetmapSyncState::InForce(_)));
 }
 
 #[test]
 fn a_restored_cloud_is_followed_and_the_old_one_is_not() {
-    let mut receiver = Receiver::new(Some(netmap(1, 900, "a")));
-    let mut sender = Sender::new(held(&receiver), []);
+    let mut receiver = NetmapReceiver::new(Some(netmap(1, 900, "a")));
+    let mut sender = NetmapSendState::new(held(&receiver), []);
     sender.handle_target(target(&netmap(2, 3, "b")));
     assert_eq!(talk(&mut sender, &mut receiver), 1);
     assert_eq!(held(&receiver).unwrap().generation, Generation { epoch: 2, revision: 3 });
-    let mut old_cloud = Sender::new(held(&receiver), []);
+    let mut old_cloud = NetmapSendState::new(held(&receiver), []);
     old_cloud.handle_target(target(&netmap(1, 950, "c")));
     assert_eq!(talk(&mut old_cloud, &mut receiver), 0);
     // The same content under a new epoch crosses once, and is small.
-    let mut same = Sender::new(held(&receiver), []);
+    let mut same = NetmapSendState::new(held(&receiver), []);
     same.handle_target(target(&netmap(3, 1, "b")));
     let update = same.next_update(NOW).unwrap();
     assert!(update.set.is_empty() && update.encode().len() < 120, "{}", update.encode().len());
@@ -173,7 +174,7 @@ fn a_restored_cloud_is_followed_and_the_old_one_is_not() {
 
 #[test]
 fn an_acknowledgement_of_something_else_changes_nothing() {
-    let mut sender = Sender::new(None, []);
+    let mut sender = NetmapSendState::new(None, []);
     let first = netmap(1, 1, "a");
     sender.handle_target(target(&first));
     sender.next_update(NOW).unwrap();
@@ -181,12 +182,15 @@ fn an_acknowledgement_of_something_else_changes_nothing() {
     assert!(sender.handle_acknowledged(first.stamp()).is_some());
     assert!(sender.handle_acknowledged(first.stamp()).is_none());
     sender.handle_refused(true, "late", NOW);
-    assert_eq!(sender.standing(), Standing::InForce(first.stamp()));
+    assert_eq!(sender.standing(), NetmapSyncState::InForce(first.stamp()));
 }
 
 #[test]
 fn malformed_bytes_ask_for_the_whole() {
-    let Step::Reply(Reply::Refused(refusal)) = Receiver::default().handle_bytes(b"\x07") else { panic!() };
+    let ReceiverStep::Reply(NetmapReply::Refused(refusal)) = NetmapReceiver::default().handle_bytes(b"\x07")
+    else {
+        panic!()
+    };
     assert!(refusal.want_whole && refusal.offered.is_none());
 }
 
@@ -194,9 +198,9 @@ proptest! {
     /// Sessions break anywhere, the cloud forgets, replicas lag: what the edge holds only rises, and in the end it is the cloud's.
     #[test]
     fn any_history_ends_in_the_newest(steps in proptest::collection::vec((0u8..8, "[a-c]{0,3}"), 1..40)) {
-        let mut receiver = Receiver::default();
+        let mut receiver = NetmapReceiver::default();
         let (mut revision, mut content) = (1, String::new());
-        let mut sender = Sender::new(None, []);
+        let mut sender = NetmapSendState::new(None, []);
         let mut memory: Option<Arc<Netmap>> = None;
         let mut before = None;
         for (what, next) in steps {
@@ -210,15 +214,15 @@ proptest! {
                 // The session breaks after the update was taken in; the acknowledgement is lost.
                 5 => {
                     let update = sender.next_update(NOW);
-                    if let Some(Step::Persist(netmap)) = update.map(|update| receiver.handle_update(&update)) {
+                    if let Some(ReceiverStep::Persist(netmap)) = update.map(|update| receiver.handle_update(&update)) {
                         receiver.handle_persisted(netmap, Ok(()));
                     }
-                    sender = Sender::new(held(&receiver), memory.clone());
+                    sender = NetmapSendState::new(held(&receiver), memory.clone());
                     sender.handle_target(target(&netmap(1, revision, &content)));
                 }
                 // Another replica that is behind.
                 6 => {
-                    sender = Sender::new(held(&receiver), None);
+                    sender = NetmapSendState::new(held(&receiver), None);
                     sender.handle_target(target(&netmap(1, revision / 2, "old")));
                     talk(&mut sender, &mut receiver);
                     sender.handle_target(target(&netmap(1, revision, &content)));
@@ -238,9 +242,12 @@ proptest! {
 
 #[test]
 fn an_update_that_was_taken_twice_is_acknowledged_twice() {
-    let mut receiver = Receiver::default();
-    let update: Update = netmap(1, 1, "a").update_from(None);
-    let Step::Persist(made) = receiver.handle_update(&update) else { panic!() };
+    let mut receiver = NetmapReceiver::default();
+    let update: NetmapUpdateData = netmap(1, 1, "a").update_from(None);
+    let ReceiverStep::Persist(made) = receiver.handle_update(&update) else { panic!() };
     receiver.handle_persisted(made, Ok(()));
-    assert_eq!(receiver.handle_update(&update), Step::Reply(Reply::Acknowledged(update.target)));
+    assert_eq!(
+        receiver.handle_update(&update),
+        ReceiverStep::Reply(NetmapReply::Acknowledged(update.target))
+    );
 }

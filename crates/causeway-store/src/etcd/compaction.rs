@@ -8,29 +8,29 @@ use std::sync::Arc;
 use etcd_client::{Compare, CompareOp, Txn, TxnOp};
 use serde::{Deserialize, Serialize};
 
-use super::members::{self, Failure, Sending};
-use super::{Shared, keys};
-use crate::retention::{self, Moment};
+use super::members::{self, EtcdFailure, RetryPolicy};
+use super::{EtcdShared, keys};
+use crate::retention::{self, RevisionTime};
 use crate::{Revision, StoreError};
 
 /// What the key holds.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct State {
+pub(super) struct CompactionState {
     compacted: u64,
-    moments: Vec<Moment>,
+    moments: Vec<RevisionTime>,
     /// When the key was last written, so that replicas take turns.
     #[serde(default)]
     unix_seconds: u64,
 }
 
-impl State {
+impl CompactionState {
     /// Nothing, or nothing we can read, means nothing was compacted by us.
-    pub fn parse(value: Option<&[u8]>) -> State {
+    pub fn parse(value: Option<&[u8]>) -> CompactionState {
         value.and_then(|value| serde_json::from_slice(value).ok()).unwrap_or_default()
     }
 
-    pub fn at(compacted: Revision) -> State {
-        State { compacted: compacted.0, ..State::default() }
+    pub fn at(compacted: Revision) -> CompactionState {
+        CompactionState { compacted: compacted.0, ..CompactionState::default() }
     }
 
     pub fn compacted(&self) -> Revision {
@@ -42,33 +42,33 @@ impl State {
     }
 
     /// What this minute's turn writes; `None` when there is nothing to note.
-    fn turn(&self, last_write: Revision, current: Revision, now: u64) -> Option<State> {
+    fn turn(&self, last_write: Revision, current: Revision, now: u64) -> Option<CompactionState> {
         let taken = now.saturating_sub(self.unix_seconds) < retention::TICK.as_secs() / 2;
         // When the newest revision is our own last note, nothing has happened since.
         if taken || last_write == current {
             return None;
         }
-        let moments = retention::note(&self.moments, Moment { revision: current.0, unix_seconds: now });
+        let moments = retention::note(&self.moments, RevisionTime { revision: current.0, unix_seconds: now });
         let due = retention::due(&moments, now, current).map_or(0, |upto| upto.0);
-        Some(State { compacted: self.compacted.max(due), moments, unix_seconds: now })
+        Some(CompactionState { compacted: self.compacted.max(due), moments, unix_seconds: now })
     }
 }
 
 /// The key as it was read.
 struct Seen {
-    state: State,
+    state: CompactionState,
     last_write: Revision,
     current: Revision,
 }
 
 /// Looks once whether something may go. What fails is tried again in a minute.
-pub(super) async fn look(shared: Arc<Shared>) {
+pub(super) async fn look(shared: Arc<EtcdShared>) {
     if let Err(error) = turn(&shared).await {
         tracing::warn!(error = %error, "history could not be compacted; the next minute tries again");
     }
 }
 
-async fn turn(shared: &Shared) -> Result<(), StoreError> {
+async fn turn(shared: &EtcdShared) -> Result<(), StoreError> {
     let seen = read(shared).await?;
     let Some(next) = seen.state.turn(seen.last_write, seen.current, retention::unix_seconds()) else {
         return Ok(());
@@ -79,7 +79,7 @@ async fn turn(shared: &Shared) -> Result<(), StoreError> {
     Ok(())
 }
 
-pub(super) async fn compact(shared: &Shared, upto: Revision) -> Result<Revision, StoreError> {
+pub(super) async fn compact(shared: &EtcdShared, upto: Revision) -> Result<Revision, StoreError> {
     loop {
         let seen = read(shared).await?;
         if upto > seen.current {
@@ -88,7 +88,7 @@ pub(super) async fn compact(shared: &Shared, upto: Revision) -> Result<Revision,
         if upto <= seen.state.compacted() {
             return Ok(seen.state.compacted());
         }
-        let next = State { compacted: upto.0, ..seen.state.clone() };
+        let next = CompactionState { compacted: upto.0, ..seen.state.clone() };
         if write(shared, &seen, &next).await? {
             forget(shared, upto).await?;
             return Ok(upto);
@@ -96,40 +96,41 @@ pub(super) async fn compact(shared: &Shared, upto: Revision) -> Result<Revision,
     }
 }
 
-async fn read(shared: &Shared) -> Result<Seen, StoreError> {
+async fn read(shared: &EtcdShared) -> Result<Seen, StoreError> {
     let name = shared.keys.meta("compaction");
-    let answer = shared.members.call(Sending::Again, |mut kv| {
+    let answer = shared.members.call(RetryPolicy::Again, |mut kv| {
         let name = name.clone();
         async move { kv.get(name, None).await }
     });
-    let answer = answer.await.map_err(Failure::into_error)?;
+    let answer = answer.await.map_err(EtcdFailure::into_error)?;
     let found = answer.kvs().first();
     Ok(Seen {
-        state: State::parse(found.map(|found| found.value())),
+        state: CompactionState::parse(found.map(|found| found.value())),
         last_write: keys::revision(found.map_or(0, |found| found.mod_revision())),
         current: members::revision(answer.header())?,
     })
 }
 
 /// False when another replica was faster.
-async fn write(shared: &Shared, seen: &Seen, next: &State) -> Result<bool, StoreError> {
+async fn write(shared: &EtcdShared, seen: &Seen, next: &CompactionState) -> Result<bool, StoreError> {
     let name = shared.keys.meta("compaction");
-    let answer = shared.members.call(Sending::Once, |mut kv| {
+    let answer = shared.members.call(RetryPolicy::Once, |mut kv| {
         let unchanged = Compare::mod_revision(name.clone(), CompareOp::Equal, seen.last_write.0 as i64);
         let transaction =
             Txn::new().when([unchanged]).and_then([TxnOp::put(name.clone(), next.encode(), None)]);
         async move { kv.txn(transaction).await }
     });
-    Ok(answer.await.map_err(Failure::into_error)?.succeeded())
+    Ok(answer.await.map_err(EtcdFailure::into_error)?.succeeded())
 }
 
-pub(super) async fn forget(shared: &Shared, upto: Revision) -> Result<(), StoreError> {
+pub(super) async fn forget(shared: &EtcdShared, upto: Revision) -> Result<(), StoreError> {
     shared.compacted.fetch_max(upto.0, std::sync::atomic::Ordering::AcqRel);
-    let answer =
-        shared.members.call(Sending::Again, |mut kv| async move { kv.compact(upto.0 as i64, None).await });
+    let answer = shared
+        .members
+        .call(RetryPolicy::Again, |mut kv| async move { kv.compact(upto.0 as i64, None).await });
     match answer.await {
         // etcd's own auto-compaction may have been further already.
-        Ok(_) | Err(Failure::Compacted) => Ok(()),
+        Ok(_) | Err(EtcdFailure::Compacted) => Ok(()),
         Err(failure) => Err(failure.into_error()),
     }
 }
@@ -140,9 +141,9 @@ mod tests {
 
     #[test]
     fn one_replica_takes_the_turn_and_an_idle_store_writes_nothing() {
-        let state = State {
+        let state = CompactionState {
             compacted: 5,
-            moments: vec![Moment { revision: 9_000, unix_seconds: 0 }],
+            moments: vec![RevisionTime { revision: 9_000, unix_seconds: 0 }],
             unix_seconds: 1_000,
         };
         assert_eq!(state.turn(Revision(7), Revision(30_000), 1_010), None, "another replica was here");
@@ -150,7 +151,7 @@ mod tests {
         let next = state.turn(Revision(7), Revision(30_000), 1_100).unwrap();
         assert_eq!(next.compacted, 9_000);
         assert_eq!(next.moments.len(), 2);
-        assert_eq!(State::parse(Some(&next.encode())), next);
-        assert_eq!(State::parse(Some(b"rubbish")), State::default());
+        assert_eq!(CompactionState::parse(Some(&next.encode())), next);
+        assert_eq!(CompactionState::parse(Some(b"rubbish")), CompactionState::default());
     }
 }

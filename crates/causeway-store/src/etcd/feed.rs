@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use etcd_client::{WatchOptions, WatchResponse, WatchStream};
 
-use super::keys::{self, Change};
+use super::keys::{self, EtcdChange};
 use super::outage::OutageLog;
-use super::{Shared, compaction};
+use super::{EtcdShared, compaction};
 use crate::{Revision, StoreError};
 
 /// After a failed attempt to watch; members are changed each time.
@@ -19,7 +19,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 const OPEN_WITHIN: Duration = Duration::from_secs(4);
 
 /// Runs until the store is closed. `position`: everything up to here is known.
-pub(super) async fn run(shared: Arc<Shared>, mut position: Revision) {
+pub(super) async fn run(shared: Arc<EtcdShared>, mut position: Revision) {
     let stop = shared.stop.clone();
     let mut outages = OutageLog::default();
     loop {
@@ -44,7 +44,7 @@ pub(super) async fn run(shared: Arc<Shared>, mut position: Revision) {
 
 /// Opens a watch behind `after` on the current member; moves to the next member when that fails.
 pub(super) async fn open(
-    shared: &Shared,
+    shared: &EtcdShared,
     start: String,
     end: String,
     after: Revision,
@@ -64,7 +64,11 @@ pub(super) async fn open(
     Err(StoreError::Unavailable { reason: "etcd does not open a watch".into(), source })
 }
 
-async fn follow(shared: &Shared, position: &mut Revision, outages: &mut OutageLog) -> Result<(), StoreError> {
+async fn follow(
+    shared: &EtcdShared,
+    position: &mut Revision,
+    outages: &mut OutageLog,
+) -> Result<(), StoreError> {
     let all = shared.keys.all().to_owned();
     let end = crate::model::prefix_end(&all).expect("our folder ends with a slash, which has a successor");
     let (place, mut stream) = open(shared, all, end, *position).await?;
@@ -84,7 +88,7 @@ async fn follow(shared: &Shared, position: &mut Revision, outages: &mut OutageLo
     }
 }
 
-fn take(shared: &Shared, position: &mut Revision, response: &WatchResponse) -> Result<(), StoreError> {
+fn take(shared: &EtcdShared, position: &mut Revision, response: &WatchResponse) -> Result<(), StoreError> {
     let compacted = keys::revision(response.compact_revision());
     if compacted.0 > 0 {
         // We were away longer than history is kept. Nobody can be told what happened in between. The compacted
@@ -99,9 +103,9 @@ fn take(shared: &Shared, position: &mut Revision, response: &WatchResponse) -> R
     let mut events = Vec::new();
     for event in response.events() {
         match shared.keys.change(event)? {
-            Change::Object(event) => events.push(event),
-            Change::Meta { revision, .. } if revision <= shared.opened => {}
-            Change::Meta { name, value, revision } => notice(shared, &name, value.as_deref(), revision),
+            EtcdChange::Object(event) => events.push(event),
+            EtcdChange::Meta { revision, .. } if revision <= shared.opened => {}
+            EtcdChange::Meta { name, value, revision } => notice(shared, &name, value.as_deref(), revision),
         }
     }
     // etcd never splits the events of one revision. Only in an answer without events does the header mean "up to here".
@@ -116,7 +120,7 @@ fn take(shared: &Shared, position: &mut Revision, response: &WatchResponse) -> R
     Ok(())
 }
 
-fn notice(shared: &Shared, name: &str, value: Option<&[u8]>, revision: Revision) {
+fn notice(shared: &EtcdShared, name: &str, value: Option<&[u8]>, revision: Revision) {
     match name {
         "epoch" => {
             if let Ok(epoch) = keys::number(value) {
@@ -124,7 +128,7 @@ fn notice(shared: &Shared, name: &str, value: Option<&[u8]>, revision: Revision)
             }
         }
         "compaction" => {
-            let compacted = compaction::State::parse(value).compacted();
+            let compacted = compaction::CompactionState::parse(value).compacted();
             shared.compacted.fetch_max(compacted.0, Ordering::AcqRel);
         }
         "importing" if value.is_some() => shared.import.begin(revision),

@@ -6,19 +6,19 @@
 use etcd_client::{Compare, CompareOp, DeleteOptions, GetOptions, Txn, TxnOp, TxnResponse};
 use tokio::sync::mpsc;
 
-use super::compaction::{self, State};
+use super::compaction::{self, CompactionState};
 use super::keys::number;
-use super::members::{self, Failure, Sending};
-use super::{Shared, first_value};
+use super::members::{self, EtcdFailure, RetryPolicy};
+use super::{EtcdShared, first_value};
 use crate::StoreError;
-use crate::backup::{Chunk, Header, Imported, Row};
+use crate::backup::{BackupChunk, BackupHeader, BackupRow, ImportResult};
 use crate::model::{COMMIT_BYTES_MAX, OPS_MAX};
 
 pub(super) async fn import(
-    shared: &Shared,
-    header: &Header,
-    mut rows: mpsc::Receiver<Chunk>,
-) -> Result<Imported, StoreError> {
+    shared: &EtcdShared,
+    header: &BackupHeader,
+    mut rows: mpsc::Receiver<BackupChunk>,
+) -> Result<ImportResult, StoreError> {
     let import = Import::begin(shared, header).await?;
     match import.fill(&mut rows).await {
         Ok(records) => import.finish(records).await,
@@ -30,18 +30,18 @@ pub(super) async fn import(
 }
 
 struct Import<'a> {
-    shared: &'a Shared,
+    shared: &'a EtcdShared,
     /// Our value of the mark: a second restore takes it over, and then ours can write no more.
     mark: String,
     epoch: u64,
 }
 
 impl<'a> Import<'a> {
-    async fn begin(shared: &'a Shared, header: &Header) -> Result<Import<'a>, StoreError> {
+    async fn begin(shared: &'a EtcdShared, header: &BackupHeader) -> Result<Import<'a>, StoreError> {
         let names = [shared.keys.meta("importing"), shared.keys.meta("epoch")];
         let (start, end) = shared.keys.range("", None);
         let mark = mark();
-        let answer = shared.members.call(Sending::Again, |mut kv| {
+        let answer = shared.members.call(RetryPolicy::Again, |mut kv| {
             let count = GetOptions::new().with_range(end.clone()).with_count_only();
             let transaction = Txn::new().and_then([
                 TxnOp::get(names[0].clone(), None),
@@ -50,7 +50,7 @@ impl<'a> Import<'a> {
             ]);
             async move { kv.txn(transaction).await }
         });
-        let answer = answer.await.map_err(Failure::into_error)?;
+        let answer = answer.await.map_err(EtcdFailure::into_error)?;
         let count = match answer.op_responses().pop() {
             Some(etcd_client::TxnOpResponse::Get(get)) => u64::try_from(get.count()).unwrap_or_default(),
             _ => 0,
@@ -71,11 +71,11 @@ impl<'a> Import<'a> {
         Ok(import)
     }
 
-    async fn fill(&self, rows: &mut mpsc::Receiver<Chunk>) -> Result<u64, StoreError> {
+    async fn fill(&self, rows: &mut mpsc::Receiver<BackupChunk>) -> Result<u64, StoreError> {
         let mut records = 0;
         loop {
             match rows.recv().await {
-                Some(Chunk::Rows(rows)) => {
+                Some(BackupChunk::Rows(rows)) => {
                     records += rows.len() as u64;
                     for group in groups(rows) {
                         let puts = group.into_iter().map(|row| {
@@ -84,14 +84,14 @@ impl<'a> Import<'a> {
                         self.send(self.ours(), puts.collect()).await?;
                     }
                 }
-                Some(Chunk::End) => return Ok(records),
+                Some(BackupChunk::End) => return Ok(records),
                 None => return Err(StoreError::corrupt("the backup ended early; nothing was imported")),
             }
         }
     }
 
     /// The revision is etcd's own and cannot be raised; everything before this moment is compacted instead.
-    async fn finish(&self, records: u64) -> Result<Imported, StoreError> {
+    async fn finish(&self, records: u64) -> Result<ImportResult, StoreError> {
         let keys = &self.shared.keys;
         let answer = self
             .send(
@@ -105,11 +105,11 @@ impl<'a> Import<'a> {
         let revision = members::revision(answer.header())?;
         self.shared.epoch.fetch_max(self.epoch, std::sync::atomic::Ordering::AcqRel);
         self.shared.import.end(revision);
-        let compacted = TxnOp::put(keys.meta("compaction"), State::at(revision).encode(), None);
+        let compacted = TxnOp::put(keys.meta("compaction"), CompactionState::at(revision).encode(), None);
         let always = Compare::version(keys.meta("importing"), CompareOp::Equal, 0);
         self.send(always, vec![compacted]).await?;
         compaction::forget(self.shared, revision).await?;
-        Ok(Imported { records, revision, epoch: self.epoch, time: None })
+        Ok(ImportResult { records, revision, epoch: self.epoch, time: None })
     }
 
     async fn undo(&self) -> Result<(), StoreError> {
@@ -120,11 +120,11 @@ impl<'a> Import<'a> {
     }
 
     async fn send(&self, condition: Compare, changes: Vec<TxnOp>) -> Result<TxnResponse, StoreError> {
-        let answer = self.shared.members.call(Sending::Once, |mut kv| {
+        let answer = self.shared.members.call(RetryPolicy::Once, |mut kv| {
             let transaction = Txn::new().when([condition.clone()]).and_then(changes.clone());
             async move { kv.txn(transaction).await }
         });
-        let answer = answer.await.map_err(Failure::into_error)?;
+        let answer = answer.await.map_err(EtcdFailure::into_error)?;
         if answer.succeeded() {
             Ok(answer)
         } else {
@@ -143,8 +143,8 @@ impl<'a> Import<'a> {
 }
 
 /// Cuts rows into pieces that fit into a transaction.
-fn groups(rows: Vec<Row>) -> Vec<Vec<Row>> {
-    let mut groups: Vec<Vec<Row>> = Vec::new();
+fn groups(rows: Vec<BackupRow>) -> Vec<Vec<BackupRow>> {
+    let mut groups: Vec<Vec<BackupRow>> = Vec::new();
     let mut room_bytes = 0;
     for row in rows {
         let row_bytes = row.key.len() + row.value.len();

@@ -6,19 +6,19 @@ use bytes::Bytes;
 use etcd_client::{EventType, KeyValue};
 
 use crate::model::prefix_end;
-use crate::{Event, Record, Revision, StoreError};
+use crate::{Revision, StoreError, StoreEvent, StoreRecord};
 
-pub(super) struct Keys {
+pub(super) struct EtcdKeys {
     all: String,
     objects: String,
     meta: String,
 }
 
-impl Keys {
+impl EtcdKeys {
     /// A prefix is a folder: it ends with a slash, given or not.
-    pub fn new(prefix: &str) -> Keys {
+    pub fn new(prefix: &str) -> EtcdKeys {
         let all = format!("{}/", prefix.trim_end_matches('/'));
-        Keys { objects: format!("{all}objects/"), meta: format!("{all}meta/"), all }
+        EtcdKeys { objects: format!("{all}objects/"), meta: format!("{all}meta/"), all }
     }
 
     /// Everything that is ours.
@@ -49,25 +49,25 @@ impl Keys {
         format!("{}\0", self.object(key))
     }
 
-    pub fn record(&self, found: KeyValue) -> Result<Record, StoreError> {
+    pub fn record(&self, found: KeyValue) -> Result<StoreRecord, StoreError> {
         let (revision, created) = (revision(found.mod_revision()), revision(found.create_revision()));
         let (key, value) = found.into_key_value();
-        Ok(Record { key: self.key(&key)?, value: value.into(), revision, created })
+        Ok(StoreRecord { key: self.key(&key)?, value: value.into(), revision, created })
     }
 
     /// An event of ours, or the name and value of something under `meta/`.
-    pub fn change(&self, event: &etcd_client::Event) -> Result<Change, StoreError> {
+    pub fn change(&self, event: &etcd_client::Event) -> Result<EtcdChange, StoreError> {
         let after = event.kv().ok_or_else(|| StoreError::corrupt("etcd sent an event without a key"))?;
         let before = event.prev_kv();
         let gone = event.event_type() == EventType::Delete;
         if let Some(name) = after.key().strip_prefix(self.meta.as_bytes()) {
             let name = String::from_utf8_lossy(name).into_owned();
             let value = (!gone).then(|| after.value().to_vec());
-            return Ok(Change::Meta { name, value, revision: revision(after.mod_revision()) });
+            return Ok(EtcdChange::Meta { name, value, revision: revision(after.mod_revision()) });
         }
         let created =
             if gone { before.map_or(0, KeyValue::create_revision) } else { after.create_revision() };
-        Ok(Change::Object(Arc::new(Event {
+        Ok(EtcdChange::Object(Arc::new(StoreEvent {
             revision: revision(after.mod_revision()),
             key: self.key(after.key())?,
             value: (!gone).then(|| Bytes::copy_from_slice(after.value())),
@@ -86,8 +86,8 @@ impl Keys {
     }
 }
 
-pub(super) enum Change {
-    Object(Arc<Event>),
+pub(super) enum EtcdChange {
+    Object(Arc<StoreEvent>),
     Meta { name: String, value: Option<Vec<u8>>, revision: Revision },
 }
 

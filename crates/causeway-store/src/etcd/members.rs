@@ -26,7 +26,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Larger than a page of the largest records.
 const ANSWER_BYTES_MAX: usize = 1200 << 20;
 
-pub(super) struct Members {
+pub(super) struct EtcdMembers {
     members: Vec<Member>,
     current: AtomicUsize,
 }
@@ -38,14 +38,14 @@ struct Member {
 
 /// May a request be sent twice?
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Sending {
+pub(super) enum RetryPolicy {
     Again,
     Once,
 }
 
 /// Why a request failed, in the end.
 #[derive(Debug)]
-pub(super) enum Failure {
+pub(super) enum EtcdFailure {
     Compacted,
     Future,
     /// etcd's own quota is used up.
@@ -57,33 +57,33 @@ pub(super) enum Failure {
     },
 }
 
-impl Failure {
+impl EtcdFailure {
     pub fn into_error(self) -> StoreError {
         let unavailable = |reason: &str, source: Option<Error>| StoreError::Unavailable {
             reason: reason.into(),
             source: source.map(|error| Arc::new(error) as _),
         };
         match self {
-            Failure::Compacted => unavailable("etcd compacted what was asked for", None),
-            Failure::Future => unavailable("etcd has not come that far", None),
-            Failure::Full(error) => StoreError::Full { source: Arc::new(error) },
-            Failure::Refused(error) => unavailable("etcd refused", Some(error)),
-            Failure::Unreachable { reason, source } => unavailable(&reason, source),
+            EtcdFailure::Compacted => unavailable("etcd compacted what was asked for", None),
+            EtcdFailure::Future => unavailable("etcd has not come that far", None),
+            EtcdFailure::Full(error) => StoreError::Full { source: Arc::new(error) },
+            EtcdFailure::Refused(error) => unavailable("etcd refused", Some(error)),
+            EtcdFailure::Unreachable { reason, source } => unavailable(&reason, source),
         }
     }
 }
 
 /// What one failed attempt tells.
 enum Attempt {
-    Final(Failure),
+    Final(EtcdFailure),
     /// It certainly did not happen.
     NotSent(Error),
     Unknown(Option<Error>),
 }
 
-impl Members {
+impl EtcdMembers {
     /// Reads the certificates; connections are made when they are first needed.
-    pub async fn new(endpoints: &[String], tls: Option<EtcdTls>) -> Result<Members, StoreError> {
+    pub async fn new(endpoints: &[String], tls: Option<EtcdTls>) -> Result<EtcdMembers, StoreError> {
         if endpoints.is_empty() {
             return Err(StoreError::Invalid { reason: "etcd needs at least one endpoint".into() });
         }
@@ -103,15 +103,15 @@ impl Members {
                 watch: client.watch_client().max_decoding_message_size(ANSWER_BYTES_MAX),
             });
         }
-        Ok(Members { members, current: AtomicUsize::new(0) })
+        Ok(EtcdMembers { members, current: AtomicUsize::new(0) })
     }
 
     /// Sends a request to the current member, and to the others as long as that is allowed and useful.
     pub async fn call<T, Answer>(
         &self,
-        sending: Sending,
+        sending: RetryPolicy,
         request: impl Fn(KvClient) -> Answer,
-    ) -> Result<T, Failure>
+    ) -> Result<T, EtcdFailure>
     where
         Answer: Future<Output = Result<T, Error>>,
     {
@@ -124,8 +124,8 @@ impl Members {
                 Ok(Ok(answer)) => return Ok(answer),
                 Ok(Err(Attempt::Final(failure))) => return Err(failure),
                 Ok(Err(Attempt::NotSent(error))) => Some(error),
-                Ok(Err(Attempt::Unknown(error))) if sending == Sending::Again => error,
-                Err(_) if sending == Sending::Again => None,
+                Ok(Err(Attempt::Unknown(error))) if sending == RetryPolicy::Again => error,
+                Err(_) if sending == RetryPolicy::Again => None,
                 Ok(Err(Attempt::Unknown(error))) => return Err(unknown_outcome(error)),
                 Err(_) => return Err(unknown_outcome(None)),
             };
@@ -133,7 +133,7 @@ impl Members {
             attempts += 1;
             if Instant::now() >= deadline {
                 let reason = "no member of the etcd cluster answers".into();
-                return Err(Failure::Unreachable { reason, source: error });
+                return Err(EtcdFailure::Unreachable { reason, source: error });
             }
             if attempts % self.members.len() == 0 {
                 tokio::time::sleep(PAUSE).await;
@@ -159,17 +159,19 @@ pub(super) fn revision(header: Option<&ResponseHeader>) -> Result<Revision, Stor
     Ok(keys::revision(header.revision()))
 }
 
-fn unknown_outcome(source: Option<Error>) -> Failure {
-    Failure::Unreachable { reason: "etcd did not answer, the write may have happened".into(), source }
+fn unknown_outcome(source: Option<Error>) -> EtcdFailure {
+    EtcdFailure::Unreachable { reason: "etcd did not answer, the write may have happened".into(), source }
 }
 
 fn judge(error: Error) -> Attempt {
     let Error::GRpcStatus(status) = &error else { return Attempt::Unknown(Some(error)) };
     match (status.code(), status.message()) {
-        (Code::OutOfRange, message) if message.contains("compacted") => Attempt::Final(Failure::Compacted),
-        (Code::OutOfRange, _) => Attempt::Final(Failure::Future),
+        (Code::OutOfRange, message) if message.contains("compacted") => {
+            Attempt::Final(EtcdFailure::Compacted)
+        }
+        (Code::OutOfRange, _) => Attempt::Final(EtcdFailure::Future),
         (Code::ResourceExhausted, message) if message.contains("space exceeded") => {
-            Attempt::Final(Failure::Full(error))
+            Attempt::Final(EtcdFailure::Full(error))
         }
         // Refused at the door, before anything was proposed to the cluster.
         (Code::ResourceExhausted, _) => Attempt::NotSent(error),
@@ -178,7 +180,7 @@ fn judge(error: Error) -> Attempt {
         (
             Code::InvalidArgument | Code::PermissionDenied | Code::Unauthenticated | Code::FailedPrecondition,
             _,
-        ) => Attempt::Final(Failure::Refused(error)),
+        ) => Attempt::Final(EtcdFailure::Refused(error)),
         _ => Attempt::Unknown(Some(error)),
     }
 }

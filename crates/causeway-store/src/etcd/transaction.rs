@@ -5,12 +5,12 @@
 
 use etcd_client::{Compare, CompareOp, DeleteOptions, PutOptions, Txn, TxnOp, TxnOpResponse, TxnResponse};
 
-use super::keys::Keys;
+use super::keys::EtcdKeys;
 use super::members;
 use crate::decide::decide;
-use crate::{Committed, Op, Record, StoreError};
+use crate::{Committed, Op, StoreError, StoreRecord};
 
-pub(super) fn build(keys: &Keys, ops: &[Op]) -> Txn {
+pub(super) fn build(keys: &EtcdKeys, ops: &[Op]) -> Txn {
     // Nobody writes while a restore is under way.
     let importing = keys.meta("importing");
     let mut conditions = vec![Compare::version(importing, CompareOp::Equal, 0)];
@@ -37,7 +37,7 @@ fn condition(name: &str, op: &Op) -> Option<Compare> {
     }
 }
 
-pub(super) fn explain(keys: &Keys, ops: &[Op], answer: TxnResponse) -> Result<Committed, StoreError> {
+pub(super) fn explain(keys: &EtcdKeys, ops: &[Op], answer: TxnResponse) -> Result<Committed, StoreError> {
     let revision = members::revision(answer.header())?;
     let found = answer
         .op_responses()
@@ -54,7 +54,7 @@ pub(super) fn explain(keys: &Keys, ops: &[Op], answer: TxnResponse) -> Result<Co
 }
 
 /// What stood under the key.
-fn record(keys: &Keys, response: TxnOpResponse) -> Result<Option<Record>, StoreError> {
+fn record(keys: &EtcdKeys, response: TxnOpResponse) -> Result<Option<StoreRecord>, StoreError> {
     let found = match response {
         TxnOpResponse::Put(mut put) => put.take_prev_key(),
         TxnOpResponse::Delete(mut delete) => delete.take_prev_kvs().into_iter().next(),

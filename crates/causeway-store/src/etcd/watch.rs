@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use etcd_client::{WatchResponse, WatchStream};
 
-use super::keys::{self, Change};
-use super::{Shared, feed, members};
+use super::keys::{self, EtcdChange};
+use super::{EtcdShared, feed, members};
 use crate::hub::Subscription;
-use crate::{Event, Revision, Signal, StoreError};
+use crate::{Revision, StoreError, StoreEvent, WatchSignal};
 
 /// Attempts to open a watch of its own before the caller is told; each one tries another member.
 const ATTEMPTS: u32 = 20;
@@ -20,10 +20,10 @@ const PAUSE: Duration = Duration::from_millis(200);
 
 pub(crate) struct EtcdWatch {
     prefix: Arc<str>,
-    shared: Arc<Shared>,
+    shared: Arc<EtcdShared>,
     /// Everything up to here was delivered or stands in `ready`.
     position: Revision,
-    ready: VecDeque<Arc<Event>>,
+    ready: VecDeque<Arc<StoreEvent>>,
     subscription: Subscription,
     stage: Stage,
 }
@@ -38,7 +38,12 @@ enum Stage {
 }
 
 impl EtcdWatch {
-    pub fn new(prefix: &str, after: Revision, subscription: Subscription, shared: Arc<Shared>) -> EtcdWatch {
+    pub fn new(
+        prefix: &str,
+        after: Revision,
+        subscription: Subscription,
+        shared: Arc<EtcdShared>,
+    ) -> EtcdWatch {
         let stage = if after < subscription.from {
             Stage::Catching { stream: None, failures: 0 }
         } else {
@@ -54,10 +59,10 @@ impl EtcdWatch {
         }
     }
 
-    pub async fn next(&mut self) -> Result<Signal, StoreError> {
+    pub async fn next(&mut self) -> Result<WatchSignal, StoreError> {
         loop {
             if let Some(event) = self.ready.pop_front() {
-                return Ok(Signal::Event(event));
+                return Ok(WatchSignal::Event(event));
             }
             if self.shared.stop.is_cancelled() {
                 return Err(StoreError::Closed);
@@ -65,8 +70,8 @@ impl EtcdWatch {
             match self.stage {
                 Stage::Catching { .. } => self.catch_up().await?,
                 Stage::Live => match self.subscription.next().await? {
-                    Signal::Event(event) if event.revision <= self.position => {}
-                    Signal::Progress(revision) if revision < self.position => {}
+                    WatchSignal::Event(event) if event.revision <= self.position => {}
+                    WatchSignal::Progress(revision) if revision < self.position => {}
                     signal => return Ok(signal),
                 },
             }
@@ -121,7 +126,7 @@ impl EtcdWatch {
         }
         let mut met = false;
         for event in response.events() {
-            if let Change::Object(event) = self.shared.keys.change(event)? {
+            if let EtcdChange::Object(event) = self.shared.keys.change(event)? {
                 if event.revision > self.subscription.from {
                     met = true;
                     break;

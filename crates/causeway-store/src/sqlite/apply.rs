@@ -9,12 +9,12 @@ use rusqlite::{Connection, OptionalExtension, ToSql, params};
 
 use super::query::to_record;
 use crate::decide::decide;
-use crate::{Committed, Event, Op, Record, Revision, StoreError};
+use crate::{Committed, Op, Revision, StoreError, StoreEvent, StoreRecord};
 
 /// What one commit did, for its caller and for the watchers.
-pub(super) struct Applied {
+pub(super) struct AppliedCommit {
     pub committed: Committed,
-    pub events: Vec<Arc<Event>>,
+    pub events: Vec<Arc<StoreEvent>>,
 }
 
 /// The outer result is the database's trouble and ends the whole group; the inner one is this commit's own refusal.
@@ -22,7 +22,7 @@ pub(super) fn apply(
     connection: &Connection,
     revision: Revision,
     ops: &[Op],
-) -> rusqlite::Result<Result<Applied, StoreError>> {
+) -> rusqlite::Result<Result<AppliedCommit, StoreError>> {
     let mut previous = Vec::with_capacity(ops.len());
     for op in ops {
         let current = record(connection, op.key())?;
@@ -37,15 +37,15 @@ pub(super) fn apply(
     }
     // Watchers that replay history see the keys of one revision in this order; live ones must too.
     events.sort_by(|a, b| a.key.cmp(&b.key));
-    Ok(Ok(Applied { committed: Committed { revision, previous }, events }))
+    Ok(Ok(AppliedCommit { committed: Committed { revision, previous }, events }))
 }
 
 fn write(
     connection: &Connection,
     revision: Revision,
     op: &Op,
-    before: Option<&Record>,
-) -> rusqlite::Result<Option<Arc<Event>>> {
+    before: Option<&StoreRecord>,
+) -> rusqlite::Result<Option<Arc<StoreEvent>>> {
     if let Some(before) = before {
         connection
             .prepare_cached(
@@ -54,7 +54,7 @@ fn write(
             .execute(params![
                 revision.0,
                 op.key(),
-                Text(&before.value),
+                TextOrBlob(&before.value),
                 before.revision.0,
                 before.created.0,
                 op.value().is_none()
@@ -67,10 +67,10 @@ fn write(
                 "INSERT INTO objects (key, value, revision, created) VALUES (?1, ?2, ?3, ?4)
                  ON CONFLICT (key) DO UPDATE SET value = excluded.value, revision = excluded.revision",
             )?
-            .execute(params![op.key(), Text(value), revision.0, created.0])?,
+            .execute(params![op.key(), TextOrBlob(value), revision.0, created.0])?,
         None => connection.prepare_cached("DELETE FROM objects WHERE key = ?1")?.execute([op.key()])?,
     };
-    Ok(Some(Arc::new(Event {
+    Ok(Some(Arc::new(StoreEvent {
         revision,
         key: before.map_or_else(|| op.key().into(), |before| Arc::clone(&before.key)),
         value: op.value().cloned(),
@@ -79,7 +79,7 @@ fn write(
     })))
 }
 
-fn record(connection: &Connection, key: &str) -> rusqlite::Result<Option<Record>> {
+fn record(connection: &Connection, key: &str) -> rusqlite::Result<Option<StoreRecord>> {
     connection
         .prepare_cached("SELECT key, value, revision, created FROM objects WHERE key = ?1")?
         .query_row([key], to_record)
@@ -87,9 +87,9 @@ fn record(connection: &Connection, key: &str) -> rusqlite::Result<Option<Record>
 }
 
 /// Bytes that people can read when they are text.
-pub(super) struct Text<'a>(pub &'a [u8]);
+pub(super) struct TextOrBlob<'a>(pub &'a [u8]);
 
-impl ToSql for Text<'_> {
+impl ToSql for TextOrBlob<'_> {
     fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
         let value =
             if std::str::from_utf8(self.0).is_ok() { ValueRef::Text(self.0) } else { ValueRef::Blob(self.0) };

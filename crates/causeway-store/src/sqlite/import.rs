@@ -6,18 +6,18 @@
 use rusqlite::{Connection, Transaction, TransactionBehavior, params};
 use tokio::sync::mpsc;
 
-use super::apply::Text;
+use super::apply::TextOrBlob;
 use super::schema::{load, save};
 use super::translate_write;
-use crate::backup::{Chunk, Header, Imported, REVISION_GAP, Row};
+use crate::backup::{BackupChunk, BackupHeader, BackupRow, ImportResult, REVISION_GAP};
 use crate::{Revision, StoreError};
 
 /// Blocks the writer until the backup ends: an empty store has nothing better to do.
 pub(super) fn import(
     connection: &mut Connection,
-    header: &Header,
-    mut rows: mpsc::Receiver<Chunk>,
-) -> Result<Imported, StoreError> {
+    header: &BackupHeader,
+    mut rows: mpsc::Receiver<BackupChunk>,
+) -> Result<ImportResult, StoreError> {
     let transaction =
         connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(translate_write)?;
     check_empty(&transaction)?;
@@ -27,18 +27,18 @@ pub(super) fn import(
     let mut records = 0;
     loop {
         match rows.blocking_recv() {
-            Some(Chunk::Rows(rows)) => {
+            Some(BackupChunk::Rows(rows)) => {
                 records += rows.len() as u64;
                 rows.iter()
                     .try_for_each(|row| insert(&transaction, revision, row))
                     .map_err(translate_write)?;
             }
-            Some(Chunk::End) => break,
+            Some(BackupChunk::End) => break,
             None => return Err(StoreError::corrupt("the backup ended early; nothing was imported")),
         }
     }
     finish(transaction, revision, epoch).map_err(translate_write)?;
-    Ok(Imported { records, revision, epoch, time: None })
+    Ok(ImportResult { records, revision, epoch, time: None })
 }
 
 fn check_empty(transaction: &Transaction<'_>) -> Result<(), StoreError> {
@@ -48,10 +48,10 @@ fn check_empty(transaction: &Transaction<'_>) -> Result<(), StoreError> {
     if count == 0 { Ok(()) } else { Err(StoreError::NotEmpty { count }) }
 }
 
-fn insert(transaction: &Transaction<'_>, revision: Revision, row: &Row) -> rusqlite::Result<()> {
+fn insert(transaction: &Transaction<'_>, revision: Revision, row: &BackupRow) -> rusqlite::Result<()> {
     transaction
         .prepare_cached("INSERT INTO objects (key, value, revision, created) VALUES (?1, ?2, ?3, ?3)")?
-        .execute(params![row.key, Text(&row.value), revision.0])
+        .execute(params![row.key, TextOrBlob(&row.value), revision.0])
         .map(drop)
 }
 

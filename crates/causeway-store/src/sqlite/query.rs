@@ -10,15 +10,15 @@ use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::remaining::Remaining;
-use super::schema::{Meta, load};
+use super::schema::{StoreMeta, load};
 use super::translate;
 use crate::model::prefix_end;
-use crate::{Event, Listing, Page, Record, Revision, StoreError};
+use crate::{ListRange, Listing, Revision, StoreError, StoreEvent, StoreRecord};
 
 /// Behind every key: keys must not hold the last code point.
 const LAST: &str = "\u{10FFFF}";
 
-pub(super) fn record(connection: &Connection, key: &str) -> Result<Option<Record>, StoreError> {
+pub(super) fn record(connection: &Connection, key: &str) -> Result<Option<StoreRecord>, StoreError> {
     connection
         .prepare_cached("SELECT key, value, revision, created FROM objects WHERE key = ?1")
         .and_then(|mut statement| statement.query_row([key], to_record).optional())
@@ -28,7 +28,7 @@ pub(super) fn record(connection: &Connection, key: &str) -> Result<Option<Record
 pub(super) fn list(
     connection: &Connection,
     prefix: &str,
-    page: &Page,
+    page: &ListRange,
     pages: &Remaining,
 ) -> Result<Listing, StoreError> {
     let meta = load(connection)?;
@@ -64,22 +64,22 @@ pub(super) fn list(
 
 /// Where a reader of events stands: behind this key of this revision.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Cursor {
+pub(super) struct EventCursor {
     pub revision: Revision,
     pub key: Arc<str>,
 }
 
-impl Cursor {
+impl EventCursor {
     /// Behind everything of `revision`.
-    pub fn after(revision: Revision) -> Cursor {
-        Cursor { revision, key: LAST.into() }
+    pub fn after(revision: Revision) -> EventCursor {
+        EventCursor { revision, key: LAST.into() }
     }
 }
 
 /// Events in order, and where they end.
-pub(super) struct Events {
-    pub events: Vec<Arc<Event>>,
-    pub cursor: Cursor,
+pub(super) struct EventPage {
+    pub events: Vec<Arc<StoreEvent>>,
+    pub cursor: EventCursor,
     /// There is nothing more up to the bound, or up to now.
     pub complete: bool,
 }
@@ -88,23 +88,23 @@ pub(super) struct Events {
 pub(super) fn events(
     connection: &Connection,
     prefix: &str,
-    cursor: &Cursor,
+    cursor: &EventCursor,
     upto: Option<Revision>,
     limit: usize,
-) -> Result<Events, StoreError> {
+) -> Result<EventPage, StoreError> {
     let meta = load(connection)?;
     check_kept(cursor.revision, meta)?;
     let upto = upto.unwrap_or(meta.revision);
     let events = read_events(connection, &range(prefix, None), cursor, upto, limit).map_err(translate)?;
     let complete = events.len() < limit;
     let cursor = match events.last() {
-        Some(last) if !complete => Cursor { revision: last.revision, key: Arc::clone(&last.key) },
-        _ => cursor.clone().max(Cursor::after(upto)),
+        Some(last) if !complete => EventCursor { revision: last.revision, key: Arc::clone(&last.key) },
+        _ => cursor.clone().max(EventCursor::after(upto)),
     };
-    Ok(Events { events, cursor, complete })
+    Ok(EventPage { events, cursor, complete })
 }
 
-fn check_kept(revision: Revision, meta: Meta) -> Result<(), StoreError> {
+fn check_kept(revision: Revision, meta: StoreMeta) -> Result<(), StoreError> {
     if revision > meta.revision {
         return Err(StoreError::Future { requested: revision, current: meta.revision });
     }
@@ -127,7 +127,7 @@ fn behind(key: &str) -> String {
     format!("{key}\0")
 }
 
-fn now_in(connection: &Connection, range: &Range<String>, wanted: i64) -> rusqlite::Result<Vec<Record>> {
+fn now_in(connection: &Connection, range: &Range<String>, wanted: i64) -> rusqlite::Result<Vec<StoreRecord>> {
     connection
         .prepare_cached(
             "SELECT key, value, revision, created FROM objects
@@ -143,7 +143,7 @@ fn then_in(
     range: &Range<String>,
     at: Revision,
     wanted: i64,
-) -> rusqlite::Result<Vec<Record>> {
+) -> rusqlite::Result<Vec<StoreRecord>> {
     connection
         .prepare_cached(
             "SELECT key, value, revision, created FROM objects
@@ -184,10 +184,10 @@ fn count_then(connection: &Connection, range: &Range<String>, at: Revision) -> r
 fn read_events(
     connection: &Connection,
     range: &Range<String>,
-    cursor: &Cursor,
+    cursor: &EventCursor,
     upto: Revision,
     limit: usize,
-) -> rusqlite::Result<Vec<Arc<Event>>> {
+) -> rusqlite::Result<Vec<Arc<StoreEvent>>> {
     let mut previous =
         connection.prepare_cached("SELECT value FROM history WHERE until = ?1 AND key = ?2")?;
     connection
@@ -215,19 +215,19 @@ fn read_events(
                 let (revision, key) = (Revision(row.get(0)?), text(row, 1)?);
                 let (value, created) = (bytes(row, 2)?, Revision(row.get(3)?));
                 if row.get::<_, bool>(4)? {
-                    return Ok(Event { revision, key, value: None, previous: Some(value), created });
+                    return Ok(StoreEvent { revision, key, value: None, previous: Some(value), created });
                 }
                 let before =
                     previous.query_row(params![revision.0, &*key], |row| bytes(row, 0)).optional()?;
                 // A key that was deleted and made again in between has no predecessor here: its row ended earlier.
-                Ok(Event { revision, key, value: Some(value), previous: before, created })
+                Ok(StoreEvent { revision, key, value: Some(value), previous: before, created })
             },
         )?
         .map(|event| event.map(Arc::new))
         .collect()
 }
 
-pub(super) fn to_record(row: &Row<'_>) -> rusqlite::Result<Record> {
+pub(super) fn to_record(row: &Row<'_>) -> rusqlite::Result<StoreRecord> {
     record_of(row, Bytes::copy_from_slice)
 }
 
@@ -235,7 +235,7 @@ pub(super) fn to_record(row: &Row<'_>) -> rusqlite::Result<Record> {
 /// than the list itself.
 const SLAB_BYTES: usize = 64 << 10;
 
-fn in_slabs() -> impl FnMut(&Row<'_>) -> rusqlite::Result<Record> {
+fn in_slabs() -> impl FnMut(&Row<'_>) -> rusqlite::Result<StoreRecord> {
     let mut slab = BytesMut::new();
     move |row| {
         record_of(row, |value| {
@@ -248,8 +248,8 @@ fn in_slabs() -> impl FnMut(&Row<'_>) -> rusqlite::Result<Record> {
     }
 }
 
-fn record_of(row: &Row<'_>, keep: impl FnOnce(&[u8]) -> Bytes) -> rusqlite::Result<Record> {
-    Ok(Record {
+fn record_of(row: &Row<'_>, keep: impl FnOnce(&[u8]) -> Bytes) -> rusqlite::Result<StoreRecord> {
+    Ok(StoreRecord {
         key: text(row, 0)?,
         value: keep(value(row, 1)?),
         revision: Revision(row.get(2)?),

@@ -57,17 +57,17 @@ CREATE TABLE moments (
 
 /// The numbers beside the objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Meta {
+pub(super) struct StoreMeta {
     pub revision: Revision,
     pub compacted: Revision,
     pub epoch: u64,
 }
 
 /// A store begins at revision 1, because 0 means "any" to Kubernetes clients.
-const NEW: Meta = Meta { revision: Revision(1), compacted: Revision(1), epoch: 1 };
+const NEW: StoreMeta = StoreMeta { revision: Revision(1), compacted: Revision(1), epoch: 1 };
 
 /// Opens the file for writing, makes it when it is missing. The lock must live as long as the connection.
-pub(super) fn open(path: &Path) -> Result<(Connection, File, Meta), StoreError> {
+pub(super) fn open(path: &Path) -> Result<(Connection, File, StoreMeta), StoreError> {
     let lock = lock(path)?;
     // SQLite gives its side files the mode of the main one, so this is the only place that decides it.
     private(path)?;
@@ -94,14 +94,14 @@ pub(super) fn open_reader(path: &Path) -> Result<Connection, StoreError> {
     Ok(connection)
 }
 
-pub(super) fn load(connection: &Connection) -> Result<Meta, StoreError> {
+pub(super) fn load(connection: &Connection) -> Result<StoreMeta, StoreError> {
     let number = |name: &str| -> Result<u64, StoreError> {
         connection
             .prepare_cached("SELECT value FROM meta WHERE name = ?1")
             .and_then(|mut statement| statement.query_row([name], |row| row.get(0)))
             .map_err(translate)
     };
-    Ok(Meta {
+    Ok(StoreMeta {
         revision: Revision(number("revision")?),
         compacted: Revision(number("compacted")?),
         epoch: number("epoch")?,

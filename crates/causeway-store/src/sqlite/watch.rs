@@ -6,21 +6,21 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::query::{self, Cursor};
+use super::query::{self, EventCursor};
 use super::readers::Readers;
-use crate::hub::{Hub, Subscription};
-use crate::{Event, Revision, Signal, StoreError};
+use crate::hub::{Subscription, WatchHub};
+use crate::{Revision, StoreError, StoreEvent, WatchSignal};
 
 /// Events read at once.
 const PAGE: usize = 512;
 
 pub(crate) struct SqliteWatch {
     prefix: Arc<str>,
-    hub: Arc<Hub>,
+    hub: Arc<WatchHub>,
     readers: Arc<Readers>,
     /// Everything up to here was delivered or stands in `ready`.
-    cursor: Cursor,
-    ready: VecDeque<Arc<Event>>,
+    cursor: EventCursor,
+    ready: VecDeque<Arc<StoreEvent>>,
     stage: Stage,
 }
 
@@ -33,7 +33,7 @@ enum Stage {
 }
 
 impl SqliteWatch {
-    pub fn new(prefix: &str, after: Revision, hub: &Arc<Hub>, readers: Arc<Readers>) -> SqliteWatch {
+    pub fn new(prefix: &str, after: Revision, hub: &Arc<WatchHub>, readers: Arc<Readers>) -> SqliteWatch {
         let subscription = hub.subscribe(prefix, after);
         let behind = subscription.from.0.saturating_sub(after.0);
         let stage = match behind {
@@ -45,21 +45,21 @@ impl SqliteWatch {
             prefix: prefix.into(),
             hub: Arc::clone(hub),
             readers,
-            cursor: Cursor::after(after),
+            cursor: EventCursor::after(after),
             ready: VecDeque::new(),
             stage,
         }
     }
 
-    pub async fn next(&mut self) -> Result<Signal, StoreError> {
+    pub async fn next(&mut self) -> Result<WatchSignal, StoreError> {
         loop {
             if let Some(event) = self.ready.pop_front() {
-                return Ok(Signal::Event(event));
+                return Ok(WatchSignal::Event(event));
             }
             let upto = match &mut self.stage {
                 Stage::Live(subscription) => match subscription.next().await? {
-                    Signal::Event(event) if !is_behind(&self.cursor, &event) => continue,
-                    Signal::Progress(revision) if revision < self.cursor.revision => continue,
+                    WatchSignal::Event(event) if !is_behind(&self.cursor, &event) => continue,
+                    WatchSignal::Progress(revision) if revision < self.cursor.revision => continue,
                     signal => return Ok(signal),
                 },
                 Stage::Chasing => None,
@@ -72,7 +72,7 @@ impl SqliteWatch {
     }
 
     /// Moves on by one page, and to the next stage when history ends. Says how far it is when nothing was left.
-    async fn read_page(&mut self, upto: Option<Revision>) -> Result<Option<Signal>, StoreError> {
+    async fn read_page(&mut self, upto: Option<Revision>) -> Result<Option<WatchSignal>, StoreError> {
         let (prefix, cursor) = (Arc::clone(&self.prefix), self.cursor.clone());
         let page = self
             .readers
@@ -87,10 +87,10 @@ impl SqliteWatch {
             };
         }
         let caught_up = matches!(self.stage, Stage::Live(_)) && self.ready.is_empty();
-        Ok(caught_up.then_some(Signal::Progress(self.cursor.revision)))
+        Ok(caught_up.then_some(WatchSignal::Progress(self.cursor.revision)))
     }
 }
 
-fn is_behind(cursor: &Cursor, event: &Event) -> bool {
+fn is_behind(cursor: &EventCursor, event: &StoreEvent) -> bool {
     (event.revision, &event.key) > (cursor.revision, &cursor.key)
 }

@@ -10,19 +10,19 @@ use rusqlite::{Connection, TransactionBehavior, params};
 use tokio::sync::mpsc::error::TryRecvError;
 use tokio::sync::{mpsc, oneshot};
 
-use super::apply::{Applied, apply};
-use super::schema::{Meta, load, save};
-use super::{Shared, import, translate_write};
-use crate::backup::{Chunk, Header, Imported};
-use crate::retention::{self, Moment};
+use super::apply::{AppliedCommit, apply};
+use super::schema::{StoreMeta, load, save};
+use super::{SqliteShared, import, translate_write};
+use crate::backup::{BackupChunk, BackupHeader, ImportResult};
+use crate::retention::{self, RevisionTime};
 use crate::{Committed, Op, Revision, StoreError};
 
 type Answer<T> = oneshot::Sender<Result<T, StoreError>>;
 
-pub(crate) enum Request {
+pub(crate) enum WriteRequest {
     Commit { ops: Vec<Op>, answer: Answer<Committed> },
     Compact { upto: Revision, answer: Answer<Compaction> },
-    Import { header: Header, rows: mpsc::Receiver<Chunk>, answer: Answer<Imported> },
+    Import { header: BackupHeader, rows: mpsc::Receiver<BackupChunk>, answer: Answer<ImportResult> },
     Tick,
     Close { answer: Answer<()> },
 }
@@ -38,10 +38,10 @@ const GROUP_MAX: usize = 512;
 /// Rows deleted in one step of compaction: some milliseconds.
 const COMPACT_ROWS: usize = 2000;
 
-pub(super) struct Writer {
+pub(super) struct WriterThread {
     connection: Connection,
-    meta: Meta,
-    shared: Arc<Shared>,
+    meta: StoreMeta,
+    shared: Arc<SqliteShared>,
     /// Compaction decided by age and count that is still under way.
     compacting: Option<Revision>,
 }
@@ -51,16 +51,16 @@ struct Waiting {
     answer: Answer<Committed>,
 }
 
-impl Writer {
+impl WriterThread {
     pub fn start(
         connection: Connection,
         lock: File,
-        meta: Meta,
-        shared: Arc<Shared>,
-        requests: mpsc::Receiver<Request>,
+        meta: StoreMeta,
+        shared: Arc<SqliteShared>,
+        requests: mpsc::Receiver<WriteRequest>,
     ) -> Result<(), StoreError> {
         connection.set_prepared_statement_cache_capacity(32);
-        let writer = Writer { connection, meta, shared, compacting: None };
+        let writer = WriterThread { connection, meta, shared, compacting: None };
         std::thread::Builder::new()
             .name("store-writer".into())
             .spawn(move || writer.run(requests, lock))
@@ -71,17 +71,19 @@ impl Writer {
             })
     }
 
-    fn run(mut self, mut requests: mpsc::Receiver<Request>, lock: File) {
+    fn run(mut self, mut requests: mpsc::Receiver<WriteRequest>, lock: File) {
         let mut next = requests.blocking_recv();
         while let Some(request) = next.take() {
             match request {
-                Request::Commit { ops, answer } => {
+                WriteRequest::Commit { ops, answer } => {
                     next = self.commit_group(Waiting { ops, answer }, &mut requests)
                 }
-                Request::Compact { upto, answer } => drop(answer.send(self.compact(upto))),
-                Request::Import { header, rows, answer } => drop(answer.send(self.import(&header, rows))),
-                Request::Tick => self.tick(),
-                Request::Close { answer } => {
+                WriteRequest::Compact { upto, answer } => drop(answer.send(self.compact(upto))),
+                WriteRequest::Import { header, rows, answer } => {
+                    drop(answer.send(self.import(&header, rows)))
+                }
+                WriteRequest::Tick => self.tick(),
+                WriteRequest::Close { answer } => {
                     self.end(lock);
                     drop(answer.send(Ok(())));
                     return;
@@ -95,7 +97,7 @@ impl Writer {
     }
 
     /// The next request. Compaction under way goes on in between, one step for each group at least.
-    fn wait(&mut self, requests: &mut mpsc::Receiver<Request>) -> Option<Request> {
+    fn wait(&mut self, requests: &mut mpsc::Receiver<WriteRequest>) -> Option<WriteRequest> {
         while let Some(upto) = self.compacting {
             self.compact_a_little(upto);
             match requests.try_recv() {
@@ -117,12 +119,16 @@ impl Writer {
     }
 
     /// Returns the request that ended the group, when it was not a commit.
-    fn commit_group(&mut self, first: Waiting, requests: &mut mpsc::Receiver<Request>) -> Option<Request> {
+    fn commit_group(
+        &mut self,
+        first: Waiting,
+        requests: &mut mpsc::Receiver<WriteRequest>,
+    ) -> Option<WriteRequest> {
         let mut group = vec![first];
         let mut other = None;
         while group.len() < GROUP_MAX {
             match requests.try_recv() {
-                Ok(Request::Commit { ops, answer }) => group.push(Waiting { ops, answer }),
+                Ok(WriteRequest::Commit { ops, answer }) => group.push(Waiting { ops, answer }),
                 Ok(request) => {
                     other = Some(request);
                     break;
@@ -144,7 +150,7 @@ impl Writer {
     fn write_group(
         &mut self,
         group: &[Waiting],
-    ) -> rusqlite::Result<(Vec<Result<Applied, StoreError>>, Meta)> {
+    ) -> rusqlite::Result<(Vec<Result<AppliedCommit, StoreError>>, StoreMeta)> {
         // Dropped on any error, which rolls everything back.
         let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let mut meta = self.meta;
@@ -163,7 +169,12 @@ impl Writer {
         Ok((outcomes, meta))
     }
 
-    fn acknowledge(&mut self, group: Vec<Waiting>, outcomes: Vec<Result<Applied, StoreError>>, meta: Meta) {
+    fn acknowledge(
+        &mut self,
+        group: Vec<Waiting>,
+        outcomes: Vec<Result<AppliedCommit, StoreError>>,
+        meta: StoreMeta,
+    ) {
         self.remember(meta);
         let mut events = Vec::new();
         for (waiting, outcome) in group.into_iter().zip(outcomes) {
@@ -226,11 +237,11 @@ impl Writer {
     }
 
     fn note_moment(&mut self) -> rusqlite::Result<Option<Revision>> {
-        let now = Moment { revision: self.meta.revision.0, unix_seconds: retention::unix_seconds() };
+        let now = RevisionTime { revision: self.meta.revision.0, unix_seconds: retention::unix_seconds() };
         let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let known = transaction
             .prepare_cached("SELECT revision, unix_seconds FROM moments ORDER BY revision")?
-            .query_map([], |row| Ok(Moment { revision: row.get(0)?, unix_seconds: row.get(1)? }))?
+            .query_map([], |row| Ok(RevisionTime { revision: row.get(0)?, unix_seconds: row.get(1)? }))?
             .collect::<rusqlite::Result<Vec<_>>>()?;
         let moments = retention::note(&known, now);
         if moments != known {
@@ -246,7 +257,11 @@ impl Writer {
         Ok(retention::due(&moments, now.unix_seconds, self.meta.revision))
     }
 
-    fn import(&mut self, header: &Header, rows: mpsc::Receiver<Chunk>) -> Result<Imported, StoreError> {
+    fn import(
+        &mut self,
+        header: &BackupHeader,
+        rows: mpsc::Receiver<BackupChunk>,
+    ) -> Result<ImportResult, StoreError> {
         let imported = import::import(&mut self.connection, header, rows)?;
         let meta = load(&self.connection)?;
         self.remember(meta);
@@ -254,7 +269,7 @@ impl Writer {
         Ok(imported)
     }
 
-    fn remember(&mut self, meta: Meta) {
+    fn remember(&mut self, meta: StoreMeta) {
         // An assertion about the promise everything rests on.
         assert!(meta.revision >= self.meta.revision, "the revision must never go back");
         self.meta = meta;

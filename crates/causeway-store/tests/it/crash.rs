@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use causeway_store::{Page, Revision, Signal, Store, StoreError, StoreSpec};
+use causeway_store::{ListRange, Revision, Store, StoreError, StoreSpec, WatchSignal};
 use testlab::etcd::Cluster;
 
 use crate::lab::{Lab, Random, rounds, value};
@@ -242,7 +242,7 @@ impl Story {
 
     /// The records are as the acknowledged steps left them, or one step further: that one was under way.
     async fn verify_writer(&mut self, store: &Store, round: u64, writer: usize) {
-        let listing = store.list(&format!("crash/{writer}/"), Page::default()).await.unwrap();
+        let listing = store.list(&format!("crash/{writer}/"), ListRange::default()).await.unwrap();
         let found: BTreeMap<String, bytes::Bytes> =
             listing.records.iter().map(|record| (record.key.to_string(), record.value.clone())).collect();
         let expected = after_steps(writer, self.done[writer]);
@@ -266,7 +266,7 @@ impl Story {
         let mut watch = store.watch("crash/", looked).await.unwrap();
         while !missing.is_empty() {
             let next = tokio::time::timeout(Duration::from_secs(20), watch.next()).await;
-            let Signal::Event(event) =
+            let WatchSignal::Event(event) =
                 next.unwrap_or_else(|_| panic!("round {round}: missing {missing:?}")).unwrap()
             else {
                 continue;

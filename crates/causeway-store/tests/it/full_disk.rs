@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use causeway_store::{Page, Revision, Store, StoreError, StoreSpec};
+use causeway_store::{ListRange, Revision, Store, StoreError, StoreSpec};
 
 use crate::lab::{event, list, value};
 
@@ -82,7 +82,8 @@ async fn a_full_disk_refuses_writes_serves_reads_and_recovers() {
             assert!(store.get(&written[0].0).await.unwrap().is_some(), "reads go on");
         }
         everything_is_there(&store, &written).await;
-        let page = Page { at: Some(written[written.len() / 2].1), limit: Some(3), ..Page::default() };
+        let page =
+            ListRange { at: Some(written[written.len() / 2].1), limit: Some(3), ..ListRange::default() };
         assert_eq!(store.list("things/", page).await.unwrap().records.len(), 3, "old lists go on");
         disk.resize(more);
         let key = format!("things/{round}/y");

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use causeway_store::{Event, Listing, Page, Record, Revision, Signal, Store, StoreError, StoreSpec, Watch};
+use causeway_store::{
+    ListRange, Listing, Revision, Store, StoreError, StoreEvent, StoreRecord, StoreSpec, StoreWatch,
+    WatchSignal,
+};
 use testlab::etcd::Cluster;
 
 /// One empty place for a store.
@@ -38,29 +41,36 @@ pub fn value(text: impl std::fmt::Display) -> Bytes {
 }
 
 pub async fn list(store: &Store, prefix: &str) -> Listing {
-    store.list(prefix, Page::default()).await.unwrap()
+    store.list(prefix, ListRange::default()).await.unwrap()
 }
 
-pub async fn list_at(store: &Store, prefix: &str, at: Revision) -> Result<Vec<Record>, StoreError> {
-    store.list(prefix, Page { at: Some(at), ..Page::default() }).await.map(|listing| listing.records)
+pub async fn list_at(store: &Store, prefix: &str, at: Revision) -> Result<Vec<StoreRecord>, StoreError> {
+    store
+        .list(prefix, ListRange { at: Some(at), ..ListRange::default() })
+        .await
+        .map(|listing| listing.records)
 }
 
-pub fn keys(records: &[Record]) -> Vec<&str> {
+pub fn keys(records: &[StoreRecord]) -> Vec<&str> {
     records.iter().map(|record| &*record.key).collect()
 }
 
 /// The next event; progress in between is skipped.
-pub async fn event(watch: &mut Watch) -> Result<std::sync::Arc<Event>, StoreError> {
+pub async fn event(watch: &mut StoreWatch) -> Result<std::sync::Arc<StoreEvent>, StoreError> {
     loop {
         let next = tokio::time::timeout(Duration::from_secs(20), watch.next()).await;
-        if let Signal::Event(event) = next.expect("an event within 20 seconds")? {
+        if let WatchSignal::Event(event) = next.expect("an event within 20 seconds")? {
             return Ok(event);
         }
     }
 }
 
 /// All events up to and with the revision `last`.
-pub async fn events_upto(watch: &mut Watch, last: Revision, count: usize) -> Vec<std::sync::Arc<Event>> {
+pub async fn events_upto(
+    watch: &mut StoreWatch,
+    last: Revision,
+    count: usize,
+) -> Vec<std::sync::Arc<StoreEvent>> {
     let mut events = Vec::new();
     while events.len() < count {
         let next = event(watch).await.unwrap();

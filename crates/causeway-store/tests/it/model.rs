@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use causeway_store::{Op, Page, Record, Revision, Store, StoreError};
+use causeway_store::{ListRange, Op, Revision, Store, StoreError, StoreRecord};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use testlab::etcd::Cluster;
@@ -44,9 +44,9 @@ type Told = (Revision, String, Option<Bytes>, Option<Bytes>, Revision);
 
 /// What the store should be.
 struct Model {
-    records: BTreeMap<String, Record>,
+    records: BTreeMap<String, StoreRecord>,
     /// Everything as it was after each commit.
-    past: Vec<(Revision, BTreeMap<String, Record>)>,
+    past: Vec<(Revision, BTreeMap<String, StoreRecord>)>,
     events: Vec<Told>,
     oldest: Revision,
 }
@@ -96,7 +96,7 @@ impl Model {
             };
             if let Some(value) = value.clone() {
                 self.records
-                    .insert(key.clone(), Record { key: key.as_str().into(), value, revision, created });
+                    .insert(key.clone(), StoreRecord { key: key.as_str().into(), value, revision, created });
             }
             self.events.push((revision, key, value, before.map(|record| record.value), created));
         }
@@ -147,7 +147,8 @@ async fn play(lab: &Lab, acts: Vec<Act>) {
 
 async fn commit(store: &Store, model: &mut Model, wishes: &[Wish]) {
     let ops: Vec<Op> = wishes.iter().map(|wish| model.op(wish)).collect();
-    let before: Vec<Option<Record>> = ops.iter().map(|op| model.records.get(op.key()).cloned()).collect();
+    let before: Vec<Option<StoreRecord>> =
+        ops.iter().map(|op| model.records.get(op.key()).cloned()).collect();
     let refusal = model.refusal(&ops);
     match store.commit(ops.clone()).await {
         Ok(committed) => {
@@ -166,10 +167,10 @@ async fn commit(store: &Store, model: &mut Model, wishes: &[Wish]) {
 async fn lists_agree(store: &Store, model: &Model) {
     for (revision, records) in &model.past {
         for prefix in ["", "a/", "ä"] {
-            let expected: Vec<&Record> =
+            let expected: Vec<&StoreRecord> =
                 records.values().filter(|record| record.key.starts_with(prefix)).collect();
             let mut found = Vec::new();
-            let mut page = Page { at: Some(*revision), after: None, limit: Some(2) };
+            let mut page = ListRange { at: Some(*revision), after: None, limit: Some(2) };
             loop {
                 let listing = match store.list(prefix, page.clone()).await {
                     Ok(listing) => listing,

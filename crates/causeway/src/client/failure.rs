@@ -13,7 +13,7 @@ pub enum CallError {
     #[error("{server} cannot be reached: {}\n  the address comes from {origin}\n  {}", chain(source.as_ref()), advice(source.as_ref()))]
     Unreachable { server: String, origin: String, source: Box<dyn Error + Send + Sync> },
     #[error("{}", status.explain(server))]
-    Refused { server: String, status: Box<Refusal> },
+    Refused { server: String, status: Box<ApiRefusal> },
     #[error("{server} answered something that is not JSON: is it a Causeway cloud?")]
     Garbled { server: String, source: serde_json::Error },
     #[error("{server} answers without end")]
@@ -25,25 +25,25 @@ pub enum CallError {
 /// The part of a Kubernetes `Status` that people need.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
-pub struct Refusal {
+pub struct ApiRefusal {
     pub kind: String,
     pub code: u16,
     pub reason: String,
     pub message: String,
-    pub details: Details,
+    pub details: RefusalDetails,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
-pub struct Details {
+pub struct RefusalDetails {
     pub name: String,
     pub kind: String,
-    pub causes: Vec<Cause>,
+    pub causes: Vec<RefusalCause>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
-pub struct Cause {
+pub struct RefusalCause {
     pub reason: String,
     pub field: String,
     pub message: String,
@@ -51,10 +51,10 @@ pub struct Cause {
 
 impl CallError {
     pub fn refused(server: &str, code: StatusCode, body: &[u8]) -> CallError {
-        let mut status: Refusal = serde_json::from_slice(body).unwrap_or_default();
+        let mut status: ApiRefusal = serde_json::from_slice(body).unwrap_or_default();
         if status.kind != "Status" {
             let text: String = String::from_utf8_lossy(body).chars().take(200).collect();
-            status = Refusal { message: text.trim().to_owned(), ..Refusal::default() };
+            status = ApiRefusal { message: text.trim().to_owned(), ..ApiRefusal::default() };
         }
         status.code = code.as_u16();
         CallError::Refused { server: server.to_owned(), status: Box::new(status) }
@@ -76,7 +76,7 @@ impl CallError {
     }
 }
 
-impl Refusal {
+impl ApiRefusal {
     /// The object is not there, but the server knows its kind.
     pub fn is_missing_object(&self) -> bool {
         self.code == 404 && self.reason == "NotFound" && !self.details.name.is_empty()

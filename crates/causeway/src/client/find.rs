@@ -5,27 +5,27 @@ use std::path::{Path, PathBuf};
 
 use kube::config::{Kubeconfig, KubeconfigError};
 
-use super::Connection;
+use super::ApiConnectionArgs;
 
 const DATA_DIR_DEFAULT: &str = "/var/lib/causeway";
 const KUBECONFIG_FILE: &str = "admin.kubeconfig";
 
 /// One kubeconfig, or several to be merged as kubectl does, and the words that say where it came from.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct FoundKubeconfig {
     pub paths: Vec<PathBuf>,
     pub origin: String,
 }
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NotFound {
+pub enum KubeconfigNotFound {
     #[error("{origin} names {}, which does not exist", path.display())]
     Missing { origin: String, path: PathBuf },
     #[error("no kubeconfig: {} does not exist. Use --kubeconfig FILE, set KUBECONFIG, or run this on the cloud's host (as a user who may read its data dir)", path.display())]
     Nothing { path: PathBuf },
 }
 
-impl Found {
+impl FoundKubeconfig {
     pub fn read(&self) -> Result<Kubeconfig, KubeconfigError> {
         let mut merged = Kubeconfig::default();
         for path in &self.paths {
@@ -37,9 +37,9 @@ impl Found {
 
 /// Decides from the flags and the environment; looks at the disk only to see whether files exist.
 pub fn kubeconfig(
-    flags: &Connection,
+    flags: &ApiConnectionArgs,
     environment: &dyn Fn(&str) -> Option<OsString>,
-) -> Result<Found, NotFound> {
+) -> Result<FoundKubeconfig, KubeconfigNotFound> {
     if let Some(path) = &flags.kubeconfig {
         return one(path, "--kubeconfig");
     }
@@ -55,21 +55,24 @@ pub fn kubeconfig(
             std::env::split_paths(&list).filter(|path| !path.as_os_str().is_empty()).collect();
         let paths: Vec<PathBuf> = all.iter().filter(|path| path.exists()).cloned().collect();
         return match (paths.is_empty(), all.into_iter().next()) {
-            (true, Some(path)) => Err(NotFound::Missing { origin: "KUBECONFIG".to_owned(), path }),
-            _ => Ok(Found { paths, origin: format!("{} (from KUBECONFIG)", list.to_string_lossy()) }),
+            (true, Some(path)) => Err(KubeconfigNotFound::Missing { origin: "KUBECONFIG".to_owned(), path }),
+            _ => {
+                Ok(FoundKubeconfig { paths, origin: format!("{} (from KUBECONFIG)", list.to_string_lossy()) })
+            }
         };
     }
     let data_dir = variable("CAUSEWAY_DATA_DIR").map_or_else(|| DATA_DIR_DEFAULT.into(), PathBuf::from);
     let path = data_dir.join(KUBECONFIG_FILE);
-    one(&path, "the data dir").map_err(|_| NotFound::Nothing { path })
+    one(&path, "the data dir").map_err(|_| KubeconfigNotFound::Nothing { path })
 }
 
-fn one(path: &Path, origin: &str) -> Result<Found, NotFound> {
+fn one(path: &Path, origin: &str) -> Result<FoundKubeconfig, KubeconfigNotFound> {
     match path.exists() {
-        true => {
-            Ok(Found { paths: vec![path.to_owned()], origin: format!("{} (from {origin})", path.display()) })
-        }
-        false => Err(NotFound::Missing { origin: origin.to_owned(), path: path.to_owned() }),
+        true => Ok(FoundKubeconfig {
+            paths: vec![path.to_owned()],
+            origin: format!("{} (from {origin})", path.display()),
+        }),
+        false => Err(KubeconfigNotFound::Missing { origin: origin.to_owned(), path: path.to_owned() }),
     }
 }
 
@@ -85,7 +88,7 @@ mod tests {
         }
         let path = |name: &str| folder.path().join(name);
         let check = |flag: Option<&str>, data_dir: bool, variables: &[(&str, &str)], expected: &str| {
-            let flags = Connection {
+            let flags = ApiConnectionArgs {
                 kubeconfig: flag.map(path),
                 data_dir: data_dir.then(|| folder.path().to_owned()),
                 context: None,

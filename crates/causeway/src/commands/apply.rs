@@ -12,7 +12,7 @@ use futures_util::{StreamExt, stream};
 use http::{Method, StatusCode};
 use serde_json::Value;
 
-use crate::client::{self, Api, CallError, Connection};
+use crate::client::{self, ApiClient, ApiConnectionArgs, CallError};
 use crate::manifest::{self, Manifest};
 use crate::output;
 
@@ -47,7 +47,7 @@ pub struct Args {
     #[arg(long, value_name = "NAME", default_value = FIELD_MANAGER)]
     field_manager: String,
     #[command(flatten)]
-    connection: Connection,
+    connection: ApiConnectionArgs,
 }
 
 pub const FIELD_MANAGER: &str = "causeway";
@@ -77,16 +77,16 @@ impl Validate {
 
 /// How objects are applied.
 #[derive(Clone, Debug)]
-pub struct Manner {
+pub struct ApplyMode {
     pub field_manager: String,
     pub force_conflicts: bool,
     pub dry_run: bool,
     pub validate: Validate,
 }
 
-impl Default for Manner {
-    fn default() -> Manner {
-        Manner {
+impl Default for ApplyMode {
+    fn default() -> ApplyMode {
+        ApplyMode {
             field_manager: FIELD_MANAGER.to_owned(),
             force_conflicts: false,
             dry_run: false,
@@ -97,18 +97,18 @@ impl Default for Manner {
 
 /// What applying did to an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum ApplyOutcome {
     Created,
     Configured,
     Unchanged,
 }
 
-impl Outcome {
+impl ApplyOutcome {
     pub fn name(self) -> &'static str {
         match self {
-            Outcome::Created => "created",
-            Outcome::Configured => "configured",
-            Outcome::Unchanged => "unchanged",
+            ApplyOutcome::Created => "created",
+            ApplyOutcome::Configured => "configured",
+            ApplyOutcome::Unchanged => "unchanged",
         }
     }
 }
@@ -118,7 +118,7 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     let manifests = manifest::parse(&texts)?;
     ensure!(!manifests.is_empty(), "there is no object in what was given with -f");
     let api = arguments.connection.connect().await?;
-    let manner = Manner {
+    let manner = ApplyMode {
         field_manager: arguments.field_manager,
         force_conflicts: arguments.force_conflicts,
         dry_run: arguments.dry_run,
@@ -170,7 +170,11 @@ fn title(manifest: &Manifest) -> String {
 }
 
 /// Applies one object and says what that changed.
-pub async fn apply(api: &Api, manifest: &Manifest, manner: &Manner) -> Result<Outcome, CallError> {
+pub async fn apply(
+    api: &ApiClient,
+    manifest: &Manifest,
+    manner: &ApplyMode,
+) -> Result<ApplyOutcome, CallError> {
     let path = client::object(manifest.version, manifest.kind, &manifest.name);
     let before = api.find(&path).await?;
     let query = client::query(&[
@@ -185,15 +189,15 @@ pub async fn apply(api: &Api, manifest: &Manifest, manner: &Manner) -> Result<Ou
 }
 
 /// What changed? Compares what was there with what is there now.
-fn outcome(before: Option<&Value>, code: StatusCode, after: &Value) -> Outcome {
-    let Some(before) = before else { return Outcome::Created };
+fn outcome(before: Option<&Value>, code: StatusCode, after: &Value) -> ApplyOutcome {
+    let Some(before) = before else { return ApplyOutcome::Created };
     let revision = |value: &Value| value["metadata"]["resourceVersion"].clone();
     if code == StatusCode::CREATED {
-        Outcome::Created
+        ApplyOutcome::Created
     } else if revision(before) == revision(after) && same(before, after) {
-        Outcome::Unchanged
+        ApplyOutcome::Unchanged
     } else {
-        Outcome::Configured
+        ApplyOutcome::Configured
     }
 }
 
@@ -215,7 +219,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::manifest::{Form, Text};
+    use crate::manifest::{ManifestFormat, ManifestText};
 
     #[test]
     fn objects_go_side_by_side_only_where_their_order_does_not_matter() {
@@ -223,7 +227,8 @@ mod tests {
             let documents = written.iter().map(|(kind, name)| {
                 format!("---\n{{kind: {kind}, apiVersion: v1, metadata: {{name: {name}}}}}\n")
             });
-            let text = Text { name: "f".to_owned(), form: Form::Yaml, text: documents.collect() };
+            let text =
+                ManifestText { name: "f".to_owned(), form: ManifestFormat::Yaml, text: documents.collect() };
             let manifests = manifest::parse(&[text]).unwrap();
             let sizes: Vec<usize> = groups(&manifests).iter().map(|group| group.len()).collect();
             assert_eq!(sizes, expected, "{written:?}");
@@ -241,10 +246,10 @@ mod tests {
         let check = |before, code, after: &Value, expected| {
             assert_eq!(outcome(before, StatusCode::from_u16(code).unwrap(), after), expected);
         };
-        check(None, 201, &object("6", "a"), Outcome::Created);
-        check(Some(&old), 200, &object("5", "a"), Outcome::Unchanged);
-        check(Some(&old), 200, &object("6", "b"), Outcome::Configured);
-        check(Some(&old), 200, &object("5", "b"), Outcome::Configured);
-        check(Some(&old), 201, &object("7", "a"), Outcome::Created);
+        check(None, 201, &object("6", "a"), ApplyOutcome::Created);
+        check(Some(&old), 200, &object("5", "a"), ApplyOutcome::Unchanged);
+        check(Some(&old), 200, &object("6", "b"), ApplyOutcome::Configured);
+        check(Some(&old), 200, &object("5", "b"), ApplyOutcome::Configured);
+        check(Some(&old), 201, &object("7", "a"), ApplyOutcome::Created);
     }
 }

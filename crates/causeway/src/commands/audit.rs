@@ -8,8 +8,8 @@ use std::time::SystemTime;
 use anyhow::bail;
 use serde_json::Value;
 
-use crate::client::{self, Connection};
-use crate::duration::Span;
+use crate::client::{self, ApiConnectionArgs};
+use crate::duration::HumanDuration;
 use crate::output::{self, cell};
 
 const EXAMPLES: &str = "\
@@ -46,7 +46,7 @@ pub struct Args {
     name: Option<String>,
     /// Only what the cloud has heard of within this time, for example 90s, 15m, 1h, 7d
     #[arg(long, value_name = "DURATION")]
-    since: Option<Span>,
+    since: Option<HumanDuration>,
     /// Only records of the gateways of this site
     #[arg(long, value_name = "NAME")]
     site: Option<String>,
@@ -66,7 +66,7 @@ pub struct Args {
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     limit: Option<u32>,
     #[command(flatten)]
-    connection: Connection,
+    connection: ApiConnectionArgs,
 }
 
 pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {

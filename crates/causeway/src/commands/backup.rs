@@ -10,7 +10,7 @@ use futures_util::StreamExt;
 use http_body_util::BodyExt;
 use serde_json::Value;
 
-use crate::client::Connection;
+use crate::client::ApiConnectionArgs;
 use crate::output;
 
 const EXAMPLES: &str = "\
@@ -29,7 +29,7 @@ pub struct Args {
     #[arg(value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     file: PathBuf,
     #[command(flatten)]
-    connection: Connection,
+    connection: ApiConnectionArgs,
 }
 
 pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {

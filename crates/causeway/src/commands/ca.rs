@@ -5,8 +5,8 @@ use std::process::ExitCode;
 use clap::Subcommand;
 use serde_json::{Value, json};
 
-use crate::client::Connection;
-use crate::output::{self, Table, cell};
+use crate::client::ApiConnectionArgs;
+use crate::output::{self, TextTable, cell};
 
 /// Show or rotate the certificate authority
 #[derive(Debug, clap::Args)]
@@ -14,7 +14,7 @@ pub struct Args {
     #[command(subcommand)]
     action: Action,
     #[command(flatten)]
-    connection: Connection,
+    connection: ApiConnectionArgs,
 }
 
 #[derive(Debug, Subcommand)]
@@ -90,7 +90,7 @@ fn authorities(ca: &Value) -> &[Value] {
 }
 
 fn render(ca: &Value) -> String {
-    let mut table = Table::new(&["AUTHORITY", "SIGNS", "CREATED", "EXPIRES"]);
+    let mut table = TextTable::new(&["AUTHORITY", "SIGNS", "CREATED", "EXPIRES"]);
     for authority in authorities(ca) {
         let signs = match (authority["issuing"] == true, authority["serving"] == true) {
             (true, true) => "everything",

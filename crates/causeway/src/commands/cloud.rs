@@ -14,7 +14,7 @@ use causeway_store::{EtcdTls, StoreSpec};
 
 use super::gateway::{self, GatewayArgs};
 use super::reload::on_hangup;
-use crate::config::{self, CloudLayer, Config, Endpoint, Layer, LogLayer, Role, ServerName};
+use crate::config::{self, AdvertisedEndpoint, CloudLayer, Config, Layer, LogLayer, Role, ServerName};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -50,13 +50,13 @@ pub struct Args {
     connect_allow: Vec<AllowRule>,
     /// Channel endpoint that edges are given; may be repeated
     #[arg(long, value_name = "HOST:PORT")]
-    advertise: Vec<Endpoint>,
+    advertise: Vec<AdvertisedEndpoint>,
     /// Where other replicas of this cloud reach its channel port [default: the first --advertise]
     #[arg(long, value_name = "HOST:PORT")]
-    peer_address: Option<Endpoint>,
+    peer_address: Option<AdvertisedEndpoint>,
     /// Store: `sqlite` or `etcd=http://HOST:2379,...` [default: sqlite]
     #[arg(long, value_name = "SPEC")]
-    store: Option<config::Store>,
+    store: Option<config::StoreSetting>,
     /// Key file that opens the CA in the store; the same for all replicas [default: DATA_DIR/seal.key]
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     seal_key: Option<PathBuf>,
@@ -154,7 +154,7 @@ pub fn cloud_config(config: &Config) -> CloudConfig {
         port: port_limits(cloud),
         // The process ends when `drain` is over; the rest is for what comes after what was in flight.
         drain: cloud.drain.value.0 * 3 / 4,
-        gateway: causeway_gateway::Options {
+        gateway: causeway_gateway::GatewayOptions {
             connect_allow: cloud.connect_allow.value.clone(),
             ..gateway::options(config)
         },
@@ -162,7 +162,7 @@ pub fn cloud_config(config: &Config) -> CloudConfig {
     }
 }
 
-fn port_limits(cloud: &config::Cloud) -> PortLimits {
+fn port_limits(cloud: &config::CloudSettings) -> PortLimits {
     let twice = |number: NonZeroU32| number.saturating_add(number.get());
     let per_address = cloud.handshakes_per_address.value;
     let mut limits = PortLimits {
@@ -182,8 +182,8 @@ fn port_limits(cloud: &config::Cloud) -> PortLimits {
 pub fn store_spec(config: &Config) -> StoreSpec {
     let cloud = &config.cloud;
     match &cloud.store.value {
-        config::Store::Sqlite => StoreSpec::Sqlite { path: config.data_dir.value.join("store.db") },
-        config::Store::Etcd { endpoints } => {
+        config::StoreSetting::Sqlite => StoreSpec::Sqlite { path: config.data_dir.value.join("store.db") },
+        config::StoreSetting::Etcd { endpoints } => {
             let tls = EtcdTls {
                 ca: cloud.etcd_ca.value.clone(),
                 cert: cloud.etcd_certificate.value.clone(),

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::WrongUsage;
 use super::get::items;
-use crate::client::{self, Api, CallError, Connection};
+use crate::client::{self, ApiClient, ApiConnectionArgs, CallError};
 use crate::kinds::{KindParser, KindWord};
 use crate::{manifest, output};
 
@@ -52,7 +52,7 @@ pub struct Args {
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
-    connection: Connection,
+    connection: ApiConnectionArgs,
 }
 
 pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
@@ -85,7 +85,11 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     delete_all(&api, &targets, &arguments).await
 }
 
-async fn selected(api: &Api, kind: Kind, selector: Option<&str>) -> anyhow::Result<Vec<(Kind, String)>> {
+async fn selected(
+    api: &ApiClient,
+    kind: Kind,
+    selector: Option<&str>,
+) -> anyhow::Result<Vec<(Kind, String)>> {
     let query = client::query(&[("labelSelector", selector)]);
     let list = api.get(&format!("{}{query}", client::collection(ApiVersion::Group, kind))).await?;
     let names =
@@ -94,7 +98,7 @@ async fn selected(api: &Api, kind: Kind, selector: Option<&str>) -> anyhow::Resu
 }
 
 /// Deletes one object. Where the server protects it and the user insists, the server is told so first.
-async fn delete(api: &Api, kind: Kind, name: &str, arguments: &Args) -> Result<(), CallError> {
+async fn delete(api: &ApiClient, kind: Kind, name: &str, arguments: &Args) -> Result<(), CallError> {
     let query = client::query(&[("dryRun", arguments.dry_run.then_some("All"))]);
     let path = format!("{}{query}", client::object(ApiVersion::Group, kind, name));
     match api.delete(&path).await {
@@ -110,7 +114,11 @@ async fn delete(api: &Api, kind: Kind, name: &str, arguments: &Args) -> Result<(
     api.delete(&path).await.map(drop)
 }
 
-async fn delete_all(api: &Api, targets: &[(Kind, String)], arguments: &Args) -> anyhow::Result<ExitCode> {
+async fn delete_all(
+    api: &ApiClient,
+    targets: &[(Kind, String)],
+    arguments: &Args,
+) -> anyhow::Result<ExitCode> {
     let note = if arguments.dry_run { " (dry run)" } else { "" };
     let mut failed = false;
     for (kind, name) in targets {

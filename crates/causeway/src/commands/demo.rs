@@ -3,13 +3,13 @@
 //! The cloud and the edges are the same code as `causeway cloud` and `causeway edge`. `plan` says what is promised, `world` builds
 //! it, `traffic` tries it, `board` shows it. With root every site has a network of its own; nothing is left behind either way.
 
-mod board;
+mod fleet;
 mod folder;
 mod machine;
 mod net;
 mod plan;
+mod table;
 mod traffic;
-mod world;
 
 use std::io::IsTerminal;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -30,14 +30,14 @@ use causeway_store::StoreSpec;
 use futures_util::future::join_all;
 use serde_json::json;
 
-use super::apply::{Manner, apply};
-use crate::client::{self, Api, Connection};
+use super::apply::{ApplyMode, apply};
+use crate::client::{self, ApiClient, ApiConnectionArgs};
 use crate::config::{Config, EdgeLayer, GatewayLayer, Layer};
-use crate::manifest::{self, Form, Manifest, Text};
+use crate::manifest::{self, Manifest, ManifestFormat, ManifestText};
 use crate::output;
-use board::Board;
-use plan::{Crossing, Site, Stage, crossings};
-use world::World;
+use fleet::DemoFleet;
+use plan::{DemoCrossing, DemoNetwork, DemoSite, crossings};
+use table::DemoTable;
 
 const EXAMPLES_HELP: &str = "\
 Examples:
@@ -82,8 +82,8 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     causeway_daemon::log::start(LogFormat::Text, &filter)?;
     let stop = signals::watch(DRAIN, signals::Hangup::Stop)?;
     let stage = match rustix::process::geteuid().is_root() && !arguments.loopback {
-        true => Stage::Networks,
-        false => Stage::Loopback,
+        true => DemoNetwork::Networks,
+        false => DemoNetwork::Loopback,
     };
     folder::remove_abandoned(&std::env::temp_dir());
     let (folder, _lock) = folder::make()?;
@@ -102,36 +102,37 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
 }
 
 struct Demo {
-    world: World,
-    api: Api,
+    world: DemoFleet,
+    api: ApiClient,
     kubeconfig: PathBuf,
-    crossings: Vec<Crossing>,
+    crossings: Vec<DemoCrossing>,
 }
 
 impl Demo {
-    async fn build(stage: Stage, folder: &Path) -> anyhow::Result<Demo> {
+    async fn build(stage: DemoNetwork, folder: &Path) -> anyhow::Result<Demo> {
         let place = match stage {
-            Stage::Networks => "in networks of their own",
-            Stage::Loopback => "on the loopback (with root they have networks of their own)",
+            DemoNetwork::Networks => "in networks of their own",
+            DemoNetwork::Loopback => "on the loopback (with root they have networks of their own)",
         };
         output::note(&format!("demo: a cloud and two sites with equal addresses, {place}"));
-        let mut world = World::build(stage, folder).await?;
+        let mut world = DemoFleet::build(stage, folder).await?;
         let door = world.door().await?;
         let config = cloud_config(&world, door);
         let cloud =
-            world.begin_at(Site::Cloud, async move { Ok(Box::pin(Cloud::start(config)).await?) }).await?;
+            world.begin_at(DemoSite::Cloud, async move { Ok(Box::pin(Cloud::start(config)).await?) }).await?;
         let (kubeconfig, channel) = (cloud.kubeconfig(), cloud.addresses().channel.port());
         world.open_door(cloud.addresses().api);
-        world.run_at(Site::Cloud, |stop| async move { Ok(cloud.run(stop).await?) });
+        world.run_at(DemoSite::Cloud, |stop| async move { Ok(cloud.run(stop).await?) });
         output::note(&format!("demo: the cloud runs; edges reach it at {}", world.advertised(channel)));
-        let connection = Connection { kubeconfig: Some(kubeconfig.clone()), ..Connection::default() };
+        let connection =
+            ApiConnectionArgs { kubeconfig: Some(kubeconfig.clone()), ..ApiConnectionArgs::default() };
         let api = connection.connect().await?;
         let manifests = manifests(stage)?;
         for manifest in &manifests {
-            apply(&api, manifest, &Manner::default()).await?;
+            apply(&api, manifest, &ApplyMode::default()).await?;
         }
         output::note(&format!("demo: {} objects of examples/ are applied", manifests.len()));
-        for site in [Site::Berlin, Site::Oslo] {
+        for site in [DemoSite::Berlin, DemoSite::Oslo] {
             let wanted =
                 json!({"site": site.name(), "gateway": site.gateway(), "ttlSeconds": 600, "uses": 1});
             let made = api.post("/causeway/v1/tokens", &wanted).await?;
@@ -143,7 +144,7 @@ impl Demo {
     }
 
     async fn show(&mut self, check: bool) -> anyhow::Result<()> {
-        let mut board = Board::new(self.world.stage, &self.crossings);
+        let mut board = DemoTable::new(self.world.stage, &self.crossings);
         let begun = Instant::now();
         if check {
             let holds = tokio::time::timeout(CHECK_TIMEOUT, self.settle(&mut board)).await;
@@ -169,12 +170,12 @@ impl Demo {
     }
 
     fn passing(&self) -> usize {
-        let passes = |crossing: &&Crossing| matches!(crossing.expected, plan::Expected::Passes(_));
+        let passes = |crossing: &&DemoCrossing| matches!(crossing.expected, plan::ExpectedOutcome::Passes(_));
         self.crossings.iter().filter(passes).count()
     }
 
     /// Until everything is as promised, and in the audit.
-    async fn settle(&mut self, board: &mut Board) -> anyhow::Result<()> {
+    async fn settle(&mut self, board: &mut DemoTable) -> anyhow::Result<()> {
         loop {
             self.round(board).await?;
             if board.holds() && board.is_audited() {
@@ -185,7 +186,7 @@ impl Demo {
     }
 
     /// Tells what can be tried, then shows the table again and again: on a terminal in the same place, else once.
-    async fn watch(&mut self, board: &mut Board) -> anyhow::Result<()> {
+    async fn watch(&mut self, board: &mut DemoTable) -> anyhow::Result<()> {
         let terminal = std::io::stdout().is_terminal();
         output::print(&self.hints())?;
         output::print(&board.render(output::colours(), output::terminal_width()))?;
@@ -200,7 +201,7 @@ impl Demo {
     }
 
     /// Every client asks once.
-    async fn round(&mut self, board: &mut Board) -> anyhow::Result<()> {
+    async fn round(&mut self, board: &mut DemoTable) -> anyhow::Result<()> {
         if let Some(error) = self.world.broken().await {
             return Err(error);
         }
@@ -222,8 +223,9 @@ impl Demo {
 
     fn hints(&self) -> String {
         let kubeconfig = self.kubeconfig.display();
-        let there = |site: Site| self.world.enter(site).map_or_else(String::new, |enter| format!("{enter} "));
-        let dns = self.world.stage.dns(Site::Cloud);
+        let there =
+            |site: DemoSite| self.world.enter(site).map_or_else(String::new, |enter| format!("{enter} "));
+        let dns = self.world.stage.dns(DemoSite::Cloud);
         format!(
             "\nIn another terminal:\n\n  \
              export CAUSEWAY_KUBECONFIG={kubeconfig} KUBECONFIG={kubeconfig}\n  \
@@ -235,28 +237,28 @@ impl Demo {
              {}dig @{} -p {} dashboard.plant.example\n  \
              kubectl get esites,egateways,virtualpresences\n\n\
              Ctrl-C ends it; nothing is left behind.\n\n",
-            there(Site::Cloud),
+            there(DemoSite::Cloud),
             dns.ip(),
             dns.port(),
         )
     }
 }
 
-fn manifests(stage: Stage) -> anyhow::Result<Vec<Manifest>> {
-    let texts = EXAMPLES.map(|(name, text)| Text {
+fn manifests(stage: DemoNetwork) -> anyhow::Result<Vec<Manifest>> {
+    let texts = EXAMPLES.map(|(name, text)| ManifestText {
         name: format!("examples/{name}"),
-        form: Form::Yaml,
+        form: ManifestFormat::Yaml,
         text: stage.adapt(text),
     });
     manifest::parse(&texts)
 }
 
-fn cloud_config(world: &World, api: SocketAddr) -> CloudConfig {
+fn cloud_config(world: &DemoFleet, api: SocketAddr) -> CloudConfig {
     let (stage, data_dir) = (world.stage, world.folder.join("cloud"));
     let free = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let channel = match stage {
-        Stage::Networks => SocketAddr::from((Ipv4Addr::UNSPECIFIED, CHANNEL_PORT)),
-        Stage::Loopback => free_port().unwrap_or(free),
+        DemoNetwork::Networks => SocketAddr::from((Ipv4Addr::UNSPECIFIED, CHANNEL_PORT)),
+        DemoNetwork::Loopback => free_port().unwrap_or(free),
     };
     CloudConfig {
         store: StoreSpec::Sqlite { path: data_dir.join("store.db") },
@@ -275,16 +277,16 @@ fn cloud_config(world: &World, api: SocketAddr) -> CloudConfig {
         audit: AuditLimits::default(),
         port: PortLimits::default(),
         drain: DRAIN / 2,
-        gateway: causeway_gateway::Options {
+        gateway: causeway_gateway::GatewayOptions {
             dns: DnsOptions {
-                listen: (stage == Stage::Loopback).then(|| vec![stage.dns(Site::Cloud)]),
+                listen: (stage == DemoNetwork::Loopback).then(|| vec![stage.dns(DemoSite::Cloud)]),
                 // The demo knows no names but its own.
                 upstreams: Some(Vec::new()),
                 ..DnsOptions::default()
             },
             // A session is in the audit when it has ended. Here each is one question.
             udp: UdpOptions { idle_timeout: ROUND, settled_timeout: ROUND, ..UdpOptions::default() },
-            ..causeway_gateway::Options::default()
+            ..causeway_gateway::GatewayOptions::default()
         },
         shown: json!({"demo": true}),
     }
@@ -298,11 +300,11 @@ fn free_port() -> std::io::Result<SocketAddr> {
     std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
 }
 
-fn edge_config(stage: Stage, site: Site, data_dir: &Path) -> anyhow::Result<Config> {
+fn edge_config(stage: DemoNetwork, site: DemoSite, data_dir: &Path) -> anyhow::Result<Config> {
     let free = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let dns = match stage {
-        Stage::Networks => None,
-        Stage::Loopback => Some(vec![stage.dns(site).to_string().parse().map_err(anyhow::Error::msg)?]),
+        DemoNetwork::Networks => None,
+        DemoNetwork::Loopback => Some(vec![stage.dns(site).to_string().parse().map_err(anyhow::Error::msg)?]),
     };
     let flags = Layer {
         data_dir: Some(data_dir.to_owned()),
@@ -329,7 +331,7 @@ mod tests {
             .collect();
         files.sort();
         assert_eq!(files, EXAMPLES.map(|(name, _)| name.to_owned()));
-        for stage in [Stage::Networks, Stage::Loopback] {
+        for stage in [DemoNetwork::Networks, DemoNetwork::Loopback] {
             let manifests = manifests(stage).unwrap();
             for kind in Kind::ALL {
                 assert!(manifests.iter().any(|manifest| manifest.kind == kind), "no example of {kind}");

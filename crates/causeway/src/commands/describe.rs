@@ -10,10 +10,10 @@ use causeway_api::{ApiVersion, Kind};
 use serde_json::Value;
 
 use super::get::items;
-use crate::client::{self, Connection};
+use crate::client::{self, ApiConnectionArgs};
 use crate::duration::age;
 use crate::kinds::{KindParser, KindWord};
-use crate::output::{self, Table, plain};
+use crate::output::{self, TextTable, plain};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -35,7 +35,7 @@ pub struct Args {
     #[arg(short = 'l', long, value_name = "SELECTOR", conflicts_with = "names")]
     selector: Option<String>,
     #[command(flatten)]
-    connection: Connection,
+    connection: ApiConnectionArgs,
 }
 
 /// Fields by which objects refer to each other, and what kind they mean.
@@ -141,7 +141,7 @@ fn conditions(conditions: &Value, metadata: &Value, now: jiff::Timestamp) -> Str
     let Some(conditions) = conditions.as_array().filter(|conditions| !conditions.is_empty()) else {
         return "Conditions:             <none>\n".to_owned();
     };
-    let mut table = Table::new(&["  TYPE", "STATUS", "REASON", "SINCE", "MESSAGE"]);
+    let mut table = TextTable::new(&["  TYPE", "STATUS", "REASON", "SINCE", "MESSAGE"]);
     for condition in conditions {
         let text = |key: &str| condition[key].as_str().unwrap_or_default().to_owned();
         let stale = condition["observedGeneration"].as_i64() < metadata["generation"].as_i64();

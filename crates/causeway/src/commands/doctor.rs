@@ -17,7 +17,7 @@ use std::process::ExitCode;
 use serde_json::json;
 
 use super::WrongUsage;
-use crate::client::Connection;
+use crate::client::ApiConnectionArgs;
 use crate::output;
 use collect::Picture;
 use finding::{Finding, State, is_broken};
@@ -52,7 +52,7 @@ pub struct Args {
     #[arg(long, value_name = "ADDR")]
     admin: Option<SocketAddr>,
     #[command(flatten)]
-    connection: Connection,
+    connection: ApiConnectionArgs,
 }
 
 /// Why a gateway did not answer a question.

@@ -10,18 +10,18 @@ use std::time::SystemTime;
 
 use anyhow::Context;
 use causeway_channel::JoinToken;
-use causeway_channel::clock::Moment;
-use causeway_channel::dial::Proxy as CloudProxy;
-use causeway_channel::session::Allowed;
-use causeway_daemon::admin::Doors;
+use causeway_channel::clock::UtcTimestamp;
+use causeway_channel::dial::ConnectProxy as CloudProxy;
+use causeway_channel::session::AllowedTransports;
+use causeway_daemon::admin::AdminEndpoints;
 use causeway_daemon::{AdminServer, Metrics, Readiness, notify, signals};
-use causeway_edge::figures;
-use causeway_edge::gateway::{self, Door};
-use causeway_edge::link::{Passengers, Uplink};
+use causeway_edge::gateway::{self, CloudStreamServer};
+use causeway_edge::link::{CurrentLink, LinkServices};
+use causeway_edge::metrics;
 use causeway_edge::netmap::NetmapKeeper;
-use causeway_edge::upstream::{self, Upstream};
-use causeway_edge::{Edge, EdgeError, EdgeIdentity, Enrolled};
-use causeway_gateway::regrets::Regrets;
+use causeway_edge::spool::{self, Spool};
+use causeway_edge::{Edge, EdgeError, EdgeIdentity, EnrolmentOutcome};
+use causeway_gateway::problems::ProblemReporter;
 use causeway_gateway::{Gateway, dial};
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -31,7 +31,7 @@ use super::WrongUsage;
 use super::cloud::start_logging;
 use super::gateway::{GatewayArgs, options};
 use super::reload::on_hangup;
-use crate::config::{Config, EdgeLayer, Layer, LogLayer, Proxy, Role, Transport};
+use crate::config::{Config, EdgeLayer, Layer, LogLayer, ProxySetting, Role, TransportSetting};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -62,10 +62,10 @@ pub struct Args {
     admin: Option<SocketAddr>,
     /// How to reach the cloud: auto, quic or tcp [default: auto]
     #[arg(long, value_name = "TRANSPORT")]
-    transport: Option<Transport>,
+    transport: Option<TransportSetting>,
     /// HTTP proxy on the way to the cloud [default: as HTTPS_PROXY says]
     #[arg(long, value_name = "URL")]
-    proxy: Option<Proxy>,
+    proxy: Option<ProxySetting>,
     #[command(flatten)]
     gateway: GatewayArgs,
     /// Configuration file
@@ -113,9 +113,9 @@ pub async fn run_edge(
     let enrolled = readiness.register("enrolled");
     let netmaps = NetmapKeeper::open(&config.data_dir.value, Some(readiness.register("netmap")))?;
     netmaps.register(&metrics);
-    let door = Arc::new(Door::default());
+    let door = Arc::new(CloudStreamServer::default());
     let mut passengers =
-        Passengers { netmaps: Arc::new(netmaps.clone()), streams: door.clone(), ..Passengers::none() };
+        LinkServices { netmaps: Arc::new(netmaps.clone()), streams: door.clone(), ..LinkServices::none() };
     let upstream = open_upstream(&config);
     if let Some(upstream) = &upstream {
         passengers.upstream = Arc::new(upstream.clone());
@@ -126,7 +126,7 @@ pub async fn run_edge(
     let own_listeners = gateway_options.own_listeners.clone();
     let gateway = gateway::gateway(&netmaps, uplink.clone(), upstream.clone(), gateway_options);
     metrics.register(|registry| gateway.register(registry));
-    metrics.register(|registry| figures::register(registry, uplink.clone(), upstream.clone()));
+    metrics.register(|registry| metrics::register(registry, uplink.clone(), upstream.clone()));
     door.set(gateway.clone());
     let mut retiring = uplink.clone();
     let (link, netmap, ready, identity) =
@@ -136,7 +136,7 @@ pub async fn run_edge(
     let _ = gateway.shared().role.set(Box::new(role_facts.clone()));
     let (backends, started) = (gateway.clone(), SystemTime::now());
     let (shown_netmap, shown_dns, presences) = (netmaps.clone(), gateway.dns(), gateway.listening());
-    let doors = Doors {
+    let doors = AdminEndpoints {
         metrics,
         readiness,
         dumps: vec![
@@ -147,7 +147,7 @@ pub async fn run_edge(
             ("presences", Box::new(move || serde_json::to_value(&*presences.borrow()).unwrap_or_default())),
             ("edge", Box::new(role_facts)),
             ("backends", Box::new(move || shown_backends(&backends))),
-            ("started", Box::new(move || Value::from(Moment(started).to_string()))),
+            ("started", Box::new(move || Value::from(UtcTimestamp(started).to_string()))),
         ],
     };
     let address = config.edge.admin.value;
@@ -161,7 +161,7 @@ pub async fn run_edge(
 
     let ran = async {
         if let Some(token) = &token
-            && let Enrolled::Now(_) = edge.enrol(token, &stop).await?
+            && let EnrolmentOutcome::Now(_) = edge.enrol(token, &stop).await?
         {
             netmaps.forget().await;
         }
@@ -201,7 +201,7 @@ pub async fn run_edge(
     };
     let ended = ran.await;
     notify::stopping();
-    upstream.inspect(Upstream::close);
+    upstream.inspect(Spool::close);
     admin_stop.cancel();
     serving.await?;
     if let Some(path) = announced {
@@ -215,7 +215,7 @@ pub async fn run_edge(
 }
 
 /// Gives up streams for later requests when their link is about to end.
-async fn retire(uplink: &mut Uplink, gateway: &Gateway) {
+async fn retire(uplink: &mut CurrentLink, gateway: &Gateway) {
     loop {
         uplink.retired().await;
         gateway.retire_streams();
@@ -224,7 +224,7 @@ async fn retire(uplink: &mut Uplink, gateway: &Gateway) {
 
 /// What an edge says of itself to `causeway doctor`, here and at the cloud.
 fn role_facts(
-    link: &Uplink,
+    link: &CurrentLink,
     netmap: &NetmapKeeper,
     readiness: &Readiness,
     identity: &watch::Receiver<Option<Arc<EdgeIdentity>>>,
@@ -236,7 +236,7 @@ fn role_facts(
         json!({
             "gateway": identity.peer.gateway(),
             "site": identity.peer.site(),
-            "certificateExpires": Moment(identity.facts.not_after).to_string(),
+            "certificateExpires": UtcTimestamp(identity.facts.not_after).to_string(),
             "endpoints": identity.dial().iter().map(ToString::to_string).collect::<Vec<_>>(),
         })
     });
@@ -246,7 +246,7 @@ fn role_facts(
         "notReady": not_ready,
         "identity": identity,
         "software": SOFTWARE,
-        "time": Moment(SystemTime::now()).to_string(),
+        "time": UtcTimestamp(SystemTime::now()).to_string(),
     })
 }
 
@@ -283,7 +283,7 @@ fn announce(data_dir: &Path, admin: SocketAddr) -> Option<PathBuf> {
 }
 
 /// Tells the cloud what cannot be listened on and which backends do not answer, as that changes.
-async fn report(mut regrets: Regrets, upstream: Option<&Upstream>) {
+async fn report(mut regrets: ProblemReporter, upstream: Option<&Spool>) {
     loop {
         let told = regrets.next().await;
         if let Some(upstream) = upstream {
@@ -293,9 +293,9 @@ async fn report(mut regrets: Regrets, upstream: Option<&Upstream>) {
 }
 
 /// The queue for the cloud. Without it the edge can do all its work but report.
-fn open_upstream(config: &Config) -> Option<Upstream> {
+fn open_upstream(config: &Config) -> Option<Spool> {
     let folder = config.data_dir.value.join("upstream");
-    match Upstream::open(&folder, upstream::Limits::default()) {
+    match Spool::open(&folder, spool::SpoolLimits::default()) {
         Ok(queue) => {
             queue.report_start(SOFTWARE);
             Some(queue)
@@ -307,11 +307,11 @@ fn open_upstream(config: &Config) -> Option<Upstream> {
     }
 }
 
-fn allowed(transport: Transport) -> Allowed {
+fn allowed(transport: TransportSetting) -> AllowedTransports {
     match transport {
-        Transport::Auto => Allowed::Both,
-        Transport::Quic => Allowed::QuicOnly,
-        Transport::Tcp => Allowed::TcpOnly,
+        TransportSetting::Auto => AllowedTransports::Both,
+        TransportSetting::Quic => AllowedTransports::QuicOnly,
+        TransportSetting::Tcp => AllowedTransports::TcpOnly,
     }
 }
 

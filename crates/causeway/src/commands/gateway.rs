@@ -2,9 +2,9 @@
 
 use causeway_gateway::dial::DialRules;
 use causeway_gateway::dns::DnsOptions;
-use causeway_gateway::{Options, Standing};
+use causeway_gateway::{GatewayOptions, PresenceMode};
 
-use crate::config::{Config, DnsListen, GatewayLayer, PresencePlace, PresencePort};
+use crate::config::{Config, DnsListen, GatewayLayer, PresenceModeSetting, PresencePort};
 
 #[derive(Debug, clap::Args)]
 pub struct GatewayArgs {
@@ -13,7 +13,7 @@ pub struct GatewayArgs {
     dns: Vec<DnsListen>,
     /// Where presences listen: room, host, off, or auto, which is a room where one can be made [default: auto]
     #[arg(long, value_name = "PLACE")]
-    presence: Option<PresencePlace>,
+    presence: Option<PresenceModeSetting>,
     /// Let the presence of a service listen here, too; may be repeated
     #[arg(long = "port", value_name = "SERVICE=IP:PORT")]
     ports: Vec<PresencePort>,
@@ -31,16 +31,16 @@ impl GatewayArgs {
 }
 
 /// The part of the configuration that the gateway needs, in its own words.
-pub fn options(config: &Config) -> Options {
+pub fn options(config: &Config) -> GatewayOptions {
     let gateway = &config.gateway;
     let ports = gateway.ports.value.iter().map(|port| (port.service.as_str().into(), port.address));
-    Options {
+    GatewayOptions {
         dns: dns(config),
-        listen: gateway.presence.value != PresencePlace::Off,
+        listen: gateway.presence.value != PresenceModeSetting::Off,
         standing: match gateway.presence.value {
-            PresencePlace::Auto | PresencePlace::Off => Standing::Auto,
-            PresencePlace::Room => Standing::Room,
-            PresencePlace::Host => Standing::Host,
+            PresenceModeSetting::Auto | PresenceModeSetting::Off => PresenceMode::Auto,
+            PresenceModeSetting::Room => PresenceMode::Room,
+            PresenceModeSetting::Host => PresenceMode::Host,
         },
         ports: ports.collect(),
         entry_http: gateway.entry_http.value,
@@ -49,7 +49,7 @@ pub fn options(config: &Config) -> Options {
             allow: gateway.backends_allow.value.clone(),
             deny: gateway.backends_deny.value.clone(),
         },
-        ..Options::default()
+        ..GatewayOptions::default()
     }
 }
 

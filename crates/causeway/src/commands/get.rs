@@ -10,9 +10,9 @@ use causeway_api::{ApiVersion, Kind};
 use serde_json::{Value, json};
 
 use super::WrongUsage;
-use crate::client::{self, Api, Connection};
+use crate::client::{self, ApiClient, ApiConnectionArgs};
 use crate::kinds::{KindParser, KindWord};
-use crate::output::{self, Table};
+use crate::output::{self, TextTable};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -37,8 +37,8 @@ pub struct Args {
     #[arg(value_name = "NAME")]
     names: Vec<String>,
     /// How to show them
-    #[arg(short, long, value_enum, default_value_t = Form::Table, value_name = "FORM")]
-    output: Form,
+    #[arg(short, long, value_enum, default_value_t = OutputFormat::Table, value_name = "FORM")]
+    output: OutputFormat,
     /// After showing them, show every change
     #[arg(short, long)]
     watch: bool,
@@ -55,11 +55,11 @@ pub struct Args {
     #[arg(long)]
     show_managed_fields: bool,
     #[command(flatten)]
-    connection: Connection,
+    connection: ApiConnectionArgs,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Form {
+pub enum OutputFormat {
     Table,
     Wide,
     Json,
@@ -78,7 +78,7 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
         return Err(WrongUsage("-w watches one kind, and one object or all of them".to_owned()).into());
     }
     let api = arguments.connection.connect().await?;
-    let view = View {
+    let view = GetOptionsShown {
         form: arguments.output,
         heads: !arguments.no_headers,
         managed_fields: arguments.show_managed_fields,
@@ -90,21 +90,26 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     match arguments.output {
-        Form::Table | Form::Wide => tables(&api, &view, &arguments, &names).await,
+        OutputFormat::Table | OutputFormat::Wide => tables(&api, &view, &arguments, &names).await,
         _ => objects(&api, &view, &arguments, &names).await,
     }
 }
 
 /// How things are to be shown.
 #[derive(Clone, Copy, Debug)]
-pub struct View {
-    pub form: Form,
+pub struct GetOptionsShown {
+    pub form: OutputFormat,
     pub heads: bool,
     pub managed_fields: bool,
     pub colours: bool,
 }
 
-async fn tables(api: &Api, view: &View, arguments: &Args, names: &[String]) -> anyhow::Result<ExitCode> {
+async fn tables(
+    api: &ApiClient,
+    view: &GetOptionsShown,
+    arguments: &Args,
+    names: &[String],
+) -> anyhow::Result<ExitCode> {
     let several = arguments.kind.kinds.len() > 1;
     let (mut shown, mut failed) = (0, false);
     for kind in &arguments.kind.kinds {
@@ -121,7 +126,7 @@ async fn tables(api: &Api, view: &View, arguments: &Args, names: &[String]) -> a
         }
         let Some(table) = table else { continue };
         let prefix = several.then_some(*kind);
-        let table = shown_table(&table, view.form == Form::Wide, prefix);
+        let table = shown_table(&table, view.form == OutputFormat::Wide, prefix);
         if table.rows.is_empty() {
             continue;
         }
@@ -129,7 +134,7 @@ async fn tables(api: &Api, view: &View, arguments: &Args, names: &[String]) -> a
             output::print_line("")?;
         }
         shown += table.rows.len();
-        let table = Table { head: if view.heads { table.head } else { Vec::new() }, rows: table.rows };
+        let table = TextTable { head: if view.heads { table.head } else { Vec::new() }, rows: table.rows };
         output::print(&table.render(view.colours))?;
     }
     if shown == 0 && !failed {
@@ -147,7 +152,7 @@ fn merge(table: &mut Option<Value>, more: Value) {
 }
 
 /// A server's Table as ours: columns of priority 0, all of them when wide.
-pub fn shown_table(table: &Value, wide: bool, prefix: Option<Kind>) -> Table {
+pub fn shown_table(table: &Value, wide: bool, prefix: Option<Kind>) -> TextTable {
     let empty = Vec::new();
     let columns = table["columnDefinitions"].as_array().unwrap_or(&empty);
     let kept: Vec<usize> = (0..columns.len())
@@ -161,10 +166,15 @@ pub fn shown_table(table: &Value, wide: bool, prefix: Option<Kind>) -> Table {
         }
         cells
     };
-    Table { head, rows: table["rows"].as_array().unwrap_or(&empty).iter().map(row).collect() }
+    TextTable { head, rows: table["rows"].as_array().unwrap_or(&empty).iter().map(row).collect() }
 }
 
-async fn objects(api: &Api, view: &View, arguments: &Args, names: &[String]) -> anyhow::Result<ExitCode> {
+async fn objects(
+    api: &ApiClient,
+    view: &GetOptionsShown,
+    arguments: &Args,
+    names: &[String],
+) -> anyhow::Result<ExitCode> {
     let (mut found, mut failed) = (Vec::new(), false);
     for kind in &arguments.kind.kinds {
         for path in paths(*kind, names, arguments) {
@@ -204,8 +214,8 @@ pub fn items(kind: Kind, list: Value) -> Vec<Value> {
     items
 }
 
-fn show_objects(view: &View, mut found: Vec<Value>, single: bool) -> anyhow::Result<()> {
-    if view.form == Form::Name {
+fn show_objects(view: &GetOptionsShown, mut found: Vec<Value>, single: bool) -> anyhow::Result<()> {
+    if view.form == OutputFormat::Name {
         return found.iter().try_for_each(|object| output::print_line(&name_of(object)));
     }
     if !view.managed_fields {
@@ -222,9 +232,9 @@ fn show_objects(view: &View, mut found: Vec<Value>, single: bool) -> anyhow::Res
     show_value(view, &value)
 }
 
-pub fn show_value(view: &View, value: &Value) -> anyhow::Result<()> {
+pub fn show_value(view: &GetOptionsShown, value: &Value) -> anyhow::Result<()> {
     match view.form {
-        Form::Yaml => output::print(&output::yaml(value)?),
+        OutputFormat::Yaml => output::print(&output::yaml(value)?),
         _ => output::print(&output::json(value)),
     }
 }

@@ -8,15 +8,15 @@ use std::process::ExitCode;
 use anyhow::{Context, ensure};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use causeway_channel::{Key, PeerId};
+use causeway_channel::{PeerId, PrivateKey};
 use causeway_cloud::identity::kubeconfig;
 use serde_json::{Value, json};
 
 use super::WrongUsage;
-use crate::client::Connection;
+use crate::client::ApiConnectionArgs;
 use crate::config::{Config, Layer};
-use crate::duration::{Span, age};
-use crate::output::{self, Table, cell};
+use crate::duration::{HumanDuration, age};
+use crate::output::{self, TextTable, cell};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -43,7 +43,7 @@ pub struct Args {
     user: Option<String>,
     /// Make a new certificate that lasts this long, a year at most [default: 24h]
     #[arg(long, value_name = "DURATION")]
-    ttl: Option<Span>,
+    ttl: Option<HumanDuration>,
     /// List the certificates that were given out, instead
     #[arg(long, conflicts_with_all = ["server", "role", "user", "ttl"])]
     list: bool,
@@ -51,7 +51,7 @@ pub struct Args {
     #[arg(long, requires = "list")]
     json: bool,
     #[command(flatten)]
-    connection: Connection,
+    connection: ApiConnectionArgs,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -112,7 +112,7 @@ fn with_server(text: &str, server: &str) -> String {
 async fn new(arguments: &Args) -> anyhow::Result<String> {
     let api = arguments.connection.connect().await?;
     let role = arguments.role.unwrap_or(Role::Admin);
-    let key = Key::generate()?;
+    let key = PrivateKey::generate()?;
     // The names in a request are a wish that nobody follows; they must only be names.
     let csr = key.request(&PeerId::new("cloud", "user")?)?;
     let mut body = json!({"role": role.name(), "csr": STANDARD.encode(csr)});
@@ -178,8 +178,8 @@ async fn list(arguments: &Args) -> anyhow::Result<()> {
     output::print(&render(&listed, jiff::Timestamp::now()).render(output::colours()))
 }
 
-fn render(listed: &Value, now: jiff::Timestamp) -> Table {
-    let mut table = Table::new(&["SERIAL", "USER", "ROLE", "EXPIRES", "STATE"]);
+fn render(listed: &Value, now: jiff::Timestamp) -> TextTable {
+    let mut table = TextTable::new(&["SERIAL", "USER", "ROLE", "EXPIRES", "STATE"]);
     for certificate in listed["certificates"].as_array().into_iter().flatten() {
         let expires = certificate["expires"].as_str().and_then(|time| time.parse::<jiff::Timestamp>().ok());
         let expires = match expires.map(|time| time.as_second() - now.as_second()) {

@@ -42,7 +42,7 @@ pub struct Args {
     revocations: Vec<PathBuf>,
     /// Store: `sqlite` or `etcd=http://HOST:2379,...`
     #[arg(long, value_name = "SPEC")]
-    store: Option<config::Store>,
+    store: Option<config::StoreSetting>,
     /// Configuration file of the cloud
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     config: Option<PathBuf>,

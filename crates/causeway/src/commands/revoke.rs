@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use serde_json::{Value, json};
 
-use crate::client::Connection;
+use crate::client::ApiConnectionArgs;
 use crate::output::{self, cell};
 
 const EXAMPLES: &str = "\
@@ -29,7 +29,7 @@ pub struct Args {
     #[arg(long, value_name = "SERIAL")]
     certificate: Option<String>,
     #[command(flatten)]
-    connection: Connection,
+    connection: ApiConnectionArgs,
 }
 
 pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {

@@ -4,8 +4,8 @@ use std::process::ExitCode;
 
 use serde_json::Value;
 
-use crate::client::Connection;
-use crate::output::{self, Table, cell};
+use crate::client::ApiConnectionArgs;
+use crate::output::{self, TextTable, cell};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -20,7 +20,7 @@ pub struct Args {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    connection: Connection,
+    connection: ApiConnectionArgs,
 }
 
 pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
@@ -40,14 +40,14 @@ pub fn render(status: &Value, colours: bool) -> String {
     let empty = Vec::new();
     let list = |key: &str| status[key].as_array().unwrap_or(&empty);
 
-    let mut sites = Table::new(&["SITE", "SUBNETS", "GATEWAYS", "READY"]);
+    let mut sites = TextTable::new(&["SITE", "SUBNETS", "GATEWAYS", "READY"]);
     for site in list("sites") {
         let subnets: Vec<String> = site["subnets"].as_array().unwrap_or(&empty).iter().map(cell).collect();
         sites.row([cell(&site["name"]), or_none(subnets.join(",")), cell(&site["gateways"]), ready(site)]);
     }
     let head =
         ["GATEWAY", "SITE", "CONNECTED", "SINCE/LAST SEEN", "TRANSPORT", "RTT", "SENT", "RECEIVED", "READY"];
-    let mut gateways = Table::new(&head);
+    let mut gateways = TextTable::new(&head);
     for gateway in list("gateways") {
         let connected = if gateway["connected"] == true { "yes" } else { "no" };
         let rtt = gateway["rttMs"].as_f64().map_or_else(|| "-".to_owned(), |rtt| format!("{rtt:.1}ms"));
@@ -63,7 +63,7 @@ pub fn render(status: &Value, colours: bool) -> String {
             ready_gateway(gateway),
         ]);
     }
-    let mut exposures = Table::new(&["EXPOSURE", "SERVICE", "DNS NAME", "SITES", "READY"]);
+    let mut exposures = TextTable::new(&["EXPOSURE", "SERVICE", "DNS NAME", "SITES", "READY"]);
     for expose in list("exposures") {
         let sites = presences(expose);
         exposures.row([

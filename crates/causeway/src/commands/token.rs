@@ -6,9 +6,9 @@ use std::process::ExitCode;
 use clap::Subcommand;
 use serde_json::{Value, json};
 
-use crate::client::{self, Connection};
-use crate::duration::{Span, age};
-use crate::output::{self, Table, cell};
+use crate::client::{self, ApiConnectionArgs};
+use crate::duration::{HumanDuration, age};
+use crate::output::{self, TextTable, cell};
 
 /// Create, list and delete tokens
 #[derive(Debug, clap::Args)]
@@ -16,7 +16,7 @@ pub struct Args {
     #[command(subcommand)]
     action: Action,
     #[command(flatten)]
-    connection: Connection,
+    connection: ApiConnectionArgs,
 }
 
 #[derive(Debug, Subcommand)]
@@ -53,7 +53,7 @@ struct Create {
     role: Option<Role>,
     /// How long it may be used
     #[arg(long, default_value = "24h", value_name = "DURATION")]
-    ttl: Span,
+    ttl: HumanDuration,
     /// How many hosts may join with it; a gateway has one key, so more than 1 is refused
     #[arg(long, default_value_t = 1, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     uses: u32,
@@ -183,8 +183,8 @@ fn without_ip(made: &Value) -> Option<String> {
     })
 }
 
-fn render(tokens: &Value, now: jiff::Timestamp) -> Table {
-    let mut table = Table::new(&["ID", "FOR", "USES LEFT", "EXPIRES"]);
+fn render(tokens: &Value, now: jiff::Timestamp) -> TextTable {
+    let mut table = TextTable::new(&["ID", "FOR", "USES LEFT", "EXPIRES"]);
     for token in tokens["tokens"].as_array().into_iter().flatten() {
         let target = match token["kind"].as_str() {
             Some(role) if role != "join" => format!("role {role}"),

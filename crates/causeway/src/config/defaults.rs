@@ -3,8 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZeroU32;
 
-use super::{PresencePlace, Store, Transport};
-use crate::duration::Span;
+use super::{PresenceModeSetting, StoreSetting, TransportSetting};
+use crate::duration::HumanDuration;
 
 /// Where the file system standard puts what a service must keep.
 pub const DATA_DIR: &str = "/var/lib/causeway";
@@ -22,14 +22,14 @@ pub const CHANNEL: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED
 pub const ADMIN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7445);
 
 /// Needs no other program.
-pub const STORE: Store = Store::Sqlite;
+pub const STORE: StoreSetting = StoreSetting::Sqlite;
 
 /// A client holds one or a few; an office of a hundred behind one address stays far below, and one address cannot take
 /// more than a twentieth of all.
 pub const API_CONNECTIONS_PER_ADDRESS: NonZeroU32 = some(1000);
 
 /// A site that was switched off for a season comes back by itself.
-pub const EXPIRED_GRACE: Span = Span::days(90);
+pub const EXPIRED_GRACE: HumanDuration = HumanDuration::days(90);
 
 /// 5 files of 32 MiB: weeks of administration, small against any disk.
 pub const AUDIT_FILE_BYTES_MAX: u64 = 32 << 20;
@@ -49,13 +49,13 @@ pub const STREAMS_MAX: NonZeroU32 = some(16_384);
 pub const STREAM_WINDOW_BYTES: NonZeroU32 = some(1024 * 1024);
 
 /// Shorter than the 30 seconds that Kubernetes and the 90 that systemd give before they kill.
-pub const DRAIN: Span = Span::seconds(20);
+pub const DRAIN: HumanDuration = HumanDuration::seconds(20);
 
 /// QUIC where it works, TCP where UDP is blocked.
-pub const TRANSPORT: Transport = Transport::Auto;
+pub const TRANSPORT: TransportSetting = TransportSetting::Auto;
 
 /// A room of their own where it can be made: nothing of the host is in the way there.
-pub const PRESENCE: PresencePlace = PresencePlace::Auto;
+pub const PRESENCE: PresenceModeSetting = PresenceModeSetting::Auto;
 
 const fn some(number: u32) -> NonZeroU32 {
     match NonZeroU32::new(number) {

@@ -10,9 +10,10 @@ use causeway_gateway::proxy::connect::AllowRule;
 use serde::Deserialize;
 
 use super::{
-    DnsListen, Endpoint, NameServer, PresencePlace, PresencePort, Proxy, ServerName, Store, Transport,
+    AdvertisedEndpoint, DnsListen, NameServer, PresenceModeSetting, PresencePort, ProxySetting, ServerName,
+    StoreSetting, TransportSetting,
 };
-use crate::duration::Span;
+use crate::duration::HumanDuration;
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
@@ -39,16 +40,16 @@ pub struct CloudLayer {
     pub admin: Option<SocketAddr>,
     pub connect: Option<SocketAddr>,
     pub connect_allow: Option<Vec<AllowRule>>,
-    pub advertise: Option<Vec<Endpoint>>,
-    pub peer_address: Option<Endpoint>,
-    pub store: Option<Store>,
+    pub advertise: Option<Vec<AdvertisedEndpoint>>,
+    pub peer_address: Option<AdvertisedEndpoint>,
+    pub store: Option<StoreSetting>,
     pub etcd_ca: Option<PathBuf>,
     pub etcd_certificate: Option<PathBuf>,
     pub etcd_key: Option<PathBuf>,
     pub seal_key: Option<PathBuf>,
     pub api_names: Option<Vec<ServerName>>,
     pub api_connections_per_address: Option<NonZeroU32>,
-    pub expired_grace: Option<Span>,
+    pub expired_grace: Option<HumanDuration>,
     pub audit_file_bytes_max: Option<u64>,
     pub audit_files_max: Option<u64>,
     pub handshakes_per_second: Option<NonZeroU32>,
@@ -57,16 +58,16 @@ pub struct CloudLayer {
     pub links_max: Option<NonZeroU32>,
     pub streams_max: Option<NonZeroU32>,
     pub stream_window_bytes: Option<NonZeroU32>,
-    pub drain: Option<Span>,
+    pub drain: Option<HumanDuration>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct EdgeLayer {
     pub admin: Option<SocketAddr>,
-    pub drain: Option<Span>,
-    pub transport: Option<Transport>,
-    pub proxy: Option<Proxy>,
+    pub drain: Option<HumanDuration>,
+    pub transport: Option<TransportSetting>,
+    pub proxy: Option<ProxySetting>,
 }
 
 /// What both roles do alike.
@@ -75,7 +76,7 @@ pub struct EdgeLayer {
 pub struct GatewayLayer {
     pub dns: Option<Vec<DnsListen>>,
     pub dns_upstream: Option<Vec<NameServer>>,
-    pub presence: Option<PresencePlace>,
+    pub presence: Option<PresenceModeSetting>,
     pub ports: Option<Vec<PresencePort>>,
     pub entry_http: Option<SocketAddr>,
     pub entry_tls: Option<SocketAddr>,
@@ -94,7 +95,7 @@ pub struct EnvironmentError {
 /// The layer of CAUSEWAY_* variables. An empty variable counts as not set.
 pub fn environment(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Layer, EnvironmentError> {
     let admin: Option<SocketAddr> = variable(lookup, "CAUSEWAY_ADMIN")?;
-    let drain: Option<Span> = variable(lookup, "CAUSEWAY_DRAIN")?;
+    let drain: Option<HumanDuration> = variable(lookup, "CAUSEWAY_DRAIN")?;
     Ok(Layer {
         data_dir: variable(lookup, "CAUSEWAY_DATA_DIR")?,
         log: LogLayer {

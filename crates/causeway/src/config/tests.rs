@@ -14,22 +14,25 @@ fn variables(pairs: &[(&str, &str)]) -> Result<Layer, String> {
 
 #[test]
 fn a_stronger_layer_wins_and_the_origin_is_remembered() {
-    let check =
-        |file: &str, environment: &[(&str, &str)], flag: Option<&str>, expected: &str, origin: Origin| {
-            let mut flags = Layer::default();
-            flags.cloud.api = flag.map(|text| text.parse().unwrap());
-            let config = Config::resolve(layer(file), variables(environment).unwrap(), flags);
-            assert_eq!(config.cloud.api.value.to_string(), expected);
-            assert_eq!(config.cloud.api.origin, origin);
-        };
+    let check = |file: &str,
+                 environment: &[(&str, &str)],
+                 flag: Option<&str>,
+                 expected: &str,
+                 origin: SettingOrigin| {
+        let mut flags = Layer::default();
+        flags.cloud.api = flag.map(|text| text.parse().unwrap());
+        let config = Config::resolve(layer(file), variables(environment).unwrap(), flags);
+        assert_eq!(config.cloud.api.value.to_string(), expected);
+        assert_eq!(config.cloud.api.origin, origin);
+    };
     let file = "[cloud]\napi = \"127.0.0.1:1\"";
     let environment = [("CAUSEWAY_API", "127.0.0.1:2")];
-    check("", &[], None, "0.0.0.0:7443", Origin::Default);
-    check(file, &[], None, "127.0.0.1:1", Origin::File);
-    check(file, &environment, None, "127.0.0.1:2", Origin::Environment);
-    check(file, &environment, Some("127.0.0.1:3"), "127.0.0.1:3", Origin::Flag);
-    check("", &environment, None, "127.0.0.1:2", Origin::Environment);
-    check(file, &[("CAUSEWAY_API", "")], None, "127.0.0.1:1", Origin::File);
+    check("", &[], None, "0.0.0.0:7443", SettingOrigin::Default);
+    check(file, &[], None, "127.0.0.1:1", SettingOrigin::File);
+    check(file, &environment, None, "127.0.0.1:2", SettingOrigin::Environment);
+    check(file, &environment, Some("127.0.0.1:3"), "127.0.0.1:3", SettingOrigin::Flag);
+    check("", &environment, None, "127.0.0.1:2", SettingOrigin::Environment);
+    check(file, &[("CAUSEWAY_API", "")], None, "127.0.0.1:1", SettingOrigin::File);
 }
 
 #[test]
@@ -83,7 +86,11 @@ fn every_setting_can_be_given_in_every_layer() {
     );
     let none = Layer::default;
     let config = Config::resolve(file, none(), none());
-    assert!(config.settings().iter().all(|(.., origin)| *origin == Origin::File), "{}", config.to_toml());
+    assert!(
+        config.settings().iter().all(|(.., origin)| *origin == SettingOrigin::File),
+        "{}",
+        config.to_toml()
+    );
 
     let names = [
         ("DATA_DIR", "/a"),
@@ -128,7 +135,7 @@ fn every_setting_can_be_given_in_every_layer() {
     let names: Vec<(&str, &str)> = names.iter().map(|(name, value)| (name.as_str(), *value)).collect();
     let config = Config::resolve(none(), variables(&names).unwrap(), none());
     assert!(
-        config.settings().iter().all(|(.., origin)| *origin == Origin::Environment),
+        config.settings().iter().all(|(.., origin)| *origin == SettingOrigin::Environment),
         "{}",
         config.to_toml()
     );

@@ -9,13 +9,15 @@ use serde::{Deserialize, Serialize};
 /// HOST:PORT as edges are to dial it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct Endpoint(pub causeway_channel::Endpoint);
+pub struct AdvertisedEndpoint(pub causeway_channel::ChannelEndpoint);
 
-impl FromStr for Endpoint {
+impl FromStr for AdvertisedEndpoint {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Endpoint, String> {
-        text.parse().map(Endpoint).map_err(|error: causeway_channel::token::EndpointError| error.to_string())
+    fn from_str(text: &str) -> Result<AdvertisedEndpoint, String> {
+        text.parse()
+            .map(AdvertisedEndpoint)
+            .map_err(|error: causeway_channel::token::EndpointError| error.to_string())
     }
 }
 
@@ -48,7 +50,7 @@ impl fmt::Display for ServerName {
 /// Which store keeps the objects.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub enum Store {
+pub enum StoreSetting {
     /// store.db inside the data dir.
     Sqlite,
     Etcd {
@@ -56,12 +58,12 @@ pub enum Store {
     },
 }
 
-impl FromStr for Store {
+impl FromStr for StoreSetting {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Store, String> {
+    fn from_str(text: &str) -> Result<StoreSetting, String> {
         if text == "sqlite" {
-            return Ok(Store::Sqlite);
+            return Ok(StoreSetting::Sqlite);
         }
         let Some(list) = text.strip_prefix("etcd=") else {
             return Err(format!("store `{text}` is unknown: use `sqlite` or `etcd=http://HOST:2379,...`"));
@@ -75,16 +77,16 @@ impl FromStr for Store {
                 ));
             }
         }
-        Ok(Store::Etcd { endpoints })
+        Ok(StoreSetting::Etcd { endpoints })
     }
 }
 
-impl fmt::Display for Store {
+impl fmt::Display for StoreSetting {
     /// Without passwords that may stand in the addresses: this goes into logs and dumps.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Store::Sqlite => write!(out, "sqlite"),
-            Store::Etcd { endpoints } => {
+            StoreSetting::Sqlite => write!(out, "sqlite"),
+            StoreSetting::Etcd { endpoints } => {
                 let shown: Vec<String> =
                     endpoints.iter().map(|endpoint| without_password(endpoint)).collect();
                 write!(out, "etcd={}", shown.join(","))
@@ -106,31 +108,31 @@ fn without_password(endpoint: &str) -> String {
 /// How an edge reaches the cloud.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub enum Transport {
+pub enum TransportSetting {
     Auto,
     Quic,
     Tcp,
 }
 
-impl FromStr for Transport {
+impl FromStr for TransportSetting {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Transport, String> {
+    fn from_str(text: &str) -> Result<TransportSetting, String> {
         match text {
-            "auto" => Ok(Transport::Auto),
-            "quic" => Ok(Transport::Quic),
-            "tcp" => Ok(Transport::Tcp),
+            "auto" => Ok(TransportSetting::Auto),
+            "quic" => Ok(TransportSetting::Quic),
+            "tcp" => Ok(TransportSetting::Tcp),
             _ => Err(format!("transport `{text}` is unknown: use `auto`, `quic` or `tcp`")),
         }
     }
 }
 
-impl fmt::Display for Transport {
+impl fmt::Display for TransportSetting {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
-            Transport::Auto => "auto",
-            Transport::Quic => "quic",
-            Transport::Tcp => "tcp",
+            TransportSetting::Auto => "auto",
+            TransportSetting::Quic => "quic",
+            TransportSetting::Tcp => "tcp",
         })
     }
 }
@@ -138,25 +140,25 @@ impl fmt::Display for Transport {
 /// An HTTP proxy that lets connections through by CONNECT, as `http://[USER:PASSWORD@]HOST:PORT`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct Proxy(String);
+pub struct ProxySetting(String);
 
-impl Proxy {
+impl ProxySetting {
     /// With its password.
     pub fn url(&self) -> &str {
         &self.0
     }
 }
 
-impl FromStr for Proxy {
+impl FromStr for ProxySetting {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Proxy, String> {
-        let parsed = causeway_channel::dial::Proxy::parse(text);
-        parsed.map(|_| Proxy(text.to_owned())).map_err(|error| format!("proxy: {error}"))
+    fn from_str(text: &str) -> Result<ProxySetting, String> {
+        let parsed = causeway_channel::dial::ConnectProxy::parse(text);
+        parsed.map(|_| ProxySetting(text.to_owned())).map_err(|error| format!("proxy: {error}"))
     }
 }
 
-impl fmt::Display for Proxy {
+impl fmt::Display for ProxySetting {
     /// Without its password: this goes into logs and dumps.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(&without_password(&self.0))
@@ -215,34 +217,34 @@ impl fmt::Display for DnsListen {
 /// Where presences listen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub enum PresencePlace {
+pub enum PresenceModeSetting {
     Auto,
     Room,
     Host,
     Off,
 }
 
-impl FromStr for PresencePlace {
+impl FromStr for PresenceModeSetting {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<PresencePlace, String> {
+    fn from_str(text: &str) -> Result<PresenceModeSetting, String> {
         match text {
-            "auto" => Ok(PresencePlace::Auto),
-            "room" => Ok(PresencePlace::Room),
-            "host" => Ok(PresencePlace::Host),
-            "off" => Ok(PresencePlace::Off),
+            "auto" => Ok(PresenceModeSetting::Auto),
+            "room" => Ok(PresenceModeSetting::Room),
+            "host" => Ok(PresenceModeSetting::Host),
+            "off" => Ok(PresenceModeSetting::Off),
             _ => Err(format!("presence `{text}` is unknown: use `auto`, `room`, `host` or `off`")),
         }
     }
 }
 
-impl fmt::Display for PresencePlace {
+impl fmt::Display for PresenceModeSetting {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
-            PresencePlace::Auto => "auto",
-            PresencePlace::Room => "room",
-            PresencePlace::Host => "host",
-            PresencePlace::Off => "off",
+            PresenceModeSetting::Auto => "auto",
+            PresenceModeSetting::Room => "room",
+            PresenceModeSetting::Host => "host",
+            PresenceModeSetting::Off => "off",
         })
     }
 }
@@ -290,10 +292,20 @@ macro_rules! text_form {
     };
 }
 
-impl fmt::Display for Endpoint {
+impl fmt::Display for AdvertisedEndpoint {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(out)
     }
 }
 
-text_form!(DnsListen, Endpoint, NameServer, PresencePlace, PresencePort, Proxy, ServerName, Store, Transport);
+text_form!(
+    DnsListen,
+    AdvertisedEndpoint,
+    NameServer,
+    PresenceModeSetting,
+    PresencePort,
+    ProxySetting,
+    ServerName,
+    StoreSetting,
+    TransportSetting
+);

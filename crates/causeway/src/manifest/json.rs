@@ -5,9 +5,9 @@ use std::fmt;
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
-use crate::problem::Problem;
+use crate::problem::ManifestProblem;
 
-pub fn documents(name: &str, text: &str) -> Result<Vec<Value>, Problem> {
+pub fn documents(name: &str, text: &str) -> Result<Vec<Value>, ManifestProblem> {
     let mut documents = Vec::new();
     for document in serde_json::Deserializer::from_str(text).into_iter::<Once>() {
         match document {
@@ -18,7 +18,7 @@ pub fn documents(name: &str, text: &str) -> Result<Vec<Value>, Problem> {
     Ok(documents)
 }
 
-fn problem(name: &str, text: &str, error: &serde_json::Error) -> Problem {
+fn problem(name: &str, text: &str, error: &serde_json::Error) -> ManifestProblem {
     let whole = error.to_string();
     let place = format!(" at line {} column {}", error.line(), error.column());
     let message = whole.strip_suffix(&place).unwrap_or(&whole).to_owned();
@@ -26,7 +26,7 @@ fn problem(name: &str, text: &str, error: &serde_json::Error) -> Problem {
     let line = text.split('\n').nth(error.line().saturating_sub(1)).unwrap_or_default();
     let bytes = error.column().saturating_sub(1).min(line.len());
     let column = line.char_indices().take_while(|(index, _)| *index < bytes).count() + 1;
-    Problem::at_line(name, text, error.line(), column, message)
+    ManifestProblem::at_line(name, text, error.line(), column, message)
 }
 
 /// A value in which no key occurs twice. The last one would win silently otherwise.

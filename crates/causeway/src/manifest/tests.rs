@@ -2,21 +2,21 @@
 
 use super::*;
 
-fn text(form: Form, text: &str) -> Text {
+fn text(form: ManifestFormat, text: &str) -> ManifestText {
     let name = match form {
-        Form::Json => "f.json",
-        Form::Yaml => "f.yaml",
-        Form::Unknown => "stdin",
+        ManifestFormat::Json => "f.json",
+        ManifestFormat::Yaml => "f.yaml",
+        ManifestFormat::Unknown => "stdin",
     };
-    Text { name: name.to_owned(), form, text: text.to_owned() }
+    ManifestText { name: name.to_owned(), form, text: text.to_owned() }
 }
 
-fn names(form: Form, content: &str) -> Vec<String> {
+fn names(form: ManifestFormat, content: &str) -> Vec<String> {
     let manifests = parse(&[text(form, content)]).unwrap();
     manifests.iter().map(|manifest| format!("{}/{}", manifest.kind.singular(), manifest.name)).collect()
 }
 
-fn refusal(form: Form, content: &str) -> String {
+fn refusal(form: ManifestFormat, content: &str) -> String {
     parse(&[text(form, content)]).unwrap_err().to_string()
 }
 
@@ -24,28 +24,31 @@ fn refusal(form: Form, content: &str) -> String {
 fn every_way_to_write_objects_is_understood() {
     let two = ["esite/a", "esite/b"];
     let yaml = "kind: ESite\napiVersion: v1\nmetadata: {name: a}\n---\n# nothing\n---\nkind: ESite\napiVersion: causeway.io/v1\nmetadata:\n  name: b\n";
-    assert_eq!(names(Form::Yaml, yaml), two);
-    assert_eq!(names(Form::Unknown, yaml), two);
+    assert_eq!(names(ManifestFormat::Yaml, yaml), two);
+    assert_eq!(names(ManifestFormat::Unknown, yaml), two);
     let json = r#"{"kind":"ESite","apiVersion":"v1","metadata":{"name":"a"}} {"kind":"ESite","apiVersion":"v1","metadata":{"name":"b"}}"#;
-    assert_eq!(names(Form::Json, json), two);
-    assert_eq!(names(Form::Unknown, json), two);
+    assert_eq!(names(ManifestFormat::Json, json), two);
+    assert_eq!(names(ManifestFormat::Unknown, json), two);
     let list = r#"{"kind":"List","apiVersion":"v1","items":[{"kind":"ESite","apiVersion":"v1","metadata":{"name":"a"}},
         {"kind":"ESiteList","apiVersion":"causeway.io/v1","items":[{"metadata":{"name":"b"}}]}]}"#;
-    assert_eq!(names(Form::Json, list), two);
-    assert_eq!(names(Form::Yaml, list), two);
-    assert_eq!(names(Form::Unknown, "{kind: ESite, apiVersion: v1, metadata: {name: a}}"), ["esite/a"]);
-    assert_eq!(names(Form::Unknown, ""), Vec::<String>::new());
-    assert_eq!(names(Form::Yaml, "---\n---\n"), Vec::<String>::new());
+    assert_eq!(names(ManifestFormat::Json, list), two);
+    assert_eq!(names(ManifestFormat::Yaml, list), two);
+    assert_eq!(
+        names(ManifestFormat::Unknown, "{kind: ESite, apiVersion: v1, metadata: {name: a}}"),
+        ["esite/a"]
+    );
+    assert_eq!(names(ManifestFormat::Unknown, ""), Vec::<String>::new());
+    assert_eq!(names(ManifestFormat::Yaml, "---\n---\n"), Vec::<String>::new());
 }
 
 #[test]
 fn objects_without_a_name_take_the_one_they_imply() {
     let server = "{kind: EServer, apiVersion: v1, eServerName: Server1, ip: 10.0.0.20}";
-    assert_eq!(names(Form::Yaml, server), ["eserver/Server1"]);
+    assert_eq!(names(ManifestFormat::Yaml, server), ["eserver/Server1"]);
     let expose = "{kind: ServiceExpose, apiVersion: v1, eServiceName: web, dnsName: web.example.org}";
-    assert_eq!(names(Form::Yaml, expose), ["serviceexpose/web"]);
+    assert_eq!(names(ManifestFormat::Yaml, expose), ["serviceexpose/web"]);
     assert!(
-        refusal(Form::Yaml, "{kind: ESite, apiVersion: v1}")
+        refusal(ManifestFormat::Yaml, "{kind: ESite, apiVersion: v1}")
             .contains("f.yaml, document 1: this ESite has no name")
     );
 }
@@ -58,26 +61,26 @@ fn a_syntax_error_has_file_line_and_column() {
         assert!(refusal.contains(why), "{content:?}: {refusal}");
     };
     check(
-        Form::Json,
+        ManifestFormat::Json,
         "{\"kind\": \"ESite\"\n  \"apiVersion\": \"v1\"}",
         "f.json:2:3: ",
         "expected `,` or `}`",
     );
-    check(Form::Json, "{\"ä\": tru}", "f.json:1:10: ", "expected");
-    check(Form::Json, "{\"a\": 1", "f.json:1:7: ", "EOF");
-    check(Form::Json, "{\"a\": {\"b\": 1,\n \"b\": 2}}", "f.json:2:4: ", "key `b` occurs twice");
-    check(Form::Yaml, "kind: ESite\nkind: ESite\n", "f.yaml:2:1: ", "kind");
-    check(Form::Yaml, "kind: ESite\nmetadata:\n  name: a\n bad: b\n", "f.yaml:4:", "");
-    check(Form::Yaml, "kind: [a, b\n", "f.yaml:", "");
-    check(Form::Yaml, "kind: *missing\n", "f.yaml:1:7: ", "unknown anchor");
-    check(Form::Yaml, "a: 1\n---\nkind: \"open\n", "f.yaml:", "");
-    check(Form::Unknown, "{\"kind\": \"a\" \"b\"}", "stdin:1:14: ", "expected `,` or `}`");
+    check(ManifestFormat::Json, "{\"ä\": tru}", "f.json:1:10: ", "expected");
+    check(ManifestFormat::Json, "{\"a\": 1", "f.json:1:7: ", "EOF");
+    check(ManifestFormat::Json, "{\"a\": {\"b\": 1,\n \"b\": 2}}", "f.json:2:4: ", "key `b` occurs twice");
+    check(ManifestFormat::Yaml, "kind: ESite\nkind: ESite\n", "f.yaml:2:1: ", "kind");
+    check(ManifestFormat::Yaml, "kind: ESite\nmetadata:\n  name: a\n bad: b\n", "f.yaml:4:", "");
+    check(ManifestFormat::Yaml, "kind: [a, b\n", "f.yaml:", "");
+    check(ManifestFormat::Yaml, "kind: *missing\n", "f.yaml:1:7: ", "unknown anchor");
+    check(ManifestFormat::Yaml, "a: 1\n---\nkind: \"open\n", "f.yaml:", "");
+    check(ManifestFormat::Unknown, "{\"kind\": \"a\" \"b\"}", "stdin:1:14: ", "expected `,` or `}`");
 }
 
 #[test]
 fn a_wrong_object_is_named_by_file_and_document() {
     let check = |content: &str, expected: &str| {
-        let refusal = refusal(Form::Yaml, content);
+        let refusal = refusal(ManifestFormat::Yaml, content);
         assert!(refusal.contains(expected), "{content:?}: {refusal}");
     };
     check(
@@ -104,16 +107,16 @@ fn bombs_do_not_go_off() {
         let aliases = vec![format!("*a{}", level - 1); 10].join(", ");
         bomb.push_str(&format!("a{level}: &a{level} [{aliases}]\n"));
     }
-    refusal(Form::Yaml, &bomb);
-    refusal(Form::Yaml, &"[".repeat(100_000));
-    refusal(Form::Json, &"[".repeat(100_000));
-    refusal(Form::Yaml, "a: &a [*a]");
+    refusal(ManifestFormat::Yaml, &bomb);
+    refusal(ManifestFormat::Yaml, &"[".repeat(100_000));
+    refusal(ManifestFormat::Json, &"[".repeat(100_000));
+    refusal(ManifestFormat::Yaml, "a: &a [*a]");
 }
 
 #[test]
 fn what_the_server_wrote_is_not_applied_back() {
     let content = "{kind: ESite, apiVersion: v1, metadata: {name: a, uid: x, resourceVersion: '5', managedFields: [], labels: {l: v}}, status: {conditions: []}}";
-    let manifests = parse(&[text(Form::Yaml, content)]).unwrap();
+    let manifests = parse(&[text(ManifestFormat::Yaml, content)]).unwrap();
     let expected = serde_json::json!({"kind": "ESite", "apiVersion": "v1", "metadata": {"name": "a", "labels": {"l": "v"}}});
     assert_eq!(manifests[0].value, expected);
 }

@@ -4,7 +4,7 @@ use serde_json::Value;
 use serde_saphyr::budget::Budget;
 use serde_saphyr::options::{AliasLimits, DuplicateKeyPolicy};
 
-use crate::problem::Problem;
+use crate::problem::ManifestProblem;
 
 /// Deeper than any object of ours, and what the server takes.
 const DEPTH_MAX: usize = 64;
@@ -15,7 +15,7 @@ const DOCUMENTS_MAX: usize = 100_000;
 const ALIASES_MAX: usize = 10_000;
 const REPLAYED_MAX: usize = 100_000;
 
-pub fn documents(name: &str, text: &str) -> Result<Vec<Value>, Problem> {
+pub fn documents(name: &str, text: &str) -> Result<Vec<Value>, ManifestProblem> {
     serde_saphyr::from_multiple_with_options(text, options()).map_err(|error| problem(name, text, &error))
 }
 
@@ -38,12 +38,12 @@ fn options() -> serde_saphyr::Options {
     }
 }
 
-fn problem(name: &str, text: &str, error: &serde_saphyr::Error) -> Problem {
+fn problem(name: &str, text: &str, error: &serde_saphyr::Error) -> ManifestProblem {
     let location = error.location();
     let (line, column) =
         location.map_or((1, 1), |location| (location.line() as usize, location.column() as usize));
     let whole = error.without_snippet().to_string();
     // The place is said once, in front.
     let message = whole.split(" at line ").next().unwrap_or(&whole).trim().to_owned();
-    Problem::at_line(name, text, line, column, message)
+    ManifestProblem::at_line(name, text, line, column, message)
 }

@@ -2,10 +2,10 @@
 
 use std::os::unix::fs::PermissionsExt;
 
-use causeway_channel::tls::Trust;
-use causeway_channel::wire::Code;
-use causeway_channel::{Contact, EnrolError, Key, enrol};
-use causeway_edge::{EdgeError, Enrolled, StateError};
+use causeway_channel::tls::TrustAnchors;
+use causeway_channel::wire::EnrolmentCode;
+use causeway_channel::{EnrolError, EnrolmentContact, PrivateKey, enrol};
+use causeway_edge::{EdgeError, EnrolmentOutcome, StateError};
 
 use super::*;
 
@@ -26,7 +26,7 @@ async fn an_edge_enrols_once_and_remembers() {
     {
         let edge = stage.edge("G1");
         assert_eq!(edge.peer(), None);
-        assert_eq!(edge.enrol_once(&token).await.unwrap(), Enrolled::Now(peer.clone()));
+        assert_eq!(edge.enrol_once(&token).await.unwrap(), EnrolmentOutcome::Now(peer.clone()));
         assert_eq!(edge.peer(), Some(peer.clone()));
         let locked = Edge::open(&dir).unwrap_err();
         assert!(matches!(locked, EdgeError::State(StateError::DataDir(_))), "{locked:?}");
@@ -41,7 +41,7 @@ async fn an_edge_enrols_once_and_remembers() {
     let edge = stage.edge("G1");
     assert_eq!(edge.peer(), Some(peer.clone()));
     let other = stage.token("G2").await;
-    assert_eq!(edge.enrol_once(&other).await.unwrap(), Enrolled::Before(peer));
+    assert_eq!(edge.enrol_once(&other).await.unwrap(), EnrolmentOutcome::Before(peer));
     assert_eq!(stage.used("G2").await, 0);
     let shown = format!("{edge:?}");
     let key = std::fs::read_to_string(dir.join("identity.pem")).unwrap();
@@ -60,10 +60,10 @@ async fn an_answer_that_was_lost_is_asked_for_again_with_the_same_key() {
     let error = edge.enrol_once(&nobody).await.unwrap_err();
     assert!(matches!(error, EdgeError::Enrol(EnrolError::Unreachable { .. })), "{error:?}");
     drop(edge);
-    let key = Key::from_pem(&std::fs::read_to_string(dir.join("pending.key")).unwrap()).unwrap();
-    let contact = Contact {
+    let key = PrivateKey::from_pem(&std::fs::read_to_string(dir.join("pending.key")).unwrap()).unwrap();
+    let contact = EnrolmentContact {
         endpoints: token.endpoints.clone(),
-        trust: Trust::Pinned(token.authorities.clone()),
+        trust: TrustAnchors::Pinned(token.authorities.clone()),
         clock: stage.hands.clock(),
         deadline: Duration::from_secs(20),
         proxy: None,
@@ -90,7 +90,7 @@ async fn a_refusal_is_final_and_a_silent_cloud_is_not() {
     let edge = stage.edge("G2");
     let error = edge.enrol(&issued.token, &stop).await.unwrap_err();
     let EdgeError::Enrol(EnrolError::Refused(refusal)) = &error else { panic!("{error:?}") };
-    assert_eq!(refusal.reason(), Code::TokenDeleted);
+    assert_eq!(refusal.reason(), EnrolmentCode::TokenDeleted);
 
     let mut nobody = stage.token("G2").await;
     nobody.endpoints = vec!["127.0.0.1:9".parse().unwrap()];

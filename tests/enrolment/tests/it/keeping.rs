@@ -1,7 +1,7 @@
 //! An edge keeps its certificate fresh: at two thirds, after its end, through a change of CA, until it is revoked.
 
-use causeway_edge::renewal::{Outcome, Step};
-use causeway_edge::{EdgeError, EdgeIdentity, Enrolled};
+use causeway_edge::renewal::{RenewalOutcome, RenewalStep};
+use causeway_edge::{EdgeError, EdgeIdentity, EnrolmentOutcome};
 
 use super::*;
 
@@ -49,12 +49,15 @@ async fn a_change_of_ca_passes_through_a_running_edge() {
     run_until_new(&edge).await;
     assert_eq!(identity(&edge).authorities.len(), 2);
     assert!(stage.registrar.finish_rotation(false).await.is_err(), "not shown to the cloud yet");
-    let shown = edge.take_step(Step::Check).await.unwrap();
-    assert_eq!(shown, Some(Outcome::Checked { renew: false }));
+    let shown = edge.take_step(RenewalStep::Check).await.unwrap();
+    assert_eq!(shown, Some(RenewalOutcome::Checked { renew: false }));
     stage.registrar.finish_rotation(false).await.unwrap();
     run_until_new(&edge).await;
     assert_eq!(identity(&edge).authorities.len(), 1);
-    assert_eq!(edge.take_step(Step::Check).await.unwrap(), Some(Outcome::Checked { renew: false }));
+    assert_eq!(
+        edge.take_step(RenewalStep::Check).await.unwrap(),
+        Some(RenewalOutcome::Checked { renew: false })
+    );
 }
 
 #[tokio::test]
@@ -71,10 +74,13 @@ async fn a_revoked_edge_ends_and_comes_back_only_with_a_new_token() {
 
     let edge = stage.edge("G1");
     let token = stage.token("G1").await;
-    assert!(matches!(edge.enrol_once(&token).await.unwrap(), Enrolled::Now(_)));
+    assert!(matches!(edge.enrol_once(&token).await.unwrap(), EnrolmentOutcome::Now(_)));
     assert_ne!(identity(&edge).key.hash(), first);
     assert!(!stage.edge_dir("G1").join("refused.json").exists());
-    assert_eq!(edge.take_step(Step::Check).await.unwrap(), Some(Outcome::Checked { renew: false }));
+    assert_eq!(
+        edge.take_step(RenewalStep::Check).await.unwrap(),
+        Some(RenewalOutcome::Checked { renew: false })
+    );
 }
 
 #[tokio::test]
@@ -91,7 +97,10 @@ async fn a_key_from_an_earlier_life_is_replaced() {
     std::fs::write(stage.edge_dir("new").join("pending.key"), text).unwrap();
     let edge = stage.edge("new");
     edge.enrol_once(&stage.token("G1").await).await.unwrap();
-    assert_eq!(edge.take_step(Step::Check).await.unwrap(), Some(Outcome::Checked { renew: false }));
+    assert_eq!(
+        edge.take_step(RenewalStep::Check).await.unwrap(),
+        Some(RenewalOutcome::Checked { renew: false })
+    );
 }
 
 #[tokio::test]
@@ -100,9 +109,9 @@ async fn a_wrong_clock_and_a_cloud_that_is_away_are_waited_out() {
     drop(stage.enrolled("G1").await);
     for wrong in [SystemTime::UNIX_EPOCH, stage.hands.now() + 400 * DAY] {
         let edge = Edge::open_with(stage.edge_dir("G1"), Clock::from_fn(move || wrong)).unwrap();
-        for step in [Step::Check, Step::Renew, Step::Reenrol] {
+        for step in [RenewalStep::Check, RenewalStep::Renew, RenewalStep::Reenrol] {
             let outcome = edge.take_step(step).await.unwrap();
-            assert_eq!(outcome, Some(Outcome::Failed { retry_after: None }), "{step:?}");
+            assert_eq!(outcome, Some(RenewalOutcome::Failed { retry_after: None }), "{step:?}");
         }
         assert!(!stage.edge_dir("G1").join("refused.json").exists());
     }
@@ -110,8 +119,11 @@ async fn a_wrong_clock_and_a_cloud_that_is_away_are_waited_out() {
     let slow = stage.hands.clone();
     let edge = Edge::open_with(stage.edge_dir("G1"), Clock::from_fn(move || slow.now() - HOUR / 12)).unwrap();
     stage.hands.advance(30 * DAY + HOUR / 60);
-    assert_eq!(edge.take_step(Step::Renew).await.unwrap(), Some(Outcome::Expired));
-    assert!(matches!(edge.take_step(Step::Reenrol).await.unwrap(), Some(Outcome::Issued { .. })));
+    assert_eq!(edge.take_step(RenewalStep::Renew).await.unwrap(), Some(RenewalOutcome::Expired));
+    assert!(matches!(
+        edge.take_step(RenewalStep::Reenrol).await.unwrap(),
+        Some(RenewalOutcome::Issued { .. })
+    ));
 }
 
 #[tokio::test]
@@ -124,11 +136,17 @@ async fn another_cloud_at_the_old_address_is_not_believed_and_a_new_token_is() {
     let text = std::fs::read_to_string(&settings).unwrap();
     std::fs::write(&settings, text.replace(&stage.addr.to_string(), &other.addr.to_string())).unwrap();
     let edge = stage.edge("G1");
-    assert_eq!(edge.take_step(Step::Check).await.unwrap(), Some(Outcome::Failed { retry_after: None }));
+    assert_eq!(
+        edge.take_step(RenewalStep::Check).await.unwrap(),
+        Some(RenewalOutcome::Failed { retry_after: None })
+    );
     let token = other.token("G9").await;
-    assert!(matches!(edge.enrol_once(&token).await.unwrap(), Enrolled::Now(_)));
+    assert!(matches!(edge.enrol_once(&token).await.unwrap(), EnrolmentOutcome::Now(_)));
     assert_eq!(edge.peer().unwrap().gateway(), "G9");
-    assert_eq!(edge.take_step(Step::Check).await.unwrap(), Some(Outcome::Checked { renew: false }));
+    assert_eq!(
+        edge.take_step(RenewalStep::Check).await.unwrap(),
+        Some(RenewalOutcome::Checked { renew: false })
+    );
     let error = stage.edge("nobody").run(CancellationToken::new()).await.unwrap_err();
     assert!(matches!(error, EdgeError::NotEnrolled));
 }
@@ -143,13 +161,13 @@ async fn a_token_for_another_site_moves_the_gateway_and_an_old_one_does_not_move
     let token =
         stage.registrar.create_join_token("Osaka", "G1", HOUR, OnEnrolled::Replace).await.unwrap().token;
     let moved = edge.enrol_once(&token).await.unwrap();
-    assert!(matches!(moved, Enrolled::Now(ref peer) if peer.site() == "Osaka"), "{moved:?}");
+    assert!(matches!(moved, EnrolmentOutcome::Now(ref peer) if peer.site() == "Osaka"), "{moved:?}");
     assert_ne!(identity(&edge).key.hash(), old_key, "the certificate of the old site is worth nothing");
     let peer = edge.peer().unwrap();
     assert_ne!(peer, old_peer);
     // As a unit file would do at every start.
     for token in [&token, &old_token] {
-        assert_eq!(edge.enrol_once(token).await.unwrap(), Enrolled::Before(peer.clone()));
+        assert_eq!(edge.enrol_once(token).await.unwrap(), EnrolmentOutcome::Before(peer.clone()));
     }
     assert_eq!(edge.peer(), Some(peer));
 }

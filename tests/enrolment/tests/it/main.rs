@@ -13,9 +13,9 @@ use std::time::{Duration, SystemTime};
 
 use causeway_channel::clock::from_unix_seconds;
 use causeway_channel::port::{ChannelPort, PortLimits, PortSockets};
-use causeway_channel::quic::PortKeys;
+use causeway_channel::quic::EndpointKeys;
 use causeway_channel::{Clock, JoinToken};
-use causeway_cloud::channel::{Channel, NoLinks};
+use causeway_cloud::channel::{ChannelServer, NoLinks};
 use causeway_cloud::identity::{
     EnrolmentLimits, EnrolmentServer, IdentityConfig, OnEnrolled, OpenTokens, Registrar,
 };
@@ -72,10 +72,10 @@ impl Stage {
         config.clock = hands.clock();
         let registrar = Registrar::open(store, config).await.unwrap();
         let tls = registrar.channel_tls();
-        let port = ChannelPort::on(sockets, tls, PortKeys::generate(), PortLimits::default()).unwrap();
+        let port = ChannelPort::on(sockets, tls, EndpointKeys::generate(), PortLimits::default()).unwrap();
         let enrolment = EnrolmentServer::new(registrar.clone(), EnrolmentLimits::default());
         let stop = CancellationToken::new();
-        tokio::spawn(Channel { port, enrolment, links: Arc::new(NoLinks) }.run(stop.clone()));
+        tokio::spawn(ChannelServer { port, enrolment, links: Arc::new(NoLinks) }.run(stop.clone()));
         let (keeper, until) = (registrar.clone(), stop.clone());
         tokio::spawn(async move { keeper.run(until).await });
         Stage { home, hands, registrar, addr, _stop: stop.drop_guard() }

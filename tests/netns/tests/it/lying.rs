@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 use causeway_channel::JoinToken;
-use causeway_channel::link::{Link, Origin, Purpose, ResetCode, StreamHeader};
+use causeway_channel::link::{Link, ResetCode, StreamHeader, StreamOrigin, StreamPurpose};
 use causeway_edge::Edge;
-use causeway_edge::link::Passengers;
-use causeway_gateway::peers::{Content, Crossing};
+use causeway_edge::link::LinkServices;
+use causeway_gateway::peers::{CrossingHeader, StreamContent};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_util::sync::CancellationToken;
@@ -28,18 +28,18 @@ struct Lie {
     record: Option<(&'static str, &'static str, &'static str)>,
 }
 
-fn to_service(home: &str, service: &str, subject: &str, content: Content) -> StreamHeader {
+fn to_service(home: &str, service: &str, subject: &str, content: StreamContent) -> StreamHeader {
     let client: std::net::SocketAddr = "10.0.0.2:4000".parse().unwrap();
-    let who = causeway_gateway::policy::Who { site: MALLORY.into(), server: Some(subject.into()) };
-    Crossing::new(content, client).to_service(&service.into(), &home.into(), &who)
+    let who = causeway_gateway::policy::Principal { site: MALLORY.into(), server: Some(subject.into()) };
+    CrossingHeader::new(content, client).to_service(&service.into(), &home.into(), &who)
 }
 
 fn lies() -> Vec<Lie> {
     let forged = |header: StreamHeader, site: &str| {
-        let origin = Some(Origin { site: site.to_owned(), gateway: site.to_owned() });
+        let origin = Some(StreamOrigin { site: site.to_owned(), gateway: site.to_owned() });
         StreamHeader { origin, ..header }
     };
-    let bytes = Content::Bytes;
+    let bytes = StreamContent::Bytes;
     vec![
         Lie {
             row: "a subject of another site is not its own",
@@ -96,7 +96,7 @@ fn lies() -> Vec<Lie> {
         },
         Lie {
             row: "only replicas forward",
-            header: StreamHeader::new(Purpose::Forward).to("berlin", "berlin"),
+            header: StreamHeader::new(StreamPurpose::Forward).to("berlin", "berlin"),
             code: ResetCode::NotAllowed,
             record: None,
         },
@@ -132,7 +132,7 @@ fn a_gateway_that_lies_is_refused_by_the_other_end() {
         runtime.block_on(async {
             let edge = Edge::open(&folder)?;
             edge.enrol_once(&token).await?;
-            let (keeper, uplink, wishes) = edge.link(Default::default(), Passengers::none());
+            let (keeper, uplink, wishes) = edge.link(Default::default(), LinkServices::none());
             let stop = CancellationToken::new();
             let talk = async {
                 let mut current = uplink.clone();
@@ -141,7 +141,7 @@ fn a_gateway_that_lies_is_refused_by_the_other_end() {
                 }
                 let link = uplink.link().unwrap();
                 // First the truth, so that it is seen that there is a way; the netmaps may take a moment.
-                let truth = || to_service("oslo", "honest-oslo", "", Content::Bytes);
+                let truth = || to_service("oslo", "honest-oslo", "", StreamContent::Bytes);
                 while say(&link, truth()).await != Ok("server-oslo/hello".to_owned()) {
                     tokio::time::sleep(Duration::from_millis(20)).await;
                 }

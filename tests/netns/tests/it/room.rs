@@ -6,9 +6,11 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use causeway_gateway::place::{Place, PlaceState};
-use causeway_gateway::room::Room;
-use causeway_netmap::{Fact, Gateway, Generation, Netmap, Presence, PresenceIp, Protocol, View};
+use causeway_gateway::presence_namespace::PresenceNamespace;
+use causeway_gateway::socket_binder::{BinderState, SocketBinder};
+use causeway_netmap::{
+    GatewayEntry, Generation, Netmap, NetmapEntry, NetmapView, PresenceEntry, PresenceIp, ServiceProtocol,
+};
 use testlab::causeway::wait_for;
 use testlab::net::{Echo, Host, Net, Plan, reach_tcp};
 use tokio::sync::watch;
@@ -29,8 +31,8 @@ fn two_equal_sites() -> Plan {
 
 /// A room in a host of the lab. It ends with this value.
 struct Lodger {
-    netmaps: watch::Sender<Arc<View>>,
-    room: Room,
+    netmaps: watch::Sender<Arc<NetmapView>>,
+    room: PresenceNamespace,
     stop: CancellationToken,
     thread: Option<std::thread::JoinHandle<()>>,
 }
@@ -38,7 +40,7 @@ struct Lodger {
 impl Lodger {
     fn start(host: &Host, cidrs: &[&str], presences: &[&str]) -> Lodger {
         let (netmaps, netmap) = watch::channel(Arc::new(view(cidrs, presences)));
-        let (room, stop) = (Room::default(), CancellationToken::new());
+        let (room, stop) = (PresenceNamespace::default(), CancellationToken::new());
         let running = (room.clone(), stop.clone());
         let thread = host.start(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -47,16 +49,16 @@ impl Lodger {
         Lodger { netmaps, room, stop, thread: Some(thread.unwrap()) }
     }
 
-    fn wait(&self, what: &str, wanted: impl Fn(&PlaceState) -> bool) -> PlaceState {
+    fn wait(&self, what: &str, wanted: impl Fn(&BinderState) -> bool) -> BinderState {
         let state = self.room.state();
         let found = wait_for(what, || Some(state.borrow().clone()).filter(|state| wanted(state)));
         found.unwrap_or_else(|error| panic!("{error}: {:?}", state.borrow()))
     }
 
-    fn open(&self) -> PlaceState {
+    fn open(&self) -> BinderState {
         self.wait(
             "the room is open",
-            |state| matches!(state, PlaceState::Open { troubles, .. } if troubles.is_empty()),
+            |state| matches!(state, BinderState::Open { troubles, .. } if troubles.is_empty()),
         )
     }
 
@@ -81,8 +83,8 @@ impl Drop for Lodger {
     }
 }
 
-fn view(cidrs: &[&str], presences: &[&str]) -> View {
-    let gateway = Fact::Gateway(Gateway {
+fn view(cidrs: &[&str], presences: &[&str]) -> NetmapView {
+    let gateway = NetmapEntry::Gateway(GatewayEntry {
         name: "gw".into(),
         site: "site".into(),
         ip: "10.0.0.1".parse().ok(),
@@ -91,11 +93,11 @@ fn view(cidrs: &[&str], presences: &[&str]) -> View {
         relay: false,
     });
     let presence = |ip: &&str| {
-        Fact::Presence(Presence {
+        NetmapEntry::Presence(PresenceEntry {
             service: (*ip).into(),
             addresses: vec![PresenceIp(ip.parse().unwrap())],
             port: 80,
-            protocol: Protocol::Tcp,
+            protocol: ServiceProtocol::Tcp,
             brokers: 0,
             names: vec![],
             home: "elsewhere".into(),
@@ -104,7 +106,7 @@ fn view(cidrs: &[&str], presences: &[&str]) -> View {
     };
     let facts = std::iter::once(gateway).chain(presences.iter().map(presence));
     let entries = facts.map(|fact| fact.encode()).collect();
-    View::decode(&Netmap::build(Generation { epoch: 1, revision: 1 }, entries, None).unwrap())
+    NetmapView::decode(&Netmap::build(Generation { epoch: 1, revision: 1 }, entries, None).unwrap())
 }
 
 /// What a client is told, or how it is refused.
@@ -223,7 +225,7 @@ fn a_room_follows_the_netmap_and_leaves_nothing_behind() {
     lodger.netmaps.send_replace(Arc::new(view(&["198.19.0.0/24", "fd00:18::/64"], &["198.19.0.1"])));
     lodger.wait(
         "the networks are others",
-        |state| matches!(state, PlaceState::Open { networks, .. } if networks.len() == 2),
+        |state| matches!(state, BinderState::Open { networks, .. } if networks.len() == 2),
     );
     lodger.serve("198.19.0.1:80");
     assert!(ask(&host, "198.19.0.1:80").is_ok());
@@ -259,7 +261,7 @@ fn a_network_that_is_taken_is_left_to_who_has_it_until_it_is_free() {
     let second = Lodger::start(&host, &networks, &["198.18.0.2"]);
     let state = second.wait(
         "the second says what is wrong",
-        |state| matches!(state, PlaceState::Open { troubles, .. } if troubles.len() == 2),
+        |state| matches!(state, BinderState::Open { troubles, .. } if troubles.len() == 2),
     );
     assert!(format!("{state:?}").contains("another causeway on this host"), "{state:?}");
     second.serve("198.18.0.2:80");
@@ -277,7 +279,7 @@ fn a_host_that_does_not_forward_is_told_so() {
     let mut command = host.command("sysctl");
     assert!(command.args(["-qw", "net.ipv4.ip_forward=0"]).status().unwrap().success());
     let lodger = Lodger::start(&host, &["198.18.0.0/16"], &["198.18.0.1"]);
-    let PlaceState::Open { hints, .. } = lodger.open() else { panic!("open") };
+    let BinderState::Open { hints, .. } = lodger.open() else { panic!("open") };
     assert!(hints[0].contains("net.ipv4.conf.client-a.forwarding=1"), "{hints:?}");
     lodger.serve("198.18.0.1:80");
     assert!(ask(&host, "198.18.0.1:80").is_ok());

@@ -1,15 +1,15 @@
 //! A replica of the cloud: follows the store at its own pace, keeps a roster, sends netmaps. A restart takes all of it away.
 //!
-//! The driver around `Roster` and `Sender`.
+//! The driver around `SessionTable` and `NetmapSendState`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use causeway_channel::link::CloseCode;
-use causeway_channel::session::{Admission, Removed, Roster, SILENCE_MAX};
-use causeway_netmap::sync::{Sender, Target};
-use causeway_netmap::{Generation, Netmap, Stamp};
+use causeway_channel::session::{RemovedSession, SILENCE_MAX, SessionAdmission, SessionTable};
+use causeway_netmap::sync::{NetmapSendState, TargetNetmap};
+use causeway_netmap::{Generation, Netmap, NetmapStamp};
 
 use super::link::{End, Line, Word};
 use super::rules::{Broken, Violation};
@@ -22,12 +22,12 @@ pub struct Cloud {
 }
 
 pub struct Process {
-    pub roster: Roster<usize, Line>,
+    pub roster: SessionTable<usize, Line>,
     /// How far it has followed the store.
     place: usize,
     seen: Generation,
     targets: BTreeMap<usize, Arc<Netmap>>,
-    senders: BTreeMap<Line, Sender>,
+    senders: BTreeMap<Line, NetmapSendState>,
     remembered: BTreeMap<usize, Arc<Netmap>>,
 }
 
@@ -37,7 +37,7 @@ impl World {
         let state = &mut self.clouds[cloud];
         state.life += 1;
         state.process = Some(Process {
-            roster: Roster::new(100),
+            roster: SessionTable::new(100),
             place,
             seen: Generation::default(),
             targets: BTreeMap::new(),
@@ -120,7 +120,7 @@ impl World {
     fn offer(&mut self, cloud: usize, line: Line) {
         let process = self.clouds[cloud].process.as_mut().unwrap();
         let gateway = self.links[&line].edge;
-        let target = Target { netmap: process.targets[&gateway].clone(), seen: process.seen };
+        let target = TargetNetmap { netmap: process.targets[&gateway].clone(), seen: process.seen };
         let Some(sender) = process.senders.get_mut(&line) else { return };
         if self.broken == Broken::ForgetNewest && sender.held().is_some() && self.dice.chance(50) {
             return;
@@ -178,33 +178,33 @@ impl World {
         Ok(())
     }
 
-    fn greet(&mut self, line: Line, epoch: u64, held: Option<Stamp>) {
+    fn greet(&mut self, line: Line, epoch: u64, held: Option<NetmapStamp>) {
         let link = self.links.get_mut(&line).unwrap();
         let (cloud, gateway) = (link.cloud, link.edge);
         let process = self.clouds[cloud].process.as_mut().unwrap();
         match process.roster.admit(&gateway, epoch, None, |_| line) {
-            Admission::Taken { number, superseded: _, evicted, orphaned: _ } => {
+            SessionAdmission::Taken { number, superseded: _, evicted, orphaned: _ } => {
                 link.session = Some(number);
                 let known = process.remembered.get(&gateway).cloned();
                 let held = match self.broken {
                     Broken::TakeAnyGeneration => None,
                     _ => held,
                 };
-                process.senders.insert(line, Sender::new(held, known));
+                process.senders.insert(line, NetmapSendState::new(held, known));
                 if let Some(evicted) = evicted {
                     self.end_session(evicted.session, Some(CloseCode::Superseded));
                 }
                 self.send(line, End::Cloud, Word::Welcome);
                 self.offer(cloud, line);
             }
-            Admission::Older { current_epoch } => {
+            SessionAdmission::Older { current_epoch } => {
                 self.send(line, End::Cloud, Word::Refused { current_epoch })
             }
-            Admission::Full => panic!("there is room for a hundred"),
+            SessionAdmission::Full => panic!("there is room for a hundred"),
         }
     }
 
-    fn acknowledged(&mut self, cloud: usize, line: Line, stamp: Stamp) {
+    fn acknowledged(&mut self, cloud: usize, line: Line, stamp: NetmapStamp) {
         let edge = self.links[&line].edge;
         let process = self.clouds[cloud].process.as_mut().unwrap();
         let netmap = process.senders.get_mut(&line).and_then(|sender| sender.handle_acknowledged(stamp));
@@ -229,7 +229,7 @@ impl World {
         if let (Broken::RemoveByName, Some(seat)) = (broken, process.roster.current(&gateway)) {
             number = seat.number;
         }
-        if let Removed::Current { heir, .. } = process.roster.remove(&gateway, number) {
+        if let RemovedSession::Current { heir, .. } = process.roster.remove(&gateway, number) {
             self.figures.sessions_ended += 1;
             if let Some(heir) = heir {
                 self.push(cloud, heir.session);

@@ -1,6 +1,6 @@
 //! An edge: a disk that stays, and a process that comes and goes.
 //!
-//! The driver around `Supervisor` and `Receiver`: does what they say, tells them what happened.
+//! The driver around `Supervisor` and `NetmapReceiver`: does what they say, tells them what happened.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -8,10 +8,12 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use causeway_channel::link::{CloseCode, Transport};
-use causeway_channel::session::{Action, Allowed, Failure, LinkId, Supervisor, Welcomed};
-use causeway_channel::wire::control::RefusedCode;
-use causeway_netmap::sync::{Receiver, Reply, Step};
-use causeway_netmap::{Netmap, Update};
+use causeway_channel::session::{
+    AllowedTransports, AttemptFailure, LinkId, Supervisor, SupervisorAction, WelcomedSession,
+};
+use causeway_channel::wire::control::SessionRefusedCode;
+use causeway_netmap::sync::{NetmapReceiver, NetmapReply, ReceiverStep};
+use causeway_netmap::{Netmap, NetmapUpdateData};
 
 use super::link::{End, Line, Word};
 use super::rules::{Broken, Violation, check_disk};
@@ -27,7 +29,7 @@ pub struct Edge {
 /// What a kill takes away.
 pub struct Process {
     pub supervisor: Supervisor,
-    receiver: Receiver,
+    receiver: NetmapReceiver,
     lines: BTreeMap<LinkId, Line>,
     /// Those that the cloud has welcomed, and that are not on their way out.
     live: BTreeSet<LinkId>,
@@ -46,8 +48,8 @@ impl World {
         let state = &mut self.edges[edge];
         state.life += 1;
         state.process = Some(Process {
-            supervisor: Supervisor::new(epoch, Allowed::Both, now),
-            receiver: Receiver::new(disk),
+            supervisor: Supervisor::new(epoch, AllowedTransports::Both, now),
+            receiver: NetmapReceiver::new(disk),
             lines: BTreeMap::new(),
             live: BTreeSet::new(),
             inbox: VecDeque::new(),
@@ -97,7 +99,7 @@ impl World {
         match line {
             None => {
                 process.lines.remove(&id);
-                process.supervisor.handle_failed(now, id, Failure::Unreachable, dice);
+                process.supervisor.handle_failed(now, id, AttemptFailure::Unreachable, dice);
             }
             // Abandoned meanwhile.
             Some(line) if !process.lines.contains_key(&id) => self.vanish(line, End::Edge, true),
@@ -128,15 +130,15 @@ impl World {
                 process.supervisor.handle_welcome(
                     now,
                     id,
-                    Welcomed { transport, keepalive: zero, retry_hint: zero },
+                    WelcomedSession { transport, keepalive: zero, retry_hint: zero },
                 );
             }
             Word::Refused { current_epoch } => {
-                let (code, retry_after) = (RefusedCode::OlderEpoch, std::time::Duration::ZERO);
+                let (code, retry_after) = (SessionRefusedCode::OlderEpoch, std::time::Duration::ZERO);
                 process.supervisor.handle_failed(
                     now,
                     id,
-                    Failure::Refused { code, retry_after, current_epoch },
+                    AttemptFailure::Refused { code, retry_after, current_epoch },
                     dice,
                 );
                 process.lines.remove(&id);
@@ -172,14 +174,14 @@ impl World {
                 _ => process.receiver.handle_bytes(&update),
             };
             match step {
-                Step::Reply(reply) => self.answer(edge, line, reply)?,
-                Step::Persist(netmap) if broken == Broken::AcknowledgeBeforeDisk => {
+                ReceiverStep::Reply(reply) => self.answer(edge, line, reply)?,
+                ReceiverStep::Persist(netmap) if broken == Broken::AcknowledgeBeforeDisk => {
                     let reply = process.receiver.handle_persisted(netmap.clone(), Ok(()));
                     let at = self.now + self.dice.millis(1, 30);
                     self.schedule(at, Event::DiskWrites { edge, life, netmap, line: None });
                     self.answer(edge, line, reply)?;
                 }
-                Step::Persist(netmap) => {
+                ReceiverStep::Persist(netmap) => {
                     process.is_writing = true;
                     let at = self.now + self.dice.millis(1, 30);
                     self.schedule(at, Event::DiskWrites { edge, life, netmap, line: Some(line) });
@@ -255,17 +257,17 @@ impl World {
         Ok(())
     }
 
-    fn answer(&mut self, edge: usize, line: Line, reply: Reply) -> Result<(), Violation> {
+    fn answer(&mut self, edge: usize, line: Line, reply: NetmapReply) -> Result<(), Violation> {
         let word = match reply {
-            Reply::Acknowledged(stamp) => {
+            NetmapReply::Acknowledged(stamp) => {
                 let on_disk = self.edges[edge].disk.as_ref().map(|netmap| netmap.stamp());
                 if on_disk != Some(stamp) {
                     return Err(Violation::AcknowledgedButNotOnDisk { edge, acknowledged: stamp });
                 }
                 Word::Acknowledged(stamp)
             }
-            Reply::InForce { stamp, .. } => Word::InForce(stamp),
-            Reply::Refused(refusal) => {
+            NetmapReply::InForce { stamp, .. } => Word::InForce(stamp),
+            NetmapReply::Refused(refusal) => {
                 self.figures.refusals += 1;
                 Word::NotTaken { want_whole: refusal.want_whole }
             }
@@ -291,36 +293,36 @@ impl World {
         }
     }
 
-    fn act(&mut self, edge: usize, life: u64, action: Action) {
+    fn act(&mut self, edge: usize, life: u64, action: SupervisorAction) {
         let process = self.edges[edge].process.as_mut().unwrap();
         match action {
-            Action::Dial { link, epoch, .. } => {
+            SupervisorAction::Dial { link, epoch, .. } => {
                 // A place for it, so that an attempt that was abandoned is known by its absence.
                 process.lines.insert(link, Line(u64::MAX));
                 self.hello_epochs.insert((edge, life, link), epoch);
                 self.dial(edge, life, link);
             }
-            Action::Abandon { link } | Action::Close { link, code: CloseCode::Dead } => {
+            SupervisorAction::Abandon { link } | SupervisorAction::Close { link, code: CloseCode::Dead } => {
                 if let Some(line) = process.lines.remove(&link) {
                     self.vanish(line, End::Edge, true);
                 }
             }
-            Action::Close { link, .. } => {
+            SupervisorAction::Close { link, .. } => {
                 if let Some(line) = process.lines.remove(&link) {
                     self.vanish(line, End::Edge, true);
                 }
             }
-            Action::Ping { link, .. } => {
+            SupervisorAction::Ping { link, .. } => {
                 if let Some(line) = process.lines.get(&link).copied() {
                     self.send(line, End::Edge, Word::Ping);
                 }
             }
-            Action::Linger { link, until } => {
+            SupervisorAction::Linger { link, until } => {
                 process.live.remove(&link);
                 let at = self.now + (until - self.now).mul_f64(self.dice.fraction());
                 self.schedule(at, Event::LingerEnds { edge, life, link });
             }
-            Action::Rebind { .. } | Action::Renew => {}
+            SupervisorAction::Rebind { .. } | SupervisorAction::Renew => {}
         }
     }
 
@@ -354,11 +356,11 @@ impl World {
 }
 
 /// What an edge does that looks at nothing.
-fn take_any(receiver: &Receiver, update: &[u8]) -> Step {
-    let Ok(decoded) = Update::decode(update) else { return receiver.handle_bytes(update) };
+fn take_any(receiver: &NetmapReceiver, update: &[u8]) -> ReceiverStep {
+    let Ok(decoded) = NetmapUpdateData::decode(update) else { return receiver.handle_bytes(update) };
     let base = receiver.held().map(|held| held.at(Default::default()));
     match Netmap::apply(base.as_ref(), &decoded) {
-        Ok(netmap) => Step::Persist(Arc::new(netmap)),
+        Ok(netmap) => ReceiverStep::Persist(Arc::new(netmap)),
         Err(_) => receiver.handle_bytes(update),
     }
 }

@@ -8,7 +8,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use causeway_channel::link::CloseCode;
 use causeway_channel::session::LinkId;
-use causeway_netmap::Stamp;
+use causeway_netmap::NetmapStamp;
 
 /// A link, over all of the history.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -34,7 +34,7 @@ impl End {
 pub enum Word {
     Hello {
         epoch: u64,
-        held: Option<Stamp>,
+        held: Option<NetmapStamp>,
     },
     Welcome,
     Refused {
@@ -43,9 +43,9 @@ pub enum Word {
     Ping,
     Pong,
     Netmap(Bytes),
-    Acknowledged(Stamp),
+    Acknowledged(NetmapStamp),
     /// In force, and not on disk.
-    InForce(Stamp),
+    InForce(NetmapStamp),
     NotTaken {
         want_whole: bool,
     },

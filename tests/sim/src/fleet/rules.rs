@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use causeway_netmap::{Generation, Netmap, Stamp};
+use causeway_netmap::{Generation, Netmap, NetmapStamp};
 
 /// A rule that did not hold.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -16,7 +16,7 @@ pub enum Violation {
     },
     AcknowledgedButNotOnDisk {
         edge: usize,
-        acknowledged: Stamp,
+        acknowledged: NetmapStamp,
     },
     LiveSessionLost {
         edge: usize,

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use causeway_netmap::{Generation, Key};
+use causeway_netmap::{EntryKey, Generation};
 
 use super::dice::Dice;
 
@@ -66,6 +66,9 @@ impl Store {
     }
 }
 
-pub fn entries(content: &Content) -> Vec<(Key, Bytes)> {
-    content.iter().map(|(key, value)| (Key::of("k", &key.to_string()), Bytes::from(vec![*value]))).collect()
+pub fn entries(content: &Content) -> Vec<(EntryKey, Bytes)> {
+    content
+        .iter()
+        .map(|(key, value)| (EntryKey::of("k", &key.to_string()), Bytes::from(vec![*value])))
+        .collect()
 }

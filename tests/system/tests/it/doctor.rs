@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime};
 
 use causeway_channel::{Clock, JoinToken};
 use causeway_edge::Edge;
-use causeway_edge::link::Passengers;
+use causeway_edge::link::LinkServices;
 use serde_json::Value;
 use testlab::causeway::{Cloud, Process, finish, wait_for};
 use tokio_util::sync::CancellationToken;
@@ -469,7 +469,7 @@ fn run_with_wrong_clock(
         runtime.block_on(async {
             let edge = Edge::open_with(folder, Clock::from_fn(move || SystemTime::now() + ahead)).unwrap();
             edge.enrol(&token, &stop).await.unwrap();
-            let (keeper, _uplink, wishes) = edge.link(Default::default(), Passengers::none());
+            let (keeper, _uplink, wishes) = edge.link(Default::default(), LinkServices::none());
             edge.run_linked(keeper, wishes, stop).await.unwrap();
         });
     })

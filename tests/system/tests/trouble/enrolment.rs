@@ -6,9 +6,12 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use causeway_channel::clock::unix_seconds;
-use causeway_channel::tls::{self, Trust};
-use causeway_channel::wire::{self, Answer, Ask, Code, Hello, Request, Response};
-use causeway_channel::{CertificateFacts, JoinToken, Key, PeerId, Secret};
+use causeway_channel::tls::{self, TrustAnchors};
+use causeway_channel::wire::{
+    self, EnrolmentCode, EnrolmentHello, EnrolmentRequest, EnrolmentRequestBody, EnrolmentResponse,
+    EnrolmentResponseBody,
+};
+use causeway_channel::{CertificateFacts, JoinToken, PeerId, PrivateKey, TokenSecret};
 use serde_json::{Value, json};
 use testlab::causeway::{run, wait_for};
 use tokio::io::AsyncWriteExt;
@@ -24,31 +27,32 @@ fn token(text: &str) -> JoinToken {
 
 /// A connection that has come as far as the cloud's greeting.
 async fn dial(token: &JoinToken) -> Link {
-    let (config, _) = tls::client(Trust::Pinned(token.authorities.clone()), None, SystemTime::now()).unwrap();
+    let (config, _) =
+        tls::client(TrustAnchors::Pinned(token.authorities.clone()), None, SystemTime::now()).unwrap();
     let endpoint = &token.endpoints[0];
     let tcp = tokio::net::TcpStream::connect((endpoint.host(), endpoint.port())).await.unwrap();
     let name = rustls::pki_types::ServerName::try_from(endpoint.host().to_owned()).unwrap();
     let mut link = tokio_rustls::TlsConnector::from(Arc::new(config)).connect(name, tcp).await.unwrap();
-    let hello: Hello = wire::read(&mut link).await.unwrap();
+    let hello: EnrolmentHello = wire::read(&mut link).await.unwrap();
     assert_eq!(hello.version, wire::VERSION);
     link
 }
 
-async fn ask(token: &JoinToken, ask: Option<Ask>) -> Answer {
+async fn ask(token: &JoinToken, ask: Option<EnrolmentRequestBody>) -> EnrolmentResponseBody {
     let mut link = dial(token).await;
-    let request = Request { time: unix_seconds(SystemTime::now()), ask };
+    let request = EnrolmentRequest { time: unix_seconds(SystemTime::now()), ask };
     wire::write(&mut link, &request).await.unwrap();
-    wire::read::<Response>(&mut link).await.unwrap().answer.unwrap()
+    wire::read::<EnrolmentResponse>(&mut link).await.unwrap().answer.unwrap()
 }
 
-fn enrol(secret: &[u8], csr: Vec<u8>) -> Option<Ask> {
-    Some(Ask::Enrol(wire::Enrol { secret: secret.to_vec(), csr }))
+fn enrol(secret: &[u8], csr: Vec<u8>) -> Option<EnrolmentRequestBody> {
+    Some(EnrolmentRequestBody::Enrol(wire::EnrolMessage { secret: secret.to_vec(), csr }))
 }
 
 /// The refusal of one request. `says` is what must be true.
-async fn check(says: &str, token: &JoinToken, request: Option<Ask>, code: Code) {
+async fn check(says: &str, token: &JoinToken, request: Option<EnrolmentRequestBody>, code: EnrolmentCode) {
     match ask(token, request).await {
-        Answer::Refused(refusal) => {
+        EnrolmentResponseBody::Refused(refusal) => {
             assert_eq!(refusal.reason(), code, "{says}: {refusal}");
             assert!(!refusal.message.is_empty(), "{says}");
         }
@@ -60,58 +64,71 @@ async fn check(says: &str, token: &JoinToken, request: Option<Ask>, code: Code) 
 async fn bad_tokens_and_requests_get_no_certificate() {
     let lab = Lab::start();
     let good = token(&join_token(&lab.admin, "oslo"));
-    let key = Key::generate().unwrap();
+    let key = PrivateKey::generate().unwrap();
     let csr = || key.request(&good.peer).unwrap();
     let secret = good.secret.expose();
 
-    let stranger = Secret::generate();
+    let stranger = TokenSecret::generate();
     check(
         "a secret nobody gave out opens nothing",
         &good,
         enrol(stranger.expose(), csr()),
-        Code::TokenUnknown,
+        EnrolmentCode::TokenUnknown,
     )
     .await;
-    check("half a secret opens nothing", &good, enrol(&secret[..16], csr()), Code::Malformed).await;
-    check("no secret opens nothing", &good, enrol(&[], csr()), Code::Malformed).await;
-    check("a secret needs a request for a certificate", &good, enrol(secret, Vec::new()), Code::BadRequest)
-        .await;
-    check("garbage is no request for a certificate", &good, enrol(secret, vec![0x30; 500]), Code::BadRequest)
-        .await;
+    check("half a secret opens nothing", &good, enrol(&secret[..16], csr()), EnrolmentCode::Malformed).await;
+    check("no secret opens nothing", &good, enrol(&[], csr()), EnrolmentCode::Malformed).await;
+    check(
+        "a secret needs a request for a certificate",
+        &good,
+        enrol(secret, Vec::new()),
+        EnrolmentCode::BadRequest,
+    )
+    .await;
+    check(
+        "garbage is no request for a certificate",
+        &good,
+        enrol(secret, vec![0x30; 500]),
+        EnrolmentCode::BadRequest,
+    )
+    .await;
     let mut broken = csr();
     let middle = broken.len() - 8;
     broken[middle] ^= 1;
-    check("a request must be signed by its key", &good, enrol(secret, broken), Code::BadRequest).await;
-    check("nothing asked, nothing given", &good, None, Code::Malformed).await;
-    let renew = Some(Ask::Renew(wire::Renew { csr: csr() }));
-    check("a renewal needs the live certificate", &good, renew, Code::CertificateNeeded).await;
-    let reenrol = Some(Ask::Reenrol(wire::Reenrol { csr: csr(), certificate: vec![1, 2, 3] }));
-    check("a re-enrolment needs the old certificate", &good, reenrol, Code::Malformed).await;
+    check("a request must be signed by its key", &good, enrol(secret, broken), EnrolmentCode::BadRequest)
+        .await;
+    check("nothing asked, nothing given", &good, None, EnrolmentCode::Malformed).await;
+    let renew = Some(EnrolmentRequestBody::Renew(wire::RenewMessage { csr: csr() }));
+    check("a renewal needs the live certificate", &good, renew, EnrolmentCode::CertificateNeeded).await;
+    let reenrol =
+        Some(EnrolmentRequestBody::Reenrol(wire::ReenrolMessage { csr: csr(), certificate: vec![1, 2, 3] }));
+    check("a re-enrolment needs the old certificate", &good, reenrol, EnrolmentCode::Malformed).await;
 
     // All of this has used up nothing. Whatever the request says, the name is the token's.
     let other = PeerId::new("bergen", "cloud").unwrap();
-    let Answer::Issued(issued) = ask(&good, enrol(secret, key.request(&other).unwrap())).await else {
+    let EnrolmentResponseBody::Issued(issued) = ask(&good, enrol(secret, key.request(&other).unwrap())).await
+    else {
         panic!("the token is good");
     };
     let facts = CertificateFacts::read(&issued.certificate).unwrap();
     assert_eq!(facts.peer, Some(good.peer.clone()));
     assert_eq!(facts.organizations, ["causeway:gateway"]);
 
-    let thief = Key::generate().unwrap();
+    let thief = PrivateKey::generate().unwrap();
     let second = enrol(secret, thief.request(&good.peer).unwrap());
-    check("a used token is used", &good, second, Code::TokenUsed).await;
+    check("a used token is used", &good, second, EnrolmentCode::TokenUsed).await;
     let made = call(&lab.admin, "tokens", &json!({"site": "bergen", "ttlSeconds": 1}));
     let short = token(made["token"].as_str().unwrap());
     wait_for("the token expires", || is_expired(&lab, &made["id"]).then_some(())).unwrap();
     let request = enrol(short.secret.expose(), csr());
-    check("an expired token is expired", &short, request, Code::TokenExpired).await;
+    check("an expired token is expired", &short, request, EnrolmentCode::TokenExpired).await;
     let gone = call(&lab.admin, "tokens", &json!({"site": "bergen"}));
     let id = gone["id"].as_str().unwrap();
     let delete = testlab::https::Request::new("DELETE", &format!("/causeway/v1/tokens/{id}"));
     lab.admin.send(&delete).unwrap().success().unwrap();
     let gone = token(gone["token"].as_str().unwrap());
     let request = enrol(gone.secret.expose(), csr());
-    check("a deleted token is gone", &gone, request, Code::TokenDeleted).await;
+    check("a deleted token is gone", &gone, request, EnrolmentCode::TokenDeleted).await;
     assert!(!lab.cloud.process.log().contains("panicked"), "{}", lab.cloud.process.log());
 }
 
@@ -157,9 +174,9 @@ async fn bytes_that_are_no_protocol_are_answered_or_cut_off() {
         link.write_all(frame).await.unwrap();
         link.flush().await.unwrap();
         if answered {
-            let response: Response = wire::read(&mut link).await.unwrap();
-            let Some(Answer::Refused(refusal)) = response.answer else { panic!("{frame:?}") };
-            assert_eq!(refusal.reason(), Code::Malformed);
+            let response: EnrolmentResponse = wire::read(&mut link).await.unwrap();
+            let Some(EnrolmentResponseBody::Refused(refusal)) = response.answer else { panic!("{frame:?}") };
+            assert_eq!(refusal.reason(), EnrolmentCode::Malformed);
         }
     }
 
@@ -185,18 +202,18 @@ async fn bytes_that_are_no_protocol_are_answered_or_cut_off() {
     assert!(another_protocol(&good).await.is_err(), "the channel speaks its own protocol only");
 
     // The door still opens.
-    let key = Key::generate().unwrap();
+    let key = PrivateKey::generate().unwrap();
     let answer = ask(&good, enrol(good.secret.expose(), key.request(&good.peer).unwrap())).await;
-    assert!(matches!(answer, Answer::Issued(_)), "{answer:?}");
+    assert!(matches!(answer, EnrolmentResponseBody::Issued(_)), "{answer:?}");
     assert_eq!(lab.admin.get(&path("egateways", "oslo")).unwrap().code, 200);
     wait_for("it is ready", || (lab.admin.get("/readyz").unwrap().code == 200).then_some(())).unwrap();
     assert!(!lab.cloud.process.log().contains("panicked"), "{}", lab.cloud.process.log());
 }
 
 /// TLS with the name of a protocol that is not served.
-async fn another_protocol(token: &JoinToken) -> std::io::Result<Hello> {
+async fn another_protocol(token: &JoinToken) -> std::io::Result<EnrolmentHello> {
     let (mut config, _) =
-        tls::client(Trust::Pinned(token.authorities.clone()), None, SystemTime::now()).unwrap();
+        tls::client(TrustAnchors::Pinned(token.authorities.clone()), None, SystemTime::now()).unwrap();
     config.alpn_protocols = vec![b"h2".to_vec()];
     let endpoint = &token.endpoints[0];
     let tcp = tokio::net::TcpStream::connect((endpoint.host(), endpoint.port())).await?;

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-use causeway_channel::tls::{self, Trust};
+use causeway_channel::tls::{self, TrustAnchors};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use serde_json::json;
@@ -76,7 +76,7 @@ impl Thief {
 /// The settings of TLS for a certificate that an edge has left in its folder.
 fn client_config(lab: &Lab, name: &str) -> rustls::ClientConfig {
     let credentials = edge_credentials(&lab.path(name));
-    let credentials = tls::Credentials { chain: credentials.chain, key: credentials.key };
+    let credentials = tls::TlsCredentials { chain: credentials.chain, key: credentials.key };
     let bundle: Vec<CertificateDer<'static>> = authorities(&lab.admin)["authorities"]
         .as_array()
         .unwrap()
@@ -85,7 +85,8 @@ fn client_config(lab: &Lab, name: &str) -> rustls::ClientConfig {
             CertificateDer::from_pem_slice(authority["certificate"].as_str().unwrap().as_bytes()).unwrap()
         })
         .collect();
-    let (mut config, _) = tls::client(Trust::Bundle(bundle), Some(credentials), SystemTime::now()).unwrap();
+    let (mut config, _) =
+        tls::client(TrustAnchors::Bundle(bundle), Some(credentials), SystemTime::now()).unwrap();
     config.alpn_protocols = vec![CHANNEL_ALPN.to_vec()];
     config
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::time::Duration;
 
 use causeway_edge::netmap::persisted;
-use causeway_netmap::{Generation, Netmap, Policy, Stamp, View};
+use causeway_netmap::{Generation, Netmap, NetmapStamp, NetmapView, PolicyEntry};
 use serde_json::{Value, json};
 use testlab::causeway::{Cloud, Process, get, run, wait_for};
 use testlab::https::{Client, Request};
@@ -105,7 +105,7 @@ fn target(cloud: &Cloud, gateway: &str) -> Option<Value> {
 
 /// The port of the service, as either end sees it.
 fn port_of(netmap: &Netmap) -> Option<u16> {
-    let view = View::decode(netmap);
+    let view = NetmapView::decode(netmap);
     let here = view.services.get("web").map(|service| service.port);
     here.or_else(|| view.presences.get("web").map(|presence| presence.port))
 }
@@ -117,7 +117,7 @@ fn set_port(client: &Client, port: u16) -> bool {
 }
 
 /// What an edge has on disk only rises; two states never share a name.
-fn check_rise(gateway: &str, before: &mut Option<Stamp>, data_dir: &std::path::Path) {
+fn check_rise(gateway: &str, before: &mut Option<NetmapStamp>, data_dir: &std::path::Path) {
     let now = persisted(data_dir).map(|netmap| netmap.stamp());
     if let Some(before) = before {
         let now = now.unwrap_or_else(|| panic!("{gateway} had {before:?} and has nothing"));
@@ -319,8 +319,8 @@ fn a_full_disk_on_the_edge_keeps_no_access_that_was_taken_away() {
     let after = persisted(&sites.data_dir("away")).unwrap();
     assert!(after.generation() > before.generation());
     // A policy that is missing allows nobody.
-    let policies = View::decode(&after).policies;
-    let allows_somebody = |policy: &Policy| !policy.sites.is_empty() || !policy.servers.is_empty();
+    let policies = NetmapView::decode(&after).policies;
+    let allows_somebody = |policy: &PolicyEntry| !policy.sites.is_empty() || !policy.servers.is_empty();
     assert!(!policies.values().any(allows_somebody), "{policies:?}\n{}", process.log());
     assert!(after.generation() > Generation::default());
     drop(process);

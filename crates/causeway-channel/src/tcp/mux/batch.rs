@@ -12,7 +12,7 @@ use crate::tcp::queue::{ByteQueue, SMALL_BYTES};
 const SCRATCH_BYTES: usize = 4 * 1024;
 
 #[derive(Debug, Default)]
-pub struct Batch {
+pub struct WriteBatch {
     /// Heads and small payloads, in the order in which `parts` names them.
     scratch: Vec<u8>,
     scratch_done: usize,
@@ -28,7 +28,7 @@ enum Part {
     Payload(Bytes),
 }
 
-impl Batch {
+impl WriteBatch {
     pub fn len(&self) -> usize {
         self.length
     }
@@ -134,7 +134,7 @@ impl Batch {
     /// Gives the memory of an empty batch back.
     pub fn rest(&mut self) {
         if self.is_empty() {
-            *self = Batch::default();
+            *self = WriteBatch::default();
         }
     }
 }

@@ -6,13 +6,13 @@ use std::time::Instant;
 use bytes::Bytes;
 
 use super::Mux;
-use super::stream::{RecvState, SendState, Stream};
+use super::stream::{MuxStream, RecvState, SendState};
 use crate::link::{LinkClosed, ResetCode};
 use crate::tcp::queue::ByteQueue;
 
 /// Why a stream can not be read or written any more.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Failure {
+pub enum StreamFailure {
     Reset(ResetCode),
     /// This end has given the half up itself, or ended it.
     Over,
@@ -26,12 +26,12 @@ impl Mux {
         id: u32,
         data: &mut Bytes,
         waker: &Waker,
-    ) -> Poll<Result<usize, Failure>> {
+    ) -> Poll<Result<usize, StreamFailure>> {
         self.poll_write_with(id, data.len(), waker, |queue, room| queue.push(data.split_to(room)))
     }
 
     /// Queues a copy of what there is room for and says how much.
-    pub fn poll_write(&mut self, id: u32, data: &[u8], waker: &Waker) -> Poll<Result<usize, Failure>> {
+    pub fn poll_write(&mut self, id: u32, data: &[u8], waker: &Waker) -> Poll<Result<usize, StreamFailure>> {
         self.poll_write_with(id, data.len(), waker, |queue, room| queue.push_slice(&data[..room]))
     }
 
@@ -41,17 +41,17 @@ impl Mux {
         length: usize,
         waker: &Waker,
         push: impl FnOnce(&mut ByteQueue, usize),
-    ) -> Poll<Result<usize, Failure>> {
+    ) -> Poll<Result<usize, StreamFailure>> {
         let link_room = self.link_room();
-        let Some(stream) = self.streams.get_mut(&id) else { return Poll::Ready(Err(Failure::Over)) };
+        let Some(stream) = self.streams.get_mut(&id) else { return Poll::Ready(Err(StreamFailure::Over)) };
         let send = &mut stream.send;
         match (send.stopped, send.state) {
-            (Some(code), _) => return Poll::Ready(Err(Failure::Reset(code))),
+            (Some(code), _) => return Poll::Ready(Err(StreamFailure::Reset(code))),
             (None, SendState::Open) => {}
-            (None, _) => return Poll::Ready(Err(Failure::Over)),
+            (None, _) => return Poll::Ready(Err(StreamFailure::Over)),
         }
         if let Some(closed) = &self.ended {
-            return Poll::Ready(Err(Failure::Link(closed.clone())));
+            return Poll::Ready(Err(StreamFailure::Link(closed.clone())));
         }
         let room = send.room(link_room).min(length);
         if room == 0 && length > 0 {
@@ -69,17 +69,17 @@ impl Mux {
     }
 
     /// The end of this direction goes out after what waits.
-    pub fn finish(&mut self, id: u32) -> Result<(), Failure> {
-        let Some(stream) = self.streams.get_mut(&id) else { return Err(Failure::Over) };
+    pub fn finish(&mut self, id: u32) -> Result<(), StreamFailure> {
+        let Some(stream) = self.streams.get_mut(&id) else { return Err(StreamFailure::Over) };
         match (stream.send.stopped, stream.send.state) {
-            (Some(code), _) => return Err(Failure::Reset(code)),
+            (Some(code), _) => return Err(StreamFailure::Reset(code)),
             (None, SendState::Open) => {}
             // Asked for twice is as good as once.
             (None, SendState::Finishing | SendState::Finished) => return Ok(()),
-            (None, SendState::Reset(_)) => return Err(Failure::Over),
+            (None, SendState::Reset(_)) => return Err(StreamFailure::Over),
         }
         if let Some(closed) = &self.ended {
-            return Err(Failure::Link(closed.clone()));
+            return Err(StreamFailure::Link(closed.clone()));
         }
         stream.send.state = SendState::Finishing;
         self.list(id);
@@ -146,17 +146,17 @@ impl Mux {
         waker: &Waker,
         now: impl FnOnce() -> Instant,
         take: impl FnOnce(&mut ByteQueue) -> T,
-    ) -> Poll<Result<Option<T>, Failure>> {
-        let Some(stream) = self.streams.get_mut(&id) else { return Poll::Ready(Err(Failure::Over)) };
+    ) -> Poll<Result<Option<T>, StreamFailure>> {
+        let Some(stream) = self.streams.get_mut(&id) else { return Poll::Ready(Err(StreamFailure::Over)) };
         let recv = &mut stream.recv;
         if recv.stopped.is_some() {
-            return Poll::Ready(Err(Failure::Over));
+            return Poll::Ready(Err(StreamFailure::Over));
         }
         if recv.queue.is_empty() {
             return match (recv.state, &self.ended) {
-                (RecvState::Reset(code), _) => Poll::Ready(Err(Failure::Reset(code))),
+                (RecvState::Reset(code), _) => Poll::Ready(Err(StreamFailure::Reset(code))),
                 (RecvState::Finished, _) => Poll::Ready(Ok(None)),
-                (RecvState::Open, Some(closed)) => Poll::Ready(Err(Failure::Link(closed.clone()))),
+                (RecvState::Open, Some(closed)) => Poll::Ready(Err(StreamFailure::Link(closed.clone()))),
                 (RecvState::Open, None) => {
                     recv.reader = Some(waker.clone());
                     Poll::Pending
@@ -171,7 +171,9 @@ impl Mux {
     }
 
     fn grant(&mut self, id: u32, now: impl FnOnce() -> Instant) {
-        let Some(Stream { recv, .. }) = self.streams.get_mut(&id).map(|stream| &mut **stream) else { return };
+        let Some(MuxStream { recv, .. }) = self.streams.get_mut(&id).map(|stream| &mut **stream) else {
+            return;
+        };
         let left = self.bounds.receive_max.saturating_sub(self.committed);
         let was_owed = recv.owed > 0;
         let floor = u64::from(self.bounds.initial_credit);

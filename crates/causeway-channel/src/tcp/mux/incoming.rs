@@ -5,9 +5,9 @@ use std::time::Instant;
 use bytes::Bytes;
 
 use super::stream::{RecvState, SendState};
-use super::{ACCEPTED_BYTES_MAX, Class, Mux};
-use crate::link::{CloseCode, CloseReason, ClosedBy, LinkClosed, ResetCode, Side};
-use crate::tcp::frame::{DataHead, Frame, HEAD_BYTES, Settings, parse};
+use super::{ACCEPTED_BYTES_MAX, Mux, StreamPriority};
+use crate::link::{CloseCode, CloseReason, ClosedBy, LinkClosed, LinkSide, ResetCode};
+use crate::tcp::frame::{DataHead, Frame, HEAD_BYTES, LinkSettings, parse};
 use crate::tcp::queue::ByteQueue;
 
 /// More credit than any stream will ever use.
@@ -93,13 +93,13 @@ impl Mux {
         }
     }
 
-    fn handle_settings(&mut self, settings: Settings) -> Result<(), &'static str> {
+    fn handle_settings(&mut self, settings: LinkSettings) -> Result<(), &'static str> {
         if self.settings_heard {
             return Err("settings for the second time");
         }
         self.settings_heard = true;
-        let floor = Settings::FLOOR;
-        self.peer = Settings {
+        let floor = LinkSettings::FLOOR;
+        self.peer = LinkSettings {
             streams_max: settings.streams_max.max(floor.streams_max),
             initial_credit: settings.initial_credit.max(floor.initial_credit),
         };
@@ -113,7 +113,7 @@ impl Mux {
     }
 
     fn handle_open(&mut self, id: u32, credit: u32, header: &[u8]) -> Result<(), &'static str> {
-        let parity = if self.side == Side::Dialled { 0 } else { 1 };
+        let parity = if self.side == LinkSide::Dialled { 0 } else { 1 };
         if id == 0 || id % 2 != parity {
             return Err("a stream with a number of the other end");
         }
@@ -137,7 +137,7 @@ impl Mux {
         }
         self.peer_open += 1;
         self.accepted_bytes += header.len();
-        self.insert(id, false, Class::Normal, credit, self.bounds.initial_credit);
+        self.insert(id, false, StreamPriority::Normal, credit, self.bounds.initial_credit);
         self.accepted.push_back((id, Bytes::copy_from_slice(header)));
         self.signals.accepted = true;
         Ok(())

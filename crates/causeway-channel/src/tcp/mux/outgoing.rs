@@ -5,15 +5,15 @@ use std::time::Instant;
 
 use bytes::Bytes;
 
-use super::batch::Batch;
-use super::stream::{Class, SendState};
+use super::batch::WriteBatch;
+use super::stream::{SendState, StreamPriority};
 use super::{Datagrams, Mux};
 use crate::link::{CloseReason, ResetCode};
-use crate::tcp::frame::{Frame, PAYLOAD_BYTES_MAX, Settings};
+use crate::tcp::frame::{Frame, LinkSettings, PAYLOAD_BYTES_MAX};
 
 /// Everything that waits to be sent but the bytes of the streams themselves.
 #[derive(Debug, Default)]
-pub struct Outgoing {
+pub struct ControlQueue {
     settings_sent: bool,
     close: Option<(u32, String)>,
     pongs: VecDeque<u64>,
@@ -44,7 +44,7 @@ const PONGS_MAX: usize = 8;
 /// One turn in so many goes to bulk while others want to send.
 const BULK_TURN: u8 = 5;
 
-impl Outgoing {
+impl ControlQueue {
     pub fn has_work(&self) -> bool {
         !self.settings_sent
             || self.close.is_some()
@@ -84,15 +84,15 @@ impl Outgoing {
         self.pongs.push_back(number);
     }
 
-    pub fn push_ready(&mut self, id: u32, class: Class) {
+    pub fn push_ready(&mut self, id: u32, class: StreamPriority) {
         self.line(class).push_back(id);
     }
 
-    fn line(&mut self, class: Class) -> &mut VecDeque<u32> {
+    fn line(&mut self, class: StreamPriority) -> &mut VecDeque<u32> {
         match class {
-            Class::Urgent => &mut self.urgent,
-            Class::Normal => &mut self.normal,
-            Class::Bulk => &mut self.bulk,
+            StreamPriority::Urgent => &mut self.urgent,
+            StreamPriority::Normal => &mut self.normal,
+            StreamPriority::Bulk => &mut self.bulk,
         }
     }
 
@@ -101,7 +101,7 @@ impl Outgoing {
     }
 
     pub fn forget_all_but_close(&mut self) {
-        *self = Outgoing { close: self.close.take(), settings_sent: true, ..Outgoing::default() };
+        *self = ControlQueue { close: self.close.take(), settings_sent: true, ..ControlQueue::default() };
     }
 
     // An idle link holds no more than a few words.
@@ -121,11 +121,11 @@ impl Outgoing {
         self.turn = (self.turn + 1) % (2 * BULK_TURN);
         let (has_datagrams, has_normal) = (!self.datagrams.queue.is_empty(), !self.normal.is_empty());
         if !self.bulk.is_empty() && (self.turn.is_multiple_of(BULK_TURN) || !has_datagrams && !has_normal) {
-            return Some(Turn::Stream(Class::Bulk));
+            return Some(Turn::Stream(StreamPriority::Bulk));
         }
         match (has_datagrams, has_normal) {
             (true, true) if self.turn.is_multiple_of(2) => Some(Turn::Datagrams),
-            (_, true) => Some(Turn::Stream(Class::Normal)),
+            (_, true) => Some(Turn::Stream(StreamPriority::Normal)),
             (true, false) => Some(Turn::Datagrams),
             (false, false) => None,
         }
@@ -133,13 +133,13 @@ impl Outgoing {
 }
 
 enum Turn {
-    Stream(Class),
+    Stream(StreamPriority),
     Datagrams,
 }
 
 impl Mux {
     /// Puts frames into `batch` until it holds about `bytes_max` or nothing is left to send.
-    pub fn fill(&mut self, batch: &mut Batch, bytes_max: usize, now: Instant) {
+    pub fn fill(&mut self, batch: &mut WriteBatch, bytes_max: usize, now: Instant) {
         let before = batch.len();
         if let Some((code, text)) = self.outgoing.close.take() {
             batch.push_frame(Frame::Close { code, text: text.as_bytes() });
@@ -152,10 +152,10 @@ impl Mux {
         self.figures.sent_bytes += (batch.len() - before) as u64;
     }
 
-    fn fill_small(&mut self, batch: &mut Batch, bytes_max: usize, now: Instant) {
+    fn fill_small(&mut self, batch: &mut WriteBatch, bytes_max: usize, now: Instant) {
         if !self.outgoing.settings_sent {
             self.outgoing.settings_sent = true;
-            batch.push_frame(Frame::Settings(Settings {
+            batch.push_frame(Frame::Settings(LinkSettings {
                 streams_max: self.bounds.streams_max,
                 initial_credit: self.bounds.initial_credit,
             }));
@@ -172,7 +172,7 @@ impl Mux {
         }
     }
 
-    fn push_control(&mut self, batch: &mut Batch, control: Control) {
+    fn push_control(&mut self, batch: &mut WriteBatch, control: Control) {
         batch.push_frame(match control {
             Control::Open { id, credit } => {
                 let header = self.outgoing.headers.pop_front().unwrap_or_default();
@@ -188,7 +188,7 @@ impl Mux {
         });
     }
 
-    fn fill_streams(&mut self, batch: &mut Batch, bytes_max: usize) {
+    fn fill_streams(&mut self, batch: &mut WriteBatch, bytes_max: usize) {
         while batch.len() < bytes_max {
             if let Some(id) = self.outgoing.urgent.pop_front() {
                 self.push_stream(batch, id);
@@ -207,7 +207,7 @@ impl Mux {
     }
 
     /// As many datagrams as a full frame of a stream would weigh.
-    fn push_datagrams(&mut self, batch: &mut Batch) {
+    fn push_datagrams(&mut self, batch: &mut WriteBatch) {
         let until = batch.len() + PAYLOAD_BYTES_MAX;
         while batch.len() < until {
             let Some(data) = self.outgoing.datagrams.pop() else { return };
@@ -216,7 +216,7 @@ impl Mux {
     }
 
     /// One frame of a stream; if it has more it goes to the end of the line.
-    fn push_stream(&mut self, batch: &mut Batch, id: u32) {
+    fn push_stream(&mut self, batch: &mut WriteBatch, id: u32) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let send = &mut stream.send;
         send.listed = false;

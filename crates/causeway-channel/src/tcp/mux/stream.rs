@@ -10,7 +10,7 @@ use crate::tcp::queue::ByteQueue;
 
 /// Who goes first when several streams have something to send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Class {
+pub enum StreamPriority {
     /// The control stream: before everything else.
     Urgent,
     Normal,
@@ -19,17 +19,17 @@ pub enum Class {
 }
 
 #[derive(Debug)]
-pub struct Stream {
+pub struct MuxStream {
     /// Opened by this end.
     pub own: bool,
-    pub class: Class,
+    pub class: StreamPriority,
     /// Still counts against the limit of open streams.
     pub counted: bool,
     pub send: SendHalf,
     pub recv: RecvHalf,
 }
 
-impl Stream {
+impl MuxStream {
     /// Both ends have said all they will ever say about this stream.
     pub fn is_over(&self) -> bool {
         self.send.state.is_over() && !matches!(self.recv.state, RecvState::Open)

@@ -19,13 +19,13 @@ struct End {
 }
 
 impl End {
-    fn new(side: Side, limits: &LinkLimits) -> End {
+    fn new(side: LinkSide, limits: &LinkLimits) -> End {
         End { mux: Mux::new(side, limits, Instant::now()), wire: Vec::new(), inbox: Vec::new() }
     }
 
     /// Frames of one small batch, onto the wire.
     fn send(&mut self, bytes_max: usize, now: Instant) {
-        let mut batch = Batch::default();
+        let mut batch = WriteBatch::default();
         self.mux.fill(&mut batch, bytes_max, now);
         while !batch.is_empty() {
             let mut slices = [IoSlice::new(&[]); 3];
@@ -43,10 +43,10 @@ impl End {
     }
 
     fn open(&mut self) -> u32 {
-        self.mux.open(Bytes::from_static(b"header"), Class::Normal).unwrap().expect("there is room")
+        self.mux.open(Bytes::from_static(b"header"), StreamPriority::Normal).unwrap().expect("there is room")
     }
 
-    fn write(&mut self, id: u32, data: &[u8]) -> Poll<Result<usize, Failure>> {
+    fn write(&mut self, id: u32, data: &[u8]) -> Poll<Result<usize, StreamFailure>> {
         self.mux.poll_write(id, data, Waker::noop())
     }
 
@@ -59,7 +59,7 @@ impl End {
         written
     }
 
-    fn read(&mut self, id: u32, max: usize, now: Instant) -> Poll<Result<Option<Bytes>, Failure>> {
+    fn read(&mut self, id: u32, max: usize, now: Instant) -> Poll<Result<Option<Bytes>, StreamFailure>> {
         self.mux.poll_read(id, Waker::noop(), || now, |queue| queue.pop(max)).map_ok(Option::flatten)
     }
 
@@ -90,7 +90,7 @@ impl Pair {
     }
 
     fn with(limits: &LinkLimits) -> Pair {
-        let (edge, cloud) = (End::new(Side::Dialled, limits), End::new(Side::Accepted, limits));
+        let (edge, cloud) = (End::new(LinkSide::Dialled, limits), End::new(LinkSide::Accepted, limits));
         Pair { edge, cloud, now: Instant::now() }
     }
 
@@ -212,12 +212,12 @@ fn a_thousand_stuck_streams_stay_within_the_bound_and_one_more_moves() {
     }
     assert!(arrived > 1_000_000, "{arrived}");
     // The limit is reached: the next one waits until one is over.
-    assert_eq!(pair.edge.mux.open(Bytes::new(), Class::Normal), Ok(None));
+    assert_eq!(pair.edge.mux.open(Bytes::new(), StreamPriority::Normal), Ok(None));
     pair.edge.drop_both(stuck[0]);
     pair.cloud.drop_both(stuck[0]);
     pair.settle();
     assert!(pair.edge.mux.signals.room);
-    assert!(pair.edge.mux.open(Bytes::new(), Class::Normal).unwrap().is_some());
+    assert!(pair.edge.mux.open(Bytes::new(), StreamPriority::Normal).unwrap().is_some());
     assert_eq!(pair.ended(), (None, None));
 }
 
@@ -228,11 +228,14 @@ fn a_reset_a_stop_and_a_dropped_half_reach_the_other_end() {
     pair.edge.write_all(id);
     pair.edge.mux.reset(id, ResetCode::NoRoute);
     pair.settle();
-    assert_eq!(pair.cloud.read(id, 100, pair.now), Poll::Ready(Err(Failure::Reset(ResetCode::NoRoute))));
+    assert_eq!(
+        pair.cloud.read(id, 100, pair.now),
+        Poll::Ready(Err(StreamFailure::Reset(ResetCode::NoRoute)))
+    );
     pair.edge.mux.stop(id, ResetCode::Limit);
     pair.settle();
     assert_eq!(pair.cloud.mux.poll_stopped(id, Waker::noop()), Poll::Ready(ResetCode::Limit));
-    assert_eq!(pair.cloud.write(id, b"more"), Poll::Ready(Err(Failure::Reset(ResetCode::Limit))));
+    assert_eq!(pair.cloud.write(id, b"more"), Poll::Ready(Err(StreamFailure::Reset(ResetCode::Limit))));
     assert_eq!(pair.edge.mux.figures().streams_open, 0, "a stop is answered with a reset");
     pair.edge.drop_both(id);
     pair.cloud.drop_both(id);
@@ -242,8 +245,11 @@ fn a_reset_a_stop_and_a_dropped_half_reach_the_other_end() {
     pair.settle();
     pair.edge.drop_both(id);
     pair.settle();
-    assert_eq!(pair.cloud.read(id, 100, pair.now), Poll::Ready(Err(Failure::Reset(ResetCode::Abandoned))));
-    assert_eq!(pair.cloud.write(id, b"x"), Poll::Ready(Err(Failure::Reset(ResetCode::Abandoned))));
+    assert_eq!(
+        pair.cloud.read(id, 100, pair.now),
+        Poll::Ready(Err(StreamFailure::Reset(ResetCode::Abandoned)))
+    );
+    assert_eq!(pair.cloud.write(id, b"x"), Poll::Ready(Err(StreamFailure::Reset(ResetCode::Abandoned))));
     pair.cloud.drop_both(id);
     assert!(pair.edge.mux.streams.is_empty() && pair.cloud.mux.streams.is_empty());
     assert_eq!(pair.ended(), (None, None));
@@ -254,8 +260,12 @@ fn who_is_urgent_goes_first_and_bulk_gets_one_turn_in_five() {
     let mut pair = Pair::new();
     pair.settle();
     let mut open = |class| pair.edge.mux.open(Bytes::new(), class).unwrap().unwrap();
-    let (bulk, one, other, urgent) =
-        (open(Class::Bulk), open(Class::Normal), open(Class::Normal), open(Class::Urgent));
+    let (bulk, one, other, urgent) = (
+        open(StreamPriority::Bulk),
+        open(StreamPriority::Normal),
+        open(StreamPriority::Normal),
+        open(StreamPriority::Urgent),
+    );
     for id in [bulk, one, other, urgent] {
         pair.edge.write_all(id);
     }
@@ -279,7 +289,7 @@ fn who_is_urgent_goes_first_and_bulk_gets_one_turn_in_five() {
 
 #[test]
 fn stream_numbers_come_round_and_pass_over_what_is_open() {
-    for (side, last) in [(Side::Dialled, u32::MAX), (Side::Accepted, u32::MAX - 1)] {
+    for (side, last) in [(LinkSide::Dialled, u32::MAX), (LinkSide::Accepted, u32::MAX - 1)] {
         let mut end = End::new(side, &LinkLimits::default());
         let first = end.open();
         end.mux.next_stream = last;
@@ -322,8 +332,8 @@ fn the_reason_of_a_close_is_told_and_everybody_is_let_go() {
     let closed = LinkClosed::new(ClosedBy::Peer, CloseCode::Revoked, "nomore");
     assert_eq!(pair.edge.mux.ended(), Some(&closed));
     assert!(pair.edge.mux.take_due(&mut Vec::new()).1.ended);
-    assert_eq!(pair.edge.read(id, 1, pair.now), Poll::Ready(Err(Failure::Link(closed.clone()))));
-    assert_eq!(pair.edge.write(id, b"x"), Poll::Ready(Err(Failure::Link(closed.clone()))));
+    assert_eq!(pair.edge.read(id, 1, pair.now), Poll::Ready(Err(StreamFailure::Link(closed.clone()))));
+    assert_eq!(pair.edge.write(id, b"x"), Poll::Ready(Err(StreamFailure::Link(closed.clone()))));
     assert_eq!(pair.edge.mux.accept(), Err(closed));
     pair.edge.drop_both(id);
     assert!(pair.edge.mux.streams.is_empty());
@@ -336,7 +346,7 @@ fn a_peer_that_breaks_a_rule_is_cut_off_with_a_reason() {
     let full = [0; PAYLOAD_BYTES_MAX];
     let check = |frames: &[Frame<'_>]| {
         let limits = LinkLimits { streams_max: 1024, ..LinkLimits::default() };
-        let mut cloud = End::new(Side::Accepted, &limits);
+        let mut cloud = End::new(LinkSide::Accepted, &limits);
         let mut bytes = Vec::new();
         frames.iter().for_each(|frame| frame.write(&mut bytes));
         cloud.receive(&bytes, Instant::now());
@@ -357,7 +367,7 @@ fn a_peer_that_breaks_a_rule_is_cut_off_with_a_reason() {
     check(&[open(1), data(1, b"", true), data(1, b"", false)]);
     check(&[open(1), data(1, b"", true), Frame::Reset { stream: 1, code: 1 }]);
     check(&(0..1025).map(|number| open(number * 2 + 1)).collect::<Vec<_>>());
-    let settings = Frame::Settings(Settings::FLOOR);
+    let settings = Frame::Settings(LinkSettings::FLOOR);
     check(&[settings, settings]);
 }
 
@@ -380,7 +390,7 @@ fn feed(cloud: &mut End, frames: &[Frame<'_>]) {
 #[test]
 fn a_peer_that_is_not_admitted_opens_one_stream_and_its_datagrams_are_dropped() {
     let pending = || {
-        let mux = Mux::pending(Side::Accepted, &LinkLimits::default(), Instant::now());
+        let mux = Mux::pending(LinkSide::Accepted, &LinkLimits::default(), Instant::now());
         End { mux, wire: Vec::new(), inbox: Vec::new() }
     };
     let open = |stream| Frame::Open { stream, credit: 0, header: b"header" };
@@ -410,7 +420,7 @@ fn a_peer_that_is_not_admitted_opens_one_stream_and_its_datagrams_are_dropped() 
 #[test]
 fn a_stream_that_the_peer_gave_up_counts_until_it_is_accepted_and_dropped() {
     let limits = LinkLimits { streams_max: 64, ..LinkLimits::default() };
-    let mut cloud = End::new(Side::Accepted, &limits);
+    let mut cloud = End::new(LinkSide::Accepted, &limits);
     let mut id = 1;
     // As the attack of issue 10 does: nothing is ever accepted.
     for _ in 0..1000 {
@@ -439,7 +449,7 @@ fn a_stream_that_the_peer_gave_up_counts_until_it_is_accepted_and_dropped() {
 
 #[test]
 fn what_a_peer_sent_before_it_wanted_no_answer_is_still_read() {
-    let mut cloud = End::new(Side::Accepted, &LinkLimits::default());
+    let mut cloud = End::new(LinkSide::Accepted, &LinkLimits::default());
     let sent = Frame::Data { stream: 1, bytes: b"word", fin: true };
     let [open, _, stop] = opened_and_given_up(1, b"header");
     feed(&mut cloud, &[open, sent, stop]);
@@ -449,7 +459,7 @@ fn what_a_peer_sent_before_it_wanted_no_answer_is_still_read() {
 
 #[test]
 fn the_headers_of_streams_that_wait_to_be_accepted_have_a_bound() {
-    let mut cloud = End::new(Side::Accepted, &LinkLimits::default());
+    let mut cloud = End::new(LinkSide::Accepted, &LinkLimits::default());
     let header = [7; crate::link::HEADER_BYTES_MAX];
     for id in (1..4000).step_by(2) {
         feed(&mut cloud, &[Frame::Open { stream: id, credit: 0, header: &header }]);
@@ -464,7 +474,7 @@ fn a_peer_that_causes_answers_and_does_not_read_them_is_cut_off_with_a_reason() 
     let limits = LinkLimits { streams_max: 64, ..LinkLimits::default() };
     // The application accepts and drops at once, or never looks.
     for accepts in [true, false] {
-        let mut cloud = End::new(Side::Accepted, &limits);
+        let mut cloud = End::new(LinkSide::Accepted, &limits);
         let mut streams = 0;
         while cloud.mux.ended().is_none() {
             assert!(streams < 100_000, "it goes on and on");
@@ -613,7 +623,7 @@ fn apply(pair: &mut Pair, streams: &mut Vec<(u32, [Half; 2])>, step: &Step) -> R
     match *step {
         Step::Open(is_edge) => {
             let end = if is_edge { &mut pair.edge } else { &mut pair.cloud };
-            if let Some(id) = end.mux.open(Bytes::from_static(b"header"), Class::Normal).unwrap() {
+            if let Some(id) = end.mux.open(Bytes::from_static(b"header"), StreamPriority::Normal).unwrap() {
                 streams.push((id, [Half::default(); 2]));
             }
         }
@@ -696,7 +706,7 @@ proptest! {
     fn no_sequence_of_frames_panics_or_makes_us_hold_more_than_the_bound(
         frames in prop::collection::vec((1u8..12, 0u32..8, 0usize..40, any::<bool>(), any::<u32>()), 0..60)
     ) {
-        let mut cloud = End::new(Side::Accepted, &LinkLimits::default());
+        let mut cloud = End::new(LinkSide::Accepted, &LinkLimits::default());
         let own = cloud.open();
         cloud.write_all(own);
         let mut bytes = Vec::new();
@@ -712,7 +722,7 @@ proptest! {
                 7 => Frame::Ping(u64::from(value)),
                 8 => Frame::Pong(u64::from(value)),
                 9 => Frame::Close { code: value, text: &payload },
-                10 => Frame::Settings(Settings { streams_max: value, initial_credit: value }),
+                10 => Frame::Settings(LinkSettings { streams_max: value, initial_credit: value }),
                 _ => Frame::Unknown,
             }.write(&mut bytes);
         }

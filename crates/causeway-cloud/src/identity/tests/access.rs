@@ -8,8 +8,8 @@ use causeway_apiserver::{AuthFailure, Authenticator, Role};
 use rustls_pki_types::CertificateDer;
 
 use super::super::ApiRole;
-use super::super::authority::{ServerName, Subject};
-use super::super::serving::Serving;
+use super::super::authority::{CertificateSubject, CloudServerName};
+use super::super::serving::ServingTls;
 use super::*;
 
 pub(super) fn kubeconfig_certificate(text: &str) -> CertificateDer<'static> {
@@ -75,11 +75,11 @@ async fn a_certificate_is_believed_while_it_lasts() {
 
     // Signed by our CA, but without a role: it opens nothing.
     let roll = cloud.registrar.roll.load_full();
-    let spki = super::super::serving::spki(&Key::generate().unwrap()).unwrap();
-    let nobody = Subject::User { name: "eve".into(), organization: "system:masters" };
+    let spki = super::super::serving::spki(&PrivateKey::generate().unwrap()).unwrap();
+    let nobody = CertificateSubject::User { name: "eve".into(), organization: "system:masters" };
     let signed = roll.issuing().sign(&nobody, &spki, fleet.hands.now(), DAY).unwrap();
     assert_eq!(ask(&signed.certificate), Err(AuthFailure::Unknown));
-    let viewer = Subject::User { name: "ann".into(), organization: "causeway:viewer" };
+    let viewer = CertificateSubject::User { name: "ann".into(), organization: "causeway:viewer" };
     let signed = roll.issuing().sign(&viewer, &spki, fleet.hands.now() + DAY, DAY).unwrap();
     assert_eq!(ask(&signed.certificate), Err(AuthFailure::NotYetValid));
     fleet.hands.advance(DAY);
@@ -108,7 +108,7 @@ async fn a_bearer_token_is_worth_its_role_until_it_ends() {
     for garbage in ["", "x", "cwa1.", &admin.text[..20], &join] {
         assert!(matches!(cloud.registrar.bearer(garbage).await, Err(AuthFailure::Malformed(_))), "{garbage}");
     }
-    let unknown = super::super::tokens::api_text(&causeway_channel::Secret::generate());
+    let unknown = super::super::tokens::api_text(&causeway_channel::TokenSecret::generate());
     assert_eq!(cloud.registrar.bearer(&unknown).await, Err(AuthFailure::Unknown));
 
     let kinds: Vec<_> = cloud.registrar.tokens().await.unwrap().into_iter().map(|token| token.kind).collect();
@@ -143,9 +143,9 @@ async fn the_server_certificate_follows_names_ca_and_time() {
     let fleet = Fleet::new().await;
     let cloud = fleet.open("a").await.unwrap();
     let roll = cloud.roll.load_full();
-    let names = |name: &str| vec![ServerName::Dns(name.to_owned())];
+    let names = |name: &str| vec![CloudServerName::Dns(name.to_owned())];
     let now = fleet.hands.now();
-    let serving = Serving::new(names("a.example"), &roll, now).unwrap();
+    let serving = ServingTls::new(names("a.example"), &roll, now).unwrap();
     assert!(!serving.reconcile(names("a.example"), &roll, now + 59 * DAY).unwrap());
     assert!(serving.reconcile(names("b.example"), &roll, now).unwrap(), "another name");
     assert!(!serving.reconcile(names("b.example"), &roll, now).unwrap());

@@ -2,11 +2,11 @@
 
 use causeway_channel::PeerId;
 use causeway_channel::clock::BACKDATE;
-use causeway_channel::wire::{self, Ask};
-use causeway_store::Page;
+use causeway_channel::wire::{self, EnrolmentRequestBody};
+use causeway_store::ListRange;
 use tokio::net::TcpListener;
 
-use super::super::authority::{Authority, Subject};
+use super::super::authority::{Authority, CertificateSubject};
 use super::*;
 
 #[tokio::test]
@@ -15,7 +15,7 @@ async fn a_device_enrols_and_a_crash_in_the_middle_costs_nothing() {
     let cloud = fleet.replica("a").await;
     let token = fleet.token(&cloud, "G1").await;
     let token = token.to_text().parse().unwrap();
-    let key = Key::generate().unwrap();
+    let key = PrivateKey::generate().unwrap();
 
     let issued = fleet.enrol(&cloud, &token, &key).await.unwrap();
     assert_eq!(issued.facts.peer, Some(PeerId::new("Tokyo", "G1").unwrap()));
@@ -35,31 +35,31 @@ async fn a_device_enrols_and_a_crash_in_the_middle_costs_nothing() {
 async fn a_token_is_worth_what_it_says() {
     let fleet = Fleet::new().await;
     let cloud = fleet.replica("a").await;
-    let (one, other) = (Key::generate().unwrap(), Key::generate().unwrap());
+    let (one, other) = (PrivateKey::generate().unwrap(), PrivateKey::generate().unwrap());
 
     let token = fleet.token(&cloud, "used").await;
     fleet.enrol(&cloud, &token, &one).await.unwrap();
-    let text = refused(fleet.enrol(&cloud, &token, &other).await, Code::TokenUsed);
+    let text = refused(fleet.enrol(&cloud, &token, &other).await, EnrolmentCode::TokenUsed);
     assert!(text.contains("Tokyo/used") && text.contains("causeway token create"), "{text}");
 
     let issued =
         cloud.registrar.create_join_token("Tokyo", "deleted", HOUR, OnEnrolled::Refuse).await.unwrap();
     cloud.registrar.delete_token(&issued.id).await.unwrap();
     assert!(cloud.registrar.delete_token(&issued.id).await.is_err());
-    refused(fleet.enrol(&cloud, &issued.token, &other).await, Code::TokenDeleted);
+    refused(fleet.enrol(&cloud, &issued.token, &other).await, EnrolmentCode::TokenDeleted);
 
     let mut unknown = fleet.token(&cloud, "unknown").await;
-    unknown.secret = causeway_channel::Secret::generate();
-    refused(fleet.enrol(&cloud, &unknown, &other).await, Code::TokenUnknown);
+    unknown.secret = causeway_channel::TokenSecret::generate();
+    refused(fleet.enrol(&cloud, &unknown, &other).await, EnrolmentCode::TokenUnknown);
 
     let expired = fleet.token(&cloud, "expired").await;
     fleet.hands.advance(HOUR);
-    let text = refused(fleet.enrol(&cloud, &expired, &other).await, Code::TokenExpired);
+    let text = refused(fleet.enrol(&cloud, &expired, &other).await, EnrolmentCode::TokenExpired);
     assert!(text.contains("2027-01-15T09:00:00Z"), "{text}");
 
     fleet.hands.advance(8 * DAY);
     cloud.registrar.upkeep().await.unwrap();
-    refused(fleet.enrol(&cloud, &expired, &other).await, Code::TokenUnknown);
+    refused(fleet.enrol(&cloud, &expired, &other).await, EnrolmentCode::TokenUnknown);
     assert_eq!(cloud.registrar.tokens().await.unwrap(), vec![]);
 }
 
@@ -99,7 +99,7 @@ async fn nothing_in_the_store_is_worth_a_certificate() {
     let cloud = fleet.replica("a").await;
     let token = fleet.token(&cloud, "G1").await;
     let api = cloud.registrar.create_api_token(super::super::ApiRole::Admin, HOUR).await.unwrap();
-    let everything = fleet.store.list("", Page::default()).await.unwrap();
+    let everything = fleet.store.list("", ListRange::default()).await.unwrap();
     assert!(everything.records.len() >= 3);
     let hex: String = token.secret.expose().iter().map(|byte| format!("{byte:02x}")).collect();
     for record in everything.records {
@@ -115,12 +115,15 @@ async fn the_name_comes_from_the_token_whatever_the_request_says() {
     let fleet = Fleet::new().await;
     let cloud = fleet.replica("a").await;
     let token = fleet.token(&cloud, "G1").await;
-    let key = Key::generate().unwrap();
+    let key = PrivateKey::generate().unwrap();
     let csr = key.request(&PeerId::new("cloud", "cloud").unwrap()).unwrap();
-    let ask = Ask::Enrol(wire::Enrol { secret: token.secret.expose().to_vec(), csr });
-    let answer =
-        cloud.registrar.answer(wire::Request { time: 0, ask: Some(ask) }, None, "test").await.unwrap();
-    let wire::Answer::Issued(issued) = answer else { panic!("{answer:?}") };
+    let ask = EnrolmentRequestBody::Enrol(wire::EnrolMessage { secret: token.secret.expose().to_vec(), csr });
+    let answer = cloud
+        .registrar
+        .answer(wire::EnrolmentRequest { time: 0, ask: Some(ask) }, None, "test")
+        .await
+        .unwrap();
+    let wire::EnrolmentResponseBody::Issued(issued) = answer else { panic!("{answer:?}") };
     let facts = causeway_channel::CertificateFacts::read(&issued.certificate).unwrap();
     assert_eq!(facts.peer, Some(token.peer));
     assert_eq!(facts.common_name, "G1");
@@ -137,54 +140,69 @@ async fn broken_requests_are_refused_one_by_one() {
     let peer = PeerId::new("Tokyo", "G1").unwrap();
     let secret = token.secret.expose().to_vec();
     let csr = device.key.request(&peer).unwrap();
-    let other_csr = Key::generate().unwrap().request(&peer).unwrap();
+    let other_csr = PrivateKey::generate().unwrap().request(&peer).unwrap();
     let certificate = device.issued.certificate.to_vec();
     let mut forged = csr.clone();
     *forged.last_mut().unwrap() ^= 1;
 
     let stranger = Authority::create(fleet.hands.now()).unwrap();
-    let spki = causeway_channel::key::Request::read(&csr).unwrap().spki;
-    let foreign = stranger.sign(&Subject::Gateway(peer.clone()), &spki, fleet.hands.now(), DAY).unwrap();
+    let spki = causeway_channel::key::CertificateRequest::read(&csr).unwrap().spki;
+    let foreign =
+        stranger.sign(&CertificateSubject::Gateway(peer.clone()), &spki, fleet.hands.now(), DAY).unwrap();
     let admin = std::fs::read_to_string(cloud.registrar.kubeconfig_path()).unwrap();
     let admin = super::access::kubeconfig_certificate(&admin);
 
-    let enrol =
-        |secret: &[u8], csr: &[u8]| Ask::Enrol(wire::Enrol { secret: secret.to_vec(), csr: csr.to_vec() });
-    let renew = |csr: &[u8]| Ask::Renew(wire::Renew { csr: csr.to_vec() });
+    let enrol = |secret: &[u8], csr: &[u8]| {
+        EnrolmentRequestBody::Enrol(wire::EnrolMessage { secret: secret.to_vec(), csr: csr.to_vec() })
+    };
+    let renew = |csr: &[u8]| EnrolmentRequestBody::Renew(wire::RenewMessage { csr: csr.to_vec() });
     let reenrol = |certificate: &[u8], csr: &[u8]| {
-        Ask::Reenrol(wire::Reenrol { csr: csr.to_vec(), certificate: certificate.to_vec() })
+        EnrolmentRequestBody::Reenrol(wire::ReenrolMessage {
+            csr: csr.to_vec(),
+            certificate: certificate.to_vec(),
+        })
     };
     let shown = Some(&device.issued.certificate);
-    let check = Ask::Check(wire::Check { bundle: vec![1] });
+    let check = EnrolmentRequestBody::Check(wire::CheckMessage { bundle: vec![1] });
     let rows = [
-        ("nothing asked", None, None, Code::Malformed),
-        ("no request", Some(enrol(&secret, b"")), None, Code::BadRequest),
-        ("garbage for a request", Some(enrol(&secret, b"garbage")), None, Code::BadRequest),
-        ("a forged request", Some(enrol(&secret, &forged)), None, Code::BadRequest),
-        ("a short secret", Some(enrol(&secret[..31], &other_csr)), None, Code::Malformed),
-        ("no secret", Some(enrol(b"", &other_csr)), None, Code::Malformed),
-        ("renewal without a certificate", Some(renew(&csr)), None, Code::CertificateNeeded),
-        ("renewal for another key", Some(renew(&other_csr)), shown, Code::BadRequest),
+        ("nothing asked", None, None, EnrolmentCode::Malformed),
+        ("no request", Some(enrol(&secret, b"")), None, EnrolmentCode::BadRequest),
+        ("garbage for a request", Some(enrol(&secret, b"garbage")), None, EnrolmentCode::BadRequest),
+        ("a forged request", Some(enrol(&secret, &forged)), None, EnrolmentCode::BadRequest),
+        ("a short secret", Some(enrol(&secret[..31], &other_csr)), None, EnrolmentCode::Malformed),
+        ("no secret", Some(enrol(b"", &other_csr)), None, EnrolmentCode::Malformed),
+        ("renewal without a certificate", Some(renew(&csr)), None, EnrolmentCode::CertificateNeeded),
+        ("renewal for another key", Some(renew(&other_csr)), shown, EnrolmentCode::BadRequest),
         (
             "renewal with a foreign certificate",
             Some(renew(&csr)),
             Some(&foreign.certificate),
-            Code::WrongAuthority,
+            EnrolmentCode::WrongAuthority,
         ),
-        ("renewal by a user", Some(renew(&csr)), Some(&admin), Code::Malformed),
-        ("re-enrolment with garbage", Some(reenrol(b"garbage", &csr)), None, Code::Malformed),
-        ("re-enrolment for another key", Some(reenrol(&certificate, &other_csr)), None, Code::BadRequest),
+        ("renewal by a user", Some(renew(&csr)), Some(&admin), EnrolmentCode::Malformed),
+        ("re-enrolment with garbage", Some(reenrol(b"garbage", &csr)), None, EnrolmentCode::Malformed),
+        (
+            "re-enrolment for another key",
+            Some(reenrol(&certificate, &other_csr)),
+            None,
+            EnrolmentCode::BadRequest,
+        ),
         (
             "re-enrolment with a foreign one",
             Some(reenrol(&foreign.certificate, &csr)),
             None,
-            Code::WrongAuthority,
+            EnrolmentCode::WrongAuthority,
         ),
-        ("a check without a certificate", Some(check.clone()), None, Code::CertificateNeeded),
-        ("a check with a foreign one", Some(check), Some(&foreign.certificate), Code::WrongAuthority),
+        ("a check without a certificate", Some(check.clone()), None, EnrolmentCode::CertificateNeeded),
+        (
+            "a check with a foreign one",
+            Some(check),
+            Some(&foreign.certificate),
+            EnrolmentCode::WrongAuthority,
+        ),
     ];
     for (row, ask, shown, code) in rows {
-        let answer = cloud.registrar.answer(wire::Request { time: 0, ask }, shown, "test").await;
+        let answer = cloud.registrar.answer(wire::EnrolmentRequest { time: 0, ask }, shown, "test").await;
         assert_eq!(answer.unwrap_err().reason(), code, "{row}");
     }
     let open = cloud.registrar.tokens().await.unwrap();
@@ -200,14 +218,14 @@ async fn a_new_key_revokes_the_one_before() {
     let token = fleet.replacing_token(&cloud, "G1").await;
     let mut new = fleet.device_with(&cloud, &token).await;
     assert_eq!(within(ended.recv()).await.unwrap(), old.key.hash());
-    let text = refused(old.renew(&fleet, &cloud).await, Code::Revoked);
+    let text = refused(old.renew(&fleet, &cloud).await, EnrolmentCode::Revoked);
     assert!(text.contains("enrolled anew"), "{text}");
-    refused(old.reenrol(&fleet, &cloud).await, Code::Revoked);
+    refused(old.reenrol(&fleet, &cloud).await, EnrolmentCode::Revoked);
     new.renew(&fleet, &cloud).await.unwrap();
 
     // Not even a token helps a revoked key.
     let token = fleet.replacing_token(&cloud, "G1").await;
-    refused(fleet.enrol(&cloud, &token, &old.key).await, Code::Revoked);
+    refused(fleet.enrol(&cloud, &token, &old.key).await, EnrolmentCode::Revoked);
 }
 
 #[tokio::test]
@@ -224,7 +242,7 @@ async fn a_live_certificate_is_renewed_and_an_expired_one_within_its_grace() {
 
     fleet.hands.advance(30 * DAY + MINUTE);
     cloud.registrar.upkeep().await.unwrap();
-    let text = refused(device.renew(&fleet, &cloud).await, Code::CertificateExpired);
+    let text = refused(device.renew(&fleet, &cloud).await, EnrolmentCode::CertificateExpired);
     assert!(text.contains("expired at"), "{text}");
     device.reenrol(&fleet, &cloud).await.unwrap();
     device.renew(&fleet, &cloud).await.unwrap();
@@ -234,7 +252,7 @@ async fn a_live_certificate_is_renewed_and_an_expired_one_within_its_grace() {
     device.reenrol(&fleet, &cloud).await.unwrap();
     fleet.hands.advance(120 * DAY + MINUTE);
     cloud.registrar.upkeep().await.unwrap();
-    let text = refused(device.reenrol(&fleet, &cloud).await, Code::GraceOver);
+    let text = refused(device.reenrol(&fleet, &cloud).await, EnrolmentCode::GraceOver);
     assert!(text.contains("90 days") && text.contains("causeway token create"), "{text}");
 }
 
@@ -244,7 +262,7 @@ async fn without_grace_the_end_is_the_end() {
     let cloud = fleet.replica("a").await;
     let mut device = fleet.device(&cloud, "G1").await;
     fleet.hands.advance(30 * DAY + Duration::from_secs(1));
-    refused(device.reenrol(&fleet, &cloud).await, Code::GraceOver);
+    refused(device.reenrol(&fleet, &cloud).await, EnrolmentCode::GraceOver);
 }
 
 #[tokio::test]
@@ -252,10 +270,10 @@ async fn a_wrong_clock_is_named_and_costs_no_token() {
     let fleet = Fleet::new().await;
     let cloud = fleet.replica("a").await;
     let token = fleet.token(&cloud, "G1").await;
-    let key = Key::generate().unwrap();
+    let key = PrivateKey::generate().unwrap();
     let now = fleet.hands.now();
     let with_clock = |time: SystemTime| {
-        let mut contact = fleet.contact(&cloud, Trust::Pinned(token.authorities.clone()));
+        let mut contact = fleet.contact(&cloud, TrustAnchors::Pinned(token.authorities.clone()));
         contact.clock = Clock::from_fn(move || time);
         contact
     };
@@ -279,7 +297,7 @@ async fn an_impostor_learns_nothing() {
     let other = Fleet::new().await;
     let impostor = other.replica("a").await;
     let token = fleet.token(&cloud, "G1").await;
-    let key = Key::generate().unwrap();
+    let key = PrivateKey::generate().unwrap();
     let error = fleet.enrol(&impostor, &token, &key).await.unwrap_err();
     assert!(matches!(error, EnrolError::WrongAuthority { .. }), "{error:?}");
     let mut device = fleet.device(&cloud, "G2").await;
@@ -288,7 +306,7 @@ async fn an_impostor_learns_nothing() {
 
     // A gateway's own certificate, though from the right CA, is not the cloud's.
     let chain = vec![device.issued.certificate.clone(), device.issued.authorities[0].clone()];
-    let credentials = Credentials { chain, key: device.key.to_der() };
+    let credentials = TlsCredentials { chain, key: device.key.to_der() };
     let config =
         causeway_channel::tls::server(credentials, &device.issued.authorities, &[wire::ALPN]).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -297,7 +315,7 @@ async fn an_impostor_learns_nothing() {
         let (link, _) = listener.accept().await.unwrap();
         let _ = tokio_rustls::TlsAcceptor::from(Arc::new(config)).accept(link).await;
     });
-    let mut contact = fleet.contact(&cloud, Trust::Pinned(token.authorities.clone()));
+    let mut contact = fleet.contact(&cloud, TrustAnchors::Pinned(token.authorities.clone()));
     contact.endpoints = vec![addr.to_string().parse().unwrap()];
     let error = enrol::enrol(&contact, &token, &key).await.unwrap_err();
     assert!(matches!(error, EnrolError::Handshake { .. }), "{error:?}");
@@ -319,7 +337,7 @@ async fn edges_survive_a_cloud_that_was_put_back_from_an_old_backup() {
     fleet.store.put(&key, old.value).await.unwrap();
     fleet.store.delete(&super::super::revocation::store_key(&device.key.hash()), None).await.unwrap();
     newer.renew(&fleet, &cloud).await.unwrap();
-    refused(device.renew(&fleet, &cloud).await, Code::Revoked);
+    refused(device.renew(&fleet, &cloud).await, EnrolmentCode::Revoked);
 
     fleet.store.delete(&key, None).await.unwrap();
     newer.renew(&fleet, &cloud).await.unwrap();

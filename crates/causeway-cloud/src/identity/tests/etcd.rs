@@ -17,7 +17,7 @@ async fn replicas_on_etcd_agree_on_everything() {
 
     for round in 0..5 {
         let token = fleet.token(&a, &format!("G{round}")).await;
-        let (one, other) = (Key::generate().unwrap(), Key::generate().unwrap());
+        let (one, other) = (PrivateKey::generate().unwrap(), PrivateKey::generate().unwrap());
         let (first, second) = tokio::join!(fleet.enrol(&a, &token, &one), fleet.enrol(&b, &token, &other));
         assert!(first.is_ok() != second.is_ok(), "exactly one must win: {first:?} {second:?}");
     }
@@ -27,7 +27,7 @@ async fn replicas_on_etcd_agree_on_everything() {
     a.registrar.revoke_gateway("device", OpenTokens::Close).await.unwrap();
     let took = eventually("the other replica hears of it", || !b.registrar.still_valid(&identity)).await;
     assert!(took < Duration::from_secs(1), "{took:?}");
-    refused(device.renew(&fleet, &b).await, Code::Revoked);
+    refused(device.renew(&fleet, &b).await, EnrolmentCode::Revoked);
 
     let (first, second) = tokio::join!(a.registrar.start_rotation(), b.registrar.start_rotation());
     let error = match (first, second) {

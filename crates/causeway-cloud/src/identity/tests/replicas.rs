@@ -2,10 +2,10 @@
 
 use causeway_apiserver::{AuthFailure, Authenticator};
 
-use super::super::roll::RollError;
+use super::super::ca_store::CaStoreError;
 use super::*;
 
-fn roll_error(error: IdentityError) -> RollError {
+fn roll_error(error: IdentityError) -> CaStoreError {
     match error {
         IdentityError::Roll(error) => error,
         other => panic!("{other:?}"),
@@ -44,7 +44,7 @@ async fn of_replicas_with_different_seals_one_starts_and_the_other_is_told_what_
             text.contains(&format!(":{}", from.display())) && text.contains(to.to_str().unwrap()),
             "{text}"
         );
-        assert!(matches!(roll_error(error), RollError::NoSealKey { .. }), "{text}");
+        assert!(matches!(roll_error(error), CaStoreError::NoSealKey { .. }), "{text}");
         assert!(!to.exists(), "a seal key that sealed nothing is not left behind");
 
         std::fs::copy(from, to).unwrap();
@@ -59,7 +59,7 @@ async fn a_wrong_seal_key_and_a_damaged_record_are_told_apart() {
     std::fs::write(fleet.data_dir("b").join("seal.key"), "00".repeat(32)).unwrap();
     let error = fleet.open("b").await.map(drop).unwrap_err();
     assert!(error.to_string().contains("a/seal.key"), "{error}");
-    assert!(matches!(roll_error(error), RollError::OtherSealKey { .. }));
+    assert!(matches!(roll_error(error), CaStoreError::OtherSealKey { .. }));
 
     let record = fleet.store.get("identity/ca").await.unwrap().unwrap();
     let text = String::from_utf8(record.value.to_vec()).unwrap();
@@ -69,11 +69,11 @@ async fn a_wrong_seal_key_and_a_damaged_record_are_told_apart() {
     };
     assert!(matches!(
         damage(text.replace("\"version\":1", "\"version\":2")).await,
-        RollError::Version { found: 2 }
+        CaStoreError::Version { found: 2 }
     ));
-    assert!(matches!(damage("{}".into()).await, RollError::Damaged(_)));
+    assert!(matches!(damage("{}".into()).await, CaStoreError::Damaged(_)));
     let flipped = text.replacen("sealedKey\":\"", "sealedKey\":\"AAAA", 1);
-    assert!(matches!(damage(flipped).await, RollError::Seal(_)));
+    assert!(matches!(damage(flipped).await, CaStoreError::Seal(_)));
     damage_undone(&fleet, text).await;
 }
 
@@ -88,13 +88,13 @@ async fn the_last_use_of_a_token_is_used_once() {
     let (a, b) = (fleet.replica("a").await, fleet.replica("b").await);
     for round in 0..15 {
         let token = fleet.token(&a, &format!("G{round}")).await;
-        let (one, other) = (Key::generate().unwrap(), Key::generate().unwrap());
+        let (one, other) = (PrivateKey::generate().unwrap(), PrivateKey::generate().unwrap());
         let (first, second) = tokio::join!(fleet.enrol(&a, &token, &one), fleet.enrol(&b, &token, &other));
         let loser = match (first, second) {
             (Ok(_), Err(error)) | (Err(error), Ok(_)) => error,
             other => panic!("exactly one must win: {other:?}"),
         };
-        refused(Err::<(), _>(loser), Code::TokenUsed);
+        refused(Err::<(), _>(loser), EnrolmentCode::TokenUsed);
     }
 }
 
@@ -104,7 +104,7 @@ async fn one_key_redeeming_at_two_replicas_at_once_uses_the_token_once() {
     let (a, b) = (fleet.replica("a").await, fleet.replica("b").await);
     for round in 0..10 {
         let token = fleet.token(&a, &format!("G{round}")).await;
-        let key = Key::generate().unwrap();
+        let key = PrivateKey::generate().unwrap();
         let (first, second) = tokio::join!(fleet.enrol(&a, &token, &key), fleet.enrol(&b, &token, &key));
         first.unwrap();
         second.unwrap();
@@ -128,9 +128,9 @@ async fn a_revoked_gateway_is_out_everywhere_within_a_second() {
     assert_eq!(b.registrar.certificate(&chain), Err(AuthFailure::Revoked));
     assert_eq!(within(ended.recv()).await.unwrap(), device.key.hash());
     for replica in [&a, &b] {
-        refused(device.renew(&fleet, replica).await, Code::Revoked);
-        refused(device.reenrol(&fleet, replica).await, Code::Revoked);
-        refused(device.asks_to_renew(&fleet, replica).await, Code::Revoked);
+        refused(device.renew(&fleet, replica).await, EnrolmentCode::Revoked);
+        refused(device.reenrol(&fleet, replica).await, EnrolmentCode::Revoked);
+        refused(device.asks_to_renew(&fleet, replica).await, EnrolmentCode::Revoked);
     }
 
     // Again, and for gateways nobody knows.
@@ -144,7 +144,7 @@ async fn a_revoked_gateway_is_out_everywhere_within_a_second() {
     fleet.hands.advance(31 * DAY);
     a.registrar.upkeep().await.unwrap();
     eventually("the record is forgotten", || !b.registrar.is_revoked(&device.key.hash())).await;
-    refused(device.reenrol(&fleet, &b).await, Code::NotCurrent);
+    refused(device.reenrol(&fleet, &b).await, EnrolmentCode::NotCurrent);
 
     // A new token brings the gateway back, under a new key.
     fleet.device(&b, "G1").await;

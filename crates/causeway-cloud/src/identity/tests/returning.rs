@@ -6,11 +6,11 @@ use causeway_api::Kind;
 use causeway_apiserver::{AuthFailure, Authenticator, Role, registry};
 use causeway_store::StoreError;
 
-use super::super::roll::RollError;
+use super::super::ca_store::CaStoreError;
 use super::super::{ApiRole, Revoked, TokenProblem, revocation_log};
 use super::access::kubeconfig_certificate;
 use super::*;
-use crate::departures::Departures;
+use crate::deleted_gateways::DeletedGateways;
 
 impl Fleet {
     async fn backup(&self) -> Vec<u8> {
@@ -51,10 +51,10 @@ async fn revoking_a_gateway_closes_its_tokens_unless_they_are_to_be_kept() {
     assert_eq!((kept.keys.len(), kept.tokens.len()), (1, 0));
     let Revoked { keys, tokens, .. } = cloud.registrar.revoke_gateway("G1", OpenTokens::Close).await.unwrap();
     assert_eq!((keys.len(), &tokens[..]), (0, &[super::super::tokens::id(&open.secret)][..]));
-    refused(fleet.enrol(&cloud, &open, &Key::generate().unwrap()).await, Code::TokenDeleted);
+    refused(fleet.enrol(&cloud, &open, &PrivateKey::generate().unwrap()).await, EnrolmentCode::TokenDeleted);
     // The tokens of others stay, and a gateway that never came can be kept from coming.
     assert_eq!(cloud.registrar.revoke_gateway("G2", OpenTokens::Close).await.unwrap().tokens.len(), 1);
-    refused(fleet.enrol(&cloud, &other, &Key::generate().unwrap()).await, Code::TokenDeleted);
+    refused(fleet.enrol(&cloud, &other, &PrivateKey::generate().unwrap()).await, EnrolmentCode::TokenDeleted);
     fleet.device(&cloud, "G1").await;
 }
 
@@ -70,14 +70,17 @@ async fn what_a_deleted_gateway_was_given_is_void_for_one_of_the_same_name() {
     // Nobody has seen the deletion: whoever follows deletions does not run yet.
     fleet.delete_object("G1").await;
     fleet.object("G1").await;
-    let text = refused(fleet.enrol(&cloud, &open, &Key::generate().unwrap()).await, Code::TokenDeleted);
+    let text = refused(
+        fleet.enrol(&cloud, &open, &PrivateKey::generate().unwrap()).await,
+        EnrolmentCode::TokenDeleted,
+    );
     assert!(text.contains("was deleted"), "{text}");
-    refused(device.renew(&fleet, &cloud).await, Code::NotCurrent);
+    refused(device.renew(&fleet, &cloud).await, EnrolmentCode::NotCurrent);
     assert!(cloud.registrar.admit(&device.issued.certificate, &[]).await.is_err());
 
     // It looks when it starts, and finds what is older than the object.
     let stop = CancellationToken::new();
-    tokio::spawn(Departures::new(fleet.store.clone(), cloud.registrar.clone()).run(stop.clone()));
+    tokio::spawn(DeletedGateways::new(fleet.store.clone(), cloud.registrar.clone()).run(stop.clone()));
     eventually("the old key is revoked", || cloud.registrar.is_revoked(&device.key.hash())).await;
     let tokens = cloud.registrar.tokens().await.unwrap();
     assert!(tokens.iter().all(|token| token.used == Some(1)), "the open one is closed: {tokens:?}");
@@ -85,7 +88,7 @@ async fn what_a_deleted_gateway_was_given_is_void_for_one_of_the_same_name() {
     // A token for the new one works, and its key too.
     let mut again = fleet.device(&cloud, "G1").await;
     again.renew(&fleet, &cloud).await.unwrap();
-    refused(device.renew(&fleet, &cloud).await, Code::Revoked);
+    refused(device.renew(&fleet, &cloud).await, EnrolmentCode::Revoked);
     stop.cancel();
 }
 
@@ -119,15 +122,15 @@ async fn a_restored_backup_does_not_bring_back_what_was_thrown_out() {
 
     fleet.hands.advance(MINUTE);
     let late = fleet.token(&cloud, "late").await;
-    let late_key = Key::generate().unwrap();
+    let late_key = PrivateKey::generate().unwrap();
     let mut late = Device { issued: fleet.enrol(&cloud, &late, &late_key).await.unwrap(), key: late_key };
     for gateway in ["revoked", "late", "closed"] {
         cloud.registrar.revoke_gateway(gateway, OpenTokens::Close).await.unwrap();
     }
     let token = fleet.replacing_token(&cloud, "replaced").await;
-    let key = Key::generate().unwrap();
+    let key = PrivateKey::generate().unwrap();
     let mut replacing = Device { issued: fleet.enrol(&cloud, &token, &key).await.unwrap(), key };
-    let used_key = Key::generate().unwrap();
+    let used_key = PrivateKey::generate().unwrap();
     let mut user = Device { issued: fleet.enrol(&cloud, &used, &used_key).await.unwrap(), key: used_key };
     cloud.registrar.delete_token(&viewer.id).await.unwrap();
     let caller = cloud.registrar.certificate(std::slice::from_ref(&certificate)).unwrap();
@@ -141,10 +144,10 @@ async fn a_restored_backup_does_not_bring_back_what_was_thrown_out() {
     let fleet = fleet.restored(&backup).await;
     let cloud = fleet.replica("a").await;
     for device in [&mut revoked, &mut late, &mut replaced] {
-        refused(device.renew(&fleet, &cloud).await, Code::Revoked);
+        refused(device.renew(&fleet, &cloud).await, EnrolmentCode::Revoked);
     }
     for token in [&used, &closed] {
-        let refusal = fleet.enrol(&cloud, token, &Key::generate().unwrap()).await;
+        let refusal = fleet.enrol(&cloud, token, &PrivateKey::generate().unwrap()).await;
         assert!(matches!(refusal, Err(EnrolError::Refused(_))), "{refusal:?}");
     }
     let deleted = cloud.registrar.bearer(&viewer.text).await;
@@ -155,7 +158,7 @@ async fn a_restored_backup_does_not_bring_back_what_was_thrown_out() {
         device.renew(&fleet, &cloud).await.unwrap();
     }
     assert_eq!(cloud.registrar.bearer(&admin.text).await.unwrap().role, Role::Admin);
-    fleet.enrol(&cloud, &open, &Key::generate().unwrap()).await.unwrap();
+    fleet.enrol(&cloud, &open, &PrivateKey::generate().unwrap()).await.unwrap();
     let fresh = std::fs::read_to_string(cloud.registrar.kubeconfig_path()).unwrap();
     assert_ne!(fresh, kubeconfig, "the host has another admin kubeconfig");
     cloud.registrar.certificate(&[kubeconfig_certificate(&fresh)]).unwrap();
@@ -165,7 +168,7 @@ async fn a_restored_backup_does_not_bring_back_what_was_thrown_out() {
     cloud.registrar.upkeep().await.unwrap();
     eventually("the revocation is forgotten", || !cloud.registrar.is_revoked(&late.key.hash())).await;
     for device in [&mut revoked, &mut late, &mut replaced] {
-        refused(device.reenrol(&fleet, &cloud).await, Code::NotCurrent);
+        refused(device.reenrol(&fleet, &cloud).await, EnrolmentCode::NotCurrent);
     }
 }
 
@@ -222,7 +225,7 @@ async fn a_lost_store_is_no_first_start() {
     let spec = StoreSpec::Sqlite { path: fleet.home.path().join("empty.db") };
     let lost = Fleet { store: Store::open(spec.clone()).await.unwrap(), spec, ..fleet };
     let error = match lost.open("a").await.map(drop) {
-        Err(IdentityError::Roll(error @ RollError::EarlierLife(_))) => error.to_string(),
+        Err(IdentityError::Roll(error @ CaStoreError::EarlierLife(_))) => error.to_string(),
         other => panic!("{other:?}"),
     };
     for part in ["seal.key", "admin.kubeconfig", "causeway restore", "--new-fleet"] {
@@ -243,9 +246,10 @@ async fn a_second_host_does_not_put_the_first_out_by_mistake() {
     let cloud = fleet.replica("a").await;
     // Two tokens were made before anybody came: the first host is in, the second is told.
     let (one, two) = (fleet.token(&cloud, "G1").await, fleet.token(&cloud, "G1").await);
-    let key = Key::generate().unwrap();
+    let key = PrivateKey::generate().unwrap();
     let mut first = Device { issued: fleet.enrol(&cloud, &one, &key).await.unwrap(), key };
-    let text = refused(fleet.enrol(&cloud, &two, &Key::generate().unwrap()).await, Code::TokenUsed);
+    let text =
+        refused(fleet.enrol(&cloud, &two, &PrivateKey::generate().unwrap()).await, EnrolmentCode::TokenUsed);
     for part in ["G1", "--gateway NAME2", "--replace"] {
         assert!(text.contains(part), "{part} is missing in {text}");
     }
@@ -256,8 +260,8 @@ async fn a_second_host_does_not_put_the_first_out_by_mistake() {
     let replacing =
         cloud.registrar.create_join_token("Tokyo", "G1", HOUR, OnEnrolled::Replace).await.unwrap();
     assert_eq!(replacing.replaces.map(|enrolled| enrolled.gateway).as_deref(), Some("G1"));
-    fleet.enrol(&cloud, &replacing.token, &Key::generate().unwrap()).await.unwrap();
-    refused(first.renew(&fleet, &cloud).await, Code::Revoked);
+    fleet.enrol(&cloud, &replacing.token, &PrivateKey::generate().unwrap()).await.unwrap();
+    refused(first.renew(&fleet, &cloud).await, EnrolmentCode::Revoked);
     // One that could not come back by itself need not be replaced.
     fleet.hands.advance(121 * DAY);
     fleet.token(&cloud, "G1").await;
@@ -267,8 +271,8 @@ async fn a_second_host_does_not_put_the_first_out_by_mistake() {
 async fn certificates_of_people_are_listed_and_revoked() {
     let fleet = Fleet::new().await;
     let (a, b) = (fleet.replica("a").await, fleet.replica("b").await);
-    let csr = |key: &Key| key.request(&causeway_channel::PeerId::new("x", "y").unwrap()).unwrap();
-    let key = Key::generate().unwrap();
+    let csr = |key: &PrivateKey| key.request(&causeway_channel::PeerId::new("x", "y").unwrap()).unwrap();
+    let key = PrivateKey::generate().unwrap();
     let issued = a.registrar.issue_certificate(ApiRole::Viewer, "ann", HOUR, &csr(&key)).await.unwrap();
     let certificate = causeway_channel::pem::decode(issued.certificate.as_bytes()).unwrap().remove(0);
     let chain = [certificate];
@@ -329,7 +333,7 @@ async fn known_tokens_are_found_in_memory() {
     let cloud = fleet.replica("a").await;
     let admin = cloud.registrar.create_api_token(ApiRole::Admin, HOUR).await.unwrap();
     eventually("the watch brings it", || cloud.registrar.bearer_in_memory(&admin.text).is_some()).await;
-    let unknown = super::super::tokens::api_text(&causeway_channel::Secret::generate());
+    let unknown = super::super::tokens::api_text(&causeway_channel::TokenSecret::generate());
     for wrong in ["", "cwa1.", unknown.as_str()] {
         assert!(cloud.registrar.bearer_in_memory(wrong).is_none(), "{wrong}");
     }

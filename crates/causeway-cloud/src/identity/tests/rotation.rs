@@ -1,7 +1,7 @@
 //! The change of CA: nobody is lost, and nobody is kept for ever.
 
 use causeway_apiserver::{AuthFailure, Authenticator};
-use causeway_channel::wire::control::RefusedCode;
+use causeway_channel::wire::control::SessionRefusedCode;
 
 use super::super::RotationError;
 use super::*;
@@ -49,7 +49,7 @@ async fn a_change_of_ca_loses_no_edge() {
     assert_eq!(gateways, ["late"]);
 
     // A token from before the change still works, as does one made during it.
-    let key = Key::generate().unwrap();
+    let key = PrivateKey::generate().unwrap();
     let issued = fleet.enrol(&b, &token, &key).await.unwrap();
     let mut third = Device { key, issued };
     let fourth_token = fleet.token(&b, "fourth").await;
@@ -87,7 +87,7 @@ async fn a_change_of_ca_loses_no_edge() {
             };
         }
     }
-    fleet.enrol(&a, &fourth_token, &Key::generate().unwrap()).await.unwrap();
+    fleet.enrol(&a, &fourth_token, &PrivateKey::generate().unwrap()).await.unwrap();
     assert!(kubeconfig(&a) != kubeconfig(&b));
 }
 
@@ -119,13 +119,13 @@ async fn the_dead_do_not_hold_up_a_change_and_force_cuts_off_the_living() {
     cloud.registrar.finish_rotation(true).await.unwrap();
     let error = living.renew(&fleet, &cloud).await.unwrap_err();
     assert!(matches!(error, EnrolError::WrongAuthority { .. }), "{error:?}");
-    let error = fleet.enrol(&cloud, &forgotten, &Key::generate().unwrap()).await.unwrap_err();
+    let error = fleet.enrol(&cloud, &forgotten, &PrivateKey::generate().unwrap()).await.unwrap_err();
     assert!(matches!(error, EnrolError::WrongAuthority { .. }) && error.to_string().contains("new token"));
     let chain = [living.issued.certificate.clone()];
     assert_eq!(cloud.registrar.certificate(&chain), Err(AuthFailure::Unknown));
     // A handshake may have begun while the old CA was trusted; a session may not.
     let refused = cloud.registrar.admit(&chain[0], &[]).await.unwrap_err();
-    assert_eq!(refused.reason(), RefusedCode::NotCurrent, "{refused:?}");
+    assert_eq!(refused.reason(), SessionRefusedCode::NotCurrent, "{refused:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

@@ -2,9 +2,9 @@
 
 use std::num::NonZeroU32;
 
-use causeway_channel::port::Why;
+use causeway_channel::port::RejectReason;
 use causeway_channel::tls;
-use causeway_channel::wire::{self, Answer, Hello, Response};
+use causeway_channel::wire::{self, EnrolmentHello, EnrolmentResponse, EnrolmentResponseBody};
 use proptest::prelude::*;
 use rustls_pki_types::ServerName;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -15,7 +15,7 @@ use tokio_rustls::client::TlsStream;
 use super::*;
 
 async fn connect(fleet: &Fleet, cloud: &Replica, alpn: &[&[u8]]) -> std::io::Result<TlsStream<TcpStream>> {
-    let trust = Trust::Bundle(cloud.registrar.roll.load().bundle());
+    let trust = TrustAnchors::Bundle(cloud.registrar.roll.load().bundle());
     let (mut config, _) = tls::client(trust, None, fleet.hands.now()).unwrap();
     config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
     let link = TcpStream::connect(cloud.addr).await?;
@@ -26,7 +26,7 @@ async fn connect(fleet: &Fleet, cloud: &Replica, alpn: &[&[u8]]) -> std::io::Res
 /// Does enrolment take a new connection?
 async fn is_greeted(fleet: &Fleet, cloud: &Replica) -> bool {
     let Ok(mut link) = connect(fleet, cloud, &[wire::ALPN]).await else { return false };
-    wire::read::<Hello>(&mut link).await.is_ok()
+    wire::read::<EnrolmentHello>(&mut link).await.is_ok()
 }
 
 async fn serves(fleet: &Fleet, cloud: &Replica, gateway: &str) {
@@ -46,12 +46,14 @@ async fn garbage_is_answered_or_dropped_and_never_stops_the_server() {
     ];
     for (row, bytes) in rows {
         let mut link = connect(&fleet, &cloud, &[wire::ALPN]).await.unwrap();
-        let hello: Hello = wire::read(&mut link).await.unwrap();
+        let hello: EnrolmentHello = wire::read(&mut link).await.unwrap();
         assert_eq!(hello.version, 1);
         link.write_all(bytes).await.unwrap();
-        let response: Response = wire::read(&mut link).await.unwrap();
-        let Some(Answer::Refused(refusal)) = response.answer else { panic!("{row}: {response:?}") };
-        assert_eq!(refusal.reason(), Code::Malformed, "{row}");
+        let response: EnrolmentResponse = wire::read(&mut link).await.unwrap();
+        let Some(EnrolmentResponseBody::Refused(refusal)) = response.answer else {
+            panic!("{row}: {response:?}")
+        };
+        assert_eq!(refusal.reason(), EnrolmentCode::Malformed, "{row}");
     }
     // Cut off in the middle of a frame.
     let mut link = connect(&fleet, &cloud, &[wire::ALPN]).await.unwrap();
@@ -68,8 +70,8 @@ async fn garbage_is_answered_or_dropped_and_never_stops_the_server() {
     assert_eq!(link.read_to_end(&mut rest).await.unwrap_or_default(), 0);
     eventually("all are counted", || {
         let figures = cloud.registrar.figures();
-        cloud.port.turned_away(Why::Handshake) == 2
-            && cloud.port.turned_away(Why::Protocol) == 1
+        cloud.port.turned_away(RejectReason::Handshake) == 2
+            && cloud.port.turned_away(RejectReason::Protocol) == 1
             && figures.turned_away("exchange") == 1
             && figures.turned_away("malformed") == 3
     })
@@ -86,7 +88,8 @@ async fn the_silent_are_closed() {
     let mut rest = Vec::new();
     let mut silent = TcpStream::connect(cloud.addr).await.unwrap();
     assert_eq!(silent.read_to_end(&mut rest).await.unwrap_or_default(), 0);
-    eventually("the handshake is given up", || cloud.port.turned_away(Why::HandshakeTimeout) == 1).await;
+    eventually("the handshake is given up", || cloud.port.turned_away(RejectReason::HandshakeTimeout) == 1)
+        .await;
 }
 
 #[tokio::test]
@@ -95,7 +98,7 @@ async fn a_slow_talker_is_closed() {
     fleet.limits.exchange = Duration::from_millis(100);
     let cloud = fleet.replica("a").await;
     let mut link = connect(&fleet, &cloud, &[wire::ALPN]).await.unwrap();
-    let _: Hello = wire::read(&mut link).await.unwrap();
+    let _: EnrolmentHello = wire::read(&mut link).await.unwrap();
     let mut rest = Vec::new();
     let _ = link.read_to_end(&mut rest).await;
     eventually("the exchange is given up", || cloud.registrar.figures().turned_away("exchange-timeout") == 1)
@@ -110,7 +113,7 @@ async fn a_crowd_is_bounded_and_passes() {
     let mut crowd = Vec::new();
     for _ in 0..2 {
         let mut link = connect(&fleet, &cloud, &[wire::ALPN]).await.unwrap();
-        let _: Hello = wire::read(&mut link).await.unwrap();
+        let _: EnrolmentHello = wire::read(&mut link).await.unwrap();
         crowd.push(link);
     }
     assert!(!is_greeted(&fleet, &cloud).await);
@@ -132,7 +135,7 @@ async fn one_address_cannot_take_every_place() {
     fleet.limits.connections_per_address_max = 1;
     let cloud = fleet.replica("a").await;
     let mut link = connect(&fleet, &cloud, &[wire::ALPN]).await.unwrap();
-    let _: Hello = wire::read(&mut link).await.unwrap();
+    let _: EnrolmentHello = wire::read(&mut link).await.unwrap();
     assert!(!is_greeted(&fleet, &cloud).await);
     eventually("it is counted", || cloud.registrar.figures().turned_away("full-address") == 1).await;
 }
@@ -145,16 +148,16 @@ async fn tries_are_limited_per_address_and_those_with_a_certificate_are_not() {
     let cloud = fleet.replica("a").await;
     let mut device = fleet.device(&cloud, "G1").await;
     let mut token = fleet.token(&cloud, "G2").await;
-    token.secret = causeway_channel::Secret::generate();
-    let key = Key::generate().unwrap();
+    token.secret = causeway_channel::TokenSecret::generate();
+    let key = PrivateKey::generate().unwrap();
     let mut limited = None;
     for _ in 0..20 {
         let EnrolError::Refused(refusal) = fleet.enrol(&cloud, &token, &key).await.unwrap_err() else {
             panic!()
         };
         match refusal.reason() {
-            Code::TokenUnknown => {}
-            Code::RateLimited => limited = Some(refusal),
+            EnrolmentCode::TokenUnknown => {}
+            EnrolmentCode::RateLimited => limited = Some(refusal),
             other => panic!("{other:?}"),
         }
     }
@@ -177,18 +180,20 @@ fn no_request_makes_the_registrar_panic() {
     });
     let bytes = || proptest::collection::vec(any::<u8>(), 0..200);
     let ask = prop_oneof![
-        (bytes(), bytes()).prop_map(|(secret, csr)| wire::Ask::Enrol(wire::Enrol { secret, csr })),
-        bytes().prop_map(|csr| wire::Ask::Renew(wire::Renew { csr })),
         (bytes(), bytes())
-            .prop_map(|(csr, certificate)| wire::Ask::Reenrol(wire::Reenrol { csr, certificate })),
-        bytes().prop_map(|bundle| wire::Ask::Check(wire::Check { bundle })),
+            .prop_map(|(secret, csr)| wire::EnrolmentRequestBody::Enrol(wire::EnrolMessage { secret, csr })),
+        bytes().prop_map(|csr| wire::EnrolmentRequestBody::Renew(wire::RenewMessage { csr })),
+        (bytes(), bytes()).prop_map(|(csr, certificate)| wire::EnrolmentRequestBody::Reenrol(
+            wire::ReenrolMessage { csr, certificate }
+        )),
+        bytes().prop_map(|bundle| wire::EnrolmentRequestBody::Check(wire::CheckMessage { bundle })),
     ];
     let shows = any::<bool>();
     proptest!(|(ask in ask, time in any::<i64>(), shows in shows)| {
-        let request = wire::Request { time, ask: Some(ask.clone()) };
+        let request = wire::EnrolmentRequest { time, ask: Some(ask.clone()) };
         let shown = shows.then_some(&shown);
         let answer = runtime.block_on(registrar.answer(request, shown, "test"));
-        prop_assert!(answer.is_err() || matches!(ask, wire::Ask::Check(_)));
+        prop_assert!(answer.is_err() || matches!(ask, wire::EnrolmentRequestBody::Check(_)));
     });
     drop(fleet);
 }

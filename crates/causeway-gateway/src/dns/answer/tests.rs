@@ -2,18 +2,20 @@
 
 use std::str::FromStr;
 
-use causeway_netmap::{Fact, Generation, Netmap, Policy, PolicyName, Protocol, Site, Subject};
+use causeway_netmap::{
+    Generation, Netmap, NetmapEntry, PolicyEntry, PolicyName, ServiceProtocol, SiteEntry, SubjectEntry,
+};
 
 use super::*;
 
 /// Oslo may use `camera` of Berlin, which has a name of its own choice, and not `vault`, though it is exposed there.
-fn oslo() -> View {
+fn oslo() -> NetmapView {
     let presence = |service: &str, addresses: &[&str], names: &[&str], policy: &str| {
-        Fact::Presence(Presence {
+        NetmapEntry::Presence(PresenceEntry {
             service: service.into(),
             addresses: addresses.iter().map(|ip| PresenceIp(ip.parse().unwrap())).collect(),
             port: 80,
-            protocol: Protocol::Tcp,
+            protocol: ServiceProtocol::Tcp,
             brokers: 0,
             names: names.iter().map(|name| DnsName::new(name)).collect(),
             home: "berlin".into(),
@@ -21,7 +23,7 @@ fn oslo() -> View {
         })
     };
     let policy = |name: &str, servers: &[&str], sites: &[&str]| {
-        Fact::Policy(Policy {
+        NetmapEntry::Policy(PolicyEntry {
             name: name.into(),
             servers: servers.iter().map(|name| (*name).into()).collect(),
             sites: sites.iter().map(|name| (*name).into()).collect(),
@@ -30,7 +32,7 @@ fn oslo() -> View {
         })
     };
     let node = |server: &str, site: &str, ip: Option<&str>| {
-        Fact::Node(Node {
+        NetmapEntry::Node(NodeEntry {
             server: server.into(),
             site: site.into(),
             ip: ip.map(|ip| ip.parse().unwrap()),
@@ -40,7 +42,7 @@ fn oslo() -> View {
         })
     };
     let facts = [
-        Fact::Gateway(Gateway {
+        NetmapEntry::Gateway(GatewayEntry {
             name: "oslo-1".into(),
             site: "oslo".into(),
             ip: "10.0.0.2".parse().ok(),
@@ -48,7 +50,7 @@ fn oslo() -> View {
             priority: 0,
             relay: false,
         }),
-        Fact::Site(Site {
+        NetmapEntry::Site(SiteEntry {
             name: "oslo".into(),
             subnets: vec!["10.0.0.0/24".parse().unwrap(), "fd00::/64".parse().unwrap()],
         }),
@@ -63,42 +65,42 @@ fn oslo() -> View {
         policy("guests", &[], &["oslo"]),
         policy("robots", &["robot"], &[]),
         policy("others", &["stranger"], &["rome"]),
-        Fact::Subject(Subject { server: "robot".into(), site: "oslo".into(), ip: None }),
-        Fact::Subject(Subject { server: "stranger".into(), site: "rome".into(), ip: None }),
+        NetmapEntry::Subject(SubjectEntry { server: "robot".into(), site: "oslo".into(), ip: None }),
+        NetmapEntry::Subject(SubjectEntry { server: "stranger".into(), site: "rome".into(), ip: None }),
         node("here", "oslo", Some("10.0.0.9")),
         node("there", "berlin", None),
     ];
     view(&facts)
 }
 
-fn view(facts: &[Fact]) -> View {
-    let entries = facts.iter().map(Fact::encode).collect();
-    View::decode(&Netmap::build(Generation { epoch: 1, revision: 7 }, entries, None).unwrap())
+fn view(facts: &[NetmapEntry]) -> NetmapView {
+    let entries = facts.iter().map(NetmapEntry::encode).collect();
+    NetmapView::decode(&Netmap::build(Generation { epoch: 1, revision: 7 }, entries, None).unwrap())
 }
 
 /// The answer in a few words.
-fn said(answer: Answer) -> String {
+fn said(answer: DnsAnswer) -> String {
     let owner = |soa: Record| match soa.data {
         RData::SOA(data) if data.minimum == 2 && soa.ttl == 2 => soa.name.to_ascii(),
         other => panic!("{other:?}"),
     };
     match answer {
-        Answer::Records(records) => {
+        DnsAnswer::Records(records) => {
             let texts: Vec<String> =
                 records.iter().map(|record| format!("{} {}", record.ttl, record.data)).collect();
             texts.join(", ")
         }
-        Answer::NoData { soa } => format!("no data in {}", owner(soa)),
-        Answer::NoName { soa } => format!("no name in {}", owner(soa)),
-        Answer::Refused => "refused".into(),
-        Answer::NotYet => "not yet".into(),
-        Answer::Forward => "forward".into(),
+        DnsAnswer::NoData { soa } => format!("no data in {}", owner(soa)),
+        DnsAnswer::NoName { soa } => format!("no name in {}", owner(soa)),
+        DnsAnswer::Refused => "refused".into(),
+        DnsAnswer::NotYet => "not yet".into(),
+        DnsAnswer::Forward => "forward".into(),
     }
 }
 
-fn check_in(view: &View, name: &str, kind: RecordType, expected: &str) {
+fn check_in(view: &NetmapView, name: &str, kind: RecordType, expected: &str) {
     let asked = Name::from_str(name).unwrap();
-    assert_eq!(said(answer(view, Asker::Near, &asked, kind)), expected, "{name} {kind}");
+    assert_eq!(said(answer(view, DnsClient::Near, &asked, kind)), expected, "{name} {kind}");
 }
 
 #[test]
@@ -184,7 +186,7 @@ fn strangers_hear_nothing() {
         ("1.0.18.198.in-addr.arpa.", RecordType::PTR),
     ] {
         let asked = Name::from_str(name).unwrap();
-        assert_eq!(answer(&view, Asker::Far, &asked, kind), Answer::Refused, "{name}");
+        assert_eq!(answer(&view, DnsClient::Far, &asked, kind), DnsAnswer::Refused, "{name}");
     }
     check_in(&view, "causeway.internal.", RecordType::AXFR, "refused");
     check_in(&view, "example.com.", RecordType::IXFR, "refused");
@@ -194,25 +196,25 @@ fn strangers_hear_nothing() {
 fn who_is_near() {
     let view = oslo();
     let connected: Vec<IpNet> = vec!["192.168.7.0/24".parse().unwrap(), "fe80::/64".parse().unwrap()];
-    let check = |client: &str, expected: Asker| {
+    let check = |client: &str, expected: DnsClient| {
         assert_eq!(asker(&view, &connected, client.parse().unwrap()), expected, "{client}");
     };
-    check("127.0.0.1", Asker::Near);
-    check("::1", Asker::Near);
-    check("10.0.0.77", Asker::Near);
-    check("::ffff:10.0.0.77", Asker::Near);
-    check("fd00::77", Asker::Near);
-    check("192.168.7.9", Asker::Near);
-    check("fe80::1", Asker::Near);
-    check("10.0.1.77", Asker::Far);
-    check("203.0.113.5", Asker::Far);
-    check("2001:db8::1", Asker::Far);
-    assert_eq!(asker(&View::default(), &[], "10.0.0.77".parse().unwrap()), Asker::Far);
+    check("127.0.0.1", DnsClient::Near);
+    check("::1", DnsClient::Near);
+    check("10.0.0.77", DnsClient::Near);
+    check("::ffff:10.0.0.77", DnsClient::Near);
+    check("fd00::77", DnsClient::Near);
+    check("192.168.7.9", DnsClient::Near);
+    check("fe80::1", DnsClient::Near);
+    check("10.0.1.77", DnsClient::Far);
+    check("203.0.113.5", DnsClient::Far);
+    check("2001:db8::1", DnsClient::Far);
+    assert_eq!(asker(&NetmapView::default(), &[], "10.0.0.77".parse().unwrap()), DnsClient::Far);
 }
 
 #[test]
 fn without_a_netmap_nothing_is_said_about_our_names() {
-    let view = View::default();
+    let view = NetmapView::default();
     check_in(&view, "camera.berlin.causeway.internal.", RecordType::A, "not yet");
     check_in(&view, "example.com.", RecordType::A, "forward");
 }

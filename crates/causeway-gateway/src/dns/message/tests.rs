@@ -20,24 +20,24 @@ fn request(edns: Option<u16>) -> Message {
     message
 }
 
-fn query(request: &Message) -> Box<Query> {
+fn query(request: &Message) -> Box<DnsQuery> {
     match read(&request.to_vec().unwrap()) {
-        Read::Query(query) => query,
+        ParsedMessage::Query(query) => query,
         other => panic!("{other:?}"),
     }
 }
 
 fn code(bytes: &[u8]) -> ResponseCode {
     match read(bytes) {
-        Read::Reply(reply) => Message::from_vec(&reply).unwrap().metadata.response_code,
+        ParsedMessage::Reply(reply) => Message::from_vec(&reply).unwrap().metadata.response_code,
         other => panic!("{other:?}"),
     }
 }
 
-fn addresses(count: u8) -> Answer {
+fn addresses(count: u8) -> DnsAnswer {
     let name = Name::from_str("Camera.Oslo.").unwrap();
     let record = |last| Record::from_rdata(name.clone(), 5, RData::A(A([10, 0, 0, last].into())));
-    Answer::Records((0..count).map(record).collect())
+    DnsAnswer::Records((0..count).map(record).collect())
 }
 
 #[test]
@@ -45,8 +45,8 @@ fn what_is_no_question_is_answered_so_or_not_at_all() {
     let plain = request(None);
     let mut answer = plain.clone();
     answer.metadata.message_type = MessageType::Response;
-    assert!(matches!(read(&answer.to_vec().unwrap()), Read::Nothing));
-    assert!(matches!(read(b"short"), Read::Nothing));
+    assert!(matches!(read(&answer.to_vec().unwrap()), ParsedMessage::Nothing));
+    assert!(matches!(read(b"short"), ParsedMessage::Nothing));
     let mut update = plain.clone();
     update.metadata.op_code = OpCode::Update;
     assert_eq!(code(&update.to_vec().unwrap()), ResponseCode::NotImp);
@@ -70,15 +70,15 @@ fn what_is_no_question_is_answered_so_or_not_at_all() {
 #[test]
 fn a_reply_is_to_its_question_and_fits() {
     for (edns, over, count, fits) in [
-        (None, Transport::Udp, 2, true),
-        (None, Transport::Udp, 60, false),
-        (Some(1232), Transport::Udp, 60, true),
-        (Some(1232), Transport::Udp, 100, false),
+        (None, DnsTransport::Udp, 2, true),
+        (None, DnsTransport::Udp, 60, false),
+        (Some(1232), DnsTransport::Udp, 60, true),
+        (Some(1232), DnsTransport::Udp, 100, false),
         // Whoever takes more than a path carries gets no fragments.
-        (Some(65_535), Transport::Udp, 100, false),
+        (Some(65_535), DnsTransport::Udp, 100, false),
         // Less than everybody must take.
-        (Some(1), Transport::Udp, 2, true),
-        (None, Transport::Tcp, 200, true),
+        (Some(1), DnsTransport::Udp, 2, true),
+        (None, DnsTransport::Tcp, 200, true),
     ] {
         let request = request(edns);
         let query = query(&request);

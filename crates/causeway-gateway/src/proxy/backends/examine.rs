@@ -8,7 +8,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use causeway_netmap::{HealthCheckType, Protocol, Service};
+use causeway_netmap::{BackendHealthCheckType, ServiceEntry, ServiceProtocol};
 use futures_util::StreamExt;
 use futures_util::stream;
 use rustls::pki_types::ServerName;
@@ -16,10 +16,10 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
 
-use super::{Backends, Endpoint, connect};
+use super::{BackendSelector, Endpoint, connect};
 use crate::dial::{Denied, Dialer};
-use crate::place::in_words;
-use crate::proxy::http::tls::Tls;
+use crate::proxy::http::tls::BackendTlsClient;
+use crate::socket_binder::in_words;
 
 /// Backends are near: one that needs longer to connect or to answer is a finding.
 const CONNECT: Duration = Duration::from_secs(3);
@@ -69,9 +69,9 @@ impl Outcome {
     }
 }
 
-impl Backends {
+impl BackendSelector {
     /// Every backend of the service, as it is now.
-    pub async fn examine(&self, service: &Service) -> Vec<Examined> {
+    pub async fn examine(&self, service: &ServiceEntry) -> Vec<Examined> {
         let group = self.group(service);
         let endpoints: Vec<_> = group.endpoints.iter().take(BACKENDS_MAX).cloned().collect();
         let examining = endpoints.into_iter().map(|endpoint| async move {
@@ -105,8 +105,8 @@ impl Backends {
     }
 }
 
-async fn examine(dialer: &Dialer, service: &Service, endpoint: &Endpoint) -> (Outcome, String) {
-    if service.protocol == Protocol::Udp {
+async fn examine(dialer: &Dialer, service: &ServiceEntry, endpoint: &Endpoint) -> (Outcome, String) {
+    if service.protocol == ServiceProtocol::Udp {
         return examine_udp(dialer, endpoint).await;
     }
     let connecting = timeout(CONNECT, connect(dialer, endpoint, service.proxy_protocol, None)).await;
@@ -120,8 +120,8 @@ async fn examine(dialer: &Dialer, service: &Service, endpoint: &Endpoint) -> (Ou
         None => return (Outcome::Connects, "it takes connections".to_owned()),
     };
     match &service.backend_tls {
-        Some(tls) if matches!(service.protocol, Protocol::Http | Protocol::Grpc) => {
-            let tls = match Tls::new(service, tls, service.protocol == Protocol::Grpc) {
+        Some(tls) if matches!(service.protocol, ServiceProtocol::Http | ServiceProtocol::Grpc) => {
+            let tls = match BackendTlsClient::new(service, tls, service.protocol == ServiceProtocol::Grpc) {
                 Ok(tls) => tls,
                 Err(error) => return (Outcome::Unwell, format!("backendTLS cannot be used: {error}")),
             };
@@ -136,7 +136,7 @@ async fn examine(dialer: &Dialer, service: &Service, endpoint: &Endpoint) -> (Ou
 }
 
 async fn converse(
-    service: &Service,
+    service: &ServiceEntry,
     io: &mut (impl AsyncRead + AsyncWrite + Unpin),
     opening: &[u8],
 ) -> (Outcome, String) {
@@ -197,10 +197,11 @@ fn not_connected(error: &io::Error) -> (Outcome, String) {
 }
 
 /// The bytes that a client of the service's protocol sends first. None: the server may speak first, or nobody knows.
-fn opening(service: &Service, backend: &str) -> Option<Vec<u8>> {
+fn opening(service: &ServiceEntry, backend: &str) -> Option<Vec<u8>> {
     match service.protocol {
-        Protocol::Http => {
-            let check = service.health_check.as_ref().filter(|check| check.kind == HealthCheckType::Http);
+        ServiceProtocol::Http => {
+            let check =
+                service.health_check.as_ref().filter(|check| check.kind == BackendHealthCheckType::Http);
             let path = check.map(|check| check.path.as_str()).filter(|path| !path.is_empty()).unwrap_or("/");
             let host = service.domain_name.as_ref().map_or(backend, |name| name.as_str());
             Some(
@@ -210,17 +211,17 @@ fn opening(service: &Service, backend: &str) -> Option<Vec<u8>> {
                 .into_bytes(),
             )
         }
-        Protocol::Https => client_hello(service.domain_name.as_ref().map(|name| name.as_str())),
+        ServiceProtocol::Https => client_hello(service.domain_name.as_ref().map(|name| name.as_str())),
         // RFC 9113 section 3.4: the preface, and a SETTINGS frame without settings.
-        Protocol::Grpc => Some(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec()),
+        ServiceProtocol::Grpc => Some(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec()),
         // ApiVersions in its oldest form, which every broker answers. https://kafka.apache.org/protocol
-        Protocol::Kafka => {
+        ServiceProtocol::Kafka => {
             let mut request = vec![0, 0, 0, 10, 0, 18, 0, 0];
             request.extend(KAFKA_CORRELATION.to_be_bytes());
             request.extend([0xff, 0xff]);
             Some(request)
         }
-        Protocol::Tcp | Protocol::Udp => None,
+        ServiceProtocol::Tcp | ServiceProtocol::Udp => None,
     }
 }
 
@@ -239,16 +240,16 @@ fn client_hello(name: Option<&str>) -> Option<Vec<u8>> {
     Some(hello)
 }
 
-fn is_enough(protocol: Protocol, answer: &[u8]) -> bool {
+fn is_enough(protocol: ServiceProtocol, answer: &[u8]) -> bool {
     match protocol {
         // Status line and a part of what follows: some servers say in the body that they want TLS.
-        Protocol::Http => answer.windows(4).any(|part| part == b"\r\n\r\n"),
+        ServiceProtocol::Http => answer.windows(4).any(|part| part == b"\r\n\r\n"),
         _ => answer.len() >= 9,
     }
 }
 
 /// What the first bytes of an answer say.
-fn judge(service: &Service, answer: &[u8]) -> (Outcome, String) {
+fn judge(service: &ServiceEntry, answer: &[u8]) -> (Outcome, String) {
     let wanted = name(service.protocol);
     if answer.is_empty() {
         return (Outcome::OtherProtocol, format!("it closes the connection without an answer to {wanted}"));
@@ -256,7 +257,7 @@ fn judge(service: &Service, answer: &[u8]) -> (Outcome, String) {
     let other = |detail: String| (Outcome::OtherProtocol, detail);
     let speaks = speaks(answer);
     match service.protocol {
-        Protocol::Http => match http_status(answer) {
+        ServiceProtocol::Http => match http_status(answer) {
             Some(400) if asks_for_tls(answer) => {
                 other("it speaks HTTPS, and the service is of protocol HTTP without backendTLS".to_owned())
             }
@@ -266,12 +267,12 @@ fn judge(service: &Service, answer: &[u8]) -> (Outcome, String) {
             Some(status) => (Outcome::Answers, format!("it answers HTTP with {status}")),
             None => other(format!("it does not speak HTTP: it answers with {speaks}")),
         },
-        Protocol::Https if is_tls(answer) => (Outcome::Answers, "it answers TLS".to_owned()),
-        Protocol::Grpc if is_http2(answer) => (Outcome::Answers, "it answers HTTP/2".to_owned()),
-        Protocol::Kafka if answer.get(4..8) == Some(&KAFKA_CORRELATION.to_be_bytes()[..]) => {
+        ServiceProtocol::Https if is_tls(answer) => (Outcome::Answers, "it answers TLS".to_owned()),
+        ServiceProtocol::Grpc if is_http2(answer) => (Outcome::Answers, "it answers HTTP/2".to_owned()),
+        ServiceProtocol::Kafka if answer.get(4..8) == Some(&KAFKA_CORRELATION.to_be_bytes()[..]) => {
             (Outcome::Answers, "it answers as a broker of Kafka".to_owned())
         }
-        Protocol::Tcp | Protocol::Udp => (Outcome::Connects, "it takes connections".to_owned()),
+        ServiceProtocol::Tcp | ServiceProtocol::Udp => (Outcome::Connects, "it takes connections".to_owned()),
         _ => other(format!("it does not speak {wanted}: it answers with {speaks}")),
     }
 }
@@ -286,14 +287,14 @@ fn judge_tls(error: &io::Error) -> (Outcome, String) {
     }
 }
 
-fn name(protocol: Protocol) -> &'static str {
+fn name(protocol: ServiceProtocol) -> &'static str {
     match protocol {
-        Protocol::Tcp => "TCP",
-        Protocol::Udp => "UDP",
-        Protocol::Http => "HTTP",
-        Protocol::Https => "TLS",
-        Protocol::Grpc => "HTTP/2",
-        Protocol::Kafka => "Kafka",
+        ServiceProtocol::Tcp => "TCP",
+        ServiceProtocol::Udp => "UDP",
+        ServiceProtocol::Http => "HTTP",
+        ServiceProtocol::Https => "TLS",
+        ServiceProtocol::Grpc => "HTTP/2",
+        ServiceProtocol::Kafka => "Kafka",
     }
 }
 
@@ -348,12 +349,12 @@ fn speaks(answer: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use causeway_netmap::HealthCheck;
+    use causeway_netmap::BackendHealthCheck;
 
     use super::*;
 
-    fn service(protocol: Protocol) -> Service {
-        Service {
+    fn service(protocol: ServiceProtocol) -> ServiceEntry {
+        ServiceEntry {
             name: "s".into(),
             port: 80,
             protocol,
@@ -367,7 +368,7 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(protocol: Protocol, answer: &[u8], outcome: Outcome, part: &str) {
+    fn check(protocol: ServiceProtocol, answer: &[u8], outcome: Outcome, part: &str) {
         let (found, detail) = judge(&service(protocol), answer);
         assert!(found == outcome && detail.contains(part), "{found:?} {detail}");
     }
@@ -376,43 +377,52 @@ mod tests {
     fn what_answers_is_recognised() {
         let kafka = [&[0, 0, 0, 10][..], &KAFKA_CORRELATION.to_be_bytes(), &[0, 0]].concat();
         let settings = b"\0\0\x06\x04\0\0\0\0\0\0\x03\0\0\0\x64";
-        check(Protocol::Http, b"HTTP/1.1 200 OK\r\n\r\n", Outcome::Answers, "HTTP with 200");
-        check(Protocol::Http, b"HTTP/1.1 503 no\r\n\r\n", Outcome::Answers, "503");
+        check(ServiceProtocol::Http, b"HTTP/1.1 200 OK\r\n\r\n", Outcome::Answers, "HTTP with 200");
+        check(ServiceProtocol::Http, b"HTTP/1.1 503 no\r\n\r\n", Outcome::Answers, "503");
         check(
-            Protocol::Http,
+            ServiceProtocol::Http,
             b"SSH-2.0-OpenSSH_9.2\r\n",
             Outcome::OtherProtocol,
             "SSH (\"SSH-2.0-OpenSSH_9.2\")",
         );
-        check(Protocol::Http, b"\x15\x03\x01\0\x02\x02\x16", Outcome::OtherProtocol, "answers with TLS");
-        check(Protocol::Http, b"", Outcome::OtherProtocol, "without an answer");
-        let wants_tls = b"HTTP/1.1 400 Bad Request\r\n\r\n<p>The plain HTTP request was sent to HTTPS port";
-        check(Protocol::Http, wants_tls, Outcome::OtherProtocol, "HTTPS");
-        check(Protocol::Https, b"\x16\x03\x03\0\x7a\x02", Outcome::Answers, "TLS");
         check(
-            Protocol::Https,
+            ServiceProtocol::Http,
+            b"\x15\x03\x01\0\x02\x02\x16",
+            Outcome::OtherProtocol,
+            "answers with TLS",
+        );
+        check(ServiceProtocol::Http, b"", Outcome::OtherProtocol, "without an answer");
+        let wants_tls = b"HTTP/1.1 400 Bad Request\r\n\r\n<p>The plain HTTP request was sent to HTTPS port";
+        check(ServiceProtocol::Http, wants_tls, Outcome::OtherProtocol, "HTTPS");
+        check(ServiceProtocol::Https, b"\x16\x03\x03\0\x7a\x02", Outcome::Answers, "TLS");
+        check(
+            ServiceProtocol::Https,
             b"HTTP/1.1 400 Bad Request\r\n\r\n",
             Outcome::OtherProtocol,
             "answers with HTTP",
         );
-        check(Protocol::Grpc, settings, Outcome::Answers, "HTTP/2");
+        check(ServiceProtocol::Grpc, settings, Outcome::Answers, "HTTP/2");
         check(
-            Protocol::Grpc,
+            ServiceProtocol::Grpc,
             b"HTTP/1.1 400 Bad Request\r\n",
             Outcome::OtherProtocol,
             "does not speak HTTP/2",
         );
-        check(Protocol::Http, settings, Outcome::OtherProtocol, "HTTP/2");
-        check(Protocol::Kafka, &kafka, Outcome::Answers, "broker");
-        check(Protocol::Kafka, b"HTTP/1.1 400 Bad Request\r\n", Outcome::OtherProtocol, "Kafka");
-        check(Protocol::Kafka, b"\0\0\0", Outcome::OtherProtocol, "3 bytes that are no text");
-        check(Protocol::Http, "\u{202e}evil\r\n".as_bytes(), Outcome::OtherProtocol, "no text");
+        check(ServiceProtocol::Http, settings, Outcome::OtherProtocol, "HTTP/2");
+        check(ServiceProtocol::Kafka, &kafka, Outcome::Answers, "broker");
+        check(ServiceProtocol::Kafka, b"HTTP/1.1 400 Bad Request\r\n", Outcome::OtherProtocol, "Kafka");
+        check(ServiceProtocol::Kafka, b"\0\0\0", Outcome::OtherProtocol, "3 bytes that are no text");
+        check(ServiceProtocol::Http, "\u{202e}evil\r\n".as_bytes(), Outcome::OtherProtocol, "no text");
     }
 
     #[test]
     fn a_health_check_says_which_answers_are_good() {
-        let check = HealthCheck { kind: HealthCheckType::Http, path: "/healthz".into(), interval_seconds: 5 };
-        let service = Service { health_check: Some(check), ..service(Protocol::Http) };
+        let check = BackendHealthCheck {
+            kind: BackendHealthCheckType::Http,
+            path: "/healthz".into(),
+            interval_seconds: 5,
+        };
+        let service = ServiceEntry { health_check: Some(check), ..service(ServiceProtocol::Http) };
         assert_eq!(judge(&service, b"HTTP/1.1 500 x\r\n\r\n").0, Outcome::Unwell);
         assert_eq!(judge(&service, b"HTTP/1.1 204 x\r\n\r\n").0, Outcome::Answers);
         let opening = opening(&service, "10.0.0.5:80").unwrap();
@@ -422,12 +432,12 @@ mod tests {
     #[test]
     fn every_opening_is_what_its_protocol_begins_with() {
         for (protocol, start) in [
-            (Protocol::Http, Some(&b"GET / HTTP/1.1\r\n"[..])),
-            (Protocol::Https, Some(&[0x16, 0x03][..])),
-            (Protocol::Grpc, Some(&b"PRI * HTTP/2.0"[..])),
-            (Protocol::Kafka, Some(&[0, 0, 0, 10, 0, 18][..])),
-            (Protocol::Tcp, None),
-            (Protocol::Udp, None),
+            (ServiceProtocol::Http, Some(&b"GET / HTTP/1.1\r\n"[..])),
+            (ServiceProtocol::Https, Some(&[0x16, 0x03][..])),
+            (ServiceProtocol::Grpc, Some(&b"PRI * HTTP/2.0"[..])),
+            (ServiceProtocol::Kafka, Some(&[0, 0, 0, 10, 0, 18][..])),
+            (ServiceProtocol::Tcp, None),
+            (ServiceProtocol::Udp, None),
         ] {
             let opening = opening(&service(protocol), "10.0.0.5:80");
             assert_eq!(

@@ -5,13 +5,13 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use causeway_netmap::{HealthCheck, HealthCheckType, ServiceName};
+use causeway_netmap::{BackendHealthCheck, BackendHealthCheckType, ServiceName};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::{Backends, Endpoint, connect};
+use super::{BackendSelector, Endpoint, connect};
 use crate::dial::Dialer;
 
 /// Whoever takes longer is not well.
@@ -25,11 +25,11 @@ const STATUS_BYTES_MAX: usize = 256;
 struct Due {
     service: ServiceName,
     endpoint: Arc<Endpoint>,
-    check: Option<HealthCheck>,
+    check: Option<BackendHealthCheck>,
     proxy_protocol: bool,
 }
 
-pub async fn run(backends: &Backends, stop: CancellationToken) {
+pub async fn run(backends: &BackendSelector, stop: CancellationToken) {
     let mut asking = JoinSet::new();
     let mut under_way = HashSet::new();
     loop {
@@ -67,7 +67,7 @@ pub async fn run(backends: &Backends, stop: CancellationToken) {
     }
 }
 
-impl Backends {
+impl BackendSelector {
     /// Who is to be asked now, and when to look again.
     fn due(&self, now: Instant, under_way: &HashSet<usize>) -> (Vec<Due>, Option<Instant>) {
         let (mut due, mut next) = (Vec::new(), None::<Instant>);
@@ -101,7 +101,7 @@ impl Backends {
     }
 }
 
-fn interval(check: &HealthCheck) -> Duration {
+fn interval(check: &BackendHealthCheck) -> Duration {
     Duration::from_secs(check.interval_seconds.max(1).into())
 }
 
@@ -138,7 +138,7 @@ async fn ask(dialer: &Dialer, due: &Due) -> io::Result<()> {
     let asking = async {
         let stream = connect(dialer, &due.endpoint, due.proxy_protocol, None).await?;
         match &due.check {
-            Some(check) if check.kind == HealthCheckType::Http => get(stream, &check.path).await,
+            Some(check) if check.kind == BackendHealthCheckType::Http => get(stream, &check.path).await,
             _ => Ok(()),
         }
     };

@@ -1,19 +1,22 @@
 //! Endpoints over loopback: who is chosen, who is left out, who comes back.
 
 use causeway_channel::link::ResetCode;
-use causeway_netmap::HealthCheckType;
+use causeway_netmap::BackendHealthCheckType;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpListener;
 
 use super::*;
 use crate::dial::{DialRules, OwnListeners};
 
-fn service(backends: &[SocketAddr]) -> Service {
-    Service {
+fn service(backends: &[SocketAddr]) -> ServiceEntry {
+    ServiceEntry {
         name: "web".into(),
         port: 80,
-        protocol: Protocol::Tcp,
-        backends: backends.iter().map(|address| Backend::Address(address.ip(), address.port())).collect(),
+        protocol: ServiceProtocol::Tcp,
+        backends: backends
+            .iter()
+            .map(|address| BackendEndpoint::Address(address.ip(), address.port()))
+            .collect(),
         domain_name: None,
         health_check: None,
         backend_tls: None,
@@ -22,8 +25,8 @@ fn service(backends: &[SocketAddr]) -> Service {
     }
 }
 
-fn backends() -> Arc<Backends> {
-    Arc::new(Backends::new(&Options::default(), Dialer::default()))
+fn backends() -> Arc<BackendSelector> {
+    Arc::new(BackendSelector::new(&GatewayOptions::default(), Dialer::default()))
 }
 
 async fn listener() -> (TcpListener, SocketAddr) {
@@ -46,24 +49,25 @@ async fn a_backend_that_may_not_be_dialled_is_told_and_refused() {
     let ((_own, ours), (_other, fine)) = (listener().await, listener().await);
     let own = OwnListeners::default();
     own.keep("admin", Transport::Tcp, ours);
-    let backends = Backends::new(&Options::default(), Dialer::new(DialRules::default(), own));
-    let check = async |service: &Service, told: Option<(usize, &str)>, dialled: Result<SocketAddr, &str>| {
-        backends.follow(&view(service));
-        let found = backends.dial_for(service, None).await;
-        match (found, dialled) {
-            (Ok(found), Ok(address)) => assert_eq!(found.stream.peer_addr().unwrap(), address),
-            (Err(refusal), Err(why)) => {
-                assert!(refusal.to_string().contains(why), "{refusal}");
-                assert_eq!((refusal.word(), refusal.code()), ("backend-denied", ResetCode::BackendDown));
+    let backends = BackendSelector::new(&GatewayOptions::default(), Dialer::new(DialRules::default(), own));
+    let check =
+        async |service: &ServiceEntry, told: Option<(usize, &str)>, dialled: Result<SocketAddr, &str>| {
+            backends.follow(&view(service));
+            let found = backends.dial_for(service, None).await;
+            match (found, dialled) {
+                (Ok(found), Ok(address)) => assert_eq!(found.stream.peer_addr().unwrap(), address),
+                (Err(refusal), Err(why)) => {
+                    assert!(refusal.to_string().contains(why), "{refusal}");
+                    assert_eq!((refusal.word(), refusal.code()), ("backend-denied", ResetCode::BackendDown));
+                }
+                (found, dialled) => panic!("{:?} instead of {dialled:?}", found.err()),
             }
-            (found, dialled) => panic!("{:?} instead of {dialled:?}", found.err()),
-        }
-        let outage = backends.outages().remove("web");
-        let outage = outage.as_ref().map(|outage| (outage.up, outage.why.as_str()));
-        assert_eq!(outage.map(|(up, _)| up), told.map(|(up, _)| up), "{outage:?}");
-        let why = told.map_or("", |(_, why)| why);
-        assert!(outage.is_none_or(|(_, said)| said.contains(why)), "{outage:?}");
-    };
+            let outage = backends.outages().remove("web");
+            let outage = outage.as_ref().map(|outage| (outage.up, outage.why.as_str()));
+            assert_eq!(outage.map(|(up, _)| up), told.map(|(up, _)| up), "{outage:?}");
+            let why = told.map_or("", |(_, why)| why);
+            assert!(outage.is_none_or(|(_, said)| said.contains(why)), "{outage:?}");
+        };
     let own_why = "a listener of the gateway itself (admin)";
     check(&service(&[ours]), Some((0, own_why)), Err(own_why)).await;
     check(&service(&[ours, fine]), Some((1, own_why)), Ok(fine)).await;
@@ -72,8 +76,8 @@ async fn a_backend_that_may_not_be_dialled_is_told_and_refused() {
     let metadata = "169.254.169.254:80".parse().unwrap();
     check(&service(&[metadata]), Some((0, link_local)), Err(link_local)).await;
     let mut named = service(&[]);
-    named.backends = vec![Backend::Host(DnsName::new("localhost"), ours.port())];
-    named.backends.push(Backend::Address(ours.ip(), ours.port()));
+    named.backends = vec![BackendEndpoint::Host(DnsName::new("localhost"), ours.port())];
+    named.backends.push(BackendEndpoint::Address(ours.ip(), ours.port()));
     // `localhost` may have an address of IPv6 too, where nobody listens: then a connection fails, which is not a denial.
     let found = backends.dial_for(&named, None).await;
     assert!(found.is_err(), "the address behind the name is judged");
@@ -83,17 +87,17 @@ async fn a_backend_that_may_not_be_dialled_is_told_and_refused() {
 async fn a_backend_of_datagrams_that_may_not_be_dialled_is_told() {
     let own = OwnListeners::default();
     own.keep("dns", Transport::Udp, "127.0.0.1:5353".parse().unwrap());
-    let backends = Backends::new(&Options::default(), Dialer::new(DialRules::default(), own));
+    let backends = BackendSelector::new(&GatewayOptions::default(), Dialer::new(DialRules::default(), own));
     let mut names = service(&["127.0.0.1:5353".parse().unwrap()]);
     backends.follow(&view(&names));
     assert!(backends.outages().is_empty(), "over TCP nothing of ours listens there");
-    names.protocol = Protocol::Udp;
+    names.protocol = ServiceProtocol::Udp;
     backends.follow(&view(&names));
     assert!(backends.outages()["web"].denied);
 }
 
-fn view(service: &Service) -> View {
-    let mut view = View::default();
+fn view(service: &ServiceEntry) -> NetmapView {
+    let mut view = NetmapView::default();
     view.services.insert(service.name.clone(), service.clone());
     view
 }
@@ -131,7 +135,7 @@ async fn one_that_dies_is_left_out_and_comes_back_and_no_client_notices() {
     }
     let is_used = |address: SocketAddr| {
         let shown = backends.shown();
-        let backend = Backend::Address(address.ip(), address.port());
+        let backend = BackendEndpoint::Address(address.ip(), address.port());
         shown.iter().any(|(_, known, _, is_used)| *known == backend && *is_used)
     };
     assert!(!is_used(first) && is_used(second));
@@ -154,7 +158,7 @@ async fn when_all_are_down_that_is_said_and_the_first_to_return_is_found_at_once
     drop((one, two));
     for _ in 0..3 {
         let refused = backends.dial_for(&service, None).await;
-        assert_eq!(refused.err(), Some(Refusal::BackendDown { service: "web".into() }));
+        assert_eq!(refused.err(), Some(PolicyRefusal::BackendDown { service: "web".into() }));
     }
     // Nobody runs who would ask: the client itself finds out.
     let _two = TcpListener::bind(second).await.unwrap();
@@ -175,8 +179,12 @@ async fn a_health_check_over_http_decides_who_is_used() {
     };
     let well = tokio::spawn(answering(one, "HTTP/1.1 302 elsewhere\r\n\r\n"));
     let ill = tokio::spawn(answering(two, "HTTP/1.1 500 no\r\n\r\n"));
-    let check = HealthCheck { kind: HealthCheckType::Http, path: "/healthz".into(), interval_seconds: 1 };
-    let service = Service { health_check: Some(check), ..service(&[first, second]) };
+    let check = BackendHealthCheck {
+        kind: BackendHealthCheckType::Http,
+        path: "/healthz".into(),
+        interval_seconds: 1,
+    };
+    let service = ServiceEntry { health_check: Some(check), ..service(&[first, second]) };
     let backends = backends();
     backends.follow(&view(&service));
     let stop = CancellationToken::new();
@@ -193,8 +201,8 @@ async fn a_health_check_over_http_decides_who_is_used() {
 #[tokio::test]
 async fn a_name_is_resolved_and_a_backend_is_told_the_client_if_it_wants_to_know() {
     let (listener, address) = listener().await;
-    let host = Backend::Host(DnsName::new("localhost"), address.port());
-    let service = Service { backends: vec![host], proxy_protocol: true, ..service(&[]) };
+    let host = BackendEndpoint::Host(DnsName::new("localhost"), address.port());
+    let service = ServiceEntry { backends: vec![host], proxy_protocol: true, ..service(&[]) };
     let client: SocketAddr = "10.9.8.7:6543".parse().unwrap();
     let dialled = backends().dial_for(&service, Some(client)).await.unwrap();
     let (mut accepted, _) = listener.accept().await.unwrap();

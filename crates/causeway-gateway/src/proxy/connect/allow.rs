@@ -31,38 +31,40 @@ enum Hosts {
 
 /// What somebody wants to reach: a name in lower case, or an address.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Host {
+pub enum ConnectHost {
     Name(String),
     Address(IpAddr),
 }
 
-impl Host {
+impl ConnectHost {
     /// As it stands in a request: capitals, brackets and a dot at the end make no difference.
-    pub fn new(text: &str) -> Host {
+    pub fn new(text: &str) -> ConnectHost {
         let text = text.trim_end_matches('.');
         let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
         match bare.parse::<IpAddr>() {
-            Ok(address) => Host::Address(address.to_canonical()),
-            Err(_) => Host::Name(text.to_ascii_lowercase()),
+            Ok(address) => ConnectHost::Address(address.to_canonical()),
+            Err(_) => ConnectHost::Name(text.to_ascii_lowercase()),
         }
     }
 }
 
-impl fmt::Display for Host {
+impl fmt::Display for ConnectHost {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Host::Name(name) => formatter.write_str(name),
-            Host::Address(address) => address.fmt(formatter),
+            ConnectHost::Name(name) => formatter.write_str(name),
+            ConnectHost::Address(address) => address.fmt(formatter),
         }
     }
 }
 
 impl AllowRule {
-    pub fn allows(&self, host: &Host, port: u16) -> bool {
+    pub fn allows(&self, host: &ConnectHost, port: u16) -> bool {
         let fits = match (&self.hosts, host) {
-            (Hosts::Name(known), Host::Name(name)) => known == name,
-            (Hosts::Below(end), Host::Name(name)) => name.len() > end.len() && name.ends_with(end.as_str()),
-            (Hosts::Network(network), Host::Address(address)) => network.contains(address),
+            (Hosts::Name(known), ConnectHost::Name(name)) => known == name,
+            (Hosts::Below(end), ConnectHost::Name(name)) => {
+                name.len() > end.len() && name.ends_with(end.as_str())
+            }
+            (Hosts::Network(network), ConnectHost::Address(address)) => network.contains(address),
             _ => false,
         };
         fits && (self.first..=self.last).contains(&port)
@@ -149,7 +151,7 @@ mod tests {
     fn a_rule_allows_what_it_names_and_nothing_else() {
         let check = |rule: &str, host: &str, port: u16, allowed: bool| {
             let rule: AllowRule = rule.parse().unwrap();
-            assert_eq!(rule.allows(&Host::new(host), port), allowed, "{rule} for {host}:{port}");
+            assert_eq!(rule.allows(&ConnectHost::new(host), port), allowed, "{rule} for {host}:{port}");
             assert_eq!(rule.to_string().parse::<AllowRule>().unwrap(), rule);
         };
         check("hooks.example.org:443", "Hooks.Example.Org.", 443, true);

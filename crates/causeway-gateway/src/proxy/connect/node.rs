@@ -9,35 +9,35 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use causeway_channel::link::{ResetCode, Stream, StreamHeader};
-use causeway_netmap::{Node, ServerName, SiteName};
+use causeway_netmap::{NodeEntry, ServerName, SiteName};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
-use super::allow::Host;
-use crate::audit::End;
+use super::allow::ConnectHost;
+use crate::audit::ConnectionEnd;
+use crate::connection_record::{AdmittedAccess, ConnectionRecord, CrossingDirection};
 use crate::dial::Denied;
-use crate::gateway::Shared;
-use crate::live::{Claim, Cut, Entry};
-use crate::passage::{Admitted, Direction, Passage};
-use crate::peers::{Content, Crossing, NODE_READY};
-use crate::policy::{Refusal, Who};
+use crate::gateway::GatewayContext;
+use crate::live::{AccessRequest, CutReason, LiveConnection};
+use crate::peers::{CrossingHeader, NODE_READY, StreamContent};
+use crate::policy::{PolicyRefusal, Principal};
+use crate::proxy::copy::any::any_side;
+use crate::proxy::copy::{ByteSink, ByteSource, CopyEnd, CopySide, SplitSocket, cross, stream_side};
 use crate::proxy::inbound::prepare;
 use crate::proxy::outbound::{code_for, code_for_cut, judge_end};
-use crate::proxy::pump::any::any_side;
-use crate::proxy::pump::{Ended, Side, Sink, Socket, Source, cross, stream_side};
 
 /// What a node speaks is its own matter: most of it is TLS.
 const PROTOCOL: &str = "tcp";
 
 /// A way that is open: somebody listens at its end.
-pub struct Opened {
-    pub passage: Passage,
+pub struct NodeConnection {
+    pub passage: ConnectionRecord,
     /// For whoever must notice that it is cut.
-    pub entry: Arc<Entry>,
-    pub way: Way,
+    pub entry: Arc<LiveConnection>,
+    pub way: NodeTransport,
 }
 
-pub enum Way {
+pub enum NodeTransport {
     /// The node is at our own site.
     Here(TcpStream),
     Far {
@@ -48,9 +48,9 @@ pub enum Way {
 
 /// Why there is no way.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum NotReached {
+pub enum NodeUnreachable {
     #[error(transparent)]
-    Refused(#[from] Refusal),
+    Refused(#[from] PolicyRefusal),
     #[error("site {site} says: {code}")]
     Far { site: SiteName, code: ResetCode },
     #[error("the link to site {site} was lost")]
@@ -60,43 +60,47 @@ pub enum NotReached {
     #[error("{target} does not answer: {why}")]
     Down { target: String, why: String },
     #[error("it is no longer allowed, or this gateway stops")]
-    Cut(Cut),
+    Cut(CutReason),
 }
 
-impl NotReached {
+impl NodeUnreachable {
     /// One word, for metrics.
     pub fn word(&self) -> &'static str {
         match self {
-            NotReached::Refused(refusal) => refusal.word(),
-            NotReached::Far { code: ResetCode::NotAllowed | ResetCode::Revoked, .. } => "not-allowed",
-            NotReached::Far { code: ResetCode::BackendDown, .. } | NotReached::Down { .. } => "backend-down",
-            NotReached::Far { code: ResetCode::Timeout, .. } | NotReached::Late { .. } => "timeout",
-            NotReached::Far { code: ResetCode::Limit, .. } => "limit",
-            NotReached::Far { .. } => "refused-there",
-            NotReached::Lost { .. } => "site-away",
-            NotReached::Cut(_) => "cut",
+            NodeUnreachable::Refused(refusal) => refusal.word(),
+            NodeUnreachable::Far { code: ResetCode::NotAllowed | ResetCode::Revoked, .. } => "not-allowed",
+            NodeUnreachable::Far { code: ResetCode::BackendDown, .. } | NodeUnreachable::Down { .. } => {
+                "backend-down"
+            }
+            NodeUnreachable::Far { code: ResetCode::Timeout, .. } | NodeUnreachable::Late { .. } => "timeout",
+            NodeUnreachable::Far { code: ResetCode::Limit, .. } => "limit",
+            NodeUnreachable::Far { .. } => "refused-there",
+            NodeUnreachable::Lost { .. } => "site-away",
+            NodeUnreachable::Cut(_) => "cut",
         }
     }
 
     /// In the words of the audit.
-    fn end(&self) -> End {
+    fn end(&self) -> ConnectionEnd {
         match self {
-            NotReached::Far { code: ResetCode::BackendDown, .. } | NotReached::Down { .. } => {
-                End::BackendDown
+            NodeUnreachable::Far { code: ResetCode::BackendDown, .. } | NodeUnreachable::Down { .. } => {
+                ConnectionEnd::BackendDown
             }
-            NotReached::Far { code: ResetCode::Timeout, .. } | NotReached::Late { .. } => End::Timeout,
-            NotReached::Far { code: ResetCode::Limit, .. } => End::Limit,
-            NotReached::Lost { .. } => End::LinkLost,
-            NotReached::Refused(_) | NotReached::Far { .. } => End::Refused,
-            NotReached::Cut(cut) => cut.end(),
+            NodeUnreachable::Far { code: ResetCode::Timeout, .. } | NodeUnreachable::Late { .. } => {
+                ConnectionEnd::Timeout
+            }
+            NodeUnreachable::Far { code: ResetCode::Limit, .. } => ConnectionEnd::Limit,
+            NodeUnreachable::Lost { .. } => ConnectionEnd::LinkLost,
+            NodeUnreachable::Refused(_) | NodeUnreachable::Far { .. } => ConnectionEnd::Refused,
+            NodeUnreachable::Cut(cut) => cut.end(),
         }
     }
 
     /// Records what became of it.
-    fn record(self, shared: &Shared, passage: Passage) -> NotReached {
+    fn record(self, shared: &GatewayContext, passage: ConnectionRecord) -> NodeUnreachable {
         match &self {
-            NotReached::Refused(refusal) => passage.refuse(refusal),
-            NotReached::Cut(cut) => passage.cut(cut),
+            NodeUnreachable::Refused(refusal) => passage.refuse(refusal),
+            NodeUnreachable::Cut(cut) => passage.cut(cut),
             other => {
                 shared.figures.refused(other.word());
                 passage.end(other.end(), Some(other.to_string()));
@@ -108,23 +112,23 @@ impl NotReached {
 
 /// Opens a way to a port of a node for somebody of our own site. Refusals are recorded already.
 pub async fn open_node(
-    shared: &Arc<Shared>,
+    shared: &Arc<GatewayContext>,
     node: &ServerName,
     port: u16,
-    who: Who,
+    who: Principal,
     client: Option<SocketAddr>,
-) -> Result<Opened, NotReached> {
-    let claim = Claim::UseNode { node: node.clone(), port, who };
-    let mut passage = Passage::begin(shared, Direction::Outbound, PROTOCOL, claim, client);
+) -> Result<NodeConnection, NodeUnreachable> {
+    let claim = AccessRequest::UseNode { node: node.clone(), port, who };
+    let mut passage = ConnectionRecord::begin(shared, CrossingDirection::Outbound, PROTOCOL, claim, client);
     let admitted = match passage.admit_connection() {
         Ok(admitted) => admitted,
-        Err(refusal) => return Err(NotReached::Refused(refusal).record(shared, passage)),
+        Err(refusal) => return Err(NodeUnreachable::Refused(refusal).record(shared, passage)),
     };
     let reaching = async {
         let found = admitted.view.nodes.get(node);
-        let found = found.ok_or_else(|| Refusal::NoNode { node: node.clone() })?;
+        let found = found.ok_or_else(|| PolicyRefusal::NoNode { node: node.clone() })?;
         match found.site == admitted.who.site {
-            true => Ok(Way::Here(dial_node(shared, found, port).await?)),
+            true => Ok(NodeTransport::Here(dial_node(shared, found, port).await?)),
             false => reach(shared, &admitted, found, port, client).await,
         }
     };
@@ -133,127 +137,139 @@ pub async fn open_node(
 
 /// Opens a way to something that is no node; the allow-list was asked before.
 pub async fn open_direct(
-    shared: &Arc<Shared>,
-    host: &Host,
+    shared: &Arc<GatewayContext>,
+    host: &ConnectHost,
     port: u16,
-    who: Who,
+    who: Principal,
     client: Option<SocketAddr>,
-) -> Result<Opened, NotReached> {
-    let claim = Claim::Direct { target: format!("{host}:{port}"), who };
-    let mut passage = Passage::begin(shared, Direction::Outbound, PROTOCOL, claim, client);
+) -> Result<NodeConnection, NodeUnreachable> {
+    let claim = AccessRequest::Direct { target: format!("{host}:{port}"), who };
+    let mut passage = ConnectionRecord::begin(shared, CrossingDirection::Outbound, PROTOCOL, claim, client);
     let admitted = match passage.admit() {
         Ok(admitted) => admitted,
-        Err(refusal) => return Err(NotReached::Refused(refusal).record(shared, passage)),
+        Err(refusal) => return Err(NodeUnreachable::Refused(refusal).record(shared, passage)),
     };
     let target = format!("{host}:{port}");
     let reaching = async {
         let connecting = async {
             match host {
-                Host::Name(name) => {
+                ConnectHost::Name(name) => {
                     let found = tokio::net::lookup_host((name.as_str(), port)).await?;
                     shared.dialer.connect_first(found).await
                 }
-                Host::Address(address) => shared.dialer.connect_tcp((*address, port).into()).await,
+                ConnectHost::Address(address) => shared.dialer.connect_tcp((*address, port).into()).await,
             }
         };
-        Ok(Way::Here(connect(shared, target, connecting).await?))
+        Ok(NodeTransport::Here(connect(shared, target, connecting).await?))
     };
     conclude(shared, passage, &admitted.entry, reaching).await
 }
 
 /// Records that a name is no node.
-pub fn note_unknown(shared: &Arc<Shared>, host: &Host, port: u16, who: Who, client: Option<SocketAddr>) {
+pub fn note_unknown(
+    shared: &Arc<GatewayContext>,
+    host: &ConnectHost,
+    port: u16,
+    who: Principal,
+    client: Option<SocketAddr>,
+) {
     let node = ServerName::from(host.to_string());
-    let claim = Claim::UseNode { node: node.clone(), port, who };
-    Passage::begin(shared, Direction::Outbound, PROTOCOL, claim, client).refuse(&Refusal::NoNode { node });
+    let claim = AccessRequest::UseNode { node: node.clone(), port, who };
+    ConnectionRecord::begin(shared, CrossingDirection::Outbound, PROTOCOL, claim, client)
+        .refuse(&PolicyRefusal::NoNode { node });
 }
 
 async fn conclude(
-    shared: &Shared,
-    passage: Passage,
-    entry: &Arc<Entry>,
-    reaching: impl Future<Output = Result<Way, NotReached>>,
-) -> Result<Opened, NotReached> {
+    shared: &GatewayContext,
+    passage: ConnectionRecord,
+    entry: &Arc<LiveConnection>,
+    reaching: impl Future<Output = Result<NodeTransport, NodeUnreachable>>,
+) -> Result<NodeConnection, NodeUnreachable> {
     let reached = tokio::select! {
         biased;
-        cut = entry.cut() => Err(NotReached::Cut(cut)),
+        cut = entry.cut() => Err(NodeUnreachable::Cut(cut)),
         reached = reaching => reached,
     };
     match reached {
-        Ok(way) => Ok(Opened { passage, entry: entry.clone(), way }),
+        Ok(way) => Ok(NodeConnection { passage, entry: entry.clone(), way }),
         Err(why) => Err(why.record(shared, passage)),
     }
 }
 
 /// A stream to the gateway of the node, and its word that the node is there.
 async fn reach(
-    shared: &Shared,
-    admitted: &Admitted,
-    node: &Node,
+    shared: &GatewayContext,
+    admitted: &AdmittedAccess,
+    node: &NodeEntry,
     port: u16,
     client: Option<SocketAddr>,
-) -> Result<Way, NotReached> {
+) -> Result<NodeTransport, NodeUnreachable> {
     let home = node.site.clone();
-    let header = Crossing::new(Content::Bytes, client).to_node(&node.server, port, &home, &admitted.who);
+    let header =
+        CrossingHeader::new(StreamContent::Bytes, client).to_node(&node.server, port, &home, &admitted.who);
     let patience = shared.options.connect_timeout;
     let mut stream = match tokio::time::timeout(patience, shared.peers.open_stream(header)).await {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => {
             tracing::debug!(error = &error as &dyn std::error::Error, "no stream to the site of a node");
-            return Err(Refusal::SiteAway { site: home }.into());
+            return Err(PolicyRefusal::SiteAway { site: home }.into());
         }
         Err(_) => {
             shared.peers.suspect(&home);
-            return Err(Refusal::SiteAway { site: home }.into());
+            return Err(PolicyRefusal::SiteAway { site: home }.into());
         }
     };
     // The other gateway gives the node as much time as we would; the rest is for the way there and back.
     match tokio::time::timeout(patience * 2, stream.recv.read_chunk(1)).await {
-        Ok(Ok(Some(word))) if word[..] == [NODE_READY] => Ok(Way::Far { stream, home }),
+        Ok(Ok(Some(word))) if word[..] == [NODE_READY] => Ok(NodeTransport::Far { stream, home }),
         Ok(Ok(_)) => {
             stream.refuse(ResetCode::Malformed);
-            Err(NotReached::Far { site: home, code: ResetCode::Malformed })
+            Err(NodeUnreachable::Far { site: home, code: ResetCode::Malformed })
         }
         Ok(Err(error)) => match ResetCode::of(&error) {
-            None | Some(ResetCode::Abandoned) => Err(NotReached::Lost { site: home }),
-            Some(code) => Err(NotReached::Far { site: home, code }),
+            None | Some(ResetCode::Abandoned) => Err(NodeUnreachable::Lost { site: home }),
+            Some(code) => Err(NodeUnreachable::Far { site: home, code }),
         },
         Err(_) => {
             stream.refuse(ResetCode::Timeout);
             shared.peers.suspect(&home);
-            Err(NotReached::Late { target: target(&node.server, port) })
+            Err(NodeUnreachable::Late { target: target(&node.server, port) })
         }
     }
 }
 
-impl Opened {
+impl NodeConnection {
     /// Carries a connection until one of its ends has had enough.
-    pub async fn carry<T: AsyncRead + AsyncWrite>(self, shared: &Shared, client: T) {
+    pub async fn carry<T: AsyncRead + AsyncWrite>(self, shared: &GatewayContext, client: T) {
         self.carry_side(shared, &mut any_side(client)).await;
     }
 
     /// The same for a socket that nobody has spoken to, or only peeked into.
-    pub async fn carry_socket(self, shared: &Shared, client: TcpStream) {
+    pub async fn carry_socket(self, shared: &GatewayContext, client: TcpStream) {
         if let Err(error) = prepare(&client) {
-            return self.passage.end(End::ClientReset, Some(error.to_string()));
+            return self.passage.end(ConnectionEnd::ClientReset, Some(error.to_string()));
         }
-        let mut client = Socket::new(client);
+        let mut client = SplitSocket::new(client);
         self.carry_side(shared, &mut client.side()).await;
         client.close();
     }
 
-    async fn carry_side<R: Source, W: Sink>(self, shared: &Shared, near: &mut Side<R, W>) {
-        let Opened { passage, entry, way } = self;
+    async fn carry_side<R: ByteSource, W: ByteSink>(
+        self,
+        shared: &GatewayContext,
+        near: &mut CopySide<R, W>,
+    ) {
+        let NodeConnection { passage, entry, way } = self;
         match way {
-            Way::Far { stream, home } => {
+            NodeTransport::Far { stream, home } => {
                 let mut far = stream_side(stream, || shared.peers.suspect(&home));
                 let ended = between(shared, &passage, &entry, near, &mut far).await;
                 far.give_up(code(&ended));
                 let received = passage.meter().received();
                 record(passage, &ended, Some(received));
             }
-            Way::Here(socket) => {
-                let mut socket = Socket::new(socket);
+            NodeTransport::Here(socket) => {
+                let mut socket = SplitSocket::new(socket);
                 let ended = between(shared, &passage, &entry, near, &mut socket.side()).await;
                 record(passage, &ended, None);
                 socket.close();
@@ -263,18 +279,22 @@ impl Opened {
 }
 
 /// Serves a stream of another site to a node here.
-pub async fn serve(shared: Arc<Shared>, origin: SiteName, header: StreamHeader, stream: Stream) {
-    let crossing = Crossing::of(&header);
-    let client = crossing.as_ref().ok().and_then(Crossing::client);
+pub async fn serve(shared: Arc<GatewayContext>, origin: SiteName, header: StreamHeader, stream: Stream) {
+    let crossing = CrossingHeader::of(&header);
+    let client = crossing.as_ref().ok().and_then(CrossingHeader::client);
     let port = crossing.and_then(|crossing| match crossing.content()? {
-        Content::Bytes => crossing.node_port(),
-        _ => Err(Refusal::Malformed { why: "a node speaks bytes" }),
+        StreamContent::Bytes => crossing.node_port(),
+        _ => Err(PolicyRefusal::Malformed { why: "a node speaks bytes" }),
     });
     let node = ServerName::from(header.target.as_str());
     let number = port.as_ref().copied().unwrap_or_default();
-    let claim =
-        Claim::ReachNode { node: node.clone(), port: number, origin, subject: header.subject.clone() };
-    let mut passage = Passage::begin(&shared, Direction::Inbound, PROTOCOL, claim, client);
+    let claim = AccessRequest::ReachNode {
+        node: node.clone(),
+        port: number,
+        origin,
+        subject: header.subject.clone(),
+    };
+    let mut passage = ConnectionRecord::begin(&shared, CrossingDirection::Inbound, PROTOCOL, claim, client);
     let admitted = match port.and_then(|_| passage.admit_connection()) {
         Ok(admitted) => admitted,
         Err(refusal) => {
@@ -287,16 +307,16 @@ pub async fn serve(shared: Arc<Shared>, origin: SiteName, header: StreamHeader, 
         let found = admitted.view.nodes.get(&node);
         // One of another site is known here too, when somebody here may reach it; but nothing is handed on.
         let found = found.filter(|found| found.ip.is_some());
-        let found = found.ok_or_else(|| Refusal::NoNode { node: node.clone() })?;
+        let found = found.ok_or_else(|| PolicyRefusal::NoNode { node: node.clone() })?;
         dial_node(&shared, found, number).await
     };
     let dialled = tokio::select! {
         biased;
-        cut = admitted.entry.cut() => Err(NotReached::Cut(cut)),
+        cut = admitted.entry.cut() => Err(NodeUnreachable::Cut(cut)),
         dialled = dialling => dialled,
     };
     match dialled {
-        Ok(socket) => answer(&shared, passage, &admitted.entry, Socket::new(socket), stream).await,
+        Ok(socket) => answer(&shared, passage, &admitted.entry, SplitSocket::new(socket), stream).await,
         Err(why) => {
             stream.refuse(reset_code(&why));
             why.record(&shared, passage);
@@ -304,9 +324,15 @@ pub async fn serve(shared: Arc<Shared>, origin: SiteName, header: StreamHeader, 
     }
 }
 
-async fn answer(shared: &Shared, passage: Passage, entry: &Entry, mut node: Socket, mut stream: Stream) {
+async fn answer(
+    shared: &GatewayContext,
+    passage: ConnectionRecord,
+    entry: &LiveConnection,
+    mut node: SplitSocket,
+    mut stream: Stream,
+) {
     if let Err(error) = stream.send.write_chunk(Bytes::from_static(&[NODE_READY])).await {
-        return passage.end(End::ClientReset, Some(error.to_string()));
+        return passage.end(ConnectionEnd::ClientReset, Some(error.to_string()));
     }
     let mut far = stream_side(stream, || ());
     let ended = between(shared, &passage, entry, &mut far, &mut node.side()).await;
@@ -315,23 +341,27 @@ async fn answer(shared: &Shared, passage: Passage, entry: &Entry, mut node: Sock
     node.close();
 }
 
-async fn dial_node(shared: &Shared, node: &Node, port: u16) -> Result<TcpStream, NotReached> {
-    let ip = node.ip.ok_or_else(|| Refusal::NoNode { node: node.server.clone() })?;
+async fn dial_node(
+    shared: &GatewayContext,
+    node: &NodeEntry,
+    port: u16,
+) -> Result<TcpStream, NodeUnreachable> {
+    let ip = node.ip.ok_or_else(|| PolicyRefusal::NoNode { node: node.server.clone() })?;
     connect(shared, target(&node.server, port), shared.dialer.connect_tcp((ip, port).into())).await
 }
 
 async fn connect(
-    shared: &Shared,
+    shared: &GatewayContext,
     target: String,
     connecting: impl Future<Output = io::Result<TcpStream>>,
-) -> Result<TcpStream, NotReached> {
+) -> Result<TcpStream, NodeUnreachable> {
     let connected = tokio::time::timeout(shared.options.connect_timeout, connecting).await;
-    let Ok(connected) = connected else { return Err(NotReached::Late { target }) };
+    let Ok(connected) = connected else { return Err(NodeUnreachable::Late { target }) };
     let prepared = connected.and_then(|stream| prepare(&stream).map(|()| stream));
     prepared.map_err(|error| match (error.kind(), Denied::of(&error)) {
-        (_, Some(why)) => Refusal::BackendDenied { what: target, why: why.clone() }.into(),
-        (io::ErrorKind::TimedOut, _) => NotReached::Late { target },
-        _ => NotReached::Down { target, why: error.to_string() },
+        (_, Some(why)) => PolicyRefusal::BackendDenied { what: target, why: why.clone() }.into(),
+        (io::ErrorKind::TimedOut, _) => NodeUnreachable::Late { target },
+        _ => NodeUnreachable::Down { target, why: error.to_string() },
     })
 }
 
@@ -340,22 +370,24 @@ fn target(node: &ServerName, port: u16) -> String {
 }
 
 /// What the other gateway is told.
-fn reset_code(why: &NotReached) -> ResetCode {
+fn reset_code(why: &NodeUnreachable) -> ResetCode {
     match why {
-        NotReached::Refused(refusal) => refusal.code(),
-        NotReached::Late { .. } => ResetCode::Timeout,
-        NotReached::Cut(cut) => code_for_cut(cut),
-        NotReached::Down { .. } | NotReached::Far { .. } | NotReached::Lost { .. } => ResetCode::BackendDown,
+        NodeUnreachable::Refused(refusal) => refusal.code(),
+        NodeUnreachable::Late { .. } => ResetCode::Timeout,
+        NodeUnreachable::Cut(cut) => code_for_cut(cut),
+        NodeUnreachable::Down { .. } | NodeUnreachable::Far { .. } | NodeUnreachable::Lost { .. } => {
+            ResetCode::BackendDown
+        }
     }
 }
 
-async fn between<R: Source, W: Sink, S: Source, V: Sink>(
-    shared: &Shared,
-    passage: &Passage,
-    entry: &Entry,
-    client: &mut Side<R, W>,
-    node: &mut Side<S, V>,
-) -> Result<Ended, Cut> {
+async fn between<R: ByteSource, W: ByteSink, S: ByteSource, V: ByteSink>(
+    shared: &GatewayContext,
+    passage: &ConnectionRecord,
+    entry: &LiveConnection,
+    client: &mut CopySide<R, W>,
+    node: &mut CopySide<S, V>,
+) -> Result<CopyEnd, CutReason> {
     let meter = passage.meter().clone();
     tokio::select! {
         biased;
@@ -364,14 +396,14 @@ async fn between<R: Source, W: Sink, S: Source, V: Sink>(
     }
 }
 
-fn code(ended: &Result<Ended, Cut>) -> ResetCode {
+fn code(ended: &Result<CopyEnd, CutReason>) -> ResetCode {
     match ended {
         Ok(ended) => code_for(ended),
         Err(cut) => code_for_cut(cut),
     }
 }
 
-fn record(passage: Passage, ended: &Result<Ended, Cut>, received: Option<u64>) {
+fn record(passage: ConnectionRecord, ended: &Result<CopyEnd, CutReason>, received: Option<u64>) {
     match ended {
         Ok(ended) => {
             let (end, reason) = judge_end(ended, received);

@@ -10,8 +10,8 @@ use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 
-use super::door::Hall;
-use super::node::Opened;
+use super::listener::ConnectContext;
+use super::node::NodeConnection;
 use crate::proxy::http::headers;
 
 /// What is under way between the request and the way to the node.
@@ -27,8 +27,8 @@ pub fn authority(uri: &Uri) -> Option<String> {
 
 /// Asks the node.
 pub async fn exchange(
-    hall: &Hall,
-    opened: Opened,
+    hall: &ConnectContext,
+    opened: NodeConnection,
     request: Request<Incoming>,
 ) -> hyper::Result<Response<Incoming>> {
     let (near, far) = tokio::io::duplex(BUFFER_BYTES);

@@ -1,20 +1,20 @@
 //! What is meant by the target of a CONNECT: a node, something that may be dialled directly, or nothing that is reached from
 //! here. Pure.
 
-use causeway_netmap::{Named, ServerName, View};
+use causeway_netmap::{DnsNameTarget, NetmapView, ServerName};
 
-use super::allow::{AllowRule, Host};
+use super::allow::{AllowRule, ConnectHost};
 
 /// Where a CONNECT leads.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Target {
+pub enum ConnectTarget {
     Node { node: ServerName, port: u16 },
-    Direct { host: Host, port: u16 },
+    Direct { host: ConnectHost, port: u16 },
 }
 
 /// It leads nowhere.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Nowhere {
+pub enum InvalidTarget {
     #[error("the target must be HOST:PORT, as in node-1:10250")]
     Malformed,
     /// Two sites may use the same addresses, so an address means no node.
@@ -22,30 +22,34 @@ pub enum Nowhere {
         "{host} is an address, and nodes are reached by their names only: sites may use the same addresses. For \
          kube-apiserver set --kubelet-preferred-address-types=Hostname; what is no node must be in the allow-list"
     )]
-    Address { host: Host, port: u16 },
+    Address { host: ConnectHost, port: u16 },
     #[error(
         "{host} is no node that this site may reach (an EServer with ports, and an EPolicy that allows the site), and the \
          allow-list does not name it"
     )]
-    Unknown { host: Host, port: u16 },
+    Unknown { host: ConnectHost, port: u16 },
 }
 
 /// Names go before the allow-list: a node is reached through its gateway, whatever else is allowed.
-pub fn decide(view: &View, allowed: &[AllowRule], authority: &str) -> Result<Target, Nowhere> {
-    let (host, port) = authority.rsplit_once(':').ok_or(Nowhere::Malformed)?;
-    let port = port.parse::<u16>().ok().filter(|port| *port != 0).ok_or(Nowhere::Malformed)?;
+pub fn decide(
+    view: &NetmapView,
+    allowed: &[AllowRule],
+    authority: &str,
+) -> Result<ConnectTarget, InvalidTarget> {
+    let (host, port) = authority.rsplit_once(':').ok_or(InvalidTarget::Malformed)?;
+    let port = port.parse::<u16>().ok().filter(|port| *port != 0).ok_or(InvalidTarget::Malformed)?;
     if !is_host(host) {
-        return Err(Nowhere::Malformed);
+        return Err(InvalidTarget::Malformed);
     }
     let named = view.named(host);
-    let host = Host::new(host);
-    if let (Some(Named::Node(node)), Host::Name(_)) = (named, &host) {
-        return Ok(Target::Node { node: node.clone(), port });
+    let host = ConnectHost::new(host);
+    if let (Some(DnsNameTarget::Node(node)), ConnectHost::Name(_)) = (named, &host) {
+        return Ok(ConnectTarget::Node { node: node.clone(), port });
     }
     match allowed.iter().any(|rule| rule.allows(&host, port)) {
-        true => Ok(Target::Direct { host, port }),
-        false if matches!(host, Host::Address(_)) => Err(Nowhere::Address { host, port }),
-        false => Err(Nowhere::Unknown { host, port }),
+        true => Ok(ConnectTarget::Direct { host, port }),
+        false if matches!(host, ConnectHost::Address(_)) => Err(InvalidTarget::Address { host, port }),
+        false => Err(InvalidTarget::Unknown { host, port }),
     }
 }
 
@@ -63,12 +67,12 @@ fn is_host(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
-    use causeway_netmap::{DnsName, Fact, Generation, Netmap, Node};
+    use causeway_netmap::{DnsName, Generation, Netmap, NetmapEntry, NodeEntry};
 
     use super::*;
 
-    fn view() -> View {
-        let node = Fact::Node(Node {
+    fn view() -> NetmapView {
+        let node = NetmapEntry::Node(NodeEntry {
             server: "Node-1".into(),
             site: "oslo".into(),
             ip: None,
@@ -76,8 +80,8 @@ mod tests {
             names: vec![DnsName::new("Node-1"), DnsName::new("node-1.oslo.causeway.internal")],
             policies: vec![],
         });
-        let entries: Vec<(causeway_netmap::Key, Bytes)> = vec![node.encode()];
-        View::decode(&Netmap::build(Generation { epoch: 1, revision: 1 }, entries, None).unwrap())
+        let entries: Vec<(causeway_netmap::EntryKey, Bytes)> = vec![node.encode()];
+        NetmapView::decode(&Netmap::build(Generation { epoch: 1, revision: 1 }, entries, None).unwrap())
     }
 
     #[test]
@@ -86,21 +90,27 @@ mod tests {
         let allowed: Vec<AllowRule> = ["hooks.example.org:443", "10.96.0.0/12:443", "node-1:22"]
             .map(|rule| rule.parse().unwrap())
             .into();
-        let check = |authority: &str, expected: Result<Target, Nowhere>| {
+        let check = |authority: &str, expected: Result<ConnectTarget, InvalidTarget>| {
             assert_eq!(decide(&view, &allowed, authority), expected, "{authority}");
         };
-        let node = |port| Ok(Target::Node { node: "Node-1".into(), port });
+        let node = |port| Ok(ConnectTarget::Node { node: "Node-1".into(), port });
         check("node-1:10250", node(10250));
         check("NODE-1.:10250", node(10250));
         check("Node-1.Oslo.causeway.internal:10250", node(10250));
         // Whether the port is open is the policy's matter.
         check("node-1:22", node(22));
-        let name = |name: &str| Host::Name(name.to_owned());
-        check("Hooks.example.org:443", Ok(Target::Direct { host: name("hooks.example.org"), port: 443 }));
-        check("10.96.0.1:443", Ok(Target::Direct { host: Host::new("10.96.0.1"), port: 443 }));
-        check("10.0.0.5:10250", Err(Nowhere::Address { host: Host::new("10.0.0.5"), port: 10250 }));
-        check("[::1]:443", Err(Nowhere::Address { host: Host::new("::1"), port: 443 }));
-        check("node-2:10250", Err(Nowhere::Unknown { host: name("node-2"), port: 10250 }));
+        let name = |name: &str| ConnectHost::Name(name.to_owned());
+        check(
+            "Hooks.example.org:443",
+            Ok(ConnectTarget::Direct { host: name("hooks.example.org"), port: 443 }),
+        );
+        check("10.96.0.1:443", Ok(ConnectTarget::Direct { host: ConnectHost::new("10.96.0.1"), port: 443 }));
+        check(
+            "10.0.0.5:10250",
+            Err(InvalidTarget::Address { host: ConnectHost::new("10.0.0.5"), port: 10250 }),
+        );
+        check("[::1]:443", Err(InvalidTarget::Address { host: ConnectHost::new("::1"), port: 443 }));
+        check("node-2:10250", Err(InvalidTarget::Unknown { host: name("node-2"), port: 10250 }));
         for malformed in [
             "",
             "node-1",
@@ -113,7 +123,7 @@ mod tests {
             "a b:1",
             "[x]:1",
         ] {
-            check(malformed, Err(Nowhere::Malformed));
+            check(malformed, Err(InvalidTarget::Malformed));
         }
     }
 }

@@ -8,20 +8,20 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use causeway_netmap::{Protocol, Service, ServiceName};
+use causeway_netmap::{ServiceEntry, ServiceName, ServiceProtocol};
 use http::{Request, Response};
 use hyper::body::Incoming;
 
-use super::answer::Verdict;
-use super::body::{Gate, Upload};
+use super::body::{BodyGate, RequestBody};
+use super::error_response::ProxyError;
 use super::headers;
-use super::pool::{Io, Lease, Lines, Opened, Single, Singles};
-use super::tls::Tls;
-use crate::gateway::Shared;
-use crate::passage::Meter;
-use crate::peers::Later;
-use crate::policy::Refusal;
-use crate::proxy::backends::Dialled;
+use super::pool::{Http1Connection, Http1Pool, Http2Pool, Io, OpenedConnection, PoolLease};
+use super::tls::BackendTlsClient;
+use crate::connection_record::ByteMeter;
+use crate::gateway::GatewayContext;
+use crate::peers::BoxedFuture;
+use crate::policy::PolicyRefusal;
+use crate::proxy::backends::BackendConnection;
 
 /// How long a backend may think about a request while nothing of it is sent. Slow reports and long polls take minutes;
 /// gRPC has deadlines of its own.
@@ -33,22 +33,22 @@ const IDLE: Duration = Duration::from_secs(55);
 
 /// The connections to all backends of this site.
 #[derive(Default)]
-pub struct Yards {
-    yards: Mutex<HashMap<ServiceName, Arc<Yard>>>,
+pub struct BackendPools {
+    yards: Mutex<HashMap<ServiceName, Arc<BackendPool>>>,
 }
 
 /// The connections to the backends of one service.
-struct Yard {
-    service: Service,
-    singles: Arc<Singles>,
-    lines: Lines,
+struct BackendPool {
+    service: ServiceEntry,
+    singles: Arc<Http1Pool>,
+    lines: Http2Pool,
     /// By whether HTTP/2 is spoken. Made once: reading certificates takes long.
-    tls: Option<[Result<Tls, String>; 2]>,
+    tls: Option<[Result<BackendTlsClient, String>; 2]>,
 }
 
 /// How a request travels to a backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum BackendProtocol {
     /// HTTP/1.1, one request after the other.
     Single,
     /// HTTP/1.1 on a connection of its own: it may become something else.
@@ -57,46 +57,46 @@ pub enum Way {
     Line,
 }
 
-impl Way {
-    pub fn to(service: &Service, headers: &http::HeaderMap, upgrades: bool) -> Way {
+impl BackendProtocol {
+    pub fn to(service: &ServiceEntry, headers: &http::HeaderMap, upgrades: bool) -> BackendProtocol {
         match service.protocol {
-            _ if upgrades => Way::Alone,
-            Protocol::Grpc => Way::Line,
-            _ if headers::is_grpc(headers) => Way::Line,
+            _ if upgrades => BackendProtocol::Alone,
+            ServiceProtocol::Grpc => BackendProtocol::Line,
+            _ if headers::is_grpc(headers) => BackendProtocol::Line,
             // The client is named when a connection begins, so it cannot be used by another.
-            _ if service.proxy_protocol => Way::Alone,
-            _ => Way::Single,
+            _ if service.proxy_protocol => BackendProtocol::Alone,
+            _ => BackendProtocol::Single,
         }
     }
 }
 
 /// What is to be sent, and for whom.
-pub struct Errand {
-    pub request: Request<Upload>,
-    pub way: Way,
+pub struct BackendRequest {
+    pub request: Request<RequestBody>,
+    pub way: BackendProtocol,
     pub client: Option<SocketAddr>,
-    pub meter: Arc<Meter>,
+    pub meter: Arc<ByteMeter>,
     /// The client waits for a `100 Continue`.
-    pub gate: Option<Arc<Gate>>,
+    pub gate: Option<Arc<BodyGate>>,
 }
 
-impl Yards {
+impl BackendPools {
     /// Sends a request and waits for the head of its response.
     pub async fn send(
         &self,
-        shared: &Shared,
-        service: &Service,
-        errand: Errand,
-    ) -> Result<(Response<Incoming>, Lease), Verdict> {
-        let Errand { request, way, client, meter, gate } = errand;
+        shared: &GatewayContext,
+        service: &ServiceEntry,
+        errand: BackendRequest,
+    ) -> Result<(Response<Incoming>, PoolLease), ProxyError> {
+        let BackendRequest { request, way, client, meter, gate } = errand;
         let yard = self.yard(service);
         let is_grpc = headers::is_grpc(request.headers());
-        let open = || -> Later<'_, _> { Box::pin(yard.open(shared, way, client)) };
+        let open = || -> BoxedFuture<'_, _> { Box::pin(yard.open(shared, way, client)) };
         let sending = async {
             match way {
-                Way::Single => yard.singles.send(request, open).await,
-                Way::Line => yard.lines.send(request, open).await,
-                Way::Alone => Single::connect(open().await?).await?.send(request).await,
+                BackendProtocol::Single => yard.singles.send(request, open).await,
+                BackendProtocol::Line => yard.lines.send(request, open).await,
+                BackendProtocol::Alone => Http1Connection::connect(open().await?).await?.send(request).await,
             }
         };
         let mut sending = pin!(sending);
@@ -115,7 +115,7 @@ impl Yards {
                 return sent;
             }
             if meter.sent() == before {
-                return Err(Verdict::timeout(format!("the backend of {} does not answer", service.name)));
+                return Err(ProxyError::timeout(format!("the backend of {} does not answer", service.name)));
             }
         }
     }
@@ -130,28 +130,29 @@ impl Yards {
     }
 
     /// A service whose backends or TLS have changed begins anew; what is on its way keeps its connection.
-    fn yard(&self, service: &Service) -> Arc<Yard> {
+    fn yard(&self, service: &ServiceEntry) -> Arc<BackendPool> {
         let mut yards = self.yards.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(yard) = yards.get(&service.name)
             && yard.fits(service)
         {
             return yard.clone();
         }
-        let yard = Arc::new(Yard::new(service.clone()));
+        let yard = Arc::new(BackendPool::new(service.clone()));
         yards.insert(service.name.clone(), yard.clone());
         yard
     }
 }
 
-impl Yard {
-    fn new(service: Service) -> Yard {
+impl BackendPool {
+    fn new(service: ServiceEntry) -> BackendPool {
         let tls = service.backend_tls.as_ref().map(|tls| {
-            [false, true].map(|h2| Tls::new(&service, tls, h2).map_err(|error| error.to_string()))
+            [false, true]
+                .map(|h2| BackendTlsClient::new(&service, tls, h2).map_err(|error| error.to_string()))
         });
-        Yard { service, singles: Arc::default(), lines: Lines::default(), tls }
+        BackendPool { service, singles: Arc::default(), lines: Http2Pool::default(), tls }
     }
 
-    fn fits(&self, service: &Service) -> bool {
+    fn fits(&self, service: &ServiceEntry) -> bool {
         let ours = &self.service;
         ours.backends == service.backends
             && ours.backend_tls == service.backend_tls
@@ -159,25 +160,31 @@ impl Yard {
             && ours.proxy_protocol == service.proxy_protocol
     }
 
-    async fn open(&self, shared: &Shared, way: Way, client: Option<SocketAddr>) -> Result<Opened, Verdict> {
+    async fn open(
+        &self,
+        shared: &GatewayContext,
+        way: BackendProtocol,
+        client: Option<SocketAddr>,
+    ) -> Result<OpenedConnection, ProxyError> {
         let dialled = shared.backends.dial_for(&self.service, client).await;
-        let Dialled { stream, lease } = dialled.map_err(|refusal| Verdict::from(&refusal))?;
+        let BackendConnection { stream, lease } = dialled.map_err(|refusal| ProxyError::from(&refusal))?;
         let io: Box<dyn Io> = match &self.tls {
             None => Box::new(stream),
             Some(tls) => {
-                let tls = tls[usize::from(way == Way::Line)].as_ref().map_err(|why| self.down(why))?;
+                let tls =
+                    tls[usize::from(way == BackendProtocol::Line)].as_ref().map_err(|why| self.down(why))?;
                 let handshake =
                     tokio::time::timeout(shared.options.connect_timeout, tls.connect(stream)).await;
                 let stream = handshake.map_err(|_| self.down("no TLS handshake in time"))?;
                 Box::new(stream.map_err(|error| self.down(&error.to_string()))?)
             }
         };
-        Ok(Opened { io, note: None, place: Box::new(lease) })
+        Ok(OpenedConnection { io, note: None, place: Box::new(lease) })
     }
 
-    fn down(&self, why: &str) -> Verdict {
-        let refusal = Refusal::BackendDown { service: self.service.name.clone() };
-        let verdict = Verdict::from(&refusal);
-        Verdict { text: format!("{}: {why}", verdict.text), ..verdict }
+    fn down(&self, why: &str) -> ProxyError {
+        let refusal = PolicyRefusal::BackendDown { service: self.service.name.clone() };
+        let verdict = ProxyError::from(&refusal);
+        ProxyError { text: format!("{}: {why}", verdict.text), ..verdict }
     }
 }

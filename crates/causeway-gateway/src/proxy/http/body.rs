@@ -14,19 +14,19 @@ use http::Response;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 
-use super::connection::Boarded;
-use super::pool::Lease;
-use crate::audit::End;
-use crate::limits::Way;
-use crate::live::{Cut, Entry};
-use crate::passage::{Meter, Passage};
-use crate::peers::Later;
+use super::connection::RequestGuard;
+use super::pool::PoolLease;
+use crate::audit::ConnectionEnd;
+use crate::connection_record::{ByteMeter, ConnectionRecord};
+use crate::limits::ByteDirection;
+use crate::live::{CutReason, LiveConnection};
+use crate::peers::BoxedFuture;
 
 /// From the client to the backend.
-pub struct Upload {
+pub struct RequestBody {
     inner: Option<Incoming>,
-    meter: Option<Arc<Meter>>,
-    gate: Option<Arc<Gate>>,
+    meter: Option<Arc<ByteMeter>>,
+    gate: Option<Arc<BodyGate>>,
     done: Arc<AtomicBool>,
     held: Option<Held>,
 }
@@ -34,18 +34,18 @@ pub struct Upload {
 /// A piece that waits for its turns under a limit of bytes per second. What has had its turn moves at once.
 struct Held {
     rest: Bytes,
-    turn: Later<'static, usize>,
+    turn: BoxedFuture<'static, usize>,
 }
 
 impl Held {
-    fn new(rest: Bytes, meter: Arc<Meter>, way: Way) -> Held {
+    fn new(rest: Bytes, meter: Arc<ByteMeter>, way: ByteDirection) -> Held {
         let bytes = rest.len();
         Held { rest, turn: Box::pin(async move { meter.take(way, bytes).await.min(bytes) }) }
     }
 }
 
 /// What may move of a piece that just came, and the rest of it that must wait.
-fn admit(frame: Frame<Bytes>, meter: &Arc<Meter>, way: Way) -> Result<Frame<Bytes>, Held> {
+fn admit(frame: Frame<Bytes>, meter: &Arc<ByteMeter>, way: ByteDirection) -> Result<Frame<Bytes>, Held> {
     let data = match frame.into_data() {
         Ok(data) => data,
         Err(trailers) => return Ok(trailers),
@@ -60,8 +60,8 @@ fn admit(frame: Frame<Bytes>, meter: &Arc<Meter>, way: Way) -> Result<Frame<Byte
 /// The next part of what waits; none when nothing does.
 fn poll_held(
     held: &mut Option<Held>,
-    meter: Option<&Arc<Meter>>,
-    way: Way,
+    meter: Option<&Arc<ByteMeter>>,
+    way: ByteDirection,
     context: &mut Context<'_>,
 ) -> Poll<Option<Frame<Bytes>>> {
     let Some(waiting) = held else { return Poll::Ready(None) };
@@ -76,19 +76,25 @@ fn poll_held(
     Poll::Ready(Some(Frame::data(part)))
 }
 
-impl Upload {
-    pub fn new(inner: Incoming, meter: Arc<Meter>) -> Upload {
+impl RequestBody {
+    pub fn new(inner: Incoming, meter: Arc<ByteMeter>) -> RequestBody {
         let done = Arc::new(AtomicBool::new(inner.is_end_stream()));
-        Upload { inner: Some(inner), meter: Some(meter), gate: None, done, held: None }
+        RequestBody { inner: Some(inner), meter: Some(meter), gate: None, done, held: None }
     }
 
     /// Nothing: for a request that is sent once more.
-    pub fn empty() -> Upload {
-        Upload { inner: None, meter: None, gate: None, done: Arc::new(AtomicBool::new(true)), held: None }
+    pub fn empty() -> RequestBody {
+        RequestBody {
+            inner: None,
+            meter: None,
+            gate: None,
+            done: Arc::new(AtomicBool::new(true)),
+            held: None,
+        }
     }
 
     /// Not asked for before the gate opens: the client waits with it for a `100 Continue`.
-    pub fn behind(mut self, gate: Arc<Gate>) -> Upload {
+    pub fn behind(mut self, gate: Arc<BodyGate>) -> RequestBody {
         self.gate = Some(gate);
         self
     }
@@ -99,7 +105,7 @@ impl Upload {
     }
 }
 
-impl Body for Upload {
+impl Body for RequestBody {
     type Data = Bytes;
     type Error = hyper::Error;
 
@@ -116,7 +122,7 @@ impl Body for Upload {
         let mut next = None;
         if this.held.is_none() {
             match (std::task::ready!(Pin::new(&mut *inner).poll_frame(context)), &this.meter) {
-                (Some(Ok(frame)), Some(meter)) => match admit(frame, meter, Way::Sent) {
+                (Some(Ok(frame)), Some(meter)) => match admit(frame, meter, ByteDirection::Sent) {
                     Ok(frame) => next = Some(frame),
                     Err(held) => this.held = Some(held),
                 },
@@ -130,7 +136,12 @@ impl Body for Upload {
         let frame = match next {
             Some(frame) => Some(frame),
             None => {
-                std::task::ready!(poll_held(&mut this.held, this.meter.as_ref(), Way::Sent, context))
+                std::task::ready!(poll_held(
+                    &mut this.held,
+                    this.meter.as_ref(),
+                    ByteDirection::Sent,
+                    context
+                ))
             }
         };
         let is_last = this.held.is_none() && inner.is_end_stream();
@@ -151,12 +162,12 @@ impl Body for Upload {
 
 /// Holds a body back. Opened once.
 #[derive(Default)]
-pub struct Gate {
+pub struct BodyGate {
     open: AtomicBool,
     waker: AtomicWaker,
 }
 
-impl Gate {
+impl BodyGate {
     pub fn open(&self) {
         self.open.store(true, Ordering::Release);
         self.waker.wake();
@@ -172,22 +183,26 @@ impl Gate {
 }
 
 /// The one record of a request, from its admission to the end of its response.
-pub struct Account {
-    passage: Option<Passage>,
-    entry: Arc<Entry>,
-    boarded: Boarded,
+pub struct RequestAccount {
+    passage: Option<ConnectionRecord>,
+    entry: Arc<LiveConnection>,
+    boarded: RequestGuard,
 }
 
-impl Account {
-    pub fn new(passage: Passage, entry: Arc<Entry>, boarded: Boarded) -> Account {
-        Account { passage: Some(passage), entry, boarded }
+impl RequestAccount {
+    pub fn new(
+        passage: ConnectionRecord,
+        entry: Arc<LiveConnection>,
+        boarded: RequestGuard,
+    ) -> RequestAccount {
+        RequestAccount { passage: Some(passage), entry, boarded }
     }
 
-    pub fn entry(&self) -> &Arc<Entry> {
+    pub fn entry(&self) -> &Arc<LiveConnection> {
         &self.entry
     }
 
-    pub fn meter(&self) -> Option<Arc<Meter>> {
+    pub fn meter(&self) -> Option<Arc<ByteMeter>> {
         self.passage.as_ref().map(|passage| passage.meter().clone())
     }
 
@@ -202,14 +217,14 @@ impl Account {
         self.tell(&self.entry.cut().await);
     }
 
-    fn tell(&self, cut: &Cut) {
-        if let Cut::Revoked(_) = cut {
+    fn tell(&self, cut: &CutReason) {
+        if let CutReason::Revoked(_) = cut {
             self.boarded.say(ResetCode::Revoked);
         }
     }
 
     /// The first end counts.
-    pub fn end(&mut self, end: End, reason: Option<String>) {
+    pub fn end(&mut self, end: ConnectionEnd, reason: Option<String>) {
         let Some(passage) = self.passage.take() else { return };
         match self.entry.why() {
             Some(cut) => passage.cut(&cut),
@@ -218,27 +233,27 @@ impl Account {
     }
 }
 
-impl Drop for Account {
+impl Drop for RequestAccount {
     /// Nobody waited for the end: the client is gone, or its connection was cut.
     fn drop(&mut self) {
         let end = match self.boarded.heard() {
-            Some(ResetCode::Revoked) => End::Revoked,
-            _ => End::ClientReset,
+            Some(ResetCode::Revoked) => ConnectionEnd::Revoked,
+            _ => ConnectionEnd::ClientReset,
         };
         self.end(end, None);
     }
 }
 
 /// From the backend to the client.
-pub struct Download {
+pub struct ResponseBody {
     inner: Inner,
-    account: Option<Account>,
-    cut: Option<Later<'static, Cut>>,
-    lease: Option<Lease>,
+    account: Option<RequestAccount>,
+    cut: Option<BoxedFuture<'static, CutReason>>,
+    lease: Option<PoolLease>,
     left: Option<u64>,
     held: Option<Held>,
     /// How it ends when all of it has passed.
-    end: (End, Option<String>),
+    end: (ConnectionEnd, Option<String>),
 }
 
 enum Inner {
@@ -246,32 +261,37 @@ enum Inner {
     Said(Option<Bytes>),
 }
 
-impl Download {
+impl ResponseBody {
     /// What a gateway says itself. Its record is written already.
-    pub fn said(response: Response<Bytes>) -> Response<Download> {
-        response.map(|text| Download {
+    pub fn said(response: Response<Bytes>) -> Response<ResponseBody> {
+        response.map(|text| ResponseBody {
             inner: Inner::Said(Some(text).filter(|text| !text.is_empty())),
             account: None,
             cut: None,
             lease: None,
             left: None,
             held: None,
-            end: (End::Done, None),
+            end: (ConnectionEnd::Done, None),
         })
     }
 
     /// What came from a backend, or from the gateway before it.
-    pub fn streamed(inner: Incoming, account: Account, lease: Lease, end: (End, Option<String>)) -> Download {
+    pub fn streamed(
+        inner: Incoming,
+        account: RequestAccount,
+        lease: PoolLease,
+        end: (ConnectionEnd, Option<String>),
+    ) -> ResponseBody {
         let left = inner.size_hint().exact();
         let entry = account.entry().clone();
-        let cut: Later<'static, Cut> = Box::pin(async move { entry.cut().await });
+        let cut: BoxedFuture<'static, CutReason> = Box::pin(async move { entry.cut().await });
         let (account, cut, lease) = (Some(account), Some(cut), Some(lease));
-        Download { inner: Inner::Streamed(inner), account, cut, lease, left, held: None, end }
+        ResponseBody { inner: Inner::Streamed(inner), account, cut, lease, left, held: None, end }
     }
 
     fn finish(&mut self) {
         if let Some(mut account) = self.account.take() {
-            let (end, reason) = std::mem::replace(&mut self.end, (End::Done, None));
+            let (end, reason) = std::mem::replace(&mut self.end, (ConnectionEnd::Done, None));
             account.end(end, reason);
         }
         if let Some(lease) = self.lease.take() {
@@ -297,21 +317,21 @@ impl Download {
 
 /// A body did not come to its end.
 #[derive(Debug, thiserror::Error)]
-pub enum Broken {
+pub enum BrokenBody {
     #[error("the request may not go on")]
     Cut,
     #[error(transparent)]
     Backend(#[from] hyper::Error),
 }
 
-impl Body for Download {
+impl Body for ResponseBody {
     type Data = Bytes;
-    type Error = Broken;
+    type Error = BrokenBody;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, BrokenBody>>> {
         let this = &mut *self;
         if let Some(cut) = &mut this.cut
             && let Poll::Ready(cut) = cut.as_mut().poll(context)
@@ -320,35 +340,35 @@ impl Body for Download {
                 account.tell(&cut);
             }
             this.lease = None;
-            return Poll::Ready(Some(Err(Broken::Cut)));
+            return Poll::Ready(Some(Err(BrokenBody::Cut)));
         }
         let inner = match &mut this.inner {
             Inner::Said(text) => return Poll::Ready(text.take().map(|text| Ok(Frame::data(text)))),
             Inner::Streamed(inner) => inner,
         };
         if this.held.is_some() {
-            let meter = this.account.as_ref().and_then(Account::meter);
-            let frame = poll_held(&mut this.held, meter.as_ref(), Way::Received, context);
+            let meter = this.account.as_ref().and_then(RequestAccount::meter);
+            let frame = poll_held(&mut this.held, meter.as_ref(), ByteDirection::Received, context);
             return Poll::Ready(std::task::ready!(frame).map(|frame| Ok(this.pass(frame))));
         }
         let polled = std::task::ready!(Pin::new(inner).poll_frame(context));
         match polled {
             Some(Ok(frame)) => {
-                let Some(meter) = this.account.as_ref().and_then(Account::meter) else {
+                let Some(meter) = this.account.as_ref().and_then(RequestAccount::meter) else {
                     return Poll::Ready(Some(Ok(this.pass(frame))));
                 };
-                match admit(frame, &meter, Way::Received) {
+                match admit(frame, &meter, ByteDirection::Received) {
                     Ok(frame) => return Poll::Ready(Some(Ok(this.pass(frame)))),
                     Err(held) => this.held = Some(held),
                 }
-                let frame = poll_held(&mut this.held, Some(&meter), Way::Received, context);
+                let frame = poll_held(&mut this.held, Some(&meter), ByteDirection::Received, context);
                 Poll::Ready(std::task::ready!(frame).map(|frame| Ok(this.pass(frame))))
             }
             Some(Err(error)) => {
                 if let Some(mut account) = this.account.take() {
-                    let end = match this.lease.as_ref().and_then(Lease::heard) {
-                        Some(ResetCode::Revoked) => End::Revoked,
-                        _ => End::BackendReset,
+                    let end = match this.lease.as_ref().and_then(PoolLease::heard) {
+                        Some(ResetCode::Revoked) => ConnectionEnd::Revoked,
+                        _ => ConnectionEnd::BackendReset,
                     };
                     account.end(end, Some(error.to_string()));
                 }
@@ -377,7 +397,7 @@ impl Body for Download {
     }
 }
 
-impl Drop for Download {
+impl Drop for ResponseBody {
     /// Who knows the length does not ask for the end.
     fn drop(&mut self) {
         if self.is_finished() {

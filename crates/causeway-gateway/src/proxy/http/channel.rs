@@ -11,40 +11,40 @@ use causeway_netmap::{ServiceName, SiteName};
 use http::{Request, Response};
 use hyper::body::Incoming;
 
-use super::answer::Verdict;
-use super::body::Upload;
-use super::piped::{Note, Piped};
-use super::pool::{Lease, Lines, Opened, Single};
-use crate::gateway::Shared;
-use crate::peers::{Content, Crossing, Later};
-use crate::policy::{Refusal, Who};
+use super::body::RequestBody;
+use super::channel_io::{ChannelIo, StreamEndNote};
+use super::error_response::ProxyError;
+use super::pool::{Http1Connection, Http2Pool, OpenedConnection, PoolLease};
+use crate::gateway::GatewayContext;
+use crate::peers::{BoxedFuture, CrossingHeader, StreamContent};
+use crate::policy::{PolicyRefusal, Principal};
 
 /// An idle stream costs both ends some KiB; a new one costs no round trip.
 const IDLE: Duration = Duration::from_secs(120);
 
 /// Where a stream leads, and for whom.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub struct Route {
+pub struct ChannelRoute {
     pub service: ServiceName,
     pub home: SiteName,
-    pub who: Who,
+    pub who: Principal,
 }
 
 /// The streams to all other sites.
 #[derive(Default)]
-pub struct Routes {
-    routes: Mutex<HashMap<Route, Arc<Lines>>>,
+pub struct ChannelPools {
+    routes: Mutex<HashMap<ChannelRoute, Arc<Http2Pool>>>,
 }
 
-impl Routes {
+impl ChannelPools {
     /// Sends a request beside others.
     pub async fn send(
         &self,
-        shared: &Shared,
-        route: &Route,
+        shared: &GatewayContext,
+        route: &ChannelRoute,
         client: SocketAddr,
-        request: Request<Upload>,
-    ) -> Result<(Response<Incoming>, Lease), Verdict> {
+        request: Request<RequestBody>,
+    ) -> Result<(Response<Incoming>, PoolLease), ProxyError> {
         let lines = {
             let mut routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
             match routes.get(route) {
@@ -52,7 +52,8 @@ impl Routes {
                 None => routes.entry(route.clone()).or_default().clone(),
             }
         };
-        let open = || -> Later<'_, _> { Box::pin(open(shared, route, Content::Requests, client)) };
+        let open =
+            || -> BoxedFuture<'_, _> { Box::pin(open(shared, route, StreamContent::Requests, client)) };
         lines.send(request, open).await
     }
 
@@ -71,34 +72,34 @@ impl Routes {
 
 /// Sends a request on a stream of its own.
 pub async fn send_alone(
-    shared: &Shared,
-    route: &Route,
+    shared: &GatewayContext,
+    route: &ChannelRoute,
     client: SocketAddr,
-    request: Request<Upload>,
-) -> Result<(Response<Incoming>, Lease), Verdict> {
-    let opened = open(shared, route, Content::Upgrade, client).await?;
-    Single::connect(opened).await?.send(request).await
+    request: Request<RequestBody>,
+) -> Result<(Response<Incoming>, PoolLease), ProxyError> {
+    let opened = open(shared, route, StreamContent::Upgrade, client).await?;
+    Http1Connection::connect(opened).await?.send(request).await
 }
 
 async fn open(
-    shared: &Shared,
-    route: &Route,
-    content: Content,
+    shared: &GatewayContext,
+    route: &ChannelRoute,
+    content: StreamContent,
     client: SocketAddr,
-) -> Result<Opened, Verdict> {
-    let Route { service, home, who } = route;
-    let header = Crossing::new(content, client).to_service(service, home, who);
+) -> Result<OpenedConnection, ProxyError> {
+    let ChannelRoute { service, home, who } = route;
+    let header = CrossingHeader::new(content, client).to_service(service, home, who);
     let opening = tokio::time::timeout(shared.options.connect_timeout, shared.peers.open_stream(header));
-    let away = || Verdict::from(&Refusal::SiteAway { site: home.clone() });
+    let away = || ProxyError::from(&PolicyRefusal::SiteAway { site: home.clone() });
     match opening.await {
         Ok(Ok(stream)) => {
-            let note = Arc::new(Note::default());
-            let io = Box::new(Piped::new(stream, note.clone(), None));
-            Ok(Opened { io, note: Some(note), place: Box::new(()) })
+            let note = Arc::new(StreamEndNote::default());
+            let io = Box::new(ChannelIo::new(stream, note.clone(), None));
+            Ok(OpenedConnection { io, note: Some(note), place: Box::new(()) })
         }
         Ok(Err(error)) => {
             tracing::debug!(error = &error as &dyn std::error::Error, "no stream to another site");
-            Err(Verdict { text: error.to_string(), ..away() })
+            Err(ProxyError { text: error.to_string(), ..away() })
         }
         Err(_) => {
             shared.peers.suspect(home);

@@ -10,21 +10,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use causeway_channel::link::ResetCode;
-use causeway_netmap::View;
+use causeway_netmap::NetmapView;
 use tokio::task::JoinSet;
 
-use super::counting::Counting;
-use super::judge;
-use super::piped::Note;
-use crate::gateway::Shared;
+use super::channel_io::StreamEndNote;
+use super::counting::ConnectionCount;
+use super::route;
+use crate::connection_record::AdmittedAccess;
+use crate::gateway::GatewayContext;
 use crate::limits::LimitTable;
-use crate::live::{Claim, Cut, Entry};
-use crate::passage::Admitted;
-use crate::peers::Later;
-use crate::policy::Refusal;
+use crate::live::{AccessRequest, CutReason, LiveConnection};
+use crate::peers::BoxedFuture;
+use crate::policy::PolicyRefusal;
 
 /// Ends the tunnels of a connection when its task is dropped.
-struct Tunnels<'a>(&'a Connection);
+struct Tunnels<'a>(&'a HttpConnection);
 
 impl Drop for Tunnels<'_> {
     fn drop(&mut self) {
@@ -34,75 +34,75 @@ impl Drop for Tunnels<'_> {
 }
 
 /// Shared by the connection's task, its socket and its requests.
-pub struct Connection {
+pub struct HttpConnection {
     begun: Instant,
     /// In milliseconds since the beginning.
     moved: AtomicU64,
-    flights: Mutex<Flights>,
-    tunnel: Mutex<Option<Later<'static, ()>>>,
+    flights: Mutex<RequestsInFlight>,
+    tunnel: Mutex<Option<BoxedFuture<'static, ()>>>,
     /// Streams of HTTP/2 that became tunnels, beside the requests. Made with the first.
     tunnels: Mutex<Option<JoinSet<()>>>,
     /// Several requests at once: HTTP/2.
     multiplexed: AtomicBool,
     /// The head that was read last has a length and a transfer encoding.
     two_lengths: AtomicBool,
-    origin: Origin,
+    origin: ConnectionOrigin,
 }
 
 /// Whose connection it is.
-pub enum Origin {
+pub enum ConnectionOrigin {
     /// A client's, under the limits of connections.
-    Client(Counting),
+    Client(ConnectionCount),
     /// Another gateway's, over a stream: a cut is told with its reason.
-    Gateway(Arc<Note>),
+    Gateway(Arc<StreamEndNote>),
 }
 
 #[derive(Default)]
-struct Flights {
+struct RequestsInFlight {
     next: u64,
-    all: HashMap<u64, Flight>,
+    all: HashMap<u64, RequestInFlight>,
 }
 
 /// A request on its way.
-struct Flight {
-    entry: Arc<Entry>,
+struct RequestInFlight {
+    entry: Arc<LiveConnection>,
     method: String,
     path: String,
 }
 
 /// Takes the request off its connection when it is dropped.
-pub struct Boarded {
-    connection: Arc<Connection>,
+pub struct RequestGuard {
+    connection: Arc<HttpConnection>,
     id: u64,
 }
 
-impl Boarded {
+impl RequestGuard {
     /// What the other gateway gave as its reason, when its stream was given up.
     pub fn heard(&self) -> Option<ResetCode> {
         match &self.connection.origin {
-            Origin::Gateway(note) => note.heard(),
-            Origin::Client(_) => None,
+            ConnectionOrigin::Gateway(note) => note.heard(),
+            ConnectionOrigin::Client(_) => None,
         }
     }
 
     /// What the other gateway is told when its stream is dropped.
     pub fn say(&self, code: ResetCode) {
-        if let Origin::Gateway(note) = &self.connection.origin {
+        if let ConnectionOrigin::Gateway(note) = &self.connection.origin {
             note.say(code);
         }
     }
 }
 
-impl Drop for Boarded {
+impl Drop for RequestGuard {
     fn drop(&mut self) {
         self.connection.flights().all.remove(&self.id);
         self.connection.touch();
     }
 }
 
-impl Connection {
-    pub fn new(origin: Origin) -> Arc<Connection> {
-        Arc::new(Connection {
+impl HttpConnection {
+    pub fn new(origin: ConnectionOrigin) -> Arc<HttpConnection> {
+        Arc::new(HttpConnection {
             begun: Instant::now(),
             moved: AtomicU64::new(0),
             flights: Mutex::default(),
@@ -115,32 +115,37 @@ impl Connection {
     }
 
     /// A request sets out. From now on it is judged with every netmap.
-    pub fn board(self: &Arc<Self>, entry: Arc<Entry>, method: &str, path: &str) -> Boarded {
+    pub fn board(self: &Arc<Self>, entry: Arc<LiveConnection>, method: &str, path: &str) -> RequestGuard {
         let mut flights = self.flights();
         let id = flights.next;
         flights.next += 1;
-        flights.all.insert(id, Flight { entry, method: method.to_owned(), path: path.to_owned() });
-        Boarded { connection: self.clone(), id }
+        flights.all.insert(id, RequestInFlight { entry, method: method.to_owned(), path: path.to_owned() });
+        RequestGuard { connection: self.clone(), id }
     }
 
     /// Counts a client's connection for what a request wants.
-    pub fn count(&self, shared: &Shared, claim: &Claim, admitted: &Admitted) -> Result<(), Refusal> {
+    pub fn count(
+        &self,
+        shared: &GatewayContext,
+        claim: &AccessRequest,
+        admitted: &AdmittedAccess,
+    ) -> Result<(), PolicyRefusal> {
         match &self.origin {
-            Origin::Client(counting) => {
+            ConnectionOrigin::Client(counting) => {
                 counting.count(&shared.limits, claim, &admitted.who, &admitted.permit)
             }
             // It carries the requests of many connections, which were counted where they came in.
-            Origin::Gateway(_) => Ok(()),
+            ConnectionOrigin::Gateway(_) => Ok(()),
         }
     }
 
     /// What the connection becomes after its last response.
-    pub fn become_tunnel(&self, tunnel: Later<'static, ()>) {
+    pub fn become_tunnel(&self, tunnel: BoxedFuture<'static, ()>) {
         *self.tunnel.lock().unwrap_or_else(PoisonError::into_inner) = Some(tunnel);
     }
 
     /// What one stream of the connection becomes. It ends with the connection.
-    pub fn carry_tunnel(&self, tunnel: Later<'static, ()>) {
+    pub fn carry_tunnel(&self, tunnel: BoxedFuture<'static, ()>) {
         let mut tunnels = self.tunnels.lock().unwrap_or_else(PoisonError::into_inner);
         let tunnels = tunnels.get_or_insert_default();
         while tunnels.try_join_next().is_some() {}
@@ -169,7 +174,12 @@ impl Connection {
     }
 
     /// Drives the connection, then what it became, until it ends, may not go on, or is idle for too long.
-    pub async fn hold(&self, shared: &Shared, keep_alive: Duration, serving: impl Future<Output = ()>) {
+    pub async fn hold(
+        &self,
+        shared: &GatewayContext,
+        keep_alive: Duration,
+        serving: impl Future<Output = ()>,
+    ) {
         // They hold the connection, and it holds them: they go whatever happens to this task.
         let _tunnels = Tunnels(self);
         let mut whole = pin!(async {
@@ -211,18 +221,18 @@ impl Connection {
     }
 
     /// Judges what is on its way. True: something may not go on.
-    fn judge(&self, view: &View, limits: &LimitTable) -> bool {
+    fn judge(&self, view: &NetmapView, limits: &LimitTable) -> bool {
         let mut cut = match &self.origin {
-            Origin::Client(counting) => counting.renew(limits, view).is_err(),
+            ConnectionOrigin::Client(counting) => counting.renew(limits, view).is_err(),
             // Whoever was cut before we looked has left the flights, and the word why.
-            Origin::Gateway(note) => note.is_saying(),
+            ConnectionOrigin::Gateway(note) => note.is_saying(),
         };
         for flight in self.flights().all.values() {
-            if let Err(refusal) = judge::holds(view, &flight.entry.claim, &flight.method, &flight.path) {
-                if let Origin::Gateway(note) = &self.origin {
+            if let Err(refusal) = route::holds(view, &flight.entry.claim, &flight.method, &flight.path) {
+                if let ConnectionOrigin::Gateway(note) = &self.origin {
                     note.say(ResetCode::Revoked);
                 }
-                flight.entry.end(Cut::Revoked(refusal));
+                flight.entry.end(CutReason::Revoked(refusal));
                 cut = true;
             }
         }
@@ -233,7 +243,7 @@ impl Connection {
         Duration::from_millis(self.moved.load(Ordering::Relaxed))
     }
 
-    fn flights(&self) -> MutexGuard<'_, Flights> {
+    fn flights(&self) -> MutexGuard<'_, RequestsInFlight> {
         self.flights.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

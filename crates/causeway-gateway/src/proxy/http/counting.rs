@@ -7,27 +7,27 @@ use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use causeway_netmap::{ServiceName, View};
+use causeway_netmap::{NetmapView, ServiceName};
 
-use crate::limits::{Allowance, End, LimitTable};
-use crate::live::Claim;
-use crate::policy::{Permit, Refusal, Who};
+use crate::limits::{Allowance, LimitTable, LimitedEnd};
+use crate::live::AccessRequest;
+use crate::policy::{Permit, PolicyRefusal, Principal};
 
 #[derive(Default)]
-pub struct Counting {
-    counted: Mutex<Vec<(Claim, Allowance)>>,
+pub struct ConnectionCount {
+    counted: Mutex<Vec<(AccessRequest, Allowance)>>,
 }
 
-impl Counting {
+impl ConnectionCount {
     /// A connection at a presence. Whoever may not use the service counts for nothing: the requests are refused.
     pub fn arrive(
         &self,
         limits: &LimitTable,
-        view: &View,
+        view: &NetmapView,
         service: &ServiceName,
         client: IpAddr,
-    ) -> Result<(), Refusal> {
-        let claim = Claim::Use { service: service.clone(), client };
+    ) -> Result<(), PolicyRefusal> {
+        let claim = AccessRequest::Use { service: service.clone(), client };
         match claim.judge(view) {
             Ok((who, permit)) => self.count(limits, &claim, &who, &permit),
             Err(_) => Ok(()),
@@ -38,21 +38,21 @@ impl Counting {
     pub fn count(
         &self,
         limits: &LimitTable,
-        claim: &Claim,
-        who: &Who,
+        claim: &AccessRequest,
+        who: &Principal,
         permit: &Permit,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), PolicyRefusal> {
         let mut counted = self.lock();
         if counted.iter().any(|(known, _)| known == claim) {
             return Ok(());
         }
-        let allowance = limits.connect(End::Near, permit, &claim.target(), who, Instant::now())?;
+        let allowance = limits.connect(LimitedEnd::Near, permit, &claim.target(), who, Instant::now())?;
         counted.push((claim.clone(), allowance));
         Ok(())
     }
 
     /// Brings it under the limits of a new netmap. An error: it must not go on.
-    pub fn renew(&self, limits: &LimitTable, view: &View) -> Result<(), Refusal> {
+    pub fn renew(&self, limits: &LimitTable, view: &NetmapView) -> Result<(), PolicyRefusal> {
         let now = Instant::now();
         let mut counted = self.lock();
         let mut over = Ok(());
@@ -69,21 +69,21 @@ impl Counting {
         over
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<(Claim, Allowance)>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<(AccessRequest, Allowance)>> {
         self.counted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use causeway_netmap::{Gateway, Limits, Policy, Presence, Protocol};
+    use causeway_netmap::{GatewayEntry, PolicyEntry, PolicyLimits, PresenceEntry, ServiceProtocol};
 
     use super::*;
 
     /// Site oslo with two services of rome; everybody at oslo may use them, within `limits`.
-    fn view(limits: Option<Limits>) -> View {
-        let mut view = View::default();
-        view.gateway = Some(Gateway {
+    fn view(limits: Option<PolicyLimits>) -> NetmapView {
+        let mut view = NetmapView::default();
+        view.gateway = Some(GatewayEntry {
             name: "oslo-1".into(),
             site: "oslo".into(),
             ip: None,
@@ -92,11 +92,11 @@ mod tests {
             relay: false,
         });
         for service in ["web", "shop"] {
-            let presence = Presence {
+            let presence = PresenceEntry {
                 service: service.into(),
                 addresses: Vec::new(),
                 port: 80,
-                protocol: Protocol::Http,
+                protocol: ServiceProtocol::Http,
                 names: Vec::new(),
                 home: "rome".into(),
                 policies: vec!["p".into()],
@@ -105,27 +105,27 @@ mod tests {
             view.presences.insert(service.into(), presence);
         }
         let sites = vec!["oslo".into()];
-        let policy = Policy { name: "p".into(), servers: Vec::new(), sites, limits, http: Vec::new() };
+        let policy = PolicyEntry { name: "p".into(), servers: Vec::new(), sites, limits, http: Vec::new() };
         view.policies.insert("p".into(), policy);
         view
     }
 
     const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 7));
 
-    fn limit(connections: u64) -> Option<Limits> {
-        Some(Limits { connections: Some(connections), ..Limits::default() })
+    fn limit(connections: u64) -> Option<PolicyLimits> {
+        Some(PolicyLimits { connections: Some(connections), ..PolicyLimits::default() })
     }
 
     #[test]
     fn a_connection_counts_once_for_each_service_until_it_ends() {
         let (limits, view) = (LimitTable::new(10), view(limit(1)));
-        let arrive = |counting: &Counting, service: &str| {
+        let arrive = |counting: &ConnectionCount, service: &str| {
             counting.arrive(&limits, &view, &service.into(), CLIENT).map_err(|refusal| refusal.word())
         };
-        let first = Counting::default();
+        let first = ConnectionCount::default();
         assert_eq!(arrive(&first, "web"), Ok(()));
         assert_eq!(arrive(&first, "web"), Ok(()), "its next request is no other connection");
-        let second = Counting::default();
+        let second = ConnectionCount::default();
         assert_eq!(arrive(&second, "web"), Err("limit"));
         assert_eq!(arrive(&second, "shop"), Ok(()), "another service has limits of its own");
         drop(first);
@@ -136,15 +136,15 @@ mod tests {
     #[test]
     fn a_netmap_brings_idle_connections_under_its_limits() {
         let limits = LimitTable::new(10);
-        let idle = Counting::default();
+        let idle = ConnectionCount::default();
         idle.arrive(&limits, &view(None), &"web".into(), CLIENT).unwrap();
         let narrow = view(limit(1));
         assert_eq!(idle.renew(&limits, &narrow), Ok(()));
-        let other = Counting::default();
+        let other = ConnectionCount::default();
         assert!(other.arrive(&limits, &narrow, &"web".into(), CLIENT).is_err(), "the idle one counts");
         assert!(idle.renew(&limits, &view(limit(0))).is_err());
         // Not allowed any more: it counts no longer.
-        assert_eq!(idle.renew(&limits, &View::default()), Ok(()));
+        assert_eq!(idle.renew(&limits, &NetmapView::default()), Ok(()));
         assert_eq!(other.arrive(&limits, &narrow, &"web".into(), CLIENT), Ok(()));
     }
 }

@@ -6,47 +6,49 @@ use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use causeway_netmap::{Named, Protocol, ServiceName, View};
+use causeway_netmap::{DnsNameTarget, NetmapView, ServiceName, ServiceProtocol};
 use http::request::Parts;
 use http::{Request, Response, StatusCode, Version, header};
 use hyper::body::{Body, Incoming};
 use hyper::upgrade::OnUpgrade;
 
-use super::answer::{Form, Verdict, end_of_word};
-use super::backend::{Errand, Way};
-use super::body::{Account, Download, Gate, Upload};
-use super::channel::{self, Route};
-use super::connection::Connection;
-use super::extended::{self, Extended};
+use super::backend::{BackendProtocol, BackendRequest};
+use super::body::{BodyGate, RequestAccount, RequestBody, ResponseBody};
+use super::channel::{self, ChannelRoute};
+use super::connection::HttpConnection;
+use super::error_response::{ErrorFormat, ProxyError, end_of_word};
+use super::extended::{self, ExtendedConnect};
 use super::headers::{self, HeadError};
-use super::judge::{self, Next};
-use super::pool::Lease;
-use super::{aim, forwarded, path, tunnel, upgrade};
-use crate::audit::End;
-use crate::gateway::Shared;
-use crate::limits::TooMany;
-use crate::live::Claim;
-use crate::passage::{Admitted, Direction, Meter, Passage, protocol_word};
-use crate::policy::Refusal;
+use super::pool::PoolLease;
+use super::route::{self, NextHop};
+use super::{forwarded, path, request_target, tunnel, upgrade};
+use crate::audit::ConnectionEnd;
+use crate::connection_record::{
+    AdmittedAccess, ByteMeter, ConnectionRecord, CrossingDirection, protocol_word,
+};
+use crate::gateway::GatewayContext;
+use crate::limits::LimitExceeded;
+use crate::live::AccessRequest;
+use crate::policy::PolicyRefusal;
 
 /// What the requests of one connection have in common.
 pub struct Exchange {
-    pub shared: Arc<Shared>,
-    pub connection: Arc<Connection>,
-    pub bearing: Bearing,
+    pub shared: Arc<GatewayContext>,
+    pub connection: Arc<HttpConnection>,
+    pub bearing: ExchangeSide,
 }
 
 /// Which end of the crossing this is.
-pub enum Bearing {
+pub enum ExchangeSide {
     /// Here is the client.
-    Outbound { client: SocketAddr, door: Door },
+    Outbound { client: SocketAddr, door: ClientEntry },
     /// Here is the backend. `client` as the header of the stream tells it.
-    Inbound { claim: Claim, client: Option<SocketAddr> },
+    Inbound { claim: AccessRequest, client: Option<SocketAddr> },
 }
 
 /// Where a client came in.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Door {
+pub enum ClientEntry {
     /// At the address of one service.
     Presence(ServiceName),
     /// At an address for many names, told apart by the host of each request.
@@ -55,17 +57,17 @@ pub enum Door {
 
 /// A request that may pass.
 struct Passing {
-    admitted: Admitted,
-    claim: Claim,
+    admitted: AdmittedAccess,
+    claim: AccessRequest,
     client: Option<SocketAddr>,
     path: String,
-    meter: Arc<Meter>,
+    meter: Arc<ByteMeter>,
 }
 
 /// The head of a response has come.
 struct Answered {
     response: Response<Incoming>,
-    lease: Lease,
+    lease: PoolLease,
     /// The client's end, and the protocols it offers, when it asked for an upgrade.
     upgrade: Option<(OnUpgrade, header::HeaderValue)>,
     /// It asked as HTTP/2 does: for one of many streams, not for the connection.
@@ -79,7 +81,7 @@ impl Exchange {
     pub async fn handle(
         self: Arc<Self>,
         mut request: Request<Incoming>,
-    ) -> Result<Response<Download>, Infallible> {
+    ) -> Result<Response<ResponseBody>, Infallible> {
         if request.version() == Version::HTTP_2 {
             self.connection.set_multiplexed();
         }
@@ -89,43 +91,43 @@ impl Exchange {
             self.connection.become_tunnel(Box::pin(tunnel::close(client.clone())));
             request.extensions_mut().insert(client);
         }
-        if let Bearing::Outbound { .. } = self.bearing {
+        if let ExchangeSide::Outbound { .. } = self.bearing {
             extended::translate(&mut request);
         }
         // Requests are large futures and idle connections many: the box is there only while a request is.
         Ok(Box::pin(self.answer(request)).await)
     }
 
-    async fn answer(&self, mut request: Request<Incoming>) -> Response<Download> {
-        let form = Form::wanted(request.headers());
+    async fn answer(&self, mut request: Request<Incoming>) -> Response<ResponseBody> {
+        let form = ErrorFormat::wanted(request.headers());
         let (claim, client, word) = match self.claim(&mut request) {
             Ok(claim) => claim,
             Err(verdict) => return self.say(&verdict, form),
         };
         let direction = match self.bearing {
-            Bearing::Outbound { .. } => Direction::Outbound,
-            Bearing::Inbound { .. } => Direction::Inbound,
+            ExchangeSide::Outbound { .. } => CrossingDirection::Outbound,
+            ExchangeSide::Inbound { .. } => CrossingDirection::Inbound,
         };
-        let mut passage = Passage::begin(&self.shared, direction, word, claim.clone(), client);
+        let mut passage = ConnectionRecord::begin(&self.shared, direction, word, claim.clone(), client);
         passage.set_request(request.method().as_str(), request.uri().path(), None);
         let (admitted, path) = match self.admit(&mut passage, &claim, &request) {
             Ok(admitted) => admitted,
-            Err(TooMany { refusal, again }) => {
-                let mut verdict = Verdict::from(&refusal);
+            Err(LimitExceeded { refusal, again }) => {
+                let mut verdict = ProxyError::from(&refusal);
                 verdict.again = again;
                 passage.set_status(verdict.status.as_u16());
                 passage.refuse(&refusal);
-                return Download::said(verdict.response(form));
+                return ResponseBody::said(verdict.response(form));
             }
         };
         let entry = admitted.entry.clone();
         let boarded = self.connection.board(entry.clone(), request.method().as_str(), &path);
         let meter = passage.meter().clone();
-        let account = Account::new(passage, entry.clone(), boarded);
+        let account = RequestAccount::new(passage, entry.clone(), boarded);
         let passing = Passing { admitted, claim, client, path, meter };
         let answered = tokio::select! {
             biased;
-            cut = entry.cut() => Err(Verdict::from(&cut)),
+            cut = entry.cut() => Err(ProxyError::from(&cut)),
             answered = self.send(&passing, request) => answered,
         };
         match answered {
@@ -134,7 +136,7 @@ impl Exchange {
             }
             // A success would open the stream, and nobody would be at its other end.
             Ok(answered) if answered.is_extended && answered.response.status().is_success() => {
-                let verdict = Verdict::broken("the backend does not speak WebSocket");
+                let verdict = ProxyError::broken("the backend does not speak WebSocket");
                 self.fail(&verdict, account, form)
             }
             Ok(answered) => pass_on(answered, account),
@@ -146,26 +148,26 @@ impl Exchange {
     fn claim(
         &self,
         request: &mut Request<Incoming>,
-    ) -> Result<(Claim, Option<SocketAddr>, &'static str), Verdict> {
+    ) -> Result<(AccessRequest, Option<SocketAddr>, &'static str), ProxyError> {
         let view = self.shared.view();
         match &self.bearing {
-            Bearing::Inbound { claim, client } => {
+            ExchangeSide::Inbound { claim, client } => {
                 let told = forwarded::take_client(request.headers_mut());
                 let service = match claim {
-                    Claim::Reach { service, .. } => view.services.get(service),
+                    AccessRequest::Reach { service, .. } => view.services.get(service),
                     _ => None,
                 };
-                let protocol = service.map_or(Protocol::Http, |service| service.protocol);
+                let protocol = service.map_or(ServiceProtocol::Http, |service| service.protocol);
                 Ok((claim.clone(), told.or(*client), protocol_word(protocol)))
             }
-            Bearing::Outbound { client, door } => {
+            ExchangeSide::Outbound { client, door } => {
                 let service = match door {
-                    Door::Presence(service) => service.clone(),
-                    Door::Entry => named(&view, headers::host(request))?,
+                    ClientEntry::Presence(service) => service.clone(),
+                    ClientEntry::Entry => named(&view, headers::host(request))?,
                 };
                 let protocol =
-                    view.presences.get(&service).map_or(Protocol::Http, |presence| presence.protocol);
-                let claim = Claim::Use { service, client: client.ip() };
+                    view.presences.get(&service).map_or(ServiceProtocol::Http, |presence| presence.protocol);
+                let claim = AccessRequest::Use { service, client: client.ip() };
                 Ok((claim, Some(*client), protocol_word(protocol)))
             }
         }
@@ -174,10 +176,10 @@ impl Exchange {
     /// Judges a request. The path that comes back is the one that was judged.
     fn admit(
         &self,
-        passage: &mut Passage,
-        claim: &Claim,
+        passage: &mut ConnectionRecord,
+        claim: &AccessRequest,
         request: &Request<Incoming>,
-    ) -> Result<(Admitted, String), TooMany> {
+    ) -> Result<(AdmittedAccess, String), LimitExceeded> {
         let (admitted, path) = self.judge(passage, claim, request).map_err(at_once)?;
         self.connection.count(&self.shared, claim, &admitted).map_err(at_once)?;
         passage.request(&admitted)?;
@@ -186,17 +188,17 @@ impl Exchange {
 
     fn judge(
         &self,
-        passage: &mut Passage,
-        claim: &Claim,
+        passage: &mut ConnectionRecord,
+        claim: &AccessRequest,
         request: &Request<Incoming>,
-    ) -> Result<(Admitted, String), Refusal> {
-        let malformed = |why: &'static str| Refusal::Malformed { why };
+    ) -> Result<(AdmittedAccess, String), PolicyRefusal> {
+        let malformed = |why: &'static str| PolicyRefusal::Malformed { why };
         if self.connection.take_two_lengths() {
             return Err(malformed(HeadError::TwoLengths.why()));
         }
         headers::inspect(request).map_err(|error| malformed(error.why()))?;
         let admitted = passage.admit()?;
-        let onward = judge::onward(&admitted.view, claim, &admitted.who, admitted.permit.clone())?;
+        let onward = route::onward(&admitted.view, claim, &admitted.who, admitted.permit.clone())?;
         let (method, path) = (request.method().as_str(), request.uri().path());
         let path = match onward.reads_requests() {
             true => path::normal(path).map_err(|error| malformed(error.why()))?.into_owned(),
@@ -208,12 +210,12 @@ impl Exchange {
     }
 
     /// Sends a request on its way and waits for the head of its response.
-    async fn send(&self, passing: &Passing, mut request: Request<Incoming>) -> Result<Answered, Verdict> {
+    async fn send(&self, passing: &Passing, mut request: Request<Incoming>) -> Result<Answered, ProxyError> {
         let Passing { admitted, claim, client, path, meter } = passing;
         let is_single = request.version() == Version::HTTP_11;
-        let is_extended = request.extensions_mut().remove::<Extended>().is_some();
-        let onward = judge::onward(&admitted.view, claim, &admitted.who, admitted.permit.clone());
-        let onward = onward.map_err(|refusal| Verdict::from(&refusal))?;
+        let is_extended = request.extensions_mut().remove::<ExtendedConnect>().is_some();
+        let onward = route::onward(&admitted.view, claim, &admitted.who, admitted.permit.clone());
+        let onward = onward.map_err(|refusal| ProxyError::from(&refusal))?;
         let has_rules = onward.reads_requests();
         let protocol = upgrade::wanted(request.headers(), has_rules).filter(|_| is_single || is_extended);
         let upgrade = protocol.clone().map(|protocol| (hyper::upgrade::on(&mut request), protocol));
@@ -222,42 +224,47 @@ impl Exchange {
         let host = headers::host_of(&parts).map(str::to_owned);
         headers::strip(&mut parts.headers);
         forwarded::strip_overrides(&mut parts.headers, has_rules);
-        if let (Bearing::Outbound { .. }, Some(client)) = (&self.bearing, client) {
+        if let (ExchangeSide::Outbound { .. }, Some(client)) = (&self.bearing, client) {
             forwarded::set_client(&mut parts.headers, *client, host.as_deref());
         }
-        let gate = waits.then(Arc::<Gate>::default);
-        let upload = Upload::new(body, meter.clone());
+        let gate = waits.then(Arc::<BodyGate>::default);
+        let upload = RequestBody::new(body, meter.clone());
         let next = onward.next;
         let service = match claim {
-            Claim::Use { service, .. } | Claim::Reach { service, .. } => service,
-            _ => return Err(Verdict::broken("not a service")),
+            AccessRequest::Use { service, .. } | AccessRequest::Reach { service, .. } => service,
+            _ => return Err(ProxyError::broken("not a service")),
         };
         let host = host.as_deref().unwrap_or(service.as_str());
-        let from_gateway = matches!(next, Next::Away(_));
+        let from_gateway = matches!(next, NextHop::Away(_));
         let (response, lease) = match next {
-            Next::Away(home) => {
-                let route = Route { service: service.clone(), home: home.clone(), who: admitted.who.clone() };
-                let client = client.ok_or_else(|| Verdict::broken("nobody asks"))?;
+            NextHop::Away(home) => {
+                let route =
+                    ChannelRoute { service: service.clone(), home: home.clone(), who: admitted.who.clone() };
+                let client = client.ok_or_else(|| ProxyError::broken("nobody asks"))?;
                 if upgrade.is_some() || waits {
-                    aim::over_http1(&mut parts, host, path)?;
+                    request_target::over_http1(&mut parts, host, path)?;
                     let request = dress(parts, upload, protocol, gate);
                     channel::send_alone(&self.shared, &route, client, request).await?
                 } else {
-                    aim::over_http2(&mut parts, host, path, false)?;
+                    request_target::over_http2(&mut parts, host, path, false)?;
                     let request = dress(parts, upload, None, None);
                     self.shared.http.routes.send(&self.shared, &route, client, request).await?
                 }
             }
-            Next::Here(service) => {
+            NextHop::Here(service) => {
                 forwarded::take_client(&mut parts.headers);
-                let way = Way::to(service, &parts.headers, upgrade.is_some());
+                let way = BackendProtocol::to(service, &parts.headers, upgrade.is_some());
                 match way {
-                    Way::Line => aim::over_http2(&mut parts, host, path, service.backend_tls.is_some())?,
-                    Way::Single | Way::Alone => aim::over_http1(&mut parts, host, path)?,
+                    BackendProtocol::Line => {
+                        request_target::over_http2(&mut parts, host, path, service.backend_tls.is_some())?
+                    }
+                    BackendProtocol::Single | BackendProtocol::Alone => {
+                        request_target::over_http1(&mut parts, host, path)?
+                    }
                 }
-                let gate = gate.filter(|_| way != Way::Line);
+                let gate = gate.filter(|_| way != BackendProtocol::Line);
                 let request = dress(parts, upload, protocol, gate.clone());
-                let errand = Errand { request, way, client: *client, meter: meter.clone(), gate };
+                let errand = BackendRequest { request, way, client: *client, meter: meter.clone(), gate };
                 self.shared.http.yards.send(&self.shared, service, errand).await?
             }
         };
@@ -265,12 +272,17 @@ impl Exchange {
     }
 
     /// The backend speaks something else from now on.
-    fn switch(&self, answered: Answered, mut account: Account, form: Form) -> Response<Download> {
+    fn switch(
+        &self,
+        answered: Answered,
+        mut account: RequestAccount,
+        form: ErrorFormat,
+    ) -> Response<ResponseBody> {
         let Answered { mut response, lease, upgrade, is_extended, .. } = answered;
         let offered = upgrade.filter(|(_, offered)| upgrade::is_offered(offered, response.headers()));
         let protocol = response.headers().get(header::UPGRADE).cloned();
         let (Some((client, _)), Some(protocol)) = (offered, protocol) else {
-            let verdict = Verdict::broken("the backend switched to another protocol without being asked");
+            let verdict = ProxyError::broken("the backend switched to another protocol without being asked");
             return self.fail(&verdict, account, form);
         };
         let backend = hyper::upgrade::on(&mut response);
@@ -285,34 +297,39 @@ impl Exchange {
             self.connection.become_tunnel(tunnel);
             headers::put_upgrade(&mut parts.headers, protocol);
         }
-        Download::said(Response::from_parts(parts, bytes::Bytes::new()))
+        ResponseBody::said(Response::from_parts(parts, bytes::Bytes::new()))
     }
 
-    fn fail(&self, verdict: &Verdict, mut account: Account, form: Form) -> Response<Download> {
+    fn fail(
+        &self,
+        verdict: &ProxyError,
+        mut account: RequestAccount,
+        form: ErrorFormat,
+    ) -> Response<ResponseBody> {
         account.set_status(verdict.status.as_u16());
         account.end(verdict.end, Some(verdict.text.clone()));
         self.say(verdict, form)
     }
 
-    fn say(&self, verdict: &Verdict, form: Form) -> Response<Download> {
+    fn say(&self, verdict: &ProxyError, form: ErrorFormat) -> Response<ResponseBody> {
         self.shared.figures.refused(verdict.word);
-        Download::said(verdict.response(form))
+        ResponseBody::said(verdict.response(form))
     }
 }
 
 /// Refused for another reason than that it was asked too often: nobody knows when to come again.
-fn at_once(refusal: Refusal) -> TooMany {
-    TooMany { refusal, again: None }
+fn at_once(refusal: PolicyRefusal) -> LimitExceeded {
+    LimitExceeded { refusal, again: None }
 }
 
 /// A response goes on to whoever asked.
-fn pass_on(answered: Answered, mut account: Account) -> Response<Download> {
+fn pass_on(answered: Answered, mut account: RequestAccount) -> Response<ResponseBody> {
     let Answered { response, lease, from_gateway, .. } = answered;
     let (mut parts, body) = response.into_parts();
     account.set_status(parts.status.as_u16());
     let refusal = parts.headers.remove(headers::REFUSAL).filter(|_| from_gateway);
     headers::strip(&mut parts.headers);
-    let mut end = (End::Done, None);
+    let mut end = (ConnectionEnd::Done, None);
     if let Some(refusal) = refusal {
         if let Ok(word) = refusal.to_str() {
             end = (end_of_word(word), Some(word.to_owned()));
@@ -321,16 +338,16 @@ fn pass_on(answered: Answered, mut account: Account) -> Response<Download> {
     }
     // Each hop has its own version; the server writes the one its client speaks.
     parts.version = Version::HTTP_11;
-    Response::from_parts(parts, Download::streamed(body, account, lease, end))
+    Response::from_parts(parts, ResponseBody::streamed(body, account, lease, end))
 }
 
 /// The request of the next hop.
 fn dress(
     mut parts: Parts,
-    upload: Upload,
+    upload: RequestBody,
     protocol: Option<header::HeaderValue>,
-    gate: Option<Arc<Gate>>,
-) -> Request<Upload> {
+    gate: Option<Arc<BodyGate>>,
+) -> Request<RequestBody> {
     if let Some(protocol) = protocol {
         headers::put_upgrade(&mut parts.headers, protocol);
     }
@@ -350,18 +367,20 @@ fn dress(
 
 /// The service that a host stands for at a shared entry. Nobody learns here what exists elsewhere: the netmap has only what
 /// this site may see.
-fn named(view: &View, host: Option<&str>) -> Result<ServiceName, Verdict> {
-    let host = host.ok_or_else(|| Verdict::bad_request("the request names no host"))?;
+fn named(view: &NetmapView, host: Option<&str>) -> Result<ServiceName, ProxyError> {
+    let host = host.ok_or_else(|| ProxyError::bad_request("the request names no host"))?;
     let name = headers::without_port(host);
     match view.named(name) {
-        Some(Named::Presence(service)) => {
+        Some(DnsNameTarget::Presence(service)) => {
             let protocol = view.presences.get(service).map(|presence| presence.protocol);
             match protocol {
-                Some(Protocol::Http | Protocol::Grpc) => Ok(service.clone()),
-                _ => Err(Verdict::misdirected(format!("{name} does not speak HTTP here"))),
+                Some(ServiceProtocol::Http | ServiceProtocol::Grpc) => Ok(service.clone()),
+                _ => Err(ProxyError::misdirected(format!("{name} does not speak HTTP here"))),
             }
         }
-        Some(Named::Node(_)) => Err(Verdict::misdirected(format!("{name} is a node, not a service"))),
-        None => Err(Verdict::unknown_name(format!("nothing is called {name} here"))),
+        Some(DnsNameTarget::Node(_)) => {
+            Err(ProxyError::misdirected(format!("{name} is a node, not a service")))
+        }
+        None => Err(ProxyError::unknown_name(format!("nothing is called {name} here"))),
     }
 }

@@ -11,7 +11,7 @@ use super::headers;
 
 /// Put beside a request that was an extended CONNECT.
 #[derive(Clone, Copy)]
-pub struct Extended;
+pub struct ExtendedConnect;
 
 const WEBSOCKET: &str = "websocket";
 /// RFC 6455, 4.1: the only one there is.
@@ -27,7 +27,7 @@ pub fn translate<B>(request: &mut Request<B>) {
         return;
     }
     *request.method_mut() = Method::GET;
-    request.extensions_mut().insert(Extended);
+    request.extensions_mut().insert(ExtendedConnect);
     let lines = request.headers_mut();
     headers::put_upgrade(lines, HeaderValue::from_static(WEBSOCKET));
     // Nobody asks a client over HTTP/2 for a key, but every server over HTTP/1.1 wants one.
@@ -63,7 +63,7 @@ mod tests {
                 request.extensions_mut().insert(Protocol::from_static(protocol));
             }
             translate(&mut request);
-            let is_one = request.extensions().get::<Extended>().is_some();
+            let is_one = request.extensions().get::<ExtendedConnect>().is_some();
             assert_eq!(format!("{} {is_one}", request.method()), expected);
             let asked = upgrade::wanted(request.headers(), true);
             assert_eq!(asked.is_some_and(|asked| asked == WEBSOCKET), is_one);

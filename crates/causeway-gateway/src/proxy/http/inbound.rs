@@ -10,28 +10,28 @@ use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 
-use super::connection::{Connection, Origin};
-use super::exchange::{Bearing, Exchange};
-use super::piped::{Note, Piped};
+use super::channel_io::{ChannelIo, StreamEndNote};
+use super::connection::{ConnectionOrigin, HttpConnection};
+use super::exchange::{Exchange, ExchangeSide};
 use super::pool;
-use crate::gateway::Shared;
-use crate::live::Claim;
+use crate::gateway::GatewayContext;
+use crate::live::AccessRequest;
 
 /// The other gateway closes earlier; this is for one that has forgotten.
 const KEEP_ALIVE: Duration = Duration::from_secs(300);
 
 /// Serves the requests of one stream. The claim holds at this moment.
 pub async fn serve(
-    shared: Arc<Shared>,
-    claim: Claim,
+    shared: Arc<GatewayContext>,
+    claim: AccessRequest,
     client: Option<SocketAddr>,
     multiplexed: bool,
     stream: Stream,
 ) {
-    let note = Arc::new(Note::default());
-    let connection = Connection::new(Origin::Gateway(note.clone()));
-    let io = TokioIo::new(Piped::new(stream, note, Some(connection.clone())));
-    let bearing = Bearing::Inbound { claim, client };
+    let note = Arc::new(StreamEndNote::default());
+    let connection = HttpConnection::new(ConnectionOrigin::Gateway(note.clone()));
+    let io = TokioIo::new(ChannelIo::new(stream, note, Some(connection.clone())));
+    let bearing = ExchangeSide::Inbound { claim, client };
     let exchange = Arc::new(Exchange { shared: shared.clone(), connection: connection.clone(), bearing });
     let service = service_fn(move |request| exchange.clone().handle(request));
     let serving = async {

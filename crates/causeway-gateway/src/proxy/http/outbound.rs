@@ -5,23 +5,23 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use causeway_netmap::{Protocol, ServiceName};
+use causeway_netmap::{ServiceName, ServiceProtocol};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tokio::net::TcpStream;
 
-use super::connection::{Connection, Origin};
-use super::counting::Counting;
-use super::exchange::{Bearing, Door, Exchange};
-use super::front::Front;
+use super::client_socket::ClientSocket;
+use super::connection::{ConnectionOrigin, HttpConnection};
+use super::counting::ConnectionCount;
+use super::exchange::{ClientEntry, Exchange, ExchangeSide};
 use super::pool;
-use crate::gateway::Shared;
-use crate::live::Claim;
-use crate::passage::{Direction, Passage, protocol_word};
-use crate::policy::Refusal;
+use crate::connection_record::{ConnectionRecord, CrossingDirection, protocol_word};
+use crate::gateway::GatewayContext;
+use crate::live::AccessRequest;
+use crate::policy::PolicyRefusal;
+use crate::proxy::copy::reset;
 use crate::proxy::inbound::prepare;
-use crate::proxy::pump::reset;
 
 /// How long a head may take from its first byte.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
@@ -33,17 +33,17 @@ const REFUSED_KEEP_ALIVE: Duration = Duration::from_secs(2);
 const PING_PERIOD: Duration = Duration::from_secs(30);
 
 /// Serves one client until its connection ends.
-pub async fn serve(shared: Arc<Shared>, socket: TcpStream, client: SocketAddr, door: Door) {
+pub async fn serve(shared: Arc<GatewayContext>, socket: TcpStream, client: SocketAddr, door: ClientEntry) {
     let Some(_place) = shared.http.place(shared.options.connections_max) else {
-        shared.figures.refused(Refusal::Full { what: "connections" }.word());
+        shared.figures.refused(PolicyRefusal::Full { what: "connections" }.word());
         return reset(socket);
     };
     if let Err(error) = prepare(&socket) {
         return tracing::debug!(%client, %error, "a client's connection cannot be used");
     }
-    let counting = Counting::default();
+    let counting = ConnectionCount::default();
     let told = match &door {
-        Door::Presence(service) => {
+        ClientEntry::Presence(service) => {
             let arrived = counting.arrive(&shared.limits, &shared.view(), service, client.ip());
             match arrived.map_err(|refusal| (refusal, shared.http.refused_place())) {
                 Ok(()) => None,
@@ -51,17 +51,17 @@ pub async fn serve(shared: Arc<Shared>, socket: TcpStream, client: SocketAddr, d
                 Err((refusal, None)) => return refuse(&shared, service, socket, client, &refusal),
             }
         }
-        Door::Entry => None,
+        ClientEntry::Entry => None,
     };
     // One over the limit has a moment to ask, so that it can be told in its own words.
     let keep_alive = if told.is_some() { REFUSED_KEEP_ALIVE } else { KEEP_ALIVE };
-    let connection = Connection::new(Origin::Client(counting));
-    let front = Front::new(socket, connection.clone(), HEAD_TIMEOUT);
-    let bearing = Bearing::Outbound { client, door };
+    let connection = HttpConnection::new(ConnectionOrigin::Client(counting));
+    let front = ClientSocket::new(socket, connection.clone(), HEAD_TIMEOUT);
+    let bearing = ExchangeSide::Outbound { client, door };
     let exchange = Arc::new(Exchange { shared: shared.clone(), connection: connection.clone(), bearing });
     let service = service_fn(move |request| exchange.clone().handle(request));
     let mut builder = auto::Builder::new(TokioExecutor::new());
-    // The time of a head is kept by `Front`: here it would end connections that wait.
+    // The time of a head is kept by `ClientSocket`: here it would end connections that wait.
     builder.http1().header_read_timeout(None).max_buf_size(pool::HEADERS_BYTES_MAX as usize);
     builder
         .http2()
@@ -91,14 +91,14 @@ pub async fn serve(shared: Arc<Shared>, socket: TcpStream, client: SocketAddr, d
 
 /// Too many are being told already: this one gets what a connection without words gets.
 fn refuse(
-    shared: &Arc<Shared>,
+    shared: &Arc<GatewayContext>,
     service: &ServiceName,
     socket: TcpStream,
     client: SocketAddr,
-    refusal: &Refusal,
+    refusal: &PolicyRefusal,
 ) {
     reset(socket);
-    let claim = Claim::Use { service: service.clone(), client: client.ip() };
-    let word = protocol_word(Protocol::Http);
-    Passage::begin(shared, Direction::Outbound, word, claim, Some(client)).refuse(refusal);
+    let claim = AccessRequest::Use { service: service.clone(), client: client.ip() };
+    let word = protocol_word(ServiceProtocol::Http);
+    ConnectionRecord::begin(shared, CrossingDirection::Outbound, word, claim, Some(client)).refuse(refusal);
 }

@@ -15,10 +15,10 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::answer::Verdict;
-use super::body::Upload;
-use super::piped::Note;
-use crate::peers::Later;
+use super::body::RequestBody;
+use super::channel_io::StreamEndNote;
+use super::error_response::ProxyError;
+use crate::peers::BoxedFuture;
 
 /// Anything bytes go over.
 pub trait Io: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
@@ -26,10 +26,10 @@ pub trait Io: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> Io for T {}
 
 /// A fresh connection, before anything was said on it.
-pub struct Opened {
+pub struct OpenedConnection {
     pub io: Box<dyn Io>,
     /// Of a stream of the channel.
-    pub note: Option<Arc<Note>>,
+    pub note: Option<Arc<StreamEndNote>>,
     /// Kept as long as the connection.
     pub place: Box<dyn Send + Sync>,
 }
@@ -53,34 +53,34 @@ const LINES_MAX: usize = 32;
 const IDLE_MAX: usize = 256;
 
 /// What a connection is held by while a request is on it. Dropped early, the request is given up.
-pub enum Lease {
+pub enum PoolLease {
     Line {
-        line: Busy,
+        line: Http2Request,
     },
     Single {
-        single: Single,
-        yard: Arc<Singles>,
+        single: Http1Connection,
+        yard: Arc<Http1Pool>,
         sent: Arc<AtomicBool>,
     },
     /// For one request only.
     Alone {
-        single: Single,
+        single: Http1Connection,
     },
 }
 
-impl Lease {
+impl PoolLease {
     /// What the other gateway gave as its reason, when the stream to it was given up.
     pub fn heard(&self) -> Option<ResetCode> {
         let note = match self {
-            Lease::Line { line } => &line.0.note,
-            Lease::Single { single, .. } | Lease::Alone { single } => &single.note,
+            PoolLease::Line { line } => &line.0.note,
+            PoolLease::Single { single, .. } | PoolLease::Alone { single } => &single.note,
         };
         note.as_ref()?.heard()
     }
 
     /// The response has come to its end.
     pub fn give_back(self) {
-        if let Lease::Single { single, yard, sent } = self
+        if let PoolLease::Single { single, yard, sent } = self
             && sent.load(Ordering::Relaxed)
         {
             yard.put(single);
@@ -90,51 +90,51 @@ impl Lease {
 
 /// Connections over HTTP/2 to one place.
 #[derive(Default)]
-pub struct Lines {
-    lines: Mutex<Vec<Arc<Line>>>,
+pub struct Http2Pool {
+    lines: Mutex<Vec<Arc<Http2Connection>>>,
     opening: tokio::sync::Mutex<()>,
 }
 
-struct Line {
-    sender: http2::SendRequest<Upload>,
+struct Http2Connection {
+    sender: http2::SendRequest<RequestBody>,
     busy: AtomicUsize,
     used: Mutex<Instant>,
-    note: Option<Arc<Note>>,
+    note: Option<Arc<StreamEndNote>>,
     _driver: AbortOnDropHandle<()>,
     _place: Box<dyn Send + Sync>,
 }
 
 /// One request on a line.
-pub struct Busy(Arc<Line>);
+pub struct Http2Request(Arc<Http2Connection>);
 
-impl Busy {
-    fn new(line: &Arc<Line>) -> Busy {
+impl Http2Request {
+    fn new(line: &Arc<Http2Connection>) -> Http2Request {
         line.busy.fetch_add(1, Ordering::Relaxed);
-        Busy(line.clone())
+        Http2Request(line.clone())
     }
 }
 
-impl Drop for Busy {
+impl Drop for Http2Request {
     fn drop(&mut self) {
         self.0.busy.fetch_sub(1, Ordering::Relaxed);
         *self.0.used.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 }
 
-impl Lines {
+impl Http2Pool {
     /// Sends a request on a connection that has room, or on a new one.
     pub async fn send<'a>(
         &self,
-        mut request: Request<Upload>,
-        open: impl Fn() -> Later<'a, Result<Opened, Verdict>>,
-    ) -> Result<(Response<Incoming>, Lease), Verdict> {
+        mut request: Request<RequestBody>,
+        open: impl Fn() -> BoxedFuture<'a, Result<OpenedConnection, ProxyError>>,
+    ) -> Result<(Response<Incoming>, PoolLease), ProxyError> {
         loop {
             let (busy, fresh) = match self.free() {
                 Some(busy) => (busy, false),
                 None => self.open(&open).await?,
             };
             let mut error = match busy.0.sender.clone().try_send_request(request).await {
-                Ok(response) => return Ok((response, Lease::Line { line: busy })),
+                Ok(response) => return Ok((response, PoolLease::Line { line: busy })),
                 Err(error) => error,
             };
             match error.take_message() {
@@ -163,38 +163,38 @@ impl Lines {
     }
 
     /// The first that has room: so those not needed fall idle.
-    fn free(&self) -> Option<Busy> {
+    fn free(&self) -> Option<Http2Request> {
         let mut lines = self.lock();
         lines.retain(|line| !line.sender.is_closed());
         let free = lines.iter().find(|line| line.busy.load(Ordering::Relaxed) < STREAMS_MAX);
-        free.map(Busy::new)
+        free.map(Http2Request::new)
     }
 
     async fn open<'a>(
         &self,
-        open: &impl Fn() -> Later<'a, Result<Opened, Verdict>>,
-    ) -> Result<(Busy, bool), Verdict> {
+        open: &impl Fn() -> BoxedFuture<'a, Result<OpenedConnection, ProxyError>>,
+    ) -> Result<(Http2Request, bool), ProxyError> {
         // One opens, the others wait for it: a crowd needs one connection, not a crowd of them.
         let _opening = self.opening.lock().await;
         if let Some(busy) = self.free() {
             return Ok((busy, false));
         }
         if self.lock().len() >= LINES_MAX {
-            return Err(Verdict::full("requests of one subject to one service"));
+            return Err(ProxyError::full("requests of one subject to one service"));
         }
         let line = Arc::new(connect_line(open().await?).await?);
-        let busy = Busy::new(&line);
+        let busy = Http2Request::new(&line);
         self.lock().push(line);
         Ok((busy, true))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Arc<Line>>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<Http2Connection>>> {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-async fn connect_line(opened: Opened) -> Result<Line, Verdict> {
-    let Opened { io, note, place } = opened;
+async fn connect_line(opened: OpenedConnection) -> Result<Http2Connection, ProxyError> {
+    let OpenedConnection { io, note, place } = opened;
     let mut builder = http2::Builder::new(TokioExecutor::new());
     builder
         .timer(TokioTimer::new())
@@ -212,40 +212,40 @@ async fn connect_line(opened: Opened) -> Result<Line, Verdict> {
         }
     }));
     let used = Mutex::new(Instant::now());
-    Ok(Line { sender, busy: AtomicUsize::new(0), used, note, _driver: driver, _place: place })
+    Ok(Http2Connection { sender, busy: AtomicUsize::new(0), used, note, _driver: driver, _place: place })
 }
 
 /// Connections over HTTP/1.1 to one place that wait for their next request.
 #[derive(Default)]
-pub struct Singles {
-    idle: Mutex<Vec<Single>>,
+pub struct Http1Pool {
+    idle: Mutex<Vec<Http1Connection>>,
 }
 
-pub struct Single {
-    sender: http1::SendRequest<Upload>,
-    note: Option<Arc<Note>>,
+pub struct Http1Connection {
+    sender: http1::SendRequest<RequestBody>,
+    note: Option<Arc<StreamEndNote>>,
     used: Instant,
     _driver: AbortOnDropHandle<()>,
     _place: Box<dyn Send + Sync>,
 }
 
-impl Singles {
+impl Http1Pool {
     /// Sends a request on a connection that waits, or on a new one.
     pub async fn send<'a>(
         self: &Arc<Self>,
-        mut request: Request<Upload>,
-        open: impl Fn() -> Later<'a, Result<Opened, Verdict>>,
-    ) -> Result<(Response<Incoming>, Lease), Verdict> {
+        mut request: Request<RequestBody>,
+        open: impl Fn() -> BoxedFuture<'a, Result<OpenedConnection, ProxyError>>,
+    ) -> Result<(Response<Incoming>, PoolLease), ProxyError> {
         let mut repeated = false;
         loop {
             let (mut single, again) = match self.take().filter(|_| !repeated) {
                 Some(single) => (single, Some(repeatable(&request))),
-                None => (Single::connect(open().await?).await?, None),
+                None => (Http1Connection::connect(open().await?).await?, None),
             };
             let sent = request.body().done();
             let mut error = match single.sender.try_send_request(request).await {
                 Ok(response) => {
-                    return Ok((response, Lease::Single { single, yard: self.clone(), sent }));
+                    return Ok((response, PoolLease::Single { single, yard: self.clone(), sent }));
                 }
                 Err(error) => error,
             };
@@ -267,14 +267,14 @@ impl Singles {
     }
 
     /// The one used last: the others fall idle. One that is not ready yet is left for later.
-    fn take(&self) -> Option<Single> {
+    fn take(&self) -> Option<Http1Connection> {
         let mut waiting = self.lock();
         waiting.retain(|single| !single.sender.is_closed());
         let ready = waiting.iter().rposition(|single| single.sender.is_ready())?;
         Some(waiting.remove(ready))
     }
 
-    fn put(&self, mut single: Single) {
+    fn put(&self, mut single: Http1Connection) {
         let mut waiting = self.lock();
         if waiting.len() < IDLE_MAX && !single.sender.is_closed() {
             single.used = Instant::now();
@@ -282,14 +282,14 @@ impl Singles {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Single>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Http1Connection>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Single {
-    pub async fn connect(opened: Opened) -> Result<Single, Verdict> {
-        let Opened { io, note, place } = opened;
+impl Http1Connection {
+    pub async fn connect(opened: OpenedConnection) -> Result<Http1Connection, ProxyError> {
+        let OpenedConnection { io, note, place } = opened;
         let mut builder = http1::Builder::new();
         builder.max_header_size(HEADERS_BYTES_MAX as usize);
         let handshake = builder.handshake(TokioIo::new(io)).await;
@@ -299,23 +299,26 @@ impl Single {
                 tracing::debug!(error = &error as &dyn std::error::Error, "a connection for requests broke");
             }
         }));
-        Ok(Single { sender, note, used: Instant::now(), _driver: driver, _place: place })
+        Ok(Http1Connection { sender, note, used: Instant::now(), _driver: driver, _place: place })
     }
 
     /// One request, and perhaps something else afterwards.
-    pub async fn send(mut self, request: Request<Upload>) -> Result<(Response<Incoming>, Lease), Verdict> {
+    pub async fn send(
+        mut self,
+        request: Request<RequestBody>,
+    ) -> Result<(Response<Incoming>, PoolLease), ProxyError> {
         match self.sender.send_request(request).await {
-            Ok(response) => Ok((response, Lease::Alone { single: self })),
+            Ok(response) => Ok((response, PoolLease::Alone { single: self })),
             Err(error) => Err(failure(&error, self.note.as_deref())),
         }
     }
 }
 
 /// What may be sent again on a new connection when the old one turns out dead: RFC 9110, 9.2.2, and only without a body.
-fn repeatable(request: &Request<Upload>) -> Option<Request<Upload>> {
+fn repeatable(request: &Request<RequestBody>) -> Option<Request<RequestBody>> {
     let harmless = request.method().is_idempotent() && http_body::Body::is_end_stream(request.body());
     harmless.then(|| {
-        let mut again = Request::new(Upload::empty());
+        let mut again = Request::new(RequestBody::empty());
         *again.method_mut() = request.method().clone();
         *again.uri_mut() = request.uri().clone();
         *again.version_mut() = request.version();
@@ -324,16 +327,16 @@ fn repeatable(request: &Request<Upload>) -> Option<Request<Upload>> {
     })
 }
 
-fn failure(error: &hyper::Error, note: Option<&Note>) -> Verdict {
+fn failure(error: &hyper::Error, note: Option<&StreamEndNote>) -> ProxyError {
     match note {
         Some(note) => match note.heard() {
-            Some(code) => Verdict::from(code),
+            Some(code) => ProxyError::from(code),
             None if error.is_closed() || error.is_canceled() || error.is_incomplete_message() => {
-                Verdict::away("the stream to the site of the service ended")
+                ProxyError::away("the stream to the site of the service ended")
             }
-            None => Verdict::broken(describe(error)),
+            None => ProxyError::broken(describe(error)),
         },
-        None => Verdict::broken(describe(error)),
+        None => ProxyError::broken(describe(error)),
     }
 }
 

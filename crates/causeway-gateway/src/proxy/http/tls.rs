@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use causeway_netmap::{BackendTls, BackendTlsMode, Service};
+use causeway_netmap::{BackendTlsSettings, BackendTlsVerification, ServiceEntry};
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, aws_lc_rs, verify_tls12_signature, verify_tls13_signature};
@@ -15,14 +15,14 @@ use tokio_rustls::client::TlsStream;
 
 /// How the backends of one service are spoken to.
 #[derive(Clone)]
-pub struct Tls {
+pub struct BackendTlsClient {
     config: Arc<ClientConfig>,
     /// None: the address that was dialled.
     name: Option<ServerName<'static>>,
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum TlsError {
+pub enum BackendTlsError {
     #[error("its CA bundle cannot be read")]
     Bundle,
     #[error("its server name is not a name")]
@@ -33,16 +33,20 @@ pub enum TlsError {
     Config(#[from] rustls::Error),
 }
 
-impl Tls {
+impl BackendTlsClient {
     /// `requests_over_h2`: the backend is told so by ALPN.
-    pub fn new(service: &Service, tls: &BackendTls, requests_over_h2: bool) -> Result<Tls, TlsError> {
+    pub fn new(
+        service: &ServiceEntry,
+        tls: &BackendTlsSettings,
+        requests_over_h2: bool,
+    ) -> Result<BackendTlsClient, BackendTlsError> {
         let provider = Arc::new(aws_lc_rs::default_provider());
         let verifier: Arc<dyn ServerCertVerifier> = match tls.mode {
-            BackendTlsMode::Insecure => Arc::new(Unverified(provider.clone())),
-            BackendTlsMode::Verify => {
+            BackendTlsVerification::Insecure => Arc::new(Unverified(provider.clone())),
+            BackendTlsVerification::Verify => {
                 let roots = roots(&tls.ca_bundle)?;
                 let built = WebPkiServerVerifier::builder_with_provider(roots, provider.clone()).build();
-                built.map_err(|_| TlsError::Bundle)?
+                built.map_err(|_| BackendTlsError::Bundle)?
             }
         };
         let mut config = ClientConfig::builder_with_provider(provider)
@@ -59,9 +63,9 @@ impl Tls {
         };
         let name = match name.is_empty() {
             true => None,
-            false => Some(ServerName::try_from(name.to_owned()).map_err(|_| TlsError::Name)?),
+            false => Some(ServerName::try_from(name.to_owned()).map_err(|_| BackendTlsError::Name)?),
         };
-        Ok(Tls { config: Arc::new(config), name })
+        Ok(BackendTlsClient { config: Arc::new(config), name })
     }
 
     pub async fn connect(&self, stream: TcpStream) -> std::io::Result<TlsStream<TcpStream>> {
@@ -75,7 +79,7 @@ impl Tls {
 
 /// The bundle's, or those of the host: that is what an operator expects of a program that runs there, and what their own CA
 /// was added to. Read once; a changed store of the host counts after a restart.
-fn roots(bundle: &str) -> Result<Arc<RootCertStore>, TlsError> {
+fn roots(bundle: &str) -> Result<Arc<RootCertStore>, BackendTlsError> {
     static OF_THE_HOST: OnceLock<Arc<RootCertStore>> = OnceLock::new();
     if bundle.is_empty() {
         let roots = OF_THE_HOST.get_or_init(|| {
@@ -83,13 +87,13 @@ fn roots(bundle: &str) -> Result<Arc<RootCertStore>, TlsError> {
             roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
             Arc::new(roots)
         });
-        return if roots.is_empty() { Err(TlsError::NoRoots) } else { Ok(roots.clone()) };
+        return if roots.is_empty() { Err(BackendTlsError::NoRoots) } else { Ok(roots.clone()) };
     }
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(bundle.as_bytes()) {
-        roots.add(certificate.map_err(|_| TlsError::Bundle)?).map_err(|_| TlsError::Bundle)?;
+        roots.add(certificate.map_err(|_| BackendTlsError::Bundle)?).map_err(|_| BackendTlsError::Bundle)?;
     }
-    if roots.is_empty() { Err(TlsError::Bundle) } else { Ok(Arc::new(roots)) }
+    if roots.is_empty() { Err(BackendTlsError::Bundle) } else { Ok(Arc::new(roots)) }
 }
 
 /// Takes any certificate: the mode `Insecure`. The other end still has to have its key.

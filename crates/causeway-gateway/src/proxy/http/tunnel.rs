@@ -6,40 +6,40 @@ use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-use super::body::Account;
-use super::pool::Lease;
-use crate::limits::Way;
-use crate::passage::Meter;
+use super::body::RequestAccount;
+use super::pool::PoolLease;
+use crate::connection_record::ByteMeter;
+use crate::limits::ByteDirection;
+use crate::proxy::copy::CopyEnd;
 use crate::proxy::outbound::judge_end;
-use crate::proxy::pump::Ended;
 
 /// Frames of WebSocket are small, and most tunnels are quiet.
 const BUFFER_BYTES: usize = 8 << 10;
 
 /// Waits for both ends to be ready, then moves bytes. Writes the record of the request.
-pub async fn tunnel(client: OnUpgrade, backend: OnUpgrade, mut account: Account, lease: Lease) {
+pub async fn tunnel(client: OnUpgrade, backend: OnUpgrade, mut account: RequestAccount, lease: PoolLease) {
     let moved = tokio::select! {
         biased;
         () = account.cut() => Ok(()),
         moved = between(client, backend, &account) => moved,
     };
-    let ended = moved.err().unwrap_or(Ended::Done);
+    let ended = moved.err().unwrap_or(CopyEnd::Done);
     let (end, reason) = judge_end(&ended, account.meter().map(|meter| meter.received()));
     account.end(end, reason);
     drop(lease);
 }
 
-async fn between(client: OnUpgrade, backend: OnUpgrade, account: &Account) -> Result<(), Ended> {
-    let client = client.await.map_err(|error| Ended::Client(io::Error::other(error)))?;
-    let backend = backend.await.map_err(|error| Ended::Backend(io::Error::other(error)))?;
+async fn between(client: OnUpgrade, backend: OnUpgrade, account: &RequestAccount) -> Result<(), CopyEnd> {
+    let client = client.await.map_err(|error| CopyEnd::Client(io::Error::other(error)))?;
+    let backend = backend.await.map_err(|error| CopyEnd::Backend(io::Error::other(error)))?;
     let Some(meter) = account.meter() else { return Ok(()) };
     let (mut from_client, mut to_client) = halves(client);
     let (mut from_backend, mut to_backend) = halves(backend);
-    let up = pump(&mut from_client, &mut to_backend, &meter, Way::Sent);
-    let down = pump(&mut from_backend, &mut to_client, &meter, Way::Received);
+    let up = pump(&mut from_client, &mut to_backend, &meter, ByteDirection::Sent);
+    let down = pump(&mut from_backend, &mut to_client, &meter, ByteDirection::Received);
     // Both directions finish on their own; one that breaks ends the other.
-    let up = async { up.await.map_err(|error| error.name(Ended::Client, Ended::Backend)) };
-    let down = async { down.await.map_err(|error| error.name(Ended::Backend, Ended::Client)) };
+    let up = async { up.await.map_err(|error| error.name(CopyEnd::Client, CopyEnd::Backend)) };
+    let down = async { down.await.map_err(|error| error.name(CopyEnd::Backend, CopyEnd::Client)) };
     tokio::try_join!(up, down).map(drop)
 }
 
@@ -62,7 +62,7 @@ enum Stopped {
 }
 
 impl Stopped {
-    fn name(self, reading: fn(io::Error) -> Ended, writing: fn(io::Error) -> Ended) -> Ended {
+    fn name(self, reading: fn(io::Error) -> CopyEnd, writing: fn(io::Error) -> CopyEnd) -> CopyEnd {
         match self {
             Stopped::Reading(error) => reading(error),
             Stopped::Writing(error) => writing(error),
@@ -73,8 +73,8 @@ impl Stopped {
 async fn pump(
     from: &mut (impl AsyncRead + Unpin),
     to: &mut (impl AsyncWrite + Unpin),
-    meter: &Meter,
-    way: Way,
+    meter: &ByteMeter,
+    way: ByteDirection,
 ) -> Result<(), Stopped> {
     let mut buffer = vec![0; BUFFER_BYTES];
     loop {

@@ -8,10 +8,10 @@ use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use causeway_netmap::{Backend, Service, ServiceName};
+use causeway_netmap::{BackendEndpoint, ServiceEntry, ServiceName};
 use futures_util::future::join_all;
 
-use crate::peers::Later;
+use crate::peers::BoxedFuture;
 
 /// Names are asked for again after this long.
 const FRESH: Duration = Duration::from_secs(10);
@@ -26,14 +26,14 @@ const NAME_BYTES_MAX: usize = 255;
 
 /// What is known of names, for all connections.
 #[derive(Default)]
-pub struct Names {
+pub struct BrokerNames {
     known: Mutex<HashMap<String, (Instant, Vec<IpAddr>)>>,
     told: Mutex<HashSet<(ServiceName, String, i32)>>,
 }
 
-impl Names {
+impl BrokerNames {
     /// The place of each broker among the backends. None: it is none of them.
-    pub async fn places(&self, service: &Service, brokers: &[(&str, i32)]) -> Vec<Option<usize>> {
+    pub async fn places(&self, service: &ServiceEntry, brokers: &[(&str, i32)]) -> Vec<Option<usize>> {
         // With one backend and one broker there is nothing to be told apart, whatever the broker says of itself.
         if let ([_], [_]) = (&service.backends[..], brokers) {
             return vec![Some(0)];
@@ -42,8 +42,10 @@ impl Names {
             brokers.iter().map(|(host, port)| place(service, host, *port, &[])).collect();
         let unknown: Vec<usize> = (0..brokers.len()).filter(|at| found[*at].is_none()).collect();
         for some in unknown.chunks(AT_ONCE) {
-            let asking: Vec<Later<'_, Vec<IpAddr>>> =
-                some.iter().map(|at| Box::pin(self.addresses(brokers[*at].0)) as Later<'_, _>).collect();
+            let asking: Vec<BoxedFuture<'_, Vec<IpAddr>>> = some
+                .iter()
+                .map(|at| Box::pin(self.addresses(brokers[*at].0)) as BoxedFuture<'_, _>)
+                .collect();
             for (at, addresses) in some.iter().zip(join_all(asking).await) {
                 let (host, port) = brokers[*at];
                 found[*at] = place(service, host, port, &addresses);
@@ -87,7 +89,7 @@ impl Names {
     }
 
     /// Says it once.
-    fn complain(&self, service: &Service, host: &str, port: i32) {
+    fn complain(&self, service: &ServiceEntry, host: &str, port: i32) {
         let mut told = lock(&self.told);
         if told.len() < NAMES_MAX && told.insert((service.name.clone(), host.to_owned(), port)) {
             tracing::warn!(
@@ -103,7 +105,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// The backend that advertises this host and port; `addresses` are those of the host, if they are known.
-fn place(service: &Service, host: &str, port: i32, addresses: &[IpAddr]) -> Option<usize> {
+fn place(service: &ServiceEntry, host: &str, port: i32, addresses: &[IpAddr]) -> Option<usize> {
     let port = u16::try_from(port).ok()?;
     let ip = host.parse::<IpAddr>().ok().map(|ip| ip.to_canonical());
     let name = host.trim_end_matches('.');
@@ -111,24 +113,24 @@ fn place(service: &Service, host: &str, port: i32, addresses: &[IpAddr]) -> Opti
     let alone = service.backends.len() == 1;
     let is_own = alone && service.domain_name.as_ref().is_some_and(|known| is_named(known.as_str()));
     service.backends.iter().position(|backend| match backend {
-        Backend::Address(at, its_port) => {
+        BackendEndpoint::Address(at, its_port) => {
             *its_port == port && (ip == Some(*at) || addresses.contains(at) || is_own)
         }
-        Backend::Host(known, its_port) => *its_port == port && is_named(known.as_str()),
+        BackendEndpoint::Host(known, its_port) => *its_port == port && is_named(known.as_str()),
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use causeway_netmap::{DnsName, Protocol};
+    use causeway_netmap::{DnsName, ServiceProtocol};
 
     use super::*;
 
-    fn service(backends: Vec<Backend>, domain_name: Option<&str>) -> Service {
-        Service {
+    fn service(backends: Vec<BackendEndpoint>, domain_name: Option<&str>) -> ServiceEntry {
+        ServiceEntry {
             name: "kafka".into(),
             port: 9092,
-            protocol: Protocol::Kafka,
+            protocol: ServiceProtocol::Kafka,
             backends,
             domain_name: domain_name.map(DnsName::new),
             health_check: None,
@@ -138,8 +140,8 @@ mod tests {
         }
     }
 
-    fn at(ip: &str, port: u16) -> Backend {
-        Backend::Address(ip.parse().unwrap(), port)
+    fn at(ip: &str, port: u16) -> BackendEndpoint {
+        BackendEndpoint::Address(ip.parse().unwrap(), port)
     }
 
     #[test]
@@ -161,7 +163,7 @@ mod tests {
 
     #[test]
     fn a_backend_that_has_a_name_is_known_by_it() {
-        let named = service(vec![Backend::Host(DnsName::new("kafka.local"), 9092)], None);
+        let named = service(vec![BackendEndpoint::Host(DnsName::new("kafka.local"), 9092)], None);
         assert_eq!(place(&named, "Kafka.local.", 9092, &[]), Some(0));
         let both = service(vec![at("10.0.1.1", 9092)], Some("kafka.local"));
         assert_eq!(place(&both, "kafka.local", 9092, &[]), Some(0));
@@ -170,7 +172,7 @@ mod tests {
 
     #[tokio::test]
     async fn one_broker_and_one_backend_are_the_same() {
-        let names = Names::default();
+        let names = BrokerNames::default();
         let one = service(vec![at("10.0.1.1", 9092)], None);
         assert_eq!(names.places(&one, &[("localhost", 9999)]).await, [Some(0)]);
         let two = service(vec![at("127.0.0.1", 9092), at("10.0.1.1", 9092)], None);

@@ -8,7 +8,7 @@ use std::convert::Infallible;
 
 use bytes::{Bytes, BytesMut};
 
-use super::versions::{Api, Asked, Handling, NO_SUCH_VERSION, judge};
+use super::versions::{NO_SUCH_VERSION, PendingRequest, RequestHandling, RewrittenApi, judge};
 
 /// An answer that is read is held in memory. A cluster of 200,000 partitions has some 12 MB of metadata.
 pub const HELD_BYTES_MAX: usize = 16 << 20;
@@ -19,7 +19,7 @@ const TLS_HANDSHAKE: u8 = 0x16;
 
 /// This is not how Kafka is spoken.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum NotKafka {
+pub enum KafkaFrameError {
     #[error("a frame of {0} bytes")]
     Length(i32),
     #[error("request {key} in version {version}, which is not offered here")]
@@ -32,7 +32,7 @@ pub enum NotKafka {
 
 /// What comes out of a run of chunks, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Piece<T> {
+pub enum FramePiece<T> {
     Pass(Bytes),
     /// A whole frame, with its length.
     Held(T, Bytes),
@@ -48,9 +48,9 @@ enum Fate<T> {
 
 /// What both directions of one connection know.
 #[derive(Default)]
-pub struct Talk {
+pub struct KafkaConversation {
     /// What was asked and has to be read, oldest first.
-    waiting: VecDeque<(i32, Asked)>,
+    waiting: VecDeque<(i32, PendingRequest)>,
     /// The client speaks TLS: nothing can be read.
     is_opaque: bool,
 }
@@ -60,18 +60,18 @@ const ANSWER_HEAD: usize = 8;
 
 /// What a client says.
 #[derive(Default)]
-pub struct Requests {
+pub struct RequestScanner {
     scanner: Scanner<REQUEST_HEAD, Infallible>,
     is_begun: bool,
 }
 
-impl Requests {
+impl RequestScanner {
     pub fn take(
         &mut self,
         chunk: Bytes,
-        talk: &mut Talk,
+        talk: &mut KafkaConversation,
         mut emit: impl FnMut(Bytes),
-    ) -> Result<(), NotKafka> {
+    ) -> Result<(), KafkaFrameError> {
         if !self.is_begun && !chunk.is_empty() {
             self.is_begun = true;
             talk.is_opaque = chunk[0] == TLS_HANDSHAKE;
@@ -81,8 +81,8 @@ impl Requests {
             return Ok(());
         }
         let emit = |piece| match piece {
-            Piece::Pass(bytes) => emit(bytes),
-            Piece::Held(never, _) => match never {},
+            FramePiece::Pass(bytes) => emit(bytes),
+            FramePiece::Held(never, _) => match never {},
         };
         self.scanner.take(chunk, |head| talk.ask(head), emit)
     }
@@ -90,48 +90,48 @@ impl Requests {
 
 /// What a broker says.
 #[derive(Default)]
-pub struct Answers {
-    scanner: Scanner<ANSWER_HEAD, Asked>,
+pub struct ResponseScanner {
+    scanner: Scanner<ANSWER_HEAD, PendingRequest>,
 }
 
-impl Answers {
+impl ResponseScanner {
     pub fn take(
         &mut self,
         chunk: Bytes,
-        talk: &mut Talk,
-        mut emit: impl FnMut(Piece<Asked>),
-    ) -> Result<(), NotKafka> {
+        talk: &mut KafkaConversation,
+        mut emit: impl FnMut(FramePiece<PendingRequest>),
+    ) -> Result<(), KafkaFrameError> {
         if talk.is_opaque {
-            emit(Piece::Pass(chunk));
+            emit(FramePiece::Pass(chunk));
             return Ok(());
         }
         self.scanner.take(chunk, |head| Ok(talk.answer(head)), emit)
     }
 }
 
-impl Talk {
+impl KafkaConversation {
     /// The head of a request: length, key, version, number.
-    fn ask(&mut self, head: &mut [u8; REQUEST_HEAD]) -> Result<Fate<Infallible>, NotKafka> {
+    fn ask(&mut self, head: &mut [u8; REQUEST_HEAD]) -> Result<Fate<Infallible>, KafkaFrameError> {
         let [_, _, _, _, k0, k1, v0, v1, c0, c1, c2, c3] = *head;
         let (key, version) = (i16::from_be_bytes([k0, k1]), i16::from_be_bytes([v0, v1]));
         let (asked, fate) = match judge(key, version) {
-            Handling::Pass => return Ok(Fate::Pass),
-            Handling::Refuse => return Err(NotKafka::Version { key, version }),
-            Handling::Watch(asked) => (asked, Fate::Pass),
-            Handling::AskForNoSuchVersion => {
+            RequestHandling::Pass => return Ok(Fate::Pass),
+            RequestHandling::Refuse => return Err(KafkaFrameError::Version { key, version }),
+            RequestHandling::Watch(asked) => (asked, Fate::Pass),
+            RequestHandling::AskForNoSuchVersion => {
                 head[6..8].copy_from_slice(&NO_SUCH_VERSION.to_be_bytes());
-                (Asked { api: Api::ApiVersions, version: 0 }, Fate::Changed)
+                (PendingRequest { api: RewrittenApi::ApiVersions, version: 0 }, Fate::Changed)
             }
         };
         if self.waiting.len() >= WAITING_MAX {
-            return Err(NotKafka::TooManyQuestions);
+            return Err(KafkaFrameError::TooManyQuestions);
         }
         self.waiting.push_back((i32::from_be_bytes([c0, c1, c2, c3]), asked));
         Ok(fate)
     }
 
     /// The head of an answer: length, number. Brokers answer in the order in which they were asked, so it is the first one as a rule.
-    fn answer(&mut self, head: &[u8; ANSWER_HEAD]) -> Fate<Asked> {
+    fn answer(&mut self, head: &[u8; ANSWER_HEAD]) -> Fate<PendingRequest> {
         let [_, _, _, _, c0, c1, c2, c3] = *head;
         let number = i32::from_be_bytes([c0, c1, c2, c3]);
         let place = self.waiting.iter().position(|(waiting, _)| *waiting == number);
@@ -162,9 +162,9 @@ impl<const HEAD: usize, T> Scanner<HEAD, T> {
     fn take(
         &mut self,
         chunk: Bytes,
-        mut judge: impl FnMut(&mut [u8; HEAD]) -> Result<Fate<T>, NotKafka>,
-        mut emit: impl FnMut(Piece<T>),
-    ) -> Result<(), NotKafka> {
+        mut judge: impl FnMut(&mut [u8; HEAD]) -> Result<Fate<T>, KafkaFrameError>,
+        mut emit: impl FnMut(FramePiece<T>),
+    ) -> Result<(), KafkaFrameError> {
         // Of the chunk, what was looked at, and what has already gone on or is kept.
         let (mut at, mut done) = (0, 0);
         while at < chunk.len() {
@@ -197,8 +197,10 @@ impl<const HEAD: usize, T> Scanner<HEAD, T> {
             at += bytes;
             match fate {
                 Fate::Pass if !was_cut => {}
-                Fate::Pass | Fate::Changed => emit(Piece::Pass(Bytes::copy_from_slice(&self.head))),
-                Fate::Hold(_) if self.left > HELD_BYTES_MAX => return Err(NotKafka::TooLong(self.left)),
+                Fate::Pass | Fate::Changed => emit(FramePiece::Pass(Bytes::copy_from_slice(&self.head))),
+                Fate::Hold(_) if self.left > HELD_BYTES_MAX => {
+                    return Err(KafkaFrameError::TooLong(self.left));
+                }
                 Fate::Hold(what) => {
                     self.held = Some((what, BytesMut::from(&self.head[..])));
                     self.finish(&mut emit);
@@ -210,26 +212,26 @@ impl<const HEAD: usize, T> Scanner<HEAD, T> {
     }
 
     /// What was held goes on when it is whole.
-    fn finish(&mut self, emit: &mut impl FnMut(Piece<T>)) {
+    fn finish(&mut self, emit: &mut impl FnMut(FramePiece<T>)) {
         if self.left == 0
             && let Some((what, frame)) = self.held.take()
         {
-            emit(Piece::Held(what, frame.freeze()));
+            emit(FramePiece::Held(what, frame.freeze()));
         }
     }
 }
 
-fn pass<T>(chunk: &Bytes, range: std::ops::Range<usize>, emit: &mut impl FnMut(Piece<T>)) {
+fn pass<T>(chunk: &Bytes, range: std::ops::Range<usize>, emit: &mut impl FnMut(FramePiece<T>)) {
     if !range.is_empty() {
-        emit(Piece::Pass(chunk.slice(range)));
+        emit(FramePiece::Pass(chunk.slice(range)));
     }
 }
 
 /// What follows a head. The length counts what is behind it, so it cannot be shorter than the rest of the head.
-fn body_bytes<const HEAD: usize>(head: &[u8; HEAD]) -> Result<usize, NotKafka> {
+fn body_bytes<const HEAD: usize>(head: &[u8; HEAD]) -> Result<usize, KafkaFrameError> {
     let length = i32::from_be_bytes([head[0], head[1], head[2], head[3]]);
     let bytes = usize::try_from(length).ok().and_then(|length| length.checked_sub(HEAD - 4));
-    bytes.ok_or(NotKafka::Length(length))
+    bytes.ok_or(KafkaFrameError::Length(length))
 }
 
 #[cfg(test)]

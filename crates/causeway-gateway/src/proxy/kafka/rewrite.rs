@@ -1,6 +1,6 @@
 //! Puts other addresses of brokers into an answer, and leaves the rest of it as it is.
 //!
-//! `read` walks as far as the last broker and says where each stands; `Reading::write` copies up to there, with the new
+//! `read` walks as far as the last broker and says where each stands; `BrokerResponse::write` copies up to there, with the new
 //! addresses, and hands on what follows. Brokers that cannot be reached are left out. `limit` does the same to the list of
 //! versions. Written by hand, for a few fields: the codec that checks it in the tests reserves as much as a length on the wire
 //! promises, and would build every topic of a large answer only to write it again.
@@ -10,18 +10,18 @@ use std::ops::Range;
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use super::versions::{Api, Asked, offer};
+use super::versions::{PendingRequest, RewrittenApi, offer};
 
 /// An answer is not what it should be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("an answer that cannot be read: {0}")]
-pub struct Unreadable(&'static str);
+pub struct UnreadableResponse(&'static str);
 
-type Read<T> = Result<T, Unreadable>;
+type Read<T> = Result<T, UnreadableResponse>;
 
 /// A broker in an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Named {
+pub struct BrokerAddress {
     pub host: String,
     pub port: i32,
     /// Where its entry is, and in it the host and the port, side by side.
@@ -33,12 +33,12 @@ pub struct Named {
 
 /// An answer as far as its brokers go.
 #[derive(Debug)]
-pub struct Reading {
+pub struct BrokerResponse {
     frame: Bytes,
     is_compact: bool,
     /// How many there are, for a list.
     count: Option<Range<usize>>,
-    named: Vec<Named>,
+    named: Vec<BrokerAddress>,
     end: usize,
 }
 
@@ -52,27 +52,27 @@ const UNSUPPORTED_VERSION: i16 = 35;
 const HEAD_BYTES: usize = 8;
 
 /// Finds the brokers in an answer. `frame` is all of it, with its length. None: such an answer names none.
-pub fn read(asked: Asked, frame: &Bytes) -> Read<Option<Reading>> {
+pub fn read(asked: PendingRequest, frame: &Bytes) -> Read<Option<BrokerResponse>> {
     let version = asked.version;
     let is_compact = match asked.api {
-        Api::ApiVersions => return Ok(None),
-        Api::Metadata => version >= 9,
-        Api::FindCoordinator => version >= 3,
-        Api::DescribeCluster => true,
+        RewrittenApi::ApiVersions => return Ok(None),
+        RewrittenApi::Metadata => version >= 9,
+        RewrittenApi::FindCoordinator => version >= 3,
+        RewrittenApi::DescribeCluster => true,
     };
     let mut reader = Reader { bytes: frame, at: HEAD_BYTES, is_compact };
     reader.tags()?;
     let (count, named) = match asked.api {
-        Api::Metadata => metadata(&mut reader, version)?,
-        Api::FindCoordinator if version < 4 => (None, coordinator(&mut reader, version)?),
-        Api::FindCoordinator => coordinators(&mut reader)?,
-        Api::DescribeCluster | Api::ApiVersions => cluster(&mut reader, version)?,
+        RewrittenApi::Metadata => metadata(&mut reader, version)?,
+        RewrittenApi::FindCoordinator if version < 4 => (None, coordinator(&mut reader, version)?),
+        RewrittenApi::FindCoordinator => coordinators(&mut reader)?,
+        RewrittenApi::DescribeCluster | RewrittenApi::ApiVersions => cluster(&mut reader, version)?,
     };
     let end = reader.at;
-    Ok(Some(Reading { frame: frame.clone(), is_compact, count, named, end }))
+    Ok(Some(BrokerResponse { frame: frame.clone(), is_compact, count, named, end }))
 }
 
-type Found = (Option<Range<usize>>, Vec<Named>);
+type Found = (Option<Range<usize>>, Vec<BrokerAddress>);
 /// Host, port, and where they stand.
 type Address = (String, i32, Range<usize>);
 
@@ -122,7 +122,7 @@ fn coordinators(reader: &mut Reader<'_>) -> Read<Found> {
     })
 }
 
-fn coordinator(reader: &mut Reader<'_>, version: i16) -> Read<Vec<Named>> {
+fn coordinator(reader: &mut Reader<'_>, version: i16) -> Read<Vec<BrokerAddress>> {
     reader.skip(if version >= 1 { 4 } else { 0 })?; // throttle time
     let error = reader.at;
     reader.skip(2)?;
@@ -133,18 +133,18 @@ fn coordinator(reader: &mut Reader<'_>, version: i16) -> Read<Vec<Named>> {
     reader.skip(4)?;
     let (host, port, address) = reader.address()?;
     let entry = address.clone();
-    Ok(vec![Named { host, port, entry, address, coordinator: Some((node, error)) }])
+    Ok(vec![BrokerAddress { host, port, entry, address, coordinator: Some((node, error)) }])
 }
 
-impl Named {
+impl BrokerAddress {
     /// Whether it stands for a broker: a coordinator that was not found has neither host nor port.
     pub fn is_somebody(&self) -> bool {
         !self.host.is_empty() && self.port >= 0
     }
 }
 
-impl Reading {
-    pub fn named(&self) -> &[Named] {
+impl BrokerResponse {
+    pub fn named(&self) -> &[BrokerAddress] {
         &self.named
     }
 
@@ -156,7 +156,7 @@ impl Reading {
         let mut at = start;
         let addresses = || addresses.iter().copied().chain(std::iter::repeat(None));
         if let Some(count) = &self.count {
-            let stays = |(named, address): &(&Named, Option<SocketAddr>)| named.stays(*address);
+            let stays = |(named, address): &(&BrokerAddress, Option<SocketAddr>)| named.stays(*address);
             let left = self.named.iter().zip(addresses()).filter(stays).count();
             put_count(&mut out, left, self.is_compact);
             at = count.end;
@@ -206,7 +206,7 @@ impl Reading {
     }
 }
 
-impl Named {
+impl BrokerAddress {
     /// A list goes without those who cannot be reached; a coordinator says that there is none.
     fn stays(&self, address: Option<SocketAddr>) -> bool {
         address.is_some() || self.coordinator.is_some()
@@ -345,7 +345,7 @@ impl Reader<'_> {
                 return Ok(value);
             }
         }
-        Err(Unreadable("a number that is too long"))
+        Err(UnreadableResponse("a number that is too long"))
     }
 
     /// Null is as good as empty here.
@@ -354,7 +354,7 @@ impl Reader<'_> {
             true => self.varint()?.saturating_sub(1) as usize,
             false => usize::try_from(self.i16()?).unwrap_or(0),
         };
-        std::str::from_utf8(self.take(length)?).map_err(|_| Unreadable("a text that is none"))
+        std::str::from_utf8(self.take(length)?).map_err(|_| UnreadableResponse("a text that is none"))
     }
 
     fn tags(&mut self) -> Read<()> {
@@ -384,7 +384,7 @@ impl Reader<'_> {
         // Every entry has ten bytes or more; ApiVersions' have six.
         match count <= NAMED_MAX && count <= self.bytes.len() / 6 {
             true => Ok(count),
-            false => Err(Unreadable("a list that is too long")),
+            false => Err(UnreadableResponse("a list that is too long")),
         }
     }
 
@@ -399,13 +399,13 @@ impl Reader<'_> {
         for _ in 0..count {
             let start = self.at;
             let ((host, port, address), coordinator) = entry(self)?;
-            named.push(Named { host, port, entry: start..self.at, address, coordinator });
+            named.push(BrokerAddress { host, port, entry: start..self.at, address, coordinator });
         }
         Ok((Some(range), named))
     }
 }
 
-const SHORT: Unreadable = Unreadable("it ends too early");
+const SHORT: UnreadableResponse = UnreadableResponse("it ends too early");
 
 #[cfg(test)]
 mod tests;

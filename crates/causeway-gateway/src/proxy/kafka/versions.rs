@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 
 /// An answer that is read.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Api {
+pub enum RewrittenApi {
     Metadata,
     FindCoordinator,
     DescribeCluster,
@@ -16,17 +16,17 @@ pub enum Api {
 
 /// What was asked: it tells how the answer is to be read.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Asked {
-    pub api: Api,
+pub struct PendingRequest {
+    pub api: RewrittenApi,
     pub version: i16,
 }
 
 /// What to do with a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Handling {
+pub enum RequestHandling {
     Pass,
     /// Its answer is read.
-    Watch(Asked),
+    Watch(PendingRequest),
     /// A question for versions in a form that is not known here. A broker answers one that it does not know itself in the
     /// oldest form, with what it can do: so it is asked in a form that nobody knows.
     AskForNoSuchVersion,
@@ -72,18 +72,18 @@ pub fn allowed(key: i16) -> Option<RangeInclusive<i16>> {
     }
 }
 
-pub fn judge(key: i16, version: i16) -> Handling {
+pub fn judge(key: i16, version: i16) -> RequestHandling {
     let is_allowed = allowed(key).is_none_or(|range| range.contains(&version));
     let api = match key {
-        key::API_VERSIONS if !is_allowed => return Handling::AskForNoSuchVersion,
-        _ if !is_allowed => return Handling::Refuse,
-        key::METADATA => Api::Metadata,
-        key::FIND_COORDINATOR => Api::FindCoordinator,
-        key::DESCRIBE_CLUSTER => Api::DescribeCluster,
-        key::API_VERSIONS => Api::ApiVersions,
-        _ => return Handling::Pass,
+        key::API_VERSIONS if !is_allowed => return RequestHandling::AskForNoSuchVersion,
+        _ if !is_allowed => return RequestHandling::Refuse,
+        key::METADATA => RewrittenApi::Metadata,
+        key::FIND_COORDINATOR => RewrittenApi::FindCoordinator,
+        key::DESCRIBE_CLUSTER => RewrittenApi::DescribeCluster,
+        key::API_VERSIONS => RewrittenApi::ApiVersions,
+        _ => return RequestHandling::Pass,
     };
-    Handling::Watch(Asked { api, version })
+    RequestHandling::Watch(PendingRequest { api, version })
 }
 
 /// What clients are told of a broker's versions of a request. None: nothing.
@@ -99,25 +99,25 @@ mod tests {
 
     #[test]
     fn a_request_is_watched_refused_or_none_of_our_business() {
-        let watch = |api, version| Handling::Watch(Asked { api, version });
+        let watch = |api, version| RequestHandling::Watch(PendingRequest { api, version });
         for (key, version, expected) in [
-            (3, 0, watch(Api::Metadata, 0)),
-            (3, 13, watch(Api::Metadata, 13)),
-            (3, 14, Handling::Refuse),
-            (3, -1, Handling::Refuse),
-            (10, 6, watch(Api::FindCoordinator, 6)),
-            (60, 2, watch(Api::DescribeCluster, 2)),
-            (18, 4, watch(Api::ApiVersions, 4)),
-            (18, 5, Handling::AskForNoSuchVersion),
-            (0, 9, Handling::Pass),
-            (0, 10, Handling::Refuse),
-            (1, 15, Handling::Pass),
-            (1, 16, Handling::Refuse),
-            (17, 0, Handling::Refuse),
-            (17, 1, Handling::Pass),
-            (78, 1, Handling::Refuse),
+            (3, 0, watch(RewrittenApi::Metadata, 0)),
+            (3, 13, watch(RewrittenApi::Metadata, 13)),
+            (3, 14, RequestHandling::Refuse),
+            (3, -1, RequestHandling::Refuse),
+            (10, 6, watch(RewrittenApi::FindCoordinator, 6)),
+            (60, 2, watch(RewrittenApi::DescribeCluster, 2)),
+            (18, 4, watch(RewrittenApi::ApiVersions, 4)),
+            (18, 5, RequestHandling::AskForNoSuchVersion),
+            (0, 9, RequestHandling::Pass),
+            (0, 10, RequestHandling::Refuse),
+            (1, 15, RequestHandling::Pass),
+            (1, 16, RequestHandling::Refuse),
+            (17, 0, RequestHandling::Refuse),
+            (17, 1, RequestHandling::Pass),
+            (78, 1, RequestHandling::Refuse),
             // Whatever comes next.
-            (999, 77, Handling::Pass),
+            (999, 77, RequestHandling::Pass),
         ] {
             assert_eq!(judge(key, version), expected, "{key} {version}");
         }
@@ -137,7 +137,7 @@ mod tests {
         ] {
             assert_eq!(offer(key, min, max), expected, "{key}");
             if let Some((min, max)) = expected {
-                assert!((min..=max).all(|version| judge(key, version) != Handling::Refuse));
+                assert!((min..=max).all(|version| judge(key, version) != RequestHandling::Refuse));
             }
         }
     }

@@ -7,8 +7,8 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::{Accepted, Arrival, Tenant};
-use crate::figures::Figures;
+use super::{AcceptedClient, ListenerOwner, PresenceEvent};
+use crate::metrics::GatewayMetrics;
 
 /// When no file is left somebody must close one first. Those who wait are kept by the kernel meanwhile.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
@@ -16,20 +16,20 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 pub async fn run(
     listener: TcpListener,
-    tenant: Tenant,
-    arriving: mpsc::Sender<Arrival>,
-    figures: Figures,
+    tenant: ListenerOwner,
+    arriving: mpsc::Sender<PresenceEvent>,
+    figures: GatewayMetrics,
     closed: CancellationToken,
 ) {
-    let Tenant { service, broker } = tenant;
+    let ListenerOwner { service, broker } = tenant;
     let accepting = async {
         let mut pause = PAUSE_MIN;
         loop {
             match listener.accept().await {
                 Ok((stream, client)) => {
                     pause = PAUSE_MIN;
-                    let accepted = Accepted { stream, client, service: service.clone(), broker };
-                    if arriving.send(Arrival::Connection(accepted)).await.is_err() {
+                    let accepted = AcceptedClient { stream, client, service: service.clone(), broker };
+                    if arriving.send(PresenceEvent::Connection(accepted)).await.is_err() {
                         return;
                     }
                 }

@@ -3,36 +3,36 @@
 use std::net::IpAddr;
 use std::sync::Mutex;
 
-use causeway_netmap::{Fact, Generation, Netmap, Presence, PresenceIp, Protocol};
+use causeway_netmap::{Generation, Netmap, NetmapEntry, PresenceEntry, PresenceIp, ServiceProtocol};
 
 use super::*;
-use crate::peers::Later;
-use crate::place;
+use crate::peers::BoxedFuture;
+use crate::socket_binder;
 
-fn view(presences: &[(&str, &str, u16, Protocol)]) -> View {
+fn view(presences: &[(&str, &str, u16, ServiceProtocol)]) -> NetmapView {
     let facts = presences.iter().map(|(service, ip, port, protocol)| {
-        Fact::Presence(Presence {
+        NetmapEntry::Presence(PresenceEntry {
             service: (*service).into(),
             addresses: vec![PresenceIp(ip.parse().unwrap())],
             port: *port,
             protocol: *protocol,
-            brokers: if *protocol == Protocol::Kafka { 3 } else { 0 },
+            brokers: if *protocol == ServiceProtocol::Kafka { 3 } else { 0 },
             names: vec![],
             home: "berlin".into(),
             policies: vec![],
         })
     });
     let entries = facts.map(|fact| fact.encode()).collect();
-    View::decode(&Netmap::build(Generation { epoch: 1, revision: 1 }, entries, None).unwrap())
+    NetmapView::decode(&Netmap::build(Generation { epoch: 1, revision: 1 }, entries, None).unwrap())
 }
 
 #[test]
 fn a_presence_stands_where_it_can() {
-    let camera = ("camera", "198.18.0.1", 80, Protocol::Http);
-    let dns = ("dns", "198.18.0.2", 53, Protocol::Udp);
-    let local = ("local", "127.18.0.1", 80, Protocol::Tcp);
+    let camera = ("camera", "198.18.0.1", 80, ServiceProtocol::Http);
+    let dns = ("dns", "198.18.0.2", 53, ServiceProtocol::Udp);
+    let local = ("local", "127.18.0.1", 80, ServiceProtocol::Tcp);
     let port: (ServiceName, SocketAddr) = ("camera".into(), "0.0.0.0:8080".parse().unwrap());
-    let check = |place: Door, ports: &[(ServiceName, SocketAddr)], expected: &[&str]| {
+    let check = |place: ListenScope, ports: &[(ServiceName, SocketAddr)], expected: &[&str]| {
         let wanted = wanted(&view(&[camera, dns, local]), place, &ports.iter().cloned().collect());
         let mut found: Vec<String> = wanted
             .iter()
@@ -44,32 +44,33 @@ fn a_presence_stands_where_it_can() {
         assert_eq!(found, expected);
     };
     let local = "local host Tcp 127.18.0.1:80";
-    check(Door::Room, &[], &["camera room Tcp 198.18.0.1:80", "dns room Udp 198.18.0.2:53", local]);
-    check(Door::Host, &[], &["camera host Tcp 198.18.0.1:80", "dns host Udp 198.18.0.2:53", local]);
+    check(ListenScope::Room, &[], &["camera room Tcp 198.18.0.1:80", "dns room Udp 198.18.0.2:53", local]);
+    check(ListenScope::Host, &[], &["camera host Tcp 198.18.0.1:80", "dns host Udp 198.18.0.2:53", local]);
     let both = [
         "camera host Tcp 0.0.0.0:8080",
         "camera room Tcp 198.18.0.1:80",
         "dns room Udp 198.18.0.2:53",
         local,
     ];
-    check(Door::Room, std::slice::from_ref(&port), &both);
+    check(ListenScope::Room, std::slice::from_ref(&port), &both);
     let instead = ["camera host Tcp 0.0.0.0:8080", "dns host Udp 198.18.0.2:53", local];
-    check(Door::Host, &[port], &instead);
+    check(ListenScope::Host, &[port], &instead);
 }
 
 #[test]
 fn of_two_that_want_one_socket_the_first_by_name_has_it() {
-    let view = view(&[("b", "198.18.0.1", 80, Protocol::Tcp), ("a", "198.18.0.1", 80, Protocol::Tcp)]);
-    let wanted = wanted(&view, Door::Room, &BTreeMap::new());
+    let view =
+        view(&[("b", "198.18.0.1", 80, ServiceProtocol::Tcp), ("a", "198.18.0.1", 80, ServiceProtocol::Tcp)]);
+    let wanted = wanted(&view, ListenScope::Room, &BTreeMap::new());
     assert_eq!(wanted.values().map(|tenant| tenant.service.as_str()).collect::<Vec<_>>(), ["a"]);
 }
 
 #[test]
 fn brokers_of_kafka_stand_behind_the_port_of_their_service() {
-    let listed = |port: u16, others: &[(&str, &str, u16, Protocol)]| {
-        let kafka = ("kafka", "198.18.0.1", port, Protocol::Kafka);
+    let listed = |port: u16, others: &[(&str, &str, u16, ServiceProtocol)]| {
+        let kafka = ("kafka", "198.18.0.1", port, ServiceProtocol::Kafka);
         let view = view(&[&[kafka][..], others].concat());
-        let wanted = wanted(&view, Door::Room, &BTreeMap::new());
+        let wanted = wanted(&view, ListenScope::Room, &BTreeMap::new());
         let shown = wanted.iter().map(|(spot, tenant)| {
             let broker = tenant.broker.map_or(String::new(), |broker| format!(" {broker}"));
             format!("{} {}{broker}", spot.address.port(), tenant.service)
@@ -79,23 +80,26 @@ fn brokers_of_kafka_stand_behind_the_port_of_their_service() {
     assert_eq!(listed(9092, &[]), ["9092 kafka", "9093 kafka 0", "9094 kafka 1", "9095 kafka 2"]);
     // The ports end, and a service has its own port before anybody's broker.
     assert_eq!(listed(65534, &[]), ["65534 kafka", "65535 kafka 0"]);
-    let web = ("web", "198.18.0.1", 9094, Protocol::Tcp);
+    let web = ("web", "198.18.0.1", 9094, ServiceProtocol::Tcp);
     assert_eq!(listed(9092, &[web]), ["9092 kafka", "9093 kafka 0", "9094 web", "9095 kafka 2"]);
 }
 
 /// A room that is on the loopback, whatever address is asked for.
 struct Pretended {
-    state: watch::Sender<PlaceState>,
+    state: watch::Sender<BinderState>,
     made: Arc<Mutex<Vec<(SocketAddr, SocketAddr)>>>,
 }
 
-impl Place for Pretended {
-    fn listen(&self, address: SocketAddr) -> Later<'_, Result<std::net::TcpListener, PlaceError>> {
-        let is_open = matches!(*self.state.borrow(), PlaceState::Open { .. });
+impl SocketBinder for Pretended {
+    fn listen(&self, address: SocketAddr) -> BoxedFuture<'_, Result<std::net::TcpListener, BinderError>> {
+        let is_open = matches!(*self.state.borrow(), BinderState::Open { .. });
         let made = match is_open {
-            true => place::listen("127.0.0.1:0".parse().unwrap(), place::Address::MustBeLocal)
-                .map_err(|error| PlaceError::of(address, error)),
-            false => Err(PlaceError::NotOpen),
+            true => socket_binder::listen(
+                "127.0.0.1:0".parse().unwrap(),
+                socket_binder::AddressRequirement::MustBeLocal,
+            )
+            .map_err(|error| BinderError::of(address, error)),
+            false => Err(BinderError::NotOpen),
         };
         if let Ok(made) = &made {
             self.made.lock().unwrap().push((address, made.local_addr().unwrap()));
@@ -103,16 +107,19 @@ impl Place for Pretended {
         Box::pin(std::future::ready(made))
     }
 
-    fn bind_udp(&self, address: SocketAddr) -> Later<'_, Result<std::net::UdpSocket, PlaceError>> {
-        Box::pin(std::future::ready(Err(PlaceError::Outside { address })))
+    fn bind_udp(&self, address: SocketAddr) -> BoxedFuture<'_, Result<std::net::UdpSocket, BinderError>> {
+        Box::pin(std::future::ready(Err(BinderError::Outside { address })))
     }
 
-    fn state(&self) -> watch::Receiver<PlaceState> {
+    fn state(&self) -> watch::Receiver<BinderState> {
         self.state.subscribe()
     }
 }
 
-async fn until(reports: &mut watch::Receiver<Report>, wanted: impl Fn(&Report) -> bool) -> Report {
+async fn until(
+    reports: &mut watch::Receiver<ListenersReport>,
+    wanted: impl Fn(&ListenersReport) -> bool,
+) -> ListenersReport {
     let waiting = reports.wait_for(wanted);
     tokio::time::timeout(Duration::from_secs(10), waiting).await.unwrap().unwrap().clone()
 }
@@ -120,20 +127,20 @@ async fn until(reports: &mut watch::Receiver<Report>, wanted: impl Fn(&Report) -
 #[tokio::test]
 async fn listeners_follow_the_room_and_the_netmap() {
     let made = Arc::new(Mutex::new(Vec::new()));
-    let state = watch::Sender::new(PlaceState::Closed);
+    let state = watch::Sender::new(BinderState::Closed);
     let room = Arc::new(Pretended { state: state.clone(), made: made.clone() });
-    let places = Places { room: Some(room), ..Places::default() };
+    let places = ListenPolicy { room: Some(room), ..ListenPolicy::default() };
     let (netmaps, netmap) = watch::channel(Arc::new(view(&[
-        ("camera", "198.18.0.1", 80, Protocol::Tcp),
-        ("dns", "198.18.0.2", 53, Protocol::Udp),
+        ("camera", "198.18.0.1", 80, ServiceProtocol::Tcp),
+        ("dns", "198.18.0.2", 53, ServiceProtocol::Udp),
     ])));
-    let (reporting, mut reports) = watch::channel(Report::default());
-    let mut listeners = Listeners::start(netmap, places, Figures::default(), reporting);
+    let (reporting, mut reports) = watch::channel(ListenersReport::default());
+    let mut listeners = PresenceListeners::start(netmap, places, GatewayMetrics::default(), reporting);
 
-    state.send_replace(PlaceState::Troubled { why: "no such luck".to_owned() });
+    state.send_replace(BinderState::Troubled { why: "no such luck".to_owned() });
     let report = until(&mut reports, |report| !report.troubles.is_empty()).await;
     assert_eq!((report.listening, report.troubles[0].why.as_str()), (0, "no such luck"));
-    state.send_replace(PlaceState::Open {
+    state.send_replace(BinderState::Open {
         networks: vec![],
         troubles: vec![],
         hints: vec!["look".to_owned()],
@@ -146,7 +153,7 @@ async fn listeners_follow_the_room_and_the_netmap() {
     let (asked, real) = made.lock().unwrap()[0];
     assert_eq!(asked, "198.18.0.1:80".parse().unwrap());
     let client = TcpStream::connect(real).await.unwrap();
-    let Arrival::Connection(accepted) = listeners.next().await else { panic!("a connection") };
+    let PresenceEvent::Connection(accepted) = listeners.next().await else { panic!("a connection") };
     assert_eq!(accepted.service.as_str(), "camera");
     assert_eq!(accepted.client, client.local_addr().unwrap());
     assert_eq!(accepted.stream.local_addr().unwrap(), real);
@@ -159,18 +166,20 @@ async fn listeners_follow_the_room_and_the_netmap() {
 
 #[tokio::test]
 async fn where_no_room_can_be_made_the_host_is_used_and_it_is_said() {
-    let free = place::listen("127.0.0.1:0".parse().unwrap(), place::Address::MustBeLocal).unwrap();
+    let free =
+        socket_binder::listen("127.0.0.1:0".parse().unwrap(), socket_binder::AddressRequirement::MustBeLocal)
+            .unwrap();
     let taken = free.local_addr().unwrap();
-    let state = watch::Sender::new(PlaceState::Impossible { why: "no rights".to_owned() });
+    let state = watch::Sender::new(BinderState::Impossible { why: "no rights".to_owned() });
     let room = Arc::new(Pretended { state, made: Arc::default() });
-    let places = Places { room: Some(room), host_instead: true, ..Places::default() };
-    let near = ("near", "127.18.0.1", taken.port(), Protocol::Udp);
-    let busy = ("busy", "127.0.0.1", taken.port(), Protocol::Tcp);
-    let far = ("far", "192.0.2.1", 80, Protocol::Tcp);
+    let places = ListenPolicy { room: Some(room), host_instead: true, ..ListenPolicy::default() };
+    let near = ("near", "127.18.0.1", taken.port(), ServiceProtocol::Udp);
+    let busy = ("busy", "127.0.0.1", taken.port(), ServiceProtocol::Tcp);
+    let far = ("far", "192.0.2.1", 80, ServiceProtocol::Tcp);
     let (_netmaps, netmap) = watch::channel(Arc::new(view(&[near, busy, far])));
-    let (reporting, mut reports) = watch::channel(Report::default());
-    let mut listeners = Listeners::start(netmap, places, Figures::default(), reporting);
-    let Arrival::Datagrams(opened) = listeners.next().await else { panic!("datagrams") };
+    let (reporting, mut reports) = watch::channel(ListenersReport::default());
+    let mut listeners = PresenceListeners::start(netmap, places, GatewayMetrics::default(), reporting);
+    let PresenceEvent::Datagrams(opened) = listeners.next().await else { panic!("datagrams") };
     assert_eq!(opened.socket.local_addr().unwrap().ip(), "127.18.0.1".parse::<IpAddr>().unwrap());
 
     let report = until(&mut reports, |report| report.listening == 1).await;
@@ -190,12 +199,14 @@ async fn where_no_room_can_be_made_the_host_is_used_and_it_is_said() {
 async fn when_no_file_is_left_clients_wait_and_are_served_later() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-    let listener = place::listen("127.0.0.1:0".parse().unwrap(), place::Address::MustBeLocal).unwrap();
+    let listener =
+        socket_binder::listen("127.0.0.1:0".parse().unwrap(), socket_binder::AddressRequirement::MustBeLocal)
+            .unwrap();
     let address = listener.local_addr().unwrap();
     let (arriving, mut arrivals) = mpsc::channel(8);
-    let (figures, closed) = (Figures::default(), CancellationToken::new());
+    let (figures, closed) = (GatewayMetrics::default(), CancellationToken::new());
     let listener = TcpListener::from_std(listener).unwrap();
-    let tenant = Tenant { service: "camera".into(), broker: None };
+    let tenant = ListenerOwner { service: "camera".into(), broker: None };
     // Made before: they need a file of their own.
     let client = tokio::net::TcpSocket::new_v4().unwrap();
     let before = getrlimit(Resource::Nofile);
@@ -217,7 +228,7 @@ async fn when_no_file_is_left_clients_wait_and_are_served_later() {
     assert!(more <= 15 * (1 + begin.elapsed().as_millis() as u64 / 300), "it pauses: {more} more");
     setrlimit(Resource::Nofile, before).unwrap();
     let arrival = tokio::time::timeout(Duration::from_secs(10), arrivals.recv()).await.unwrap();
-    assert!(matches!(arrival, Some(Arrival::Connection(_))));
+    assert!(matches!(arrival, Some(PresenceEvent::Connection(_))));
     closed.cancel();
     accepting.await.unwrap();
 }

@@ -6,11 +6,11 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use causeway_netmap::{Backend, Service};
+use causeway_netmap::{BackendEndpoint, ServiceEntry};
 use tokio::net::UdpSocket;
 
 use crate::dial::{Dialer, Transport};
-use crate::policy::Refusal;
+use crate::policy::PolicyRefusal;
 
 /// How long a backend that is not there is asked last.
 const AVOIDED: Duration = Duration::from_secs(5);
@@ -32,14 +32,14 @@ struct Known {
 
 /// A socket that talks to one backend and hears no one else.
 #[derive(Debug)]
-pub struct Connected {
+pub struct ConnectedSocket {
     pub socket: Arc<UdpSocket>,
-    pub place: Place,
+    pub place: UdpSessionGuard,
 }
 
 /// Counts as a session until it is dropped.
 #[derive(Debug)]
-pub struct Place {
+pub struct UdpSessionGuard {
     backends: UdpBackends,
     address: SocketAddr,
 }
@@ -49,8 +49,8 @@ impl UdpBackends {
         UdpBackends { dialer, ..UdpBackends::default() }
     }
 
-    pub async fn connect(&self, service: &Service) -> Result<Connected, Refusal> {
-        let down = || Refusal::BackendDown { service: service.name.clone() };
+    pub async fn connect(&self, service: &ServiceEntry) -> Result<ConnectedSocket, PolicyRefusal> {
+        let down = || PolicyRefusal::BackendDown { service: service.name.clone() };
         let mut addresses = Vec::new();
         for backend in &service.backends {
             match resolve(backend).await {
@@ -59,9 +59,9 @@ impl UdpBackends {
             }
         }
         let address = self.take(&self.allowed(service, addresses)?, Instant::now()).ok_or_else(down)?;
-        let place = Place { backends: self.clone(), address };
+        let place = UdpSessionGuard { backends: self.clone(), address };
         match self.dialer.connect_udp(address).await {
-            Ok(socket) => Ok(Connected { socket: Arc::new(socket), place }),
+            Ok(socket) => Ok(ConnectedSocket { socket: Arc::new(socket), place }),
             Err(error) => {
                 tracing::debug!(service = %service.name, %address, %error, "no socket to the backend");
                 place.failed();
@@ -71,7 +71,11 @@ impl UdpBackends {
     }
 
     /// Those that may be dialled; the refusal when none of them may.
-    fn allowed(&self, service: &Service, addresses: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, Refusal> {
+    fn allowed(
+        &self,
+        service: &ServiceEntry,
+        addresses: Vec<SocketAddr>,
+    ) -> Result<Vec<SocketAddr>, PolicyRefusal> {
         let (mut allowed, mut denied) = (Vec::new(), None);
         for address in addresses {
             match self.dialer.check(Transport::Udp, address) {
@@ -84,7 +88,7 @@ impl UdpBackends {
         }
         match denied {
             Some(why) if allowed.is_empty() => {
-                Err(Refusal::BackendDenied { what: format!("service {}", service.name), why })
+                Err(PolicyRefusal::BackendDenied { what: format!("service {}", service.name), why })
             }
             _ => Ok(allowed),
         }
@@ -112,14 +116,14 @@ fn rank(known: Option<&Known>, now: Instant) -> (bool, usize) {
     (is_avoided, known.sessions)
 }
 
-impl Place {
+impl UdpSessionGuard {
     /// It is not there.
     pub fn failed(&self) {
         self.backends.lock().entry(self.address).or_default().failed = Some(Instant::now());
     }
 }
 
-impl Drop for Place {
+impl Drop for UdpSessionGuard {
     fn drop(&mut self) {
         if let Some(known) = self.backends.lock().get_mut(&self.address) {
             known.sessions = known.sessions.saturating_sub(1);
@@ -127,16 +131,16 @@ impl Drop for Place {
     }
 }
 
-async fn resolve(backend: &Backend) -> io::Result<Vec<SocketAddr>> {
+async fn resolve(backend: &BackendEndpoint) -> io::Result<Vec<SocketAddr>> {
     Ok(match backend {
-        Backend::Address(ip, port) => vec![SocketAddr::new(*ip, *port)],
-        Backend::Host(name, port) => tokio::net::lookup_host((name.as_str(), *port)).await?.collect(),
+        BackendEndpoint::Address(ip, port) => vec![SocketAddr::new(*ip, *port)],
+        BackendEndpoint::Host(name, port) => tokio::net::lookup_host((name.as_str(), *port)).await?.collect(),
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use causeway_netmap::{DnsName, Protocol};
+    use causeway_netmap::{DnsName, ServiceProtocol};
 
     use super::*;
 
@@ -147,10 +151,10 @@ mod tests {
             ..Default::default()
         };
         let backends = UdpBackends::new(Dialer::new(rules, Default::default()));
-        let service = |backends: Vec<Backend>| Service {
+        let service = |backends: Vec<BackendEndpoint>| ServiceEntry {
             name: "names".into(),
             port: 53,
-            protocol: Protocol::Udp,
+            protocol: ServiceProtocol::Udp,
             backends,
             domain_name: None,
             health_check: None,
@@ -158,13 +162,13 @@ mod tests {
             proxy_protocol: false,
             exposures: Vec::new(),
         };
-        let at = |ip: &str| Backend::Address(ip.parse().unwrap(), 53);
-        let word = async |service: &Service| match backends.connect(service).await {
+        let at = |ip: &str| BackendEndpoint::Address(ip.parse().unwrap(), 53);
+        let word = async |service: &ServiceEntry| match backends.connect(service).await {
             Ok(connected) => connected.place.address.to_string(),
             Err(refusal) => refusal.word().to_owned(),
         };
         assert_eq!(word(&service(vec![at("169.254.169.254")])).await, "backend-denied");
-        let localhost = Backend::Host(DnsName::new("localhost"), 53);
+        let localhost = BackendEndpoint::Host(DnsName::new("localhost"), 53);
         assert_eq!(word(&service(vec![localhost, at("0.0.0.0")])).await, "backend-denied");
         assert_eq!(word(&service(vec![])).await, "backend-down");
     }
@@ -175,10 +179,11 @@ mod tests {
         let addresses: Vec<SocketAddr> = (1..=3).map(|port| ([10, 0, 0, 1], port).into()).collect();
         let take = |now| {
             let address = backends.take(&addresses, now).unwrap();
-            Place { backends: backends.clone(), address }
+            UdpSessionGuard { backends: backends.clone(), address }
         };
-        let ports = |places: &[Place]| places.iter().map(|place| place.address.port()).collect::<Vec<_>>();
-        let mut places: Vec<Place> = (0..4).map(|_| take(now)).collect();
+        let ports =
+            |places: &[UdpSessionGuard]| places.iter().map(|place| place.address.port()).collect::<Vec<_>>();
+        let mut places: Vec<UdpSessionGuard> = (0..4).map(|_| take(now)).collect();
         assert_eq!(ports(&places), [1, 2, 3, 1]);
         // The second gets what it had, but then says no.
         drop(places.remove(1));

@@ -6,41 +6,41 @@ use causeway_channel::link::Stream;
 use causeway_netmap::ServiceName;
 use tokio_util::sync::CancellationToken;
 
-use super::carry::{Side, carry, is_absent};
-use super::table::Slot;
-use crate::gateway::Shared;
-use crate::live::Claim;
-use crate::passage::{Admitted, Passage};
+use super::carry::{DatagramSide, carry, is_absent};
+use super::table::UdpSessionSlot;
+use crate::connection_record::{AdmittedAccess, ConnectionRecord};
+use crate::gateway::GatewayContext;
+use crate::live::AccessRequest;
+use crate::proxy::copy::CopyEnd;
 use crate::proxy::inbound::refuse;
 use crate::proxy::outbound::{code_for, code_for_cut, forget_netmap, judge_end};
-use crate::proxy::pump::Ended;
 
 /// What else may end a session: of a client of ours, that is, and only there.
 #[derive(Clone, Copy, Default)]
-pub struct Obstacles<'a> {
-    pub slot: Option<&'a Slot>,
+pub struct SessionCancellation<'a> {
+    pub slot: Option<&'a UdpSessionSlot>,
     pub closed: Option<&'a CancellationToken>,
 }
 
 /// Serves one session of another site.
-pub async fn serve(shared: Arc<Shared>, mut passage: Passage, stream: Stream) {
+pub async fn serve(shared: Arc<GatewayContext>, mut passage: ConnectionRecord, stream: Stream) {
     let admitted = match passage.admit_connection() {
         Ok(admitted) => admitted,
         Err(refusal) => return refuse(passage, &refusal, stream),
     };
-    let Claim::Reach { service, .. } = &admitted.entry.claim else { return };
-    let (service, mut far) = (service.clone(), Side::stream(stream));
-    carry_to_backend(&shared, passage, admitted, service, &mut far, Obstacles::default()).await;
+    let AccessRequest::Reach { service, .. } = &admitted.entry.claim else { return };
+    let (service, mut far) = (service.clone(), DatagramSide::stream(stream));
+    carry_to_backend(&shared, passage, admitted, service, &mut far, SessionCancellation::default()).await;
 }
 
 /// Dials a backend and carries, until it ends for one reason or another. False: it was refused, or something failed.
 pub async fn carry_to_backend(
-    shared: &Shared,
-    passage: Passage,
-    admitted: Admitted,
+    shared: &GatewayContext,
+    passage: ConnectionRecord,
+    admitted: AdmittedAccess,
     service: ServiceName,
-    client: &mut Side,
-    obstacles: Obstacles<'_>,
+    client: &mut DatagramSide,
+    obstacles: SessionCancellation<'_>,
 ) -> bool {
     let Some(found) = admitted.view.services.get(&service) else { return false };
     let connected = tokio::select! {
@@ -61,7 +61,7 @@ pub async fn carry_to_backend(
             return false;
         }
     };
-    let mut backend = Side::backend(connected.socket.clone());
+    let mut backend = DatagramSide::backend(connected.socket.clone());
     let meter = passage.meter().clone();
     tokio::select! {
         biased;
@@ -76,9 +76,9 @@ pub async fn carry_to_backend(
         }
         ended = carry(client, &mut backend, &meter, &shared.options.udp, &shared.figures) => match ended {
             // No backend is there: the next session asks another, if there is one.
-            Ended::Backend(error) if is_absent(&error) => {
+            CopyEnd::Backend(error) if is_absent(&error) => {
                 connected.place.failed();
-                let refusal = crate::policy::Refusal::BackendDown { service };
+                let refusal = crate::policy::PolicyRefusal::BackendDown { service };
                 client.give_up(refusal.code());
                 passage.refuse(&refusal);
                 false
@@ -87,7 +87,7 @@ pub async fn carry_to_backend(
                 client.give_up(code_for(&ended));
                 let (end, reason) = judge_end(&ended, None);
                 passage.end(end, reason);
-                matches!(ended, Ended::Idle | Ended::Done)
+                matches!(ended, CopyEnd::Idle | CopyEnd::Done)
             }
         },
     }

@@ -5,34 +5,34 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use causeway_channel::link::ResetCode;
-use causeway_channel::wire::datagrams::Datagram;
-use causeway_netmap::{Protocol, ServiceName};
+use causeway_channel::wire::datagrams::FramedDatagram;
+use causeway_netmap::{ServiceName, ServiceProtocol};
 use tokio::net::UdpSocket;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::carry::{Side, carry, receive_from};
-use super::inbound::{Obstacles, carry_to_backend};
-use super::refusals::{FAILED, REFUSED, Refusals};
-use super::table::{Fed, Key, Queue, Slot};
-use crate::audit::End;
-use crate::gateway::Shared;
-use crate::live::Claim;
-use crate::passage::{Direction, Passage, protocol_word};
-use crate::peers::{Content, Crossing};
-use crate::policy::Refusal;
-use crate::proxy::listeners::Opened;
+use super::carry::{DatagramSide, carry, receive_from};
+use super::inbound::{SessionCancellation, carry_to_backend};
+use super::refusals::{FAILED, REFUSED, RecentRefusals};
+use super::table::{FeedResult, UdpSessionKey, UdpSessionQueue, UdpSessionSlot};
+use crate::audit::ConnectionEnd;
+use crate::connection_record::{ConnectionRecord, CrossingDirection, protocol_word};
+use crate::gateway::GatewayContext;
+use crate::live::AccessRequest;
+use crate::peers::{CrossingHeader, StreamContent};
+use crate::policy::PolicyRefusal;
+use crate::proxy::copy::CopyEnd;
+use crate::proxy::listeners::UdpPresence;
 use crate::proxy::outbound::{at_home, code_for, code_for_cut, forget_netmap, judge_end, open};
-use crate::proxy::pump::Ended;
 
 /// After an error of the socket itself; so that one that stays does not spin.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Serves the clients of one presence until it is gone. The sessions are tasks of `tasks`.
-pub async fn serve(shared: Arc<Shared>, opened: Opened, tasks: TaskTracker) {
-    let Opened { socket, service, closed } = opened;
+pub async fn serve(shared: Arc<GatewayContext>, opened: UdpPresence, tasks: TaskTracker) {
+    let UdpPresence { socket, service, closed } = opened;
     let Ok(presence) = socket.local_addr() else { return };
-    let desk = Desk { shared, socket, service, presence, closed, tasks, refusals: Arc::default() };
+    let desk = UdpDemux { shared, socket, service, presence, closed, tasks, refusals: Arc::default() };
     loop {
         let received = tokio::select! {
             biased;
@@ -50,29 +50,29 @@ pub async fn serve(shared: Arc<Shared>, opened: Opened, tasks: TaskTracker) {
 }
 
 /// Where the datagrams of one presence are told apart.
-struct Desk {
-    shared: Arc<Shared>,
+struct UdpDemux {
+    shared: Arc<GatewayContext>,
     socket: Arc<UdpSocket>,
     service: ServiceName,
     presence: SocketAddr,
     closed: CancellationToken,
     tasks: TaskTracker,
-    refusals: Arc<Mutex<Refusals>>,
+    refusals: Arc<Mutex<RecentRefusals>>,
 }
 
-impl Desk {
-    fn take(&self, client: SocketAddr, datagram: Datagram) {
+impl UdpDemux {
+    fn take(&self, client: SocketAddr, datagram: FramedDatagram) {
         let client = SocketAddr::new(client.ip().to_canonical(), client.port());
-        let key = Key { client, presence: self.presence };
+        let key = UdpSessionKey { client, presence: self.presence };
         let datagram = match self.shared.udp_sessions.find(&key) {
             Some(slot) => match slot.feed(datagram.clone()) {
-                Fed::Queued => return,
-                Fed::Dropped => {
+                FeedResult::Queued => return,
+                FeedResult::Dropped => {
                     self.shared.figures.datagrams_dropped.inc();
                     return;
                 }
                 // It ended in this moment: the datagram begins another.
-                Fed::Gone => datagram,
+                FeedResult::Gone => datagram,
             },
             None => datagram,
         };
@@ -84,7 +84,7 @@ impl Desk {
 
     /// A session for a client that has none; none for one that may not. Nothing was promised yet, so a table of sessions is
     /// not filled by those who are refused.
-    fn begin(&self, key: Key) -> Option<(Arc<Slot>, impl Future<Output = ()> + use<>)> {
+    fn begin(&self, key: UdpSessionKey) -> Option<(Arc<UdpSessionSlot>, impl Future<Output = ()> + use<>)> {
         let (shared, now) = (&self.shared, Instant::now());
         let view = shared.view();
         let ip = key.client.ip();
@@ -92,7 +92,7 @@ impl Desk {
             shared.figures.datagrams_dropped.inc();
             return None;
         }
-        let claim = Claim::Use { service: self.service.clone(), client: ip };
+        let claim = AccessRequest::Use { service: self.service.clone(), client: ip };
         if let Err(refusal) = claim.judge(&view) {
             match lock(&self.refusals).add(ip, now, REFUSED) {
                 true => self.passage(claim, key.client).refuse(&refusal),
@@ -114,17 +114,17 @@ impl Desk {
         Some((slot, session.run(queue)))
     }
 
-    fn passage(&self, claim: Claim, client: SocketAddr) -> Passage {
-        let word = protocol_word(Protocol::Udp);
-        Passage::begin(&self.shared, Direction::Outbound, word, claim, Some(client))
+    fn passage(&self, claim: AccessRequest, client: SocketAddr) -> ConnectionRecord {
+        let word = protocol_word(ServiceProtocol::Udp);
+        ConnectionRecord::begin(&self.shared, CrossingDirection::Outbound, word, claim, Some(client))
     }
 }
 
 /// Gives the place in the table back, whatever happens to the task.
 struct InTable {
-    shared: Arc<Shared>,
-    key: Key,
-    slot: Arc<Slot>,
+    shared: Arc<GatewayContext>,
+    key: UdpSessionKey,
+    slot: Arc<UdpSessionSlot>,
 }
 
 impl Drop for InTable {
@@ -134,19 +134,19 @@ impl Drop for InTable {
 }
 
 struct Session {
-    passage: Passage,
+    passage: ConnectionRecord,
     place: InTable,
     socket: Arc<UdpSocket>,
     closed: CancellationToken,
-    refusals: Arc<Mutex<Refusals>>,
+    refusals: Arc<Mutex<RecentRefusals>>,
 }
 
 impl Session {
-    async fn run(self, queue: Queue) {
+    async fn run(self, queue: UdpSessionQueue) {
         let Session { passage, place, socket, closed, refusals } = self;
         let meter = passage.meter().clone();
-        let near = Side::client(socket, place.key.client, queue);
-        let obstacles = Obstacles { slot: Some(&place.slot), closed: Some(&closed) };
+        let near = DatagramSide::client(socket, place.key.client, queue);
+        let obstacles = SessionCancellation { slot: Some(&place.slot), closed: Some(&closed) };
         let is_over_in_order = cross(&place.shared, passage, place.key.client, near, obstacles).await;
         // Who goes on sending must not make a record with every datagram.
         if !is_over_in_order && meter.received() == 0 {
@@ -157,18 +157,18 @@ impl Session {
 
 /// Carries a session from its first datagram to its end. False: it was refused, or something failed.
 async fn cross(
-    shared: &Arc<Shared>,
-    mut passage: Passage,
+    shared: &Arc<GatewayContext>,
+    mut passage: ConnectionRecord,
     client: SocketAddr,
-    mut near: Side,
-    obstacles: Obstacles<'_>,
+    mut near: DatagramSide,
+    obstacles: SessionCancellation<'_>,
 ) -> bool {
     // Limits may say no where the policy says yes. Silence is what UDP has for it.
     let admitted = match passage.admit_connection() {
         Ok(admitted) => admitted,
         Err(refusal) => return refused(passage, &refusal),
     };
-    let Claim::Use { service, .. } = &admitted.entry.claim else { return false };
+    let AccessRequest::Use { service, .. } = &admitted.entry.claim else { return false };
     let Some(presence) = admitted.view.presences.get(service) else { return false };
     if let Some(here) = at_home(&admitted, presence) {
         let service = here.name.clone();
@@ -180,10 +180,10 @@ async fn cross(
             passage.cut(&cut);
             return true;
         }
-        opened = open(shared, &admitted, presence, Crossing::new(Content::Datagrams, client)) => opened,
+        opened = open(shared, &admitted, presence, CrossingHeader::new(StreamContent::Datagrams, client)) => opened,
     };
     let mut far = match opened {
-        Ok(stream) => Side::stream(stream),
+        Ok(stream) => DatagramSide::stream(stream),
         Err(refusal) => return refused(passage, &refusal),
     };
     let entry = forget_netmap(admitted);
@@ -204,23 +204,23 @@ async fn cross(
             far.give_up(code_for(&ended));
             let (end, reason) = judge_end(&ended, Some(meter.received()));
             passage.end(end, reason);
-            matches!(ended, Ended::Idle | Ended::Done)
+            matches!(ended, CopyEnd::Idle | CopyEnd::Done)
         }
     }
 }
 
-fn refused(passage: Passage, refusal: &Refusal) -> bool {
+fn refused(passage: ConnectionRecord, refusal: &PolicyRefusal) -> bool {
     passage.refuse(refusal);
     false
 }
 
-fn lock(refusals: &Mutex<Refusals>) -> MutexGuard<'_, Refusals> {
+fn lock(refusals: &Mutex<RecentRefusals>) -> MutexGuard<'_, RecentRefusals> {
     refusals.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Obstacles<'_> {
+impl SessionCancellation<'_> {
     /// Resolves when the session must make way, for another or for good.
-    pub async fn met(&self) -> (End, &'static str) {
+    pub async fn met(&self) -> (ConnectionEnd, &'static str) {
         let evicted = async {
             match self.slot {
                 Some(slot) => slot.evicted.cancelled().await,
@@ -234,8 +234,8 @@ impl Obstacles<'_> {
             }
         };
         tokio::select! {
-            () = evicted => (End::Limit, "the table of UDP sessions is full"),
-            () = closed => (End::Stopped, "the presence has gone from its address"),
+            () = evicted => (ConnectionEnd::Limit, "the table of UDP sessions is full"),
+            () = closed => (ConnectionEnd::Stopped, "the presence has gone from its address"),
         }
     }
 }

@@ -17,12 +17,12 @@ const CLIENTS_MAX: usize = 1024;
 
 /// Of one presence.
 #[derive(Default, Debug)]
-pub struct Refusals {
+pub struct RecentRefusals {
     generation: Generation,
     until: HashMap<IpAddr, Instant>,
 }
 
-impl Refusals {
+impl RecentRefusals {
     /// Was this client refused under the same netmap, and is that remembered?
     pub fn holds(&mut self, client: IpAddr, generation: Generation, now: Instant) -> bool {
         if self.generation != generation {
@@ -51,7 +51,7 @@ mod tests {
 
     #[test]
     fn a_refusal_is_recorded_once_in_a_while() {
-        let (mut refusals, now) = (Refusals::default(), Instant::now());
+        let (mut refusals, now) = (RecentRefusals::default(), Instant::now());
         let first = Generation { epoch: 1, revision: 1 };
         let client = |number: u32| IpAddr::from(number.to_be_bytes());
         assert!(!refusals.holds(client(1), first, now));

@@ -8,22 +8,22 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use causeway_channel::wire::datagrams::Datagram;
+use causeway_channel::wire::datagrams::FramedDatagram;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 /// A client at a presence.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Key {
+pub struct UdpSessionKey {
     pub client: SocketAddr,
     pub presence: SocketAddr,
 }
 
 /// How a session is fed, and told to end.
 #[derive(Debug)]
-pub struct Slot {
+pub struct UdpSessionSlot {
     id: u64,
-    queue: mpsc::Sender<Datagram>,
+    queue: mpsc::Sender<FramedDatagram>,
     queued_bytes: Arc<AtomicUsize>,
     queue_bytes_max: usize,
     was_heard: AtomicBool,
@@ -33,7 +33,7 @@ pub struct Slot {
 
 /// What became of a datagram.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Fed {
+pub enum FeedResult {
     Queued,
     /// The queue is full: it is dropped.
     Dropped,
@@ -41,35 +41,35 @@ pub enum Fed {
     Gone,
 }
 
-impl Slot {
-    pub fn feed(&self, datagram: Datagram) -> Fed {
+impl UdpSessionSlot {
+    pub fn feed(&self, datagram: FramedDatagram) -> FeedResult {
         self.was_heard.store(true, Ordering::Relaxed);
         let bytes = datagram.payload().len();
         // Only one task feeds, so looking first and adding then is enough.
         if self.queued_bytes.load(Ordering::Relaxed) + bytes > self.queue_bytes_max {
-            return Fed::Dropped;
+            return FeedResult::Dropped;
         }
         match self.queue.try_send(datagram) {
             Ok(()) => {
                 self.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
-                Fed::Queued
+                FeedResult::Queued
             }
-            Err(mpsc::error::TrySendError::Full(_)) => Fed::Dropped,
-            Err(mpsc::error::TrySendError::Closed(_)) => Fed::Gone,
+            Err(mpsc::error::TrySendError::Full(_)) => FeedResult::Dropped,
+            Err(mpsc::error::TrySendError::Closed(_)) => FeedResult::Gone,
         }
     }
 }
 
 /// The session's end of the queue.
 #[derive(Debug)]
-pub struct Queue {
-    receiver: mpsc::Receiver<Datagram>,
+pub struct UdpSessionQueue {
+    receiver: mpsc::Receiver<FramedDatagram>,
     queued_bytes: Arc<AtomicUsize>,
 }
 
-impl Queue {
+impl UdpSessionQueue {
     /// May be cancelled.
-    pub async fn recv(&mut self) -> Option<Datagram> {
+    pub async fn recv(&mut self) -> Option<FramedDatagram> {
         let datagram = self.receiver.recv().await?;
         // It may come out before `feed` has counted it; the sum is right again in a moment.
         let bytes = datagram.payload().len();
@@ -82,7 +82,7 @@ impl Queue {
 
 /// All sessions of a gateway's own clients.
 #[derive(Debug)]
-pub struct Sessions {
+pub struct UdpSessions {
     table: Mutex<Table>,
     max: usize,
     queue_max: usize,
@@ -91,31 +91,31 @@ pub struct Sessions {
 
 #[derive(Default, Debug)]
 struct Table {
-    slots: HashMap<Key, Arc<Slot>>,
+    slots: HashMap<UdpSessionKey, Arc<UdpSessionSlot>>,
     /// In the order in which they are looked at. What has ended is passed over.
-    round: VecDeque<(Key, u64)>,
+    round: VecDeque<(UdpSessionKey, u64)>,
     next: u64,
 }
 
-impl Sessions {
-    pub fn new(options: &super::UdpOptions) -> Sessions {
+impl UdpSessions {
+    pub fn new(options: &super::UdpOptions) -> UdpSessions {
         let (queue_max, queue_bytes_max) = (options.queue_max, options.queue_bytes_max);
-        Sessions { table: Mutex::default(), max: options.sessions_max.max(1), queue_max, queue_bytes_max }
+        UdpSessions { table: Mutex::default(), max: options.sessions_max.max(1), queue_max, queue_bytes_max }
     }
 
-    pub fn find(&self, key: &Key) -> Option<Arc<Slot>> {
+    pub fn find(&self, key: &UdpSessionKey) -> Option<Arc<UdpSessionSlot>> {
         self.lock().slots.get(key).cloned()
     }
 
     /// A place for a new session. Returns also whether another had to go for it.
-    pub fn begin(&self, key: Key) -> (Arc<Slot>, Queue, bool) {
+    pub fn begin(&self, key: UdpSessionKey) -> (Arc<UdpSessionSlot>, UdpSessionQueue, bool) {
         let (queue, receiver) = mpsc::channel(self.queue_max);
         let queued_bytes = Arc::new(AtomicUsize::new(0));
         let mut table = self.lock();
         let is_evicting = table.slots.len() >= self.max && table.evict();
         let id = table.next;
         table.next += 1;
-        let slot = Arc::new(Slot {
+        let slot = Arc::new(UdpSessionSlot {
             id,
             queue,
             queued_bytes: queued_bytes.clone(),
@@ -126,10 +126,10 @@ impl Sessions {
         table.slots.insert(key, slot.clone());
         table.round.push_back((key, id));
         table.sweep();
-        (slot, Queue { receiver, queued_bytes }, is_evicting)
+        (slot, UdpSessionQueue { receiver, queued_bytes }, is_evicting)
     }
 
-    pub fn end(&self, key: &Key, slot: &Slot) {
+    pub fn end(&self, key: &UdpSessionKey, slot: &UdpSessionSlot) {
         let mut table = self.lock();
         if table.slots.get(key).is_some_and(|known| known.id == slot.id) {
             table.slots.remove(key);
@@ -185,20 +185,23 @@ mod tests {
     use super::*;
     use crate::proxy::udp::UdpOptions;
 
-    fn key(number: u16) -> Key {
-        Key { client: SocketAddr::from(([10, 0, 0, 1], number)), presence: ([198, 18, 0, 1], 53).into() }
+    fn key(number: u16) -> UdpSessionKey {
+        UdpSessionKey {
+            client: SocketAddr::from(([10, 0, 0, 1], number)),
+            presence: ([198, 18, 0, 1], 53).into(),
+        }
     }
 
-    fn datagram(bytes: usize) -> Datagram {
-        Datagram::new(&vec![0; bytes]).unwrap()
+    fn datagram(bytes: usize) -> FramedDatagram {
+        FramedDatagram::new(&vec![0; bytes]).unwrap()
     }
 
     #[test]
     fn when_it_is_full_the_longest_idle_goes() {
-        let sessions = Sessions::new(&UdpOptions { sessions_max: 3, ..UdpOptions::default() });
+        let sessions = UdpSessions::new(&UdpOptions { sessions_max: 3, ..UdpOptions::default() });
         let begun: Vec<_> = (0..3).map(|number| sessions.begin(key(number))).collect();
         assert!(begun.iter().all(|(_, _, evicting)| !evicting));
-        assert_eq!(sessions.find(&key(0)).unwrap().feed(datagram(1)), Fed::Queued);
+        assert_eq!(sessions.find(&key(0)).unwrap().feed(datagram(1)), FeedResult::Queued);
         let (_, _queue, evicting) = sessions.begin(key(3));
         assert!(evicting && begun[1].0.evicted.is_cancelled());
         assert!(!begun[0].0.evicted.is_cancelled() && sessions.find(&key(1)).is_none());
@@ -213,7 +216,7 @@ mod tests {
 
     #[test]
     fn those_that_end_leave_their_place_and_nothing_else() {
-        let sessions = Sessions::new(&UdpOptions { sessions_max: 3, ..UdpOptions::default() });
+        let sessions = UdpSessions::new(&UdpOptions { sessions_max: 3, ..UdpOptions::default() });
         for round in 0..1000 {
             let (slot, _queue, evicting) = sessions.begin(key(round % 5));
             assert!(!evicting);
@@ -231,16 +234,16 @@ mod tests {
     #[tokio::test]
     async fn a_queue_is_bounded_in_number_and_in_bytes() {
         let options = UdpOptions { queue_max: 2, queue_bytes_max: 100, ..UdpOptions::default() };
-        let sessions = Sessions::new(&options);
+        let sessions = UdpSessions::new(&options);
         let (slot, mut queue, _) = sessions.begin(key(1));
         assert_eq!(
             [60, 41, 40].map(|bytes| slot.feed(datagram(bytes))),
-            [Fed::Queued, Fed::Dropped, Fed::Queued]
+            [FeedResult::Queued, FeedResult::Dropped, FeedResult::Queued]
         );
-        assert_eq!(slot.feed(datagram(0)), Fed::Dropped);
+        assert_eq!(slot.feed(datagram(0)), FeedResult::Dropped);
         assert_eq!(queue.recv().await.unwrap().payload().len(), 60);
-        assert_eq!(slot.feed(datagram(60)), Fed::Queued);
+        assert_eq!(slot.feed(datagram(60)), FeedResult::Queued);
         drop(queue);
-        assert_eq!(slot.feed(datagram(0)), Fed::Gone);
+        assert_eq!(slot.feed(datagram(0)), FeedResult::Gone);
     }
 }

@@ -17,7 +17,7 @@ async fn export(store: &Store) -> Vec<u8> {
 /// Removes everything, so that the same place can be restored into.
 async fn empty(store: &Store) {
     loop {
-        let page = causeway_store::Page { limit: Some(100), ..Default::default() };
+        let page = causeway_store::ListRange { limit: Some(100), ..Default::default() };
         let listing = store.list("", page).await.unwrap();
         if listing.records.is_empty() {
             return;

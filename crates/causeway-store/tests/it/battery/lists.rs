@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use causeway_store::{Op, Page, Revision, StoreError};
+use causeway_store::{ListRange, Op, Revision, StoreError};
 
 use crate::lab::{Lab, keys, list, list_at, value};
 
@@ -14,14 +14,18 @@ pub async fn a_prefix_lists_only_its_own(lab: &Lab) {
     assert_eq!(keys(&list(&store, "esites/").await.records), ["esites/", "esites/a", "esites/b", "esites/é"]);
     assert_eq!(list(&store, "").await.records.len(), 8);
     assert_eq!(list(&store, "nothing/").await.records.len(), 0);
-    let page = |after: &str, limit| Page { at: None, after: Some(after.into()), limit };
-    let rows: [(Page, &[&str], u64); 6] = [
+    let page = |after: &str, limit| ListRange { at: None, after: Some(after.into()), limit };
+    let rows: [(ListRange, &[&str], u64); 6] = [
         (page("esites/a", None), &["esites/b", "esites/é"], 0),
         (page("esites/a", Some(1)), &["esites/b"], 1),
         (page("esites/aa", Some(9)), &["esites/b", "esites/é"], 0),
         (page("a", Some(2)), &["esites/", "esites/a"], 2),
         (page("zzz", None), &[], 0),
-        (Page { limit: Some(4), ..Page::default() }, &["esites/", "esites/a", "esites/b", "esites/é"], 0),
+        (
+            ListRange { limit: Some(4), ..ListRange::default() },
+            &["esites/", "esites/a", "esites/b", "esites/é"],
+            0,
+        ),
     ];
     for (page, expected, remaining) in rows {
         let listing = store.list("esites/", page.clone()).await.unwrap();
@@ -53,7 +57,7 @@ pub async fn pages_are_one_snapshot_while_others_write(lab: &Lab) {
             written
         }
     });
-    let mut page = Page { limit: Some(500), ..Page::default() };
+    let mut page = ListRange { limit: Some(500), ..ListRange::default() };
     let mut seen = Vec::new();
     loop {
         let listing = store.list("things/", page.clone()).await.unwrap();
@@ -62,12 +66,12 @@ pub async fn pages_are_one_snapshot_while_others_write(lab: &Lab) {
         if listing.remaining == 0 {
             break;
         }
-        page = Page {
+        page = ListRange {
             at: Some(listing.revision),
             after: Some(seen.last().unwrap().key.to_string()),
             limit: Some(500),
         };
-        let whole = store.list("things/", Page { at: page.at, ..Page::default() }).await.unwrap();
+        let whole = store.list("things/", ListRange { at: page.at, ..ListRange::default() }).await.unwrap();
         assert_eq!(whole.records.len(), seen.len() + listing.remaining as usize);
     }
     stop.cancel();
@@ -76,13 +80,13 @@ pub async fn pages_are_one_snapshot_while_others_write(lab: &Lab) {
     assert!(store.revision().await.unwrap() > at);
     assert!(seen.windows(2).all(|pair| pair[0].key < pair[1].key), "in order, none twice");
     assert!(seen.iter().all(|record| record.revision <= at), "nothing from the future");
-    let whole = store.list("things/", Page { at: Some(at), ..Page::default() }).await.unwrap();
+    let whole = store.list("things/", ListRange { at: Some(at), ..ListRange::default() }).await.unwrap();
     assert_eq!(seen, whole.records);
 }
 
 pub async fn a_list_at_an_old_revision_shows_what_was(lab: &Lab) {
     let store = lab.open().await;
-    let mut model: BTreeMap<String, causeway_store::Record> = BTreeMap::new();
+    let mut model: BTreeMap<String, causeway_store::StoreRecord> = BTreeMap::new();
     let mut then = Vec::new();
     for step in 0u64..60 {
         let key = format!("k/{}", step * 7 % 5);
@@ -92,8 +96,12 @@ pub async fn a_list_at_an_old_revision_shows_what_was(lab: &Lab) {
         } else {
             let revision = store.put(&key, value(step)).await.unwrap();
             let created = model.get(&key).map_or(revision, |record| record.created);
-            let record =
-                causeway_store::Record { key: key.as_str().into(), value: value(step), revision, created };
+            let record = causeway_store::StoreRecord {
+                key: key.as_str().into(),
+                value: value(step),
+                revision,
+                created,
+            };
             model.insert(key, record);
             revision
         };

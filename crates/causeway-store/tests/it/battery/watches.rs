@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use causeway_store::{Op, Revision, Signal, StoreError};
+use causeway_store::{Op, Revision, StoreError, WatchSignal};
 
 use crate::lab::{Lab, event, events_upto, value};
 
@@ -146,9 +146,9 @@ pub async fn a_quiet_watch_says_how_far_it_is(lab: &Lab) {
         let signal =
             tokio::time::timeout(deadline - Instant::now(), quiet.next()).await.expect("progress in time");
         match signal.unwrap() {
-            Signal::Progress(revision) if revision >= last => break,
-            Signal::Progress(_) => {}
-            Signal::Event(event) => panic!("{event:?}"),
+            WatchSignal::Progress(revision) if revision >= last => break,
+            WatchSignal::Progress(_) => {}
+            WatchSignal::Event(event) => panic!("{event:?}"),
         }
     }
 }

@@ -12,7 +12,7 @@ use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
 /// One machine. Dropped, it ends with everything that runs on it.
-pub struct Machine {
+pub struct DemoMachine {
     handle: Handle,
     stop: CancellationToken,
     thread: Option<JoinHandle<()>>,
@@ -20,15 +20,15 @@ pub struct Machine {
     pub thread_id: i32,
 }
 
-impl Machine {
-    pub fn start(name: &str, isolated: bool) -> anyhow::Result<Machine> {
+impl DemoMachine {
+    pub fn start(name: &str, isolated: bool) -> anyhow::Result<DemoMachine> {
         let stop = CancellationToken::new();
         let (ready, started) = mpsc::channel();
         let told = stop.clone();
         let thread =
             std::thread::Builder::new().name(name.to_owned()).spawn(move || live(isolated, told, &ready))?;
         let (handle, thread_id) = started.recv().context("a machine of the demo ended before it began")??;
-        Ok(Machine { handle, stop, thread: Some(thread), thread_id })
+        Ok(DemoMachine { handle, stop, thread: Some(thread), thread_id })
     }
 
     /// Runs something there and waits for it.
@@ -58,7 +58,7 @@ impl Machine {
     }
 }
 
-impl Drop for Machine {
+impl Drop for DemoMachine {
     fn drop(&mut self) {
         self.stop.cancel();
         if let Some(thread) = self.thread.take() {
@@ -73,7 +73,7 @@ type Started = anyhow::Result<(Handle, i32)>;
 fn live(isolated: bool, stop: CancellationToken, ready: &mpsc::Sender<Started>) {
     let begun = || -> anyhow::Result<tokio::runtime::Runtime> {
         if isolated {
-            causeway_gateway::room::leave_host()?;
+            causeway_gateway::presence_namespace::leave_host()?;
         }
         Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?)
     };

@@ -10,11 +10,11 @@ use futures_util::TryStreamExt;
 use rtnetlink::packet_route::link::{InfoData, InfoKind, InfoVeth};
 use rtnetlink::{Handle, LinkMessageBuilder, LinkUnspec, LinkVeth, RouteMessageBuilder};
 
-use super::machine::Machine;
+use super::machine::DemoMachine;
 
 /// One end of a cable.
 #[derive(Clone)]
-pub struct End {
+pub struct VethEnd {
     pub interface: &'static str,
     pub addresses: Vec<Ipv4Addr>,
     pub prefix: u8,
@@ -23,7 +23,12 @@ pub struct End {
 }
 
 /// Joins two machines.
-pub async fn join(near: &Machine, near_end: End, far: &Machine, far_end: End) -> anyhow::Result<()> {
+pub async fn join(
+    near: &DemoMachine,
+    near_end: VethEnd,
+    far: &DemoMachine,
+    far_end: VethEnd,
+) -> anyhow::Result<()> {
     let network = far.network()?;
     let (near_name, far_name) = (near_end.interface, far_end.interface);
     near.run(async move {
@@ -42,7 +47,7 @@ pub async fn join(near: &Machine, near_end: End, far: &Machine, far_end: End) ->
 }
 
 /// Wakes the loopback, and lets packets of others through where a gateway stands.
-pub async fn wake(machine: &Machine, forwards: bool) -> anyhow::Result<()> {
+pub async fn wake(machine: &DemoMachine, forwards: bool) -> anyhow::Result<()> {
     machine
         .run(async move {
             let netlink = netlink()?;
@@ -61,7 +66,7 @@ pub async fn wake(machine: &Machine, forwards: bool) -> anyhow::Result<()> {
         .await?
 }
 
-async fn settle(end: End) -> anyhow::Result<()> {
+async fn settle(end: VethEnd) -> anyhow::Result<()> {
     let netlink = netlink()?;
     let index = index(&netlink, end.interface).await?;
     for address in end.addresses {

@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 /// Where the demo takes place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Stage {
+pub enum DemoNetwork {
     /// Every site has a network of its own.
     Networks,
     /// Everything is on the loopback of this machine.
@@ -15,76 +15,76 @@ pub enum Stage {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Site {
+pub enum DemoSite {
     Cloud,
     Berlin,
     Oslo,
 }
 
-impl Site {
-    pub const ALL: [Site; 3] = [Site::Cloud, Site::Berlin, Site::Oslo];
+impl DemoSite {
+    pub const ALL: [DemoSite; 3] = [DemoSite::Cloud, DemoSite::Berlin, DemoSite::Oslo];
 
     pub fn name(self) -> &'static str {
         match self {
-            Site::Cloud => "cloud",
-            Site::Berlin => "berlin",
-            Site::Oslo => "oslo",
+            DemoSite::Cloud => "cloud",
+            DemoSite::Berlin => "berlin",
+            DemoSite::Oslo => "oslo",
         }
     }
 
     pub fn gateway(self) -> &'static str {
         match self {
-            Site::Cloud => "cloud",
-            Site::Berlin => "berlin-gateway",
-            Site::Oslo => "oslo-gateway",
+            DemoSite::Cloud => "cloud",
+            DemoSite::Berlin => "berlin-gateway",
+            DemoSite::Oslo => "oslo-gateway",
         }
     }
 
     /// The network inside the site. Those of Berlin and Oslo are equal, on purpose.
     pub fn network(self) -> [u8; 3] {
         match self {
-            Site::Cloud => [172, 20, 0],
-            Site::Berlin | Site::Oslo => [10, 0, 0],
+            DemoSite::Cloud => [172, 20, 0],
+            DemoSite::Berlin | DemoSite::Oslo => [10, 0, 0],
         }
     }
 }
 
-impl Stage {
+impl DemoNetwork {
     /// A host's address.
-    pub fn address(self, site: Site, host: u8) -> Ipv4Addr {
+    pub fn address(self, site: DemoSite, host: u8) -> Ipv4Addr {
         let [first, second, third] = site.network();
         match self {
-            Stage::Networks => Ipv4Addr::new(first, second, third, host),
-            Stage::Loopback => Ipv4Addr::new(127, first, third, host),
+            DemoNetwork::Networks => Ipv4Addr::new(first, second, third, host),
+            DemoNetwork::Loopback => Ipv4Addr::new(127, first, third, host),
         }
     }
 
     /// Where a site's gateway answers names.
-    pub fn dns(self, site: Site) -> SocketAddr {
+    pub fn dns(self, site: DemoSite) -> SocketAddr {
         match self {
-            Stage::Networks => (self.address(site, GATEWAY), 53).into(),
-            Stage::Loopback => (Ipv4Addr::new(127, presence_block(site), 0, 53), 5353).into(),
+            DemoNetwork::Networks => (self.address(site, GATEWAY), 53).into(),
+            DemoNetwork::Loopback => (Ipv4Addr::new(127, presence_block(site), 0, 53), 5353).into(),
         }
     }
 
     /// A port that stands in `examples/`. Those below 1024 need root.
     pub fn port(self, port: u16) -> u16 {
         match self {
-            Stage::Networks => port,
-            Stage::Loopback if port < 1024 => port * 10,
-            Stage::Loopback => port,
+            DemoNetwork::Networks => port,
+            DemoNetwork::Loopback if port < 1024 => port * 10,
+            DemoNetwork::Loopback => port,
         }
     }
 
     /// A manifest of `examples/`, with the addresses of this stage.
     pub fn adapt(self, text: &str) -> String {
-        if self == Stage::Networks {
+        if self == DemoNetwork::Networks {
             return text.to_owned();
         }
         let mut gateway = None;
         let lines = text.lines().map(|line| {
             if let Some(name) = line.trim().strip_prefix("name: ") {
-                gateway = Site::ALL.into_iter().find(|site| site.gateway() == name);
+                gateway = DemoSite::ALL.into_iter().find(|site| site.gateway() == name);
             }
             let cidr = line.starts_with("virtualPresenceIPcidr:");
             match gateway {
@@ -116,20 +116,20 @@ impl Stage {
 pub const GATEWAY: u8 = 1;
 
 /// On one machine, addresses of presences must differ between sites.
-fn presence_block(site: Site) -> u8 {
+fn presence_block(site: DemoSite) -> u8 {
     match site {
-        Site::Cloud => 66,
-        Site::Berlin => 67,
-        Site::Oslo => 68,
+        DemoSite::Cloud => 66,
+        DemoSite::Berlin => 67,
+        DemoSite::Oslo => 68,
     }
 }
 
-fn presences(site: Site) -> String {
+fn presences(site: DemoSite) -> String {
     format!("127.{}.0.0/16", presence_block(site))
 }
 
 /// Does the manifest of this gateway say a range?
-fn text_names_cidr(text: &str, site: Site) -> bool {
+fn text_names_cidr(text: &str, site: DemoSite) -> bool {
     let documents = text.split("\n---");
     let of_gateway = |document: &&str| {
         document.contains("kind: EGateway") && document.contains(&format!("  name: {}\n", site.gateway()))
@@ -139,7 +139,7 @@ fn text_names_cidr(text: &str, site: Site) -> bool {
 
 /// What runs on a host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Server {
+pub enum DemoServer {
     /// Answers every request with its own name.
     Web(&'static str),
     /// Sends back what it is sent.
@@ -148,17 +148,17 @@ pub enum Server {
 }
 
 /// The backends of the services in `examples/`.
-pub const SERVERS: [(Site, u8, u16, Server); 5] = [
-    (Site::Berlin, 10, 8080, Server::Web("plant-dashboard 1")),
-    (Site::Berlin, 11, 8081, Server::Web("plant-dashboard 2")),
-    (Site::Berlin, 30, 502, Server::Echo),
-    (Site::Oslo, 10, 5683, Server::UdpEcho),
-    (Site::Cloud, 10, 8000, Server::Web("orders")),
+pub const SERVERS: [(DemoSite, u8, u16, DemoServer); 5] = [
+    (DemoSite::Berlin, 10, 8080, DemoServer::Web("plant-dashboard 1")),
+    (DemoSite::Berlin, 11, 8081, DemoServer::Web("plant-dashboard 2")),
+    (DemoSite::Berlin, 30, 502, DemoServer::Echo),
+    (DemoSite::Oslo, 10, 5683, DemoServer::UdpEcho),
+    (DemoSite::Cloud, 10, 8000, DemoServer::Web("orders")),
 ];
 
 /// What a client does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Deed {
+pub enum DemoRequest {
     Get(&'static str),
     Post(&'static str),
     Tcp,
@@ -169,7 +169,7 @@ pub enum Deed {
 
 /// What comes of it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Outcome {
+pub enum DemoOutcome {
     Answered,
     /// Over HTTP, with a status.
     Status(u16),
@@ -180,17 +180,17 @@ pub enum Outcome {
     Broken(String),
 }
 
-impl Outcome {
+impl DemoOutcome {
     /// Did the request reach a backend and come back?
     pub fn has_passed(&self) -> bool {
-        matches!(self, Outcome::Answered | Outcome::Status(200..=399))
+        matches!(self, DemoOutcome::Answered | DemoOutcome::Status(200..=399))
     }
 }
 
 /// One client asks for one thing.
 #[derive(Clone, Copy, Debug)]
-pub struct Crossing {
-    pub site: Site,
+pub struct DemoCrossing {
+    pub site: DemoSite,
     /// The last number of the client's address.
     pub host: u8,
     /// As the policies know the client, for people.
@@ -198,54 +198,58 @@ pub struct Crossing {
     pub service: &'static str,
     pub name: &'static str,
     pub port: u16,
-    pub deed: Deed,
-    pub expected: Expected,
+    pub deed: DemoRequest,
+    pub expected: ExpectedOutcome,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Expected {
+pub enum ExpectedOutcome {
     /// By this policy.
     Passes(&'static str),
     Refused,
 }
 
-impl Crossing {
+impl DemoCrossing {
     /// Is this what was promised?
-    pub fn holds(&self, outcome: &Outcome) -> bool {
+    pub fn holds(&self, outcome: &DemoOutcome) -> bool {
         match (self.expected, self.deed) {
-            (Expected::Passes(_), Deed::Get(_) | Deed::Post(_)) => *outcome == Outcome::Status(200),
-            (Expected::Passes(_), _) => *outcome == Outcome::Answered,
-            (Expected::Refused, Deed::Get(_) | Deed::Post(_)) => *outcome == Outcome::Status(403),
-            (Expected::Refused, Deed::Tcp) => *outcome == Outcome::Reset,
-            (Expected::Refused, Deed::Udp) => *outcome == Outcome::Silence,
-            (Expected::Refused, Deed::Name) => *outcome == Outcome::NoSuchName,
+            (ExpectedOutcome::Passes(_), DemoRequest::Get(_) | DemoRequest::Post(_)) => {
+                *outcome == DemoOutcome::Status(200)
+            }
+            (ExpectedOutcome::Passes(_), _) => *outcome == DemoOutcome::Answered,
+            (ExpectedOutcome::Refused, DemoRequest::Get(_) | DemoRequest::Post(_)) => {
+                *outcome == DemoOutcome::Status(403)
+            }
+            (ExpectedOutcome::Refused, DemoRequest::Tcp) => *outcome == DemoOutcome::Reset,
+            (ExpectedOutcome::Refused, DemoRequest::Udp) => *outcome == DemoOutcome::Silence,
+            (ExpectedOutcome::Refused, DemoRequest::Name) => *outcome == DemoOutcome::NoSuchName,
         }
     }
 
     pub fn protocol(&self) -> &'static str {
         match self.deed {
-            Deed::Get(_) => "GET",
-            Deed::Post(_) => "POST",
-            Deed::Tcp => "TCP",
-            Deed::Udp => "UDP",
-            Deed::Name => "DNS",
+            DemoRequest::Get(_) => "GET",
+            DemoRequest::Post(_) => "POST",
+            DemoRequest::Tcp => "TCP",
+            DemoRequest::Udp => "UDP",
+            DemoRequest::Name => "DNS",
         }
     }
 
-    pub fn source(&self, stage: Stage) -> IpAddr {
+    pub fn source(&self, stage: DemoNetwork) -> IpAddr {
         stage.address(self.site, self.host).into()
     }
 }
 
-impl std::fmt::Display for Outcome {
+impl std::fmt::Display for DemoOutcome {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Outcome::Answered => formatter.write_str("answered"),
-            Outcome::Status(status) => write!(formatter, "HTTP {status}"),
-            Outcome::Reset => formatter.write_str("connection reset"),
-            Outcome::NoSuchName => formatter.write_str("no such name"),
-            Outcome::Silence => formatter.write_str("no answer"),
-            Outcome::Broken(why) => formatter.write_str(why),
+            DemoOutcome::Answered => formatter.write_str("answered"),
+            DemoOutcome::Status(status) => write!(formatter, "HTTP {status}"),
+            DemoOutcome::Reset => formatter.write_str("connection reset"),
+            DemoOutcome::NoSuchName => formatter.write_str("no such name"),
+            DemoOutcome::Silence => formatter.write_str("no answer"),
+            DemoOutcome::Broken(why) => formatter.write_str(why),
         }
     }
 }
@@ -257,9 +261,9 @@ const SENSORS_INSIDE: (&str, &str, u16) = ("depot-sensors", "depot-sensors.oslo.
 const ORDERS: (&str, &str, u16) = ("orders", "orders.example", 8000);
 
 /// Every crossing and every refusal that the demo promises.
-pub fn crossings() -> Vec<Crossing> {
-    use Expected::{Passes, Refused};
-    let row = |(site, host, client), (service, name, port), deed, expected| Crossing {
+pub fn crossings() -> Vec<DemoCrossing> {
+    use ExpectedOutcome::{Passes, Refused};
+    let row = |(site, host, client), (service, name, port), deed, expected| DemoCrossing {
         site,
         host,
         client,
@@ -269,25 +273,25 @@ pub fn crossings() -> Vec<Crossing> {
         deed,
         expected,
     };
-    let office = (Site::Cloud, 50, "cloud-host");
-    let forklift = (Site::Oslo, 20, "oslo-forklift");
-    let line = (Site::Berlin, 20, "berlin-line-1");
-    let stranger_in_oslo = (Site::Oslo, 99, "a stranger");
-    let stranger_in_berlin = (Site::Berlin, 99, "a stranger");
+    let office = (DemoSite::Cloud, 50, "cloud-host");
+    let forklift = (DemoSite::Oslo, 20, "oslo-forklift");
+    let line = (DemoSite::Berlin, 20, "berlin-line-1");
+    let stranger_in_oslo = (DemoSite::Oslo, 99, "a stranger");
+    let stranger_in_berlin = (DemoSite::Berlin, 99, "a stranger");
     vec![
-        row(office, DASHBOARD, Deed::Get("/"), Passes("operators")),
-        row(office, PLC, Deed::Tcp, Passes("operators")),
-        row(office, SENSORS, Deed::Udp, Passes("operators")),
-        row(forklift, DASHBOARD, Deed::Get("/"), Passes("forklift")),
-        row(forklift, PLC, Deed::Tcp, Passes("forklift")),
-        row(line, ORDERS, Deed::Get("/orders/1"), Passes("read-orders")),
-        row(stranger_in_oslo, ORDERS, Deed::Get("/orders/7"), Passes("read-orders")),
-        row(line, ORDERS, Deed::Post("/orders/1"), Refused),
-        row(line, ORDERS, Deed::Get("/admin"), Refused),
-        row(stranger_in_oslo, DASHBOARD, Deed::Get("/"), Refused),
-        row(stranger_in_berlin, ORDERS, Deed::Get("/orders/1"), Refused),
-        row(stranger_in_oslo, PLC, Deed::Tcp, Refused),
-        row(line, SENSORS_INSIDE, Deed::Name, Refused),
+        row(office, DASHBOARD, DemoRequest::Get("/"), Passes("operators")),
+        row(office, PLC, DemoRequest::Tcp, Passes("operators")),
+        row(office, SENSORS, DemoRequest::Udp, Passes("operators")),
+        row(forklift, DASHBOARD, DemoRequest::Get("/"), Passes("forklift")),
+        row(forklift, PLC, DemoRequest::Tcp, Passes("forklift")),
+        row(line, ORDERS, DemoRequest::Get("/orders/1"), Passes("read-orders")),
+        row(stranger_in_oslo, ORDERS, DemoRequest::Get("/orders/7"), Passes("read-orders")),
+        row(line, ORDERS, DemoRequest::Post("/orders/1"), Refused),
+        row(line, ORDERS, DemoRequest::Get("/admin"), Refused),
+        row(stranger_in_oslo, DASHBOARD, DemoRequest::Get("/"), Refused),
+        row(stranger_in_berlin, ORDERS, DemoRequest::Get("/orders/1"), Refused),
+        row(stranger_in_oslo, PLC, DemoRequest::Tcp, Refused),
+        row(line, SENSORS_INSIDE, DemoRequest::Name, Refused),
     ]
 }
 
@@ -300,21 +304,25 @@ mod tests {
         let text = "kind: EGateway\nmetadata:\n  name: berlin-gateway\neSiteName: berlin\nip: 10.0.0.1\n\
                     virtualPresenceIPcidr: 198.18.0.0/16,fd00::/112\n---\nkind: EGateway\nmetadata:\n  name: oslo-gateway\n\
                     eSiteName: oslo\n---\nkind: EService\nmetadata:\n  name: plc\nport: 502\n";
-        let adapted = Stage::Loopback.adapt(text);
+        let adapted = DemoNetwork::Loopback.adapt(text);
         assert!(adapted.contains("virtualPresenceIPcidr: 127.67.0.0/16\n"), "{adapted}");
         assert!(adapted.contains("eSiteName: oslo\nvirtualPresenceIPcidr: 127.68.0.0/16\n"), "{adapted}");
         assert!(adapted.contains("ip: 127.10.0.1\n") && adapted.contains("port: 5020\n"), "{adapted}");
         assert_eq!(adapted.matches("virtualPresenceIPcidr").count(), 2, "{adapted}");
-        assert_eq!(Stage::Networks.adapt(text), text);
+        assert_eq!(DemoNetwork::Networks.adapt(text), text);
     }
 
     #[test]
     fn two_sites_have_the_same_addresses_in_both_stages() {
-        for stage in [Stage::Networks, Stage::Loopback] {
-            assert_eq!(stage.address(Site::Berlin, 20), stage.address(Site::Oslo, 20));
+        for stage in [DemoNetwork::Networks, DemoNetwork::Loopback] {
+            assert_eq!(stage.address(DemoSite::Berlin, 20), stage.address(DemoSite::Oslo, 20));
             assert_ne!(
-                stage.dns(Site::Berlin),
-                if stage == Stage::Networks { stage.dns(Site::Cloud) } else { stage.dns(Site::Oslo) }
+                stage.dns(DemoSite::Berlin),
+                if stage == DemoNetwork::Networks {
+                    stage.dns(DemoSite::Cloud)
+                } else {
+                    stage.dns(DemoSite::Oslo)
+                }
             );
         }
     }

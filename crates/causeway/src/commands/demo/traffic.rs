@@ -17,7 +17,7 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
 
-use super::plan::{Crossing, Deed, Outcome, Server, Stage};
+use super::plan::{DemoCrossing, DemoNetwork, DemoOutcome, DemoRequest, DemoServer};
 
 /// An answer that takes longer is none; over the loopback it takes milliseconds.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -26,11 +26,11 @@ const UDP_PATIENCE: Duration = Duration::from_millis(700);
 const WORDS: &[u8] = b"over the causeway";
 
 /// Serves until it is dropped.
-pub async fn serve(server: Server, address: SocketAddr) -> io::Result<()> {
+pub async fn serve(server: DemoServer, address: SocketAddr) -> io::Result<()> {
     match server {
-        Server::Web(name) => web(name, TcpListener::bind(address).await?).await,
-        Server::Echo => echo(TcpListener::bind(address).await?).await,
-        Server::UdpEcho => udp_echo(UdpSocket::bind(address).await?).await,
+        DemoServer::Web(name) => web(name, TcpListener::bind(address).await?).await,
+        DemoServer::Echo => echo(TcpListener::bind(address).await?).await,
+        DemoServer::UdpEcho => udp_echo(UdpSocket::bind(address).await?).await,
     }
 }
 
@@ -68,31 +68,31 @@ async fn udp_echo(socket: UdpSocket) -> io::Result<()> {
 }
 
 /// What came of one crossing, and at which address it was tried.
-pub async fn attempt(stage: Stage, crossing: Crossing) -> (Outcome, Option<IpAddr>) {
+pub async fn attempt(stage: DemoNetwork, crossing: DemoCrossing) -> (DemoOutcome, Option<IpAddr>) {
     let source = crossing.source(stage);
     let address = match resolve(stage.dns(crossing.site), source, crossing.name).await {
         Ok(Some(address)) => address,
-        Ok(None) => return (Outcome::NoSuchName, None),
-        Err(error) => return (Outcome::Broken(format!("no DNS: {error}")), None),
+        Ok(None) => return (DemoOutcome::NoSuchName, None),
+        Err(error) => return (DemoOutcome::Broken(format!("no DNS: {error}")), None),
     };
     let target = SocketAddr::new(address, stage.port(crossing.port));
     let outcome = match crossing.deed {
-        Deed::Get(path) => http(source, target, crossing.name, Method::GET, path).await,
-        Deed::Post(path) => http(source, target, crossing.name, Method::POST, path).await,
-        Deed::Tcp => tcp(source, target).await,
-        Deed::Udp => udp(source, target).await,
-        Deed::Name => Ok(Outcome::Answered),
+        DemoRequest::Get(path) => http(source, target, crossing.name, Method::GET, path).await,
+        DemoRequest::Post(path) => http(source, target, crossing.name, Method::POST, path).await,
+        DemoRequest::Tcp => tcp(source, target).await,
+        DemoRequest::Udp => udp(source, target).await,
+        DemoRequest::Name => Ok(DemoOutcome::Answered),
     };
     (outcome.unwrap_or_else(|error| of_error(&error)), Some(address))
 }
 
-fn of_error(error: &io::Error) -> Outcome {
+fn of_error(error: &io::Error) -> DemoOutcome {
     match error.kind() {
         io::ErrorKind::ConnectionReset | io::ErrorKind::ConnectionRefused | io::ErrorKind::BrokenPipe => {
-            Outcome::Reset
+            DemoOutcome::Reset
         }
-        io::ErrorKind::TimedOut => Outcome::Silence,
-        _ => Outcome::Broken(error.to_string()),
+        io::ErrorKind::TimedOut => DemoOutcome::Silence,
+        _ => DemoOutcome::Broken(error.to_string()),
     }
 }
 
@@ -134,7 +134,7 @@ async fn http(
     host: &str,
     method: Method,
     path: &str,
-) -> io::Result<Outcome> {
+) -> io::Result<DemoOutcome> {
     let stream = connect(source, target).await?;
     let asked = async {
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
@@ -147,10 +147,10 @@ async fn http(
         Ok::<_, hyper::Error>(status)
     };
     let asked = tokio::time::timeout(PATIENCE, asked).await.map_err(|_| io::ErrorKind::TimedOut)?;
-    asked.map(Outcome::Status).map_err(io::Error::other)
+    asked.map(DemoOutcome::Status).map_err(io::Error::other)
 }
 
-async fn tcp(source: IpAddr, target: SocketAddr) -> io::Result<Outcome> {
+async fn tcp(source: IpAddr, target: SocketAddr) -> io::Result<DemoOutcome> {
     let mut stream = connect(source, target).await?;
     let spoken = async {
         stream.write_all(WORDS).await?;
@@ -160,19 +160,19 @@ async fn tcp(source: IpAddr, target: SocketAddr) -> io::Result<Outcome> {
         Ok(heard)
     };
     let heard = within(PATIENCE, spoken).await?;
-    Ok(if heard == WORDS { Outcome::Answered } else { Outcome::Broken("another answer".to_owned()) })
+    Ok(if heard == WORDS { DemoOutcome::Answered } else { DemoOutcome::Broken("another answer".to_owned()) })
 }
 
-async fn udp(source: IpAddr, target: SocketAddr) -> io::Result<Outcome> {
+async fn udp(source: IpAddr, target: SocketAddr) -> io::Result<DemoOutcome> {
     let socket = UdpSocket::bind((source, 0)).await?;
     socket.connect(target).await?;
     socket.send(WORDS).await?;
     let mut buffer = vec![0; 4096];
     let bytes = within(UDP_PATIENCE, socket.recv(&mut buffer)).await?;
     Ok(if &buffer[..bytes] == WORDS {
-        Outcome::Answered
+        DemoOutcome::Answered
     } else {
-        Outcome::Broken("another answer".to_owned())
+        DemoOutcome::Broken("another answer".to_owned())
     })
 }
 

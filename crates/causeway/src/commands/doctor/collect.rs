@@ -3,20 +3,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime};
 
-use causeway_api::{ApiVersion, EService, Kind, Object, World};
+use causeway_api::{ApiVersion, EService, Kind, Object, ObjectSet};
 use futures_util::{StreamExt, stream};
 use serde_json::{Value, json};
 
 use super::gateway::{self, Answers};
 use super::target::Target;
 use super::{Unasked, path};
-use crate::client::{self, Api, CallError};
+use crate::client::{self, ApiClient, CallError};
 use crate::commands::get::items;
 
 /// Everything a walk looks at.
 #[derive(Default)]
 pub struct Picture {
-    pub world: World,
+    pub world: ObjectSet,
     /// As `causeway status --json` has it.
     pub status: Value,
     /// What came back from gateways that were sent bytes.
@@ -48,8 +48,8 @@ enum Question {
 }
 
 impl Picture {
-    pub async fn gather(api: &Api) -> anyhow::Result<Picture> {
-        let mut world = World::default();
+    pub async fn gather(api: &ApiClient) -> anyhow::Result<Picture> {
+        let mut world = ObjectSet::default();
         for kind in Kind::ALL {
             let list = api.get(&client::collection(ApiVersion::Group, kind)).await?;
             // What a newer cloud says and this command does not know is no reason to fail.
@@ -60,7 +60,7 @@ impl Picture {
     }
 
     /// Asks the gateways on the way, and the audit.
-    pub async fn ask(&mut self, api: &Api, target: &Target) {
+    pub async fn ask(&mut self, api: &ApiClient, target: &Target) {
         let questions = self.questions(target);
         let mut answers = stream::iter(questions)
             .map(|question| async move {
@@ -131,7 +131,7 @@ impl Picture {
         facts.chain(paths.map(|(gateway, service)| Question::Path { gateway, service })).collect()
     }
 
-    async fn read_records(&mut self, api: &Api, service: &str) {
+    async fn read_records(&mut self, api: &ApiClient, service: &str) {
         let since = jiff::Timestamp::try_from(SystemTime::now() - LATELY).map(|since| since.to_string());
         let since = since.ok();
         let query =
@@ -163,7 +163,7 @@ impl Picture {
     }
 }
 
-async fn ask(api: &Api, question: &Question) -> Result<Value, Unasked> {
+async fn ask(api: &ApiClient, question: &Question) -> Result<Value, Unasked> {
     let (path, body) = match question {
         // The cloud's own gateway is where we are: no bytes need go there.
         Question::Probe(gateway) if gateway == "cloud" => {

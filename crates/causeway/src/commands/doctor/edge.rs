@@ -14,7 +14,7 @@ use tokio::net::TcpStream;
 
 use super::finding::{Finding, State};
 use super::gateway;
-use crate::client::Connection;
+use crate::client::ApiConnectionArgs;
 use crate::output::cell;
 
 const DATA_DIR_DEFAULT: &str = "/var/lib/causeway";
@@ -43,7 +43,7 @@ pub struct Seen {
 
 impl Local {
     /// The edge of `--admin`, or of a data dir that is an edge's when no kubeconfig was named. None: the API is meant.
-    pub fn find(admin: Option<SocketAddr>, connection: &Connection) -> Option<Local> {
+    pub fn find(admin: Option<SocketAddr>, connection: &ApiConnectionArgs) -> Option<Local> {
         find(admin, connection, &|name| std::env::var_os(name).filter(|value| !value.is_empty()))
     }
 
@@ -63,7 +63,7 @@ impl Local {
 
 fn find(
     admin: Option<SocketAddr>,
-    connection: &Connection,
+    connection: &ApiConnectionArgs,
     environment: &dyn Fn(&str) -> Option<OsString>,
 ) -> Option<Local> {
     if let Some(admin) = admin {
@@ -384,8 +384,10 @@ mod tests {
     fn an_edge_is_meant_where_its_data_dir_is_and_no_kubeconfig() {
         let folder = tempfile::tempdir().unwrap();
         let check = |data_dir: bool, admin: Option<&str>, variables: &[&str], expected: Option<&str>| {
-            let connection =
-                Connection { data_dir: data_dir.then(|| folder.path().to_owned()), ..Connection::default() };
+            let connection = ApiConnectionArgs {
+                data_dir: data_dir.then(|| folder.path().to_owned()),
+                ..ApiConnectionArgs::default()
+            };
             let environment = |name: &str| match name {
                 "CAUSEWAY_DATA_DIR" => Some(folder.path().as_os_str().to_owned()),
                 name => variables.contains(&name).then(|| "x".into()),

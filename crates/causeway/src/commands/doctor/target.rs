@@ -4,7 +4,7 @@
 
 use std::net::IpAddr;
 
-use causeway_api::{EGateway, EServer, EService, ESite, ServiceExpose, VirtualPresence, World};
+use causeway_api::{EGateway, EServer, EService, ESite, ObjectSet, ServiceExpose, VirtualPresence};
 
 /// What is examined.
 #[derive(Debug, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub enum Target {
 
 impl Target {
     /// Of several things with one name: a service, then an exposure, a gateway, a site, a node, a DNS name.
-    pub fn find(word: &str, world: &World) -> Target {
+    pub fn find(word: &str, world: &ObjectSet) -> Target {
         let named = |word: &str| word.to_owned();
         match word.split_once('/') {
             Some(("service", name)) => return Target::service(name, world),
@@ -53,7 +53,7 @@ impl Target {
         }
     }
 
-    fn service(word: &str, world: &World) -> Target {
+    fn service(word: &str, world: &ObjectSet) -> Target {
         let (name, site) = match word.split_once('@') {
             Some((name, site)) => (name, Some(site.to_owned())),
             None => (word, None),
@@ -66,7 +66,7 @@ impl Target {
         Target::Service { name, site }
     }
 
-    fn find_service(word: &str, world: &World) -> Option<String> {
+    fn find_service(word: &str, world: &ObjectSet) -> Option<String> {
         if world.service(word).is_some() {
             return Some(word.to_owned());
         }
@@ -78,7 +78,7 @@ impl Target {
     }
 
     /// The address of a presence, of a gateway, of a host or of a backend.
-    fn at(address: IpAddr, world: &World) -> Option<Target> {
+    fn at(address: IpAddr, world: &ObjectSet) -> Option<Target> {
         if let Some(presence) = world.presences_with(address).next() {
             let site = Some(presence.e_site_name.clone()).filter(|site| !site.is_empty());
             return Some(Target::Service { name: presence.e_service_name.clone(), site });
@@ -99,7 +99,7 @@ impl Target {
 }
 
 /// A `dnsName`, SERVICE.SITE.causeway.internal, or the name of a node. Capitals and a dot at the end make no difference.
-fn by_dns_name(word: &str, world: &World) -> Option<Target> {
+fn by_dns_name(word: &str, world: &ObjectSet) -> Option<Target> {
     let word = word.trim_end_matches('.').to_ascii_lowercase();
     if word.is_empty() {
         return None;
@@ -120,7 +120,7 @@ fn by_dns_name(word: &str, world: &World) -> Option<Target> {
     Some(Target::Node(node.metadata.name.clone()))
 }
 
-fn nothing(word: &str, world: &World) -> Target {
+fn nothing(word: &str, world: &ObjectSet) -> Target {
     let addresses = world.all::<VirtualPresence>().map(|presence| presence.virtual_ip.as_str());
     let names = world
         .all::<EService>()
@@ -181,8 +181,8 @@ mod tests {
 
     use super::*;
 
-    fn world() -> World {
-        let mut world = World::default();
+    fn world() -> ObjectSet {
+        let mut world = ObjectSet::default();
         let mut put = |kind, name: &str, mut value: Value| {
             value["metadata"] = json!({ "name": name });
             world.insert(Object::decode(kind, value).unwrap().object);

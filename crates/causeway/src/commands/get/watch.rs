@@ -9,16 +9,18 @@ use anyhow::bail;
 use causeway_api::{ApiVersion, Kind};
 use serde_json::Value;
 
-use super::{Args, Form, View, drop_managed_fields, items, name_of, show_value, shown_table};
-use crate::client::{self, Api, CallError};
+use super::{
+    Args, GetOptionsShown, OutputFormat, drop_managed_fields, items, name_of, show_value, shown_table,
+};
+use crate::client::{self, ApiClient, CallError};
 use crate::output;
 
 /// Between attempts, so that a server that is away is not hammered.
 const PAUSE: Duration = Duration::from_secs(1);
 
 pub async fn follow(
-    api: &Api,
-    view: &View,
+    api: &ApiClient,
+    view: &GetOptionsShown,
     kind: Kind,
     name: Option<&str>,
     arguments: &Args,
@@ -27,7 +29,7 @@ pub async fn follow(
     let mut screen = Screen { view: *view, kind, widths: Vec::new(), lost: false };
     let path = client::collection(ApiVersion::Group, kind);
     let accept = match view.form {
-        Form::Table | Form::Wide => client::TABLE,
+        OutputFormat::Table | OutputFormat::Wide => client::TABLE,
         _ => client::JSON,
     };
     let ask = |revision: Option<&str>| {
@@ -53,7 +55,7 @@ pub async fn follow(
 
 /// Watches until the connection ends. Returns false when the revision is too old to go on from.
 async fn resume(
-    api: &Api,
+    api: &ApiClient,
     path: &str,
     accept: &str,
     screen: &mut Screen,
@@ -104,7 +106,7 @@ fn revision_of(object: &Value) -> Option<String> {
 }
 
 struct Screen {
-    view: View,
+    view: GetOptionsShown,
     kind: Kind,
     widths: Vec<usize>,
     /// The connection is lost, and that was said.
@@ -114,11 +116,11 @@ struct Screen {
 impl Screen {
     fn list(&mut self, list: Value) -> anyhow::Result<()> {
         match self.view.form {
-            Form::Table | Form::Wide => {
-                let table = shown_table(&list, self.view.form == Form::Wide, None);
+            OutputFormat::Table | OutputFormat::Wide => {
+                let table = shown_table(&list, self.view.form == OutputFormat::Wide, None);
                 self.widths = table.widths();
                 let heads = if self.view.heads { table.head.clone() } else { Vec::new() };
-                output::print(&output::Table { head: heads, rows: table.rows }.render(self.view.colours))
+                output::print(&output::TextTable { head: heads, rows: table.rows }.render(self.view.colours))
             }
             _ => items(self.kind, list).into_iter().try_for_each(|object| self.object(object)),
         }
@@ -127,8 +129,8 @@ impl Screen {
     fn change(&mut self, event: &Value) -> anyhow::Result<()> {
         let deleted = event["type"] == "DELETED";
         match self.view.form {
-            Form::Table | Form::Wide => {
-                let table = shown_table(&event["object"], self.view.form == Form::Wide, None);
+            OutputFormat::Table | OutputFormat::Wide => {
+                let table = shown_table(&event["object"], self.view.form == OutputFormat::Wide, None);
                 for mut row in table.rows {
                     if deleted {
                         row.push("(deleted)".to_owned());
@@ -138,19 +140,21 @@ impl Screen {
                 }
                 Ok(())
             }
-            Form::Name if deleted => output::print_line(&format!("{} (deleted)", name_of(&event["object"]))),
+            OutputFormat::Name if deleted => {
+                output::print_line(&format!("{} (deleted)", name_of(&event["object"])))
+            }
             _ => self.object(event["object"].clone()),
         }
     }
 
     fn object(&self, mut object: Value) -> anyhow::Result<()> {
-        if self.view.form == Form::Name {
+        if self.view.form == OutputFormat::Name {
             return output::print_line(&name_of(&object));
         }
         if !self.view.managed_fields {
             drop_managed_fields(&mut object);
         }
-        if self.view.form == Form::Yaml {
+        if self.view.form == OutputFormat::Yaml {
             output::print_line("---")?;
         }
         show_value(&self.view, &object)

@@ -19,7 +19,12 @@ fn answer(number: i32, body: &[u8]) -> Vec<u8> {
 }
 
 /// Says these bytes, `step` at a time.
-fn ask(requests: &mut Requests, talk: &mut Talk, bytes: &[u8], step: usize) -> Result<Vec<u8>, NotKafka> {
+fn ask(
+    requests: &mut RequestScanner,
+    talk: &mut KafkaConversation,
+    bytes: &[u8],
+    step: usize,
+) -> Result<Vec<u8>, KafkaFrameError> {
     let mut passed = Vec::new();
     for chunk in bytes.chunks(step) {
         requests.take(Bytes::copy_from_slice(chunk), talk, |piece| passed.extend_from_slice(&piece))?;
@@ -28,15 +33,15 @@ fn ask(requests: &mut Requests, talk: &mut Talk, bytes: &[u8], step: usize) -> R
 }
 
 /// What passes, with held frames in their place, and those alone.
-type Heard = (Vec<u8>, Vec<(Asked, Bytes)>);
+type Heard = (Vec<u8>, Vec<(PendingRequest, Bytes)>);
 
-fn hear(talk: &mut Talk, bytes: &[u8], step: usize) -> Result<Heard, NotKafka> {
+fn hear(talk: &mut KafkaConversation, bytes: &[u8], step: usize) -> Result<Heard, KafkaFrameError> {
     let (mut all, mut held) = (Vec::new(), Vec::new());
-    let mut answers = Answers::default();
+    let mut answers = ResponseScanner::default();
     for chunk in bytes.chunks(step) {
         answers.take(Bytes::copy_from_slice(chunk), talk, |piece| match piece {
-            Piece::Pass(bytes) => all.extend_from_slice(&bytes),
-            Piece::Held(asked, frame) => {
+            FramePiece::Pass(bytes) => all.extend_from_slice(&bytes),
+            FramePiece::Held(asked, frame) => {
                 all.extend_from_slice(&frame);
                 held.push((asked, frame));
             }
@@ -63,15 +68,19 @@ fn answers_to_watched_questions_are_held_and_no_others() {
     ]
     .concat();
     for step in [1, 3, 7, 11, 12, 13, 1000, 100_000] {
-        let mut talk = Talk::default();
-        assert_eq!(ask(&mut Requests::default(), &mut talk, &said, step).unwrap(), said, "{step}");
+        let mut talk = KafkaConversation::default();
+        assert_eq!(ask(&mut RequestScanner::default(), &mut talk, &said, step).unwrap(), said, "{step}");
         let (all, held) = hear(&mut talk, &heard, step).unwrap();
         assert_eq!(all, heard, "{step}");
         let asked: Vec<_> =
             held.iter().map(|(asked, frame)| (asked.api, asked.version, frame.len())).collect();
         assert_eq!(
             asked,
-            [(Api::ApiVersions, 3, 9), (Api::Metadata, 12, 3008), (Api::FindCoordinator, 4, 8)],
+            [
+                (RewrittenApi::ApiVersions, 3, 9),
+                (RewrittenApi::Metadata, 12, 3008),
+                (RewrittenApi::FindCoordinator, 4, 8)
+            ],
             "{step}"
         );
         assert!(talk.waiting.is_empty());
@@ -80,22 +89,22 @@ fn answers_to_watched_questions_are_held_and_no_others() {
 
 #[test]
 fn what_passes_is_not_copied() {
-    let mut talk = Talk::default();
+    let mut talk = KafkaConversation::default();
     let chunk = Bytes::from([request(0, 9, 1, &[1; 100]), request(1, 12, 2, &[2; 100])].concat());
     let mut pieces = Vec::new();
-    Requests::default().take(chunk.clone(), &mut talk, |piece| pieces.push(piece)).unwrap();
+    RequestScanner::default().take(chunk.clone(), &mut talk, |piece| pieces.push(piece)).unwrap();
     assert_eq!(pieces.len(), 1);
     assert_eq!(pieces[0].as_ptr(), chunk.as_ptr());
     // Fifty megabytes of records are never held.
     let head = [&(50_000_000_i32).to_be_bytes()[..], &2_i32.to_be_bytes()].concat();
-    let mut answers = Answers::default();
+    let mut answers = ResponseScanner::default();
     let mut passed = 0;
     for chunk in [Bytes::from(head), Bytes::from(vec![0; 60_000])] {
         let bytes = chunk.len();
         answers
             .take(chunk, &mut talk, |piece| match piece {
-                Piece::Pass(bytes) => passed += bytes.len(),
-                Piece::Held(..) => panic!("held"),
+                FramePiece::Pass(bytes) => passed += bytes.len(),
+                FramePiece::Held(..) => panic!("held"),
             })
             .unwrap();
         assert!(answers.scanner.held.is_none() && bytes > 0);
@@ -106,34 +115,36 @@ fn what_passes_is_not_copied() {
 #[test]
 fn a_question_for_versions_in_an_unknown_form_is_asked_so_that_the_oldest_answers() {
     for step in [1, 100] {
-        let mut talk = Talk::default();
+        let mut talk = KafkaConversation::default();
         let said = request(18, 9, 5, b"from the future");
-        let passed = ask(&mut Requests::default(), &mut talk, &said, step).unwrap();
+        let passed = ask(&mut RequestScanner::default(), &mut talk, &said, step).unwrap();
         assert_eq!(passed, request(18, NO_SUCH_VERSION, 5, b"from the future"));
         let (_, held) = hear(&mut talk, &answer(5, b"\0\x23"), step).unwrap();
-        assert_eq!(held[0].0, Asked { api: Api::ApiVersions, version: 0 });
+        assert_eq!(held[0].0, PendingRequest { api: RewrittenApi::ApiVersions, version: 0 });
     }
 }
 
 #[test]
 fn what_cannot_be_is_refused() {
-    let refused = |bytes: &[u8]| ask(&mut Requests::default(), &mut Talk::default(), bytes, 5).unwrap_err();
-    assert_eq!(refused(&request(3, 14, 1, b"")), NotKafka::Version { key: 3, version: 14 });
-    assert_eq!(refused(&(-5_i32).to_be_bytes().repeat(3)), NotKafka::Length(-5));
-    assert_eq!(refused(&7_i32.to_be_bytes().repeat(3)), NotKafka::Length(7));
+    let refused = |bytes: &[u8]| {
+        ask(&mut RequestScanner::default(), &mut KafkaConversation::default(), bytes, 5).unwrap_err()
+    };
+    assert_eq!(refused(&request(3, 14, 1, b"")), KafkaFrameError::Version { key: 3, version: 14 });
+    assert_eq!(refused(&(-5_i32).to_be_bytes().repeat(3)), KafkaFrameError::Length(-5));
+    assert_eq!(refused(&7_i32.to_be_bytes().repeat(3)), KafkaFrameError::Length(7));
     let many: Vec<u8> = (0..=WAITING_MAX as i32).flat_map(|number| request(3, 0, number, b"")).collect();
-    assert_eq!(refused(&many), NotKafka::TooManyQuestions);
-    let mut talk = Talk::default();
-    ask(&mut Requests::default(), &mut talk, &request(3, 0, 1, b""), 5).unwrap();
+    assert_eq!(refused(&many), KafkaFrameError::TooManyQuestions);
+    let mut talk = KafkaConversation::default();
+    ask(&mut RequestScanner::default(), &mut talk, &request(3, 0, 1, b""), 5).unwrap();
     let long = [&i32::MAX.to_be_bytes()[..], &1_i32.to_be_bytes()].concat();
-    assert_eq!(hear(&mut talk, &long, 5).unwrap_err(), NotKafka::TooLong(i32::MAX as usize - 4));
+    assert_eq!(hear(&mut talk, &long, 5).unwrap_err(), KafkaFrameError::TooLong(i32::MAX as usize - 4));
 }
 
 #[test]
 fn tls_passes_unread() {
-    let mut talk = Talk::default();
+    let mut talk = KafkaConversation::default();
     let hello = [&[TLS_HANDSHAKE, 3, 1][..], &[0; 600]].concat();
-    assert_eq!(ask(&mut Requests::default(), &mut talk, &hello, 1).unwrap(), hello);
+    assert_eq!(ask(&mut RequestScanner::default(), &mut talk, &hello, 1).unwrap(), hello);
     let (all, held) = hear(&mut talk, &hello, 7).unwrap();
     assert_eq!((all, held.len()), (hello, 0));
 }
@@ -150,8 +161,8 @@ proptest! {
             request(if *key == 17 { 2 } else { *key }, (*version).min(4), number, body)
         }).collect();
         let heard: Vec<u8> = bodies.iter().zip(0..).flat_map(|((_, _, body), number)| answer(number, body)).collect();
-        let (mut talk, mut whole) = (Talk::default(), Talk::default());
-        let mut requests = Requests::default();
+        let (mut talk, mut whole) = (KafkaConversation::default(), KafkaConversation::default());
+        let mut requests = RequestScanner::default();
         let (mut passed, mut rest, mut at) = (Vec::new(), &said[..], 0);
         while !rest.is_empty() {
             let (chunk, more) = rest.split_at(cuts[at % cuts.len()].min(rest.len()));
@@ -159,7 +170,7 @@ proptest! {
             (rest, at) = (more, at + 1);
         }
         prop_assert_eq!(&passed, &said);
-        prop_assert_eq!(ask(&mut Requests::default(), &mut whole, &said, said.len()).unwrap(), said);
+        prop_assert_eq!(ask(&mut RequestScanner::default(), &mut whole, &said, said.len()).unwrap(), said);
         let (one, other) = (hear(&mut talk, &heard, cuts[0]).unwrap(), hear(&mut whole, &heard, heard.len()).unwrap());
         prop_assert_eq!(&one.0, &heard);
         prop_assert_eq!(one, other);
@@ -167,8 +178,8 @@ proptest! {
 
     #[test]
     fn nothing_makes_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), step in 1_usize..50) {
-        let mut talk = Talk::default();
-        let _ = ask(&mut Requests::default(), &mut talk, &bytes, step);
+        let mut talk = KafkaConversation::default();
+        let _ = ask(&mut RequestScanner::default(), &mut talk, &bytes, step);
         let _ = hear(&mut talk, &bytes, step);
     }
 }

@@ -42,7 +42,7 @@ fn text(text: impl Into<String>) -> StrBytes {
 }
 
 /// Everybody whose name begins with `kafka` is at the presence; the others cannot be reached.
-fn changed(asked: Asked, frame: &Bytes) -> Bytes {
+fn changed(asked: PendingRequest, frame: &Bytes) -> Bytes {
     let reading = read(asked, frame).unwrap().unwrap();
     let addresses: Vec<Option<SocketAddr>> =
         reading.named().iter().map(|named| seen(&named.host, named.port)).collect();
@@ -82,7 +82,7 @@ fn metadata_of(version: i16, brokers: &[(i32, String, u16, bool)]) -> MetadataRe
 
 fn check_metadata(version: i16, brokers: &[(i32, String, u16, bool)]) {
     let sent = metadata_of(version, brokers);
-    let asked = Asked { api: Api::Metadata, version };
+    let asked = PendingRequest { api: RewrittenApi::Metadata, version };
     let got: MetadataResponse =
         body(ApiKey::Metadata, version, &changed(asked, &frame(ApiKey::Metadata, version, &sent)));
     let mut expected =
@@ -122,7 +122,7 @@ fn a_cluster_is_described_with_brokers_at_the_presence() {
             .with_controller_id(BrokerId(1))
             .with_error_message(Some(text("words")))
             .with_brokers(vec![broker(0, "kafka-0"), broker(1, "other"), broker(2, "kafka-2")]);
-        let asked = Asked { api: Api::DescribeCluster, version };
+        let asked = PendingRequest { api: RewrittenApi::DescribeCluster, version };
         let frame = frame(ApiKey::DescribeCluster, version, &sent);
         let got: DescribeClusterResponse = body(ApiKey::DescribeCluster, version, &changed(asked, &frame));
         let mut expected = sent;
@@ -144,7 +144,7 @@ fn a_coordinator_is_at_the_presence_or_not_available() {
             if version >= 1 { response.with_error_message(message) } else { response }
         };
         let check = |sent: FindCoordinatorResponse, expected: FindCoordinatorResponse| {
-            let asked = Asked { api: Api::FindCoordinator, version };
+            let asked = PendingRequest { api: RewrittenApi::FindCoordinator, version };
             let frame = frame(ApiKey::FindCoordinator, version, &sent);
             let got: FindCoordinatorResponse =
                 body(ApiKey::FindCoordinator, version, &changed(asked, &frame));
@@ -177,7 +177,7 @@ fn many_coordinators_are_told_apart() {
             one("c", "", -1, -1, 15),
             one("d", "kafka-3", 9094, 3, 0),
         ]);
-        let asked = Asked { api: Api::FindCoordinator, version };
+        let asked = PendingRequest { api: RewrittenApi::FindCoordinator, version };
         let frame = frame(ApiKey::FindCoordinator, version, &sent);
         let got: FindCoordinatorResponse = body(ApiKey::FindCoordinator, version, &changed(asked, &frame));
         let expected = sent.with_coordinators(vec![
@@ -248,7 +248,7 @@ fn a_broker_that_does_not_know_the_question_answers_in_the_oldest_form() {
 fn an_answer_that_promises_too_much_is_unreadable() {
     // Two billion brokers.
     let promise = [&[0; 8][..], &i32::MAX.to_be_bytes(), &[0; 100]].concat();
-    let asked = Asked { api: Api::Metadata, version: 0 };
+    let asked = PendingRequest { api: RewrittenApi::Metadata, version: 0 };
     assert!(read(asked, &Bytes::from(promise)).is_err());
 }
 
@@ -256,7 +256,7 @@ fn an_answer_that_promises_too_much_is_unreadable() {
 #[test]
 fn a_frame_from_the_wire() {
     let captured = include_bytes!("metadata.bin");
-    let asked = Asked { api: Api::Metadata, version: 2 };
+    let asked = PendingRequest { api: RewrittenApi::Metadata, version: 2 };
     let frame = Bytes::from_static(captured);
     let reading = read(asked, &frame).unwrap().unwrap();
     let hosts: Vec<_> = reading.named().iter().map(|named| (named.host.as_str(), named.port > 0)).collect();
@@ -280,13 +280,13 @@ proptest! {
 
     #[test]
     fn nothing_makes_it_panic(
-        api in prop::sample::select(vec![Api::Metadata, Api::FindCoordinator, Api::DescribeCluster, Api::ApiVersions]),
+        api in prop::sample::select(vec![RewrittenApi::Metadata, RewrittenApi::FindCoordinator, RewrittenApi::DescribeCluster, RewrittenApi::ApiVersions]),
         version in 0_i16..=13,
         bytes in prop::collection::vec(any::<u8>(), 8..300),
         reached in any::<bool>(),
     ) {
         let frame = Bytes::from(bytes);
-        if let Ok(Some(reading)) = read(Asked { api, version }, &frame) {
+        if let Ok(Some(reading)) = read(PendingRequest { api, version }, &frame) {
             let address = reached.then(|| "[fd00::1]:9092".parse().unwrap());
             let addresses = vec![address; reading.named().len()];
             let written = reading.write(&addresses).concat();

@@ -1,0 +1,41 @@
+//! The fast-moving figures of a gateway. They are joined when someone reads, never written into objects.
+
+use serde::{Deserialize, Serialize};
+
+use crate::Time;
+
+/// How a gateway's channel is doing, as `causeway status --json` shows it.
+#[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GatewayStats {
+    pub connected: bool,
+    /// "quic" or "tcp"; null while disconnected.
+    pub transport: Option<String>,
+    /// Smoothed round trip in milliseconds.
+    pub rtt_ms: Option<f64>,
+    /// Bytes sent to the gateway since the channel was opened.
+    pub sent_bytes: u64,
+    /// Bytes received from the gateway since the channel was opened.
+    pub received_bytes: u64,
+    /// When the present state, connected or not, began.
+    pub since: Option<Time>,
+    /// Why its last session ended, in the words of `ObjectStatus::last_disconnect_reason`; null when it is not known.
+    #[serde(default)]
+    pub last_disconnect_reason: Option<String>,
+    /// The netmap the gateway last acknowledged.
+    pub generation: Option<String>,
+    /// How far the gateway's clock was ahead of the cloud's when its session began; negative: behind.
+    #[serde(default)]
+    pub clock_ahead_seconds: Option<i64>,
+    /// When the certificate of the session expires.
+    #[serde(default)]
+    pub certificate_expires: Option<Time>,
+    /// Where the session comes from.
+    #[serde(default)]
+    pub address: Option<String>,
+    /// Two processes take the session from each other, as an edge and a copy of its data dir do: how often, and from where.
+    #[serde(default)]
+    pub takeovers: Option<u64>,
+    #[serde(default)]
+    pub rival_addresses: Vec<String>,
+}

@@ -1,0 +1,280 @@
+//! All objects at one moment, by name, with the few indexes that relations between them need.
+//!
+//! A reconciler keeps one and feeds it from a watch; `conditions` and the compiler of netmaps read it. Indexes follow `insert` and `remove`, so that
+//! looking at one object does not mean looking at all.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use crate::kinds::{
+    ECommunity, EGateway, EPolicy, EServer, EService, ESite, Kind, ServiceExpose, VirtualPresence,
+};
+use crate::object::{Object, Resource};
+
+/// Every object, by kind and name.
+#[derive(Clone, Default, Debug)]
+pub struct ObjectSet {
+    // Boxed, because half of a tree's places are empty and an object is large.
+    objects: [BTreeMap<String, Box<Object>>; Kind::SERVED.len()],
+    gateways_by_site: Index<String>,
+    servers_by_address: Index<(String, IpAddr)>,
+    presences_by_address: Index<IpAddr>,
+    presences_by_service: Index<String>,
+    presences_by_site: Index<String>,
+    services_by_site: Index<String>,
+    servers_by_site: Index<String>,
+    servers_by_policy: Index<String>,
+    exposes_by_service: Index<String>,
+    exposes_by_site: Index<String>,
+    exposes_by_dns_name: Index<String>,
+    servers_by_dns_name: Index<String>,
+    policies_by_site: Index<String>,
+    policies_by_server: Index<String>,
+}
+
+/// Names of objects, by something they have in common.
+type Index<K> = BTreeMap<K, BTreeSet<String>>;
+
+impl ObjectSet {
+    /// Puts an object in, in place of the one of that kind and name.
+    pub fn insert(&mut self, object: Object) {
+        let name = object.name().to_string();
+        self.remove(object.kind(), &name);
+        self.index(&object, true);
+        self.objects[object.kind() as usize].insert(name, Box::new(object));
+    }
+
+    pub fn remove(&mut self, kind: Kind, name: &str) -> Option<Object> {
+        let object = self.objects[kind as usize].remove(name)?;
+        self.index(&object, false);
+        Some(*object)
+    }
+
+    pub fn get(&self, kind: Kind, name: &str) -> Option<&Object> {
+        self.objects[kind as usize].get(name).map(|object| &**object)
+    }
+
+    pub fn find<T: Resource>(&self, name: &str) -> Option<&T> {
+        self.get(T::KIND, name).and_then(T::of_object)
+    }
+
+    /// All objects of a kind, by name.
+    pub fn all<T: Resource>(&self) -> impl Iterator<Item = &T> {
+        self.objects[T::KIND as usize].values().filter_map(|object| T::of_object(object))
+    }
+
+    pub fn objects(&self) -> impl Iterator<Item = &Object> {
+        self.objects.iter().flat_map(BTreeMap::values).map(|object| &**object)
+    }
+
+    pub fn site(&self, name: &str) -> Option<&ESite> {
+        self.find(name)
+    }
+
+    pub fn gateway(&self, name: &str) -> Option<&EGateway> {
+        self.find(name)
+    }
+
+    pub fn service(&self, name: &str) -> Option<&EService> {
+        self.find(name)
+    }
+
+    pub fn server(&self, name: &str) -> Option<&EServer> {
+        self.find(name)
+    }
+
+    pub fn policy(&self, name: &str) -> Option<&EPolicy> {
+        self.find(name)
+    }
+
+    pub fn expose(&self, name: &str) -> Option<&ServiceExpose> {
+        self.find(name)
+    }
+
+    pub fn presence(&self, name: &str) -> Option<&VirtualPresence> {
+        self.find(name)
+    }
+
+    pub fn community(&self, name: &str) -> Option<&ECommunity> {
+        self.find(name)
+    }
+
+    /// The gateways that stand at a site, by name.
+    pub fn gateways_at(&self, site: &str) -> impl Iterator<Item = &EGateway> {
+        self.gateways_by_site.get(site).into_iter().flatten().filter_map(|name| self.find(name))
+    }
+
+    /// The hosts that have an address at a site, by name.
+    pub fn servers_with(&self, site: &str, ip: IpAddr) -> impl Iterator<Item = &EServer> {
+        let names = self.servers_by_address.get(&(site.to_string(), ip));
+        names.into_iter().flatten().filter_map(|name| self.find(name))
+    }
+
+    /// The presences that have an address, at any site, by name.
+    pub fn presences_with(&self, ip: IpAddr) -> impl Iterator<Item = &VirtualPresence> {
+        self.presences_by_address.get(&ip).into_iter().flatten().filter_map(|name| self.find(name))
+    }
+
+    /// The presences of a service, at any site, by name.
+    pub fn presences_of(&self, service: &str) -> impl Iterator<Item = &VirtualPresence> {
+        self.presences_by_service.get(service).into_iter().flatten().filter_map(|name| self.find(name))
+    }
+
+    /// The presences at a site, by name.
+    pub fn presences_at(&self, site: &str) -> impl Iterator<Item = &VirtualPresence> {
+        self.presences_by_site.get(site).into_iter().flatten().filter_map(|name| self.find(name))
+    }
+
+    /// The services that run at a site, by name.
+    pub fn services_at(&self, site: &str) -> impl Iterator<Item = &EService> {
+        self.services_by_site.get(site).into_iter().flatten().filter_map(|name| self.find(name))
+    }
+
+    /// The hosts that stand at a site, by name.
+    pub fn servers_at(&self, site: &str) -> impl Iterator<Item = &EServer> {
+        self.servers_by_site.get(site).into_iter().flatten().filter_map(|name| self.find(name))
+    }
+
+    /// The hosts that a policy is attached to, by name; the policy need not exist.
+    pub fn servers_under(&self, policy: &str) -> impl Iterator<Item = &EServer> {
+        self.servers_by_policy.get(policy).into_iter().flatten().filter_map(|name| self.find(name))
+    }
+
+    /// The exposures of a service, by name.
+    pub fn exposes_of(&self, service: &str) -> impl Iterator<Item = &ServiceExpose> {
+        self.exposes_by_service.get(service).into_iter().flatten().filter_map(|name| self.find(name))
+    }
+
+    /// The exposures to a site, by name.
+    pub fn exposes_at(&self, site: &str) -> impl Iterator<Item = &ServiceExpose> {
+        self.exposes_by_site.get(site).into_iter().flatten().filter_map(|name| self.find(name))
+    }
+
+    /// The exposures under a DNS name, by name. Capitals do not matter.
+    pub fn exposes_named(&self, dns_name: &str) -> impl Iterator<Item = &ServiceExpose> {
+        let names = self.exposes_by_dns_name.get(&dns_name.to_ascii_lowercase());
+        names.into_iter().flatten().filter_map(|name| self.find(name))
+    }
+
+    /// The hosts that are called so, by name. Capitals do not matter.
+    pub fn servers_named(&self, dns_name: &str) -> impl Iterator<Item = &EServer> {
+        let names = self.servers_by_dns_name.get(&dns_name.to_ascii_lowercase());
+        names.into_iter().flatten().filter_map(|name| self.find(name))
+    }
+
+    /// How many presences there are at a site.
+    pub fn presence_count(&self, site: &str) -> usize {
+        self.presences_by_site.get(site).map_or(0, BTreeSet::len)
+    }
+
+    /// The policies that allow a whole site, by name.
+    pub fn policies_allowing_site(&self, site: &str) -> impl Iterator<Item = &EPolicy> {
+        self.policies_by_site.get(site).into_iter().flatten().filter_map(|name| self.find(name))
+    }
+
+    /// The policies that allow a host, by name.
+    pub fn policies_allowing_server(&self, server: &str) -> impl Iterator<Item = &EPolicy> {
+        self.policies_by_server.get(server).into_iter().flatten().filter_map(|name| self.find(name))
+    }
+
+    /// Enters the object into its indexes, or takes it out of them.
+    fn index(&mut self, object: &Object, enter: bool) {
+        let name = object.name();
+        match object {
+            Object::EGateway(gateway) => {
+                set(&mut self.gateways_by_site, gateway.e_site_name.clone(), name, enter);
+            }
+            Object::EService(service) => {
+                set(&mut self.services_by_site, service.e_site_name.clone(), name, enter);
+            }
+            Object::EServer(server) => {
+                set(&mut self.servers_by_site, server.e_site_name.clone(), name, enter);
+                for policy in &server.e_policys {
+                    set(&mut self.servers_by_policy, policy.clone(), name, enter);
+                }
+                for dns_name in [&server.metadata.name, &server.e_server_name] {
+                    set(&mut self.servers_by_dns_name, dns_name.to_ascii_lowercase(), name, enter);
+                }
+                if let Some(ip) = server.ip_addr() {
+                    set(&mut self.servers_by_address, (server.e_site_name.clone(), ip), name, enter);
+                }
+            }
+            Object::EPolicy(policy) => {
+                for site in &policy.allowed_sites {
+                    set(&mut self.policies_by_site, site.clone(), name, enter);
+                }
+                for server in &policy.allowed_servers {
+                    set(&mut self.policies_by_server, server.clone(), name, enter);
+                }
+            }
+            Object::ServiceExpose(expose) => {
+                set(&mut self.exposes_by_service, expose.e_service_name.clone(), name, enter);
+                for site in &expose.e_sites {
+                    set(&mut self.exposes_by_site, site.clone(), name, enter);
+                }
+                if !expose.dns_name.is_empty() {
+                    set(&mut self.exposes_by_dns_name, expose.dns_name.to_ascii_lowercase(), name, enter);
+                }
+            }
+            Object::VirtualPresence(presence) => {
+                set(&mut self.presences_by_site, presence.e_site_name.clone(), name, enter);
+                set(&mut self.presences_by_service, presence.e_service_name.clone(), name, enter);
+                if let Some(ip) = presence.ip_addr() {
+                    set(&mut self.presences_by_address, ip, name, enter);
+                }
+            }
+            Object::ESite(_)
+            | Object::ECommunity(_)
+            | Object::Namespace(_)
+            | Object::Event(_)
+            | Object::Service(_) => {}
+        }
+    }
+}
+
+fn set<K: Ord>(index: &mut Index<K>, key: K, name: &str, enter: bool) {
+    if enter {
+        index.entry(key).or_default().insert(name.to_string());
+    } else if let Some(names) = index.get_mut(&key) {
+        names.remove(name);
+        if names.is_empty() {
+            index.remove(&key);
+        }
+    }
+}
+
+impl FromIterator<Object> for ObjectSet {
+    fn from_iter<I: IntoIterator<Item = Object>>(objects: I) -> ObjectSet {
+        let mut world = ObjectSet::default();
+        objects.into_iter().for_each(|object| world.insert(object));
+        world
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn indexes_follow_every_change() {
+        let mut world = ObjectSet::default();
+        let at = |site: &str| gateway("gw", site);
+        let names = |world: &ObjectSet, site: &str| {
+            world.gateways_at(site).map(|gateway| gateway.metadata.name.clone()).collect::<Vec<_>>()
+        };
+        world.insert(at("berlin"));
+        assert_eq!((names(&world, "berlin"), names(&world, "oslo")), (vec!["gw".into()], vec![]));
+        world.insert(at("oslo"));
+        assert_eq!((names(&world, "berlin"), names(&world, "oslo")), (vec![], vec!["gw".into()]));
+        world.remove(Kind::EGateway, "gw");
+        assert_eq!((names(&world, "berlin"), names(&world, "oslo")), (vec![], vec![]));
+        assert!(world.gateways_by_site.is_empty(), "an index keeps nothing of what is gone");
+    }
+
+    fn gateway(name: &str, site: &str) -> Object {
+        let value = json!({"metadata": {"name": name}, "eSiteName": site});
+        Object::decode(Kind::EGateway, value).unwrap().object
+    }
+}

@@ -1,0 +1,110 @@
+//! Threads that carry traffic. A link over TCP, its streams and the connections that ride on them live on one of them.
+//!
+//! A small request passes through several tasks of a gateway: the connection's, the link's, and back. On a runtime whose
+//! threads take work from each other every such step may wake another thread, and that costs more than the step. On one
+//! thread nobody is woken, and what many connections say in one moment goes out in one write. Each thread has a runtime of
+//! its own. They are started when they are first needed, and end with the process. `vigil` keeps them awake when that pays.
+
+mod busy_poll;
+
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+use tokio::net::TcpStream;
+use tokio::runtime::{Builder, Handle};
+
+use crate::link::LinkSide;
+pub use busy_poll::note;
+
+/// Where a new link is to live. Whoever dials has one link, or two in a change, and those who ride on them may go from one to
+/// the other; whoever accepts has many, which take turns.
+pub fn choose(side: LinkSide) -> io::Result<Handle> {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let count = thread::available_parallelism().map_or(1, usize::from);
+    let number = match side {
+        LinkSide::Dialled => 0,
+        LinkSide::Accepted => NEXT.fetch_add(1, Ordering::Relaxed) % count,
+    };
+    home(number)
+}
+
+/// Lets a connection be watched from there.
+pub fn bring(stream: TcpStream, home: &Handle) -> io::Result<TcpStream> {
+    let stream = stream.into_std()?;
+    let _context = home.enter();
+    TcpStream::from_std(stream)
+}
+
+fn home(number: usize) -> io::Result<Handle> {
+    static HOMES: Mutex<Vec<Handle>> = Mutex::new(Vec::new());
+    let mut homes = HOMES.lock().unwrap_or_else(PoisonError::into_inner);
+    while homes.len() <= number {
+        let handle = start(homes.len())?;
+        homes.push(handle);
+    }
+    Ok(homes[number].clone())
+}
+
+fn start(number: usize) -> io::Result<Handle> {
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let handle = runtime.handle().clone();
+    thread::Builder::new()
+        .name(format!("traffic-{number}"))
+        .spawn(move || runtime.block_on(std::future::pending::<()>()))?;
+    handle.spawn(busy_poll::keep());
+    Ok(handle)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+    use std::thread::ThreadId;
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    async fn thread_of(home: &Handle) -> ThreadId {
+        home.spawn(async { thread::current().id() }).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn who_dials_stays_on_one_thread_and_who_accepts_uses_all() {
+        let mut seen = HashSet::new();
+        for _ in 0..5 {
+            seen.insert(thread_of(&choose(LinkSide::Dialled).unwrap()).await);
+        }
+        assert_eq!(seen.len(), 1);
+        let count = thread::available_parallelism().map_or(1, usize::from);
+        for _ in 0..count {
+            seen.insert(thread_of(&choose(LinkSide::Accepted).unwrap()).await);
+        }
+        // Other tests may take a turn in between.
+        assert!((1..=count).contains(&seen.len()), "{} threads", seen.len());
+        assert!(!seen.contains(&thread::current().id()));
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_brought_there_with_what_has_come_already() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (stream, _) = listener.accept().await.unwrap();
+        client.write_all(b"before").await.unwrap();
+        stream.readable().await.unwrap();
+        let home = choose(LinkSide::Dialled).unwrap();
+        let mut stream = bring(stream, &home).unwrap();
+        let serving = home.spawn(async move {
+            let mut read = [0; 11];
+            stream.read_exact(&mut read).await.unwrap();
+            stream.write_all(&read).await.unwrap();
+        });
+        client.write_all(b"after").await.unwrap();
+        let mut answer = Vec::new();
+        client.read_to_end(&mut answer).await.unwrap();
+        assert_eq!(answer, b"beforeafter");
+        serving.await.unwrap();
+    }
+}

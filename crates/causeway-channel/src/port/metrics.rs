@@ -1,0 +1,115 @@
+//! What came to the port and what was turned away, for `/metrics`.
+
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+/// Why somebody got no further.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RejectReason {
+    /// The listener itself failed, most likely for want of file descriptors.
+    Accept,
+    /// Too many handshakes per second, in all or from this address.
+    RateAll,
+    RateAddress,
+    /// Too many handshakes at the same time: the oldest had to go for a newer one.
+    HalfOpenAll,
+    HalfOpenAddress,
+    /// More handshakes than can be finished in time.
+    Busy,
+    /// It broke off: plain text, a scanner, a foreign CA, a wrong ALPN.
+    Handshake,
+    HandshakeTimeout,
+    /// No ALPN, or one that this transport does not carry.
+    Protocol,
+    /// The channel is for those who have one.
+    NoCertificate,
+    /// It has one that is refused: its key was revoked, or it is no replica's and asks for the protocol of replicas.
+    Certificate,
+    /// As many sessions as this replica may hold.
+    Sessions,
+}
+
+impl RejectReason {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            RejectReason::Accept => "accept",
+            RejectReason::RateAll => "rate-all",
+            RejectReason::RateAddress => "rate-address",
+            RejectReason::HalfOpenAll => "half-open-all",
+            RejectReason::HalfOpenAddress => "half-open-address",
+            RejectReason::Busy => "busy",
+            RejectReason::Handshake => "handshake",
+            RejectReason::HandshakeTimeout => "handshake-timeout",
+            RejectReason::Protocol => "protocol",
+            RejectReason::NoCertificate => "no-certificate",
+            RejectReason::Certificate => "certificate",
+            RejectReason::Sessions => "sessions",
+        }
+    }
+}
+
+impl EncodeLabelValue for RejectReason {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
+        EncodeLabelValue::encode(&self.as_str(), encoder)
+    }
+}
+
+/// Clones share the counters.
+#[derive(Debug, Clone, Default)]
+pub struct PortMetrics {
+    turned_away: Family<Labels, Counter>,
+    retries: Counter,
+    handshakes: Counter,
+    pub(super) half_open: Gauge,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Labels {
+    why: RejectReason,
+}
+
+impl PortMetrics {
+    pub fn register(&self, registry: &mut Registry) {
+        let registry = registry.sub_registry_with_prefix("causeway_channel");
+        registry.register(
+            "turned_away",
+            "Connections to the channel port that got no further, by reason",
+            self.turned_away.clone(),
+        );
+        registry.register(
+            "retries",
+            "QUIC attempts that were asked to prove their address first",
+            self.retries.clone(),
+        );
+        registry.register("handshakes", "Handshakes that came to a good end", self.handshakes.clone());
+        registry.register("half_open", "Handshakes under way", self.half_open.clone());
+    }
+
+    pub fn turned_away(&self, why: RejectReason) -> u64 {
+        self.turned_away.get_or_create(&Labels { why }).get()
+    }
+
+    /// How many QUIC attempts had to prove their address.
+    pub fn retries(&self) -> u64 {
+        self.retries.get()
+    }
+
+    pub fn handshakes(&self) -> u64 {
+        self.handshakes.get()
+    }
+
+    pub(super) fn count_turned_away(&self, why: RejectReason) {
+        self.turned_away.get_or_create(&Labels { why }).inc();
+    }
+
+    pub(super) fn count_retry(&self) {
+        self.retries.inc();
+    }
+
+    pub(super) fn count_handshake(&self) {
+        self.handshakes.inc();
+    }
+}

@@ -1,0 +1,79 @@
+//! The doors of the cloud's gateway at which CONNECT is said: `run/connect.sock` in the data dir, and a port for those who show a
+//! certificate, when one is configured.
+
+use std::sync::Arc;
+
+use causeway_daemon::DataDir;
+use causeway_gateway::Gateway;
+use causeway_gateway::proxy::connect::{ConnectAuthorizer, ConnectTlsListener, ConnectUnixListener};
+use rustls_pki_types::CertificateDer;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use crate::identity::Registrar;
+
+/// In the data dir.
+const SOCKET: &str = "run/connect.sock";
+
+/// Open, and nobody behind them yet.
+pub struct ConnectListeners {
+    unix: Option<ConnectUnixListener>,
+    tls: Option<ConnectTlsListener>,
+}
+
+impl ConnectListeners {
+    pub fn open(
+        data_dir: &DataDir,
+        listener: Option<TcpListener>,
+        registrar: &Arc<Registrar>,
+    ) -> ConnectListeners {
+        let path = data_dir.join(SOCKET);
+        // Nobody has asked for this door, so it stops nobody from starting: paths of sockets must be short, disks may be full.
+        let bound = data_dir
+            .folder("run")
+            .map_err(std::io::Error::other)
+            .and_then(|_| ConnectUnixListener::bind(&path));
+        let unix = bound.inspect_err(|error| {
+            tracing::warn!(path = %path.display(), %error, "nobody can say CONNECT on a Unix socket");
+        });
+        let keeper = Arc::new(Keeper { registrar: registrar.clone() });
+        ConnectListeners {
+            unix: unix.ok(),
+            tls: listener.map(|listener| ConnectTlsListener { listener, keeper }),
+        }
+    }
+
+    /// Answers at every door until told to stop.
+    pub async fn run(self, gateway: Gateway, stop: CancellationToken) {
+        let unix = async {
+            if let Some(door) = self.unix {
+                gateway.run_unix_door(door, stop.clone()).await;
+            }
+        };
+        let tls = async {
+            if let Some(door) = self.tls {
+                gateway.run_tls_door(door, stop.clone()).await;
+            }
+        };
+        tokio::join!(unix, tls, stop.cancelled());
+    }
+}
+
+/// Knows certificates of our own CA.
+struct Keeper {
+    registrar: Arc<Registrar>,
+}
+
+impl ConnectAuthorizer for Keeper {
+    fn tls(&self) -> Arc<rustls::ServerConfig> {
+        let mut config = rustls::ServerConfig::clone(&self.registrar.api_tls().load());
+        // Go offers HTTP/2 to a proxy as well, and would speak it.
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Arc::new(config)
+    }
+
+    fn admit(&self, certificate: Option<&CertificateDer<'_>>) -> Result<(), String> {
+        let admitted = self.registrar.may_connect(certificate);
+        admitted.map_err(|failure| format!("CONNECT needs a certificate as in DATA_DIR/connect: {failure}"))
+    }
+}

@@ -1,0 +1,29 @@
+//! Netmaps ride on sessions: the desk as sessions see it.
+//!
+//! The gateway's name comes from its certificate; what it holds it says itself, and a wrong word costs it a whole netmap.
+
+use causeway_channel::PeerId;
+use causeway_channel::wire::control::{Hello, NetmapAck, NetmapRefused, NetmapUpdate};
+
+use super::{NetmapFeed, NetmapPublisher, stamp};
+use crate::sessions::{NetmapSender, NetmapSource, SessionFuture};
+
+impl NetmapSource for NetmapPublisher {
+    fn open(&self, peer: &PeerId, hello: &Hello) -> Box<dyn NetmapSender> {
+        Box::new(self.attach_from(peer.gateway(), Some(peer.site()), hello.held.as_ref().and_then(stamp)))
+    }
+}
+
+impl NetmapSender for NetmapFeed {
+    fn next(&mut self) -> SessionFuture<'_, NetmapUpdate> {
+        Box::pin(async move { NetmapUpdate { update: self.next_update().await } })
+    }
+
+    fn handle_ack(&mut self, ack: NetmapAck) {
+        self.acknowledged(&ack);
+    }
+
+    fn handle_refused(&mut self, refused: NetmapRefused) {
+        self.refused(&refused);
+    }
+}

@@ -1,0 +1,232 @@
+//! Takes what edges tell: audit records into a journal in the data dir, the newest status beside the cursor.
+//!
+//! For each gateway the store keeps a cursor, `upstream/GATEWAY`: the queue it sends from and how far that was taken.
+//! Audit records are on this replica's disk before the cursor moves, and the cursor moves before the edge is told. A
+//! crash in between repeats records; they carry queue and number, and readers drop repeats (`LineDeduplicator`). Who a record
+//! is from is what the session's certificate says, whatever the record says.
+
+mod cloud_records;
+mod compact;
+mod cursor;
+mod deduplicate;
+mod fair;
+mod journal;
+mod lines;
+mod metrics;
+mod pace;
+mod record;
+
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use causeway_channel::wire::control::{SpoolAck, SpoolBatch};
+use causeway_channel::{Clock, PeerId};
+use causeway_daemon::rotated::RotationLimits;
+use causeway_store::{Revision, Store, StoreError};
+
+pub use cloud_records::{CloudRecordQueue, CloudRecordWriter, own_records};
+pub use cursor::{LatestStatus, MalformedBatch, ReceivedBatch, SpoolCursor};
+pub use deduplicate::LineDeduplicator;
+pub use metrics::SpoolIntakeMetrics;
+
+use crate::problem_reports::ProblemInbox;
+use crate::sessions::{SessionFuture, SpoolSink};
+use cursor::CursorStep;
+use journal::JournalWriter;
+use pace::Paces;
+
+pub const PREFIX: &str = "upstream/";
+/// Compare-and-swap is tried this often; each failure means that another replica took something of this gateway.
+const ATTEMPTS_MAX: usize = 16;
+/// After trouble of the disk or the store. The edge keeps its records meanwhile.
+const PAUSE: Duration = Duration::from_millis(200);
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// Why a batch could not be taken.
+#[derive(Debug, thiserror::Error)]
+pub enum SpoolIntakeError {
+    #[error("the batch makes no sense")]
+    Malformed(#[from] MalformedBatch),
+    #[error("the records cannot be written")]
+    Journal(#[source] io::Error),
+    #[error("the cursor cannot be kept")]
+    Store(#[from] StoreError),
+}
+
+/// Hands the batches of sessions to the intake.
+pub struct SpoolIntakeHandle {
+    pub intake: Arc<SpoolIntake>,
+    /// Where a gateway's newest status is read at once.
+    pub board: Arc<ProblemInbox>,
+}
+
+impl SpoolSink for SpoolIntakeHandle {
+    fn take(&self, peer: &PeerId, message: SpoolBatch) -> SessionFuture<'static, Option<SpoolAck>> {
+        let (intake, board, peer) = (self.intake.clone(), self.board.clone(), peer.clone());
+        Box::pin(async move {
+            let settled = match ReceivedBatch::from_message(message) {
+                Ok(batch) => {
+                    let settled = intake.settle(&peer, &batch).await;
+                    if let Some(status) = cursor::latest_status(&batch, 0, intake.clock.now()) {
+                        board.tell_status(peer.site(), peer.gateway(), &status.record);
+                    }
+                    settled
+                }
+                Err(malformed) => Err(malformed),
+            };
+            if let Err(error) = &settled {
+                tracing::warn!(%peer, %error, "a batch from upstream makes no sense");
+            }
+            settled.ok().map(SettledRecords::to_message)
+        })
+    }
+}
+
+/// Everything up to `seq` is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SettledRecords {
+    pub queue: [u8; 16],
+    pub seq: u64,
+}
+
+impl SettledRecords {
+    /// As it is said to the edge.
+    pub fn to_message(self) -> SpoolAck {
+        SpoolAck { queue_id: self.queue.to_vec().into(), seq: self.seq }
+    }
+}
+
+/// Takes the batches of all gateways attached here.
+pub struct SpoolIntake {
+    store: Store,
+    journal: JournalWriter,
+    clock: Clock,
+    figures: SpoolIntakeMetrics,
+    paces: Mutex<Paces>,
+}
+
+impl SpoolIntake {
+    /// The journal is `fleet.jsonl` in `folder`.
+    pub fn open(
+        folder: &Path,
+        limits: RotationLimits,
+        store: Store,
+        clock: Clock,
+    ) -> io::Result<SpoolIntake> {
+        let journal = JournalWriter::open(folder, limits)?;
+        let paces = Mutex::default();
+        Ok(SpoolIntake { store, journal, clock, figures: SpoolIntakeMetrics::default(), paces })
+    }
+
+    pub fn figures(&self) -> &SpoolIntakeMetrics {
+        &self.figures
+    }
+
+    /// Takes a batch of `peer`, and tries again while the disk or the store has trouble. Whoever waits may stop
+    /// waiting: the edge sends the batch again with its next session.
+    pub async fn settle(
+        &self,
+        peer: &PeerId,
+        batch: &ReceivedBatch,
+    ) -> Result<SettledRecords, MalformedBatch> {
+        let bytes = batch.records.iter().map(|record| record.len() as u64).sum();
+        let wait = self.paces.lock().unwrap_or_else(PoisonError::into_inner).take(
+            peer.gateway(),
+            bytes,
+            Instant::now(),
+        );
+        // Its records wait in its own queue, and nobody else waits for them.
+        if !wait.is_zero() {
+            tokio::time::sleep(wait).await;
+        }
+        let mut pause = PAUSE;
+        loop {
+            match self.take(peer, batch).await {
+                Ok(settled) => return Ok(settled),
+                Err(SpoolIntakeError::Malformed(error)) => return Err(error),
+                Err(error) => {
+                    self.figures.trouble();
+                    tracing::warn!(%peer, error = &error as &dyn std::error::Error, "a batch from upstream waits");
+                }
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    /// One try.
+    pub async fn take(
+        &self,
+        peer: &PeerId,
+        batch: &ReceivedBatch,
+    ) -> Result<SettledRecords, SpoolIntakeError> {
+        let key = format!("{PREFIX}{}", peer.gateway());
+        let mut is_written = false;
+        for _ in 0..ATTEMPTS_MAX {
+            let (cursor, revision) = self.load(&key).await?;
+            let CursorStep::Take { skip, mut cursor, newly_lost } = cursor::decide(cursor.as_ref(), batch)
+            else {
+                self.figures.repeated(batch.records.len());
+                return Ok(SettledRecords { queue: batch.queue, seq: cursor.map_or(0, |cursor| cursor.seq) });
+            };
+            // Once is enough, however often the cursor has to be looked at again.
+            if !is_written {
+                let lines = lines::render(peer, batch, skip, newly_lost, self.clock.now());
+                if !lines.is_empty() {
+                    self.journal.append(lines).await.map_err(SpoolIntakeError::Journal)?;
+                }
+                is_written = true;
+            }
+            if let Some(status) = cursor::latest_status(batch, skip, self.clock.now()) {
+                cursor.status = Some(status);
+            }
+            let seq = cursor.seq;
+            if self.save(&key, &cursor, revision).await? {
+                self.figures.taken(batch, skip, newly_lost);
+                return Ok(SettledRecords { queue: batch.queue, seq });
+            }
+        }
+        Err(StoreError::Unavailable { reason: format!("{key} changes all the time"), source: None }.into())
+    }
+
+    /// What is known of a gateway's queue, and its newest status.
+    pub async fn cursor(&self, gateway: &str) -> Result<Option<SpoolCursor>, StoreError> {
+        Ok(self.load(&format!("{PREFIX}{gateway}")).await?.0)
+    }
+
+    async fn load(&self, key: &str) -> Result<(Option<SpoolCursor>, Option<Revision>), StoreError> {
+        let Some(record) = self.store.get(key).await? else { return Ok((None, None)) };
+        let cursor = serde_json::from_slice(&record.value).ok();
+        if cursor.is_none() {
+            tracing::error!(key, "a cursor cannot be read; it begins anew and readers will see repeats");
+        }
+        Ok((cursor, Some(record.revision)))
+    }
+
+    /// False when somebody else was faster.
+    async fn save(
+        &self,
+        key: &str,
+        cursor: &SpoolCursor,
+        expected: Option<Revision>,
+    ) -> Result<bool, StoreError> {
+        let value: bytes::Bytes =
+            serde_json::to_vec(cursor).expect("strings and numbers are always JSON").into();
+        let saved = match expected {
+            Some(revision) => self.store.update(key, value, revision).await,
+            None => self.store.create(key, value).await,
+        };
+        match saved {
+            Ok(_) => Ok(true),
+            Err(
+                StoreError::Conflict { .. } | StoreError::AlreadyExists { .. } | StoreError::NotFound { .. },
+            ) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}

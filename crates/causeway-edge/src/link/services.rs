@@ -1,0 +1,97 @@
+//! What others bring to the link: netmaps, the upstream queue, and whoever serves streams of the cloud.
+//!
+//! Only the faces are here. A session hands over what arrives and sends what it is given; it looks into none of it.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use causeway_channel::link::{ResetCode, Stream, StreamHeader};
+use causeway_channel::wire::control::{EdgeMessage, HeldNetmap, NetmapAck, SpoolAck, SpoolBatch};
+use tokio::sync::watch;
+
+pub type LinkFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// Keeps the netmap.
+pub trait NetmapHandler: Send + Sync {
+    /// What is in force, for hello.
+    fn held(&self) -> Option<HeldNetmap>;
+
+    /// Acknowledgements that are no answers: what is in force could not be written, or has been written since.
+    fn later_acks(&self) -> watch::Receiver<Option<NetmapAck>>;
+
+    /// Takes an update: in force first, then on disk. The answer, an acknowledgement or a refusal, goes back to the
+    /// cloud. One at a time; the future is driven to its end even when the session ends before.
+    fn take(&self, update: Bytes) -> LinkFuture<'static, EdgeMessage>;
+}
+
+/// Keeps records until the cloud has them.
+pub trait SpoolQueue: Send + Sync {
+    /// A reader for one session. It begins with the oldest batch that is not acknowledged.
+    fn feed(&self) -> Box<dyn SpoolFeed>;
+
+    fn handle_ack(&self, ack: SpoolAck);
+}
+
+/// The batches of one session.
+pub trait SpoolFeed: Send {
+    /// The next batch, when there is one to send. May be dropped and called again.
+    fn next(&mut self) -> LinkFuture<'_, SpoolBatch>;
+}
+
+/// Serves the streams that the cloud opens. Control and probes are answered before it comes to this.
+pub trait CloudStreamHandler: Send + Sync {
+    fn serve(&self, header: StreamHeader, stream: Stream) -> LinkFuture<'static, ()>;
+}
+
+/// Everything that rides on the link.
+#[derive(Clone)]
+pub struct LinkServices {
+    pub netmaps: Arc<dyn NetmapHandler>,
+    pub upstream: Arc<dyn SpoolQueue>,
+    pub streams: Arc<dyn CloudStreamHandler>,
+}
+
+impl LinkServices {
+    /// An edge that takes nothing and has nothing to say.
+    pub fn none() -> LinkServices {
+        LinkServices { netmaps: Arc::new(Nothing), upstream: Arc::new(Nothing), streams: Arc::new(Nothing) }
+    }
+}
+
+struct Nothing;
+
+impl NetmapHandler for Nothing {
+    fn held(&self) -> Option<HeldNetmap> {
+        None
+    }
+
+    fn later_acks(&self) -> watch::Receiver<Option<NetmapAck>> {
+        watch::channel(None).1
+    }
+
+    fn take(&self, _: Bytes) -> LinkFuture<'static, EdgeMessage> {
+        // A message of no kind: the cloud reads it as one from a newer edge, and ignores it.
+        Box::pin(async { EdgeMessage::default() })
+    }
+}
+
+impl SpoolQueue for Nothing {
+    fn feed(&self) -> Box<dyn SpoolFeed> {
+        Box::new(Nothing)
+    }
+
+    fn handle_ack(&self, _: SpoolAck) {}
+}
+
+impl SpoolFeed for Nothing {
+    fn next(&mut self) -> LinkFuture<'_, SpoolBatch> {
+        Box::pin(std::future::pending())
+    }
+}
+
+impl CloudStreamHandler for Nothing {
+    fn serve(&self, _: StreamHeader, stream: Stream) -> LinkFuture<'static, ()> {
+        Box::pin(async move { stream.refuse(ResetCode::NotAllowed) })
+    }
+}

@@ -1,0 +1,275 @@
+//! One session of the edge, from the cloud's welcome to the end of its link.
+//!
+//! Reads what the cloud says and hands it to whom it concerns, writes what is to be said, and accepts the cloud's
+//! streams. What the session means for the edge as a whole is decided by the supervisor, which is told through events.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use causeway_channel::link::{
+    CloseCode, CloseReason, Link, RecvStream, ResetCode, SendStream, StreamPurpose,
+};
+use causeway_channel::probe;
+use causeway_channel::session::LinkId;
+use causeway_channel::wire::control::{
+    CloudMessage, CloudMessageBody, ControlError, ControlReader, ControlWriter, DrainNotice, EdgeMessage,
+    EdgeMessageBody, EndpointUpdate, NetmapAck, ReconnectHint, encode_edge,
+};
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::handshake::EstablishedSession;
+use super::services::{LinkFuture, LinkServices, SpoolFeed};
+
+/// What a session is told.
+#[derive(Debug)]
+pub enum LinkCommand {
+    Say(EdgeMessage),
+    /// A ping. That it was handed to the link is told with `LinkEvent::Asked`.
+    Ask(EdgeMessage),
+    /// Another session took over: end when the open streams have ended, or at that moment.
+    Linger(std::time::Instant),
+    Close(CloseCode),
+}
+
+/// What a session tells.
+#[derive(Debug)]
+pub enum LinkEvent {
+    /// The link stands; comes from the greeting.
+    Dialed,
+    /// A ping is on its way, and the link has had its turn since.
+    Asked,
+    Drain(DrainNotice),
+    News(EndpointUpdate),
+    Hint(ReconnectHint),
+}
+
+/// While it lingers, a link is looked at this often.
+const LINGER_LOOK: Duration = Duration::from_millis(200);
+/// The control stream itself.
+const OWN_STREAMS: u64 = 1;
+/// Messages waiting to be written; beyond it the session stops reading until the link has taken some.
+const WAITING_MAX: usize = 64;
+/// After this many streams of the peer others get their turn: each is a task, and the link is one of many, too.
+const STREAMS_AT_ONCE: usize = 64;
+/// The last words of a session that is closed have this long to leave.
+const LAST_WORDS: Duration = Duration::from_millis(200);
+
+pub struct EdgeSessionLoop {
+    id: LinkId,
+    link: Link,
+    reader: ControlReader<RecvStream, CloudMessage>,
+    writer: ControlWriter<SendStream>,
+    passengers: LinkServices,
+    events: mpsc::Sender<(LinkId, LinkEvent)>,
+    lingers_until: Option<Instant>,
+    /// The answer to a netmap that is being written to disk. The cloud sends one at a time.
+    taking: Option<LinkFuture<'static, EdgeMessage>>,
+    later_acks: watch::Receiver<Option<NetmapAck>>,
+    feed: Box<dyn SpoolFeed>,
+    streams: JoinSet<()>,
+    probes: Arc<Semaphore>,
+    /// Streams that were accepted so far.
+    accepted: usize,
+}
+
+impl EdgeSessionLoop {
+    pub fn new(
+        id: LinkId,
+        greeted: EstablishedSession,
+        passengers: LinkServices,
+        events: mpsc::Sender<(LinkId, LinkEvent)>,
+    ) -> EdgeSessionLoop {
+        let feed = passengers.upstream.feed();
+        let mut later_acks = passengers.netmaps.later_acks();
+        // What is not on disk is told to every session; that all is well goes without saying.
+        let is_persisted = |ack: &NetmapAck| ack.not_persisted.is_empty();
+        let is_well = later_acks.borrow().as_ref().is_none_or(is_persisted);
+        match is_well {
+            true => later_acks.mark_unchanged(),
+            false => later_acks.mark_changed(),
+        }
+        let EstablishedSession { link, reader, writer, .. } = greeted;
+        let (lingers_until, taking, streams) = (None, None, JoinSet::new());
+        let probes = Arc::new(Semaphore::new(probe::ANSWERED_MAX));
+        EdgeSessionLoop {
+            id,
+            link,
+            reader,
+            writer,
+            passengers,
+            events,
+            lingers_until,
+            taking,
+            later_acks,
+            feed,
+            streams,
+            probes,
+            accepted: 0,
+        }
+    }
+
+    /// Goes on until the link ends; says why.
+    pub async fn run(mut self, mut commands: mpsc::Receiver<LinkCommand>) -> CloseReason {
+        let ended = self.talk(&mut commands).await;
+        if let Some(taking) = self.taking.take() {
+            // What is half on disk is brought to its end; the next session will say what came of it.
+            taking.await;
+        }
+        self.link.close(ended.clone());
+        ended
+    }
+
+    async fn talk(&mut self, commands: &mut mpsc::Receiver<LinkCommand>) -> CloseReason {
+        loop {
+            let lingers = self.lingers_until;
+            tokio::select! {
+                biased;
+                command = commands.recv() => match command {
+                    Some(LinkCommand::Say(message)) => self.say(message),
+                    Some(LinkCommand::Ask(message)) => {
+                        self.say(message);
+                        // Written now, if the link takes it; a failure is met again with the next write.
+                        tokio::select! {
+                            biased;
+                            _ = self.writer.drain() => {}
+                            () = std::future::ready(()) => {}
+                        }
+                        tokio::task::yield_now().await;
+                        self.tell(LinkEvent::Asked).await;
+                    }
+                    Some(LinkCommand::Linger(until)) => self.lingers_until = Some(until.into()),
+                    Some(LinkCommand::Close(code)) => return self.last_words(code).await,
+                    None => return self.last_words(CloseCode::Done).await,
+                },
+                closed = self.link.closed() => return closed.reason,
+                written = self.writer.drain(), if !self.writer.is_empty() => if let Err(error) = written {
+                    return self.broken(&error).await;
+                },
+                heard = self.reader.next(), if self.writer.len() < WAITING_MAX => match heard {
+                    Ok(Some(message)) => self.hear(message).await,
+                    Ok(None) => return self.gone().await,
+                    Err(error) => return self.broken(&error).await,
+                },
+                answer = taken(&mut self.taking) => {
+                    self.taking = None;
+                    self.say(answer);
+                }
+                ack = next_ack(&mut self.later_acks), if lingers.is_none() => {
+                    self.say(EdgeMessage { says: Some(EdgeMessageBody::NetmapAck(ack)) });
+                }
+                batch = self.feed.next(), if lingers.is_none() => self.say(batch.into()),
+                Some(_) = self.streams.join_next() => {}
+                accepted = self.link.accept_stream() => if let Ok((header, stream)) = accepted {
+                    self.accepted = self.accepted.wrapping_add(1);
+                    if self.accepted.is_multiple_of(STREAMS_AT_ONCE) {
+                        // Those that were begun get their first turn, and the link its own, before more are.
+                        tokio::task::yield_now().await;
+                    }
+                    match header.purpose() {
+                        Some(StreamPurpose::Control) => stream.refuse(ResetCode::Malformed),
+                        Some(StreamPurpose::Probe) => match self.probes.clone().try_acquire_owned() {
+                            Ok(place) => drop(self.streams.spawn(async move {
+                                probe::answer(&header, stream).await;
+                                drop(place);
+                            })),
+                            Err(_) => stream.refuse(ResetCode::Limit),
+                        },
+                        _ => {
+                            self.streams.spawn(self.passengers.streams.serve(header, stream));
+                        }
+                    }
+                },
+                () = look(lingers) => if self.is_over() {
+                    return CloseReason::new(CloseCode::Done, "another session took over");
+                },
+            }
+        }
+    }
+
+    async fn hear(&mut self, message: CloudMessage) {
+        match message.says {
+            Some(CloudMessageBody::Netmap(update))
+                if self.taking.is_none() && self.lingers_until.is_none() =>
+            {
+                self.taking = Some(self.passengers.netmaps.take(update.update));
+            }
+            Some(CloudMessageBody::UpstreamAck(ack)) => self.passengers.upstream.handle_ack(ack),
+            Some(CloudMessageBody::Drain(drain)) => self.tell(LinkEvent::Drain(drain)).await,
+            Some(CloudMessageBody::News(news)) => self.tell(LinkEvent::News(news)).await,
+            Some(CloudMessageBody::Hint(hint)) => self.tell(LinkEvent::Hint(hint)).await,
+            // A pong has done its work by arriving.
+            Some(CloudMessageBody::Pong(_)) => {}
+            // A second welcome, a second netmap before the first is answered, or words of a newer cloud.
+            other => tracing::debug!(?other, "the cloud says something that is not expected now"),
+        }
+    }
+
+    fn say(&mut self, message: EdgeMessage) {
+        match encode_edge(message) {
+            Ok(frame) => self.writer.push(frame),
+            Err(error) => tracing::error!(%error, "a message to the cloud is too long and was dropped"),
+        }
+    }
+
+    // The supervisor always takes its events, and ends this task when it ends itself.
+    async fn tell(&mut self, event: LinkEvent) {
+        let _ = self.events.send((self.id, event)).await;
+    }
+
+    fn is_over(&self) -> bool {
+        let due = self.lingers_until.is_some_and(|until| Instant::now() >= until);
+        due || self.link.figures().streams_open <= OWN_STREAMS
+    }
+
+    async fn last_words(&mut self, code: CloseCode) -> CloseReason {
+        let _ = tokio::time::timeout(LAST_WORDS, self.writer.drain()).await;
+        CloseReason::new(code, "")
+    }
+
+    // The stream says less than the link, which may be a moment late.
+    async fn gone(&mut self) -> CloseReason {
+        match tokio::time::timeout(LAST_WORDS, self.link.closed()).await {
+            Ok(closed) => closed.reason,
+            Err(_) => CloseReason::new(CloseCode::Malformed, "the control stream ended"),
+        }
+    }
+
+    async fn broken(&mut self, error: &ControlError) -> CloseReason {
+        tracing::debug!(error = error as &dyn std::error::Error, "the control stream broke");
+        match error {
+            ControlError::TooLong { .. } | ControlError::Malformed(_) => {
+                CloseReason::new(CloseCode::Malformed, error.to_string())
+            }
+            _ => self.gone().await,
+        }
+    }
+}
+
+async fn taken(taking: &mut Option<LinkFuture<'static, EdgeMessage>>) -> EdgeMessage {
+    match taking {
+        Some(taking) => taking.await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The next acknowledgement that is no answer. May be dropped and called again.
+async fn next_ack(acks: &mut watch::Receiver<Option<NetmapAck>>) -> NetmapAck {
+    while acks.changed().await.is_ok() {
+        if let Some(ack) = acks.borrow_and_update().clone() {
+            return ack;
+        }
+    }
+    std::future::pending().await
+}
+
+async fn look(lingers_until: Option<Instant>) {
+    match lingers_until {
+        Some(until) => tokio::select! {
+            () = sleep_until(until) => {}
+            () = sleep(LINGER_LOOK) => {}
+        },
+        None => std::future::pending().await,
+    }
+}

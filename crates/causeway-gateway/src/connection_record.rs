@@ -1,0 +1,395 @@
+//! One connection, session or request from its beginning to its end: judged, metered, and recorded exactly once.
+//!
+//! Every protocol begins one before it does anything, asks it for admission, and tells it how things ended. Whatever happens to
+//! the task in between, dropping the passage writes the one audit record, the metrics and the log line.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Instant, SystemTime};
+
+use causeway_netmap::{NetmapView, ServiceProtocol};
+use prometheus_client::metrics::counter::Counter;
+
+use crate::audit::{AuditDecision, AuditRecord, ConnectionEnd, timestamp};
+use crate::gateway::GatewayContext;
+use crate::limits::{self, Allowance, ByteDirection, LimitExceeded};
+use crate::live::{AccessRequest, CutReason, LiveConnection};
+use crate::metrics::GatewayMetrics;
+use crate::policy::{Permit, PolicyRefusal, Principal};
+
+/// Seen from this gateway.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum CrossingDirection {
+    /// From a client here.
+    Outbound,
+    /// To a backend here.
+    Inbound,
+}
+
+impl CrossingDirection {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            CrossingDirection::Outbound => "outbound",
+            CrossingDirection::Inbound => "inbound",
+        }
+    }
+}
+
+/// How a protocol is called in the audit, the metrics and the log.
+pub fn protocol_word(protocol: ServiceProtocol) -> &'static str {
+    match protocol {
+        ServiceProtocol::Tcp => "tcp",
+        ServiceProtocol::Udp => "udp",
+        ServiceProtocol::Http => "http",
+        ServiceProtocol::Https => "https",
+        ServiceProtocol::Grpc => "grpc",
+        ServiceProtocol::Kafka => "kafka",
+    }
+}
+
+/// What has moved so far.
+#[derive(Debug)]
+pub struct ByteMeter {
+    begun: Instant,
+    sent: AtomicU64,
+    received: AtomicU64,
+    /// In milliseconds since the beginning.
+    moved: AtomicU64,
+    allowance: OnceLock<Allowance>,
+    /// The counters of the gateway, each way; they move while this does, not when it has ended.
+    totals: Option<(Counter, Counter)>,
+}
+
+impl ByteMeter {
+    pub(crate) fn new() -> ByteMeter {
+        ByteMeter {
+            begun: Instant::now(),
+            sent: AtomicU64::new(0),
+            received: AtomicU64::new(0),
+            moved: AtomicU64::new(0),
+            allowance: OnceLock::new(),
+            totals: None,
+        }
+    }
+
+    /// One that also counts for the whole gateway.
+    fn counted(figures: &GatewayMetrics) -> ByteMeter {
+        let totals = Some((figures.sent_bytes.clone(), figures.received_bytes.clone()));
+        ByteMeter { totals, ..ByteMeter::new() }
+    }
+
+    /// What limits it, once it has been let in.
+    pub fn allowance(&self) -> Option<&Allowance> {
+        self.allowance.get()
+    }
+
+    pub(crate) fn set_allowance(&self, allowance: Allowance) {
+        // Once; a second one would count it twice, and counts no more when it is dropped here.
+        let _ = self.allowance.set(allowance);
+    }
+
+    /// Waits until some of so many bytes may move, and says how many.
+    pub async fn take(&self, way: ByteDirection, bytes: usize) -> usize {
+        match self.allowance.get() {
+            Some(allowance) => allowance.take(way, bytes).await,
+            None => bytes,
+        }
+    }
+
+    /// Does anything limit it?
+    pub fn is_free(&self) -> bool {
+        self.allowance.get().is_none_or(Allowance::is_free)
+    }
+
+    pub fn add(&self, way: ByteDirection, bytes: usize) {
+        match way {
+            ByteDirection::Sent => self.add_sent(bytes),
+            ByteDirection::Received => self.add_received(bytes),
+        }
+    }
+
+    /// From the client to the backend.
+    pub fn sent(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed)
+    }
+
+    /// From the backend to the client.
+    pub fn received(&self) -> u64 {
+        self.received.load(Ordering::Relaxed)
+    }
+
+    pub fn add_sent(&self, bytes: usize) {
+        self.sent.fetch_add(bytes as u64, Ordering::Relaxed);
+        if let Some((sent, _)) = &self.totals {
+            sent.inc_by(bytes as u64);
+        }
+        self.touch();
+    }
+
+    pub fn add_received(&self, bytes: usize) {
+        self.received.fetch_add(bytes as u64, Ordering::Relaxed);
+        if let Some((_, received)) = &self.totals {
+            received.inc_by(bytes as u64);
+        }
+        self.touch();
+    }
+
+    /// When something last moved.
+    pub fn moved(&self) -> Instant {
+        self.begun + std::time::Duration::from_millis(self.moved.load(Ordering::Relaxed))
+    }
+
+    fn touch(&self) {
+        self.moved.store(self.begun.elapsed().as_millis() as u64, Ordering::Relaxed);
+    }
+}
+
+/// What a claim was granted.
+pub struct AdmittedAccess {
+    /// The netmap it was judged by.
+    pub view: Arc<NetmapView>,
+    pub who: Principal,
+    pub permit: Permit,
+    /// For whoever must notice that it is cut.
+    pub entry: Arc<LiveConnection>,
+}
+
+/// One thing that crosses, or is refused.
+pub struct ConnectionRecord {
+    shared: Arc<GatewayContext>,
+    claim: AccessRequest,
+    direction: CrossingDirection,
+    protocol: &'static str,
+    client: Option<SocketAddr>,
+    time: SystemTime,
+    begun: Instant,
+    meter: Arc<ByteMeter>,
+    who: Principal,
+    entry: Option<Arc<LiveConnection>>,
+    request: Option<Box<Request>>,
+    reason: Option<String>,
+    cause: &'static str,
+    is_over_limit: bool,
+    /// How it ends if nobody says anything else: its task was dropped.
+    end: ConnectionEnd,
+}
+
+#[derive(Default)]
+struct Request {
+    method: String,
+    path: String,
+    status: Option<u16>,
+    rule: Option<String>,
+    client_id: Option<String>,
+}
+
+impl ConnectionRecord {
+    pub fn begin(
+        shared: &Arc<GatewayContext>,
+        direction: CrossingDirection,
+        protocol: &'static str,
+        claim: AccessRequest,
+        client: Option<SocketAddr>,
+    ) -> ConnectionRecord {
+        let who = claim.who(&shared.view());
+        ConnectionRecord {
+            shared: shared.clone(),
+            claim,
+            direction,
+            protocol,
+            client,
+            time: SystemTime::now(),
+            begun: Instant::now(),
+            meter: Arc::new(ByteMeter::counted(&shared.figures)),
+            who,
+            entry: None,
+            request: None,
+            reason: None,
+            cause: "",
+            is_over_limit: false,
+            end: ConnectionEnd::Stopped,
+        }
+    }
+
+    /// Judges the claim; from now on it is judged again with every netmap. On refusal call `refuse`.
+    pub fn admit(&mut self) -> Result<AdmittedAccess, PolicyRefusal> {
+        let shared = &self.shared;
+        let entered =
+            shared.live.enter(self.claim.clone(), self.direction, self.protocol, self.meter.clone());
+        let entry = self.entry.insert(entered?).clone();
+        // After it was entered: whichever netmap comes next, either this look or the walk over all sees it.
+        let view = shared.view();
+        let (who, permit) = self.claim.judge(&view)?;
+        self.who = who.clone();
+        let _ = entry.right.set((who.clone(), permit.rule().clone()));
+        shared.figures.opened(self.direction, self.protocol);
+        Ok(AdmittedAccess { view, who, permit, entry })
+    }
+
+    /// Judges the claim of a connection, and counts it. On refusal call `refuse`.
+    pub fn admit_connection(&mut self) -> Result<AdmittedAccess, PolicyRefusal> {
+        let admitted = self.admit()?;
+        self.connect(&admitted)?;
+        Ok(admitted)
+    }
+
+    /// Counts it as a connection, under the limits of every policy that lets it in. On refusal call `refuse`.
+    pub fn connect(&mut self, admitted: &AdmittedAccess) -> Result<(), PolicyRefusal> {
+        let AdmittedAccess { permit, who, .. } = admitted;
+        let limits = &self.shared.limits;
+        let allowance =
+            limits.connect(self.limit_end(), permit, &self.claim.target(), who, Instant::now())?;
+        self.meter.set_allowance(allowance);
+        Ok(())
+    }
+
+    /// Counts it as a request, on whatever connection. On refusal call `refuse`.
+    pub fn request(&mut self, admitted: &AdmittedAccess) -> Result<(), LimitExceeded> {
+        let AdmittedAccess { permit, who, .. } = admitted;
+        let limits = &self.shared.limits;
+        let allowance =
+            limits.request(self.limit_end(), permit, &self.claim.target(), who, Instant::now())?;
+        self.meter.set_allowance(allowance);
+        Ok(())
+    }
+
+    fn limit_end(&self) -> limits::LimitedEnd {
+        match self.direction {
+            CrossingDirection::Outbound => limits::LimitedEnd::Near,
+            CrossingDirection::Inbound => limits::LimitedEnd::Far,
+        }
+    }
+
+    pub fn meter(&self) -> &Arc<ByteMeter> {
+        &self.meter
+    }
+
+    pub fn client(&self) -> Option<SocketAddr> {
+        self.client
+    }
+
+    pub fn who(&self) -> &Principal {
+        &self.who
+    }
+
+    /// What is asked for, where the protocol tells. `rule` is the policy that allowed this very request.
+    pub fn set_request(&mut self, method: &str, path: &str, rule: Option<&str>) {
+        let request = self.request.get_or_insert_default();
+        request.method = method.to_owned();
+        request.path = path.to_owned();
+        request.rule = rule.map(str::to_owned);
+    }
+
+    pub fn set_status(&mut self, status: u16) {
+        self.request.get_or_insert_default().status = Some(status);
+        if let Some(entry) = &self.entry {
+            entry.set_answered();
+        }
+    }
+
+    /// What the client calls itself, where the protocol tells.
+    pub fn set_client_id(&mut self, client_id: Option<&str>) {
+        if let Some(client_id) = client_id {
+            self.request.get_or_insert_default().client_id = Some(client_id.to_owned());
+        }
+    }
+
+    /// It never began.
+    pub fn refuse(mut self, refusal: &PolicyRefusal) {
+        self.reason = Some(refusal.to_string());
+        self.cause = refusal.word();
+        self.is_over_limit = matches!(refusal, PolicyRefusal::Limit { .. } | PolicyRefusal::Full { .. });
+        self.end = match refusal {
+            PolicyRefusal::Limit { .. } | PolicyRefusal::Full { .. } => ConnectionEnd::Limit,
+            PolicyRefusal::BackendDown { .. } | PolicyRefusal::BackendDenied { .. } => {
+                ConnectionEnd::BackendDown
+            }
+            PolicyRefusal::SiteAway { .. } => ConnectionEnd::LinkLost,
+            _ => ConnectionEnd::Refused,
+        };
+        self.shared.figures.refused(refusal.word());
+    }
+
+    /// It was cut off by us.
+    pub fn cut(mut self, cut: &CutReason) {
+        self.end = cut.end();
+        if let CutReason::Revoked(refusal) | CutReason::Limit(refusal) = cut {
+            self.reason = Some(refusal.to_string());
+        }
+    }
+
+    /// It came to an end, `reason` for what is not plain.
+    pub fn end(mut self, end: ConnectionEnd, reason: Option<String>) {
+        self.end = end;
+        self.reason = reason;
+    }
+
+    /// It was not let in, here or by the other gateway.
+    fn is_denied(&self) -> bool {
+        let admitted = self.entry.as_ref().is_some_and(|entry| entry.right.get().is_some());
+        !admitted || self.is_over_limit || matches!(self.end, ConnectionEnd::Refused)
+    }
+
+    fn record(&mut self) -> AuditRecord {
+        let right = self.entry.as_ref().and_then(|entry| entry.right.get());
+        let request = self.request.take().map(|request| *request);
+        let rule = right.map(|(_, policy)| policy.to_string());
+        let Request { method, path, status, rule: request_rule, client_id } = request.unwrap_or_default();
+        let gateway = self.shared.view().gateway.as_ref().map(|gateway| gateway.name.to_string());
+        AuditRecord {
+            time: timestamp(self.time),
+            gateway: gateway.unwrap_or_default(),
+            site: self.who.site.to_string(),
+            subject: self.who.server.as_ref().map(ToString::to_string),
+            claimed_subject: self.claim.claimed(&self.who).map(str::to_owned),
+            client: self.client.map(|client| client.to_string()),
+            service: self.claim.target(),
+            protocol: self.protocol,
+            decision: if self.is_denied() { AuditDecision::Deny } else { AuditDecision::Allow },
+            rule: request_rule.or(rule),
+            reason: self.reason.take(),
+            cause: self.cause,
+            method: Some(method).filter(|method| !method.is_empty()),
+            path: Some(path).filter(|path| !path.is_empty()),
+            status,
+            client_id,
+            sent_bytes: self.meter.sent(),
+            received_bytes: self.meter.received(),
+            duration_ms: self.begun.elapsed().as_millis() as u64,
+            end: self.end,
+            count: None,
+            first_time: None,
+            last_time: None,
+            mixed: false,
+        }
+    }
+}
+
+impl Drop for ConnectionRecord {
+    fn drop(&mut self) {
+        if let Some(entry) = &self.entry {
+            self.shared.live.leave(entry);
+            if entry.right.get().is_some() {
+                self.shared.figures.closed(self.direction, self.protocol);
+            }
+        }
+        let record = self.record();
+        tracing::debug!(
+            direction = self.direction.as_str(),
+            protocol = record.protocol,
+            site = record.site,
+            subject = record.subject,
+            client = record.client,
+            service = record.service,
+            rule = record.rule,
+            reason = record.reason,
+            sent = record.sent_bytes,
+            received = record.received_bytes,
+            duration_ms = record.duration_ms,
+            end = ?record.end,
+            "a crossing ended"
+        );
+        self.shared.audit.record(record);
+    }
+}

@@ -1,0 +1,86 @@
+//! The figures of a gateway, for `/metrics`: `causeway_gateway_*`.
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+use crate::connection_record::CrossingDirection;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Crossing {
+    direction: &'static str,
+    protocol: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Word {
+    reason: &'static str,
+}
+
+/// Counters; clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct GatewayMetrics {
+    open: Family<Crossing, Gauge>,
+    total: Family<Crossing, Counter>,
+    refused: Family<Word, Counter>,
+    revoked: Counter,
+    /// From clients to backends, and back.
+    pub sent_bytes: Counter,
+    pub received_bytes: Counter,
+    /// Presences that have no listener at this moment.
+    pub unbound: Gauge,
+    /// Datagrams that were not handed on: a queue was full, their client was refused, or they were too long.
+    pub datagrams_dropped: Counter,
+    /// Datagrams sent to other gateways as datagrams of the link, and those that had to take their stream.
+    pub datagrams_beside: Counter,
+    pub datagrams_on_streams: Counter,
+    /// Sessions that made way for others.
+    pub udp_sessions_evicted: Counter,
+    /// Clients that could not be accepted, as when no file is left.
+    pub accept_failures: Counter,
+}
+
+impl GatewayMetrics {
+    pub fn register(&self, registry: &mut Registry) {
+        let registry = registry.sub_registry_with_prefix("causeway_gateway");
+        registry.register("connections_open", "What crosses now", self.open.clone());
+        registry.register("connections", "What was let in", self.total.clone());
+        registry.register("refused", "What was refused, by reason", self.refused.clone());
+        registry.register(
+            "revoked",
+            "What was cut because no policy allows it any more",
+            self.revoked.clone(),
+        );
+        registry.register("sent_bytes", "Bytes from clients to backends", self.sent_bytes.clone());
+        registry.register("received_bytes", "Bytes from backends to clients", self.received_bytes.clone());
+        registry.register("presences_unbound", "Presences without a listener", self.unbound.clone());
+        registry.register("datagrams_dropped", "Datagrams not handed on", self.datagrams_dropped.clone());
+        let beside = "Datagrams sent to gateways as datagrams";
+        registry.register("datagrams_beside", beside, self.datagrams_beside.clone());
+        let on_streams = "Datagrams sent to gateways on streams";
+        registry.register("datagrams_on_streams", on_streams, self.datagrams_on_streams.clone());
+        let evicted = "UDP sessions that made way for others";
+        registry.register("udp_sessions_evicted", evicted, self.udp_sessions_evicted.clone());
+        registry.register("accept_failures", "Clients not accepted", self.accept_failures.clone());
+    }
+
+    pub(crate) fn opened(&self, direction: CrossingDirection, protocol: &'static str) {
+        let crossing = Crossing { direction: direction.as_str(), protocol };
+        self.open.get_or_create(&crossing).inc();
+        self.total.get_or_create(&crossing).inc();
+    }
+
+    pub(crate) fn closed(&self, direction: CrossingDirection, protocol: &'static str) {
+        self.open.get_or_create(&Crossing { direction: direction.as_str(), protocol }).dec();
+    }
+
+    pub fn refused(&self, reason: &'static str) {
+        self.refused.get_or_create(&Word { reason }).inc();
+    }
+
+    pub(crate) fn revoked(&self, count: usize) {
+        self.revoked.inc_by(count as u64);
+    }
+}

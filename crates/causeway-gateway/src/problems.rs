@@ -1,0 +1,146 @@
+//! What a gateway should do and cannot at this moment, in words: for conditions and reports.
+//!
+//! Told when it has lasted for a moment, so that a restart is no news. Nothing here decides what is tried again.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+
+use crate::dns::DnsState;
+use crate::gateway::GatewayContext;
+use crate::proxy::listeners::ListenersReport;
+
+/// Longer than a listener needs to be tried again.
+const SETTLE: Duration = Duration::from_secs(2);
+/// What people read at most; the rest is counted.
+const LINES_MAX: usize = 8;
+
+/// Services with outages that are told of at most: a report stays small, whatever burns down.
+const OUTAGES_MAX: usize = 100;
+
+/// What a gateway cannot do.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Problems {
+    /// About itself. Empty: all is well.
+    pub regrets: Vec<String>,
+    /// Services of its site whose backends do not all answer it.
+    pub backends: BTreeMap<String, BackendOutage>,
+}
+
+/// How it stands with the backends of a service.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[serde(default)]
+pub struct BackendOutage {
+    pub up: usize,
+    pub of: usize,
+    /// Of one that does not answer.
+    pub why: String,
+    /// It is not dialled at all, because the gateway's own site does not allow it. An older edge does not say this: false.
+    pub denied: bool,
+}
+
+pub struct ProblemReporter {
+    dns: watch::Receiver<DnsState>,
+    listening: watch::Receiver<ListenersReport>,
+    turns: watch::Receiver<u64>,
+    gateway: Arc<GatewayContext>,
+    told: Option<Problems>,
+}
+
+impl ProblemReporter {
+    pub(crate) fn new(
+        dns: watch::Receiver<DnsState>,
+        listening: watch::Receiver<ListenersReport>,
+        gateway: Arc<GatewayContext>,
+    ) -> ProblemReporter {
+        let turns = gateway.backends.turns();
+        ProblemReporter { dns, listening, turns, gateway, told: None }
+    }
+
+    /// What cannot be done, when that is news.
+    pub async fn next(&mut self) -> Problems {
+        loop {
+            tokio::time::sleep(SETTLE).await;
+            self.turns.mark_unchanged();
+            let files_max = causeway_daemon::files::max();
+            let regrets =
+                lines(&self.dns.borrow_and_update(), &self.listening.borrow_and_update(), files_max);
+            let backends = self.gateway.backends.outages().into_iter().take(OUTAGES_MAX).collect();
+            let told = Problems { regrets, backends };
+            if self.told.as_ref() != Some(&told) {
+                self.told = Some(told.clone());
+                return told;
+            }
+            tokio::select! {
+                Ok(()) = self.dns.changed() => {}
+                Ok(()) = self.listening.changed() => {}
+                Ok(()) = self.turns.changed() => {}
+                // The gateway is gone, and so is what it could not do.
+                else => return std::future::pending().await,
+            }
+        }
+    }
+}
+
+/// A gateway that may have fewer files than this is in trouble soon: every connection is one.
+const FILES_FEW: u64 = 4096;
+
+pub(crate) fn lines(dns: &DnsState, listening: &ListenersReport, files_max: u64) -> Vec<String> {
+    let names = dns.findings.iter();
+    let names =
+        names.map(|finding| format!("names are not answered at {}: {}", finding.address, finding.why));
+    let presences = listening.troubles.iter().map(|trouble| match &trouble.service {
+        Some(service) => format!("the presence of {service} does not listen: {}", trouble.why),
+        None => trouble.why.clone(),
+    });
+    let few = (files_max < FILES_FEW).then(|| {
+        format!(
+            "no more than {files_max} files may be open, and every connection is one: raise the hard limit"
+        )
+    });
+    let mut lines: Vec<String> = names.chain(presences).chain(few).collect();
+    if lines.len() > LINES_MAX {
+        let rest = lines.split_off(LINES_MAX).len();
+        lines.push(format!("and {rest} more"));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dns::ListenProblem;
+    use crate::proxy::listeners::ListenerProblem;
+
+    #[test]
+    fn what_cannot_be_done_is_said_in_a_few_lines() {
+        let finding = ListenProblem { address: "10.0.0.9:53".parse().unwrap(), why: "it is away".into() };
+        let dns = DnsState { findings: vec![finding], ..DnsState::default() };
+        let trouble = |service: Option<&str>| ListenerProblem {
+            service: service.map(Into::into),
+            why: "no room".into(),
+        };
+        let report = |count: usize| {
+            let mut troubles = vec![trouble(Some("web")); count];
+            troubles.push(trouble(None));
+            ListenersReport { troubles, ..ListenersReport::default() }
+        };
+        assert_eq!(
+            lines(&dns, &report(1), 4096),
+            [
+                "names are not answered at 10.0.0.9:53: it is away",
+                "the presence of web does not listen: no room",
+                "no room",
+            ]
+        );
+        let many = lines(&dns, &report(20), 4096);
+        assert_eq!((many.len(), many[LINES_MAX].as_str()), (LINES_MAX + 1, "and 14 more"));
+        assert!(lines(&DnsState::default(), &ListenersReport::default(), 4096).is_empty());
+        let few = lines(&DnsState::default(), &ListenersReport::default(), 1024);
+        assert!(matches!(&few[..], [line] if line.contains("no more than 1024 files")), "{few:?}");
+    }
+}

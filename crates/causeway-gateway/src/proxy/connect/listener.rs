@@ -1,0 +1,336 @@
+//! Where CONNECT is said: a Unix socket for those who share the host, mutual TLS for those who do not.
+//!
+//! kube-apiserver's egress selector sends `CONNECT node:port HTTP/1.1` with `Host: 127.0.0.1` and nothing else, and takes any
+//! byte after the head of our answer for an error; Go's HTTP client adds a User-Agent. The 200 is said when the node has been
+//! reached. Whoever comes through a door speaks for the site of this gateway.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use causeway_channel::link::ResetCode;
+use http::{Method, Request, Response, StatusCode, header};
+use http_body_util::{Either, Full};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use rustls_pki_types::CertificateDer;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
+use tokio::sync::Semaphore;
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::node::{NodeConnection, NodeUnreachable, note_unknown, open_direct, open_node};
+use super::plain;
+use super::target::{ConnectTarget, InvalidTarget, decide};
+use crate::audit::ConnectionEnd;
+use crate::gateway::GatewayContext;
+use crate::live::CutReason;
+use crate::policy::{PolicyRefusal, Principal};
+use crate::proxy::inbound::prepare;
+
+/// A caller has this long for its handshake and for the head of its request.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// A CONNECT is a line and a few headers; hyper takes no smaller bound than 8 KiB.
+const HEAD_BYTES_MAX: usize = 16 << 10;
+const HEADERS_MAX: usize = 64;
+/// After an accept that failed, as it does when no file is left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// A Unix socket for those who may open it: only our own user.
+pub struct ConnectUnixListener {
+    listener: UnixListener,
+    path: PathBuf,
+}
+
+impl ConnectUnixListener {
+    /// Takes the place of what a process that was killed has left. Whoever calls this has the folder for itself.
+    pub fn bind(path: &Path) -> io::Result<ConnectUnixListener> {
+        let fresh = path.with_extension("new");
+        match std::fs::remove_file(&fresh) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let listener = UnixListener::bind(&fresh)?;
+        std::fs::set_permissions(&fresh, std::fs::Permissions::from_mode(0o600))?;
+        std::fs::rename(&fresh, path)?;
+        Ok(ConnectUnixListener { listener, path: path.to_owned() })
+    }
+}
+
+impl Drop for ConnectUnixListener {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// A port for those who show a certificate that the keeper knows.
+pub struct ConnectTlsListener {
+    pub listener: TcpListener,
+    pub keeper: Arc<dyn ConnectAuthorizer>,
+}
+
+/// Knows who may come through the door on the network. Given by the role.
+pub trait ConnectAuthorizer: Send + Sync + 'static {
+    /// TLS as it is now. It must ask for a certificate; whether that is good is `admit`'s matter.
+    fn tls(&self) -> Arc<rustls::ServerConfig>;
+
+    /// Who is it? Otherwise why not, in words for the caller.
+    fn admit(&self, certificate: Option<&CertificateDer<'_>>) -> Result<(), String>;
+}
+
+/// Who is at the door.
+#[derive(Clone, Debug)]
+pub struct ConnectCaller {
+    /// None on a Unix socket.
+    pub address: Option<SocketAddr>,
+    /// Why this one is let to nothing.
+    pub denied: Option<String>,
+}
+
+/// What all doors of a gateway share.
+#[derive(Clone)]
+pub(crate) struct ConnectContext {
+    pub shared: Arc<GatewayContext>,
+    pub tasks: TaskTracker,
+    pub places: Arc<Semaphore>,
+    pub stop: CancellationToken,
+}
+
+pub(crate) async fn run_unix(hall: ConnectContext, door: ConnectUnixListener) {
+    loop {
+        let accepted = tokio::select! {
+            biased;
+            () = hall.stop.cancelled() => return,
+            accepted = door.listener.accept() => accepted,
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                let caller = ConnectCaller { address: None, denied: None };
+                hall.take(|hall| async move { serve(hall, stream, caller).await });
+            }
+            Err(error) => pause(&error).await,
+        }
+    }
+}
+
+pub(crate) async fn run_tls(hall: ConnectContext, door: ConnectTlsListener) {
+    loop {
+        let accepted = tokio::select! {
+            biased;
+            () = hall.stop.cancelled() => return,
+            accepted = door.listener.accept() => accepted,
+        };
+        match accepted {
+            Ok((stream, address)) => {
+                let keeper = door.keeper.clone();
+                hall.take(|hall| async move { handshake(hall, &*keeper, stream, address).await });
+            }
+            Err(error) => pause(&error).await,
+        }
+    }
+}
+
+async fn pause(error: &io::Error) {
+    tracing::debug!(%error, "a CONNECT could not be accepted");
+    tokio::time::sleep(ACCEPT_PAUSE).await;
+}
+
+impl ConnectContext {
+    /// Serves one caller, if there is a place. One that finds none is closed and counted.
+    fn take<F>(&self, serve: impl FnOnce(ConnectContext) -> F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let Ok(place) = self.places.clone().try_acquire_owned() else {
+            self.shared.figures.refused(PolicyRefusal::Full { what: "CONNECTs" }.word());
+            return;
+        };
+        let serving = serve(self.clone());
+        self.tasks.spawn(Box::pin(async move {
+            serving.await;
+            drop(place);
+        }));
+    }
+}
+
+async fn handshake(
+    hall: ConnectContext,
+    keeper: &dyn ConnectAuthorizer,
+    stream: TcpStream,
+    address: SocketAddr,
+) {
+    if prepare(&stream).is_err() {
+        return;
+    }
+    let accepting = TlsAcceptor::from(keeper.tls()).accept(stream);
+    let stream = match tokio::time::timeout(HEAD_TIMEOUT, accepting).await {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) => return tracing::debug!(client = %address, %error, "no TLS at the CONNECT door"),
+        Err(_) => return tracing::debug!(client = %address, "the TLS handshake takes too long"),
+    };
+    let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+    let denied = keeper.admit(certificate).err();
+    serve(hall, stream, ConnectCaller { address: Some(address), denied }).await;
+}
+
+/// What has been opened waits here until the 200 is out.
+type Pending = Arc<Mutex<Option<(OnUpgrade, NodeConnection)>>>;
+
+/// Serves one connection: some refusals perhaps, and one way that is open.
+async fn serve<T>(hall: ConnectContext, stream: T, caller: ConnectCaller)
+where
+    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let pending = Pending::default();
+    let service = service_fn(|request| {
+        let (hall, caller, pending) = (hall.clone(), caller.clone(), pending.clone());
+        async move { Ok::<_, std::convert::Infallible>(answer(&hall, &caller, &pending, request).await) }
+    });
+    let serving = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIMEOUT)
+        .max_buf_size(HEAD_BYTES_MAX)
+        .max_headers(HEADERS_MAX)
+        // Somebody may say all it has to say at once, and close its half.
+        .half_close(true)
+        .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades();
+    let served = tokio::select! {
+        biased;
+        () = hall.stop.cancelled() => return,
+        served = serving => served,
+    };
+    if let Err(error) = served {
+        tracing::debug!(client = ?caller.address, %error, "a caller of CONNECT broke off");
+    }
+    let opened = pending.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let Some((upgrade, opened)) = opened else { return };
+    match upgrade.await {
+        Ok(client) => opened.carry(&hall.shared, TokioIo::new(client)).await,
+        Err(error) => opened.passage.end(ConnectionEnd::ClientReset, Some(error.to_string())),
+    }
+}
+
+/// Our own words, or a node's.
+type Body = Either<Full<Bytes>, Incoming>;
+
+async fn answer(
+    hall: &ConnectContext,
+    caller: &ConnectCaller,
+    pending: &Pending,
+    mut request: Request<Incoming>,
+) -> Response<Body> {
+    let shared = &hall.shared;
+    if let Some(why) = &caller.denied {
+        shared.figures.refused("not-allowed");
+        tracing::debug!(client = ?caller.address, why, "a caller of CONNECT is not known");
+        return say(StatusCode::FORBIDDEN, why);
+    }
+    if request.method() != Method::CONNECT {
+        return match plain::authority(request.uri()) {
+            Some(authority) => forward(hall, caller, &authority, request).await,
+            None => only_connect(),
+        };
+    }
+    let authority = request.uri().authority().map(ToString::to_string).unwrap_or_default();
+    match open(shared, caller, &authority).await {
+        Ok(opened) => {
+            let upgrade = hyper::upgrade::on(&mut request);
+            *pending.lock().unwrap_or_else(PoisonError::into_inner) = Some((upgrade, opened));
+            Response::new(Either::Left(Full::default()))
+        }
+        Err((status, text)) => say(status, &text),
+    }
+}
+
+/// A request for a node in plain HTTP.
+async fn forward(
+    hall: &ConnectContext,
+    caller: &ConnectCaller,
+    authority: &str,
+    request: Request<Incoming>,
+) -> Response<Body> {
+    let opened = match open(&hall.shared, caller, authority).await {
+        Ok(opened) => opened,
+        Err((status, text)) => return say(status, &text),
+    };
+    match plain::exchange(hall, opened, request).await {
+        Ok(response) => response.map(Either::Right),
+        Err(error) => say(StatusCode::BAD_GATEWAY, &format!("{authority} gave no answer: {error}")),
+    }
+}
+
+fn only_connect() -> Response<Body> {
+    let words = "only CONNECT is understood here, and http://NODE:PORT/PATH";
+    let mut response = say(StatusCode::METHOD_NOT_ALLOWED, words);
+    response.headers_mut().insert(header::ALLOW, header::HeaderValue::from_static("CONNECT"));
+    response
+}
+
+async fn open(
+    shared: &Arc<GatewayContext>,
+    caller: &ConnectCaller,
+    authority: &str,
+) -> Result<NodeConnection, (StatusCode, String)> {
+    let view = shared.view();
+    let Some(gateway) = &view.gateway else {
+        return Err((StatusCode::SERVICE_UNAVAILABLE, PolicyRefusal::NoNetmap.to_string()));
+    };
+    let who = Principal { site: gateway.site.clone(), server: None };
+    let opened = match decide(&view, &shared.options.connect_allow, authority) {
+        Ok(ConnectTarget::Node { node, port }) => open_node(shared, &node, port, who, caller.address).await,
+        Ok(ConnectTarget::Direct { host, port }) => {
+            open_direct(shared, &host, port, who, caller.address).await
+        }
+        Err(nowhere) => {
+            if let InvalidTarget::Address { host, port } | InvalidTarget::Unknown { host, port } = &nowhere {
+                note_unknown(shared, host, *port, who, caller.address);
+            }
+            let status = match nowhere {
+                InvalidTarget::Malformed => StatusCode::BAD_REQUEST,
+                InvalidTarget::Address { .. } | InvalidTarget::Unknown { .. } => StatusCode::FORBIDDEN,
+            };
+            return Err((status, nowhere.to_string()));
+        }
+    };
+    opened.map_err(|why| (status(&why), why.to_string()))
+}
+
+/// Why there is no way, in the words of HTTP.
+fn status(why: &NodeUnreachable) -> StatusCode {
+    let of_code = |code: &ResetCode| match code {
+        ResetCode::NotAllowed | ResetCode::Revoked => StatusCode::FORBIDDEN,
+        ResetCode::Timeout => StatusCode::GATEWAY_TIMEOUT,
+        // The gateway there has not heard of the node yet, or there is no gateway.
+        ResetCode::NoRoute | ResetCode::Limit | ResetCode::Draining => StatusCode::SERVICE_UNAVAILABLE,
+        _ => StatusCode::BAD_GATEWAY,
+    };
+    match why {
+        NodeUnreachable::Refused(PolicyRefusal::NoNode { .. }) => StatusCode::NOT_FOUND,
+        NodeUnreachable::Refused(refusal) => of_code(&refusal.code()),
+        NodeUnreachable::Far { code, .. } => of_code(code),
+        NodeUnreachable::Lost { .. } | NodeUnreachable::Cut(CutReason::Stopped | CutReason::Limit(_)) => {
+            StatusCode::SERVICE_UNAVAILABLE
+        }
+        NodeUnreachable::Late { .. } => StatusCode::GATEWAY_TIMEOUT,
+        NodeUnreachable::Down { .. } => StatusCode::BAD_GATEWAY,
+        NodeUnreachable::Cut(CutReason::Revoked(_)) => StatusCode::FORBIDDEN,
+    }
+}
+
+fn say(status: StatusCode, text: &str) -> Response<Body> {
+    let mut response = Response::new(Either::Left(Full::from(format!("{text}\n"))));
+    *response.status_mut() = status;
+    let plain = header::HeaderValue::from_static("text/plain; charset=utf-8");
+    response.headers_mut().insert(header::CONTENT_TYPE, plain);
+    response
+}

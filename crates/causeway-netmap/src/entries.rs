@@ -1,0 +1,248 @@
+//! What stands in the entries, typed: one `NetmapEntry` per entry.
+//!
+//! The compiler writes facts, a gateway reads them. `encode` gives the entry, `decode` the fact; an entry of a kind that is
+//! not known here is no error, and is kept by whoever holds the netmap. Default deny is the meaning of everything absent.
+
+mod decode;
+mod encode;
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+
+use bytes::Bytes;
+use ipnet::IpNet;
+
+use crate::names::{DnsName, GatewayName, PolicyName, PresenceIp, ServerName, ServiceName, SiteName};
+use crate::netmap::EntryKey;
+
+/// One entry, understood.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum NetmapEntry {
+    Gateway(GatewayEntry),
+    Site(SiteEntry),
+    Presence(PresenceEntry),
+    Service(ServiceEntry),
+    Policy(PolicyEntry),
+    Subject(SubjectEntry),
+    Node(NodeEntry),
+}
+
+/// The first part of keys.
+pub(crate) mod kind {
+    pub const GATEWAY: &str = "gateway";
+    pub const SITE: &str = "site";
+    pub const PRESENCE: &str = "presence";
+    pub const SERVICE: &str = "service";
+    pub const POLICY: &str = "policy";
+    pub const SUBJECT: &str = "subject";
+    pub const NODE: &str = "node";
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the entry {key} cannot be used: {why}")]
+pub struct NetmapEntryError {
+    pub key: EntryKey,
+    pub why: &'static str,
+}
+
+/// The gateway this netmap is for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct GatewayEntry {
+    pub name: GatewayName,
+    pub site: SiteName,
+    pub ip: Option<IpAddr>,
+    pub presence_cidrs: Vec<IpNet>,
+    pub priority: i32,
+    pub relay: bool,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SiteEntry {
+    pub name: SiteName,
+    pub subnets: Vec<IpNet>,
+}
+
+/// A service that can be used here, at local addresses.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PresenceEntry {
+    pub service: ServiceName,
+    pub addresses: Vec<PresenceIp>,
+    pub port: u16,
+    pub protocol: ServiceProtocol,
+    /// How many brokers of Kafka can be reached one by one, on the ports behind `port`. 0 for everything else.
+    pub brokers: u16,
+    pub names: Vec<DnsName>,
+    /// Where the service runs.
+    pub home: SiteName,
+    /// Who may use it from here. Those that have no fact of their own add nobody.
+    pub policies: Vec<PolicyName>,
+}
+
+/// A service that runs here and may be used elsewhere.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ServiceEntry {
+    pub name: ServiceName,
+    pub port: u16,
+    pub protocol: ServiceProtocol,
+    pub backends: Vec<BackendEndpoint>,
+    /// What the service is called inside its site.
+    pub domain_name: Option<DnsName>,
+    pub health_check: Option<BackendHealthCheck>,
+    pub backend_tls: Option<BackendTlsSettings>,
+    pub proxy_protocol: bool,
+    pub exposures: Vec<ExposureEntry>,
+}
+
+impl ServiceEntry {
+    /// The policies under which a site may use the service. None: it is not exposed there.
+    pub fn policies_for(&self, site: &SiteName) -> Option<Vec<&PolicyName>> {
+        let mut there = self.exposures.iter().filter(|exposure| exposure.sites.contains(site)).peekable();
+        there.peek()?;
+        Some(there.flat_map(|exposure| &exposure.policies).collect())
+    }
+}
+
+/// Sites that may use a service, under these policies.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ExposureEntry {
+    pub sites: Vec<SiteName>,
+    pub policies: Vec<PolicyName>,
+}
+
+/// Where a service can be dialled inside its site.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum BackendEndpoint {
+    Address(IpAddr, u16),
+    /// Resolved by the gateway.
+    Host(DnsName, u16),
+}
+
+impl fmt::Display for BackendEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            BackendEndpoint::Address(ip, port) => write!(f, "{}", SocketAddr::new(*ip, *port)),
+            BackendEndpoint::Host(name, port) => write!(f, "{name}:{port}"),
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum ServiceProtocol {
+    Tcp,
+    Udp,
+    Http,
+    Https,
+    Grpc,
+    Kafka,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct BackendHealthCheck {
+    pub kind: BackendHealthCheckType,
+    pub path: String,
+    pub interval_seconds: u32,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BackendHealthCheckType {
+    Tcp,
+    Http,
+}
+
+/// TLS to the backend. Its absence means plain bytes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct BackendTlsSettings {
+    pub mode: BackendTlsVerification,
+    /// Empty: the service's domain name, else its address.
+    pub server_name: String,
+    /// PEM. Empty: whom the host trusts.
+    pub ca_bundle: String,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BackendTlsVerification {
+    Verify,
+    Insecure,
+}
+
+/// Who may use what names this policy, and how much. Only subjects and sites that can come here are in it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PolicyEntry {
+    pub name: PolicyName,
+    pub servers: Vec<ServerName>,
+    pub sites: Vec<SiteName>,
+    pub limits: Option<PolicyLimits>,
+    /// Empty: every request.
+    pub http: Vec<PolicyHttpRule>,
+}
+
+impl PolicyEntry {
+    /// Is someone from that site allowed? `server` is who it is, if a host of that site is known by the address.
+    pub fn allows(&self, site: &SiteName, server: Option<&ServerName>) -> bool {
+        self.sites.contains(site) || server.is_some_and(|server| self.servers.contains(server))
+    }
+}
+
+/// A missing number is no limit; 0 allows nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct PolicyLimits {
+    pub connections_per_second: Option<u64>,
+    pub connections: Option<u64>,
+    pub bytes_per_second_in: Option<u64>,
+    pub bytes_per_second_out: Option<u64>,
+    pub requests_per_second: Option<u64>,
+}
+
+/// Any of the methods on any of the paths; an empty list is all of them. A path that ends with `*` is a prefix.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PolicyHttpRule {
+    pub methods: Vec<String>,
+    pub paths: Vec<String>,
+}
+
+/// A host that policies can name.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SubjectEntry {
+    pub server: ServerName,
+    pub site: SiteName,
+    /// Only of hosts at the gateway's own site: real addresses do not cross.
+    pub ip: Option<IpAddr>,
+}
+
+/// A host that can be reached by its name: here, with its address, or at another site.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NodeEntry {
+    pub server: ServerName,
+    pub site: SiteName,
+    pub ip: Option<IpAddr>,
+    pub ports: Vec<u16>,
+    pub names: Vec<DnsName>,
+    pub policies: Vec<PolicyName>,
+}
+
+impl NetmapEntry {
+    /// The entry that says this.
+    pub fn encode(&self) -> (EntryKey, Bytes) {
+        encode::encode(self)
+    }
+
+    /// What an entry says. None: an entry of a kind that this version does not know.
+    pub fn decode(key: &EntryKey, value: &Bytes) -> Result<Option<NetmapEntry>, NetmapEntryError> {
+        decode::decode(key, value)
+    }
+
+    pub fn policy_key(name: &str) -> EntryKey {
+        EntryKey::of(kind::POLICY, name)
+    }
+
+    pub fn subject_key(name: &str) -> EntryKey {
+        EntryKey::of(kind::SUBJECT, name)
+    }
+
+    pub fn node_key(name: &str) -> EntryKey {
+        EntryKey::of(kind::NODE, name)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,187 @@
+//! Entries become facts.
+//!
+//! The cloud wrote them, perhaps a later version of it: what cannot be used is said, never guessed. A policy that asks for
+//! something unknown here allows nobody.
+
+use std::net::IpAddr;
+
+use prost::Message;
+
+use super::*;
+use crate::wire::{
+    BackendMessage, BackendTlsMessage, ExposureMessage, GatewayMessage, HealthCheckMessage, NodeMessage,
+    PolicyMessage, PresenceMessage, ServiceMessage, SiteMessage, SubjectMessage,
+};
+
+type Found<T> = Result<T, &'static str>;
+
+pub fn decode(key: &EntryKey, value: &Bytes) -> Result<Option<NetmapEntry>, NetmapEntryError> {
+    let (kind, name) = key.parts();
+    let fact = match kind {
+        kind::GATEWAY => message(value).and_then(gateway).map(NetmapEntry::Gateway),
+        kind::SITE => message(value).and_then(|message| site(name, &message)).map(NetmapEntry::Site),
+        kind::PRESENCE => {
+            message(value).and_then(|message| presence(name, message)).map(NetmapEntry::Presence)
+        }
+        kind::SERVICE => message(value).and_then(|message| service(name, message)).map(NetmapEntry::Service),
+        kind::POLICY => message(value).map(|message| NetmapEntry::Policy(policy(name, message))),
+        kind::SUBJECT => message(value).and_then(|message| subject(name, message)).map(NetmapEntry::Subject),
+        kind::NODE => message(value).and_then(|message| node(name, message)).map(NetmapEntry::Node),
+        _ => return Ok(None),
+    };
+    fact.map(Some).map_err(|why| NetmapEntryError { key: key.clone(), why })
+}
+
+fn message<M: Message + Default>(value: &Bytes) -> Found<M> {
+    M::decode(value.clone()).map_err(|_| "it is no message of its kind")
+}
+
+fn gateway(message: GatewayMessage) -> Found<GatewayEntry> {
+    Ok(GatewayEntry {
+        name: message.name.into(),
+        site: message.site.into(),
+        ip: ip_or_none(&message.ip)?,
+        presence_cidrs: networks(&message.presence_cidrs)?,
+        priority: message.priority,
+        relay: message.relay,
+    })
+}
+
+fn site(name: &str, message: &SiteMessage) -> Found<SiteEntry> {
+    Ok(SiteEntry { name: name.into(), subnets: networks(&message.subnets)? })
+}
+
+fn presence(service: &str, message: PresenceMessage) -> Found<PresenceEntry> {
+    let address = |bytes: &Vec<u8>| ip(bytes).map(PresenceIp);
+    Ok(PresenceEntry {
+        service: service.into(),
+        addresses: message.addresses.iter().map(address).collect::<Found<_>>()?,
+        port: port(message.port)?,
+        protocol: protocol(message.protocol)?,
+        brokers: u16::try_from(message.brokers).map_err(|_| "more brokers than there are ports")?,
+        names: dns_names(&message.names),
+        home: message.home.into(),
+        policies: names(message.policies),
+    })
+}
+
+fn service(name: &str, message: ServiceMessage) -> Found<ServiceEntry> {
+    let exposure = |exposure: ExposureMessage| ExposureEntry {
+        sites: names(exposure.sites),
+        policies: names(exposure.policies),
+    };
+    Ok(ServiceEntry {
+        name: name.into(),
+        port: port(message.port)?,
+        protocol: protocol(message.protocol)?,
+        backends: message.backends.iter().map(backend).collect::<Found<_>>()?,
+        domain_name: dns_names(&[message.domain_name]).pop(),
+        health_check: message.health_check.map(health_check).transpose()?,
+        backend_tls: message.backend_tls.map(backend_tls).transpose()?,
+        proxy_protocol: message.proxy_protocol,
+        exposures: message.exposures.into_iter().map(exposure).collect(),
+    })
+}
+
+fn backend(message: &BackendMessage) -> Found<BackendEndpoint> {
+    let port = port(message.port)?;
+    match (ip_or_none(&message.ip)?, message.host.as_str()) {
+        (Some(ip), _) => Ok(BackendEndpoint::Address(ip, port)),
+        (None, "") => Err("a backend has neither an address nor a name"),
+        (None, host) => Ok(BackendEndpoint::Host(DnsName::new(host), port)),
+    }
+}
+
+fn health_check(message: HealthCheckMessage) -> Found<BackendHealthCheck> {
+    let kind = match message.kind {
+        1 => BackendHealthCheckType::Tcp,
+        2 => BackendHealthCheckType::Http,
+        _ => return Err("a health check of an unknown type"),
+    };
+    Ok(BackendHealthCheck { kind, path: message.path, interval_seconds: message.interval_seconds.max(1) })
+}
+
+fn backend_tls(message: BackendTlsMessage) -> Found<BackendTlsSettings> {
+    let mode = match message.mode {
+        1 => BackendTlsVerification::Verify,
+        2 => BackendTlsVerification::Insecure,
+        _ => return Err("TLS to the backend in an unknown mode"),
+    };
+    Ok(BackendTlsSettings { mode, server_name: message.server_name, ca_bundle: message.ca_bundle })
+}
+
+fn policy(name: &str, message: PolicyMessage) -> PolicyEntry {
+    let is_understood = message.requires.is_empty();
+    let limits = message.limits.map(|limits| PolicyLimits {
+        connections_per_second: limits.connections_per_second,
+        connections: limits.connections,
+        bytes_per_second_in: limits.bytes_per_second_in,
+        bytes_per_second_out: limits.bytes_per_second_out,
+        requests_per_second: limits.requests_per_second,
+    });
+    let rules =
+        message.http.into_iter().map(|rule| PolicyHttpRule { methods: rule.methods, paths: rule.paths });
+    PolicyEntry {
+        name: name.into(),
+        servers: if is_understood { names(message.servers) } else { Vec::new() },
+        sites: if is_understood { names(message.sites) } else { Vec::new() },
+        limits,
+        http: rules.collect(),
+    }
+}
+
+fn subject(server: &str, message: SubjectMessage) -> Found<SubjectEntry> {
+    Ok(SubjectEntry { server: server.into(), site: message.site.into(), ip: ip_or_none(&message.ip)? })
+}
+
+fn node(server: &str, message: NodeMessage) -> Found<NodeEntry> {
+    Ok(NodeEntry {
+        server: server.into(),
+        site: message.site.into(),
+        ip: ip_or_none(&message.ip)?,
+        ports: message.ports.into_iter().map(port).collect::<Found<_>>()?,
+        names: dns_names(&message.names),
+        policies: names(message.policies),
+    })
+}
+
+fn protocol(number: u32) -> Found<ServiceProtocol> {
+    match number {
+        1 => Ok(ServiceProtocol::Tcp),
+        2 => Ok(ServiceProtocol::Udp),
+        3 => Ok(ServiceProtocol::Http),
+        4 => Ok(ServiceProtocol::Https),
+        5 => Ok(ServiceProtocol::Grpc),
+        6 => Ok(ServiceProtocol::Kafka),
+        _ => Err("a protocol that is not known here"),
+    }
+}
+
+fn port(number: u32) -> Found<u16> {
+    u16::try_from(number).ok().filter(|port| *port != 0).ok_or("a port outside 1 to 65535")
+}
+
+fn ip(bytes: &[u8]) -> Found<IpAddr> {
+    ip_or_none(bytes)?.ok_or("an address is missing")
+}
+
+fn ip_or_none(bytes: &[u8]) -> Found<Option<IpAddr>> {
+    match bytes.len() {
+        0 => Ok(None),
+        4 => Ok(<[u8; 4]>::try_from(bytes).ok().map(IpAddr::from)),
+        16 => Ok(<[u8; 16]>::try_from(bytes).ok().map(IpAddr::from)),
+        _ => Err("an address has neither 4 nor 16 bytes"),
+    }
+}
+
+fn networks(texts: &[String]) -> Found<Vec<IpNet>> {
+    texts.iter().map(|text| text.parse().map_err(|_| "a network that cannot be read")).collect()
+}
+
+fn names<N: From<String>>(texts: Vec<String>) -> Vec<N> {
+    texts.into_iter().map(N::from).collect()
+}
+
+fn dns_names(texts: &[String]) -> Vec<DnsName> {
+    texts.iter().filter(|text| !text.is_empty()).map(|text| DnsName::new(text)).collect()
+}

@@ -1,0 +1,158 @@
+//! Facts become entries.
+//!
+//! The same fact always gives the same bytes: whoever makes facts from sets sorts them.
+
+use std::net::IpAddr;
+
+use bytes::Bytes;
+use prost::Message;
+
+use super::*;
+use crate::wire::{
+    BackendMessage, BackendTlsMessage, ExposureMessage, GatewayMessage, HealthCheckMessage, HttpRuleMessage,
+    LimitsMessage, NodeMessage, PolicyMessage, PresenceMessage, ServiceMessage, SiteMessage, SubjectMessage,
+};
+
+pub fn encode(fact: &NetmapEntry) -> (EntryKey, Bytes) {
+    match fact {
+        NetmapEntry::Gateway(gateway) => (EntryKey::new(kind::GATEWAY), bytes(&gateway_message(gateway))),
+        NetmapEntry::Site(site) => (
+            EntryKey::of(kind::SITE, site.name.as_str()),
+            bytes(&SiteMessage { subnets: texts(&site.subnets) }),
+        ),
+        NetmapEntry::Presence(presence) => {
+            (EntryKey::of(kind::PRESENCE, presence.service.as_str()), bytes(&presence_message(presence)))
+        }
+        NetmapEntry::Service(service) => {
+            (EntryKey::of(kind::SERVICE, service.name.as_str()), bytes(&service_message(service)))
+        }
+        NetmapEntry::Policy(policy) => {
+            (NetmapEntry::policy_key(policy.name.as_str()), bytes(&policy_message(policy)))
+        }
+        NetmapEntry::Subject(subject) => {
+            let message = SubjectMessage { site: subject.site.to_string(), ip: ip_bytes(subject.ip) };
+            (NetmapEntry::subject_key(subject.server.as_str()), bytes(&message))
+        }
+        NetmapEntry::Node(node) => (NetmapEntry::node_key(node.server.as_str()), bytes(&node_message(node))),
+    }
+}
+
+fn bytes(message: &impl Message) -> Bytes {
+    message.encode_to_vec().into()
+}
+
+fn gateway_message(gateway: &GatewayEntry) -> GatewayMessage {
+    GatewayMessage {
+        name: gateway.name.to_string(),
+        site: gateway.site.to_string(),
+        ip: ip_bytes(gateway.ip),
+        presence_cidrs: texts(&gateway.presence_cidrs),
+        priority: gateway.priority,
+        relay: gateway.relay,
+    }
+}
+
+fn presence_message(presence: &PresenceEntry) -> PresenceMessage {
+    PresenceMessage {
+        addresses: presence.addresses.iter().map(|address| ip_bytes(Some(address.0))).collect(),
+        port: presence.port.into(),
+        protocol: protocol_number(presence.protocol),
+        brokers: presence.brokers.into(),
+        names: texts(&presence.names),
+        home: presence.home.to_string(),
+        policies: texts(&presence.policies),
+    }
+}
+
+fn service_message(service: &ServiceEntry) -> ServiceMessage {
+    let exposure = |exposure: &ExposureEntry| ExposureMessage {
+        sites: texts(&exposure.sites),
+        policies: texts(&exposure.policies),
+    };
+    ServiceMessage {
+        port: service.port.into(),
+        protocol: protocol_number(service.protocol),
+        backends: service.backends.iter().map(backend_message).collect(),
+        domain_name: service.domain_name.as_ref().map(ToString::to_string).unwrap_or_default(),
+        health_check: service.health_check.as_ref().map(|check| HealthCheckMessage {
+            kind: match check.kind {
+                BackendHealthCheckType::Tcp => 1,
+                BackendHealthCheckType::Http => 2,
+            },
+            path: check.path.clone(),
+            interval_seconds: check.interval_seconds,
+        }),
+        backend_tls: service.backend_tls.as_ref().map(|tls| BackendTlsMessage {
+            mode: match tls.mode {
+                BackendTlsVerification::Verify => 1,
+                BackendTlsVerification::Insecure => 2,
+            },
+            server_name: tls.server_name.clone(),
+            ca_bundle: tls.ca_bundle.clone(),
+        }),
+        proxy_protocol: service.proxy_protocol,
+        exposures: service.exposures.iter().map(exposure).collect(),
+    }
+}
+
+fn backend_message(backend: &BackendEndpoint) -> BackendMessage {
+    match backend {
+        BackendEndpoint::Address(ip, port) => {
+            BackendMessage { ip: ip_bytes(Some(*ip)), host: String::new(), port: (*port).into() }
+        }
+        BackendEndpoint::Host(host, port) => {
+            BackendMessage { ip: Vec::new(), host: host.to_string(), port: (*port).into() }
+        }
+    }
+}
+
+fn policy_message(policy: &PolicyEntry) -> PolicyMessage {
+    let rule =
+        |rule: &PolicyHttpRule| HttpRuleMessage { methods: rule.methods.clone(), paths: rule.paths.clone() };
+    PolicyMessage {
+        servers: texts(&policy.servers),
+        sites: texts(&policy.sites),
+        limits: policy.limits.map(|limits| LimitsMessage {
+            connections_per_second: limits.connections_per_second,
+            connections: limits.connections,
+            bytes_per_second_in: limits.bytes_per_second_in,
+            bytes_per_second_out: limits.bytes_per_second_out,
+            requests_per_second: limits.requests_per_second,
+        }),
+        http: policy.http.iter().map(rule).collect(),
+        requires: Vec::new(),
+    }
+}
+
+fn node_message(node: &NodeEntry) -> NodeMessage {
+    NodeMessage {
+        site: node.site.to_string(),
+        ip: ip_bytes(node.ip),
+        ports: node.ports.iter().map(|port| u32::from(*port)).collect(),
+        names: texts(&node.names),
+        policies: texts(&node.policies),
+    }
+}
+
+fn protocol_number(protocol: ServiceProtocol) -> u32 {
+    match protocol {
+        ServiceProtocol::Tcp => 1,
+        ServiceProtocol::Udp => 2,
+        ServiceProtocol::Http => 3,
+        ServiceProtocol::Https => 4,
+        ServiceProtocol::Grpc => 5,
+        ServiceProtocol::Kafka => 6,
+    }
+}
+
+fn ip_bytes(ip: Option<IpAddr>) -> Vec<u8> {
+    match ip {
+        None => Vec::new(),
+        Some(IpAddr::V4(ip)) => ip.octets().to_vec(),
+        Some(IpAddr::V6(ip)) => ip.octets().to_vec(),
+    }
+}
+
+fn texts<T: ToString>(values: &[T]) -> Vec<String> {
+    values.iter().map(ToString::to_string).collect()
+}
