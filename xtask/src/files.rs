@@ -98,7 +98,7 @@ const FORBIDDEN: &[(&str, &str, &str)] = &[
 
 /// File, word, why it may stand there all the same.
 const ALLOWED: &[(&str, &str, &str)] = &[(
-    "crates/causeway-gateway/src/room/namespace.rs",
+    "crates/causeway-gateway/src/presence_namespace/namespace.rs",
     "unsafe {",
     "unshare(2) has no safe form; only the network namespace of one thread is unshared, and no table of files",
 )];
@@ -128,8 +128,8 @@ mod tests {
     #[test]
     fn unsafe_stands_only_where_it_is_argued_for() {
         let text = "//! A.\nlet a = unsafe { b() };\n";
-        assert_eq!(findings("crates/causeway-gateway/src/room/namespace.rs", text), 0);
-        assert_eq!(findings("crates/causeway-gateway/src/room/veth.rs", text), 1);
+        assert_eq!(findings("crates/causeway-gateway/src/presence_namespace/namespace.rs", text), 0);
+        assert_eq!(findings("crates/causeway-gateway/src/presence_namespace/veth.rs", text), 1);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::Finding;
 use crate::files::Tree;
 
 /// Names that may still stand for several types. Lowered with each rename, never raised.
-const CEILING: usize = 130;
+const CEILING: usize = 10;
 
 /// The names of several public types, with the reason why they may share it.
 const SHARED: &[(&str, &str)] = &[
