@@ -10,11 +10,16 @@ use crate::Finding;
 use crate::files::Tree;
 
 const DOCUMENT: &str = "docs/ARCHITECTURE.md";
+/// The head of the table of crates.
+const HEAD: &str = "| layer | crate |";
 
 pub fn check(tree: &Tree) -> Result<Vec<Finding>> {
     let document =
         tree.files.iter().find(|file| file.path == DOCUMENT).context("docs/ARCHITECTURE.md is missing")?;
     let allowed = table(&document.text);
+    if allowed.is_empty() {
+        return Ok(vec![Finding::new(DOCUMENT, format!("no table begins with `{HEAD}`"))]);
+    }
     let mut findings = Vec::new();
     let mut seen = BTreeSet::new();
     for file in &tree.files {
@@ -57,10 +62,11 @@ impl Row {
     }
 }
 
-/// Rows of the form `| floor | `crate` | purpose | `may` `use` |`.
+/// Rows of the form `| layer | `crate` | purpose | `may` `use` |`, from the table whose head begins with `HEAD`.
 fn table(document: &str) -> BTreeMap<String, Row> {
     let mut rows = BTreeMap::new();
-    for line in document.lines() {
+    let lines = document.lines().skip_while(|line| !line.starts_with(HEAD));
+    for line in lines.take_while(|line| line.starts_with('|')) {
         let cells: Vec<&str> = line.trim().trim_matches('|').split('|').map(str::trim).collect();
         let [_, name, _, uses] = cells.as_slice() else { continue };
         let Some(name) = name.strip_prefix('`').and_then(|name| name.strip_suffix('`')) else { continue };
@@ -95,8 +101,11 @@ mod tests {
     #[test]
     fn the_table_says_who_may_use_whom() {
         let rows = table(
-            "| roles | `causeway-edge` | enrols | `causeway-channel` `causeway-api` |\n| words | `causeway-api` | kinds | |\n",
+            "| a | `other` | table | |\n\n| layer | crate | purpose | may use |\n\
+             | roles | `causeway-edge` | enrols | `causeway-channel` `causeway-api` |\n\
+             | words | `causeway-api` | kinds | |\n\n| a | `later` | table | |\n",
         );
+        assert_eq!(rows.len(), 2);
         assert!(rows["causeway-edge"].permits("causeway-api"));
         assert!(!rows["causeway-edge"].permits("causeway-store"));
         assert!(!rows["causeway-api"].permits("causeway-edge"));
