@@ -1,8 +1,9 @@
 //! Counts two habits that make comments and documents hard to search: free relatives at the head of a comment
 //! ("What is sent" for "The sent bytes") and pronouns without a referent ("somebody", "nobody").
 //!
-//! Input: the tracked Rust files of `crates/` and the Markdown files of `docs/`. Output: one finding per figure above its
-//! ceiling, and the worst files on stdout. A ceiling is lowered when the figure has gone down, and is never raised.
+//! Input: the tracked Rust files of `crates/`, the Markdown files of `docs/`, `README.md` and `CONTRIBUTING.md`. Output: one
+//! finding per figure above its ceiling, and the worst files on stdout. A ceiling is lowered when the figure has gone down, and
+//! is never raised.
 
 use anyhow::Result;
 
@@ -11,6 +12,9 @@ use crate::files::{SourceFile, Tree};
 
 /// The most that `tidy` accepts. CONTRIBUTING.md says how to write instead.
 const CEILING: Ceiling = Ceiling { free_relatives_per_1000_lines: 131.0, vague_pronouns_per_1000_words: 7.0 };
+
+/// The pages outside `docs/` that a newcomer reads first.
+const PAGES: &[&str] = &["README.md", "CONTRIBUTING.md"];
 
 /// The number of files that are named as the worst.
 const WORST_MAX: usize = 5;
@@ -90,7 +94,7 @@ fn judge(total: &Figures, ceiling: &Ceiling) -> Vec<Finding> {
         .filter(|(_, figure, ceiling)| figure > ceiling)
         .map(|(name, figure, ceiling)| {
             Finding::new(
-                "crates/ and docs/",
+                "crates/, docs/, README.md and CONTRIBUTING.md",
                 format!("{figure:.1} {name}, the ceiling is {ceiling}: rewrite with a noun as the subject"),
             )
         })
@@ -100,6 +104,7 @@ fn judge(total: &Figures, ceiling: &Ceiling) -> Vec<Finding> {
 fn is_read(file: &SourceFile) -> bool {
     (file.path.starts_with("crates/") && file.path.ends_with(".rs"))
         || (file.path.starts_with("docs/") && file.path.ends_with(".md"))
+        || PAGES.contains(&file.path.as_str())
 }
 
 fn figures(file: &SourceFile) -> Figures {
@@ -214,6 +219,21 @@ mod tests {
         check("Nobody may use it; others are refused after so many bytes.\n", 3);
         check("```\nnobody 1 0.0\n```\nA client is refused.\n", 0);
         check("The user `nobodyelse` exists.\n", 0);
+    }
+
+    #[test]
+    fn the_pages_of_newcomers_are_read() {
+        let check = |path: &str, expected: bool| {
+            let file = SourceFile { path: path.to_owned(), text: String::new() };
+            assert_eq!(is_read(&file), expected, "{path}");
+        };
+        check("README.md", true);
+        check("CONTRIBUTING.md", true);
+        check("docs/security.md", true);
+        check("crates/causeway/src/main.rs", true);
+        check("CHANGELOG.md", false);
+        check("tests/netns/README.md", false);
+        check("crates/causeway/Cargo.toml", false);
     }
 
     #[test]

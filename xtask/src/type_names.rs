@@ -13,13 +13,22 @@ use crate::files::Tree;
 /// Names that may still stand for several types. Lowered with each rename, never raised.
 const CEILING: usize = 10;
 
-/// The names of several public types, with the reason why they may share it.
+/// The names that several public types may have, each with the reason.
 const SHARED: &[(&str, &str)] = &[
-    ("Args", "one per command, qualified by its module"),
-    ("Options", "one per constructor, qualified by its module"),
-    ("Error", "one per operation, qualified by its module"),
-    ("Metrics", "one per component, qualified by its module"),
-    ("Builder", "one per built type, qualified by its module"),
+    ("Args", "clap's convention: the arguments of one command, named by its module, as in `apply::Args`"),
+    ("Options", "the options of one constructor, named by its module, as in `probe::Options`"),
+    (
+        "Error",
+        "the standard library's convention: the error of one module, as in `io::Error` and `fmt::Error`",
+    ),
+    (
+        "Metrics",
+        "prometheus-client's convention: the metrics that one component registers, as in `dns::Metrics`",
+    ),
+    (
+        "Builder",
+        "hyper's convention: the builder of the one type that its module is about, as in `http1::Builder`",
+    ),
 ];
 
 pub fn check(tree: &Tree) -> Result<Vec<Finding>> {
@@ -62,6 +71,13 @@ fn public_type(line: &str) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_shared_name_has_a_reason_of_its_own() {
+        let reasons: std::collections::BTreeSet<&str> = SHARED.iter().map(|(_, reason)| *reason).collect();
+        assert_eq!(reasons.len(), SHARED.len());
+        assert!(SHARED.iter().all(|(name, reason)| !name.is_empty() && reason.len() > 20));
+    }
 
     #[test]
     fn a_declaration_is_found_by_its_line() {
