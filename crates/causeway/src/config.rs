@@ -5,6 +5,8 @@
 
 mod defaults;
 mod layer;
+#[cfg(test)]
+mod reference;
 mod reload;
 mod values;
 
@@ -266,6 +268,7 @@ impl Config {
             "etcd-ca" => cloud.etcd_ca, "etcd-certificate" => cloud.etcd_certificate, "etcd-key" => cloud.etcd_key,
             "seal-key" => cloud.seal_key, "api-names" => cloud.api_names,
             "api-connections-per-address" => cloud.api_connections_per_address,
+            "expired-grace" => cloud.expired_grace,
             "audit-file-bytes-max" => cloud.audit_file_bytes_max, "audit-files-max" => cloud.audit_files_max,
             "handshakes-per-second" => cloud.handshakes_per_second,
             "handshakes-per-address" => cloud.handshakes_per_address,

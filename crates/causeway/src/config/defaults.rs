@@ -6,55 +6,56 @@ use std::num::NonZeroU32;
 use super::{PresenceModeSetting, StoreSetting, TransportSetting};
 use crate::duration::HumanDuration;
 
-/// Where the file system standard puts what a service must keep.
+/// The Filesystem Hierarchy Standard puts the state of services there.
 pub const DATA_DIR: &str = "/var/lib/causeway";
 
-/// People look at logs first; collectors can ask for json.
+/// People read logs first; a collector can ask for `json`.
 pub const LOG_FORMAT: &str = "text";
-/// What an operator needs, nothing for developers.
+/// An operator needs these lines; `debug` is for developers.
 pub const LOG_FILTER: &str = "info";
 
-/// Clients come from everywhere; every one of them needs a certificate or a token.
+/// Clients come from any network; each of them needs a certificate or a token.
 pub const API: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 7443);
-/// Edges come from everywhere.
+/// Edges dial from any network.
 pub const CHANNEL: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 7444);
-/// No credentials are asked for here, so only this host may come.
+/// No credentials are asked for, so only programs of this host may connect.
 pub const ADMIN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7445);
 
-/// Needs no other program.
+/// SQLite needs no other program.
 pub const STORE: StoreSetting = StoreSetting::Sqlite;
 
-/// A client holds one or a few; an office of a hundred behind one address stays far below, and one address cannot take
-/// more than a twentieth of all.
+/// A client holds one or a few connections; an office of a hundred clients behind one address stays far below, and one
+/// address cannot take more than a twentieth of all connections.
 pub const API_CONNECTIONS_PER_ADDRESS: NonZeroU32 = some(1000);
 
-/// A site that was switched off for a season comes back by itself.
+/// A site that was switched off for a season comes back without a new token.
 pub const EXPIRED_GRACE: HumanDuration = HumanDuration::days(90);
 
-/// 5 files of 32 MiB: weeks of administration, small against any disk.
+/// 5 files of 32 MiB hold weeks of administration and are small against any disk.
 pub const AUDIT_FILE_BYTES_MAX: u64 = 32 << 20;
+/// 5 files of 32 MiB hold weeks of administration and are small against any disk.
 pub const AUDIT_FILES_MAX: u64 = 5;
 
-/// A handshake costs about half a millisecond of one core: a fleet of twenty thousand is back in ten seconds, and
-/// one address cannot take more than a quarter of it.
+/// A handshake costs about half a millisecond of one core: a fleet of twenty thousand edges is back in ten seconds.
 pub const HANDSHAKES_PER_SECOND: NonZeroU32 = some(2000);
+/// One address cannot take more than a quarter of `handshakes-per-second`.
 pub const HANDSHAKES_PER_ADDRESS: NonZeroU32 = some(500);
-/// Some 20 KB each; for one more the oldest is given up.
+/// A handshake under way holds some 20 KB: 40 MB together.
 pub const HALF_OPEN_MAX: NonZeroU32 = some(2048);
-/// 40 KB each when idle.
+/// An idle link holds 40 KB: 2 GB together.
 pub const LINKS_MAX: NonZeroU32 = some(50_000);
-/// Ten thousand connections through one gateway, and some more; a peer cannot make us hold more than 512 MiB on all of them together.
-/// 1 MiB are 80 Mbit/s for one stream at 100 ms.
+/// Ten thousand connections through one gateway, and some more. All streams of a link hold at most 512 MiB unread together.
 pub const STREAMS_MAX: NonZeroU32 = some(16_384);
+/// 1 MiB carries 80 Mbit/s on one stream at a round trip of 100 ms.
 pub const STREAM_WINDOW_BYTES: NonZeroU32 = some(1024 * 1024);
 
-/// Shorter than the 30 seconds that Kubernetes and the 90 that systemd give before they kill.
+/// Shorter than the 30 seconds of Kubernetes and the 90 seconds of systemd before they kill a process.
 pub const DRAIN: HumanDuration = HumanDuration::seconds(20);
 
-/// QUIC where it works, TCP where UDP is blocked.
+/// QUIC is used where it works, TCP where UDP is blocked.
 pub const TRANSPORT: TransportSetting = TransportSetting::Auto;
 
-/// A room of their own where it can be made: nothing of the host is in the way there.
+/// In a network namespace no listener, address or firewall rule of the host is in the way.
 pub const PRESENCE: PresenceModeSetting = PresenceModeSetting::Auto;
 
 const fn some(number: u32) -> NonZeroU32 {

@@ -1,4 +1,7 @@
 //! One layer of configuration: every value may be missing. File, environment and flags fill the same form.
+//!
+//! `docs/configuration.md` is made from the comments on these fields: the first paragraph is the meaning of the setting, the
+//! second one the reason for its default where the default is no constant of `defaults`. `reference` renders it.
 
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
@@ -18,6 +21,8 @@ use crate::duration::HumanDuration;
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Layer {
+    /// Folder for everything that the process keeps: the store, keys and certificates at the cloud; identity,
+    /// netmap and spool at an edge.
     pub data_dir: Option<PathBuf>,
     pub log: LogLayer,
     pub cloud: CloudLayer,
@@ -28,59 +33,155 @@ pub struct Layer {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct LogLayer {
+    /// Form of log lines: `text` or `json`.
     pub format: Option<String>,
+    /// Level of log lines, `info` or `debug`, also per module, as in `info,causeway_channel=debug`. SIGHUP
+    /// puts a changed filter in force without a restart.
     pub filter: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct CloudLayer {
+    /// Address of the API, for `kubectl`, `causeway` and every client with a certificate or a token.
     pub api: Option<SocketAddr>,
+    /// Address that edges and other replicas dial, over UDP (QUIC) and TCP.
     pub channel: Option<SocketAddr>,
+    /// Address of metrics, health and dumps of the cloud.
     pub admin: Option<SocketAddr>,
+    /// Address where clients with a certificate of `DATA_DIR/connect` reach nodes by HTTP CONNECT
+    /// (`docs/nodes.md`).
+    ///
+    /// Programs on the cloud's own host use `DATA_DIR/run/connect.sock`; a network listener is opened on
+    /// request only.
     pub connect: Option<SocketAddr>,
+    /// Hosts and networks that CONNECT may dial although they are no nodes, as in `hooks.example.org:443` or
+    /// `10.96.0.0/12:443`.
+    ///
+    /// CONNECT reaches nodes only, until an operator names more.
     pub connect_allow: Option<Vec<AllowRule>>,
+    /// Channel endpoints that edges are given, in join tokens and later over the channel.
+    ///
+    /// The addresses of this host that other hosts see are given, or its name. Name endpoints where edges reach the cloud
+    /// under another name or address.
     pub advertise: Option<Vec<AdvertisedEndpoint>>,
+    /// Endpoint where other replicas of this cloud reach its channel port.
+    ///
+    /// The first entry of `advertise` is used; another one is needed only where replicas reach each other
+    /// over another network.
     pub peer_address: Option<AdvertisedEndpoint>,
+    /// Store of the objects: `sqlite` (`DATA_DIR/store.db`) or `etcd=http://HOST:2379,...`, which several
+    /// replicas can share.
     pub store: Option<StoreSetting>,
+    /// CA certificate that etcd's server certificate is checked against.
+    ///
+    /// Needed only for etcd with a CA of its own.
     pub etcd_ca: Option<PathBuf>,
+    /// Client certificate for etcd; needs `etcd-key`.
+    ///
+    /// Needed only for etcd that asks for client certificates.
     pub etcd_certificate: Option<PathBuf>,
+    /// Key of `etcd-certificate`.
+    ///
+    /// Needed only for etcd that asks for client certificates.
     pub etcd_key: Option<PathBuf>,
+    /// Key file that opens the CA in the store; the same for all replicas.
+    ///
+    /// `DATA_DIR/seal.key` is used, made at the first start. Name another file to keep the key apart from the
+    /// data dir.
     pub seal_key: Option<PathBuf>,
+    /// Further DNS names and IP addresses in the server certificate of the API.
+    ///
+    /// The host's own names and the hosts of `advertise` are in it already.
     pub api_names: Option<Vec<ServerName>>,
+    /// Connections that one client address may have open on the API port. An IPv6 network of 64 bits counts
+    /// as one address.
     pub api_connections_per_address: Option<NonZeroU32>,
+    /// Time after the end of its certificate during which a gateway may still have it replaced with the same
+    /// key; 0 allows none.
     pub expired_grace: Option<HumanDuration>,
+    /// Size at which an audit file is closed and the next one is begun.
     pub audit_file_bytes_max: Option<u64>,
+    /// Number of audit files that are kept. Together with `audit-file-bytes-max` it bounds the audit on disk
+    /// (`docs/audit.md`).
     pub audit_files_max: Option<u64>,
+    /// Handshakes on the channel port that are begun per second, for all addresses together. Twice as many
+    /// pass in a burst.
     pub handshakes_per_second: Option<NonZeroU32>,
+    /// Handshakes on the channel port that are begun per second for one address. Twice as many pass in a
+    /// burst.
     pub handshakes_per_address: Option<NonZeroU32>,
+    /// Handshakes that may be under way at the same time. Beyond it the oldest one is given up for the
+    /// newest.
     pub half_open_max: Option<NonZeroU32>,
+    /// Links of edges and replicas that may be open at the same time. Beyond it a link is closed with a
+    /// reason.
     pub links_max: Option<NonZeroU32>,
+    /// Streams that a peer may have open on one link, in each direction. Beyond it the peer waits with the
+    /// next stream.
     pub streams_max: Option<NonZeroU32>,
+    /// Bytes that a peer may send on one stream before they are read.
     pub stream_window_bytes: Option<NonZeroU32>,
+    /// Time between the signal to stop and the end of the cloud's process, for requests and streams in
+    /// flight.
     pub drain: Option<HumanDuration>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct EdgeLayer {
+    /// Address of metrics, health and dumps of the edge.
     pub admin: Option<SocketAddr>,
+    /// Time between the signal to stop and the end of the edge's process, for connections in flight.
     pub drain: Option<HumanDuration>,
+    /// Transport to the cloud: `auto`, `quic` or `tcp`.
     pub transport: Option<TransportSetting>,
+    /// HTTP proxy on the way to the cloud, as `http://[USER:PASSWORD@]HOST:PORT`. It carries TCP by CONNECT.
+    ///
+    /// `HTTPS_PROXY` and `NO_PROXY` of the environment decide, as for other programs of the host.
     pub proxy: Option<ProxySetting>,
 }
 
-/// What both roles do alike.
+/// Settings of the gateway, which both roles run.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct GatewayLayer {
+    /// Addresses where the gateway answers DNS, as `IP` or `IP:PORT`, or `off`.
+    ///
+    /// Port 53 of loopback and of the gateway's `ip`: the gateway's own host and the hosts of its site can
+    /// ask.
     pub dns: Option<Vec<DnsListen>>,
+    /// DNS servers for names that are not Causeway's, as `IP` or `IP:PORT`.
+    ///
+    /// The servers of `/etc/resolv.conf`, so that other names resolve as before.
     pub dns_upstream: Option<Vec<NameServer>>,
+    /// Where presences listen: `room` is a network namespace of the process, `host` the addresses of the
+    /// host, `off` nowhere, and `auto` a network namespace where one can be made and the host otherwise
+    /// (`docs/presences.md`).
     pub presence: Option<PresenceModeSetting>,
+    /// More addresses where the presence of a service listens, as `SERVICE=IP:PORT`, for processes without
+    /// the right to make a network namespace.
+    ///
+    /// A presence has an address of its own; ports of the host are for the operator to give away.
     pub ports: Option<Vec<PresencePort>>,
+    /// Address that serves all HTTP services of the site, told apart by the host of the request.
+    ///
+    /// Each service has a presence of its own; a shared address is opened on request only.
     pub entry_http: Option<SocketAddr>,
+    /// Address that serves all TLS services of the site, told apart by the server name of the TLS handshake,
+    /// which is not decrypted.
+    ///
+    /// Each service has a presence of its own; a shared address is opened on request only.
     pub entry_tls: Option<SocketAddr>,
+    /// Addresses, networks and ports that the gateway dials although they are link-local, unspecified or
+    /// multicast, or inside a network of `backends-deny`. The most specific rule decides
+    /// (`docs/backends.md`).
+    ///
+    /// The metadata service of clouds and the like are no backends, unless the site says so.
     pub backends_allow: Option<Vec<BackendRule>>,
+    /// Addresses, networks and ports that the gateway does not dial, whatever the objects at the cloud say.
+    ///
+    /// Backends of a site are anywhere in its networks; the site narrows that down.
     pub backends_deny: Option<Vec<BackendRule>>,
 }
 
