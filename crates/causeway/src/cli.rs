@@ -61,6 +61,9 @@ pub enum CliCommand {
 }
 
 #[cfg(test)]
+mod flags;
+
+#[cfg(test)]
 mod tests {
     use clap::CommandFactory;
 
