@@ -29,21 +29,14 @@ fn flags_are_as_listed() {
     );
 }
 
-/// One line per command, argument and flag, in the order of the alphabet.
+/// One line per command, argument and flag, in the order of the alphabet. Names of values are for people and not listed.
 fn write_command(list: &mut String, command: &Command, path: &str) {
     let path = format!("{path} {}", command.get_name()).trim().to_owned();
     writeln!(list, "{path}").unwrap();
     let mut lines: Vec<String> = command
         .get_arguments()
         .map(|argument| {
-            let values: Vec<&str> = argument
-                .get_value_names()
-                .unwrap_or_default()
-                .iter()
-                .map(clap::builder::Str::as_str)
-                .collect();
-            let takes_value = argument.get_action().takes_values();
-            let value = if takes_value { format!(" <{}>", values.join(" ")) } else { String::new() };
+            let value = if argument.get_action().takes_values() { " VALUE" } else { "" };
             let short = argument.get_short().map(|short| format!(" -{short}")).unwrap_or_default();
             match argument.get_long() {
                 Some(long) => format!("{path} --{long}{short}{value}"),
