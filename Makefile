@@ -23,7 +23,7 @@ check: build-needs tidy         ## formatting, lints, tidy: before you push
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- --deny warnings
 
-tidy:                           ## paths in documents, file headers, crate arrows
+tidy:                           ## paths in documents, file headers, crate dependencies, language
 	$(CARGO) xtask tidy
 
 bench: build-needs test-needs   ## ratios against kube-apiserver on etcd, and a fleet of 20,000 edges, measured here

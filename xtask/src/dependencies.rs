@@ -1,4 +1,4 @@
-//! Compares the arrows between our crates with the table in `docs/ARCHITECTURE.md`.
+//! Compares the dependencies between our crates with the table in `docs/ARCHITECTURE.md`.
 //!
 //! A crate may use only what its row allows, and every crate has a row. Test-only dependencies are free.
 
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_says_who_may_use_whom() {
+    fn the_table_lists_the_allowed_dependencies() {
         let rows = table(
             "| a | `other` | table | |\n\n| layer | crate | purpose | may use |\n\
              | roles | `causeway-edge` | enrols | `causeway-channel` `causeway-api` |\n\
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn only_real_dependencies_are_arrows() {
+    fn dev_dependencies_are_free() {
         let manifest = "[dependencies]\ncauseway-api.workspace = true\nserde = \"1\"\n[dev-dependencies]\ncauseway-store.workspace = true\n";
         assert_eq!(dependencies(manifest), ["causeway-api"]);
     }

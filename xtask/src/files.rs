@@ -1,6 +1,6 @@
-//! Reads the tracked files and checks each on its own: headers, names, imports that a room must not have.
+//! Reads the tracked files and checks each on its own: headers, names, imports that a crate must not have.
 //!
-//! What is tracked comes from git, so that build output and scratch files do not count.
+//! Git lists the tracked files, so that build output and scratch files do not count.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -62,7 +62,7 @@ fn check_file(file: &SourceFile) -> Vec<Finding> {
     }
     let stem = name.split('.').next().unwrap_or(name);
     if name.ends_with(".rs") && ["util", "utils", "common", "helpers", "manager", "misc"].contains(&stem) {
-        found(format!("`{stem}` is no room: name the thing or the decision"));
+        found(format!("`{stem}` says nothing about the module: name the thing or the decision"));
     }
     for (folder, word, why) in FORBIDDEN {
         let is_allowed = ALLOWED.iter().any(|(path, allowed, _)| *path == file.path && allowed == word);
@@ -83,20 +83,24 @@ fn is_script(file: &SourceFile) -> bool {
 
 /// Folder, word, reason. Matched outside comments.
 const FORBIDDEN: &[(&str, &str, &str)] = &[
-    ("crates/causeway-api/src", "tokio::", "words have no async runtime"),
-    ("crates/causeway-api/src", "std::net::Tcp", "words have no sockets"),
-    ("crates/causeway-api/src", "SystemTime::now", "words have no clock: take the time as an argument"),
-    ("crates/causeway-api/src", "Timestamp::now", "words have no clock: take the time as an argument"),
-    ("crates/causeway-api/src", "Instant::now", "words have no clock: take the time as an argument"),
-    ("crates/causeway-netmap/src", "tokio::", "words have no async runtime"),
-    ("crates/causeway-netmap/src", "std::fs", "words have no files"),
-    ("crates/causeway-netmap/src", "SystemTime::now", "words have no clock: take the time as an argument"),
-    ("crates/causeway-netmap/src", "Instant::now", "words have no clock: take the time as an argument"),
+    ("crates/causeway-api/src", "tokio::", "this crate has no async runtime"),
+    ("crates/causeway-api/src", "std::net::Tcp", "this crate has no sockets"),
+    ("crates/causeway-api/src", "SystemTime::now", "this crate has no clock: take the time as an argument"),
+    ("crates/causeway-api/src", "Timestamp::now", "this crate has no clock: take the time as an argument"),
+    ("crates/causeway-api/src", "Instant::now", "this crate has no clock: take the time as an argument"),
+    ("crates/causeway-netmap/src", "tokio::", "this crate has no async runtime"),
+    ("crates/causeway-netmap/src", "std::fs", "this crate has no files"),
+    (
+        "crates/causeway-netmap/src",
+        "SystemTime::now",
+        "this crate has no clock: take the time as an argument",
+    ),
+    ("crates/causeway-netmap/src", "Instant::now", "this crate has no clock: take the time as an argument"),
     ("crates/causeway-store/src", "causeway_api", "the store keeps bytes and knows no kinds"),
     ("crates/", "unsafe {", "few files need unsafe: name it below with its argument when one does"),
 ];
 
-/// File, word, why it may stand there all the same.
+/// File, word, and the reason why the word is allowed there.
 const ALLOWED: &[(&str, &str, &str)] = &[(
     "crates/causeway-gateway/src/presence_namespace/namespace.rs",
     "unsafe {",

@@ -1,8 +1,8 @@
 //! Chores of the repository, run as `cargo xtask COMMAND`.
 //!
-//! `tidy` checks what a machine can check of how we write; it changes nothing.
+//! `tidy` checks the conventions that a machine can check; it changes nothing.
 
-mod arrows;
+mod dependencies;
 mod files;
 mod language;
 mod paths;
@@ -21,7 +21,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// One thing that is not as it should be, with the place where it stands.
+/// One violation of a convention, with its place.
 pub struct Finding {
     pub place: String,
     pub text: String,
@@ -39,7 +39,7 @@ fn tidy() -> ExitCode {
     let checks: [(&str, Check); 5] = [
         ("headers and names", files::check),
         ("paths in documents", paths::check),
-        ("crate arrows", arrows::check),
+        ("crate dependencies", dependencies::check),
         ("language", language::check),
         ("type names", type_names::check),
     ];
