@@ -15,7 +15,7 @@ pub struct Edge {
     pub is_up: bool,
     pub machine: Supervisor,
     pub receiver: NetmapReceiver,
-    /// What a restart finds.
+    /// The netmap that a restart finds.
     pub disk: Option<Arc<Netmap>>,
     /// Its links in this life, by the supervisor's number: where they are in the world.
     pub links: HashMap<LinkId, usize>,

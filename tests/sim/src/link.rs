@@ -11,7 +11,7 @@ use causeway_channel::session::LinkId;
 use causeway_channel::wire::control::SessionRefusedCode;
 use causeway_netmap::{NetmapStamp, NetmapUpdateData};
 
-/// What crosses a link.
+/// A message on a link.
 #[derive(Debug, Clone)]
 pub enum Word {
     Hello { epoch: u64, held: Option<NetmapStamp> },

@@ -1,7 +1,7 @@
-//! A fleet that lost its cloud in one moment, and a cloud that can do only so many handshakes a second.
+//! A fleet that lost its cloud in one moment, and a cloud with a limited number of handshakes a second.
 //!
-//! The edges are the real supervisors; places and times are given by the port's own `HandshakeConcurrency` and `AdmissionBacklog`; what a handshake
-//! costs is a number. Shows whether overload feeds itself: work on a dial that was given up is work all the same.
+//! The edges are the real supervisors; slots and times are given by the port's own `HandshakeConcurrency` and `AdmissionBacklog`; the cost of a
+//! handshake is a number. Shows whether overload feeds itself: work on a dial that was given up is work all the same.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -18,18 +18,18 @@ use causeway_channel::session::{
 
 use crate::dice::Dice;
 
-/// What is played.
+/// The parameters of a run.
 #[derive(Debug, Clone)]
 pub struct Storm {
     pub edges: usize,
-    /// What the cloud really does, and what it told the edges it would do.
+    /// The rate that the cloud really has, and the rate that it announced to the edges.
     pub handshakes_per_second: u32,
     pub told_per_second: u32,
-    /// `false`: everybody is let in at once, and beyond 2,048 the oldest has to go.
+    /// `false`: every handshake is begun at once, and beyond 2,048 the oldest is given up.
     pub has_pace: bool,
     /// In this time after each start the cloud is busy with itself, and fifty times slower.
     pub slow: Range<Duration>,
-    /// The cloud was killed before, after it had lived for so long each time.
+    /// The cloud was killed before, after these times of life.
     pub lives: Vec<Duration>,
     /// After the last kill.
     pub time_max: Duration,
@@ -49,7 +49,7 @@ impl Default for Storm {
     }
 }
 
-/// How it ended, after the last kill.
+/// The result, after the last kill.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Outcome {
     pub back: usize,
@@ -65,7 +65,7 @@ const HALF_OPEN_MAX: usize = 2048;
 /// As a cloud is set up.
 const RETURNS_PER_SECOND: u32 = 750;
 const SLOW_TIMES: u32 = 50;
-/// Who came first was told how small the fleet was then: every doubling from here is told to all.
+/// The first edges are told the size that the fleet had then: every doubling from here is told to all edges.
 const HINT_FROM: usize = 500;
 /// To decode a packet and send one.
 const REFUSAL: Duration = Duration::from_micros(100);
@@ -78,7 +78,7 @@ enum Event {
     Timer(usize),
     /// The dialer's patience ends.
     GivenUp(usize),
-    /// Nobody left a place for so long.
+    /// No slot became free in time.
     Waited(usize),
     /// By the cloud of this life.
     Served(usize),
@@ -122,7 +122,7 @@ struct World<'a> {
     is_busy: bool,
     /// Refusals whose work is not done yet.
     owed: u32,
-    /// How many were back when all were last told over which time to come.
+    /// The number of edges that were back when the spread was last announced.
     hinted: usize,
     outcome: Outcome,
 }
@@ -160,7 +160,7 @@ impl Storm {
 }
 
 impl World<'_> {
-    /// Everybody has had a session for long, and loses it now.
+    /// Gives every edge a session of long standing, which it loses now.
     fn gather(&mut self) {
         let long_ago = self.start - Duration::from_secs(60);
         let spread = self.storm.edges as f64 / f64::from(self.storm.told_per_second);

@@ -20,7 +20,7 @@ use crate::dice::Dice;
 use crate::edge::Edge;
 use crate::link::{End, Link, Word};
 
-/// What a run is made of.
+/// The parameters of a run.
 #[derive(Debug, Clone)]
 pub struct Plan {
     pub edges: usize,
@@ -28,7 +28,7 @@ pub struct Plan {
     pub trouble: Duration,
     pub faults: u64,
     pub changes: u64,
-    /// After the last fault everybody must be back within this time.
+    /// After the last fault every edge must be back within this time.
     pub calm: Duration,
 }
 
@@ -45,7 +45,7 @@ impl Default for Plan {
     }
 }
 
-/// What happens at some moment.
+/// An event of the simulation.
 #[derive(Debug)]
 enum Happening {
     Deliver { link: usize, to: End },
@@ -85,7 +85,7 @@ pub struct World {
     cloud: Cloud,
     edges: Vec<Edge>,
     links: Vec<Link>,
-    /// What each edge's disk has reached, for the invariant.
+    /// The highest generation on each edge's disk, for the invariant.
     highest: Vec<Option<Generation>>,
 }
 
@@ -353,7 +353,7 @@ impl World {
 
     fn reply(&mut self, link: usize, reply: NetmapReply) {
         let word = match reply {
-            // The disks of this world have room.
+            // The disks of this world are never full.
             NetmapReply::Acknowledged(stamp) | NetmapReply::InForce { stamp, .. } => Word::Taken(stamp),
             NetmapReply::Refused(refusal) => {
                 Word::NotTaken { want_whole: refusal.want_whole, reason: refusal.reason }
@@ -484,7 +484,7 @@ impl World {
     fn deliver(&mut self, link: usize, to: End) -> Result<(), String> {
         let found = &self.links[link];
         if !self.passes(found.edge, found.transport) {
-            // Nobody tells: it is sent again and again, until somebody gives the link up.
+            // No error is reported: the message is sent again until one end gives the link up.
             let (edge, cloud) = (&self.edges[found.edge], &self.cloud);
             let is_wanted = edge.life == found.edge_life && cloud.life == found.cloud_life;
             if is_wanted && !found.to_edge.is_empty() || !found.to_cloud.is_empty() {
@@ -582,7 +582,7 @@ impl World {
         self.events.insert((self.now + delay, self.count), happening);
     }
 
-    /// Everybody is back, agrees with the cloud about the link, and holds what the cloud holds.
+    /// Checks that every edge is back, agrees with the cloud about the link, and holds the cloud's netmap.
     fn check_calm(&self) -> Result<(), String> {
         for (number, edge) in self.edges.iter().enumerate() {
             let state = edge.machine.state();

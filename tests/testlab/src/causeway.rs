@@ -16,7 +16,7 @@ use serde_json::Value;
 pub const DEADLINE: Duration = Duration::from_secs(60);
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
-/// Where the binary is: CAUSEWAY_BIN, or beside the test's own folder in `target`, where it is built when missing.
+/// Returns the path of the binary: CAUSEWAY_BIN, or beside the test's own folder in `target`, where it is built when missing.
 pub fn binary() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("CAUSEWAY_BIN") {
         return Ok(path.into());
@@ -31,7 +31,7 @@ pub fn binary() -> Result<PathBuf> {
     Ok(path)
 }
 
-/// For those who run one test package alone: cargo builds the binary of another package only when asked.
+/// Builds the binary when one test package is run alone: cargo builds the binary of another package only when asked.
 fn build(folder: &Path) -> Result<()> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let target = folder.parent().context("a profile lives in target")?;
@@ -47,7 +47,7 @@ fn build(folder: &Path) -> Result<()> {
     }
 }
 
-/// What a command that ended left behind.
+/// The exit code and the output of a command.
 #[derive(Debug)]
 pub struct Ran {
     pub code: i32,

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use tempfile::TempDir;
 
-/// How long a member may take until it answers; recovery on a busy machine included.
+/// The time that a member may take until it answers; recovery on a busy machine included.
 const HEALTHY_WITHIN: Duration = Duration::from_secs(60);
 
 /// Keep it as long as the cluster is needed.
@@ -52,7 +52,7 @@ impl Cluster {
     fn start_on(size: usize, tls: Option<Tls>) -> Result<Cluster> {
         let binary = binary()?;
         let mut last = None;
-        // Somebody may take a port between our look and etcd's bind; then everything is chosen anew.
+        // Another process may take a port between our look and etcd's bind; then everything is chosen anew.
         for _ in 0..3 {
             let mut cluster = Cluster {
                 binary: binary.clone(),
@@ -68,7 +68,7 @@ impl Cluster {
         Err(last.context("no attempt was made")?)
     }
 
-    /// What clients connect to.
+    /// The endpoints that clients connect to.
     pub fn endpoints(&self) -> Vec<String> {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         self.members.iter().map(|member| format!("{scheme}://{}", member.client)).collect()
@@ -175,7 +175,7 @@ impl Drop for Cluster {
     }
 }
 
-/// Where etcd is; the script brings it when it is missing.
+/// Returns the path of etcd; the script installs it when it is missing.
 fn binary() -> Result<PathBuf> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../k8s/lab/install-etcd");
     let output = Command::new(&script)

@@ -20,7 +20,7 @@ pub const CHANNEL_PORT: u16 = 7444;
 const API: &str = "127.0.0.1:7443";
 const ADMIN: &str = "127.0.0.1:7445";
 const ADMIN_PORT: u16 = 7445;
-/// How closely a status is watched.
+/// The interval at which a status is read.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// A program in a host that can be killed and started again. Prints its logs when the test fails.
@@ -153,7 +153,7 @@ impl CloudHost {
         self.unit.host.inside(|| action(&self.api))
     }
 
-    /// What `causeway status --json` says of a gateway.
+    /// Returns the entry of a gateway in `causeway status --json`.
     pub fn gateway(&self, name: &str) -> Result<Value> {
         let status = self.call(|api| api.get("/causeway/v1/status")?.success())?;
         let gateways = status["gateways"].as_array().context("a status lists gateways")?;
@@ -241,7 +241,7 @@ impl Proxy {
     pub fn start(host: &Host, folder: &Path, address: SocketAddr) -> Result<Proxy> {
         let mut unit = Unit::new(host.clone(), "tinyproxy", folder);
         let file = folder.join("tinyproxy.conf");
-        // Without any Allow everybody may, and without ConnectPort to every port.
+        // Without any Allow every client is served, and without ConnectPort every port is dialled.
         let settings =
             format!("Listen {}\nPort {}\nTimeout 600\nMaxClients 50\n", address.ip(), address.port());
         std::fs::write(&file, settings)?;

@@ -1,7 +1,7 @@
 //! A small HTTPS client that sends exactly the bytes it is told to, good ones and bad ones.
 //!
 //! Blocking, HTTP/1.1, one connection per request, so that a test can say what happens to each. Real TLS with the CA of
-//! a kubeconfig. Not a client for anybody else: it follows nothing, repeats nothing and trusts the answer's form.
+//! a kubeconfig. Not a client for general use: it follows nothing, repeats nothing and trusts the answer's form.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -20,7 +20,7 @@ use serde_json::Value;
 /// Generous: a busy machine, a debug build. A server that says nothing for this long hangs.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Whom to ask, whom to believe, and as whom.
+/// The server, the CA that is trusted, and the client certificate.
 #[derive(Clone)]
 pub struct Client {
     address: SocketAddr,
@@ -196,7 +196,7 @@ fn config(
     Ok(Arc::new(config))
 }
 
-/// What to send. Nothing is checked or escaped.
+/// A request. Nothing is checked or escaped.
 #[derive(Clone, Debug)]
 pub struct Request {
     pub method: String,
@@ -225,7 +225,7 @@ impl Request {
     }
 }
 
-/// What came back.
+/// A response.
 #[derive(Debug)]
 pub struct Answer {
     pub code: u16,

@@ -25,7 +25,7 @@ pub use faults::{Direction, Faults};
 use crate::net::Host;
 use faults::Line;
 
-/// How often two protocols may want the same free port before we give up.
+/// The number of tries to find a port that is free for both protocols.
 const PORT_ATTEMPTS: usize = 20;
 
 /// Forwards until it is dropped, on a thread of its own.
@@ -126,7 +126,7 @@ impl Drop for Relay {
     }
 }
 
-/// What the forwarding tasks look at.
+/// State that the forwarding tasks share.
 #[derive(Debug)]
 struct Control {
     up: Mutex<Line>,

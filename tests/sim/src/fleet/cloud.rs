@@ -23,7 +23,7 @@ pub struct Cloud {
 
 pub struct Process {
     pub roster: SessionTable<usize, Line>,
-    /// How far it has followed the store.
+    /// The position up to which it has followed the store.
     place: usize,
     seen: Generation,
     targets: BTreeMap<usize, Arc<Netmap>>,
@@ -99,7 +99,7 @@ impl World {
         Ok(())
     }
 
-    /// What differs gets the generation at which this replica saw it first.
+    /// Gives each changed netmap the generation at which this replica saw the change first.
     fn compile(&mut self, cloud: usize) {
         let process = self.clouds[cloud].process.as_mut().unwrap();
         let (seen, state) = self.store.at(process.place);

@@ -26,7 +26,7 @@ pub struct Edge {
     pub process: Option<Process>,
 }
 
-/// What a kill takes away.
+/// The state that a kill destroys.
 pub struct Process {
     pub supervisor: Supervisor,
     receiver: NetmapReceiver,
@@ -250,7 +250,7 @@ impl World {
         self.answer(edge, line, reply)?;
         self.take_next(edge)?;
         if !self.edges[edge].is_disk_full {
-            // There is room again since the write failed.
+            // The disk has space again since the write failed.
             self.disk_has_room(edge)?;
         }
         self.drive_edge(edge);
@@ -342,7 +342,7 @@ impl World {
         process.lines.get(&process.supervisor.current()?).copied()
     }
 
-    /// How many links of an edge are open at both ends and neither attempts nor on their way out.
+    /// Returns the number of links of an edge that are open at both ends and neither attempts nor about to end.
     pub fn live_links(&self, edge: usize) -> usize {
         let Some(process) = &self.edges[edge].process else { return 0 };
         let is_open =
@@ -355,7 +355,7 @@ impl World {
     }
 }
 
-/// What an edge does that looks at nothing.
+/// Applies an update as an edge without checks would.
 fn take_any(receiver: &NetmapReceiver, update: &[u8]) -> ReceiverStep {
     let Ok(decoded) = NetmapUpdateData::decode(update) else { return receiver.handle_bytes(update) };
     let base = receiver.held().map(|held| held.at(Default::default()));

@@ -1,6 +1,6 @@
 //! Links as a transport gives them: each direction in order, nothing twice; but late, cut, or silent for as long as the path is.
 //!
-//! An end that is closed tells the other, if the path lets it. A process that dies tells nobody, or the path answers for it.
+//! An end that is closed tells the other, if the path lets it. A process that dies sends nothing, or the path answers for it.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -29,7 +29,7 @@ impl End {
     }
 }
 
-/// What crosses a link.
+/// A message on a link.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Word {
     Hello {

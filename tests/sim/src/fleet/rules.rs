@@ -1,4 +1,4 @@
-//! What must hold at every moment of every history, and ways to break it on purpose.
+//! Rules that hold at every moment of every history, and ways to break them on purpose.
 //!
 //! A rule that was never seen to fail proves nothing: with one of `Broken`, the simulation must find a violation.
 
@@ -31,7 +31,7 @@ pub enum Violation {
         edge: usize,
         why: String,
     },
-    /// The history does not end: somebody talks for ever.
+    /// The history does not end: one end sends messages for ever.
     Endless,
 }
 
@@ -71,7 +71,7 @@ pub enum Broken {
     ForgetNewest,
 }
 
-/// What was on disk, and what is there now.
+/// Compares the netmap that was on disk with the one that is there now.
 pub fn check_disk(edge: usize, before: Option<&Netmap>, after: &Netmap) -> Result<(), Violation> {
     match before {
         Some(before) if before.generation() > after.generation() => {

@@ -10,7 +10,7 @@ use causeway_netmap::{EntryKey, Generation};
 
 use super::dice::Dice;
 
-/// What one gateway should know: small numbers under small keys.
+/// The content of one gateway's netmap: small numbers under small keys.
 pub type Content = BTreeMap<u8, u8>;
 
 #[derive(Clone, Default)]

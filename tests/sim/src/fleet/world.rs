@@ -21,13 +21,13 @@ use super::store::{Store, entries};
 
 const EDGES: usize = 3;
 const CLOUDS: usize = 2;
-/// How long things break.
+/// The time in which faults happen.
 const FAULTS_FOR: Duration = Duration::from_secs(60);
-/// A refused netmap is offered again after a minute at the latest; a session is back within ten seconds; and some room.
+/// A refused netmap is offered again after a minute at the latest; a session is back within ten seconds; the rest is reserve.
 const PEACE_FOR: Duration = Duration::from_secs(90);
 const EVENTS_MAX: u64 = 200_000;
 
-/// What happened in a history, to see that something did.
+/// Counts of the events of a history, to see that faults did happen.
 #[derive(Clone, Default, Debug)]
 pub struct Figures {
     pub events: u64,
@@ -227,7 +227,7 @@ impl World {
         let (at, is_seen) = (self.now, self.dice.chance(70));
         for to in [End::Edge, End::Cloud] {
             let queue = self.links.get_mut(&line).unwrap().queue(to);
-            // What was on its way is lost.
+            // Messages on their way are lost.
             queue.clear();
             if to == End::Edge || is_seen {
                 queue.push_back((at, Word::Close(CloseCode::Internal)));
@@ -238,7 +238,7 @@ impl World {
 
     fn heal(&mut self, edge: usize, cloud: usize) {
         self.cut.remove(&(edge, cloud));
-        // What was sent meanwhile is sent again by the transport.
+        // Messages that were sent meanwhile are sent again by the transport.
         let lines: Vec<Line> = self
             .links
             .iter()
@@ -352,7 +352,7 @@ impl World {
         }
     }
 
-    /// What must hold now.
+    /// Checks the rules that hold at every moment.
     fn check(&self) -> Result<(), Violation> {
         for edge in 0..EDGES {
             if self.live_links(edge) > 1 {
@@ -377,7 +377,7 @@ impl World {
         Ok(())
     }
 
-    /// What must hold in the end.
+    /// Checks the rules that hold at the end.
     fn check_rest(&self) -> Result<(), Violation> {
         let (generation, state) = self.store.newest();
         for edge in 0..EDGES {

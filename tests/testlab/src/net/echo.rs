@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::Host;
 
-/// How often a server looks whether it is still wanted.
+/// The interval at which a server checks whether it should stop.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// The kernel's own choice holds 256 small datagrams.
 const UDP_BUFFER_BYTES: usize = 4 << 20;
@@ -100,7 +100,7 @@ fn bind(address: SocketAddr) -> Result<(TcpListener, UdpSocket)> {
     let tcp = TcpListener::bind(address)?;
     tcp.set_nonblocking(true)?;
     let udp = UdpSocket::bind(tcp.local_addr()?)?;
-    // By force: whoever makes namespaces may. A server that is asked by a thousand at once needs it.
+    // SO_RCVBUFFORCE: a process that makes namespaces may use it. A server with a thousand clients at once needs it.
     rustix::net::sockopt::set_socket_recv_buffer_size_force(&udp, UDP_BUFFER_BYTES)?;
     udp.set_read_timeout(Some(LOOK_AGAIN))?;
     Ok((tcp, udp))

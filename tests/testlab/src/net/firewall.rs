@@ -1,4 +1,4 @@
-//! What a node does to packets beside forwarding them: masquerade, and the faults that a test asked for.
+//! Rules for packets at a node beside forwarding: masquerade, and the faults that a test asked for.
 //!
 //! Values in, scripts of nftables out. The translation stands in a table of its own, which is never replaced; so
 //! existing mappings live on while faults come and go.

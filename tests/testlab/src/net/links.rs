@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use super::Net;
 use super::plan::{self, Wire};
 
-/// How a link is cut.
+/// The way in which a link is cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cut {
     /// The cable is pulled at the far end: the lower node sees its carrier go, and come back.
@@ -28,7 +28,7 @@ impl Net {
         }
     }
 
-    /// Whatever was cut is whole again, with the addresses and routes that went with it.
+    /// Restores a cut link, with the addresses and routes that were lost with it.
     pub fn restore(&mut self, node: &str) -> Result<()> {
         let wire = self.uplink(node)?.clone();
         self.change_rules(&wire.above.node, |rules| rules.join(&wire.above.interface))?;
@@ -55,7 +55,7 @@ impl Net {
         lines.push_str(&self.wires[place].below.up());
         self.ip(node, &lines)?;
         self.route(node)?;
-        // Who is above may have routes by way of the old address.
+        // Nodes above may have routes by way of the old address.
         let above = self.wires[place].above.node.clone();
         self.route(&above)
     }

@@ -1,6 +1,6 @@
 //! Network namespaces with a name: made, entered, and removed together with all that runs in them.
 //!
-//! The name says which process made it, and when that process was started; so a later run can tell what nobody owns
+//! The name says which process made it, and when that process was started; so a later run can tell what no process owns
 //! any more. Programs are started by `ip netns exec` and die with the thread that started them.
 
 use std::ffi::OsStr;
@@ -14,9 +14,9 @@ use std::thread::JoinHandle;
 
 use anyhow::{Context, Result, bail};
 
-/// Where `ip netns` keeps them.
+/// The folder in which `ip netns` keeps them.
 const FOLDER: &str = "/run/netns";
-/// Where `ip netns exec` looks for files that a namespace has in place of those of /etc.
+/// The folder in which `ip netns exec` looks for files that a namespace has in place of those of /etc.
 const FILES: &str = "/etc/netns";
 const PREFIX: &str = "cwlab";
 
@@ -91,7 +91,7 @@ impl Namespace {
 
 impl Drop for Namespace {
     fn drop(&mut self) {
-        // Whatever still runs in it was started for it.
+        // Processes that still run in it were started for it.
         let pids = Command::new("ip").args(["netns", "pids", &self.name]).output();
         let pids =
             pids.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
@@ -106,7 +106,7 @@ impl Drop for Namespace {
     }
 }
 
-/// One node of the network, to run things in. It stays as long as somebody holds it.
+/// One node of the network, to run programs in. It exists as long as a value of this type does.
 #[derive(Debug, Clone)]
 pub struct Host {
     name: String,
@@ -187,7 +187,7 @@ impl Host {
         Ok(thread)
     }
 
-    /// What crossed an interface since it was made, both directions.
+    /// Returns the traffic of an interface since it was made, both directions.
     pub fn crossed(&self, interface: &str) -> Result<Crossed> {
         // Of the thread, which has moved; the process has not.
         let table = self.inside(|| Ok(std::fs::read_to_string("/proc/thread-self/net/dev")?))?;

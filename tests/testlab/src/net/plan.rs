@@ -1,15 +1,15 @@
-//! What a network consists of, and what follows from it: interfaces, addresses, routes. Values only.
+//! The parts of a network, and the interfaces, addresses and routes that follow from them. Values only.
 //!
 //! The plan is a tree, or nearly: every link goes from a node below to a node above. The lower end gets the second
 //! address of each of the link's networks and its default route there; the upper end gets the first address, and routes
-//! to what lies below. Behind a NAT nothing lies that anybody above could know.
+//! to what lies below. Nodes behind a NAT are unknown to the nodes above it.
 
 use std::net::IpAddr;
 
 use anyhow::{Context, Result, ensure};
 use ipnet::IpNet;
 
-/// What Linux allows for the name of an interface.
+/// The longest name of an interface in Linux.
 const INTERFACE_NAME_MAX: usize = 15;
 /// A node with several uplinks prefers the first.
 const FIRST_METRIC: usize = 100;
@@ -117,7 +117,7 @@ impl End {
     pub fn up(&self) -> String {
         let mut lines = format!("link set {} up\n", self.interface);
         for address in &self.addresses {
-            // Nobody else is on the link, so nobody needs to be asked whether the address is free.
+            // No other node is on the link, so duplicate address detection is not needed.
             let flag = if address.addr().is_ipv6() { " nodad" } else { "" };
             lines.push_str(&format!("addr replace {address} dev {}{flag}\n", self.interface));
         }

@@ -1,14 +1,14 @@
-//! What becomes of a datagram or a piece of a stream: when it arrives, how often, or never. Time is passed in.
+//! Decides the fate of a datagram or a piece of a stream: when it arrives, how often, or never. Time is passed in.
 
 use std::time::{Duration, Instant};
 
 use crate::dice::Dice;
 
-/// How long a datagram is held back so that later ones overtake it.
+/// The time for which a datagram is held back so that later ones overtake it.
 const HELD_BACK: Duration = Duration::from_millis(30);
-/// What a lost piece of a TCP connection costs: the least time after which Linux sends again.
+/// The delay of a lost piece of a TCP connection: the least time after which Linux sends again.
 const SENT_AGAIN_AFTER: Duration = Duration::from_millis(200);
-/// How much a throttled line keeps waiting before it drops, in time: as the buffer of a common home router.
+/// The queue of a throttled line before it drops, in time: as the buffer of a common home router.
 pub const QUEUE_MAX: Duration = Duration::from_millis(500);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,7 +92,7 @@ impl Line {
         self.transmit(now, size_bytes) + self.travel() + again
     }
 
-    /// How long what waits now will take to be sent.
+    /// Returns the time that the queue needs to be sent.
     pub fn behind(&self, now: Instant) -> Duration {
         self.free_at.map_or(Duration::ZERO, |free| free.saturating_duration_since(now))
     }

@@ -15,7 +15,7 @@ use tokio::time::{sleep, sleep_until};
 use super::faults::QUEUE_MAX;
 use super::{Control, Direction};
 
-/// How much is read at once, and so the piece that is lost or delayed as one.
+/// Bytes that are read at once, and so the piece that is lost or delayed as one.
 const PIECE_BYTES: usize = 16 * 1024;
 /// Pieces on their way in one direction of one connection. When it is full, nothing more is read.
 const PIECES_MAX: usize = 256;
@@ -61,7 +61,7 @@ async fn connection(mut client: TcpStream, target: SocketAddr, control: Arc<Cont
         }
     };
     if !whole {
-        // What did not end well ends with a reset on both sides.
+        // A connection that did not end well ends with a reset on both sides.
         client.set_zero_linger()?;
         server.set_zero_linger()?;
     }

@@ -45,7 +45,7 @@ pub async fn serve(socket: std::net::UdpSocket, target: SocketAddr, control: &Ar
             }
             received = socket.recv_from(&mut buffer) => match received {
                 Ok(received) => received,
-                // An ICMP message about an earlier answer. The client may be gone; others are not.
+                // An ICMP message about an earlier answer. The client may be gone; other clients are not.
                 Err(_) => continue,
             },
         };
@@ -91,7 +91,7 @@ impl Mappings {
         Ok(socket)
     }
 
-    /// Answers that come to the old ports find nobody.
+    /// Answers to the old ports are lost.
     fn forget(&mut self) {
         self.clients.clear();
         self.readers.abort_all();
@@ -142,7 +142,7 @@ struct Datagram {
 
 impl Datagram {
     async fn send(self) {
-        // What cannot be sent is lost.
+        // A datagram that cannot be sent is lost.
         let _ = match self.to {
             Some(to) => self.socket.send_to(&self.bytes, to).await,
             None => self.socket.send(&self.bytes).await,
