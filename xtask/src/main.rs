@@ -3,6 +3,7 @@
 //! `tidy` checks the conventions that a machine can check; it changes nothing.
 
 mod dependencies;
+mod doc_names;
 mod files;
 mod language;
 mod paths;
@@ -36,9 +37,10 @@ impl Finding {
 type Check = fn(&files::Tree) -> anyhow::Result<Vec<Finding>>;
 
 fn tidy() -> ExitCode {
-    let checks: [(&str, Check); 5] = [
+    let checks: [(&str, Check); 6] = [
         ("headers and names", files::check),
         ("paths in documents", paths::check),
+        ("names in ARCHITECTURE.md", doc_names::check),
         ("crate dependencies", dependencies::check),
         ("language", language::check),
         ("type names", type_names::check),
