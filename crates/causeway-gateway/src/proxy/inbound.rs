@@ -17,21 +17,21 @@ use super::kafka::{self, KafkaRewriter};
 use super::outbound::{KEEPALIVE, code_for, code_for_cut, forget_netmap, judge_end};
 use super::udp;
 use crate::connection_record::{ByteMeter, ConnectionRecord, CrossingDirection, protocol_word};
-use crate::gateway::GatewayContext;
 use crate::live::AccessRequest;
 use crate::peers::{BoxedFuture, CrossingHeader, StreamContent};
 use crate::policy::PolicyRefusal;
+use crate::proxy::Proxy;
 
 /// Serves one stream of another site. The box holds what its protocol needs and no more: idle connections come by the thousand.
 pub fn serve(
-    shared: Arc<GatewayContext>,
+    proxy: Arc<Proxy>,
     origin: SiteName,
     header: StreamHeader,
     stream: Stream,
 ) -> BoxedFuture<'static, ()> {
     match header.purpose() {
-        Some(StreamPurpose::Service) => service(shared, origin, &header, stream),
-        Some(StreamPurpose::Node) => Box::pin(connect::node::serve(shared, origin, header, stream)),
+        Some(StreamPurpose::Service) => service(proxy, origin, &header, stream),
+        Some(StreamPurpose::Node) => Box::pin(connect::node::serve(proxy, origin, header, stream)),
         _ => {
             stream.refuse(ResetCode::Refused);
             done()
@@ -44,13 +44,13 @@ fn done() -> BoxedFuture<'static, ()> {
 }
 
 fn service(
-    shared: Arc<GatewayContext>,
+    proxy: Arc<Proxy>,
     origin: SiteName,
     header: &StreamHeader,
     stream: Stream,
 ) -> BoxedFuture<'static, ()> {
     let name = ServiceName::from(header.target.as_str());
-    let protocol = shared.view().services.get(&name).map(|service| service.protocol);
+    let protocol = proxy.context.view().services.get(&name).map(|service| service.protocol);
     let claim = AccessRequest::Reach { service: name, origin, subject: header.subject.clone() };
     let crossing = CrossingHeader::of(header);
     let client = crossing.as_ref().ok().and_then(CrossingHeader::client);
@@ -61,13 +61,14 @@ fn service(
         Some(ServiceProtocol::Http | ServiceProtocol::Grpc),
         Ok(StreamContent::Requests | StreamContent::Upgrade),
     ) = (protocol, &content)
-        && claim.judge(&shared.view()).is_ok()
+        && claim.judge(&proxy.context.view()).is_ok()
     {
         // Every request has a passage of its own.
         let multiplexed = content == Ok(StreamContent::Requests);
-        return Box::pin(http::inbound::serve(shared, claim, client, multiplexed, stream));
+        return Box::pin(http::inbound::serve(proxy, claim, client, multiplexed, stream));
     }
-    let mut passage = ConnectionRecord::begin(&shared, CrossingDirection::Inbound, word, claim, client);
+    let mut passage =
+        ConnectionRecord::begin(&proxy.context, CrossingDirection::Inbound, word, claim, client);
     let content = match content {
         Ok(content) if protocol.is_none_or(|protocol| carries(content, protocol)) => content,
         Ok(_) => {
@@ -80,8 +81,8 @@ fn service(
         }
     };
     match content {
-        StreamContent::Bytes => Box::pin(tcp(shared, passage, stream, brokers)),
-        StreamContent::Datagrams => Box::pin(udp::serve_inbound(shared, passage, stream)),
+        StreamContent::Bytes => Box::pin(tcp(proxy, passage, stream, brokers)),
+        StreamContent::Datagrams => Box::pin(udp::serve_inbound(proxy, passage, stream)),
         StreamContent::Requests | StreamContent::Upgrade => {
             let refusal = passage.admit().err();
             let refusal = refusal.unwrap_or(PolicyRefusal::Malformed { why: "not what the service speaks" });
@@ -106,7 +107,7 @@ fn carries(content: StreamContent, protocol: ServiceProtocol) -> bool {
 
 /// The bytes of one connection. `brokers`: what was said of the crossing, when they are of Kafka.
 async fn tcp(
-    shared: Arc<GatewayContext>,
+    proxy: Arc<Proxy>,
     mut passage: ConnectionRecord,
     stream: Stream,
     brokers: Option<CrossingHeader>,
@@ -117,10 +118,9 @@ async fn tcp(
     };
     let AccessRequest::Reach { service, .. } = &admitted.entry.claim else { return };
     let Some(service) = admitted.view.services.get(service) else { return };
-    let dialling =
-        dial(&shared, service, passage.client(), brokers.as_ref().and_then(CrossingHeader::broker));
+    let dialling = dial(&proxy, service, passage.client(), brokers.as_ref().and_then(CrossingHeader::broker));
     let seen = brokers.as_ref().and_then(CrossingHeader::seen);
-    let guide = seen.map(|seen| KafkaRewriter::new(&shared, service.name.clone(), seen));
+    let guide = seen.map(|seen| KafkaRewriter::new(&proxy, service.name.clone(), seen));
     let dialled = tokio::select! {
         biased;
         cut = admitted.entry.cut() => {
@@ -140,7 +140,7 @@ async fn tcp(
     let ended = tokio::select! {
         biased;
         cut = entry.cut() => Err(cut),
-        ended = guided(&mut far, &mut near, &meter, shared.options.idle_timeout, guide.as_ref()) => Ok(ended),
+        ended = guided(&mut far, &mut near, &meter, proxy.options.idle_timeout, guide.as_ref()) => Ok(ended),
     };
     passage.set_client_id(guide.as_ref().and_then(KafkaRewriter::name));
     match ended {
@@ -159,14 +159,14 @@ async fn tcp(
 
 /// A backend of the service: this one, or whichever is best.
 pub(crate) async fn dial(
-    shared: &GatewayContext,
+    proxy: &Proxy,
     service: &ServiceEntry,
     client: Option<SocketAddr>,
     place: Option<usize>,
 ) -> Result<BackendConnection, PolicyRefusal> {
     match place {
-        Some(place) => shared.backends.dial_one(service, place, client).await,
-        None => shared.backends.dial_for(service, client).await,
+        Some(place) => proxy.backends.dial_one(service, place, client).await,
+        None => proxy.backends.dial_for(service, client).await,
     }
 }
 

@@ -16,21 +16,21 @@ use super::kafka::KafkaRewriter;
 use super::listeners::AcceptedClient;
 use crate::audit::ConnectionEnd;
 use crate::connection_record::{AdmittedAccess, ConnectionRecord, CrossingDirection, protocol_word};
-use crate::gateway::GatewayContext;
 use crate::live::{AccessRequest, LiveConnection};
 use crate::peers::{BoxedFuture, CrossingHeader, StreamContent};
 use crate::policy::PolicyRefusal;
+use crate::proxy::Proxy;
 
 /// Serves one client at a presence. The box holds what its protocol needs and no more: idle connections come by the thousand.
-pub fn serve(shared: Arc<GatewayContext>, accepted: AcceptedClient) -> BoxedFuture<'static, ()> {
-    let protocol = shared.view().presences.get(&accepted.service).map(|presence| presence.protocol);
+pub fn serve(proxy: Arc<Proxy>, accepted: AcceptedClient) -> BoxedFuture<'static, ()> {
+    let protocol = proxy.context.view().presences.get(&accepted.service).map(|presence| presence.protocol);
     match protocol {
         Some(protocol @ (ServiceProtocol::Tcp | ServiceProtocol::Https | ServiceProtocol::Kafka)) => {
-            Box::pin(tcp(shared, accepted, protocol))
+            Box::pin(tcp(proxy, accepted, protocol))
         }
         Some(ServiceProtocol::Http | ServiceProtocol::Grpc) => {
             let AcceptedClient { stream, client, service, broker: _ } = accepted;
-            Box::pin(http::outbound::serve(shared, stream, client, http::ClientEntry::Presence(service)))
+            Box::pin(http::outbound::serve(proxy, stream, client, http::ClientEntry::Presence(service)))
         }
         // UDP has no connections; of what is unknown the presence went away in this moment.
         Some(ServiceProtocol::Udp) | None => {
@@ -41,12 +41,12 @@ pub fn serve(shared: Arc<GatewayContext>, accepted: AcceptedClient) -> BoxedFutu
 }
 
 /// The bytes of one connection.
-async fn tcp(shared: Arc<GatewayContext>, accepted: AcceptedClient, protocol: ServiceProtocol) {
+async fn tcp(proxy: Arc<Proxy>, accepted: AcceptedClient, protocol: ServiceProtocol) {
     let AcceptedClient { stream, client, service, broker } = accepted;
     let claim = AccessRequest::Use { service: service.clone(), client: client.ip() };
     let word = protocol_word(protocol);
     let mut passage =
-        ConnectionRecord::begin(&shared, CrossingDirection::Outbound, word, claim, Some(client));
+        ConnectionRecord::begin(&proxy.context, CrossingDirection::Outbound, word, claim, Some(client));
     let admitted = match passage.admit_connection() {
         Ok(admitted) => admitted,
         Err(refusal) => return refuse(passage, &refusal, stream),
@@ -61,13 +61,13 @@ async fn tcp(shared: Arc<GatewayContext>, accepted: AcceptedClient, protocol: Se
         let dialled = tokio::select! {
             biased;
             cut = admitted.entry.cut() => return passage.cut(&cut),
-            dialled = dial(&shared, here, Some(client), broker.map(usize::from)) => dialled,
+            dialled = dial(&proxy, here, Some(client), broker.map(usize::from)) => dialled,
         };
-        let guide = seen.map(|seen| KafkaRewriter::new(&shared, service, seen));
+        let guide = seen.map(|seen| KafkaRewriter::new(&proxy, service, seen));
         return match dialled {
             Ok(backend) => {
                 let entry = forget_netmap(admitted);
-                between_sockets(&shared, passage, &entry, stream, backend, guide.as_ref()).await;
+                between_sockets(&proxy, passage, &entry, stream, backend, guide.as_ref()).await;
             }
             Err(refusal) => refuse(passage, &refusal, stream),
         };
@@ -77,11 +77,11 @@ async fn tcp(shared: Arc<GatewayContext>, accepted: AcceptedClient, protocol: Se
         Some(seen) => crossing.with_brokers(seen, broker),
         None => crossing,
     };
-    match open(&shared, &admitted, presence, crossing).await {
+    match open(&proxy, &admitted, presence, crossing).await {
         Ok(far) => {
             let home = presence.home.clone();
             let entry = forget_netmap(admitted);
-            carry(&shared, passage, &entry, stream, far, &home).await;
+            carry(&proxy, passage, &entry, stream, far, &home).await;
         }
         Err(refusal) => refuse(passage, &refusal, stream),
     }
@@ -110,21 +110,21 @@ pub(crate) fn at_home<'a>(
 
 /// A stream to the gateway of a service.
 pub(crate) async fn open(
-    shared: &GatewayContext,
+    proxy: &Proxy,
     admitted: &AdmittedAccess,
     presence: &PresenceEntry,
     crossing: CrossingHeader,
 ) -> Result<Stream, PolicyRefusal> {
     let header = crossing.to_service(&presence.service, &presence.home, &admitted.who);
     let away = || PolicyRefusal::SiteAway { site: presence.home.clone() };
-    match tokio::time::timeout(shared.options.connect_timeout, shared.peers.open_stream(header)).await {
+    match tokio::time::timeout(proxy.options.connect_timeout, proxy.context.peers.open_stream(header)).await {
         Ok(Ok(stream)) => Ok(stream),
         Ok(Err(error)) => {
             tracing::debug!(error = &error as &dyn std::error::Error, "no stream to another site");
             Err(away())
         }
         Err(_) => {
-            shared.peers.suspect(&presence.home);
+            proxy.context.peers.suspect(&presence.home);
             Err(away())
         }
     }
@@ -132,7 +132,7 @@ pub(crate) async fn open(
 
 /// Carries a connection over a stream until one of them ends.
 async fn carry(
-    shared: &GatewayContext,
+    proxy: &Proxy,
     passage: ConnectionRecord,
     entry: &LiveConnection,
     stream: TcpStream,
@@ -140,13 +140,13 @@ async fn carry(
     home: &SiteName,
 ) {
     let mut socket = SplitSocket::new(stream);
-    let mut far = stream_side(far, || shared.peers.suspect(home));
+    let mut far = stream_side(far, || proxy.context.peers.suspect(home));
     let mut near = socket.side();
     let meter = passage.meter().clone();
     let ended = tokio::select! {
         biased;
         cut = entry.cut() => Err(cut),
-        ended = cross(&mut near, &mut far, &meter, shared.options.idle_timeout) => Ok(ended),
+        ended = cross(&mut near, &mut far, &meter, proxy.options.idle_timeout) => Ok(ended),
     };
     match ended {
         Ok(ended) => {
@@ -164,7 +164,7 @@ async fn carry(
 
 /// Client and backend are both here.
 async fn between_sockets(
-    shared: &GatewayContext,
+    proxy: &Proxy,
     mut passage: ConnectionRecord,
     entry: &LiveConnection,
     stream: TcpStream,
@@ -178,7 +178,7 @@ async fn between_sockets(
     let ended = tokio::select! {
         biased;
         cut = entry.cut() => Err(cut),
-        ended = guided(&mut near, &mut far, &meter, shared.options.idle_timeout, guide) => Ok(ended),
+        ended = guided(&mut near, &mut far, &meter, proxy.options.idle_timeout, guide) => Ok(ended),
     };
     passage.set_client_id(guide.and_then(KafkaRewriter::name));
     match ended {

@@ -17,11 +17,11 @@ use super::channel_io::StreamEndNote;
 use super::counting::ConnectionCount;
 use super::route;
 use crate::connection_record::AdmittedAccess;
-use crate::gateway::GatewayContext;
 use crate::limits::LimitTable;
 use crate::live::{AccessRequest, CutReason, LiveConnection};
 use crate::peers::BoxedFuture;
 use crate::policy::PolicyRefusal;
+use crate::proxy::Proxy;
 
 /// Ends the tunnels of a connection when its task is dropped.
 struct Tunnels<'a>(&'a HttpConnection);
@@ -126,13 +126,13 @@ impl HttpConnection {
     /// Counts a client's connection for what a request wants.
     pub fn count(
         &self,
-        shared: &GatewayContext,
+        proxy: &Proxy,
         claim: &AccessRequest,
         admitted: &AdmittedAccess,
     ) -> Result<(), PolicyRefusal> {
         match &self.origin {
             ConnectionOrigin::Client(counting) => {
-                counting.count(&shared.limits, claim, &admitted.who, &admitted.permit)
+                counting.count(&proxy.context.limits, claim, &admitted.who, &admitted.permit)
             }
             // It carries the requests of many connections, which were counted where they came in.
             ConnectionOrigin::Gateway(_) => Ok(()),
@@ -174,12 +174,7 @@ impl HttpConnection {
     }
 
     /// Drives the connection, then what it became, until it ends, may not go on, or is idle for too long.
-    pub async fn hold(
-        &self,
-        shared: &GatewayContext,
-        keep_alive: Duration,
-        serving: impl Future<Output = ()>,
-    ) {
+    pub async fn hold(&self, proxy: &Proxy, keep_alive: Duration, serving: impl Future<Output = ()>) {
         // They hold the connection, and it holds them: they go whatever happens to this task.
         let _tunnels = Tunnels(self);
         let mut whole = pin!(async {
@@ -189,7 +184,7 @@ impl HttpConnection {
                 tunnel.await;
             }
         });
-        let mut netmaps = shared.netmaps();
+        let mut netmaps = proxy.context.netmaps();
         let mut follows = true;
         let mut idle = pin!(tokio::time::sleep(keep_alive));
         loop {
@@ -198,7 +193,7 @@ impl HttpConnection {
                 changed = netmaps.changed(), if follows => {
                     follows = changed.is_ok();
                     let view = netmaps.borrow_and_update().clone();
-                    if self.judge(&view, &shared.limits) {
+                    if self.judge(&view, &proxy.context.limits) {
                         return;
                     }
                 }
@@ -206,7 +201,7 @@ impl HttpConnection {
                 () = &mut idle => {
                     let patience = match self.flights().all.is_empty() {
                         true => keep_alive,
-                        false => shared.options.idle_timeout,
+                        false => proxy.options.idle_timeout,
                     };
                     let quiet = self.begun.elapsed().saturating_sub(self.moved());
                     if quiet >= patience {

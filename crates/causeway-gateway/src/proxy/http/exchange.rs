@@ -26,14 +26,14 @@ use crate::audit::ConnectionEnd;
 use crate::connection_record::{
     AdmittedAccess, ByteMeter, ConnectionRecord, CrossingDirection, protocol_word,
 };
-use crate::gateway::GatewayContext;
 use crate::limits::LimitExceeded;
 use crate::live::AccessRequest;
 use crate::policy::PolicyRefusal;
+use crate::proxy::Proxy;
 
 /// What the requests of one connection have in common.
 pub struct Exchange {
-    pub shared: Arc<GatewayContext>,
+    pub proxy: Arc<Proxy>,
     pub connection: Arc<HttpConnection>,
     pub bearing: ExchangeSide,
 }
@@ -108,7 +108,8 @@ impl Exchange {
             ExchangeSide::Outbound { .. } => CrossingDirection::Outbound,
             ExchangeSide::Inbound { .. } => CrossingDirection::Inbound,
         };
-        let mut passage = ConnectionRecord::begin(&self.shared, direction, word, claim.clone(), client);
+        let mut passage =
+            ConnectionRecord::begin(&self.proxy.context, direction, word, claim.clone(), client);
         passage.set_request(request.method().as_str(), request.uri().path(), None);
         let (admitted, path) = match self.admit(&mut passage, &claim, &request) {
             Ok(admitted) => admitted,
@@ -149,7 +150,7 @@ impl Exchange {
         &self,
         request: &mut Request<Incoming>,
     ) -> Result<(AccessRequest, Option<SocketAddr>, &'static str), ProxyError> {
-        let view = self.shared.view();
+        let view = self.proxy.context.view();
         match &self.bearing {
             ExchangeSide::Inbound { claim, client } => {
                 let told = forwarded::take_client(request.headers_mut());
@@ -181,7 +182,7 @@ impl Exchange {
         request: &Request<Incoming>,
     ) -> Result<(AdmittedAccess, String), LimitExceeded> {
         let (admitted, path) = self.judge(passage, claim, request).map_err(at_once)?;
-        self.connection.count(&self.shared, claim, &admitted).map_err(at_once)?;
+        self.connection.count(&self.proxy, claim, &admitted).map_err(at_once)?;
         passage.request(&admitted)?;
         Ok((admitted, path))
     }
@@ -244,11 +245,11 @@ impl Exchange {
                 if upgrade.is_some() || waits {
                     request_target::over_http1(&mut parts, host, path)?;
                     let request = dress(parts, upload, protocol, gate);
-                    channel::send_alone(&self.shared, &route, client, request).await?
+                    channel::send_alone(&self.proxy, &route, client, request).await?
                 } else {
                     request_target::over_http2(&mut parts, host, path, false)?;
                     let request = dress(parts, upload, None, None);
-                    self.shared.http.routes.send(&self.shared, &route, client, request).await?
+                    self.proxy.http.routes.send(&self.proxy, &route, client, request).await?
                 }
             }
             NextHop::Here(service) => {
@@ -265,7 +266,7 @@ impl Exchange {
                 let gate = gate.filter(|_| way != BackendProtocol::Line);
                 let request = dress(parts, upload, protocol, gate.clone());
                 let errand = BackendRequest { request, way, client: *client, meter: meter.clone(), gate };
-                self.shared.http.yards.send(&self.shared, service, errand).await?
+                self.proxy.http.yards.send(&self.proxy, service, errand).await?
             }
         };
         Ok(Answered { response, lease, upgrade, is_extended, from_gateway })
@@ -312,7 +313,7 @@ impl Exchange {
     }
 
     fn say(&self, verdict: &ProxyError, form: ErrorFormat) -> Response<ResponseBody> {
-        self.shared.figures.refused(verdict.word);
+        self.proxy.context.figures.refused(verdict.word);
         ResponseBody::said(verdict.response(form))
     }
 }

@@ -9,8 +9,8 @@ use tokio_util::sync::CancellationToken;
 use super::carry::{DatagramSide, carry, is_absent};
 use super::table::UdpSessionSlot;
 use crate::connection_record::{AdmittedAccess, ConnectionRecord};
-use crate::gateway::GatewayContext;
 use crate::live::AccessRequest;
+use crate::proxy::Proxy;
 use crate::proxy::copy::CopyEnd;
 use crate::proxy::inbound::refuse;
 use crate::proxy::outbound::{code_for, code_for_cut, forget_netmap, judge_end};
@@ -23,19 +23,19 @@ pub struct SessionCancellation<'a> {
 }
 
 /// Serves one session of another site.
-pub async fn serve(shared: Arc<GatewayContext>, mut passage: ConnectionRecord, stream: Stream) {
+pub async fn serve(proxy: Arc<Proxy>, mut passage: ConnectionRecord, stream: Stream) {
     let admitted = match passage.admit_connection() {
         Ok(admitted) => admitted,
         Err(refusal) => return refuse(passage, &refusal, stream),
     };
     let AccessRequest::Reach { service, .. } = &admitted.entry.claim else { return };
     let (service, mut far) = (service.clone(), DatagramSide::stream(stream));
-    carry_to_backend(&shared, passage, admitted, service, &mut far, SessionCancellation::default()).await;
+    carry_to_backend(&proxy, passage, admitted, service, &mut far, SessionCancellation::default()).await;
 }
 
 /// Dials a backend and carries, until it ends for one reason or another. False: it was refused, or something failed.
 pub async fn carry_to_backend(
-    shared: &GatewayContext,
+    proxy: &Proxy,
     passage: ConnectionRecord,
     admitted: AdmittedAccess,
     service: ServiceName,
@@ -50,7 +50,7 @@ pub async fn carry_to_backend(
             passage.cut(&cut);
             return true;
         }
-        connected = shared.udp_backends.connect(found) => connected,
+        connected = proxy.udp_backends.connect(found) => connected,
     };
     let entry = forget_netmap(admitted);
     let connected = match connected {
@@ -74,7 +74,7 @@ pub async fn carry_to_backend(
             passage.end(end, Some(why.to_owned()));
             true
         }
-        ended = carry(client, &mut backend, &meter, &shared.options.udp, &shared.figures) => match ended {
+        ended = carry(client, &mut backend, &meter, &proxy.options.udp, &proxy.context.figures) => match ended {
             // No backend is there: the next session asks another, if there is one.
             CopyEnd::Backend(error) if is_absent(&error) => {
                 connected.place.failed();
