@@ -8,6 +8,12 @@ pub mod outbound;
 
 pub mod inbound;
 
+mod sockets;
+
+mod stream_opener;
+
+mod end_reason;
+
 pub mod copy;
 
 pub mod connect;

@@ -35,7 +35,7 @@ use crate::audit::ConnectionEnd;
 use crate::live::CutReason;
 use crate::policy::{PolicyRefusal, Principal};
 use crate::proxy::Proxy;
-use crate::proxy::inbound::prepare;
+use crate::proxy::sockets::prepare;
 
 /// A caller has this long for its handshake and for the head of its request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);

@@ -5,6 +5,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -23,8 +24,9 @@ use crate::policy::{PolicyRefusal, Principal};
 use crate::proxy::Proxy;
 use crate::proxy::copy::any::any_side;
 use crate::proxy::copy::{ByteSink, ByteSource, CopyEnd, CopySide, SplitSocket, cross, stream_side};
-use crate::proxy::inbound::prepare;
-use crate::proxy::outbound::{code_for, code_for_cut, judge_end};
+use crate::proxy::end_reason::{self, code_for_cut};
+use crate::proxy::sockets::prepare;
+use crate::proxy::stream_opener::open_stream;
 
 /// What a node speaks is its own matter: most of it is TLS.
 const PROTOCOL: &str = "tcp";
@@ -187,12 +189,7 @@ async fn conclude(
     entry: &Arc<LiveConnection>,
     reaching: impl Future<Output = Result<NodeTransport, NodeUnreachable>>,
 ) -> Result<NodeConnection, NodeUnreachable> {
-    let reached = tokio::select! {
-        biased;
-        cut = entry.cut() => Err(NodeUnreachable::Cut(cut)),
-        reached = reaching => reached,
-    };
-    match reached {
+    match entry.until_cut(pin!(reaching)).await.unwrap_or_else(|cut| Err(NodeUnreachable::Cut(cut))) {
         Ok(way) => Ok(NodeConnection { passage, entry: entry.clone(), way }),
         Err(why) => Err(why.record(proxy, passage)),
     }
@@ -210,17 +207,7 @@ async fn reach(
     let header =
         CrossingHeader::new(StreamContent::Bytes, client).to_node(&node.server, port, &home, &admitted.who);
     let patience = proxy.options.connect_timeout;
-    let mut stream = match tokio::time::timeout(patience, proxy.context.peers.open_stream(header)).await {
-        Ok(Ok(stream)) => stream,
-        Ok(Err(error)) => {
-            tracing::debug!(error = &error as &dyn std::error::Error, "no stream to the site of a node");
-            return Err(PolicyRefusal::SiteAway { site: home }.into());
-        }
-        Err(_) => {
-            proxy.context.peers.suspect(&home);
-            return Err(PolicyRefusal::SiteAway { site: home }.into());
-        }
-    };
+    let mut stream = open_stream(proxy, &home, header).await.map_err(PolicyRefusal::from)?;
     // The other gateway gives the node as much time as we would; the rest is for the way there and back.
     match tokio::time::timeout(patience * 2, stream.recv.read_chunk(1)).await {
         Ok(Ok(Some(word))) if word[..] == [NODE_READY] => Ok(NodeTransport::Far { stream, home }),
@@ -262,14 +249,14 @@ impl NodeConnection {
             NodeTransport::Far { stream, home } => {
                 let mut far = stream_side(stream, || proxy.context.peers.suspect(&home));
                 let ended = between(proxy, &passage, &entry, near, &mut far).await;
-                far.give_up(code(&ended));
+                far.give_up(end_reason::reset_code(&ended));
                 let received = passage.meter().received();
-                record(passage, &ended, Some(received));
+                end_reason::record(passage, &ended, Some(received));
             }
             NodeTransport::Here(socket) => {
                 let mut socket = SplitSocket::new(socket);
                 let ended = between(proxy, &passage, &entry, near, &mut socket.side()).await;
-                record(passage, &ended, None);
+                end_reason::record(passage, &ended, None);
                 socket.close();
             }
         }
@@ -309,12 +296,8 @@ pub async fn serve(proxy: Arc<Proxy>, origin: SiteName, header: StreamHeader, st
         let found = found.ok_or_else(|| PolicyRefusal::NoNode { node: node.clone() })?;
         dial_node(&proxy, found, number).await
     };
-    let dialled = tokio::select! {
-        biased;
-        cut = admitted.entry.cut() => Err(NodeUnreachable::Cut(cut)),
-        dialled = dialling => dialled,
-    };
-    match dialled {
+    let dialled = admitted.entry.until_cut(pin!(dialling)).await;
+    match dialled.unwrap_or_else(|cut| Err(NodeUnreachable::Cut(cut))) {
         Ok(socket) => answer(&proxy, passage, &admitted.entry, SplitSocket::new(socket), stream).await,
         Err(why) => {
             stream.refuse(reset_code(&why));
@@ -335,8 +318,8 @@ async fn answer(
     }
     let mut far = stream_side(stream, || ());
     let ended = between(proxy, &passage, entry, &mut far, &mut node.side()).await;
-    far.give_up(code(&ended));
-    record(passage, &ended, None);
+    far.give_up(end_reason::reset_code(&ended));
+    end_reason::record(passage, &ended, None);
     node.close();
 }
 
@@ -384,26 +367,5 @@ async fn between<R: ByteSource, W: ByteSink, S: ByteSource, V: ByteSink>(
     node: &mut CopySide<S, V>,
 ) -> Result<CopyEnd, CutReason> {
     let meter = passage.meter().clone();
-    tokio::select! {
-        biased;
-        cut = entry.cut() => Err(cut),
-        ended = cross(client, node, &meter, proxy.options.idle_timeout) => Ok(ended),
-    }
-}
-
-fn code(ended: &Result<CopyEnd, CutReason>) -> ResetCode {
-    match ended {
-        Ok(ended) => code_for(ended),
-        Err(cut) => code_for_cut(cut),
-    }
-}
-
-fn record(passage: ConnectionRecord, ended: &Result<CopyEnd, CutReason>, received: Option<u64>) {
-    match ended {
-        Ok(ended) => {
-            let (end, reason) = judge_end(ended, received);
-            passage.end(end, reason);
-        }
-        Err(cut) => passage.cut(cut),
-    }
+    entry.until_cut(pin!(cross(client, node, &meter, proxy.options.idle_timeout))).await
 }

@@ -18,6 +18,7 @@ use super::pool::{Http1Connection, Http2Pool, OpenedConnection, PoolLease};
 use crate::peers::{BoxedFuture, CrossingHeader, StreamContent};
 use crate::policy::{PolicyRefusal, Principal};
 use crate::proxy::Proxy;
+use crate::proxy::stream_opener::open_stream;
 
 /// An idle stream costs both ends some KiB; a new one costs no round trip.
 const IDLE: Duration = Duration::from_secs(120);
@@ -88,22 +89,11 @@ async fn open(
 ) -> Result<OpenedConnection, ProxyError> {
     let ChannelRoute { service, home, who } = route;
     let header = CrossingHeader::new(content, client).to_service(service, home, who);
-    let opening =
-        tokio::time::timeout(proxy.options.connect_timeout, proxy.context.peers.open_stream(header));
-    let away = || ProxyError::from(&PolicyRefusal::SiteAway { site: home.clone() });
-    match opening.await {
-        Ok(Ok(stream)) => {
-            let note = Arc::new(StreamEndNote::default());
-            let io = Box::new(ChannelIo::new(stream, note.clone(), None));
-            Ok(OpenedConnection { io, note: Some(note), place: Box::new(()) })
-        }
-        Ok(Err(error)) => {
-            tracing::debug!(error = &error as &dyn std::error::Error, "no stream to another site");
-            Err(ProxyError { text: error.to_string(), ..away() })
-        }
-        Err(_) => {
-            proxy.context.peers.suspect(home);
-            Err(away())
-        }
-    }
+    let stream = open_stream(proxy, home, header).await.map_err(|error| {
+        let text = error.to_string();
+        ProxyError { text, ..ProxyError::from(&PolicyRefusal::from(error)) }
+    })?;
+    let note = Arc::new(StreamEndNote::default());
+    let io = Box::new(ChannelIo::new(stream, note.clone(), None));
+    Ok(OpenedConnection { io, note: Some(note), place: Box::new(()) })
 }

@@ -21,7 +21,7 @@ use crate::live::AccessRequest;
 use crate::policy::PolicyRefusal;
 use crate::proxy::Proxy;
 use crate::proxy::copy::reset;
-use crate::proxy::inbound::prepare;
+use crate::proxy::sockets::prepare;
 
 /// How long a head may take from its first byte.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
@@ -41,10 +41,12 @@ pub async fn serve(proxy: Arc<Proxy>, socket: TcpStream, client: SocketAddr, doo
     if let Err(error) = prepare(&socket) {
         return tracing::debug!(%client, %error, "a client's connection cannot be used");
     }
-    let counting = ConnectionCount::default();
+    let connection = HttpConnection::new(ConnectionOrigin::Client(ConnectionCount::default()));
+    // Before it is counted: a netmap that arrives meanwhile finds the connection registered.
+    let _following = proxy.context.live.register(&connection);
     let told = match &door {
         ClientEntry::Presence(service) => {
-            let arrived = counting.arrive(&proxy.context.limits, &proxy.context.view(), service, client.ip());
+            let arrived = connection.arrive(&proxy, service, client.ip());
             match arrived.map_err(|refusal| (refusal, proxy.http.refused_place())) {
                 Ok(()) => None,
                 Err((_, Some(place))) => Some(place),
@@ -55,7 +57,6 @@ pub async fn serve(proxy: Arc<Proxy>, socket: TcpStream, client: SocketAddr, doo
     };
     // One over the limit has a moment to ask, so that it can be told in its own words.
     let keep_alive = if told.is_some() { REFUSED_KEEP_ALIVE } else { KEEP_ALIVE };
-    let connection = HttpConnection::new(ConnectionOrigin::Client(counting));
     let front = ClientSocket::new(socket, connection.clone(), HEAD_TIMEOUT);
     let bearing = ExchangeSide::Outbound { client, door };
     let exchange = Arc::new(Exchange { proxy: proxy.clone(), connection: connection.clone(), bearing });
@@ -98,7 +99,7 @@ fn refuse(
     refusal: &PolicyRefusal,
 ) {
     reset(socket);
-    let claim = AccessRequest::Use { service: service.clone(), client: client.ip() };
+    let claim = AccessRequest::Use { service: service.clone(), client: client.ip(), request: None };
     let word = protocol_word(ServiceProtocol::Http);
     ConnectionRecord::begin(&proxy.context, CrossingDirection::Outbound, word, claim, Some(client))
         .refuse(refusal);

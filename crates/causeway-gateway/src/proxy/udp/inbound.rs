@@ -1,5 +1,6 @@
 //! From the gateway of a client to a backend here.
 
+use std::pin::pin;
 use std::sync::Arc;
 
 use causeway_channel::link::Stream;
@@ -12,8 +13,8 @@ use crate::connection_record::{AdmittedAccess, ConnectionRecord};
 use crate::live::AccessRequest;
 use crate::proxy::Proxy;
 use crate::proxy::copy::CopyEnd;
+use crate::proxy::end_reason::{self, code_for_cut};
 use crate::proxy::inbound::refuse;
-use crate::proxy::outbound::{code_for, code_for_cut, forget_netmap, judge_end};
 
 /// What else may end a session: of a client of ours, that is, and only there.
 #[derive(Clone, Copy, Default)]
@@ -43,16 +44,15 @@ pub async fn carry_to_backend(
     obstacles: SessionCancellation<'_>,
 ) -> bool {
     let Some(found) = admitted.view.services.get(&service) else { return false };
-    let connected = tokio::select! {
-        biased;
-        cut = admitted.entry.cut() => {
+    let connected = match admitted.entry.until_cut(pin!(proxy.udp_backends.connect(found))).await {
+        Ok(connected) => connected,
+        Err(cut) => {
             client.give_up(code_for_cut(&cut));
             passage.cut(&cut);
             return true;
         }
-        connected = proxy.udp_backends.connect(found) => connected,
     };
-    let entry = forget_netmap(admitted);
+    let entry = admitted.into_entry();
     let connected = match connected {
         Ok(connected) => connected,
         Err(refusal) => {
@@ -84,10 +84,11 @@ pub async fn carry_to_backend(
                 false
             }
             ended => {
-                client.give_up(code_for(&ended));
-                let (end, reason) = judge_end(&ended, None);
-                passage.end(end, reason);
-                matches!(ended, CopyEnd::Idle | CopyEnd::Done)
+                let is_over_in_order = matches!(ended, CopyEnd::Idle | CopyEnd::Done);
+                let ended = Ok(ended);
+                client.give_up(end_reason::reset_code(&ended));
+                end_reason::record(passage, &ended, None);
+                is_over_in_order
             }
         },
     }

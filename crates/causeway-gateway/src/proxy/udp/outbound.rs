@@ -1,6 +1,7 @@
 //! From clients at a presence for datagrams to the gateway of the service.
 
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -22,8 +23,10 @@ use crate::peers::{CrossingHeader, StreamContent};
 use crate::policy::PolicyRefusal;
 use crate::proxy::Proxy;
 use crate::proxy::copy::CopyEnd;
+use crate::proxy::end_reason::{self, code_for_cut};
 use crate::proxy::listeners::UdpPresence;
-use crate::proxy::outbound::{at_home, code_for, code_for_cut, forget_netmap, judge_end, open};
+use crate::proxy::outbound::at_home;
+use crate::proxy::stream_opener::open_for_service;
 
 /// After an error of the socket itself; so that one that stays does not spin.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -92,7 +95,7 @@ impl UdpDemux {
             proxy.context.figures.datagrams_dropped.inc();
             return None;
         }
-        let claim = AccessRequest::Use { service: self.service.clone(), client: ip };
+        let claim = AccessRequest::Use { service: self.service.clone(), client: ip, request: None };
         if let Err(refusal) = claim.judge(&view) {
             match lock(&self.refusals).add(ip, now, REFUSED) {
                 true => self.passage(claim, key.client).refuse(&refusal),
@@ -174,19 +177,20 @@ async fn cross(
         let service = here.name.clone();
         return carry_to_backend(proxy, passage, admitted, service, &mut near, obstacles).await;
     }
-    let opened = tokio::select! {
-        biased;
-        cut = admitted.entry.cut() => {
-            passage.cut(&cut);
-            return true;
-        }
-        opened = open(proxy, &admitted, presence, CrossingHeader::new(StreamContent::Datagrams, client)) => opened,
-    };
+    let crossing = CrossingHeader::new(StreamContent::Datagrams, client);
+    let opened =
+        match admitted.entry.until_cut(pin!(open_for_service(proxy, &admitted, presence, crossing))).await {
+            Ok(opened) => opened,
+            Err(cut) => {
+                passage.cut(&cut);
+                return true;
+            }
+        };
     let mut far = match opened {
         Ok(stream) => DatagramSide::stream(stream),
         Err(refusal) => return refused(passage, &refusal),
     };
-    let entry = forget_netmap(admitted);
+    let entry = admitted.into_entry();
     let meter = passage.meter().clone();
     tokio::select! {
         biased;
@@ -201,10 +205,11 @@ async fn cross(
             true
         }
         ended = carry(&mut near, &mut far, &meter, &proxy.options.udp, &proxy.context.figures) => {
-            far.give_up(code_for(&ended));
-            let (end, reason) = judge_end(&ended, Some(meter.received()));
-            passage.end(end, reason);
-            matches!(ended, CopyEnd::Idle | CopyEnd::Done)
+            let is_over_in_order = matches!(ended, CopyEnd::Idle | CopyEnd::Done);
+            let ended = Ok(ended);
+            far.give_up(end_reason::reset_code(&ended));
+            end_reason::record(passage, &ended, Some(meter.received()));
+            is_over_in_order
         }
     }
 }
