@@ -4,7 +4,7 @@
 //! segments, nothing hidden behind escapes, and is itself a path.
 #![no_main]
 
-use causeway_gateway::proxy::http::path::normal;
+use causeway_gateway::policy::path::normal;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &str| {

@@ -289,7 +289,7 @@ impl Cloud {
         };
         let reporter = NetmapConditionWriter { desk: desk.clone(), registry: registry.clone() };
         let pen = ConditionWriter { registry: registry.clone(), directory: fleet.directory().clone() };
-        let reports = ProblemWriter::new(board, pen, gateway.regrets());
+        let reports = ProblemWriter::new(board, pen, gateway.problems());
         let gateway_sites =
             GatewaySites { store: store.clone(), registry: registry.clone(), sessions: sessions.clone() };
         let events = events::record(&registry, replica_name(&addresses), &metrics);

@@ -47,12 +47,12 @@ impl ConnectListeners {
     pub async fn run(self, gateway: Gateway, stop: CancellationToken) {
         let unix = async {
             if let Some(door) = self.unix {
-                gateway.run_unix_door(door, stop.clone()).await;
+                gateway.run_connect_unix(door, stop.clone()).await;
             }
         };
         let tls = async {
             if let Some(door) = self.tls {
-                gateway.run_tls_door(door, stop.clone()).await;
+                gateway.run_connect_tls(door, stop.clone()).await;
             }
         };
         tokio::join!(unix, tls, stop.cancelled());

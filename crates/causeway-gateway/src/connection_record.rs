@@ -8,13 +8,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Instant, SystemTime};
 
+use causeway_channel::link::ResetCode;
 use causeway_netmap::{NetmapView, ServiceProtocol};
 use prometheus_client::metrics::counter::Counter;
 
 use crate::audit::{AuditDecision, AuditRecord, ConnectionEnd, timestamp};
 use crate::gateway::GatewayContext;
 use crate::limits::{self, Allowance, ByteDirection, LimitExceeded};
-use crate::live::{AccessRequest, CutReason, LiveConnection};
+use crate::live::{AccessRequest, AllowedRequest, CutReason, LiveConnection};
 use crate::metrics::GatewayMetrics;
 use crate::policy::{Permit, PolicyRefusal, Principal};
 
@@ -151,8 +152,17 @@ pub struct AdmittedAccess {
     pub view: Arc<NetmapView>,
     pub who: Principal,
     pub permit: Permit,
-    /// For whoever must notice that it is cut.
+    /// Its entry among the live connections, which tells when it is cut.
     pub entry: Arc<LiveConnection>,
+    /// For an HTTP request: the path that was judged, and by which policy.
+    pub request: Option<AllowedRequest>,
+}
+
+impl AdmittedAccess {
+    /// Drops everything but the entry. The netmap may be large, and a connection may outlive it by days.
+    pub(crate) fn into_entry(self) -> Arc<LiveConnection> {
+        self.entry
+    }
 }
 
 /// One thing that crosses, or is refused.
@@ -220,11 +230,12 @@ impl ConnectionRecord {
         let entry = self.entry.insert(entered?).clone();
         // After it was entered: whichever netmap comes next, either this look or the walk over all sees it.
         let view = shared.view();
-        let (who, permit) = self.claim.judge(&view)?;
-        self.who = who.clone();
-        let _ = entry.right.set((who.clone(), permit.rule().clone()));
+        let grant = self.claim.grant(&view)?;
+        self.who = grant.who.clone();
+        let _ = entry.right.set((grant.who.clone(), grant.permit.rule().clone()));
         shared.figures.opened(self.direction, self.protocol);
-        Ok(AdmittedAccess { view, who, permit, entry })
+        let request = self.claim.request_line().map(|line| grant.check(line)).transpose()?;
+        Ok(AdmittedAccess { view, who: grant.who, permit: grant.permit, entry, request })
     }
 
     /// Judges the claim of a connection, and counts it. On refusal call `refuse`.
@@ -306,6 +317,13 @@ impl ConnectionRecord {
                 ConnectionEnd::BackendDown
             }
             PolicyRefusal::SiteAway { .. } => ConnectionEnd::LinkLost,
+            PolicyRefusal::SiteRefused { code, .. } => match code {
+                ResetCode::Limit => ConnectionEnd::Limit,
+                ResetCode::BackendDown => ConnectionEnd::BackendDown,
+                ResetCode::Timeout => ConnectionEnd::Timeout,
+                ResetCode::NotAllowed | ResetCode::Malformed => ConnectionEnd::Refused,
+                _ => ConnectionEnd::LinkLost,
+            },
             _ => ConnectionEnd::Refused,
         };
         self.shared.figures.refused(refusal.word());

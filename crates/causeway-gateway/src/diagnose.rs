@@ -5,7 +5,7 @@
 //! and the backends are looked at when somebody asks. What an answer means is decided by whoever asked.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use causeway_channel::link::{RecvStream, ResetCode, Stream, StreamHeader, StreamPurpose};
@@ -13,6 +13,7 @@ use causeway_netmap::{NetmapView, ServiceEntry, ServiceName, SiteName};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use crate::gateway::Gateway;
@@ -98,31 +99,57 @@ pub struct PathFacts {
     pub backends: Vec<Examined>,
 }
 
+/// State of the diagnostics of one gateway.
+pub struct Diagnostics {
+    role: OnceLock<RoleFacts>,
+    /// Permits for questions that are being answered.
+    questions: Arc<Semaphore>,
+}
+
+/// Facts that the role adds, without secrets.
+pub type RoleFacts = Box<dyn Fn() -> Value + Send + Sync>;
+
+impl Default for Diagnostics {
+    fn default() -> Diagnostics {
+        Diagnostics { role: OnceLock::new(), questions: Arc::new(Semaphore::new(QUESTIONS_MAX)) }
+    }
+}
+
+impl Diagnostics {
+    /// Sets the facts of the role. The first call counts.
+    pub fn set_role_facts(&self, facts: RoleFacts) {
+        let _ = self.role.set(facts);
+    }
+
+    fn role_facts(&self) -> Value {
+        self.role.get().map(|facts| facts()).unwrap_or_default()
+    }
+}
+
 impl Gateway {
     /// What this gateway says of itself now.
     pub async fn facts(&self) -> Facts {
         let mut hints = Vec::new();
-        if let Some(room) = self.room() {
-            hints = room.examine().await;
+        if let Some(namespace) = self.proxy().namespace() {
+            hints = namespace.examine().await;
         }
-        let shared = self.shared();
         let mut listening = self.listening().borrow().clone();
         let of_service =
             |trouble: &mut ListenerProblem| Some((trouble.service.clone()?, trouble.why.clone()));
         let presences = listening.troubles.iter_mut().filter_map(of_service).take(PRESENCES_MAX).collect();
         listening.troubles.retain(|trouble| trouble.service.is_none());
         let problems = problems::lines(&self.dns().borrow(), &listening, causeway_daemon::files::max());
-        let role = shared.role.get().map(|role| role()).unwrap_or_default();
-        Facts { generation: shared.view().generation.to_string(), problems, presences, hints, role }
+        let role = self.diagnostics().role_facts();
+        Facts { generation: self.context().view().generation.to_string(), problems, presences, hints, role }
     }
 
     /// The way from here to a service.
     pub async fn path(&self, service: &str) -> PathFacts {
-        let (view, name) = (self.shared().view(), ServiceName::from(service));
+        let (view, name) = (self.context().view(), ServiceName::from(service));
         let begun = Instant::now();
         let mut facts = PathFacts::default();
         if let Some(here) = view.services.get(&name) {
-            facts.backends = self.shared().backends.examine(here).await;
+            facts.backends = self.proxy().backends.examine(here).await;
             if !view.presences.contains_key(&name) {
                 facts.milliseconds = milliseconds(begun);
                 return facts;
@@ -148,7 +175,7 @@ impl Gateway {
     }
 
     fn presence_problem(&self, service: &ServiceName) -> Option<String> {
-        if !self.shared().options.listen {
+        if !self.proxy().options.listen {
             return None;
         }
         let listening = self.listening();
@@ -161,7 +188,7 @@ impl Gateway {
     /// Asks the gateway at the service's site, over the way that its clients use.
     async fn ask_far(&self, service: &ServiceName, home: &SiteName) -> Result<Vec<Examined>, String> {
         let header = Question::Backends.header(service.as_str()).to(home.as_str(), "");
-        let stream = self.shared().peers.open_stream(header).await.map_err(|error| match error {
+        let stream = self.context().peers.open_stream(header).await.map_err(|error| match error {
             PeerError::Away { why, .. } => why,
             PeerError::Refused { code, .. } => refused(code),
         })?;
@@ -174,15 +201,15 @@ impl Gateway {
 
     /// Answers one stream. `origin` is the site that asks, as a certificate says.
     pub(crate) async fn answer(self, origin: SiteName, header: StreamHeader, stream: Stream) {
-        let Ok(_place) = self.shared().questions.clone().try_acquire_owned() else {
+        let Ok(_place) = self.diagnostics().questions.clone().try_acquire_owned() else {
             return stream.refuse(ResetCode::Limit);
         };
         let is_cloud = origin.as_str() == CLOUD;
         let answer = match Question::of(&header.details) {
             Some(Question::Facts) if is_cloud => serde_json::to_vec(&self.facts().await),
             Some(Question::Path) if is_cloud => serde_json::to_vec(&self.path(&header.target).await),
-            Some(Question::Backends) => match may_ask(&self.shared().view(), &origin, &header.target) {
-                Ok(service) => serde_json::to_vec(&self.shared().backends.examine(&service).await),
+            Some(Question::Backends) => match may_ask(&self.context().view(), &origin, &header.target) {
+                Ok(service) => serde_json::to_vec(&self.proxy().backends.examine(&service).await),
                 Err(code) => return stream.refuse(code),
             },
             Some(_) => return stream.refuse(ResetCode::NotAllowed),

@@ -1,88 +1,82 @@
-//! The gateway itself: what every protocol shares, and what keeps it running.
+//! Assembles a gateway: the context that all planes share, and the planes `proxy` and `dns`.
 //!
-//! Roles make it from `GatewayParts`, `run` it, and hand it the streams of other sites with `serve`. Tasks are its own: a link that ends
-//! takes no task with it, so that every crossing comes to its record.
+//! A role builds it from `GatewayParts`, calls `run`, and passes the streams of other sites to `serve`. A plane has
+//! `run` and `state`; `run` starts every plane, and the next one (`tun`) is one more line there. Connections run as
+//! tasks of the gateway, not of a link: a link that ends cancels none of them, so that each writes its audit record.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use causeway_channel::link::{Stream, StreamHeader, StreamPurpose};
 use causeway_daemon::coalesce::CoalesceLimits;
 use causeway_netmap::{NetmapView, ServiceName, SiteName};
-use tokio::runtime::Handle;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::audit::{AuditSink, Coalescing};
-use crate::diagnose::QUESTIONS_MAX;
-use crate::dial::{DialRules, Dialer, OwnListeners};
+use crate::diagnose::Diagnostics;
+use crate::dial::{DialRules, OwnListeners};
 use crate::dns::{DnsOptions, DnsServer, DnsState};
 use crate::in_flight;
 use crate::limits::LimitTable;
 use crate::live::LiveConnections;
 use crate::metrics::GatewayMetrics;
 use crate::peers::GatewayPeers;
-use crate::presence_namespace::PresenceNamespace;
 use crate::problems::ProblemReporter;
-use crate::proxy::backends::BackendSelector;
-use crate::proxy::connect::{AllowList, ConnectTlsListener, ConnectUnixListener, listener};
-use crate::proxy::entry::{self, EntryProtocol};
-use crate::proxy::http::HttpConnections;
-use crate::proxy::listeners::{ListenPolicy, ListenersReport, PresenceEvent, PresenceListeners};
-use crate::proxy::start_limit::StartLimit;
-use crate::proxy::udp::{UdpBackends, UdpOptions, UdpSessions};
-use crate::proxy::{inbound, kafka, outbound, udp};
-use crate::slots::ClientSlots;
-use crate::socket_binder::SocketBinder;
+use crate::proxy::Proxy;
+use crate::proxy::connect::{AllowList, ConnectTlsListener, ConnectUnixListener};
+use crate::proxy::listeners::ListenersReport;
+use crate::proxy::udp::UdpOptions;
 
-/// What a role gives.
+/// Inputs of a gateway, from the role that runs it.
 pub struct GatewayParts {
-    /// The netmap as it changes; the default one while there is none.
+    /// The netmap as it changes; the default netmap until the first one arrives.
     pub netmaps: watch::Receiver<Arc<NetmapView>>,
     pub peers: Arc<dyn GatewayPeers>,
     pub audit: Arc<dyn AuditSink>,
     pub options: GatewayOptions,
 }
 
-/// What the configuration says.
+/// Settings of a gateway, from the configuration.
 #[derive(Clone, Debug)]
 pub struct GatewayOptions {
-    /// Whether presences listen here.
+    /// Whether presences listen at this gateway.
     pub listen: bool,
-    /// Where they do.
+    /// The network namespace in which presences listen.
     pub standing: PresenceMode,
-    /// More addresses to listen on, by service: for those who have no rights on this host.
+    /// Additional listen addresses by service, for hosts on which the gateway has no privileges.
     pub ports: BTreeMap<ServiceName, SocketAddr>,
-    /// One address for many names: by the host of requests, and by the name that TLS asks for.
+    /// Shared entries: one address for many services, selected by the Host header or by the SNI of TLS.
     pub entry_http: Option<SocketAddr>,
     pub entry_tls: Option<SocketAddr>,
-    /// What may cross at the same time. Each connection costs a file and some KiB; as many as local ports of one address.
+    /// Connections at the same time. Each costs a file descriptor and some KiB; the default is the number of ports of one address.
     pub connections_max: usize,
-    /// How long a backend, or a stream to another site, may take.
+    /// Time limit for connecting to a backend and for opening a stream to another site.
     pub connect_timeout: Duration,
-    /// How long nothing may move in either direction. Longer than the keepalive of anything that means to live.
+    /// Time without a byte in either direction after which a connection is closed. Longer than common keepalive periods.
     pub idle_timeout: Duration,
-    /// How long what is in flight may go on after the stop is told; see `Gateway::finish_in_flight`.
+    /// Time that connections in flight have after the stop; see `Gateway::finish_in_flight`.
     pub drain: Duration,
-    /// What may be dialled for a CONNECT although it is no node.
+    /// Targets of CONNECT that may be dialled although they are not nodes.
     pub connect_allow: AllowList,
-    /// Callers of CONNECT at the same time, with those who have not said anything yet.
+    /// CONNECT clients at the same time, including those that have not sent a request yet.
     pub connects_max: usize,
-    /// Which addresses may be dialled.
+    /// Addresses that may be dialled.
     pub dial_rules: DialRules,
-    /// Where the process of this gateway listens. The role adds its own.
+    /// Listen addresses of this process. The role adds its own.
     pub own_listeners: OwnListeners,
     pub dns: DnsOptions,
     pub udp: UdpOptions,
 }
 
-/// Where presences stand.
+/// The network namespace in which presences listen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PresenceMode {
-    /// In a room where one can be made, else on the host's own addresses.
+    /// A namespace of the gateway's own where one can be made, else that of the host.
     Auto,
     Room,
     Host,
@@ -99,10 +93,10 @@ impl Default for GatewayOptions {
             connections_max: 65_536,
             connect_timeout: Duration::from_secs(5),
             idle_timeout: Duration::from_secs(3600),
-            // A tunnel does not know where its clients' work ends; those that are quick may finish.
+            // A tunnel does not know when its client's work is complete; short transfers finish in a second.
             drain: Duration::from_secs(1),
             connect_allow: AllowList::new(),
-            // An API server keeps a connection or two to each of its nodes, and one for each exec and log.
+            // An API server keeps one or two connections to each of its nodes, and one for each exec and log.
             connects_max: 8192,
             dial_rules: DialRules::default(),
             own_listeners: OwnListeners::default(),
@@ -112,302 +106,199 @@ impl Default for GatewayOptions {
     }
 }
 
-/// What a role says of itself to `causeway doctor`, without secrets.
-pub type RoleFacts = Box<dyn Fn() -> serde_json::Value + Send + Sync>;
-
-/// What every protocol of one gateway shares.
+/// State that every plane of one gateway shares.
 pub struct GatewayContext {
     netmaps: watch::Receiver<Arc<NetmapView>>,
     pub peers: Arc<dyn GatewayPeers>,
-    pub audit: Coalescing,
     pub live: LiveConnections,
     pub limits: LimitTable,
-    /// The only way to backends and nodes.
-    pub dialer: Dialer,
-    pub backends: BackendSelector,
-    pub udp_sessions: UdpSessions,
-    pub udp_backends: UdpBackends,
-    pub http: HttpConnections,
-    pub kafka: kafka::BrokerNames,
-    /// For connections at an entry whose first message is not there yet.
-    pub(crate) hellos: ClientSlots,
+    pub audit: Coalescing,
     pub figures: GatewayMetrics,
-    pub options: GatewayOptions,
-    reports: watch::Sender<ListenersReport>,
-    /// What the role has to say to `causeway doctor`.
-    pub role: OnceLock<RoleFacts>,
-    /// Places for questions of `causeway doctor`.
-    pub questions: Arc<Semaphore>,
-    /// Nothing new begins; what can finish does.
-    pub stopping: CancellationToken,
+    /// Tasks of connections and streams. A gateway that stops waits for them.
+    pub(crate) tasks: TaskTracker,
+    /// Cancelled when the gateway stops: no connection begins, and those that can finish do.
+    pub(crate) stopping: CancellationToken,
 }
 
 impl GatewayContext {
-    pub fn new(parts: GatewayParts) -> Arc<GatewayContext> {
-        let GatewayParts { netmaps, peers, audit, options } = parts;
-        let dialer = Dialer::new(options.dial_rules.clone(), options.own_listeners.clone());
+    pub(crate) fn new(
+        netmaps: watch::Receiver<Arc<NetmapView>>,
+        peers: Arc<dyn GatewayPeers>,
+        audit: Arc<dyn AuditSink>,
+        connections_max: usize,
+    ) -> Arc<GatewayContext> {
         Arc::new(GatewayContext {
             netmaps,
             peers,
+            live: LiveConnections::new(connections_max),
+            // A subject with a share has a connection, or had one a moment ago.
+            limits: LimitTable::new(connections_max.saturating_mul(2)),
             audit: Coalescing::new(audit, CoalesceLimits::default()),
-            live: LiveConnections::new(options.connections_max),
-            // Somebody who has a share has a connection, or had one a moment ago.
-            limits: LimitTable::new(options.connections_max.saturating_mul(2)),
-            backends: BackendSelector::new(&options, dialer.clone()),
-            udp_sessions: UdpSessions::new(&options.udp),
-            udp_backends: UdpBackends::new(dialer.clone()),
-            dialer,
-            http: HttpConnections::default(),
-            kafka: kafka::BrokerNames::default(),
-            hellos: ClientSlots::new(entry::HELLOS_MAX),
-            stopping: CancellationToken::new(),
             figures: GatewayMetrics::default(),
-            options,
-            reports: watch::Sender::default(),
-            role: OnceLock::new(),
-            questions: Arc::new(Semaphore::new(QUESTIONS_MAX)),
+            tasks: TaskTracker::new(),
+            stopping: CancellationToken::new(),
         })
     }
 
-    /// The netmap in force.
+    /// Returns the netmap in force.
     pub fn view(&self) -> Arc<NetmapView> {
         self.netmaps.borrow().clone()
     }
 
-    /// Where the traffic with the home of a service is at home.
-    fn home_of(&self, service: &ServiceName) -> Option<Handle> {
-        let view = self.view();
-        self.peers.home(&view.presences.get(service)?.home)
-    }
-
-    /// The netmap as it changes.
+    /// Returns the netmap as it changes.
     pub fn netmaps(&self) -> watch::Receiver<Arc<NetmapView>> {
         self.netmaps.clone()
     }
 }
 
-/// A gateway. Clones are the same.
+/// A gateway. Clones share all state.
 #[derive(Clone)]
 pub struct Gateway {
-    shared: Arc<GatewayContext>,
-    tasks: TaskTracker,
-    /// For callers of CONNECT.
-    places: Arc<Semaphore>,
+    context: Arc<GatewayContext>,
+    proxy: Arc<Proxy>,
     dns: Arc<DnsServer>,
-    /// None: presences listen on the host.
-    room: Option<PresenceNamespace>,
+    diagnostics: Arc<Diagnostics>,
 }
 
 impl Gateway {
     pub fn new(parts: GatewayParts) -> Gateway {
-        let places = Arc::new(Semaphore::new(parts.options.connects_max));
-        let dns = DnsServer::new(parts.netmaps.clone(), parts.options.dns.clone());
-        let dns = Arc::new(dns.registering(parts.options.own_listeners.clone()));
-        let wants_room = parts.options.listen && parts.options.standing != PresenceMode::Host;
-        let room = wants_room.then(PresenceNamespace::default);
-        Gateway { shared: GatewayContext::new(parts), tasks: TaskTracker::new(), places, dns, room }
+        let GatewayParts { netmaps, peers, audit, options } = parts;
+        let dns = DnsServer::new(netmaps.clone(), options.dns.clone());
+        let dns = dns.registering(options.own_listeners.clone());
+        let context = GatewayContext::new(netmaps, peers, audit, options.connections_max);
+        let proxy = Proxy::new(context.clone(), options);
+        Gateway { context, proxy: Arc::new(proxy), dns: Arc::new(dns), diagnostics: Arc::default() }
     }
 
-    pub(crate) fn room(&self) -> Option<&PresenceNamespace> {
-        self.room.as_ref()
+    pub fn context(&self) -> &Arc<GatewayContext> {
+        &self.context
     }
 
-    pub fn shared(&self) -> &Arc<GatewayContext> {
-        &self.shared
+    pub fn proxy(&self) -> &Arc<Proxy> {
+        &self.proxy
     }
 
-    /// Shows its figures in `/metrics`.
+    pub fn diagnostics(&self) -> &Diagnostics {
+        &self.diagnostics
+    }
+
+    /// Adds the metrics of the gateway to `/metrics`.
     pub fn register(&self, registry: &mut prometheus_client::registry::Registry) {
-        self.shared.figures.register(registry);
+        self.context.figures.register(registry);
         self.dns.register(registry);
     }
 
-    /// What it should do and cannot, as that changes.
-    pub fn regrets(&self) -> ProblemReporter {
-        ProblemReporter::new(self.dns.state(), self.listening(), self.shared.clone())
+    /// Returns what the gateway should do and cannot, as that changes.
+    pub fn problems(&self) -> ProblemReporter {
+        ProblemReporter::new(self.dns.state(), self.proxy.clone())
     }
 
-    /// Where names are answered, and where not, as it changes.
+    /// Returns the addresses at which DNS is served, and those that failed, as they change.
     pub fn dns(&self) -> watch::Receiver<DnsState> {
         self.dns.state()
     }
 
-    /// How it stands with the listeners of presences, as it changes.
+    /// Returns the state of the listeners of presences, as it changes.
     pub fn listening(&self) -> watch::Receiver<ListenersReport> {
-        self.shared.reports.subscribe()
+        self.proxy.state()
     }
 
-    /// Serves a stream that came over the channel. `origin` is what a certificate says. Returns at once.
+    /// Serves a stream that arrived over the channel. `origin` is the site in the peer's certificate. Returns at once.
     pub fn serve(&self, origin: SiteName, header: StreamHeader, stream: Stream) {
         if header.purpose() == Some(StreamPurpose::Diagnose) {
-            self.tasks.spawn(self.clone().answer(origin, header, stream));
+            self.context.tasks.spawn(self.clone().answer(origin, header, stream));
             return;
         }
-        let home = stream.home().cloned();
-        let serving = inbound::serve(self.shared.clone(), origin, header, stream);
-        self.spawn_at(home, serving);
+        self.proxy.serve(origin, header, stream);
     }
 
-    /// Answers CONNECT on a Unix socket until told to stop. What was opened goes on as long as the gateway does.
-    pub async fn run_unix_door(&self, door: ConnectUnixListener, stop: CancellationToken) {
-        listener::run_unix(self.hall(stop), door).await;
+    /// Answers CONNECT on a Unix socket until told to stop. Tunnels that are open go on as long as the gateway does.
+    pub async fn run_connect_unix(&self, listener: ConnectUnixListener, stop: CancellationToken) {
+        self.proxy.run_connect_unix(listener, stop).await;
     }
 
-    /// The same on a port, for those who show a certificate.
-    pub async fn run_tls_door(&self, door: ConnectTlsListener, stop: CancellationToken) {
-        listener::run_tls(self.hall(stop), door).await;
+    /// Answers CONNECT on a TLS port, for clients that present a certificate, until told to stop.
+    pub async fn run_connect_tls(&self, listener: ConnectTlsListener, stop: CancellationToken) {
+        self.proxy.run_connect_tls(listener, stop).await;
     }
 
-    fn hall(&self, stop: CancellationToken) -> listener::ConnectContext {
-        let (shared, tasks, places) = (self.shared.clone(), self.tasks.clone(), self.places.clone());
-        listener::ConnectContext { shared, tasks, places, stop }
-    }
-
-    /// Waits until what is in flight now has finished, at most for `time`. Listeners stay open: call this before `run` is told
-    /// to stop. Idle connections of clients and idle streams to other sites are not waited for.
+    /// Waits until the connections that are in flight now have finished, at most for `time`. Listeners stay open: call
+    /// this before `run` is told to stop. Idle client connections and idle streams to other sites are not waited for.
     pub async fn finish_in_flight(&self, time: Duration) {
         self.retire_streams();
-        in_flight::finish(&self.shared.live, tokio::time::Instant::now() + time).await;
+        in_flight::finish(&self.context.live, tokio::time::Instant::now() + time).await;
     }
 
-    /// Sends no more requests over the streams to other sites that are open now; each ends with its last request. For when the
-    /// link they are on is about to end, or another one is in use.
+    /// Sends no more requests over the streams to other sites that are open now; each ends with its last request. Call
+    /// this when the link that carries them is about to end, or when another link is in use.
     pub fn retire_streams(&self) {
-        self.shared.http.retire();
+        self.proxy.retire_streams();
     }
 
-    /// Listens at the presences and keeps what crosses in step with the netmap, until told to stop.
+    /// Runs all planes, and cuts connections that a new netmap no longer allows, until told to stop.
     pub async fn run(&self, stop: CancellationToken) {
-        let ending = CancellationToken::new();
-        let judging = tokio::spawn(judge(self.shared.clone(), ending.clone()));
-        let telling = tokio::spawn(tell(self.shared.clone(), ending.clone()));
-        let room = self.room.clone();
-        // The room stays while what crosses comes to its end.
-        let standing = room.clone().map(|room| tokio::spawn(room.run(self.shared.netmaps(), ending.clone())));
-        let (dns, until) = (self.dns.clone(), ending.clone());
-        // As long as something crosses: what is allowed to finish may ask for names.
-        let naming = tokio::spawn(async move { dns.run(until).await });
-        let (shared, until) = (self.shared.clone(), ending.clone());
-        let asking = tokio::spawn(async move { shared.backends.run(until).await });
-        let options = &self.shared.options;
-        for (address, speech) in
-            [(options.entry_http, EntryProtocol::Http), (options.entry_tls, EntryProtocol::Tls)]
-        {
-            let Some(address) = address else { continue };
-            let (shared, tasks) = (self.shared.clone(), self.tasks.clone());
-            self.tasks.spawn(entry::keep(shared, address, speech, tasks, stop.clone()));
-        }
-        if self.shared.options.listen {
-            self.accept(room, &stop).await;
-        }
+        // Cancelled after the last connection: one that may finish still needs DNS, backends and re-evaluation.
+        let end = CancellationToken::new();
+        let (proxy, dns) = (self.proxy.clone(), self.dns.clone());
+        let (proxy_stop, proxy_end, dns_end) = (stop.clone(), end.clone(), end.clone());
+        let mut running = JoinSet::new();
+        running.spawn(reevaluate(self.context.clone(), end.clone()));
+        running.spawn(flush_audit(self.context.clone(), end.clone()));
+        running.spawn(async move { proxy.run(proxy_stop, proxy_end).await });
+        running.spawn(async move { dns.run(dns_end).await });
         stop.cancelled().await;
-        self.shared.stopping.cancel();
-        self.tasks.close();
-        let _ = tokio::time::timeout(FAREWELL, self.tasks.wait()).await;
-        self.shared.live.stop();
-        let _ = tokio::time::timeout(LAST_RECORDS, self.tasks.wait()).await;
-        ending.cancel();
-        let _ = tokio::join!(judging, telling, naming, asking);
-        if let Some(standing) = standing {
-            let _ = standing.await;
-        }
+        self.drain().await;
+        end.cancel();
+        running.join_all().await;
     }
 
-    /// Beside the link it will use: a request that crosses wakes no other thread then.
-    fn spawn_at(&self, home: Option<Handle>, serving: impl Future<Output = ()> + Send + 'static) {
-        match home {
-            Some(home) => self.tasks.spawn_on(serving, &home),
-            None => self.tasks.spawn(serving),
-        };
-    }
-
-    async fn accept(&self, room: Option<PresenceNamespace>, stop: &CancellationToken) {
-        let shared = &self.shared;
-        let places = ListenPolicy {
-            room: room.map(|room| Arc::new(room) as Arc<dyn SocketBinder>),
-            host_instead: shared.options.standing == PresenceMode::Auto,
-            ports: shared.options.ports.clone(),
-            own_listeners: shared.options.own_listeners.clone(),
-        };
-        let mut listeners = PresenceListeners::start(
-            shared.netmaps(),
-            places,
-            shared.figures.clone(),
-            shared.reports.clone(),
-        );
-        let starts = StartLimit::default();
-        loop {
-            let arrival = tokio::select! {
-                biased;
-                () = stop.cancelled() => return,
-                arrival = listeners.next() => arrival,
-            };
-            match arrival {
-                PresenceEvent::Connection(accepted) => {
-                    let home = shared.home_of(&accepted.service);
-                    let accepted = match &home {
-                        Some(home) => accepted.bring(home),
-                        None => Some(accepted),
-                    };
-                    let Some(accepted) = accepted else { continue };
-                    let place = tokio::select! {
-                        biased;
-                        () = stop.cancelled() => return,
-                        place = starts.place() => place,
-                    };
-                    self.spawn_at(home, place.start(outbound::serve(shared.clone(), accepted)));
-                }
-                PresenceEvent::Datagrams(opened) => {
-                    let serving = udp::serve_outbound(shared.clone(), opened, self.tasks.clone());
-                    self.tasks.spawn(Box::pin(serving));
-                }
-            }
-        }
+    /// Ends all connections: those that finish quickly on their own, then the rest by force.
+    async fn drain(&self) {
+        let GatewayContext { stopping, tasks, live, .. } = &*self.context;
+        stopping.cancel();
+        tasks.close();
+        let _ = tokio::time::timeout(GRACEFUL_CLOSE_MAX, tasks.wait()).await;
+        live.stop();
+        let _ = tokio::time::timeout(LAST_RECORDS_MAX, tasks.wait()).await;
     }
 }
 
-/// Records what was held back of repeated refusals, about once a second, and the rest at the end.
-async fn tell(shared: Arc<GatewayContext>, ending: CancellationToken) {
-    let mut ticks = tokio::time::interval(TELL_PERIOD);
+/// Writes the held-back records of repeated refusals about once a second, and the remaining ones at the end.
+async fn flush_audit(context: Arc<GatewayContext>, end: CancellationToken) {
+    let mut ticks = tokio::time::interval(AUDIT_FLUSH_PERIOD);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             biased;
-            () = ending.cancelled() => return shared.audit.tell_all(),
-            tick = ticks.tick() => shared.audit.tell(tick.into_std()),
+            () = end.cancelled() => return context.audit.tell_all(),
+            tick = ticks.tick() => context.audit.tell(tick.into_std()),
         }
     }
 }
 
-const TELL_PERIOD: Duration = Duration::from_secs(1);
+const AUDIT_FLUSH_PERIOD: Duration = Duration::from_secs(1);
 
-/// Clients are told that their connections end, and what is nearly done is done, within this.
-const FAREWELL: Duration = Duration::from_millis(250);
-/// What was cut has this long to be recorded.
-const LAST_RECORDS: Duration = Duration::from_secs(1);
+/// Time in which clients are told that their connections end, and nearly finished transfers finish.
+const GRACEFUL_CLOSE_MAX: Duration = Duration::from_millis(250);
+/// Time in which connections that were cut write their audit records.
+const LAST_RECORDS_MAX: Duration = Duration::from_secs(1);
 
-/// Judges everything again when a netmap arrives. Goes on while the gateway drains: a policy may be removed then, too.
-async fn judge(shared: Arc<GatewayContext>, ending: CancellationToken) {
-    let mut netmaps = shared.netmaps();
-    let mut tidying = tokio::time::interval(HttpConnections::TIDY_PERIOD);
+/// Judges all live connections again when a netmap arrives, also while the gateway drains: a policy may be removed then, too.
+async fn reevaluate(context: Arc<GatewayContext>, end: CancellationToken) {
+    let mut netmaps = context.netmaps();
     loop {
         tokio::select! {
             biased;
-            () = ending.cancelled() => return,
-            _ = tidying.tick() => {
-                shared.http.tidy(&shared.view());
-                continue;
-            }
+            () = end.cancelled() => return,
             changed = netmaps.changed() => if changed.is_err() {
-                return ending.cancelled().await;
+                return end.cancelled().await;
             },
         }
         let view = netmaps.borrow_and_update().clone();
-        let cut = shared.live.judge(&view, &shared.limits);
-        shared.figures.revoked(cut);
-        shared.backends.follow(&view);
+        let cut = context.live.judge(&view, &context.limits);
+        context.figures.revoked(cut);
         if cut > 0 {
-            tracing::info!(generation = %view.generation, cut, "connections that are no longer allowed were cut");
+            tracing::info!(generation = %view.generation, cut, "cut connections that the new netmap no longer allows");
         }
     }
 }

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Instant;
 
 use causeway_netmap::{NetmapView, PolicyName, ServerName, ServiceName, SiteName};
@@ -15,54 +15,138 @@ use tokio_util::sync::CancellationToken;
 use crate::audit::ConnectionEnd;
 use crate::connection_record::{ByteMeter, CrossingDirection};
 use crate::limits::LimitTable;
-use crate::policy::{self, Permit, PolicyRefusal, Principal};
+use crate::policy::{self, Permit, PolicyRefusal, Principal, path};
 
-/// What somebody wants, and what they say or show of themselves.
+/// A request for access: the client, as known or claimed, and the target. It must stay allowed while a connection lasts.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum AccessRequest {
-    /// A client of our own site at a presence, known by its address.
-    Use { service: ServiceName, client: IpAddr },
-    /// Somebody of another site, at a service that runs here. `subject` is what the other gateway says.
-    Reach { service: ServiceName, origin: SiteName, subject: String },
-    /// Somebody of our own site, at a node anywhere.
+    /// A client of this site, known by its address, at a presence.
+    Use { service: ServiceName, client: IpAddr, request: Option<RequestLine> },
+    /// A client of another site, at a service that runs here. `subject` is the host that the other gateway names.
+    Reach { service: ServiceName, origin: SiteName, subject: String, request: Option<RequestLine> },
+    /// A client of this site, at a node of any site.
     UseNode { node: ServerName, port: u16, who: Principal },
-    /// Somebody of our own site, at something that is no node and that the configuration allows to dial.
+    /// A client of this site, at a target that is not a node and that the configuration allows to dial.
     Direct { target: String, who: Principal },
-    /// Somebody of another site, at a node here.
+    /// A client of another site, at a node here.
     ReachNode { node: ServerName, port: u16, origin: SiteName, subject: String },
 }
 
+/// Method and path of an HTTP request, as the client sent them.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RequestLine {
+    pub method: String,
+    pub path: String,
+}
+
+/// The result of an access request that a netmap allows.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct AccessGrant {
+    pub who: Principal,
+    pub permit: Permit,
+    /// The permit of the service's own exposure, when the service runs at the client's site: no other gateway checks it.
+    home_permit: Option<Permit>,
+}
+
+/// An HTTP request that the policies allow.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct AllowedRequest {
+    /// The path that was judged, and that is sent on.
+    pub path: String,
+    /// The policy that allows it.
+    pub rule: PolicyName,
+    /// Whether any policy has rules for method and path.
+    pub has_rules: bool,
+}
+
+impl AccessGrant {
+    /// Checks method and path by the HTTP rules of all policies. Without rules, a path may have any form.
+    pub fn check(&self, line: &RequestLine) -> Result<AllowedRequest, PolicyRefusal> {
+        let has_rules = self.permits().any(Permit::reads_requests);
+        let path = match has_rules {
+            true => path::normal(&line.path)
+                .map_err(|error| PolicyRefusal::Malformed { why: error.why() })?
+                .into_owned(),
+            false => line.path.clone(),
+        };
+        if let Some(permit) = &self.home_permit {
+            permit.allows_request(&line.method, &path)?;
+        }
+        let rule = self.permit.allows_request(&line.method, &path)?.clone();
+        Ok(AllowedRequest { path, rule, has_rules })
+    }
+
+    fn permits(&self) -> impl Iterator<Item = &Permit> {
+        std::iter::once(&self.permit).chain(&self.home_permit)
+    }
+}
+
 impl AccessRequest {
-    /// Does it hold, and for whom?
-    pub fn judge(&self, view: &NetmapView) -> Result<(Principal, Permit), PolicyRefusal> {
-        match self {
-            AccessRequest::Use { service, client } => {
+    /// Decides whether a netmap allows the access, and for an HTTP request its method and path.
+    pub fn judge(&self, view: &NetmapView) -> Result<AccessGrant, PolicyRefusal> {
+        let grant = self.grant(view)?;
+        if let Some(line) = self.request_line() {
+            grant.check(line)?;
+        }
+        Ok(grant)
+    }
+
+    /// Decides whether a netmap allows the access, without regard to method and path.
+    pub(crate) fn grant(&self, view: &NetmapView) -> Result<AccessGrant, PolicyRefusal> {
+        let mut home_permit = None;
+        let (who, permit) = match self {
+            AccessRequest::Use { service, client, .. } => {
                 let who = policy::who_at(view, *client)?;
                 let presence = view.presences.get(service);
                 let presence =
                     presence.ok_or_else(|| PolicyRefusal::NoService { service: service.clone() })?;
                 let permit = policy::may_use(view, presence, &who)?;
-                // Nobody else will ask: the other end is us.
+                // This gateway is also the gateway of the service: no other one checks its exposure.
                 if presence.home == who.site {
-                    policy::may_reach(view, service, &who)?;
+                    home_permit = Some(policy::may_reach(view, service, &who)?.1);
                 }
-                Ok((who, permit))
+                (who, permit)
             }
-            AccessRequest::Reach { service, origin, subject } => {
+            AccessRequest::Reach { service, origin, subject, .. } => {
                 let who = policy::who_from(view, origin, subject)?;
                 let (_, permit) = policy::may_reach(view, service, &who)?;
-                Ok((who, permit))
+                (who, permit)
             }
             AccessRequest::UseNode { node, port, who } => {
                 let (_, permit) = policy::may_reach_node(view, node, *port, who)?;
-                Ok((who.clone(), permit))
+                (who.clone(), permit)
             }
-            AccessRequest::Direct { who, .. } => Ok((who.clone(), Permit::configured())),
+            AccessRequest::Direct { who, .. } => (who.clone(), Permit::configured()),
             AccessRequest::ReachNode { node, port, origin, subject } => {
                 let who = policy::who_from(view, origin, subject)?;
                 let (_, permit) = policy::may_reach_node(view, node, *port, &who)?;
-                Ok((who, permit))
+                (who, permit)
             }
+        };
+        Ok(AccessGrant { who, permit, home_permit })
+    }
+
+    /// Returns the same access for one HTTP request.
+    pub fn for_request(&self, line: RequestLine) -> AccessRequest {
+        let mut access = self.clone();
+        if let AccessRequest::Use { request, .. } | AccessRequest::Reach { request, .. } = &mut access {
+            *request = Some(line);
+        }
+        access
+    }
+
+    pub fn request_line(&self) -> Option<&RequestLine> {
+        match self {
+            AccessRequest::Use { request, .. } | AccessRequest::Reach { request, .. } => request.as_ref(),
+            _ => None,
+        }
+    }
+
+    /// Returns the service, if the target is one.
+    pub fn service(&self) -> Option<&ServiceName> {
+        match self {
+            AccessRequest::Use { service, .. } | AccessRequest::Reach { service, .. } => Some(service),
+            _ => None,
         }
     }
 
@@ -105,14 +189,33 @@ impl AccessRequest {
     }
 }
 
-/// Everything that crosses now.
+/// All live connections of a gateway. It alone judges them again when a netmap arrives.
 pub struct LiveConnections {
     entries: Mutex<HashMap<u64, Arc<LiveConnection>>>,
+    /// Client connections for HTTP, which count under limits also between requests.
+    followers: Mutex<HashMap<u64, Weak<dyn NetmapFollower>>>,
     next: AtomicU64,
     max: usize,
 }
 
-/// One that crosses.
+/// A connection that has no entry of its own and to which a new netmap is applied all the same.
+pub(crate) trait NetmapFollower: Send + Sync {
+    fn follow(&self, view: &NetmapView, limits: &LimitTable);
+}
+
+/// Removes a follower when it is dropped.
+pub(crate) struct FollowGuard<'a> {
+    live: &'a LiveConnections,
+    id: u64,
+}
+
+impl Drop for FollowGuard<'_> {
+    fn drop(&mut self) {
+        self.live.followers().remove(&self.id);
+    }
+}
+
+/// One live connection, UDP session or HTTP request.
 pub struct LiveConnection {
     id: u64,
     pub claim: AccessRequest,
@@ -120,11 +223,13 @@ pub struct LiveConnection {
     pub protocol: &'static str,
     pub begun: Instant,
     pub meter: Arc<ByteMeter>,
-    /// Who it is and by which policy, as judged at the beginning.
+    /// The principal and the policy, as judged at the beginning.
     pub right: OnceLock<(Principal, PolicyName)>,
     cut: CancellationToken,
     why: OnceLock<CutReason>,
-    /// Of a request: the head of its response is on the way to the client.
+    /// Cancelled when the entry is revoked: ends the connection that carries this request.
+    carrier: OnceLock<CancellationToken>,
+    /// For a request: the head of its response is on the way to the client.
     answered: AtomicBool,
 }
 
@@ -162,6 +267,30 @@ impl LiveConnection {
         self.why.get().cloned().unwrap_or(CutReason::Stopped)
     }
 
+    /// Runs `work` to its end, unless the connection is cut first. Pin it (`pin!`) rather than box it.
+    pub async fn until_cut<F: Future + Unpin>(&self, work: F) -> Result<F::Output, CutReason> {
+        tokio::select! {
+            biased;
+            cut = self.cut() => Err(cut),
+            done = work => Ok(done),
+        }
+    }
+
+    /// Cancels `connection`, which carries this request, when the request is revoked.
+    pub(crate) fn carried_by(&self, connection: &CancellationToken) {
+        let _ = self.carrier.set(connection.clone());
+        // `end` cancels `cut` before it looks at the carrier for the last time: one of the two sees the other.
+        if self.cut.is_cancelled() {
+            self.revoke_carrier();
+        }
+    }
+
+    fn revoke_carrier(&self) {
+        if let (Some(CutReason::Revoked(_)), Some(carrier)) = (self.why.get(), self.carrier.get()) {
+            carrier.cancel();
+        }
+    }
+
     /// Why it was cut, if it was.
     pub fn why(&self) -> Option<CutReason> {
         self.why.get().cloned()
@@ -170,13 +299,21 @@ impl LiveConnection {
     /// Ends it. The first reason counts.
     pub fn end(&self, why: CutReason) {
         let _ = self.why.set(why);
+        // The carrier first: a client whose request is revoked sees its connection end rather than an answer.
+        self.revoke_carrier();
         self.cut.cancel();
+        self.revoke_carrier();
     }
 }
 
 impl LiveConnections {
     pub fn new(max: usize) -> LiveConnections {
-        LiveConnections { entries: Mutex::default(), next: AtomicU64::new(0), max }
+        LiveConnections {
+            entries: Mutex::default(),
+            followers: Mutex::default(),
+            next: AtomicU64::new(0),
+            max,
+        }
     }
 
     /// Takes one in, before it is judged: so a netmap that arrives meanwhile finds it here.
@@ -202,6 +339,7 @@ impl LiveConnections {
             right: OnceLock::new(),
             cut: CancellationToken::new(),
             why: OnceLock::new(),
+            carrier: OnceLock::new(),
             answered: AtomicBool::new(false),
         });
         entries.insert(id, entry.clone());
@@ -219,7 +357,7 @@ impl LiveConnections {
         for entry in self.all() {
             let renewed = match (entry.claim.judge(view), entry.meter.allowance()) {
                 (Err(refusal), _) => Err(CutReason::Revoked(refusal)),
-                (Ok((who, permit)), Some(allowance)) => {
+                (Ok(AccessGrant { who, permit, .. }), Some(allowance)) => {
                     limits.renew(allowance, &permit, &who, now).map_err(CutReason::Limit)
                 }
                 (Ok(_), None) => Ok(()),
@@ -229,7 +367,17 @@ impl LiveConnections {
                 cut += 1;
             }
         }
+        let followers: Vec<_> = self.followers().values().filter_map(Weak::upgrade).collect();
+        followers.iter().for_each(|follower| follower.follow(view, limits));
         cut
+    }
+
+    /// Applies every netmap that `judge` applies to `follower`, too, until the guard is dropped.
+    pub(crate) fn register<F: NetmapFollower + 'static>(&self, follower: &Arc<F>) -> FollowGuard<'_> {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let follower: Weak<F> = Arc::downgrade(follower);
+        self.followers().insert(id, follower);
+        FollowGuard { live: self, id }
     }
 
     /// Cuts everything: the gateway stops.
@@ -254,6 +402,10 @@ impl LiveConnections {
 
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    fn followers(&self) -> MutexGuard<'_, HashMap<u64, Weak<dyn NetmapFollower>>> {
+        self.followers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, Arc<LiveConnection>>> {
@@ -330,7 +482,12 @@ mod tests {
     }
 
     fn reach(origin: &str, subject: &str) -> AccessRequest {
-        AccessRequest::Reach { service: "near".into(), origin: origin.into(), subject: subject.into() }
+        AccessRequest::Reach {
+            service: "near".into(),
+            origin: origin.into(),
+            subject: subject.into(),
+            request: None,
+        }
     }
 
     fn enter(live: &LiveConnections, claim: AccessRequest) -> Result<Arc<LiveConnection>, PolicyRefusal> {
@@ -346,7 +503,8 @@ mod tests {
         assert_eq!(reach("kyiv", "shop").judge(&view).unwrap_err().word(), "not-its-host");
         assert_eq!(reach("kyiv", "anybody").judge(&view).unwrap_err().word(), "not-exposed");
         assert_eq!(reach("rome", "").judge(&view).unwrap_err().word(), "not-allowed");
-        let unknown = AccessRequest::Use { service: "far".into(), client: "10.0.0.9".parse().unwrap() };
+        let unknown =
+            AccessRequest::Use { service: "far".into(), client: "10.0.0.9".parse().unwrap(), request: None };
         assert_eq!(unknown.judge(&view).unwrap_err().word(), "not-allowed");
         assert_eq!(unknown.judge(&NetmapView::default()).unwrap_err().word(), "no-netmap");
     }
@@ -361,7 +519,7 @@ mod tests {
         let now = Instant::now();
         let connect = |subject: &str| {
             let claim = reach("rome", subject);
-            let (who, permit) = claim.judge(&view).unwrap();
+            let AccessGrant { who, permit, .. } = claim.judge(&view).unwrap();
             let claimed = claim.claimed(&who).map(str::to_owned);
             (table.connect(limits::LimitedEnd::Far, &permit, "near", &who, now), who, claimed)
         };
@@ -382,7 +540,8 @@ mod tests {
     fn what_stays_at_home_is_judged_by_both_rules() {
         let mut view = view();
         view.policies.get_mut("p").unwrap().sites = vec!["oslo".into()];
-        let claim = AccessRequest::Use { service: "near".into(), client: "10.0.0.9".parse().unwrap() };
+        let claim =
+            AccessRequest::Use { service: "near".into(), client: "10.0.0.9".parse().unwrap(), request: None };
         assert!(claim.judge(&view).is_ok());
         // Presented here, but its own exposure does not name us.
         view.services.insert("near".into(), service(&["rome"]));
@@ -411,5 +570,28 @@ mod tests {
         assert_eq!(enter(&live, reach("rome", "till")).err().map(|refusal| refusal.word()), Some("full"));
         live.leave(&first);
         assert!(live.is_empty() && enter(&live, reach("rome", "till")).is_ok());
+    }
+
+    #[test]
+    fn a_netmap_cuts_a_request_that_its_rules_no_longer_allow_and_the_connection_that_carries_it() {
+        let (live, limits, mut view) = (LiveConnections::new(10), LimitTable::new(10), view());
+        let request = |path: &str| {
+            let line = RequestLine { method: "GET".into(), path: path.into() };
+            let entry = enter(&live, reach("rome", "till").for_request(line)).unwrap();
+            let connection = CancellationToken::new();
+            entry.carried_by(&connection);
+            (entry, connection)
+        };
+        let (open, secret) = (request("/open/a"), request("/open/../secret"));
+        assert_eq!(live.judge(&view, &limits), 0, "no rules: any path");
+        let rule =
+            causeway_netmap::PolicyHttpRule { methods: vec!["GET".into()], paths: vec!["/open/*".into()] };
+        view.policies.get_mut("p").unwrap().http = vec![rule];
+        assert_eq!(live.judge(&view, &limits), 1);
+        let cut = secret.0.why().map(|why| why.end());
+        assert_eq!((cut, secret.1.is_cancelled()), (Some(ConnectionEnd::Revoked), true));
+        assert_eq!((open.0.why(), open.1.is_cancelled()), (None, false));
+        live.stop();
+        assert!(!open.1.is_cancelled(), "a stop ends requests, not the connections that carry them");
     }
 }

@@ -40,6 +40,15 @@ pub enum PeerError {
     Refused { site: SiteName, code: ResetCode },
 }
 
+impl From<PeerError> for PolicyRefusal {
+    fn from(error: PeerError) -> PolicyRefusal {
+        match error {
+            PeerError::Away { site, .. } => PolicyRefusal::SiteAway { site },
+            PeerError::Refused { site, code } => PolicyRefusal::SiteRefused { site, code },
+        }
+    }
+}
+
 /// What a stream between gateways carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum StreamContent {

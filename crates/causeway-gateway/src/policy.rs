@@ -4,6 +4,8 @@
 //! here: the gateway of the client by the client's address, the gateway of the service by what the certificate of the
 //! other end says. A refusal has words for people and a code for the link; how a client hears of it is its protocol's matter.
 
+pub mod path;
+
 use std::fmt;
 use std::net::IpAddr;
 
@@ -73,6 +75,9 @@ pub enum PolicyRefusal {
     Full { what: &'static str },
     #[error("site {site} is away")]
     SiteAway { site: SiteName },
+    /// The link or the gateway there reset the stream before it was open.
+    #[error("site {site} refused the stream: {code}")]
+    SiteRefused { site: SiteName, code: ResetCode },
     #[error("no backend of {service} answers")]
     BackendDown { service: ServiceName },
     /// The gateway's own site does not let it dial what the netmap names.
@@ -98,6 +103,7 @@ impl PolicyRefusal {
             PolicyRefusal::Limit { .. } | PolicyRefusal::Full { .. } => ResetCode::Limit,
             // No code of its own: an older gateway would take it for a broken stream.
             PolicyRefusal::BackendDown { .. } | PolicyRefusal::BackendDenied { .. } => ResetCode::BackendDown,
+            PolicyRefusal::SiteRefused { code, .. } => *code,
             PolicyRefusal::Malformed { .. } => ResetCode::Malformed,
         }
     }
@@ -116,6 +122,7 @@ impl PolicyRefusal {
             PolicyRefusal::Limit { .. } => "limit",
             PolicyRefusal::Full { .. } => "full",
             PolicyRefusal::SiteAway { .. } => "site-away",
+            PolicyRefusal::SiteRefused { code, .. } => word_of_code(*code),
             PolicyRefusal::BackendDown { .. } => "backend-down",
             PolicyRefusal::BackendDenied { .. } => "backend-denied",
             PolicyRefusal::Malformed { .. } => "malformed",
@@ -146,7 +153,7 @@ impl Permit {
         &self.rules.first().expect("a permit has at least one rule: `permit` makes no other").policy
     }
 
-    /// May this request pass? Only for protocols whose requests are read. `path` is as `http::path` made it: without a
+    /// May this request pass? Only for protocols whose requests are read. `path` is as `path::normal` returns it: without a
     /// query, dots and doubled slashes resolved.
     pub fn allows_request(&self, method: &str, path: &str) -> Result<&PolicyName, PolicyRefusal> {
         let allowing = self.rules.iter().find(|rule| rule.allows_request(method, path));
@@ -170,6 +177,18 @@ fn matches(rule: &PolicyHttpRule, method: &str, path: &str) -> bool {
         None => path == known,
     };
     method_fits && (rule.paths.is_empty() || rule.paths.iter().any(fits))
+}
+
+/// One word for the reset code of another gateway, for metrics and the audit.
+pub(crate) fn word_of_code(code: ResetCode) -> &'static str {
+    match code {
+        ResetCode::NotAllowed | ResetCode::Revoked => "not-allowed",
+        ResetCode::Limit => "limit",
+        ResetCode::BackendDown => "backend-down",
+        ResetCode::Timeout => "timeout",
+        ResetCode::Malformed | ResetCode::Internal | ResetCode::Other(_) => "malformed",
+        ResetCode::NoRoute | ResetCode::Abandoned | ResetCode::Refused | ResetCode::Draining => "site-away",
+    }
 }
 
 /// Who is the client at this address of our own site?

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use crate::dns::DnsState;
-use crate::gateway::GatewayContext;
+use crate::proxy::Proxy;
 use crate::proxy::listeners::ListenersReport;
 
 /// Longer than a listener needs to be tried again.
@@ -47,18 +47,14 @@ pub struct ProblemReporter {
     dns: watch::Receiver<DnsState>,
     listening: watch::Receiver<ListenersReport>,
     turns: watch::Receiver<u64>,
-    gateway: Arc<GatewayContext>,
+    proxy: Arc<Proxy>,
     told: Option<Problems>,
 }
 
 impl ProblemReporter {
-    pub(crate) fn new(
-        dns: watch::Receiver<DnsState>,
-        listening: watch::Receiver<ListenersReport>,
-        gateway: Arc<GatewayContext>,
-    ) -> ProblemReporter {
-        let turns = gateway.backends.turns();
-        ProblemReporter { dns, listening, turns, gateway, told: None }
+    pub(crate) fn new(dns: watch::Receiver<DnsState>, proxy: Arc<Proxy>) -> ProblemReporter {
+        let (listening, turns) = (proxy.state(), proxy.backends.turns());
+        ProblemReporter { dns, listening, turns, proxy, told: None }
     }
 
     /// What cannot be done, when that is news.
@@ -69,7 +65,7 @@ impl ProblemReporter {
             let files_max = causeway_daemon::files::max();
             let regrets =
                 lines(&self.dns.borrow_and_update(), &self.listening.borrow_and_update(), files_max);
-            let backends = self.gateway.backends.outages().into_iter().take(OUTAGES_MAX).collect();
+            let backends = self.proxy.backends.outages().into_iter().take(OUTAGES_MAX).collect();
             let told = Problems { regrets, backends };
             if self.told.as_ref() != Some(&told) {
                 self.told = Some(told.clone());

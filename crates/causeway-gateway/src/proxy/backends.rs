@@ -28,7 +28,7 @@ use tokio::net::TcpStream;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::inbound::prepare;
+use super::sockets::prepare;
 use crate::dial::{Denied, Dialer, Transport};
 use crate::gateway::GatewayOptions;
 use crate::policy::PolicyRefusal;

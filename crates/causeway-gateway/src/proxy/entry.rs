@@ -21,8 +21,8 @@ use super::listeners::AcceptedClient;
 use super::sni::{self, ClientHello};
 use super::{copy, outbound};
 use crate::dial::Transport;
-use crate::gateway::GatewayContext;
 use crate::policy::{self, PolicyRefusal};
+use crate::proxy::Proxy;
 
 /// What is spoken at an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,7 +57,7 @@ impl SharedEntry {
     }
 
     /// Accepts until told to stop; connections go on in `tasks`.
-    pub async fn run(self, shared: Arc<GatewayContext>, tasks: TaskTracker, stop: CancellationToken) {
+    pub async fn run(self, proxy: Arc<Proxy>, tasks: TaskTracker, stop: CancellationToken) {
         loop {
             let accepted = tokio::select! {
                 biased;
@@ -66,7 +66,7 @@ impl SharedEntry {
             };
             match accepted {
                 Ok((stream, client)) => {
-                    tasks.spawn(Box::pin(serve(shared.clone(), self.speech, stream, client)));
+                    tasks.spawn(Box::pin(serve(proxy.clone(), self.speech, stream, client)));
                 }
                 Err(error) => {
                     // Out of files, most likely; others must close theirs first.
@@ -80,7 +80,7 @@ impl SharedEntry {
 
 /// Listens at an entry until told to stop. An address may become local, or free: it is tried again, and reported once.
 pub async fn keep(
-    shared: Arc<GatewayContext>,
+    proxy: Arc<Proxy>,
     address: SocketAddr,
     speech: EntryProtocol,
     tasks: TaskTracker,
@@ -92,8 +92,8 @@ pub async fn keep(
             Ok(entry) => {
                 tracing::info!(%address, ?speech, "an entry for many names is open");
                 let bound = entry.local_addr().unwrap_or(address);
-                let _own = shared.options.own_listeners.register("entry", Transport::Tcp, bound);
-                return entry.run(shared, tasks, stop).await;
+                let _own = proxy.options.own_listeners.register("entry", Transport::Tcp, bound);
+                return entry.run(proxy, tasks, stop).await;
             }
             Err(error) if !complained => {
                 complained = true;
@@ -122,64 +122,53 @@ pub const HELLOS_MAX: usize = 1024;
 const HELLO_READS_MAX: usize = 1024;
 
 /// Serves one client at an entry.
-pub async fn serve(
-    shared: Arc<GatewayContext>,
-    speech: EntryProtocol,
-    stream: TcpStream,
-    client: SocketAddr,
-) {
+pub async fn serve(proxy: Arc<Proxy>, speech: EntryProtocol, stream: TcpStream, client: SocketAddr) {
     match speech {
-        EntryProtocol::Http => http::outbound::serve(shared, stream, client, ClientEntry::Entry).await,
-        EntryProtocol::Tls => tls(shared, stream, client).await,
+        EntryProtocol::Http => http::outbound::serve(proxy, stream, client, ClientEntry::Entry).await,
+        EntryProtocol::Tls => tls(proxy, stream, client).await,
     }
 }
 
-async fn tls(shared: Arc<GatewayContext>, stream: TcpStream, client: SocketAddr) {
-    let Some(slot) = shared.hellos.take(client.ip()) else {
-        shared.figures.refused(PolicyRefusal::Full { what: "first messages of TLS" }.word());
+async fn tls(proxy: Arc<Proxy>, stream: TcpStream, client: SocketAddr) {
+    let Some(slot) = proxy.hellos.take(client.ip()) else {
+        proxy.context.figures.refused(PolicyRefusal::Full { what: "first messages of TLS" }.word());
         return copy::reset(stream);
     };
     let mut reads = 0;
     let hello = tokio::select! {
         biased;
-        () = shared.stopping.cancelled() => return,
+        () = proxy.context.stopping.cancelled() => return,
         hello = tokio::time::timeout(HELLO_TIMEOUT, peek(&stream, &mut reads)) => hello,
     };
     drop(slot);
     let hello = match hello {
         Ok(Ok(hello)) => hello,
         Ok(Err(error)) => {
-            shared.figures.refused("malformed");
+            proxy.context.figures.refused("malformed");
             tracing::debug!(%client, %error, "a client of an entry speaks no TLS");
             return copy::reset(stream);
         }
         Err(_) => {
-            shared.figures.refused("timeout");
+            proxy.context.figures.refused("timeout");
             return copy::reset(stream);
         }
     };
     let port = stream.local_addr().map_or(0, |address| address.port());
-    match target(&shared.view(), &hello, port) {
+    match target(&proxy.context.view(), &hello, port) {
         // From here on it is a client at that presence: judged, carried and recorded as one.
         Ok(Target::Service(service)) => {
-            outbound::serve(shared, AcceptedClient { stream, client, service, broker: None }).await;
+            outbound::serve(proxy, AcceptedClient { stream, client, service, broker: None }).await;
         }
-        Ok(Target::Node { node, port }) => node_of(shared, &node, port, stream, client).await,
-        Err(why) => unrecognized(&shared, stream, client, why).await,
+        Ok(Target::Node { node, port }) => node_of(proxy, &node, port, stream, client).await,
+        Err(why) => unrecognized(&proxy, stream, client, why).await,
     }
 }
 
 /// A client of our own site at a node; its refusal is recorded there.
-async fn node_of(
-    shared: Arc<GatewayContext>,
-    node: &ServerName,
-    port: u16,
-    stream: TcpStream,
-    client: SocketAddr,
-) {
-    let Ok(who) = policy::who_at(&shared.view(), client.ip()) else { return copy::reset(stream) };
-    match open_node(&shared, node, port, who, Some(client)).await {
-        Ok(opened) => opened.carry_socket(&shared, stream).await,
+async fn node_of(proxy: Arc<Proxy>, node: &ServerName, port: u16, stream: TcpStream, client: SocketAddr) {
+    let Ok(who) = policy::who_at(&proxy.context.view(), client.ip()) else { return copy::reset(stream) };
+    match open_node(&proxy, node, port, who, Some(client)).await {
+        Ok(opened) => opened.carry_socket(&proxy, stream).await,
         Err(_) => copy::reset(stream),
     }
 }
@@ -208,8 +197,8 @@ async fn peek(stream: &TcpStream, reads: &mut usize) -> io::Result<ClientHello> 
 }
 
 /// Tells the client in its own protocol that the name is not known here.
-async fn unrecognized(shared: &GatewayContext, mut stream: TcpStream, client: SocketAddr, why: &'static str) {
-    shared.figures.refused("unknown-name");
+async fn unrecognized(proxy: &Proxy, mut stream: TcpStream, client: SocketAddr, why: &'static str) {
+    proxy.context.figures.refused("unknown-name");
     tracing::debug!(%client, why, "a name is not known at this entry");
     // What it said is read first: closing over unread bytes would be a reset, and the alert be lost.
     let mut unread = vec![0; sni::HELLO_BYTES_MAX];
@@ -261,6 +250,7 @@ mod tests {
     use causeway_netmap::{DnsName, Generation, Netmap, NetmapEntry, PresenceEntry};
 
     use super::*;
+    use crate::gateway::GatewayContext;
 
     fn view() -> NetmapView {
         let presence = |service: &str, protocol: ServiceProtocol| {
@@ -400,17 +390,15 @@ mod tests {
     #[tokio::test]
     async fn a_client_with_many_half_messages_keeps_no_other_out() {
         let (_netmaps, views) = tokio::sync::watch::channel(Arc::new(view()));
-        let mut shared = GatewayContext::new(crate::GatewayParts {
-            netmaps: views,
-            peers: Arc::new(Nobody),
-            audit: Arc::new(Nobody),
-            options: crate::GatewayOptions::default(),
-        });
-        Arc::get_mut(&mut shared).unwrap().hellos = crate::slots::ClientSlots::new(4);
+        let options = crate::GatewayOptions::default();
+        let context = GatewayContext::new(views, Arc::new(Nobody), Arc::new(Nobody), options.connections_max);
+        let mut proxy = Proxy::new(context, options);
+        proxy.hellos = crate::slots::ClientSlots::new(4);
+        let proxy = Arc::new(proxy);
         let entry = SharedEntry::bind("127.0.0.1:0".parse().unwrap(), EntryProtocol::Tls).await.unwrap();
         let address = entry.local_addr().unwrap();
         let stop = CancellationToken::new();
-        let running = tokio::spawn(entry.run(shared.clone(), TaskTracker::new(), stop.clone()));
+        let running = tokio::spawn(entry.run(proxy.clone(), TaskTracker::new(), stop.clone()));
         let connect = async |from: &str| {
             let socket = tokio::net::TcpSocket::new_v4().unwrap();
             socket.bind(format!("{from}:0").parse().unwrap()).unwrap();
@@ -422,7 +410,7 @@ mod tests {
             half.write_all(&hello[..40]).await.unwrap();
         }
         let has_its_share = async {
-            while shared.hellos.take([127, 0, 0, 1].into()).is_some() {
+            while proxy.hellos.take([127, 0, 0, 1].into()).is_some() {
                 tokio::task::yield_now().await;
             }
         };

@@ -21,8 +21,6 @@ mod channel_io;
 
 mod route;
 
-pub mod path;
-
 pub(crate) mod headers;
 
 mod forwarded;

@@ -26,15 +26,15 @@ pub use brokers::BrokerNames;
 use super::copy::{self, ByteSink, ByteSource, CopyBatch, CopyEnd, CopySide};
 use super::listeners::broker_address;
 use crate::connection_record::ByteMeter;
-use crate::gateway::GatewayContext;
 use crate::peers::BoxedFuture;
+use crate::proxy::Proxy;
 use client_id::ClientIdReader;
 use frames::{FramePiece, KafkaConversation, RequestScanner, ResponseScanner};
 use versions::{PendingRequest, RewrittenApi};
 
 /// Tells where brokers are, on one connection.
 pub(crate) struct KafkaRewriter {
-    shared: Arc<GatewayContext>,
+    proxy: Arc<Proxy>,
     service: ServiceName,
     /// Where the client sees the service.
     seen: SocketAddr,
@@ -154,8 +154,8 @@ impl<S> Answering<'_, S> {
 }
 
 impl KafkaRewriter {
-    pub fn new(shared: &Arc<GatewayContext>, service: ServiceName, seen: SocketAddr) -> KafkaRewriter {
-        KafkaRewriter { shared: shared.clone(), service, seen, name: OnceLock::new() }
+    pub fn new(proxy: &Arc<Proxy>, service: ServiceName, seen: SocketAddr) -> KafkaRewriter {
+        KafkaRewriter { proxy: proxy.clone(), service, seen, name: OnceLock::new() }
     }
 
     /// What the client calls itself, if it has said so.
@@ -181,7 +181,7 @@ impl KafkaRewriter {
             return Ok([rewrite::limit(asked.version, &frame)?, Bytes::new()]);
         }
         let Some(reading) = rewrite::read(asked, &frame)? else { return Ok([frame, Bytes::new()]) };
-        let view = self.shared.view();
+        let view = self.proxy.context.view();
         let named = reading.named();
         let mut addresses = vec![None; named.len()];
         // Without the service nobody is reached: the connection is about to be cut.
@@ -189,7 +189,7 @@ impl KafkaRewriter {
             let somebody: Vec<usize> = (0..named.len()).filter(|at| named[*at].is_somebody()).collect();
             let brokers: Vec<(&str, i32)> =
                 somebody.iter().map(|at| (named[*at].host.as_str(), named[*at].port)).collect();
-            let places = self.shared.kafka.places(service, &brokers).await;
+            let places = self.proxy.kafka.places(service, &brokers).await;
             for (at, place) in somebody.into_iter().zip(places) {
                 addresses[at] = place.and_then(|place| broker_address(self.seen, place));
             }

@@ -207,7 +207,7 @@ impl Lab {
             }
         }));
         tasks.push(spawn({
-            let shared = oslo.shared().clone();
+            let shared = oslo.proxy().clone();
             async move {
                 while let Ok((stream, client)) = listener.accept().await {
                     tokio::spawn(http::outbound::serve(shared.clone(), stream, client, door.clone()));

@@ -54,7 +54,7 @@ async fn who_does_not_read_holds_up_nobody_else() {
     for _ in 0..10 {
         assert_eq!(quick.ask(Request::get("/x"), nothing()).await.body, "GET /x");
     }
-    let received = || lab.oslo.shared().live.all().iter().map(|entry| entry.meter.received()).max();
+    let received = || lab.oslo.context().live.all().iter().map(|entry| entry.meter.received()).max();
     assert!(received().unwrap() < BIG_BYTES / 4, "somebody keeps what nobody reads: {:?}", received());
 }
 

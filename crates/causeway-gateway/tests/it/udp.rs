@@ -289,8 +289,8 @@ async fn a_thousand_clients(transport: Transport) {
     let lost = dropped_by_the_kernel(address);
     println!("{lost} datagrams found the backend's own socket full");
     println!("{transport}: 3000 answers to 1000 clients in {:?}, asked {attempts} times", begin.elapsed());
-    assert_eq!(lab.oslo.gateway.shared().live.len(), 1000);
-    assert_eq!(lab.berlin.gateway.shared().live.len(), 1000);
+    assert_eq!(lab.oslo.gateway.context().live.len(), 1000);
+    assert_eq!(lab.berlin.gateway.context().live.len(), 1000);
     let (near, far) = (lab.oslo.book.clone(), lab.berlin.book.clone());
     let (there, back) = (carried(&lab.oslo), carried(&lab.berlin));
     println!("beside streams and on them: {there:?} to the service, {back:?} back");
@@ -326,7 +326,7 @@ fn dropped_by_the_kernel(address: SocketAddr) -> u64 {
 
 /// What a gateway has sent to the other: beside streams, and on them.
 fn carried(site: &Site) -> (u64, u64) {
-    let figures = &site.gateway.shared().figures;
+    let figures = &site.gateway.context().figures;
     (figures.datagrams_beside.get(), figures.datagrams_on_streams.get())
 }
 
@@ -344,7 +344,7 @@ async fn every_size(transport: Transport) {
         let payload: Vec<u8> = (0..size).map(|at| (at * 31 % 251) as u8).collect();
         ask(&client, &payload).await;
     }
-    assert_eq!(lab.oslo.gateway.shared().live.len(), 1);
+    assert_eq!(lab.oslo.gateway.context().live.len(), 1);
     lab.stop().await;
     serving.abort();
 }
@@ -401,7 +401,7 @@ async fn a_session_ends_when_nothing_is_said_and_the_next_datagram_begins_anothe
         let idle =
             |book: &Book| book.ends().iter().filter(|end| **end == ConnectionEnd::Idle).count() == rounds;
         until("it is idle", || idle(&lab.oslo.book) && lab.berlin.book.all().len() == rounds).await;
-        assert_eq!(lab.oslo.gateway.shared().udp_sessions.len(), 0);
+        assert_eq!(lab.oslo.gateway.proxy().udp_sessions.len(), 0);
     }
     lab.stop().await;
     serving.abort();
@@ -446,7 +446,7 @@ async fn when_the_table_is_full_the_longest_idle_makes_way() {
     let evicted: BTreeMap<String, ConnectionEnd> =
         lab.oslo.book.all().into_iter().filter_map(|record| Some((record.client?, record.end))).collect();
     assert_eq!(evicted.keys().next().unwrap(), &clients[0].local_addr().unwrap().to_string());
-    assert_eq!(lab.oslo.gateway.shared().udp_sessions.len(), 2);
+    assert_eq!(lab.oslo.gateway.proxy().udp_sessions.len(), 2);
     lab.stop().await;
     serving.abort();
 }
@@ -484,7 +484,7 @@ async fn memory_of_an_idle_session(transport: Transport) {
             before = resident_bytes();
         }
     }
-    assert_eq!(lab.berlin.gateway.shared().live.len(), SESSIONS + 200);
+    assert_eq!(lab.berlin.gateway.context().live.len(), SESSIONS + 200);
     let each = (resident_bytes() - before) / SESSIONS;
     println!("{transport}: {each} bytes for each idle session, both gateways and the client");
     lab.stop().await;

@@ -132,8 +132,7 @@ pub async fn run_edge(
     let (link, netmap, ready, identity) =
         (uplink.clone(), netmaps.clone(), readiness.clone(), edge.identity());
     let role_facts = move || role_facts(&link, &netmap, &ready, &identity);
-    // Nobody else has set it: the gateway was made above.
-    let _ = gateway.shared().role.set(Box::new(role_facts.clone()));
+    gateway.diagnostics().set_role_facts(Box::new(role_facts.clone()));
     let (backends, started) = (gateway.clone(), SystemTime::now());
     let (shown_netmap, shown_dns, presences) = (netmaps.clone(), gateway.dns(), gateway.listening());
     let doors = AdminEndpoints {
@@ -177,7 +176,7 @@ pub async fn run_edge(
         let gateway = async {
             tokio::select! {
                 () = gateway.run(forwarding.clone()) => {}
-                () = report(gateway.regrets(), upstream.as_ref()) => {}
+                () = report(gateway.problems(), upstream.as_ref()) => {}
                 () = retire(&mut retiring, &gateway) => {}
             }
             link.cancel();
@@ -252,9 +251,9 @@ fn role_facts(
 
 /// Every backend of the services that run here, as the gateway knows it.
 fn shown_backends(gateway: &Gateway) -> Value {
-    let shared = gateway.shared();
-    let outages = shared.backends.outages();
-    let shown = shared.backends.shown().into_iter().map(|(service, backend, connections, is_used)| {
+    let backends = &gateway.proxy().backends;
+    let outages = backends.outages();
+    let shown = backends.shown().into_iter().map(|(service, backend, connections, is_used)| {
         let outage = outages.get(service.as_str()).map(|outage| outage.why.clone());
         json!({
             "service": service.as_str(),

@@ -32,10 +32,10 @@ use super::node::{NodeConnection, NodeUnreachable, note_unknown, open_direct, op
 use super::plain;
 use super::target::{ConnectTarget, InvalidTarget, decide};
 use crate::audit::ConnectionEnd;
-use crate::gateway::GatewayContext;
 use crate::live::CutReason;
 use crate::policy::{PolicyRefusal, Principal};
-use crate::proxy::inbound::prepare;
+use crate::proxy::Proxy;
+use crate::proxy::sockets::prepare;
 
 /// A caller has this long for its handshake and for the head of its request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
@@ -99,7 +99,7 @@ pub struct ConnectCaller {
 /// What all doors of a gateway share.
 #[derive(Clone)]
 pub(crate) struct ConnectContext {
-    pub shared: Arc<GatewayContext>,
+    pub proxy: Arc<Proxy>,
     pub tasks: TaskTracker,
     pub places: Arc<Semaphore>,
     pub stop: CancellationToken,
@@ -151,7 +151,7 @@ impl ConnectContext {
         F: Future<Output = ()> + Send + 'static,
     {
         let Ok(place) = self.places.clone().try_acquire_owned() else {
-            self.shared.figures.refused(PolicyRefusal::Full { what: "CONNECTs" }.word());
+            self.proxy.context.figures.refused(PolicyRefusal::Full { what: "CONNECTs" }.word());
             return;
         };
         let serving = serve(self.clone());
@@ -215,7 +215,7 @@ where
     let opened = pending.lock().unwrap_or_else(PoisonError::into_inner).take();
     let Some((upgrade, opened)) = opened else { return };
     match upgrade.await {
-        Ok(client) => opened.carry(&hall.shared, TokioIo::new(client)).await,
+        Ok(client) => opened.carry(&hall.proxy, TokioIo::new(client)).await,
         Err(error) => opened.passage.end(ConnectionEnd::ClientReset, Some(error.to_string())),
     }
 }
@@ -229,9 +229,9 @@ async fn answer(
     pending: &Pending,
     mut request: Request<Incoming>,
 ) -> Response<Body> {
-    let shared = &hall.shared;
+    let proxy = &hall.proxy;
     if let Some(why) = &caller.denied {
-        shared.figures.refused("not-allowed");
+        proxy.context.figures.refused("not-allowed");
         tracing::debug!(client = ?caller.address, why, "a caller of CONNECT is not known");
         return say(StatusCode::FORBIDDEN, why);
     }
@@ -242,7 +242,7 @@ async fn answer(
         };
     }
     let authority = request.uri().authority().map(ToString::to_string).unwrap_or_default();
-    match open(shared, caller, &authority).await {
+    match open(proxy, caller, &authority).await {
         Ok(opened) => {
             let upgrade = hyper::upgrade::on(&mut request);
             *pending.lock().unwrap_or_else(PoisonError::into_inner) = Some((upgrade, opened));
@@ -259,7 +259,7 @@ async fn forward(
     authority: &str,
     request: Request<Incoming>,
 ) -> Response<Body> {
-    let opened = match open(&hall.shared, caller, authority).await {
+    let opened = match open(&hall.proxy, caller, authority).await {
         Ok(opened) => opened,
         Err((status, text)) => return say(status, &text),
     };
@@ -277,23 +277,23 @@ fn only_connect() -> Response<Body> {
 }
 
 async fn open(
-    shared: &Arc<GatewayContext>,
+    proxy: &Arc<Proxy>,
     caller: &ConnectCaller,
     authority: &str,
 ) -> Result<NodeConnection, (StatusCode, String)> {
-    let view = shared.view();
+    let view = proxy.context.view();
     let Some(gateway) = &view.gateway else {
         return Err((StatusCode::SERVICE_UNAVAILABLE, PolicyRefusal::NoNetmap.to_string()));
     };
     let who = Principal { site: gateway.site.clone(), server: None };
-    let opened = match decide(&view, &shared.options.connect_allow, authority) {
-        Ok(ConnectTarget::Node { node, port }) => open_node(shared, &node, port, who, caller.address).await,
+    let opened = match decide(&view, &proxy.options.connect_allow, authority) {
+        Ok(ConnectTarget::Node { node, port }) => open_node(proxy, &node, port, who, caller.address).await,
         Ok(ConnectTarget::Direct { host, port }) => {
-            open_direct(shared, &host, port, who, caller.address).await
+            open_direct(proxy, &host, port, who, caller.address).await
         }
         Err(nowhere) => {
             if let InvalidTarget::Address { host, port } | InvalidTarget::Unknown { host, port } = &nowhere {
-                note_unknown(shared, host, *port, who, caller.address);
+                note_unknown(proxy, host, *port, who, caller.address);
             }
             let status = match nowhere {
                 InvalidTarget::Malformed => StatusCode::BAD_REQUEST,

@@ -5,6 +5,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -17,14 +18,15 @@ use super::allow::ConnectHost;
 use crate::audit::ConnectionEnd;
 use crate::connection_record::{AdmittedAccess, ConnectionRecord, CrossingDirection};
 use crate::dial::Denied;
-use crate::gateway::GatewayContext;
 use crate::live::{AccessRequest, CutReason, LiveConnection};
 use crate::peers::{CrossingHeader, NODE_READY, StreamContent};
 use crate::policy::{PolicyRefusal, Principal};
+use crate::proxy::Proxy;
 use crate::proxy::copy::any::any_side;
 use crate::proxy::copy::{ByteSink, ByteSource, CopyEnd, CopySide, SplitSocket, cross, stream_side};
-use crate::proxy::inbound::prepare;
-use crate::proxy::outbound::{code_for, code_for_cut, judge_end};
+use crate::proxy::end_reason::{self, code_for_cut};
+use crate::proxy::sockets::prepare;
+use crate::proxy::stream_opener::open_stream;
 
 /// What a node speaks is its own matter: most of it is TLS.
 const PROTOCOL: &str = "tcp";
@@ -97,12 +99,12 @@ impl NodeUnreachable {
     }
 
     /// Records what became of it.
-    fn record(self, shared: &GatewayContext, passage: ConnectionRecord) -> NodeUnreachable {
+    fn record(self, proxy: &Proxy, passage: ConnectionRecord) -> NodeUnreachable {
         match &self {
             NodeUnreachable::Refused(refusal) => passage.refuse(refusal),
             NodeUnreachable::Cut(cut) => passage.cut(cut),
             other => {
-                shared.figures.refused(other.word());
+                proxy.context.figures.refused(other.word());
                 passage.end(other.end(), Some(other.to_string()));
             }
         }
@@ -112,42 +114,44 @@ impl NodeUnreachable {
 
 /// Opens a way to a port of a node for somebody of our own site. Refusals are recorded already.
 pub async fn open_node(
-    shared: &Arc<GatewayContext>,
+    proxy: &Arc<Proxy>,
     node: &ServerName,
     port: u16,
     who: Principal,
     client: Option<SocketAddr>,
 ) -> Result<NodeConnection, NodeUnreachable> {
     let claim = AccessRequest::UseNode { node: node.clone(), port, who };
-    let mut passage = ConnectionRecord::begin(shared, CrossingDirection::Outbound, PROTOCOL, claim, client);
+    let mut passage =
+        ConnectionRecord::begin(&proxy.context, CrossingDirection::Outbound, PROTOCOL, claim, client);
     let admitted = match passage.admit_connection() {
         Ok(admitted) => admitted,
-        Err(refusal) => return Err(NodeUnreachable::Refused(refusal).record(shared, passage)),
+        Err(refusal) => return Err(NodeUnreachable::Refused(refusal).record(proxy, passage)),
     };
     let reaching = async {
         let found = admitted.view.nodes.get(node);
         let found = found.ok_or_else(|| PolicyRefusal::NoNode { node: node.clone() })?;
         match found.site == admitted.who.site {
-            true => Ok(NodeTransport::Here(dial_node(shared, found, port).await?)),
-            false => reach(shared, &admitted, found, port, client).await,
+            true => Ok(NodeTransport::Here(dial_node(proxy, found, port).await?)),
+            false => reach(proxy, &admitted, found, port, client).await,
         }
     };
-    conclude(shared, passage, &admitted.entry, reaching).await
+    conclude(proxy, passage, &admitted.entry, reaching).await
 }
 
 /// Opens a way to something that is no node; the allow-list was asked before.
 pub async fn open_direct(
-    shared: &Arc<GatewayContext>,
+    proxy: &Arc<Proxy>,
     host: &ConnectHost,
     port: u16,
     who: Principal,
     client: Option<SocketAddr>,
 ) -> Result<NodeConnection, NodeUnreachable> {
     let claim = AccessRequest::Direct { target: format!("{host}:{port}"), who };
-    let mut passage = ConnectionRecord::begin(shared, CrossingDirection::Outbound, PROTOCOL, claim, client);
+    let mut passage =
+        ConnectionRecord::begin(&proxy.context, CrossingDirection::Outbound, PROTOCOL, claim, client);
     let admitted = match passage.admit() {
         Ok(admitted) => admitted,
-        Err(refusal) => return Err(NodeUnreachable::Refused(refusal).record(shared, passage)),
+        Err(refusal) => return Err(NodeUnreachable::Refused(refusal).record(proxy, passage)),
     };
     let target = format!("{host}:{port}");
     let reaching = async {
@@ -155,19 +159,19 @@ pub async fn open_direct(
             match host {
                 ConnectHost::Name(name) => {
                     let found = tokio::net::lookup_host((name.as_str(), port)).await?;
-                    shared.dialer.connect_first(found).await
+                    proxy.dialer.connect_first(found).await
                 }
-                ConnectHost::Address(address) => shared.dialer.connect_tcp((*address, port).into()).await,
+                ConnectHost::Address(address) => proxy.dialer.connect_tcp((*address, port).into()).await,
             }
         };
-        Ok(NodeTransport::Here(connect(shared, target, connecting).await?))
+        Ok(NodeTransport::Here(connect(proxy, target, connecting).await?))
     };
-    conclude(shared, passage, &admitted.entry, reaching).await
+    conclude(proxy, passage, &admitted.entry, reaching).await
 }
 
 /// Records that a name is no node.
 pub fn note_unknown(
-    shared: &Arc<GatewayContext>,
+    proxy: &Arc<Proxy>,
     host: &ConnectHost,
     port: u16,
     who: Principal,
@@ -175,30 +179,25 @@ pub fn note_unknown(
 ) {
     let node = ServerName::from(host.to_string());
     let claim = AccessRequest::UseNode { node: node.clone(), port, who };
-    ConnectionRecord::begin(shared, CrossingDirection::Outbound, PROTOCOL, claim, client)
+    ConnectionRecord::begin(&proxy.context, CrossingDirection::Outbound, PROTOCOL, claim, client)
         .refuse(&PolicyRefusal::NoNode { node });
 }
 
 async fn conclude(
-    shared: &GatewayContext,
+    proxy: &Proxy,
     passage: ConnectionRecord,
     entry: &Arc<LiveConnection>,
     reaching: impl Future<Output = Result<NodeTransport, NodeUnreachable>>,
 ) -> Result<NodeConnection, NodeUnreachable> {
-    let reached = tokio::select! {
-        biased;
-        cut = entry.cut() => Err(NodeUnreachable::Cut(cut)),
-        reached = reaching => reached,
-    };
-    match reached {
+    match entry.until_cut(pin!(reaching)).await.unwrap_or_else(|cut| Err(NodeUnreachable::Cut(cut))) {
         Ok(way) => Ok(NodeConnection { passage, entry: entry.clone(), way }),
-        Err(why) => Err(why.record(shared, passage)),
+        Err(why) => Err(why.record(proxy, passage)),
     }
 }
 
 /// A stream to the gateway of the node, and its word that the node is there.
 async fn reach(
-    shared: &GatewayContext,
+    proxy: &Proxy,
     admitted: &AdmittedAccess,
     node: &NodeEntry,
     port: u16,
@@ -207,18 +206,8 @@ async fn reach(
     let home = node.site.clone();
     let header =
         CrossingHeader::new(StreamContent::Bytes, client).to_node(&node.server, port, &home, &admitted.who);
-    let patience = shared.options.connect_timeout;
-    let mut stream = match tokio::time::timeout(patience, shared.peers.open_stream(header)).await {
-        Ok(Ok(stream)) => stream,
-        Ok(Err(error)) => {
-            tracing::debug!(error = &error as &dyn std::error::Error, "no stream to the site of a node");
-            return Err(PolicyRefusal::SiteAway { site: home }.into());
-        }
-        Err(_) => {
-            shared.peers.suspect(&home);
-            return Err(PolicyRefusal::SiteAway { site: home }.into());
-        }
-    };
+    let patience = proxy.options.connect_timeout;
+    let mut stream = open_stream(proxy, &home, header).await.map_err(PolicyRefusal::from)?;
     // The other gateway gives the node as much time as we would; the rest is for the way there and back.
     match tokio::time::timeout(patience * 2, stream.recv.read_chunk(1)).await {
         Ok(Ok(Some(word))) if word[..] == [NODE_READY] => Ok(NodeTransport::Far { stream, home }),
@@ -232,7 +221,7 @@ async fn reach(
         },
         Err(_) => {
             stream.refuse(ResetCode::Timeout);
-            shared.peers.suspect(&home);
+            proxy.context.peers.suspect(&home);
             Err(NodeUnreachable::Late { target: target(&node.server, port) })
         }
     }
@@ -240,38 +229,34 @@ async fn reach(
 
 impl NodeConnection {
     /// Carries a connection until one of its ends has had enough.
-    pub async fn carry<T: AsyncRead + AsyncWrite>(self, shared: &GatewayContext, client: T) {
-        self.carry_side(shared, &mut any_side(client)).await;
+    pub async fn carry<T: AsyncRead + AsyncWrite>(self, proxy: &Proxy, client: T) {
+        self.carry_side(proxy, &mut any_side(client)).await;
     }
 
     /// The same for a socket that nobody has spoken to, or only peeked into.
-    pub async fn carry_socket(self, shared: &GatewayContext, client: TcpStream) {
+    pub async fn carry_socket(self, proxy: &Proxy, client: TcpStream) {
         if let Err(error) = prepare(&client) {
             return self.passage.end(ConnectionEnd::ClientReset, Some(error.to_string()));
         }
         let mut client = SplitSocket::new(client);
-        self.carry_side(shared, &mut client.side()).await;
+        self.carry_side(proxy, &mut client.side()).await;
         client.close();
     }
 
-    async fn carry_side<R: ByteSource, W: ByteSink>(
-        self,
-        shared: &GatewayContext,
-        near: &mut CopySide<R, W>,
-    ) {
+    async fn carry_side<R: ByteSource, W: ByteSink>(self, proxy: &Proxy, near: &mut CopySide<R, W>) {
         let NodeConnection { passage, entry, way } = self;
         match way {
             NodeTransport::Far { stream, home } => {
-                let mut far = stream_side(stream, || shared.peers.suspect(&home));
-                let ended = between(shared, &passage, &entry, near, &mut far).await;
-                far.give_up(code(&ended));
+                let mut far = stream_side(stream, || proxy.context.peers.suspect(&home));
+                let ended = between(proxy, &passage, &entry, near, &mut far).await;
+                far.give_up(end_reason::reset_code(&ended));
                 let received = passage.meter().received();
-                record(passage, &ended, Some(received));
+                end_reason::record(passage, &ended, Some(received));
             }
             NodeTransport::Here(socket) => {
                 let mut socket = SplitSocket::new(socket);
-                let ended = between(shared, &passage, &entry, near, &mut socket.side()).await;
-                record(passage, &ended, None);
+                let ended = between(proxy, &passage, &entry, near, &mut socket.side()).await;
+                end_reason::record(passage, &ended, None);
                 socket.close();
             }
         }
@@ -279,7 +264,7 @@ impl NodeConnection {
 }
 
 /// Serves a stream of another site to a node here.
-pub async fn serve(shared: Arc<GatewayContext>, origin: SiteName, header: StreamHeader, stream: Stream) {
+pub async fn serve(proxy: Arc<Proxy>, origin: SiteName, header: StreamHeader, stream: Stream) {
     let crossing = CrossingHeader::of(&header);
     let client = crossing.as_ref().ok().and_then(CrossingHeader::client);
     let port = crossing.and_then(|crossing| match crossing.content()? {
@@ -294,7 +279,8 @@ pub async fn serve(shared: Arc<GatewayContext>, origin: SiteName, header: Stream
         origin,
         subject: header.subject.clone(),
     };
-    let mut passage = ConnectionRecord::begin(&shared, CrossingDirection::Inbound, PROTOCOL, claim, client);
+    let mut passage =
+        ConnectionRecord::begin(&proxy.context, CrossingDirection::Inbound, PROTOCOL, claim, client);
     let admitted = match port.and_then(|_| passage.admit_connection()) {
         Ok(admitted) => admitted,
         Err(refusal) => {
@@ -308,24 +294,20 @@ pub async fn serve(shared: Arc<GatewayContext>, origin: SiteName, header: Stream
         // One of another site is known here too, when somebody here may reach it; but nothing is handed on.
         let found = found.filter(|found| found.ip.is_some());
         let found = found.ok_or_else(|| PolicyRefusal::NoNode { node: node.clone() })?;
-        dial_node(&shared, found, number).await
+        dial_node(&proxy, found, number).await
     };
-    let dialled = tokio::select! {
-        biased;
-        cut = admitted.entry.cut() => Err(NodeUnreachable::Cut(cut)),
-        dialled = dialling => dialled,
-    };
-    match dialled {
-        Ok(socket) => answer(&shared, passage, &admitted.entry, SplitSocket::new(socket), stream).await,
+    let dialled = admitted.entry.until_cut(pin!(dialling)).await;
+    match dialled.unwrap_or_else(|cut| Err(NodeUnreachable::Cut(cut))) {
+        Ok(socket) => answer(&proxy, passage, &admitted.entry, SplitSocket::new(socket), stream).await,
         Err(why) => {
             stream.refuse(reset_code(&why));
-            why.record(&shared, passage);
+            why.record(&proxy, passage);
         }
     }
 }
 
 async fn answer(
-    shared: &GatewayContext,
+    proxy: &Proxy,
     passage: ConnectionRecord,
     entry: &LiveConnection,
     mut node: SplitSocket,
@@ -335,27 +317,23 @@ async fn answer(
         return passage.end(ConnectionEnd::ClientReset, Some(error.to_string()));
     }
     let mut far = stream_side(stream, || ());
-    let ended = between(shared, &passage, entry, &mut far, &mut node.side()).await;
-    far.give_up(code(&ended));
-    record(passage, &ended, None);
+    let ended = between(proxy, &passage, entry, &mut far, &mut node.side()).await;
+    far.give_up(end_reason::reset_code(&ended));
+    end_reason::record(passage, &ended, None);
     node.close();
 }
 
-async fn dial_node(
-    shared: &GatewayContext,
-    node: &NodeEntry,
-    port: u16,
-) -> Result<TcpStream, NodeUnreachable> {
+async fn dial_node(proxy: &Proxy, node: &NodeEntry, port: u16) -> Result<TcpStream, NodeUnreachable> {
     let ip = node.ip.ok_or_else(|| PolicyRefusal::NoNode { node: node.server.clone() })?;
-    connect(shared, target(&node.server, port), shared.dialer.connect_tcp((ip, port).into())).await
+    connect(proxy, target(&node.server, port), proxy.dialer.connect_tcp((ip, port).into())).await
 }
 
 async fn connect(
-    shared: &GatewayContext,
+    proxy: &Proxy,
     target: String,
     connecting: impl Future<Output = io::Result<TcpStream>>,
 ) -> Result<TcpStream, NodeUnreachable> {
-    let connected = tokio::time::timeout(shared.options.connect_timeout, connecting).await;
+    let connected = tokio::time::timeout(proxy.options.connect_timeout, connecting).await;
     let Ok(connected) = connected else { return Err(NodeUnreachable::Late { target }) };
     let prepared = connected.and_then(|stream| prepare(&stream).map(|()| stream));
     prepared.map_err(|error| match (error.kind(), Denied::of(&error)) {
@@ -382,33 +360,12 @@ fn reset_code(why: &NodeUnreachable) -> ResetCode {
 }
 
 async fn between<R: ByteSource, W: ByteSink, S: ByteSource, V: ByteSink>(
-    shared: &GatewayContext,
+    proxy: &Proxy,
     passage: &ConnectionRecord,
     entry: &LiveConnection,
     client: &mut CopySide<R, W>,
     node: &mut CopySide<S, V>,
 ) -> Result<CopyEnd, CutReason> {
     let meter = passage.meter().clone();
-    tokio::select! {
-        biased;
-        cut = entry.cut() => Err(cut),
-        ended = cross(client, node, &meter, shared.options.idle_timeout) => Ok(ended),
-    }
-}
-
-fn code(ended: &Result<CopyEnd, CutReason>) -> ResetCode {
-    match ended {
-        Ok(ended) => code_for(ended),
-        Err(cut) => code_for_cut(cut),
-    }
-}
-
-fn record(passage: ConnectionRecord, ended: &Result<CopyEnd, CutReason>, received: Option<u64>) {
-    match ended {
-        Ok(ended) => {
-            let (end, reason) = judge_end(ended, received);
-            passage.end(end, reason);
-        }
-        Err(cut) => passage.cut(cut),
-    }
+    entry.until_cut(pin!(cross(client, node, &meter, proxy.options.idle_timeout))).await
 }

@@ -32,8 +32,8 @@ pub async fn exchange(
     request: Request<Incoming>,
 ) -> hyper::Result<Response<Incoming>> {
     let (near, far) = tokio::io::duplex(BUFFER_BYTES);
-    let shared = hall.shared.clone();
-    hall.tasks.spawn(Box::pin(async move { opened.carry(&shared, far).await }));
+    let proxy = hall.proxy.clone();
+    hall.tasks.spawn(Box::pin(async move { opened.carry(&proxy, far).await }));
     let (mut sender, connection) = http1::handshake(TokioIo::new(near)).await?;
     hall.tasks.spawn(async move {
         if let Err(error) = connection.await {

@@ -18,9 +18,9 @@ use super::headers;
 use super::pool::{Http1Connection, Http1Pool, Http2Pool, Io, OpenedConnection, PoolLease};
 use super::tls::BackendTlsClient;
 use crate::connection_record::ByteMeter;
-use crate::gateway::GatewayContext;
 use crate::peers::BoxedFuture;
 use crate::policy::PolicyRefusal;
+use crate::proxy::Proxy;
 use crate::proxy::backends::BackendConnection;
 
 /// How long a backend may think about a request while nothing of it is sent. Slow reports and long polls take minutes;
@@ -84,14 +84,14 @@ impl BackendPools {
     /// Sends a request and waits for the head of its response.
     pub async fn send(
         &self,
-        shared: &GatewayContext,
+        proxy: &Proxy,
         service: &ServiceEntry,
         errand: BackendRequest,
     ) -> Result<(Response<Incoming>, PoolLease), ProxyError> {
         let BackendRequest { request, way, client, meter, gate } = errand;
         let yard = self.yard(service);
         let is_grpc = headers::is_grpc(request.headers());
-        let open = || -> BoxedFuture<'_, _> { Box::pin(yard.open(shared, way, client)) };
+        let open = || -> BoxedFuture<'_, _> { Box::pin(yard.open(proxy, way, client)) };
         let sending = async {
             match way {
                 BackendProtocol::Single => yard.singles.send(request, open).await,
@@ -162,11 +162,11 @@ impl BackendPool {
 
     async fn open(
         &self,
-        shared: &GatewayContext,
+        proxy: &Proxy,
         way: BackendProtocol,
         client: Option<SocketAddr>,
     ) -> Result<OpenedConnection, ProxyError> {
-        let dialled = shared.backends.dial_for(&self.service, client).await;
+        let dialled = proxy.backends.dial_for(&self.service, client).await;
         let BackendConnection { stream, lease } = dialled.map_err(|refusal| ProxyError::from(&refusal))?;
         let io: Box<dyn Io> = match &self.tls {
             None => Box::new(stream),
@@ -174,7 +174,7 @@ impl BackendPool {
                 let tls =
                     tls[usize::from(way == BackendProtocol::Line)].as_ref().map_err(|why| self.down(why))?;
                 let handshake =
-                    tokio::time::timeout(shared.options.connect_timeout, tls.connect(stream)).await;
+                    tokio::time::timeout(proxy.options.connect_timeout, tls.connect(stream)).await;
                 let stream = handshake.map_err(|_| self.down("no TLS handshake in time"))?;
                 Box::new(stream.map_err(|error| self.down(&error.to_string()))?)
             }

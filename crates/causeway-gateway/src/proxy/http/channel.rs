@@ -15,9 +15,10 @@ use super::body::RequestBody;
 use super::channel_io::{ChannelIo, StreamEndNote};
 use super::error_response::ProxyError;
 use super::pool::{Http1Connection, Http2Pool, OpenedConnection, PoolLease};
-use crate::gateway::GatewayContext;
 use crate::peers::{BoxedFuture, CrossingHeader, StreamContent};
 use crate::policy::{PolicyRefusal, Principal};
+use crate::proxy::Proxy;
+use crate::proxy::stream_opener::open_stream;
 
 /// An idle stream costs both ends some KiB; a new one costs no round trip.
 const IDLE: Duration = Duration::from_secs(120);
@@ -40,7 +41,7 @@ impl ChannelPools {
     /// Sends a request beside others.
     pub async fn send(
         &self,
-        shared: &GatewayContext,
+        proxy: &Proxy,
         route: &ChannelRoute,
         client: SocketAddr,
         request: Request<RequestBody>,
@@ -52,8 +53,7 @@ impl ChannelPools {
                 None => routes.entry(route.clone()).or_default().clone(),
             }
         };
-        let open =
-            || -> BoxedFuture<'_, _> { Box::pin(open(shared, route, StreamContent::Requests, client)) };
+        let open = || -> BoxedFuture<'_, _> { Box::pin(open(proxy, route, StreamContent::Requests, client)) };
         lines.send(request, open).await
     }
 
@@ -72,38 +72,28 @@ impl ChannelPools {
 
 /// Sends a request on a stream of its own.
 pub async fn send_alone(
-    shared: &GatewayContext,
+    proxy: &Proxy,
     route: &ChannelRoute,
     client: SocketAddr,
     request: Request<RequestBody>,
 ) -> Result<(Response<Incoming>, PoolLease), ProxyError> {
-    let opened = open(shared, route, StreamContent::Upgrade, client).await?;
+    let opened = open(proxy, route, StreamContent::Upgrade, client).await?;
     Http1Connection::connect(opened).await?.send(request).await
 }
 
 async fn open(
-    shared: &GatewayContext,
+    proxy: &Proxy,
     route: &ChannelRoute,
     content: StreamContent,
     client: SocketAddr,
 ) -> Result<OpenedConnection, ProxyError> {
     let ChannelRoute { service, home, who } = route;
     let header = CrossingHeader::new(content, client).to_service(service, home, who);
-    let opening = tokio::time::timeout(shared.options.connect_timeout, shared.peers.open_stream(header));
-    let away = || ProxyError::from(&PolicyRefusal::SiteAway { site: home.clone() });
-    match opening.await {
-        Ok(Ok(stream)) => {
-            let note = Arc::new(StreamEndNote::default());
-            let io = Box::new(ChannelIo::new(stream, note.clone(), None));
-            Ok(OpenedConnection { io, note: Some(note), place: Box::new(()) })
-        }
-        Ok(Err(error)) => {
-            tracing::debug!(error = &error as &dyn std::error::Error, "no stream to another site");
-            Err(ProxyError { text: error.to_string(), ..away() })
-        }
-        Err(_) => {
-            shared.peers.suspect(home);
-            Err(away())
-        }
-    }
+    let stream = open_stream(proxy, home, header).await.map_err(|error| {
+        let text = error.to_string();
+        ProxyError { text, ..ProxyError::from(&PolicyRefusal::from(error)) }
+    })?;
+    let note = Arc::new(StreamEndNote::default());
+    let io = Box::new(ChannelIo::new(stream, note.clone(), None));
+    Ok(OpenedConnection { io, note: Some(note), place: Box::new(()) })
 }

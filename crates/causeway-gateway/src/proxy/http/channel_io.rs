@@ -30,10 +30,6 @@ impl StreamEndNote {
         let _ = self.say.set(code);
     }
 
-    pub fn is_saying(&self) -> bool {
-        self.say.get().is_some()
-    }
-
     fn hear<T>(&self, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if let Poll::Ready(Err(error)) = &polled {
             let _ = self.heard.set(ResetCode::of(error).unwrap_or(ResetCode::Abandoned));

@@ -1,27 +1,27 @@
-//! One connection that carries requests, at either end of a crossing: what is on its way on it, and when it must end.
+//! One connection that carries HTTP requests, from a client or from another gateway: its requests, its tunnels and its end.
 //!
-//! Requests are judged when they come. When a netmap arrives, those on their way are judged again, and one that may not go
-//! on takes its connection with it. A connection on which nothing moves is closed. Limits of connections are `counting`'s matter.
+//! `LiveConnections` judges requests; a revoked request ends the connection that carries it. A connection without traffic is
+//! closed. Connection limits are applied by `counting`.
 
-use std::collections::HashMap;
+use std::net::IpAddr;
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use causeway_channel::link::ResetCode;
-use causeway_netmap::NetmapView;
+use causeway_netmap::{NetmapView, ServiceName};
 use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 
 use super::channel_io::StreamEndNote;
 use super::counting::ConnectionCount;
-use super::route;
 use crate::connection_record::AdmittedAccess;
-use crate::gateway::GatewayContext;
 use crate::limits::LimitTable;
-use crate::live::{AccessRequest, CutReason, LiveConnection};
+use crate::live::{AccessRequest, LiveConnection, NetmapFollower};
 use crate::peers::BoxedFuture;
 use crate::policy::PolicyRefusal;
+use crate::proxy::Proxy;
 
 /// Ends the tunnels of a connection when its task is dropped.
 struct Tunnels<'a>(&'a HttpConnection);
@@ -38,7 +38,10 @@ pub struct HttpConnection {
     begun: Instant,
     /// In milliseconds since the beginning.
     moved: AtomicU64,
-    flights: Mutex<RequestsInFlight>,
+    /// Requests in flight.
+    requests: AtomicUsize,
+    /// Cancelled when the connection must end: a request on it was revoked, or a limit no longer allows it.
+    cut: CancellationToken,
     tunnel: Mutex<Option<BoxedFuture<'static, ()>>>,
     /// Streams of HTTP/2 that became tunnels, beside the requests. Made with the first.
     tunnels: Mutex<Option<JoinSet<()>>>,
@@ -57,23 +60,9 @@ pub enum ConnectionOrigin {
     Gateway(Arc<StreamEndNote>),
 }
 
-#[derive(Default)]
-struct RequestsInFlight {
-    next: u64,
-    all: HashMap<u64, RequestInFlight>,
-}
-
-/// A request on its way.
-struct RequestInFlight {
-    entry: Arc<LiveConnection>,
-    method: String,
-    path: String,
-}
-
 /// Takes the request off its connection when it is dropped.
 pub struct RequestGuard {
     connection: Arc<HttpConnection>,
-    id: u64,
 }
 
 impl RequestGuard {
@@ -95,7 +84,7 @@ impl RequestGuard {
 
 impl Drop for RequestGuard {
     fn drop(&mut self) {
-        self.connection.flights().all.remove(&self.id);
+        self.connection.requests.fetch_sub(1, Ordering::Relaxed);
         self.connection.touch();
     }
 }
@@ -105,7 +94,8 @@ impl HttpConnection {
         Arc::new(HttpConnection {
             begun: Instant::now(),
             moved: AtomicU64::new(0),
-            flights: Mutex::default(),
+            requests: AtomicUsize::new(0),
+            cut: CancellationToken::new(),
             tunnel: Mutex::default(),
             tunnels: Mutex::default(),
             multiplexed: AtomicBool::new(false),
@@ -114,25 +104,33 @@ impl HttpConnection {
         })
     }
 
-    /// A request sets out. From now on it is judged with every netmap.
-    pub fn board(self: &Arc<Self>, entry: Arc<LiveConnection>, method: &str, path: &str) -> RequestGuard {
-        let mut flights = self.flights();
-        let id = flights.next;
-        flights.next += 1;
-        flights.all.insert(id, RequestInFlight { entry, method: method.to_owned(), path: path.to_owned() });
-        RequestGuard { connection: self.clone(), id }
+    /// Counts a request in flight. When it is revoked, the connection ends with it.
+    pub fn board(self: &Arc<Self>, entry: &LiveConnection) -> RequestGuard {
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        entry.carried_by(&self.cut);
+        RequestGuard { connection: self.clone() }
+    }
+
+    /// Counts a client connection at a presence when it arrives.
+    pub fn arrive(&self, proxy: &Proxy, service: &ServiceName, client: IpAddr) -> Result<(), PolicyRefusal> {
+        match &self.origin {
+            ConnectionOrigin::Client(counting) => {
+                counting.arrive(&proxy.context.limits, &proxy.context.view(), service, client)
+            }
+            ConnectionOrigin::Gateway(_) => Ok(()),
+        }
     }
 
     /// Counts a client's connection for what a request wants.
     pub fn count(
         &self,
-        shared: &GatewayContext,
+        proxy: &Proxy,
         claim: &AccessRequest,
         admitted: &AdmittedAccess,
     ) -> Result<(), PolicyRefusal> {
         match &self.origin {
             ConnectionOrigin::Client(counting) => {
-                counting.count(&shared.limits, claim, &admitted.who, &admitted.permit)
+                counting.count(&proxy.context.limits, claim, &admitted.who, &admitted.permit)
             }
             // It carries the requests of many connections, which were counted where they came in.
             ConnectionOrigin::Gateway(_) => Ok(()),
@@ -158,7 +156,7 @@ impl HttpConnection {
     }
 
     pub fn is_waiting(&self) -> bool {
-        !self.multiplexed.load(Ordering::Relaxed) && self.flights().all.is_empty()
+        !self.multiplexed.load(Ordering::Relaxed) && self.requests.load(Ordering::Relaxed) == 0
     }
 
     pub fn set_multiplexed(&self) {
@@ -174,12 +172,7 @@ impl HttpConnection {
     }
 
     /// Drives the connection, then what it became, until it ends, may not go on, or is idle for too long.
-    pub async fn hold(
-        &self,
-        shared: &GatewayContext,
-        keep_alive: Duration,
-        serving: impl Future<Output = ()>,
-    ) {
+    pub async fn hold(&self, proxy: &Proxy, keep_alive: Duration, serving: impl Future<Output = ()>) {
         // They hold the connection, and it holds them: they go whatever happens to this task.
         let _tunnels = Tunnels(self);
         let mut whole = pin!(async {
@@ -189,24 +182,21 @@ impl HttpConnection {
                 tunnel.await;
             }
         });
-        let mut netmaps = shared.netmaps();
-        let mut follows = true;
         let mut idle = pin!(tokio::time::sleep(keep_alive));
         loop {
             tokio::select! {
                 biased;
-                changed = netmaps.changed(), if follows => {
-                    follows = changed.is_ok();
-                    let view = netmaps.borrow_and_update().clone();
-                    if self.judge(&view, &shared.limits) {
-                        return;
+                () = self.cut.cancelled() => {
+                    if let ConnectionOrigin::Gateway(note) = &self.origin {
+                        note.say(ResetCode::Revoked);
                     }
+                    return;
                 }
                 () = &mut whole => return,
                 () = &mut idle => {
-                    let patience = match self.flights().all.is_empty() {
-                        true => keep_alive,
-                        false => shared.options.idle_timeout,
+                    let patience = match self.requests.load(Ordering::Relaxed) {
+                        0 => keep_alive,
+                        _ => proxy.options.idle_timeout,
                     };
                     let quiet = self.begun.elapsed().saturating_sub(self.moved());
                     if quiet >= patience {
@@ -220,30 +210,18 @@ impl HttpConnection {
         }
     }
 
-    /// Judges what is on its way. True: something may not go on.
-    fn judge(&self, view: &NetmapView, limits: &LimitTable) -> bool {
-        let mut cut = match &self.origin {
-            ConnectionOrigin::Client(counting) => counting.renew(limits, view).is_err(),
-            // Whoever was cut before we looked has left the flights, and the word why.
-            ConnectionOrigin::Gateway(note) => note.is_saying(),
-        };
-        for flight in self.flights().all.values() {
-            if let Err(refusal) = route::holds(view, &flight.entry.claim, &flight.method, &flight.path) {
-                if let ConnectionOrigin::Gateway(note) = &self.origin {
-                    note.say(ResetCode::Revoked);
-                }
-                flight.entry.end(CutReason::Revoked(refusal));
-                cut = true;
-            }
-        }
-        cut
-    }
-
     fn moved(&self) -> Duration {
         Duration::from_millis(self.moved.load(Ordering::Relaxed))
     }
+}
 
-    fn flights(&self) -> MutexGuard<'_, RequestsInFlight> {
-        self.flights.lock().unwrap_or_else(PoisonError::into_inner)
+impl NetmapFollower for HttpConnection {
+    /// Applies the connection limits of a new netmap. Requests on the connection are judged by `LiveConnections`.
+    fn follow(&self, view: &NetmapView, limits: &LimitTable) {
+        if let ConnectionOrigin::Client(counting) = &self.origin
+            && counting.renew(limits, view).is_err()
+        {
+            self.cut.cancel();
+        }
     }
 }

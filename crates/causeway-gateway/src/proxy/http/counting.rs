@@ -10,7 +10,7 @@ use std::time::Instant;
 use causeway_netmap::{NetmapView, ServiceName};
 
 use crate::limits::{Allowance, LimitTable, LimitedEnd};
-use crate::live::AccessRequest;
+use crate::live::{AccessGrant, AccessRequest};
 use crate::policy::{Permit, PolicyRefusal, Principal};
 
 #[derive(Default)]
@@ -27,9 +27,9 @@ impl ConnectionCount {
         service: &ServiceName,
         client: IpAddr,
     ) -> Result<(), PolicyRefusal> {
-        let claim = AccessRequest::Use { service: service.clone(), client };
+        let claim = AccessRequest::Use { service: service.clone(), client, request: None };
         match claim.judge(view) {
-            Ok((who, permit)) => self.count(limits, &claim, &who, &permit),
+            Ok(AccessGrant { who, permit, .. }) => self.count(limits, &claim, &who, &permit),
             Err(_) => Ok(()),
         }
     }
@@ -57,7 +57,7 @@ impl ConnectionCount {
         let mut counted = self.lock();
         let mut over = Ok(());
         counted.retain(|(claim, allowance)| match claim.judge(view) {
-            Ok((who, permit)) => {
+            Ok(AccessGrant { who, permit, .. }) => {
                 if let Err(refusal) = limits.renew(allowance, &permit, &who, now) {
                     over = Err(refusal);
                 }

@@ -10,7 +10,7 @@ use http::{Response, StatusCode};
 use super::headers;
 use crate::audit::ConnectionEnd;
 use crate::live::CutReason;
-use crate::policy::PolicyRefusal;
+use crate::policy::{self, PolicyRefusal};
 
 /// Why a request did not get the answer of a backend.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -140,6 +140,7 @@ impl From<&PolicyRefusal> for ProxyError {
             PolicyRefusal::BackendDown { .. } | PolicyRefusal::BackendDenied { .. } => {
                 (StatusCode::BAD_GATEWAY, ConnectionEnd::BackendDown)
             }
+            PolicyRefusal::SiteRefused { code, .. } => of_code(*code),
             PolicyRefusal::Malformed { .. } => (StatusCode::BAD_REQUEST, ConnectionEnd::Refused),
         };
         let text = match refusal {
@@ -150,22 +151,28 @@ impl From<&PolicyRefusal> for ProxyError {
     }
 }
 
+/// The status and the end of a request whose stream another gateway reset.
+fn of_code(code: ResetCode) -> (StatusCode, ConnectionEnd) {
+    match code {
+        ResetCode::NotAllowed => (StatusCode::FORBIDDEN, ConnectionEnd::Refused),
+        ResetCode::Revoked => (StatusCode::FORBIDDEN, ConnectionEnd::Revoked),
+        ResetCode::Limit => (StatusCode::TOO_MANY_REQUESTS, ConnectionEnd::Limit),
+        ResetCode::BackendDown => (StatusCode::BAD_GATEWAY, ConnectionEnd::BackendDown),
+        ResetCode::Timeout => (StatusCode::GATEWAY_TIMEOUT, ConnectionEnd::Timeout),
+        ResetCode::Malformed | ResetCode::Internal | ResetCode::Other(_) => {
+            (StatusCode::BAD_GATEWAY, ConnectionEnd::Refused)
+        }
+        ResetCode::NoRoute | ResetCode::Abandoned | ResetCode::Refused | ResetCode::Draining => {
+            (StatusCode::SERVICE_UNAVAILABLE, ConnectionEnd::LinkLost)
+        }
+    }
+}
+
 impl From<ResetCode> for ProxyError {
     /// The other gateway gave a stream up before it answered.
     fn from(code: ResetCode) -> ProxyError {
-        let (status, word, end) = match code {
-            ResetCode::NotAllowed => (StatusCode::FORBIDDEN, "not-allowed", ConnectionEnd::Refused),
-            ResetCode::Revoked => (StatusCode::FORBIDDEN, "not-allowed", ConnectionEnd::Revoked),
-            ResetCode::Limit => (StatusCode::TOO_MANY_REQUESTS, "limit", ConnectionEnd::Limit),
-            ResetCode::BackendDown => (StatusCode::BAD_GATEWAY, "backend-down", ConnectionEnd::BackendDown),
-            ResetCode::Timeout => (StatusCode::GATEWAY_TIMEOUT, "timeout", ConnectionEnd::Timeout),
-            ResetCode::Malformed | ResetCode::Internal | ResetCode::Other(_) => {
-                (StatusCode::BAD_GATEWAY, "malformed", ConnectionEnd::Refused)
-            }
-            ResetCode::NoRoute | ResetCode::Abandoned | ResetCode::Refused | ResetCode::Draining => {
-                (StatusCode::SERVICE_UNAVAILABLE, "site-away", ConnectionEnd::LinkLost)
-            }
-        };
+        let (status, end) = of_code(code);
+        let word = policy::word_of_code(code);
         ProxyError::new(status, word, format!("the gateway of the service ended it: {code}"), end)
     }
 }

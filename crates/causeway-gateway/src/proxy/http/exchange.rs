@@ -20,20 +20,20 @@ use super::error_response::{ErrorFormat, ProxyError, end_of_word};
 use super::extended::{self, ExtendedConnect};
 use super::headers::{self, HeadError};
 use super::pool::PoolLease;
-use super::route::{self, NextHop};
-use super::{forwarded, path, request_target, tunnel, upgrade};
+use super::route::NextHop;
+use super::{forwarded, request_target, tunnel, upgrade};
 use crate::audit::ConnectionEnd;
 use crate::connection_record::{
     AdmittedAccess, ByteMeter, ConnectionRecord, CrossingDirection, protocol_word,
 };
-use crate::gateway::GatewayContext;
 use crate::limits::LimitExceeded;
-use crate::live::AccessRequest;
+use crate::live::{AccessRequest, AllowedRequest, RequestLine};
 use crate::policy::PolicyRefusal;
+use crate::proxy::Proxy;
 
 /// What the requests of one connection have in common.
 pub struct Exchange {
-    pub shared: Arc<GatewayContext>,
+    pub proxy: Arc<Proxy>,
     pub connection: Arc<HttpConnection>,
     pub bearing: ExchangeSide,
 }
@@ -60,7 +60,7 @@ struct Passing {
     admitted: AdmittedAccess,
     claim: AccessRequest,
     client: Option<SocketAddr>,
-    path: String,
+    allowed: AllowedRequest,
     meter: Arc<ByteMeter>,
 }
 
@@ -108,9 +108,12 @@ impl Exchange {
             ExchangeSide::Outbound { .. } => CrossingDirection::Outbound,
             ExchangeSide::Inbound { .. } => CrossingDirection::Inbound,
         };
-        let mut passage = ConnectionRecord::begin(&self.shared, direction, word, claim.clone(), client);
+        let line =
+            RequestLine { method: request.method().to_string(), path: request.uri().path().to_owned() };
+        let access = claim.for_request(line);
+        let mut passage = ConnectionRecord::begin(&self.proxy.context, direction, word, access, client);
         passage.set_request(request.method().as_str(), request.uri().path(), None);
-        let (admitted, path) = match self.admit(&mut passage, &claim, &request) {
+        let (admitted, allowed) = match self.admit(&mut passage, &claim, &request) {
             Ok(admitted) => admitted,
             Err(LimitExceeded { refusal, again }) => {
                 let mut verdict = ProxyError::from(&refusal);
@@ -121,10 +124,10 @@ impl Exchange {
             }
         };
         let entry = admitted.entry.clone();
-        let boarded = self.connection.board(entry.clone(), request.method().as_str(), &path);
+        let boarded = self.connection.board(&entry);
         let meter = passage.meter().clone();
         let account = RequestAccount::new(passage, entry.clone(), boarded);
-        let passing = Passing { admitted, claim, client, path, meter };
+        let passing = Passing { admitted, claim, client, allowed, meter };
         let answered = tokio::select! {
             biased;
             cut = entry.cut() => Err(ProxyError::from(&cut)),
@@ -149,7 +152,7 @@ impl Exchange {
         &self,
         request: &mut Request<Incoming>,
     ) -> Result<(AccessRequest, Option<SocketAddr>, &'static str), ProxyError> {
-        let view = self.shared.view();
+        let view = self.proxy.context.view();
         match &self.bearing {
             ExchangeSide::Inbound { claim, client } => {
                 let told = forwarded::take_client(request.headers_mut());
@@ -167,56 +170,50 @@ impl Exchange {
                 };
                 let protocol =
                     view.presences.get(&service).map_or(ServiceProtocol::Http, |presence| presence.protocol);
-                let claim = AccessRequest::Use { service, client: client.ip() };
+                let claim = AccessRequest::Use { service, client: client.ip(), request: None };
                 Ok((claim, Some(*client), protocol_word(protocol)))
             }
         }
     }
 
-    /// Judges a request. The path that comes back is the one that was judged.
+    /// Judges a request and counts it. The path that comes back is the one that was judged.
     fn admit(
         &self,
         passage: &mut ConnectionRecord,
         claim: &AccessRequest,
         request: &Request<Incoming>,
-    ) -> Result<(AdmittedAccess, String), LimitExceeded> {
-        let (admitted, path) = self.judge(passage, claim, request).map_err(at_once)?;
-        self.connection.count(&self.shared, claim, &admitted).map_err(at_once)?;
+    ) -> Result<(AdmittedAccess, AllowedRequest), LimitExceeded> {
+        let (admitted, allowed) = self.judge(passage, request).map_err(at_once)?;
+        self.connection.count(&self.proxy, claim, &admitted).map_err(at_once)?;
         passage.request(&admitted)?;
-        Ok((admitted, path))
+        Ok((admitted, allowed))
     }
 
     fn judge(
         &self,
         passage: &mut ConnectionRecord,
-        claim: &AccessRequest,
         request: &Request<Incoming>,
-    ) -> Result<(AdmittedAccess, String), PolicyRefusal> {
+    ) -> Result<(AdmittedAccess, AllowedRequest), PolicyRefusal> {
         let malformed = |why: &'static str| PolicyRefusal::Malformed { why };
         if self.connection.take_two_lengths() {
             return Err(malformed(HeadError::TwoLengths.why()));
         }
         headers::inspect(request).map_err(|error| malformed(error.why()))?;
-        let admitted = passage.admit()?;
-        let onward = route::onward(&admitted.view, claim, &admitted.who, admitted.permit.clone())?;
-        let (method, path) = (request.method().as_str(), request.uri().path());
-        let path = match onward.reads_requests() {
-            true => path::normal(path).map_err(|error| malformed(error.why()))?.into_owned(),
-            false => path.to_owned(),
-        };
-        let rule = onward.allows(method, &path)?;
-        passage.set_request(method, &path, Some(rule.as_str()));
-        Ok((admitted, path))
+        let mut admitted = passage.admit()?;
+        let allowed = admitted.request.take().ok_or(malformed("it is not for a service"))?;
+        passage.set_request(request.method().as_str(), &allowed.path, Some(allowed.rule.as_str()));
+        Ok((admitted, allowed))
     }
 
     /// Sends a request on its way and waits for the head of its response.
     async fn send(&self, passing: &Passing, mut request: Request<Incoming>) -> Result<Answered, ProxyError> {
-        let Passing { admitted, claim, client, path, meter } = passing;
+        let Passing { admitted, claim, client, allowed, meter } = passing;
         let is_single = request.version() == Version::HTTP_11;
         let is_extended = request.extensions_mut().remove::<ExtendedConnect>().is_some();
-        let onward = route::onward(&admitted.view, claim, &admitted.who, admitted.permit.clone());
-        let onward = onward.map_err(|refusal| ProxyError::from(&refusal))?;
-        let has_rules = onward.reads_requests();
+        let AllowedRequest { path, has_rules, .. } = allowed;
+        let has_rules = *has_rules;
+        let next = NextHop::of(&admitted.view, claim, &admitted.who);
+        let next = next.map_err(|refusal| ProxyError::from(&refusal))?;
         let protocol = upgrade::wanted(request.headers(), has_rules).filter(|_| is_single || is_extended);
         let upgrade = protocol.clone().map(|protocol| (hyper::upgrade::on(&mut request), protocol));
         let (mut parts, body) = request.into_parts();
@@ -229,11 +226,7 @@ impl Exchange {
         }
         let gate = waits.then(Arc::<BodyGate>::default);
         let upload = RequestBody::new(body, meter.clone());
-        let next = onward.next;
-        let service = match claim {
-            AccessRequest::Use { service, .. } | AccessRequest::Reach { service, .. } => service,
-            _ => return Err(ProxyError::broken("not a service")),
-        };
+        let service = claim.service().ok_or_else(|| ProxyError::broken("not a service"))?;
         let host = host.as_deref().unwrap_or(service.as_str());
         let from_gateway = matches!(next, NextHop::Away(_));
         let (response, lease) = match next {
@@ -244,11 +237,11 @@ impl Exchange {
                 if upgrade.is_some() || waits {
                     request_target::over_http1(&mut parts, host, path)?;
                     let request = dress(parts, upload, protocol, gate);
-                    channel::send_alone(&self.shared, &route, client, request).await?
+                    channel::send_alone(&self.proxy, &route, client, request).await?
                 } else {
                     request_target::over_http2(&mut parts, host, path, false)?;
                     let request = dress(parts, upload, None, None);
-                    self.shared.http.routes.send(&self.shared, &route, client, request).await?
+                    self.proxy.http.routes.send(&self.proxy, &route, client, request).await?
                 }
             }
             NextHop::Here(service) => {
@@ -265,7 +258,7 @@ impl Exchange {
                 let gate = gate.filter(|_| way != BackendProtocol::Line);
                 let request = dress(parts, upload, protocol, gate.clone());
                 let errand = BackendRequest { request, way, client: *client, meter: meter.clone(), gate };
-                self.shared.http.yards.send(&self.shared, service, errand).await?
+                self.proxy.http.yards.send(&self.proxy, service, errand).await?
             }
         };
         Ok(Answered { response, lease, upgrade, is_extended, from_gateway })
@@ -312,7 +305,7 @@ impl Exchange {
     }
 
     fn say(&self, verdict: &ProxyError, form: ErrorFormat) -> Response<ResponseBody> {
-        self.shared.figures.refused(verdict.word);
+        self.proxy.context.figures.refused(verdict.word);
         ResponseBody::said(verdict.response(form))
     }
 }

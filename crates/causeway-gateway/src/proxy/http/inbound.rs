@@ -14,15 +14,15 @@ use super::channel_io::{ChannelIo, StreamEndNote};
 use super::connection::{ConnectionOrigin, HttpConnection};
 use super::exchange::{Exchange, ExchangeSide};
 use super::pool;
-use crate::gateway::GatewayContext;
 use crate::live::AccessRequest;
+use crate::proxy::Proxy;
 
 /// The other gateway closes earlier; this is for one that has forgotten.
 const KEEP_ALIVE: Duration = Duration::from_secs(300);
 
 /// Serves the requests of one stream. The claim holds at this moment.
 pub async fn serve(
-    shared: Arc<GatewayContext>,
+    proxy: Arc<Proxy>,
     claim: AccessRequest,
     client: Option<SocketAddr>,
     multiplexed: bool,
@@ -32,7 +32,7 @@ pub async fn serve(
     let connection = HttpConnection::new(ConnectionOrigin::Gateway(note.clone()));
     let io = TokioIo::new(ChannelIo::new(stream, note, Some(connection.clone())));
     let bearing = ExchangeSide::Inbound { claim, client };
-    let exchange = Arc::new(Exchange { shared: shared.clone(), connection: connection.clone(), bearing });
+    let exchange = Arc::new(Exchange { proxy: proxy.clone(), connection: connection.clone(), bearing });
     let service = service_fn(move |request| exchange.clone().handle(request));
     let serving = async {
         let served = match multiplexed {
@@ -40,7 +40,7 @@ pub async fn serve(
                 let mut serving = pin!(builder().serve_connection(io, service));
                 tokio::select! {
                     served = serving.as_mut() => served,
-                    () = shared.stopping.cancelled() => {
+                    () = proxy.context.stopping.cancelled() => {
                         serving.as_mut().graceful_shutdown();
                         serving.await
                     }
@@ -56,7 +56,7 @@ pub async fn serve(
             tracing::debug!(%error, "a stream of requests ended badly");
         }
     };
-    connection.hold(&shared, KEEP_ALIVE, serving).await;
+    connection.hold(&proxy, KEEP_ALIVE, serving).await;
 }
 
 fn builder() -> http2::Builder<TokioExecutor> {

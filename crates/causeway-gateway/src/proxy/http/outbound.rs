@@ -17,11 +17,11 @@ use super::counting::ConnectionCount;
 use super::exchange::{ClientEntry, Exchange, ExchangeSide};
 use super::pool;
 use crate::connection_record::{ConnectionRecord, CrossingDirection, protocol_word};
-use crate::gateway::GatewayContext;
 use crate::live::AccessRequest;
 use crate::policy::PolicyRefusal;
+use crate::proxy::Proxy;
 use crate::proxy::copy::reset;
-use crate::proxy::inbound::prepare;
+use crate::proxy::sockets::prepare;
 
 /// How long a head may take from its first byte.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
@@ -33,32 +33,33 @@ const REFUSED_KEEP_ALIVE: Duration = Duration::from_secs(2);
 const PING_PERIOD: Duration = Duration::from_secs(30);
 
 /// Serves one client until its connection ends.
-pub async fn serve(shared: Arc<GatewayContext>, socket: TcpStream, client: SocketAddr, door: ClientEntry) {
-    let Some(_place) = shared.http.place(shared.options.connections_max) else {
-        shared.figures.refused(PolicyRefusal::Full { what: "connections" }.word());
+pub async fn serve(proxy: Arc<Proxy>, socket: TcpStream, client: SocketAddr, door: ClientEntry) {
+    let Some(_place) = proxy.http.place(proxy.options.connections_max) else {
+        proxy.context.figures.refused(PolicyRefusal::Full { what: "connections" }.word());
         return reset(socket);
     };
     if let Err(error) = prepare(&socket) {
         return tracing::debug!(%client, %error, "a client's connection cannot be used");
     }
-    let counting = ConnectionCount::default();
+    let connection = HttpConnection::new(ConnectionOrigin::Client(ConnectionCount::default()));
+    // Before it is counted: a netmap that arrives meanwhile finds the connection registered.
+    let _following = proxy.context.live.register(&connection);
     let told = match &door {
         ClientEntry::Presence(service) => {
-            let arrived = counting.arrive(&shared.limits, &shared.view(), service, client.ip());
-            match arrived.map_err(|refusal| (refusal, shared.http.refused_place())) {
+            let arrived = connection.arrive(&proxy, service, client.ip());
+            match arrived.map_err(|refusal| (refusal, proxy.http.refused_place())) {
                 Ok(()) => None,
                 Err((_, Some(place))) => Some(place),
-                Err((refusal, None)) => return refuse(&shared, service, socket, client, &refusal),
+                Err((refusal, None)) => return refuse(&proxy, service, socket, client, &refusal),
             }
         }
         ClientEntry::Entry => None,
     };
     // One over the limit has a moment to ask, so that it can be told in its own words.
     let keep_alive = if told.is_some() { REFUSED_KEEP_ALIVE } else { KEEP_ALIVE };
-    let connection = HttpConnection::new(ConnectionOrigin::Client(counting));
     let front = ClientSocket::new(socket, connection.clone(), HEAD_TIMEOUT);
     let bearing = ExchangeSide::Outbound { client, door };
-    let exchange = Arc::new(Exchange { shared: shared.clone(), connection: connection.clone(), bearing });
+    let exchange = Arc::new(Exchange { proxy: proxy.clone(), connection: connection.clone(), bearing });
     let service = service_fn(move |request| exchange.clone().handle(request));
     let mut builder = auto::Builder::new(TokioExecutor::new());
     // The time of a head is kept by `ClientSocket`: here it would end connections that wait.
@@ -77,7 +78,7 @@ pub async fn serve(shared: Arc<GatewayContext>, socket: TcpStream, client: Socke
         let mut serving = pin!(builder.serve_connection_with_upgrades(TokioIo::new(front), service));
         let served = tokio::select! {
             served = serving.as_mut() => served,
-            () = shared.stopping.cancelled() => {
+            () = proxy.context.stopping.cancelled() => {
                 serving.as_mut().graceful_shutdown();
                 serving.await
             }
@@ -86,19 +87,20 @@ pub async fn serve(shared: Arc<GatewayContext>, socket: TcpStream, client: Socke
             tracing::debug!(%client, %error, "a client's connection ended badly");
         }
     };
-    connection.hold(&shared, keep_alive, serving).await;
+    connection.hold(&proxy, keep_alive, serving).await;
 }
 
 /// Too many are being told already: this one gets what a connection without words gets.
 fn refuse(
-    shared: &Arc<GatewayContext>,
+    proxy: &Arc<Proxy>,
     service: &ServiceName,
     socket: TcpStream,
     client: SocketAddr,
     refusal: &PolicyRefusal,
 ) {
     reset(socket);
-    let claim = AccessRequest::Use { service: service.clone(), client: client.ip() };
+    let claim = AccessRequest::Use { service: service.clone(), client: client.ip(), request: None };
     let word = protocol_word(ServiceProtocol::Http);
-    ConnectionRecord::begin(shared, CrossingDirection::Outbound, word, claim, Some(client)).refuse(refusal);
+    ConnectionRecord::begin(&proxy.context, CrossingDirection::Outbound, word, claim, Some(client))
+        .refuse(refusal);
 }

@@ -11,7 +11,7 @@ use super::pool::PoolLease;
 use crate::connection_record::ByteMeter;
 use crate::limits::ByteDirection;
 use crate::proxy::copy::CopyEnd;
-use crate::proxy::outbound::judge_end;
+use crate::proxy::end_reason::judge_end;
 
 /// Frames of WebSocket are small, and most tunnels are quiet.
 const BUFFER_BYTES: usize = 8 << 10;

@@ -1,5 +1,6 @@
 //! From the gateway of a client to a backend here.
 
+use std::pin::pin;
 use std::sync::Arc;
 
 use causeway_channel::link::Stream;
@@ -9,11 +10,11 @@ use tokio_util::sync::CancellationToken;
 use super::carry::{DatagramSide, carry, is_absent};
 use super::table::UdpSessionSlot;
 use crate::connection_record::{AdmittedAccess, ConnectionRecord};
-use crate::gateway::GatewayContext;
 use crate::live::AccessRequest;
+use crate::proxy::Proxy;
 use crate::proxy::copy::CopyEnd;
+use crate::proxy::end_reason::{self, code_for_cut};
 use crate::proxy::inbound::refuse;
-use crate::proxy::outbound::{code_for, code_for_cut, forget_netmap, judge_end};
 
 /// What else may end a session: of a client of ours, that is, and only there.
 #[derive(Clone, Copy, Default)]
@@ -23,19 +24,19 @@ pub struct SessionCancellation<'a> {
 }
 
 /// Serves one session of another site.
-pub async fn serve(shared: Arc<GatewayContext>, mut passage: ConnectionRecord, stream: Stream) {
+pub async fn serve(proxy: Arc<Proxy>, mut passage: ConnectionRecord, stream: Stream) {
     let admitted = match passage.admit_connection() {
         Ok(admitted) => admitted,
         Err(refusal) => return refuse(passage, &refusal, stream),
     };
     let AccessRequest::Reach { service, .. } = &admitted.entry.claim else { return };
     let (service, mut far) = (service.clone(), DatagramSide::stream(stream));
-    carry_to_backend(&shared, passage, admitted, service, &mut far, SessionCancellation::default()).await;
+    carry_to_backend(&proxy, passage, admitted, service, &mut far, SessionCancellation::default()).await;
 }
 
 /// Dials a backend and carries, until it ends for one reason or another. False: it was refused, or something failed.
 pub async fn carry_to_backend(
-    shared: &GatewayContext,
+    proxy: &Proxy,
     passage: ConnectionRecord,
     admitted: AdmittedAccess,
     service: ServiceName,
@@ -43,16 +44,15 @@ pub async fn carry_to_backend(
     obstacles: SessionCancellation<'_>,
 ) -> bool {
     let Some(found) = admitted.view.services.get(&service) else { return false };
-    let connected = tokio::select! {
-        biased;
-        cut = admitted.entry.cut() => {
+    let connected = match admitted.entry.until_cut(pin!(proxy.udp_backends.connect(found))).await {
+        Ok(connected) => connected,
+        Err(cut) => {
             client.give_up(code_for_cut(&cut));
             passage.cut(&cut);
             return true;
         }
-        connected = shared.udp_backends.connect(found) => connected,
     };
-    let entry = forget_netmap(admitted);
+    let entry = admitted.into_entry();
     let connected = match connected {
         Ok(connected) => connected,
         Err(refusal) => {
@@ -74,7 +74,7 @@ pub async fn carry_to_backend(
             passage.end(end, Some(why.to_owned()));
             true
         }
-        ended = carry(client, &mut backend, &meter, &shared.options.udp, &shared.figures) => match ended {
+        ended = carry(client, &mut backend, &meter, &proxy.options.udp, &proxy.context.figures) => match ended {
             // No backend is there: the next session asks another, if there is one.
             CopyEnd::Backend(error) if is_absent(&error) => {
                 connected.place.failed();
@@ -84,10 +84,11 @@ pub async fn carry_to_backend(
                 false
             }
             ended => {
-                client.give_up(code_for(&ended));
-                let (end, reason) = judge_end(&ended, None);
-                passage.end(end, reason);
-                matches!(ended, CopyEnd::Idle | CopyEnd::Done)
+                let is_over_in_order = matches!(ended, CopyEnd::Idle | CopyEnd::Done);
+                let ended = Ok(ended);
+                client.give_up(end_reason::reset_code(&ended));
+                end_reason::record(passage, &ended, None);
+                is_over_in_order
             }
         },
     }

@@ -1,6 +1,7 @@
 //! From clients at a presence for datagrams to the gateway of the service.
 
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,22 +18,24 @@ use super::refusals::{FAILED, REFUSED, RecentRefusals};
 use super::table::{FeedResult, UdpSessionKey, UdpSessionQueue, UdpSessionSlot};
 use crate::audit::ConnectionEnd;
 use crate::connection_record::{ConnectionRecord, CrossingDirection, protocol_word};
-use crate::gateway::GatewayContext;
 use crate::live::AccessRequest;
 use crate::peers::{CrossingHeader, StreamContent};
 use crate::policy::PolicyRefusal;
+use crate::proxy::Proxy;
 use crate::proxy::copy::CopyEnd;
+use crate::proxy::end_reason::{self, code_for_cut};
 use crate::proxy::listeners::UdpPresence;
-use crate::proxy::outbound::{at_home, code_for, code_for_cut, forget_netmap, judge_end, open};
+use crate::proxy::outbound::at_home;
+use crate::proxy::stream_opener::open_for_service;
 
 /// After an error of the socket itself; so that one that stays does not spin.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Serves the clients of one presence until it is gone. The sessions are tasks of `tasks`.
-pub async fn serve(shared: Arc<GatewayContext>, opened: UdpPresence, tasks: TaskTracker) {
+pub async fn serve(proxy: Arc<Proxy>, opened: UdpPresence, tasks: TaskTracker) {
     let UdpPresence { socket, service, closed } = opened;
     let Ok(presence) = socket.local_addr() else { return };
-    let desk = UdpDemux { shared, socket, service, presence, closed, tasks, refusals: Arc::default() };
+    let desk = UdpDemux { proxy, socket, service, presence, closed, tasks, refusals: Arc::default() };
     loop {
         let received = tokio::select! {
             biased;
@@ -51,7 +54,7 @@ pub async fn serve(shared: Arc<GatewayContext>, opened: UdpPresence, tasks: Task
 
 /// Where the datagrams of one presence are told apart.
 struct UdpDemux {
-    shared: Arc<GatewayContext>,
+    proxy: Arc<Proxy>,
     socket: Arc<UdpSocket>,
     service: ServiceName,
     presence: SocketAddr,
@@ -64,11 +67,11 @@ impl UdpDemux {
     fn take(&self, client: SocketAddr, datagram: FramedDatagram) {
         let client = SocketAddr::new(client.ip().to_canonical(), client.port());
         let key = UdpSessionKey { client, presence: self.presence };
-        let datagram = match self.shared.udp_sessions.find(&key) {
+        let datagram = match self.proxy.udp_sessions.find(&key) {
             Some(slot) => match slot.feed(datagram.clone()) {
                 FeedResult::Queued => return,
                 FeedResult::Dropped => {
-                    self.shared.figures.datagrams_dropped.inc();
+                    self.proxy.context.figures.datagrams_dropped.inc();
                     return;
                 }
                 // It ended in this moment: the datagram begins another.
@@ -85,28 +88,28 @@ impl UdpDemux {
     /// A session for a client that has none; none for one that may not. Nothing was promised yet, so a table of sessions is
     /// not filled by those who are refused.
     fn begin(&self, key: UdpSessionKey) -> Option<(Arc<UdpSessionSlot>, impl Future<Output = ()> + use<>)> {
-        let (shared, now) = (&self.shared, Instant::now());
-        let view = shared.view();
+        let (proxy, now) = (&self.proxy, Instant::now());
+        let view = proxy.context.view();
         let ip = key.client.ip();
         if lock(&self.refusals).holds(ip, view.generation, now) {
-            shared.figures.datagrams_dropped.inc();
+            proxy.context.figures.datagrams_dropped.inc();
             return None;
         }
-        let claim = AccessRequest::Use { service: self.service.clone(), client: ip };
+        let claim = AccessRequest::Use { service: self.service.clone(), client: ip, request: None };
         if let Err(refusal) = claim.judge(&view) {
             match lock(&self.refusals).add(ip, now, REFUSED) {
                 true => self.passage(claim, key.client).refuse(&refusal),
-                false => shared.figures.refused(refusal.word()),
+                false => proxy.context.figures.refused(refusal.word()),
             }
             return None;
         }
-        let (slot, queue, is_evicting) = shared.udp_sessions.begin(key);
+        let (slot, queue, is_evicting) = proxy.udp_sessions.begin(key);
         if is_evicting {
-            shared.figures.udp_sessions_evicted.inc();
+            proxy.context.figures.udp_sessions_evicted.inc();
         }
         let session = Session {
             passage: self.passage(claim, key.client),
-            place: InTable { shared: shared.clone(), key, slot: slot.clone() },
+            place: InTable { proxy: proxy.clone(), key, slot: slot.clone() },
             socket: self.socket.clone(),
             closed: self.closed.clone(),
             refusals: self.refusals.clone(),
@@ -116,20 +119,20 @@ impl UdpDemux {
 
     fn passage(&self, claim: AccessRequest, client: SocketAddr) -> ConnectionRecord {
         let word = protocol_word(ServiceProtocol::Udp);
-        ConnectionRecord::begin(&self.shared, CrossingDirection::Outbound, word, claim, Some(client))
+        ConnectionRecord::begin(&self.proxy.context, CrossingDirection::Outbound, word, claim, Some(client))
     }
 }
 
 /// Gives the place in the table back, whatever happens to the task.
 struct InTable {
-    shared: Arc<GatewayContext>,
+    proxy: Arc<Proxy>,
     key: UdpSessionKey,
     slot: Arc<UdpSessionSlot>,
 }
 
 impl Drop for InTable {
     fn drop(&mut self) {
-        self.shared.udp_sessions.end(&self.key, &self.slot);
+        self.proxy.udp_sessions.end(&self.key, &self.slot);
     }
 }
 
@@ -147,7 +150,7 @@ impl Session {
         let meter = passage.meter().clone();
         let near = DatagramSide::client(socket, place.key.client, queue);
         let obstacles = SessionCancellation { slot: Some(&place.slot), closed: Some(&closed) };
-        let is_over_in_order = cross(&place.shared, passage, place.key.client, near, obstacles).await;
+        let is_over_in_order = cross(&place.proxy, passage, place.key.client, near, obstacles).await;
         // Who goes on sending must not make a record with every datagram.
         if !is_over_in_order && meter.received() == 0 {
             lock(&refusals).add(place.key.client.ip(), Instant::now(), FAILED);
@@ -157,7 +160,7 @@ impl Session {
 
 /// Carries a session from its first datagram to its end. False: it was refused, or something failed.
 async fn cross(
-    shared: &Arc<GatewayContext>,
+    proxy: &Arc<Proxy>,
     mut passage: ConnectionRecord,
     client: SocketAddr,
     mut near: DatagramSide,
@@ -172,21 +175,22 @@ async fn cross(
     let Some(presence) = admitted.view.presences.get(service) else { return false };
     if let Some(here) = at_home(&admitted, presence) {
         let service = here.name.clone();
-        return carry_to_backend(shared, passage, admitted, service, &mut near, obstacles).await;
+        return carry_to_backend(proxy, passage, admitted, service, &mut near, obstacles).await;
     }
-    let opened = tokio::select! {
-        biased;
-        cut = admitted.entry.cut() => {
-            passage.cut(&cut);
-            return true;
-        }
-        opened = open(shared, &admitted, presence, CrossingHeader::new(StreamContent::Datagrams, client)) => opened,
-    };
+    let crossing = CrossingHeader::new(StreamContent::Datagrams, client);
+    let opened =
+        match admitted.entry.until_cut(pin!(open_for_service(proxy, &admitted, presence, crossing))).await {
+            Ok(opened) => opened,
+            Err(cut) => {
+                passage.cut(&cut);
+                return true;
+            }
+        };
     let mut far = match opened {
         Ok(stream) => DatagramSide::stream(stream),
         Err(refusal) => return refused(passage, &refusal),
     };
-    let entry = forget_netmap(admitted);
+    let entry = admitted.into_entry();
     let meter = passage.meter().clone();
     tokio::select! {
         biased;
@@ -200,11 +204,12 @@ async fn cross(
             passage.end(end, Some(why.to_owned()));
             true
         }
-        ended = carry(&mut near, &mut far, &meter, &shared.options.udp, &shared.figures) => {
-            far.give_up(code_for(&ended));
-            let (end, reason) = judge_end(&ended, Some(meter.received()));
-            passage.end(end, reason);
-            matches!(ended, CopyEnd::Idle | CopyEnd::Done)
+        ended = carry(&mut near, &mut far, &meter, &proxy.options.udp, &proxy.context.figures) => {
+            let is_over_in_order = matches!(ended, CopyEnd::Idle | CopyEnd::Done);
+            let ended = Ok(ended);
+            far.give_up(end_reason::reset_code(&ended));
+            end_reason::record(passage, &ended, Some(meter.received()));
+            is_over_in_order
         }
     }
 }
