@@ -77,7 +77,7 @@ fn change(asked: PendingRequest, data: &[u8], reached: u8) {
         .iter()
         .enumerate()
         .map(|(at, named)| {
-            let is_reached = named.is_somebody() && reached >> (at % 8) & 1 == 1;
+            let is_reached = named.names_broker() && reached >> (at % 8) & 1 == 1;
             is_reached.then(|| SocketAddr::new("198.18.0.9".parse().unwrap(), at as u16))
         })
         .collect();
@@ -90,7 +90,7 @@ fn change(asked: PendingRequest, data: &[u8], reached: u8) {
     assert_eq!(written[..4], (written.len() as i32 - 4).to_be_bytes());
     let again = read(asked, &Bytes::from(written)).unwrap().unwrap();
     assert_eq!(again.named().len(), if is_coordinator { count } else { left });
-    let named = again.named().iter().filter(|named| named.is_somebody());
+    let named = again.named().iter().filter(|named| named.names_broker());
     let ports: Vec<i32> =
         named.inspect(|named| assert_eq!(named.host, "198.18.0.9")).map(|named| named.port).collect();
     let expected: Vec<i32> = addresses.iter().flatten().map(|address| address.port().into()).collect();

@@ -1,7 +1,9 @@
-//! The two ends of a way to a node: opened for somebody of our own site, and served where the node is.
+//! Both ends of a connection to a node: opened for a client of our own site, and served at the site of the
+//! node.
 //!
-//! Whoever opens it knows that the node has been reached: its gateway says so with the first byte (`peers::NODE_READY`). How a
-//! client hears of a refusal is left to the door it came through. Both ends judge, and judge again with every netmap.
+//! The opening end knows when the node has been reached: its gateway sends one byte (`peers::NODE_READY`).
+//! Each listener reports a refusal to its client in its own way. Both ends check the policies, and check
+//! again with every netmap.
 
 use std::io;
 use std::net::SocketAddr;
@@ -26,13 +28,13 @@ use crate::proxy::copy::{ByteSink, ByteSource, CopyEnd, CopySide, SplitSocket, c
 use crate::proxy::inbound::prepare;
 use crate::proxy::outbound::{code_for, code_for_cut, judge_end};
 
-/// What a node speaks is its own matter: most of it is TLS.
+/// The protocol of a node is opaque here: mostly it is TLS.
 const PROTOCOL: &str = "tcp";
 
-/// A way that is open: somebody listens at its end.
+/// An open connection to a node that has accepted it.
 pub struct NodeConnection {
     pub passage: ConnectionRecord,
-    /// For whoever must notice that it is cut.
+    /// Tells the owner when the connection is closed by a policy.
     pub entry: Arc<LiveConnection>,
     pub way: NodeTransport,
 }
@@ -46,12 +48,12 @@ pub enum NodeTransport {
     },
 }
 
-/// Why there is no way.
+/// The reason why a node cannot be reached.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NodeUnreachable {
     #[error(transparent)]
     Refused(#[from] PolicyRefusal),
-    #[error("site {site} says: {code}")]
+    #[error("the gateway of site {site} refuses: {code}")]
     Far { site: SiteName, code: ResetCode },
     #[error("the link to site {site} was lost")]
     Lost { site: SiteName },
@@ -59,7 +61,7 @@ pub enum NodeUnreachable {
     Late { target: String },
     #[error("{target} does not answer: {why}")]
     Down { target: String, why: String },
-    #[error("it is no longer allowed, or this gateway stops")]
+    #[error("a policy does not allow it any more, or this gateway stops")]
     Cut(CutReason),
 }
 
@@ -80,7 +82,7 @@ impl NodeUnreachable {
         }
     }
 
-    /// In the words of the audit.
+    /// The end of the connection, in the terms of the audit.
     fn end(&self) -> ConnectionEnd {
         match self {
             NodeUnreachable::Far { code: ResetCode::BackendDown, .. } | NodeUnreachable::Down { .. } => {
@@ -96,7 +98,7 @@ impl NodeUnreachable {
         }
     }
 
-    /// Records what became of it.
+    /// Records the outcome.
     fn record(self, shared: &GatewayContext, passage: ConnectionRecord) -> NodeUnreachable {
         match &self {
             NodeUnreachable::Refused(refusal) => passage.refuse(refusal),
@@ -110,7 +112,7 @@ impl NodeUnreachable {
     }
 }
 
-/// Opens a way to a port of a node for somebody of our own site. Refusals are recorded already.
+/// Opens a connection to a port of a node for a client of our own site. Refusals are already recorded.
 pub async fn open_node(
     shared: &Arc<GatewayContext>,
     node: &ServerName,
@@ -135,7 +137,7 @@ pub async fn open_node(
     conclude(shared, passage, &admitted.entry, reaching).await
 }
 
-/// Opens a way to something that is no node; the allow-list was asked before.
+/// Opens a connection to a target that is not a node; the caller has checked the allow-list.
 pub async fn open_direct(
     shared: &Arc<GatewayContext>,
     host: &ConnectHost,
@@ -165,7 +167,7 @@ pub async fn open_direct(
     conclude(shared, passage, &admitted.entry, reaching).await
 }
 
-/// Records that a name is no node.
+/// Records that a name is not a node.
 pub fn note_unknown(
     shared: &Arc<GatewayContext>,
     host: &ConnectHost,
@@ -196,7 +198,7 @@ async fn conclude(
     }
 }
 
-/// A stream to the gateway of the node, and its word that the node is there.
+/// Opens a stream to the gateway of the node, and waits until that gateway has reached the node.
 async fn reach(
     shared: &GatewayContext,
     admitted: &AdmittedAccess,
@@ -211,7 +213,10 @@ async fn reach(
     let mut stream = match tokio::time::timeout(patience, shared.peers.open_stream(header)).await {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => {
-            tracing::debug!(error = &error as &dyn std::error::Error, "no stream to the site of a node");
+            tracing::debug!(
+                error = &error as &dyn std::error::Error,
+                "cannot open a stream to the site of a node"
+            );
             return Err(PolicyRefusal::SiteAway { site: home }.into());
         }
         Err(_) => {
@@ -219,7 +224,7 @@ async fn reach(
             return Err(PolicyRefusal::SiteAway { site: home }.into());
         }
     };
-    // The other gateway gives the node as much time as we would; the rest is for the way there and back.
+    // The other gateway gives the node as much time as we would; the remainder is for the round trip.
     match tokio::time::timeout(patience * 2, stream.recv.read_chunk(1)).await {
         Ok(Ok(Some(word))) if word[..] == [NODE_READY] => Ok(NodeTransport::Far { stream, home }),
         Ok(Ok(_)) => {
@@ -239,12 +244,12 @@ async fn reach(
 }
 
 impl NodeConnection {
-    /// Carries a connection until one of its ends has had enough.
+    /// Copies a connection until one of its ends closes it.
     pub async fn carry<T: AsyncRead + AsyncWrite>(self, shared: &GatewayContext, client: T) {
         self.carry_side(shared, &mut any_side(client)).await;
     }
 
-    /// The same for a socket that nobody has spoken to, or only peeked into.
+    /// The same for a socket from which no bytes were read; they may have been peeked.
     pub async fn carry_socket(self, shared: &GatewayContext, client: TcpStream) {
         if let Err(error) = prepare(&client) {
             return self.passage.end(ConnectionEnd::ClientReset, Some(error.to_string()));
@@ -278,13 +283,13 @@ impl NodeConnection {
     }
 }
 
-/// Serves a stream of another site to a node here.
+/// Serves a stream of another site to a node of this site.
 pub async fn serve(shared: Arc<GatewayContext>, origin: SiteName, header: StreamHeader, stream: Stream) {
     let crossing = CrossingHeader::of(&header);
     let client = crossing.as_ref().ok().and_then(CrossingHeader::client);
     let port = crossing.and_then(|crossing| match crossing.content()? {
         StreamContent::Bytes => crossing.node_port(),
-        _ => Err(PolicyRefusal::Malformed { why: "a node speaks bytes" }),
+        _ => Err(PolicyRefusal::Malformed { why: "a stream to a node must have the protocol tcp" }),
     });
     let node = ServerName::from(header.target.as_str());
     let number = port.as_ref().copied().unwrap_or_default();
@@ -305,7 +310,8 @@ pub async fn serve(shared: Arc<GatewayContext>, origin: SiteName, header: Stream
     };
     let dialling = async {
         let found = admitted.view.nodes.get(&node);
-        // One of another site is known here too, when somebody here may reach it; but nothing is handed on.
+        // A node of another site is known here too, if a client here may reach it; but streams are not
+        // relayed to a third site.
         let found = found.filter(|found| found.ip.is_some());
         let found = found.ok_or_else(|| PolicyRefusal::NoNode { node: node.clone() })?;
         dial_node(&shared, found, number).await
@@ -369,7 +375,7 @@ fn target(node: &ServerName, port: u16) -> String {
     format!("port {port} of node {node}")
 }
 
-/// What the other gateway is told.
+/// Returns the reset code for the other gateway.
 fn reset_code(why: &NodeUnreachable) -> ResetCode {
     match why {
         NodeUnreachable::Refused(refusal) => refusal.code(),

@@ -1,4 +1,4 @@
-//! From the gateway of a client to a backend here.
+//! Forwards datagrams from the gateway of a client to a backend of this site.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::proxy::copy::CopyEnd;
 use crate::proxy::inbound::refuse;
 use crate::proxy::outbound::{code_for, code_for_cut, forget_netmap, judge_end};
 
-/// What else may end a session: of a client of ours, that is, and only there.
+/// Further reasons that end a session: they apply to local clients only.
 #[derive(Clone, Copy, Default)]
 pub struct SessionCancellation<'a> {
     pub slot: Option<&'a UdpSessionSlot>,
@@ -33,7 +33,7 @@ pub async fn serve(shared: Arc<GatewayContext>, mut passage: ConnectionRecord, s
     carry_to_backend(&shared, passage, admitted, service, &mut far, SessionCancellation::default()).await;
 }
 
-/// Dials a backend and carries, until it ends for one reason or another. False: it was refused, or something failed.
+/// Connects to a backend and forwards until the session ends. Returns false when it was refused or failed.
 pub async fn carry_to_backend(
     shared: &GatewayContext,
     passage: ConnectionRecord,
@@ -75,7 +75,7 @@ pub async fn carry_to_backend(
             true
         }
         ended = carry(client, &mut backend, &meter, &shared.options.udp, &shared.figures) => match ended {
-            // No backend is there: the next session asks another, if there is one.
+            // The backend is unreachable: the next session tries another one, if there is one.
             CopyEnd::Backend(error) if is_absent(&error) => {
                 connected.place.failed();
                 let refusal = crate::policy::PolicyRefusal::BackendDown { service };

@@ -1,4 +1,4 @@
-//! From clients at a presence for datagrams to the gateway of the service.
+//! Forwards datagrams from clients at a presence to the gateway of the service.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,10 +25,10 @@ use crate::proxy::copy::CopyEnd;
 use crate::proxy::listeners::UdpPresence;
 use crate::proxy::outbound::{at_home, code_for, code_for_cut, forget_netmap, judge_end, open};
 
-/// After an error of the socket itself; so that one that stays does not spin.
+/// The pause after an error of the socket itself, so that a permanent error does not spin.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Serves the clients of one presence until it is gone. The sessions are tasks of `tasks`.
+/// Serves the clients of one presence until it is removed. The sessions are tasks of `tasks`.
 pub async fn serve(shared: Arc<GatewayContext>, opened: UdpPresence, tasks: TaskTracker) {
     let UdpPresence { socket, service, closed } = opened;
     let Ok(presence) = socket.local_addr() else { return };
@@ -42,14 +42,14 @@ pub async fn serve(shared: Arc<GatewayContext>, opened: UdpPresence, tasks: Task
         match received {
             Ok((datagram, client)) => desk.take(client, datagram),
             Err(error) => {
-                tracing::debug!(service = %desk.service, %error, "a datagram could not be received");
+                tracing::debug!(service = %desk.service, %error, "cannot receive a datagram");
                 tokio::time::sleep(PAUSE).await;
             }
         }
     }
 }
 
-/// Where the datagrams of one presence are told apart.
+/// Distributes the datagrams of one presence to its sessions.
 struct UdpDemux {
     shared: Arc<GatewayContext>,
     socket: Arc<UdpSocket>,
@@ -71,7 +71,7 @@ impl UdpDemux {
                     self.shared.figures.datagrams_dropped.inc();
                     return;
                 }
-                // It ended in this moment: the datagram begins another.
+                // The session has just ended: the datagram begins another one.
                 FeedResult::Gone => datagram,
             },
             None => datagram,
@@ -82,8 +82,8 @@ impl UdpDemux {
         }
     }
 
-    /// A session for a client that has none; none for one that may not. Nothing was promised yet, so a table of sessions is
-    /// not filled by those who are refused.
+    /// Creates a session for a new client, unless it is refused. The policy is checked first, so that refused
+    /// clients do not fill the table of sessions.
     fn begin(&self, key: UdpSessionKey) -> Option<(Arc<UdpSessionSlot>, impl Future<Output = ()> + use<>)> {
         let (shared, now) = (&self.shared, Instant::now());
         let view = shared.view();
@@ -120,7 +120,7 @@ impl UdpDemux {
     }
 }
 
-/// Gives the place in the table back, whatever happens to the task.
+/// Removes the session from the table when dropped, however the task ends.
 struct InTable {
     shared: Arc<GatewayContext>,
     key: UdpSessionKey,
@@ -148,14 +148,14 @@ impl Session {
         let near = DatagramSide::client(socket, place.key.client, queue);
         let obstacles = SessionCancellation { slot: Some(&place.slot), closed: Some(&closed) };
         let is_over_in_order = cross(&place.shared, passage, place.key.client, near, obstacles).await;
-        // Who goes on sending must not make a record with every datagram.
+        // A client that continues to send must not create a record with every datagram.
         if !is_over_in_order && meter.received() == 0 {
             lock(&refusals).add(place.key.client.ip(), Instant::now(), FAILED);
         }
     }
 }
 
-/// Carries a session from its first datagram to its end. False: it was refused, or something failed.
+/// Serves a session from its first datagram to its end. Returns false when it was refused or failed.
 async fn cross(
     shared: &Arc<GatewayContext>,
     mut passage: ConnectionRecord,
@@ -163,7 +163,7 @@ async fn cross(
     mut near: DatagramSide,
     obstacles: SessionCancellation<'_>,
 ) -> bool {
-    // Limits may say no where the policy says yes. Silence is what UDP has for it.
+    // Limits may refuse where the policy allows. UDP has no reply for that: the datagram is dropped.
     let admitted = match passage.admit_connection() {
         Ok(admitted) => admitted,
         Err(refusal) => return refused(passage, &refusal),
@@ -219,7 +219,7 @@ fn lock(refusals: &Mutex<RecentRefusals>) -> MutexGuard<'_, RecentRefusals> {
 }
 
 impl SessionCancellation<'_> {
-    /// Resolves when the session must make way, for another or for good.
+    /// Resolves when the session must end: it was evicted, or the presence is gone.
     pub async fn met(&self) -> (ConnectionEnd, &'static str) {
         let evicted = async {
             match self.slot {
@@ -235,7 +235,7 @@ impl SessionCancellation<'_> {
         };
         tokio::select! {
             () = evicted => (ConnectionEnd::Limit, "the table of UDP sessions is full"),
-            () = closed => (ConnectionEnd::Stopped, "the presence has gone from its address"),
+            () = closed => (ConnectionEnd::Stopped, "the presence was removed from its address"),
         }
     }
 }
