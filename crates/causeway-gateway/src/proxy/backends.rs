@@ -60,7 +60,7 @@ struct Group {
     proxy_protocol: bool,
     transport: Transport,
     /// Rotates among endpoints with equal counts.
-    turn: AtomicUsize,
+    rotation: AtomicUsize,
 }
 
 struct Endpoint {
@@ -262,7 +262,7 @@ impl Group {
             check: service.health_check.clone(),
             proxy_protocol: service.proxy_protocol,
             transport: transport(service),
-            turn: AtomicUsize::new(0),
+            rotation: AtomicUsize::new(0),
         }
     }
 
@@ -296,8 +296,8 @@ impl Group {
             .iter()
             .map(|endpoint| (endpoint.health().clone(), endpoint.open.load(Ordering::Relaxed)))
             .collect();
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-        health::order(&states, turn, now).into_iter().map(|place| self.endpoints[place].clone()).collect()
+        let rotation = self.rotation.fetch_add(1, Ordering::Relaxed);
+        health::order(&states, rotation, now).into_iter().map(|place| self.endpoints[place].clone()).collect()
     }
 }
 

@@ -26,27 +26,27 @@ impl Default for StartLimit {
 
 impl StartLimit {
     /// Waits until a connection may be started. Cancel safe.
-    pub async fn place(&self) -> Place {
+    pub async fn place(&self) -> StartPermit {
         // The semaphore is never closed, so a permit is always returned in the end.
-        Place(self.0.clone().acquire_owned().await.ok())
+        StartPermit(self.0.clone().acquire_owned().await.ok())
     }
 }
 
 /// The permit to start one connection.
 #[derive(Debug)]
-pub struct Place(Option<OwnedSemaphorePermit>);
+pub struct StartPermit(Option<OwnedSemaphorePermit>);
 
-impl Place {
+impl StartPermit {
     /// `future` keeps the permit until it has been polled once.
     pub fn start<F>(self, future: F) -> Starting<F> {
-        Starting { future, place: self }
+        Starting { future, permit: self }
     }
 }
 
 #[derive(Debug)]
 pub struct Starting<F> {
     future: F,
-    place: Place,
+    permit: StartPermit,
 }
 
 impl<F: Future + Unpin> Future for Starting<F> {
@@ -54,7 +54,7 @@ impl<F: Future + Unpin> Future for Starting<F> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
         let polled = Pin::new(&mut self.future).poll(context);
-        self.place.0 = None;
+        self.permit.0 = None;
         polled
     }
 }

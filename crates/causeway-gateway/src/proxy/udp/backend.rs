@@ -14,7 +14,7 @@ use crate::dial::{Dialer, Transport};
 use crate::policy::PolicyRefusal;
 
 /// The time for which a failed backend is tried last.
-const AVOIDED: Duration = Duration::from_secs(5);
+const FAILED_PENALTY: Duration = Duration::from_secs(5);
 /// The maximum number of remembered addresses; beyond it, those without sessions are removed.
 const REMEMBERED_MAX: usize = 1024;
 
@@ -115,7 +115,7 @@ impl UdpBackends {
 /// The endpoint with the lowest rank is taken; among equals the first.
 fn rank(known: Option<&Known>, now: Instant) -> (bool, usize) {
     let known = known.copied().unwrap_or_default();
-    let is_avoided = known.failed.is_some_and(|failed| now.saturating_duration_since(failed) < AVOIDED);
+    let is_avoided = known.failed.is_some_and(|failed| now.saturating_duration_since(failed) < FAILED_PENALTY);
     (is_avoided, known.sessions)
 }
 
@@ -195,7 +195,7 @@ mod tests {
         places[3].failed();
         drop(places.pop());
         assert_eq!(take(now).address.port(), 3);
-        assert_eq!(take(Instant::now() + AVOIDED).address.port(), 2);
+        assert_eq!(take(Instant::now() + FAILED_PENALTY).address.port(), 2);
         assert!(backends.take(&[], now).is_none());
     }
 }

@@ -26,7 +26,7 @@ pub struct UdpSessionSlot {
     queue: mpsc::Sender<FramedDatagram>,
     queued_bytes: Arc<AtomicUsize>,
     queue_bytes_max: usize,
-    was_heard: AtomicBool,
+    was_active: AtomicBool,
     /// Cancelled when another session needs its slot.
     pub evicted: CancellationToken,
 }
@@ -43,7 +43,7 @@ pub enum FeedResult {
 
 impl UdpSessionSlot {
     pub fn feed(&self, datagram: FramedDatagram) -> FeedResult {
-        self.was_heard.store(true, Ordering::Relaxed);
+        self.was_active.store(true, Ordering::Relaxed);
         let bytes = datagram.payload().len();
         // Only one task feeds, so checking first and adding afterwards is enough.
         if self.queued_bytes.load(Ordering::Relaxed) + bytes > self.queue_bytes_max {
@@ -93,7 +93,7 @@ pub struct UdpSessions {
 struct Table {
     slots: HashMap<UdpSessionKey, Arc<UdpSessionSlot>>,
     /// The scan order. Ended sessions are skipped.
-    round: VecDeque<(UdpSessionKey, u64)>,
+    scan_order: VecDeque<(UdpSessionKey, u64)>,
     next: u64,
 }
 
@@ -120,12 +120,12 @@ impl UdpSessions {
             queue,
             queued_bytes: queued_bytes.clone(),
             queue_bytes_max: self.queue_bytes_max,
-            was_heard: AtomicBool::new(false),
+            was_active: AtomicBool::new(false),
             evicted: CancellationToken::new(),
         });
         table.slots.insert(key, slot.clone());
-        table.round.push_back((key, id));
-        table.sweep();
+        table.scan_order.push_back((key, id));
+        table.remove_ended();
         (slot, UdpSessionQueue { receiver, queued_bytes }, is_evicting)
     }
 
@@ -153,12 +153,12 @@ impl Table {
     /// Evicts the first session that received nothing since the last scan. Ends after two rounds at most,
     /// because the first round clears all marks.
     fn evict(&mut self) -> bool {
-        for _ in 0..2 * self.round.len() {
-            let Some((key, id)) = self.round.pop_front() else { return false };
+        for _ in 0..2 * self.scan_order.len() {
+            let Some((key, id)) = self.scan_order.pop_front() else { return false };
             match self.slots.get(&key) {
                 Some(slot) if slot.id == id => {
-                    if slot.was_heard.swap(false, Ordering::Relaxed) {
-                        self.round.push_back((key, id));
+                    if slot.was_active.swap(false, Ordering::Relaxed) {
+                        self.scan_order.push_back((key, id));
                         continue;
                     }
                     slot.evicted.cancel();
@@ -172,10 +172,10 @@ impl Table {
     }
 
     /// Removes ended sessions, which would otherwise pile up while the table is never full.
-    fn sweep(&mut self) {
-        if self.round.len() > 2 * self.slots.len() + 16 {
+    fn remove_ended(&mut self) {
+        if self.scan_order.len() > 2 * self.slots.len() + 16 {
             let slots = &self.slots;
-            self.round.retain(|(key, id)| slots.get(key).is_some_and(|slot| slot.id == *id));
+            self.scan_order.retain(|(key, id)| slots.get(key).is_some_and(|slot| slot.id == *id));
         }
     }
 }
@@ -217,12 +217,12 @@ mod tests {
     #[test]
     fn those_that_end_leave_their_place_and_nothing_else() {
         let sessions = UdpSessions::new(&UdpOptions { sessions_max: 3, ..UdpOptions::default() });
-        for round in 0..1000 {
-            let (slot, _queue, evicting) = sessions.begin(key(round % 5));
+        for scan_order in 0..1000 {
+            let (slot, _queue, evicting) = sessions.begin(key(scan_order % 5));
             assert!(!evicting);
-            sessions.end(&key(round % 5), &slot);
+            sessions.end(&key(scan_order % 5), &slot);
         }
-        assert!(sessions.is_empty() && sessions.lock().round.len() <= 17);
+        assert!(sessions.is_empty() && sessions.lock().scan_order.len() <= 17);
         let (old, _, _) = sessions.begin(key(1));
         sessions.end(&key(1), &old);
         let (_new, _queue, _) = sessions.begin(key(1));
