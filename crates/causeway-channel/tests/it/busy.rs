@@ -108,7 +108,7 @@ async fn who_is_sent_away_is_told_when_to_come_and_served_then() {
     assert!(wait < patience, "{wait:?}");
     assert_eq!(AttemptFailure::of_dial(&error), AttemptFailure::Busy { retry_after: wait });
 
-    // With its retry token it waits; an edge without one, which came later, is rejected earlier.
+    // The edge with a promised time slot waits; an edge without one, which came later, is rejected earlier.
     tokio::time::sleep(wait).await;
     let quic = dialer.with_config(config(DialTransports::QuicOnly));
     let called = tokio::spawn({

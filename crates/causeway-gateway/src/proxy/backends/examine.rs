@@ -422,7 +422,7 @@ mod tests {
         check(ServiceProtocol::Kafka, &kafka, Outcome::Answers, "broker");
         check(ServiceProtocol::Kafka, b"HTTP/1.1 400 Bad Request\r\n", Outcome::OtherProtocol, "Kafka");
         check(ServiceProtocol::Kafka, b"\0\0\0", Outcome::OtherProtocol, "3 bytes that are not text");
-        check(ServiceProtocol::Http, "\u{202e}evil\r\n".as_bytes(), Outcome::OtherProtocol, "no text");
+        check(ServiceProtocol::Http, "\u{202e}evil\r\n".as_bytes(), Outcome::OtherProtocol, "not text");
     }
 
     #[test]
