@@ -1,4 +1,4 @@
-//! What was measured, and how it is shown: one row per figure, one column per peer, and the ratio.
+//! The measured figures and their table: one row per figure, one column per peer, and the ratio.
 //!
 //! The ratio compares our SQLite column with the better of the kube-apiserver columns.
 
@@ -65,7 +65,7 @@ enum Better {
 
 type Row = (&'static str, Better, fn(&Figures) -> f64);
 
-/// Name, which way is better, and the figure.
+/// Name, the better direction, and the figure.
 const ROWS: &[Row] = &[
     ("list of all objects, p50 ms", Better::Lower, |f| f.list.milliseconds(50)),
     ("list of all objects, p99 ms", Better::Lower, |f| f.list.milliseconds(99)),

@@ -1,7 +1,8 @@
-//! A fleet of simulated edges on one cloud: memory, CPU, bytes, and how it comes back after kill -9.
+//! A fleet of simulated edges on one cloud: memory, CPU, bytes, and the recovery after kill -9.
 //!
-//! The cloud is the release binary in a process of its own, on SQLite. The edges live here (`crowd`, `edge`), with
-//! certificates made beforehand (`world`); what happens to them is noted on the `board`. `site` measures a real edge.
+//! The cloud is the release binary in a process of its own, on SQLite. The edges run here (`crowd`, `edge`),
+//! with certificates created beforehand (`world`); their events are recorded on the `board`. `site` measures
+//! a real edge.
 
 mod board;
 mod crowd;
@@ -28,20 +29,20 @@ use world::World;
 
 pub const USAGE: &str = "bench fleet [--edges N] [--transports quic,tcp] [--idle SECONDS] [--site SECONDS]";
 
-/// How large and how long.
+/// The size and duration of a run.
 struct Size {
     edges: usize,
     transports: Vec<Transport>,
     idle: Duration,
-    /// Zero: leaves the real edge out.
+    /// Zero: skips the real edge.
     site: Duration,
 }
 
-/// What one transport came to.
+/// The result of one transport.
 struct Figures {
     transport: Transport,
     edges: usize,
-    /// Of the cloud, with all objects and nobody attached.
+    /// Memory of the cloud, with all objects and no edge attached.
     empty_bytes: u64,
     full_bytes: u64,
     idle_cpu: f64,
@@ -51,28 +52,29 @@ struct Figures {
     returns: Vec<Restart>,
 }
 
-/// A kill -9, and what followed.
+/// A kill -9, and the recovery.
 struct Restart {
     edges: usize,
-    /// Until the cloud was ready again.
+    /// Time until the cloud was ready again.
     ready: Duration,
-    /// Processor time of the cloud from then until all were back, and of this process, which is all the edges.
+    /// Processor time of the cloud from then until all edges were back, and of this process, which runs all
+    /// edges.
     cpu: Duration,
     edges_cpu: Duration,
     back: Return,
 }
 
-/// Fleets are given this long for everything that should take seconds.
+/// The timeout for every action of a fleet that should take seconds.
 const PATIENCE: Duration = Duration::from_secs(300);
 /// Six times the goal.
 const RETURN_MAX: Duration = Duration::from_secs(120);
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
-/// Of a core, within a second: the cloud has nothing more to do.
+/// Share of a core, within a second, below which the cloud is idle.
 const QUIET: f64 = 0.03;
 const SETTLE_MAX: Duration = Duration::from_secs(90);
-/// After the last edge has come: netmaps and status are written, buffers given back.
+/// The pause after the last edge is attached: netmaps and status are written, buffers released.
 const SETTLE_ATTACHED: Duration = Duration::from_secs(12);
-/// The store was left alone for so long: all has been said about the edges that came.
+/// The store was not written for this long: the status of all attached edges is stored.
 const UNWRITTEN: Duration = Duration::from_secs(3);
 /// Counters of the cloud that are shown after the idle time.
 const GROWN_SHOWN: usize = 12;
@@ -81,7 +83,7 @@ const DAY: f64 = 86_400.0;
 pub async fn run(arguments: &[String]) -> Result<()> {
     let size = Size::from_arguments(arguments)?;
     if std::env::var_os("CAUSEWAY_BIN").is_none() {
-        bail!("CAUSEWAY_BIN names no causeway to measure: run bench/run");
+        bail!("CAUSEWAY_BIN names no causeway binary: run bench/run");
     }
     let room = Room::of_this_machine()?;
     let mut planned = Vec::new();
@@ -171,11 +173,11 @@ async fn measure(world: &World, transport: Transport, edges: usize, size: &Size)
     let (full_bytes, cpu) = usage_of(cloud.process.pid())?;
     let (seconds, links) = (begin.elapsed().as_secs_f64(), crowd.board.witnessed());
     let link_bytes = links.0.saturating_sub(links_before.0) as f64 / links.1.max(1) as f64;
-    // A run that is cut off later has not been for nothing.
+    // Printed early, so that a run that is aborted later still has a result.
     eprintln!("fleet: the cloud holds {full_bytes} bytes, {empty_bytes} before; CPU {:?}", cpu - cpu_before);
 
     let mut returns = vec![restart(&mut cloud, world, address, &crowd).await?];
-    // Half of them again: the goal speaks of ten thousand.
+    // Half of them again: the goal is defined for ten thousand.
     crowd.shrink(edges / 2);
     tokio::time::sleep(SETTLE_ATTACHED).await;
     returns.push(restart(&mut cloud, world, address, &crowd).await?);
@@ -204,7 +206,7 @@ async fn restart(cloud: &mut Cloud, world: &World, address: SocketAddr, crowd: &
     let ready = killed.elapsed();
     let us = std::process::id();
     let (before, us_before) = (usage_of(cloud.process.pid())?.1, usage_of(us)?.1);
-    // Who does not come back is counted as missing.
+    // Edges that do not come back are counted as missing.
     let waited = crowd.wait_for_return(killed, killed + RETURN_MAX).await;
     if let Err(error) = waited {
         println!("fleet: {error:#}");
@@ -225,7 +227,7 @@ fn start(world: &World, address: SocketAddr) -> Result<Cloud> {
     Cloud::start_with(&world.data_dir, &["--channel", &address.to_string()])
 }
 
-/// Until a cloud has worked off what it found: a new one writes a status into every object.
+/// Waits until a cloud has processed its objects: a new one writes a status into every object.
 async fn settle(cloud: &Cloud) -> Result<()> {
     let begin = Instant::now();
     while begin.elapsed() < SETTLE_MAX {
@@ -240,7 +242,7 @@ async fn settle(cloud: &Cloud) -> Result<()> {
     Ok(())
 }
 
-/// Until a cloud that has just met its edges has written down all it has to say about them.
+/// Waits until a cloud has stored the status of all edges that just attached.
 async fn settle_attached(world: &World) -> Result<()> {
     let begin = Instant::now();
     while begin.elapsed() < SETTLE_MAX {
@@ -257,7 +259,7 @@ async fn settle_attached(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// What the cloud itself counts of those it sent away.
+/// The cloud's own counters of rejected edges.
 fn turned_away(cloud: &Cloud) -> Vec<String> {
     let page = metrics(cloud);
     let tells = |line: &&str| {
@@ -273,7 +275,7 @@ fn metrics(cloud: &Cloud) -> String {
     get(cloud.admin, "/metrics").map(|(_, page)| page).unwrap_or_default()
 }
 
-/// Which counters were raised most from one page of metrics to the next.
+/// Returns the counters with the largest increase from one page of metrics to the next.
 fn grown<'a>(before: &str, after: &'a str) -> Vec<(&'a str, f64)> {
     let figure = |line: &'a str| {
         let (name, value) = line.rsplit_once(' ')?;
@@ -291,7 +293,7 @@ fn grown<'a>(before: &str, after: &'a str) -> Vec<(&'a str, f64)> {
     grown
 }
 
-// The restarted cloud must be where the first one was.
+// The restarted cloud must have the address of the first one.
 fn free_address() -> Result<SocketAddr> {
     Ok(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?)
 }

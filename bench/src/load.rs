@@ -1,4 +1,4 @@
-//! What is done to a peer, and what it took: creates, lists, and one change delivered to many watchers.
+//! The load on a peer, and its cost: creates, lists, and one change delivered to many watchers.
 //!
 //! Latency is measured at the client. CPU is the server's, etcd included, per unit of work.
 
@@ -97,7 +97,7 @@ pub async fn list_pages(peer: &Peer, limit: usize) -> Result<Sample> {
         let uri = format!("{}?limit={limit}&continue={token}", peer.kind.collection());
         let sent = Instant::now();
         let body = read_all(&client, &uri).await?;
-        // Reading the JSON is the client's work, and takes longer than the page took to come.
+        // Parsing the JSON is the client's work, and takes longer than receiving the page.
         pages.push(sent.elapsed());
         let body: Value = serde_json::from_slice(&body)?;
         match body["metadata"]["continue"].as_str() {
@@ -117,7 +117,7 @@ pub async fn fan_out(peer: &Peer, watchers: usize, changes: usize) -> Result<Sam
     let revision =
         first["metadata"]["resourceVersion"].as_str().context("a list without a resourceVersion")?.to_owned();
     let (sender, mut arrivals) = mpsc::unbounded_channel();
-    // Not all handshakes at once: the peers' handshake limits are not what is measured here.
+    // Not all handshakes at once: the peers' handshake limits are not measured here.
     let handshakes = Arc::new(Semaphore::new(32));
     let mut tasks = Vec::new();
     for _ in 0..watchers {
@@ -151,7 +151,7 @@ pub async fn fan_out(peer: &Peer, watchers: usize, changes: usize) -> Result<Sam
     Ok(sample.with_memory(peer.usage()?))
 }
 
-/// Reports once when the watch stands, then the arrival of every event.
+/// Reports once when the watch is established, then the arrival of every event.
 async fn watch(
     client: kube::Client,
     uri: String,

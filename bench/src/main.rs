@@ -1,4 +1,5 @@
-//! What Causeway costs and how fast it is, in parts: `api`, `fleet` and `streams`. Run it through `bench/run`.
+//! Measures the cost and speed of Causeway, in parts: `api`, `fleet` and `streams`. Run it through
+//! `bench/run`.
 //!
 //! `api`: our API server against kube-apiserver on etcd: lists, creates, watch fan-out, memory, CPU. Each peer is started
 //! alone, measured by the same client code, and stopped. Prints one table per figure with ratios. Its arguments:
@@ -19,7 +20,7 @@ use anyhow::{Context, Result};
 use figures::{Figures, print_table};
 use peer::{Peer, PeerKind};
 
-/// As the edges and the cloud have it: twenty thousand edges in one process take more with the C library's.
+/// As in the edges and the cloud: twenty thousand edges in one process take more memory with the C library's.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
@@ -57,7 +58,7 @@ async fn run_api(arguments: &[String]) -> Result<()> {
         eprintln!("bench: {} ...", kind.name());
         match measure(kind, &size).await {
             Ok(figures) => all.push(figures),
-            // A peer that breaks down is said so, and the others are still compared.
+            // The failure of a peer is printed, and the remaining peers are still compared.
             Err(error) => println!("{}: not measured: {error:#}", kind.name()),
         }
     }

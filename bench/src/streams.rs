@@ -1,4 +1,5 @@
-//! Streams of one link, both ends in this process: how fast one is, what that costs, and many beside one that is stuck.
+//! Streams of one link, both ends in this process: the throughput of one, its cost, and many beside one that
+//! is blocked.
 //!
 //! Over TCP, and over QUIC with each of its congestion controllers, without delay and with a round trip of 20 ms. Both
 //! ends share the cores, so processor seconds per GB say more than MB/s.
@@ -33,9 +34,9 @@ const PIECE_BYTES: usize = 64 * 1024;
 const READ_BYTES: usize = 256 * 1024;
 /// 16 MB within 20 ms would be 800 MB/s: no bound here.
 const LARGE_WINDOW_BYTES: u32 = 16 << 20;
-/// Streams beside the stuck one.
+/// Streams beside the blocked one.
 const OTHERS: usize = 99;
-/// In turn with and without, so that a machine that is disturbed for a while disturbs both.
+/// With and without in turn, so that a temporary disturbance of the machine affects both.
 const ROUNDS: usize = 5;
 
 pub async fn run() -> Result<()> {
@@ -51,7 +52,7 @@ pub async fn run() -> Result<()> {
             (Transport::Quic, CongestionControl::Bbr, ORDINARY_PACKET_BYTES),
             (Transport::Quic, CongestionControl::Bbr, LARGE_PACKET_BYTES),
         ] {
-            // The relay is for UDP, and stands for a line over land.
+            // The relay is for UDP, and simulates a long-distance line.
             let is_near = transport == Transport::Tcp || packet_bytes == LARGE_PACKET_BYTES;
             if is_near && !delay.is_zero() {
                 continue;
@@ -101,7 +102,7 @@ impl Pair {
         let packet_bytes_max = packet_bytes_max.max(ORDINARY_PACKET_BYTES);
         let mut quic = QuicOptions { congestion, packet_bytes_max, ..QuicOptions::default() };
         if !delay.is_zero() {
-            // The controllers are compared, not the window: by default a stream may have 1 MiB on its way.
+            // The controllers are compared, not the window: by default a stream may have 1 MiB in flight.
             quic.limits.stream_window_bytes = LARGE_WINDOW_BYTES;
             quic.limits.send_window_bytes = LARGE_WINDOW_BYTES;
         }
@@ -125,7 +126,7 @@ impl Pair {
         });
         let endpoint: ChannelEndpoint = address.to_string().parse()?;
         let trust = TrustAnchors::Bundle(world.authorities.clone());
-        let credentials = world.credentials.first().context("nobody was made")?.clone();
+        let credentials = world.credentials.first().context("the world has no credentials")?.clone();
         let transports = match transport {
             Transport::Quic => DialTransports::QuicOnly,
             Transport::Tcp => DialTransports::TcpOnly,
@@ -159,7 +160,7 @@ async fn one(
     Ok(())
 }
 
-/// MB/s of all that are read.
+/// MB/s of all streams that are read.
 async fn many(pair: &Pair, is_stuck: bool) -> Result<f64> {
     let _stuck = if is_stuck { Some(fill_unread(pair).await?) } else { None };
     let begin = Instant::now();
@@ -167,7 +168,7 @@ async fn many(pair: &Pair, is_stuck: bool) -> Result<f64> {
     Ok(bytes / begin.elapsed().as_secs_f64() / 1e6)
 }
 
-/// Bytes that arrived over so many streams.
+/// Returns the bytes that arrived over `streams` streams.
 async fn carry(pair: &Pair, streams: usize, end: Instant) -> Result<f64> {
     let (mut writers, mut readers) = (JoinSet::new(), JoinSet::new());
     let data = Bytes::from(vec![7; PIECE_BYTES]);
@@ -196,7 +197,7 @@ async fn carry(pair: &Pair, streams: usize, end: Instant) -> Result<f64> {
     Ok(bytes as f64)
 }
 
-/// A stream whose window is full, because nobody reads it.
+/// A stream whose window is full, because it is not read.
 async fn fill_unread(pair: &Pair) -> Result<impl Sized + use<>> {
     let mut stream = pair.edge.open_stream(StreamHeader::new(StreamPurpose::Probe)).await?;
     let (_, accepted) = pair.cloud.accept_stream().await?;
@@ -211,7 +212,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or_default()
 }
 
-/// Of this process, both ends: user and system. The kernel counts in hundredths.
+/// Processor time of this process, both ends: user and system. The kernel counts in hundredths.
 fn cpu_seconds() -> Result<f64> {
     let stat = std::fs::read_to_string("/proc/self/stat")?;
     let fields: Vec<&str> = stat.rsplit(')').next().context("no fields")?.split_whitespace().collect();

@@ -1,7 +1,8 @@
 //! API tokens as text, the way they stand behind `Authorization: Bearer`.
 //!
-//! Text is tried as it is; bytes are also wrapped as a token whose checksum is right, because no mutation would ever guess
-//! that. What must hold: a token has one form; a refusal never repeats the text, and what was read is never shown.
+//! Text is tried as it is; bytes are also wrapped as a token whose checksum is right, because no mutation
+//! would ever guess that. Invariants: a token has one form; a refusal never repeats the text, and the parsed
+//! secret is never shown.
 #![no_main]
 
 use base64::Engine;

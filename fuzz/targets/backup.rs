@@ -1,8 +1,8 @@
 //! A backup that is restored into a store, and the store that results.
 //!
-//! Input: the lines of a backup. Count and digest of the last line are made right, because no mutation would ever guess
-//! them; an input that begins with `!` is taken as it is. What must hold: a refused backup leaves the store empty; a
-//! restored store can be backed up, and that backup restores to the same records.
+//! Input: the lines of a backup. Count and digest of the last line are corrected, because no mutation would
+//! ever guess them; an input that begins with `!` is used as it is. Invariants: a refused backup leaves the
+//! store empty; a restored store can be backed up, and that backup restores to the same records.
 #![no_main]
 
 use std::path::PathBuf;

@@ -1,7 +1,7 @@
 //! Bodies of requests in JSON and YAML, and the objects in them.
 //!
-//! What must hold: our JSON reader takes exactly what serde_json takes, and reads the same; what YAML says can be said in
-//! JSON; warnings and refusals are bounded.
+//! Invariants: our JSON parser accepts exactly the input that serde_json accepts, with the same result; every
+//! YAML value can be written as JSON; warnings and refusals are bounded.
 #![no_main]
 
 use causeway_api::ApiVersion;

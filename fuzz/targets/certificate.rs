@@ -1,7 +1,7 @@
-//! Certificates, certificate requests and keys from strangers.
+//! Certificates, certificate requests and keys from untrusted peers.
 //!
-//! What must hold: an identity read from a certificate prints as the URI it came from; a request that is accepted was
-//! signed by the key it shows; nothing that names itself an authority is taken for a client.
+//! Invariants: an identity read from a certificate prints as the URI it came from; an accepted request was
+//! signed by the key it shows; a certificate that claims to be an authority is never accepted as a client.
 #![no_main]
 
 use causeway_channel::key::{CertificateRequest, RequestedIdentity};
@@ -11,7 +11,7 @@ use causeway_fuzz::assert_short;
 use libfuzzer_sys::fuzz_target;
 use std::sync::LazyLock;
 
-// The CA of the seeds: their certificates pass it, mutations of them must not.
+// The CA of the seeds: their certificates verify against it, mutations of them must not.
 static AUTHORITY: &[u8] = include_bytes!("../seeds/certificate/authority.der");
 static CLIENT: LazyLock<CertificateFacts> = LazyLock::new(|| {
     CertificateFacts::read(include_bytes!("../seeds/certificate/gateway.der"))

@@ -1,7 +1,7 @@
-//! The first bytes of a client of TLS, as a shared entry reads them.
+//! The first bytes of a TLS client, as a shared entry parses them.
 //!
-//! What must hold: more bytes never change a name that was read, nor make one of bytes that are no TLS; a name is one that
-//! DNS could have; the reader never wants more than its bound.
+//! Invariants: more bytes never change a name that was read, nor produce one from bytes that are not TLS; a
+//! name is a valid DNS name; the parser never wants more than its bound.
 #![no_main]
 
 use causeway_gateway::proxy::sni::{HELLO_BYTES_MAX, ClientHello, read};

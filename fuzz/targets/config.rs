@@ -1,7 +1,8 @@
 //! The configuration file, and the values in it: endpoints, store specifications, durations.
 //!
-//! The parser lives in the binary, which is no library, so its files are compiled into this target. What must hold: the
-//! effective configuration is printed as a file that gives the same configuration; a value prints as what reads as the same.
+//! The parser is part of the binary, which is no library, so its files are compiled into this target.
+//! Invariants: the effective configuration is printed as a file that gives the same configuration; a printed
+//! value parses as the same value.
 #![no_main]
 
 use std::fmt::{Debug, Display};
@@ -22,7 +23,7 @@ use program::{config, duration, problem};
 
 use config::{Config, Endpoint, Layer, Store};
 
-/// In memory where that is possible: every input is written to it.
+/// In memory if possible: every input is written to it.
 static FILE: LazyLock<PathBuf> = LazyLock::new(|| {
     let memory = PathBuf::from("/dev/shm");
     let folder = if memory.is_dir() { memory } else { std::env::temp_dir() };

@@ -1,7 +1,7 @@
 //! The target of a CONNECT, and the rules of the allow-list.
 //!
-//! What must hold: nothing panics; a rule reads as itself when it is written; what no rule names is never dialled directly; and
-//! without a netmap nothing is a node.
+//! Invariants: no panic; a printed rule parses as the same rule; a target without a rule is never dialled
+//! directly; and without a netmap no target is a node.
 #![no_main]
 
 use causeway_gateway::proxy::connect::AllowRule;

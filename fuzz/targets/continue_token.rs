@@ -1,7 +1,7 @@
-//! Continue tokens of lists, which clients hand back.
+//! Continue tokens of lists, which clients send back.
 //!
-//! Text is tried as it is, and also in the base64 that tokens have. What must hold: a token names a place inside its
-//! collection, for no other collection, and prints as what reads as the same.
+//! Text is tried as it is, and also in the base64 encoding of tokens. Invariants: a token names a position
+//! inside its collection, for no other collection, and a printed token parses as the same.
 #![no_main]
 
 use base64::Engine;

@@ -1,8 +1,9 @@
 //! The messages of the control stream, in both directions.
 //!
-//! Input: a stream of bytes, read as an edge would and as the cloud would; and the same bytes as one message whose length is
-//! right. What must hold: what was read is written as something that reads as the same, messages come one by one however the
-//! bytes are cut, and what a refusal says is short and has no control characters.
+//! Input: a stream of bytes, parsed as by an edge and as by the cloud; and the same bytes as one message
+//! whose length is right. Invariants: a parsed message is written as bytes that parse as the same, the
+//! messages do not depend on the chunk boundaries, and the text of a refusal is short and has no control
+//! characters.
 #![no_main]
 
 use causeway_channel::wire::control::{CloudMessage, CloudMessageBody, EdgeMessage, ControlReader, encode_cloud, encode_edge};

@@ -1,8 +1,8 @@
-//! What DNS clients and upstream resolvers send.
+//! Messages of DNS clients and upstream resolvers.
 //!
-//! The bytes are a query, and also what upstream says to one. What must hold: every reply can be read, is a reply, bears the number of
-//! its query and fits where it goes; a question that is passed on reads as the same question; an answer to another question is
-//! never passed on.
+//! The bytes are a query, and also the upstream's answer to one. Invariants: every reply can be parsed, is a
+//! reply, has the id of its query and fits its transport; a forwarded query parses as the same question; an
+//! answer to another question is never forwarded.
 #![no_main]
 
 use causeway_gateway::dns::answer::{DnsClient, answer};
@@ -17,7 +17,7 @@ fuzz_target!(|data: &[u8]| {
         ParsedMessage::Reply(reply) => drop(reply_to(data, &reply)),
         ParsedMessage::Query(query) => check(data, &query),
     }
-    // As upstream's answer to a plain question.
+    // As upstream's answer to a plain query.
     if let ParsedMessage::Query(query) = read(PLAIN) {
         let asked = query.onward();
         let mut answer = data.to_vec();
@@ -32,7 +32,7 @@ fuzz_target!(|data: &[u8]| {
     }
 });
 
-/// `cam.oslo. A`, number 7.
+/// `cam.oslo. A`, id 7.
 const PLAIN: &[u8] = b"\0\x07\x01\0\0\x01\0\0\0\0\0\0\x03cam\x04oslo\0\0\x01\0\x01";
 
 fn check(data: &[u8], query: &DnsQuery) {

@@ -1,6 +1,7 @@
 //! FieldsV1 from foreign managedFields: two documents are two sets.
 //!
-//! What must hold: what is printed reads back as the same set; sets obey the algebra of sets; size and depth are bounded.
+//! Invariants: a printed set parses as the same set; sets obey the algebra of sets; size and depth are
+//! bounded.
 #![no_main]
 
 use causeway_api::ownership::{DEPTH_MAX, ELEMENTS_MAX, FieldSet};

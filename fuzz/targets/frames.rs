@@ -1,7 +1,8 @@
-//! The messages of enrolment, as they stand on the link.
+//! The messages of enrolment, as they are sent on the link.
 //!
-//! Bytes are tried as a frame, and also as the body of a frame whose length is right. What must hold: what was read is
-//! written as something that reads as the same; what a refusal says is short and has no control characters.
+//! Bytes are tried as a frame, and also as the body of a frame whose length is right. Invariants: a parsed
+//! message is written as bytes that parse as the same; the text of a refusal is short and has no control
+//! characters.
 #![no_main]
 
 use causeway_channel::wire::{EnrolmentResponseBody, EnrolmentHello, EnrolmentRequest, EnrolmentResponse, read, write};

@@ -1,7 +1,7 @@
-//! The path of a request, as rules judge it.
+//! The normalised path of a request, which rules are matched against.
 //!
-//! What must hold: nothing panics; done twice it changes nothing; what comes out has no dots that lead elsewhere, no empty
-//! segments, nothing hidden behind escapes, and is itself a path.
+//! Invariants: no panic; normalising twice changes nothing; the output has no dot segments, no empty
+//! segments, no escaped separators, and is itself a path.
 #![no_main]
 
 use causeway_gateway::policy::path::normal;

@@ -1,8 +1,8 @@
 //! Join tokens, endpoints and identities as text.
 //!
-//! Text is tried as it is; bytes are also wrapped as the body of a token whose length and checksum are right, because no
-//! mutation would ever guess those. What must hold: what was read prints as something that reads as the same; refusals are
-//! short and do not show a secret.
+//! Text is tried as it is; bytes are also wrapped as the body of a token whose length and checksum are right,
+//! because no mutation would ever guess those. Invariants: a parsed value prints as text that parses as the
+//! same; refusals are short and do not show a secret.
 #![no_main]
 
 use base64::Engine;

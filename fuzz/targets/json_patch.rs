@@ -1,6 +1,6 @@
 //! JSON patches: an object and a patch.
 //!
-//! What must hold: the bounded walk gives what the library gives when it is left alone; the result is bounded in depth and
+//! Invariants: the bounded implementation gives the result of the library; the result is bounded in depth and
 //! size, however often the patch copies.
 #![no_main]
 

@@ -1,7 +1,8 @@
-//! A talk of Kafka: what a client says, what a broker answers, and answers with other addresses in them.
+//! A Kafka connection: requests of a client, responses of a broker, and rewritten responses.
 //!
-//! What must hold: however the bytes are cut, the same comes out, nothing is lost, and requests keep their length; a client's name is the same
-//! and legible; an answer that was changed can be read again, names those who can be reached at their new addresses and nobody else, and keeps what follows them.
+//! Invariants: the output does not depend on the chunk boundaries, nothing is lost, and requests keep their
+//! length; the client id is the same and printable; a rewritten response can be parsed again, names the
+//! reachable brokers at their new addresses and no other, and keeps the remaining bytes.
 #![no_main]
 
 use std::net::SocketAddr;
@@ -28,7 +29,7 @@ fn talk(data: &[u8], step: usize, at: usize) {
     let (said, heard) = data.split_at(at.min(data.len()));
     let whole = converse(said, heard, usize::MAX);
     let pieces = converse(said, heard, step);
-    // A talk that ends badly may have let more or less through before.
+    // A connection that ends with an error may have passed more or fewer bytes before.
     if let (Ok(whole), Ok(pieces)) = (&whole, &pieces) {
         assert_eq!(whole, pieces);
     }
@@ -38,7 +39,7 @@ fn talk(data: &[u8], step: usize, at: usize) {
     assert!(name.iter().all(|name| name.len() <= 1024 && !name.contains(char::is_control)));
 }
 
-/// What the client calls itself: once at most, however it says so.
+/// Returns the client id: once at most, in any chunks.
 fn called(said: &[u8], step: usize) -> Vec<String> {
     let mut naming = ClientIdReader::default();
     let names =
@@ -77,7 +78,7 @@ fn change(asked: PendingRequest, data: &[u8], reached: u8) {
         .iter()
         .enumerate()
         .map(|(at, named)| {
-            let is_reached = named.is_somebody() && reached >> (at % 8) & 1 == 1;
+            let is_reached = named.names_broker() && reached >> (at % 8) & 1 == 1;
             is_reached.then(|| SocketAddr::new("198.18.0.9".parse().unwrap(), at as u16))
         })
         .collect();
@@ -90,7 +91,7 @@ fn change(asked: PendingRequest, data: &[u8], reached: u8) {
     assert_eq!(written[..4], (written.len() as i32 - 4).to_be_bytes());
     let again = read(asked, &Bytes::from(written)).unwrap().unwrap();
     assert_eq!(again.named().len(), if is_coordinator { count } else { left });
-    let named = again.named().iter().filter(|named| named.is_somebody());
+    let named = again.named().iter().filter(|named| named.names_broker());
     let ports: Vec<i32> =
         named.inspect(|named| assert_eq!(named.host, "198.18.0.9")).map(|named| named.port).collect();
     let expected: Vec<i32> = addresses.iter().flatten().map(|address| address.port().into()).collect();
@@ -100,6 +101,6 @@ fn change(asked: PendingRequest, data: &[u8], reached: u8) {
 fn versions(version: i16, data: &[u8]) {
     let frame = Bytes::from([&[0; 8], data].concat());
     let Ok(limited) = limit(version, &frame) else { return };
-    // What may be offered may be offered again.
+    // Limiting the offered versions twice changes nothing.
     assert_eq!(limit(version, &limited), Ok(limited.clone()));
 }

@@ -1,7 +1,8 @@
-//! Files of objects as people write them: YAML and JSON, several documents, lists.
+//! Files of objects as users write them: YAML and JSON, several documents, lists.
 //!
-//! The parser lives in the binary, which is no library, so its files are compiled into this target. What must hold: what
-//! was read has a name and can be decoded, and written as JSON it reads as the same; a mistake can be shown at its place.
+//! The parser is part of the binary, which is no library, so its files are compiled into this target.
+//! Invariants: a parsed object has a name and can be decoded, and written as JSON it parses as the same; an
+//! error can be shown at its position.
 #![no_main]
 
 use causeway_api::Object;

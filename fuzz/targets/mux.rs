@@ -1,7 +1,8 @@
-//! The frames of the TCP transport, and what a mux does with them.
+//! The frames of the TCP transport, and the mux that handles them.
 //!
-//! The bytes of a peer arrive in pieces while this end opens, reads, writes and lets go. What must hold: no panic, no
-//! loop, never more streams, bytes or answers held than the bound, and what this end sends can be parsed.
+//! The bytes of a peer arrive in pieces while this end opens, reads, writes and closes. Invariants: no panic,
+//! no endless loop, never more streams, bytes or answers held than the bound, and the bytes that this end
+//! sends can be parsed.
 #![no_main]
 
 use std::io::IoSlice;
@@ -17,7 +18,7 @@ use libfuzzer_sys::fuzz_target;
 fuzz_target!(|data: &[u8]| {
     let now = Instant::now();
     let limits = LinkLimits { streams_max: 32, datagram_buffer_bytes: 4096, ..LinkLimits::default() };
-    // The first byte says whether the peer is admitted from the beginning, or never, or after some frames.
+    // The first byte decides whether the peer is admitted from the beginning, or never, or after some frames.
     let admission = data.first().map_or(0, |byte| usize::from(byte % 8));
     let mut mux = match admission {
         0 => Mux::new(LinkSide::Accepted, &limits, now),
@@ -33,7 +34,7 @@ fuzz_target!(|data: &[u8]| {
         inbox.drain(..used);
         assert!(mux.held_bytes() <= mux.held_bytes_max());
         assert!(mux.held_counts().iter().all(|(held, held_max)| held <= held_max));
-        // Now and then nobody accepts, and the peer reads nothing.
+        // Sometimes this end does not accept, and the peer reads nothing.
         if piece[0] < 128 {
             while let Ok(Some((id, _))) = mux.accept() {
                 ids.push(id);
@@ -54,7 +55,7 @@ fuzz_target!(|data: &[u8]| {
     send(&mut mux, now);
 });
 
-/// Something a user of the link might do now.
+/// An action of a user of the link.
 fn act(mux: &mut Mux, ids: &mut Vec<u32>, choice: u8, now: Instant) {
     if choice % 8 == 0 {
         ids.extend(mux.open(Bytes::from_static(b"header"), StreamPriority::Normal).ok().flatten());

@@ -1,7 +1,8 @@
-//! A change of a netmap, as it crosses the link and stands on the disk.
+//! A change of a netmap, as it is sent over the link and stored on disk.
 //!
-//! Bytes are tried as they are, and as what deflate unfolds to. What must hold: what was read is written as something that reads as the
-//! same; what it leads to has the promised digest; a view of it can be made, whatever stands in the entries.
+//! Bytes are tried as they are, and as deflated content. Invariants: a parsed update is written as bytes that
+//! parse as the same; its result has the announced digest; a view of it can be made, whatever the entries
+//! contain.
 #![no_main]
 
 use std::io::Read;
@@ -19,7 +20,8 @@ fuzz_target!(|data: &[u8]| {
     for bytes in [data, &plain, &deflated] {
         let Ok(update) = NetmapUpdateData::decode(bytes) else { continue };
         assert_eq!(NetmapUpdateData::decode(&update.encode()).as_ref(), Ok(&update));
-        // The digest is hard to guess, so it is made right; the base is nothing, so a change is taken as the whole.
+        // The digest is hard to guess, so it is corrected; the base is empty, so a change is taken as the
+        // whole.
         let entries = update.set.clone();
         let Ok(made) = Netmap::build(update.target.generation, entries, None) else { continue };
         let whole = NetmapUpdateData { base: None, target: made.stamp(), unset: Vec::new(), ..update };

@@ -1,7 +1,7 @@
 //! A client's object: decode, default, validate, store, and back to the client.
 //!
-//! What must hold: defaults are filled once and for all; the stored form reads back as the same object; the spliced
-//! client form is the value form; messages stay short however large the input is.
+//! Invariants: defaults are filled once; the stored form parses as the same object; the spliced client form
+//! is the value form; messages stay short however large the input is.
 #![no_main]
 
 use causeway_api::selector::SelectableFields;

@@ -1,8 +1,8 @@
-//! Server-side apply and updates on objects whose managedFields may come from anywhere.
+//! Server-side apply and updates on objects with arbitrary managedFields.
 //!
-//! Input: three documents, the request (manager, force, subresource, apiVersion), the live object, the sent one. What
-//! must hold: what was applied can be applied again and changes nothing, without a conflict; so for an update; what is
-//! written can be read back.
+//! Input: three documents, the request (manager, force, subresource, apiVersion), the live object, the sent
+//! one. Invariants: an applied object can be applied again without a conflict or a change; the same for an
+//! update; written entries can be parsed.
 #![no_main]
 
 use causeway_api::ownership::{
@@ -37,13 +37,13 @@ fuzz_target!(|data: &[u8]| {
     };
     let force = request.get("force") == Some(&Value::Bool(true));
 
-    // As a client may send them: nothing is known of their form, so nothing is claimed but that it ends well.
+    // As a client may send them: their form is unknown, so only the absence of a panic is checked.
     let _ = apply(&writer, Some(live), sent, force).map_err(|error| error.status());
     let _ = apply(&writer, None, sent, force);
     let _ = update(&writer, Some(live), &mut sent.clone());
     let _ = update(&writer, None, &mut sent.clone());
 
-    // As the registry hands them in: read, defaulted and found valid.
+    // As the registry passes them: decoded, defaulted and validated.
     if sent.get("kind").is_none_or(|kind| kind.is_string()) && admitted(sent).is_some() {
         check_apply(&writer, None, sent, force);
         check_update(&writer, None, sent);

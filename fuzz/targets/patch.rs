@@ -1,7 +1,7 @@
 //! Merge patches and strategic merge patches: an object and a patch.
 //!
-//! What must hold: a merge patch does what RFC 7386 says, by a second implementation; patching twice changes nothing
-//! more; the result is no larger than object and patch together.
+//! Invariants: a merge patch has the result of RFC 7386, by a second implementation; patching twice changes
+//! nothing more; the result is no larger than object and patch together.
 #![no_main]
 
 use causeway_api::patch;
@@ -34,7 +34,8 @@ fuzz_target!(|data: &[u8]| {
     }
 });
 
-/// Lists that are merged have no order: a patch that deletes an item and lists it again moves it to the end, and that is no change.
+/// Merged lists have no order: a patch that deletes an item and lists it again moves it to the end, which is
+/// not a change.
 fn in_one_order(mut object: Value) -> Value {
     for list in ["/metadata/finalizers", "/metadata/ownerReferences", "/status/conditions"] {
         if let Some(Value::Array(items)) = object.pointer_mut(list) {

@@ -1,9 +1,9 @@
 //! A sequence of writes, one JSON document each, against a registry on a real store.
 //!
-//! A document says `do` (create, update, status, merge, strategic, json, apply, force, delete), `as` (the field manager) and
-//! `body`; kind and name come from the body. What must hold after every step: refusals are the client's fault, what is
-//! stored can be read, what was answered is what stands, writing back what was read changes nothing, and an address is
-//! reserved exactly when a presence holds it.
+//! A document has `do` (create, update, status, merge, strategic, json, apply, force, delete), `as` (the
+//! field manager) and `body`; kind and name come from the body. Invariants after every step: refusals are
+//! client errors, stored objects can be read, the response is the stored object, writing an object back
+//! unchanged changes nothing, and an address is reserved exactly when a presence holds it.
 #![no_main]
 
 use std::collections::BTreeMap;
@@ -41,7 +41,7 @@ fuzz_target!(|data: &[u8]| {
     });
 });
 
-/// Enough to make, change, clash and delete; more would only be slower.
+/// Enough to create, change, conflict and delete; more would only be slower.
 const STEPS_MAX: usize = 12;
 
 static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
@@ -73,7 +73,7 @@ async fn walk(registry: &Registry, step: &Value) {
     }
 }
 
-/// What stands afterwards; nothing when it was deleted.
+/// Returns the object after the step; none when it was deleted.
 async fn write(
     registry: &Registry,
     author: ObjectAuthor<'_>,
@@ -103,7 +103,7 @@ async fn write(
     Ok(Some(written.stored))
 }
 
-/// Writing back what was read is no change, whoever does it.
+/// Writing back an object unchanged is no change, for any author.
 async fn check_rest(registry: &Registry, author: ObjectAuthor<'_>, stored: &StoredObject, name: &str) {
     let mut text = Vec::new();
     stored.splice(ApiVersion::Group, &mut text);
@@ -116,7 +116,7 @@ async fn check_rest(registry: &Registry, author: ObjectAuthor<'_>, stored: &Stor
     }
 }
 
-/// Reservations and presences tell the same story.
+/// Reservations and presences must match.
 async fn check_addresses(store: &Store) {
     let listing = store.list("", ListRange::default()).await.expect("a healthy store can be listed");
     let (mut held, mut reserved) = (BTreeMap::new(), BTreeMap::new());

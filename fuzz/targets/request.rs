@@ -1,7 +1,8 @@
-//! A request before its body: method, path, query and headers, and what a caller may do with it.
+//! A request before its body: method, path, query and headers, and the caller's permissions.
 //!
-//! Input: `METHOD URI` in the first line, headers in the following ones. What must hold: refusals are short and blame the
-//! client; nobody without a credential gets past the probes, viewers only read, gateways only reach themselves.
+//! Input: `METHOD URI` in the first line, headers in the following ones. Invariants: refusals are short and
+//! are client errors; a caller without a credential gets only the probes, viewers only read, gateways only
+//! reach themselves.
 #![no_main]
 
 use causeway_api::Kind;
@@ -28,7 +29,7 @@ fuzz_target!(|data: &[u8]| {
     }
 });
 
-/// What hyper would hand over, if it would.
+/// Returns the request as hyper would pass it, if it would.
 fn read(data: &[u8]) -> Option<(Method, Uri, HeaderMap)> {
     let mut lines = data.split(|byte| *byte == b'\n');
     let first = lines.next()?;

@@ -1,8 +1,8 @@
-//! Reviews in JSON and in Kubernetes' protobuf, and what is answered.
+//! Reviews in JSON and in Kubernetes' protobuf, and their answers.
 //!
-//! The first byte chooses the review, the role and the form; the rest is the body. A body in protobuf is also wrapped in the
-//! envelope that every message has. What must hold: protobuf says nothing that JSON could not; who may less never gets
-//! more than the admin; nobody unknown may touch an object.
+//! The first byte chooses the review, the role and the form; the rest is the body. A body in protobuf is also
+//! wrapped in the envelope that every message has. Invariants: a protobuf body has a JSON equivalent; a role
+//! never gets more permissions than the admin; an unknown caller has no permission on any object.
 #![no_main]
 
 use causeway_api::Time;
@@ -41,7 +41,8 @@ fuzz_target!(|data: &[u8]| {
             return assert_short(&status.message, 1024);
         }
     };
-    // Only there: numbers with a fraction, which protobuf reviews do not have, may change in their last digit.
+    // Only there: numbers with a fraction, which protobuf reviews do not have, may change in their last
+    // digit.
     if choice >> 4 & 3 != 0 {
         let again = parse(review, None, question.to_string().as_bytes());
         assert_eq!(again.expect("a question can be said in JSON"), question);

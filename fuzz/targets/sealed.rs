@@ -1,8 +1,8 @@
-//! The record of the CAs as it stands in the store, where others may have written.
+//! The record of the CAs as it is stored, where other programs may have written.
 //!
-//! Input: the record as JSON, with each `sealedKey` in plain text: it is sealed here under its entry's own name, because no
-//! mutation would ever guess a ciphertext. An input that begins with `!` is taken as it is. What must hold: a record that
-//! was read holds as many CAs as it named; a refusal does not show a key.
+//! Input: the record as JSON, with each `sealedKey` in plain text: it is sealed here under its entry's own
+//! name, because no mutation would ever guess a ciphertext. An input that begins with `!` is used as it is.
+//! Invariants: a parsed record has as many CAs as it names; a refusal does not show a key.
 #![no_main]
 
 use std::sync::LazyLock;
@@ -48,7 +48,7 @@ fuzz_target!(|data: &[u8]| {
     }
 });
 
-/// The record with its keys sealed, and how many CAs it names.
+/// Returns the record with its keys sealed, and the number of CAs it names.
 fn sealed(mut record: Value) -> (Vec<u8>, Option<usize>) {
     if let Some(fields) = record.as_object_mut() {
         fields.insert("sealedWith".into(), SEAL.id().into());

@@ -1,7 +1,7 @@
 //! Label and field selectors: three lines of input are a label selector, a field selector, and an object to try them on.
 //!
-//! What must hold: two selectors joined by a comma select what both select; the facets read from stored bytes and those
-//! of the object agree; messages stay short.
+//! Invariants: two selectors joined by a comma select the objects that both select; the fields read from
+//! stored bytes and those of the object agree; messages stay short.
 #![no_main]
 
 use causeway_api::Object;

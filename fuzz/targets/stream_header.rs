@@ -1,7 +1,7 @@
 //! The header of a stream, the text of a close reason, and that of a port that is busy, as a peer sends them.
 //!
-//! What must hold: a header that was read is written as something that reads as the same and keeps the bound; a text
-//! is short and has no control characters; who is told to come again is told the same when it is written anew.
+//! Invariants: a parsed header is written as bytes that parse as the same and keep the bound; a text is short
+//! and has no control characters; a retry time is the same after it is written and parsed again.
 #![no_main]
 
 use bytes::Bytes;
@@ -15,7 +15,8 @@ fuzz_target!(|data: &[u8]| {
     }
     if let Ok(header) = StreamHeader::decode_message(Bytes::copy_from_slice(data)) {
         let _ = (header.purpose(), format!("{header:?}"));
-        // An unknown field is left out when written, and a short form may become longer, so only the bound may break.
+        // An unknown field is dropped when written, and a short form may become longer, so only the bound may
+        // fail.
         if let Ok(bytes) = header.encode_prefixed() {
             let again = StreamHeader::decode_message(bytes.slice(PREFIX_BYTES..)).expect("what was written can be read");
             assert_eq!(again, header);

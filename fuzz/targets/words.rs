@@ -1,6 +1,6 @@
-//! Short texts with a form: names, prefixes, labels, times, field managers, kinds.
+//! Short texts with a syntax: names, prefixes, labels, times, field managers, kinds.
 //!
-//! What must hold: a name fits into a path and a prefix makes names; a time prints in 20 characters and reads back as
+//! Invariants: a name fits into a path and a prefix makes names; a time prints in 20 characters and parses as
 //! itself; a manager's name is always usable.
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! What the edges of a fleet live through, seat by seat: who is attached since when, who failed and was refused.
+//! Records the events of the edges of a fleet: attached since, failed, and refused.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use causeway_channel::Link;
 use causeway_channel::session::AttemptFailure;
 
-/// As many links are looked at for their bytes; all are alike.
+/// The number of links whose bytes are measured; all are alike.
 const WITNESSES: usize = 100;
-/// Of those who are missing, as many are described.
+/// The number of missing edges that are described.
 const MISSING_SHOWN: usize = 10;
 
 pub struct Board {
@@ -26,21 +26,21 @@ pub struct Board {
 
 #[derive(Default)]
 struct Seat {
-    /// Microseconds after `begin`; zero while away.
+    /// Microseconds after `begin`; zero while disconnected.
     since: AtomicU64,
     attempts: AtomicU32,
     refusals: AtomicU32,
     plan: Mutex<Option<Plan>>,
 }
 
-/// What an edge made of its last failure.
+/// The retry plan of an edge after its last failure.
 struct Plan {
     at: Instant,
     failure: AttemptFailure,
     next: Option<Instant>,
 }
 
-/// What happens to edges that only keep their sessions, since the beginning.
+/// Counts of events at idle edges, since the beginning.
 #[derive(Default)]
 pub struct Idle {
     pings: AtomicU64,
@@ -48,7 +48,7 @@ pub struct Idle {
     lost: AtomicU64,
 }
 
-/// How a fleet came back.
+/// The recovery of a fleet.
 #[derive(Debug, Clone)]
 pub struct Return {
     /// Sorted.
@@ -99,7 +99,7 @@ impl Board {
         lock(&self.witnesses).remove(&number);
     }
 
-    /// After a failure: when the edge tries again.
+    /// Records when the edge tries again after a failure.
     pub fn note_plan(&self, number: usize, failure: AttemptFailure, next: Option<Instant>) {
         *lock(&self.seats[number].plan) = Some(Plan { at: Instant::now(), failure, next });
     }
@@ -113,18 +113,18 @@ impl Board {
         self.attached.load(Ordering::Relaxed)
     }
 
-    /// Those whose session began after `moment`.
+    /// The number of edges whose session began after `moment`.
     pub fn attached_since(&self, moment: Instant) -> usize {
         let least = moment.saturating_duration_since(self.begin).as_micros().max(1) as u64;
         self.seats.iter().filter(|seat| seat.since.load(Ordering::Relaxed) >= least).count()
     }
 
-    /// Netmaps that were taken, and refused.
+    /// Netmaps that were accepted, and refused.
     pub fn netmaps(&self) -> (usize, usize) {
         (self.netmaps.load(Ordering::Relaxed), self.netmaps_refused.load(Ordering::Relaxed))
     }
 
-    /// Some of the first `count` who are not attached, and why.
+    /// Some of the first `count` edges that are not attached, with the reason.
     pub fn missing(&self, count: usize, moment: Instant) -> Vec<String> {
         let away = self.seats.iter().take(count).enumerate();
         let away = away.filter(|(_, seat)| seat.since.load(Ordering::Relaxed) == 0);
@@ -145,7 +145,7 @@ impl Board {
         away.map(tell).take(MISSING_SHOWN).collect()
     }
 
-    /// Bytes of both directions over the links that are looked at, and how many those are.
+    /// Bytes of both directions over the measured links, and the number of these links.
     pub fn witnessed(&self) -> (u64, usize) {
         let witnesses = lock(&self.witnesses);
         let bytes = witnesses.values().map(|link| {
@@ -155,7 +155,7 @@ impl Board {
         (bytes.sum(), witnesses.len())
     }
 
-    /// From now on attempts and refusals count anew.
+    /// Resets the counts of attempts and refusals.
     pub fn forget(&self) {
         for seat in &self.seats {
             seat.attempts.store(0, Ordering::Relaxed);
@@ -164,7 +164,7 @@ impl Board {
         lock(&self.failures).clear();
     }
 
-    /// How they came back after `moment`. Who has not noticed anything yet is left out.
+    /// The recovery after `moment`. Edges that have not lost their session yet are left out.
     pub fn returned(&self, moment: Instant) -> Return {
         let away = moment.saturating_duration_since(self.begin);
         let since = self.seats.iter().map(|seat| Duration::from_micros(seat.since.load(Ordering::Relaxed)));
@@ -186,7 +186,7 @@ impl Idle {
         self.pings.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A message of the cloud.
+    /// Records a message of the cloud.
     pub fn note_heard(&self) {
         self.heard.fetch_add(1, Ordering::Relaxed);
     }
@@ -195,7 +195,7 @@ impl Idle {
         self.lost.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Pings, messages of the cloud, and sessions that were lost.
+    /// Pings, messages of the cloud, and lost sessions.
     pub fn counts(&self) -> [u64; 3] {
         [&self.pings, &self.heard, &self.lost].map(|count| count.load(Ordering::Relaxed))
     }

@@ -1,6 +1,6 @@
-//! Many simulated edges in this process: brought in at a pace the cloud can follow, watched, sent home.
+//! Many simulated edges in this process: started at a rate the cloud can follow, watched, stopped.
 //!
-//! They come from many addresses of the loopback, because a cloud bounds what one address may ask of it.
+//! They use many addresses of the loopback, because a cloud bounds the requests of one address.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -21,19 +21,19 @@ use super::world::World;
 
 /// Edges that share an address, and over QUIC a socket, as behind one NAT.
 const EDGES_PER_ADDRESS: usize = 100;
-/// So many are on their way at the same time when the fleet is brought in.
+/// The maximum number of edges that attach concurrently when the fleet is started.
 const COMING_MAX: usize = 256;
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 pub struct Crowd {
     pub board: Arc<Board>,
-    /// One for each, in the order in which they came.
+    /// One for each edge, in the order in which they were started.
     stops: Vec<CancellationToken>,
     tasks: TaskTracker,
 }
 
 impl Crowd {
-    /// Brings `count` edges to the cloud at `address`, until all are attached.
+    /// Attaches `count` edges to the cloud at `address`, and waits until all are attached.
     pub async fn gather(
         world: &World,
         address: SocketAddr,
@@ -79,7 +79,7 @@ impl Crowd {
         Ok(crowd)
     }
 
-    /// Until everybody has attached after `moment`.
+    /// Waits until all edges have attached after `moment`.
     pub async fn wait_for_return(&self, moment: Instant, deadline: Instant) -> Result<()> {
         let expected = self.expected();
         while self.board.attached_since(moment) < expected {
@@ -89,12 +89,12 @@ impl Crowd {
         Ok(())
     }
 
-    /// Those who were not sent home.
+    /// The number of edges that were not stopped.
     pub fn expected(&self) -> usize {
         self.stops.iter().filter(|stop| !stop.is_cancelled()).count()
     }
 
-    /// Sends home whoever came after the first `count`.
+    /// Stops all edges after the first `count`.
     pub fn shrink(&self, count: usize) {
         self.stops.iter().skip(count).for_each(CancellationToken::cancel);
     }
@@ -115,7 +115,7 @@ impl Crowd {
     }
 }
 
-/// Edges are elsewhere, behind Ethernet; that these are on the cloud's own host must not show.
+/// Real edges are on other hosts, behind Ethernet; the shared host must not affect the result.
 fn ordinary_path() -> QuicOptions {
     QuicOptions { packet_bytes_max: ORDINARY_PACKET_BYTES, ..QuicOptions::default() }
 }

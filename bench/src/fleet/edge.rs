@@ -1,6 +1,7 @@
 //! One simulated edge: the real dialer, the real supervisor and the real messages, without disk, renewal and traffic.
 //!
-//! What it lives through is noted on the `Board`. It takes netmaps as an edge does and calls them persisted at once.
+//! Its events are recorded on the `Board`. It accepts netmaps as an edge does and reports them as persisted
+//! at once.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -33,7 +34,7 @@ pub struct Edge {
     pub board: Arc<Board>,
 }
 
-/// A session that the cloud has taken.
+/// A session that the cloud has accepted.
 struct Session {
     id: LinkId,
     link: Link,
@@ -41,16 +42,16 @@ struct Session {
     writer: ControlWriter<SendStream>,
 }
 
-/// An attempt goes through two steps, and the supervisor hears of each.
+/// An attempt has two steps, and the supervisor is told of each.
 enum Progress {
     Dialled(Link),
     Welcomed(Box<Session>, Welcome),
 }
 
-/// Why an attempt came to nothing.
+/// The reason why an attempt failed.
 struct Failed {
     failure: AttemptFailure,
-    /// The cloud was there and said no.
+    /// The cloud was reachable and refused.
     is_refusal: bool,
     word: String,
 }
@@ -86,7 +87,7 @@ impl Edge {
                         self.board.idle.note_ping();
                         say(&mut session, Ping { nonce });
                     }
-                    // It has no streams of others that could go on.
+                    // It has no streams of other peers that could continue.
                     SupervisorAction::Linger { link, .. } | SupervisorAction::Close { link, .. } => {
                         if let Some(old) = session.take_if(|session| session.id == link) {
                             old.link.close(CloseReason::new(CloseCode::Done, ""));
@@ -271,7 +272,7 @@ async fn greet(id: LinkId, link: Link, hello: Hello) -> Result<Progress, Failed>
     }
 }
 
-/// Was somebody there who said no? A cloud that is being started is not there.
+/// Tells whether a peer was reachable and refused. A cloud that is starting is not reachable.
 fn is_refusal(error: &DialError) -> bool {
     error.failed().iter().any(|failed| match &failed.error {
         AttemptError::Quic(ConnectError::Failed(closed)) => closed.reason.code != CloseCode::Dead,

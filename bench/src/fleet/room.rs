@@ -1,17 +1,17 @@
-//! How many edges this machine can hold, and why not more.
+//! Computes the number of edges this machine can hold, and the limiting resource.
 //!
-//! The decision is made from numbers; reading them from the kernel stands below it.
+//! The decision is made from numbers; reading them from the kernel is below it.
 
 use anyhow::{Context, Result};
 use causeway_channel::Transport;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// What a process needs beside its edges: the store, listeners, logs, libraries.
+/// The files that a process needs beside its edges: the store, listeners, logs, libraries.
 const FILES_BESIDE: u64 = 300;
-/// Both ends together, generously; the edges here are heavier than what the cloud holds for them.
+/// Both ends together, generously; the edges here are heavier than the cloud's end.
 const BYTES_PER_EDGE: u64 = 400 * 1024;
 
-/// What the machine has left.
+/// The free resources of the machine.
 #[derive(Debug, Clone, Copy)]
 pub struct Room {
     /// Per process; the cloud has the same.
@@ -24,7 +24,7 @@ impl Room {
     pub fn of_this_machine() -> Result<Room> {
         let limit = getrlimit(Resource::Nofile);
         if limit.current != limit.maximum {
-            // Not being allowed to is no harm: less fits.
+            // A failure does no harm: fewer edges fit.
             let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
         }
         let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
@@ -34,7 +34,7 @@ impl Room {
         Ok(Room { files, bytes: kilobytes * 1024 })
     }
 
-    /// As many of `wanted` as fit, and the reason when those are fewer.
+    /// Returns how many of `wanted` fit, and the reason when those are fewer.
     pub fn fit(self, wanted: usize, transport: Transport) -> (usize, Option<String>) {
         // All links over QUIC share a few sockets, those over TCP have one each, at both ends.
         let by_files = match transport {

@@ -1,4 +1,4 @@
-//! One real edge in a network namespace of its own: what it holds in memory, and what crosses its link while idle.
+//! One real edge in a network namespace of its own: its memory, and the traffic of its link while idle.
 //!
 //! The kernel counts bytes and packets at its interface, both ways. One edge per transport, side by side.
 
@@ -15,30 +15,30 @@ use crate::peer::usage_of;
 /// After the last handshake: path MTU probes, renewal checks and netmaps are over by then.
 const SETTLE: Duration = Duration::from_secs(15);
 const CONNECT_MAX: Duration = Duration::from_secs(30);
-/// The head of a frame, which the kernel counts as well.
+/// The Ethernet header, which the kernel counts as well.
 const ETHERNET_BYTES: u64 = 14;
 const DAY: f64 = 86_400.0;
 
-/// What an idle site costs.
+/// The cost of an idle site.
 #[derive(Debug, Clone, Copy)]
 pub struct SiteFigures {
     pub transport: Transport,
     pub resident_bytes: u64,
-    /// IP packets with their heads, both ways.
+    /// IP packets with their headers, both ways.
     pub bytes_per_day: f64,
     pub packets_per_day: f64,
 }
 
-/// What crossed an interface, both ways.
+/// The traffic of an interface, both ways.
 struct Crossed {
     bytes: u64,
     packets: u64,
 }
 
 impl Crossed {
-    // Bytes and packets are the first columns of what came, and of what went.
+    // Bytes and packets are the first columns of the received and of the sent side.
     fn read(host: &Host) -> Result<Crossed> {
-        // Of the thread, which has moved; the process has not.
+        // The file of the thread, which has moved to the namespace; the process has not.
         let table = host.inside(|| Ok(std::fs::read_to_string("/proc/thread-self/net/dev")?))?;
         let line = table.lines().find_map(|line| line.trim().strip_prefix("eth0:")).context("no eth0")?;
         let numbers: Vec<u64> = line.split_whitespace().flat_map(str::parse).collect();
@@ -48,7 +48,7 @@ impl Crossed {
     }
 }
 
-/// Measures for `time`. An error says why it cannot be done on this machine.
+/// Measures for `time`. An error is the reason why it cannot be done on this machine.
 pub fn measure(transports: &[Transport], time: Duration) -> Result<Vec<SiteFigures>> {
     if let Some(reason) = missing() {
         anyhow::bail!("{reason}");

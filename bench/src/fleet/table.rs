@@ -15,12 +15,12 @@ const ROWS: &[Row] = &[
     ("memory of the cloud per idle edge, KB", "< 40", |f| {
         format!("{:.1}", f.full_bytes.saturating_sub(f.empty_bytes) as f64 / f.edges as f64 / 1e3)
     }),
-    ("resident, with nobody attached, MB", "", |f| format!("{:.0}", f.empty_bytes as f64 / 1e6)),
+    ("resident, with no edge attached, MB", "", |f| format!("{:.0}", f.empty_bytes as f64 / 1e6)),
     ("resident, with all attached, MB", "", |f| format!("{:.0}", f.full_bytes as f64 / 1e6)),
     ("CPU of the cloud while idle, % of a core", "", |f| format!("{:.1}", f.idle_cpu * 100.0)),
     ("bytes of an idle link per day, MB (without IP)", "", |f| format!("{:.2}", f.link_bytes_per_day / 1e6)),
-    ("brought in, edges per second", "", |f| format!("{:.0}", f.edges as f64 / f.gathered.as_secs_f64())),
-    ("netmaps taken / refused", "", |f| format!("{} / {}", f.netmaps.0, f.netmaps.1)),
+    ("attached, edges per second", "", |f| format!("{:.0}", f.edges as f64 / f.gathered.as_secs_f64())),
+    ("netmaps accepted / refused", "", |f| format!("{} / {}", f.netmaps.0, f.netmaps.1)),
 ];
 
 type ReturnRow = (&'static str, &'static str, fn(&Restart) -> String);

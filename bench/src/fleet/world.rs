@@ -1,7 +1,7 @@
 //! A cloud's data dir with a fleet in it: a site, a gateway and a certificate for every edge.
 //!
-//! Made before the cloud starts, through the same registry and registrar that a cloud uses, so that nobody has to enrol
-//! twenty thousand times.
+//! Created before the cloud starts, through the same registry and registrar that a cloud uses, so that twenty
+//! thousand enrolments are not needed.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use causeway_store::{Store, StoreSpec};
 use futures_util::{StreamExt, TryStreamExt};
 use rustls_pki_types::CertificateDer;
 
-/// Commits that are on their way at the same time; the store writes them together.
+/// Concurrent commits; the store writes them together.
 const WRITERS: usize = 128;
 
 /// A fleet that is enrolled and has not dialled yet.
@@ -37,7 +37,7 @@ struct Made {
 impl World {
     pub async fn make(folder: &Path, edges: usize) -> Result<World> {
         let path = folder.join("cloud");
-        // Its lock is free again at the end, for the cloud.
+        // Its lock is released at the end, for the cloud.
         let data_dir = DataDir::open(&path)?;
         let store = Store::open(StoreSpec::Sqlite { path: data_dir.join("store.db") }).await?;
         let config = IdentityConfig::new(&path, Vec::new(), "https://127.0.0.1:1");
@@ -55,7 +55,8 @@ impl World {
         made.sort_unstable_by_key(|made| made.number);
         drop((registry, registrar));
         store.close().await?;
-        let authorities = made.first().map(|made| made.authorities.clone()).context("a fleet of nobody")?;
+        let authorities =
+            made.first().map(|made| made.authorities.clone()).context("the fleet has no edges")?;
         let credentials = made.into_iter().map(|made| made.credentials).collect();
         Ok(World { data_dir: path, authorities, credentials })
     }

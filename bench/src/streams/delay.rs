@@ -1,5 +1,5 @@
-//! A relay for the UDP of one client that keeps every packet for a while, both ways. Loses nothing but what its own
-//! sockets cannot hold.
+//! A relay for the UDP of one client that delays every packet, both ways. It drops only packets that its own
+//! socket buffers cannot hold.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,7 +14,7 @@ type Waiting = VecDeque<(Instant, Vec<u8>)>;
 
 const PACKET_BYTES_MAX: usize = 2048;
 
-/// The address to dial instead of `to`.
+/// Returns the address to dial instead of `to`.
 pub async fn relay(to: SocketAddr, delay: Duration, tasks: &mut JoinSet<()>) -> io::Result<SocketAddr> {
     let (front, back) =
         (Arc::new(UdpSocket::bind("127.0.0.1:0").await?), UdpSocket::bind("127.0.0.1:0").await?);

@@ -1,8 +1,8 @@
-//! Which presences a site should have, and at which addresses: the allocator.
+//! Decides which presences a site should have and at which addresses.
 //!
-//! Pure: all objects in, the steps that are missing out; running twice changes nothing, and what others do at the same
-//! time is met by the reservation that goes with every address. A presence that the controller made carries a label, so
-//! that everybody can see whose it is: without the label it is somebody's own, satisfies its service at its site, and is left alone.
+//! Pure. Input: all objects. Output: the missing steps. Idempotent; concurrent writers are handled by the
+//! reservation that accompanies every address. A presence that the controller created carries a label. A
+//! presence without the label belongs to a user: it satisfies its service at its site and is not changed.
 
 mod freed;
 mod pool;
@@ -16,17 +16,19 @@ pub use steps::{AllocationStep, PendingAllocations, steps};
 
 use crate::kinds::VirtualPresence;
 
-/// The label of a presence that the controller made. Taking it off makes the presence one's own: it is then left alone.
+/// The label of a presence that the controller created. Removing it hands the presence over to the user: it
+/// is then not changed any more.
 pub const MADE_LABEL: &str = "causeway.io/made-by";
-/// What the label says.
+/// The value of the label.
 pub const MADE_BY: &str = "causeway";
 
-/// Did the controller make it?
+/// Tells whether the controller created the presence.
 pub fn is_made(presence: &VirtualPresence) -> bool {
     presence.metadata.labels.get(MADE_LABEL).is_some_and(|by| by == MADE_BY)
 }
 
-/// IPv4 or IPv6: a site with ranges of both gives a service one address of each, in a presence of its own.
+/// The address family. A site with ranges of both families gives a service one address of each, in separate
+/// presences.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum AddressFamily {
     V4,
@@ -48,8 +50,9 @@ impl AddressFamily {
     }
 }
 
-/// What a presence that the controller makes is called: the same in every replica and at every time. Readable parts first;
-/// the sum behind them keeps apart what only capitals, dashes or shortening made equal.
+/// Returns the name of a presence that the controller creates: the same in every replica and at every time.
+/// It has readable parts first; the hash behind them distinguishes names that differ only in case, dashes or
+/// the shortened part.
 pub fn name(service: &str, site: &str, family: AddressFamily) -> String {
     let suffix = if family == AddressFamily::V6 { "-v6" } else { "" };
     format!("{}-{}-{:08x}{suffix}", part(service), part(site), sum(service, site))
@@ -62,7 +65,8 @@ fn part(name: &str) -> String {
     short.to_ascii_lowercase().trim_matches(['-', '.']).to_owned()
 }
 
-/// FNV-1a, folded to 32 bits: names with equal parts are few, and a clash would be a condition, not a mix-up.
+/// FNV-1a, folded to 32 bits: names with equal parts are few, and a collision would be reported as a
+/// condition, not cause a mix-up.
 fn sum(service: &str, site: &str) -> u32 {
     const BASIS: u64 = 0xcbf2_9ce4_8422_2325;
     const PRIME: u64 = 0x0100_0000_01b3;

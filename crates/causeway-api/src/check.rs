@@ -1,7 +1,7 @@
 //! Rules for single values: addresses, ranges, names, ports, paths.
 //!
-//! Each rule takes the path of the field and the value, and adds an error that shows the value and says what is allowed.
-//! Rules about metadata and conditions are in `check/meta.rs`.
+//! Each rule takes the path of the field and the value, and adds an error that shows the value and the
+//! allowed form. Rules about metadata and conditions are in `check/meta.rs`.
 
 pub(crate) mod meta;
 
@@ -16,14 +16,15 @@ use ipnet::IpNet;
 use crate::field::{FieldError, FieldErrors};
 use crate::name;
 
-/// Names in one list: a policy for every host of a big site fits, an object stays below a megabyte.
+/// The maximum number of names in one list: a policy for every host of a big site fits, an object stays below
+/// a megabyte.
 pub(crate) const NAMES_MAX: usize = 10_000;
-/// Networks of one site.
+/// The maximum number of networks of one site.
 pub(crate) const CIDRS_MAX: usize = 1_000;
-/// A handful of authorities; a whole system bundle is a mistake.
+/// Enough for several authorities; a whole system bundle is a mistake.
 pub(crate) const PEM_BYTES_MAX: usize = 64 * 1024;
 
-/// Applies `rule` unless the field is empty, which means: not set.
+/// Applies `rule` unless the field is empty, which means unset.
 pub(crate) fn optional(
     errors: &mut FieldErrors,
     path: &str,
@@ -68,7 +69,7 @@ pub(crate) fn count(errors: &mut FieldErrors, path: &str, count: usize, count_ma
     }
 }
 
-/// A name of another object that must be given; whether that object exists is not asked.
+/// A required name of another object; the object need not exist.
 pub(crate) fn reference(errors: &mut FieldErrors, path: &str, value: &str, fix: &str) {
     match value {
         "" => errors.push(FieldError::required(path, fix)),
@@ -107,9 +108,9 @@ fn parse_host_ip(value: &str) -> Result<IpAddr, String> {
         });
     };
     match ip {
-        _ if ip.is_unspecified() => Err("this address stands for no host; write the host's own".into()),
-        _ if ip.is_multicast() => Err("a multicast address stands for no single host".into()),
-        IpAddr::V4(v4) if v4.is_broadcast() => Err("a broadcast address stands for no single host".into()),
+        _ if ip.is_unspecified() => Err("this address identifies no host; write the host's own".into()),
+        _ if ip.is_multicast() => Err("a multicast address identifies no single host".into()),
+        IpAddr::V4(v4) if v4.is_broadcast() => Err("a broadcast address identifies no single host".into()),
         IpAddr::V6(v6) => match v6.to_ipv4_mapped() {
             Some(v4) => Err(format!("write the IPv4 address as such: {v4}")),
             None => Ok(ip),
@@ -154,8 +155,8 @@ fn net_around(ip: IpAddr) -> String {
 }
 
 fn fits_presences(net: IpNet) -> Result<IpNet, String> {
-    // The shortest keep a typing error from taking in the internet, the longest leave room for one host beside network
-    // and broadcast address.
+    // The shortest prefix prevents a typing error from including the internet, the longest leaves room for
+    // one host beside network and broadcast address.
     let (shortest, longest) = if net.addr().is_ipv4() { (8, 30) } else { (16, 126) };
     match net.prefix_len() {
         length if (shortest..=longest).contains(&length) => Ok(net),
@@ -172,7 +173,8 @@ pub(crate) fn dns_name(errors: &mut FieldErrors, path: &str, value: &str) {
     }
 }
 
-/// A name that a gateway resolves inside its site. Underscores exist there, whatever RFC 1123 says.
+/// A name that a gateway resolves inside its site. Underscores occur there, although RFC 1123 does not allow
+/// them.
 pub(crate) fn host_name(errors: &mut FieldErrors, path: &str, value: &str) {
     let allowed = "write a host name of letters, digits, '-', '_' and '.', each part 1 to 63 characters, 253 in all, \
                    without a final dot, for example nginx.factory.local";
@@ -199,7 +201,7 @@ pub(crate) fn url_path(errors: &mut FieldErrors, path: &str, value: &str) {
     }
 }
 
-/// A path, or with '*' at its end, all paths that begin so.
+/// A path, or with '*' at its end, all paths with this prefix.
 pub(crate) fn path_pattern(errors: &mut FieldErrors, path: &str, value: &str) {
     let exact = value.strip_suffix('*').unwrap_or(value);
     if !is_url_path(exact) || exact.contains('*') {
@@ -225,7 +227,7 @@ pub(crate) fn method(errors: &mut FieldErrors, path: &str, value: &str) {
     }
 }
 
-/// One or more certificates as PEM text. Whether they can be used is the gateway's to find out.
+/// One or more certificates as PEM text. The gateway finds out whether they are valid.
 pub(crate) fn pem_certificates(errors: &mut FieldErrors, path: &str, value: &str) {
     if value.len() > PEM_BYTES_MAX {
         errors.push(FieldError::too_long(path, value, PEM_BYTES_MAX));
@@ -235,7 +237,7 @@ pub(crate) fn pem_certificates(errors: &mut FieldErrors, path: &str, value: &str
     let begins = text.matches("-----BEGIN CERTIFICATE-----").count();
     let ends = text.matches("-----END CERTIFICATE-----").count();
     if !text.starts_with("-----BEGIN CERTIFICATE-----") || begins != ends {
-        let allowed = "write PEM text, from -----BEGIN CERTIFICATE----- to -----END CERTIFICATE-----, not encoded once more";
+        let allowed = "write PEM text, from -----BEGIN CERTIFICATE----- to -----END CERTIFICATE-----, without further encoding";
         errors.push(FieldError::invalid(path, value, allowed));
     }
 }

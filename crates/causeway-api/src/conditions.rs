@@ -1,8 +1,9 @@
-//! What each object's conditions should say, given all objects.
+//! Computes the conditions of each object from all objects.
 //!
-//! References may dangle: that is never an error when an object is applied, but a condition on the one who refers.
-//! Looks at the state, not at what changed: the same objects give the same conditions, and transition times stay.
-//! Conditions of other types, for example those a gateway reports, are kept as they are.
+//! References may dangle: that is never an error when an object is applied, but a condition on the referring
+//! object. The result depends on the state, not on what changed: the same objects give the same conditions,
+//! and transition times stay. Conditions of other types, for example those a gateway reports, are kept as
+//! they are.
 
 mod findings;
 mod links;
@@ -23,7 +24,7 @@ use crate::object_set::ObjectSet;
 use crate::presence;
 use crate::time::Time;
 
-/// The type that sums the others up.
+/// The condition that summarises all findings.
 pub const READY: &str = "Ready";
 pub const SITE_RESOLVED: &str = "SiteResolved";
 pub const SITES_RESOLVED: &str = "SitesResolved";
@@ -35,16 +36,18 @@ pub const ADDRESS_USABLE: &str = "AddressUsable";
 pub const MEMBERS_RESOLVED: &str = "MembersResolved";
 pub const NAME_FREE: &str = "NameFree";
 pub const PRESENTED: &str = "Presented";
-/// Comes and goes with the links, so it stands beside `Ready` and not in it.
+/// Changes with the links, so it does not count for `Ready`.
 pub const GATEWAYS_CONNECTED: &str = "GatewaysConnected";
-/// What is written into an EService from the words of its gateway, and from there into its exposures. Beside `Ready` too.
+/// Written into an EService from the report of its gateway, and from there into its exposures. Does not count
+/// for `Ready` either.
 pub const BACKENDS_ANSWER: &str = "BackendsAnswer";
-/// What is written into an EGateway by those who see its channel.
+/// Written into an EGateway by the cloud replica that holds its channel.
 pub const CONNECTED: &str = "Connected";
-/// Is the gateway enrolled for the site at which its EGateway stands? Written by the cloud where it once was not.
+/// Tells whether the gateway is enrolled for the site of its EGateway. Written by the cloud where it once was
+/// not.
 pub const ENROLLED_AT_SITE: &str = "EnrolledAtSite";
 
-/// The status an object should have. Equal to the one it has: nothing to write.
+/// Returns the status an object should have. If it equals the current status, nothing needs to be written.
 pub fn status(object: &Object, world: &ObjectSet, now: Time) -> ObjectStatus {
     let conditions = match object {
         Object::ESite(object) => site(object, world, now),
@@ -67,7 +70,7 @@ pub fn site(site: &ESite, world: &ObjectSet, now: Time) -> Vec<Condition> {
         0 => findings.fails(
             GATEWAYS_RESOLVED,
             "GatewayMissing",
-            "no EGateway stands at this site; nothing there can be reached",
+            "no EGateway exists at this site; no client can reach its services",
         ),
         _ => findings.holds(GATEWAYS_RESOLVED, "GatewaysFound"),
     }
@@ -77,19 +80,19 @@ pub fn site(site: &ESite, world: &ObjectSet, now: Time) -> Vec<Condition> {
 pub fn gateway(gateway: &EGateway, world: &ObjectSet, now: Time) -> Vec<Condition> {
     let mut findings = Findings::of(gateway, now);
     site_exists(&mut findings, world, &gateway.e_site_name);
-    links::counts_connection(&mut findings, gateway);
+    links::requires_connection(&mut findings, gateway);
     findings.summary()
 }
 
-/// The same from the gateway's own conditions, for those who write `Connected`: so that `Ready` follows in one write, and not in a
-/// second one of the reconciler. None: nobody has looked at its site yet.
+/// The same from the gateway's own conditions, for the writer of `Connected`: so that `Ready` follows in the
+/// same write, and not in a second one of the reconciler. None: its site has not been checked yet.
 pub fn gateway_after_link(gateway: &EGateway, now: Time) -> Option<Vec<Condition>> {
     let site = gateway.status.condition(SITE_RESOLVED)?.clone();
     let mut findings = Findings::of(gateway, now);
     if site.status != ConditionStatus::True {
-        findings.counts(&site.reason, &site.message);
+        findings.fails_ready(&site.reason, &site.message);
     }
-    links::counts_connection(&mut findings, gateway);
+    links::requires_connection(&mut findings, gateway);
     Some(findings.summary())
 }
 
@@ -105,7 +108,7 @@ pub fn server(server: &EServer, world: &ObjectSet, now: Time) -> Vec<Condition> 
     let mut findings = Findings::of(server, now);
     site_exists(&mut findings, world, &server.e_site_name);
     server_address(&mut findings, world, server);
-    // A host without ports is only a subject: nobody reaches it, so nobody need be allowed to.
+    // A host without ports is only a subject: it cannot be reached, so no policy is needed.
     if !server.ports.is_empty() || !server.e_policys.is_empty() {
         policies_exist(&mut findings, world, &server.e_policys, "reach its ports");
         links::gateways_connected(&mut findings, world, [server.e_site_name.as_str()]);
@@ -116,7 +119,7 @@ pub fn server(server: &EServer, world: &ObjectSet, now: Time) -> Vec<Condition> 
 pub fn policy(policy: &EPolicy, world: &ObjectSet, now: Time) -> Vec<Condition> {
     let mut findings = Findings::of(policy, now);
     if policy.allowed_servers.is_empty() && policy.allowed_sites.is_empty() {
-        let message = "allowedServers and allowedSites are empty; the policy allows nobody";
+        let message = "allowedServers and allowedSites are empty; the policy allows no client";
         findings.fails(SERVERS_RESOLVED, "NobodyAllowed", message);
         findings.holds(SITES_RESOLVED, "NoneNamed");
         return findings.summary();
@@ -138,8 +141,8 @@ pub fn expose(expose: &ServiceExpose, world: &ObjectSet, now: Time) -> Vec<Condi
     names::name_is_free(&mut findings, world, expose);
     presented::presented(&mut findings, world, expose);
     let service = world.service(&expose.e_service_name);
-    if let Some(said) = service.and_then(|service| service.status.condition(BACKENDS_ANSWER)) {
-        findings.repeats(said);
+    if let Some(condition) = service.and_then(|service| service.status.condition(BACKENDS_ANSWER)) {
+        findings.copies(condition);
     }
     let home = service.map(|service| service.e_site_name.as_str());
     links::gateways_connected(&mut findings, world, expose.e_sites.iter().map(String::as_str).chain(home));
@@ -193,36 +196,36 @@ fn all_exist(findings: &mut Findings, world: &ObjectSet, about: &'static str, ki
     }
 }
 
-/// Every site that exists needs a gateway; sites that do not exist are told of elsewhere.
+/// Every existing site needs a gateway; missing sites are reported by another condition.
 fn gateways_stand_at(findings: &mut Findings, world: &ObjectSet, sites: &[String]) {
     let bare = |site: &&String| world.site(site).is_some() && world.gateways_at(site).next().is_none();
     let bare: Vec<&str> = sites.iter().filter(bare).map(String::as_str).collect();
     match bare.is_empty() {
         true => findings.holds(GATEWAYS_RESOLVED, "GatewaysFound"),
         false => {
-            let message = format!("no EGateway stands at {}", findings::list(&bare));
+            let message = format!("no EGateway exists at {}", findings::list(&bare));
             findings.fails(GATEWAYS_RESOLVED, "GatewayMissing", message);
         }
     }
 }
 
-/// Default deny: who may is only who an existing policy names. The condition says so when nobody is left.
+/// Default deny: only subjects of existing policies are allowed. The message says so when no policy exists.
 fn policies_exist(findings: &mut Findings, world: &ObjectSet, names: &[String], may: &str) {
-    let nobody = format!("nobody may {may} (default deny)");
+    let denied = format!("no client may {may} (default deny)");
     let absent = absent(world, Kind::EPolicy, names);
     if names.is_empty() {
-        findings.fails(POLICIES_RESOLVED, "NoPolicies", format!("ePolicys is empty; {nobody}"));
+        findings.fails(POLICIES_RESOLVED, "NoPolicies", format!("ePolicys is empty; {denied}"));
     } else if absent.is_empty() {
         findings.holds(POLICIES_RESOLVED, "PoliciesFound");
     } else if absent.len() == names.len() {
-        let message = format!("{}; {nobody}", missing(Kind::EPolicy, &absent));
+        let message = format!("{}; {denied}", missing(Kind::EPolicy, &absent));
         findings.fails(POLICIES_RESOLVED, "PolicyMissing", message);
     } else {
         findings.fails(POLICIES_RESOLVED, "PolicyMissing", missing(Kind::EPolicy, &absent));
     }
 }
 
-/// A client is known by its address, so two hosts of a site must not share one.
+/// A client is identified by its address, so two hosts of a site must not share one.
 fn server_address(findings: &mut Findings, world: &ObjectSet, server: &EServer) {
     let Some(ip) = server.ip_addr() else { return };
     let others = world.servers_with(&server.e_site_name, ip).map(|other| other.metadata.name.as_str());
@@ -236,14 +239,14 @@ fn server_address(findings: &mut Findings, world: &ObjectSet, server: &EServer) 
     }
 }
 
-/// The address was good when the presence was stored; ranges may have changed since.
+/// The address was valid when the presence was stored; ranges may have changed since.
 fn presence_address(findings: &mut Findings, world: &ObjectSet, presence: &VirtualPresence) {
     let gateways: Vec<&EGateway> = match presence.e_site_name.as_str() {
         "" => world.all().collect(),
         site => world.gateways_at(site).collect(),
     };
     if gateways.is_empty() && !presence.e_site_name.is_empty() {
-        let message = format!("no EGateway stands at {}", presence.e_site_name);
+        let message = format!("no EGateway exists at {}", presence.e_site_name);
         findings.fails(ADDRESS_USABLE, "GatewayMissing", message);
         return;
     }

@@ -1,7 +1,8 @@
-//! The kinds as CustomResourceDefinitions, for a Kubernetes that is to hold them.
+//! The kinds as CustomResourceDefinitions, for a Kubernetes cluster that stores them.
 //!
-//! Made from the same schemas as everything else; the files in `deploy/crds/` are this text, and a test compares them.
-//! Fields stand at the top level, as in our own API. A Kubernetes holds lower-case names only, which no schema can change.
+//! Generated from the same schemas as everything else; the files in `deploy/crds/` are this text, and a test
+//! compares them. Fields are at the top level, as in our own API. Kubernetes accepts lower-case names only,
+//! which no schema can change.
 
 mod yaml;
 
@@ -58,7 +59,7 @@ fn open_api_schema(kind: Kind) -> Value {
         let text = |description: &str| json!({ "type": "string", "description": description });
         properties.insert("apiVersion".into(), text("Always causeway.io/v1."));
         properties.insert("kind".into(), text(&format!("Always {kind}.")));
-        // Kubernetes checks metadata itself and allows nothing but this here.
+        // Kubernetes checks metadata itself and allows only this schema here.
         properties.insert("metadata".into(), json!({ "type": "object" }));
     }
     schema
@@ -106,7 +107,7 @@ fn printer_columns(kind: Kind) -> Vec<Value> {
             ("Site", "string", ".eSiteName"),
         ],
         Kind::ECommunity => &[("Members", "string", ".members")],
-        // A Kubernetes has these itself.
+        // Kubernetes has these kinds itself.
         Kind::Namespace | Kind::Event | Kind::Service => &[],
     };
     let common = [

@@ -1,7 +1,8 @@
-//! From a client's JSON to an object.
+//! Decodes a client's JSON into an object.
 //!
-//! Wrong types are refused with the path of the field. Unknown fields are left out and their paths reported; whether that is a
-//! warning or an error is the client's choice. Nested input can be as deep as it likes: what is too deep is taken apart without recursion.
+//! Wrong types are refused with the path of the field. Unknown fields are removed and their paths reported;
+//! the client chooses whether that is a warning or an error. The input may be nested to any depth: values
+//! that are too deep are dropped without recursion.
 
 use serde_json::{Map, Value};
 
@@ -9,26 +10,27 @@ use crate::field::{FieldError, FieldReason};
 use crate::object::{Decoded, Object};
 use crate::{Kind, schema};
 
-// What serde_json allows when it parses text; values built by patches must not get deeper either.
+// The depth that serde_json allows when it parses text; values built by patches must not get deeper either.
 const DEPTH_MAX: usize = 128;
-// A client that sends more unknown fields than this has sent something else entirely.
+// A client that sends more unknown fields than this has sent another kind of document.
 const UNKNOWN_MAX: usize = 100;
 
-// Whoever made this many mistakes of this sort has sent something else entirely; each costs a walk over the value.
+// A client that makes more mistakes of this sort has sent another kind of document; each costs a walk over
+// the value.
 const WRONG_MAX: usize = 16;
 
-/// What reading a value came to. Without `wrong`, there is an object.
+/// The result of reading a value. Without `wrong`, there is an object.
 struct Reading {
     object: Option<Object>,
     document: Value,
     unknown: Vec<String>,
-    /// Values of the wrong type. In `document` a neutral one stands in the place of each.
+    /// Values of the wrong type. In `document` each is replaced by a neutral value.
     wrong: Vec<FieldError>,
 }
 
 impl Object {
-    /// Reads an object of `kind`. `kind` and `apiVersion` inside are the caller's to compare; null means absent, as in Kubernetes.
-    /// The errors are those of all fields that have the wrong type.
+    /// Reads an object of `kind`. The caller compares `kind` and `apiVersion` inside; null means absent, as
+    /// in Kubernetes. Returns the errors of all fields with a wrong type.
     pub fn decode(kind: Kind, value: Value) -> Result<Decoded, Vec<FieldError>> {
         let Reading { object, document, unknown, wrong } = read(kind, value);
         match object {
@@ -37,7 +39,7 @@ impl Object {
         }
     }
 
-    /// The same, with everything else that is wrong with the object beside its wrong types: one mistake hides no other.
+    /// The same, with all other errors of the object beside its wrong types: no mistake hides another.
     pub fn decode_or_explain(kind: Kind, value: Value) -> Result<Decoded, Vec<FieldError>> {
         let Reading { object, document, unknown, mut wrong } = read(kind, value);
         match object {
@@ -87,7 +89,8 @@ fn read(kind: Kind, value: Value) -> Reading {
             Ok(object) => return Reading { object: Some(object), document, unknown, wrong },
             Err(error) => refusal(track.path().to_string(), &error),
         };
-        // A value of the right type in its place lets the next mistake show. Where that did not help, it ends here.
+        // A value of the right type in its place makes the next mistake visible. If that did not help, the
+        // search ends.
         let is_new = !wrong.iter().any(|known| known.path == error.path);
         let path = error.path.clone();
         if is_new && wrong.len() < WRONG_MAX {
@@ -103,7 +106,7 @@ fn read(kind: Kind, value: Value) -> Reading {
     }
 }
 
-/// What is wrong with an object beside the values of a wrong type, which were replaced by neutral ones.
+/// Returns the errors of an object beside the values of a wrong type, which were replaced by neutral ones.
 fn further_errors(kind: Kind, mut object: Object, document: &Value, wrong: &[FieldError]) -> Vec<FieldError> {
     object.default_fields();
     let required = schema::of(kind).get("required").and_then(Value::as_array);
@@ -125,7 +128,7 @@ fn is_within(path: &str, place: &str) -> bool {
     path.strip_prefix(place).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
 }
 
-/// Puts a value of the type that the schema wants where `path` leads, such as `endpoints[1].port`.
+/// Replaces the value at `path`, such as `endpoints[1].port`, by a neutral value of the type in the schema.
 fn replace_by_neutral(schema: &Value, value: &mut Value, path: &str) -> Option<()> {
     if path.is_empty() {
         *value = neutral(schema)?;
@@ -136,7 +139,7 @@ fn replace_by_neutral(schema: &Value, value: &mut Value, path: &str) -> Option<(
         let item = value.get_mut(index.parse::<usize>().ok()?)?;
         return replace_by_neutral(schema.get("items")?, item, rest.strip_prefix('.').unwrap_or(rest));
     }
-    // Keys of a map may hold dots and brackets; names of fields do not.
+    // Keys of a map may contain dots and brackets; names of fields do not.
     if let Some(schema) = schema.get("additionalProperties") {
         return replace_by_neutral(schema, value.get_mut(path)?, "");
     }
@@ -163,7 +166,8 @@ fn neutral(schema: &Value) -> Option<Value> {
     }
 }
 
-/// The field that a writer of an unknown one may have meant: the nearest by spelling that stands in the same place.
+/// Returns the field that the author of an unknown field may have meant: the nearest by spelling at the same
+/// level.
 pub fn nearest_field(kind: Kind, unknown: &str) -> Option<String> {
     let (place, name) = unknown.rsplit_once('.').unwrap_or(("", unknown));
     let mut schema = schema::of(kind);
@@ -178,9 +182,9 @@ pub fn nearest_field(kind: Kind, unknown: &str) -> Option<String> {
     nearest(names.map(String::as_str), name).map(str::to_owned)
 }
 
-/// The word that takes the fewest edits to become `written`, unless that is another word altogether.
+/// Returns the word with the fewest edits to `written`, unless the distance is too large.
 pub fn nearest<'a>(words: impl Iterator<Item = &'a str>, written: &str) -> Option<&'a str> {
-    // Longer than every name there is; also keeps the table small.
+    // Longer than every existing name; also keeps the table small.
     const LENGTH_MAX: usize = 64;
     if written.chars().count() > LENGTH_MAX {
         return None;
@@ -190,7 +194,7 @@ pub fn nearest<'a>(words: impl Iterator<Item = &'a str>, written: &str) -> Optio
     counted.filter(|(edits, _)| *edits <= edits_max).min_by_key(|(edits, _)| *edits).map(|(_, word)| word)
 }
 
-/// Levenshtein's distance: letters put in, taken out or changed.
+/// The Levenshtein distance: insertions, deletions and substitutions.
 fn edits(from: &str, to: &str) -> usize {
     let to: Vec<char> = to.chars().collect();
     let mut row: Vec<usize> = (0..=to.len()).collect();
@@ -206,7 +210,7 @@ fn edits(from: &str, to: &str) -> usize {
     row[to.len()]
 }
 
-/// Says serde's words in ours: what was found, what is expected.
+/// Translates an error of serde: the found and the expected value.
 fn refusal(path: String, error: &serde_json::Error) -> FieldError {
     let path = if path == "." { String::new() } else { path };
     let text = error.to_string();
@@ -251,7 +255,7 @@ fn type_name(value: &Value) -> &'static str {
     }
 }
 
-/// Is the value shallow enough to be walked by recursion? Finds out without recursion.
+/// Tells whether the value is shallow enough to be walked by recursion. Does not recurse itself.
 pub fn is_shallow(value: &Value) -> bool {
     let mut open = vec![(value, 1)];
     while let Some((value, depth)) = open.pop() {
@@ -297,17 +301,18 @@ fn drop_nulls_in(value: &mut Value) {
     }
 }
 
-/// What the schema says about a value that serde would not say.
+/// Findings of the schema that serde would not report.
 #[derive(Default)]
 struct Findings {
     unknown: Vec<String>,
-    /// Where a list stands for an object. Serde would take its items for the fields, in the order they are declared.
+    /// Positions of a list in place of an object. Serde would read its items as the fields, in the order of
+    /// their declaration.
     wrong: Vec<FieldError>,
 }
 
 impl Findings {
-    /// Walks value and schema side by side, and takes out what the schema does not know. Recursion is as deep as the schema,
-    /// not as the value.
+    /// Walks value and schema side by side, and removes fields that the schema does not know. Recursion is as
+    /// deep as the schema, not as the value.
     fn walk(&mut self, schema: &Value, value: &mut Value, path: &mut String) {
         let length = path.len();
         let properties = schema.get("properties").and_then(Value::as_object);

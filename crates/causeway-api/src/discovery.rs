@@ -1,7 +1,8 @@
-//! Discovery documents: which groups, versions and resources there are.
+//! Discovery documents: the groups, versions and resources of the server.
 //!
-//! Clients ask for them in the old form (one document per group) or aggregated (one for everything); both are made from the same list.
-//! Short names and the category are told only under the group path: under both, `kubectl get causeway` would print every object twice.
+//! Clients ask for them in the old form (one document per group) or aggregated (one for everything); both are
+//! made from the same list. Short names and the category appear only under the group path: under both,
+//! `kubectl get causeway` would print every object twice.
 
 use serde_json::{Value, json};
 
@@ -38,7 +39,7 @@ impl AggregatedDiscovery {
     }
 }
 
-/// Kinds that are asked and never stored: who am I, what may I do.
+/// Kinds that are created for an answer and never stored: the caller's identity and permissions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReviewKind {
     pub group: &'static str,

@@ -1,8 +1,9 @@
-//! The document of an object: its typed form, with the zero values that somebody wrote.
+//! The document of an object: its typed form, with the zero values that a client wrote.
 //!
-//! The typed form cannot tell `relay: false` from no `relay` at all. Clients can, and compare what they applied with what
-//! they read: a field that was written must be read back. So the document is what is stored, and the typed form is what
-//! rules are checked on. Metadata follows Kubernetes, which drops empty fields there. Pure.
+//! The typed form cannot distinguish `relay: false` from an absent `relay`. Clients can, and compare the
+//! applied object with the one they read: a field that was written must be read back. So the document is
+//! stored, and rules are checked on the typed form. Metadata follows Kubernetes, which drops empty fields
+//! there. Pure.
 
 use bytes::Bytes;
 use serde_json::{Map, Value};
@@ -13,8 +14,9 @@ use crate::wire::STORED_PREFIX;
 use crate::{Kind, schema};
 
 impl Object {
-    /// The document to store: this object, and the zero values of `written` that it leaves out. `written` is what
-    /// `decode` kept of the client's words; for an object of our own making, the document that it replaces, or null.
+    /// Returns the document to store: this object, and the zero values of `written` that it leaves out.
+    /// `written` is the client's document as `decode` kept it; for an object of our own making, the document
+    /// that it replaces, or null.
     pub fn document(&self, written: &Value) -> Value {
         let mut document =
             serde_json::to_value(self).expect("objects have only string keys and finite numbers");
@@ -27,7 +29,8 @@ impl Object {
     }
 }
 
-/// The stored form of a document: metadata first, as `wire::splice` needs it, and the status last, as people read it.
+/// Encodes the stored form of a document: metadata first, as `wire::splice` needs it, and the status last, as
+/// is usual.
 pub fn encode(document: &Value) -> Bytes {
     let mut out = Vec::new();
     let write = |out: &mut Vec<u8>, value: &Value| {
@@ -50,7 +53,7 @@ pub fn encode(document: &Value) -> Bytes {
     out.into()
 }
 
-/// Are the kind's own fields the same in both documents? If not, `generation` rises.
+/// Tells whether the kind's own fields are the same in both documents. If not, `generation` rises.
 pub fn same_fields(left: &Value, right: &Value) -> bool {
     let none = Map::new();
     let own = |document: &'_ Value| -> Vec<(String, Value)> {
@@ -65,7 +68,7 @@ fn keep_zero(fields: &mut Map<String, Value>, name: &str, written: &Value) {
     match fields.get_mut(name) {
         Some(held) => keep_zeros(held, written),
         None if is_zero(written) => drop(fields.insert(name.to_owned(), written.clone())),
-        // Written with a value, and not there: changed or dropped on purpose.
+        // Written with a value, and absent now: changed or dropped on purpose.
         None => {}
     }
 }
@@ -93,7 +96,8 @@ fn is_zero(value: &Value) -> bool {
     }
 }
 
-/// Zeros that were written where the schema wants more. The typed form takes them for absent, so its rules do not see them.
+/// Returns written zeros that are below the schema's minimum. The typed form treats them as absent, so its
+/// rules do not see them.
 pub fn refused_zeros(kind: Kind, written: &Value) -> Vec<FieldError> {
     let mut refused = Vec::new();
     find_zeros(schema::of(kind), written, &mut String::new(), &mut refused);
@@ -141,7 +145,7 @@ mod tests {
 
     use super::*;
 
-    /// What is stored of a document that a client wrote.
+    /// Compares the stored form of a document that a client wrote.
     fn check(kind: Kind, written: Value, expected: Value) {
         let decoded = Object::decode(kind, written.clone()).unwrap();
         let mut document = decoded.object.document(&decoded.document);

@@ -1,7 +1,7 @@
-//! Events about our own objects: which change of a condition is worth one, how it is named, and which are dropped.
+//! Events about our own objects: which condition changes create one, their names, and which are dropped.
 //!
-//! Pure. An event's name follows from the object, the type and the reason, so the same thing happening again, seen by any
-//! replica, is counted in one event. `surplus` keeps the number of events bounded, whoever writes them.
+//! Pure. An event's name follows from the object, the type and the reason, so a repeated occurrence, seen by
+//! any replica, is counted in one event. `surplus` keeps the number of events bounded for every writer.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -12,43 +12,44 @@ use crate::meta::{Condition, ObjectMeta};
 use crate::object::Object;
 use crate::{ApiVersion, ConditionStatus, Time};
 
-/// Events are dropped this long after they were last written. Kubernetes' default.
+/// The time after its last write at which an event is dropped. Kubernetes' default.
 pub const TTL_SECONDS: u64 = 3_600;
-/// Events kept about one object: the newest.
+/// The maximum number of events about one object; the newest are kept.
 pub const PER_OBJECT_MAX: usize = 32;
-/// Events kept of one source: the newest. Below the sum, so that one noisy client leaves room for the others.
+/// The maximum number of events of one source; the newest are kept. Below the total, so that one noisy client
+/// leaves space for other sources.
 pub const PER_SOURCE_MAX: usize = 2_048;
-/// Events kept at all: the newest.
+/// The maximum number of events; the newest are kept.
 pub const TOTAL_MAX: usize = 4_096;
-/// Above this no event is taken from clients until the surplus is dropped. Twice `TOTAL_MAX`, so it is met only by a client
-/// that writes faster than the store deletes.
+/// Above this number events of clients are refused until the surplus is dropped. Twice `TOTAL_MAX`, so only a
+/// client that writes faster than the store deletes reaches it.
 pub const HARD_MAX: usize = 8_192;
 
-// Kubernetes' bound on the note of an event; conditions may say more.
+// Kubernetes' bound on the note of an event; messages of conditions may be longer.
 const MESSAGE_BYTES_MAX: usize = 1_024;
 
-/// Something that happened to an object.
+/// An occurrence concerning an object.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Occurrence {
     pub involved: ObjectReference,
     pub kind: EventType,
     pub reason: String,
     pub message: String,
-    /// What was found out or done: the type of the condition.
+    /// The action or finding: the type of the condition.
     pub action: String,
 }
 
 impl Occurrence {
-    /// The name of its event: the object's, and a hash of what makes two occurrences the same.
+    /// The name of its event: the object's name, and a hash of the values that identify the occurrence.
     pub fn event_name(&self) -> String {
         let mut hasher = DefaultHasher::new();
         (&self.involved.kind, &self.involved.uid, self.kind, &self.reason, &self.action).hash(&mut hasher);
-        // The longest name of an object, and what is behind it, must be a name again.
+        // The longest name of an object, with the suffix, must be a valid name again.
         let name: String = self.involved.name.chars().take(200).collect();
         format!("{}.{:016x}", name.trim_end_matches(['.', '-']), hasher.finish())
     }
 
-    /// A new event that says it happened `count` times.
+    /// Returns a new event that counts `count` occurrences.
     pub fn event(&self, source: &str, instance: &str, (first, last): (Time, Time), count: i64) -> Event {
         Event {
             metadata: ObjectMeta { namespace: NAMESPACE.into(), ..ObjectMeta::named(self.event_name()) },
@@ -68,8 +69,8 @@ impl Occurrence {
     }
 }
 
-/// Which changes of conditions between two states of one object are worth an event. A condition that appears is told when it
-/// does not hold; `Ready` sums the others up and is told only when it begins to hold.
+/// Returns the condition changes between two states of one object that create an event. A condition that
+/// appears creates one when it does not hold; `Ready`, the summary, creates one only when it begins to hold.
 pub fn transitions(old: &Object, new: &Object) -> Vec<Occurrence> {
     let changed = new.status().conditions.iter().filter(|condition| {
         let before = old.status().condition(&condition.kind);
@@ -79,7 +80,7 @@ pub fn transitions(old: &Object, new: &Object) -> Vec<Occurrence> {
         let began = before.is_none_or(|before| before.status != ConditionStatus::True);
         match condition.kind == READY {
             true => holds && began,
-            // A gateway that connects for the first time is news; that references resolve is not.
+            // The first connection of a gateway creates an event; resolved references do not.
             false => {
                 !is_same && (before.is_some() || !holds || condition.kind == crate::conditions::CONNECTED)
             }
@@ -91,7 +92,7 @@ pub fn transitions(old: &Object, new: &Object) -> Vec<Occurrence> {
 fn occurrence(object: &Object, condition: &Condition) -> Occurrence {
     let meta = object.metadata();
     let kind = match condition.status {
-        // What is on its way is no cause for worry yet.
+        // A pending condition is not a warning yet.
         ConditionStatus::False if condition.reason.ends_with("Pending") => EventType::Normal,
         ConditionStatus::False => EventType::Warning,
         ConditionStatus::True | ConditionStatus::Unknown => EventType::Normal,
@@ -127,7 +128,7 @@ fn cut(mut message: String) -> String {
     message
 }
 
-/// What decides whether an event is kept.
+/// The values that decide whether an event is kept.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Kept {
     /// The object it is about.
@@ -136,7 +137,7 @@ pub struct Kept {
     pub source: String,
     /// When it was last written.
     pub written: Time,
-    /// The revision that wrote it: the order of what was written in one second.
+    /// The revision that wrote it: orders writes within one second.
     pub revision: u64,
 }
 
@@ -156,13 +157,13 @@ impl Kept {
     }
 }
 
-/// The names of the events to drop now: those whose time is over, then the oldest of objects, of sources and of all that have
-/// more than they may.
+/// Returns the names of the events to drop now: the expired ones, then the oldest beyond the maximum of each
+/// object, of each source and of all events.
 pub fn surplus(events: &BTreeMap<String, Kept>, now: Time) -> BTreeSet<String> {
     let is_over = |kept: &Kept| now.since(kept.written) >= TTL_SECONDS;
     let mut dropped: BTreeSet<String> =
         events.iter().filter(|(_, kept)| is_over(kept)).map(|(name, _)| name.clone()).collect();
-    // Newest first: whoever comes after the bound is too many.
+    // Newest first: events after the bound are surplus.
     let mut rest: Vec<(&String, &Kept)> = events.iter().filter(|(_, kept)| !is_over(kept)).collect();
     rest.sort_by_key(|(_, kept)| std::cmp::Reverse((kept.written, kept.revision)));
     let (mut objects, mut sources) = (HashMap::new(), HashMap::new());
@@ -258,7 +259,7 @@ mod tests {
     #[test]
     fn of_one_second_the_last_written_stay() {
         let event = |number: u64| {
-            // Names in the other order than the writes.
+            // Names in the reverse order of the writes.
             (format!("{:03}", 999 - number), Kept { revision: number, ..kept("a", "s", 5) })
         };
         let events: BTreeMap<String, Kept> = (0..100).map(event).collect();

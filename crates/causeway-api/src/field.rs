@@ -1,7 +1,7 @@
-//! What is wrong with which field, in the words Kubernetes clients know.
+//! Errors about single fields, in the format that Kubernetes clients know.
 //!
-//! A `FieldError` names the field by its path and shows the value, bounded, beside what would be allowed.
-//! `FieldErrors` collects them; it stops keeping them when nobody would read on.
+//! A `FieldError` names the field by its path and shows the value, bounded, beside the allowed form.
+//! `FieldErrors` collects them up to a maximum number.
 
 use std::fmt;
 
@@ -13,11 +13,11 @@ pub struct FieldError {
     /// Path of the field, for example `endpoints[1].port`.
     pub path: String,
     pub reason: FieldReason,
-    /// Everything after the path, for example `Invalid value: 0: a port is 1 to 65535`.
+    /// The text after the path, for example `Invalid value: 0: a port is 1 to 65535`.
     pub message: String,
 }
 
-/// Why a field was refused; each becomes the `reason` of a cause in a `Status`.
+/// The reason why a field was refused; each becomes the `reason` of a cause in a `Status`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FieldReason {
     Required,
@@ -75,7 +75,7 @@ impl FieldError {
 
     pub fn duplicate(path: impl Into<String>, value: impl Into<Value>) -> FieldError {
         let shown = show(&value.into());
-        let message = format!("Duplicate value: {shown}: every entry of this list may stand there once");
+        let message = format!("Duplicate value: {shown}: the entries of this list must be unique");
         FieldError::build(path, FieldReason::Duplicate, message)
     }
 
@@ -112,11 +112,12 @@ impl fmt::Display for FieldError {
 
 impl std::error::Error for FieldError {}
 
-/// Collects what is wrong with one object.
+/// Collects the errors of one object.
 #[derive(Default, Debug)]
 pub struct FieldErrors(Vec<FieldError>);
 
-// Nobody repairs more than this at a time, and a list of 10,000 bad names must not become an answer of megabytes.
+// More errors than an author repairs at a time; a list of 10,000 bad names must not become a response of
+// megabytes.
 const ERRORS_MAX: usize = 64;
 
 impl FieldErrors {
@@ -152,7 +153,7 @@ pub fn show(value: &Value) -> String {
     }
 }
 
-// Long enough for every legal address and for the telling part of a name.
+// Long enough for every legal address and for the distinctive part of a name.
 const SHOWN_MAX: usize = 80;
 
 fn quote(text: &str) -> String {

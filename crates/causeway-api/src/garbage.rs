@@ -1,7 +1,8 @@
-//! Garbage collection: what becomes of objects whose owners go away, by the rules of Kubernetes.
+//! Garbage collection of objects whose owners are deleted, by the rules of Kubernetes.
 //!
-//! Pure. `finalizers` is asked when a deletion comes in, `owner` about an object that waits for its dependents, and
-//! `dependent` about an object that has owners. Reading objects and carrying out the answer is the collector's work.
+//! Pure. `finalizers` is called when a deletion is requested, `owner` for an object that waits for its
+//! dependents, and `dependent` for an object that has owners. The collector reads the objects and executes
+//! the result.
 
 use crate::meta::{ObjectMeta, OwnerReference};
 use crate::{ApiVersion, Kind};
@@ -11,14 +12,14 @@ pub const ORPHAN: &str = "orphan";
 /// Keeps an object that is being deleted until the dependents that block it are gone.
 pub const FOREGROUND: &str = "foregroundDeletion";
 
-/// What becomes of dependents when their owner is deleted.
+/// The treatment of dependents when their owner is deleted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Propagation {
-    /// They stay, without the reference.
+    /// Dependents stay, without the reference.
     Orphan,
-    /// The owner goes at once, they go afterwards.
+    /// The owner is deleted at once, dependents afterwards.
     Background,
-    /// They go first.
+    /// Dependents are deleted first.
     Foreground,
 }
 
@@ -46,20 +47,20 @@ impl Propagation {
     }
 }
 
-/// The finalizers of an object once its deletion is asked for. A policy that is given decides; without one the object's own
-/// finalizers do, and without those the deletion is in the background.
+/// Returns the finalizers of an object after its deletion was requested. A given policy decides; without one
+/// the object's own finalizers do, and without those the deletion is in the background.
 pub fn finalizers(existing: &[String], asked: Option<Propagation>) -> Vec<String> {
     let Some(policy) = asked else { return existing.to_vec() };
     let others = existing.iter().filter(|name| *name != ORPHAN && *name != FOREGROUND).cloned();
     others.chain(policy.finalizer().map(str::to_owned)).collect()
 }
 
-/// Does the object wait until its dependents are orphaned or gone?
+/// Tells whether the object waits until its dependents are orphaned or deleted.
 pub fn waits(meta: &ObjectMeta) -> bool {
     meta.deletion_timestamp.is_some() && (has(meta, ORPHAN) || has(meta, FOREGROUND))
 }
 
-/// Does the object wait until its dependents are gone?
+/// Tells whether the object waits until its dependents are deleted.
 pub fn waits_in_foreground(meta: &ObjectMeta) -> bool {
     meta.deletion_timestamp.is_some() && has(meta, FOREGROUND)
 }
@@ -68,18 +69,18 @@ fn has(meta: &ObjectMeta, finalizer: &str) -> bool {
     meta.finalizers.iter().any(|name| name == finalizer)
 }
 
-/// The kind a reference names, if this server can look for its object: a kind that is served, and not in a namespace, because
-/// our objects are in none.
+/// Returns the kind of a reference, if this server can look up its object: a served kind, and cluster-scoped,
+/// because our objects are.
 pub fn owner_kind(reference: &OwnerReference) -> Option<Kind> {
     let version = ApiVersion::parse(&reference.api_version)?;
     let kind = Kind::SERVED.into_iter().find(|kind| kind.name() == reference.kind)?;
     (kind.versions().contains(&version) && !kind.is_namespaced()).then_some(kind)
 }
 
-/// How the owner that a reference names was found.
+/// The state of the owner that a reference names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OwnerState {
-    /// Its kind is not served here. It cannot be said to be gone.
+    /// Its kind is not served here. It cannot be assumed to be deleted.
     Unknown,
     /// There is no object of that name, or one with another UID.
     Absent,
@@ -98,22 +99,23 @@ pub fn owner_state(reference: &OwnerReference, found: Option<&ObjectMeta>) -> Ow
     }
 }
 
-/// What is known of an object's own dependents.
+/// The state of an object's own dependents.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Dependents {
     None,
     Some,
-    /// Some wait in the foreground for others, and these at last for the object itself.
+    /// Some wait in the foreground for other objects, and those transitively for the object itself.
     InCircle,
 }
 
-/// What to do with an object that has owners.
+/// The action for an object that has owners.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum DependentStep {
     Keep,
-    /// Remove the references to these UIDs: another owner holds the object.
+    /// Remove the references to these UIDs: another owner keeps the object.
     Release(Vec<String>),
-    /// Delete it. `unblock`: first let its references block their owners no more, because the owners wait in a circle.
+    /// Delete it. `unblock`: first clear blockOwnerDeletion in its references, because the owners wait in a
+    /// circle.
     Delete {
         policy: Propagation,
         unblock: bool,
@@ -145,7 +147,7 @@ pub fn dependent(meta: &ObjectMeta, owners: &[OwnerState], own: Dependents) -> D
     DependentStep::Delete { policy, unblock }
 }
 
-/// What to do with an object that waits for its dependents.
+/// The action for an object that waits for its dependents.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum OwnerStep {
     Nothing,
@@ -155,7 +157,7 @@ pub enum OwnerStep {
     Finish,
     /// Wait for the dependents that block it.
     Wait,
-    /// It waits for dependents that wait for it: let its own references block their owners no more.
+    /// It waits for dependents that wait for it: clear blockOwnerDeletion in its own references.
     Unblock,
 }
 

@@ -1,10 +1,10 @@
-//! The fast-moving figures of a gateway. They are joined when someone reads, never written into objects.
+//! The fast-changing figures of a gateway. They are added on read and never written into objects.
 
 use serde::{Deserialize, Serialize};
 
 use crate::Time;
 
-/// How a gateway's channel is doing, as `causeway status --json` shows it.
+/// The state of a gateway's channel, as `causeway status --json` shows it.
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GatewayStats {
@@ -17,23 +17,26 @@ pub struct GatewayStats {
     pub sent_bytes: u64,
     /// Bytes received from the gateway since the channel was opened.
     pub received_bytes: u64,
-    /// When the present state, connected or not, began.
+    /// The time at which the current state, connected or not, began.
     pub since: Option<Time>,
-    /// Why its last session ended, in the words of `ObjectStatus::last_disconnect_reason`; null when it is not known.
+    /// The reason why its last session ended, as in `ObjectStatus::last_disconnect_reason`; null when it is
+    /// not known.
     #[serde(default)]
     pub last_disconnect_reason: Option<String>,
     /// The netmap the gateway last acknowledged.
     pub generation: Option<String>,
-    /// How far the gateway's clock was ahead of the cloud's when its session began; negative: behind.
+    /// The seconds by which the gateway's clock was ahead of the cloud's when its session began; negative:
+    /// behind.
     #[serde(default)]
     pub clock_ahead_seconds: Option<i64>,
-    /// When the certificate of the session expires.
+    /// The expiry of the certificate of the session.
     #[serde(default)]
     pub certificate_expires: Option<Time>,
-    /// Where the session comes from.
+    /// The remote address of the session.
     #[serde(default)]
     pub address: Option<String>,
-    /// Two processes take the session from each other, as an edge and a copy of its data dir do: how often, and from where.
+    /// Two processes take the session from each other, as an edge and a copy of its data dir do: the number
+    /// of takeovers and the addresses.
     #[serde(default)]
     pub takeovers: Option<u64>,
     #[serde(default)]

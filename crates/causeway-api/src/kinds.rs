@@ -1,8 +1,9 @@
-//! The kinds: how each is served here, its fields in one file each.
+//! The kinds and how each is served; the fields of each are in one file below.
 //!
-//! Eight kinds are Causeway's own (`Kind::ALL`). Three more are Kubernetes' (`Kind::FOREIGN`), because its tools look for them in
-//! every server. A file below holds the fields of one kind as a client writes them, the defaults, and what is refused.
-//! Relations between objects are not looked at here: references may dangle, and `conditions` speaks about them.
+//! Eight kinds are Causeway's own (`Kind::ALL`). Three more are Kubernetes' (`Kind::FOREIGN`), because its
+//! tools look for them in every server. A file below holds the fields of one kind as a client writes them,
+//! the defaults, and the validation. Relations between objects are not checked here: references may dangle,
+//! and `conditions` reports them.
 
 mod community;
 pub mod event;
@@ -32,7 +33,7 @@ pub use site::ESite;
 
 use crate::wire::ApiVersion;
 
-/// Which kind an object is of.
+/// The kind of an object.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Kind {
     ESite,
@@ -64,7 +65,7 @@ impl Kind {
     /// `kubectl cluster-info` asks for services, of which there are none here.
     pub const FOREIGN: [Kind; 3] = [Kind::Namespace, Kind::Event, Kind::Service];
 
-    /// Everything that is served.
+    /// All kinds that are served.
     pub const SERVED: [Kind; 11] = [
         Kind::ESite,
         Kind::EGateway,
@@ -146,7 +147,7 @@ impl Kind {
         }
     }
 
-    /// The short name for hands in a hurry.
+    /// The short name for the command line.
     pub const fn short(self) -> &'static str {
         match self {
             Kind::ESite => "est",
@@ -172,22 +173,22 @@ impl Kind {
         }
     }
 
-    /// Is it one of Causeway's own eight?
+    /// Tells whether it is one of Causeway's own eight.
     pub const fn is_ours(self) -> bool {
         !matches!(self, Kind::Namespace | Kind::Event | Kind::Service)
     }
 
-    /// Do its objects live in a namespace? There is one namespace, `NAMESPACE`.
+    /// Tells whether its objects are in a namespace. There is one namespace, `NAMESPACE`.
     pub const fn is_namespaced(self) -> bool {
         matches!(self, Kind::Event | Kind::Service)
     }
 
-    /// Can clients only read it?
+    /// Tells whether clients can only read it.
     pub const fn is_read_only(self) -> bool {
         matches!(self, Kind::Namespace | Kind::Service)
     }
 
-    /// Does it have the subresource `status`?
+    /// Tells whether it has the subresource `status`.
     pub const fn has_status(self) -> bool {
         self.is_ours()
     }
@@ -216,7 +217,7 @@ impl Kind {
         Kind::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
-    /// By anything a person may type: kind, plural, singular or short name, in any case.
+    /// Returns the kind for anything a user may type: kind, plural, singular or short name, in any case.
     pub fn from_word(word: &str) -> Option<Kind> {
         Kind::ALL.into_iter().find(|kind| {
             [kind.name(), kind.plural(), kind.singular(), kind.short()]

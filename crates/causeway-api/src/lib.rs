@@ -1,8 +1,7 @@
-//! The words of Causeway: kinds, metadata, selectors, watch events and Status.
+//! The API types of Causeway: kinds, metadata, selectors, watch events and Status.
 //!
-//! Values in, values out. No clock, no socket, no file, no async runtime.
-//! A newcomer reads in the order below: metadata, the kinds, how they become bytes, what is refused and why,
-//! and last the documents that describe them to clients.
+//! Values in, values out. No clock, no socket, no file, no async runtime. Reading order: metadata, the kinds,
+//! their encoding, validation, and last the documents that describe them to clients.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
 
@@ -55,7 +54,7 @@ pub use wire::ApiVersion;
 pub const GROUP: &str = "causeway.io";
 /// The name of the central site and of its gateway.
 pub const CLOUD: &str = "cloud";
-/// The annotation with which a protected object may be deleted, when it says "true".
+/// The annotation that, with the value "true", allows the deletion of a protected object.
 pub const ALLOW_DELETE: &str = "causeway.io/allow-delete";
 /// The only version so far.
 pub const VERSION: &str = "v1";

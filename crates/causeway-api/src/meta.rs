@@ -1,7 +1,7 @@
-//! What every object carries: metadata, conditions, and the metadata of lists.
+//! The common parts of every object: metadata, conditions, and the metadata of lists.
 //!
-//! The forms are Kubernetes' own, so that its clients read them. `resourceVersion` is read but never written here:
-//! the store knows the revision, and `wire::splice` puts it in front of the stored text.
+//! The formats are Kubernetes' own, so that its clients can read them. `resourceVersion` is read but never
+//! written here: the store knows the revision, and `wire::splice` inserts it before the stored text.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ pub struct ObjectMeta {
     // Always written, also when empty: the stored form relies on metadata having at least one field.
     pub name: String,
 
-    /// A prefix from which the server makes a unique name when none is given. Example: presence-.
+    /// A prefix from which the server generates a unique name when none is given. Example: presence-.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub generate_name: String,
 
@@ -36,8 +36,8 @@ pub struct ObjectMeta {
     #[serde(skip_serializing_if = "String::is_empty")]
     pub uid: String,
 
-    /// The revision at which the object was last written. An update that carries it is refused with 409 when someone
-    /// else wrote in between. Read-only.
+    /// The revision at which the object was last written. An update that carries it is refused with 409 when
+    /// another client wrote in between. Read-only.
     #[serde(skip_serializing)]
     pub resource_version: String,
 
@@ -45,38 +45,39 @@ pub struct ObjectMeta {
     #[serde(skip_serializing_if = "is_zero")]
     pub generation: i64,
 
-    /// When the object was created. Read-only.
+    /// Time of creation. Read-only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub creation_timestamp: Option<Time>,
 
-    /// When deletion was asked for; set while finalizers keep the object. Read-only.
+    /// Time at which deletion was requested; set while finalizers keep the object. Read-only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deletion_timestamp: Option<Time>,
 
-    /// Seconds the object may take to go away gracefully; set together with deletionTimestamp. Read-only.
+    /// Seconds until the object is deleted gracefully; set together with deletionTimestamp. Read-only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deletion_grace_period_seconds: Option<i64>,
 
-    /// Words to group and select objects by. Example: {"tier": "factory"}.
+    /// Key-value pairs to group and select objects by. Example: {"tier": "factory"}.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
 
-    /// Notes of people and tools that are not selected by.
+    /// Key-value pairs of users and tools that cannot be selected by.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
 
-    /// Objects this one belongs to. When the last of them is gone this object is deleted too; an owner of a kind that this
-    /// server does not have counts as being there.
+    /// Objects that own this one. When the last of them is deleted this object is deleted too; an owner of a
+    /// kind that this server does not serve counts as existing.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["uid"], "x-kubernetes-patch-merge-key" = "uid", "x-kubernetes-patch-strategy" = "merge"))]
     pub owner_references: Vec<OwnerReference>,
 
-    /// Names of those who must agree before the object goes away. While there is one, deletion only sets deletionTimestamp.
+    /// Names that must be removed before the object is deleted. While there is one, deletion only sets
+    /// deletionTimestamp.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "set", "x-kubernetes-patch-strategy" = "merge"))]
     pub finalizers: Vec<String>,
 
-    /// Which manager set which field: the memory of server-side apply. Kept by the server.
+    /// The fields that each manager has set, for server-side apply. Maintained by the server.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub managed_fields: Vec<ManagedFieldsEntry>,
@@ -104,7 +105,7 @@ pub struct OwnerReference {
     /// True when the owner is the controller that manages this object.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub controller: Option<bool>,
-    /// True when an owner that is deleted in the foreground must not go away before this object.
+    /// True when an owner that is deleted in the foreground must not be removed before this object.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub block_owner_deletion: Option<bool>,
 }
@@ -113,16 +114,16 @@ pub struct OwnerReference {
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ManagedFieldsEntry {
-    /// Who owns the fields. Example: kubectl.
+    /// Name of the manager that owns the fields. Example: kubectl.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub manager: String,
-    /// How they came to be owned: Apply or Update.
+    /// Operation by which the fields were set: Apply or Update.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub operation: String,
     /// The API version the fields were written in.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub api_version: String,
-    /// When the manager last changed what it owns.
+    /// Time at which the manager last changed its fields.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub time: Option<Time>,
     /// The form of fieldsV1. Always FieldsV1.
@@ -141,36 +142,38 @@ pub struct ManagedFieldsEntry {
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ListMeta {
-    /// The revision the list shows; a watch from here misses nothing.
+    /// The revision of the list; a watch that starts from it misses nothing.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub resource_version: String,
-    /// Pass it on to get the next page; absent on the last one.
+    /// Token for the next page; absent on the last one.
     #[serde(rename = "continue", skip_serializing_if = "String::is_empty")]
     pub continue_token: String,
-    /// How many objects follow after this page.
+    /// Number of objects after this page.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remaining_item_count: Option<i64>,
 }
 
-/// What the system has found out about the object. Written by Causeway, never by hand.
+/// The observed state of the object. Written by Causeway, never by users.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ObjectStatus {
-    /// The metadata.generation the status speaks about. Lower than metadata.generation: the last change is still being looked at.
+    /// The metadata.generation that the status is based on. Lower than metadata.generation: the last change
+    /// has not been processed yet.
     #[serde(skip_serializing_if = "is_zero")]
     pub observed_generation: i64,
 
-    /// Findings, one per type. Ready sums the others up.
+    /// Findings, one per type. Ready summarises them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"], "x-kubernetes-patch-merge-key" = "type", "x-kubernetes-patch-strategy" = "merge"))]
     pub conditions: Vec<Condition>,
 
-    /// Of an EGateway only: when its present session began or, while it is away, when its last session ended.
+    /// EGateway only: the time at which its current session began or, while it is disconnected, its last
+    /// session ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_seen: Option<Time>,
 
-    /// Of an EGateway only: why its last session ended. Stopped, LinkLost, Revoked, CertificateExpired, Superseded, CloudStopped
-    /// or Refused. Kept while the gateway is connected again.
+    /// EGateway only: the reason why its last session ended. Stopped, LinkLost, Revoked, CertificateExpired,
+    /// Superseded, CloudStopped or Refused. Kept while the gateway is connected again.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub last_disconnect_reason: String,
 }
@@ -189,7 +192,7 @@ impl ObjectStatus {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Condition {
-    /// What the finding is about, in CamelCase. Example: PoliciesResolved.
+    /// Type of the finding, in CamelCase. Example: PoliciesResolved.
     #[serde(rename = "type")]
     pub kind: String,
     /// True, False, or Unknown.
@@ -197,11 +200,11 @@ pub struct Condition {
     /// The metadata.generation the finding is based on.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub observed_generation: i64,
-    /// When status last changed from one value to another.
+    /// Time of the last change of status.
     pub last_transition_time: Time,
-    /// Why, as one word for programs. Example: PolicyMissing.
+    /// Reason, as one word for programs. Example: PolicyMissing.
     pub reason: String,
-    /// Why, as a sentence for people.
+    /// Explanation, as a sentence for operators.
     #[serde(default)]
     pub message: String,
 }
@@ -230,8 +233,8 @@ impl From<bool> for ConditionStatus {
     }
 }
 
-/// Writes one condition into its place. `lastTransitionTime` stays when the status does not change, so the same finding
-/// written twice is the same value.
+/// Writes one condition into the list. `lastTransitionTime` stays when the status does not change, so the
+/// same finding written twice is the same value.
 pub fn set_condition(
     conditions: &mut Vec<Condition>,
     kind: &str,

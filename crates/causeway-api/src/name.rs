@@ -1,7 +1,7 @@
-//! Names of objects and labels, and where a missing name comes from.
+//! Names of objects and labels, and the source of a missing name.
 //!
-//! Names follow the design documents: capitals are welcome. Everything else is as in Kubernetes, so that a name can stand
-//! in a URL path without escaping.
+//! Names follow the design documents: capitals are allowed. Everything else is as in Kubernetes, so that a
+//! name needs no escaping in a URL path.
 
 use serde_json::Value;
 
@@ -13,7 +13,7 @@ const LABEL_NAME_MAX: usize = 63;
 /// Characters the server appends to `generateName`.
 pub const SUFFIX_LENGTH: usize = 5;
 
-/// Is this the name of an object? The error says what is allowed.
+/// Checks the name of an object. The error says what is allowed.
 pub fn check(name: &str) -> Result<(), String> {
     match name.len() <= NAME_MAX && is_name(name) {
         true => Ok(()),
@@ -24,7 +24,7 @@ pub fn check(name: &str) -> Result<(), String> {
     }
 }
 
-/// Is this a prefix to make names from?
+/// Checks a prefix for generated names.
 pub fn check_prefix(prefix: &str) -> Result<(), String> {
     let length_max = NAME_MAX - SUFFIX_LENGTH;
     match prefix.len() <= length_max && is_name(&format!("{prefix}x")) {
@@ -40,7 +40,7 @@ fn is_name(name: &str) -> bool {
     is_wrapped(name, b"-.") && !name.contains("..")
 }
 
-/// Is this the key of a label: a name, or a DNS name, '/' and a name?
+/// Checks the key of a label: a name, or a DNS name, '/' and a name.
 pub fn check_label_key(key: &str) -> Result<(), String> {
     let (prefix, name) = match key.split_once('/') {
         Some((prefix, name)) => (Some(prefix), name),
@@ -58,7 +58,7 @@ pub fn check_label_key(key: &str) -> Result<(), String> {
     }
 }
 
-/// Is this the value of a label?
+/// Checks the value of a label.
 pub fn check_label_value(value: &str) -> Result<(), String> {
     match value.is_empty() || (value.len() <= LABEL_NAME_MAX && is_wrapped(value, b"-._")) {
         true => Ok(()),
@@ -77,9 +77,10 @@ fn is_wrapped(text: &str, inner: &[u8]) -> bool {
         && bytes.iter().all(|byte| byte.is_ascii_alphanumeric() || inner.contains(byte))
 }
 
-/// Gives an object without a name the one the design documents mean: an EServer its `eServerName`, a ServiceExpose its
-/// `eServiceName`. Works on the JSON form, because a client must know the name before it can ask for the object.
-/// Leaves everything else alone, also what is malformed: decoding says what is wrong with it.
+/// Gives an object without a name the default of the design documents: an EServer its `eServerName`, a
+/// ServiceExpose its `eServiceName`. Works on the JSON form, because a client must know the name before it
+/// can request the object. Changes nothing else, and leaves malformed input alone: decoding reports its
+/// errors.
 pub fn default_name(kind: Kind, object: &mut Value) {
     let source = match kind {
         Kind::EServer => "eServerName",

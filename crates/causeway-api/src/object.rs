@@ -1,7 +1,7 @@
-//! One object of any kind, and what all kinds have in common.
+//! One object of any kind, and the operations common to all kinds.
 //!
-//! `decode` makes an object from a client's JSON, `default_fields` fills what was left out, `validate` says what is wrong,
-//! `wire` makes it bytes. None of them looks at other objects.
+//! `decode` makes an object from a client's JSON, `default_fields` fills in defaults, `validate` returns
+//! errors, `wire` encodes it. None of them reads other objects.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -15,7 +15,7 @@ use crate::kinds::{
 };
 use crate::meta::{ObjectMeta, ObjectStatus};
 
-/// What every kind has.
+/// The interface common to all kinds.
 pub trait Resource:
     Serialize + DeserializeOwned + JsonSchema + Clone + PartialEq + Default + Into<Object> + Send + Sync + 'static
 {
@@ -29,17 +29,18 @@ pub trait Resource:
     fn of_object(object: &Object) -> Option<&Self>;
 }
 
-/// An object with the fields a client sent that no kind has.
+/// A decoded object with the paths of unknown fields that the client sent.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Decoded {
     pub object: Object,
-    /// What the client wrote, without what is unknown and without nulls: `Object::document` keeps its zero values.
+    /// The client's document, without unknown fields and nulls: `Object::document` keeps its zero values.
     pub document: serde_json::Value,
     /// Paths of unknown fields, for a warning or, when the client asked for strictness, a refusal.
     pub unknown: Vec<String>,
 }
 
-/// Writes out, for each kind, what only differs by its name. Each is followed by how an `Object` holds it.
+/// Generates the code that differs between kinds only by name. Each kind is followed by its type inside an
+/// `Object`.
 macro_rules! objects {
     ($($kind:ident: $held:ty),*) => {
         /// An object of any kind.
@@ -49,7 +50,7 @@ macro_rules! objects {
         }
 
         impl Object {
-            /// An object of this kind with nothing in it.
+            /// Returns an empty object of this kind.
             pub fn empty(kind: Kind) -> Object {
                 match kind {
                     $(Kind::$kind => Object::$kind(Default::default())),*
@@ -86,7 +87,7 @@ macro_rules! objects {
                 }
             }
 
-            /// What differs by kind alone, without its metadata and status.
+            /// Checks the fields of the kind, without its metadata and status.
             fn check_fields(&self, errors: &mut FieldErrors) {
                 match self {
                     $(Object::$kind(object) => object.check_fields(errors)),*
@@ -103,7 +104,7 @@ macro_rules! objects {
             }
         }
 
-        // Serializes the fields alone, without the name of the variant: the kind stands elsewhere.
+        // Serializes the fields alone, without the name of the variant: the kind is stored elsewhere.
         impl Serialize for Object {
             fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
                 match self {
@@ -114,7 +115,7 @@ macro_rules! objects {
     };
 }
 
-/// Writes out the trait for kinds that an `Object` holds as they are.
+/// Implements the trait for kinds that an `Object` holds unboxed.
 macro_rules! resources {
     ($($kind:ident),*) => {
         $(
@@ -171,7 +172,8 @@ objects!(
     VirtualPresence: VirtualPresence,
     ECommunity: ECommunity,
     Namespace: Namespace,
-    // Larger than the others, and not kept in a `ObjectSet`: the size of an `Object` is not to follow it.
+    // Larger than the other kinds, and not kept in an `ObjectSet`: boxed, so that it does not determine the
+    // size of an `Object`.
     Event: Box<Event>,
     Service: Service
 );
@@ -200,12 +202,12 @@ impl Object {
         &self.metadata().name
     }
 
-    /// Where the object lives in the store: `plural/name`.
+    /// Returns the key of the object in the store: `plural/name`.
     pub fn key(&self) -> String {
         format!("{}/{}", self.kind().plural(), self.name())
     }
 
-    /// Fills in what was left out and follows from the object alone. Running it twice changes nothing.
+    /// Fills in defaults that follow from the object alone. Idempotent.
     pub fn default_fields(&mut self) {
         match self {
             Object::EGateway(gateway) => gateway.default_fields(),
@@ -222,7 +224,7 @@ impl Object {
         }
     }
 
-    /// Everything that is wrong with the object itself; with `old`, also what an update may not change.
+    /// Returns all errors of the object itself; with `old`, also forbidden changes of an update.
     pub fn validate(&self, old: Option<&Object>) -> Vec<FieldError> {
         let mut errors = FieldErrors::default();
         check::meta::metadata(&mut errors, self.kind(), self.metadata(), old.map(Object::metadata));
@@ -231,7 +233,7 @@ impl Object {
         errors.into_vec()
     }
 
-    /// Are the kind's own fields the same? If not, `generation` rises.
+    /// Tells whether the kind's own fields are the same. If not, `generation` rises.
     pub fn same_fields(&self, other: &Object) -> bool {
         fn bare(object: &Object) -> Object {
             let mut bare = object.clone();

@@ -1,7 +1,7 @@
-//! All objects at one moment, by name, with the few indexes that relations between them need.
+//! All objects at one moment, by name, with the indexes that relations between them need.
 //!
-//! A reconciler keeps one and feeds it from a watch; `conditions` and the compiler of netmaps read it. Indexes follow `insert` and `remove`, so that
-//! looking at one object does not mean looking at all.
+//! A reconciler keeps one and updates it from a watch; `conditions` and the compiler of netmaps read it.
+//! `insert` and `remove` update the indexes, so that evaluating one object does not require a scan of all.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -14,7 +14,7 @@ use crate::object::{Object, Resource};
 /// Every object, by kind and name.
 #[derive(Clone, Default, Debug)]
 pub struct ObjectSet {
-    // Boxed, because half of a tree's places are empty and an object is large.
+    // Boxed, because half of a tree's slots are empty and an object is large.
     objects: [BTreeMap<String, Box<Object>>; Kind::SERVED.len()],
     gateways_by_site: Index<String>,
     servers_by_address: Index<(String, IpAddr)>,
@@ -32,11 +32,11 @@ pub struct ObjectSet {
     policies_by_server: Index<String>,
 }
 
-/// Names of objects, by something they have in common.
+/// Names of objects, by a common property.
 type Index<K> = BTreeMap<K, BTreeSet<String>>;
 
 impl ObjectSet {
-    /// Puts an object in, in place of the one of that kind and name.
+    /// Inserts an object, replacing the one of that kind and name.
     pub fn insert(&mut self, object: Object) {
         let name = object.name().to_string();
         self.remove(object.kind(), &name);
@@ -99,7 +99,7 @@ impl ObjectSet {
         self.find(name)
     }
 
-    /// The gateways that stand at a site, by name.
+    /// The gateways of a site, by name.
     pub fn gateways_at(&self, site: &str) -> impl Iterator<Item = &EGateway> {
         self.gateways_by_site.get(site).into_iter().flatten().filter_map(|name| self.find(name))
     }
@@ -130,7 +130,7 @@ impl ObjectSet {
         self.services_by_site.get(site).into_iter().flatten().filter_map(|name| self.find(name))
     }
 
-    /// The hosts that stand at a site, by name.
+    /// The hosts of a site, by name.
     pub fn servers_at(&self, site: &str) -> impl Iterator<Item = &EServer> {
         self.servers_by_site.get(site).into_iter().flatten().filter_map(|name| self.find(name))
     }
@@ -150,19 +150,19 @@ impl ObjectSet {
         self.exposes_by_site.get(site).into_iter().flatten().filter_map(|name| self.find(name))
     }
 
-    /// The exposures under a DNS name, by name. Capitals do not matter.
+    /// The exposures under a DNS name, by name. Case is ignored.
     pub fn exposes_named(&self, dns_name: &str) -> impl Iterator<Item = &ServiceExpose> {
         let names = self.exposes_by_dns_name.get(&dns_name.to_ascii_lowercase());
         names.into_iter().flatten().filter_map(|name| self.find(name))
     }
 
-    /// The hosts that are called so, by name. Capitals do not matter.
+    /// The hosts with this DNS name, by name. Case is ignored.
     pub fn servers_named(&self, dns_name: &str) -> impl Iterator<Item = &EServer> {
         let names = self.servers_by_dns_name.get(&dns_name.to_ascii_lowercase());
         names.into_iter().flatten().filter_map(|name| self.find(name))
     }
 
-    /// How many presences there are at a site.
+    /// The number of presences at a site.
     pub fn presence_count(&self, site: &str) -> usize {
         self.presences_by_site.get(site).map_or(0, BTreeSet::len)
     }
@@ -177,7 +177,7 @@ impl ObjectSet {
         self.policies_by_server.get(server).into_iter().flatten().filter_map(|name| self.find(name))
     }
 
-    /// Enters the object into its indexes, or takes it out of them.
+    /// Adds the object to its indexes, or removes it from them.
     fn index(&mut self, object: &Object, enter: bool) {
         let name = object.name();
         match object {

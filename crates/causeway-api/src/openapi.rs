@@ -1,7 +1,9 @@
-//! OpenAPI documents: how kubectl learns the fields, what it may patch, and what `kubectl explain` says.
+//! OpenAPI documents: from them kubectl learns the fields and patchable types, and `kubectl explain` takes
+//! its text.
 //!
-//! `operations` lists what can be done once; `v2` and `v3` word it in their own way; `gnostic` encodes v2 as protobuf, which
-//! is the only form kubectl up to 1.26 asks for. The documents never change while the program runs: make them once, keep the bytes.
+//! `operations` lists the operations once; `v2` and `v3` write them in their own form; `gnostic` encodes v2
+//! as protobuf, which is the only form that kubectl up to 1.26 requests. The documents never change while the
+//! program runs: create them once and keep the bytes.
 
 mod definitions;
 pub mod gnostic;
@@ -18,11 +20,13 @@ pub fn v2_protobuf() -> Vec<u8> {
     gnostic::encode(&v2())
 }
 
-/// How clients ask for `v2_protobuf` in `Accept`. Older ones write the first, newer ones either.
+/// The media types by which clients request `v2_protobuf` in `Accept`. Older ones write the first, newer ones
+/// either.
 pub const V2_PROTOBUF_ACCEPT: [&str; 2] =
     ["application/com.github.proto-openapi.spec.v2@v1.0+protobuf", V2_PROTOBUF_CONTENT_TYPE];
 
-/// What the answer's `Content-Type` must be. The '@' clients ask with is no media type, and client-go refuses to read it.
+/// The `Content-Type` of the response. The '@' in the requested type is not valid in a media type, and
+/// client-go refuses to read it.
 pub const V2_PROTOBUF_CONTENT_TYPE: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
-//! Who owns which field: Kubernetes' field management and server-side apply, as functions of values.
+//! Field ownership: Kubernetes' field management and server-side apply, as functions of values.
 //!
-//! The registry hands in the stored object and the request's, gets back the object to store with its
-//! `metadata.managedFields`, or the conflicts. It decodes and defaults the result, then calls `settle`
-//! so that a write which changed nothing makes no revision. Preconditions (`uid`, `resourceVersion`) are
-//! the registry's to check: ownership takes neither from the client.
+//! Input: the stored object and the request's object. Output: the object to store with its
+//! `metadata.managedFields`, or the conflicts. The registry decodes and defaults the result, then calls
+//! `settle` so that a write without changes makes no revision. The registry checks preconditions (`uid`,
+//! `resourceVersion`): ownership takes neither from the client.
 
 mod apply;
 mod conflict;
@@ -33,7 +33,7 @@ pub use walk::{FieldChange, compare, fields_of};
 
 use crate::{ApiVersion, Time};
 
-/// Who writes, through which door, and when.
+/// The writer of fields, its API version and subresource, and the time.
 #[derive(Clone, Copy, Debug)]
 pub struct FieldWriter<'a> {
     /// The field manager: `fieldManager` of the request, see `manager_name`.
@@ -53,7 +53,8 @@ pub enum OwnershipError {
 /// Longest name of a field manager, as in Kubernetes.
 pub const MANAGER_BYTES_MAX: usize = 128;
 
-/// The manager of a request: the one it names, else what its user agent is called before the first slash.
+/// Returns the manager of a request: its `fieldManager`, else the part of its user agent before the first
+/// slash.
 pub fn manager_name(field_manager: Option<&str>, user_agent: Option<&str>) -> String {
     if let Some(manager) = field_manager.filter(|manager| !manager.is_empty()) {
         return manager.to_owned();
@@ -69,7 +70,7 @@ pub fn manager_name(field_manager: Option<&str>, user_agent: Option<&str>) -> St
     if name.is_empty() { "unknown".to_owned() } else { name }
 }
 
-/// Why `manager` cannot be a `fieldManager`, if so.
+/// Returns the reason if `manager` cannot be a `fieldManager`.
 pub fn check_manager(manager: &str) -> Result<(), &'static str> {
     if manager.len() > MANAGER_BYTES_MAX {
         return Err("may not be more than 128 bytes");

@@ -1,6 +1,6 @@
-//! Merge patches: JSON merge patch (RFC 7386), and strategic merge patch as far as our types have strategies.
+//! Merge patches: JSON merge patch (RFC 7386), and strategic merge patch for the types that have strategies.
 //!
-//! An object and a patch come in, the patched object goes out; on an error nothing was changed. Decoding,
+//! Input: an object and a patch. Output: the patched object; on an error nothing was changed. Decoding,
 //! validation and ownership come after. Strategic means: conditions by type, owner references by uid and
 //! finalizers as a set; every other list is replaced, as in a JSON merge patch.
 
@@ -31,16 +31,17 @@ pub fn merge(object: &Value, patch: &Value) -> Result<Value, PatchError> {
     Ok(Value::Object(patched))
 }
 
-/// `object` after a strategic merge patch.
+/// Returns `object` after a strategic merge patch.
 ///
 /// `$patch: replace`, `delete` and `merge` work on maps and on items of merged lists, `$retainKeys` on maps,
-/// `$deleteFromPrimitiveList` on finalizers. `$setElementOrder` is read over: no order of ours has a meaning.
+/// `$deleteFromPrimitiveList` on finalizers. `$setElementOrder` is ignored: the order of our lists has no
+/// meaning.
 pub fn strategic(object: &Value, patch: &Value) -> Result<Value, PatchError> {
     let patch = patch.as_object().ok_or(PatchError::NotAnObject)?;
     let mut patched = object.as_object().cloned().unwrap_or_default();
     let mut walk = Strategic { path: Vec::new() };
     match directive(patch) {
-        // An object cannot patch itself away; that is what the delete verb is for.
+        // An object cannot delete itself by a patch; the delete verb does that.
         Some("delete") => return Err(walk.refuse("$patch: delete")),
         _ => walk.map(&mut patched, patch)?,
     }
@@ -65,7 +66,7 @@ fn merge_map(
     Ok(())
 }
 
-/// The map at `name`; what is there and is no map gives way to an empty one.
+/// Returns the map at `name`; a value that is not a map is replaced by an empty one.
 fn submap<'a>(target: &'a mut Map<String, Value>, name: &str) -> &'a mut Map<String, Value> {
     let slot = target.entry(name).or_insert_with(|| Value::Object(Map::new()));
     if !slot.is_object() {
@@ -79,7 +80,7 @@ fn directive(patch: &Map<String, Value>) -> Option<&str> {
 }
 
 struct Strategic<'p> {
-    /// Names of the fields that lead here; inside an item of a list, those of the list and of the item.
+    /// Names of the fields on the path; inside an item of a list, those of the list and of the item.
     path: Vec<&'p str>,
 }
 
@@ -184,8 +185,8 @@ impl<'p> Strategic<'p> {
 
     fn item(&mut self, target: &mut Vec<Value>, item: &'p Value, keys: &[&str]) -> Result<(), PatchError> {
         for key in keys {
-            // Null would be merged away, and the item appended anew by every patch.
-            // An object or a list is none either: what a merge makes of it is not what the next patch would look for.
+            // Null would be merged away, and the item appended anew by every patch. An object or a list is
+            // not a valid key either: a merge would change it, and the next patch would not find the item.
             if item.get(*key).is_none_or(|key| key.is_null() || key.is_object() || key.is_array()) {
                 return Err(PatchError::MissingKey { field: self.field_path(), key: (*key).to_owned() });
             }
@@ -223,7 +224,7 @@ impl<'p> Strategic<'p> {
     }
 }
 
-/// A client's own words as they may stand in a message: printable, and cut when long.
+/// A client's text as it may appear in a message: printable, and truncated when long.
 fn harmless(text: &str) -> String {
     let printable = text.replace(char::is_control, " ");
     match printable.char_indices().nth(SHOWN_MAX) {

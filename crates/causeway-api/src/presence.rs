@@ -1,7 +1,7 @@
 //! Rules between a presence, the gateways and the other presences.
 //!
-//! The API server asks before it stores a VirtualPresence; the reconciler asks again, because ranges change later.
-//! Values in, findings out; who may be missing is not an error here but a condition.
+//! The API server checks them before it stores a VirtualPresence; the reconciler checks again, because ranges
+//! change later. Values in, findings out; a missing object is not an error here but a condition.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -15,8 +15,8 @@ use crate::kinds::{EGateway, VirtualPresence};
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct SiteName(pub String);
 
-/// Everything that is wrong between the presence and the rest: its address is outside its site's ranges, is no host
-/// address, is the gateway's own, or is taken by another presence at the same site.
+/// Returns the conflicts of the presence with other objects: its address is outside its site's ranges, is no
+/// host address, is the gateway's own, or is taken by another presence at the same site.
 pub fn check(
     presence: &VirtualPresence,
     gateways: &[EGateway],
@@ -25,13 +25,13 @@ pub fn check(
     check_refs(presence, &gateways.iter().collect::<Vec<_>>(), &presences.iter().collect::<Vec<_>>())
 }
 
-/// The same for those who keep their objects elsewhere.
+/// The same for callers that keep their objects by reference.
 pub fn check_refs(
     presence: &VirtualPresence,
     gateways: &[&EGateway],
     presences: &[&VirtualPresence],
 ) -> Vec<FieldError> {
-    // An address that cannot be read has been refused by `validate`.
+    // `validate` has refused an address that cannot be read.
     let Some(ip) = presence.ip_addr() else { return Vec::new() };
     let site = match site_of(presence, gateways) {
         Ok(Some(site)) => site,
@@ -47,8 +47,8 @@ pub fn check_refs(
     address.into_iter().chain(taken).collect()
 }
 
-/// The site whose gateway's range holds the address. None: no gateway's does. An error: several sites' do, which is usual
-/// because every site may use the same range.
+/// Returns the site whose gateway's range contains the address. None: no gateway's range does. An error: the
+/// ranges of several sites do, which is usual because every site may use the same range.
 pub fn site_for(ip: IpAddr, gateways: &[EGateway]) -> Result<Option<SiteName>, FieldError> {
     site_for_refs(ip, &gateways.iter().collect::<Vec<_>>())
 }
@@ -62,8 +62,9 @@ fn site_for_refs(ip: IpAddr, gateways: &[&EGateway]) -> Result<Option<SiteName>,
         several => {
             let some = sites.into_iter().take(5).collect::<Vec<_>>().join(", ");
             let more = if several > 5 { format!(" and {} more", several - 5) } else { String::new() };
-            let fix =
-                format!("several sites use a range that holds {ip}: {some}{more}; say which one is meant");
+            let fix = format!(
+                "several sites use a range that holds {ip}: {some}{more}; set eSiteName to one of them"
+            );
             Err(FieldError::required("eSiteName", fix))
         }
     }
@@ -77,7 +78,7 @@ fn site_of(presence: &VirtualPresence, gateways: &[&EGateway]) -> Result<Option<
     }
 }
 
-/// Is the address one that a gateway of the site can use? A site without gateways cannot say no.
+/// Checks that a gateway of the site can use the address. A site without gateways accepts any address.
 fn check_address(ip: IpAddr, site: &SiteName, gateways: &[&EGateway]) -> Option<FieldError> {
     let at_site: Vec<&&EGateway> = gateways.iter().filter(|gateway| gateway.e_site_name == site.0).collect();
     if at_site.is_empty() {
@@ -119,7 +120,7 @@ fn check_taken(
     Some(FieldError::invalid("virtualIp", presence.virtual_ip.as_str(), allowed))
 }
 
-/// The gateway's range that holds the address.
+/// Returns the gateway's range that contains the address.
 fn range_of(gateway: &EGateway, ip: IpAddr) -> Option<IpNet> {
     gateway.presence_cidrs().into_iter().find(|range| range.contains(&ip))
 }
@@ -152,7 +153,7 @@ mod tests {
         check(
             "198.18.0.9",
             "",
-            "several sites use a range that holds 198.18.0.9: berlin, oslo; say which one is meant",
+            "several sites use a range that holds 198.18.0.9: berlin, oslo; set eSiteName to one of them",
         );
         check("198.18.0.77", "oslo", fine);
         check("198.18.0.77", "berlin", "taken at the site berlin by the presence lamp of lamp");

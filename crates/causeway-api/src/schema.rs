@@ -1,8 +1,8 @@
-//! JSON schemas of the kinds, made from the Rust types.
+//! JSON schemas of the kinds, generated from the Rust types.
 //!
-//! Everything that describes the kinds to a client starts here: OpenAPI, CRDs, `kubectl explain`, and the search for
-//! unknown fields. `of` is structural in Kubernetes' sense: no references, no nulls, no unions. `definitions` has the same
-//! schemas with references between them.
+//! Everything that describes the kinds to a client starts here: OpenAPI, CRDs, `kubectl explain`, and the
+//! search for unknown fields. `of` is structural in Kubernetes' sense: no references, no nulls, no unions.
+//! `definitions` has the same schemas with references between them.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -18,7 +18,8 @@ use crate::kinds::{
 use crate::meta::ListMeta;
 use crate::status::Status;
 
-/// How a field says its default in the schema. Rust's own default of a string is "", which nobody means.
+/// The key under which a field declares its default in the schema. Rust's own default of a string is "",
+/// which is never the documented default.
 const DEFAULT: &str = "x-causeway-default";
 
 /// The schema of a kind's fields, without `kind` and `apiVersion`.
@@ -28,7 +29,7 @@ pub fn of(kind: Kind) -> &'static Value {
     &schemas[kind as usize]
 }
 
-/// The schema of every type, by the type's name, with `$ref: #/definitions/NAME` where one holds another.
+/// The schema of every type, by the type's name, with `$ref: #/definitions/NAME` for nested types.
 pub fn definitions() -> BTreeMap<String, Value> {
     let mut generator = generator(false);
     for kind in Kind::SERVED {
@@ -77,7 +78,7 @@ fn for_kind(kind: Kind, generator: &mut SchemaGenerator) -> Value {
     }
 }
 
-/// Rewrites what schemars says into what Kubernetes understands.
+/// Rewrites the output of schemars into the form that Kubernetes understands.
 fn make_structural(schema: &mut Value) {
     let Some(fields) = schema.as_object_mut() else { return };
     flatten_union(fields);
@@ -102,7 +103,7 @@ fn make_structural(schema: &mut Value) {
     }
 }
 
-/// Null means absent and is dropped before decoding, so the schema need not speak of it.
+/// Null means absent and is dropped before decoding, so the schema does not mention it.
 fn drop_null_type(fields: &mut Map<String, Value>) {
     if let Some(Value::Array(types)) = fields.get_mut("type") {
         types.retain(|name| name != "null");
@@ -121,7 +122,8 @@ fn flatten_description(fields: &mut Map<String, Value>) {
     }
 }
 
-/// An optional struct comes as `anyOf: [struct, null]`, a described one as `allOf: [struct]`; both mean the struct.
+/// An optional struct has the form `anyOf: [struct, null]`, a described one `allOf: [struct]`; both mean the
+/// struct.
 fn flatten_union(fields: &mut Map<String, Value>) {
     for union in ["anyOf", "allOf"] {
         let Some(Value::Array(choices)) = fields.remove(union) else { continue };
@@ -129,7 +131,8 @@ fn flatten_union(fields: &mut Map<String, Value>) {
             if let Value::Object(choice) = choice
                 && choice.get("type").is_none_or(|name| name != "null")
             {
-                // What is said beside the union is about this field, so it stands before what the struct says of itself.
+                // Keywords beside the union are about this field, so they take precedence over those of the
+                // struct.
                 for (key, value) in choice {
                     fields.entry(key).or_insert(value);
                 }

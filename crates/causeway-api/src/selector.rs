@@ -1,7 +1,7 @@
-//! Which objects a client wants: by labels and by fields.
+//! Selectors: choose objects by labels and by fields.
 //!
-//! A selector is parsed once per request. `SelectableFields` is the little of an object that selectors look at, so a watch hub
-//! evaluates a thousand selectors on an event without decoding it again.
+//! A selector is parsed once per request. `SelectableFields` is the part of an object that selectors read, so
+//! a watch hub evaluates a thousand selectors on an event without decoding it again.
 
 mod fields;
 mod labels;
@@ -31,7 +31,7 @@ impl Selector {
         Ok(Selector { labels: LabelSelector::parse(labels)?, fields: FieldSelector::parse(kind, fields)? })
     }
 
-    /// Does it select everything?
+    /// Tells whether it selects everything.
     pub fn is_empty(&self) -> bool {
         self.labels.is_empty() && self.fields.is_empty()
     }
@@ -48,7 +48,7 @@ impl Selector {
 /// A selector that cannot be read.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SelectorError {
-    /// What is wrong, what is allowed, and where.
+    /// The error, the allowed form, and the position.
     pub message: String,
 }
 
@@ -60,7 +60,7 @@ impl fmt::Display for SelectorError {
 
 impl std::error::Error for SelectorError {}
 
-/// What selectors look at: labels, name, and the fields that refer to other objects.
+/// The part of an object that selectors read: labels, name, and the fields that refer to other objects.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SelectableFields<'a> {
@@ -83,7 +83,7 @@ pub struct SelectableFields<'a> {
     source: SourceFacets<'a>,
 }
 
-/// The object an event is about.
+/// The object that an event is about.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct ReferenceFacets<'a> {
@@ -97,7 +97,7 @@ struct ReferenceFacets<'a> {
     field_path: Text<'a>,
 }
 
-/// Our kinds are the same objects under both versions.
+/// Our kinds have the same objects under both versions.
 static OUR_VERSIONS: [Text<'static>; 2] =
     [Text(Cow::Borrowed(ApiVersion::Core.as_str())), Text(Cow::Borrowed(ApiVersion::Group.as_str()))];
 
@@ -134,7 +134,7 @@ impl std::borrow::Borrow<str> for Text<'_> {
 }
 
 impl<'a> SelectableFields<'a> {
-    /// Reads them from the stored form; parses once, copies only what is escaped.
+    /// Reads them from the stored form; parses once, copies only escaped text.
     pub fn from_stored(stored: &'a [u8]) -> Result<SelectableFields<'a>, serde_json::Error> {
         serde_json::from_slice(stored)
     }
@@ -203,7 +203,7 @@ impl<'a> SelectableFields<'a> {
             "involvedObject.namespace" | "regarding.namespace" => from_ref(&involved.namespace),
             "involvedObject.name" | "regarding.name" => from_ref(&involved.name),
             "involvedObject.uid" | "regarding.uid" => from_ref(&involved.uid),
-            // kubectl asks with the version it prefers, and the events name the other.
+            // kubectl selects by the version it prefers, and the events name the other.
             "involvedObject.apiVersion" | "regarding.apiVersion" if involved.is_ours() => &OUR_VERSIONS,
             "involvedObject.apiVersion" | "regarding.apiVersion" => from_ref(&involved.api_version),
             "involvedObject.resourceVersion" | "regarding.resourceVersion" => {
@@ -213,7 +213,7 @@ impl<'a> SelectableFields<'a> {
             "reason" => from_ref(&self.reason),
             "type" => from_ref(&self.event_type),
             "reportingComponent" | "reportingController" => from_ref(&self.reporting_component),
-            // As in Kubernetes: the reporting component stands in for a source that is not given.
+            // As in Kubernetes: the reporting component replaces a missing source.
             "source" if self.source.component.0.is_empty() => from_ref(&self.reporting_component),
             "source" => from_ref(&self.source.component),
             "eSiteName" => from_ref(&self.e_site_name),

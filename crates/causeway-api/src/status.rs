@@ -1,7 +1,7 @@
-//! Kubernetes' `Status`: how every refusal, and the success of a deletion, is told to a client.
+//! Kubernetes' `Status`: the response for every refusal, and for the success of a deletion.
 //!
-//! One constructor per refusal, so that code, reason and wording belong together. What went wrong inside the server is
-//! mapped to these by the server; nothing here knows of HTTP beyond the number.
+//! One constructor per refusal, so that code, reason and wording belong together. The server maps its
+//! internal errors to these; nothing here knows of HTTP beyond the number.
 
 use std::fmt::Display;
 
@@ -12,7 +12,7 @@ use crate::field::FieldError;
 use crate::meta::ListMeta;
 use crate::{ApiVersion, Kind};
 
-/// The answer to a request that returns no object.
+/// The response to a request that returns no object.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Status {
@@ -20,18 +20,18 @@ pub struct Status {
     pub kind: String,
     /// Always v1.
     pub api_version: String,
-    /// Metadata of the answer; empty.
+    /// Metadata of the response; empty.
     #[serde(default)]
     pub metadata: ListMeta,
     /// Success or Failure.
     pub status: String,
-    /// What happened, for people.
+    /// Description of the result, for users.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
-    /// What happened, as one word for programs.
+    /// Reason of the result, as one word for programs.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// More about it.
+    /// Further details.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub details: Option<StatusDetails>,
     /// The HTTP status code.
@@ -39,7 +39,7 @@ pub struct Status {
     pub code: u16,
 }
 
-/// More about what happened.
+/// Details of the result.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct StatusDetails {
@@ -55,23 +55,23 @@ pub struct StatusDetails {
     /// UID of the object concerned.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub uid: String,
-    /// One entry per thing that is wrong.
+    /// One entry per error.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub causes: Vec<StatusCause>,
-    /// Seconds after which trying again makes sense.
+    /// Seconds after which a retry is useful.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retry_after_seconds: Option<u32>,
 }
 
-/// One thing that is wrong.
+/// One error.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct StatusCause {
-    /// What is wrong, as one word for programs.
+    /// Reason of the error, as one word for programs.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// What is wrong, for people.
+    /// Description of the error, for users.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,
     /// Path of the field. Example: endpoints[1].port.
@@ -80,23 +80,23 @@ pub struct StatusCause {
 }
 
 impl Status {
-    /// The object is gone.
+    /// The object is deleted.
     pub fn deleted(version: ApiVersion, kind: Kind, name: &str, uid: &str) -> Status {
         let details = StatusDetails { uid: uid.into(), ..about(version, kind.plural(), name) };
         Status { status: "Success".into(), details: Some(details), ..Status::failure(200, "", "") }
     }
 
-    /// 400: the request cannot be understood.
+    /// 400: the request is malformed.
     pub fn bad_request(message: impl Display) -> Status {
         Status::failure(400, "BadRequest", message)
     }
 
-    /// 401: nobody the server knows.
+    /// 401: the client is not authenticated.
     pub fn unauthorized(message: impl Display) -> Status {
         Status::failure(401, "Unauthorized", message)
     }
 
-    /// 403: known, but not allowed to. `action` reads like "delete egateways".
+    /// 403: the client is authenticated, but not authorized. `action` reads like "delete egateways".
     pub fn forbidden(user: &str, action: impl Display, why: impl Display) -> Status {
         Status::failure(403, "Forbidden", format!("user \"{user}\" may not {action}: {why}"))
     }
@@ -110,13 +110,13 @@ impl Status {
     /// 404: no such path.
     pub fn no_such_path(path: &str) -> Status {
         let shown: String = path.chars().take(200).collect();
-        Status::failure(404, "NotFound", format!("the server has nothing at {shown}"))
+        Status::failure(404, "NotFound", format!("the server has no resource at {shown}"))
     }
 
-    /// 405: the path exists, this verb does not.
+    /// 405: the path exists, but does not support this method.
     pub fn method_not_allowed(method: &str, path: &str) -> Status {
         let shown: String = path.chars().take(200).collect();
-        Status::failure(405, "MethodNotAllowed", format!("{method} is not possible at {shown}"))
+        Status::failure(405, "MethodNotAllowed", format!("{method} is not supported at {shown}"))
     }
 
     /// 406: none of the media types the client accepts can be written.
@@ -130,27 +130,28 @@ impl Status {
         Status::failure(408, "Timeout", message)
     }
 
-    /// 409: the name is taken.
+    /// 409: an object of this name exists.
     pub fn already_exists(version: ApiVersion, kind: Kind, name: &str) -> Status {
         let message = format!("{} \"{name}\" already exists", resource(version, kind));
         Status::failure(409, "AlreadyExists", message).with(about(version, kind.plural(), name))
     }
 
-    /// 409: someone else wrote in between.
+    /// 409: another client wrote in between.
     pub fn conflict(version: ApiVersion, kind: Kind, name: &str, why: impl Display) -> Status {
         let resource = resource(version, kind);
         let message = format!("Operation cannot be fulfilled on {resource} \"{name}\": {why}");
         Status::failure(409, "Conflict", message).with(about(version, kind.plural(), name))
     }
 
-    /// 409 in the words client-go retries on.
+    /// 409 with the message on which client-go retries.
     pub fn object_modified(version: ApiVersion, kind: Kind, name: &str) -> Status {
         let why =
             "the object has been modified; please apply your changes to the latest version and try again";
         Status::conflict(version, kind, name, why)
     }
 
-    /// 409 of server-side apply: fields that other managers own. `ownership::ServerSideApplyError` knows the words.
+    /// 409 of server-side apply: fields that other managers own. `ownership::ServerSideApplyError` has the
+    /// message.
     pub fn apply_conflict(message: impl Display, causes: Vec<StatusCause>) -> Status {
         let details = StatusDetails { causes, ..StatusDetails::default() };
         Status::failure(409, "Conflict", message).with(details)
@@ -167,7 +168,7 @@ impl Status {
         Status::failure(413, "RequestEntityTooLarge", message)
     }
 
-    /// 415: the body is in no form the server reads.
+    /// 415: the server does not support the media type of the body.
     pub fn unsupported_media_type(found: &str, supported: &[&str]) -> Status {
         let found: String = found.chars().take(100).collect();
         let message = format!(
@@ -177,7 +178,7 @@ impl Status {
         Status::failure(415, "UnsupportedMediaType", message)
     }
 
-    /// 422: the object is wrong, field by field.
+    /// 422: the object is invalid, field by field.
     pub fn invalid(version: ApiVersion, kind: Kind, name: &str, errors: &[FieldError]) -> Status {
         let all = errors.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         let all = if errors.len() == 1 { all } else { format!("[{all}]") };
@@ -192,27 +193,27 @@ impl Status {
         Status::failure(422, "Invalid", format!("{kind_name} \"{name}\" is invalid: {all}")).with(details)
     }
 
-    /// 429: this client asks too often.
+    /// 429: this client sends too many requests.
     pub fn too_many_requests(message: impl Display, retry_after_seconds: u32) -> Status {
         Status::failure(429, "TooManyRequests", message).retry_after(retry_after_seconds)
     }
 
-    /// 500: the server is at fault.
+    /// 500: an internal error of the server.
     pub fn internal(message: impl Display) -> Status {
         Status::failure(500, "InternalError", format!("Internal error occurred: {message}"))
     }
 
-    /// 503: not now.
+    /// 503: temporarily unavailable.
     pub fn unavailable(message: impl Display, retry_after_seconds: u32) -> Status {
         Status::failure(503, "ServiceUnavailable", message).retry_after(retry_after_seconds)
     }
 
-    /// 504: what the server asked did not answer in time.
+    /// 504: another component did not answer the server in time.
     pub fn timeout(message: impl Display, retry_after_seconds: u32) -> Status {
         Status::failure(504, "Timeout", message).retry_after(retry_after_seconds)
     }
 
-    /// 507: the store has no room; reads go on.
+    /// 507: the store is full; reads continue.
     pub fn storage_full(message: impl Display) -> Status {
         Status::failure(507, "InsufficientStorage", message)
     }
@@ -221,7 +222,7 @@ impl Status {
         self.status != "Success"
     }
 
-    /// The JSON a client gets.
+    /// Returns the JSON for a client.
     pub fn to_json(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("a Status has only string keys and numbers")
     }
@@ -244,7 +245,7 @@ impl Status {
         self
     }
 
-    /// Adds when to try again.
+    /// Adds the time after which to retry.
     pub fn retry_after(mut self, seconds: u32) -> Status {
         self.details.get_or_insert_default().retry_after_seconds = Some(seconds);
         self

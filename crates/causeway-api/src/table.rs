@@ -1,7 +1,7 @@
-//! Objects as rows: what `kubectl get` and `causeway get` print.
+//! Objects as rows, as `kubectl get` and `causeway get` print them.
 //!
-//! Columns and cells per kind; the server wraps them into a `metav1.Table`. Ages come from the `now` that is passed in.
-//! Priority 0 is always shown, priority 1 only in wide output.
+//! Columns and cells per kind; the server wraps them into a `metav1.Table`. Ages are computed from the `now`
+//! that is passed in. Priority 0 is always shown, priority 1 only in wide output.
 
 mod text;
 
@@ -39,10 +39,10 @@ const fn integer(name: &'static str, description: &'static str, priority: u8) ->
 
 const NAME: Column = column("Name", "Name of the object.");
 const SITE: Column = column("Site", "Name of the ESite.");
-const POLICIES: Column = column("Policies", "Names of the EPolicys that say who may use it.");
-const READY: Column = column("Ready", "Whether everything it refers to is there.");
+const POLICIES: Column = column("Policies", "Names of the EPolicys that allow subjects to use it.");
+const READY: Column = column("Ready", "True if all referenced objects exist.");
 const AGE: Column = column("Age", "Time since it was created.");
-const REASON: Column = wide("Reason", "Why it is ready or not, as one word.");
+const REASON: Column = wide("Reason", "Reason of the Ready condition, as one word.");
 
 /// The columns of a kind, in the order of `cells`.
 pub fn columns(kind: Kind) -> &'static [Column] {
@@ -54,16 +54,16 @@ pub fn columns(kind: Kind) -> &'static [Column] {
                     NAME,
                     SITE,
                     column("IP", "Address of the gateway in its site."),
-                    column("Connected", "Whether its channel to the cloud is up."),
-                    column("Transport", "What the channel runs on: quic or tcp."),
+                    column("Connected", "True if its channel to the cloud is up."),
+                    column("Transport", "Transport of the channel: quic or tcp."),
                     column("RTT", "Round trip to the cloud."),
                     AGE,
                     wide("CIDR", "Range of the local addresses of remote services."),
                     wide("Sent", "Bytes sent to the gateway."),
                     wide("Received", "Bytes received from the gateway."),
-                    wide("Since", "How long the channel has been up or down."),
+                    wide("Since", "Time since the channel went up or down."),
                     wide("Generation", "The netmap it last acknowledged."),
-                    integer("Priority", "Which gateway of the site is active: the highest.", 1),
+                    integer("Priority", "The gateway with the highest priority of a site is active.", 1),
                     REASON,
                 ]
             }
@@ -73,13 +73,13 @@ pub fn columns(kind: Kind) -> &'static [Column] {
                 &[
                     NAME,
                     SITE,
-                    column("Protocol", "What it speaks."),
-                    column("Address", "Where it really runs."),
+                    column("Protocol", "Protocol of the service."),
+                    column("Address", "Address of the service in its site."),
                     integer("Port", "Port it listens on, at its presences too.", 0),
                     READY,
                     AGE,
                     wide("Domain", "Its name inside its site."),
-                    wide("Health", "How its backends are checked."),
+                    wide("Health", "Health check of its backends."),
                     REASON,
                 ]
             }
@@ -93,7 +93,7 @@ pub fn columns(kind: Kind) -> &'static [Column] {
                     column("Ports", "Ports that can be reached by its name."),
                     READY,
                     AGE,
-                    wide("Policies", "Names of the EPolicys that say who may reach its ports."),
+                    wide("Policies", "Names of the EPolicys that allow subjects to reach its ports."),
                     REASON,
                 ]
             }
@@ -106,7 +106,7 @@ pub fn columns(kind: Kind) -> &'static [Column] {
                     column("Sites", "ESites whose hosts are allowed."),
                     READY,
                     AGE,
-                    wide("Limits", "How much each subject may use."),
+                    wide("Limits", "Limits for each subject."),
                     integer("Rules", "Number of HTTP rules.", 1),
                     REASON,
                 ]
@@ -117,12 +117,12 @@ pub fn columns(kind: Kind) -> &'static [Column] {
                 &[
                     NAME,
                     column("Service", "Name of the EService that is presented."),
-                    column("DNS", "Name the sites know it by."),
+                    column("DNS", "DNS name of the service at the sites."),
                     column("Sites", "Sites it is presented at."),
                     POLICIES,
                     READY,
                     AGE,
-                    wide("Presented", "Its address at every site, or what is missing."),
+                    wide("Presented", "Its address at every site, or the reason why there is none."),
                     REASON,
                 ]
             }
@@ -134,7 +134,7 @@ pub fn columns(kind: Kind) -> &'static [Column] {
                     column("IP", "Local address of the service."),
                     column("Service", "Name of the EService."),
                     SITE,
-                    column("Made", "By whom: the controller, or by hand."),
+                    column("Made", "Creator: the controller, or a user (hand)."),
                     READY,
                     AGE,
                     REASON,
@@ -151,13 +151,13 @@ pub fn columns(kind: Kind) -> &'static [Column] {
                 &[
                     column("Last Seen", "Time since it was last seen."),
                     column("Type", "Normal or Warning."),
-                    column("Reason", "Why, as one word."),
+                    column("Reason", "Reason, as one word."),
                     column("Object", "The object it is about."),
                     wide("Subobject", "The part of the object it is about."),
                     wide("Source", "The component that reports it."),
                     column("Message", "What happened."),
                     wide("First Seen", "Time since it was first seen."),
-                    integer("Count", "How often it happened.", 1),
+                    integer("Count", "Number of occurrences.", 1),
                     wide("Name", "Name of the object."),
                 ]
             }
@@ -179,7 +179,7 @@ pub fn column_definitions(kind: Kind) -> Value {
     columns(kind).iter().map(definition).collect()
 }
 
-/// One row, in the order of `columns`. The figures of a gateway are joined here.
+/// Returns one row, in the order of `columns`. The figures of a gateway are added here.
 pub fn cells(object: &Object, now: Time, figures: Option<&GatewayStats>) -> Vec<Value> {
     let name = Value::from(object.name());
     let (ready, reason) = ready(object);
@@ -306,7 +306,7 @@ fn gateway_cells(
     ]
 }
 
-/// Status and reason of the condition that sums the others up.
+/// Returns status and reason of the summary condition.
 fn ready(object: &Object) -> (Value, Value) {
     match object.status().condition("Ready") {
         Some(ready) => (ready.status.as_str().into(), text::word(&ready.reason)),
@@ -314,7 +314,7 @@ fn ready(object: &Object) -> (Value, Value) {
     }
 }
 
-/// What the condition says; a long one is cut, because it is one cell.
+/// Returns the message of the condition; a long one is truncated, because it is one cell.
 fn presented(expose: &ServiceExpose) -> Value {
     const CHARACTERS_MAX: usize = 120;
     let message = expose.status.condition(conditions::PRESENTED).map(|said| said.message.as_str());

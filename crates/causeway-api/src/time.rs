@@ -1,6 +1,6 @@
-//! A moment as Kubernetes writes it: RFC 3339, UTC, whole seconds.
+//! A moment in Kubernetes' format: RFC 3339, UTC, whole seconds.
 //!
-//! There is no clock here: whoever needs "now" is handed it.
+//! There is no clock here: functions that need the current time take it as an argument.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -14,7 +14,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 pub struct Time(Timestamp);
 
 impl Time {
-    /// The second that holds `moment`. Moments outside the years 0 to 9999 have no RFC 3339 form and become its ends.
+    /// Returns the second that contains `moment`. Moments outside the years 0 to 9999 have no RFC 3339 form
+    /// and are clamped.
     pub fn new(moment: Timestamp) -> Time {
         Time::from_second(moment.as_second())
     }
@@ -36,7 +37,8 @@ impl Time {
     }
 }
 
-// 0000-01-01T00:00:00Z and 9999-12-30T00:00:00Z: what RFC 3339 can say with four digits, less a day that jiff keeps for offsets.
+// 0000-01-01T00:00:00Z and 9999-12-30T00:00:00Z: the range of RFC 3339 with four digits, less a day that jiff
+// keeps for offsets.
 const SECOND_MIN: i64 = -62_167_219_200;
 const SECOND_MAX: i64 = 253_402_128_000;
 
@@ -94,7 +96,7 @@ impl MicroTime {
         MicroTime(Timestamp::from_microsecond(moment.as_microsecond()).unwrap_or(moment))
     }
 
-    /// The second that holds it.
+    /// Returns the second that contains it.
     pub fn time(self) -> Time {
         Time::new(self.0)
     }

@@ -1,7 +1,7 @@
-//! Objects as bytes: the form in the store, and how it becomes the form a client gets.
+//! Objects as bytes: the stored form, and its conversion to the form for clients.
 //!
-//! The stored form is JSON that begins with `{"metadata":{` and has neither kind, apiVersion nor resourceVersion. So a read
-//! needs no parsing: `splice` writes those three in front and copies the rest.
+//! The stored form is JSON that begins with `{"metadata":{` and has neither kind, apiVersion nor
+//! resourceVersion. So a read needs no parsing: `splice` writes those three in front and copies the rest.
 
 use bytes::Bytes;
 use serde_json::Value;
@@ -10,7 +10,7 @@ use crate::kinds::event;
 use crate::object::Object;
 use crate::{GROUP, Kind, VERSION};
 
-/// Under which path an object is served; both show the same objects.
+/// The API version under which an object is served; both show the same objects.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ApiVersion {
     /// `apiVersion: v1`, as the design documents write it.
@@ -50,7 +50,7 @@ impl ApiVersion {
     }
 }
 
-/// How every stored object begins.
+/// The beginning of every stored object.
 pub const STORED_PREFIX: &str = r#"{"metadata":{"#;
 
 impl Object {
@@ -61,7 +61,7 @@ impl Object {
         stored.into()
     }
 
-    /// The form a client gets, as a value. For whole lists use `splice`.
+    /// Returns the form for clients, as a value. For whole lists use `splice`.
     pub fn to_value(&self, version: ApiVersion, revision: u64) -> Value {
         let mut value = serde_json::to_value(self).expect("objects have only string keys and finite numbers");
         value["kind"] = self.kind().name().into();
@@ -73,8 +73,8 @@ impl Object {
     }
 }
 
-/// Appends the client's form of a stored object to `out`. Copies, never parses, but for events under events.k8s.io/v1, whose
-/// fields have other names there.
+/// Appends the client's form of a stored object to `out`. Copies without parsing, except for events under
+/// events.k8s.io/v1, whose fields have other names there.
 pub fn splice(out: &mut Vec<u8>, kind: Kind, version: ApiVersion, revision: u64, stored: &[u8]) {
     debug_assert!(stored.starts_with(STORED_PREFIX.as_bytes()));
     if version == ApiVersion::Events
@@ -86,7 +86,7 @@ pub fn splice(out: &mut Vec<u8>, kind: Kind, version: ApiVersion, revision: u64,
     splice_text(out, kind, version, revision, stored);
 }
 
-/// JSON text that begins as the stored form does.
+/// Returns JSON text that begins as the stored form does.
 fn with_metadata_first(value: &Value) -> String {
     let mut rest = value.clone();
     let metadata = rest.as_object_mut().and_then(|fields| fields.remove("metadata")).unwrap_or_default();
@@ -96,7 +96,7 @@ fn with_metadata_first(value: &Value) -> String {
 }
 
 fn splice_text(out: &mut Vec<u8>, kind: Kind, version: ApiVersion, revision: u64, stored: &[u8]) {
-    // A revision has at most 20 digits, the words around it 64 bytes, kind and version together fewer than 40.
+    // A revision has at most 20 digits, the text around it 64 bytes, kind and version together fewer than 40.
     out.reserve(stored.len() + 128);
     out.extend_from_slice(br#"{"kind":""#);
     out.extend_from_slice(kind.name().as_bytes());
@@ -108,7 +108,7 @@ fn splice_text(out: &mut Vec<u8>, kind: Kind, version: ApiVersion, revision: u64
     out.extend_from_slice(stored.get(STORED_PREFIX.len()..).unwrap_or_default());
 }
 
-/// The client's form of a stored object as a value, for patches. Events keep the names of `v1`.
+/// Returns the client's form of a stored object as a value, for patches. Events keep the names of `v1`.
 pub fn client_value(
     kind: Kind,
     version: ApiVersion,

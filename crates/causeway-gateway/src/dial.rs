@@ -1,8 +1,10 @@
-//! What a gateway dials: decides by the address, then connects to exactly that address.
+//! Decides which addresses a gateway may dial, and connects to exactly the address that was checked.
 //!
-//! Addresses come from the netmap, that is from whoever may write objects at the cloud. The gateway's own site has the last word,
-//! in its local configuration (`[gateway] backends-allow`, `backends-deny`). `judge` is the whole decision, and pure; `Dialer` asks
-//! it before every connection to a backend or a node. Upstream resolvers of DNS are local configuration and not dialled here.
+//! Input: addresses from the netmap, which any client with write access at the cloud can set, and the site's
+//! own configuration (`[gateway] backends-allow`, `backends-deny`), which has precedence. Output: a
+//! connection or a `Denied`. `judge` is the whole decision and pure; `Dialer` calls it before every
+//! connection to a backend or a node. Upstream DNS resolvers come from local configuration and are not
+//! dialled here.
 
 mod listeners;
 mod rule;
@@ -25,14 +27,14 @@ pub enum Transport {
     Udp,
 }
 
-/// What the local configuration says about addresses.
+/// The dial rules of the local configuration.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct DialRules {
     pub allow: Vec<BackendRule>,
     pub deny: Vec<BackendRule>,
 }
 
-/// Why an address is not dialled. The text holds no address: clients of other sites may read it.
+/// The reason why an address is not dialled. The text holds no address: clients of other sites may read it.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Denied {
     #[error("it is a listener of the gateway itself ({name})")]
@@ -56,7 +58,7 @@ impl From<Denied> for io::Error {
     }
 }
 
-/// Networks that are dialled only when `backends-allow` names them, with what they are.
+/// Networks that are dialled only when `backends-allow` names them, with a description for the error text.
 const SPECIAL: [(IpAddr, u8, &str); 8] = [
     (IpAddr::V4(Ipv4Addr::new(169, 254, 0, 0)), 16, "a link-local"),
     (IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0)), 10, "a link-local"),
@@ -65,15 +67,16 @@ const SPECIAL: [(IpAddr, u8, &str); 8] = [
     (IpAddr::V4(Ipv4Addr::new(224, 0, 0, 0)), 4, "a multicast"),
     (IpAddr::V6(Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0)), 8, "a multicast"),
     (IpAddr::V4(Ipv4Addr::BROADCAST), 32, "a broadcast"),
-    // Reserved since 1989 and used by nobody; old stacks take it for broadcast.
+    // Reserved since 1989 and not in use; old network stacks treat it as broadcast.
     (IpAddr::V4(Ipv4Addr::new(240, 0, 0, 0)), 4, "a reserved"),
 ];
 
-/// May this address be dialled?
+/// Checks whether this address may be dialled.
 ///
-/// A listener of our own never. Otherwise the most specific rule decides: the longest network, then the fewest ports; of
-/// equals `deny` before `allow`, and both before the built-in rules for special networks. Without a rule it may.
-/// `is_local`: is this an address of this host? Asked only when it matters.
+/// A listener of this gateway is always denied. Otherwise the most specific rule decides: the longest
+/// network, then the fewest ports. Among equally specific rules `deny` wins over `allow`, and both win over
+/// the built-in rules for special networks. Without a matching rule the address is allowed. `is_local` tells
+/// whether an address belongs to this host; it is called only when the result depends on it.
 pub fn judge(
     rules: &DialRules,
     own: &[Registered],
@@ -91,12 +94,12 @@ pub fn judge(
         return Err(Denied::OwnListener { name: known.name });
     }
     judge_by_rules(rules, ip, port)?;
-    // A translator on the way would dial the address inside.
+    // A NAT64 translator on the path would dial the embedded IPv4 address.
     embedded(ip).map_or(Ok(()), |ip| judge_by_rules(rules, ip.into(), port))
 }
 
 fn judge_by_rules(rules: &DialRules, ip: IpAddr, port: u16) -> Result<(), Denied> {
-    // What is larger decides: more specific, then the stronger word.
+    // The rule with the greatest key decides: the most specific one, then the one with the higher strength.
     let found = |rules: &[BackendRule], strength: u8| {
         let fitting = rules.iter().filter(|rule| rule.contains(ip, port));
         fitting.map(|rule| (rule.specificity(), strength)).max()
@@ -117,25 +120,25 @@ fn is_in(ip: IpAddr, network: IpAddr, bits: u8) -> bool {
     ipnet::IpNet::new(network, bits).is_ok_and(|network| network.contains(&ip))
 }
 
-/// Does a connection to `ip` come to a listener on `bound`?
+/// Tells whether a connection to `ip` arrives at a listener bound to `bound`.
 fn reaches(ip: IpAddr, bound: IpAddr, is_local: &dyn Fn(IpAddr) -> bool) -> bool {
     let bound = bound.to_canonical();
     if bound == ip {
         return true;
     }
-    // A socket on all addresses of IPv6 takes IPv4 as well, as a rule.
+    // By default an IPv6 socket on the unspecified address accepts IPv4 as well.
     let takes_family = bound.is_ipv6() || ip.is_ipv4();
     match (bound.is_unspecified(), ip.is_unspecified()) {
         (true, true) => takes_family,
-        // The kernel takes an unspecified destination for loopback.
+        // The kernel treats an unspecified destination as loopback.
         (false, true) => bound.is_loopback() && bound.is_ipv4() == ip.is_ipv4(),
         (true, false) => takes_family && (ip.is_loopback() || is_local(ip)),
         (false, false) => false,
     }
 }
 
-/// The address of IPv4 in one of IPv6: behind the well-known prefix of NAT64 (RFC 6052, 2.1), or IPv4-compatible
-/// (RFC 4291, 2.5.5.1). IPv4-mapped ones are canonical already.
+/// Returns the IPv4 address inside an IPv6 address: behind the well-known NAT64 prefix (RFC 6052, 2.1), or
+/// IPv4-compatible (RFC 4291, 2.5.5.1). IPv4-mapped addresses are canonical already.
 fn embedded(ip: IpAddr) -> Option<Ipv4Addr> {
     let IpAddr::V6(ip) = ip else { return None };
     let [head @ .., a, b, c, d] = ip.octets();
@@ -144,7 +147,7 @@ fn embedded(ip: IpAddr) -> Option<Ipv4Addr> {
     (is_nat64 || is_compatible).then(|| Ipv4Addr::new(a, b, c, d))
 }
 
-/// Connects to backends and nodes, as far as they may be dialled. Clones are the same.
+/// Connects to backends and nodes whose addresses may be dialled. Clones share the rules and the registry.
 #[derive(Clone, Default, Debug)]
 pub struct Dialer {
     rules: Arc<DialRules>,
@@ -156,7 +159,7 @@ impl Dialer {
         Dialer { rules: Arc::new(rules), own }
     }
 
-    /// May this address be dialled now?
+    /// Checks whether this address may be dialled now.
     pub fn check(&self, transport: Transport, address: SocketAddr) -> Result<(), Denied> {
         judge(&self.rules, &self.own.registered(), &is_local, transport, address)
     }
@@ -166,12 +169,12 @@ impl Dialer {
         TcpStream::connect(address).await
     }
 
-    /// The first of these addresses that may be dialled and answers.
+    /// Connects to the first of these addresses that may be dialled and accepts the connection.
     pub async fn connect_first(
         &self,
         addresses: impl IntoIterator<Item = SocketAddr>,
     ) -> io::Result<TcpStream> {
-        let mut last = io::Error::new(io::ErrorKind::NotFound, "there is no address");
+        let mut last = io::Error::new(io::ErrorKind::NotFound, "no address to dial");
         for address in addresses {
             match self.connect_tcp(address).await {
                 Ok(stream) => return Ok(stream),
@@ -181,7 +184,7 @@ impl Dialer {
         Err(last)
     }
 
-    /// A socket that talks to this address only.
+    /// Opens a UDP socket that exchanges datagrams with this address only.
     pub async fn connect_udp(&self, address: SocketAddr) -> io::Result<UdpSocket> {
         self.check(Transport::Udp, address)?;
         let any: SocketAddr = match address {
@@ -194,7 +197,7 @@ impl Dialer {
     }
 }
 
-/// Read anew each time: addresses come and go, and the question is rare.
+/// The addresses are read at each call: they change at runtime, and the call is rare.
 fn is_local(ip: IpAddr) -> bool {
     let Ok(interfaces) = getifaddrs::getifaddrs() else { return true };
     interfaces

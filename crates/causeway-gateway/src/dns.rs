@@ -1,10 +1,12 @@
-//! Answers the names of this site's netmap over DNS, and forwards the rest.
+//! Answers the names of this site's netmap over DNS, and forwards other names to upstream resolvers.
 //!
-//! Netmaps come in; listening addresses and what is wrong with them can be watched. `answer` decides, `message` reads and writes the
-//! wire, `server` moves bytes, `forward` asks upstream. Nothing here asks the cloud: names are served offline.
+//! Input: netmaps. Output: replies, and a watchable state with listening addresses and bind problems.
+//! `answer` decides, `message` reads and writes the wire format, `server` moves bytes, `forward` asks
+//! upstream. Nothing here calls the cloud: names are served offline.
 //!
-//! Of hickory only the wire format is used. Its server hands out records of zones; ours are computed from the netmap at each
-//! question and depend on who asks, and its resolver would bring a cache, a connection pool and a second TLS stack to pass on one datagram.
+//! Of hickory only the wire format is used. Its server serves records of stored zones; here records are
+//! computed from the netmap for each query and depend on the client. Its resolver would add a cache, a
+//! connection pool and a second TLS stack to forward a single datagram.
 
 pub mod answer;
 mod forward;
@@ -33,16 +35,16 @@ pub use listeners::ListenProblem;
 use metrics::DnsMetrics;
 use server::DnsFrontend;
 
-/// How often sockets that could not be opened are tried again, and the host's networks and resolvers are read.
-const LOOK_EVERY: Duration = Duration::from_secs(3);
+/// The interval at which failed sockets are opened again, and the host's networks and resolvers are read.
+const REFRESH_PERIOD: Duration = Duration::from_secs(3);
 
 #[derive(Clone, Debug)]
 pub struct DnsOptions {
-    /// No names are served at all.
+    /// Turns DNS off: no names are served.
     pub off: bool,
-    /// None: port 53 of loopback and of the gateway's `ip`, as the netmap says.
+    /// None: port 53 on loopback and on the gateway's `ip` in the netmap.
     pub listen: Option<Vec<SocketAddr>>,
-    /// Whom to ask for other names. None: whom this host asks.
+    /// Resolvers for other names. None: the resolvers of this host.
     pub upstreams: Option<Vec<SocketAddr>>,
     pub resolv_conf: PathBuf,
     pub patience: ForwardTimeouts,
@@ -60,23 +62,23 @@ impl Default for DnsOptions {
     }
 }
 
-/// What can be seen of it from outside.
+/// The observable state of the DNS server.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DnsState {
-    /// Where names are answered.
+    /// Addresses on which names are answered.
     pub listening: Vec<SocketAddr>,
-    /// Where they should be and are not.
+    /// Addresses that should be bound and are not.
     pub findings: Vec<ListenProblem>,
-    /// Who is asked for other names.
+    /// Resolvers that are asked for other names.
     pub upstreams: Vec<SocketAddr>,
 }
 
-/// The DNS of one gateway.
+/// The DNS server of one gateway.
 pub struct DnsServer {
     netmaps: watch::Receiver<Arc<NetmapView>>,
     options: DnsOptions,
-    figures: DnsMetrics,
+    metrics: DnsMetrics,
     state: watch::Sender<DnsState>,
     own_listeners: OwnListeners,
 }
@@ -86,54 +88,58 @@ impl DnsServer {
         DnsServer {
             netmaps,
             options,
-            figures: DnsMetrics::default(),
+            metrics: DnsMetrics::default(),
             state: watch::Sender::default(),
             own_listeners: OwnListeners::default(),
         }
     }
 
-    /// Registers its listeners there.
+    /// Registers its listeners in `own_listeners`.
     pub fn registering(self, own_listeners: OwnListeners) -> DnsServer {
         DnsServer { own_listeners, ..self }
     }
 
-    /// Shows its figures in `/metrics`.
+    /// Registers its metrics.
     pub fn register(&self, registry: &mut prometheus_client::registry::Registry) {
-        self.figures.register(registry);
+        self.metrics.register(registry);
     }
 
-    /// Where names are answered, and where not, as it changes.
+    /// Returns the listening addresses and bind problems, as they change.
     pub fn state(&self) -> watch::Receiver<DnsState> {
         self.state.subscribe()
     }
 
-    /// Answers until told to stop. Addresses that cannot be listened on are tried again.
+    /// Serves until told to stop. Addresses that cannot be bound are tried again.
     pub async fn run(&self, stop: CancellationToken) {
         if self.options.off {
             return stop.cancelled().await;
         }
-        let surroundings = watch::Sender::new(self.look().await);
+        let host_networks = watch::Sender::new(self.read_host_networks().await);
         let upstreams = watch::Sender::new(Vec::new());
         let forwarder = Forwarder::new(upstreams.subscribe(), self.options.patience);
-        let desk =
-            DnsFrontend::new(self.netmaps.clone(), surroundings.subscribe(), forwarder, self.figures.clone());
-        let mut listeners = DnsListeners::new(Arc::new(desk), self.own_listeners.clone());
+        let frontend = DnsFrontend::new(
+            self.netmaps.clone(),
+            host_networks.subscribe(),
+            forwarder,
+            self.metrics.clone(),
+        );
+        let mut listeners = DnsListeners::new(Arc::new(frontend), self.own_listeners.clone());
         let mut netmaps = self.netmaps.clone();
         let mut netmaps_end = false;
         loop {
             let wanted =
                 listeners::wanted(self.options.listen.as_deref(), &netmaps.borrow_and_update().clone());
             listeners.follow(&wanted).await;
-            let asked = self.upstreams(&surroundings.borrow(), &listeners.bound());
+            let asked = self.upstreams(&host_networks.borrow(), &listeners.bound());
             upstreams.send_if_modified(|known| replace(known, asked.clone()));
             self.publish(&listeners, asked);
             tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
                 changed = netmaps.changed(), if !netmaps_end => netmaps_end = changed.is_err(),
-                () = tokio::time::sleep(LOOK_EVERY) => {
-                    let seen = self.look().await;
-                    surroundings.send_if_modified(|known| replace(known, seen));
+                () = tokio::time::sleep(REFRESH_PERIOD) => {
+                    let seen = self.read_host_networks().await;
+                    host_networks.send_if_modified(|known| replace(known, seen));
                 }
             }
         }
@@ -141,26 +147,26 @@ impl DnsServer {
         self.state.send_replace(DnsState::default());
     }
 
-    async fn look(&self) -> HostNetworks {
+    async fn read_host_networks(&self) -> HostNetworks {
         let resolv_conf = self.options.resolv_conf.clone();
-        tokio::task::spawn_blocking(move || HostNetworks::look(&resolv_conf)).await.unwrap_or_default()
+        tokio::task::spawn_blocking(move || HostNetworks::read(&resolv_conf)).await.unwrap_or_default()
     }
 
-    /// Never ourselves, also when the host's resolver file names us, as it should.
-    fn upstreams(&self, surroundings: &HostNetworks, listening: &[SocketAddr]) -> Vec<SocketAddr> {
-        let known = self.options.upstreams.as_ref().unwrap_or(&surroundings.resolvers);
-        without_ourselves(known, listening, &surroundings.addresses)
+    /// Never contains an address of this server, even if the host's resolver file names it, as it should.
+    fn upstreams(&self, host_networks: &HostNetworks, listening: &[SocketAddr]) -> Vec<SocketAddr> {
+        let known = self.options.upstreams.as_ref().unwrap_or(&host_networks.resolvers);
+        without_ourselves(known, listening, &host_networks.addresses)
     }
 
     fn publish(&self, listeners: &DnsListeners, upstreams: Vec<SocketAddr>) {
         let findings = listeners.findings().to_vec();
-        self.figures.unbound.set(i64::try_from(findings.len()).unwrap_or(i64::MAX));
+        self.metrics.unbound.set(i64::try_from(findings.len()).unwrap_or(i64::MAX));
         let state = DnsState { listening: listeners.bound(), findings, upstreams };
         self.state.send_if_modified(|known| replace(known, state));
     }
 }
 
-/// Was it different?
+/// Replaces the value and tells whether it was different.
 fn replace<T: PartialEq>(known: &mut T, new: T) -> bool {
     let differs = *known != new;
     *known = new;

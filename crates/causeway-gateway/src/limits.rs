@@ -1,9 +1,11 @@
-//! How much a subject may use of a service: the limits of every policy that lets it in.
+//! Enforces the limits of the policies that admit a subject to a service.
 //!
-//! A connection asks `connect`, a request asks `request`; both give an `Allowance`, which its bytes ask before they move. Each (policy, what
-//! is used, subject) has a share of its own, so that a greedy subject takes nothing from a polite one; the connections of one subject
-//! take turns. The gateway of the client (`LimitedEnd::Near`) enforces all limits; the other one (`LimitedEnd::Far`) counts connections and requests
-//! too, with some tolerance, against a near gateway that lies. Each gateway counts for itself.
+//! `connect` admits a connection, `request` a request; both return an `Allowance`, which is asked before
+//! bytes move. Each (policy, limited object, subject) has a share of its own, so that a greedy subject takes
+//! nothing from a polite one; the connections of one subject take turns. The gateway of the client
+//! (`LimitedEnd::Near`) enforces all limits. The gateway of the service (`LimitedEnd::Far`) counts
+//! connections and requests too, with some tolerance, as a protection against a near gateway that does not
+//! enforce them. Each gateway counts for itself.
 
 mod bucket;
 mod share;
@@ -19,16 +21,16 @@ use causeway_netmap::PolicyName;
 use crate::policy::{Permit, PolicyRefusal, Principal};
 use share::SubjectShare;
 
-/// Which gateway asks.
+/// The gateway at which a limit is enforced.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum LimitedEnd {
-    /// That of the client.
+    /// The gateway of the client.
     Near,
-    /// That of the service.
+    /// The gateway of the service.
     Far,
 }
 
-/// Which way bytes go, in the words of the audit.
+/// The direction of bytes, in the terms of the audit.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ByteDirection {
     /// From the subject to the service: `bytesPerSecondIn`.
@@ -37,24 +39,27 @@ pub enum ByteDirection {
     Received,
 }
 
-/// A request over the limit.
+/// A request that exceeds a limit.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LimitExceeded {
     pub refusal: PolicyRefusal,
-    /// After which time it would pass. None: never.
+    /// The time after which a retry would be admitted. None: never.
     pub again: Option<Duration>,
 }
 
 impl LimitExceeded {
-    /// For `Retry-After`: whole seconds, at least one.
+    /// The value for `Retry-After`: whole seconds, at least one.
     pub fn retry_after_seconds(&self) -> u64 {
-        let again = self.again.unwrap_or(NEVER);
-        again.as_secs().saturating_add(u64::from(again.subsec_nanos() > 0)).clamp(1, NEVER.as_secs())
+        let again = self.again.unwrap_or(RETRY_AFTER_NEVER);
+        again
+            .as_secs()
+            .saturating_add(u64::from(again.subsec_nanos() > 0))
+            .clamp(1, RETRY_AFTER_NEVER.as_secs())
     }
 }
 
-/// A limit of nothing is lifted by people.
-const NEVER: Duration = Duration::from_secs(60);
+/// The `Retry-After` of a limit of zero, which only an operator can lift.
+const RETRY_AFTER_NEVER: Duration = Duration::from_secs(60);
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct Key {
@@ -67,17 +72,17 @@ struct Key {
 /// The shares of all subjects.
 pub struct LimitTable {
     shares: Mutex<Shares>,
-    /// More subjects than this at the same time are refused.
+    /// The maximum number of concurrent subjects; further ones are refused.
     shares_max: usize,
 }
 
 struct Shares {
     by_key: HashMap<Key, Arc<SubjectShare>>,
-    /// At this size it is worth looking for those that can be forgotten.
+    /// The number of shares at which idle ones are looked for.
     sweep_at: usize,
 }
 
-/// Below this nobody looks for what can be forgotten: some hundred KiB.
+/// The lowest threshold at which idle shares are looked for: some hundred KiB.
 const SWEEP_MIN: usize = 1024;
 
 impl LimitTable {
@@ -86,7 +91,7 @@ impl LimitTable {
         LimitTable { shares: Mutex::new(shares), shares_max }
     }
 
-    /// A connection begins. Its allowance counts it until it is dropped.
+    /// Admits a connection. The returned allowance counts it until it is dropped.
     pub fn connect(
         &self,
         end: LimitedEnd,
@@ -105,7 +110,7 @@ impl LimitTable {
         Ok(Allowance::new(end, target, shares, true))
     }
 
-    /// A request begins, on whatever connection.
+    /// Admits a request, on any connection.
     pub fn request(
         &self,
         end: LimitedEnd,
@@ -118,7 +123,7 @@ impl LimitTable {
             .shares(end, permit, target, who, now)
             .map_err(|refusal| LimitExceeded { refusal, again: Some(Duration::from_secs(1)) })?;
         for (index, share) in shares.iter().enumerate() {
-            // What may move nothing is refused, not left hanging.
+            // A request that may move no bytes is refused, not left hanging.
             let taken = share.permits().map_err(|refusal| LimitExceeded { refusal, again: None });
             if let Err(refused) = taken.and_then(|()| share.request(now)) {
                 shares[..index].iter().for_each(|share| share.undo_request());
@@ -128,7 +133,7 @@ impl LimitTable {
         Ok(Allowance::new(end, target, shares, false))
     }
 
-    /// Brings what is open already under the policies of today. An error: it must not go on.
+    /// Applies the current policies to an open connection or request. An error: it must be closed.
     pub fn renew(
         &self,
         allowance: &Allowance,
@@ -150,7 +155,7 @@ impl LimitTable {
         self.len() == 0
     }
 
-    /// The shares of every policy of a permit that has limits, with its limits of today.
+    /// Returns the shares of every policy of a permit that has limits, with their current limits.
     fn shares(
         &self,
         end: LimitedEnd,
@@ -161,7 +166,7 @@ impl LimitTable {
     ) -> Result<Vec<Arc<SubjectShare>>, PolicyRefusal> {
         let limited = permit.rules().iter().filter_map(|rule| Some((&rule.policy, rule.limits?)));
         let mut limited = limited.peekable();
-        // The usual case costs nothing.
+        // Without limits, which is the usual case, the lock is not taken.
         if limited.peek().is_none() {
             return Ok(Vec::new());
         }
@@ -173,7 +178,7 @@ impl LimitTable {
                 share.set_limits(limits);
                 return Ok(share.clone());
             }
-            shares.make_room(self.shares_max, now)?;
+            shares.remove_idle(self.shares_max, now)?;
             let share = Arc::new(SubjectShare::new(policy.clone(), end, limits, now));
             shares.by_key.insert(key, share.clone());
             Ok(share)
@@ -187,8 +192,8 @@ impl LimitTable {
 }
 
 impl Shares {
-    /// Forgets the idle from time to time, so that looking for them costs little for each.
-    fn make_room(&mut self, max: usize, now: Instant) -> Result<(), PolicyRefusal> {
+    /// Removes idle shares when the threshold is reached, so that the amortised cost per share is low.
+    fn remove_idle(&mut self, max: usize, now: Instant) -> Result<(), PolicyRefusal> {
         if self.by_key.len() >= self.sweep_at.min(max) {
             self.by_key.retain(|_, share| Arc::strong_count(share) > 1 || !share.is_idle(now));
             self.sweep_at = (self.by_key.len() * 2).max(SWEEP_MIN);
@@ -200,14 +205,14 @@ impl Shares {
     }
 }
 
-/// What one connection or request may move.
+/// The bytes that one connection or request may move.
 pub struct Allowance {
     end: LimitedEnd,
     target: Arc<str>,
     shares: Mutex<Vec<Arc<SubjectShare>>>,
-    /// Without limits nobody looks further.
+    /// False: no limits apply, and the shares are not read.
     is_limited: AtomicBool,
-    /// It is a connection, and counts as one.
+    /// True for a connection, which counts against the connection limit.
     is_counted: bool,
 }
 
@@ -217,7 +222,8 @@ impl Allowance {
         Allowance { end, target: target.into(), shares: Mutex::new(shares), is_limited, is_counted }
     }
 
-    /// Waits until some of `bytes` may move, and says how many: one at least, all of them if nothing limits them.
+    /// Waits until some of `bytes` may move, and returns their number: at least one, and all of them if no
+    /// limit applies.
     pub async fn take(&self, way: ByteDirection, bytes: usize) -> usize {
         if self.is_free() {
             return bytes;
@@ -229,18 +235,20 @@ impl Allowance {
                     tokio::time::sleep(wait).await;
                     return granted;
                 }
-                // Nothing may pass; whoever keeps the netmap will end this, or has just lifted it.
+                // Nothing may pass; the netmap's owner will close this connection, or has just lifted the
+                // limit.
                 None => tokio::time::sleep(Duration::from_millis(100)).await,
             }
         }
     }
 
-    /// Nothing has to wait.
+    /// Tells whether no bytes have to wait.
     pub fn is_free(&self) -> bool {
         !self.is_limited.load(Ordering::Relaxed) || self.end == LimitedEnd::Far
     }
 
-    /// For what does not wait: may it move now? A datagram that may not is dropped.
+    /// Tells whether `bytes` may move now, for traffic that does not wait: a datagram that may not is
+    /// dropped.
     pub fn try_take(&self, way: ByteDirection, bytes: usize, now: Instant) -> bool {
         if self.is_free() {
             return true;
@@ -248,7 +256,7 @@ impl Allowance {
         self.lock().iter().all(|share| share.try_take(way, bytes as u64, now))
     }
 
-    /// A turn's worth of `bytes` is taken from every share; it may move when the slowest allows it.
+    /// Takes up to one turn of `bytes` from every share; they may move when the slowest share allows it.
     fn reserve(&self, way: ByteDirection, bytes: usize, now: Instant) -> Option<(usize, Duration)> {
         let shares = self.lock();
         let turn = shares.iter().filter_map(|share| share.turn(way)).min().unwrap_or(u64::MAX);
@@ -263,7 +271,8 @@ impl Allowance {
                 }
             }
         }
-        // Timers are no finer. What is not waited for remains as a debt, and makes the next wait longer.
+        // Timers are no finer than this. A wait that is skipped remains as a debt and makes the next wait
+        // longer.
         let wait = if longest < Duration::from_millis(1) { Duration::ZERO } else { longest };
         Some((granted as usize, wait))
     }

@@ -1,9 +1,11 @@
-//! The network namespace in which presences listen, and the veth that joins it to the host.
+//! The network namespace in which presences listen, and the veth that connects it to the host.
 //!
-//! Inside, the gateway's networks for presences are local as a whole; outside, one route per network leads there. So no
-//! listener of the host is in the way, no unused address leads to the host, clients keep their addresses, and there is not
-//! one firewall rule. The namespace has no name: it goes with the process, however that ends, and takes veth and routes along.
-//! Made when the netmap has the first presence for it. Who listens here is not known here.
+//! Inside, the gateway's presence networks are local as a whole; on the host, one route per network leads
+//! into the namespace. Therefore listeners of the host do not conflict with presences, unused presence
+//! addresses do not reach the host, clients keep their source addresses, and no firewall rule is needed. The
+//! namespace has no name: the kernel removes it with the process, however that ends, together with the veth
+//! and the routes. It is created when the netmap has the first presence for it. The users of its sockets are
+//! unknown to this module.
 
 mod plan;
 
@@ -33,7 +35,7 @@ use namespace::AnonymousNamespace;
 use plan::NamespacePlan;
 use veth::Veth;
 
-/// A cheap handle; clones are the same room.
+/// A cheap handle; clones share one namespace.
 #[derive(Clone)]
 pub struct PresenceNamespace {
     shared: Arc<Shared>,
@@ -41,13 +43,13 @@ pub struct PresenceNamespace {
 
 struct Shared {
     state: watch::Sender<BinderState>,
-    /// What can be bound now: the namespace, and the networks that are local in it.
+    /// The namespace and the networks that are local in it, while sockets can be bound.
     open: ArcSwapOption<Open>,
-    /// Somebody wants to know how it is now.
-    look: Notify,
-    /// Counts the looks at both ends.
-    looks: watch::Sender<u64>,
-    /// The veth, and the interface by which other hosts come.
+    /// Requests an immediate check.
+    check_now: Notify,
+    /// Counts the checks of both ends.
+    checks: watch::Sender<u64>,
+    /// The veth, and the interface by which packets of other hosts arrive.
     interfaces: Mutex<Option<(String, Option<String>)>>,
 }
 
@@ -56,26 +58,26 @@ struct Open {
     plan: NamespacePlan,
 }
 
-/// What was made so far.
+/// The resources created so far.
 #[derive(Default)]
-struct Standing {
+struct NamespaceResources {
     namespace: Option<AnonymousNamespace>,
     veth: Option<Veth>,
 }
 
-/// What a look at both ends found: what stands in the way of single networks, and what the operator may want to know.
+/// The result of a check of both ends: problems with single networks, and hints for the operator.
 #[derive(Default)]
-struct Found {
+struct CheckResult {
     troubles: Vec<String>,
     hints: Vec<String>,
 }
 
-/// Why there is no room, or why it is not joined to the host as it should be.
+/// The reason why there is no namespace, or why it is not connected to the host.
 #[derive(Debug, thiserror::Error)]
 pub enum PresenceNamespaceError {
-    #[error("a room for presences needs {capability}, which this process does not have")]
+    #[error("the network namespace for presences needs {capability}, which this process does not have")]
     NotPermitted { capability: &'static str },
-    #[error("this kernel cannot do it: {what}")]
+    #[error("this kernel has no support for the network namespace for presences: {what}")]
     NoSuchKernel { what: &'static str },
     #[error("{what} failed")]
     Io {
@@ -85,12 +87,13 @@ pub enum PresenceNamespaceError {
     },
 }
 
-/// Soon enough for people, and for a room whose predecessor was killed a moment ago: the kernel takes it down by and by.
-const RETRY: Duration = Duration::from_secs(1);
-/// How often somebody else's hand is looked for: programs that manage networks remove routes which they do not know.
-const LOOK_AGAIN: Duration = Duration::from_secs(10);
-/// A look takes milliseconds; an answer that is older than the question is better than none.
-const EXAMINE: Duration = Duration::from_secs(2);
+/// Short enough for an operator who waits, and for the case that the previous process was killed a moment
+/// ago: the kernel removes its namespace with a delay.
+const RETRY_PERIOD: Duration = Duration::from_secs(1);
+/// The interval of checks for foreign changes: network managers remove routes that they do not know.
+const CHECK_PERIOD: Duration = Duration::from_secs(10);
+/// The maximum wait for a check. It takes milliseconds; an older result is better than none.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Default for PresenceNamespace {
     fn default() -> PresenceNamespace {
@@ -99,8 +102,8 @@ impl Default for PresenceNamespace {
             shared: Arc::new(Shared {
                 state,
                 open: ArcSwapOption::empty(),
-                look: Notify::new(),
-                looks: watch::Sender::default(),
+                check_now: Notify::new(),
+                checks: watch::Sender::default(),
                 interfaces: Mutex::default(),
             }),
         }
@@ -108,41 +111,43 @@ impl Default for PresenceNamespace {
 }
 
 impl PresenceNamespace {
-    /// Keeps the room in step with the netmap until told to stop. Then nothing of it is left, apart from what sockets hold.
+    /// Keeps the namespace in step with the netmap until told to stop. After that nothing of it is left,
+    /// except what open sockets hold.
     pub async fn run(self, mut netmaps: watch::Receiver<Arc<NetmapView>>, stop: CancellationToken) {
-        let mut standing = Standing::default();
+        let mut resources = NamespaceResources::default();
         loop {
             let plan = NamespacePlan::of(&netmaps.borrow_and_update());
             let followed = match plan.is_empty() && self.shared.open.load().is_none() {
-                true => Ok(Found::default()),
-                false => self.follow(plan, &mut standing).await,
+                true => Ok(CheckResult::default()),
+                false => self.follow(plan, &mut resources).await,
             };
             let pause = self.report(followed);
-            self.shared.looks.send_modify(|looks| *looks = looks.wrapping_add(1));
+            self.shared.checks.send_modify(|checks| *checks = checks.wrapping_add(1));
             tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
-                () = self.shared.look.notified() => {}
+                () = self.shared.check_now.notified() => {}
                 changed = netmaps.changed() => if changed.is_err() { break },
                 () = pause_for(pause) => {}
             }
         }
         self.shared.open.store(None);
         self.shared.state.send_replace(BinderState::Closed);
-        if let Some(veth) = standing.veth {
+        if let Some(veth) = resources.veth {
             veth.remove().await;
         }
     }
 
-    /// What keeps other hosts of the site away from presences at this moment, in sentences with the remedy.
+    /// Returns the obstacles between other hosts of the site and the presences at this moment, as sentences
+    /// with the remedy.
     pub async fn examine(&self) -> Vec<String> {
-        let mut looks = self.shared.looks.subscribe();
+        let mut checks = self.shared.checks.subscribe();
         if self.shared.open.load().is_none() {
             return Vec::new();
         }
-        let before = *looks.borrow_and_update();
-        self.shared.look.notify_one();
-        let _ = tokio::time::timeout(EXAMINE, looks.wait_for(|looks| *looks != before)).await;
+        let before = *checks.borrow_and_update();
+        self.shared.check_now.notify_one();
+        let _ = tokio::time::timeout(CHECK_TIMEOUT, checks.wait_for(|checks| *checks != before)).await;
         let (networks, mut found) = match &*self.shared.state.borrow() {
             BinderState::Open { networks, hints, .. } => (networks.clone(), hints.clone()),
             _ => return Vec::new(),
@@ -161,20 +166,20 @@ impl PresenceNamespace {
         found
     }
 
-    /// Makes what is missing and removes what is too much. Running it twice changes nothing.
+    /// Creates missing resources and removes surplus ones. Idempotent.
     async fn follow(
         &self,
         plan: NamespacePlan,
-        standing: &mut Standing,
-    ) -> Result<Found, PresenceNamespaceError> {
-        let namespace = match &standing.namespace {
+        resources: &mut NamespaceResources,
+    ) -> Result<CheckResult, PresenceNamespaceError> {
+        let namespace = match &resources.namespace {
             Some(namespace) => namespace,
-            None => standing.namespace.insert(AnonymousNamespace::open().await?),
+            None => resources.namespace.insert(AnonymousNamespace::open().await?),
         };
-        // Somebody may have removed our end. The namespace stays, and with it every listener.
-        let veth = match standing.veth.take() {
-            Some(veth) if veth.is_there().await => standing.veth.insert(veth),
-            _ => standing.veth.insert(Veth::lay(namespace).await?),
+        // A network manager may have removed our end. The namespace stays, and with it every listener.
+        let veth = match resources.veth.take() {
+            Some(veth) if veth.exists().await => resources.veth.insert(veth),
+            _ => resources.veth.insert(Veth::create(namespace).await?),
         };
         let troubles = veth.follow(&plan).await?;
         let entrance = veth.entrance(&plan).await;
@@ -184,17 +189,18 @@ impl PresenceNamespace {
         if self.shared.open.load().as_ref().is_none_or(|open| !open.plan.is_like(&plan)) {
             self.shared.open.store(Some(Arc::new(Open { namespace: namespace.clone(), plan })));
         }
-        Ok(Found { troubles, hints })
+        Ok(CheckResult { troubles, hints })
     }
 
-    /// Says how it went, once per change, and when to look again. None: not before the netmap changes.
-    fn report(&self, followed: Result<Found, PresenceNamespaceError>) -> Option<Duration> {
+    /// Publishes and logs the state, once per change, and returns the time of the next check. None: when the
+    /// netmap changes.
+    fn report(&self, followed: Result<CheckResult, PresenceNamespaceError>) -> Option<Duration> {
         let networks = self.shared.open.load().as_ref().map(|open| open.plan.networks().to_vec());
         let is_open = networks.is_some();
         let (state, pause) = match followed {
             Ok(_) if !is_open => (BinderState::Closed, None),
-            Ok(Found { troubles, hints }) => {
-                let pause = if troubles.is_empty() { LOOK_AGAIN } else { RETRY };
+            Ok(CheckResult { troubles, hints }) => {
+                let pause = if troubles.is_empty() { CHECK_PERIOD } else { RETRY_PERIOD };
                 (BinderState::Open { networks: networks.unwrap_or_default(), troubles, hints }, Some(pause))
             }
             Err(
@@ -203,7 +209,7 @@ impl PresenceNamespace {
             ) if !is_open => (BinderState::Impossible { why: error.to_string() }, None),
             Err(error) => {
                 let why = in_words(&error);
-                (BinderState::Troubled { why }, Some(RETRY))
+                (BinderState::Troubled { why }, Some(RETRY_PERIOD))
             }
         };
         self.shared.state.send_if_modified(|known| {
@@ -250,22 +256,22 @@ impl Shared {
 
 fn log(state: &BinderState) {
     match state {
-        BinderState::Closed => tracing::debug!("the room for presences is closed"),
+        BinderState::Closed => tracing::debug!("network namespace for presences closed"),
         BinderState::Open { troubles, hints, .. } => {
             if troubles.is_empty() {
-                tracing::info!("the room for presences is open");
+                tracing::info!("network namespace for presences open");
             } else {
                 let troubles = troubles.join("; ");
-                tracing::warn!(troubles, "presences cannot all be reached; trying again");
+                tracing::warn!(troubles, "cannot route all presence networks to the gateway; trying again");
             }
             for hint in hints {
                 tracing::warn!("{hint}");
             }
         }
         BinderState::Troubled { why } => {
-            tracing::warn!(why, "the room for presences cannot be made; trying again");
+            tracing::warn!(why, "cannot create the network namespace for presences; trying again");
         }
-        BinderState::Impossible { why } => tracing::warn!(why, "there is no room for presences"),
+        BinderState::Impossible { why } => tracing::warn!(why, "no network namespace for presences"),
     }
 }
 

@@ -1,8 +1,9 @@
-//! A bounded number of slots that clients share: no client can hold so many that another finds none.
+//! A bounded number of slots, shared so that no client can hold all of them.
 //!
-//! A client may take one more slot while it holds fewer than are free (the dynamic threshold of Choudhury and Hahne, 1998, with a
-//! factor of one). One client alone gets half of the slots, two a third each, and some are always left for the next one. Counts
-//! are kept only for clients that hold a slot, so the table is bounded by the number of slots.
+//! A client may take one more slot while it holds fewer than are free (the dynamic threshold of Choudhury and
+//! Hahne, 1998, with a factor of one). One client alone gets half of the slots, two get a third each, and
+//! some are always left for the next client. Counts are kept only for clients that hold a slot, so the table
+//! is bounded by the number of slots.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -21,14 +22,15 @@ struct Held {
     by_client: HashMap<Client, usize>,
 }
 
-/// A slot, until it is dropped.
+/// A slot, held until it is dropped.
 #[derive(Debug)]
 pub struct ClientSlot {
     slots: ClientSlots,
     client: Client,
 }
 
-/// What counts as one client: an address of IPv4, a /64 of IPv6, which a host fills with addresses as it likes.
+/// The key that identifies one client: an IPv4 address, or an IPv6 /64, since a single host can use any
+/// address in its /64.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct Client(IpAddr);
 
@@ -49,7 +51,7 @@ impl ClientSlots {
         ClientSlots { max, held: Arc::default() }
     }
 
-    /// A slot for the client at this address. None: it has its share, or all are taken.
+    /// Takes a slot for the client at this address. None: it has used its share, or all slots are taken.
     pub fn take(&self, address: IpAddr) -> Option<ClientSlot> {
         let client = Client::at(address);
         let mut held = self.lock();
@@ -88,7 +90,7 @@ fn may_take(own: usize, total: usize, max: usize) -> bool {
 mod tests {
     use super::*;
 
-    /// Takes as many as it can.
+    /// Takes as many slots as it can.
     fn fill(slots: &ClientSlots, client: &str) -> Vec<ClientSlot> {
         std::iter::from_fn(|| slots.take(client.parse().unwrap())).collect()
     }
@@ -101,7 +103,7 @@ mod tests {
         let two = fill(&slots, "10.0.0.2");
         assert_eq!(two.len(), 128);
         assert!(slots.take("10.0.0.3".parse().unwrap()).is_some(), "one that comes late");
-        // Whoever gives some back may not take them again while others want them.
+        // A client that gives slots back may not take them again while other clients need them.
         drop(one);
         let again = fill(&slots, "10.0.0.1");
         assert_eq!((again.len(), fill(&slots, "10.0.0.3").len()), (192, 96));

@@ -1,22 +1,24 @@
-//! Addresses that were given back, and in which order: the one freed last is handed out last.
+//! The order in which addresses were freed: the address freed last is allocated last.
 //!
-//! The store writes one record per freed address, in the commit that frees it; the record's revision is its place in the
-//! order. So the order survives restarts and is the same in every replica, and no clock is asked.
+//! The store writes one record per freed address, in the commit that frees it; the record's revision
+//! determines the order. So the order survives restarts and is the same in every replica, and no clock is
+//! needed.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-/// When addresses were last given back, per site.
+/// The time at which addresses were last freed, per site.
 #[derive(Clone, Default, Debug)]
 pub struct FreedAddresses {
     sites: BTreeMap<String, BTreeMap<IpAddr, u64>>,
 }
 
-// More than a site moves about in months; what is forgotten is what has been free the longest.
+// More than a site frees in months; the records dropped first are those of the addresses that were free the
+// longest.
 const REMEMBERED_MAX: usize = 4_096;
 
 impl FreedAddresses {
-    /// Takes note of an address that was freed at a moment.
+    /// Records an address that was freed at a moment.
     pub fn note(&mut self, site: &str, ip: IpAddr, moment: u64) {
         self.sites.entry(site.to_owned()).or_default().insert(ip, moment);
     }
@@ -30,12 +32,12 @@ impl FreedAddresses {
         }
     }
 
-    /// When an address of the site was last given back; none: never, or too long ago to matter.
+    /// Returns when an address of the site was last freed. None: never, or too long ago to matter.
     pub fn moment(&self, site: &str, ip: IpAddr) -> Option<u64> {
         self.sites.get(site)?.get(&ip).copied()
     }
 
-    /// The addresses of a site in the order in which they were freed.
+    /// Returns the addresses of a site in the order in which they were freed.
     pub fn in_order(&self, site: &str) -> Vec<IpAddr> {
         let mut freed: Vec<(u64, IpAddr)> =
             self.sites.get(site).into_iter().flatten().map(|(ip, moment)| (*moment, *ip)).collect();
@@ -43,7 +45,8 @@ impl FreedAddresses {
         freed.into_iter().map(|(_, ip)| ip).collect()
     }
 
-    /// What need not be remembered: too many of one site, and everything of sites that are gone.
+    /// Returns records that need not be kept: those beyond the maximum of a site, and all records of deleted
+    /// sites.
     pub fn superfluous(&self, is_site: impl Fn(&str) -> bool) -> Vec<(String, IpAddr)> {
         let of_site = |site: &String| {
             let freed = self.in_order(site);

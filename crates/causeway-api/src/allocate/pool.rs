@@ -1,6 +1,7 @@
-//! The addresses of one site: which ranges they come from, which are taken, which is next.
+//! The address pool of one site: its ranges, the taken addresses, and the next free one.
 //!
-//! Next is the lowest that was never used, or longest ago; then the one that was freed first.
+//! The next address is the lowest that was never used, or not for the longest time; then the one that was
+//! freed first.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -11,15 +12,15 @@ use super::{AddressFamily, FreedAddresses};
 use crate::kinds::EGateway;
 use crate::object_set::ObjectSet;
 
-/// What a site can hand out. Cheap to make: what is taken is looked at only when it is asked for.
+/// The addresses that a site can allocate. Cheap to create: the taken addresses are read only when needed.
 pub struct AddressPool<'a> {
     world: &'a ObjectSet,
     site: &'a str,
     ranges: Vec<IpNet>,
-    /// No presence may have these: of every gateway its own address, and the two ends of its ranges.
+    /// Addresses that no presence may have: each gateway's own address, and the first and last of its ranges.
     reserved: HashSet<IpAddr>,
     taken: Option<HashSet<IpAddr>>,
-    /// Everything below is not free; per range.
+    /// Per range: all addresses below this one are taken.
     next: Vec<u128>,
 }
 
@@ -32,7 +33,7 @@ impl<'a> AddressPool<'a> {
         AddressPool { world, site, ranges, reserved: reserved(&gateways), taken: None, next }
     }
 
-    /// The families the site has addresses of.
+    /// Returns the address families of the site.
     pub fn families(&self) -> impl Iterator<Item = AddressFamily> {
         self.ranges.iter().map(|range| AddressFamily::of(range.network()))
     }
@@ -41,7 +42,7 @@ impl<'a> AddressPool<'a> {
         self.ranges.iter().copied().find(|range| AddressFamily::of(range.network()) == family)
     }
 
-    /// Is there no address left? Answers without looking when there cannot be that many presences.
+    /// Tells whether no address is left. Returns early when the site cannot have that many presences.
     pub fn is_full(&mut self, family: AddressFamily) -> bool {
         let Some(range) = self.range(family) else { return true };
         let hosts = number(range.broadcast()) - number(range.network());
@@ -49,7 +50,7 @@ impl<'a> AddressPool<'a> {
         used as u128 >= hosts && self.take(family, &FreedAddresses::default(), &HashSet::new()).is_none()
     }
 
-    /// The next address of a family, which is then taken. `avoid` are addresses that somebody is just taking.
+    /// Takes the next address of a family. `avoid` are addresses that are being taken concurrently.
     pub fn take(
         &mut self,
         family: AddressFamily,
@@ -76,14 +77,15 @@ impl<'a> AddressPool<'a> {
     }
 }
 
-/// The gateways of a site, the one that is active first: the highest priority, then the name.
+/// Returns the gateways of a site, the active one first: the highest priority, then the name.
 fn in_order<'a>(world: &'a ObjectSet, site: &str) -> Vec<&'a EGateway> {
     let mut gateways: Vec<&EGateway> = world.gateways_at(site).collect();
     gateways.sort_by_key(|gateway| (-gateway.priority, &gateway.metadata.name));
     gateways
 }
 
-/// The range of the active gateway, narrowed to what those who stand by can present as well.
+/// Returns the range of the active gateway, narrowed to the addresses that the standby gateways can present
+/// as well.
 fn range(gateways: &[&EGateway], family: AddressFamily) -> Option<IpNet> {
     let ranges = gateways.iter().flat_map(|gateway| gateway.presence_cidrs());
     let of_family = ranges.filter(|range| AddressFamily::of(range.network()) == family);

@@ -1,7 +1,8 @@
-//! What must be done so that a site has the presences it should have.
+//! Computes the steps that give a site the presences it should have.
 //!
-//! Should: one per service that exists and is exposed there, and per address family of the site, unless somebody made one by hand.
-//! Presences that the controller made and that nobody wants any more go; those whose range moved get a new address.
+//! A site should have one presence per service that exists and is exposed there, and per address family of
+//! the site, unless a user created one. Presences that the controller created and that are not needed any
+//! more are deleted; those outside a changed range get a new address.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::IpAddr;
@@ -12,11 +13,11 @@ use crate::meta::ObjectMeta;
 use crate::object_set::ObjectSet;
 use crate::presence;
 
-/// One thing to do.
+/// One step.
 #[derive(Clone, PartialEq, Debug)]
 pub enum AllocationStep {
     Make(Box<VirtualPresence>),
-    /// The address it has lies in no range of its site any more.
+    /// The current address is in no range of its site any more.
     Renumber {
         name: String,
         from: String,
@@ -35,7 +36,7 @@ impl AllocationStep {
         }
     }
 
-    /// The address that is being taken.
+    /// The address that the step takes.
     pub fn address(&self) -> Option<IpAddr> {
         match self {
             AllocationStep::Make(presence) => presence.ip_addr(),
@@ -45,16 +46,16 @@ impl AllocationStep {
     }
 }
 
-/// What is under way at a site and cannot be seen among the objects yet.
+/// Steps in progress at a site that are not visible among the objects yet.
 #[derive(Clone, Default, Debug)]
 pub struct PendingAllocations {
-    /// Presences about which something is being written.
+    /// Presences that are being written.
     pub presences: HashSet<String>,
-    /// Addresses that are being taken, or turned out to be.
+    /// Addresses that are being taken, or turned out to be taken.
     pub addresses: HashSet<IpAddr>,
 }
 
-/// Everything that is missing or too much at a site.
+/// Returns all steps that a site needs.
 pub fn steps(
     world: &ObjectSet,
     freed: &FreedAddresses,
@@ -81,10 +82,10 @@ pub fn steps(
     };
     let none = Vec::new();
     for (service, found) in present.iter().filter(|(service, _)| !wanted.contains(*service)) {
-        draft.settle(service, found, false);
+        draft.reconcile(service, found, false);
     }
     for service in wanted {
-        draft.settle(service, present.get(service).unwrap_or(&none), true);
+        draft.reconcile(service, present.get(service).unwrap_or(&none), true);
     }
     draft.steps
 }
@@ -100,14 +101,14 @@ struct Draft<'a> {
 }
 
 impl Draft<'_> {
-    /// Compares what a service has here with what it should have.
-    fn settle(&mut self, service: &str, found: &[&VirtualPresence], is_wanted: bool) {
+    /// Compares the presences of a service at the site with the wanted ones.
+    fn reconcile(&mut self, service: &str, found: &[&VirtualPresence], is_wanted: bool) {
         let by_hand = found.iter().any(|presence| !is_made(presence));
         let made = found.iter().copied().filter(|presence| is_made(presence));
         if !is_wanted || by_hand {
             return made.for_each(|presence| self.remove(presence));
         }
-        // Without a gateway nobody can say which addresses are good: what is there stays until one comes.
+        // Without a gateway the valid addresses are unknown: existing presences stay until there is one.
         let families: Vec<AddressFamily> = self.pool.families().collect();
         if families.is_empty() {
             return;
@@ -132,7 +133,7 @@ impl Draft<'_> {
         {
             return;
         }
-        // A full range is told of by a condition; the old address stays until there is a better one.
+        // A full range is reported by a condition; the old address stays until there is a better one.
         if let Some(to) = self.pool.take(family, self.freed, &self.claims.addresses) {
             self.steps.push(AllocationStep::Renumber {
                 name: name.clone(),
@@ -144,7 +145,7 @@ impl Draft<'_> {
 
     fn make(&mut self, service: &str, family: AddressFamily) {
         let name = name(service, self.site, family);
-        // A name that is taken by something else is told of by a condition.
+        // A name that another object has is reported by a condition.
         if self.claims.presences.contains(&name) || self.world.presence(&name).is_some() {
             return;
         }

@@ -1,4 +1,4 @@
-//! Who gets which address, and what happens when the ranges, the exposures or the people change their minds.
+//! Allocation of addresses, and its changes when ranges, exposures or presences of users change.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::kinds::Kind;
 use crate::object::Object;
 use crate::object_set::ObjectSet;
 
-/// A store in small: carries out the steps of one site and remembers what was freed.
+/// A small store: executes the steps of one site and records freed addresses.
 #[derive(Default)]
 struct Lab {
     world: ObjectSet,
@@ -32,16 +32,16 @@ impl Lab {
     fn expose(&mut self, service: &str) {
         self.put(Kind::EService, service, json!({"eSiteName": "home", "port": 80}));
         self.put(Kind::ServiceExpose, service, json!({"eServiceName": service, "eSites": ["oslo"]}));
-        self.settle();
+        self.reconcile();
     }
 
     fn hide(&mut self, service: &str) {
         self.world.remove(Kind::ServiceExpose, service).unwrap();
-        self.settle();
+        self.reconcile();
     }
 
-    /// Until nothing is left to do: what one step frees, the next round gives away.
-    fn settle(&mut self) {
+    /// Runs until no step is left: an address that one round frees is allocated in the next.
+    fn reconcile(&mut self) {
         for _ in 0..2 {
             self.round();
         }
@@ -102,7 +102,7 @@ fn a_freed_address_is_the_last_to_be_handed_out_again() {
     for service in ["d", "e", "f", "g", "h"] {
         lab.expose(service);
     }
-    // The fresh ones first, then in the order in which they were freed.
+    // Unused addresses first, then in the order in which they were freed.
     lab.check(&[
         ("c", &["10.0.0.3"]),
         ("d", &["10.0.0.4"]),
@@ -140,7 +140,7 @@ fn two_families_are_two_presences() {
     lab.expose("Web");
     lab.check(&[("Web", &["10.0.0.1", "fd00::1"])]);
     lab.put(Kind::EGateway, "gw", json!({"eSiteName": "oslo", "virtualPresenceIPcidr": "10.0.0.0/24"}));
-    lab.settle();
+    lab.reconcile();
     lab.check(&[("Web", &["10.0.0.1"])]);
 }
 
@@ -154,12 +154,12 @@ fn one_made_by_hand_satisfies_its_service_and_is_left_alone() {
     lab.put(Kind::EGateway, "gw", json!({"eSiteName": "oslo", "virtualPresenceIPcidr": "10.9.0.0/24"}));
     lab.hide("web");
     lab.check(&[("web", &["10.0.0.77"])]);
-    // Made later, it takes the place of what the controller made.
+    // Created later, it replaces the presence of the controller.
     let mut lab = Lab::new("10.0.0.0/24");
     lab.expose("web");
     lab.check(&[("web", &["10.0.0.1"])]);
     lab.put(Kind::VirtualPresence, "mine", by_hand);
-    lab.settle();
+    lab.reconcile();
     lab.check(&[("web", &["10.0.0.77"])]);
 }
 
@@ -169,14 +169,14 @@ fn a_changed_range_renumbers_and_a_missing_gateway_does_not() {
     lab.expose("a");
     lab.expose("b");
     lab.world.remove(Kind::EGateway, "gw");
-    lab.settle();
+    lab.reconcile();
     lab.check(&[("a", &["10.0.0.1"]), ("b", &["10.0.0.2"])]);
     lab.put(Kind::EGateway, "gw", json!({"eSiteName": "oslo", "virtualPresenceIPcidr": "10.9.0.0/24"}));
-    lab.settle();
+    lab.reconcile();
     lab.check(&[("a", &["10.9.0.1"]), ("b", &["10.9.0.2"])]);
-    // Wider, and all addresses are still good.
+    // A wider range: all addresses are still valid.
     lab.put(Kind::EGateway, "gw", json!({"eSiteName": "oslo", "virtualPresenceIPcidr": "10.0.0.0/8"}));
-    lab.settle();
+    lab.reconcile();
     lab.check(&[("a", &["10.9.0.1"]), ("b", &["10.9.0.2"])]);
 }
 
@@ -188,11 +188,11 @@ fn two_exposures_share_a_presence_until_both_are_gone() {
     lab.hide("web");
     lab.check(&[("web", &["10.0.0.1"])]);
     lab.put(Kind::ServiceExpose, "second", json!({"eServiceName": "web", "eSites": ["berlin"]}));
-    lab.settle();
+    lab.reconcile();
     lab.check(&[]);
     lab.expose("web");
     lab.world.remove(Kind::EService, "web");
-    lab.settle();
+    lab.reconcile();
     lab.check(&[]);
 }
 

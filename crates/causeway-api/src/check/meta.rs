@@ -1,4 +1,4 @@
-//! Rules for what every object carries: metadata and conditions.
+//! Rules for the fields of every object: metadata and conditions.
 //!
 //! The same rules as Kubernetes', save that names may contain capitals.
 
@@ -131,7 +131,7 @@ fn owners(errors: &mut FieldErrors, meta: &ObjectMeta) {
     }
 }
 
-/// Kubernetes' rules, in its words. One empty entry is how a client resets the list.
+/// Kubernetes' rules, with its messages. A client resets the list with one empty entry.
 fn managed_fields(errors: &mut FieldErrors, meta: &ObjectMeta) {
     if let [only] = meta.managed_fields.as_slice()
         && *only == ManagedFieldsEntry::default()
@@ -156,7 +156,7 @@ fn managed_fields(errors: &mut FieldErrors, meta: &ObjectMeta) {
 
 fn immutable(errors: &mut FieldErrors, path: &str, new: &str, old: &str) {
     if !new.is_empty() && new != old {
-        errors.push(FieldError::invalid(path, new, format!("this field is fixed; it is \"{old}\"")));
+        errors.push(FieldError::invalid(path, new, format!("this field is immutable; it is \"{old}\"")));
     }
 }
 
@@ -191,7 +191,7 @@ fn is_reason(reason: &str) -> bool {
         && reason.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_,:".contains(&byte))
 }
 
-/// A key inside a path: enough of it to be found.
+/// A key inside a path, shortened but recognisable.
 fn bounded(key: &str) -> String {
     match key.char_indices().nth(64) {
         Some((end, _)) => format!("{}…", &key[..end]),

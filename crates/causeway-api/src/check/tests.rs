@@ -1,10 +1,10 @@
-//! What is refused, and in which words. A row is an object that is fine but for one field.
+//! Refused values and their messages. A row is a valid object with one field changed.
 
 use serde_json::{Value, json};
 
 use crate::{Kind, Object};
 
-/// Objects of each kind with nothing wrong.
+/// Valid objects of each kind.
 fn good(kind: Kind) -> Value {
     match kind {
         Kind::ESite => json!({"subnets": ["10.0.0.0/24", "fd00::/64"]}),
@@ -84,8 +84,8 @@ fn addresses_stand_for_one_host() {
         check(kind, json!({"ip": "010.0.0.1"}), &["ip: Invalid value"]);
         check(kind, json!({"ip": " 10.0.0.1"}), &["ip: Invalid value"]);
         check(kind, json!({"ip": "fe80::1%eth0"}), &["ip: Invalid value"]);
-        check(kind, json!({"ip": "0.0.0.0"}), &["this address stands for no host"]);
-        check(kind, json!({"ip": "::"}), &["this address stands for no host"]);
+        check(kind, json!({"ip": "0.0.0.0"}), &["this address identifies no host"]);
+        check(kind, json!({"ip": "::"}), &["this address identifies no host"]);
         check(kind, json!({"ip": "224.0.0.1"}), &["multicast"]);
         check(kind, json!({"ip": "255.255.255.255"}), &["broadcast"]);
         check(kind, json!({"ip": "::ffff:10.0.0.1"}), &["write the IPv4 address as such: 10.0.0.1"]);
@@ -227,7 +227,7 @@ fn references_are_names() {
     check(
         Kind::EGateway,
         json!({"eSiteName": null}),
-        &["eSiteName: Required value: the name of the ESite the gateway stands at"],
+        &["eSiteName: Required value: the name of the ESite of the gateway"],
     );
     check(Kind::EService, json!({"eSiteName": ""}), &["eSiteName: Required value"]);
     check(
@@ -362,15 +362,16 @@ fn an_update_keeps_name_and_uid() {
     assert_eq!(errors(&object("a", "1"), &object("a", "1")), [""; 0]);
     assert_eq!(
         errors(&object("a", "2"), &object("a", "1")),
-        ["metadata.uid: Invalid value: \"2\": this field is fixed; it is \"1\""]
+        ["metadata.uid: Invalid value: \"2\": this field is immutable; it is \"1\""]
     );
     assert_eq!(
         errors(&object("b", ""), &object("a", "1")),
-        ["metadata.name: Invalid value: \"b\": this field is fixed; it is \"a\""]
+        ["metadata.name: Invalid value: \"b\": this field is immutable; it is \"a\""]
     );
 }
 
-/// Lays `change` over a good object and compares what is refused: every expected text is found in the error of the same place.
+/// Merges `change` into a valid object and compares the errors: every expected text must occur in the error
+/// at the same position.
 #[track_caller]
 fn check(kind: Kind, change: Value, expected: &[&str]) {
     let mut value = good(kind);

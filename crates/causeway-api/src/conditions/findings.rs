@@ -1,4 +1,4 @@
-//! Collects the findings about one object and sums them up.
+//! Collects the findings about one object and summarises them.
 
 use crate::conditions::READY;
 use crate::kinds::Kind;
@@ -6,19 +6,19 @@ use crate::meta::{Condition, ConditionStatus, set_condition};
 use crate::object::Resource;
 use crate::time::Time;
 
-// A message is read by a person; what does not fit is counted.
+// A message is read by an operator; names beyond this number are only counted.
 const LISTED_MAX: usize = 100;
 
 pub(super) struct Findings {
     conditions: Vec<Condition>,
-    /// Reason and message of every finding that failed.
+    /// Reason and message of every failed finding.
     failed: Vec<(String, String)>,
     now: Time,
     generation: i64,
 }
 
 impl Findings {
-    /// Starts from the conditions the object has, so that times and foreign conditions stay.
+    /// Starts from the current conditions of the object, so that times and foreign conditions stay.
     pub(super) fn of(object: &impl Resource, now: Time) -> Findings {
         Findings {
             conditions: object.status().conditions.clone(),
@@ -38,27 +38,28 @@ impl Findings {
         self.set(about, ConditionStatus::False, reason, message);
     }
 
-    /// Holds, with something worth telling.
-    pub(super) fn tells(&mut self, about: &str, reason: &str, message: impl Into<String>) {
+    /// Records a condition that holds, with a message.
+    pub(super) fn holds_with_message(&mut self, about: &str, reason: &str, message: impl Into<String>) {
         self.set(about, ConditionStatus::True, reason, message.into());
     }
 
-    /// Does not hold, but is no fault of its own: another finding has told of it, or it comes and goes with the links.
-    pub(super) fn regrets(&mut self, about: &str, reason: &str, message: impl Into<String>) {
+    /// Records a condition that does not hold and does not count for `Ready`: another finding has reported
+    /// it, or it changes with the links.
+    pub(super) fn fails_aside(&mut self, about: &str, reason: &str, message: impl Into<String>) {
         self.set(about, ConditionStatus::False, reason, message.into());
     }
 
-    /// A condition that is written elsewhere does not hold, and `Ready` with it.
-    pub(super) fn counts(&mut self, reason: &str, message: &str) {
+    /// Counts a failed condition that is written elsewhere for `Ready`.
+    pub(super) fn fails_ready(&mut self, reason: &str, message: &str) {
         self.failed.push((reason.into(), message.into()));
     }
 
-    /// Says what another object says, beside `Ready`.
-    pub(super) fn repeats(&mut self, said: &Condition) {
-        self.set(&said.kind, said.status, &said.reason, said.message.clone());
+    /// Copies a condition of another object; it does not count for `Ready`.
+    pub(super) fn copies(&mut self, condition: &Condition) {
+        self.set(&condition.kind, condition.status, &condition.reason, condition.message.clone());
     }
 
-    /// All conditions, with `Ready` telling the first reason and every message.
+    /// Returns all conditions; `Ready` has the first reason and every message.
     pub(super) fn summary(mut self) -> Vec<Condition> {
         let reason = self.failed.first().map_or("AllResolved", |(reason, _)| reason).to_string();
         let messages: Vec<&str> = self.failed.iter().map(|(_, message)| message.as_str()).collect();
@@ -86,7 +87,7 @@ pub(super) fn list(names: &[&str]) -> String {
     }
 }
 
-// What validation allows for a condition's message is 32 KiB; a hundred names of 253 characters come close.
+// Validation allows 32 KiB for the message of a condition; a hundred names of 253 characters come close.
 fn bounded(mut message: String) -> String {
     const BYTES_MAX: usize = 30 * 1024;
     if message.len() > BYTES_MAX {

@@ -1,4 +1,4 @@
-//! Which sites are cut off at the moment: none of their gateways is connected.
+//! Finds the sites that are disconnected at the moment: none of their gateways is connected.
 
 use std::collections::BTreeSet;
 
@@ -9,24 +9,27 @@ use crate::kinds::EGateway;
 use crate::meta::ConditionStatus;
 use crate::object_set::ObjectSet;
 
-/// Does somebody see its channel? Nobody ever did: no. The cloud is where the others connect to.
+/// Tells whether a cloud replica reports its channel as connected. False when it never connected. The gateway
+/// of the cloud itself is always connected.
 pub fn is_connected(gateway: &EGateway) -> bool {
-    let said = gateway.status.condition(CONNECTED);
-    gateway.e_site_name == CLOUD || said.is_some_and(|said| said.status == ConditionStatus::True)
+    let condition = gateway.status.condition(CONNECTED);
+    gateway.e_site_name == CLOUD
+        || condition.is_some_and(|condition| condition.status == ConditionStatus::True)
 }
 
-/// A gateway is ready when it is connected. Why it is not, says whoever sees its channel.
-pub(super) fn counts_connection(findings: &mut Findings, gateway: &EGateway) {
+/// A gateway is ready when it is connected. The replica that held its channel writes the reason when it is
+/// not.
+pub(super) fn requires_connection(findings: &mut Findings, gateway: &EGateway) {
     if is_connected(gateway) {
         return;
     }
     match gateway.status.condition(CONNECTED) {
-        Some(said) => findings.counts(&said.reason, &said.message),
-        None => findings.counts("NeverConnected", "the gateway has never connected to this cloud"),
+        Some(condition) => findings.fails_ready(&condition.reason, &condition.message),
+        None => findings.fails_ready("NeverConnected", "the gateway has never connected to this cloud"),
     }
 }
 
-/// Sites without gateways are told of elsewhere.
+/// Sites without gateways are reported by another condition.
 pub(super) fn gateways_connected<'a>(
     findings: &mut Findings,
     world: &ObjectSet,
@@ -42,7 +45,7 @@ pub(super) fn gateways_connected<'a>(
         true => findings.holds(GATEWAYS_CONNECTED, "GatewaysConnected"),
         false => {
             let message = format!("no gateway is connected at {}", list(&away));
-            findings.regrets(GATEWAYS_CONNECTED, "GatewayAway", message);
+            findings.fails_aside(GATEWAYS_CONNECTED, "GatewayAway", message);
         }
     }
 }

@@ -1,7 +1,8 @@
-//! Who has a DNS name at a site when several want it.
+//! Decides which exposure has a DNS name at a site when several claim it.
 //!
-//! The older exposure has it, then the first by name; the other is told. A host that can be reached by its name has it before
-//! any exposure. The compiler of netmaps follows the same rule, so every gateway of a site gives the same answer.
+//! The older exposure has it, then the first by name; the other one gets a condition. A host that can be
+//! reached by its name takes precedence over any exposure. The compiler of netmaps follows the same rule, so
+//! every gateway of a site gives the same answer.
 
 use std::collections::BTreeSet;
 
@@ -10,10 +11,10 @@ use super::findings::{Findings, list};
 use crate::kinds::ServiceExpose;
 use crate::object_set::ObjectSet;
 
-/// Does the exposure have its DNS name at a site, or is there an older one of another service?
+/// Tells whether the exposure has its DNS name at a site, or an older exposure of another service has it.
 pub fn holds_name(world: &ObjectSet, expose: &ServiceExpose, site: &str) -> bool {
     let at_site = |rival: &&ServiceExpose| rival.e_sites.iter().any(|name| name == site);
-    elders(world, expose).find(at_site).is_none()
+    preceding(world, expose).find(at_site).is_none()
 }
 
 pub(super) fn name_is_free(findings: &mut Findings, world: &ObjectSet, expose: &ServiceExpose) {
@@ -23,30 +24,32 @@ pub(super) fn name_is_free(findings: &mut Findings, world: &ObjectSet, expose: &
     }
     if let Some(node) = world.servers_named(name).find(|server| !server.ports.is_empty()) {
         let message = format!(
-            "{name} is the name of EServer {}, which has it wherever it can be reached",
+            "{name} is the name of EServer {}, which has precedence wherever it can be reached",
             node.metadata.name
         );
         return findings.fails(NAME_FREE, "NameConflict", message);
     }
     let ours: BTreeSet<&String> = expose.e_sites.iter().collect();
-    for elder in elders(world, expose) {
+    for preceding_expose in preceding(world, expose) {
         let shared: Vec<&str> =
-            elder.e_sites.iter().filter(|site| ours.contains(site)).map(String::as_str).collect();
+            preceding_expose.e_sites.iter().filter(|site| ours.contains(site)).map(String::as_str).collect();
         if !shared.is_empty() {
-            let (other, sites) = (&elder.metadata.name, list(&shared));
-            let message =
-                format!("{name} is also the dnsName of ServiceExpose {other}, which has it at {sites}");
+            let (other, sites) = (&preceding_expose.metadata.name, list(&shared));
+            let message = format!(
+                "{name} is also the dnsName of ServiceExpose {other}, which has precedence at {sites}"
+            );
             return findings.fails(NAME_FREE, "NameConflict", message);
         }
     }
     findings.holds(NAME_FREE, "NameFree");
 }
 
-/// Exposures of other services under the same name that come before this one. Two of one service lead to the same place.
-fn elders<'a>(world: &'a ObjectSet, expose: &'a ServiceExpose) -> impl Iterator<Item = &'a ServiceExpose> {
+/// Exposures of other services with the same name that take precedence. Two exposures of one service lead to
+/// the same backends.
+fn preceding<'a>(world: &'a ObjectSet, expose: &'a ServiceExpose) -> impl Iterator<Item = &'a ServiceExpose> {
     let age = |expose: &ServiceExpose| {
         let created = expose.metadata.creation_timestamp.map(|created| created.as_second());
-        // One that is not stored yet is the youngest.
+        // An exposure that is not stored yet is the youngest.
         (created.unwrap_or(i64::MAX), expose.metadata.name.clone())
     };
     let own = age(expose);

@@ -1,4 +1,4 @@
-//! At which sites an exposure has an address, and why not at the others.
+//! Finds the sites at which an exposure has an address, and the reasons for the remaining sites.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -10,20 +10,25 @@ use crate::kinds::{EGateway, ServiceExpose, VirtualPresence};
 use crate::object_set::ObjectSet;
 use crate::presence;
 
-// A message is read by a person; what does not fit is counted.
+// A message is read by an operator; sites beyond this number are only counted.
 const SITES_MAX: usize = 100;
 
-/// What is missing at a site.
+/// The reason for a missing address at a site.
 struct Gap {
     reason: &'static str,
     message: String,
 }
 
-/// Sites without gateways and services that are missing are told of elsewhere; here they are only not presented.
+/// Sites without gateways and missing services are reported by other conditions; here they only count as not
+/// presented.
 pub(super) fn presented(findings: &mut Findings, world: &ObjectSet, expose: &ServiceExpose) {
     let service = expose.e_service_name.as_str();
     if world.service(service).is_none() {
-        return findings.regrets(PRESENTED, "ServiceMissing", format!("EService {service} does not exist"));
+        return findings.fails_aside(
+            PRESENTED,
+            "ServiceMissing",
+            format!("EService {service} does not exist"),
+        );
     }
     let mut found: BTreeMap<&str, Vec<&VirtualPresence>> = BTreeMap::new();
     for presence in world.presences_of(service) {
@@ -50,14 +55,18 @@ pub(super) fn presented(findings: &mut Findings, world: &ObjectSet, expose: &Ser
             findings.fails(PRESENTED, reason, told(gaps.into_iter().map(|gap| gap.message).collect()))
         }
         None if shown.is_empty() => {
-            findings.regrets(PRESENTED, "Nowhere", "no site of eSites has a gateway that could present it");
+            findings.fails_aside(
+                PRESENTED,
+                "Nowhere",
+                "no site of eSites has a gateway that could present it",
+            );
         }
-        None if bare > 0 => findings.regrets(PRESENTED, "GatewayMissing", told(shown)),
-        None => findings.tells(PRESENTED, "Presented", told(shown)),
+        None if bare > 0 => findings.fails_aside(PRESENTED, "GatewayMissing", told(shown)),
+        None => findings.holds_with_message(PRESENTED, "Presented", told(shown)),
     }
 }
 
-/// The addresses of a service at a site.
+/// Returns the addresses of a service at a site.
 fn at_site(
     world: &ObjectSet,
     service: &str,
@@ -92,7 +101,7 @@ fn unusable(presence: &VirtualPresence, site: &str) -> Gap {
     Gap { reason: "AddressUnusable", message }
 }
 
-/// Why there is no address of a family.
+/// Returns the reason for a missing address of a family.
 fn gap(
     world: &ObjectSet,
     pool: &mut AddressPool<'_>,
@@ -103,7 +112,7 @@ fn gap(
         world.presence(&name).filter(|found| found.e_service_name != service || found.e_site_name != site);
     if stranger.is_some() {
         let message =
-            format!("the name {name} is taken by a VirtualPresence that somebody made for something else");
+            format!("the name {name} is taken by a VirtualPresence that was not created for this service");
         return Gap { reason: "PresenceNameTaken", message };
     }
     if pool.is_full(family) {
@@ -116,7 +125,7 @@ fn gap(
     }
     Gap {
         reason: "PresencePending",
-        message: format!("an {} address at {site} is on its way", family.as_str()),
+        message: format!("an {} address at {site} is not allocated yet", family.as_str()),
     }
 }
 

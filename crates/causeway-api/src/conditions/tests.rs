@@ -1,4 +1,4 @@
-//! What an object says about what it refers to.
+//! Conditions of an object about its references.
 
 use serde_json::{Value, json};
 
@@ -19,12 +19,12 @@ fn an_expose_says_what_is_missing_and_what_follows() {
     check(
         refers(&["berlin"], &["Policy2"]),
         POLICIES_RESOLVED,
-        "False PolicyMissing EPolicy Policy2 does not exist; nobody may use the service (default deny)",
+        "False PolicyMissing EPolicy Policy2 does not exist; no client may use the service (default deny)",
     );
     check(
         refers(&["berlin"], &[]),
         POLICIES_RESOLVED,
-        "False NoPolicies ePolicys is empty; nobody may use the service (default deny)",
+        "False NoPolicies ePolicys is empty; no client may use the service (default deny)",
     );
     check(
         refers(&[], &["p1"]),
@@ -32,11 +32,11 @@ fn an_expose_says_what_is_missing_and_what_follows() {
         "False NoSites eSites is empty; the service is presented nowhere",
     );
     check(refers(&["mars"], &["p1"]), SITES_RESOLVED, "False SiteMissing ESite mars does not exist");
-    check(refers(&["bare"], &["p1"]), GATEWAYS_RESOLVED, "False GatewayMissing no EGateway stands at bare");
+    check(refers(&["bare"], &["p1"]), GATEWAYS_RESOLVED, "False GatewayMissing no EGateway exists at bare");
     check(
         refers(&["mars"], &["p9"]),
         READY,
-        "False SiteMissing ESite mars does not exist; EPolicy p9 does not exist; nobody may use the service (default deny)",
+        "False SiteMissing ESite mars does not exist; EPolicy p9 does not exist; no client may use the service (default deny)",
     );
     check(
         json!({"metadata": {"name": "x"}, "eServiceName": "x", "eSites": ["berlin"], "ePolicys": ["p1"]}),
@@ -50,8 +50,8 @@ fn an_expose_says_where_it_is_presented_and_why_not_elsewhere() {
     let sx = |sites: &[&str]| json!({"metadata": {"name": "web"}, "eServiceName": "web", "eSites": sites, "ePolicys": ["p1"]});
     let check = |value: Value, about, expected| check(Kind::ServiceExpose, value, about, expected);
     check(sx(&["berlin"]), PRESENTED, "True Presented berlin 198.18.0.7");
-    check(sx(&["oslo"]), PRESENTED, "False PresencePending an IPv4 address at oslo is on its way");
-    check(sx(&["oslo"]), READY, "False PresencePending an IPv4 address at oslo is on its way");
+    check(sx(&["oslo"]), PRESENTED, "False PresencePending an IPv4 address at oslo is not allocated yet");
+    check(sx(&["oslo"]), READY, "False PresencePending an IPv4 address at oslo is not allocated yet");
     check(sx(&["berlin", "bare"]), PRESENTED, "False GatewayMissing berlin 198.18.0.7");
     check(sx(&["bare"]), PRESENTED, "False Nowhere no site of eSites has a gateway that could present it");
     let away = "False GatewayAway no gateway is connected at berlin, oslo";
@@ -70,8 +70,8 @@ fn a_full_range_and_an_address_that_cannot_be_used_are_told() {
             json!({"metadata": {"name": "web"}, "eServiceName": "web", "eSites": sites}),
         );
         let status = status(&expose, world, Time::from_second(NOW));
-        let said = status.condition(PRESENTED).unwrap();
-        format!("{} {}", said.reason, said.message)
+        let condition = status.condition(PRESENTED).unwrap();
+        format!("{} {}", condition.reason, condition.message)
     };
     world.insert(decode(
         Kind::EGateway,
@@ -110,8 +110,8 @@ fn the_older_exposure_has_the_name_and_a_node_before_both() {
     let told = |world: &ObjectSet, name: &str| {
         let object = world.get(Kind::ServiceExpose, name).unwrap();
         let status = status(object, world, Time::from_second(NOW));
-        let said = status.condition(NAME_FREE).unwrap();
-        format!("{} {}", said.status.as_str(), said.message).trim_end().to_owned()
+        let condition = status.condition(NAME_FREE).unwrap();
+        format!("{} {}", condition.status.as_str(), condition.message).trim_end().to_owned()
     };
     world.insert(expose("b", "web", 10, &["berlin", "oslo"]));
     world.insert(expose("a", "mail", 20, &["oslo"]));
@@ -120,7 +120,7 @@ fn the_older_exposure_has_the_name_and_a_node_before_both() {
     assert_eq!(told(&world, "b"), "True");
     assert_eq!(
         told(&world, "a"),
-        "False URL1.test is also the dnsName of ServiceExpose b, which has it at oslo"
+        "False URL1.test is also the dnsName of ServiceExpose b, which has precedence at oslo"
     );
     assert_eq!(told(&world, "c"), "True", "another site");
     assert_eq!(told(&world, "d"), "True", "the same service");
@@ -132,7 +132,7 @@ fn the_older_exposure_has_the_name_and_a_node_before_both() {
     ));
     assert_eq!(
         told(&world, "b"),
-        "False URL1.test is the name of EServer url1.test, which has it wherever it can be reached"
+        "False URL1.test is the name of EServer url1.test, which has precedence wherever it can be reached"
     );
 }
 
@@ -161,7 +161,7 @@ fn the_other_kinds_speak_about_their_own_references() {
             ESite,
             json!({"metadata": {"name": "bare"}}),
             GATEWAYS_RESOLVED,
-            "False GatewayMissing no EGateway stands at this site; nothing there can be reached",
+            "False GatewayMissing no EGateway exists at this site; no client can reach its services",
         ),
         (
             EGateway,
@@ -174,7 +174,7 @@ fn the_other_kinds_speak_about_their_own_references() {
             EService,
             json!({"metadata": meta, "eSiteName": "bare"}),
             READY,
-            "False GatewayMissing no EGateway stands at bare",
+            "False GatewayMissing no EGateway exists at bare",
         ),
         (
             EServer,
@@ -198,7 +198,7 @@ fn the_other_kinds_speak_about_their_own_references() {
             EServer,
             json!({"metadata": meta, "eSiteName": "berlin", "ip": "10.0.0.9", "ports": [10250]}),
             POLICIES_RESOLVED,
-            "False NoPolicies ePolicys is empty; nobody may reach its ports (default deny)",
+            "False NoPolicies ePolicys is empty; no client may reach its ports (default deny)",
         ),
         (
             EPolicy,
@@ -216,7 +216,7 @@ fn the_other_kinds_speak_about_their_own_references() {
             EPolicy,
             json!({"metadata": meta}),
             READY,
-            "False NobodyAllowed allowedServers and allowedSites are empty; the policy allows nobody",
+            "False NobodyAllowed allowedServers and allowedSites are empty; the policy allows no client",
         ),
         (
             VirtualPresence,
@@ -234,7 +234,7 @@ fn the_other_kinds_speak_about_their_own_references() {
             VirtualPresence,
             json!({"metadata": meta, "eSiteName": "bare", "eServiceName": "web", "virtualIp": "10.1.1.1"}),
             ADDRESS_USABLE,
-            "False GatewayMissing no EGateway stands at bare",
+            "False GatewayMissing no EGateway exists at bare",
         ),
         (
             ECommunity,
@@ -264,7 +264,7 @@ fn looking_twice_changes_nothing_and_foreign_conditions_stay() {
     assert_eq!(first.condition(foreign.0).unwrap().last_transition_time, foreign.1);
     assert_eq!(object.validate(None), [], "what we write is valid");
 
-    // The policy appears: only what changed gets a new time.
+    // The policy appears: only changed conditions get a new time.
     let mut world = world();
     world.insert(decode(Kind::EPolicy, json!({"metadata": {"name": "p9"}})));
     let third = status(&object, &world, Time::from_second(NOW + 120));
@@ -342,7 +342,7 @@ fn a_gateway_is_ready_when_it_is_connected() {
         let now = Time::from_second(NOW);
         let status = status(&gateway, &world, now);
         let ready = status.condition(READY).unwrap();
-        // Whoever writes `Connected` comes to the same, without the other objects.
+        // The writer of `Connected` gets the same result, without the other objects.
         let mut seen = gateway.clone();
         *seen.status_mut() = status.clone();
         let Object::EGateway(seen) = &seen else { panic!("it is a gateway") };

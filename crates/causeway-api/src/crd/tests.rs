@@ -1,4 +1,4 @@
-//! The committed files are what the types say, and read as what was meant.
+//! The committed files match the types, and parse as the intended values.
 
 use std::path::PathBuf;
 

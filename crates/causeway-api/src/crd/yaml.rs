@@ -1,6 +1,7 @@
 //! Writes a JSON value as block YAML.
 //!
-//! Only ever fed by us: strings that could be read as something else are quoted as JSON, which is YAML too.
+//! The input is always our own. Strings that YAML could read as another type are quoted as JSON, which is
+//! YAML too.
 
 use serde_json::Value;
 
@@ -35,7 +36,7 @@ fn block(out: &mut String, value: &Value, indent: usize) {
     }
 }
 
-/// What follows "key:": on the same line when it is small, below when it is not.
+/// Writes the value after "key:": on the same line when it is a scalar, on the next lines otherwise.
 fn entry(out: &mut String, value: &Value, indent: usize) {
     if is_nested(value) {
         out.push('\n');
@@ -46,7 +47,7 @@ fn entry(out: &mut String, value: &Value, indent: usize) {
     }
 }
 
-/// What follows "-": a nested value begins on the same line, as people write it.
+/// Writes the value after "-": a nested value begins on the same line, as is usual.
 fn item_entry(out: &mut String, value: &Value, indent: usize) {
     out.push(' ');
     let start = out.len();
@@ -71,7 +72,7 @@ fn scalar(value: &Value) -> String {
     }
 }
 
-/// Can the text stand without quotes? Only words that no YAML reader takes for something else.
+/// Tells whether the text needs no quotes. True only for words that no YAML reader takes for another type.
 fn is_plain(text: &str) -> bool {
     let reserved = ["true", "false", "yes", "no", "on", "off", "null", "y", "n"];
     text.starts_with(|first: char| first.is_ascii_alphabetic())

@@ -1,4 +1,4 @@
-//! What a client may send, and what it is told when it may not.
+//! Accepted input, and the errors for refused input.
 
 use serde_json::json;
 
@@ -104,7 +104,7 @@ fn one_mistake_hides_no_other() {
     let mut all = wrong.to_vec();
     all.extend(["metadata.name", "domainName", "eSiteName", "endpoints[1].port"]);
     check(true, value, &all);
-    // What is missing because it was unreadable is not called missing.
+    // A field that is missing because it was unreadable is not reported as missing.
     check(true, json!({"eSiteName": "a", "port": "x", "endpoints": 7}), &["endpoints", "port"]);
     let many: Vec<Value> = (0..1000).map(|_| json!({"ip": 7})).collect();
     check(

@@ -1,7 +1,8 @@
-//! Event: a report that something happened to an object, as in Kubernetes.
+//! Event: a report about an occurrence concerning an object, as in Kubernetes.
 //!
-//! Served under `v1` and under `events.k8s.io/v1`, which gives some fields other names; the stored form is that of `v1`, and
-//! `rename` translates the top level of a value. How many events are kept, and for how long, is decided in `crate::events`.
+//! Served under `v1` and under `events.k8s.io/v1`, which gives some fields other names; the stored form is
+//! that of `v1`, and `rename` translates the top level of a value. `crate::events` decides the number of
+//! events and their retention.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -22,26 +23,26 @@ pub struct Event {
     /// The object this event is about.
     pub involved_object: ObjectReference,
 
-    /// Why it happened, as one word for programs. Example: Disconnected.
+    /// Reason of the event, as one word for programs. Example: Disconnected.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,
 
-    /// What happened, for people.
+    /// Description of the event, for operators.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,
 
     /// The component that reports it.
     pub source: EventSource,
 
-    /// When it was first recorded.
+    /// Time of the first occurrence.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first_timestamp: Option<Time>,
 
-    /// When it was last seen.
+    /// Time of the most recent occurrence.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_timestamp: Option<Time>,
 
-    /// How many times it has occurred.
+    /// Number of occurrences.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub count: Option<i64>,
 
@@ -49,7 +50,7 @@ pub struct Event {
     #[serde(rename = "type", skip_serializing_if = "String::is_empty")]
     pub kind: String,
 
-    /// When it was first observed, in microseconds.
+    /// Time of the first observation, in microseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub event_time: Option<MicroTime>,
 
@@ -57,7 +58,7 @@ pub struct Event {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub series: Option<EventSeries>,
 
-    /// What was done, or what failed.
+    /// The action that was taken or that failed.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub action: String,
 
@@ -103,7 +104,7 @@ pub struct ObjectReference {
     pub field_path: String,
 }
 
-/// Who reports an event.
+/// The reporter of an event.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct EventSource {
@@ -115,13 +116,13 @@ pub struct EventSource {
     pub host: String,
 }
 
-/// Events that are one series: the same thing again and again.
+/// A series of events: repeated occurrences of one event.
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct EventSeries {
     /// Number of occurrences so far.
     pub count: i64,
-    /// When it was last observed.
+    /// Time of the last observed occurrence.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_observed_time: Option<MicroTime>,
 }
@@ -190,7 +191,7 @@ impl Event {
         errors.into_vec()
     }
 
-    /// When the event was last reported, as far as its own words go.
+    /// Returns when the event was last reported, according to its own fields.
     pub fn last_seen(&self) -> Option<Time> {
         let series = self.series.as_ref().and_then(|series| series.last_observed_time).map(MicroTime::time);
         let times = [
@@ -203,7 +204,7 @@ impl Event {
         times.into_iter().flatten().max()
     }
 
-    /// How often it happened.
+    /// Returns the number of occurrences.
     pub fn occurrences(&self) -> i64 {
         self.series.as_ref().map(|series| series.count).or(self.count).unwrap_or(1).max(1)
     }

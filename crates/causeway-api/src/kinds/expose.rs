@@ -27,7 +27,8 @@ pub struct ServiceExpose {
     #[schemars(extend("x-kubernetes-list-type" = "set", "maxItems" = NAMES_MAX))]
     pub e_sites: Vec<String>,
 
-    /// Names of the EPolicys that say who may use it. Default: none, and then nobody may. Example: ["Policy1"].
+    /// Names of the EPolicys that allow subjects to use it. Default: none, and then no subject may. Example:
+    /// ["Policy1"].
     #[serde(rename = "ePolicys", skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "set", "maxItems" = NAMES_MAX))]
     pub e_policys: Vec<String>,

@@ -1,4 +1,4 @@
-//! EGateway: what joins a site to the others.
+//! EGateway: connects a site with the other sites.
 
 use ipnet::IpNet;
 use schemars::JsonSchema;
@@ -30,17 +30,17 @@ pub struct EGateway {
     #[schemars(extend("x-causeway-default" = PRESENCE_CIDR_DEFAULT))]
     pub virtual_presence_ip_cidr: String,
 
-    /// Name of the ESite the gateway stands at. Required. Example: TokyoChibaSite1.
+    /// Name of the ESite of the gateway. Required. Example: TokyoChibaSite1.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub e_site_name: String,
 
-    /// Which gateway of a site is active: among those connected, the one with the highest priority, then the first by name;
-    /// the others stand by. From -1000 to 1000. Default: 0.
+    /// Decides which gateway of a site is active: among those connected, the one with the highest priority,
+    /// then the first by name; the remaining ones are standby. From -1000 to 1000. Default: 0.
     #[serde(skip_serializing_if = "is_zero")]
     #[schemars(extend("format" = "int32", "minimum" = PRIORITY_MIN, "maximum" = PRIORITY_MAX))]
     pub priority: i64,
 
-    /// Whether other sites may reach each other through this gateway. Default: false.
+    /// True if other sites may reach each other through this gateway. Default: false.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub relay: bool,
 
@@ -48,16 +48,17 @@ pub struct EGateway {
     pub status: ObjectStatus,
 }
 
-/// RFC 2544 sets this range aside for benchmarks between networks; nobody routes it, so every site may reuse it.
+/// RFC 2544 reserves this range for benchmarks between networks; it is not routed, so every site may reuse
+/// it.
 pub const PRESENCE_CIDR_DEFAULT: &str = "198.18.0.0/16";
 
-// Room to insert before and after; small enough to read.
+// Leaves space before and after; small enough to read.
 const PRIORITY_MIN: i64 = -1000;
 const PRIORITY_MAX: i64 = 1000;
 
 impl EGateway {
-    /// The ranges of `virtualPresenceIPcidr`, at most one per address family. What cannot be read is left out: `validate`
-    /// has refused it before it was stored.
+    /// Returns the ranges of `virtualPresenceIPcidr`, at most one per address family. Unreadable ones are
+    /// left out: `validate` has refused them before they were stored.
     pub fn presence_cidrs(&self) -> Vec<IpNet> {
         self.cidr_texts().filter_map(|text| text.parse().ok()).collect()
     }
@@ -70,12 +71,7 @@ impl EGateway {
 
     pub(crate) fn check_fields(&self, errors: &mut FieldErrors) {
         check::optional(errors, "ip", &self.ip, check::host_ip);
-        check::reference(
-            errors,
-            "eSiteName",
-            &self.e_site_name,
-            "the name of the ESite the gateway stands at",
-        );
+        check::reference(errors, "eSiteName", &self.e_site_name, "the name of the ESite of the gateway");
         // The gateway inside the cloud is not enrolled, so it could not be moved either.
         if self.metadata.name == CLOUD && !self.e_site_name.is_empty() && self.e_site_name != CLOUD {
             let site = self.e_site_name.as_str();

@@ -1,7 +1,7 @@
 //! Namespace: the one namespace `default`, read-only.
 //!
-//! Tools of Kubernetes look for namespaces before they do anything. Causeway's own kinds are cluster-scoped; events live in
-//! `default`, as events about cluster-scoped objects do in Kubernetes.
+//! Kubernetes tools look for namespaces before they do anything else. Causeway's own kinds are
+//! cluster-scoped; events live in `default`, as events about cluster-scoped objects do in Kubernetes.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -18,10 +18,10 @@ pub const NAMESPACE: &str = "default";
 pub struct Namespace {
     pub metadata: ObjectMeta,
 
-    /// What the namespace is to be. Read-only.
+    /// The desired state of the namespace. Read-only.
     pub spec: NamespaceSpec,
 
-    /// How the namespace stands. Read-only.
+    /// The current state of the namespace. Read-only.
     #[serde(rename = "status")]
     pub state: NamespaceStatus,
 
@@ -34,7 +34,7 @@ pub struct Namespace {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NamespaceSpec {
-    /// Who must agree before the namespace goes away. Always kubernetes.
+    /// Finalizers that must be removed before the namespace is deleted. Always kubernetes.
     pub finalizers: Vec<String>,
 }
 
@@ -59,7 +59,7 @@ impl Default for NamespaceStatus {
 }
 
 impl Namespace {
-    /// The namespace `default` as it is stored.
+    /// Returns the namespace `default` as it is stored.
     pub fn only() -> Namespace {
         let mut namespace = Namespace { metadata: ObjectMeta::named(NAMESPACE), ..Namespace::default() };
         namespace.metadata.labels.insert("kubernetes.io/metadata.name".into(), NAMESPACE.into());

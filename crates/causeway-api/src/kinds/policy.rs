@@ -1,4 +1,4 @@
-//! EPolicy: who may use what it is attached to, and how much.
+//! EPolicy: allows subjects to use the objects it is attached to, within limits.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -7,8 +7,8 @@ use crate::check::{self, NAMES_MAX};
 use crate::field::{FieldError, FieldErrors};
 use crate::meta::{ObjectMeta, ObjectStatus};
 
-/// EPolicy says who may use what it is attached to, and how much. Policies are a union: a subject is allowed when any of them
-/// names it; the limits of every policy that names it apply.
+/// EPolicy allows subjects to use the objects it is attached to, within limits. Policies are a union: a
+/// subject is allowed when any of them names it; the limits of every policy that names it apply.
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct EPolicy {
@@ -24,12 +24,12 @@ pub struct EPolicy {
     #[schemars(extend("x-kubernetes-list-type" = "set", "maxItems" = NAMES_MAX))]
     pub allowed_sites: Vec<String>,
 
-    /// How much each allowed subject may use. Default: no limit.
+    /// Limits for each allowed subject. Default: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limits: Option<Limits>,
 
-    /// Which requests are allowed on HTTP and GRPC services; a request must match one rule. Default: every request.
-    /// Example: [{"methods": ["GET"], "paths": ["/public/*"]}].
+    /// HTTP requests that are allowed on HTTP and GRPC services; a request must match one rule. Default:
+    /// every request. Example: [{"methods": ["GET"], "paths": ["/public/*"]}].
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic", "maxItems" = RULES_MAX))]
     pub http: Vec<HttpRule>,
@@ -38,7 +38,7 @@ pub struct EPolicy {
     pub status: ObjectStatus,
 }
 
-/// How much one subject may use of one service. A missing number is no limit; 0 allows nothing.
+/// Limits of one subject at one service. A missing number is no limit; 0 allows nothing.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Limits {
@@ -72,14 +72,14 @@ pub struct HttpRule {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic", "maxItems" = METHODS_MAX))]
     pub methods: Vec<String>,
-    /// Paths, each beginning with '/'. One that ends with '*' stands for everything that begins so. Default: every path.
-    /// Example: ["/healthz", "/public/*"].
+    /// Paths, each beginning with '/'. One that ends with '*' matches every path with this prefix. Default:
+    /// every path. Example: ["/healthz", "/public/*"].
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic", "maxItems" = PATHS_MAX))]
     pub paths: Vec<String>,
 }
 
-// A gateway compares a request with every rule: these keep that cheap.
+// A gateway compares a request with every rule: these bounds keep that cheap.
 const RULES_MAX: usize = 256;
 const METHODS_MAX: usize = 32;
 const PATHS_MAX: usize = 256;

@@ -9,8 +9,8 @@ use crate::check;
 use crate::field::{FieldError, FieldErrors};
 use crate::meta::{ObjectMeta, ObjectStatus};
 
-/// VirtualPresence is the local address of a remote service at one site. Causeway makes them for every ServiceExpose; make one by
-/// hand to choose the address.
+/// VirtualPresence is the local address of a remote service at one site. Causeway creates one for every site
+/// of a ServiceExpose; create one yourself to choose the address.
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("required" = ["eServiceName", "virtualIp"]))]

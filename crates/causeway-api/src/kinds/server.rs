@@ -20,11 +20,12 @@ pub struct EServer {
     #[serde(skip_serializing_if = "String::is_empty")]
     pub e_server_name: String,
 
-    /// Address of the host inside its site; a client that comes from it is this server. Required. Example: 10.0.0.20.
+    /// Address of the host inside its site; a client with this source address is this server. Required.
+    /// Example: 10.0.0.20.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub ip: String,
 
-    /// Name of the ESite the host stands at. Required. Example: TokyoChibaSite1.
+    /// Name of the ESite of the host. Required. Example: TokyoChibaSite1.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub e_site_name: String,
 
@@ -34,7 +35,8 @@ pub struct EServer {
     #[schemars(schema_with = "ports_schema", extend("x-kubernetes-list-type" = "atomic", "maxItems" = PORTS_MAX))]
     pub ports: Vec<i64>,
 
-    /// Names of the EPolicys that say who may reach ports. Default: none, and then nobody may. Example: ["Policy1"].
+    /// Names of the EPolicys that allow subjects to reach ports. Default: none, and then no subject may.
+    /// Example: ["Policy1"].
     #[serde(rename = "ePolicys", skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "set", "maxItems" = NAMES_MAX))]
     pub e_policys: Vec<String>,
@@ -69,7 +71,7 @@ impl EServer {
             "" => errors.push(FieldError::required("ip", "the address of the host inside its site")),
             ip => check::host_ip(errors, "ip", ip),
         }
-        check::reference(errors, "eSiteName", &self.e_site_name, "the name of the ESite the host stands at");
+        check::reference(errors, "eSiteName", &self.e_site_name, "the name of the ESite of the host");
         check::set(errors, "ports", &self.ports, PORTS_MAX, |errors, path, port| {
             check::port(errors, path, *port)
         });

@@ -1,4 +1,4 @@
-//! EService: a service that really runs at a site.
+//! EService: a service that runs at a site.
 
 use std::net::IpAddr;
 
@@ -9,7 +9,7 @@ use crate::check::{self, PEM_BYTES_MAX};
 use crate::field::{FieldError, FieldErrors};
 use crate::meta::{ObjectMeta, ObjectStatus, is_zero};
 
-/// EService is a service that really runs at a site. Other sites see it only through a ServiceExpose.
+/// EService is a service that runs at a site. Other sites see it only through a ServiceExpose.
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("required" = ["eSiteName", "port"]))]
@@ -30,9 +30,9 @@ pub struct EService {
     #[schemars(extend("format" = "int32", "minimum" = 1, "maximum" = 65535))]
     pub port: i64,
 
-    /// What the service speaks: TCP, UDP, HTTP, HTTPS, GRPC or KAFKA. HTTP and GRPC can be limited by method and path;
-    /// HTTPS is passed through unopened. Presences of KAFKA show every endpoint as a broker, on the ports behind the service's own.
-    /// Default: TCP.
+    /// Protocol of the service: TCP, UDP, HTTP, HTTPS, GRPC or KAFKA. HTTP and GRPC can be limited by method
+    /// and path; HTTPS is passed through without decryption. Presences of KAFKA show every endpoint as a
+    /// broker, on the ports after the service's own. Default: TCP.
     #[schemars(extend("x-causeway-default" = "TCP"))]
     pub protocol: Protocol,
 
@@ -45,7 +45,8 @@ pub struct EService {
     #[schemars(extend("x-kubernetes-list-type" = "atomic", "maxItems" = ENDPOINTS_MAX))]
     pub endpoints: Vec<Endpoint>,
 
-    /// How the gateway finds out whether a backend works. Default: none, a backend counts as working until a connection fails.
+    /// Health check of the backends by the gateway. Default: none, a backend counts as working until a
+    /// connection fails.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub health_check: Option<HealthCheck>,
 
@@ -53,8 +54,8 @@ pub struct EService {
     #[serde(rename = "backendTLS", skip_serializing_if = "Option::is_none")]
     pub backend_tls: Option<BackendTls>,
 
-    /// Whether connections to the backend begin with a PROXY protocol version 2 header that tells the client's address. For TCP,
-    /// HTTP, HTTPS and GRPC. Default: false.
+    /// True if connections to the backend begin with a PROXY protocol version 2 header that carries the
+    /// client's address. For TCP, HTTP, HTTPS and GRPC. Default: false.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub proxy_protocol: bool,
 
@@ -102,7 +103,7 @@ pub struct Endpoint {
     pub port: i64,
 }
 
-/// How the gateway finds out whether a backend works.
+/// Health check of a backend by the gateway.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HealthCheck {
@@ -110,7 +111,7 @@ pub struct HealthCheck {
     #[serde(rename = "type")]
     #[schemars(extend("x-causeway-default" = "TCP"))]
     pub kind: HealthCheckType,
-    /// Path asked for by an HTTP check. Default: /. Example: /healthz.
+    /// Path of an HTTP check. Default: /. Example: /healthz.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub path: String,
     /// Seconds between two checks of one backend, 1 to 3600. Default: 10.
@@ -137,8 +138,8 @@ pub enum HealthCheckType {
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct BackendTls {
-    /// Verify: TLS, and the backend's certificate is checked. Insecure: TLS, but any certificate is taken. Disabled: no TLS.
-    /// Default: Verify.
+    /// Verify: TLS, and the backend's certificate is checked. Insecure: TLS, but any certificate is accepted.
+    /// Disabled: no TLS. Default: Verify.
     #[schemars(extend("x-causeway-default" = "Verify"))]
     pub mode: BackendTlsMode,
     /// Name the backend's certificate must carry, also sent as SNI. Default: the service's domainName, else its address.
@@ -161,18 +162,18 @@ pub enum BackendTlsMode {
     Disabled,
 }
 
-// More backends than this belong behind a balancer of their own.
+// More backends than this need a load balancer of their own.
 const ENDPOINTS_MAX: usize = 1_000;
 const INTERVAL_SECONDS_MAX: i64 = 3_600;
 const PORT_MAX: i64 = 65_535;
 
 impl EService {
-    /// The address to dial when there is only one.
+    /// Returns the address to dial when there is only one.
     pub fn ip_addr(&self) -> Option<IpAddr> {
         self.ip.parse().ok()
     }
 
-    /// The port presences listen on. 0 for an object that `validate` has not seen.
+    /// Returns the port on which presences listen. 0 for an object that was not validated.
     pub fn port_number(&self) -> u16 {
         u16::try_from(self.port).unwrap_or(0)
     }
@@ -214,7 +215,7 @@ impl EService {
         }
     }
 
-    /// Every broker of Kafka has a port of its own at presences, behind the service's.
+    /// Every Kafka broker has a port of its own at presences, after the service's.
     fn check_brokers(&self, errors: &mut FieldErrors) {
         let brokers = self.endpoints.len().clamp(1, ENDPOINTS_MAX) as i64;
         if self.protocol == Protocol::Kafka && self.port <= PORT_MAX && self.port + brokers > PORT_MAX {

@@ -14,8 +14,9 @@ use crate::meta::{ObjectMeta, ObjectStatus};
 pub struct ESite {
     pub metadata: ObjectMeta,
 
-    /// Networks inside the site, as CIDRs, IPv4 and IPv6. The site's gateway answers recursive DNS questions for hosts
-    /// in these networks, and layer 3 routes them. Default: none. Example: ["10.0.0.0/24", "fd00:10::/64"].
+    /// Networks inside the site, as CIDRs, IPv4 and IPv6. The site's gateway answers recursive DNS queries of
+    /// hosts in these networks, and layer 3 routes them. Default: none. Example: ["10.0.0.0/24",
+    /// "fd00:10::/64"].
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic", "maxItems" = CIDRS_MAX))]
     pub subnets: Vec<String>,

@@ -1,7 +1,7 @@
 //! The schemas of all objects under the names Kubernetes clients expect.
 //!
-//! Types come from `schema`; here they get their long names, `kind` and `apiVersion`, their lists, and the few types of
-//! Kubernetes that are no Rust types of ours.
+//! Types come from `schema`; here they get their long names, `kind` and `apiVersion`, their lists, and the
+//! few types of Kubernetes that have no Rust type here.
 
 use std::collections::BTreeMap;
 
@@ -78,7 +78,7 @@ pub(super) fn long_name(name: &str) -> String {
     }
 }
 
-// Tells the short names of the two forms of an event apart.
+// Distinguishes the short names of the two forms of an event.
 const EVENTS_MARK: &str = "events/";
 
 /// Short name of the type of a kind under a version.
@@ -98,12 +98,12 @@ pub(super) fn gvk(group: &str, kind: &str) -> Value {
     json!({ "group": group, "kind": kind, "version": VERSION })
 }
 
-/// An object is found under both API versions, so it answers to both.
+/// An object is served under both API versions, so both are listed.
 fn both_versions(kind: &str) -> Value {
     json!([gvk(ApiVersion::Core.group(), kind), gvk(ApiVersion::Group.group(), kind)])
 }
 
-/// The versions under which a kind has one and the same form, for the kind or its list.
+/// Returns the versions under which a kind has the same form, for the kind or its list.
 fn gvks(kind: Kind, name: &str) -> Value {
     let versions = kind.versions().iter().filter(|version| **version != ApiVersion::Events);
     versions.map(|version| gvk(version.group(), name)).collect()
@@ -114,7 +114,7 @@ fn add_type_meta(schema: &mut Value, gvks: Value) {
         properties.extend(type_meta());
         let told = [
             ("metadata", "Standard object's metadata."),
-            ("status", "What the system has found out about the object. Written by Causeway, never by hand."),
+            ("status", "The observed state of the object. Written by Causeway, never by users."),
         ];
         for (name, description) in told {
             if let Some(schema) = properties.get_mut(name) {
@@ -161,7 +161,7 @@ fn described(mut schema: Value, description: &str) -> Value {
     schema
 }
 
-/// Types that clients look up but that are no Rust types here.
+/// Types that clients look up but that have no Rust type here.
 fn kubernetes_types(prefix: &str) -> [(String, Value); 4] {
     let string = |description: &str| json!({ "type": "string", "description": description });
     let boolean = |description: &str| json!({ "type": "boolean", "description": description });
@@ -178,7 +178,7 @@ fn kubernetes_types(prefix: &str) -> [(String, Value); 4] {
             "gracePeriodSeconds",
             json!({
                 "type": "integer", "format": "int64",
-                "description": "Accepted and not used: objects of this group go away at once.",
+                "description": "Accepted and not used: objects of this group are deleted at once.",
             }),
         ),
         ("orphanDependents", boolean("Deprecated: please use propagationPolicy.")),
@@ -189,7 +189,7 @@ fn kubernetes_types(prefix: &str) -> [(String, Value); 4] {
                 "Must be fulfilled before the deletion is carried out; else it is refused with 409.",
             ),
         ),
-        ("propagationPolicy", string("What becomes of dependents: Orphan, Background or Foreground.")),
+        ("propagationPolicy", string("Treatment of dependents: Orphan, Background or Foreground.")),
     ];
     delete.extend(options.map(|(name, schema)| (name.to_string(), schema)));
     [

@@ -1,7 +1,8 @@
 //! OpenAPI v2 as protobuf, in the message format of google/gnostic that kubectl reads.
 //!
-//! Only the messages and fields our document uses are written down; a reader takes the others as absent. The numbers are those of
-//! gnostic's OpenAPIv2.proto. `encode` takes the JSON document, so that both forms say the same.
+//! Only the messages and fields that our document uses are defined; a reader treats the rest as absent. The
+//! field numbers are those of gnostic's OpenAPIv2.proto. `encode` takes the JSON document, so that both forms
+//! have the same content.
 
 use prost::{Message, Oneof};
 use serde_json::{Map, Value};
@@ -264,7 +265,7 @@ pub struct Strings {
     pub value: Vec<String>,
 }
 
-/// Any value, as YAML text. JSON is YAML, so that is what stands there.
+/// Any value, as YAML text. JSON is YAML, so JSON is written.
 #[derive(Clone, PartialEq, Message)]
 pub struct Any {
     #[prost(string, tag = "2")]
@@ -284,7 +285,8 @@ pub fn encode(document: &Value) -> Vec<u8> {
     convert::document(document).encode_to_vec()
 }
 
-/// From the JSON document to the messages. Whatever is missing becomes empty, which protobuf does not tell apart.
+/// Converts the JSON document to the messages. Missing values become empty, which protobuf does not
+/// distinguish.
 mod convert {
     use super::*;
 

@@ -1,4 +1,4 @@
-//! What can be done at which path, once for both OpenAPI versions.
+//! The operations of each path, shared by both OpenAPI versions.
 
 use serde_json::{Value, json};
 
@@ -28,7 +28,7 @@ impl ApiOperation {
         gvk(self.version.group(), self.kind.name())
     }
 
-    /// Clients group operations by this word.
+    /// The word by which clients group operations.
     pub fn tag(&self) -> &'static str {
         match self.version {
             ApiVersion::Core => "core_v1",
@@ -46,7 +46,7 @@ pub(super) struct QueryParameterSpec {
 }
 
 impl QueryParameterSpec {
-    /// As `v2` has it; `v3` puts the type into a schema.
+    /// The form of `v2`; `v3` puts the type into a schema.
     pub fn head(&self) -> Value {
         json!({ "name": self.name, "in": "query", "description": self.description })
     }
@@ -71,7 +71,7 @@ static FIELD_VALIDATION: QueryParameterSpec = text(
 static FORCE: QueryParameterSpec = QueryParameterSpec {
     name: "force",
     cell: "boolean",
-    description: "For apply patches: take fields over from other managers instead of a conflict.",
+    description: "For apply patches: take fields over from other managers instead of reporting a conflict.",
 };
 static LABELS: QueryParameterSpec =
     text("labelSelector", "Only objects whose labels match. Example: tier=factory,zone in (a,b).");
@@ -80,16 +80,16 @@ static FIELDS: QueryParameterSpec = text(
     "Only objects whose fields match: metadata.name and the fields that refer to other objects.",
 );
 static LIMIT: QueryParameterSpec =
-    QueryParameterSpec { name: "limit", cell: "integer", description: "At most so many objects per page." };
+    QueryParameterSpec { name: "limit", cell: "integer", description: "Maximum number of objects per page." };
 static CONTINUE: QueryParameterSpec =
     text("continue", "The token of the last page, to get the next one of the same snapshot.");
 static REVISION: QueryParameterSpec = text("resourceVersion", "The revision to list at or to watch from.");
 static REVISION_MATCH: QueryParameterSpec =
-    text("resourceVersionMatch", "How resourceVersion is meant in a list: Exact or NotOlderThan.");
+    text("resourceVersionMatch", "Interpretation of resourceVersion in a list: Exact or NotOlderThan.");
 static WATCH: QueryParameterSpec = QueryParameterSpec {
     name: "watch",
     cell: "boolean",
-    description: "Stream the changes instead of one answer.",
+    description: "Stream the changes instead of a single response.",
 };
 static BOOKMARKS: QueryParameterSpec = QueryParameterSpec {
     name: "allowWatchBookmarks",
@@ -99,17 +99,17 @@ static BOOKMARKS: QueryParameterSpec = QueryParameterSpec {
 static INITIAL: QueryParameterSpec = QueryParameterSpec {
     name: "sendInitialEvents",
     cell: "boolean",
-    description: "Begin a watch with the present objects, then a bookmark.",
+    description: "Begin a watch with the current objects, then a bookmark.",
 };
 static TIMEOUT: QueryParameterSpec = QueryParameterSpec {
     name: "timeoutSeconds",
     cell: "integer",
-    description: "End the watch after so many seconds.",
+    description: "Seconds after which the watch ends.",
 };
 static GRACE: QueryParameterSpec =
     QueryParameterSpec { name: "gracePeriodSeconds", cell: "integer", description: "Accepted and not used." };
 static PROPAGATION: QueryParameterSpec =
-    text("propagationPolicy", "What becomes of dependents: Orphan, Background or Foreground.");
+    text("propagationPolicy", "Treatment of dependents: Orphan, Background or Foreground.");
 
 const ANY: &[&str] = &["*/*"];
 const PATCHES: &[&str] =
@@ -124,7 +124,7 @@ pub(super) fn root(version: ApiVersion) -> &'static str {
     }
 }
 
-/// The parameters that stand in a path.
+/// The parameters in a path.
 pub(super) fn path_parameters(path: &str) -> impl Iterator<Item = &'static str> {
     ["name", "namespace"].into_iter().filter(move |name| path.contains(&format!("{{{name}}}")))
 }

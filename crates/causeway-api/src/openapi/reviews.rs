@@ -1,6 +1,7 @@
-//! The review kinds in OpenAPI: questions about oneself, which are asked and never stored.
+//! The review kinds in OpenAPI: requests about the caller itself, which are answered and never stored.
 //!
-//! The schemas are Kubernetes' own, as far as they are answered here. `v2` and `v3` put them beside the kinds of the store.
+//! The schemas are Kubernetes' own, restricted to the fields that are answered here. `v2` and `v3` put them
+//! beside the stored kinds.
 
 use serde_json::{Map, Value, json};
 
@@ -47,7 +48,8 @@ pub(super) fn gvk(review: &ReviewKind) -> Value {
     json!({ "group": review.group, "kind": review.kind, "version": "v1" })
 }
 
-/// What both versions of OpenAPI say of the one operation: it is created, and the answer is the object with its status.
+/// Returns the operation in the form common to both OpenAPI versions: a create, answered with the object and
+/// its status.
 pub(super) fn operation(review: &ReviewKind) -> Value {
     let group = if review.group.starts_with("authentication") { "Authentication" } else { "Authorization" };
     json!({
@@ -70,9 +72,11 @@ fn long_name(review: &ReviewKind, name: &str) -> String {
 
 fn description(review: &ReviewKind) -> &'static str {
     match review.kind {
-        "SelfSubjectReview" => "SelfSubjectReview answers who the caller is, impersonation included.",
-        "SelfSubjectAccessReview" => "SelfSubjectAccessReview answers whether the caller may do one thing.",
-        _ => "SelfSubjectRulesReview lists what the caller may do.",
+        "SelfSubjectReview" => {
+            "SelfSubjectReview returns the identity of the caller, including impersonation."
+        }
+        "SelfSubjectAccessReview" => "SelfSubjectAccessReview tells whether the caller may do an action.",
+        _ => "SelfSubjectRulesReview lists the permitted actions of the caller.",
     }
 }
 
@@ -92,7 +96,7 @@ fn parts(review: &ReviewKind) -> Vec<(String, Value)> {
             "Status",
             json!({ "userInfo": { "type": "object", "description": "The caller.", "properties": {
                 "username": text("The name of the user."),
-                "uid": text("What tells users of one name apart, if anything."),
+                "uid": text("Distinguishes users with the same name, if set."),
                 "groups": texts(),
                 "extra": { "type": "object", "additionalProperties": texts() },
             } } }),
@@ -116,9 +120,9 @@ fn parts(review: &ReviewKind) -> Vec<(String, Value)> {
             named(
                 "Status",
                 json!({
-                    "allowed": { "type": "boolean", "description": "Whether the caller may." },
-                    "denied": { "type": "boolean", "description": "Not used: what is not allowed is denied." },
-                    "evaluationError": text("Not used."), "reason": text("Why, or why not."),
+                    "allowed": { "type": "boolean", "description": "True if the caller may." },
+                    "denied": { "type": "boolean", "description": "Not used: an action that is not allowed is denied." },
+                    "evaluationError": text("Not used."), "reason": text("Reason of the decision."),
                 }),
             ),
         ],
@@ -131,7 +135,7 @@ fn parts(review: &ReviewKind) -> Vec<(String, Value)> {
                         "verbs": texts(), "apiGroups": texts(), "resources": texts(), "resourceNames": texts(),
                     })),
                     "nonResourceRules": rules(json!({ "verbs": texts(), "nonResourceURLs": texts() })),
-                    "incomplete": { "type": "boolean", "description": "Whether rules are missing; they are not." },
+                    "incomplete": { "type": "boolean", "description": "True if rules are missing; always false." },
                     "evaluationError": text("Not used."),
                 }),
             ),

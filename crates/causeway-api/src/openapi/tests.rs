@@ -1,4 +1,4 @@
-//! The documents hold together, and hold what kubectl looks for.
+//! The documents are consistent, and contain what kubectl looks for.
 
 use prost::Message;
 use serde_json::{Value, json};
@@ -57,7 +57,7 @@ fn check_references(document: &Value, prefix: &str, place: &str) {
 
 #[test]
 fn kubectl_finds_dry_run_and_field_validation_for_every_kind_and_version() {
-    // What kubectl's QueryParamVerifier does: the patch operation with this very group, version and kind.
+    // As kubectl's QueryParamVerifier does: the patch operation with exactly this group, version and kind.
     for version in [ApiVersion::Core, ApiVersion::Group] {
         for kind in Kind::ALL {
             let gvk = json!({"group": version.group(), "version": "v1", "kind": kind.name()});

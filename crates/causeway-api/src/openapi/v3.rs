@@ -13,7 +13,7 @@ use crate::discovery::REVIEWS;
 
 const PREFIX: &str = "#/components/schemas/";
 
-/// `/openapi/v3`: where the documents are. The hash changes with the document, so a client may keep what it has.
+/// `/openapi/v3`: the URLs of the documents. The hash changes with the document, so a client may cache it.
 pub fn v3_index() -> Value {
     let entry = |path: &str, document: &Value| {
         let mut hasher = DefaultHasher::new();
@@ -116,7 +116,7 @@ fn body(operation: &ApiOperation) -> Value {
     document
 }
 
-/// Version 3.0 ignores what stands beside `$ref`, so a described reference is wrapped.
+/// Version 3.0 ignores siblings of `$ref`, so a described reference is wrapped.
 fn wrap_references(schema: &mut Value) {
     match schema {
         Value::Object(fields) => {

@@ -1,4 +1,4 @@
-//! Server-side apply: a manager says what it wants, all of it; the rest of the object is not its business.
+//! Server-side apply: a manager declares all fields it wants; other fields of the object are not affected.
 
 use std::fmt;
 
@@ -15,16 +15,16 @@ use crate::status::Status;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServerSideApplyError {
-    /// Others own fields that would change.
+    /// Other managers own fields that would change.
     Conflicts(Vec<Conflict>),
     NotAnObject,
-    /// The document says who owns what; only the server does.
+    /// The document sets managedFields; only the server may.
     ManagedFieldsSet,
     WrongVersion {
         found: String,
         expected: String,
     },
-    /// Two items of a merged list have one key, or one has none.
+    /// Two items of a merged list have the same key, or one has none.
     AmbiguousItem {
         field: String,
         item: String,
@@ -33,7 +33,7 @@ pub enum ServerSideApplyError {
 }
 
 impl ServerSideApplyError {
-    /// What the client is told.
+    /// Returns the response to the client.
     pub fn status(&self) -> Status {
         match self {
             ServerSideApplyError::Conflicts(conflicts) => {
@@ -57,17 +57,18 @@ impl fmt::Display for ServerSideApplyError {
                 "Incorrect version specified in apply patch. Specified patch version: {found}, expected: {expected}"
             ),
             ServerSideApplyError::AmbiguousItem { field, item } => {
-                write!(f, "{field}: the item {item} has no key of its own")
+                write!(f, "{field}: the item {item} has no unique key")
             }
             ServerSideApplyError::Ownership(error) => error.fmt(f),
         }
     }
 }
 
-/// The object after `writer` applied `applied`, with its managedFields; `live` itself when that changes nothing.
+/// Returns the object after `writer` applied `applied`, with its managedFields; `live` itself when that
+/// changes nothing.
 ///
-/// Fields of `applied` outside the writer's subresource, and those that the server fills, are ignored.
-/// kind and apiVersion are those of `live` when there is one.
+/// Fields of `applied` outside the writer's subresource, and those that the server fills, are ignored. kind
+/// and apiVersion are those of `live` when there is one.
 pub fn apply(
     writer: &FieldWriter<'_>,
     live: Option<&Value>,
@@ -113,7 +114,7 @@ pub fn apply(
     if let Some(live) = live.filter(|_| after == before && entries.same_claims(&stored)) {
         return Ok(live.clone());
     }
-    // A claim that did not change keeps its time, whatever else this apply did to others.
+    // A claim that did not change keeps its time, whatever this apply did to other managers.
     if let Some(last) = last.filter(|last| change.is_empty() && last.fields == entries.fields(&owner)) {
         entries.0.insert(owner, last);
     }
@@ -135,16 +136,16 @@ fn check_document(writer: &FieldWriter<'_>, applied: &Value) -> Result<(), Serve
     }
 }
 
-/// Takes out of `merged` what the manager applied `last` time and nobody owns now.
+/// Removes from `merged` the fields that the manager applied `last` time and that have no owner now.
 ///
-/// A map goes with its last owned field, even if it holds more: what was defaulted into it came with it.
-/// A map that still holds a field of somebody stays, and so does everything in it that was not applied.
+/// A map is removed with its last owned field, even if it holds more: its defaulted fields came with it. A
+/// map that still holds an owned field stays, and so does everything in it that was not applied.
 fn prune(merged: &mut Value, last: &FieldSet, owned: &FieldSet) {
     let last = last.with_containers();
     let present = fields_of(merged).with_containers();
     let owned = owned.union(&system_fields()).with_containers();
 
-    // First as if all that was applied went, and all that it held; then without what is owned.
+    // First as if all applied fields and their contents were removed; then without the owned ones.
     let mut rest = merged.clone();
     remove(&mut rest, &last);
     let kept = fields_of(&rest).with_containers().union(&owned);

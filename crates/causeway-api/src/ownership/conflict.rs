@@ -1,4 +1,4 @@
-//! Conflicts of an apply, in the words of Kubernetes: clients show them to people and parse them.
+//! Conflicts of an apply, in Kubernetes' wording: clients show them to users and parse them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -41,7 +41,7 @@ impl Conflict {
     }
 }
 
-/// The fields of `written` that others than `owner` hold.
+/// Returns the fields of `written` that managers other than `owner` hold.
 pub(super) fn find(entries: &ManagedFields, owner: &FieldOwner, written: &FieldSet) -> Vec<Conflict> {
     let others = entries.0.iter().filter(|(other, _)| *other != owner);
     let conflicts = others.flat_map(|(other, claim)| {

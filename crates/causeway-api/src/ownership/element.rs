@@ -95,7 +95,7 @@ fn is_scalar(value: &Value) -> bool {
     !value.is_array() && !value.is_object()
 }
 
-/// JSON text with sorted names, whatever order `serde_json::Map` was built to keep.
+/// JSON text with sorted names, in whatever order `serde_json::Map` keeps them.
 fn canonical(fields: &impl serde::Serialize) -> String {
     serde_json::to_string(fields).expect("a map from strings to JSON values is always JSON")
 }

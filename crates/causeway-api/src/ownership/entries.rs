@@ -1,7 +1,7 @@
-//! `metadata.managedFields`: who owns which fields, read from and written into objects.
+//! `metadata.managedFields`: the owners of fields, read from and written into objects.
 //!
-//! What comes in may be foreign and is refused as a whole when it makes no sense; what goes out is
-//! sorted as Kubernetes sorts it. Fields that the server itself fills are nobody's.
+//! The input may be foreign and is refused as a whole when it is invalid; the output is sorted as Kubernetes
+//! sorts it. Fields that the server itself fills have no owner.
 
 use std::collections::BTreeMap;
 
@@ -27,8 +27,8 @@ impl ManagedOperation {
     }
 }
 
-/// Who owns: entries with equal owners are one entry. An applier is the same under every apiVersion,
-/// because its next apply replaces its last one; for updaters each apiVersion has its own entry.
+/// The owner of fields: entries with equal owners are one entry. An applier is the same under every
+/// apiVersion, because its next apply replaces its last one; for updaters each apiVersion has its own entry.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FieldOwner {
     pub manager: String,
@@ -62,7 +62,7 @@ impl FieldOwner {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct OwnedFields {
     pub api_version: String,
-    /// As it was read: what cannot be parsed is kept, and counts as oldest.
+    /// The text as it was read: a time that cannot be parsed is kept, and counts as oldest.
     pub time: Option<String>,
     pub fields: FieldSet,
 }
@@ -78,7 +78,7 @@ impl OwnedFields {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ManagedFields(pub BTreeMap<FieldOwner, OwnedFields>);
 
-/// Kubernetes keeps ten updaters apart; the oldest beyond that become one.
+/// Kubernetes keeps ten updaters apart; the oldest beyond that are merged into one.
 const UPDATERS_MAX: usize = 10;
 const ANCIENT: &str = "ancient-changes";
 
@@ -97,7 +97,7 @@ impl ManagedFields {
         Ok(entries)
     }
 
-    /// Adds a claim to what its owner already has.
+    /// Adds a claim to the fields that its owner already has.
     pub fn claim(&mut self, owner: FieldOwner, claim: OwnedFields) {
         if let Some(held) = self.0.get_mut(&owner) {
             held.fields = held.fields.union(&claim.fields);
@@ -112,12 +112,12 @@ impl ManagedFields {
         self.0.get(owner).map(|claim| claim.fields.clone()).unwrap_or_default()
     }
 
-    /// Everything that somebody owns.
+    /// Returns all fields that have an owner.
     pub fn all_fields(&self) -> FieldSet {
         self.0.values().fold(FieldSet::default(), |all, claim| all.union(&claim.fields))
     }
 
-    /// Takes `fields` from everybody but `except`; who is left with nothing disappears.
+    /// Takes `fields` from every owner but `except`; an owner without fields is removed.
     pub fn release(&mut self, fields: &FieldSet, except: Option<&FieldOwner>) {
         for (owner, claim) in &mut self.0 {
             if Some(owner) != except {
@@ -127,7 +127,7 @@ impl ManagedFields {
         self.0.retain(|_, claim| !claim.fields.is_empty());
     }
 
-    /// Equal but for the times?
+    /// Tells whether both are equal except for the times.
     pub fn same_claims(&self, other: &ManagedFields) -> bool {
         let claims = |entries: &ManagedFields| {
             let owned = entries.0.iter().map(|(owner, claim)| (owner.clone(), claim.fields.clone()));
@@ -136,7 +136,7 @@ impl ManagedFields {
         claims(self) == claims(other)
     }
 
-    /// Folds the oldest updaters of each apiVersion into one, until no more than ten are left.
+    /// Merges the oldest updaters of each apiVersion into one, until no more than ten are left.
     pub fn cap_updaters(&mut self) {
         let mut updaters: Vec<FieldOwner> =
             self.0.keys().filter(|owner| owner.operation == ManagedOperation::Update).cloned().collect();
@@ -148,13 +148,13 @@ impl ManagedFields {
                 return;
             }
             let version = owner.api_version.clone();
-            // The first one seen stays as it is until a second one joins it: alone it would save nothing.
+            // The first one stays as it is until a second one joins it: alone it would save nothing.
             let Some(first) = first_of_version.get(&version).cloned() else {
                 first_of_version.insert(version, owner);
                 continue;
             };
             let bucket = FieldOwner::new(ANCIENT, ManagedOperation::Update, "", &version);
-            // The last one to join is the youngest, and lends the bucket its time.
+            // The last one to join is the youngest, and gives the merged entry its time.
             for joining in [&first, &owner].into_iter().filter(|joining| **joining != bucket) {
                 if let Some(claim) = self.0.remove(joining) {
                     self.claim(bucket.clone(), claim);
@@ -192,7 +192,7 @@ impl ManagedFields {
     }
 }
 
-/// Takes `metadata.managedFields` out of an object.
+/// Removes `metadata.managedFields` from an object.
 pub fn clear(object: &mut Value) {
     if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
         metadata.remove("managedFields");

@@ -1,8 +1,8 @@
 //! Sets of field paths, as trees, in Kubernetes' FieldsV1 form.
 //!
-//! A node that is a member stands for the field itself; a node that only has children leads to members.
-//! Every way to make a set bounds its depth, so the recursion below is bounded too; reading foreign
-//! text also bounds the number of elements.
+//! A node that is a member stands for the field itself; a node that only has children leads to members. Every
+//! constructor bounds the depth, so the recursion below is bounded too; reading foreign text also bounds the
+//! number of elements.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::element::Element;
 
-/// Deepest path in a set. Our kinds need 6; what lies deeper is treated as one value.
+/// Deepest path in a set. Our kinds need 6; a deeper field is treated as part of one value.
 pub const DEPTH_MAX: usize = 32;
 
 /// Most elements in all sets of one object, so that ownership cannot outgrow the object it describes.
@@ -22,7 +22,7 @@ pub struct FieldSet {
     nodes: BTreeMap<Element, FieldSetNode>,
 }
 
-/// Never neither: a node is a member, or has children, or both.
+/// Invariant: a node is a member, or has children, or both.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct FieldSetNode {
     pub member: bool,
@@ -41,7 +41,7 @@ pub enum FieldSetError {
     TooLarge,
 }
 
-/// A path as people read it: `.status.conditions[type="Ready"].status`.
+/// A path in readable form: `.status.conditions[type="Ready"].status`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FieldPath(pub Vec<Element>);
 
@@ -58,7 +58,7 @@ impl FieldSet {
         FieldSet::parse_within(fields, &mut budget)
     }
 
-    /// Reads FieldsV1, taking what it holds from `budget`, which several sets may share.
+    /// Reads FieldsV1 and takes its size from `budget`, which several sets may share.
     pub(super) fn parse_within(fields: &Value, budget: &mut usize) -> Result<FieldSet, FieldSetError> {
         Ok(FieldSetNode::parse(fields, 0, budget)?.children)
     }
@@ -92,7 +92,7 @@ impl FieldSet {
         self.nodes.is_empty()
     }
 
-    /// Number of elements, also of those that only lead to members: what a set costs.
+    /// Number of elements, including those that only lead to members: the cost of a set.
     pub fn size(&self) -> usize {
         self.nodes.values().map(|node| 1 + node.children.size()).sum()
     }
@@ -133,7 +133,7 @@ impl FieldSet {
         })
     }
 
-    /// What is a member here and not there. Children of a removed member stay.
+    /// Returns the members of this set that are not in `other`. Children of a removed member stay.
     pub fn difference(&self, other: &FieldSet) -> FieldSet {
         self.combine(|element, ours| match other.nodes.get(element) {
             None => Some(ours.clone()),
@@ -152,8 +152,8 @@ impl FieldSet {
         })
     }
 
-    /// This set, in which every field that leads to a member is a member too. Items of lists are not:
-    /// they exist only as long as somebody names the item itself.
+    /// Returns this set, in which every field that leads to a member is a member too. Items of lists are not:
+    /// they exist only as long as an owner names the item itself.
     pub(super) fn with_containers(&self) -> FieldSet {
         self.combine(|element, node| {
             let container = matches!(element, Element::Field(_));
@@ -165,7 +165,7 @@ impl FieldSet {
         self.nodes.get(element)
     }
 
-    /// Puts `node` at `element`, unless it holds nothing.
+    /// Puts `node` at `element`, unless it is empty.
     pub(super) fn put(&mut self, element: Element, node: FieldSetNode) {
         if node.member || !node.children.is_empty() {
             self.nodes.insert(element, node);

@@ -1,7 +1,8 @@
-//! The way from `kubectl apply` to `kubectl apply --server-side`, as Kubernetes smooths it.
+//! The migration from `kubectl apply` to `kubectl apply --server-side`, as in Kubernetes.
 //!
-//! Client-side apply left its last configuration in an annotation. What that says, and what is still so,
-//! was the same person's wish: changing it is no conflict. Only the manager `kubectl` is treated so.
+//! Client-side apply left its last configuration in an annotation. Fields with the values of that
+//! configuration were set by the same user: changing them is no conflict. This applies only to the manager
+//! `kubectl`.
 
 use serde_json::Value;
 
@@ -14,7 +15,7 @@ const ANNOTATION: &str = "kubectl.kubernetes.io/last-applied-configuration";
 /// Kubernetes' limit for all annotations of an object together; a longer text could only fail.
 const ANNOTATION_BYTES_MAX: usize = 256 * 1024;
 
-/// The fields that `manager` may change in `live` although others hold them.
+/// Returns the fields that `manager` may change in `live` although other managers hold them.
 pub fn allowed_conflicts(manager: &str, live: &Value) -> FieldSet {
     let annotation = annotation(live).filter(|_| manager == MANAGER);
     let Some(last) = annotation.and_then(|text| serde_json::from_str::<Value>(text).ok()) else {
@@ -24,7 +25,7 @@ pub fn allowed_conflicts(manager: &str, live: &Value) -> FieldSet {
     fields_of(&last).difference(&change.written()).difference(&change.removed)
 }
 
-/// Keeps the annotation true, if there is one, so that going back to client-side apply works too.
+/// Updates the annotation, if there is one, so that going back to client-side apply works too.
 pub fn refresh(manager: &str, applied: &Value, object: &mut Value) {
     if manager != MANAGER || annotation(object).is_none() {
         return;

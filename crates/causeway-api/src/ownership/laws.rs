@@ -1,4 +1,4 @@
-//! What must hold for every object, every history and every foreign text.
+//! Properties that hold for every object, every history and every foreign text.
 
 use proptest::collection::{btree_map, btree_set, vec};
 use proptest::prelude::*;
@@ -57,7 +57,7 @@ proptest! {
     }
 }
 
-/// The fields of a document, from a world small enough that managers meet.
+/// The fields of a document, from a set small enough that managers collide.
 fn documents() -> impl Strategy<Value = Value> {
     let labels = btree_map(select(vec!["app", "tier"]), select(vec!["x", "y"]), 0..3);
     let sites = subsequence(vec!["s1", "s2", "s3"], 0..=3);
@@ -123,7 +123,7 @@ fn writer(step: &Step, second: usize) -> FieldWriter<'_> {
     FieldWriter { manager: step.manager, api_version: step.api_version, subresource: step.subresource, now }
 }
 
-/// The object after a step; a conflict leaves it as it was.
+/// Returns the object after a step; a conflict leaves it as it was.
 fn take(step: &Step, second: usize, live: Option<&Value>) -> Option<Value> {
     let writer = writer(step, second);
     if step.apply {
@@ -205,7 +205,7 @@ proptest! {
         let kept = ManagedFields::of(&after).unwrap();
         let change = compare(&before, &after);
         for (owner, claim) in ManagedFields::of(&before).unwrap().0.into_iter().filter(|(owner, _)| *owner != me) {
-            // An item of a list goes as a whole, with what others changed in it.
+            // An item of a list is removed as a whole, with the changes of other managers in it.
             prop_assert_eq!(kept.fields(&owner), claim.fields.difference(&change.removed));
             prop_assert_eq!(claim.fields.intersection(&change.written()), FieldSet::default());
         }
@@ -227,7 +227,7 @@ proptest! {
     }
 }
 
-/// Anything at all, in the words that our code listens to.
+/// Arbitrary input, made of the words that our code interprets.
 fn foreign() -> impl Strategy<Value = Value> {
     let names = select(vec![
         "f:metadata",

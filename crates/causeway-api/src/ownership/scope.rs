@@ -1,5 +1,5 @@
-//! What a write may touch: the main resource everything but `status`, the status subresource nothing else,
-//! and nobody the fields that the server fills itself.
+//! Limits the fields that a write may change: the main resource everything but `status`, the status
+//! subresource nothing else, and no writer the fields that the server fills itself.
 
 use std::sync::LazyLock;
 
@@ -16,7 +16,7 @@ pub enum Subresource {
 }
 
 impl Subresource {
-    /// As `subresource` in managedFields: the main resource has no name.
+    /// The `subresource` in managedFields: the main resource has no name.
     pub fn name(self) -> &'static str {
         match self {
             Subresource::Main => "",
@@ -29,8 +29,8 @@ impl Subresource {
     }
 }
 
-/// Undoes what a write did outside its part of the object: the main resource keeps the old status (a new
-/// object has none), the status subresource keeps everything but the status. Doing it twice changes nothing.
+/// Reverts changes of a write outside its part of the object: the main resource keeps the old status (a new
+/// object has none), the status subresource keeps everything but the status. Idempotent.
 pub fn confine(subresource: Subresource, old: Option<&Value>, new: &mut Value) {
     match subresource {
         Subresource::Main => replace(new, "status", old.and_then(|old| old.get("status")).cloned()),
@@ -48,7 +48,7 @@ pub(super) fn fields_within(subresource: Subresource, set: &FieldSet) -> FieldSe
     set.only_fields(|name| subresource.covers(name))
 }
 
-/// What an applied document says about its part of the object: without null, without what the server fills.
+/// Returns the applied document's part of the object: without nulls and without fields that the server fills.
 pub(super) fn config_of(subresource: Subresource, applied: &Value) -> Value {
     let mut config = applied.clone();
     if let Some(fields) = config.as_object_mut() {
@@ -62,7 +62,7 @@ pub(super) fn config_of(subresource: Subresource, applied: &Value) -> Value {
     config
 }
 
-/// What identifies the object that an applied document would create.
+/// Returns the fields that identify the object which an applied document would create.
 pub(super) fn identity_of(applied: &Value) -> Value {
     let mut identity = Map::new();
     for name in ["apiVersion", "kind"] {
@@ -80,7 +80,7 @@ pub(super) fn identity_of(applied: &Value) -> Value {
     Value::Object(identity)
 }
 
-/// An object without its managedFields, with at least an empty metadata, as ownership compares it.
+/// Returns an object without its managedFields, with at least an empty metadata, as ownership compares it.
 pub(super) fn body_of(object: &Value) -> Value {
     let mut body = object.clone();
     clear(&mut body);
@@ -90,7 +90,7 @@ pub(super) fn body_of(object: &Value) -> Value {
     body
 }
 
-/// Fields that nobody owns: they name the object, or the server fills them.
+/// Returns the fields without owners: they identify the object, or the server fills them.
 pub(super) fn system_fields() -> FieldSet {
     SYSTEM.clone()
 }

@@ -1,17 +1,17 @@
-//! Which lists are merged item by item. Everything else follows from the value: objects are granular
-//! maps, other lists and scalars are one value.
+//! The table of lists that are merged item by item. Everything else follows from the value: objects are
+//! granular maps, other lists and scalars are one value.
 //!
 //! The table is the same for all kinds and has two readers: ownership, and the OpenAPI generator, which
 //! writes it as `x-kubernetes-list-type` and `x-kubernetes-list-map-keys`.
 
-/// How the items of a list are owned and merged.
+/// The granularity at which the items of a list are owned and merged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ListType {
-    /// One value: whoever writes it owns all of it.
+    /// One value: a writer owns all of it.
     Atomic,
     /// Scalars, each owned on its own.
     Set,
-    /// Objects told apart by these fields, each owned on its own.
+    /// Objects identified by these fields, each owned on its own.
     Map(&'static [&'static str]),
 }
 
@@ -44,7 +44,7 @@ pub fn list_type(path: &[&str]) -> ListType {
     path.iter().fold(Shape::OBJECT, |shape, name| shape.field(name)).list
 }
 
-/// Where in an object a walk stands, as far as the table can tell places apart.
+/// The position of a walk in an object, as far as the table distinguishes positions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     place: Option<&'static str>,

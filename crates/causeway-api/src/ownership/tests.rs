@@ -1,4 +1,4 @@
-//! What ownership promises, one row per sentence.
+//! The guarantees of ownership, one row per sentence.
 
 use serde_json::{Value, json};
 
@@ -58,7 +58,7 @@ fn refused(writer: FieldWriter<'_>, live: &Value, fields: Value) -> String {
     apply(&writer, Some(live), &service(fields), false).unwrap_err().to_string()
 }
 
-/// Who owns what, as `manager/operation[/subresource]: paths`.
+/// The owners and their fields, as `manager/operation[/subresource]: paths`.
 fn owners(object: &Value) -> Vec<String> {
     let entries = object["metadata"]["managedFields"].as_array().cloned().unwrap_or_default();
     entries
@@ -414,10 +414,10 @@ fn documents_that_cannot_be_applied_are_refused() {
         json!({"apiVersion": "v1"}),
         "Incorrect version specified in apply patch. Specified patch version: v1, expected: causeway.io/v1",
     );
-    check(service(json!({"eSites": ["a", "a"]})), ".eSites: the item [=\"a\"] has no key of its own");
-    check(service(json!({"eSites": [{}]})), ".eSites: the item [={}] has no key of its own");
+    check(service(json!({"eSites": ["a", "a"]})), ".eSites: the item [=\"a\"] has no unique key");
+    check(service(json!({"eSites": [{}]})), ".eSites: the item [={}] has no unique key");
     let references = json!({"metadata": {"ownerReferences": [{"name": "x"}]}});
-    check(service(references), ".metadata.ownerReferences: the item [uid=null] has no key of its own");
+    check(service(references), ".metadata.ownerReferences: the item [uid=null] has no unique key");
     let labels: serde_json::Map<String, Value> =
         (0..ELEMENTS_MAX).map(|i| (i.to_string(), json!("x"))).collect();
     check(

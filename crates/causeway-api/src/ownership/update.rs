@@ -1,4 +1,4 @@
-//! Ownership after create, update and patch: whoever changes a field owns it, alone.
+//! Ownership after create, update and patch: the writer that changes a field becomes its only owner.
 
 use serde_json::{Map, Value, json};
 
@@ -7,17 +7,18 @@ use super::scope::{body_of, confine, fields_within, system_fields};
 use super::walk::{compare, fields_of};
 use super::{FieldWriter, OwnershipError, Subresource};
 
-/// Gives `new` the managedFields that follow from the change `old` → `new` by `writer`; no `old` is a create.
+/// Sets the managedFields of `new` that follow from the change `old` → `new` by `writer`; no `old` is a
+/// create.
 ///
-/// The write is confined to its subresource first. managedFields that the client sent are taken as they
-/// are, `[]` and `[{}]` reset them; a status write cannot touch them. `new` should be decoded and defaulted,
-/// or what the server will normalise counts as changed.
+/// The write is confined to its subresource first. managedFields that the client sent are taken as they are,
+/// `[]` and `[{}]` reset them; a status write cannot change them. `new` should be decoded and defaulted, or
+/// fields that the server will normalise count as changed.
 pub fn update(writer: &FieldWriter<'_>, old: Option<&Value>, new: &mut Value) -> Result<(), OwnershipError> {
     let mut entries = entries_before(writer, old, new);
     confine(writer.subresource, old, new);
     let before = old.map_or_else(|| json!({"metadata": {}}), body_of);
     if entries.0.is_empty() && !fields_of(&before).difference(&system_fields()).is_empty() {
-        // As in Kubernetes: fields without any owner were reset on purpose, and stay so until somebody applies.
+        // As in Kubernetes: fields without any owner were reset on purpose, and stay so until the next apply.
         clear(new);
         return Ok(());
     }
@@ -26,8 +27,8 @@ pub fn update(writer: &FieldWriter<'_>, old: Option<&Value>, new: &mut Value) ->
     entries.write(new)
 }
 
-/// When `old` and `new` differ at most in the times of their entries, makes `new` equal to `old` and
-/// says so: nothing happened. Call it with both in the form that is stored.
+/// When `old` and `new` differ at most in the times of their entries, makes `new` equal to `old` and returns
+/// true: nothing changed. Call it with both in the stored form.
 pub fn settle(old: &Value, new: &mut Value) -> bool {
     let (Ok(old_entries), Ok(new_entries)) = (ManagedFields::of(old), ManagedFields::of(new)) else {
         return old == new;
@@ -39,7 +40,7 @@ pub fn settle(old: &Value, new: &mut Value) -> bool {
     same
 }
 
-/// Entries for all that an object holds that was never tracked, so that a first apply meets somebody.
+/// Returns entries for all fields of an object that was never tracked, so that a first apply finds an owner.
 pub(super) fn before_first_apply(writer: &FieldWriter<'_>, live: &Value) -> ManagedFields {
     let mut entries = ManagedFields::default();
     for subresource in [Subresource::Main, Subresource::Status] {
@@ -49,8 +50,8 @@ pub(super) fn before_first_apply(writer: &FieldWriter<'_>, live: &Value) -> Mana
     entries
 }
 
-/// What the client sent counts, unless it sent nothing that makes sense: clients that do not know
-/// managedFields must not strip them by accident.
+/// Uses the client's entries, unless they are unusable: clients that do not know managedFields must not strip
+/// them by accident.
 fn entries_before(writer: &FieldWriter<'_>, old: Option<&Value>, new: &Value) -> ManagedFields {
     let stored = || old.and_then(|old| ManagedFields::of(old).ok()).unwrap_or_default();
     if writer.subresource == Subresource::Status {

@@ -1,7 +1,7 @@
-//! Walks over objects: which fields a value has, what changed between two, two merged, fields taken out.
+//! Walks over objects: the fields of a value, the changes between two, merging two, and removing fields.
 //!
-//! All four see an object in the same way: maps by field, lists as `shape` says, anything else, and
-//! anything deeper than a field set can name, as one value.
+//! All four see an object in the same way: maps by field, lists by `shape`, anything else, and anything
+//! deeper than a field set can name, as one value.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,7 @@ pub fn fields_of(object: &Value) -> FieldSet {
     node_of(object, Shape::OBJECT, 0).children
 }
 
-/// What became of the fields between two objects.
+/// The changes of fields between two objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FieldChange {
     pub added: FieldSet,
@@ -25,7 +25,7 @@ pub struct FieldChange {
 }
 
 impl FieldChange {
-    /// The fields that have a new value.
+    /// Returns the fields that have a new value.
     pub fn written(&self) -> FieldSet {
         self.added.union(&self.modified)
     }
@@ -49,13 +49,13 @@ pub fn merge(live: &mut Value, config: &Value) {
     merge_at(live, config, Shape::OBJECT, 0);
 }
 
-/// Takes out every field and item that is a member of `fields`, with all it holds.
+/// Removes every field and item that is a member of `fields`, with all it holds.
 pub fn remove(object: &mut Value, fields: &FieldSet) {
     remove_at(object, fields, Shape::OBJECT);
 }
 
-/// The field with a list in which two items have one key, or an item has no usable key at all. What `apply`
-/// merges must not have one.
+/// Returns the field with a list in which two items have the same key, or an item has no usable key. `apply`
+/// must not merge such a list.
 pub fn ambiguous_list(object: &Value) -> Option<(String, Element)> {
     let fields = object.as_object()?;
     let nested = fields.iter().flat_map(|(name, value)| {
@@ -81,7 +81,7 @@ pub fn ambiguous_list(object: &Value) -> Option<(String, Element)> {
     None
 }
 
-/// How a walk looks at one value.
+/// The interpretation of one value by a walk.
 enum View<'a> {
     Map(&'a Map<String, Value>),
     List(&'a [Value]),
@@ -232,7 +232,7 @@ fn merge_lists(live: &mut Vec<Value>, config: &[Value], shape: Shape, depth: usi
             None => live.push(item.clone()),
         }
     }
-    // Of items that shared a key, the merged one stands for all.
+    // Among items that shared a key, the merged one replaces all.
     let mut place = 0..;
     live.retain(|item| {
         let place = place.next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The schemas say what the types say, in words Kubernetes understands.
+//! The schemas match the types, in the form that Kubernetes understands.
 
 use serde_json::json;
 

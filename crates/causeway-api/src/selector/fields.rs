@@ -1,6 +1,7 @@
-//! Field selectors: `field=value`, `field==value`, `field!=value`, joined by commas; `\` takes the meaning from `,`, `=` and `\`.
+//! Field selectors: `field=value`, `field==value`, `field!=value`, joined by commas; `\` escapes `,`, `=` and
+//! `\`.
 //!
-//! On a list such as `ePolicys`, `=` asks whether the list contains the value.
+//! On a list such as `ePolicys`, `=` tests whether the list contains the value.
 
 use super::{SelectableFields, SelectorError};
 use crate::Kind;
@@ -22,7 +23,7 @@ struct Requirement {
 // See the bound on label requirements.
 const REQUIREMENTS_MAX: usize = 100;
 
-/// The fields of a kind that can be selected by: its name and what refers to other objects.
+/// The fields of a kind that can be selected by: its name and references to other objects.
 pub fn selectable_fields(kind: Kind) -> &'static [&'static str] {
     match kind {
         Kind::ESite => &["metadata.name"],
@@ -39,7 +40,8 @@ pub fn selectable_fields(kind: Kind) -> &'static [&'static str] {
     }
 }
 
-/// What events are found by in Kubernetes, and behind them the same under the names of events.k8s.io/v1.
+/// The event fields that Kubernetes can select by, followed by the same fields under the names of
+/// events.k8s.io/v1.
 const EVENT_FIELDS: [&str; 21] = [
     "metadata.name",
     "metadata.namespace",
@@ -80,7 +82,8 @@ impl FieldSelector {
         self.requirements.is_empty()
     }
 
-    /// The one object that can match, if the selector asks for a name: then a get does for a list.
+    /// Returns the only object name that can match, if the selector requires a name: then a get replaces a
+    /// list.
     pub fn exact_name(&self) -> Option<&str> {
         let by_name = |requirement: &&Requirement| requirement.equal && requirement.field == "metadata.name";
         self.requirements.iter().find(by_name).map(|requirement| requirement.value.as_str())

@@ -21,12 +21,12 @@ pub enum Requirement {
     In(String, BTreeSet<String>),
     /// Also holds when the label is missing, as in Kubernetes.
     NotIn(String, BTreeSet<String>),
-    /// The value is a whole number above this one. A label that is missing, or no number, is not.
+    /// The value is an integer greater than this one. A missing or non-numeric label does not match.
     GreaterThan(String, i64),
     LessThan(String, i64),
 }
 
-// More than any person writes; keeps a request from costing every event a million comparisons.
+// More than any user writes; prevents a request from costing a million comparisons per event.
 const REQUIREMENTS_MAX: usize = 100;
 const VALUES_MAX: usize = 1_000;
 
@@ -61,7 +61,7 @@ impl LabelSelector {
         self.matches_by(|key| facets.label(key))
     }
 
-    /// For labels kept in another form.
+    /// Matches labels that are kept in another form.
     pub fn matches_by<'a>(&self, label: impl Fn(&str) -> Option<&'a str>) -> bool {
         self.requirements.iter().all(|requirement| match requirement {
             Requirement::Exists(key) => label(key).is_some(),
@@ -164,7 +164,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// The one value after '=' or '!='; nothing there means the empty value.
+    /// Parses the value after '=' or '!='; an absent one is the empty value.
     fn value(&mut self) -> Result<BTreeSet<String>, SelectorError> {
         match self.peek() {
             Token::End | Token::Comma => Ok(BTreeSet::from([String::new()])),
@@ -176,7 +176,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// The number after '>' or '<'. The refusal is in the words of Kubernetes.
+    /// Parses the number after '>' or '<'. The error has Kubernetes' wording.
     fn bound(&mut self, key: &str) -> Result<i64, SelectorError> {
         let word = match self.next() {
             Token::Word(word) => word,

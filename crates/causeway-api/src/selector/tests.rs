@@ -1,4 +1,4 @@
-//! Which objects are selected, and which selectors are refused.
+//! Selected objects, and refused selectors.
 
 use serde_json::json;
 
@@ -137,7 +137,7 @@ fn escaped_characters_belong_to_the_value() {
 
 #[test]
 fn every_selectable_field_of_a_kind_is_looked_at() {
-    // A field that is announced but not filled from the object would match nothing, silently.
+    // A selectable field that is not filled from the object would silently match nothing.
     for kind in Kind::ALL {
         let schema = crate::schema::of(kind);
         for field in selectable_fields(kind).iter().filter(|field| **field != "metadata.name") {
@@ -191,7 +191,7 @@ fn events_are_found_by_what_they_are_about() {
             "{fields} as stored"
         );
     };
-    // What `kubectl describe` asks for, with the empty namespace of a cluster-scoped object.
+    // The query of `kubectl describe`, with the empty namespace of a cluster-scoped object.
     let describe = "involvedObject.name=oslo,involvedObject.namespace=,involvedObject.kind=EGateway,involvedObject.uid=u";
     check(describe, true);
     check("involvedObject.kind=EGateway,involvedObject.name=oslo,involvedObject.apiVersion=v1", true);

@@ -1,4 +1,4 @@
-//! Rows as a person sees them.
+//! Rows as they are printed.
 
 use super::*;
 use crate::{ESite, ObjectMeta, meta::set_condition};

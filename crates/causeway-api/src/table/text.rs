@@ -1,15 +1,15 @@
-//! How single cells are worded: ages as kubectl prints them, sizes, lists that stay short.
+//! Formats single cells: ages as kubectl prints them, sizes, short lists.
 
 use serde_json::Value;
 
-/// What stands where nothing is.
+/// The text of an empty cell.
 pub(super) const NONE: &str = "<none>";
 
 pub(super) fn word(text: &str) -> Value {
     if text.is_empty() { NONE.into() } else { text.into() }
 }
 
-/// The first three entries, and how many follow.
+/// The first three entries, and the number of the remaining ones.
 pub(super) fn list(items: &[String]) -> Value {
     match items {
         [] => NONE.into(),
@@ -20,7 +20,7 @@ pub(super) fn list(items: &[String]) -> Value {
     }
 }
 
-/// A span of time as kubectl prints ages: coarser the longer it is.
+/// A duration as kubectl prints ages: coarser the longer it is.
 pub fn age(seconds: u64) -> String {
     let (minutes, hours, days, years) =
         (seconds / 60, seconds / 3_600, seconds / 86_400, seconds / 31_536_000);
@@ -41,13 +41,13 @@ pub fn age(seconds: u64) -> String {
     }
 }
 
-/// A number of bytes in the largest unit that leaves something before the point.
+/// A number of bytes in the largest unit with a nonzero integer part.
 pub fn bytes(count: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if count < 1024 {
         return format!("{count}B");
     }
-    // Leading zeros tell the power of two, so no rounding can land on "1024.0KiB".
+    // The leading zeros give the power of two, so rounding cannot produce "1024.0KiB".
     let power = ((63 - count.leading_zeros()) / 10) as usize;
     let value = count as f64 / (1u64 << (10 * power)) as f64;
     format!("{value:.1}{}", UNITS[power - 1])

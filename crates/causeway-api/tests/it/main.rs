@@ -1,4 +1,4 @@
-//! The crate from outside: manifests as people write them, and laws that hold for every object.
+//! The crate from outside: manifests as users write them, and properties that hold for every object.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 

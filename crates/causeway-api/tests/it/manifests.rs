@@ -1,4 +1,4 @@
-//! The manifests of `examples/` and those of the design documents are understood, and say what is missing.
+//! The manifests of `examples/` and those of the design documents are accepted, and report missing objects.
 
 use std::path::Path;
 
@@ -26,7 +26,7 @@ fn the_examples_are_valid_and_everything_in_them_resolves() {
     for object in world.objects() {
         let status = conditions::status(object, &world, Time::from_second(NOW));
         let ready = status.condition(READY).unwrap();
-        // A gateway of an edge that is only written down has never connected; nothing else may be missing.
+        // A gateway of an edge that was only declared has never connected; nothing else may be missing.
         let is_resolved = match (object.kind(), object.name()) {
             (Kind::EGateway, name) if name != "cloud" => ready.reason == "NeverConnected",
             _ => ready.status == ConditionStatus::True,
@@ -58,7 +58,7 @@ fn the_objects_of_the_documents_are_taken_word_for_word() {
     );
 }
 
-/// What the API server does with an object, as far as this crate decides it.
+/// Processes an object like the API server, as far as this crate decides it.
 #[track_caller]
 fn admit(mut value: Value, version: ApiVersion, world: &ObjectSet) -> Object {
     assert_eq!(value["apiVersion"], version.as_str());
@@ -81,7 +81,7 @@ fn admit(mut value: Value, version: ApiVersion, world: &ObjectSet) -> Object {
     object
 }
 
-/// What the controller does.
+/// Allocates addresses like the controller.
 fn give_addresses(world: &mut ObjectSet) {
     let sites: Vec<String> = world.all::<ESite>().map(|site| site.metadata.name.clone()).collect();
     for site in sites {

@@ -1,4 +1,4 @@
-//! Laws that hold for every object and for every text someone may send.
+//! Properties that hold for every object and for every text that a client may send.
 
 use causeway_api::selector::{FieldSelector, LabelSelector, SelectableFields, Selector};
 use causeway_api::wire::{STORED_PREFIX, client_value, splice};
@@ -72,7 +72,7 @@ fn values() -> impl Strategy<Value = (Kind, Value)> {
     kinds().prop_flat_map(|kind| (Just(kind), of_schema(schema::of(kind))))
 }
 
-/// Any JSON at all.
+/// Arbitrary JSON.
 fn foreign() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),
@@ -124,7 +124,7 @@ fn zero_some(value: &mut Value, choice: &mut impl Iterator<Item = bool>, schema:
     }
 }
 
-/// Is everything that was written there? What was not written may be a default.
+/// Tells whether every written field is present. Fields that were not written may be defaults.
 fn holds(read: &Value, written: &Value) -> bool {
     match (read, written) {
         (Value::Object(read), Value::Object(written)) => {
@@ -174,7 +174,7 @@ proptest! {
     fn what_was_written_reads_back_and_writing_it_again_changes_nothing(
         (kind, value) in values(), zeros in prop::collection::vec(any::<bool>(), 32),
     ) {
-        // Half of what was written becomes the zero of its type.
+        // Half of the written fields become the zero of their type.
         let mut written = value;
         zero_some(&mut written, &mut zeros.iter().copied().cycle(), schema::of(kind));
         let decoded = Object::decode(kind, written.clone()).map_err(|errors| TestCaseError::fail(format!("{errors:?}")))?;
@@ -234,7 +234,7 @@ proptest! {
     #[test]
     fn conditions_of_any_object_settle_at_once((kind, value) in values()) {
         let mut object = Object::decode(kind, value).unwrap().object;
-        // Two conditions of one type are refused by validation; here they would only hide the law.
+        // Two conditions of one type are refused by validation; here they would only hide the property.
         object.status_mut().conditions.clear();
         let world: ObjectSet = [object.clone()].into_iter().collect();
         let first = conditions::status(&object, &world, Time::from_second(1));

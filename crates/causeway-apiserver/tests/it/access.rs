@@ -1,4 +1,4 @@
-//! Who may do what, over the wire.
+//! Authorization of each role, over the wire.
 
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -82,7 +82,8 @@ async fn wrong_tokens_from_one_address_are_slowed_down_and_right_ones_are_not() 
     let slowed = lab.ask_as("guess", "GET", &path, (), &[]).await;
     assert_eq!(slowed.code, 429);
     assert!(slowed.header("retry-after").parse::<u32>().unwrap() >= 1);
-    // The wrong ones are not looked up in the store any more, and the right one behind the same address still works.
+    // Wrong tokens are not looked up in the store any more, and the right one behind the same address still
+    // works.
     let looked_up = lab.people.lookups.load(SeqCst);
     for _ in 0..20 {
         assert_eq!(lab.ask_as("guess", "GET", &path, (), &[]).await.code, 429);

@@ -1,4 +1,4 @@
-//! What administrators do leaves a record each: who, by which credential, what, which fields, and the answer.
+//! Each action of an administrator leaves a record: user, credential, action, changed fields and response.
 
 use causeway_apiserver::AdminRecord;
 use serde_json::{Value, json};

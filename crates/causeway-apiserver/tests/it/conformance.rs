@@ -99,7 +99,7 @@ async fn a_watch_of_an_impersonated_user_ends_with_the_credential_behind_it() {
     assert!(watch.next().await.is_none(), "the watch ends");
 }
 
-/// One request over HTTP/2: the code, the length that was told, and the body.
+/// One request over HTTP/2: the code, the announced length, and the body.
 async fn over_http2(lab: &Lab, method: &str, path: &str) -> (u16, Option<u64>, Bytes) {
     let socket = TcpStream::connect(lab.addr).await.unwrap();
     let io = TokioIo::new(socket);
@@ -150,7 +150,7 @@ async fn head_is_get_without_its_body() {
         let (code, _, body) = over_http2(&lab, "GET", path).await;
         let (head_code, length, head_body) = over_http2(&lab, "HEAD", path).await;
         assert_eq!((head_code, length), (code, Some(body.len() as u64)), "{path}");
-        // The action answers with the time of nothing: equal requests have equal answers here.
+        // The action answers with a constant time: equal requests have equal responses here.
         assert!(head_body.is_empty(), "{path}: {head_body:?}");
         let over_http1 = lab.ask("HEAD", path, ()).await;
         assert_eq!((over_http1.code, over_http1.body.len()), (code, 0), "{path}");
@@ -212,7 +212,7 @@ struct Row {
     message: &'static str,
 }
 
-/// Refusals in the words of Kubernetes.
+/// Refusals with Kubernetes' wording.
 fn refusals() -> Vec<Row> {
     let row = |method, path, body: Value, code, reason, message| {
         let content_type =

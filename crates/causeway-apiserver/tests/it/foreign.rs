@@ -1,4 +1,4 @@
-//! Foreign bytes: every row gets its 4xx as a Status, and nothing is half done.
+//! Foreign bytes: every row gets its 4xx as a Status, and nothing is partially executed.
 
 use serde_json::{Value, json};
 
@@ -11,7 +11,7 @@ struct Row {
     content_type: Option<&'static str>,
     body: Vec<u8>,
     code: u16,
-    /// A word that must stand in the message or name a field.
+    /// A word that must occur in the message or name a field.
     says: &'static str,
 }
 
@@ -282,7 +282,7 @@ impl Row {
         Row { content_type: Some(content_type), ..self }
     }
 
-    /// A `test` operation needs a value; the count is looked at once all are read.
+    /// A `test` operation needs a value; the count is checked after all are read.
     fn missing_value(self) -> Row {
         let body =
             String::from_utf8(self.body).unwrap().replace(r#""path":"/a""#, r#""path":"/a","value":1"#);

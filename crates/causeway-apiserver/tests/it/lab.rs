@@ -23,7 +23,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// Everything a test waits for must come within this.
+/// The timeout of every wait in the tests.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 pub const GROUP: &str = "/apis/causeway.io/v1";
 
@@ -39,10 +39,10 @@ pub struct Lab {
     folder: Arc<tempfile::TempDir>,
 }
 
-/// Knows its people by their tokens.
+/// Authenticates users by their tokens.
 #[derive(Default)]
 pub struct People {
-    /// How many tokens were looked up where it may cost something, and in memory alone.
+    /// The number of token lookups that may be expensive, and of those in memory alone.
     pub lookups: std::sync::atomic::AtomicUsize,
     pub lookups_in_memory: std::sync::atomic::AtomicUsize,
     revoked: Mutex<Vec<String>>,
@@ -70,7 +70,7 @@ impl People {
 }
 
 impl Authenticator for People {
-    /// The user is whoever the certificate's bytes spell.
+    /// The user is the text of the certificate's bytes.
     fn certificate(&self, chain: &[CertificateDer<'_>]) -> Result<Identity, AuthFailure> {
         let text = String::from_utf8_lossy(&chain[0]).into_owned();
         let name = ["admin:tls", "viewer:tls"].into_iter().find(|name| text.contains(name));
@@ -92,12 +92,12 @@ impl Authenticator for People {
     }
 }
 
-/// Remembers what administrators did.
+/// Records the actions of administrators.
 #[derive(Default)]
 pub struct Acts(Mutex<Vec<AdminRecord>>);
 
 impl Acts {
-    /// What came since the last call.
+    /// Returns the records since the last call.
     pub fn take(&self) -> Vec<AdminRecord> {
         std::mem::take(&mut *self.0.lock().unwrap())
     }
@@ -109,7 +109,7 @@ impl AdminAudit for Acts {
     }
 }
 
-/// Says back what it was asked.
+/// Echoes its request.
 struct Echo;
 
 impl Actions for Echo {
@@ -180,7 +180,7 @@ impl Lab {
         self.store.close().await.unwrap();
     }
 
-    /// A request as admin.
+    /// Sends a request as admin.
     pub async fn ask(&self, method: &str, path: &str, body: impl Into<Content>) -> Answer {
         self.ask_as("admin:ann", method, path, body, &[]).await
     }
@@ -271,7 +271,7 @@ pub fn revision(object: &Value) -> u64 {
     object["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap()
 }
 
-/// A body and what it says it is.
+/// A body and its declared content type.
 #[derive(Default)]
 pub struct Content {
     bytes: Bytes,

@@ -1,4 +1,4 @@
-//! Bounds: requests at once, watches, connections, sizes and times.
+//! Bounds: concurrent requests, watches, connections, sizes and times.
 
 use std::time::Duration;
 
@@ -18,9 +18,9 @@ async fn one_identity_cannot_starve_another() {
         ..ApiLimits::default()
     };
     let lab = Lab::with(limits).await;
-    // Two requests of the greedy one that never send their bodies: one is read, one waits.
+    // Two requests of the greedy client that never send their bodies: one is read, one waits.
     let mut held = vec![half_sent(&lab, "greedy").await, half_sent(&lab, "greedy").await];
-    // The first is asked for its body; then the other one stands in line.
+    // The first gets 100 Continue; then the other one waits.
     let mut word = [0; 12];
     let asked = tokio::time::timeout(PATIENCE, async {
         let (left, right) = held.split_at_mut(1);
@@ -43,7 +43,7 @@ async fn one_identity_cannot_starve_another() {
     );
     lab.ask_as("admin:modest", "GET", &format!("{GROUP}/esites"), (), &[]).await.expect(200);
     drop(held);
-    // What was held comes back.
+    // The held slots are released.
     let served = tokio::time::timeout(PATIENCE, async { while post().await.code == 429 {} });
     served.await.expect("the places are free again");
 }
@@ -52,7 +52,7 @@ async fn one_identity_cannot_starve_another() {
 async fn half_a_body_holds_no_seat() {
     let limits = ApiLimits { requests_max: 2, requests_per_identity_max: 1, ..ApiLimits::default() };
     let lab = Lab::with(limits).await;
-    // As many as there are seats, each of an identity of its own, and each asked for its body.
+    // As many as there are slots, each with its own identity, and each got 100 Continue.
     let mut held = Vec::new();
     for name in ["first", "second"] {
         let mut socket = half_sent(&lab, name).await;
@@ -63,7 +63,7 @@ async fn half_a_body_holds_no_seat() {
     }
     lab.ask_as("admin:third", "GET", &format!("{GROUP}/esites"), (), &[]).await.expect(200);
     lab.ask_as("admin:third", "POST", &format!("{GROUP}/esites"), site("a", "x"), &[]).await.expect(201);
-    // Nor does it keep its own identity from asking what needs no body.
+    // It does not prevent its own identity from requests without a body either.
     lab.ask_as("admin:first", "GET", &format!("{GROUP}/esites"), (), &[]).await.expect(200);
 }
 
@@ -88,7 +88,7 @@ async fn watches_per_identity_are_bounded() {
     let _other = lab.watch_as("viewer:bob", &path, &[]).await;
     drop(first);
     let freed = tokio::time::timeout(PATIENCE, async {
-        // The server notices that a quiet watcher is gone when it next has something to say.
+        // The server notices that an idle watcher is gone at its next event.
         let mut n = 0;
         loop {
             lab.site(&format!("s{n}"), "x").await;
@@ -109,7 +109,7 @@ async fn bodies_and_objects_have_a_size() {
     let mut large = site("a", "x");
     large["metadata"]["annotations"] = serde_json::json!({"note": "n".repeat(200_000)});
     lab.ask("POST", &sites, large.clone()).await.expect(201);
-    // Within a request, but more than an object may hold.
+    // Within the limit of a request, but over that of an object.
     let subnets: Vec<String> =
         (0..120_000).map(|n| format!("10.{}.{}.{}/32", n >> 16, (n >> 8) & 255, n & 255)).collect();
     let mut many = site("b", "x");
@@ -118,7 +118,7 @@ async fn bodies_and_objects_have_a_size() {
     assert!([413, 422].contains(&refused.code), "{}", refused.code);
     let huge = serde_json::json!({"metadata": {"name": "c", "annotations": {"note": "n".repeat(3 << 20)}}});
     assert_eq!(lab.ask("POST", &sites, huge).await.expect(413)["reason"], "RequestEntityTooLarge");
-    // Without a length, the body is cut off where it becomes too long.
+    // Without a length, the body is cut off at the limit.
     let lab = Lab::with(ApiLimits { body_bytes_max: 1_000, ..ApiLimits::default() }).await;
     let mut socket = TcpStream::connect(lab.addr).await.unwrap();
     let endless = format!(
@@ -142,7 +142,7 @@ async fn connections_are_counted_and_slow_ones_closed() {
     let lab = Lab::with(limits).await;
     let closed = async |mut socket: TcpStream| {
         let mut rest = Vec::new();
-        // Reset or end: either way it is over.
+        // Reset or end: both are an end.
         let _ =
             tokio::time::timeout(PATIENCE, socket.read_to_end(&mut rest)).await.expect("the server closes");
         String::from_utf8_lossy(&rest).into_owned()
@@ -171,10 +171,10 @@ async fn connections_are_counted_and_slow_ones_closed() {
 
 #[tokio::test]
 async fn an_idle_client_over_http2_does_not_hold_up_the_stop() {
-    // Whoever is waited for when the server stops is waited for this long.
+    // The server waits this long for open connections when it stops.
     let lab = Lab::with(ApiLimits { drain_time_max: Duration::from_secs(600), ..ApiLimits::default() }).await;
     let mut client = TcpStream::connect(lab.addr).await.unwrap();
-    // The preface and empty settings. After that it says nothing, not even to a ping.
+    // The preface and empty settings. After that the client sends nothing, not even the answer to a ping.
     client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
     client.read_exact(&mut [0; 9]).await.unwrap();
     lab.shut_down().await;

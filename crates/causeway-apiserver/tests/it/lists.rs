@@ -1,4 +1,4 @@
-//! Lists: pages of one snapshot, selectors, revisions of the past and the future.
+//! Lists: pages of one snapshot, selectors, past and future revisions.
 
 use causeway_store::Revision;
 use serde_json::{Value, json};
@@ -31,7 +31,7 @@ async fn pages_are_one_snapshot_while_others_write() {
         let Some(token) = metadata["continue"].as_str() else { break };
         assert_eq!(metadata["remainingItemCount"], left);
         query = format!("limit=7&continue={token}");
-        // What is behind the page goes, changes, or is new.
+        // Objects after the page are deleted, changed, or created.
         lab.ask("DELETE", &format!("{GROUP}/esites/site-{:03}", 59 - writes), ()).await.expect(200);
         lab.site(&format!("site-{:03}-new", 30 + writes), "y").await;
         let patch = json!({"metadata": {"labels": {"tier": "changed"}}});

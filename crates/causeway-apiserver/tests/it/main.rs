@@ -1,4 +1,4 @@
-//! The server over loopback, asked by a plain HTTP client.
+//! The server over loopback, with a plain HTTP client.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod access;

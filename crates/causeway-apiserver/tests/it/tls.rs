@@ -63,7 +63,7 @@ fn server_config(authority: &Authority) -> Arc<ServerConfig> {
     Arc::new(config)
 }
 
-/// Asks over HTTP/2; the status code, or nothing when TLS fails.
+/// Sends a request over HTTP/2; returns the status code, or None when TLS fails.
 async fn ask(lab: &Lab, trusted: &Authority, user: Option<(&Authority, &str)>, path: &str) -> Option<u16> {
     let builder = ClientConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()

@@ -1,4 +1,4 @@
-//! Each verb once, on both roots, and what it leaves behind.
+//! Each verb once, on both roots, and its effects.
 
 use serde_json::json;
 
@@ -159,7 +159,7 @@ async fn a_presence_holds_its_address_alone_and_gives_it_back() {
         reserved.records.iter().map(|r| &*r.key).collect::<Vec<_>>(),
         ["addresses/tokyo/192.168.0.10"]
     );
-    // A label on a presence whose range has moved on is no fault of the label.
+    // A label on a presence outside a changed range is not refused because of the range.
     lab.ask_with("PATCH", "/api/v1/egateways/gw", json!({"virtualPresenceIPcidr": "10.0.0.0/24"}), &merge)
         .await
         .expect(200);

@@ -1,4 +1,4 @@
-//! Watches: where they begin, what they say, when they end.
+//! Watches: their start, their events, their end.
 
 use causeway_store::Revision;
 use serde_json::json;
@@ -48,7 +48,7 @@ async fn a_resumed_watch_misses_nothing_and_repeats_nothing_across_a_restart() {
         for n in 0..5 {
             lab.site(&format!("r{round}-{n}"), "x").await;
         }
-        // Reads some, leaves the rest to the next watch.
+        // Reads some events, leaves the rest to the next watch.
         for _ in 0..3 {
             let event = watch.next().await.unwrap();
             last = revision(&event["object"]);
@@ -82,7 +82,7 @@ async fn a_watch_from_before_the_history_is_told_410() {
         assert_eq!(event["object"]["reason"], "Expired");
         assert!(watch.next().await.is_none());
     }
-    // The way out: list, and watch from there.
+    // The recovery: list, and watch from there.
     let list = lab.ask("GET", &format!("{GROUP}/esites"), ()).await.expect(200);
     let mut watch = lab.watch(&watch_path(&format!("resourceVersion={}", revision(&list)))).await;
     lab.site("d", "x").await;
@@ -128,7 +128,7 @@ async fn initial_events_end_with_a_bookmark_and_time_ends_the_watch() {
     let last = watch.next().await.unwrap();
     assert_eq!(last["type"], "BOOKMARK", "a last bookmark before the end");
     assert!(watch.next().await.is_none());
-    // Without bookmarks nothing but objects is said.
+    // Without bookmarks only objects are sent.
     let mut quiet = lab.watch(&watch_path("timeoutSeconds=1")).await;
     assert_eq!(quiet.take(1).await, ["ADDED a"]);
     assert!(quiet.next().await.is_none());
@@ -161,7 +161,7 @@ async fn a_slow_watcher_is_cut_off_and_the_others_are_not() {
     let slow = lab.watch(&watch_path("")).await;
     let mut quick = lab.watch(&watch_path("")).await;
     let note = "n".repeat(200_000);
-    // More than the ring and every buffer on the way to the slow one can hold.
+    // More than the ring and every buffer on the way to the slow watcher can hold.
     let count = 150;
     for n in 0..count {
         let body = json!({"metadata": {"name": "a", "annotations": {"note": note, "n": n.to_string()}}});

@@ -1,4 +1,4 @@
-//! Writers that meet: conflicts, preconditions, dry runs, validation of fields, patches, server-side apply.
+//! Concurrent writers: conflicts, preconditions, dry runs, validation of fields, patches, server-side apply.
 
 use serde_json::{Value, json};
 
@@ -171,7 +171,7 @@ async fn apply_creates_conflicts_forces_and_lets_go() {
     assert!(conflict["message"].as_str().unwrap().contains("\"one\""), "{conflict}");
     let forced = apply("web", "fieldManager=two&force=true", other).await.expect(200);
     assert_eq!((&forced["port"], &forced["metadata"]["labels"]["a"]), (&json!(8080), &json!("one")));
-    // What a manager no longer applies, and nobody else holds, goes.
+    // A field that a manager no longer applies, and that has no other owner, is removed.
     let less = first.replace("  labels: {a: one}\n", "").replace("port: 80\n", "port: 8080\n");
     let lighter = apply("web", "fieldManager=one", &less).await.expect(200);
     assert_eq!(lighter["metadata"].get("labels"), None);

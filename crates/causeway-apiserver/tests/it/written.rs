@@ -1,4 +1,4 @@
-//! What was written is read back, zero values included, whichever way it was written and whichever way it is read.
+//! Written fields are read back, including zero values, for every way of writing and reading.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ const MERGE: &[(&str, &str)] = &[("content-type", "application/merge-patch+json"
 const JSON_PATCH: &[(&str, &str)] = &[("content-type", "application/json-patch+json")];
 const APPLY: &[(&str, &str)] = &[("content-type", "application/apply-patch+yaml")];
 
-/// One object of every kind: what it needs, and every other field as the zero of its type.
+/// One object of every kind: its required fields, and every other field as the zero of its type.
 fn objects() -> Vec<(&'static str, &'static str, Value, Value)> {
     vec![
         ("esites", "ESite", json!({}), json!({"subnets": []})),
@@ -93,10 +93,11 @@ async fn zero_values_stay_as_they_were_written() {
         same(&lab.ask("GET", &all, ()).await.expect(200)["items"][0], &needed, "list");
         same(&watch.next().await.unwrap()["object"], &zeros, "watch");
 
-        // What a client read, it may write back, and nothing changes.
+        // A client may write back the object that it read, and nothing changes.
         let again = lab.ask("PUT", &one, created.clone()).await.expect(200);
         assert_eq!(again, created, "{kind}: the same again");
-        // Left out, they are gone; written again, they are back. The generation counts it, as Kubernetes does.
+        // Omitted fields are removed; written again, they are back. The generation counts it, as in
+        // Kubernetes.
         let mut bare = document(kind, "created", &[&needed]);
         bare["metadata"]["resourceVersion"] = revision(&again).clone();
         let updated = lab.ask("PUT", &one, bare).await.expect(200);
@@ -147,7 +148,7 @@ async fn applying_the_same_again_changes_nothing() {
         }
         let second = lab.ask_with("PATCH", &path, whole.clone(), APPLY).await.expect(200);
         assert_eq!(second, first, "{kind}: nothing changes");
-        // Another applier may own the same zero, and the field stays when one of them lets go.
+        // Another applier may own the same zero, and the field stays when one of them releases it.
         let other = format!("{GROUP}/{plural}/applied?fieldManager=other");
         lab.ask_with("PATCH", &other, whole.clone(), APPLY).await.expect(200);
         let less = document(kind, "applied", &[&needed]);

@@ -1,4 +1,4 @@
-//! How fast one stream is on loopback, both transports. Run on purpose, with optimisation:
+//! Measures the throughput of one stream on loopback, for both transports. Run it by name, with optimisation:
 //! `cargo test --release -p causeway-channel --test it -- --ignored --nocapture speed`.
 
 use std::time::{Duration, Instant};

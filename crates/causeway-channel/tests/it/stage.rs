@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsConnector;
 
-/// Longer than anything here may take, on a machine that is busy with builds.
+/// Longer than any test here may take, on a machine that is busy with builds.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
 pub struct Authority {
@@ -60,7 +60,7 @@ impl Authority {
         TlsCredentials { chain: vec![certificate], key }
     }
 
-    /// How an edge of this CA dials; without credentials it shows none.
+    /// The TLS configuration of an edge of this CA; without credentials it presents none.
     pub fn client(&self, credentials: Option<TlsCredentials>, alpn: &[u8]) -> rustls::ClientConfig {
         let trust = TrustAnchors::Bundle(self.bundle());
         let (mut config, _) = tls::client(trust, credentials, SystemTime::now()).unwrap();
@@ -85,12 +85,12 @@ impl Authority {
     }
 }
 
-/// A cloud as far as its port goes. The port is closed when this is dropped.
+/// The port of a cloud. It is closed when this is dropped.
 pub struct Stage {
     pub authority: Authority,
     pub address: SocketAddr,
     pub figures: PortMetrics,
-    /// Links of edges, as they come.
+    /// Links of edges, as they arrive.
     pub links: mpsc::Receiver<Link>,
     serving: JoinHandle<()>,
 }
@@ -158,7 +158,7 @@ pub struct Pair {
     pub cloud: Link,
 }
 
-/// Waits, but not for ever.
+/// Waits with a deadline.
 pub async fn within<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(DEADLINE, future).await.expect("it takes too long")
 }
@@ -171,7 +171,7 @@ pub async fn eventually(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-/// What this process holds in memory.
+/// Returns the resident memory of this process.
 pub fn resident_bytes() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();

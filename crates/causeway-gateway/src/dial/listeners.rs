@@ -1,7 +1,7 @@
-//! The addresses this gateway's process listens on: registered where they are bound, for as long as they are.
+//! The addresses on which this gateway's process listens, each registered while it is bound.
 //!
-//! One registry per gateway, shared by its role: admin, API, channel and CONNECT are registered by the role, names, presences and
-//! entries by the gateway.
+//! One registry per gateway, shared with its role. The role registers admin, API, channel and CONNECT; the
+//! gateway registers names, presences and entries.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,7 +17,7 @@ pub struct OwnListeners {
 #[derive(Default, Debug)]
 struct Known {
     next: u64,
-    /// Replaced when it changes: readers take it as it is, without a copy.
+    /// Replaced on change: readers take the current value without a copy.
     listeners: Arc<Vec<Registered>>,
 }
 
@@ -27,11 +27,11 @@ pub struct Registered {
     id: u64,
     pub name: &'static str,
     pub transport: Transport,
-    /// As it is bound: port 0 is never registered.
+    /// The address as bound: port 0 is never registered.
     pub address: SocketAddr,
 }
 
-/// Registered until it is dropped.
+/// Keeps a listener registered until it is dropped.
 #[derive(Debug)]
 #[must_use = "the listener is registered as long as this lives"]
 pub struct OwnListener {
@@ -40,7 +40,7 @@ pub struct OwnListener {
 }
 
 impl OwnListeners {
-    /// `name` is what people call it: `admin`, `presence`.
+    /// `name` is the operator's term for the listener: `admin`, `presence`.
     pub fn register(&self, name: &'static str, transport: Transport, address: SocketAddr) -> OwnListener {
         OwnListener { listeners: self.clone(), id: self.keep(name, transport, address) }
     }

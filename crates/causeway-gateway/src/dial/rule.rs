@@ -1,7 +1,7 @@
-//! A rule about backends in the local configuration: a network, and ports if not all. Pure.
+//! A rule about backends in the local configuration: a network, optionally with ports. Pure.
 //!
-//! `ADDRESS`, `NETWORK`, each with `:PORT` or `:FIRST-LAST` behind it if it is not for all ports. Addresses of IPv6 with a
-//! port stand in brackets.
+//! Syntax: `ADDRESS` or `NETWORK`, followed by `:PORT` or `:FIRST-LAST` if the rule does not apply to all
+//! ports. IPv6 addresses with a port are written in brackets.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -23,7 +23,7 @@ impl BackendRule {
         self.network.contains(&ip) && (self.first..=self.last).contains(&port)
     }
 
-    /// What is larger is more specific: the longer network, then the fewer ports.
+    /// Returns a key that is greater for a more specific rule: a longer network first, then fewer ports.
     pub fn specificity(&self) -> (u8, u16) {
         BackendRule::specificity_of(self.network.prefix_len(), self.first, self.last)
     }
@@ -59,7 +59,7 @@ impl FromStr for BackendRule {
                 None => (text, None),
             },
         };
-        let network = network(host).ok_or_else(|| wrong("is no address or network"))?;
+        let network = network(host).ok_or_else(|| wrong("is not an address or network"))?;
         let number = |text: &str| text.parse::<u16>().ok().filter(|port| *port != 0);
         let ports = match ports {
             None => Some((1, u16::MAX)),
@@ -78,7 +78,7 @@ fn network(text: &str) -> Option<IpNet> {
         return Some(ip.to_canonical().into());
     }
     let network = text.parse::<IpNet>().ok()?.trunc();
-    // IPv4-mapped networks are compared as what they map.
+    // IPv4-mapped networks are compared as the IPv4 networks they map.
     let (ip, bits) = (network.addr().to_canonical(), network.prefix_len());
     match (network.addr(), ip) {
         (IpAddr::V6(_), IpAddr::V4(_)) => IpNet::new(ip, bits.checked_sub(96)?).ok(),

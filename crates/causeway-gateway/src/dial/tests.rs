@@ -1,4 +1,4 @@
-//! Which addresses are dialled, row by row, and properties that hold for all of them.
+//! The dial decision for single addresses, row by row, and properties that hold for all of them.
 
 use proptest::prelude::*;
 
@@ -31,7 +31,7 @@ fn a_gateway_never_dials_its_own_listeners() {
         ("channel", Transport::Tcp, "[::]:7444"),
         ("presence", Transport::Tcp, "198.18.0.1:80"),
     ]);
-    // Whatever is allowed.
+    // Own listeners are denied even when the configuration allows every address.
     let anything = rules(&["0.0.0.0/0", "::/0", "0.0.0.0", "::", "127.0.0.1:7445"], &[]);
     let check = |transport: Transport, address: &str, expected: Option<&'static str>| {
         let found = judge(&anything, &own.registered(), &here, transport, address.parse().unwrap());
@@ -46,7 +46,7 @@ fn a_gateway_never_dials_its_own_listeners() {
     check(Tcp, "127.0.0.2:7445", None);
     check(Tcp, "10.0.0.2:7445", None);
     check(Tcp, "127.0.0.1:7446", None);
-    // Bound to all addresses: reached at each of this host's, of its family.
+    // A listener on all addresses is reached at each address of this host in its family.
     check(Tcp, "127.0.0.1:7443", Some("api"));
     check(Tcp, "127.9.9.9:7443", Some("api"));
     check(Tcp, "10.0.0.2:7443", Some("api"));
@@ -123,7 +123,7 @@ fn special_addresses_only_when_allowed_and_others_unless_denied() {
     check(&[], &["127.0.0.0/8", "::1"], "127.0.0.1:8080", "denied");
     check(&[], &["127.0.0.0/8", "::1"], "[::1]:8080", "denied");
     check(&[], &["10.0.0.0/8"], "[64:ff9b::10.0.0.5]:80", "denied");
-    // Only what is named.
+    // Deny everything except the named network.
     check(&["10.1.0.0/16"], &["0.0.0.0/0", "::/0"], "10.1.2.3:80", "dialled");
     check(&["10.1.0.0/16"], &["0.0.0.0/0", "::/0"], "10.2.2.3:80", "denied");
     check(&["10.1.0.0/16"], &["0.0.0.0/0", "::/0"], "[fd00::1]:80", "denied");
@@ -181,7 +181,7 @@ async fn what_is_denied_is_not_dialled_and_the_reason_is_kept() {
     assert!(dialer.connect_udp(address).await.is_ok(), "another transport is another listener");
     drop(registered);
     dialer.connect_tcp(address).await.unwrap();
-    // Bound to all addresses, it is found at every one of this host.
+    // A listener on all addresses is found at every address of this host.
     let _wild = own.register("api", Transport::Tcp, ([0, 0, 0, 0], address.port()).into());
     for local in getifaddrs::getifaddrs().unwrap().filter_map(|found| found.address.ip_addr()) {
         let found = dialer.check(Transport::Tcp, SocketAddr::new(local, address.port()));
@@ -191,7 +191,8 @@ async fn what_is_denied_is_not_dialled_and_the_reason_is_kept() {
     }
 }
 
-/// Whoever connects past the dialer connects past the site's veto. DNS asks the resolvers of its configuration.
+/// Code that connects without the dialer bypasses the site's dial rules. DNS is exempt: it asks the resolvers
+/// of its configuration.
 #[test]
 fn no_other_module_connects_to_anything() {
     fn sources(folder: &std::path::Path, found: &mut Vec<std::path::PathBuf>) {

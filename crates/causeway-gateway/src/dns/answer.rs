@@ -1,7 +1,8 @@
-//! What a name stands for at this gateway: the decisions of its DNS.
+//! Resolves names at this gateway: the decisions of its DNS server.
 //!
-//! The netmap, the name and type that are asked for, and from where somebody asks come in; records, a refusal, or the word
-//! that others know better come out. Reads only values; the wire is `message`'s matter, the sockets are `server`'s.
+//! Input: the netmap, the queried name and type, and the location of the client. Output: records, a refusal,
+//! or `Forward` for names that upstream resolvers serve. Reads only values; `message` handles the wire
+//! format, `server` the sockets.
 
 use std::net::IpAddr;
 
@@ -12,24 +13,25 @@ use hickory_proto::rr::rdata::{A, AAAA, PTR, SOA};
 use hickory_proto::rr::{Name, RData, Record, RecordType};
 use ipnet::IpNet;
 
-/// Everything below it is ours: no name in it is ever asked for elsewhere.
+/// The gateway is authoritative for this zone: no name in it is ever forwarded.
 pub const ZONE: &str = "causeway.internal";
 
-/// A netmap can change any moment, and clients shall see it within seconds.
+/// Short, because a netmap can change at any time and clients should follow within seconds.
 pub const TTL_SECONDS: u32 = 5;
-/// Shorter: whoever asks just before a service is exposed shall not wait for it.
+/// Shorter than `TTL_SECONDS`: a client that asks just before a service is exposed should not have to wait
+/// long.
 pub const NEGATIVE_TTL_SECONDS: u32 = 2;
 
-/// From where somebody asks.
+/// The location of a DNS client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DnsClient {
-    /// This host, a network it stands in, or one of the site's subnets.
+    /// This host, a network it is connected to, or one of the site's subnets.
     Near,
-    /// Anybody else: gets nothing, so that a public address is no open resolver and tells nothing about us.
+    /// Any other client. It is refused, so that a public address is no open resolver and reveals no names.
     Far,
 }
 
-/// What is answered.
+/// The decision about one query.
 #[derive(Clone, PartialEq, Debug)]
 pub enum DnsAnswer {
     Records(Vec<Record>),
@@ -37,19 +39,19 @@ pub enum DnsAnswer {
     NoData {
         soa: Record,
     },
-    /// There is no such name.
+    /// The name does not exist.
     NoName {
         soa: Record,
     },
     Refused,
-    /// It would be ours to answer, but the cloud has told this gateway nothing yet.
+    /// The name is in our zone, but this gateway has no netmap yet.
     NotYet,
-    /// Not ours: upstream is asked.
+    /// The name is not ours: upstream is asked.
     Forward,
 }
 
-/// From where does a client ask? `connected` are the networks this host stands in.
-pub fn asker(view: &NetmapView, connected: &[IpNet], client: IpAddr) -> DnsClient {
+/// Locates a client. `connected` are the networks this host is connected to.
+pub fn client_location(view: &NetmapView, connected: &[IpNet], client: IpAddr) -> DnsClient {
     let client = client.to_canonical();
     let site = view.gateway.as_ref().and_then(|gateway| view.sites.get(&gateway.site));
     let mut subnets = site.into_iter().flat_map(|site| &site.subnets).chain(connected);
@@ -59,10 +61,10 @@ pub fn asker(view: &NetmapView, connected: &[IpNet], client: IpAddr) -> DnsClien
     }
 }
 
-/// What is answered to somebody who asks for `name`.
-pub fn answer(view: &NetmapView, asker: DnsClient, name: &Name, kind: RecordType) -> DnsAnswer {
-    // Nobody needs a copy of everything.
-    if asker == DnsClient::Far || matches!(kind, RecordType::AXFR | RecordType::IXFR) {
+/// Returns the answer to a client that asks for `name`.
+pub fn answer(view: &NetmapView, client_location: DnsClient, name: &Name, kind: RecordType) -> DnsAnswer {
+    // Zone transfers are refused: clients have no use for a copy of the whole zone.
+    if client_location == DnsClient::Far || matches!(kind, RecordType::AXFR | RecordType::IXFR) {
         return DnsAnswer::Refused;
     }
     let text = DnsName::new(&name.to_ascii());
@@ -74,11 +76,11 @@ pub fn answer(view: &NetmapView, asker: DnsClient, name: &Name, kind: RecordType
     }
 }
 
-/// One question to one netmap.
+/// One query against one netmap.
 struct Zone<'a> {
     view: &'a NetmapView,
     name: &'a Name,
-    /// The name in small letters, without a dot at its end.
+    /// The name in lower case, without a trailing dot.
     text: &'a str,
     kind: RecordType,
 }
@@ -96,7 +98,7 @@ impl Zone<'_> {
                 Some(node) => self.addresses(node_address(gateway, node)),
                 None => self.no_name(),
             },
-            None if self.is_ours() => self.between(gateway),
+            None if self.is_ours() => self.empty_name(gateway),
             None => self.reverse(gateway).unwrap_or(DnsAnswer::Forward),
         }
     }
@@ -105,9 +107,9 @@ impl Zone<'_> {
         is_below(self.text, ZONE)
     }
 
-    /// A name in our zone that stands for nothing. It exists all the same when there are names below it: whoever hears that
-    /// a name does not exist may conclude that nothing below it does (RFC 8020).
-    fn between(&self, gateway: &GatewayEntry) -> DnsAnswer {
+    /// Answers a name in our zone that has no records. It still exists when there are names below it: a
+    /// resolver that learns that a name does not exist may conclude that no name below it exists (RFC 8020).
+    fn empty_name(&self, gateway: &GatewayEntry) -> DnsAnswer {
         if self.text == ZONE && self.kind == RecordType::SOA {
             return DnsAnswer::Records(vec![self.soa()]);
         }
@@ -120,7 +122,8 @@ impl Zone<'_> {
         }
     }
 
-    /// The name of a presence address, or of nothing: what lies in our presence networks is known to nobody else.
+    /// Answers a reverse query for a presence address, also when the address is unused: only this gateway
+    /// knows the names in our presence networks.
     fn reverse(&self, gateway: &GatewayEntry) -> Option<DnsAnswer> {
         let network = self.name.parse_arpa_name().ok()?;
         let whole = network.prefix_len() == network.max_prefix_len();
@@ -134,7 +137,7 @@ impl Zone<'_> {
     }
 
     fn pointer(&self, presence: &PresenceEntry) -> DnsAnswer {
-        // One name, the one that no other service can have.
+        // A single name: the one that no other service can have.
         let own = presence.names.iter().find(|name| is_below(name.as_str(), ZONE));
         let target = own.or(presence.names.first()).and_then(|name| full_name(name.as_str()));
         match target.filter(|_| matches!(self.kind, RecordType::PTR | RecordType::ANY)) {
@@ -168,12 +171,12 @@ impl Zone<'_> {
         DnsAnswer::NoName { soa: self.soa() }
     }
 
-    /// Says for how long a negative answer may be remembered (RFC 2308). A name outside our zone is a zone of its own: so it
-    /// says nothing about its neighbours.
+    /// The SOA record carries the TTL of a negative answer (RFC 2308). A name outside our zone is treated as
+    /// a zone of its own, so that the answer does not cover its siblings.
     fn soa(&self) -> Record {
         let zone = full_name(ZONE).unwrap_or_else(Name::root);
         let owner = if self.is_ours() { zone.clone() } else { self.name.clone() };
-        // Names that nobody asks: the gateway in front of the client is the only server it needs.
+        // These names are never queried: the gateway in front of the client is the only server it needs.
         let server = zone.prepend_label("gateway").unwrap_or_else(|_| zone.clone());
         let mailbox = zone.prepend_label("hostmaster").unwrap_or(zone);
         let serial = self.view.generation.revision as u32;
@@ -183,14 +186,16 @@ impl Zone<'_> {
     }
 }
 
-/// May anybody of this site use the presence? What nobody may use has no name here.
+/// Tells whether any client of this site may use the presence. A presence without a permitted client has no
+/// name here.
 fn is_usable(view: &NetmapView, gateway: &GatewayEntry, presence: &PresenceEntry) -> bool {
     let is_here = |server| view.subjects.get(server).is_some_and(|subject| subject.site == gateway.site);
     let mut existing = presence.policies.iter().filter_map(|name| view.policies.get(name));
     existing.any(|policy| policy.sites.contains(&gateway.site) || policy.servers.iter().any(is_here))
 }
 
-/// A node of our own site is where it is; one elsewhere is reached through the entry ports of this gateway.
+/// A node of our own site is returned with its own address; a node of another site is reached through the
+/// entry ports of this gateway.
 fn node_address(gateway: &GatewayEntry, node: &NodeEntry) -> Option<IpAddr> {
     match node.site == gateway.site {
         true => node.ip,

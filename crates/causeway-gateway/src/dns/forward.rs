@@ -1,8 +1,8 @@
-//! Asks upstream for names that are not ours.
+//! Forwards queries for names that are not ours to upstream resolvers.
 //!
-//! A `DnsQuery` goes in, what an upstream said comes out, over the transport the client chose; or an error, soon enough that the
-//! client is still there to hear of it. Nothing is remembered: upstream has a cache, and an answer that is not kept is never stale.
-//! Never asks ourselves.
+//! Input: a `DnsQuery`. Output: the reply of an upstream, over the transport the client chose, or an error
+//! before the client has timed out. Nothing is cached: upstream has a cache, and an answer that is not stored
+//! cannot become stale. Our own addresses are never asked.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,11 +16,12 @@ use tokio::time::{Instant, timeout_at};
 use super::message::{DnsQuery, DnsTransport, ForwardedAnswer, ForwardedQuery};
 use crate::slots::{ClientSlot, ClientSlots};
 
-/// Questions over UDP under way at the same time, of all clients. Each holds a socket and some KiB. One client gets at most half.
-/// Questions over TCP are bounded by their connections, of which each has one under way.
+/// The maximum number of forwarded UDP queries in flight, over all clients. Each holds a socket and some KiB.
+/// One client gets at most half. Queries over TCP are bounded by their connections, which have one query in
+/// flight each.
 const DATAGRAMS_MAX: usize = 1024;
 
-/// Programs wait five seconds and ask again: they shall have heard of a failure before.
+/// Client resolvers time out after five seconds and retry: a failure must reach them before that.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ForwardTimeouts {
     pub for_one: Duration,
@@ -54,23 +55,26 @@ pub struct Forwarder {
     upstreams: watch::Receiver<Vec<SocketAddr>>,
     patience: ForwardTimeouts,
     slots: ClientSlots,
-    /// Where the last answer came from: one that is away costs its time once, not with every question.
+    /// The index of the upstream that answered last. It is asked first, so that an unreachable resolver costs
+    /// its timeout once and not with every query.
     first: AtomicUsize,
 }
 
 impl Forwarder {
-    /// `upstreams` are without our own addresses: see `without_ourselves`.
+    /// `upstreams` must not contain our own addresses: see `without_ourselves`.
     pub fn new(upstreams: watch::Receiver<Vec<SocketAddr>>, patience: ForwardTimeouts) -> Forwarder {
         let slots = ClientSlots::new(DATAGRAMS_MAX);
         Forwarder { upstreams, patience, slots, first: AtomicUsize::new(0) }
     }
 
-    /// A slot for one question over UDP, to be held while it is under way. None: this client has its share, or all are taken.
+    /// Takes a slot for one UDP query, to be held while it is in flight. None: this client has used its
+    /// share, or all slots are taken.
     pub fn slot(&self, client: IpAddr) -> Option<ClientSlot> {
         self.slots.take(client)
     }
 
-    /// Asks one after the other until one answers. A server that says it failed is believed only when no other does better.
+    /// Asks one upstream after the other until one answers. A reply with a server failure is used only if no
+    /// other upstream answers better.
     pub async fn ask(&self, query: &DnsQuery, over: DnsTransport) -> Result<ForwardedAnswer, ForwardError> {
         let upstreams = self.upstreams.borrow().clone();
         if upstreams.is_empty() {
@@ -88,9 +92,9 @@ impl Forwarder {
                 }
                 Ok(Ok(returned)) => failure = Some(returned),
                 Ok(Err(error)) => {
-                    tracing::debug!(upstream = %upstreams[turn], %error, "upstream did not answer")
+                    tracing::debug!(upstream = %upstreams[turn], %error, "upstream resolver failed")
                 }
-                Err(_) => tracing::debug!(upstream = %upstreams[turn], "upstream did not answer in time"),
+                Err(_) => tracing::debug!(upstream = %upstreams[turn], "upstream resolver timed out"),
             }
         }
         failure.ok_or(ForwardError::Away)
@@ -102,7 +106,7 @@ async fn exchange(
     query: &DnsQuery,
     over: DnsTransport,
 ) -> std::io::Result<ForwardedAnswer> {
-    // New for each: an answer to an earlier try is not taken for one to this.
+    // New for each try: a late answer to an earlier try is not accepted for this one.
     let asked = query.onward();
     match over {
         DnsTransport::Udp => exchange_datagrams(upstream, query, &asked).await,
@@ -110,8 +114,8 @@ async fn exchange(
     }
 }
 
-/// A socket of its own for each question: its port is one more number that somebody who lies must guess, and the kernel lets
-/// only the server we asked answer.
+/// Uses a new socket for each query: its port is one more number that an off-path attacker must guess, and
+/// the kernel accepts datagrams only from the server we asked.
 async fn exchange_datagrams(
     upstream: SocketAddr,
     query: &DnsQuery,
@@ -124,7 +128,8 @@ async fn exchange_datagrams(
     let socket = UdpSocket::bind((local, 0)).await?;
     socket.connect(upstream).await?;
     socket.send(asked.bytes()).await?;
-    // One more than may come: so that what is too long is seen to be, not passed on without its end.
+    // One byte more than the maximum, so that an oversized answer is detected and not forwarded without its
+    // end.
     let mut buffer = vec![0; query.reply_bytes_max(DnsTransport::Udp) + 1];
     loop {
         let length = socket.recv(&mut buffer).await?;
@@ -146,12 +151,12 @@ async fn exchange_messages(
     let length = stream.read_u16().await?;
     let mut message = vec![0; length.into()];
     stream.read_exact(&mut message).await?;
-    let odd = || std::io::Error::other("the answer is to another question");
-    query.returned(asked, message).ok_or_else(odd)
+    let mismatch = || std::io::Error::other("the upstream answered another question");
+    query.returned(asked, message).ok_or_else(mismatch)
 }
 
-/// Upstreams without the addresses we listen on ourselves: a question must not come back to us.
-/// `local` are this host's addresses, for listeners on all of them.
+/// Removes the addresses on which we listen from the upstreams: a query must not come back to us. `local` are
+/// this host's addresses, for listeners on all of them.
 pub fn without_ourselves(
     upstreams: &[SocketAddr],
     listening: &[SocketAddr],
@@ -162,7 +167,8 @@ pub fn without_ourselves(
         let is_here = ip.is_loopback() || ip.is_unspecified() || local.contains(&ip);
         listening.iter().filter(|ours| ours.port() == upstream.port()).any(|ours| {
             ours.ip().to_canonical() == ip
-                // An unspecified address reaches this host, as a listener on all addresses is reached by each.
+                // An unspecified address reaches this host, and a listener on all addresses is reached by
+                // each of them.
                 || (is_here && (ours.ip().is_unspecified() || ip.is_unspecified()))
         })
     };
@@ -183,7 +189,7 @@ mod tests {
         };
         check(&["127.0.0.1:53", "10.0.0.1:53"], &["127.0.0.1:53"], &["10.0.0.1:53"]);
         check(&["[::ffff:127.0.0.1]:53"], &["127.0.0.1:53"], &[]);
-        // Somebody else's port on our address is somebody else.
+        // Another port on our address belongs to another program.
         check(&["127.0.0.1:5353"], &["127.0.0.1:53"], &["127.0.0.1:5353"]);
         check(&["127.0.0.53:53"], &["127.0.0.1:53", "[::1]:53"], &["127.0.0.53:53"]);
         check(&["10.0.0.2:53", "127.0.0.9:53", "10.0.0.1:53"], &["0.0.0.0:53"], &["10.0.0.1:53"]);

@@ -1,7 +1,7 @@
-//! Where this host stands: its addresses, the networks it is in, and whom it asks for names.
+//! Reads this host's addresses, its connected networks and its DNS resolvers.
 //!
-//! Read anew every few seconds, because networks come and go and DHCP clients rewrite files. `resolvers` is pure; the rest is
-//! the thin part that asks the system. What the system does not tell is taken as absent.
+//! Read again every few seconds, because interfaces change and DHCP clients rewrite files. `resolvers` is
+//! pure; the rest queries the system. Information that the system does not provide is treated as absent.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::path::Path;
@@ -9,24 +9,24 @@ use std::path::Path;
 use getifaddrs::InterfaceFlags;
 use ipnet::IpNet;
 
-/// Where every resolver of this host looks.
+/// The resolver configuration of this host.
 pub const RESOLV_CONF: &str = "/etc/resolv.conf";
-/// The C library takes three; a few more do no harm.
+/// The C library uses three; a few more do no harm.
 const RESOLVERS_MAX: usize = 8;
 const PORT: u16 = 53;
 
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct HostNetworks {
-    /// Networks that an interface of this host is in.
+    /// Networks that an interface of this host is connected to.
     pub connected: Vec<IpNet>,
     /// This host's own addresses.
     pub addresses: Vec<IpAddr>,
-    /// Whom it asks, in its order.
+    /// The resolvers in the order of the file.
     pub resolvers: Vec<SocketAddr>,
 }
 
 impl HostNetworks {
-    pub fn look(resolv_conf: &Path) -> HostNetworks {
+    pub fn read(resolv_conf: &Path) -> HostNetworks {
         let text = std::fs::read(resolv_conf).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
         let resolvers = resolvers(&text, |interface| getifaddrs::if_nametoindex(interface).ok());
@@ -41,7 +41,7 @@ fn networks() -> std::io::Result<(Vec<IpNet>, Vec<IpAddr>)> {
         let Some(address) = interface.address.ip_addr() else { continue };
         addresses.push(address);
         let network = interface.address.netmask().and_then(|mask| IpNet::with_netmask(address, mask).ok());
-        // A mask of nothing would make the whole world a neighbour.
+        // A prefix of length zero would make every address a neighbour.
         connected.extend(network.filter(|network| network.prefix_len() > 0).map(|network| network.trunc()));
     }
     connected.sort();
@@ -49,7 +49,8 @@ fn networks() -> std::io::Result<(Vec<IpNet>, Vec<IpAddr>)> {
     Ok((connected, addresses))
 }
 
-/// The servers that a resolv.conf names. `index_of` knows the interfaces behind addresses such as `fe80::1%eth0`.
+/// Returns the servers that a resolv.conf names. `index_of` resolves the interface in addresses such as
+/// `fe80::1%eth0`.
 pub fn resolvers(text: &str, index_of: impl Fn(&str) -> Option<u32>) -> Vec<SocketAddr> {
     let lines = text.lines().filter_map(|line| {
         let mut words = line.split_whitespace();
@@ -96,7 +97,7 @@ mod tests {
     #[test]
     fn this_host_is_in_its_own_networks() {
         let (connected, addresses) = networks().unwrap();
-        // Not even loopback is up in some sandboxes; what is there must fit together.
+        // Some sandboxes have not even loopback up; the addresses and networks that exist must be consistent.
         for address in addresses {
             assert!(connected.iter().any(|network| network.contains(&address)), "{address} in {connected:?}");
         }
@@ -104,6 +105,6 @@ mod tests {
 
     #[test]
     fn a_host_without_a_file_asks_nobody() {
-        assert!(HostNetworks::look(Path::new("/nowhere/resolv.conf")).resolvers.is_empty());
+        assert!(HostNetworks::read(Path::new("/nowhere/resolv.conf")).resolvers.is_empty());
     }
 }

@@ -1,7 +1,8 @@
-//! Keeps the listening addresses in step with what is wanted.
+//! Binds and closes the listening addresses of the DNS server as the configuration and the netmap require.
 //!
-//! An address that is not on this host yet, or a port that somebody else has, is a finding and is tried again; it never ends
-//! anything. What is wanted no more is closed before anything new is opened.
+//! An address that is not on this host yet, or a port in use by another program, is a finding and is tried
+//! again; it never stops the server. Addresses that are no longer wanted are closed before new ones are
+//! bound.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -19,18 +20,18 @@ use crate::dial::{OwnListener, OwnListeners, Transport};
 use super::server::{DnsFrontend, serve_connections, serve_datagrams};
 
 const PORT: u16 = 53;
-/// For port 0: the number must be free for both protocols.
+/// Attempts for port 0: the number must be free for both protocols.
 const TRIES_MAX: usize = 16;
 
-/// An address that should be listened on and is not.
+/// An address that should be bound and is not.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct ListenProblem {
     pub address: SocketAddr,
-    /// In words for the operator.
+    /// The reason, as a text for the operator.
     pub why: String,
 }
 
-/// Where names are answered: as configured, or on loopback and the gateway's own address.
+/// Returns the addresses to bind: those of the configuration, or loopback and the gateway's own address.
 pub fn wanted(configured: Option<&[SocketAddr]>, view: &NetmapView) -> Vec<SocketAddr> {
     if let Some(configured) = configured {
         return configured.to_vec();
@@ -47,9 +48,9 @@ pub fn wanted(configured: Option<&[SocketAddr]>, view: &NetmapView) -> Vec<Socke
     found
 }
 
-/// The sockets that are open, by the address that was wanted.
+/// The open sockets, by the wanted address.
 pub struct DnsListeners {
-    desk: Arc<DnsFrontend>,
+    frontend: Arc<DnsFrontend>,
     own_listeners: OwnListeners,
     open: BTreeMap<SocketAddr, Listener>,
     findings: Vec<ListenProblem>,
@@ -63,11 +64,11 @@ struct Listener {
 }
 
 impl DnsListeners {
-    pub fn new(desk: Arc<DnsFrontend>, own_listeners: OwnListeners) -> DnsListeners {
-        DnsListeners { desk, own_listeners, open: BTreeMap::new(), findings: Vec::new() }
+    pub fn new(frontend: Arc<DnsFrontend>, own_listeners: OwnListeners) -> DnsListeners {
+        DnsListeners { frontend, own_listeners, open: BTreeMap::new(), findings: Vec::new() }
     }
 
-    /// Doing this twice changes nothing.
+    /// Binds missing addresses and closes surplus ones. Idempotent.
     pub async fn follow(&mut self, wanted: &[SocketAddr]) {
         let unwanted: Vec<SocketAddr> =
             self.open.keys().filter(|address| !wanted.contains(address)).copied().collect();
@@ -81,14 +82,14 @@ impl DnsListeners {
             }
             match bind(*address).await {
                 Ok((socket, listener, bound)) => self.start(*address, bound, socket, listener),
-                // A host without IPv6 has no such loopback, and nobody misses it.
+                // A host without IPv6 has no IPv6 loopback; that is not a problem.
                 Err(error) if address.ip().is_loopback() && error.kind() == ErrorKind::AddrNotAvailable => {}
-                Err(error) => findings.push(ListenProblem { address: *address, why: in_words(&error) }),
+                Err(error) => findings.push(ListenProblem { address: *address, why: describe(&error) }),
             }
         }
-        // Said when it is new, not with every try.
+        // Logged when the finding is new, not with every try.
         for finding in findings.iter().filter(|finding| !self.findings.contains(finding)) {
-            tracing::warn!(address = %finding.address, why = finding.why, "names are not answered here; trying again");
+            tracing::warn!(address = %finding.address, why = finding.why, "cannot bind the DNS listener; trying again");
         }
         self.findings = findings;
     }
@@ -104,9 +105,9 @@ impl DnsListeners {
     fn start(&mut self, address: SocketAddr, bound: SocketAddr, socket: UdpSocket, listener: TcpListener) {
         let stop = CancellationToken::new();
         let mut tasks = JoinSet::new();
-        tasks.spawn(serve_datagrams(self.desk.clone(), socket, stop.clone()));
-        tasks.spawn(serve_connections(self.desk.clone(), listener, stop.clone()));
-        tracing::info!(address = %bound, "names are answered");
+        tasks.spawn(serve_datagrams(self.frontend.clone(), socket, stop.clone()));
+        tasks.spawn(serve_connections(self.frontend.clone(), listener, stop.clone()));
+        tracing::info!(address = %bound, "DNS listener bound");
         let own = [Transport::Udp, Transport::Tcp]
             .map(|transport| self.own_listeners.register("dns", transport, bound));
         self.open.insert(address, Listener { bound, stop, tasks, _own: own });
@@ -116,12 +117,12 @@ impl DnsListeners {
         if let Some(mut listener) = self.open.remove(&address) {
             listener.stop.cancel();
             while listener.tasks.join_next().await.is_some() {}
-            tracing::info!(address = %listener.bound, "names are answered here no more");
+            tracing::info!(address = %listener.bound, "DNS listener closed");
         }
     }
 }
 
-/// Both sockets, or none.
+/// Binds both sockets, or none.
 async fn bind(address: SocketAddr) -> std::io::Result<(UdpSocket, TcpListener, SocketAddr)> {
     let mut tries = 0;
     loop {
@@ -139,7 +140,7 @@ async fn bind(address: SocketAddr) -> std::io::Result<(UdpSocket, TcpListener, S
     }
 }
 
-fn in_words(error: &std::io::Error) -> String {
+fn describe(error: &std::io::Error) -> String {
     match error.kind() {
         ErrorKind::AddrNotAvailable => "this host does not have the address".to_owned(),
         ErrorKind::AddrInUse => "another program has the port".to_owned(),

@@ -1,41 +1,43 @@
-//! Queries and answers as they are on the wire.
+//! Parses DNS queries and encodes replies.
 //!
-//! `read` takes what a stranger sent and says what it is; a `DnsQuery` makes its own replies, cut to what the client can take.
-//! What cannot be understood gets a reply that says so, and what must not be answered gets none. Pure, and fuzzed.
+//! `read` parses untrusted bytes; a `DnsQuery` encodes its own replies, truncated to the size the client
+//! accepts. A message that cannot be parsed gets an error reply, and a message that must not be answered gets
+//! none. Pure, and fuzzed.
 
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, ResponseCode};
 use hickory_proto::rr::{DNSClass, Name, Record, RecordType};
 
 use super::answer::DnsAnswer;
 
-/// What we ever send in one datagram, and say that we take: it fits every path without fragments (DNS flag day 2020).
+/// The largest datagram we send, and the size we advertise: it fits every path without fragments (DNS flag
+/// day 2020).
 pub const DATAGRAM_BYTES_MAX: u16 = 1232;
-/// What a client without EDNS takes (RFC 1035).
+/// The largest datagram that a client without EDNS accepts (RFC 1035).
 const PLAIN_BYTES_MAX: u16 = 512;
-/// What a message over TCP can be.
+/// The largest message over TCP.
 const MESSAGE_BYTES_MAX: usize = 65_535;
 const HEADER_BYTES: usize = 12;
-/// EDNS and a signature; nobody has reason to send more with a question.
+/// EDNS and a signature; a query needs no more additional records.
 const ADDITIONALS_MAX: u16 = 8;
 
-/// How a query came, and how its reply goes.
+/// The transport of a query and its reply.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum DnsTransport {
     Udp,
     Tcp,
 }
 
-/// What somebody sent.
+/// A parsed message.
 #[derive(Debug)]
 pub enum ParsedMessage {
     Query(Box<DnsQuery>),
-    /// Not a question we can answer; this is what to say.
+    /// Not a query we can answer; holds the error reply.
     Reply(Vec<u8>),
-    /// Noise, or an answer: whoever replies to those talks for ever.
+    /// Noise, or a response: replying to responses could loop for ever.
     Nothing,
 }
 
-/// One question.
+/// One query.
 #[derive(Clone, Debug)]
 pub struct DnsQuery {
     request: Message,
@@ -49,28 +51,29 @@ pub fn read(bytes: &[u8]) -> ParsedMessage {
     let is_reply = header[2] & 0x80 != 0;
     let op_code = OpCode::from_u8((header[2] >> 3) & 0x0f);
     let count = |at: usize| u16::from_be_bytes([header[at], header[at + 1]]);
-    // Counted before anything is read: a header of twelve bytes may promise 65,535 of everything.
+    // The counts are checked before parsing: a header of twelve bytes may announce 65,535 records of each
+    // section.
     let is_plain = count(4) == 1 && count(6) == 0 && count(8) == 0 && count(10) <= ADDITIONALS_MAX;
     if is_reply {
         return ParsedMessage::Nothing;
     }
     if op_code != OpCode::Query {
-        return ParsedMessage::Reply(bare(id, op_code, ResponseCode::NotImp));
+        return ParsedMessage::Reply(error_reply(id, op_code, ResponseCode::NotImp));
     }
     match is_plain.then(|| Message::from_vec(bytes)) {
-        Some(Ok(request)) => understand(request),
-        // An IXFR carries a record with its question; we have no zone to transfer.
-        Some(Err(_)) | None => ParsedMessage::Reply(bare(id, op_code, ResponseCode::FormErr)),
+        Some(Ok(request)) => parse_query(request),
+        // An IXFR query carries a record in its authority section; we have no zone to transfer.
+        Some(Err(_)) | None => ParsedMessage::Reply(error_reply(id, op_code, ResponseCode::FormErr)),
     }
 }
 
-fn understand(mut request: Message) -> ParsedMessage {
+fn parse_query(mut request: Message) -> ParsedMessage {
     let Some(question) = request.queries.first() else {
-        return ParsedMessage::Reply(bare(request.metadata.id, OpCode::Query, ResponseCode::FormErr));
+        return ParsedMessage::Reply(error_reply(request.metadata.id, OpCode::Query, ResponseCode::FormErr));
     };
     let (mut name, kind, class) = (question.name().clone(), question.query_type(), question.query_class());
     name.set_fqdn(true);
-    // What else came with the question is for others, or for nobody.
+    // Other additional records are not for this server.
     request.additionals.clear();
     request.signature = None;
     let version = request.edns.as_ref().map_or(0, Edns::version);
@@ -85,7 +88,7 @@ fn understand(mut request: Message) -> ParsedMessage {
     }
 }
 
-fn bare(id: u16, op_code: OpCode, code: ResponseCode) -> Vec<u8> {
+fn error_reply(id: u16, op_code: OpCode, code: ResponseCode) -> Vec<u8> {
     encode(&Message::error_msg(id, op_code, code))
 }
 
@@ -98,7 +101,8 @@ impl DnsQuery {
         self.kind
     }
 
-    /// The reply that carries an answer. `Forward` has none of its own: it is a failure until upstream has spoken.
+    /// Encodes the reply with an answer. `Forward` has no reply of its own: it is a server failure until
+    /// upstream has answered.
     pub fn answered(&self, answer: DnsAnswer, over: DnsTransport) -> Vec<u8> {
         let mut reply = self.reply(ResponseCode::NoError);
         reply.metadata.authoritative = true;
@@ -123,17 +127,17 @@ impl DnsQuery {
         }
     }
 
-    /// The reply that says only what went wrong.
+    /// Encodes a reply with an error code only.
     pub fn failed(&self, code: ResponseCode) -> Vec<u8> {
         encode(&self.reply(code))
     }
 
-    /// Says that the answer is too long, and to ask again over TCP.
+    /// Encodes a truncated reply, which makes the client ask again over TCP.
     pub fn truncated(&self) -> Vec<u8> {
         encode(&self.reply(ResponseCode::NoError).truncate())
     }
 
-    /// How long a reply may be. What upstream says is passed on up to what the client asked for.
+    /// The maximum size of a reply. A reply of upstream is forwarded up to the size the client advertised.
     pub fn reply_bytes_max(&self, over: DnsTransport) -> usize {
         match over {
             DnsTransport::Tcp => MESSAGE_BYTES_MAX,
@@ -144,8 +148,8 @@ impl DnsQuery {
         }
     }
 
-    /// The same question, as we put it to somebody else: under a number that nobody can guess, and with nothing of the client's
-    /// but what changes the answer. EDNS is between neighbours (RFC 6891), so it is our own.
+    /// Encodes the same question for upstream: with an unpredictable id, and with only those parts of the
+    /// client's query that change the answer. EDNS is hop-by-hop (RFC 6891), so the OPT record is our own.
     pub fn onward(&self) -> ForwardedQuery {
         let mut message = Message::query();
         message.metadata.recursion_desired = self.request.metadata.recursion_desired;
@@ -161,7 +165,7 @@ impl DnsQuery {
         ForwardedQuery { id: message.metadata.id, bytes: encode(&message) }
     }
 
-    /// Is this the answer to that question? Then it is the client's, under the client's own number.
+    /// Checks that `bytes` answer the question in `asked`, and returns them with the client's own id.
     pub fn returned(&self, asked: &ForwardedQuery, mut bytes: Vec<u8>) -> Option<ForwardedAnswer> {
         let header = bytes.first_chunk::<HEADER_BYTES>()?;
         let (code, is_reply) = (ResponseCode::from(0, header[3] & 0x0f), header[2] & 0x80 != 0);
@@ -169,7 +173,7 @@ impl DnsQuery {
         if u16::from_be_bytes([header[0], header[1]]) != asked.id || !is_reply || questions != 1 {
             return None;
         }
-        // Servers may write the name as they like it, but never packed: it is the first in the message.
+        // Servers may change the case of the name but never compress it: it is the first in the message.
         let question = &asked.bytes[HEADER_BYTES..asked.question_end()];
         let theirs = bytes.get(HEADER_BYTES..HEADER_BYTES + question.len())?;
         if !theirs.eq_ignore_ascii_case(question) {
@@ -201,7 +205,7 @@ impl DnsQuery {
     }
 }
 
-/// A question on its way to upstream.
+/// A query on its way to upstream.
 #[derive(Clone, Debug)]
 pub struct ForwardedQuery {
     id: u16,
@@ -213,7 +217,7 @@ impl ForwardedQuery {
         &self.bytes
     }
 
-    /// Behind the name come its type and class.
+    /// The name is followed by its type and class.
     fn question_end(&self) -> usize {
         let mut at = HEADER_BYTES;
         while let Some(length) = self.bytes.get(at).filter(|length| **length != 0) {
@@ -223,7 +227,7 @@ impl ForwardedQuery {
     }
 }
 
-/// What upstream said.
+/// The reply of upstream.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ForwardedAnswer {
     pub code: ResponseCode,
@@ -231,14 +235,14 @@ pub struct ForwardedAnswer {
 }
 
 impl ForwardedAnswer {
-    /// Would another server perhaps know better?
+    /// Tells whether another server may give a better answer.
     pub fn is_failure(&self) -> bool {
         matches!(self.code, ResponseCode::ServFail | ResponseCode::Refused | ResponseCode::NotImp)
     }
 }
 
-/// A message that cannot be written is one we made too long, which `answered` never does; nothing is said then, and the client
-/// asks again.
+/// Encoding fails only if a message is too long, which `answered` prevents. In that case nothing is sent, and
+/// the client asks again.
 fn encode(message: &Message) -> Vec<u8> {
     message.to_vec().unwrap_or_default()
 }

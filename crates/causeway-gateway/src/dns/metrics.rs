@@ -1,4 +1,4 @@
-//! Counts of what is asked and answered.
+//! Counters of DNS queries, replies and connections.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -13,11 +13,11 @@ use super::message::DnsTransport;
 pub struct DnsMetrics {
     queries: Family<Query, Counter>,
     forward_failed: Family<Failure, Counter>,
-    /// Clients over TCP, now.
+    /// Open TCP connections of clients.
     pub connections: Gauge,
-    /// Clients over TCP that were turned away because there were too many.
+    /// TCP connections refused because of the connection limit.
     pub connections_refused: Counter,
-    /// Addresses that should be listened on and are not.
+    /// Addresses that should be bound and are not.
     pub unbound: Gauge,
 }
 
@@ -32,7 +32,7 @@ struct Failure {
     reason: &'static str,
 }
 
-/// What became of a query.
+/// The outcome of a query.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum QueryOutcome {
     Answered,
@@ -73,15 +73,19 @@ impl DnsMetrics {
     pub fn register(&self, registry: &mut Registry) {
         let DnsMetrics { queries, forward_failed, connections, connections_refused, unbound } = self.clone();
         let registry = registry.sub_registry_with_prefix("causeway_dns");
-        registry.register("queries", "Queries, by how they came and what became of them", queries);
-        registry.register("forward_failed", "Queries that no upstream answered, by reason", forward_failed);
-        registry.register("connections", "Clients over TCP, now", connections);
+        registry.register("queries", "DNS queries, by transport and outcome", queries);
+        registry.register(
+            "forward_failed",
+            "DNS queries that no upstream answered, by reason",
+            forward_failed,
+        );
+        registry.register("connections", "Open TCP connections of DNS clients", connections);
         registry.register(
             "connections_refused",
-            "Clients over TCP that were one too many",
+            "TCP connections of DNS clients refused because of the connection limit",
             connections_refused,
         );
-        registry.register("unbound", "Addresses that should be listened on and are not", unbound);
+        registry.register("unbound", "Addresses on which DNS should listen and does not", unbound);
     }
 
     pub fn count(&self, over: DnsTransport, outcome: QueryOutcome) {

@@ -1,8 +1,9 @@
 //! Serves one address over UDP and TCP.
 //!
-//! Bytes of clients come in, replies go out. What is ours is answered on the spot; what is forwarded waits in a task of its own, so
-//! that an upstream that is away delays nobody else. Forwarded questions and connections are bounded, shared between clients
-//! (`slots`), strangers more tightly, and nobody may sit there idle.
+//! Input: bytes of clients. Output: replies. Names of the netmap are answered at once; a forwarded query
+//! waits in a task of its own, so that an unreachable upstream does not delay other queries. Forwarded
+//! queries and connections are bounded and shared between clients (`slots`), with a lower bound for far
+//! clients; idle connections are closed.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -17,38 +18,39 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::answer::{DnsAnswer, DnsClient, answer, asker};
+use super::answer::{DnsAnswer, DnsClient, answer, client_location};
 use super::forward::Forwarder;
 use super::host_networks::HostNetworks;
 use super::message::{DnsQuery, DnsTransport, ParsedMessage, read};
 use super::metrics::{DnsMetrics, QueryOutcome};
 use crate::slots::{ClientSlot, ClientSlots};
 
-/// Questions are short; what is longer than this is none.
+/// Queries are short; a longer message is not a query.
 const QUERY_BYTES_MAX: usize = 4096;
-/// Connections over TCP, on all addresses; one client gets at most half. One more is closed: its client asks again.
+/// The maximum number of TCP connections, on all addresses; one client gets at most half. A further
+/// connection is closed, and its client retries.
 const CONNECTIONS_MAX: usize = 256;
-/// Strangers hear a refusal and shall not take the places of others.
-const STRANGERS_MAX: usize = 16;
-/// RFC 7766 asks for some seconds.
-const IDLE: Duration = Duration::from_secs(10);
-/// A client that does not read its answer.
-const WRITE: Duration = Duration::from_secs(5);
-/// Out of files, or something as temporary.
-const AFTER_ERROR: Duration = Duration::from_millis(100);
+/// Far clients get only a refusal and must not use up the connections of near clients.
+const FAR_CONNECTIONS_MAX: usize = 16;
+/// RFC 7766 recommends a few seconds.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
+/// The write timeout, for a client that does not read its reply.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The pause after a temporary error such as too many open files.
+const ERROR_PAUSE: Duration = Duration::from_millis(100);
 
-/// What all listeners share.
+/// The state that all listeners share.
 pub struct DnsFrontend {
     netmaps: watch::Receiver<Arc<NetmapView>>,
-    surroundings: watch::Receiver<HostNetworks>,
+    host_networks: watch::Receiver<HostNetworks>,
     forwarder: Forwarder,
-    figures: DnsMetrics,
+    metrics: DnsMetrics,
     connections: ClientSlots,
-    strangers: ClientSlots,
+    far_connections: ClientSlots,
 }
 
-/// What to do about some bytes.
-enum Step {
+/// The action for one received message.
+enum MessageAction {
     Reply(Vec<u8>),
     Forward(Box<DnsQuery>),
     Nothing,
@@ -57,41 +59,41 @@ enum Step {
 impl DnsFrontend {
     pub fn new(
         netmaps: watch::Receiver<Arc<NetmapView>>,
-        surroundings: watch::Receiver<HostNetworks>,
+        host_networks: watch::Receiver<HostNetworks>,
         forwarder: Forwarder,
-        figures: DnsMetrics,
+        metrics: DnsMetrics,
     ) -> DnsFrontend {
         DnsFrontend {
             netmaps,
-            surroundings,
+            host_networks,
             forwarder,
-            figures,
+            metrics,
             connections: ClientSlots::new(CONNECTIONS_MAX),
-            strangers: ClientSlots::new(STRANGERS_MAX),
+            far_connections: ClientSlots::new(FAR_CONNECTIONS_MAX),
         }
     }
 
-    fn consider(&self, bytes: &[u8], client: SocketAddr, over: DnsTransport) -> Step {
+    fn handle_message(&self, bytes: &[u8], client: SocketAddr, over: DnsTransport) -> MessageAction {
         let query = match read(bytes) {
             ParsedMessage::Query(query) => query,
             ParsedMessage::Reply(reply) => {
-                self.figures.count(over, QueryOutcome::Malformed);
-                return Step::Reply(reply);
+                self.metrics.count(over, QueryOutcome::Malformed);
+                return MessageAction::Reply(reply);
             }
-            ParsedMessage::Nothing => return Step::Nothing,
+            ParsedMessage::Nothing => return MessageAction::Nothing,
         };
         let view = self.netmaps.borrow().clone();
-        let answer = answer(&view, self.asker(&view, client), query.name(), query.kind());
-        self.figures.count(over, QueryOutcome::of(&answer));
-        tracing::debug!(%client, name = %query.name(), kind = %query.kind(), outcome = ?QueryOutcome::of(&answer), "asked");
+        let answer = answer(&view, self.client_location(&view, client), query.name(), query.kind());
+        self.metrics.count(over, QueryOutcome::of(&answer));
+        tracing::debug!(%client, name = %query.name(), kind = %query.kind(), outcome = ?QueryOutcome::of(&answer), "answered a DNS query");
         match answer {
-            DnsAnswer::Forward => Step::Forward(query),
-            answer => Step::Reply(query.answered(answer, over)),
+            DnsAnswer::Forward => MessageAction::Forward(query),
+            answer => MessageAction::Reply(query.answered(answer, over)),
         }
     }
 
-    fn asker(&self, view: &NetmapView, client: SocketAddr) -> DnsClient {
-        asker(view, &self.surroundings.borrow().connected, client.ip())
+    fn client_location(&self, view: &NetmapView, client: SocketAddr) -> DnsClient {
+        client_location(view, &self.host_networks.borrow().connected, client.ip())
     }
 
     async fn forward(&self, query: &DnsQuery, over: DnsTransport) -> Vec<u8> {
@@ -99,29 +101,29 @@ impl DnsFrontend {
             Ok(returned) if returned.bytes.len() > query.reply_bytes_max(over) => query.truncated(),
             Ok(returned) => returned.bytes,
             Err(error) => {
-                tracing::debug!(name = %query.name(), %error, "not forwarded");
-                self.figures.count_failed(error.word());
+                tracing::debug!(name = %query.name(), %error, "cannot forward the DNS query");
+                self.metrics.count_failed(error.word());
                 query.failed(ResponseCode::ServFail)
             }
         }
     }
 
-    /// A slot for a client over TCP. None: it has its share, or all are taken.
-    fn place(&self, client: SocketAddr) -> Option<ClientSlot> {
-        let asker = self.asker(&self.netmaps.borrow(), client);
-        let places = match asker {
+    /// Takes a slot for a TCP client. None: the client has used its share, or all slots are taken.
+    fn slot(&self, client: SocketAddr) -> Option<ClientSlot> {
+        let client_location = self.client_location(&self.netmaps.borrow(), client);
+        let slots = match client_location {
             DnsClient::Near => &self.connections,
-            DnsClient::Far => &self.strangers,
+            DnsClient::Far => &self.far_connections,
         };
-        let place = places.take(client.ip());
-        if place.is_none() {
-            self.figures.connections_refused.inc();
+        let slot = slots.take(client.ip());
+        if slot.is_none() {
+            self.metrics.connections_refused.inc();
         }
-        place
+        slot
     }
 }
 
-pub async fn serve_datagrams(desk: Arc<DnsFrontend>, socket: UdpSocket, stop: CancellationToken) {
+pub async fn serve_datagrams(frontend: Arc<DnsFrontend>, socket: UdpSocket, stop: CancellationToken) {
     let socket = Arc::new(socket);
     let mut buffer = vec![0; QUERY_BYTES_MAX];
     // Bounded by the slots of the forwarder.
@@ -133,32 +135,33 @@ pub async fn serve_datagrams(desk: Arc<DnsFrontend>, socket: UdpSocket, stop: Ca
             Some(_) = forwarded.join_next() => continue,
             received = socket.recv_from(&mut buffer) => match received {
                 Ok(received) => received,
-                // What another system says of an earlier reply; or something that will pass.
+                // An ICMP error about an earlier reply, or a temporary condition.
                 Err(error) => {
                     tracing::debug!(%error, "no datagram");
-                    sleep(AFTER_ERROR).await;
+                    sleep(ERROR_PAUSE).await;
                     continue;
                 }
             },
         };
-        match desk.consider(&buffer[..length], client, DnsTransport::Udp) {
-            Step::Reply(reply) => send(&socket, &reply, client).await,
-            Step::Forward(query) => {
-                let Some(slot) = desk.forwarder.slot(client.ip()) else {
-                    // The source of a datagram may be forged, and many forged ones can take all slots. Over TCP it is proven, and
-                    // the slots are others: so the client is told to ask there, instead of that its question failed.
-                    desk.figures.count_failed("busy");
+        match frontend.handle_message(&buffer[..length], client, DnsTransport::Udp) {
+            MessageAction::Reply(reply) => send(&socket, &reply, client).await,
+            MessageAction::Forward(query) => {
+                let Some(slot) = frontend.forwarder.slot(client.ip()) else {
+                    // The source of a datagram may be forged, and many forged ones can take all slots. Over
+                    // TCP the source is verified and the slots are separate, so the client is told to retry
+                    // over TCP instead of receiving a failure.
+                    frontend.metrics.count_failed("busy");
                     send(&socket, &query.truncated(), client).await;
                     continue;
                 };
-                let (desk, socket) = (desk.clone(), socket.clone());
+                let (frontend, socket) = (frontend.clone(), socket.clone());
                 forwarded.spawn(async move {
                     let _slot = slot;
-                    let reply = desk.forward(&query, DnsTransport::Udp).await;
+                    let reply = frontend.forward(&query, DnsTransport::Udp).await;
                     send(&socket, &reply, client).await;
                 });
             }
-            Step::Nothing => {}
+            MessageAction::Nothing => {}
         }
     }
 }
@@ -167,13 +170,13 @@ async fn send(socket: &UdpSocket, reply: &[u8], client: SocketAddr) {
     if reply.is_empty() {
         return;
     }
-    // A client that is gone asks no more; one that is there asks again.
+    // A client that is gone needs no reply; one that is still there asks again.
     if let Err(error) = socket.send_to(reply, client).await {
-        tracing::debug!(%client, %error, "a reply was not sent");
+        tracing::debug!(%client, %error, "cannot send a DNS reply");
     }
 }
 
-pub async fn serve_connections(desk: Arc<DnsFrontend>, listener: TcpListener, stop: CancellationToken) {
+pub async fn serve_connections(frontend: Arc<DnsFrontend>, listener: TcpListener, stop: CancellationToken) {
     let mut clients = JoinSet::new();
     loop {
         let (stream, client) = tokio::select! {
@@ -184,51 +187,55 @@ pub async fn serve_connections(desk: Arc<DnsFrontend>, listener: TcpListener, st
                 Ok(accepted) => accepted,
                 Err(error) => {
                     tracing::debug!(%error, "no connection");
-                    sleep(AFTER_ERROR).await;
+                    sleep(ERROR_PAUSE).await;
                     continue;
                 }
             },
         };
-        let Some(place) = desk.place(client) else { continue };
-        let desk = desk.clone();
+        let Some(slot) = frontend.slot(client) else { continue };
+        let frontend = frontend.clone();
         clients.spawn(async move {
-            let _place = place;
-            desk.figures.connections.inc();
-            if let Err(error) = converse(&desk, stream, client).await {
-                tracing::debug!(%client, %error, "a connection ended");
+            let _slot = slot;
+            frontend.metrics.connections.inc();
+            if let Err(error) = serve_queries(&frontend, stream, client).await {
+                tracing::debug!(%client, %error, "DNS connection failed");
             }
-            desk.figures.connections.dec();
+            frontend.metrics.connections.dec();
         });
     }
 }
 
-/// One question after the other, answered in their order.
-async fn converse(desk: &DnsFrontend, mut stream: TcpStream, client: SocketAddr) -> std::io::Result<()> {
+/// Answers the queries of one connection, one after the other, in order.
+async fn serve_queries(
+    frontend: &DnsFrontend,
+    mut stream: TcpStream,
+    client: SocketAddr,
+) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     let mut message = Vec::new();
     loop {
-        match timeout(IDLE, receive(&mut stream, &mut message)).await {
+        match timeout(IDLE_TIMEOUT, receive(&mut stream, &mut message)).await {
             Ok(Ok(())) => {}
-            // It went, or fell silent: the usual ends.
+            // The client closed the connection or was idle: the usual ends.
             Ok(Err(error)) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(()),
             Err(_) => return Ok(()),
             Ok(Err(error)) => return Err(error),
         }
-        let reply = match desk.consider(&message, client, DnsTransport::Tcp) {
-            Step::Reply(reply) => reply,
-            Step::Forward(query) => desk.forward(&query, DnsTransport::Tcp).await,
-            Step::Nothing => return Ok(()),
+        let reply = match frontend.handle_message(&message, client, DnsTransport::Tcp) {
+            MessageAction::Reply(reply) => reply,
+            MessageAction::Forward(query) => frontend.forward(&query, DnsTransport::Tcp).await,
+            MessageAction::Nothing => return Ok(()),
         };
         let length = u16::try_from(reply.len()).map_err(std::io::Error::other)?;
         let framed = [&length.to_be_bytes(), &reply[..]].concat();
-        timeout(WRITE, stream.write_all(&framed)).await??;
+        timeout(WRITE_TIMEOUT, stream.write_all(&framed)).await??;
     }
 }
 
 async fn receive(stream: &mut TcpStream, message: &mut Vec<u8>) -> std::io::Result<()> {
     let length = usize::from(stream.read_u16().await?);
     if length > QUERY_BYTES_MAX {
-        return Err(std::io::Error::other("a question of this length is none"));
+        return Err(std::io::Error::other("the length of the DNS query is out of range"));
     }
     message.resize(length, 0);
     stream.read_exact(message).await.map(drop)

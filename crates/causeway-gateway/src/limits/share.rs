@@ -1,4 +1,4 @@
-//! What one subject has used of one service under one policy.
+//! The usage of one service by one subject under one policy.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -9,15 +9,18 @@ use super::bucket::{BucketRate, TokenBucket};
 use super::{ByteDirection, LimitExceeded, LimitedEnd};
 use crate::policy::PolicyRefusal;
 
-/// What a second may bring at once. Less than a second, so that ten seconds bring no more than five percent too much.
+/// The burst of connections and requests. Less than a second, so that ten seconds admit at most five percent
+/// too many.
 const COUNT_BURST: Duration = Duration::from_millis(500);
-/// Connections that the near gateway let in evenly may arrive in heaps.
+/// Larger at the far gateway: connections that the near gateway admitted evenly may arrive in bursts.
 const COUNT_BURST_FAR: Duration = Duration::from_secs(2);
-/// As long as a busy machine may let a task wait for the processor: what it could have moved meanwhile is not lost.
+/// The time for which a busy machine may keep a task waiting for the processor: bytes of that time are not
+/// lost.
 const BYTE_BURST: Duration = Duration::from_millis(250);
-/// Small turns, so that the connections of one subject take turns: fifty a second, if that is enough for the rate.
+/// Turns are small, so that the connections of one subject alternate: fifty per second, if the rate allows
+/// it.
 const TURNS_PER_SECOND: u64 = 50;
-/// What a connection moves in one turn anyway.
+/// The number of bytes that a connection copies at once anyway.
 const TURN_BYTES_MAX: u64 = 64 << 10;
 
 pub struct SubjectShare {
@@ -54,37 +57,38 @@ impl SubjectShare {
         self.lock().limits = limits;
     }
 
-    /// One connection more, if it may be.
+    /// Admits one more connection, if the limits allow it.
     pub fn connect(&self, now: Instant) -> Result<(), PolicyRefusal> {
         let mut used = self.lock();
         used.last = now;
-        // What may move nothing is refused, not left hanging. Bytes are the near gateway's matter.
-        let is_silent =
+        // A connection that may move no bytes is refused, not left hanging. The near gateway alone limits
+        // bytes.
+        let moves_nothing =
             [used.limits.bytes_per_second_in, used.limits.bytes_per_second_out].contains(&Some(0));
-        if is_silent && self.end == LimitedEnd::Near {
+        if moves_nothing && self.end == LimitedEnd::Near {
             return Err(self.over("bytes per second"));
         }
         if used.limits.connections.is_some_and(|max| used.connections >= self.connections_max(max)) {
             return Err(self.over("connections"));
         }
         if let Some(rate) = used.limits.connections_per_second {
-            let pace = BucketRate::new(rate, self.count_burst());
+            let rate = BucketRate::new(rate, self.count_burst());
             used.new_connections
-                .try_take(1, pace, now)
+                .try_take(1, rate, now)
                 .map_err(|_| self.over("new connections per second"))?;
         }
         used.connections += 1;
         Ok(())
     }
 
-    /// One that is open already comes under this policy.
+    /// Counts an open connection that comes under this policy.
     pub fn adopt(&self, now: Instant) {
         let mut used = self.lock();
         used.last = now;
         used.connections += 1;
     }
 
-    /// May what is open already go on?
+    /// Tells whether an open connection or request may continue.
     pub fn permits(&self) -> Result<(), PolicyRefusal> {
         let used = self.lock();
         let PolicyLimits { connections, bytes_per_second_in, bytes_per_second_out, .. } = used.limits;
@@ -106,7 +110,7 @@ impl SubjectShare {
         used.connections = used.connections.saturating_sub(1);
     }
 
-    /// A connection that another policy refused, after this one had let it in.
+    /// Takes back a connection that this policy admitted and another policy refused.
     pub fn undo_connect(&self) {
         let mut used = self.lock();
         used.connections = used.connections.saturating_sub(1);
@@ -125,13 +129,14 @@ impl SubjectShare {
         self.lock().requests.give_back(1);
     }
 
-    /// How much may move in one turn. None: as much as there is.
+    /// The maximum number of bytes in one turn. None: unlimited.
     pub fn turn(&self, way: ByteDirection) -> Option<u64> {
         let rate = self.lock().rate(way)?;
         Some((rate / TURNS_PER_SECOND).clamp(1, TURN_BYTES_MAX))
     }
 
-    /// Takes so much, and says how long to wait before it may move. None: not at all, as things are.
+    /// Takes `bytes` and returns the wait before they may move. None: they may not move at all under the
+    /// current limits.
     pub fn reserve(&self, way: ByteDirection, bytes: u64, now: Instant) -> Option<Duration> {
         let mut used = self.lock();
         used.last = now;
@@ -139,15 +144,15 @@ impl SubjectShare {
         used.bucket(way).reserve(bytes, BucketRate::new(rate, BYTE_BURST), now)
     }
 
-    /// Takes so much if it may move at once.
+    /// Takes `bytes` if they may move at once.
     pub fn try_take(&self, way: ByteDirection, bytes: u64, now: Instant) -> bool {
         let mut used = self.lock();
         used.last = now;
         let Some(rate) = used.rate(way) else { return true };
-        let pace = BucketRate::new(rate, BYTE_BURST);
-        // Something longer than a burst passes after a silence, and is paid for afterwards.
-        match used.bucket(way).try_take(1, pace, now) {
-            Ok(()) => used.bucket(way).reserve(bytes.saturating_sub(1), pace, now).is_some(),
+        let rate = BucketRate::new(rate, BYTE_BURST);
+        // A datagram longer than a burst passes after a pause and is accounted for afterwards.
+        match used.bucket(way).try_take(1, rate, now) {
+            Ok(()) => used.bucket(way).reserve(bytes.saturating_sub(1), rate, now).is_some(),
             Err(_) => false,
         }
     }
@@ -156,13 +161,14 @@ impl SubjectShare {
         self.lock().bucket(way).give_back(bytes);
     }
 
-    /// Can it be forgotten? After this time its buckets are as full as new ones.
+    /// Tells whether the share can be removed. After this time its buckets are as full as new ones.
     pub fn is_idle(&self, now: Instant) -> bool {
         let used = self.lock();
         used.connections == 0 && now.saturating_duration_since(used.last) > COUNT_BURST_FAR * 2
     }
 
-    /// The far gateway hears of an end later than of the next beginning: it counts so that honest gateways never notice.
+    /// The far gateway may learn of a closed connection after the next one has opened: it adds a tolerance,
+    /// so that honest gateways are never refused.
     fn connections_max(&self, max: u64) -> u64 {
         match self.end {
             LimitedEnd::Far if max > 0 => max.saturating_add(max / 10 + 8),

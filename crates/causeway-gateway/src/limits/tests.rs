@@ -1,4 +1,4 @@
-//! Limits over simulated time: what is let in, how fast bytes move, and who waits for whom.
+//! Limits over simulated time: admitted connections and requests, byte rates, and the order of turns.
 
 use causeway_netmap::{
     DnsName, GatewayEntry, Generation, Netmap, NetmapEntry, NetmapView, PolicyEntry, PolicyLimits,
@@ -20,7 +20,7 @@ fn policy(name: &str, limits: Option<PolicyLimits>) -> NetmapEntry {
     })
 }
 
-/// What lets everybody of Oslo in, under these limits.
+/// A permit for all subjects of Oslo, under these limits.
 fn permit(limits: &[Option<PolicyLimits>]) -> Permit {
     let names: Vec<String> = (0..limits.len()).map(|number| format!("p{number}")).collect();
     let mut facts: Vec<NetmapEntry> =
@@ -100,8 +100,8 @@ fn a_limit_of_nothing_allows_nothing() {
     );
 }
 
-/// How many of those who come every millisecond are let in within ten seconds.
-fn let_in(mut is_let_in: impl FnMut(Instant) -> bool) -> u64 {
+/// Counts the arrivals, one every millisecond, that are admitted within ten seconds.
+fn admitted(mut is_let_in: impl FnMut(Instant) -> bool) -> u64 {
     let begin = Instant::now();
     (0..10_000).map(|passed| u64::from(is_let_in(begin + Duration::from_millis(passed)))).sum()
 }
@@ -118,9 +118,10 @@ fn rates_hold_within_ten_percent_over_ten_seconds() {
         let permit =
             permit(&[Some(limits), Some(PolicyLimits { requests_per_second: Some(9999), ..limits })]);
         let near = |count: u64| count >= rate * 10 && count <= rate * 11;
-        let count = let_in(|now| connect(&table, &permit, "a", now).is_ok());
+        let count = admitted(|now| connect(&table, &permit, "a", now).is_ok());
         assert!(near(count), "{count} connections at {rate}/s");
-        let count = let_in(|now| table.request(LimitedEnd::Near, &permit, "camera", &who("a"), now).is_ok());
+        let count =
+            admitted(|now| table.request(LimitedEnd::Near, &permit, "camera", &who("a"), now).is_ok());
         assert!(near(count), "{count} requests at {rate}/s");
     }
 }
@@ -155,11 +156,11 @@ fn the_far_gateway_notices_only_those_who_lie() {
     open.extend((0..9).map(|_| enter(later).ok().unwrap()));
     assert_eq!(enter(later).err(), over("p0", "connections"));
     drop(open);
-    let count = let_in(|passed| enter(later + SECOND * 10 + (passed - now)).is_ok());
+    let count = admitted(|passed| enter(later + SECOND * 10 + (passed - now)).is_ok());
     assert!(count <= 125, "{count} in ten seconds");
 }
 
-/// Connections that have always more to move: what each of them moved in ten seconds.
+/// Returns the bytes that each connection moved in ten seconds; all have always more to move.
 fn move_for_ten_seconds(connections: &[Allowance]) -> Vec<u64> {
     let begin = Instant::now();
     let mut moved = vec![0; connections.len()];
@@ -192,7 +193,7 @@ fn bytes_hold_their_rate_and_connections_of_one_subject_share_it() {
             let total: u64 = moved.iter().sum();
             let row = format!("{rate} B/s over {connections}: {moved:?}");
             assert!(total >= rate * 9 && total <= rate * 11, "{row}");
-            // Turns shorter than what a timer can tell go to whoever is there.
+            // Turns shorter than the resolution of a timer are not shared evenly.
             let (fair, is_fine) = (total / connections as u64, rate > 20_000_000);
             assert!(is_fine || moved.iter().all(|moved| moved.abs_diff(fair) * 10 <= fair), "{row}");
         }
@@ -230,7 +231,7 @@ fn new_limits_reach_what_is_open() {
     let moved = move_for_ten_seconds(&open)[0];
     assert!((180_000..=220_000).contains(&moved), "{moved}");
     assert_eq!(renew(&permit(&[limited(0)])).err(), over("p0", "bytes per second"));
-    // It counts under a policy that came later, and no more under one that went.
+    // An open connection counts under a policy that was added later, and no longer under a removed one.
     let one = permit(&[Some(PolicyLimits { connections: Some(1), ..PolicyLimits::default() })]);
     renew(&one).unwrap();
     assert!(connect(&table, &one, "a", now).is_err());
@@ -246,7 +247,7 @@ fn datagrams_over_the_rate_are_dropped() {
     let permit =
         permit(&[Some(PolicyLimits { bytes_per_second_in: Some(100_000), ..PolicyLimits::default() })]);
     let open = connect(&table, &permit, "a", begin).ok().unwrap();
-    let sent = let_in(|now| open.try_take(ByteDirection::Sent, 1000, now)) * 1000;
+    let sent = admitted(|now| open.try_take(ByteDirection::Sent, 1000, now)) * 1000;
     assert!((900_000..=1_100_000).contains(&sent), "{sent}");
     assert!(open.try_take(ByteDirection::Received, 1 << 30, begin), "the other way is not limited");
 }

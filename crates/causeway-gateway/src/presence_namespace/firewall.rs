@@ -1,8 +1,9 @@
-//! Whether the host's firewall lets packets of other hosts through to the room, for `causeway doctor`.
+//! Checks whether the host's firewall forwards packets of other hosts to the presence namespace, for
+//! `causeway doctor`.
 //!
-//! `judge` is pure: chains of the forward hook as `nft --json` lists them in, sentences with the remedy out. Only what is certain
-//! is said: a rule that cannot be evaluated here counts as one that may accept. `read` asks `nft`, bounded in time and bytes;
-//! rules of the legacy iptables are not seen.
+//! `judge` is pure. Input: chains of the forward hook as `nft --json` lists them. Output: sentences with the
+//! remedy. Only certain findings are reported: a rule that cannot be evaluated here counts as one that may
+//! accept. `read` runs `nft`, bounded in time and bytes; rules of the legacy iptables are not seen.
 
 use std::io::Read;
 use std::net::IpAddr;
@@ -12,23 +13,23 @@ use std::time::Duration;
 use ipnet::IpNet;
 use serde_json::Value;
 
-/// A host of Kubernetes has some hundred chains; each is listed alone.
+/// A Kubernetes host has some hundred chains; each is listed alone.
 const OUTPUT_BYTES_MAX: u64 = 4 << 20;
 const NFT_MAX: Duration = Duration::from_secs(3);
-/// Base chains of the forward hook that are looked at.
+/// The maximum number of base chains of the forward hook that are read.
 const CHAINS_MAX: usize = 16;
 
-/// The way of a packet from another host to a presence.
+/// The path of a packet from another host to a presence.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Way {
-    /// The interface it comes in by, where that is known.
+    /// The interface by which it arrives, if known.
     pub entrance: Option<String>,
     /// The host's end of the veth.
     pub veth: String,
     pub network: IpNet,
 }
 
-/// Chains of the forward hook, each with its rules. None: nobody can be asked here.
+/// Returns the chains of the forward hook, each with its rules. None: `nft` is not available.
 pub async fn read() -> Option<Vec<Value>> {
     let listed = nft(&["--json", "list", "chains"]).await?;
     let chains = listed["nftables"].as_array()?.iter().filter_map(|item| item.get("chain"));
@@ -60,14 +61,14 @@ async fn nft(arguments: &[&str]) -> Option<Value> {
         output.take(OUTPUT_BYTES_MAX).read_to_end(&mut text).map(|_| text)
     });
     let read = tokio::time::timeout(NFT_MAX, reading).await;
-    // One that has not ended by now never will; killed, it ends the reading too.
+    // A process that has not ended by now is stuck; killing it ends the reading too.
     let _ = child.kill();
     let _ = child.wait();
     let text = read.ok()?.ok()?.ok()?;
     serde_json::from_slice(&text).ok()
 }
 
-/// What keeps new connections of other hosts from presences.
+/// Returns the rules that block new connections of other hosts to presences.
 pub fn judge(chains: &[Value], way: &Way) -> Vec<String> {
     let is_v4 = way.network.addr().is_ipv4();
     let concerns = |family: &str| family == "inet" || family == if is_v4 { "ip" } else { "ip6" };
@@ -108,7 +109,8 @@ fn judge_chain(chain: &Value, way: &Way) -> Option<String> {
     })
 }
 
-/// Does a new TCP connection on this way fit one part of a rule? None: it is no condition. Some(None): nobody knows.
+/// Tells whether a new TCP connection on this path matches one part of a rule. None: the part is no
+/// condition. Some(None): unknown.
 fn fits(part: &Value, way: &Way) -> Option<Option<bool>> {
     // Parts that only count or log.
     if part.get("xt").is_some() {
@@ -141,7 +143,7 @@ fn fits(part: &Value, way: &Way) -> Option<Option<bool>> {
     Some(equal.map(|equal| equal != is_negated))
 }
 
-/// Over the elements of a set, or the one value there is.
+/// Evaluates each element of a set, or a single value.
 fn one_of(right: &Value, fits: impl Fn(&Value) -> Option<bool>) -> Option<bool> {
     let elements = right["set"].as_array().or_else(|| right.as_array());
     match elements {
@@ -165,7 +167,7 @@ fn name_fits(pattern: &Value, name: &str) -> Option<bool> {
     })
 }
 
-/// Some(true) when all of `ours` is in it, Some(false) when nothing of it is.
+/// Some(true) when `ours` is entirely inside, Some(false) when it is entirely outside.
 fn within(value: &Value, ours: &IpNet) -> Option<bool> {
     let network = match value.get("prefix") {
         Some(prefix) => {

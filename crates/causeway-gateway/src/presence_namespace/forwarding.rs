@@ -1,17 +1,19 @@
-//! Whether the host hands packets of other hosts on to the room: a matter of the operator, so it is only looked at.
+//! Checks whether the host forwards packets of other hosts to the presence namespace. The setting is the
+//! operator's, so it is only read.
 //!
-//! `judge` is pure; `Forwarding::read` looks into /proc. The host itself reaches presences without any of this.
+//! `judge` is pure; `Forwarding::read` reads /proc. Clients on the host itself reach presences without
+//! forwarding.
 
 use std::path::Path;
 
 use ipnet::IpNet;
 
-/// As the kernel has it now.
+/// The forwarding settings of the kernel.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Forwarding {
-    /// By interface: are IPv4 packets that come in there handed on?
+    /// Per interface: whether IPv4 packets that arrive there are forwarded.
     pub v4: Vec<(String, bool)>,
-    /// IPv6 has one switch that counts. None: there is no IPv6.
+    /// IPv6 has a single effective switch. None: there is no IPv6.
     pub v6: Option<bool>,
 }
 
@@ -24,7 +26,8 @@ impl Forwarding {
         let mut v4 = Vec::new();
         for entry in std::fs::read_dir(folder.join("ipv4/conf")).into_iter().flatten().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
-            // `all` and `default` are no interfaces, and nobody comes in by the other two.
+            // `all` and `default` are no interfaces, and packets of other hosts arrive by neither of the
+            // other two.
             if ["all", "default", "lo"].contains(&name.as_str()) || name.starts_with("causeway") {
                 continue;
             }
@@ -39,8 +42,8 @@ fn is_on(path: &Path) -> Option<bool> {
     Some(std::fs::read_to_string(path).ok()?.trim() != "0")
 }
 
-/// What keeps other hosts of the site from presences, one sentence each with the remedy in it. `interface` is where they
-/// come in, if that is known: the one that has the gateway's address.
+/// Returns the obstacles between other hosts of the site and the presences, one sentence each with the
+/// remedy. `interface` is where their packets arrive, if known: the interface with the gateway's address.
 pub fn judge(forwarding: &Forwarding, interface: Option<&str>, networks: &[IpNet]) -> Vec<String> {
     let mut findings = Vec::new();
     let first = |is_v4: bool| networks.iter().find(|network| network.addr().is_ipv4() == is_v4);
@@ -96,7 +99,7 @@ mod tests {
             &["net.ipv4.conf.eth0.forwarding=1"],
         );
         check(&[("eth0", false)], None, None, v4, &["net.ipv4.conf.all.forwarding=1"]);
-        // A host without any other interface has no other hosts.
+        // Without any other interface there are no other hosts.
         check(&[], None, None, v4, &[]);
         let both = &["198.18.0.0/16", "fd00::/64"][..];
         check(&[("eth0", true)], Some(false), None, both, &["net.ipv6.conf.all.forwarding=1"]);

@@ -1,7 +1,7 @@
-//! A network namespace without a name, held by a thread that lives in it.
+//! A network namespace without a name, held by a thread that runs in it.
 //!
-//! The thread makes sockets for those who ask, and carries the netlink connection that belongs to the namespace. It ends
-//! when the last handle is dropped; the kernel removes the namespace when also the last of its sockets is closed.
+//! The thread opens sockets on request and drives the netlink connection of the namespace. It ends when the
+//! last handle is dropped; the kernel removes the namespace when the last of its sockets is closed as well.
 
 use std::fs::File;
 use std::io;
@@ -18,9 +18,9 @@ use crate::socket_binder::{AddressRequirement, bind_udp, listen};
 #[derive(Clone)]
 pub struct AnonymousNamespace {
     requests: mpsc::Sender<Request>,
-    /// Speaks about the inside; it is carried by the thread.
+    /// Netlink inside the namespace; driven by the thread.
     pub netlink: rtnetlink::Handle,
-    /// By which the kernel is told where to move an interface.
+    /// The file descriptor by which the kernel is told to move an interface here.
     pub file: Arc<File>,
 }
 
@@ -29,19 +29,19 @@ enum Request {
     BindUdp(SocketAddr, oneshot::Sender<io::Result<UdpSocket>>),
 }
 
-/// Whoever finds it full waits; a request takes microseconds.
+/// A caller waits while the queue is full; a request takes microseconds.
 const REQUESTS_MAX: usize = 16;
 
 impl AnonymousNamespace {
     pub async fn open() -> Result<AnonymousNamespace, PresenceNamespaceError> {
         let (ready, wait) = oneshot::channel();
         std::thread::Builder::new()
-            .name("presence-room".to_owned())
-            .spawn(move || live(ready))
+            .name("presence-netns".to_owned())
+            .spawn(move || run_thread(ready))
             .map_err(|source| PresenceNamespaceError::Io { what: "starting a thread", source })?;
         wait.await.unwrap_or_else(|_| {
             Err(PresenceNamespaceError::Io {
-                what: "the thread of the room",
+                what: "starting the thread of the presence namespace",
                 source: io::ErrorKind::BrokenPipe.into(),
             })
         })
@@ -56,19 +56,22 @@ impl AnonymousNamespace {
     }
 
     async fn ask<T>(&self, request: impl FnOnce(oneshot::Sender<io::Result<T>>) -> Request) -> io::Result<T> {
-        let gone = || io::Error::new(io::ErrorKind::BrokenPipe, "the thread of the room has ended");
+        let gone =
+            || io::Error::new(io::ErrorKind::BrokenPipe, "the thread of the presence namespace has ended");
         let (reply, answer) = oneshot::channel();
         self.requests.send(request(reply)).await.map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?
     }
 }
 
-/// The life of the thread. Nothing else may ever run on it: it can see only the room.
-fn live(ready: oneshot::Sender<Result<AnonymousNamespace, PresenceNamespaceError>>) {
+/// The main function of the thread. No other code may run on it: it sees only the presence namespace.
+fn run_thread(ready: oneshot::Sender<Result<AnonymousNamespace, PresenceNamespaceError>>) {
     let entered = leave_host().and_then(|()| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
-        runtime
-            .map_err(|source| PresenceNamespaceError::Io { what: "starting the thread of the room", source })
+        runtime.map_err(|source| PresenceNamespaceError::Io {
+            what: "starting the runtime of the presence namespace",
+            source,
+        })
     });
     match entered {
         Ok(runtime) => runtime.block_on(serve(ready)),
@@ -78,7 +81,7 @@ fn live(ready: oneshot::Sender<Result<AnonymousNamespace, PresenceNamespaceError
 
 async fn serve(ready: oneshot::Sender<Result<AnonymousNamespace, PresenceNamespaceError>>) {
     let (requests, mut asked) = mpsc::channel(REQUESTS_MAX);
-    match furnish(requests) {
+    match open_handles(requests) {
         // The thread must not hold a handle itself, or it would never end.
         Ok(namespace) => drop(ready.send(Ok(namespace))),
         Err(error) => return drop(ready.send(Err(error))),
@@ -95,18 +98,21 @@ async fn serve(ready: oneshot::Sender<Result<AnonymousNamespace, PresenceNamespa
     }
 }
 
-fn furnish(requests: mpsc::Sender<Request>) -> Result<AnonymousNamespace, PresenceNamespaceError> {
-    let (connection, netlink, _) = rtnetlink::new_connection()
-        .map_err(|source| PresenceNamespaceError::Io { what: "opening netlink in the room", source })?;
+fn open_handles(requests: mpsc::Sender<Request>) -> Result<AnonymousNamespace, PresenceNamespaceError> {
+    let (connection, netlink, _) = rtnetlink::new_connection().map_err(|source| {
+        PresenceNamespaceError::Io { what: "opening netlink in the presence namespace", source }
+    })?;
     tokio::spawn(connection);
-    // Of the thread: the process is elsewhere.
-    let file = File::open("/proc/thread-self/ns/net")
-        .map_err(|source| PresenceNamespaceError::Io { what: "opening the namespace of the room", source })?;
+    // The namespace of this thread: the process is in another one.
+    let file = File::open("/proc/thread-self/ns/net").map_err(|source| PresenceNamespaceError::Io {
+        what: "opening the file of the presence namespace",
+        source,
+    })?;
     Ok(AnonymousNamespace { requests, netlink, file: Arc::new(file) })
 }
 
-/// Moves the calling thread, and those it starts from now on, into a network namespace of its own, which has nothing in it.
-/// There is no way back.
+/// Moves the calling thread, and the threads it starts later, into a new and empty network namespace. This
+/// cannot be undone.
 pub fn leave_host() -> Result<(), PresenceNamespaceError> {
     // SAFETY: only unsharing the table of files can break other code, whose descriptors would mean something else on this
     // thread. The network namespace is a property of the thread alone; files and memory stay shared.
@@ -117,6 +123,6 @@ pub fn leave_host() -> Result<(), PresenceNamespaceError> {
         rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS => {
             PresenceNamespaceError::NoSuchKernel { what: "it has no network namespaces" }
         }
-        errno => PresenceNamespaceError::Io { what: "making a network namespace", source: errno.into() },
+        errno => PresenceNamespaceError::Io { what: "creating a network namespace", source: errno.into() },
     })
 }

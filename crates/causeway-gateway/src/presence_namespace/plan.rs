@@ -1,23 +1,25 @@
-//! What the room should be like, from the netmap, and what must be done to make it so. Values only.
+//! Computes the wanted state of the presence namespace from the netmap, and the route changes that lead to
+//! it. Pure.
 
 use std::net::IpAddr;
 
 use causeway_netmap::NetmapView;
 use ipnet::IpNet;
 
-/// The networks that belong into the room.
+/// The networks that the presence namespace serves.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct NamespacePlan {
     networks: Vec<IpNet>,
-    /// From where the host itself reaches presences, if the address is its own: then a policy can name it.
+    /// The source address with which the host itself reaches presences, if the host has that address: then a
+    /// policy can name it.
     pub source: Option<IpAddr>,
     /// The addresses of presences in these networks.
     presences: Vec<IpAddr>,
 }
 
 impl NamespacePlan {
-    /// Nothing is wanted while no presence has an address in one of the networks. Loopback addresses never come here: the
-    /// kernel does not route them over a link; they are bound on the host.
+    /// Empty while no presence has an address in one of the networks. Loopback addresses are never included:
+    /// the kernel does not route them over a link; they are bound on the host.
     pub fn of(view: &NetmapView) -> NamespacePlan {
         let Some(gateway) = &view.gateway else { return NamespacePlan::default() };
         let mut networks: Vec<IpNet> =
@@ -33,7 +35,8 @@ impl NamespacePlan {
         }
     }
 
-    /// Does it concern the same networks? Presences come and go without any change to them.
+    /// Tells whether both plans have the same networks. Presences come and go without a change to the
+    /// networks.
     pub fn is_like(&self, other: &NamespacePlan) -> bool {
         self.networks == other.networks && self.source == other.source
     }
@@ -55,20 +58,21 @@ impl NamespacePlan {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HostRoute {
     pub to: IpNet,
-    /// None: it leads nowhere, or several ways.
+    /// None: the route leads nowhere, or to several interfaces.
     pub interface: Option<u32>,
 }
 
-/// What must be done to the host's routes.
+/// Changes to the host's routes.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct RouteChanges {
     pub add: Vec<IpNet>,
     pub remove: Vec<IpNet>,
-    /// Networks to which another route leads already: ours would silently take its place, or lose to it.
+    /// Networks that already have another route: ours would silently replace it, or lose to it.
     pub taken: Vec<HostRoute>,
 }
 
-/// `ours` is the host's end of the veth; it has no address, so only we put routes there, but for those of IPv6 itself.
+/// `ours` is the host's end of the veth. It has no address, so only we add routes to it, except the kernel's
+/// own IPv6 routes.
 pub fn changes(plan: &NamespacePlan, routes: &[HostRoute], ours: u32) -> RouteChanges {
     let mut changes = RouteChanges::default();
     for network in plan.networks() {
@@ -79,7 +83,7 @@ pub fn changes(plan: &NamespacePlan, routes: &[HostRoute], ours: u32) -> RouteCh
             None => {}
         }
     }
-    let ours = routes.iter().filter(|route| route.interface == Some(ours) && !is_of_the_link(&route.to));
+    let ours = routes.iter().filter(|route| route.interface == Some(ours) && !is_link_route(&route.to));
     let unwanted = |route: &&HostRoute| {
         !plan.networks.contains(&route.to) || changes.taken.iter().any(|t| t.to == route.to)
     };
@@ -87,7 +91,8 @@ pub fn changes(plan: &NamespacePlan, routes: &[HostRoute], ours: u32) -> RouteCh
     changes
 }
 
-/// Routes that are more specific than ours and lead presences elsewhere, each with the first address that it hides.
+/// Returns routes that are more specific than ours and lead presences elsewhere, each with the first address
+/// that it hides.
 pub fn hidden(plan: &NamespacePlan, routes: &[HostRoute], ours: u32) -> Vec<(HostRoute, IpAddr)> {
     let is_inside = |route: &&HostRoute| {
         let within = |network: &IpNet| network.contains(&route.to) && *network != route.to;
@@ -97,8 +102,8 @@ pub fn hidden(plan: &NamespacePlan, routes: &[HostRoute], ours: u32) -> Vec<(Hos
     routes.iter().filter(is_inside).filter_map(|route| Some((route.clone(), hides(route)?))).collect()
 }
 
-/// Every interface with IPv6 has these.
-fn is_of_the_link(network: &IpNet) -> bool {
+/// Tells whether the network is one of the link-local IPv6 routes that every interface has.
+fn is_link_route(network: &IpNet) -> bool {
     match network.addr() {
         IpAddr::V4(_) => false,
         IpAddr::V6(address) => address.is_unicast_link_local() || address.is_multicast(),
@@ -176,7 +181,7 @@ mod tests {
         check(&[], &["198.18.0.0/16", "fd00::/64"], &[], &[]);
         check(&[route("198.18.0.0/16", 7), route("fe80::/64", 7)], &["fd00::/64"], &[], &[]);
         check(&[route("198.18.0.0/16", 2), route("fd00::/64", 7)], &[], &[], &["198.18.0.0/16"]);
-        // Another one came later: the address is its owner's.
+        // Another route was added later: the network belongs to its owner.
         let both = [route("198.18.0.0/16", 2), route("198.18.0.0/16", 7), route("fd00::/64", 7)];
         check(&both, &[], &["198.18.0.0/16"], &["198.18.0.0/16"]);
         let old = [route("198.18.0.0/16", 7), route("fd00::/64", 7), route("198.51.100.0/24", 7)];

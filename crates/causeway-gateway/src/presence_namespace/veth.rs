@@ -1,9 +1,10 @@
-//! The pair of interfaces between host and room, and the routes at both its ends.
+//! The veth pair between the host and the presence namespace, and the routes at both ends.
 //!
-//! Neither end has an address. Each knows the other by a neighbour entry that never expires, under a link-local address
-//! that is used for nothing else; so no plan of addresses can clash with it, nothing has to be asked for by ARP or neighbour
-//! discovery, and scanning a network for presences fills no neighbour table. Every packet comes from where the route back to
-//! its sender leads, at both ends: rp_filter drops nothing, however strict it is.
+//! Neither end has an address. Each knows the other by a permanent neighbour entry, under a link-local
+//! address that is used for nothing else. So no address plan can conflict with it, no ARP or neighbour
+//! discovery is needed, and scanning a presence network fills no neighbour table. At both ends every packet
+//! arrives by the interface to which the route back to its sender leads, so rp_filter drops nothing, even in
+//! strict mode.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -23,24 +24,24 @@ use super::PresenceNamespaceError;
 use super::namespace::AnonymousNamespace;
 use super::plan::{HostRoute, NamespacePlan, RouteChanges, changes, hidden};
 
-/// The kernel puts a number there that is free on this host.
+/// The kernel replaces `%d` by a number that is free on this host.
 const NAME: &str = "causeway%d";
 const NAME_INSIDE: &str = "host";
-/// Set by us, because programs that manage networks change addresses which the kernel has chosen. Locally administered;
-/// the link has no third end, so they need be unique on no host.
+/// Set explicitly, because network managers change addresses that the kernel has chosen. Locally
+/// administered; the link has only two ends, so the addresses need not be unique on a host.
 const HOST_HARDWARE: [u8; 6] = [0x02, 0xca, 0x05, 0xe0, 0x00, 0x01];
-const ROOM_HARDWARE: [u8; 6] = [0x02, 0xca, 0x05, 0xe0, 0x00, 0x02];
+const NAMESPACE_HARDWARE: [u8; 6] = [0x02, 0xca, 0x05, 0xe0, 0x00, 0x02];
 const HOST_V4: IpAddr = IpAddr::V4(Ipv4Addr::new(169, 254, 18, 1));
-const ROOM_V4: IpAddr = IpAddr::V4(Ipv4Addr::new(169, 254, 18, 2));
+const NAMESPACE_V4: IpAddr = IpAddr::V4(Ipv4Addr::new(169, 254, 18, 2));
 const HOST_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0x12, 1));
-const ROOM_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0x12, 2));
+const NAMESPACE_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0x12, 2));
 /// The first interface of every namespace is its loopback.
 const LOOPBACK: u32 = 1;
 
-/// The table in which the kernel looks first, for its own addresses; rtnetlink(7).
+/// The table that the kernel searches first, for its own addresses; rtnetlink(7).
 const TABLE_LOCAL: u8 = 255;
 
-/// A pair that is up.
+/// A veth pair that is up.
 pub struct Veth {
     inside: Handle,
     outside: Handle,
@@ -48,22 +49,22 @@ pub struct Veth {
     name: String,
     index: u32,
     index_inside: u32,
-    /// What is local in the room.
+    /// The networks that are local in the presence namespace.
     local: BTreeSet<IpNet>,
-    /// Whether the ways back to the host are there, IPv4 and IPv6.
-    has_way_back: [bool; 2],
+    /// Tells whether the default routes to the host exist, for IPv4 and IPv6.
+    has_default_route: [bool; 2],
 }
 
 impl Veth {
-    /// Made from the host's side, with the other end in the room from its first moment.
-    pub async fn lay(namespace: &AnonymousNamespace) -> Result<Veth, PresenceNamespaceError> {
+    /// Creates the pair from the host's side, with the other end in the namespace from the start.
+    pub async fn create(namespace: &AnonymousNamespace) -> Result<Veth, PresenceNamespaceError> {
         let (connection, outside, _) = rtnetlink::new_connection()
             .map_err(|source| PresenceNamespaceError::Io { what: "opening netlink", source })?;
         let connection = AbortOnDropHandle::new(tokio::spawn(connection));
         let inside = namespace.netlink.clone();
         let peer = LinkMessageBuilder::<LinkUnspec>::new()
             .name(NAME_INSIDE)
-            .address(ROOM_HARDWARE.to_vec())
+            .address(NAMESPACE_HARDWARE.to_vec())
             .setns_by_fd(namespace.file.as_raw_fd())
             .build();
         let pair = LinkMessageBuilder::<LinkVeth>::new_with_info_kind(InfoKind::Veth)
@@ -72,7 +73,7 @@ impl Veth {
             .set_info_data(InfoData::Veth(InfoVeth::Peer(peer)))
             .build();
         outside.link().add(pair).execute().await.map_err(not_made)?;
-        // The room's end names the number of the host's end, whatever it is called.
+        // The inner end holds the index of the host's end, whatever its name is.
         let end = link(&inside, |get| get.match_name(NAME_INSIDE.to_owned()))
             .await
             .map_err(io("finding the veth"))?;
@@ -85,10 +86,10 @@ impl Veth {
             source: io::ErrorKind::NotFound.into(),
         })?;
         let name = name_of(&outside, index).await.unwrap_or_default();
-        // Not at once when they are made: an end cannot be up before it knows the other.
+        // Not on creation: an end cannot be up before the other one exists.
         for (handle, index) in [(&inside, LOOPBACK), (&inside, end.header.index), (&outside, index)] {
             let up = LinkMessageBuilder::<LinkUnspec>::new().index(index).up().build();
-            handle.link().set(up).execute().await.map_err(io("waking an interface"))?;
+            handle.link().set(up).execute().await.map_err(io("setting an interface up"))?;
         }
         forward_from(&name);
         Ok(Veth {
@@ -99,43 +100,45 @@ impl Veth {
             index,
             index_inside: end.header.index,
             local: BTreeSet::new(),
-            has_way_back: [false; 2],
+            has_default_route: [false; 2],
         })
     }
 
-    pub async fn is_there(&self) -> bool {
+    pub async fn exists(&self) -> bool {
         link(&self.outside, |get| get.match_index(self.index)).await.is_ok()
     }
 
-    /// Brings both ends into step with the plan. Running it twice changes nothing. A network that is taken is left to who
-    /// has it, and said in words.
+    /// Brings both ends in step with the plan. Idempotent. A network that already has a route is left to its
+    /// owner and reported as a sentence.
     pub async fn follow(&mut self, plan: &NamespacePlan) -> Result<Vec<String>, PresenceNamespaceError> {
         let routes = routes(&self.outside).await.map_err(io("reading the host's routes"))?;
         let RouteChanges { add, remove, taken } = changes(plan, &routes, self.index);
         let mut troubles = Vec::new();
         for network in remove {
-            self.lead_away(network).await;
+            self.remove_route(network).await;
         }
         let unwanted: Vec<IpNet> =
             self.local.iter().filter(|network| !plan.networks().contains(network)).copied().collect();
         for network in unwanted {
-            // What is not there any more need not be removed.
+            // A route that is already gone need not be removed.
             let _ = self.inside.route().del(local_route(network)).execute().await;
             self.local.remove(&network);
         }
         for network in plan.networks() {
-            if let Err(error) = self.settle(*network).await {
-                troubles.push(format!("{network} cannot be set up: {error}"));
+            if let Err(error) = self.make_local(*network).await {
+                troubles.push(format!("cannot make {network} local in the presence namespace: {error}"));
             }
         }
         for network in add.iter().filter(|network| self.local.contains(network)) {
-            match self.lead_here(*network, plan.source).await {
-                Ok(()) => tracing::info!(%network, interface = %self.name, "a route leads to presences"),
-                Err(error) => troubles.push(format!("no route can be made for {network}: {error}")),
+            match self.add_route(*network, plan.source).await {
+                Ok(()) => {
+                    tracing::info!(%network, interface = %self.name, "added the route of a presence network")
+                }
+                Err(error) => troubles.push(format!("cannot add a route for {network}: {error}")),
             }
         }
         for route in taken {
-            troubles.push(self.whose(&route).await);
+            troubles.push(self.describe_conflict(&route).await);
         }
         for (route, address) in hidden(plan, &routes, self.index) {
             let by = match route.interface {
@@ -151,7 +154,7 @@ impl Veth {
         Ok(troubles)
     }
 
-    /// The interface by which other hosts come: the one that has the gateway's address.
+    /// Returns the interface by which packets of other hosts arrive: the one with the gateway's address.
     pub async fn entrance(&self, plan: &NamespacePlan) -> Option<String> {
         let address = plan.source?;
         let mut found = std::pin::pin!(self.outside.address().get().set_address_filter(address).execute());
@@ -159,41 +162,41 @@ impl Veth {
         name_of(&self.outside, message.header.index).await
     }
 
-    /// The host's end.
+    /// The name of the host's end.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The end on the host, and with it the other end and all routes. Without this the kernel does the same when the
-    /// namespace goes, a moment later.
+    /// Removes the end on the host, and with it the other end and all routes. Without this call the kernel
+    /// does the same a moment later, when the namespace ends.
     pub async fn remove(self) {
         if let Err(error) = self.outside.link().del(self.index).execute().await {
             tracing::debug!(%error, interface = %self.name, "the veth is gone already");
         }
     }
 
-    /// Makes a network local in the room, and the way back to its clients.
-    async fn settle(&mut self, network: IpNet) -> io::Result<()> {
-        let (family, host, room) = match network {
-            IpNet::V4(_) => (0, HOST_V4, ROOM_V4),
-            IpNet::V6(_) => (1, HOST_V6, ROOM_V6),
+    /// Makes a network local in the presence namespace, and adds the route back to its clients.
+    async fn make_local(&mut self, network: IpNet) -> io::Result<()> {
+        let (family, host, inner) = match network {
+            IpNet::V4(_) => (0, HOST_V4, NAMESPACE_V4),
+            IpNet::V6(_) => (1, HOST_V6, NAMESPACE_V6),
         };
-        if !self.has_way_back[family] {
+        if !self.has_default_route[family] {
             let neighbours = [
-                (&self.outside, self.index, room, ROOM_HARDWARE),
+                (&self.outside, self.index, inner, NAMESPACE_HARDWARE),
                 (&self.inside, self.index_inside, host, HOST_HARDWARE),
             ];
             for (handle, index, address, hardware) in neighbours {
                 let neighbour = handle.neighbours().add(index, address).link_layer_address(&hardware);
                 neighbour.replace().execute().await.map_err(cause)?;
             }
-            let everything = IpNet::new_assert(
+            let any_network = IpNet::new_assert(
                 if family == 0 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() },
                 0,
             );
-            let way_back = via(everything, host, self.index_inside);
-            self.inside.route().add(way_back).replace().execute().await.map_err(cause)?;
-            self.has_way_back[family] = true;
+            let default_route = via(any_network, host, self.index_inside);
+            self.inside.route().add(default_route).replace().execute().await.map_err(cause)?;
+            self.has_default_route[family] = true;
         }
         if !self.local.contains(&network) {
             self.inside.route().add(local_route(network)).replace().execute().await.map_err(cause)?;
@@ -202,9 +205,9 @@ impl Veth {
         Ok(())
     }
 
-    async fn lead_here(&self, network: IpNet, source: Option<IpAddr>) -> io::Result<()> {
-        let room = if network.addr().is_ipv4() { ROOM_V4 } else { ROOM_V6 };
-        let route = via(network, room, self.index);
+    async fn add_route(&self, network: IpNet, source: Option<IpAddr>) -> io::Result<()> {
+        let inner = if network.addr().is_ipv4() { NAMESPACE_V4 } else { NAMESPACE_V6 };
+        let route = via(network, inner, self.index);
         if let Some(source) = source.filter(|source| source.is_ipv4() == network.addr().is_ipv4()) {
             let mut preferred = route.clone();
             preferred.attributes.push(RouteAttribute::PrefSource(source.into()));
@@ -216,14 +219,14 @@ impl Veth {
         self.outside.route().add(route).execute().await.map_err(cause)
     }
 
-    async fn lead_away(&self, network: IpNet) {
-        let room = if network.addr().is_ipv4() { ROOM_V4 } else { ROOM_V6 };
-        if let Err(error) = self.outside.route().del(via(network, room, self.index)).execute().await {
+    async fn remove_route(&self, network: IpNet) {
+        let inner = if network.addr().is_ipv4() { NAMESPACE_V4 } else { NAMESPACE_V6 };
+        if let Err(error) = self.outside.route().del(via(network, inner, self.index)).execute().await {
             tracing::debug!(%error, %network, "the route is gone already");
         }
     }
 
-    async fn whose(&self, route: &HostRoute) -> String {
+    async fn describe_conflict(&self, route: &HostRoute) -> String {
         let name = match route.interface {
             Some(index) => name_of(&self.outside, index).await,
             None => None,
@@ -242,8 +245,8 @@ impl Veth {
     }
 }
 
-/// Packets from the room are forwarded, if those of clients are: that this interface does it is for us to say, that others
-/// do it is for the operator. Where /proc is read-only the default of the host decides.
+/// Enables forwarding of packets from the presence namespace. Forwarding on this interface is our setting;
+/// forwarding on the other interfaces is the operator's. Where /proc is read-only the host's default applies.
 fn forward_from(name: &str) {
     let path = format!("/proc/sys/net/ipv4/conf/{name}/forwarding");
     if let Err(error) = std::fs::write(&path, "1") {
@@ -255,7 +258,7 @@ fn local_route(network: IpNet) -> RouteMessage {
     let mut route = to(network, LOOPBACK);
     route.header.table = TABLE_LOCAL;
     route.header.kind = RouteType::Local;
-    // IPv4 wants to know that it goes no further than this host.
+    // IPv4 requires the host scope for a local route.
     route.header.scope = RouteScope::Host;
     route
 }
@@ -263,7 +266,7 @@ fn local_route(network: IpNet) -> RouteMessage {
 fn via(network: IpNet, gateway: IpAddr, interface: u32) -> RouteMessage {
     let mut route = to(network, interface);
     route.attributes.push(RouteAttribute::Gateway(gateway.into()));
-    // No address of the interface says that the gateway is there; it is.
+    // The interface has no address in a common network with the gateway, which is reachable nevertheless.
     route.header.flags.insert(rtnetlink::packet_route::route::RouteFlags::Onlink);
     route
 }
@@ -281,7 +284,7 @@ fn to(network: IpNet, interface: u32) -> RouteMessage {
     }
 }
 
-/// The routes of the host's main table. A host without IPv6 has none of that family.
+/// Returns the routes of the host's main table. A host without IPv6 has none of that family.
 async fn routes(handle: &Handle) -> Result<Vec<HostRoute>, Error> {
     let mut found = Vec::new();
     let v4 = RouteMessageBuilder::<Ipv4Addr>::new().build();

@@ -1,9 +1,11 @@
-//! Finds a backend that answers: among several the one with the fewest connections, and none that is known to be down.
+//! Selects and dials a backend of a service: among several the one with the fewest connections, and none that
+//! is known to be down.
 //!
-//! `standing` decides, from values and the time; here are the table of endpoints, the dialling, and the loop that asks those
-//! that are due (`probe`). An endpoint that refuses a connection is left out at once and asked again in the background, so that
-//! no client waits for it; when all are out, all are tried. `header` is the PROXY protocol. Which addresses may be dialled at
-//! all is decided in `dial`, after names are resolved.
+//! `health` decides, from values and the time. This file holds the table of endpoints, dials, and runs the
+//! loop that probes endpoints that are due (`probe`). An endpoint that refuses a connection is taken out of
+//! use at once and probed in the background, so that no client waits for it; when all are out of use, all are
+//! tried. `header` encodes the PROXY protocol. `dial` decides which addresses may be dialled, after names are
+//! resolved.
 
 pub mod examine;
 mod header;
@@ -35,19 +37,19 @@ use crate::policy::PolicyRefusal;
 use crate::problems::BackendOutage;
 use health::EndpointHealth;
 
-/// While another endpoint could be tried, nobody waits longer for this one: backends are near.
-const ATTEMPT: Duration = Duration::from_secs(2);
-/// Names of backends are asked for again after this long; an answer that is older is better than none.
-const NAME_FRESH: Duration = Duration::from_secs(5);
+/// The connect timeout while another endpoint could be tried: backends are near.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// Resolved names of backends are resolved again after this time; an older result is better than none.
+const RESOLVE_AGAIN: Duration = Duration::from_secs(5);
 
-/// The backends of the services that run here.
+/// The backends of the services that run at this site.
 pub struct BackendSelector {
     connect_timeout: Duration,
     dialer: Dialer,
     groups: Mutex<HashMap<ServiceName, Arc<Group>>>,
-    /// Somebody is out, or somebody is to be asked.
+    /// An endpoint is out of use, or one is due for a probe.
     changed: Notify,
-    /// Counts how often somebody was left out or came back.
+    /// Counts how often an endpoint went out of use or came back.
     turns: watch::Sender<u64>,
 }
 
@@ -57,16 +59,16 @@ struct Group {
     check: Option<BackendHealthCheck>,
     proxy_protocol: bool,
     transport: Transport,
-    /// So that equals take turns.
-    turn: AtomicUsize,
+    /// Rotates among endpoints with equal counts.
+    rotation: AtomicUsize,
 }
 
 struct Endpoint {
     backend: BackendEndpoint,
     open: AtomicUsize,
-    standing: Mutex<EndpointHealth>,
+    health: Mutex<EndpointHealth>,
     resolved: Mutex<Option<(Instant, Vec<SocketAddr>)>>,
-    /// What it said when it last failed.
+    /// The error of the last failure.
     why: Mutex<String>,
 }
 
@@ -96,7 +98,7 @@ impl BackendSelector {
         }
     }
 
-    /// A netmap has arrived. Endpoints that stay keep what is known of them.
+    /// Applies a netmap. Endpoints that remain keep their health.
     pub fn follow(&self, view: &NetmapView) {
         let mut groups = self.lock();
         groups.retain(|name, _| view.services.contains_key(name));
@@ -112,12 +114,13 @@ impl BackendSelector {
         self.turned();
     }
 
-    /// Connects to a backend of the service, for nobody in particular.
+    /// Connects to a backend of the service without a client, for the gateway's own use.
     pub async fn dial(&self, service: &ServiceEntry) -> Result<TcpStream, PolicyRefusal> {
         self.dial_for(service, None).await.map(|dialled| dialled.stream)
     }
 
-    /// Connects to a backend of the service on behalf of a client, who is told to it if it wants to know.
+    /// Connects to a backend of the service for a client, whose address is sent in the PROXY protocol if the
+    /// service asks for it.
     pub async fn dial_for(
         &self,
         service: &ServiceEntry,
@@ -128,10 +131,12 @@ impl BackendSelector {
         let mut refusal = None;
         for (place, endpoint) in order.iter().enumerate() {
             let is_last = place + 1 == order.len();
-            let within = if is_last { self.connect_timeout } else { self.connect_timeout.min(ATTEMPT) };
+            let within =
+                if is_last { self.connect_timeout } else { self.connect_timeout.min(CONNECT_TIMEOUT) };
             match self.attempt(service, endpoint, within, client).await {
                 Ok(dialled) => return Ok(dialled),
-                // Of several, one that was dialled and did not answer says more.
+                // Among several refusals, the error of an endpoint that was dialled and did not answer is
+                // more useful.
                 Err(denied @ PolicyRefusal::BackendDenied { .. }) => refusal = refusal.or(Some(denied)),
                 Err(down) => refusal = Some(down),
             }
@@ -139,7 +144,7 @@ impl BackendSelector {
         Err(refusal.unwrap_or_else(|| PolicyRefusal::BackendDown { service: service.name.clone() }))
     }
 
-    /// Connects to this backend of the service and to no other, whatever is known of it.
+    /// Connects to this backend of the service and to no other, regardless of its health.
     pub async fn dial_one(
         &self,
         service: &ServiceEntry,
@@ -159,7 +164,7 @@ impl BackendSelector {
         within: Duration,
         client: Option<SocketAddr>,
     ) -> Result<BackendConnection, PolicyRefusal> {
-        // Counted from the first attempt: many clients at once spread out before any of them is connected.
+        // Counted from the first attempt: simultaneous clients are spread before any of them is connected.
         let lease = endpoint.lease();
         let connecting = connect(&self.dialer, endpoint, service.proxy_protocol, client);
         let connected = match tokio::time::timeout(within, connecting).await {
@@ -168,17 +173,17 @@ impl BackendSelector {
         };
         match connected {
             Ok(stream) => {
-                endpoint.standing().connected();
+                endpoint.health().connected();
                 Ok(BackendConnection { stream, lease })
             }
             Err(error) => {
                 let backend = &endpoint.backend;
-                tracing::debug!(service = %service.name, ?backend, %error, "a backend does not answer");
-                let is_news = endpoint.standing().failed(Instant::now());
+                tracing::debug!(service = %service.name, ?backend, %error, "cannot connect to the backend");
+                let is_news = endpoint.health().failed(Instant::now());
                 endpoint.regret(&error);
                 if is_news {
                     self.turned();
-                    tracing::warn!(service = %service.name, ?backend, %error, "a backend is left out until it answers");
+                    tracing::warn!(service = %service.name, ?backend, %error, "cannot connect to the backend; it is out of use until a probe succeeds");
                 }
                 self.changed.notify_one();
                 Err(match Denied::of(&error) {
@@ -192,12 +197,12 @@ impl BackendSelector {
         }
     }
 
-    /// Asks endpoints that are due, until told to stop.
+    /// Probes endpoints that are due, until told to stop.
     pub async fn run(&self, stop: CancellationToken) {
         probe::run(self, stop).await;
     }
 
-    /// Every endpoint, its connections, and whether it is used: for people.
+    /// Returns every endpoint with its number of connections and whether it is in use, for display.
     pub fn shown(&self) -> Vec<(ServiceName, BackendEndpoint, usize, bool)> {
         let groups =
             self.lock().iter().map(|(name, group)| (name.clone(), group.clone())).collect::<Vec<_>>();
@@ -205,20 +210,20 @@ impl BackendSelector {
         for (name, group) in groups {
             for endpoint in &group.endpoints {
                 let open = endpoint.open.load(Ordering::Relaxed);
-                shown.push((name.clone(), endpoint.backend.clone(), open, endpoint.standing().is_usable()));
+                shown.push((name.clone(), endpoint.backend.clone(), open, endpoint.health().is_usable()));
             }
         }
         shown
     }
 
-    /// Services whose endpoints are not all in use, and how it stands with them.
+    /// Returns the services whose endpoints are not all in use, with a description.
     pub fn outages(&self) -> BTreeMap<String, BackendOutage> {
         let groups = self.lock();
         let outage = |group: &Group| group.outage(&self.dialer);
         groups.iter().filter_map(|(name, group)| Some((name.to_string(), outage(group)?))).collect()
     }
 
-    /// Changes whenever the outages may have.
+    /// Changes whenever the outages may have changed.
     pub fn turns(&self) -> watch::Receiver<u64> {
         self.turns.subscribe()
     }
@@ -233,7 +238,7 @@ impl BackendSelector {
         if let Some(group) = known.filter(|group| group.is_of(service)) {
             return group.clone();
         }
-        // The netmap of this connection is a moment ahead, or behind, of the table.
+        // The netmap of this connection may be slightly newer or older than the table.
         let group = Arc::new(Group::of(service, known.map(Arc::as_ref)));
         groups.insert(service.name.clone(), group.clone());
         group
@@ -257,7 +262,7 @@ impl Group {
             check: service.health_check.clone(),
             proxy_protocol: service.proxy_protocol,
             transport: transport(service),
-            turn: AtomicUsize::new(0),
+            rotation: AtomicUsize::new(0),
         }
     }
 
@@ -268,30 +273,31 @@ impl Group {
             && self.endpoints.iter().map(|endpoint| &endpoint.backend).eq(&service.backends)
     }
 
-    /// One that may not be dialled is told before it was ever tried: nobody need be turned away first.
+    /// An endpoint that may not be dialled is reported before it is tried: no client needs to be refused
+    /// first.
     fn outage(&self, dialer: &Dialer) -> Option<BackendOutage> {
         let of = self.endpoints.len();
         let denied = |endpoint: &Endpoint| endpoint.denied(dialer, self.transport);
-        let is_up = |endpoint: &&Arc<Endpoint>| endpoint.standing().is_usable() && denied(endpoint).is_none();
+        let is_up = |endpoint: &&Arc<Endpoint>| endpoint.health().is_usable() && denied(endpoint).is_none();
         let up = self.endpoints.iter().filter(is_up).count();
         let first = self.endpoints.iter().find_map(|endpoint| Some((endpoint, denied(endpoint)?)));
         if let Some((out, why)) = first {
             return Some(BackendOutage { up, of, why: format!("{}: {why}", out.backend), denied: true });
         }
-        let out = self.endpoints.iter().find(|endpoint| !endpoint.standing().is_usable())?;
+        let out = self.endpoints.iter().find(|endpoint| !endpoint.health().is_usable())?;
         let why = out.why.lock().unwrap_or_else(PoisonError::into_inner).clone();
         Some(BackendOutage { up, of, why: format!("{}: {why}", out.backend), denied: false })
     }
 
-    /// Whom to try, one after the other.
+    /// Returns the endpoints in the order in which to try them.
     fn order(&self, now: Instant) -> Vec<Arc<Endpoint>> {
         let states: Vec<(EndpointHealth, usize)> = self
             .endpoints
             .iter()
-            .map(|endpoint| (endpoint.standing().clone(), endpoint.open.load(Ordering::Relaxed)))
+            .map(|endpoint| (endpoint.health().clone(), endpoint.open.load(Ordering::Relaxed)))
             .collect();
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-        health::order(&states, turn, now).into_iter().map(|place| self.endpoints[place].clone()).collect()
+        let rotation = self.rotation.fetch_add(1, Ordering::Relaxed);
+        health::order(&states, rotation, now).into_iter().map(|place| self.endpoints[place].clone()).collect()
     }
 }
 
@@ -300,7 +306,7 @@ impl Endpoint {
         Arc::new(Endpoint {
             backend: backend.clone(),
             open: AtomicUsize::new(0),
-            standing: Mutex::default(),
+            health: Mutex::default(),
             resolved: Mutex::default(),
             why: Mutex::default(),
         })
@@ -315,11 +321,11 @@ impl Endpoint {
         *self.why.lock().unwrap_or_else(PoisonError::into_inner) = error.to_string();
     }
 
-    fn standing(&self) -> MutexGuard<'_, EndpointHealth> {
-        self.standing.lock().unwrap_or_else(PoisonError::into_inner)
+    fn health(&self) -> MutexGuard<'_, EndpointHealth> {
+        self.health.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Why none of its addresses may be dialled. None: one may, or they are not known yet.
+    /// Returns the reason if none of its addresses may be dialled. None: one may, or they are not known yet.
     fn denied(&self, dialer: &Dialer, transport: Transport) -> Option<Denied> {
         let addresses = match &self.backend {
             BackendEndpoint::Address(ip, port) => vec![SocketAddr::new(*ip, *port)],
@@ -335,7 +341,7 @@ impl Endpoint {
         why
     }
 
-    /// Where it is now.
+    /// Returns its current addresses.
     async fn addresses(&self) -> io::Result<Vec<SocketAddr>> {
         let (name, port) = match &self.backend {
             BackendEndpoint::Address(ip, port) => return Ok(vec![SocketAddr::new(*ip, *port)]),
@@ -343,7 +349,7 @@ impl Endpoint {
         };
         let known = self.resolved.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some((at, addresses)) = &known
-            && at.elapsed() < NAME_FRESH
+            && at.elapsed() < RESOLVE_AGAIN
         {
             return Ok(addresses.clone());
         }
@@ -373,7 +379,7 @@ async fn resolve(name: &DnsName, port: u16) -> io::Result<Vec<SocketAddr>> {
     }
 }
 
-/// Without a client the connection is our own, and says so.
+/// Without a client the PROXY protocol header has the command LOCAL.
 async fn connect(
     dialer: &Dialer,
     endpoint: &Endpoint,

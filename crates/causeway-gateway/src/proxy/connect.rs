@@ -1,8 +1,10 @@
-//! Nodes by name: kube-apiserver, Prometheus and the like say `CONNECT node:port` at a door of the cloud, and get the bytes of
-//! a connection that the node's own gateway makes. TLS is never opened on the way.
+//! Connects to nodes by name: kube-apiserver, Prometheus and other clients send `CONNECT node:port` to a
+//! listener of the cloud and get the bytes of a connection that the node's own gateway opens. TLS is never
+//! terminated on the way.
 //!
-//! `door` listens and speaks HTTP, `target` decides what is meant, `allow` what may be dialled that is no node, `node` opens
-//! the way at this end and makes the connection at the other, `plain` asks in plain HTTP for those who do not say CONNECT. Whoever routes to nodes in another way uses `node` too.
+//! `listener` accepts and speaks HTTP, `target` interprets the target, `allow` lists targets other than nodes
+//! that may be dialled, `node` opens the stream at this end and the connection at the other, `plain` sends
+//! plain HTTP requests for clients that do not use CONNECT. Other modules that route to nodes use `node` too.
 
 pub mod target;
 

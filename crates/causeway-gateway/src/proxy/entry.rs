@@ -1,7 +1,8 @@
-//! Shared entries: one address for many names, told apart by the host of a request or by the name TLS asks for.
+//! Shared entries: one address for many names, selected by the host of a request or by the server name of
+//! TLS.
 //!
-//! Which service is meant is all that is found out here; who may use it is decided on the same path as at a presence. TLS is
-//! not opened: its first message is looked at and left where it is.
+//! This module only finds the service; the policies are checked on the same path as at a presence. TLS is not
+//! terminated: the ClientHello is peeked and stays in the socket.
 
 use std::io;
 use std::net::SocketAddr;
@@ -24,7 +25,7 @@ use crate::dial::Transport;
 use crate::policy::{self, PolicyRefusal};
 use crate::proxy::Proxy;
 
-/// What is spoken at an entry.
+/// The protocol at an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EntryProtocol {
     /// HTTP/1.1 or HTTP/2 in plain text.
@@ -39,7 +40,7 @@ pub struct SharedEntry {
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("cannot listen on {address} for many names")]
+#[error("cannot listen on {address} for a shared entry")]
 pub struct SharedEntryError {
     pub address: SocketAddr,
     pub source: io::Error,
@@ -69,8 +70,8 @@ impl SharedEntry {
                     tasks.spawn(Box::pin(serve(proxy.clone(), self.speech, stream, client)));
                 }
                 Err(error) => {
-                    // Out of files, most likely; others must close theirs first.
-                    tracing::warn!(%error, "a connection could not be accepted");
+                    // Most likely no file descriptor is left; other connections must close first.
+                    tracing::warn!(%error, "cannot accept a connection at a shared entry");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             }
@@ -78,7 +79,8 @@ impl SharedEntry {
     }
 }
 
-/// Listens at an entry until told to stop. An address may become local, or free: it is tried again, and reported once.
+/// Listens at an entry until told to stop. An address may become local or free later: it is tried again, and
+/// the failure is logged once.
 pub async fn keep(
     proxy: Arc<Proxy>,
     address: SocketAddr,
@@ -90,7 +92,7 @@ pub async fn keep(
     loop {
         match SharedEntry::bind(address, speech).await {
             Ok(entry) => {
-                tracing::info!(%address, ?speech, "an entry for many names is open");
+                tracing::info!(%address, ?speech, "shared entry is open");
                 let bound = entry.local_addr().unwrap_or(address);
                 let _own = proxy.options.own_listeners.register("entry", Transport::Tcp, bound);
                 return entry.run(proxy, tasks, stop).await;
@@ -99,7 +101,7 @@ pub async fn keep(
                 complained = true;
                 tracing::warn!(
                     error = &error as &dyn std::error::Error,
-                    "an entry is not open; it is tried again"
+                    "cannot listen on a shared entry; trying again"
                 );
             }
             Err(_) => {}
@@ -114,11 +116,12 @@ pub async fn keep(
 
 const BIND_PAUSE: Duration = Duration::from_secs(2);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How long a client may take over its first message.
+/// The timeout for the ClientHello of a client.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
-/// Connections whose first message is not there yet, at all entries; one client gets at most half.
+/// Connections whose ClientHello is incomplete, at all entries; one client gets at most half.
 pub const HELLOS_MAX: usize = 1024;
-/// How often a first message may be read from its beginning: once for each piece in which it arrives.
+/// The maximum number of times that a ClientHello is read from its beginning: once for each segment that
+/// arrives.
 const HELLO_READS_MAX: usize = 1024;
 
 /// Serves one client at an entry.
@@ -173,10 +176,11 @@ async fn node_of(proxy: Arc<Proxy>, node: &ServerName, port: u16, stream: TcpStr
     }
 }
 
-/// Waits for the whole first message, and leaves it in the socket for whoever reads next. Counts how often it looked.
+/// Waits for the complete ClientHello, and leaves it in the socket for the next reader. Counts the reads.
 ///
-/// Tokio watches sockets edge-triggered: after `WouldBlock` it calls again when more bytes have arrived, although some are unread
-/// (epoll(7), "Level-triggered and edge-triggered"). So nothing is polled, and the buffer is needed only during a look.
+/// Tokio watches sockets edge-triggered: after `WouldBlock` it calls again when more bytes have arrived,
+/// although some are unread (epoll(7), "Level-triggered and edge-triggered"). So nothing is polled, and the
+/// buffer is needed only during a read.
 async fn peek(stream: &TcpStream, reads: &mut usize) -> io::Result<ClientHello> {
     let look = || {
         *reads += 1;
@@ -188,7 +192,7 @@ async fn peek(stream: &TcpStream, reads: &mut usize) -> io::Result<ClientHello> 
         let hello = sni::read(&buffer[..bytes]);
         match hello.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))? {
             Some(hello) => Ok(hello),
-            // A client that closed its half wakes us without new bytes, until this ends it.
+            // A client that closed its half wakes us without new bytes, until this bound ends it.
             None if *reads >= HELLO_READS_MAX => Err(io::ErrorKind::InvalidData.into()),
             None => Err(io::ErrorKind::WouldBlock.into()),
         }
@@ -207,36 +211,36 @@ async fn unrecognized(proxy: &Proxy, mut stream: TcpStream, client: SocketAddr, 
     let _ = stream.shutdown().await;
 }
 
-/// What a name stands for at an entry.
+/// The target of a name at an entry.
 #[derive(Debug, PartialEq, Eq)]
 enum Target {
     Service(ServiceName),
     Node { node: ServerName, port: u16 },
 }
 
-/// Decides by the netmap alone, which has only what this site may see.
+/// Decides by the netmap alone, which has only objects that this site may see.
 fn target(view: &NetmapView, hello: &ClientHello, entry_port: u16) -> Result<Target, &'static str> {
-    let ClientHello::Named(name) = hello else { return Err("no name is asked for") };
+    let ClientHello::Named(name) = hello else { return Err("the ClientHello has no server name") };
     match view.named(name) {
-        None => Err("nothing has this name"),
+        None => Err("no service or node has this name"),
         Some(DnsNameTarget::Presence(service)) => {
-            let presence = view.presences.get(service).ok_or("nothing has this name")?;
+            let presence = view.presences.get(service).ok_or("no service or node has this name")?;
             match presence.protocol {
                 ServiceProtocol::Https | ServiceProtocol::Tcp => Ok(Target::Service(service.clone())),
-                // The gateway reads what these say, and cannot through TLS.
+                // The gateway reads these protocols, and cannot do so through TLS.
                 _ => Err("the service does not speak TLS"),
             }
         }
         Some(DnsNameTarget::Node(node)) => {
-            let found = view.nodes.get(node).ok_or("nothing has this name")?;
-            let port =
-                node_port(found, entry_port).ok_or("the node has several ports, and none is this one")?;
+            let found = view.nodes.get(node).ok_or("no service or node has this name")?;
+            let port = node_port(found, entry_port)
+                .ok_or("the node has several ports, and none is the port of the entry")?;
             Ok(Target::Node { node: node.clone(), port })
         }
     }
 }
 
-/// The entry's own port if the node offers it, else the only one it has.
+/// Returns the entry's own port if the node offers it, else the node's only port.
 fn node_port(node: &NodeEntry, entry_port: u16) -> Option<u16> {
     match node.ports.as_slice() {
         ports if ports.contains(&entry_port) => Some(entry_port),
@@ -326,7 +330,7 @@ mod tests {
         (client, listener.accept().await.unwrap().0)
     }
 
-    /// Time stands still but for timers: whoever polled would do it two thousand times here.
+    /// Time is paused except for timers: polling would read two thousand times here.
     #[tokio::test(start_paused = true)]
     async fn half_a_first_message_is_waited_for_without_polling() {
         let (mut client, stream) = pair().await;
@@ -416,7 +420,7 @@ mod tests {
         };
         let patience = Duration::from_secs(60);
         tokio::time::timeout(patience, has_its_share).await.expect("half messages are counted");
-        // Its third is closed at once; another client is served.
+        // Its third connection is closed at once; another client is served.
         let heard = async |mut stream: TcpStream| {
             let mut heard = Vec::new();
             let reading = tokio::io::AsyncReadExt::read_to_end(&mut stream, &mut heard);
@@ -428,7 +432,7 @@ mod tests {
         let mut other = connect("127.0.0.2").await;
         other.write_all(&hello).await.unwrap();
         assert_eq!(heard(other).await.unwrap(), sni::UNRECOGNIZED_NAME);
-        // The first finishes what it began.
+        // The first client completes its ClientHello.
         one.write_all(&hello[40..]).await.unwrap();
         assert_eq!(heard(one).await.unwrap(), sni::UNRECOGNIZED_NAME);
         stop.cancel();

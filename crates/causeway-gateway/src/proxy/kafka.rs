@@ -1,10 +1,12 @@
-//! Kafka behind one name: a client that was given one address finds every broker of the cluster at addresses of its own site.
+//! Proxies a Kafka cluster behind one name: a client that knows one address finds every broker at addresses
+//! of its own site.
 //!
-//! The bytes pass as those of any connection; answers that say where brokers are (Metadata, FindCoordinator, DescribeCluster)
-//! are changed on their way, at the gateway of the brokers: only there it is known which of them is which, and no real address
-//! crosses. The gateway of the client says where the client sees the service (`CrossingHeader::seen`), and listens for every broker
-//! on a port behind the service's own. `frames` finds what is to be read, `rewrite` changes it, `brokers` knows who is who,
-//! `naming` what the client calls itself.
+//! The bytes are copied as those of any connection. Responses with broker addresses (Metadata,
+//! FindCoordinator, DescribeCluster) are rewritten at the gateway of the brokers: only there can brokers be
+//! matched with backends, and no real address leaves the site. The gateway of the client sends the address at
+//! which the client sees the service (`CrossingHeader::seen`), and listens for every broker on a port after
+//! the service's own. `frames` finds the responses to read, `rewrite` changes them, `brokers` matches brokers
+//! with backends, `client_id` reads the client's id.
 
 mod brokers;
 pub mod client_id;
@@ -32,17 +34,17 @@ use client_id::ClientIdReader;
 use frames::{FramePiece, KafkaConversation, RequestScanner, ResponseScanner};
 use versions::{PendingRequest, RewrittenApi};
 
-/// Tells where brokers are, on one connection.
+/// Rewrites broker addresses on one connection.
 pub(crate) struct KafkaRewriter {
     proxy: Arc<Proxy>,
     service: ServiceName,
-    /// Where the client sees the service.
+    /// The address at which the client sees the service.
     seen: SocketAddr,
-    /// What the client calls itself, once it has said so.
+    /// The client's id, once it has sent one.
     name: OnceLock<String>,
 }
 
-/// As `pump::cross`, with answers that tell the client where it finds brokers.
+/// Copies like `copy::cross`, with broker addresses rewritten for the client.
 pub(crate) async fn cross<R: ByteSource, W: ByteSink, S: ByteSource, V: ByteSink>(
     client: &mut CopySide<R, W>,
     backend: &mut CopySide<S, V>,
@@ -72,7 +74,7 @@ pub(crate) async fn cross<R: ByteSource, W: ByteSink, S: ByteSource, V: ByteSink
     copy::cross(&mut client, &mut backend, meter, idle).await
 }
 
-/// What the client says, looked at.
+/// The client's requests, scanned on their way.
 struct Asking<'a, S> {
     inner: &'a mut S,
     requests: RequestScanner,
@@ -86,7 +88,7 @@ impl<S: ByteSource> ByteSource for Asking<'_, S> {
     async fn fill(&mut self, batch: &mut CopyBatch) -> io::Result<bool> {
         while batch.is_empty() {
             if !self.inner.fill(&mut self.raw).await? {
-                // Half a head is of no use to anybody.
+                // The stream ends inside a request head: the partial head is dropped.
                 return Ok(false);
             }
             let mut talk = lock(self.talk);
@@ -105,7 +107,7 @@ impl<S: ByteSource> ByteSource for Asking<'_, S> {
     }
 }
 
-/// What the broker says, changed where it says where brokers are.
+/// The broker's responses, with addresses rewritten.
 struct Answering<'a, S> {
     inner: &'a mut S,
     answers: ResponseScanner,
@@ -158,12 +160,12 @@ impl KafkaRewriter {
         KafkaRewriter { proxy: proxy.clone(), service, seen, name: OnceLock::new() }
     }
 
-    /// What the client calls itself, if it has said so.
+    /// The client's id, if it has sent one.
     pub fn name(&self) -> Option<&str> {
         self.name.get().map(String::as_str)
     }
 
-    /// Boxed: seldom, and of no use to a connection that only moves bytes.
+    /// Boxed: called rarely, and not needed by a connection that only copies bytes.
     fn change(
         &self,
         asked: PendingRequest,
@@ -184,9 +186,9 @@ impl KafkaRewriter {
         let view = self.proxy.context.view();
         let named = reading.named();
         let mut addresses = vec![None; named.len()];
-        // Without the service nobody is reached: the connection is about to be cut.
+        // Without the service no broker is reachable: the connection is about to be closed.
         if let Some(service) = view.services.get(&self.service) {
-            let somebody: Vec<usize> = (0..named.len()).filter(|at| named[*at].is_somebody()).collect();
+            let indices: Vec<usize> = (0..named.len()).filter(|at| named[*at].names_broker()).collect();
             let brokers: Vec<(&str, i32)> =
                 somebody.iter().map(|at| (named[*at].host.as_str(), named[*at].port)).collect();
             let places = self.proxy.kafka.places(service, &brokers).await;
@@ -198,7 +200,7 @@ impl KafkaRewriter {
     }
 }
 
-/// The connection ends with these words in the audit.
+/// Ends the connection with this error in the audit.
 fn invalid(error: impl std::error::Error + Send + Sync + 'static) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error)
 }

@@ -1,17 +1,18 @@
-//! Reads the name a client of TLS asks for, from its first message, without opening anything.
+//! Reads the server name from the ClientHello of a TLS client, without terminating TLS.
 //!
-//! RFC 8446, 4.1.2 and RFC 6066, 3: a ClientHello may come in several records, and those in several segments. Bytes go in as
-//! far as they have arrived; a name comes out, or that more is needed, or that this is not TLS. Pure, and bounded.
+//! RFC 8446, 4.1.2 and RFC 6066, 3: a ClientHello may be split over several records, and those over several
+//! segments. Input: the bytes that have arrived. Output: a name, or that more bytes are needed, or that this
+//! is not TLS. Pure, and bounded.
 
 use std::fmt;
 
-/// More than any ClientHello has, also with keys of post-quantum kinds.
+/// More than any ClientHello has, even with post-quantum keys.
 pub const HELLO_BYTES_MAX: usize = 16 << 10;
 
-/// What a ClientHello says.
+/// The content of a ClientHello.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClientHello {
-    /// In lower case, without a dot at its end.
+    /// In lower case, without a trailing dot.
     Named(String),
     Nameless,
 }
@@ -22,7 +23,7 @@ pub enum ClientHelloError {
     NotTls,
     Malformed,
     TooLong,
-    /// A name that is none.
+    /// An invalid name.
     OddName,
 }
 
@@ -30,18 +31,18 @@ impl fmt::Display for ClientHelloError {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
             ClientHelloError::NotTls => "this is not TLS",
-            ClientHelloError::Malformed => "the first message of TLS cannot be read",
-            ClientHelloError::TooLong => "the first message of TLS is too long",
-            ClientHelloError::OddName => "the name asked for is none",
+            ClientHelloError::Malformed => "the ClientHello is malformed",
+            ClientHelloError::TooLong => "the ClientHello is too long",
+            ClientHelloError::OddName => "the server name is invalid",
         })
     }
 }
 
 impl std::error::Error for ClientHelloError {}
 
-/// Reads what has arrived. None: more is needed.
+/// Parses the bytes that have arrived. None: more are needed.
 pub fn read(bytes: &[u8]) -> Result<Option<ClientHello>, ClientHelloError> {
-    // What comes after the bound changes nothing.
+    // Bytes after the bound make no difference.
     let bytes = &bytes[..bytes.len().min(HELLO_BYTES_MAX)];
     let Some(message) = message(bytes)? else { return Ok(None) };
     hello(&message).map(Some)
@@ -58,12 +59,13 @@ const HOST_NAME: u8 = 0;
 /// RFC 8446, 5.1.
 const RECORD_BYTES_MAX: usize = 1 << 14;
 
-/// The first handshake message, put together from its records.
+/// Returns the first handshake message, assembled from its records.
 fn message(bytes: &[u8]) -> Result<Option<Vec<u8>>, ClientHelloError> {
     let mut message = Vec::new();
     let mut rest = bytes;
     loop {
-        // What is there of a head is looked at before the rest has come: other protocols are known by their first byte.
+        // A partial record header is checked before the rest has arrived: other protocols differ in the first
+        // byte.
         match rest {
             [kind, ..] if *kind != HANDSHAKE => return Err(ClientHelloError::NotTls),
             [_, major, ..] if *major != 3 => return Err(ClientHelloError::NotTls),
@@ -100,12 +102,12 @@ fn message(bytes: &[u8]) -> Result<Option<Vec<u8>>, ClientHelloError> {
 
 fn hello(message: &[u8]) -> Result<ClientHello, ClientHelloError> {
     let mut reader = Reader(message);
-    // The version and the random; then what there is of sessions, ciphers and compression.
+    // The version and the random; then session id, cipher suites and compression methods.
     reader.take(2 + 32)?;
     reader.short_list()?;
     reader.list()?;
     reader.short_list()?;
-    // Old clients have no extensions at all.
+    // Old clients send no extensions.
     if reader.0.is_empty() {
         return Ok(ClientHello::Nameless);
     }
@@ -174,7 +176,7 @@ mod tests {
 
     use super::*;
 
-    /// What rustls says first.
+    /// The first bytes that rustls sends.
     fn first_words(name: &str) -> Vec<u8> {
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let config = rustls::ClientConfig::builder_with_provider(provider)
@@ -189,7 +191,7 @@ mod tests {
         bytes
     }
 
-    /// The same message in records of so many bytes.
+    /// The same message in records of `size` bytes.
     fn in_records(bytes: &[u8], size: usize) -> Vec<u8> {
         let pieces = bytes[5..].chunks(size);
         pieces.flat_map(|piece| [&[22, 3, 1, 0, piece.len() as u8][..], piece].concat()).collect()
@@ -200,7 +202,7 @@ mod tests {
         let bytes = first_words("Web.Example");
         assert_eq!(read(&bytes), Ok(Some(ClientHello::Named("web.example".into()))));
         assert_eq!(read(&first_words("127.0.0.1")), Ok(Some(ClientHello::Nameless)));
-        // What follows is the client's own matter.
+        // Bytes after the ClientHello are ignored.
         assert_eq!(read(&[&bytes[..], b"more"].concat()), Ok(Some(ClientHello::Named("web.example".into()))));
     }
 

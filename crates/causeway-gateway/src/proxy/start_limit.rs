@@ -1,9 +1,10 @@
-//! Limits how many new connections wait for their first turn on a thread.
+//! Limits the number of new connections that have not been polled yet on a thread.
 //!
-//! A connection is a task, and one thread carries a link and all that rides on it. A client that opens ten thousand
-//! connections at once would put ten thousand tasks before the link's own: for seconds it would neither read nor answer, and
-//! be called dead. So the next connection is taken from the kernel when an earlier one has had its first turn. What a
-//! connection waits for afterwards, a slow backend for example, does not count.
+//! A connection is a task, and one thread drives a link and all its streams. A client that opens ten thousand
+//! connections at once would put ten thousand tasks before the link's own: for seconds the link would neither
+//! read nor answer, and be considered dead. So the next connection is accepted from the kernel after an
+//! earlier one was polled for the first time. Later waits of a connection, for a slow backend for example, do
+//! not count.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use std::task::{Context, Poll};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// At 0.2 ms each in a debug build, everybody else waits for 13 ms.
+/// At 0.2 ms each in a debug build, other tasks wait for 13 ms.
 const STARTING_MAX: usize = 64;
 
 #[derive(Clone, Debug)]
@@ -24,28 +25,28 @@ impl Default for StartLimit {
 }
 
 impl StartLimit {
-    /// Waits until a connection may be started. May be cancelled.
-    pub async fn place(&self) -> Place {
-        // Never closed, so there is always a place in the end.
-        Place(self.0.clone().acquire_owned().await.ok())
+    /// Waits until a connection may be started. Cancel safe.
+    pub async fn place(&self) -> StartPermit {
+        // The semaphore is never closed, so a permit is always returned in the end.
+        StartPermit(self.0.clone().acquire_owned().await.ok())
     }
 }
 
-/// The right to start one connection.
+/// The permit to start one connection.
 #[derive(Debug)]
-pub struct Place(Option<OwnedSemaphorePermit>);
+pub struct StartPermit(Option<OwnedSemaphorePermit>);
 
-impl Place {
-    /// `future` keeps the place until it has been polled once.
+impl StartPermit {
+    /// `future` keeps the permit until it has been polled once.
     pub fn start<F>(self, future: F) -> Starting<F> {
-        Starting { future, place: self }
+        Starting { future, permit: self }
     }
 }
 
 #[derive(Debug)]
 pub struct Starting<F> {
     future: F,
-    place: Place,
+    permit: StartPermit,
 }
 
 impl<F: Future + Unpin> Future for Starting<F> {
@@ -53,7 +54,7 @@ impl<F: Future + Unpin> Future for Starting<F> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
         let polled = Pin::new(&mut self.future).poll(context);
-        self.place.0 = None;
+        self.permit.0 = None;
         polled
     }
 }
@@ -67,8 +68,8 @@ mod tests {
 
     use super::*;
 
-    /// Ten thousand connections come at once, none of them ever ends. Says how many had their first turn between two turns of
-    /// a task that was there before.
+    /// Ten thousand connections arrive at once, none of them ever ends. Returns the number that was polled
+    /// for the first time between two polls of a task that was there before.
     async fn most_between_turns(limit: Option<StartLimit>) -> usize {
         const CONNECTIONS: usize = 10_000;
         let (started, most) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));

@@ -1,9 +1,10 @@
-//! Carries datagrams: a session for each client at a presence, over a stream of its own to the gateway of the service.
+//! Forwards datagrams: a session for each client at a presence, over a stream of its own to the gateway of
+//! the service.
 //!
-//! A session begins with a client's first datagram and ends when nothing was said for a while: UDP has no other end. Who may
-//! begin one, and go on, is decided as for connections. Whatever is full drops and counts, as UDP does everywhere; who is
-//! refused hears nothing. `table` and `refusals` decide from values, `carry` moves; how datagrams cross a link is the channel's
-//! business (`Flow`).
+//! A session begins with a client's first datagram and ends when it was idle for a while: UDP has no other
+//! end. The policies are checked as for connections, at the start and later. A full queue or table drops and
+//! counts, as is usual for UDP; a refused client gets no reply. `table` and `refusals` decide from values,
+//! `carry` forwards; the channel (`Flow`) carries datagrams over a link.
 
 mod backend;
 mod carry;
@@ -22,20 +23,20 @@ pub use table::UdpSessions;
 /// Bounds on sessions.
 #[derive(Clone, Debug)]
 pub struct UdpOptions {
-    /// Clients that have a session, over all presences. Each may hold a queue and a stream.
+    /// The maximum number of sessions, over all presences. Each may hold a queue and a stream.
     pub sessions_max: usize,
-    /// How long a client may wait for its first answer, or say nothing when nobody answers.
+    /// The idle timeout of a session without a reply.
     pub idle_timeout: Duration,
-    /// How long nothing may be said once both sides have spoken.
+    /// The idle timeout of a session with traffic in both directions.
     pub settled_timeout: Duration,
-    /// Datagrams of one client that wait for the way to the service; the next is dropped.
+    /// Datagrams of one client that wait for the stream to the service; further ones are dropped.
     pub queue_max: usize,
     pub queue_bytes_max: usize,
 }
 
 impl Default for UdpOptions {
-    /// The times are those of Linux' own connection tracking, of 60 and 180 seconds less its guess at what is a stream: who
-    /// lives with a NAT lives with us. A queue holds one burst of a few round trips.
+    /// The timeouts are those of Linux connection tracking, 60 and 180 seconds, without its heuristic for
+    /// streams: a client that works behind a NAT works here. A queue holds one burst of a few round trips.
     fn default() -> UdpOptions {
         UdpOptions {
             sessions_max: 16_384,

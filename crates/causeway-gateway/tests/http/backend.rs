@@ -1,4 +1,4 @@
-//! A backend that speaks HTTP/1.1 and HTTP/2, and does what the path says; and one that speaks as it is told.
+//! A backend that speaks HTTP/1.1 and HTTP/2 and acts by the path; and one that sends given bytes.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -21,12 +21,12 @@ use tokio_util::task::AbortOnDropHandle;
 
 pub type Answer = Response<UnsyncBoxBody<Bytes, hyper::Error>>;
 
-/// What a backend has seen.
+/// The observations of a backend.
 #[derive(Default)]
 pub struct Seen {
     pub connections: AtomicUsize,
     pub requests: AtomicUsize,
-    /// Requests that were given up before their end.
+    /// Requests that were cancelled before their end.
     pub dropped: AtomicUsize,
 }
 
@@ -36,7 +36,7 @@ pub struct Running {
     _task: AbortOnDropHandle<()>,
 }
 
-/// How many bytes `/big` has.
+/// The number of bytes of `/big`.
 pub const BIG_BYTES: u64 = 100 << 20;
 
 pub async fn start() -> Running {
@@ -51,7 +51,7 @@ pub async fn start() -> Running {
     .await
 }
 
-/// Reads what comes until an empty line, says what it is told, and closes.
+/// Reads until an empty line, sends the given bytes, and closes.
 pub async fn scripted(says: &'static [u8]) -> Running {
     serving(move |mut socket, seen| async move {
         let mut heard = Vec::new();
@@ -97,7 +97,7 @@ impl Drop for Watch {
 async fn answer(mut request: Request<Incoming>, seen: Arc<Seen>) -> Answer {
     seen.requests.fetch_add(1, Ordering::SeqCst);
     match request.uri().path() {
-        // Tells what arrived, line by line.
+        // Returns the received head, line by line.
         "/head" => text(head(&request)),
         "/echo" => {
             let announced = request.headers().get("trailer").cloned();
@@ -142,7 +142,7 @@ async fn answer(mut request: Request<Incoming>, seen: Arc<Seen>) -> Answer {
             headers.insert("upgrade", request.headers()["upgrade"].clone());
             response
         }
-        // A service of gRPC that answers with what it is sent.
+        // A gRPC service that echoes its messages.
         "/svc.Echo/Call" => {
             let (sender, receiver) = tokio::sync::mpsc::channel(1);
             tokio::spawn(async move {
@@ -167,7 +167,7 @@ async fn answer(mut request: Request<Incoming>, seen: Arc<Seen>) -> Answer {
     }
 }
 
-/// A body of unknown length with one trailer: over HTTP/1.1 there is no place for it behind a known one.
+/// A body of unknown length with one trailer: HTTP/1.1 has no trailers after a body of known length.
 pub fn trailing(name: &'static str, value: &'static str) -> UnsyncBoxBody<Bytes, hyper::Error> {
     let mut trailers = HeaderMap::new();
     trailers.insert(name, HeaderValue::from_static(value));
@@ -201,7 +201,7 @@ fn status(status: StatusCode) -> Answer {
     response
 }
 
-/// So many bytes, made when they are asked for.
+/// A body of this many bytes, generated on demand.
 pub struct Zeros(pub u64);
 
 impl Body for Zeros {

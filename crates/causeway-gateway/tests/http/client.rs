@@ -1,4 +1,4 @@
-//! Clients: one that speaks HTTP/1.1 or HTTP/2 properly, and one that says what it is told.
+//! Clients: one that speaks HTTP/1.1 or HTTP/2 properly, and one that sends given bytes.
 
 use std::net::SocketAddr;
 
@@ -61,7 +61,7 @@ impl Client {
         }
     }
 
-    /// Status, headers, body and trailers.
+    /// Sends a request and returns status, headers, body and trailers.
     pub async fn ask(&mut self, request: http::request::Builder, body: Sent) -> Heard {
         let response = self.send(request, body).await;
         within(hear(response)).await
@@ -92,12 +92,12 @@ pub fn text(text: impl Into<Bytes>) -> Sent {
     Full::new(text.into()).map_err(|never| match never {}).boxed_unsync()
 }
 
-/// Says it, and hears everything until the other end closes.
+/// Sends the bytes, and reads until the other end closes.
 pub async fn raw(address: SocketAddr, says: &[u8]) -> String {
     let mut socket = TcpStream::connect(address).await.unwrap();
     socket.write_all(says).await.unwrap();
     let mut heard = Vec::new();
-    // A reset after the answer is an end as well.
+    // A reset after the response is an end as well.
     let _ = within(socket.read_to_end(&mut heard)).await;
     String::from_utf8_lossy(&heard).into_owned()
 }

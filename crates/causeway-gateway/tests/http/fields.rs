@@ -1,4 +1,5 @@
-//! Header fields that would lead past a judgement: other protocols, other methods and paths, and addresses that a client invents.
+//! Header fields that would bypass a policy: other protocols, other methods and paths, and forged client
+//! addresses.
 
 use causeway_gateway::proxy::http::ClientEntry;
 
@@ -6,7 +7,8 @@ use crate::backend;
 use crate::client::raw;
 use crate::lab::{Lab, Plan, rule};
 
-/// What the backend saw of a request with these lines, in lower case; over HTTP/1.1, because only there a client can say all of it.
+/// Returns the head that the backend received for a request with these lines, in lower case; over HTTP/1.1,
+/// because only there a client can send all of them.
 async fn seen(lab: &Lab, lines: &str) -> Vec<String> {
     let head = format!("GET /head HTTP/1.1\r\nHost: web.example\r\n{lines}Connection: close\r\n\r\n");
     let heard = raw(lab.address, head.as_bytes()).await;
@@ -24,7 +26,7 @@ async fn lab(has_rules: bool, address: std::net::SocketAddr) -> Lab {
 async fn only_named_protocols_are_offered_to_a_backend() {
     let backend = backend::start().await;
     let (ruled, free) = (lab(true, backend.address).await, lab(false, backend.address).await);
-    // What arrives at the backend under rules, and without.
+    // The fields that arrive at the backend under rules, and without.
     for (lines, under_rules, without) in [
         ("Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n", None, None),
         ("Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c, x\r\nHTTP2-Settings: AAMA\r\n", None, None),
@@ -66,7 +68,7 @@ async fn a_backend_that_switches_to_something_else_is_not_followed() {
 async fn what_a_client_says_of_itself_is_set_or_taken_off() {
     let backend = backend::start().await;
     let (ruled, free) = (lab(true, backend.address).await, lab(false, backend.address).await);
-    // Set by the gateway: whatever the client says, the backend sees this and nothing else under the name.
+    // Set by the gateway: whatever the client sends, the backend gets only this value under the name.
     for (says, name, expected) in [
         ("X-Real-IP: 6.6.6.6", "x-real-ip", "127.0.0.1"),
         ("X_Real_IP: 6.6.6.6", "x-real-ip", "127.0.0.1"),
@@ -81,7 +83,7 @@ async fn what_a_client_says_of_itself_is_set_or_taken_off() {
         let found: Vec<&String> = arrived.iter().filter(named).collect();
         assert_eq!(found, [&format!("{name}: {expected}")], "{says}: {arrived:?}");
     }
-    // Taken off: under rules, and without.
+    // Removed: under rules, and without.
     for (name, under_rules, without) in [
         ("x-original-url", false, false),
         ("x-rewrite-url", false, false),

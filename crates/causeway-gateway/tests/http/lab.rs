@@ -20,7 +20,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-/// Longer than anything here may take, on a machine that is busy with builds.
+/// Longer than any test here may take, on a machine that is busy with builds.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
 pub async fn within<T>(future: impl Future<Output = T>) -> T {
@@ -35,16 +35,16 @@ pub async fn eventually(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-/// What the service is, and who may do what.
+/// The service, and the policies for it.
 #[derive(Clone)]
 pub struct Plan {
     pub protocol: ServiceProtocol,
     pub backend: SocketAddr,
     pub backend_tls: Option<BackendTlsSettings>,
-    /// Of the policy at both ends.
+    /// The rules of the policy at both ends.
     pub rules: Vec<PolicyHttpRule>,
     pub limits: Option<PolicyLimits>,
-    /// Where the policy is attached: at oslo, at berlin.
+    /// The sites at which the policy is attached: at oslo, at berlin.
     pub allowed: (bool, bool),
 }
 
@@ -114,7 +114,7 @@ fn view(facts: impl Iterator<Item = NetmapEntry>) -> NetmapView {
     NetmapView::decode(&Netmap::build(Generation { epoch: 1, revision: 1 }, entries, None).unwrap())
 }
 
-/// Keeps everything.
+/// Keeps all audit records.
 #[derive(Default, Clone)]
 pub struct Journal(Arc<Mutex<Vec<AuditRecord>>>);
 
@@ -156,7 +156,7 @@ impl GatewayPeers for Line {
 
 pub struct Lab {
     pub plan: Plan,
-    /// Where the presence listens.
+    /// The address at which the presence listens.
     pub address: SocketAddr,
     pub oslo: Gateway,
     pub at_oslo: Journal,

@@ -1,4 +1,4 @@
-//! What does not pass: by policy, by form, and because somebody is away.
+//! Refused requests: by policy, by form, and because a gateway or backend is unreachable.
 
 use std::sync::atomic::Ordering;
 
@@ -75,7 +75,7 @@ async fn both_ends_refuse_in_the_protocols_own_way() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_is_away_is_named() {
-    // Nobody listens there any more.
+    // An address without a listener.
     let nowhere = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let lab = Lab::new(Plan::new(nowhere)).await;
     let mut client = Client::one(lab.address).await;
@@ -90,7 +90,7 @@ async fn who_is_away_is_named() {
     }
     lab.cut_line();
     let mut away = client.ask(Request::get("/x"), nothing()).await;
-    // What was open may still be there for a moment.
+    // Open connections may still exist for a moment.
     while away.status == 502 {
         away = client.ask(Request::get("/x"), nothing()).await;
     }
@@ -135,7 +135,7 @@ async fn a_head_with_two_meanings_is_refused() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_no_longer_allowed_is_cut() {
-    // Told to one end alone, so that each is seen to act.
+    // Sent to one end alone, so that each end is tested on its own.
     for (oslo, berlin) in [(true, false), (false, true)] {
         let backend = backend::start().await;
         let mut lab = Lab::new(Plan::new(backend.address)).await;
@@ -150,7 +150,8 @@ async fn what_is_no_longer_allowed_is_cut() {
         }
         assert!(broken, "the body came to its end");
         eventually("it is recorded", || lab.at_oslo.len() == 1 && lab.at_berlin.len() == 1).await;
-        // The gateway of the client is told why; that of the service sees a request given up, among others on the same stream.
+        // The gateway of the client gets the reason; the gateway of the service sees a cancelled request,
+        // among other requests on the same stream.
         assert_eq!(lab.at_oslo.records()[0].end, ConnectionEnd::Revoked);
         let far = if oslo { ConnectionEnd::ClientReset } else { ConnectionEnd::Revoked };
         assert_eq!(lab.at_berlin.records()[0].end, far);

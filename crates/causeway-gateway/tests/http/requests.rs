@@ -1,4 +1,4 @@
-//! What passes: methods, bodies, trailers, versions, connections that are used again.
+//! Forwarded requests: methods, bodies, trailers, versions, reused connections.
 
 use std::sync::atomic::Ordering;
 
@@ -12,7 +12,7 @@ use crate::backend;
 use crate::client::{Client, Heard, Sent, nothing, raw, text};
 use crate::lab::{Lab, Plan, eventually};
 
-/// One row: asked over HTTP/1.1 and over HTTP/2, the answer is the same.
+/// One row: over HTTP/1.1 and over HTTP/2 the response is the same.
 async fn check(
     lab: &Lab,
     request: fn() -> http::request::Builder,
@@ -75,7 +75,7 @@ async fn requests_pass_as_they_are() {
         |heard| heard.status == 413 && heard.body == "no more",
     )
     .await;
-    // Trailers, one way and the other.
+    // Trailers in both directions.
     let with_te = || Request::get("/trailers").header("te", "trailers");
     check(&lab, with_te, nothing, |heard| {
         heard.body == "body" && heard.trailers.as_ref().is_some_and(|trailers| trailers["x-sum"] == "42")
@@ -144,14 +144,14 @@ async fn connections_are_used_again() {
     for _ in 0..20 {
         assert_eq!(client.ask(Request::get("/x"), nothing()).await.body, "GET /x");
     }
-    // One after the other they need one; a second is allowed for one that was not ready in time.
+    // Sequential requests need one connection; a second one is allowed for one that was not ready in time.
     let connections = backend.seen.connections.load(Ordering::SeqCst);
     assert!(connections <= 3, "{connections} connections for 20 requests");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_backend_that_closes_its_connections_is_asked_on_new_ones() {
-    // It says that the connection stays, and closes it.
+    // The backend announces a persistent connection, and closes it.
     let backend = backend::scripted(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
     let lab = Lab::new(Plan::new(backend.address)).await;
     let mut client = Client::one(lab.address).await;

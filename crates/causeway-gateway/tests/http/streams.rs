@@ -1,4 +1,4 @@
-//! What takes its time: large bodies, waiting, upgrades, and clients that go away.
+//! Long requests: large bodies, waiting, upgrades, and clients that disconnect.
 
 use std::sync::atomic::Ordering;
 
@@ -13,7 +13,7 @@ use crate::backend::{self, BIG_BYTES};
 use crate::client::{Client, nothing};
 use crate::lab::{Lab, Plan, eventually, rule, within};
 
-/// What this process holds in memory.
+/// Returns the resident memory of this process.
 fn resident_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
@@ -60,7 +60,7 @@ async fn who_does_not_read_holds_up_nobody_else() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_body_waits_until_the_backend_wants_it() {
-    // A backend that refuses without wanting the body: the client must not be told to go on.
+    // A backend that refuses without reading the body: the client must not get 100 Continue.
     let refusing =
         backend::scripted(b"HTTP/1.1 417 No\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").await;
     let wanting = backend::start().await;
@@ -120,7 +120,7 @@ async fn websockets_over_http2_are_tunnels_beside_requests() {
     let backend = backend::start().await;
     let mut lab = Lab::new(Plan::new(backend.address)).await;
     let mut client = Client::two(lab.address).await;
-    // The settings of the server have come with this: it knows extended CONNECT.
+    // The server's settings have arrived with this: extended CONNECT is known.
     assert_eq!(client.ask(Request::get("/x"), nothing()).await.body, "GET /x");
     let websocket = |path: &str| {
         let protocol = hyper::ext::Protocol::from_static("websocket");
@@ -168,7 +168,7 @@ async fn websockets_over_http2_are_tunnels_beside_requests() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_tunnel_is_cut_with_its_right() {
-    // Told to one end alone; the other hears of it by the stream, with the reason.
+    // Sent to one end alone; the other end learns it through the stream, with the reason.
     for (oslo, berlin) in [(true, false), (false, true)] {
         let backend = backend::start().await;
         let mut lab = Lab::new(Plan::new(backend.address)).await;

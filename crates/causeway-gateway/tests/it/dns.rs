@@ -1,4 +1,5 @@
-//! Names over real sockets: UDP and TCP, EDNS, truncated answers, upstream there and away, addresses that come and go.
+//! DNS over real sockets: UDP and TCP, EDNS, truncated answers, upstream reachable and unreachable, changing
+//! addresses.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -23,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// A site `oslo` that may use `camera`, which has as many addresses.
+/// A site `oslo` that may use `camera`, which has `addresses` addresses.
 fn view(addresses: u8, gateway_ip: Option<&str>) -> Arc<NetmapView> {
     let facts = [
         NetmapEntry::Gateway(GatewayEntry {
@@ -138,9 +139,9 @@ async fn over_tcp(server: SocketAddr, question: &Message) -> Message {
     exchange(&mut TcpStream::connect(server).await.unwrap(), question).await
 }
 
-/// Answers every question with a text, and `big.` with one that fits no datagram.
+/// Answers every query with a text, and `big.` with one that fits no datagram.
 async fn fake_upstream() -> (SocketAddr, tokio::task::JoinSet<()>) {
-    // What is free for UDP may be taken for TCP.
+    // A port that is free for UDP may be taken for TCP.
     let (socket, listener) = loop {
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         if let Ok(listener) = TcpListener::bind(socket.local_addr().unwrap()).await {
@@ -155,7 +156,7 @@ async fn fake_upstream() -> (SocketAddr, tokio::task::JoinSet<()>) {
             let (length, client) = socket.recv_from(&mut buffer).await.unwrap();
             let answer = told(&buffer[..length]);
             let answer = if answer.to_vec().unwrap().len() > 512 { answer.truncate() } else { answer };
-            // First something that is not for us: it must be passed over.
+            // First a datagram for another query: it must be ignored.
             let mut lie = answer.clone();
             lie.metadata.id ^= 0x55;
             socket.send_to(&lie.to_vec().unwrap(), client).await.unwrap();
@@ -198,7 +199,7 @@ async fn names_are_answered_over_udp_and_tcp() {
         assert_eq!(addresses, ["198.18.0.1", "198.18.0.2"]);
         assert!(answer.metadata.authoritative && answer.edns.is_some());
     }
-    // Several questions on one connection.
+    // Several queries on one connection.
     let mut stream = TcpStream::connect(server).await.unwrap();
     for name in ["nothing.causeway.internal.", "camera.rome.causeway.internal."] {
         let answer = exchange(&mut stream, &question(name, RecordType::A, None)).await;
@@ -206,7 +207,7 @@ async fn names_are_answered_over_udp_and_tcp() {
         assert_eq!(answer.authorities[0].record_type(), RecordType::SOA);
         assert!(answer.edns.is_none());
     }
-    // What changes in the netmap changes at once.
+    // A change of the netmap applies at once.
     lab.netmaps.send_replace(view(1, None));
     assert_eq!(over_udp(server, &asked).await.answers.len(), 1);
     lab.end().await;
@@ -230,7 +231,7 @@ async fn what_does_not_fit_is_asked_for_again_over_tcp() {
 #[tokio::test]
 async fn other_names_are_asked_for_upstream() {
     let (upstream, mut tasks) = fake_upstream().await;
-    // The first is away: it costs its time, no more.
+    // The first upstream is unreachable: it costs its timeout, no more.
     let away = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let mut lab = Lab::start(view(1, None), options(vec![away.local_addr().unwrap(), upstream]));
     let server = lab.address().await;
@@ -241,7 +242,7 @@ async fn other_names_are_asked_for_upstream() {
     let big = question("big.", RecordType::TXT, None);
     assert!(over_udp(server, &big).await.metadata.truncation);
     assert_eq!(over_tcp(server, &big).await.answers.len(), 30);
-    // Ours are never asked for elsewhere, and are there without upstream.
+    // Names of the netmap are never forwarded, and are answered without upstream.
     tasks.shutdown().await;
     drop(away);
     let failed = over_udp(server, &question("example.com.", RecordType::A, None)).await;
@@ -273,7 +274,7 @@ async fn we_are_not_our_own_upstream() {
     std::fs::write(&resolv_conf, "nameserver 127.0.0.1\nnameserver 192.0.2.1\n").unwrap();
     let mut lab = Lab::start(view(1, None), DnsOptions { upstreams: None, resolv_conf, ..options(vec![]) });
     lab.address().await;
-    // Port 53 of loopback is somebody else's: we listen on another.
+    // Port 53 of loopback belongs to another program: we listen on another port.
     let seen: Vec<String> = lab.state.borrow().upstreams.iter().map(ToString::to_string).collect();
     assert_eq!(seen, ["127.0.0.1:53", "192.0.2.1:53"]);
     lab.end().await;
@@ -313,7 +314,7 @@ async fn noise_is_survived() {
     let mut stream = TcpStream::connect(server).await.unwrap();
     stream.write_all(&[0xff; 64]).await.unwrap();
     let mut rest = Vec::new();
-    // Closed or reset: either way it is over.
+    // Closed or reset: both are an end.
     let _ = timeout(DEADLINE, stream.read_to_end(&mut rest)).await.expect("it is over");
     assert!(rest.is_empty());
     let asked = question("camera.berlin.causeway.internal.", RecordType::A, None);
@@ -321,7 +322,7 @@ async fn noise_is_survived() {
     lab.end().await;
 }
 
-/// Answers the name `good.example` and leaves every other question unanswered.
+/// Answers the name `good.example` and leaves every other query unanswered.
 async fn picky_upstream() -> (SocketAddr, JoinHandle<()>) {
     let (socket, listener) = loop {
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
@@ -381,7 +382,7 @@ async fn a_client_with_all_its_questions_under_way_starves_no_other() {
         let length = timeout(DEADLINE, socket.recv(&mut buffer)).await.expect("an answer").unwrap();
         Message::from_vec(&buffer[..length]).unwrap()
     };
-    // Questions without an answer, until the client is told that it has too many.
+    // Unanswered queries, until the client has used its share.
     let greedy = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     greedy.connect(server).await.unwrap();
     let hopeless = question("bad.example.", RecordType::A, None).to_vec().unwrap();
@@ -399,7 +400,7 @@ async fn a_client_with_all_its_questions_under_way_starves_no_other() {
     // Another client is not affected.
     let heard = answer(&ask("127.0.0.2", "good.example.").await).await;
     assert_eq!((heard.metadata.response_code, heard.metadata.truncation), (ResponseCode::NoError, false));
-    // And the first is told to ask over TCP, where its address is proven: there it is answered.
+    // The first client is told to retry over TCP, where its address is verified: there it is answered.
     assert!(told.metadata.truncation, "{told:?}");
     let heard = over_tcp(server, &question("good.example.", RecordType::A, None)).await;
     assert_eq!(heard.metadata.response_code, ResponseCode::NoError);

@@ -14,7 +14,7 @@ use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, 
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_util::task::AbortOnDropHandle;
 
-/// The end that dialled, the end that accepted, and what keeps the port open.
+/// Returns the dialling end, the accepting end, and a guard that keeps the port open.
 pub async fn pair(transport: Transport) -> (Link, Link, Option<AbortOnDropHandle<()>>) {
     match transport {
         Transport::Quic => quic().await,

@@ -1,4 +1,4 @@
-//! The gateway's public face, with real sockets.
+//! The public interface of the gateway, with real sockets.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 

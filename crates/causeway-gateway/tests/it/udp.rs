@@ -25,13 +25,13 @@ use crate::links;
 const DEADLINE: Duration = Duration::from_secs(30);
 const PORT: u16 = 5353;
 
-/// An address of the loopback that no other test process has.
+/// A loopback address that no other test process uses.
 fn presence() -> SocketAddr {
     let [_, _, high, low] = std::process::id().to_be_bytes();
     SocketAddr::new(IpAddr::from([127, 18u8.wrapping_add(high), low, 77]), PORT)
 }
 
-/// What the gateway of `site` knows, when `allowed` may use `echo` and Berlin has these backends.
+/// The netmap of the gateway of `site`, when `allowed` may use `echo` and Berlin has these backends.
 fn view(revision: u64, site: &str, allowed: &[&str], backends: &[SocketAddr]) -> Arc<NetmapView> {
     let mut facts = vec![
         NetmapEntry::Gateway(causeway_netmap::GatewayEntry {
@@ -112,7 +112,7 @@ impl GatewayPeers for OverLink {
     }
 }
 
-/// A gateway that runs, and what it has written.
+/// A running gateway, and the audit records it has written.
 struct Site {
     gateway: Gateway,
     netmaps: watch::Sender<Arc<NetmapView>>,
@@ -176,7 +176,7 @@ impl Lab {
         lab
     }
 
-    /// Who may use the service from now on.
+    /// Sets the sites that may use the service.
     fn allow(&self, revision: u64, allowed: &[&str], backends: &[SocketAddr]) {
         self.berlin.netmaps.send_replace(view(revision, "berlin", allowed, backends));
         self.oslo.netmaps.send_replace(view(revision, "oslo", allowed, &[]));
@@ -190,16 +190,17 @@ impl Lab {
     }
 }
 
-/// Says everything back.
+/// Echoes every datagram.
 async fn backend() -> (SocketAddr, JoinHandle<()>) {
     let (address, serving, _) = backend_that_remembers().await;
     (address, serving)
 }
 
-/// The same, and whom it has heard.
+/// The same, and records its clients.
 async fn backend_that_remembers() -> (SocketAddr, JoinHandle<()>, Arc<Mutex<BTreeSet<SocketAddr>>>) {
     let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-    // The kernel's own choice holds 256 small datagrams; of a thousand at once, sent faster than one task reads, it drops the rest.
+    // The kernel's default holds 256 small datagrams; of a thousand sent at once, faster than one task reads,
+    // it drops the rest.
     socket2::SockRef::from(&socket).set_recv_buffer_size(4 << 20).unwrap();
     let address = socket.local_addr().unwrap();
     let heard = Arc::new(Mutex::new(BTreeSet::new()));
@@ -216,14 +217,14 @@ async fn backend_that_remembers() -> (SocketAddr, JoinHandle<()>, Arc<Mutex<BTre
     (address, serving, heard)
 }
 
-/// A client that hears only what comes from the presence's own address.
+/// A client that receives only from the presence's own address.
 async fn client() -> UdpSocket {
     let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     socket.connect(presence()).await.unwrap();
     socket
 }
 
-/// Asks until it is answered, since datagrams may be lost, and returns how often it had to ask.
+/// Sends until it gets an answer, since datagrams may be lost, and returns the number of attempts.
 async fn ask(client: &UdpSocket, payload: &[u8]) -> usize {
     let mut buffer = vec![0; 65_536];
     for attempt in 1..=30 {
@@ -231,7 +232,7 @@ async fn ask(client: &UdpSocket, payload: &[u8]) -> usize {
         let answer = tokio::time::timeout(Duration::from_secs(1), client.recv(&mut buffer)).await;
         match answer {
             Ok(Ok(count)) if buffer[..count] == *payload => return attempt,
-            // Of an earlier attempt, or nothing.
+            // The answer to an earlier attempt, or none.
             _ => continue,
         }
     }
@@ -295,7 +296,8 @@ async fn a_thousand_clients(transport: Transport) {
     let (there, back) = (carried(&lab.oslo), carried(&lab.berlin));
     println!("beside streams and on them: {there:?} to the service, {back:?} back");
     match transport {
-        // The first of a client goes with the header; from its first answer on, both ends know.
+        // The first datagram of a client goes with the header; after the first answer both ends know the
+        // session.
         Transport::Quic => {
             assert!(there.0 >= 1000 && back.0 >= 2000, "{there:?} {back:?}");
             let figures = lab.near.figures();
@@ -315,7 +317,7 @@ async fn a_thousand_clients(transport: Transport) {
     serving.abort();
 }
 
-/// Datagrams that the kernel has dropped because this socket of ours was full.
+/// Datagrams that the kernel has dropped because this socket's buffer was full.
 fn dropped_by_the_kernel(address: SocketAddr) -> u64 {
     let table = std::fs::read_to_string("/proc/net/udp").unwrap();
     let port = format!(":{:04X}", address.port());
@@ -324,7 +326,7 @@ fn dropped_by_the_kernel(address: SocketAddr) -> u64 {
     found.unwrap()[12].parse().unwrap()
 }
 
-/// What a gateway has sent to the other: beside streams, and on them.
+/// The datagrams that a gateway has sent to the other: outside streams, and on them.
 fn carried(site: &Site) -> (u64, u64) {
     let figures = &site.gateway.context().figures;
     (figures.datagrams_beside.get(), figures.datagrams_on_streams.get())
@@ -370,14 +372,14 @@ async fn refusals(transport: Transport) {
     assert!(lab.berlin.book.all().is_empty());
 
     lab.allow(3, &["oslo"], &[address]);
-    // It asks once a second, and a refusal is remembered for ten.
+    // It sends once a second, and a refusal is remembered for ten.
     assert!(ask(&client, b"now").await < 8, "a refusal is forgotten with its netmap");
 
     lab.allow(4, &[], &[address]);
     let revoked = |book: &Book| book.ends().contains(&ConnectionEnd::Revoked);
     until("both ends cut it", || revoked(&lab.oslo.book) && revoked(&lab.berlin.book)).await;
     assert!(is_silent(&client, b"again").await);
-    // Also when only the other end says no.
+    // Also when only the other end refuses.
     lab.oslo.netmaps.send_replace(view(5, "oslo", &["oslo"], &[]));
     assert!(is_silent(&client, b"once more").await);
     until("the other end refuses", || lab.berlin.book.ends().contains(&ConnectionEnd::Refused)).await;
@@ -427,7 +429,7 @@ async fn clients_are_spread_over_backends_and_one_that_is_not_there_is_left_out(
     let (alive, serving) = backend().await;
     let lab = Lab::start(&[nobody, alive], UdpOptions::default()).await;
     let client = client().await;
-    // The first goes to nobody, which ICMP tells; the next to who is alive.
+    // The first datagram goes to a closed port, which ICMP reports; the next to a backend that works.
     ask(&client, b"anybody?").await;
     assert!(lab.berlin.book.ends().contains(&ConnectionEnd::BackendDown));
     lab.stop().await;
@@ -451,7 +453,7 @@ async fn when_the_table_is_full_the_longest_idle_makes_way() {
     serving.abort();
 }
 
-/// What this process holds in memory.
+/// Returns the resident memory of this process.
 fn resident_bytes() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
@@ -479,7 +481,7 @@ async fn memory_of_an_idle_session(transport: Transport) {
         let client = client().await;
         ask(&client, b"hello").await;
         clients.push(client);
-        // What the first ones make everybody need.
+        // Memory that the first sessions allocate for all later ones.
         if round == 199 {
             before = resident_bytes();
         }

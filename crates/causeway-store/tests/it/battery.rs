@@ -1,4 +1,5 @@
-//! What every store promises. Each function gets an empty place and panics when the promise is broken.
+//! The guarantees of every store. Each function gets an empty location and panics when the guarantee is
+//! broken.
 
 mod backup;
 mod commits;
@@ -10,7 +11,7 @@ pub use commits::*;
 pub use lists::*;
 pub use watches::*;
 
-/// Names every promise once; each engine decides how to run them.
+/// Names every guarantee once; each engine decides how to run them.
 macro_rules! for_each_promise {
     ($run:ident) => {
         $run! {

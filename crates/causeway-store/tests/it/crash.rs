@@ -1,7 +1,8 @@
 //! `kill -9` at random moments while eight writers are busy, round after round on the same store.
 //!
-//! The writers run in a child: this test program started again with `writers` alone. It prints what was
-//! acknowledged; afterwards all of that must be there, in the records and in the history. The seed is printed.
+//! The writers run in a child: this test program started again with `writers` alone. It prints the
+//! acknowledged writes; afterwards all of them must be present, in the records and in the history. The seed
+//! is printed.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -16,7 +17,7 @@ use crate::lab::{Lab, Random, rounds, value};
 const WRITERS: usize = 8;
 /// Keys of each writer.
 const KEYS: u64 = 12;
-/// Where the child finds its store and where its writers go on.
+/// The environment variables with the child's store and the step from which its writers continue.
 const SPEC: &str = "CAUSEWAY_CRASH_SPEC";
 const STEPS: &str = "CAUSEWAY_CRASH_STEPS";
 
@@ -52,14 +53,14 @@ async fn etcd_keeps_what_it_acknowledged_through_kill_9_of_writer_and_member() {
         cluster.kill(member).unwrap();
         std::thread::sleep(random.within(Duration::from_millis(1500)));
         story.hear(writers.kill());
-        // Two of three: everything acknowledged must be readable before the third returns.
+        // Two of three members: every acknowledged write must be readable before the third returns.
         story.verify(round).await;
         cluster.restart(member).unwrap();
     }
     story.summary();
 }
 
-/// What one writer does at one step. Steps can be repeated when nobody knows whether they happened.
+/// The action of one writer at one step. Steps can be repeated when their outcome is unknown.
 enum Step {
     Put(String, bytes::Bytes),
     Delete(String),
@@ -70,7 +71,7 @@ fn step(writer: usize, number: u64) -> Step {
     if number % 7 == 6 { Step::Delete(key) } else { Step::Put(key, value(format_args!("{writer}-{number}"))) }
 }
 
-/// The child. Does nothing when it is run by hand.
+/// The child. Does nothing when it is run manually.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "started by the crash tests, with a store to write to"]
 async fn writers() {
@@ -133,7 +134,7 @@ fn parse(spec: &str) -> StoreSpec {
     }
 }
 
-/// The child, seen from outside.
+/// The child process, as the parent sees it.
 struct Writers {
     child: Child,
     lines: std::sync::mpsc::Receiver<String>,
@@ -176,14 +177,14 @@ impl Writers {
     }
 }
 
-/// What was acknowledged so far.
+/// The acknowledged writes so far.
 struct Story {
     spec: StoreSpec,
     /// Steps acknowledged, for each writer.
     done: Vec<u64>,
-    /// Every acknowledged write since the last look, and when it happened.
+    /// Every acknowledged write since the last check, with its revision.
     acknowledged: Vec<(Revision, usize, u64)>,
-    /// The newest revision anybody was told of, and where the last look ended.
+    /// The newest acknowledged revision, and the revision at which the last check ended.
     newest: Revision,
     looked: Option<Revision>,
     total: usize,
@@ -205,7 +206,7 @@ impl Story {
         for line in lines {
             let words: Vec<&str> = line.split(' ').collect();
             match words[..] {
-                // The kill may have cut the last line short.
+                // The kill may have truncated the last line.
                 ["ack", writer, number, revision] => {
                     let (writer, number): (usize, u64) = (writer.parse().unwrap(), number.parse().unwrap());
                     assert_eq!(number, self.done[writer], "steps are acknowledged in order");
@@ -240,7 +241,7 @@ impl Story {
         store.close().await.unwrap();
     }
 
-    /// The records are as the acknowledged steps left them, or one step further: that one was under way.
+    /// The records are as the acknowledged steps left them, or one step further: that one was in flight.
     async fn verify_writer(&mut self, store: &Store, round: u64, writer: usize) {
         let listing = store.list(&format!("crash/{writer}/"), ListRange::default()).await.unwrap();
         let found: BTreeMap<String, bytes::Bytes> =
@@ -254,7 +255,7 @@ impl Story {
         );
     }
 
-    /// The history since the last look tells every acknowledged write at its revision.
+    /// The history since the last check has every acknowledged write at its revision.
     async fn verify_history(&mut self, store: &Store, round: u64, looked: Revision) {
         let expected: BTreeMap<Revision, (usize, u64)> = self
             .acknowledged

@@ -1,4 +1,4 @@
-//! The battery on a real cluster of three, and what only several members and replicas can show.
+//! The battery on a real cluster of three, and tests that need several members and replicas.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use testlab::etcd::{Cluster, Tls};
 use crate::battery::{self, for_each_promise};
 use crate::lab::{Lab, event, list, value};
 
-/// One cluster for all promises: starting it costs more than most of them.
+/// One cluster for all guarantees: starting it costs more than most of them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_promise_holds_on_three_members() {
     let cluster = Cluster::start(3).unwrap();
@@ -67,7 +67,7 @@ async fn two_replicas_are_one_store_and_survive_the_loss_of_a_member_and_of_one_
     assert_eq!(list(&two, "things/").await.records.len(), 61);
 }
 
-/// A write under way when a member dies may be lost or not; the caller hears `Unavailable` and asks again.
+/// A write in flight when a member dies may be lost or not; the caller gets `Unavailable` and retries.
 async fn put_until_it_works(store: &Store, key: &str, n: u64) -> Revision {
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {
@@ -167,7 +167,7 @@ async fn marks_of_a_newer_program_and_of_a_broken_restore_are_respected() {
         backup.extend_from_slice(&lines);
     }
 
-    // A restore elsewhere was killed in the middle: nobody takes half of it for the whole.
+    // A restore by another process was killed in the middle: no replica takes the partial data for the whole.
     etcd.put("/marks/meta/importing", "somebody", None).await.unwrap();
     etcd.put("/marks/objects/half", "of it", None).await.unwrap();
     let error = store.put("b", value(1)).await.unwrap_err();

@@ -1,6 +1,6 @@
-//! A disk that is really full: a tiny tmpfs, filled by the store itself and by somebody else.
+//! A full disk: a tiny tmpfs, filled by the store itself and by another program.
 //!
-//! Mounting needs root; without it the test says so and passes over.
+//! Mounting needs root; without it the test prints a note and is skipped.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,7 +9,7 @@ use causeway_store::{ListRange, Revision, Store, StoreError, StoreSpec};
 
 use crate::lab::{event, list, value};
 
-/// A small file system of its own; gone with the value.
+/// A small file system of its own; unmounted on drop.
 struct Tmpfs(tempfile::TempDir);
 
 impl Tmpfs {
@@ -34,7 +34,7 @@ fn mount(arguments: &[&str], place: &Path) -> bool {
     Command::new("mount").args(arguments).arg(place).status().is_ok_and(|status| status.success())
 }
 
-/// Writes until the store says it is full; what was acknowledged comes back.
+/// Writes until the store reports that it is full; returns the acknowledged writes.
 async fn fill(store: &Store, round: &str, written: &mut Vec<(String, Revision)>) {
     for n in 0..100_000 {
         let key = format!("things/{round}/{n:05}");
@@ -69,11 +69,11 @@ async fn a_full_disk_refuses_writes_serves_reads_and_recovers() {
     let mut watch = store.watch("things/", store.revision().await.unwrap()).await.unwrap();
     let mut written = Vec::new();
 
-    // The store fills the disk itself, several times over; each time there is more room afterwards.
+    // The store fills the disk itself, several times; each time there is more space afterwards.
     for (round, more) in [("a", "5m"), ("b", "7m"), ("c", "12m")] {
         fill(&store, round, &mut written).await;
         for attempt in 0..20 {
-            // Small writes may still fit somewhere; large ones must not, and none may harm anything.
+            // Small writes may still fit; large ones must not, and none may cause damage.
             if let Ok(revision) =
                 store.create(&format!("things/{round}/x{attempt:02}"), value("y".repeat(5000))).await
             {
@@ -92,7 +92,7 @@ async fn a_full_disk_refuses_writes_serves_reads_and_recovers() {
             store.create(&key, value("room again")).await.expect("it recovers by itself"),
         ));
     }
-    // Somebody else takes the room, and gives it back.
+    // Another program takes the space, and frees it again.
     std::fs::write(disk.0.path().join("ballast"), vec![0; 64 << 20])
         .expect_err("the ballast takes all that is left");
     fill(&store, "d", &mut written).await;

@@ -1,4 +1,4 @@
-//! Makes stores for the battery: each `Lab` is one place that can be opened, closed and opened again.
+//! Creates stores for the battery: each `Lab` is one location that can be opened, closed and opened again.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use causeway_store::{
 };
 use testlab::etcd::Cluster;
 
-/// One empty place for a store.
+/// One empty location for a store.
 pub struct Lab {
     pub spec: StoreSpec,
     _directory: Option<tempfile::TempDir>,
@@ -24,7 +24,7 @@ impl Lab {
         }
     }
 
-    /// A place of its own in a shared cluster.
+    /// A separate prefix in a shared cluster.
     pub fn etcd(cluster: &Cluster, name: &str) -> Lab {
         let prefix = format!("/{name}/");
         Lab { spec: StoreSpec::Etcd { endpoints: cluster.endpoints(), tls: None, prefix }, _directory: None }
@@ -35,7 +35,7 @@ impl Lab {
     }
 }
 
-/// A value that says what it is.
+/// A value with this text.
 pub fn value(text: impl std::fmt::Display) -> Bytes {
     Bytes::from(format!(r#"{{"metadata":{{"name":"{text}"}}}}"#))
 }
@@ -80,7 +80,7 @@ pub async fn events_upto(
     events
 }
 
-/// How often crash tests repeat: five times, or fifty with `CAUSEWAY_SOAK=1`.
+/// The number of repetitions of crash tests: five, or fifty with `CAUSEWAY_SOAK=1`.
 pub fn rounds() -> u64 {
     if std::env::var("CAUSEWAY_SOAK").is_ok_and(|soak| soak == "1") { 50 } else { 5 }
 }

@@ -1,6 +1,7 @@
-//! The store's public face, through one battery that every engine must pass, and what is special to each engine.
+//! The public interface of the store, through one battery that every engine must pass, and tests of each
+//! engine.
 //!
-//! `battery` holds the sentences that must be true, `lab` makes stores for them.
+//! `battery` holds the guarantees, `lab` creates stores for them.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod battery;

@@ -1,4 +1,4 @@
-//! Random stories against a model: a map with a counter, and everything it ever was.
+//! Random histories against a model: a map with a counter, and all its past states.
 
 use std::collections::BTreeMap;
 
@@ -10,11 +10,11 @@ use testlab::etcd::Cluster;
 
 use crate::lab::{Lab, event};
 
-/// One thing that happens.
+/// One step of a history.
 #[derive(Debug, Clone)]
 enum Act {
     Commit(Vec<Wish>),
-    /// Compacts this share (of 8) of the history that is left.
+    /// Compacts this share (of 8) of the remaining history.
     Compact(u64),
     Reopen,
 }
@@ -24,7 +24,7 @@ struct Wish {
     kind: u8,
     key: u8,
     value: u8,
-    /// Is the expected revision the right one?
+    /// True if the expected revision is the right one.
     right: bool,
 }
 
@@ -42,10 +42,10 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
 /// An event that can be sorted: revision, key, value, previous, created.
 type Told = (Revision, String, Option<Bytes>, Option<Bytes>, Revision);
 
-/// What the store should be.
+/// The expected state of the store.
 struct Model {
     records: BTreeMap<String, StoreRecord>,
-    /// Everything as it was after each commit.
+    /// The state after each commit.
     past: Vec<(Revision, BTreeMap<String, StoreRecord>)>,
     events: Vec<Told>,
     oldest: Revision,
@@ -67,7 +67,7 @@ impl Model {
         }
     }
 
-    /// What the first refusal would be, in a word.
+    /// The expected first refusal, as a word.
     fn refusal(&self, ops: &[Op]) -> Option<&'static str> {
         let mut keys: Vec<&str> = ops.iter().map(Op::key).collect();
         keys.sort_unstable();
@@ -210,7 +210,7 @@ async fn watches_agree(store: &Store, model: &Model) {
                 event.created,
             ));
         }
-        // Inside one revision the order is free.
+        // The order inside one revision is not defined.
         found.sort();
         let mut expected: Vec<_> = expected.into_iter().cloned().collect();
         expected.sort();

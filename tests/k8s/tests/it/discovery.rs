@@ -50,7 +50,7 @@ fn fields_are_explained_from_the_schema() {
         kubectl.row(
             "a field has its type and its meaning",
             "explain serviceexpose.ePolicys",
-            Shows(&["ServiceExpose", "ePolicys", "<[]string>", "who may use it"]),
+            Shows(&["ServiceExpose", "ePolicys", "<[]string>", "subjects to use it"]),
         );
         kubectl.row(
             "all fields are shown at once",

@@ -254,7 +254,7 @@ fn doctor_says_where_it_breaks_and_what_to_do() {
         "a site without a gateway",
         &["bare"],
         1,
-        &["no EGateway stands at bare", "causeway token create --site bare"],
+        &["no EGateway exists at bare", "causeway token create --site bare"],
     );
 
     let speaks_ssh = ["does not speak HTTP: it answers with SSH", "set it to what the backend speaks"];

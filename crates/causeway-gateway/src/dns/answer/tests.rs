@@ -1,4 +1,4 @@
-//! Rows through one check: who asks, for what, and what is answered.
+//! Rows through one check: the client, the query, and the answer.
 
 use std::str::FromStr;
 
@@ -78,8 +78,8 @@ fn view(facts: &[NetmapEntry]) -> NetmapView {
     NetmapView::decode(&Netmap::build(Generation { epoch: 1, revision: 7 }, entries, None).unwrap())
 }
 
-/// The answer in a few words.
-fn said(answer: DnsAnswer) -> String {
+/// The answer as a short text.
+fn as_text(answer: DnsAnswer) -> String {
     let owner = |soa: Record| match soa.data {
         RData::SOA(data) if data.minimum == 2 && soa.ttl == 2 => soa.name.to_ascii(),
         other => panic!("{other:?}"),
@@ -100,7 +100,7 @@ fn said(answer: DnsAnswer) -> String {
 
 fn check_in(view: &NetmapView, name: &str, kind: RecordType, expected: &str) {
     let asked = Name::from_str(name).unwrap();
-    assert_eq!(said(answer(view, DnsClient::Near, &asked, kind)), expected, "{name} {kind}");
+    assert_eq!(as_text(answer(view, DnsClient::Near, &asked, kind)), expected, "{name} {kind}");
 }
 
 #[test]
@@ -113,11 +113,11 @@ fn names_are_answered_with_the_addresses_they_have_here() {
     check("CAMERA.Berlin.causeway.INTERNAL.", A, "5 198.18.0.1");
     check("cam.example.com.", A, "5 198.18.0.1");
     check("cam.example.com.", ANY, "5 198.18.0.1, 5 fd00:18::1");
-    // A policy that names one host of the site is enough for the name.
+    // A policy that admits a single host of the site is enough for the name.
     check("shop.berlin.causeway.internal.", A, "5 198.18.0.3");
     check("shop.berlin.causeway.internal.", AAAA, "no data in causeway.internal.");
     check("camera.berlin.causeway.internal.", MX, "no data in causeway.internal.");
-    // Outside our zone we speak for the name alone.
+    // Outside our zone we are authoritative for the name alone.
     check("cam.example.com.", HTTPS, "no data in cam.example.com.");
     check("example.com.", A, "forward");
     check("x.cam.example.com.", A, "forward");
@@ -136,7 +136,7 @@ fn what_the_site_may_not_use_does_not_exist() {
     check("x.camera.berlin.causeway.internal.", A, none);
     check("notcauseway.internal.", A, "forward");
     check("2.0.18.198.in-addr.arpa.", PTR, "no name in 2.0.18.198.in-addr.arpa.");
-    // What has names below it exists.
+    // A name with names below it exists.
     check("berlin.causeway.internal.", A, "no data in causeway.internal.");
     check("causeway.internal.", NS, "no data in causeway.internal.");
     let soa = "2 gateway.causeway.internal. hostmaster.causeway.internal. 7 2 2 2 2".to_owned();
@@ -168,7 +168,7 @@ fn addresses_have_names() {
     let whole = format!("1.{zeros}8.1.0.0.0.0.d.f.ip6.arpa.");
     check(&whole, PTR, "5 camera.berlin.causeway.internal.");
     check(&whole.replace("8.1.0.0", "9.1.0.0"), PTR, "forward");
-    // Nobody but us knows what is in our presence networks.
+    // Only this gateway knows the names in our presence networks.
     check("9.9.18.198.in-addr.arpa.", PTR, "no name in 9.9.18.198.in-addr.arpa.");
     check("18.198.in-addr.arpa.", PTR, "no data in 18.198.in-addr.arpa.");
     check("198.in-addr.arpa.", PTR, "forward");
@@ -197,7 +197,7 @@ fn who_is_near() {
     let view = oslo();
     let connected: Vec<IpNet> = vec!["192.168.7.0/24".parse().unwrap(), "fe80::/64".parse().unwrap()];
     let check = |client: &str, expected: DnsClient| {
-        assert_eq!(asker(&view, &connected, client.parse().unwrap()), expected, "{client}");
+        assert_eq!(client_location(&view, &connected, client.parse().unwrap()), expected, "{client}");
     };
     check("127.0.0.1", DnsClient::Near);
     check("::1", DnsClient::Near);
@@ -209,7 +209,7 @@ fn who_is_near() {
     check("10.0.1.77", DnsClient::Far);
     check("203.0.113.5", DnsClient::Far);
     check("2001:db8::1", DnsClient::Far);
-    assert_eq!(asker(&NetmapView::default(), &[], "10.0.0.77".parse().unwrap()), DnsClient::Far);
+    assert_eq!(client_location(&NetmapView::default(), &[], "10.0.0.77".parse().unwrap()), DnsClient::Far);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What is read, and what is said to what cannot be.
+//! Parsing of queries, and the replies to messages that cannot be parsed.
 
 use std::str::FromStr;
 
@@ -59,11 +59,11 @@ fn what_is_no_question_is_answered_so_or_not_at_all() {
     let mut bytes = plain.to_vec().unwrap();
     bytes.truncate(bytes.len() - 1);
     assert_eq!(code(&bytes), ResponseCode::FormErr);
-    // A header that promises more than anybody sends.
+    // A header that announces more records than any client sends.
     assert_eq!(code(&[0, 1, 1, 0, 0xff, 0xff, 0, 0, 0, 0, 0, 0]), ResponseCode::FormErr);
     let mut later = request(Some(1232));
     later.edns.as_mut().unwrap().set_version(1);
-    // The number has two names.
+    // The code has two names.
     assert_eq!(u16::from(code(&later.to_vec().unwrap())), u16::from(ResponseCode::BADVERS));
 }
 
@@ -74,9 +74,9 @@ fn a_reply_is_to_its_question_and_fits() {
         (None, DnsTransport::Udp, 60, false),
         (Some(1232), DnsTransport::Udp, 60, true),
         (Some(1232), DnsTransport::Udp, 100, false),
-        // Whoever takes more than a path carries gets no fragments.
+        // A client that accepts more than a path carries still gets no fragments.
         (Some(65_535), DnsTransport::Udp, 100, false),
-        // Less than everybody must take.
+        // Less than the minimum that every client must accept.
         (Some(1), DnsTransport::Udp, 2, true),
         (None, DnsTransport::Tcp, 200, true),
     ] {
@@ -106,7 +106,7 @@ fn a_question_is_passed_on_and_its_answer_comes_back_under_the_clients_number() 
 
     let mut answer = passed.clone();
     answer.metadata.message_type = MessageType::Response;
-    // Upstream may write the name in its own way.
+    // Upstream may change the case of the name.
     answer.queries[0].set_name(Name::from_str("camera.oslo.").unwrap());
     let returned = query.returned(&asked, answer.to_vec().unwrap()).unwrap();
     assert_eq!(Message::from_vec(&returned.bytes).unwrap().metadata.id, request.metadata.id);

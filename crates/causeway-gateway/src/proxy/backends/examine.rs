@@ -1,8 +1,9 @@
-//! Examines every backend of a service at this moment, for `causeway doctor`: connects, and sees whether what answers speaks
+//! Checks every backend of a service now, for `causeway doctor`: connects, and checks that the answer is in
 //! the protocol of the service.
 //!
-//! `opening` and `judge` are pure: the bytes that a client of the protocol would send first, and what the answer says. The rest
-//! connects and reads, bounded in time and bytes. What is found is also remembered, as after a connection of a client.
+//! `opening` and `judge` are pure: the bytes that a client of the protocol sends first, and the evaluation of
+//! the answer. The rest connects and reads, bounded in time and bytes. The result also updates the health of
+//! the endpoint, as a connection of a client would.
 
 use std::io;
 use std::sync::Arc;
@@ -21,43 +22,43 @@ use crate::dial::{Denied, Dialer};
 use crate::proxy::http::tls::BackendTlsClient;
 use crate::socket_binder::in_words;
 
-/// Backends are near: one that needs longer to connect or to answer is a finding.
-const CONNECT: Duration = Duration::from_secs(3);
-const ANSWER: Duration = Duration::from_secs(2);
-/// An ICMP message of a host that has no such port comes back within this, inside a site.
-const UDP_REFUSAL: Duration = Duration::from_millis(400);
-/// Enough of an answer to see what speaks.
+/// Backends are near: one that takes longer to connect or to answer is a finding.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+/// Inside a site, an ICMP port unreachable message arrives within this time.
+const UDP_REFUSAL_TIMEOUT: Duration = Duration::from_millis(400);
+/// Enough of an answer to recognise its protocol.
 const ANSWER_BYTES_MAX: usize = 1024;
-/// Backends examined of one service, and at the same time.
+/// The maximum number of backends of one service that are checked, and that are checked concurrently.
 const BACKENDS_MAX: usize = 64;
-const AT_ONCE: usize = 8;
+const CONCURRENT_MAX: usize = 8;
 /// Characters of a backend's answer that are shown.
 const SHOWN_CHARS_MAX: usize = 60;
 const KAFKA_CORRELATION: u32 = 0x0ca5_e0a1;
 
-/// One backend, as it was found.
+/// The result for one backend.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Examined {
     pub backend: String,
     pub outcome: Outcome,
-    /// In words, what was seen.
+    /// A description for the operator.
     pub detail: String,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Outcome {
-    /// It answers as its protocol says.
+    /// It answers in its protocol.
     Answers,
-    /// It takes the connection; its protocol says nothing that could be asked for without harm.
+    /// It accepts the connection; its protocol has no harmless request to send.
     Connects,
     /// It cannot be connected to.
     Down,
     /// It is not dialled: the configuration of the gateway's own site does not allow it.
     Denied,
-    /// Connected, and no answer in time.
+    /// It accepts the connection and does not answer in time.
     Silent,
-    /// It answers as another protocol does.
+    /// It answers in another protocol.
     OtherProtocol,
     /// TLS with it fails, or its health check does.
     Unwell,
@@ -70,7 +71,7 @@ impl Outcome {
 }
 
 impl BackendSelector {
-    /// Every backend of the service, as it is now.
+    /// Checks every backend of the service.
     pub async fn examine(&self, service: &ServiceEntry) -> Vec<Examined> {
         let group = self.group(service);
         let endpoints: Vec<_> = group.endpoints.iter().take(BACKENDS_MAX).cloned().collect();
@@ -79,22 +80,23 @@ impl BackendSelector {
             self.remember(&endpoint, outcome, &detail);
             Examined { backend: endpoint.backend.to_string(), outcome, detail }
         });
-        stream::iter(examining).buffered(AT_ONCE).collect().await
+        stream::iter(examining).buffered(CONCURRENT_MAX).collect().await
     }
 
-    /// A backend that is back is used at once, and one that is down is left out, as a client's connection would do it.
+    /// A backend that is back is used at once, and one that is down is taken out of use, as after a
+    /// connection of a client.
     fn remember(&self, endpoint: &Arc<Endpoint>, outcome: Outcome, detail: &str) {
-        let mut standing = endpoint.standing();
-        let was_usable = standing.is_usable();
+        let mut health = endpoint.health();
+        let was_usable = health.is_usable();
         match outcome {
             Outcome::Down => {
-                standing.failed(Instant::now());
+                health.failed(Instant::now());
             }
-            outcome if outcome.is_well() => standing.connected(),
+            outcome if outcome.is_well() => health.connected(),
             _ => return,
         }
-        let has_changed = standing.is_usable() != was_usable;
-        drop(standing);
+        let has_changed = health.is_usable() != was_usable;
+        drop(health);
         if outcome == Outcome::Down {
             endpoint.regret(&io::Error::other(detail.to_owned()));
             self.changed.notify_one();
@@ -109,15 +111,15 @@ async fn examine(dialer: &Dialer, service: &ServiceEntry, endpoint: &Endpoint) -
     if service.protocol == ServiceProtocol::Udp {
         return examine_udp(dialer, endpoint).await;
     }
-    let connecting = timeout(CONNECT, connect(dialer, endpoint, service.proxy_protocol, None)).await;
+    let connecting = timeout(CONNECT_TIMEOUT, connect(dialer, endpoint, service.proxy_protocol, None)).await;
     let mut socket = match connecting {
         Ok(Ok(socket)) => socket,
         Ok(Err(error)) => return not_connected(&error),
-        Err(_) => return (Outcome::Down, format!("no connection within {} s", CONNECT.as_secs())),
+        Err(_) => return (Outcome::Down, format!("no connection within {} s", CONNECT_TIMEOUT.as_secs())),
     };
     let opening = match opening(service, &endpoint.backend.to_string()) {
         Some(opening) => opening,
-        None => return (Outcome::Connects, "it takes connections".to_owned()),
+        None => return (Outcome::Connects, "it accepts connections".to_owned()),
     };
     match &service.backend_tls {
         Some(tls) if matches!(service.protocol, ServiceProtocol::Http | ServiceProtocol::Grpc) => {
@@ -125,17 +127,17 @@ async fn examine(dialer: &Dialer, service: &ServiceEntry, endpoint: &Endpoint) -
                 Ok(tls) => tls,
                 Err(error) => return (Outcome::Unwell, format!("backendTLS cannot be used: {error}")),
             };
-            match timeout(ANSWER, tls.connect(socket)).await {
-                Ok(Ok(mut encrypted)) => converse(service, &mut encrypted, &opening).await,
+            match timeout(ANSWER_TIMEOUT, tls.connect(socket)).await {
+                Ok(Ok(mut encrypted)) => exchange(service, &mut encrypted, &opening).await,
                 Ok(Err(error)) => judge_tls(&error),
-                Err(_) => (Outcome::Silent, "it takes the connection and does not answer TLS".to_owned()),
+                Err(_) => (Outcome::Silent, "it accepts the connection and does not answer TLS".to_owned()),
             }
         }
-        _ => converse(service, &mut socket, &opening).await,
+        _ => exchange(service, &mut socket, &opening).await,
     }
 }
 
-async fn converse(
+async fn exchange(
     service: &ServiceEntry,
     io: &mut (impl AsyncRead + AsyncWrite + Unpin),
     opening: &[u8],
@@ -151,17 +153,20 @@ async fn converse(
         }
         Ok::<(), io::Error>(())
     };
-    let ended = timeout(ANSWER, talking).await;
+    let ended = timeout(ANSWER_TIMEOUT, talking).await;
     match ended {
         Err(_) if answer.is_empty() => {
             let wanted = name(service.protocol);
             (
                 Outcome::Silent,
-                format!("it takes the connection and does not answer {wanted} within {} s", ANSWER.as_secs()),
+                format!(
+                    "it accepts the connection and does not answer {wanted} within {} s",
+                    ANSWER_TIMEOUT.as_secs()
+                ),
             )
         }
         Ok(Err(error)) if answer.is_empty() => {
-            (Outcome::OtherProtocol, format!("it takes the connection and breaks it off: {error}"))
+            (Outcome::OtherProtocol, format!("it accepts the connection and closes it: {error}"))
         }
         _ => judge(service, &answer),
     }
@@ -171,24 +176,25 @@ async fn examine_udp(dialer: &Dialer, endpoint: &Endpoint) -> (Outcome, String) 
     let asking = async {
         let address = endpoint.addresses().await?.into_iter().next().ok_or(io::ErrorKind::NotFound)?;
         let socket = dialer.connect_udp(address).await?;
-        // Empty: no protocol has a meaning for it, and a port without a listener is refused all the same.
+        // Empty: it has no meaning in any protocol, and a port without a listener still refuses it.
         socket.send(&[]).await?;
-        match timeout(UDP_REFUSAL, socket.recv(&mut [0; 1])).await {
+        match timeout(UDP_REFUSAL_TIMEOUT, socket.recv(&mut [0; 1])).await {
             Ok(Err(error)) => Err(error),
             _ => Ok(()),
         }
     };
-    match timeout(CONNECT, asking).await {
+    match timeout(CONNECT_TIMEOUT, asking).await {
         Ok(Ok(())) => {
-            let detail = "UDP: its host refuses no datagram; only a client sees an answer";
+            let detail =
+                "UDP: its host does not refuse datagrams; whether the service answers is not checked";
             (Outcome::Connects, detail.to_owned())
         }
         Ok(Err(error)) => not_connected(&error),
-        Err(_) => (Outcome::Down, "its name was not resolved in time".to_owned()),
+        Err(_) => (Outcome::Down, "its name cannot be resolved: timeout".to_owned()),
     }
 }
 
-/// Down, or not dialled at all because the gateway's own site does not allow it.
+/// Returns `Down`, or `Denied` if the gateway's own site does not allow the address.
 fn not_connected(error: &io::Error) -> (Outcome, String) {
     match Denied::of(error) {
         Some(why) => (Outcome::Denied, why.to_string()),
@@ -196,7 +202,8 @@ fn not_connected(error: &io::Error) -> (Outcome, String) {
     }
 }
 
-/// The bytes that a client of the service's protocol sends first. None: the server may speak first, or nobody knows.
+/// Returns the bytes that a client of the service's protocol sends first. None: the server may send first, or
+/// the protocol is unknown.
 fn opening(service: &ServiceEntry, backend: &str) -> Option<Vec<u8>> {
     match service.protocol {
         ServiceProtocol::Http => {
@@ -214,7 +221,7 @@ fn opening(service: &ServiceEntry, backend: &str) -> Option<Vec<u8>> {
         ServiceProtocol::Https => client_hello(service.domain_name.as_ref().map(|name| name.as_str())),
         // RFC 9113 section 3.4: the preface, and a SETTINGS frame without settings.
         ServiceProtocol::Grpc => Some(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec()),
-        // ApiVersions in its oldest form, which every broker answers. https://kafka.apache.org/protocol
+        // ApiVersions in its oldest version, which every broker answers. https://kafka.apache.org/protocol
         ServiceProtocol::Kafka => {
             let mut request = vec![0, 0, 0, 10, 0, 18, 0, 0];
             request.extend(KAFKA_CORRELATION.to_be_bytes());
@@ -225,7 +232,8 @@ fn opening(service: &ServiceEntry, backend: &str) -> Option<Vec<u8>> {
     }
 }
 
-/// The first flight of a TLS handshake. Whom the server is trusted by is the client's business, not ours.
+/// Returns the first flight of a TLS handshake. The certificate of the server is not verified: that is left
+/// to the client.
 fn client_hello(name: Option<&str>) -> Option<Vec<u8>> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let config = rustls::ClientConfig::builder_with_provider(provider)
@@ -242,20 +250,20 @@ fn client_hello(name: Option<&str>) -> Option<Vec<u8>> {
 
 fn is_enough(protocol: ServiceProtocol, answer: &[u8]) -> bool {
     match protocol {
-        // Status line and a part of what follows: some servers say in the body that they want TLS.
+        // The status line and a part of what follows: some servers write into the body that they require TLS.
         ServiceProtocol::Http => answer.windows(4).any(|part| part == b"\r\n\r\n"),
         _ => answer.len() >= 9,
     }
 }
 
-/// What the first bytes of an answer say.
+/// Evaluates the first bytes of an answer.
 fn judge(service: &ServiceEntry, answer: &[u8]) -> (Outcome, String) {
     let wanted = name(service.protocol);
     if answer.is_empty() {
         return (Outcome::OtherProtocol, format!("it closes the connection without an answer to {wanted}"));
     }
     let other = |detail: String| (Outcome::OtherProtocol, detail);
-    let speaks = speaks(answer);
+    let recognised_protocol = recognised_protocol(answer);
     match service.protocol {
         ServiceProtocol::Http => match http_status(answer) {
             Some(400) if asks_for_tls(answer) => {
@@ -265,15 +273,17 @@ fn judge(service: &ServiceEntry, answer: &[u8]) -> (Outcome, String) {
                 (Outcome::Unwell, format!("its health check is answered with {status}"))
             }
             Some(status) => (Outcome::Answers, format!("it answers HTTP with {status}")),
-            None => other(format!("it does not speak HTTP: it answers with {speaks}")),
+            None => other(format!("it does not speak HTTP: it answers with {recognised_protocol}")),
         },
         ServiceProtocol::Https if is_tls(answer) => (Outcome::Answers, "it answers TLS".to_owned()),
         ServiceProtocol::Grpc if is_http2(answer) => (Outcome::Answers, "it answers HTTP/2".to_owned()),
         ServiceProtocol::Kafka if answer.get(4..8) == Some(&KAFKA_CORRELATION.to_be_bytes()[..]) => {
-            (Outcome::Answers, "it answers as a broker of Kafka".to_owned())
+            (Outcome::Answers, "it answers as a Kafka broker".to_owned())
         }
-        ServiceProtocol::Tcp | ServiceProtocol::Udp => (Outcome::Connects, "it takes connections".to_owned()),
-        _ => other(format!("it does not speak {wanted}: it answers with {speaks}")),
+        ServiceProtocol::Tcp | ServiceProtocol::Udp => {
+            (Outcome::Connects, "it accepts connections".to_owned())
+        }
+        _ => other(format!("it does not speak {wanted}: it answers with {recognised_protocol}")),
     }
 }
 
@@ -305,7 +315,7 @@ fn http_status(answer: &[u8]) -> Option<u16> {
     words.next()?.parse().ok()
 }
 
-/// nginx, Go and Apache say it in these words.
+/// The texts of nginx, Go and Apache.
 fn asks_for_tls(answer: &[u8]) -> bool {
     let text = String::from_utf8_lossy(answer);
     ["sent to HTTPS port", "HTTP request to an HTTPS server", "speaking plain HTTP to an SSL-enabled server"]
@@ -313,7 +323,7 @@ fn asks_for_tls(answer: &[u8]) -> bool {
         .any(|words| text.contains(words))
 }
 
-/// RFC 8446 section 5.1: a record of a handshake or an alert.
+/// RFC 8446 section 5.1: a handshake or alert record.
 fn is_tls(answer: &[u8]) -> bool {
     matches!(answer, [0x15 | 0x16, 0x03, ..])
 }
@@ -323,8 +333,8 @@ fn is_http2(answer: &[u8]) -> bool {
     matches!(answer, [0, _, _, 0x04, _, 0, 0, 0, 0, ..])
 }
 
-/// The protocol of an answer as far as it shows, with a harmless part of it.
-fn speaks(answer: &[u8]) -> String {
+/// Returns the protocol of an answer, if it can be recognised, with a printable excerpt.
+fn recognised_protocol(answer: &[u8]) -> String {
     let known = match answer {
         _ if is_tls(answer) => Some("TLS"),
         _ if is_http2(answer) => Some("HTTP/2"),
@@ -338,7 +348,7 @@ fn speaks(answer: &[u8]) -> String {
         true => {
             format!("\"{}\"", String::from_utf8_lossy(line).chars().take(SHOWN_CHARS_MAX).collect::<String>())
         }
-        false => format!("{} bytes that are no text", answer.len()),
+        false => format!("{} bytes that are not text", answer.len()),
     };
     match known {
         Some(known) if printable => format!("{known} ({shown})"),
@@ -411,8 +421,8 @@ mod tests {
         check(ServiceProtocol::Http, settings, Outcome::OtherProtocol, "HTTP/2");
         check(ServiceProtocol::Kafka, &kafka, Outcome::Answers, "broker");
         check(ServiceProtocol::Kafka, b"HTTP/1.1 400 Bad Request\r\n", Outcome::OtherProtocol, "Kafka");
-        check(ServiceProtocol::Kafka, b"\0\0\0", Outcome::OtherProtocol, "3 bytes that are no text");
-        check(ServiceProtocol::Http, "\u{202e}evil\r\n".as_bytes(), Outcome::OtherProtocol, "no text");
+        check(ServiceProtocol::Kafka, b"\0\0\0", Outcome::OtherProtocol, "3 bytes that are not text");
+        check(ServiceProtocol::Http, "\u{202e}evil\r\n".as_bytes(), Outcome::OtherProtocol, "not text");
     }
 
     #[test]

@@ -1,17 +1,17 @@
-//! The PROXY protocol, version 2: tells a backend who the client really is. Pure.
+//! Encodes the PROXY protocol, version 2, which tells a backend the address of the real client. Pure.
 
 use std::net::{IpAddr, SocketAddr};
 
 const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
-/// Version 2; the connection speaks for itself (a question of ours), or for a client.
+/// Version 2 with the command LOCAL (a connection of the gateway itself) or PROXY (on behalf of a client).
 const LOCAL: u8 = 0x20;
 const PROXY: u8 = 0x21;
-/// Over TCP.
+/// Address families, each with TCP as the transport.
 const UNSPECIFIED: u8 = 0x00;
 const INET: u8 = 0x11;
 const INET6: u8 = 0x21;
 
-/// What goes before the first byte. Of a client that is not known, nothing is said.
+/// Returns the header that precedes the first byte. Without a known client it carries no address.
 pub fn encode(client: Option<SocketAddr>, backend: SocketAddr) -> Vec<u8> {
     let mut bytes = SIGNATURE.to_vec();
     let Some(client) = client else {
@@ -25,7 +25,7 @@ pub fn encode(client: Option<SocketAddr>, backend: SocketAddr) -> Vec<u8> {
             bytes.extend(from.octets());
             bytes.extend(to.octets());
         }
-        // One family for both: an address of version 4 is written as one of version 6.
+        // Both addresses have one family: an IPv4 address is written as an IPv6 one.
         (from, to) => {
             bytes.extend([PROXY, INET6, 0, 36]);
             bytes.extend(as_v6(from));
@@ -62,7 +62,7 @@ mod tests {
         let v4 = [&[10, 0, 0, 7, 10, 0, 0, 30][..], &ports].concat();
         check(Some("10.0.0.7:4321"), "10.0.0.30:502", &[0x21, 0x11, 0, 12], 12, &v4);
         check(Some("[fd00::7]:4321"), "[fd00::1]:502", &[0x21, 0x21, 0, 36], 36, &ports);
-        // A client of one family, a backend of the other.
+        // A client and a backend of different families.
         check(Some("10.0.0.7:4321"), "[fd00::1]:502", &[0x21, 0x21, 0, 36], 36, &ports);
         check(None, "10.0.0.30:502", &[0x20, 0, 0, 0], 0, &[]);
     }

@@ -1,38 +1,39 @@
-//! What is known of an endpoint, and whom to try first. Values in, values out; the time is an argument.
+//! The health of endpoints and the order in which they are tried. Pure: the time is an argument.
 
 use std::time::{Duration, Instant};
 
-/// The first question after a failure; then twice as long each time.
+/// The delay of the first probe after a failure; it doubles with each further failure.
 const RETRY: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(30);
-/// So many checks in a row must fail: one may be lost on the way.
+/// The number of consecutive failed checks after which an endpoint is down: a single one may be lost on the
+/// way.
 const CHECKS_FAILED_MAX: u32 = 2;
 
-/// What is known of one endpoint.
+/// The health of one endpoint.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct EndpointHealth {
-    /// Connections that failed, one after the other.
+    /// Consecutive failed connections.
     failures: u32,
-    /// Left out, and to be asked at that moment.
+    /// Set while the endpoint is out of use: the time of the next probe.
     out: Option<Instant>,
-    /// Health checks that failed, one after the other.
+    /// Consecutive failed health checks.
     checks_failed: u32,
     /// When the next health check is due. None: at once.
     next_check: Option<Instant>,
 }
 
 impl EndpointHealth {
-    /// May clients be sent there?
+    /// Tells whether clients may be sent to it.
     pub fn is_usable(&self) -> bool {
         self.out.is_none() && self.checks_failed < CHECKS_FAILED_MAX
     }
 
-    /// A connection, or a question in the background, was answered.
+    /// Records a successful connection or probe.
     pub fn connected(&mut self) {
         (self.failures, self.out) = (0, None);
     }
 
-    /// A connection failed. True when the endpoint was in use until now.
+    /// Records a failed connection. Returns true when the endpoint was in use until now.
     pub fn failed(&mut self, now: Instant) -> bool {
         let was_usable = self.out.is_none();
         let pause = RETRY * 2u32.saturating_pow(self.failures.min(10));
@@ -41,7 +42,7 @@ impl EndpointHealth {
         was_usable
     }
 
-    /// A health check has its answer. True when that changes whether it is used.
+    /// Records the result of a health check. Returns true when it changes whether the endpoint is in use.
     pub fn checked(&mut self, is_well: bool) -> bool {
         let before = self.is_usable();
         self.checks_failed = if is_well { 0 } else { self.checks_failed.saturating_add(1) };
@@ -51,12 +52,12 @@ impl EndpointHealth {
         before != self.is_usable()
     }
 
-    /// When it is to be asked whether it is back. None: it is not out, or its health check asks anyway.
+    /// Returns when the endpoint is due for a probe. None: it is in use, or its health check covers it.
     pub fn probe_due(&self) -> Option<Instant> {
         self.out
     }
 
-    /// It is being asked: the next time, if this brings nothing, is later.
+    /// A probe starts: the next one, if this one fails, is later.
     pub fn probing(&mut self, now: Instant) {
         let pause = RETRY * 2u32.saturating_pow(self.failures.min(10));
         self.out = Some(now + pause.min(RETRY_MAX));
@@ -71,8 +72,9 @@ impl EndpointHealth {
     }
 }
 
-/// The places of endpoints, in the order in which to try them: those in use by their connections, equals in turn; then the
-/// others, first the one that is asked next. With all of them out a client is the best question there is.
+/// Returns the indices of endpoints in the order in which to try them: first those in use by their number of
+/// connections, equals in rotation; then those out of use, by their next probe. With all of them out of use,
+/// a client's connection is the best probe.
 pub fn order(endpoints: &[(EndpointHealth, usize)], turn: usize, now: Instant) -> Vec<usize> {
     let count = endpoints.len();
     let mut places: Vec<usize> = (0..count).map(|place| (place + turn) % count.max(1)).collect();

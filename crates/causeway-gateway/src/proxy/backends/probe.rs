@@ -1,4 +1,5 @@
-//! Asks endpoints in the background: those with a health check at its interval, those that were left out whether they are back.
+//! Probes endpoints in the background: those with a health check at its interval, and those out of use until
+//! they are back.
 
 use std::collections::HashSet;
 use std::io;
@@ -14,15 +15,15 @@ use tokio_util::sync::CancellationToken;
 use super::{BackendSelector, Endpoint, connect};
 use crate::dial::Dialer;
 
-/// Whoever takes longer is not well.
-const ANSWER: Duration = Duration::from_secs(2);
-/// Under way at the same time; the others wait for their turn.
-const ASKING_MAX: usize = 64;
-/// A status line; what comes after is not read.
+/// The timeout of a probe; an endpoint that takes longer is unhealthy.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Concurrent probes; further ones wait.
+const PROBES_MAX: usize = 64;
+/// Enough for a status line; the rest is not read.
 const STATUS_BYTES_MAX: usize = 256;
 
-/// One question.
-struct Due {
+/// One probe that is due.
+struct DueProbe {
     service: ServiceName,
     endpoint: Arc<Endpoint>,
     check: Option<BackendHealthCheck>,
@@ -30,22 +31,22 @@ struct Due {
 }
 
 pub async fn run(backends: &BackendSelector, stop: CancellationToken) {
-    let mut asking = JoinSet::new();
-    let mut under_way = HashSet::new();
+    let mut probes = JoinSet::new();
+    let mut in_flight = HashSet::new();
     loop {
-        let (due, next) = backends.due(Instant::now(), &under_way);
+        let (due, next) = backends.due(Instant::now(), &in_flight);
         for due in due {
-            if asking.len() >= ASKING_MAX {
+            if probes.len() >= PROBES_MAX {
                 break;
             }
-            under_way.insert(Arc::as_ptr(&due.endpoint) as usize);
+            in_flight.insert(Arc::as_ptr(&due.endpoint) as usize);
             let dialer = backends.dialer.clone();
-            asking.spawn(async move {
+            probes.spawn(async move {
                 let answered = ask(&dialer, &due).await;
                 (due, answered)
             });
         }
-        let next = next.filter(|_| asking.len() < ASKING_MAX);
+        let next = next.filter(|_| probes.len() < PROBES_MAX);
         let wait = async {
             match next {
                 Some(next) => tokio::time::sleep_until(next.into()).await,
@@ -55,9 +56,9 @@ pub async fn run(backends: &BackendSelector, stop: CancellationToken) {
         tokio::select! {
             biased;
             () = stop.cancelled() => return,
-            Some(answer) = asking.join_next() => if let Ok((due, answered)) = answer {
-                under_way.remove(&(Arc::as_ptr(&due.endpoint) as usize));
-                if take(&due, answered) {
+            Some(answer) = probes.join_next() => if let Ok((due, answered)) = answer {
+                in_flight.remove(&(Arc::as_ptr(&due.endpoint) as usize));
+                if record_result(&due, answered) {
                     backends.turned();
                 }
             },
@@ -68,16 +69,16 @@ pub async fn run(backends: &BackendSelector, stop: CancellationToken) {
 }
 
 impl BackendSelector {
-    /// Who is to be asked now, and when to look again.
-    fn due(&self, now: Instant, under_way: &HashSet<usize>) -> (Vec<Due>, Option<Instant>) {
+    /// Returns the probes that are due now, and the time of the next one.
+    fn due(&self, now: Instant, in_flight: &HashSet<usize>) -> (Vec<DueProbe>, Option<Instant>) {
         let (mut due, mut next) = (Vec::new(), None::<Instant>);
         for (name, group) in self.lock().iter() {
-            let asked = |endpoint: &&Arc<Endpoint>| under_way.contains(&(Arc::as_ptr(endpoint) as usize));
+            let asked = |endpoint: &&Arc<Endpoint>| in_flight.contains(&(Arc::as_ptr(endpoint) as usize));
             for endpoint in group.endpoints.iter().filter(|endpoint| !asked(endpoint)) {
-                let mut standing = endpoint.standing();
+                let mut health = endpoint.health();
                 let when = match &group.check {
-                    Some(_) => Some(standing.check_due(now)),
-                    None => standing.probe_due(),
+                    Some(_) => Some(health.check_due(now)),
+                    None => health.probe_due(),
                 };
                 let Some(when) = when else { continue };
                 if when > now {
@@ -85,11 +86,11 @@ impl BackendSelector {
                     continue;
                 }
                 match &group.check {
-                    Some(check) => standing.checking(now, interval(check)),
-                    None => standing.probing(now),
+                    Some(check) => health.checking(now, interval(check)),
+                    None => health.probing(now),
                 }
                 let (service, check) = (name.clone(), group.check.clone());
-                due.push(Due {
+                due.push(DueProbe {
                     service,
                     endpoint: endpoint.clone(),
                     check,
@@ -105,48 +106,48 @@ fn interval(check: &BackendHealthCheck) -> Duration {
     Duration::from_secs(check.interval_seconds.max(1).into())
 }
 
-/// True when that changes whether it is used.
-fn take(due: &Due, answered: io::Result<()>) -> bool {
+/// Records a result. Returns true when it changes whether the endpoint is in use.
+fn record_result(due: &DueProbe, answered: io::Result<()>) -> bool {
     let (service, backend) = (&due.service, &due.endpoint.backend);
-    let mut standing = due.endpoint.standing();
+    let mut health = due.endpoint.health();
     let has_changed = match (&due.check, &answered) {
-        (Some(_), answered) => standing.checked(answered.is_ok()),
+        (Some(_), answered) => health.checked(answered.is_ok()),
         (None, Ok(())) => {
-            standing.connected();
+            health.connected();
             true
         }
         (None, Err(_)) => {
-            standing.failed(Instant::now());
+            health.failed(Instant::now());
             false
         }
     };
-    drop(standing);
+    drop(health);
     if let Err(error) = &answered {
         due.endpoint.regret(error);
     }
     match answered {
-        Ok(()) if has_changed => tracing::info!(%service, ?backend, "a backend answers again"),
+        Ok(()) if has_changed => tracing::info!(%service, ?backend, "backend is in use again"),
         Err(error) if has_changed => {
-            tracing::warn!(%service, ?backend, %error, "a backend is left out: its health check fails");
+            tracing::warn!(%service, ?backend, %error, "backend is out of use: its health check fails");
         }
         _ => {}
     }
     has_changed
 }
 
-async fn ask(dialer: &Dialer, due: &Due) -> io::Result<()> {
-    let asking = async {
+async fn ask(dialer: &Dialer, due: &DueProbe) -> io::Result<()> {
+    let probe = async {
         let stream = connect(dialer, &due.endpoint, due.proxy_protocol, None).await?;
         match &due.check {
             Some(check) if check.kind == BackendHealthCheckType::Http => get(stream, &check.path).await,
             _ => Ok(()),
         }
     };
-    let answered = tokio::time::timeout(ANSWER, asking).await;
-    answered.unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, "no answer in time")))
+    let answered = tokio::time::timeout(PROBE_TIMEOUT, probe).await;
+    answered.unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, "timed out")))
 }
 
-/// Any answer from 200 to 399 is good.
+/// Any status from 200 to 399 is healthy.
 async fn get(mut stream: TcpStream, path: &str) -> io::Result<()> {
     let host = stream.peer_addr()?;
     let path = if path.is_empty() { "/" } else { path };
@@ -161,8 +162,8 @@ async fn get(mut stream: TcpStream, path: &str) -> io::Result<()> {
     }
     match status(&answer) {
         Some(200..=399) => Ok(()),
-        Some(code) => Err(io::Error::other(format!("the answer is {code}"))),
-        None => Err(io::Error::other("the answer is not HTTP")),
+        Some(code) => Err(io::Error::other(format!("the health check is answered with HTTP status {code}"))),
+        None => Err(io::Error::other("the health check is not answered in HTTP")),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Endpoints over loopback: who is chosen, who is left out, who comes back.
+//! Endpoints over loopback: selection, failure and recovery.
 
 use causeway_channel::link::ResetCode;
 use causeway_netmap::BackendHealthCheckType;
@@ -43,7 +43,8 @@ async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// What may not be dialled is told at once, and refused with its reason; a name is judged by what it stands for.
+/// A denied address is reported at once and refused with its reason; a name is checked by the addresses it
+/// resolves to.
 #[tokio::test]
 async fn a_backend_that_may_not_be_dialled_is_told_and_refused() {
     let ((_own, ours), (_other, fine)) = (listener().await, listener().await);
@@ -78,7 +79,8 @@ async fn a_backend_that_may_not_be_dialled_is_told_and_refused() {
     let mut named = service(&[]);
     named.backends = vec![BackendEndpoint::Host(DnsName::new("localhost"), ours.port())];
     named.backends.push(BackendEndpoint::Address(ours.ip(), ours.port()));
-    // `localhost` may have an address of IPv6 too, where nobody listens: then a connection fails, which is not a denial.
+    // `localhost` may have an IPv6 address too, without a listener: then a connection fails, which is not a
+    // denial.
     let found = backends.dial_for(&named, None).await;
     assert!(found.is_err(), "the address behind the name is judged");
 }
@@ -112,7 +114,7 @@ async fn connections_go_where_there_are_fewest() {
     }
     let at = |address| held.iter().filter(|dialled| dialled.stream.peer_addr().unwrap() == address).count();
     assert_eq!((at(first), at(second)), (5, 5));
-    // Those of the first end; the next four go there.
+    // The connections of the first endpoint end; the next four go there.
     held.retain(|dialled| dialled.stream.peer_addr().unwrap() == second);
     for _ in 0..4 {
         held.push(backends.dial_for(&service, None).await.unwrap());
@@ -160,7 +162,7 @@ async fn when_all_are_down_that_is_said_and_the_first_to_return_is_found_at_once
         let refused = backends.dial_for(&service, None).await;
         assert_eq!(refused.err(), Some(PolicyRefusal::BackendDown { service: "web".into() }));
     }
-    // Nobody runs who would ask: the client itself finds out.
+    // No probe runs: the client itself finds out.
     let _two = TcpListener::bind(second).await.unwrap();
     assert_eq!(backends.dial_for(&service, None).await.unwrap().stream.peer_addr().unwrap(), second);
 }

@@ -1,7 +1,9 @@
-//! What may be dialled directly although it is no node: webhooks and the like, as the configuration lists them. Pure.
+//! The list of targets other than nodes that may be dialled directly, such as webhooks, from the
+//! configuration. Pure.
 //!
-//! A rule is `HOST:PORT`. HOST is a name, `*.` and the end of a name, an address or a network; PORT a number, a range `A-B` or
-//! `*`. There is no rule for everything: a door that leads anywhere is for the operator to spell out.
+//! A rule is `HOST:PORT`. HOST is a name, `*.` and the end of a name, an address or a network; PORT is a
+//! number, a range `A-B` or `*`. There is no rule that allows everything: an operator must spell out an open
+//! proxy.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -10,7 +12,7 @@ use std::str::FromStr;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-/// The rules, in the order of the configuration. Empty: nothing.
+/// The rules, in the order of the configuration. Empty: no such target is allowed.
 pub type AllowList = Vec<AllowRule>;
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -24,12 +26,12 @@ pub struct AllowRule {
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Hosts {
     Name(String),
-    /// With the dot it begins with.
+    /// Starts with the dot.
     Below(String),
     Network(IpNet),
 }
 
-/// What somebody wants to reach: a name in lower case, or an address.
+/// The host of a target: a name in lower case, or an address.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ConnectHost {
     Name(String),
@@ -37,7 +39,7 @@ pub enum ConnectHost {
 }
 
 impl ConnectHost {
-    /// As it stands in a request: capitals, brackets and a dot at the end make no difference.
+    /// Parses the host of a request: case, brackets and a trailing dot make no difference.
     pub fn new(text: &str) -> ConnectHost {
         let text = text.trim_end_matches('.');
         let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
@@ -78,7 +80,7 @@ impl FromStr for AllowRule {
         let wrong = |why: &str| {
             format!("`{text}` {why}; write HOST:PORT, as in hooks.example.org:443 or 10.96.0.0/12:443")
         };
-        let (host, port) = text.rsplit_once(':').ok_or_else(|| wrong("names no port"))?;
+        let (host, port) = text.rsplit_once(':').ok_or_else(|| wrong("has no port"))?;
         let number = |text: &str| text.parse::<u16>().ok().filter(|port| *port != 0);
         let (first, last) = match (port, port.split_once('-')) {
             ("*", _) => (1, u16::MAX),
@@ -89,7 +91,7 @@ impl FromStr for AllowRule {
             (port, None) => number(port).map(|port| (port, port)).ok_or_else(|| wrong("has a bad port"))?,
         };
         if first > last {
-            return Err(wrong("has a range of ports that ends before it begins"));
+            return Err(wrong("has a port range whose end is before its start"));
         }
         let host = host.trim_end_matches('.');
         let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
@@ -101,7 +103,7 @@ impl FromStr for AllowRule {
                     Hosts::Below(end.to_ascii_lowercase())
                 }
                 None if is_name(host) => Hosts::Name(host.to_ascii_lowercase()),
-                _ => return Err(wrong("has a host that is no name, address or network")),
+                _ => return Err(wrong("has a host that is not a name, address or network")),
             },
         };
         Ok(AllowRule { hosts, first, last })

@@ -1,8 +1,9 @@
-//! Where CONNECT is said: a Unix socket for those who share the host, mutual TLS for those who do not.
+//! Listeners for CONNECT: a Unix socket for clients on the same host, mutual TLS for clients on the network.
 //!
-//! kube-apiserver's egress selector sends `CONNECT node:port HTTP/1.1` with `Host: 127.0.0.1` and nothing else, and takes any
-//! byte after the head of our answer for an error; Go's HTTP client adds a User-Agent. The 200 is said when the node has been
-//! reached. Whoever comes through a door speaks for the site of this gateway.
+//! kube-apiserver's egress selector sends `CONNECT node:port HTTP/1.1` with `Host: 127.0.0.1` and nothing
+//! else, and treats any byte after the head of our response as an error; Go's HTTP client adds a User-Agent.
+//! The 200 is sent when the node has been reached. A client of these listeners has the identity of this
+//! gateway's site.
 
 use std::io;
 use std::net::SocketAddr;
@@ -37,22 +38,22 @@ use crate::policy::{PolicyRefusal, Principal};
 use crate::proxy::Proxy;
 use crate::proxy::sockets::prepare;
 
-/// A caller has this long for its handshake and for the head of its request.
+/// The timeout for the handshake and for the head of a request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// A CONNECT is a line and a few headers; hyper takes no smaller bound than 8 KiB.
+/// A CONNECT is a line and a few headers; hyper accepts no smaller bound than 8 KiB.
 const HEAD_BYTES_MAX: usize = 16 << 10;
 const HEADERS_MAX: usize = 64;
-/// After an accept that failed, as it does when no file is left.
+/// The pause after a failed accept, for example when no file descriptor is left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// A Unix socket for those who may open it: only our own user.
+/// A Unix socket that only our own user may open.
 pub struct ConnectUnixListener {
     listener: UnixListener,
     path: PathBuf,
 }
 
 impl ConnectUnixListener {
-    /// Takes the place of what a process that was killed has left. Whoever calls this has the folder for itself.
+    /// Replaces a socket that a killed process has left. The caller must own the folder exclusively.
     pub fn bind(path: &Path) -> io::Result<ConnectUnixListener> {
         let fresh = path.with_extension("new");
         match std::fs::remove_file(&fresh) {
@@ -72,31 +73,31 @@ impl Drop for ConnectUnixListener {
     }
 }
 
-/// A port for those who show a certificate that the keeper knows.
+/// A TCP port for clients with a certificate that the authorizer accepts.
 pub struct ConnectTlsListener {
     pub listener: TcpListener,
     pub keeper: Arc<dyn ConnectAuthorizer>,
 }
 
-/// Knows who may come through the door on the network. Given by the role.
+/// Decides which clients may use the listener on the network. Provided by the role.
 pub trait ConnectAuthorizer: Send + Sync + 'static {
-    /// TLS as it is now. It must ask for a certificate; whether that is good is `admit`'s matter.
+    /// Returns the current TLS configuration. It must request a client certificate; `admit` decides about it.
     fn tls(&self) -> Arc<rustls::ServerConfig>;
 
-    /// Who is it? Otherwise why not, in words for the caller.
+    /// Checks a client certificate. An error is the reason, as a text for the client.
     fn admit(&self, certificate: Option<&CertificateDer<'_>>) -> Result<(), String>;
 }
 
-/// Who is at the door.
+/// The client of a CONNECT connection.
 #[derive(Clone, Debug)]
 pub struct ConnectCaller {
     /// None on a Unix socket.
     pub address: Option<SocketAddr>,
-    /// Why this one is let to nothing.
+    /// The reason why this client is refused every target.
     pub denied: Option<String>,
 }
 
-/// What all doors of a gateway share.
+/// The state that all CONNECT listeners of a gateway share.
 #[derive(Clone)]
 pub(crate) struct ConnectContext {
     pub proxy: Arc<Proxy>,
@@ -140,12 +141,12 @@ pub(crate) async fn run_tls(hall: ConnectContext, door: ConnectTlsListener) {
 }
 
 async fn pause(error: &io::Error) {
-    tracing::debug!(%error, "a CONNECT could not be accepted");
+    tracing::debug!(%error, "cannot accept a CONNECT connection");
     tokio::time::sleep(ACCEPT_PAUSE).await;
 }
 
 impl ConnectContext {
-    /// Serves one caller, if there is a place. One that finds none is closed and counted.
+    /// Serves one client, if a slot is free. Otherwise the connection is closed and counted.
     fn take<F>(&self, serve: impl FnOnce(ConnectContext) -> F)
     where
         F: Future<Output = ()> + Send + 'static,
@@ -174,18 +175,22 @@ async fn handshake(
     let accepting = TlsAcceptor::from(keeper.tls()).accept(stream);
     let stream = match tokio::time::timeout(HEAD_TIMEOUT, accepting).await {
         Ok(Ok(stream)) => stream,
-        Ok(Err(error)) => return tracing::debug!(client = %address, %error, "no TLS at the CONNECT door"),
-        Err(_) => return tracing::debug!(client = %address, "the TLS handshake takes too long"),
+        Ok(Err(error)) => {
+            return tracing::debug!(client = %address, %error, "TLS handshake at the CONNECT listener failed");
+        }
+        Err(_) => {
+            return tracing::debug!(client = %address, "TLS handshake at the CONNECT listener timed out");
+        }
     };
     let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
     let denied = keeper.admit(certificate).err();
     serve(hall, stream, ConnectCaller { address: Some(address), denied }).await;
 }
 
-/// What has been opened waits here until the 200 is out.
+/// An opened connection waits here until the 200 is sent.
 type Pending = Arc<Mutex<Option<(OnUpgrade, NodeConnection)>>>;
 
-/// Serves one connection: some refusals perhaps, and one way that is open.
+/// Serves one connection: any number of refusals, and then one tunnel.
 async fn serve<T>(hall: ConnectContext, stream: T, caller: ConnectCaller)
 where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -200,7 +205,7 @@ where
         .header_read_timeout(HEAD_TIMEOUT)
         .max_buf_size(HEAD_BYTES_MAX)
         .max_headers(HEADERS_MAX)
-        // Somebody may say all it has to say at once, and close its half.
+        // A client may send everything at once and close its half.
         .half_close(true)
         .serve_connection(TokioIo::new(stream), service)
         .with_upgrades();
@@ -210,7 +215,7 @@ where
         served = serving => served,
     };
     if let Err(error) = served {
-        tracing::debug!(client = ?caller.address, %error, "a caller of CONNECT broke off");
+        tracing::debug!(client = ?caller.address, %error, "CONNECT connection failed");
     }
     let opened = pending.lock().unwrap_or_else(PoisonError::into_inner).take();
     let Some((upgrade, opened)) = opened else { return };
@@ -220,7 +225,7 @@ where
     }
 }
 
-/// Our own words, or a node's.
+/// The body of our own error, or of a node's response.
 type Body = Either<Full<Bytes>, Incoming>;
 
 async fn answer(
@@ -252,7 +257,7 @@ async fn answer(
     }
 }
 
-/// A request for a node in plain HTTP.
+/// Serves a plain HTTP request for a node.
 async fn forward(
     hall: &ConnectContext,
     caller: &ConnectCaller,
@@ -265,12 +270,12 @@ async fn forward(
     };
     match plain::exchange(hall, opened, request).await {
         Ok(response) => response.map(Either::Right),
-        Err(error) => say(StatusCode::BAD_GATEWAY, &format!("{authority} gave no answer: {error}")),
+        Err(error) => say(StatusCode::BAD_GATEWAY, &format!("{authority} does not answer: {error}")),
     }
 }
 
 fn only_connect() -> Response<Body> {
-    let words = "only CONNECT is understood here, and http://NODE:PORT/PATH";
+    let words = "send CONNECT NODE:PORT, or a request for http://NODE:PORT/PATH";
     let mut response = say(StatusCode::METHOD_NOT_ALLOWED, words);
     response.headers_mut().insert(header::ALLOW, header::HeaderValue::from_static("CONNECT"));
     response
@@ -305,12 +310,12 @@ async fn open(
     opened.map_err(|why| (status(&why), why.to_string()))
 }
 
-/// Why there is no way, in the words of HTTP.
+/// Returns the HTTP status for a failure.
 fn status(why: &NodeUnreachable) -> StatusCode {
     let of_code = |code: &ResetCode| match code {
         ResetCode::NotAllowed | ResetCode::Revoked => StatusCode::FORBIDDEN,
         ResetCode::Timeout => StatusCode::GATEWAY_TIMEOUT,
-        // The gateway there has not heard of the node yet, or there is no gateway.
+        // The gateway there does not know the node yet, or there is no gateway.
         ResetCode::NoRoute | ResetCode::Limit | ResetCode::Draining => StatusCode::SERVICE_UNAVAILABLE,
         _ => StatusCode::BAD_GATEWAY,
     };

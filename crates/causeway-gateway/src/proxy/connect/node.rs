@@ -1,7 +1,9 @@
-//! The two ends of a way to a node: opened for somebody of our own site, and served where the node is.
+//! Both ends of a connection to a node: opened for a client of our own site, and served at the site of the
+//! node.
 //!
-//! Whoever opens it knows that the node has been reached: its gateway says so with the first byte (`peers::NODE_READY`). How a
-//! client hears of a refusal is left to the door it came through. Both ends judge, and judge again with every netmap.
+//! The opening end knows when the node has been reached: its gateway sends one byte (`peers::NODE_READY`).
+//! Each listener reports a refusal to its client in its own way. Both ends check the policies, and check
+//! again with every netmap.
 
 use std::io;
 use std::net::SocketAddr;
@@ -28,13 +30,13 @@ use crate::proxy::end_reason::{self, code_for_cut};
 use crate::proxy::sockets::prepare;
 use crate::proxy::stream_opener::open_stream;
 
-/// What a node speaks is its own matter: most of it is TLS.
+/// The protocol of a node is opaque here: mostly it is TLS.
 const PROTOCOL: &str = "tcp";
 
-/// A way that is open: somebody listens at its end.
+/// An open connection to a node that has accepted it.
 pub struct NodeConnection {
     pub passage: ConnectionRecord,
-    /// For whoever must notice that it is cut.
+    /// Tells the owner when the connection is closed by a policy.
     pub entry: Arc<LiveConnection>,
     pub way: NodeTransport,
 }
@@ -48,12 +50,12 @@ pub enum NodeTransport {
     },
 }
 
-/// Why there is no way.
+/// The reason why a node cannot be reached.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NodeUnreachable {
     #[error(transparent)]
     Refused(#[from] PolicyRefusal),
-    #[error("site {site} says: {code}")]
+    #[error("the gateway of site {site} refuses: {code}")]
     Far { site: SiteName, code: ResetCode },
     #[error("the link to site {site} was lost")]
     Lost { site: SiteName },
@@ -61,7 +63,7 @@ pub enum NodeUnreachable {
     Late { target: String },
     #[error("{target} does not answer: {why}")]
     Down { target: String, why: String },
-    #[error("it is no longer allowed, or this gateway stops")]
+    #[error("a policy does not allow it any more, or this gateway stops")]
     Cut(CutReason),
 }
 
@@ -82,7 +84,7 @@ impl NodeUnreachable {
         }
     }
 
-    /// In the words of the audit.
+    /// The end of the connection, in the terms of the audit.
     fn end(&self) -> ConnectionEnd {
         match self {
             NodeUnreachable::Far { code: ResetCode::BackendDown, .. } | NodeUnreachable::Down { .. } => {
@@ -112,7 +114,7 @@ impl NodeUnreachable {
     }
 }
 
-/// Opens a way to a port of a node for somebody of our own site. Refusals are recorded already.
+/// Opens a connection to a port of a node for a client of our own site. Refusals are already recorded.
 pub async fn open_node(
     proxy: &Arc<Proxy>,
     node: &ServerName,
@@ -138,7 +140,7 @@ pub async fn open_node(
     conclude(proxy, passage, &admitted.entry, reaching).await
 }
 
-/// Opens a way to something that is no node; the allow-list was asked before.
+/// Opens a connection to a target that is not a node; the caller has checked the allow-list.
 pub async fn open_direct(
     proxy: &Arc<Proxy>,
     host: &ConnectHost,
@@ -169,7 +171,7 @@ pub async fn open_direct(
     conclude(proxy, passage, &admitted.entry, reaching).await
 }
 
-/// Records that a name is no node.
+/// Records that a name is not a node.
 pub fn note_unknown(
     proxy: &Arc<Proxy>,
     host: &ConnectHost,
@@ -195,7 +197,7 @@ async fn conclude(
     }
 }
 
-/// A stream to the gateway of the node, and its word that the node is there.
+/// Opens a stream to the gateway of the node, and waits until that gateway has reached the node.
 async fn reach(
     proxy: &Proxy,
     admitted: &AdmittedAccess,
@@ -269,7 +271,7 @@ pub async fn serve(proxy: Arc<Proxy>, origin: SiteName, header: StreamHeader, st
     let client = crossing.as_ref().ok().and_then(CrossingHeader::client);
     let port = crossing.and_then(|crossing| match crossing.content()? {
         StreamContent::Bytes => crossing.node_port(),
-        _ => Err(PolicyRefusal::Malformed { why: "a node speaks bytes" }),
+        _ => Err(PolicyRefusal::Malformed { why: "a stream to a node must have the protocol tcp" }),
     });
     let node = ServerName::from(header.target.as_str());
     let number = port.as_ref().copied().unwrap_or_default();
@@ -291,7 +293,8 @@ pub async fn serve(proxy: Arc<Proxy>, origin: SiteName, header: StreamHeader, st
     };
     let dialling = async {
         let found = admitted.view.nodes.get(&node);
-        // One of another site is known here too, when somebody here may reach it; but nothing is handed on.
+        // A node of another site is known here too, if a client here may reach it; but streams are not
+        // relayed to a third site.
         let found = found.filter(|found| found.ip.is_some());
         let found = found.ok_or_else(|| PolicyRefusal::NoNode { node: node.clone() })?;
         dial_node(&proxy, found, number).await
@@ -347,7 +350,7 @@ fn target(node: &ServerName, port: u16) -> String {
     format!("port {port} of node {node}")
 }
 
-/// What the other gateway is told.
+/// Returns the reset code for the other gateway.
 fn reset_code(why: &NodeUnreachable) -> ResetCode {
     match why {
         NodeUnreachable::Refused(refusal) => refusal.code(),

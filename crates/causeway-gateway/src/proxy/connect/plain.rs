@@ -1,7 +1,8 @@
-//! A request in plain HTTP for a node, as programs send it to a proxy: `GET http://node-1:9100/metrics`.
+//! Serves a plain HTTP request for a node, as programs send it to a proxy: `GET http://node-1:9100/metrics`.
 //!
-//! It goes the way a CONNECT would have opened, under the same policies and with the same record, one way for each request. The node
-//! sees what a client without a proxy sends; what was said to us stays here. Nothing becomes something else on such a way.
+//! Each request uses a connection as a CONNECT would have opened it, under the same policies and with the
+//! same record. The node receives the request of a client without a proxy; the headers for the proxy are
+//! removed. Protocol upgrades are not supported here.
 
 use http::header::{self, HeaderValue};
 use http::uri::Scheme;
@@ -14,18 +15,18 @@ use super::listener::ConnectContext;
 use super::node::NodeConnection;
 use crate::proxy::http::headers;
 
-/// What is under way between the request and the way to the node.
+/// The buffer between the HTTP client and the connection to the node.
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// The target of such a request, as a CONNECT would name it. None: it is not for a proxy.
+/// Returns the target of such a request, as a CONNECT would name it. None: the request is not in proxy form.
 pub fn authority(uri: &Uri) -> Option<String> {
     let authority = uri.authority().filter(|_| uri.scheme() == Some(&Scheme::HTTP))?;
-    // Whoever sends a name and a password in its target sends them to a node that has not asked.
+    // Credentials in the target would be sent to a node that has not asked for them.
     let is_plain = !authority.as_str().contains('@');
     is_plain.then(|| format!("{}:{}", authority.host(), authority.port_u16().unwrap_or(80)))
 }
 
-/// Asks the node.
+/// Sends the request to the node.
 pub async fn exchange(
     hall: &ConnectContext,
     opened: NodeConnection,
@@ -37,7 +38,7 @@ pub async fn exchange(
     let (mut sender, connection) = http1::handshake(TokioIo::new(near)).await?;
     hall.tasks.spawn(async move {
         if let Err(error) = connection.await {
-            tracing::debug!(%error, "a request to a node broke off");
+            tracing::debug!(%error, "HTTP request to a node failed");
         }
     });
     let mut response = sender.send_request(for_node(request)).await?;
@@ -45,7 +46,8 @@ pub async fn exchange(
     Ok(response)
 }
 
-/// RFC 9112, 3.2: the node is asked for a path, and its name is what the target said, whatever the Host header does.
+/// RFC 9112, 3.2: the node gets the path, and the Host header is set from the target, whatever the client
+/// sent.
 fn for_node<B>(mut request: Request<B>) -> Request<B> {
     let uri = request.uri();
     let host = uri.authority().and_then(|authority| HeaderValue::from_str(authority.as_str()).ok());

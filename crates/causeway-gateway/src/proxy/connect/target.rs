@@ -1,23 +1,22 @@
-//! What is meant by the target of a CONNECT: a node, something that may be dialled directly, or nothing that is reached from
-//! here. Pure.
+//! Interprets the target of a CONNECT: a node, an address that may be dialled directly, or an error. Pure.
 
 use causeway_netmap::{DnsNameTarget, NetmapView, ServerName};
 
 use super::allow::{AllowRule, ConnectHost};
 
-/// Where a CONNECT leads.
+/// The destination of a CONNECT.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ConnectTarget {
     Node { node: ServerName, port: u16 },
     Direct { host: ConnectHost, port: u16 },
 }
 
-/// It leads nowhere.
+/// The target is invalid or unknown.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum InvalidTarget {
     #[error("the target must be HOST:PORT, as in node-1:10250")]
     Malformed,
-    /// Two sites may use the same addresses, so an address means no node.
+    /// Two sites may use the same addresses, so an address identifies no node.
     #[error(
         "{host} is an address, and nodes are reached by their names only: sites may use the same addresses. For \
          kube-apiserver set --kubelet-preferred-address-types=Hostname; what is no node must be in the allow-list"
@@ -30,7 +29,7 @@ pub enum InvalidTarget {
     Unknown { host: ConnectHost, port: u16 },
 }
 
-/// Names go before the allow-list: a node is reached through its gateway, whatever else is allowed.
+/// Node names precede the allow-list: a node is reached through its gateway, whatever else is allowed.
 pub fn decide(
     view: &NetmapView,
     allowed: &[AllowRule],
@@ -53,8 +52,8 @@ pub fn decide(
     }
 }
 
-/// As long as a name of DNS may be, and of characters that may go into a log. A bare IPv6 address is no host: its end would be
-/// taken for a port.
+/// Checks the length of a DNS name, and that its characters may be written to a log. A bare IPv6 address is
+/// not a host: its end would be parsed as a port.
 fn is_host(text: &str) -> bool {
     let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
     let plain = |character: char| character.is_ascii_alphanumeric() || matches!(character, '-' | '_' | '.');
@@ -97,7 +96,7 @@ mod tests {
         check("node-1:10250", node(10250));
         check("NODE-1.:10250", node(10250));
         check("Node-1.Oslo.causeway.internal:10250", node(10250));
-        // Whether the port is open is the policy's matter.
+        // The policy decides whether the port is open.
         check("node-1:22", node(22));
         let name = |name: &str| ConnectHost::Name(name.to_owned());
         check(

@@ -1,7 +1,8 @@
-//! Which backend of a service a broker is, by the host and port that it advertises.
+//! Matches brokers with the backends of a service, by the host and port that each broker advertises.
 //!
-//! A broker advertises an address, or a name that its site knows; names are asked for here, at the gateway of the brokers, as
-//! anybody of the site would. `place` decides, from values. A name that was known once stays known when nobody answers.
+//! A broker advertises an address, or a name that resolves at its site; names are resolved here, at the
+//! gateway of the brokers, as by any host of the site. `place` decides from values. A resolved name stays
+//! known while the resolver does not answer.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -13,28 +14,28 @@ use futures_util::future::join_all;
 
 use crate::peers::BoxedFuture;
 
-/// Names are asked for again after this long.
-const FRESH: Duration = Duration::from_secs(10);
-/// A client waits for its answer meanwhile.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// Names that are remembered, and brokers that were complained about.
+/// Names are resolved again after this time.
+const RESOLVE_AGAIN: Duration = Duration::from_secs(10);
+/// The resolver timeout: a client waits for its response meanwhile.
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(2);
+/// The maximum number of cached names, and of brokers that were logged.
 const NAMES_MAX: usize = 4096;
-/// Names that are asked for at the same time.
+/// Concurrent name lookups.
 const AT_ONCE: usize = 16;
-/// What DNS allows.
+/// The maximum length of a DNS name.
 const NAME_BYTES_MAX: usize = 255;
 
-/// What is known of names, for all connections.
+/// The cache of resolved names, shared by all connections.
 #[derive(Default)]
 pub struct BrokerNames {
     known: Mutex<HashMap<String, (Instant, Vec<IpAddr>)>>,
-    told: Mutex<HashSet<(ServiceName, String, i32)>>,
+    logged: Mutex<HashSet<(ServiceName, String, i32)>>,
 }
 
 impl BrokerNames {
-    /// The place of each broker among the backends. None: it is none of them.
+    /// Returns the index of each broker among the backends. None: the broker is not a backend.
     pub async fn places(&self, service: &ServiceEntry, brokers: &[(&str, i32)]) -> Vec<Option<usize>> {
-        // With one backend and one broker there is nothing to be told apart, whatever the broker says of itself.
+        // One backend and one broker always match, whatever address the broker advertises.
         if let ([_], [_]) = (&service.backends[..], brokers) {
             return vec![Some(0)];
         }
@@ -52,7 +53,7 @@ impl BrokerNames {
             }
         }
         for ((host, port), _) in brokers.iter().zip(&found).filter(|(_, place)| place.is_none()) {
-            self.complain(service, host, *port);
+            self.log_unmatched(service, host, *port);
         }
         found
     }
@@ -63,11 +64,11 @@ impl BrokerNames {
         }
         let known = lock(&self.known).get(host).cloned();
         if let Some((at, addresses)) = &known
-            && at.elapsed() < FRESH
+            && at.elapsed() < RESOLVE_AGAIN
         {
             return addresses.clone();
         }
-        let asked = tokio::time::timeout(PATIENCE, tokio::net::lookup_host((host, 0))).await;
+        let asked = tokio::time::timeout(RESOLVE_TIMEOUT, tokio::net::lookup_host((host, 0))).await;
         match asked {
             Ok(Ok(found)) => {
                 let addresses: Vec<IpAddr> = found.map(|address| address.ip().to_canonical()).collect();
@@ -81,20 +82,20 @@ impl BrokerNames {
     fn remember(&self, host: &str, addresses: &[IpAddr]) {
         let mut known = lock(&self.known);
         if known.len() >= NAMES_MAX {
-            known.retain(|_, (at, _)| at.elapsed() < FRESH);
+            known.retain(|_, (at, _)| at.elapsed() < RESOLVE_AGAIN);
         }
         if known.len() < NAMES_MAX {
             known.insert(host.to_owned(), (Instant::now(), addresses.to_vec()));
         }
     }
 
-    /// Says it once.
-    fn complain(&self, service: &ServiceEntry, host: &str, port: i32) {
-        let mut told = lock(&self.told);
-        if told.len() < NAMES_MAX && told.insert((service.name.clone(), host.to_owned(), port)) {
+    /// Logs a broker once.
+    fn log_unmatched(&self, service: &ServiceEntry, host: &str, port: i32) {
+        let mut logged = lock(&self.logged);
+        if logged.len() < NAMES_MAX && logged.insert((service.name.clone(), host.to_owned(), port)) {
             tracing::warn!(
                 service = %service.name, host, port,
-                "a broker of Kafka is none of the service's endpoints; clients elsewhere are not told of it"
+                "Kafka broker matches no endpoint of the service and is hidden from clients of other sites"
             );
         }
     }
@@ -104,7 +105,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The backend that advertises this host and port; `addresses` are those of the host, if they are known.
+/// Returns the backend that advertises this host and port; `addresses` are those of the host, if known.
 fn place(service: &ServiceEntry, host: &str, port: i32, addresses: &[IpAddr]) -> Option<usize> {
     let port = u16::try_from(port).ok()?;
     let ip = host.parse::<IpAddr>().ok().map(|ip| ip.to_canonical());
@@ -176,12 +177,12 @@ mod tests {
         let one = service(vec![at("10.0.1.1", 9092)], None);
         assert_eq!(names.places(&one, &[("localhost", 9999)]).await, [Some(0)]);
         let two = service(vec![at("127.0.0.1", 9092), at("10.0.1.1", 9092)], None);
-        // The name is known on every host.
+        // This name resolves on every host.
         let brokers = [("localhost", 9092), ("10.0.1.1", 9092), ("10.0.1.9", 9092)];
         assert_eq!(names.places(&two, &brokers).await, [Some(0), Some(1), None]);
         assert_eq!(lock(&names.known).len(), 1);
-        // Complained about once.
+        // Logged once.
         names.places(&two, &brokers).await;
-        assert_eq!(lock(&names.told).len(), 1);
+        assert_eq!(lock(&names.logged).len(), 1);
     }
 }

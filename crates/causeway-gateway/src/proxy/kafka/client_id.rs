@@ -1,17 +1,17 @@
-//! What a client of Kafka calls itself, from the first request of its connection, for the audit.
+//! Reads the client id from the first request of a Kafka connection, for the audit.
 //!
-//! The head of every request has it behind the number (request header 1 and 2). It is what the client says, and no more: it
-//! is made fit for people to read, cut, and decides nothing.
+//! Every request header carries it after the correlation id (request header versions 1 and 2). It is chosen
+//! by the client and not verified: it is made printable, truncated, and used for no decision.
 
-/// More than names have; behind it nobody reads on.
+/// More than real client ids have; longer ones are not read.
 const NAME_BYTES_MAX: usize = 256;
 const NAME_CHARS_MAX: usize = 64;
-/// No first request is as long; TLS and HTTP, read as Kafka, are.
+/// No first request is this long; TLS and HTTP, parsed as Kafka, are.
 const REQUEST_BYTES_MAX: i32 = 256 << 20;
-/// Length, key, version, number; then the length of the name.
+/// Length, key, version and correlation id, then the length of the client id.
 const HEAD_BYTES: usize = 14;
 
-/// The beginning of what a client says, until its name can be read.
+/// Buffers the first bytes of a client until its id can be read.
 #[derive(Default)]
 pub struct ClientIdReader {
     begun: Vec<u8>,
@@ -19,7 +19,7 @@ pub struct ClientIdReader {
 }
 
 impl ClientIdReader {
-    /// Chunks as they come. Some once, if the client has a name at all.
+    /// Takes chunks as they arrive. Returns Some once, if the client has an id.
     pub fn take(&mut self, chunk: &[u8]) -> Option<String> {
         if self.is_over {
             return None;
@@ -32,11 +32,11 @@ impl ClientIdReader {
     }
 }
 
-/// None: more is needed.
+/// None: more bytes are needed.
 fn read(bytes: &[u8]) -> Option<Option<String>> {
     let length = i32::from_be_bytes(bytes.get(..4)?.try_into().ok()?);
     let name_bytes = i16::from_be_bytes(bytes.get(HEAD_BYTES - 2..HEAD_BYTES)?.try_into().ok()?);
-    // Below zero: it has none. One that is longer than its request is none.
+    // A negative length: there is no id. A length beyond the request is invalid and treated the same.
     let needed = i32::from(name_bytes) + (HEAD_BYTES as i32 - 4);
     let fits = (needed..=REQUEST_BYTES_MAX).contains(&length);
     let Some(name_bytes) = usize::try_from(name_bytes).ok().filter(|bytes| *bytes > 0 && fits) else {

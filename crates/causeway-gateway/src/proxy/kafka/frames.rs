@@ -1,7 +1,8 @@
-//! Frames of Kafka in a run of chunks: which pass, and which are held until they are whole.
+//! Splits chunks into Kafka frames: most are passed on, some are held until they are complete.
 //!
-//! Every frame has its length in front, then what its head says. What passes is neither copied nor kept, however large it is;
-//! chunks go on as they came. A head that is cut in two waits for its rest. Nothing here reads bodies.
+//! Every frame starts with its length, followed by its head. A passed frame is neither copied nor stored,
+//! however large it is; its chunks go on as they arrived. A head that is split over two chunks waits for the
+//! rest. Bodies are not parsed here.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -10,55 +11,57 @@ use bytes::{Bytes, BytesMut};
 
 use super::versions::{NO_SUCH_VERSION, PendingRequest, RequestHandling, RewrittenApi, judge};
 
-/// An answer that is read is held in memory. A cluster of 200,000 partitions has some 12 MB of metadata.
+/// The maximum size of a held response, which is kept in memory. A cluster of 200,000 partitions has some 12
+/// MB of metadata.
 pub const HELD_BYTES_MAX: usize = 16 << 20;
-/// Questions whose answers are read, under way on one connection. Clients have a handful.
+/// The maximum number of requests in flight on one connection whose responses are held. Clients have a
+/// handful.
 pub const WAITING_MAX: usize = 1024;
 /// The first byte of TLS. As a length it would be a frame of more than 350 MB.
 const TLS_HANDSHAKE: u8 = 0x16;
 
-/// This is not how Kafka is spoken.
+/// A violation of the Kafka protocol.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KafkaFrameError {
-    #[error("a frame of {0} bytes")]
+    #[error("invalid Kafka frame length: {0} bytes")]
     Length(i32),
-    #[error("request {key} in version {version}, which is not offered here")]
+    #[error("Kafka request with API key {key} in version {version}, which ApiVersions does not offer here")]
     Version { key: i16, version: i16 },
-    #[error("{WAITING_MAX} questions under way")]
-    TooManyQuestions,
-    #[error("an answer of {0} bytes that has to be read whole")]
+    #[error("more than {WAITING_MAX} Kafka requests in flight on one connection")]
+    TooManyRequests,
+    #[error("a Kafka response of {0} bytes is too long to be rewritten")]
     TooLong(usize),
 }
 
-/// What comes out of a run of chunks, in order.
+/// The output of a run of chunks, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FramePiece<T> {
     Pass(Bytes),
-    /// A whole frame, with its length.
+    /// A complete frame, with its length.
     Held(T, Bytes),
 }
 
-/// What is to become of a frame.
-enum Fate<T> {
+/// The treatment of a frame.
+enum FrameAction<T> {
     Pass,
-    /// Passes with another head.
+    /// Passed with a changed head.
     Changed,
     Hold(T),
 }
 
-/// What both directions of one connection know.
+/// The state that both directions of one connection share.
 #[derive(Default)]
 pub struct KafkaConversation {
-    /// What was asked and has to be read, oldest first.
+    /// Requests whose responses are held, oldest first.
     waiting: VecDeque<(i32, PendingRequest)>,
-    /// The client speaks TLS: nothing can be read.
+    /// The client uses TLS: nothing can be parsed.
     is_opaque: bool,
 }
 
 const REQUEST_HEAD: usize = 12;
-const ANSWER_HEAD: usize = 8;
+const RESPONSE_HEAD: usize = 8;
 
-/// What a client says.
+/// Scans the bytes of a client.
 #[derive(Default)]
 pub struct RequestScanner {
     scanner: Scanner<REQUEST_HEAD, Infallible>,
@@ -69,14 +72,14 @@ impl RequestScanner {
     pub fn take(
         &mut self,
         chunk: Bytes,
-        talk: &mut KafkaConversation,
+        state: &mut KafkaConversation,
         mut emit: impl FnMut(Bytes),
     ) -> Result<(), KafkaFrameError> {
         if !self.is_begun && !chunk.is_empty() {
             self.is_begun = true;
-            talk.is_opaque = chunk[0] == TLS_HANDSHAKE;
+            state.is_opaque = chunk[0] == TLS_HANDSHAKE;
         }
-        if talk.is_opaque {
+        if state.is_opaque {
             emit(chunk);
             return Ok(());
         }
@@ -84,70 +87,74 @@ impl RequestScanner {
             FramePiece::Pass(bytes) => emit(bytes),
             FramePiece::Held(never, _) => match never {},
         };
-        self.scanner.take(chunk, |head| talk.ask(head), emit)
+        self.scanner.take(chunk, |head| state.handle_request(head), emit)
     }
 }
 
-/// What a broker says.
+/// Scans the bytes of a broker.
 #[derive(Default)]
 pub struct ResponseScanner {
-    scanner: Scanner<ANSWER_HEAD, PendingRequest>,
+    scanner: Scanner<RESPONSE_HEAD, PendingRequest>,
 }
 
 impl ResponseScanner {
     pub fn take(
         &mut self,
         chunk: Bytes,
-        talk: &mut KafkaConversation,
+        state: &mut KafkaConversation,
         mut emit: impl FnMut(FramePiece<PendingRequest>),
     ) -> Result<(), KafkaFrameError> {
-        if talk.is_opaque {
+        if state.is_opaque {
             emit(FramePiece::Pass(chunk));
             return Ok(());
         }
-        self.scanner.take(chunk, |head| Ok(talk.answer(head)), emit)
+        self.scanner.take(chunk, |head| Ok(state.handle_response(head)), emit)
     }
 }
 
 impl KafkaConversation {
-    /// The head of a request: length, key, version, number.
-    fn ask(&mut self, head: &mut [u8; REQUEST_HEAD]) -> Result<Fate<Infallible>, KafkaFrameError> {
+    /// Handles the head of a request: length, key, version, correlation id.
+    fn handle_request(
+        &mut self,
+        head: &mut [u8; REQUEST_HEAD],
+    ) -> Result<FrameAction<Infallible>, KafkaFrameError> {
         let [_, _, _, _, k0, k1, v0, v1, c0, c1, c2, c3] = *head;
         let (key, version) = (i16::from_be_bytes([k0, k1]), i16::from_be_bytes([v0, v1]));
-        let (asked, fate) = match judge(key, version) {
-            RequestHandling::Pass => return Ok(Fate::Pass),
+        let (asked, action) = match judge(key, version) {
+            RequestHandling::Pass => return Ok(FrameAction::Pass),
             RequestHandling::Refuse => return Err(KafkaFrameError::Version { key, version }),
-            RequestHandling::Watch(asked) => (asked, Fate::Pass),
+            RequestHandling::Watch(asked) => (asked, FrameAction::Pass),
             RequestHandling::AskForNoSuchVersion => {
                 head[6..8].copy_from_slice(&NO_SUCH_VERSION.to_be_bytes());
-                (PendingRequest { api: RewrittenApi::ApiVersions, version: 0 }, Fate::Changed)
+                (PendingRequest { api: RewrittenApi::ApiVersions, version: 0 }, FrameAction::Changed)
             }
         };
         if self.waiting.len() >= WAITING_MAX {
-            return Err(KafkaFrameError::TooManyQuestions);
+            return Err(KafkaFrameError::TooManyRequests);
         }
         self.waiting.push_back((i32::from_be_bytes([c0, c1, c2, c3]), asked));
-        Ok(fate)
+        Ok(action)
     }
 
-    /// The head of an answer: length, number. Brokers answer in the order in which they were asked, so it is the first one as a rule.
-    fn answer(&mut self, head: &[u8; ANSWER_HEAD]) -> Fate<PendingRequest> {
+    /// Handles the head of a response: length, correlation id. Brokers respond in the order of the requests,
+    /// so it is normally the first one.
+    fn handle_response(&mut self, head: &[u8; RESPONSE_HEAD]) -> FrameAction<PendingRequest> {
         let [_, _, _, _, c0, c1, c2, c3] = *head;
         let number = i32::from_be_bytes([c0, c1, c2, c3]);
         let place = self.waiting.iter().position(|(waiting, _)| *waiting == number);
         match place.and_then(|place| self.waiting.remove(place)) {
-            Some((_, asked)) => Fate::Hold(asked),
-            None => Fate::Pass,
+            Some((_, asked)) => FrameAction::Hold(asked),
+            None => FrameAction::Pass,
         }
     }
 }
 
-/// Follows frames whose heads have `HEAD` bytes, the length included.
+/// Tracks frames whose heads have `HEAD` bytes, including the length.
 struct Scanner<const HEAD: usize, T> {
-    /// The beginning of a head that was cut in two.
+    /// The beginning of a head that was split.
     head: [u8; HEAD],
     head_bytes: usize,
-    /// What is missing of the frame.
+    /// The number of missing bytes of the frame.
     left: usize,
     held: Option<(T, BytesMut)>,
 }
@@ -162,10 +169,10 @@ impl<const HEAD: usize, T> Scanner<HEAD, T> {
     fn take(
         &mut self,
         chunk: Bytes,
-        mut judge: impl FnMut(&mut [u8; HEAD]) -> Result<Fate<T>, KafkaFrameError>,
+        mut judge: impl FnMut(&mut [u8; HEAD]) -> Result<FrameAction<T>, KafkaFrameError>,
         mut emit: impl FnMut(FramePiece<T>),
     ) -> Result<(), KafkaFrameError> {
-        // Of the chunk, what was looked at, and what has already gone on or is kept.
+        // Offsets in the chunk: up to `at` it is scanned, up to `done` it is passed on or held.
         let (mut at, mut done) = (0, 0);
         while at < chunk.len() {
             if self.left > 0 {
@@ -189,19 +196,21 @@ impl<const HEAD: usize, T> Scanner<HEAD, T> {
             }
             self.head_bytes = 0;
             self.left = body_bytes(&self.head)?;
-            let fate = judge(&mut self.head)?;
-            if !matches!((&fate, was_cut), (Fate::Pass, false)) {
+            let action = judge(&mut self.head)?;
+            if !matches!((&action, was_cut), (FrameAction::Pass, false)) {
                 pass(&chunk, done..at, &mut emit);
                 done = at + bytes;
             }
             at += bytes;
-            match fate {
-                Fate::Pass if !was_cut => {}
-                Fate::Pass | Fate::Changed => emit(FramePiece::Pass(Bytes::copy_from_slice(&self.head))),
-                Fate::Hold(_) if self.left > HELD_BYTES_MAX => {
+            match action {
+                FrameAction::Pass if !was_cut => {}
+                FrameAction::Pass | FrameAction::Changed => {
+                    emit(FramePiece::Pass(Bytes::copy_from_slice(&self.head)))
+                }
+                FrameAction::Hold(_) if self.left > HELD_BYTES_MAX => {
                     return Err(KafkaFrameError::TooLong(self.left));
                 }
-                Fate::Hold(what) => {
+                FrameAction::Hold(what) => {
                     self.held = Some((what, BytesMut::from(&self.head[..])));
                     self.finish(&mut emit);
                 }
@@ -211,7 +220,7 @@ impl<const HEAD: usize, T> Scanner<HEAD, T> {
         Ok(())
     }
 
-    /// What was held goes on when it is whole.
+    /// Emits the held frame when it is complete.
     fn finish(&mut self, emit: &mut impl FnMut(FramePiece<T>)) {
         if self.left == 0
             && let Some((what, frame)) = self.held.take()
@@ -227,7 +236,8 @@ fn pass<T>(chunk: &Bytes, range: std::ops::Range<usize>, emit: &mut impl FnMut(F
     }
 }
 
-/// What follows a head. The length counts what is behind it, so it cannot be shorter than the rest of the head.
+/// Returns the number of bytes after the head. The length counts everything after itself, so it cannot be
+/// shorter than the rest of the head.
 fn body_bytes<const HEAD: usize>(head: &[u8; HEAD]) -> Result<usize, KafkaFrameError> {
     let length = i32::from_be_bytes([head[0], head[1], head[2], head[3]]);
     let bytes = usize::try_from(length).ok().and_then(|length| length.checked_sub(HEAD - 4));

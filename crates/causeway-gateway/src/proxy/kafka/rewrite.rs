@@ -1,9 +1,10 @@
-//! Puts other addresses of brokers into an answer, and leaves the rest of it as it is.
+//! Replaces the broker addresses in a response, and leaves the rest of it unchanged.
 //!
-//! `read` walks as far as the last broker and says where each stands; `BrokerResponse::write` copies up to there, with the new
-//! addresses, and hands on what follows. Brokers that cannot be reached are left out. `limit` does the same to the list of
-//! versions. Written by hand, for a few fields: the codec that checks it in the tests reserves as much as a length on the wire
-//! promises, and would build every topic of a large answer only to write it again.
+//! `read` parses as far as the last broker and records the position of each; `BrokerResponse::write` copies
+//! up to there, with the new addresses, and appends the remaining bytes. Unreachable brokers are left out.
+//! `limit` does the same to the list of API versions. Written by hand, for a few fields: the codec that
+//! checks it in the tests allocates as much as a length on the wire announces, and would build every topic of
+//! a large response only to write it again.
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -12,46 +13,47 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 use super::versions::{PendingRequest, RewrittenApi, offer};
 
-/// An answer is not what it should be.
+/// A response that cannot be parsed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("an answer that cannot be read: {0}")]
+#[error("cannot read the response of the Kafka broker: {0}")]
 pub struct UnreadableResponse(&'static str);
 
 type Read<T> = Result<T, UnreadableResponse>;
 
-/// A broker in an answer.
+/// A broker in a response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BrokerAddress {
     pub host: String,
     pub port: i32,
-    /// Where its entry is, and in it the host and the port, side by side.
+    /// The range of its entry, and within it the range of host and port, which are adjacent.
     entry: Range<usize>,
     address: Range<usize>,
-    /// Where its number and its error stand, for answers that name one and can say that there is none.
+    /// The offsets of node id and error code, in responses that name a single coordinator and can report that
+    /// there is none.
     coordinator: Option<(usize, usize)>,
 }
 
-/// An answer as far as its brokers go.
+/// A response, parsed as far as its brokers.
 #[derive(Debug)]
 pub struct BrokerResponse {
     frame: Bytes,
     is_compact: bool,
-    /// How many there are, for a list.
+    /// The range of the count, for a list.
     count: Option<Range<usize>>,
     named: Vec<BrokerAddress>,
     end: usize,
 }
 
-/// More brokers than any cluster has; of coordinators an answer may have one for each group that was asked for.
+/// More brokers than any cluster has; a response may have one coordinator for each requested group.
 const NAMED_MAX: usize = 16_384;
-/// Try again: there is no coordinator at this moment.
+/// A retriable error: there is no coordinator at this moment.
 const COORDINATOR_NOT_AVAILABLE: i16 = 15;
-/// The answer to ApiVersions has the oldest form then, whatever was asked for.
+/// With this error the ApiVersions response has the oldest version, whatever was requested.
 const UNSUPPORTED_VERSION: i16 = 35;
-/// Length and number.
+/// Length and correlation id.
 const HEAD_BYTES: usize = 8;
 
-/// Finds the brokers in an answer. `frame` is all of it, with its length. None: such an answer names none.
+/// Finds the brokers in a response. `frame` is all of it, with its length. None: such a response names none.
 pub fn read(asked: PendingRequest, frame: &Bytes) -> Read<Option<BrokerResponse>> {
     let version = asked.version;
     let is_compact = match asked.api {
@@ -73,7 +75,7 @@ pub fn read(asked: PendingRequest, frame: &Bytes) -> Read<Option<BrokerResponse>
 }
 
 type Found = (Option<Range<usize>>, Vec<BrokerAddress>);
-/// Host, port, and where they stand.
+/// Host, port, and their range.
 type Address = (String, i32, Range<usize>);
 
 fn metadata(reader: &mut Reader<'_>, version: i16) -> Read<Found> {
@@ -137,8 +139,8 @@ fn coordinator(reader: &mut Reader<'_>, version: i16) -> Read<Vec<BrokerAddress>
 }
 
 impl BrokerAddress {
-    /// Whether it stands for a broker: a coordinator that was not found has neither host nor port.
-    pub fn is_somebody(&self) -> bool {
+    /// Tells whether it names a broker: a coordinator that was not found has neither host nor port.
+    pub fn names_broker(&self) -> bool {
         !self.host.is_empty() && self.port >= 0
     }
 }
@@ -148,7 +150,7 @@ impl BrokerResponse {
         &self.named
     }
 
-    /// The answer with these addresses, one for each that is named. None: it cannot be reached.
+    /// Returns the response with these addresses, one for each broker. None: the broker is unreachable.
     pub fn write(self, addresses: &[Option<SocketAddr>]) -> [Bytes; 2] {
         let mut out = BytesMut::with_capacity(self.end + 32 * self.named.len());
         let start = self.count.as_ref().map_or(0, |count| count.start);
@@ -172,11 +174,11 @@ impl BrokerResponse {
             let written = out.len();
             match address {
                 Some(address) => self.put_address(&mut out, &address.ip().to_string(), address.port().into()),
-                None if named.is_somebody() => self.put_address(&mut out, "", -1),
+                None if named.names_broker() => self.put_address(&mut out, "", -1),
                 None => out.extend_from_slice(&self.frame[named.address.clone()]),
             }
-            if let (None, true, Some((node, error))) = (address, named.is_somebody(), named.coordinator) {
-                // Both may stand before the address, which may have another length now, or behind it.
+            if let (None, true, Some((node, error))) = (address, named.names_broker(), named.coordinator) {
+                // Both may precede the address, whose length may have changed, or follow it.
                 put_at(&mut out, written - (named.address.start - node), &(-1_i32).to_be_bytes());
                 if error < node {
                     put_at(
@@ -207,18 +209,18 @@ impl BrokerResponse {
 }
 
 impl BrokerAddress {
-    /// A list goes without those who cannot be reached; a coordinator says that there is none.
+    /// A list omits unreachable brokers; a coordinator response reports that there is none.
     fn stays(&self, address: Option<SocketAddr>) -> bool {
         address.is_some() || self.coordinator.is_some()
     }
 }
 
-/// The answer to ApiVersions with what clients may use here, and without the features of the cluster: one of them makes
-/// producers use versions that are not offered.
+/// Returns the ApiVersions response with the versions that clients may use here, and without the features of
+/// the cluster: one of them makes producers use versions that are not offered.
 pub fn limit(version: i16, frame: &Bytes) -> Read<Bytes> {
     let mut reader = Reader { bytes: frame, at: HEAD_BYTES, is_compact: false };
     match reader.i16()? {
-        // Some brokers mix forms here. Whoever hears of no version asks again, in the oldest form.
+        // Some brokers mix versions here. A client that is offered no version asks again in the oldest one.
         UNSUPPORTED_VERSION => Ok(limit_list(0, frame, reader).unwrap_or_else(|_| {
             let mut out = BytesMut::from(&frame[..HEAD_BYTES + 2]);
             put_count(&mut out, 0, false);
@@ -259,7 +261,7 @@ fn limit_list(version: i16, frame: &Bytes, mut reader: Reader<'_>) -> Read<Bytes
     Ok(out.freeze())
 }
 
-/// The tags of the epoch of the cluster's features, and of the features.
+/// The tags of the cluster's feature epoch and of its features.
 const FINALIZED_FEATURES: Range<u32> = 1..3;
 
 fn put_tags_without(out: &mut BytesMut, reader: &mut Reader<'_>, unwanted: Range<u32>) -> Read<()> {
@@ -279,9 +281,10 @@ fn put_tags_without(out: &mut BytesMut, reader: &mut Reader<'_>, unwanted: Range
     Ok(())
 }
 
-/// The length in front, when the frame has `more` bytes behind `out`.
+/// Writes the length, when the frame has `more` bytes after `out`.
 fn put_length(out: &mut BytesMut, more: usize) {
-    // What was read is bounded far below this, and an address adds less than a hundred bytes to each of a bounded number.
+    // The parsed bytes are bounded far below this, and an address adds less than a hundred bytes to each of a
+    // bounded number.
     let length = i32::try_from(out.len() - 4 + more).unwrap_or(i32::MAX);
     put_at(out, 0, &length.to_be_bytes());
 }
@@ -305,7 +308,8 @@ fn put_varint(out: &mut BytesMut, mut value: u32) {
     out.put_u8(value as u8);
 }
 
-/// Walks over a frame. Flexible versions (KIP-482) write lengths as varints, and tagged fields behind everything.
+/// Parses a frame. Flexible versions (KIP-482) encode lengths as varints, and append tagged fields to every
+/// structure.
 struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -345,16 +349,16 @@ impl Reader<'_> {
                 return Ok(value);
             }
         }
-        Err(UnreadableResponse("a number that is too long"))
+        Err(UnreadableResponse("a varint is too long"))
     }
 
-    /// Null is as good as empty here.
+    /// Null is treated as empty.
     fn text(&mut self) -> Read<&str> {
         let length = match self.is_compact {
             true => self.varint()?.saturating_sub(1) as usize,
             false => usize::try_from(self.i16()?).unwrap_or(0),
         };
-        std::str::from_utf8(self.take(length)?).map_err(|_| UnreadableResponse("a text that is none"))
+        std::str::from_utf8(self.take(length)?).map_err(|_| UnreadableResponse("a string is not UTF-8"))
     }
 
     fn tags(&mut self) -> Read<()> {
@@ -381,10 +385,10 @@ impl Reader<'_> {
             true => self.varint()?.saturating_sub(1) as usize,
             false => usize::try_from(self.i32()?).unwrap_or(0),
         };
-        // Every entry has ten bytes or more; ApiVersions' have six.
+        // Every entry has ten bytes or more; those of ApiVersions have six.
         match count <= NAMED_MAX && count <= self.bytes.len() / 6 {
             true => Ok(count),
-            false => Err(UnreadableResponse("a list that is too long")),
+            false => Err(UnreadableResponse("a list is too long")),
         }
     }
 
@@ -405,7 +409,7 @@ impl Reader<'_> {
     }
 }
 
-const SHORT: UnreadableResponse = UnreadableResponse("it ends too early");
+const SHORT: UnreadableResponse = UnreadableResponse("it is truncated");
 
 #[cfg(test)]
 mod tests;

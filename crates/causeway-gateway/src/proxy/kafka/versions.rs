@@ -1,11 +1,11 @@
-//! Which requests of Kafka a client may send, and which answers have to be read on their way back.
+//! Decides which Kafka requests a client may send, and which responses are held for rewriting.
 //!
-//! Answers that say where brokers are must be understood: newer forms than those known here are not offered to clients, and
-//! refused to those who do not ask what is offered. Everything that is not named here passes.
+//! Responses with broker addresses must be parsed: versions newer than those known here are not offered to
+//! clients, and are refused if a client uses them nevertheless. Requests that are not listed here pass.
 
 use std::ops::RangeInclusive;
 
-/// An answer that is read.
+/// A response that is rewritten.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum RewrittenApi {
     Metadata,
@@ -14,29 +14,30 @@ pub enum RewrittenApi {
     ApiVersions,
 }
 
-/// What was asked: it tells how the answer is to be read.
+/// The request that a held response answers; it determines how the response is parsed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct PendingRequest {
     pub api: RewrittenApi,
     pub version: i16,
 }
 
-/// What to do with a request.
+/// The treatment of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RequestHandling {
     Pass,
-    /// Its answer is read.
+    /// Its response is held.
     Watch(PendingRequest),
-    /// A question for versions in a form that is not known here. A broker answers one that it does not know itself in the
-    /// oldest form, with what it can do: so it is asked in a form that nobody knows.
+    /// An ApiVersions request in a version that is not known here. A broker answers an unknown version in the
+    /// oldest one, with the versions it supports: so the request is sent on with a version that no broker
+    /// knows.
     AskForNoSuchVersion,
-    /// Its answer could not be read, or would say what must not cross.
+    /// Its response could not be parsed, or would carry addresses that must not leave the site.
     Refuse,
 }
 
-/// The newest form of ApiVersions that is known here.
+/// The newest version of ApiVersions that is known here.
 const API_VERSIONS_MAX: i16 = 4;
-/// No broker knows it.
+/// A version that no broker knows.
 pub const NO_SUCH_VERSION: i16 = i16::MAX;
 
 mod key {
@@ -52,15 +53,16 @@ mod key {
     pub const SHARE_ACKNOWLEDGE: i16 = 79;
 }
 
-/// The versions of a request that may be used. None: all.
+/// Returns the versions of a request that may be used. None: all.
 pub fn allowed(key: i16) -> Option<RangeInclusive<i16>> {
     match key {
-        // From 10 and 16 on, refusals name the new leader with its address (KIP-951), behind any number of records.
+        // From 10 and 16 on, errors name the new leader with its address (KIP-951), after any number of
+        // records.
         key::PRODUCE => Some(0..=9),
         key::FETCH => Some(0..=15),
         key::METADATA => Some(0..=13),
         key::FIND_COORDINATOR => Some(0..=6),
-        // After version 0 come tokens that are no requests, and nobody can tell how many.
+        // Version 0 is followed by tokens that are not Kafka requests, and their number is unknown.
         key::SASL_HANDSHAKE => Some(1..=i16::MAX),
         key::API_VERSIONS => Some(0..=API_VERSIONS_MAX),
         // From 2 on it has the addresses of controllers.
@@ -86,7 +88,7 @@ pub fn judge(key: i16, version: i16) -> RequestHandling {
     RequestHandling::Watch(PendingRequest { api, version })
 }
 
-/// What clients are told of a broker's versions of a request. None: nothing.
+/// Returns the versions of a request that clients are offered. None: the request is not offered.
 pub fn offer(key: i16, min: i16, max: i16) -> Option<(i16, i16)> {
     let range = allowed(key).unwrap_or(0..=i16::MAX);
     let (min, max) = (min.max(*range.start()), max.min(*range.end()));
@@ -116,7 +118,7 @@ mod tests {
             (17, 0, RequestHandling::Refuse),
             (17, 1, RequestHandling::Pass),
             (78, 1, RequestHandling::Refuse),
-            // Whatever comes next.
+            // Requests of future versions of Kafka.
             (999, 77, RequestHandling::Pass),
         ] {
             assert_eq!(judge(key, version), expected, "{key} {version}");
@@ -129,7 +131,7 @@ mod tests {
             (3, 0, 99, Some((0, 13))),
             (3, 0, 5, Some((0, 5))),
             (0, 3, 13, Some((3, 9))),
-            // A broker that has only what cannot be read.
+            // A broker that supports only versions that cannot be parsed.
             (0, 10, 13, None),
             (17, 0, 1, Some((1, 1))),
             (78, 0, 2, None),

@@ -1,4 +1,5 @@
-//! A socket to one backend of a service for datagrams: the one with the fewest sessions, and not one that just said no.
+//! Opens a UDP socket to one backend of a service: the one with the fewest sessions, preferring backends that
+//! did not fail recently.
 
 use std::collections::HashMap;
 use std::io;
@@ -12,12 +13,12 @@ use tokio::net::UdpSocket;
 use crate::dial::{Dialer, Transport};
 use crate::policy::PolicyRefusal;
 
-/// How long a backend that is not there is asked last.
-const AVOIDED: Duration = Duration::from_secs(5);
-/// Addresses of which something is remembered; those without sessions are forgotten beyond it.
+/// The time for which a failed backend is tried last.
+const FAILED_PENALTY: Duration = Duration::from_secs(5);
+/// The maximum number of remembered addresses; beyond it, those without sessions are removed.
 const REMEMBERED_MAX: usize = 1024;
 
-/// Which backend has how many sessions. Clones share it.
+/// The number of sessions per backend. Clones share it.
 #[derive(Clone, Default, Debug)]
 pub struct UdpBackends {
     dialer: Dialer,
@@ -30,14 +31,14 @@ struct Known {
     failed: Option<Instant>,
 }
 
-/// A socket that talks to one backend and hears no one else.
+/// A connected socket: it exchanges datagrams with one backend only.
 #[derive(Debug)]
 pub struct ConnectedSocket {
     pub socket: Arc<UdpSocket>,
     pub place: UdpSessionGuard,
 }
 
-/// Counts as a session until it is dropped.
+/// Counts a session until it is dropped.
 #[derive(Debug)]
 pub struct UdpSessionGuard {
     backends: UdpBackends,
@@ -55,7 +56,9 @@ impl UdpBackends {
         for backend in &service.backends {
             match resolve(backend).await {
                 Ok(found) => addresses.extend(found),
-                Err(error) => tracing::debug!(service = %service.name, ?backend, %error, "no such backend"),
+                Err(error) => {
+                    tracing::debug!(service = %service.name, ?backend, %error, "cannot resolve the backend")
+                }
             }
         }
         let address = self.take(&self.allowed(service, addresses)?, Instant::now()).ok_or_else(down)?;
@@ -63,14 +66,14 @@ impl UdpBackends {
         match self.dialer.connect_udp(address).await {
             Ok(socket) => Ok(ConnectedSocket { socket: Arc::new(socket), place }),
             Err(error) => {
-                tracing::debug!(service = %service.name, %address, %error, "no socket to the backend");
+                tracing::debug!(service = %service.name, %address, %error, "cannot open a UDP socket to the backend");
                 place.failed();
                 Err(down())
             }
         }
     }
 
-    /// Those that may be dialled; the refusal when none of them may.
+    /// Returns the addresses that may be dialled, or the refusal when none may.
     fn allowed(
         &self,
         service: &ServiceEntry,
@@ -81,7 +84,7 @@ impl UdpBackends {
             match self.dialer.check(Transport::Udp, address) {
                 Ok(()) => allowed.push(address),
                 Err(why) => {
-                    tracing::debug!(service = %service.name, %address, %why, "a backend may not be dialled");
+                    tracing::debug!(service = %service.name, %address, %why, "the address of the backend may not be dialled");
                     denied = Some(why);
                 }
             }
@@ -109,15 +112,15 @@ impl UdpBackends {
     }
 }
 
-/// The lowest is taken; of equals the first.
+/// The endpoint with the lowest rank is taken; among equals the first.
 fn rank(known: Option<&Known>, now: Instant) -> (bool, usize) {
     let known = known.copied().unwrap_or_default();
-    let is_avoided = known.failed.is_some_and(|failed| now.saturating_duration_since(failed) < AVOIDED);
+    let is_avoided = known.failed.is_some_and(|failed| now.saturating_duration_since(failed) < FAILED_PENALTY);
     (is_avoided, known.sessions)
 }
 
 impl UdpSessionGuard {
-    /// It is not there.
+    /// Records that the backend is not reachable.
     pub fn failed(&self) {
         self.backends.lock().entry(self.address).or_default().failed = Some(Instant::now());
     }
@@ -185,14 +188,14 @@ mod tests {
             |places: &[UdpSessionGuard]| places.iter().map(|place| place.address.port()).collect::<Vec<_>>();
         let mut places: Vec<UdpSessionGuard> = (0..4).map(|_| take(now)).collect();
         assert_eq!(ports(&places), [1, 2, 3, 1]);
-        // The second gets what it had, but then says no.
+        // The second backend gets the session of the first, but then fails.
         drop(places.remove(1));
         places.push(take(now));
         assert_eq!(places[3].address.port(), 2);
         places[3].failed();
         drop(places.pop());
         assert_eq!(take(now).address.port(), 3);
-        assert_eq!(take(Instant::now() + AVOIDED).address.port(), 2);
+        assert_eq!(take(Instant::now() + FAILED_PENALTY).address.port(), 2);
         assert!(backends.take(&[], now).is_none());
     }
 }

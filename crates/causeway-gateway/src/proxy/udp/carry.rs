@@ -1,4 +1,4 @@
-//! Moves the datagrams of one session, both ways, until nothing was said for too long or one side broke.
+//! Forwards the datagrams of one session, both ways, until it is idle for too long or one side fails.
 
 use std::cell::RefCell;
 use std::io;
@@ -18,24 +18,25 @@ use crate::limits::ByteDirection;
 use crate::metrics::GatewayMetrics;
 use crate::proxy::copy::CopyEnd;
 
-/// More than any datagram, so that one that was cut cannot be taken for whole.
+/// More than any datagram, so that a truncated one cannot be taken for a whole one.
 const BUFFER_BYTES: usize = 65_536;
 
 thread_local! {
-    /// What a thread receives into, for all its sessions: most datagrams are small, and most sessions are idle.
+    /// The receive buffer of a thread, shared by its sessions: most datagrams are small, and most sessions
+    /// are idle.
     static BUFFER: RefCell<Box<[u8]>> = RefCell::new(vec![0; BUFFER_BYTES].into_boxed_slice());
 }
 
-/// Where datagrams come from.
+/// A source of datagrams.
 pub enum DatagramSource {
-    /// A client of ours, by way of the presence's only socket.
+    /// A local client, through the single socket of the presence.
     Client(UdpSessionQueue),
     Stream(DatagramFlowRecv),
     /// A backend.
     Socket(Arc<UdpSocket>),
 }
 
-/// Where they go.
+/// A destination of datagrams.
 pub enum DatagramSink {
     Client(Arc<UdpSocket>, SocketAddr),
     Stream(DatagramFlowSend),
@@ -62,7 +63,7 @@ impl DatagramSide {
         DatagramSide { source: DatagramSource::Socket(socket.clone()), sink: DatagramSink::Socket(socket) }
     }
 
-    /// Tells another gateway that it is over, and why. A client or a backend cannot be told.
+    /// Tells another gateway that the session has ended, and why. A client or a backend cannot be told.
     pub fn give_up(&mut self, code: ResetCode) {
         if let DatagramSource::Stream(recv) = &mut self.source {
             recv.stop(code);
@@ -73,7 +74,7 @@ impl DatagramSide {
     }
 }
 
-/// Carries what is said between a client's side and a backend's.
+/// Forwards datagrams between the client's side and the backend's side.
 pub async fn carry(
     client: &mut DatagramSide,
     backend: &mut DatagramSide,
@@ -99,7 +100,7 @@ pub async fn carry(
             let datagram = match backend.source.recv().await {
                 Ok(Some(datagram)) => datagram,
                 Ok(None) => return CopyEnd::Done,
-                // Nobody listens there, says ICMP. Once it has answered it may well be back in a moment.
+                // ICMP: port unreachable. A backend that has answered before may be back in a moment.
                 Err(error) if is_absent(&error) && meter.received() > 0 => {
                     figures.datagrams_dropped.inc();
                     continue;
@@ -119,7 +120,7 @@ pub async fn carry(
     }
 }
 
-/// Where a limit is reached datagrams wait, and those behind them in the queue, which drops what it cannot hold.
+/// Over a limit, datagrams wait, and so do those behind them in the queue, which drops what exceeds its size.
 async fn wait_for_turn(meter: &ByteMeter, way: ByteDirection, datagram: &FramedDatagram) {
     let bytes = datagram.payload().len();
     let mut left = bytes;
@@ -129,7 +130,7 @@ async fn wait_for_turn(meter: &ByteMeter, way: ByteDirection, datagram: &FramedD
     meter.add(way, bytes);
 }
 
-/// Resolves when nothing was said for too long. Woken once per timeout, not once per datagram.
+/// Resolves when the session was idle for too long. Woken once per timeout, not once per datagram.
 async fn idle(meter: &ByteMeter, options: &UdpOptions) {
     loop {
         let is_settled = meter.sent() > 0 && meter.received() > 0;
@@ -147,7 +148,7 @@ pub fn is_absent(error: &io::Error) -> bool {
 }
 
 impl DatagramSource {
-    /// None at the end.
+    /// None at the end of the source.
     async fn recv(&mut self) -> io::Result<Option<FramedDatagram>> {
         match self {
             DatagramSource::Client(queue) => Ok(queue.recv().await),
@@ -157,7 +158,7 @@ impl DatagramSource {
     }
 }
 
-/// The next datagram of the only one the socket talks to, or what ICMP says of it. May be cancelled.
+/// Receives the next datagram from the peer of a connected socket, or an ICMP error. Cancel safe.
 async fn receive(socket: &UdpSocket) -> io::Result<FramedDatagram> {
     let attempt = |buffer: &mut [u8]| {
         let (count, _) = rustix::net::recv(socket, &mut *buffer, RecvFlags::empty())?;
@@ -173,7 +174,7 @@ async fn receive(socket: &UdpSocket) -> io::Result<FramedDatagram> {
     }
 }
 
-/// The next datagram of a client, and who it is. May be cancelled.
+/// Receives the next datagram of a client, with its address. Cancel safe.
 pub async fn receive_from(socket: &UdpSocket) -> io::Result<(FramedDatagram, SocketAddr)> {
     let attempt = |buffer: &mut [u8]| {
         let (count, from) = socket.try_recv_from(buffer)?;
@@ -191,12 +192,14 @@ pub async fn receive_from(socket: &UdpSocket) -> io::Result<(FramedDatagram, Soc
 }
 
 impl DatagramSink {
-    /// An error ends the session; what UDP may do at any time does not: it is too long, or there is no way, or no memory.
+    /// An error ends the session. Conditions that are normal for UDP do not: a datagram that is too long, no
+    /// route, no memory.
     async fn send(&mut self, datagram: FramedDatagram, figures: &GatewayMetrics) -> io::Result<()> {
         let sent = match self {
             DatagramSink::Client(socket, client) => socket.send_to(datagram.payload(), *client).await,
             DatagramSink::Socket(socket) => socket.send(datagram.payload()).await,
-            // When the stream takes nothing, those behind wait in the client's queue, and are dropped there.
+            // While the stream is blocked, further datagrams wait in the client's queue and are dropped
+            // there.
             DatagramSink::Stream(send) => {
                 match send.send(datagram).await? {
                     link::DatagramPath::Beside => figures.datagrams_beside.inc(),
@@ -206,7 +209,7 @@ impl DatagramSink {
             }
         };
         if let Err(error) = sent {
-            tracing::trace!(%error, "a datagram is dropped");
+            tracing::trace!(%error, "dropped a datagram");
             figures.datagrams_dropped.inc();
         }
         Ok(())

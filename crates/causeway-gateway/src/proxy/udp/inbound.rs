@@ -1,4 +1,4 @@
-//! From the gateway of a client to a backend here.
+//! Forwards datagrams from the gateway of a client to a backend of this site.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::proxy::copy::CopyEnd;
 use crate::proxy::end_reason::{self, code_for_cut};
 use crate::proxy::inbound::refuse;
 
-/// What else may end a session: of a client of ours, that is, and only there.
+/// Further reasons that end a session: they apply to local clients only.
 #[derive(Clone, Copy, Default)]
 pub struct SessionCancellation<'a> {
     pub slot: Option<&'a UdpSessionSlot>,
@@ -34,7 +34,7 @@ pub async fn serve(proxy: Arc<Proxy>, mut passage: ConnectionRecord, stream: Str
     carry_to_backend(&proxy, passage, admitted, service, &mut far, SessionCancellation::default()).await;
 }
 
-/// Dials a backend and carries, until it ends for one reason or another. False: it was refused, or something failed.
+/// Connects to a backend and forwards until the session ends. Returns false when it was refused or failed.
 pub async fn carry_to_backend(
     proxy: &Proxy,
     passage: ConnectionRecord,

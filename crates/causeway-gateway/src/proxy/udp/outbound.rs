@@ -1,4 +1,4 @@
-//! From clients at a presence for datagrams to the gateway of the service.
+//! Forwards datagrams from clients at a presence to the gateway of the service.
 
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -28,7 +28,7 @@ use crate::proxy::listeners::UdpPresence;
 use crate::proxy::outbound::at_home;
 use crate::proxy::stream_opener::open_for_service;
 
-/// After an error of the socket itself; so that one that stays does not spin.
+/// The pause after an error of the socket itself, so that a permanent error does not spin.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Serves the clients of one presence until it is gone. The sessions are tasks of `tasks`.
@@ -45,14 +45,14 @@ pub async fn serve(proxy: Arc<Proxy>, opened: UdpPresence, tasks: TaskTracker) {
         match received {
             Ok((datagram, client)) => desk.take(client, datagram),
             Err(error) => {
-                tracing::debug!(service = %desk.service, %error, "a datagram could not be received");
+                tracing::debug!(service = %desk.service, %error, "cannot receive a datagram");
                 tokio::time::sleep(PAUSE).await;
             }
         }
     }
 }
 
-/// Where the datagrams of one presence are told apart.
+/// Distributes the datagrams of one presence to its sessions.
 struct UdpDemux {
     proxy: Arc<Proxy>,
     socket: Arc<UdpSocket>,
@@ -74,7 +74,7 @@ impl UdpDemux {
                     self.proxy.context.figures.datagrams_dropped.inc();
                     return;
                 }
-                // It ended in this moment: the datagram begins another.
+                // The session has just ended: the datagram begins another one.
                 FeedResult::Gone => datagram,
             },
             None => datagram,
@@ -85,8 +85,8 @@ impl UdpDemux {
         }
     }
 
-    /// A session for a client that has none; none for one that may not. Nothing was promised yet, so a table of sessions is
-    /// not filled by those who are refused.
+    /// Creates a session for a new client, unless it is refused. The policy is checked first, so that refused
+    /// clients do not fill the table of sessions.
     fn begin(&self, key: UdpSessionKey) -> Option<(Arc<UdpSessionSlot>, impl Future<Output = ()> + use<>)> {
         let (proxy, now) = (&self.proxy, Instant::now());
         let view = proxy.context.view();
@@ -123,7 +123,7 @@ impl UdpDemux {
     }
 }
 
-/// Gives the place in the table back, whatever happens to the task.
+/// Removes the session from the table when dropped, however the task ends.
 struct InTable {
     proxy: Arc<Proxy>,
     key: UdpSessionKey,
@@ -158,7 +158,7 @@ impl Session {
     }
 }
 
-/// Carries a session from its first datagram to its end. False: it was refused, or something failed.
+/// Serves a session from its first datagram to its end. Returns false when it was refused or failed.
 async fn cross(
     proxy: &Arc<Proxy>,
     mut passage: ConnectionRecord,
@@ -166,7 +166,7 @@ async fn cross(
     mut near: DatagramSide,
     obstacles: SessionCancellation<'_>,
 ) -> bool {
-    // Limits may say no where the policy says yes. Silence is what UDP has for it.
+    // Limits may refuse where the policy allows. UDP has no reply for that: the datagram is dropped.
     let admitted = match passage.admit_connection() {
         Ok(admitted) => admitted,
         Err(refusal) => return refused(passage, &refusal),
@@ -224,7 +224,7 @@ fn lock(refusals: &Mutex<RecentRefusals>) -> MutexGuard<'_, RecentRefusals> {
 }
 
 impl SessionCancellation<'_> {
-    /// Resolves when the session must make way, for another or for good.
+    /// Resolves when the session must end: it was evicted, or the presence is gone.
     pub async fn met(&self) -> (ConnectionEnd, &'static str) {
         let evicted = async {
             match self.slot {
@@ -240,7 +240,7 @@ impl SessionCancellation<'_> {
         };
         tokio::select! {
             () = evicted => (ConnectionEnd::Limit, "the table of UDP sessions is full"),
-            () = closed => (ConnectionEnd::Stopped, "the presence has gone from its address"),
+            () = closed => (ConnectionEnd::Stopped, "the presence was removed from its address"),
         }
     }
 }

@@ -1,6 +1,8 @@
-//! Remembers who was refused a moment ago, so that a client that goes on sending makes one record and not thousands.
+//! Remembers clients that were refused recently, so that a client that continues to send creates one record
+//! and not thousands.
 //!
-//! A refusal is forgotten after a while, and at once when the netmap changes: it may be allowed now. Time is passed in.
+//! A refusal is removed after a while, and at once when the netmap changes: it may be allowed now. Time is
+//! passed in.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -8,14 +10,15 @@ use std::time::{Duration, Instant};
 
 use causeway_netmap::Generation;
 
-/// A client that may not gets one record in this time.
+/// The interval of records for a refused client.
 pub const REFUSED: Duration = Duration::from_secs(10);
-/// A client whose session failed before anything was answered may try again: the site may be back, or the backend.
+/// The retry interval for a client whose session failed before any reply: the site or the backend may be
+/// back.
 pub const FAILED: Duration = Duration::from_secs(1);
-/// Those beyond are refused as well, and counted, but not recorded.
+/// Clients beyond this number are refused and counted as well, but not recorded.
 const CLIENTS_MAX: usize = 1024;
 
-/// Of one presence.
+/// The refusals of one presence.
 #[derive(Default, Debug)]
 pub struct RecentRefusals {
     generation: Generation,
@@ -23,7 +26,7 @@ pub struct RecentRefusals {
 }
 
 impl RecentRefusals {
-    /// Was this client refused under the same netmap, and is that remembered?
+    /// Tells whether this client was refused under the same netmap, and the refusal is still remembered.
     pub fn holds(&mut self, client: IpAddr, generation: Generation, now: Instant) -> bool {
         if self.generation != generation {
             self.until.clear();
@@ -32,7 +35,7 @@ impl RecentRefusals {
         self.until.get(&client).is_some_and(|until| now < *until)
     }
 
-    /// Refuses. Returns whether it should be recorded.
+    /// Adds a refusal. Returns whether it should be recorded.
     pub fn add(&mut self, client: IpAddr, now: Instant, remembered: Duration) -> bool {
         if self.until.len() >= CLIENTS_MAX {
             self.until.retain(|_, until| now < *until);
@@ -59,7 +62,7 @@ mod tests {
         assert!(refusals.holds(client(1), first, now + REFUSED / 2));
         assert!(!refusals.holds(client(2), first, now));
         assert!(!refusals.holds(client(1), first, now + REFUSED));
-        // Another netmap may say something else.
+        // Another netmap may allow the client.
         assert!(!refusals.holds(client(1), Generation { epoch: 1, revision: 2 }, now));
 
         let recorded = (0..5000).filter(|number| refusals.add(client(*number), now, REFUSED)).count();

@@ -1,7 +1,7 @@
-//! Which client has which session: bounded, and when it is full the longest idle goes.
+//! The table of UDP sessions by client. It is bounded; when it is full, the longest idle session is evicted.
 //!
-//! Idle is told by a second look: whoever was heard since the last one is spared once. So neither a datagram nor a new
-//! session costs more when the table is large.
+//! Idle sessions are found by a second-chance (clock) scan: a session that received a datagram since the last
+//! scan is spared once. So neither a datagram nor a new session costs more when the table is large.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -19,33 +19,33 @@ pub struct UdpSessionKey {
     pub presence: SocketAddr,
 }
 
-/// How a session is fed, and told to end.
+/// The handle by which a session is fed and told to end.
 #[derive(Debug)]
 pub struct UdpSessionSlot {
     id: u64,
     queue: mpsc::Sender<FramedDatagram>,
     queued_bytes: Arc<AtomicUsize>,
     queue_bytes_max: usize,
-    was_heard: AtomicBool,
-    /// Another needs its place.
+    was_active: AtomicBool,
+    /// Cancelled when another session needs its slot.
     pub evicted: CancellationToken,
 }
 
-/// What became of a datagram.
+/// The result of feeding a datagram.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FeedResult {
     Queued,
-    /// The queue is full: it is dropped.
+    /// The queue is full: the datagram is dropped.
     Dropped,
-    /// The session has ended in this moment.
+    /// The session has just ended.
     Gone,
 }
 
 impl UdpSessionSlot {
     pub fn feed(&self, datagram: FramedDatagram) -> FeedResult {
-        self.was_heard.store(true, Ordering::Relaxed);
+        self.was_active.store(true, Ordering::Relaxed);
         let bytes = datagram.payload().len();
-        // Only one task feeds, so looking first and adding then is enough.
+        // Only one task feeds, so checking first and adding afterwards is enough.
         if self.queued_bytes.load(Ordering::Relaxed) + bytes > self.queue_bytes_max {
             return FeedResult::Dropped;
         }
@@ -60,7 +60,7 @@ impl UdpSessionSlot {
     }
 }
 
-/// The session's end of the queue.
+/// The receiving end of the queue.
 #[derive(Debug)]
 pub struct UdpSessionQueue {
     receiver: mpsc::Receiver<FramedDatagram>,
@@ -68,10 +68,10 @@ pub struct UdpSessionQueue {
 }
 
 impl UdpSessionQueue {
-    /// May be cancelled.
+    /// Cancel safe.
     pub async fn recv(&mut self) -> Option<FramedDatagram> {
         let datagram = self.receiver.recv().await?;
-        // It may come out before `feed` has counted it; the sum is right again in a moment.
+        // It may be received before `feed` has counted it; the sum is corrected a moment later.
         let bytes = datagram.payload().len();
         let _ = self
             .queued_bytes
@@ -80,7 +80,7 @@ impl UdpSessionQueue {
     }
 }
 
-/// All sessions of a gateway's own clients.
+/// The sessions of all local clients of a gateway.
 #[derive(Debug)]
 pub struct UdpSessions {
     table: Mutex<Table>,
@@ -92,8 +92,8 @@ pub struct UdpSessions {
 #[derive(Default, Debug)]
 struct Table {
     slots: HashMap<UdpSessionKey, Arc<UdpSessionSlot>>,
-    /// In the order in which they are looked at. What has ended is passed over.
-    round: VecDeque<(UdpSessionKey, u64)>,
+    /// The scan order. Ended sessions are skipped.
+    scan_order: VecDeque<(UdpSessionKey, u64)>,
     next: u64,
 }
 
@@ -107,7 +107,7 @@ impl UdpSessions {
         self.lock().slots.get(key).cloned()
     }
 
-    /// A place for a new session. Returns also whether another had to go for it.
+    /// Adds a session. Also returns whether another one was evicted for it.
     pub fn begin(&self, key: UdpSessionKey) -> (Arc<UdpSessionSlot>, UdpSessionQueue, bool) {
         let (queue, receiver) = mpsc::channel(self.queue_max);
         let queued_bytes = Arc::new(AtomicUsize::new(0));
@@ -120,12 +120,12 @@ impl UdpSessions {
             queue,
             queued_bytes: queued_bytes.clone(),
             queue_bytes_max: self.queue_bytes_max,
-            was_heard: AtomicBool::new(false),
+            was_active: AtomicBool::new(false),
             evicted: CancellationToken::new(),
         });
         table.slots.insert(key, slot.clone());
-        table.round.push_back((key, id));
-        table.sweep();
+        table.scan_order.push_back((key, id));
+        table.remove_ended();
         (slot, UdpSessionQueue { receiver, queued_bytes }, is_evicting)
     }
 
@@ -150,15 +150,15 @@ impl UdpSessions {
 }
 
 impl Table {
-    /// Ends the first that was not heard since it was last looked at. Ends after two rounds, because the first one takes
-    /// everybody's mark away.
+    /// Evicts the first session that received nothing since the last scan. Ends after two rounds at most,
+    /// because the first round clears all marks.
     fn evict(&mut self) -> bool {
-        for _ in 0..2 * self.round.len() {
-            let Some((key, id)) = self.round.pop_front() else { return false };
+        for _ in 0..2 * self.scan_order.len() {
+            let Some((key, id)) = self.scan_order.pop_front() else { return false };
             match self.slots.get(&key) {
                 Some(slot) if slot.id == id => {
-                    if slot.was_heard.swap(false, Ordering::Relaxed) {
-                        self.round.push_back((key, id));
+                    if slot.was_active.swap(false, Ordering::Relaxed) {
+                        self.scan_order.push_back((key, id));
                         continue;
                     }
                     slot.evicted.cancel();
@@ -171,11 +171,11 @@ impl Table {
         false
     }
 
-    /// Those that have ended must not pile up while the table is never full.
-    fn sweep(&mut self) {
-        if self.round.len() > 2 * self.slots.len() + 16 {
+    /// Removes ended sessions, which would otherwise pile up while the table is never full.
+    fn remove_ended(&mut self) {
+        if self.scan_order.len() > 2 * self.slots.len() + 16 {
             let slots = &self.slots;
-            self.round.retain(|(key, id)| slots.get(key).is_some_and(|slot| slot.id == *id));
+            self.scan_order.retain(|(key, id)| slots.get(key).is_some_and(|slot| slot.id == *id));
         }
     }
 }
@@ -206,7 +206,7 @@ mod tests {
         assert!(evicting && begun[1].0.evicted.is_cancelled());
         assert!(!begun[0].0.evicted.is_cancelled() && sessions.find(&key(1)).is_none());
         assert_eq!(sessions.len(), 3);
-        // Everybody is heard all the time: somebody goes all the same.
+        // All sessions are active: one is evicted nevertheless.
         for number in [0, 2, 3] {
             sessions.find(&key(number)).unwrap().feed(datagram(1));
         }
@@ -217,16 +217,16 @@ mod tests {
     #[test]
     fn those_that_end_leave_their_place_and_nothing_else() {
         let sessions = UdpSessions::new(&UdpOptions { sessions_max: 3, ..UdpOptions::default() });
-        for round in 0..1000 {
-            let (slot, _queue, evicting) = sessions.begin(key(round % 5));
+        for scan_order in 0..1000 {
+            let (slot, _queue, evicting) = sessions.begin(key(scan_order % 5));
             assert!(!evicting);
-            sessions.end(&key(round % 5), &slot);
+            sessions.end(&key(scan_order % 5), &slot);
         }
-        assert!(sessions.is_empty() && sessions.lock().round.len() <= 17);
+        assert!(sessions.is_empty() && sessions.lock().scan_order.len() <= 17);
         let (old, _, _) = sessions.begin(key(1));
         sessions.end(&key(1), &old);
         let (_new, _queue, _) = sessions.begin(key(1));
-        // Late, and not meant for its successor.
+        // A late end that does not concern the successor.
         sessions.end(&key(1), &old);
         assert_eq!(sessions.len(), 1);
     }

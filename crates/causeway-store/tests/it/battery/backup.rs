@@ -1,4 +1,4 @@
-//! Promises about export and import.
+//! Guarantees about export and import.
 
 use bytes::Bytes;
 use causeway_store::{Op, Store, StoreError};
@@ -14,7 +14,7 @@ async fn export(store: &Store) -> Vec<u8> {
     backup
 }
 
-/// Removes everything, so that the same place can be restored into.
+/// Removes everything, so that the same location can be restored into.
 async fn empty(store: &Store) {
     loop {
         let page = causeway_store::ListRange { limit: Some(100), ..Default::default() };
@@ -37,7 +37,7 @@ pub async fn a_backup_restores_everything_under_a_new_epoch(lab: &Lab) {
     let before = list(&store, "").await;
     let epoch = store.epoch().await;
 
-    // What is written while the backup runs is not in it.
+    // Records that are written while the backup runs are not in it.
     let mut export = store.export();
     let mut backup = export.next().await.unwrap().unwrap().to_vec();
     store.put("things/0699", value("later")).await.unwrap();
@@ -59,7 +59,7 @@ pub async fn a_backup_restores_everything_under_a_new_epoch(lab: &Lab) {
     let after = list(&store, "").await;
     assert_eq!(keys(&after.records), keys(&before.records));
     assert!(after.records.iter().zip(&before.records).all(|(a, b)| a.value == b.value));
-    // Whoever remembers the lost store is told to list anew.
+    // A client with a revision of the lost store is told to list again.
     let error = list_at(&store, "", before.revision).await.unwrap_err();
     assert!(matches!(error, StoreError::Compacted { .. }), "{error}");
     let error = store.watch("", before.revision).await.err().expect("refused");

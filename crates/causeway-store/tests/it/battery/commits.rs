@@ -1,4 +1,4 @@
-//! Promises about writing: preconditions, atomic commits, limits.
+//! Guarantees about writing: preconditions, atomic commits, limits.
 
 use causeway_store::{
     COMMIT_BYTES_MAX, KEY_BYTES_MAX, OPS_MAX, Op, Revision, Store, StoreError, VALUE_BYTES_MAX,
@@ -94,7 +94,7 @@ pub async fn a_commit_of_many_is_one_moment(lab: &Lab) {
         committed.previous.iter().map(|p| p.as_ref().map(|p| (p.value.clone(), p.revision))).collect();
     assert_eq!(previous, [Some((value("a1"), a)), Some((value("b1"), b)), None, None]);
 
-    // One refusal among many: nothing of it happens, whatever its place.
+    // One refused operation among many: nothing of the commit is executed, at any position.
     for place in 0..3 {
         let mut ops = vec![
             Op::Put { key: "x".into(), value: value(1) },

@@ -1,4 +1,4 @@
-//! Promises about reading: ranges, pages, old revisions, compaction.
+//! Guarantees about reading: ranges, pages, old revisions, compaction.
 
 use std::collections::BTreeMap;
 
@@ -49,7 +49,7 @@ pub async fn pages_are_one_snapshot_while_others_write(lab: &Lab) {
             while !stop.is_cancelled() {
                 let n = written * 7919 % RECORDS;
                 store.put(&key(n), value("new")).await.unwrap();
-                // Some go, and some come in between.
+                // Some are deleted, and some are created in between.
                 let _ = store.delete(&key((n + 5) % RECORDS), None).await;
                 store.put(&format!("things/{n:05}x"), value("new")).await.unwrap();
                 written += 1;
@@ -141,7 +141,7 @@ pub async fn compaction_ends_old_lists_and_watches(lab: &Lab) {
     assert!(matches!(error, StoreError::Future { .. }), "{error}");
 }
 
-/// A watch may be refused when it is asked for, or with its first word.
+/// A watch may be refused at its start, or with its first event.
 async fn watch_error(store: &causeway_store::Store, after: Revision) -> StoreError {
     match store.watch("", after).await {
         Err(error) => error,

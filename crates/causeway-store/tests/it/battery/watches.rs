@@ -1,4 +1,4 @@
-//! Promises about watching: no gap, no repeat, no waiting for the slow.
+//! Guarantees about watching: no gap, no repeat, no waiting for slow watchers.
 
 use std::time::{Duration, Instant};
 
@@ -77,7 +77,7 @@ pub async fn watches_under_concurrent_writes_see_the_same_story(lab: &Lab) {
             })
         })
         .collect();
-    // Watchers join at any time, from where they are told, while the writers run.
+    // Watchers join at any time, from a given revision, while the writers run.
     let watchers: Vec<_> = (0..6)
         .map(|watcher| {
             let store = store.clone();
@@ -87,7 +87,7 @@ pub async fn watches_under_concurrent_writes_see_the_same_story(lab: &Lab) {
                 while seen.len() < (WRITERS * WRITES) as usize {
                     let next = event(&mut watch).await.unwrap();
                     seen.push((next.revision, next.key.clone()));
-                    // Some break off and resume every now and then.
+                    // Some stop and resume from time to time.
                     if watcher % 2 == 1 && seen.len() % 97 == 0 {
                         watch = store.watch("things/", next.revision).await.unwrap();
                     }
@@ -171,7 +171,7 @@ pub async fn a_slow_watcher_is_cut_off_and_nobody_waits_for_it(lab: &Lab) {
     };
     assert!(matches!(error, StoreError::Lagged), "{error}");
     assert!(seen < last, "some of it was not kept for the slow one");
-    // It goes on from the last revision it saw completely.
+    // It resumes from the last revision it saw completely.
     let mut again = store.watch("", Revision(seen.0 - 1)).await.unwrap();
     assert_eq!(event(&mut again).await.unwrap().revision, seen);
     while event(&mut again).await.unwrap().revision < last {}

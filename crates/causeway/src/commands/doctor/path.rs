@@ -121,7 +121,7 @@ pub fn to_site(picture: &Picture, site: &ESite) -> Vec<Finding> {
 
 fn no_gateway(site: &str) -> Finding {
     let fix = format!("causeway token create --site {site} makes one");
-    Finding::failed(format!("site {site}"), format!("no EGateway stands at {site}"), fix)
+    Finding::failed(format!("site {site}"), format!("no EGateway exists at {site}"), fix)
 }
 
 /// The gateways that a walk asks something of, in the order in which they matter.
@@ -148,7 +148,7 @@ fn who_may(picture: &Picture, exposes: &[&ServiceExpose], site: &str) -> Finding
     if policies.is_empty() {
         let why = exposes.iter().find_map(|expose| complaint(*expose, conditions::POLICIES_RESOLVED));
         let why =
-            why.unwrap_or_else(|| "no policy exists; nobody may use the service (default deny)".to_owned());
+            why.unwrap_or_else(|| "no policy exists; no client may use the service (default deny)".to_owned());
         return Finding::failed(hop, why, fix);
     }
     if policies.iter().any(|policy| policy.allowed_sites.iter().any(|allowed| allowed == site)) {

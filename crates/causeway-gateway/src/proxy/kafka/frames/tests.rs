@@ -1,4 +1,4 @@
-//! Frames in chunks of any size: what passes is what came, what is held is whole.
+//! Frames in chunks of any size: passed bytes are unchanged, held frames are complete.
 
 use proptest::prelude::*;
 
@@ -18,28 +18,28 @@ fn answer(number: i32, body: &[u8]) -> Vec<u8> {
     [&length.to_be_bytes()[..], &number.to_be_bytes(), body].concat()
 }
 
-/// Says these bytes, `step` at a time.
+/// Sends these bytes, `step` at a time.
 fn ask(
     requests: &mut RequestScanner,
-    talk: &mut KafkaConversation,
+    state: &mut KafkaConversation,
     bytes: &[u8],
     step: usize,
 ) -> Result<Vec<u8>, KafkaFrameError> {
     let mut passed = Vec::new();
     for chunk in bytes.chunks(step) {
-        requests.take(Bytes::copy_from_slice(chunk), talk, |piece| passed.extend_from_slice(&piece))?;
+        requests.take(Bytes::copy_from_slice(chunk), state, |piece| passed.extend_from_slice(&piece))?;
     }
     Ok(passed)
 }
 
-/// What passes, with held frames in their place, and those alone.
+/// The output with held frames in their place, and the held frames alone.
 type Heard = (Vec<u8>, Vec<(PendingRequest, Bytes)>);
 
-fn hear(talk: &mut KafkaConversation, bytes: &[u8], step: usize) -> Result<Heard, KafkaFrameError> {
+fn hear(state: &mut KafkaConversation, bytes: &[u8], step: usize) -> Result<Heard, KafkaFrameError> {
     let (mut all, mut held) = (Vec::new(), Vec::new());
     let mut answers = ResponseScanner::default();
     for chunk in bytes.chunks(step) {
-        answers.take(Bytes::copy_from_slice(chunk), talk, |piece| match piece {
+        answers.take(Bytes::copy_from_slice(chunk), state, |piece| match piece {
             FramePiece::Pass(bytes) => all.extend_from_slice(&bytes),
             FramePiece::Held(asked, frame) => {
                 all.extend_from_slice(&frame);
@@ -68,9 +68,9 @@ fn answers_to_watched_questions_are_held_and_no_others() {
     ]
     .concat();
     for step in [1, 3, 7, 11, 12, 13, 1000, 100_000] {
-        let mut talk = KafkaConversation::default();
-        assert_eq!(ask(&mut RequestScanner::default(), &mut talk, &said, step).unwrap(), said, "{step}");
-        let (all, held) = hear(&mut talk, &heard, step).unwrap();
+        let mut state = KafkaConversation::default();
+        assert_eq!(ask(&mut RequestScanner::default(), &mut state, &said, step).unwrap(), said, "{step}");
+        let (all, held) = hear(&mut state, &heard, step).unwrap();
         assert_eq!(all, heard, "{step}");
         let asked: Vec<_> =
             held.iter().map(|(asked, frame)| (asked.api, asked.version, frame.len())).collect();
@@ -83,16 +83,16 @@ fn answers_to_watched_questions_are_held_and_no_others() {
             ],
             "{step}"
         );
-        assert!(talk.waiting.is_empty());
+        assert!(state.waiting.is_empty());
     }
 }
 
 #[test]
 fn what_passes_is_not_copied() {
-    let mut talk = KafkaConversation::default();
+    let mut state = KafkaConversation::default();
     let chunk = Bytes::from([request(0, 9, 1, &[1; 100]), request(1, 12, 2, &[2; 100])].concat());
     let mut pieces = Vec::new();
-    RequestScanner::default().take(chunk.clone(), &mut talk, |piece| pieces.push(piece)).unwrap();
+    RequestScanner::default().take(chunk.clone(), &mut state, |piece| pieces.push(piece)).unwrap();
     assert_eq!(pieces.len(), 1);
     assert_eq!(pieces[0].as_ptr(), chunk.as_ptr());
     // Fifty megabytes of records are never held.
@@ -102,7 +102,7 @@ fn what_passes_is_not_copied() {
     for chunk in [Bytes::from(head), Bytes::from(vec![0; 60_000])] {
         let bytes = chunk.len();
         answers
-            .take(chunk, &mut talk, |piece| match piece {
+            .take(chunk, &mut state, |piece| match piece {
                 FramePiece::Pass(bytes) => passed += bytes.len(),
                 FramePiece::Held(..) => panic!("held"),
             })
@@ -115,11 +115,11 @@ fn what_passes_is_not_copied() {
 #[test]
 fn a_question_for_versions_in_an_unknown_form_is_asked_so_that_the_oldest_answers() {
     for step in [1, 100] {
-        let mut talk = KafkaConversation::default();
+        let mut state = KafkaConversation::default();
         let said = request(18, 9, 5, b"from the future");
-        let passed = ask(&mut RequestScanner::default(), &mut talk, &said, step).unwrap();
+        let passed = ask(&mut RequestScanner::default(), &mut state, &said, step).unwrap();
         assert_eq!(passed, request(18, NO_SUCH_VERSION, 5, b"from the future"));
-        let (_, held) = hear(&mut talk, &answer(5, b"\0\x23"), step).unwrap();
+        let (_, held) = hear(&mut state, &answer(5, b"\0\x23"), step).unwrap();
         assert_eq!(held[0].0, PendingRequest { api: RewrittenApi::ApiVersions, version: 0 });
     }
 }
@@ -133,53 +133,53 @@ fn what_cannot_be_is_refused() {
     assert_eq!(refused(&(-5_i32).to_be_bytes().repeat(3)), KafkaFrameError::Length(-5));
     assert_eq!(refused(&7_i32.to_be_bytes().repeat(3)), KafkaFrameError::Length(7));
     let many: Vec<u8> = (0..=WAITING_MAX as i32).flat_map(|number| request(3, 0, number, b"")).collect();
-    assert_eq!(refused(&many), KafkaFrameError::TooManyQuestions);
-    let mut talk = KafkaConversation::default();
-    ask(&mut RequestScanner::default(), &mut talk, &request(3, 0, 1, b""), 5).unwrap();
+    assert_eq!(refused(&many), KafkaFrameError::TooManyRequests);
+    let mut state = KafkaConversation::default();
+    ask(&mut RequestScanner::default(), &mut state, &request(3, 0, 1, b""), 5).unwrap();
     let long = [&i32::MAX.to_be_bytes()[..], &1_i32.to_be_bytes()].concat();
-    assert_eq!(hear(&mut talk, &long, 5).unwrap_err(), KafkaFrameError::TooLong(i32::MAX as usize - 4));
+    assert_eq!(hear(&mut state, &long, 5).unwrap_err(), KafkaFrameError::TooLong(i32::MAX as usize - 4));
 }
 
 #[test]
 fn tls_passes_unread() {
-    let mut talk = KafkaConversation::default();
+    let mut state = KafkaConversation::default();
     let hello = [&[TLS_HANDSHAKE, 3, 1][..], &[0; 600]].concat();
-    assert_eq!(ask(&mut RequestScanner::default(), &mut talk, &hello, 1).unwrap(), hello);
-    let (all, held) = hear(&mut talk, &hello, 7).unwrap();
+    assert_eq!(ask(&mut RequestScanner::default(), &mut state, &hello, 1).unwrap(), hello);
+    let (all, held) = hear(&mut state, &hello, 7).unwrap();
     assert_eq!((all, held.len()), (hello, 0));
 }
 
 proptest! {
-    /// However it is cut, the same comes out.
+    /// The output does not depend on the chunk boundaries.
     #[test]
     fn cuts_do_not_matter(
         bodies in prop::collection::vec((0_i16..20, 0_i16..10, prop::collection::vec(any::<u8>(), 0..40)), 1..20),
         cuts in prop::collection::vec(1_usize..30, 1..20),
     ) {
         let said: Vec<u8> = bodies.iter().zip(0..).flat_map(|((key, version, body), number)| {
-            // The first handshake of SASL is refused, in its oldest form.
+            // The first SASL handshake is refused, in its oldest version.
             request(if *key == 17 { 2 } else { *key }, (*version).min(4), number, body)
         }).collect();
         let heard: Vec<u8> = bodies.iter().zip(0..).flat_map(|((_, _, body), number)| answer(number, body)).collect();
-        let (mut talk, mut whole) = (KafkaConversation::default(), KafkaConversation::default());
+        let (mut state, mut whole) = (KafkaConversation::default(), KafkaConversation::default());
         let mut requests = RequestScanner::default();
         let (mut passed, mut rest, mut at) = (Vec::new(), &said[..], 0);
         while !rest.is_empty() {
             let (chunk, more) = rest.split_at(cuts[at % cuts.len()].min(rest.len()));
-            requests.take(Bytes::copy_from_slice(chunk), &mut talk, |piece| passed.extend_from_slice(&piece)).unwrap();
+            requests.take(Bytes::copy_from_slice(chunk), &mut state, |piece| passed.extend_from_slice(&piece)).unwrap();
             (rest, at) = (more, at + 1);
         }
         prop_assert_eq!(&passed, &said);
         prop_assert_eq!(ask(&mut RequestScanner::default(), &mut whole, &said, said.len()).unwrap(), said);
-        let (one, other) = (hear(&mut talk, &heard, cuts[0]).unwrap(), hear(&mut whole, &heard, heard.len()).unwrap());
+        let (one, other) = (hear(&mut state, &heard, cuts[0]).unwrap(), hear(&mut whole, &heard, heard.len()).unwrap());
         prop_assert_eq!(&one.0, &heard);
         prop_assert_eq!(one, other);
     }
 
     #[test]
     fn nothing_makes_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), step in 1_usize..50) {
-        let mut talk = KafkaConversation::default();
-        let _ = ask(&mut RequestScanner::default(), &mut talk, &bytes, step);
-        let _ = hear(&mut talk, &bytes, step);
+        let mut state = KafkaConversation::default();
+        let _ = ask(&mut RequestScanner::default(), &mut state, &bytes, step);
+        let _ = hear(&mut state, &bytes, step);
     }
 }

@@ -1,4 +1,4 @@
-//! Answers in every version, made and read again by a codec that knows nothing of ours.
+//! Responses in every version, encoded and decoded by an independent codec.
 
 use kafka_protocol::messages::api_versions_response::{ApiVersion, FinalizedFeatureKey, SupportedFeatureKey};
 use kafka_protocol::messages::describe_cluster_response::DescribeClusterBroker;
@@ -41,7 +41,7 @@ fn text(text: impl Into<String>) -> StrBytes {
     StrBytes::from_string(text.into())
 }
 
-/// Everybody whose name begins with `kafka` is at the presence; the others cannot be reached.
+/// Brokers whose names begin with `kafka` are at the presence; the rest is unreachable.
 fn changed(asked: PendingRequest, frame: &Bytes) -> Bytes {
     let reading = read(asked, frame).unwrap().unwrap();
     let addresses: Vec<Option<SocketAddr>> =
@@ -101,7 +101,7 @@ fn metadata_names_brokers_at_the_presence_in_every_version() {
     for version in 0..=13 {
         check_metadata(version, &[]);
         check_metadata(version, &[broker(0, "kafka-0.local", true), broker(1, "kafka-1.local", false)]);
-        // One that is no endpoint is left out, wherever it stands.
+        // A broker that is no endpoint is left out, at any position.
         check_metadata(
             version,
             &[broker(0, "other", true), broker(1, "kafka-1.local", true), broker(2, "other", false)],
@@ -151,7 +151,7 @@ fn a_coordinator_is_at_the_presence_or_not_available() {
             assert_eq!(got, expected, "version {version}");
         };
         check(found("kafka-1", 9092, 1, 0), found("198.18.0.9", 9093, 1, 0));
-        // The broker has none itself: its words stay.
+        // The broker has no coordinator itself: its response stays as it is.
         check(found("", -1, -1, 15), found("", -1, -1, 15));
         let mut none = found("", -1, -1, 0);
         none.error_code = 15;
@@ -246,13 +246,13 @@ fn a_broker_that_does_not_know_the_question_answers_in_the_oldest_form() {
 
 #[test]
 fn an_answer_that_promises_too_much_is_unreadable() {
-    // Two billion brokers.
+    // A count of two billion brokers.
     let promise = [&[0; 8][..], &i32::MAX.to_be_bytes(), &[0; 100]].concat();
     let asked = PendingRequest { api: RewrittenApi::Metadata, version: 0 };
     assert!(read(asked, &Bytes::from(promise)).is_err());
 }
 
-/// As captured from librdkafka 2.0 (a cluster of three that it plays itself) asked in version 2.
+/// Captured from librdkafka 2.0 (its mock cluster of three brokers), requested in version 2.
 #[test]
 fn a_frame_from_the_wire() {
     let captured = include_bytes!("metadata.bin");

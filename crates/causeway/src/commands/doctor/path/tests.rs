@@ -92,11 +92,11 @@ fn the_walk_to_a_service_says_where_it_breaks() {
     check(
         without(Kind::EPolicy, "p"),
         web,
-        Some("EPolicy p does not exist; nobody may use the service (default deny)"),
+        Some("EPolicy p does not exist; no client may use the service (default deny)"),
     );
     check(without(Kind::EServer, "s1"), web, Some("no policy allows anybody at berlin"));
-    check(without(Kind::VirtualPresence, "vp"), web, Some("an IPv4 address at berlin is on its way"));
-    check(without(Kind::EGateway, "gw-oslo"), web, Some("no EGateway stands at oslo"));
+    check(without(Kind::VirtualPresence, "vp"), web, Some("an IPv4 address at berlin is not allocated yet"));
+    check(without(Kind::EGateway, "gw-oslo"), web, Some("no EGateway exists at oslo"));
     check(
         |picture| picture.status["gateways"][0]["connected"] = false.into(),
         web,
@@ -210,7 +210,7 @@ fn sites_and_nodes_are_walked_to() {
     check(
         |picture| drop(picture.world.remove(Kind::EGateway, "gw-berlin")),
         site,
-        Some("no EGateway stands at berlin"),
+        Some("no EGateway exists at berlin"),
     );
 }
 
