@@ -3,20 +3,15 @@
 //! `client` dials, `server` makes what the port accepts with, `transport` holds the numbers, `stream` the two
 //! halves of a stream, `datagrams` what travels beside them. Retransmission, pacing, migration and path MTU are quinn's business.
 
-mod adaptive_gso;
-mod bounded;
 mod busy_refusal;
 mod client;
-mod connection_ids;
-mod datagram_gate;
 mod datagrams;
 mod path;
-mod receive_thread;
-mod refusing_handshake;
 pub(crate) mod server;
 pub(crate) mod socket;
 mod stream;
 mod transport;
+mod workarounds;
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -34,6 +29,7 @@ use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 use self::datagrams::{DatagramCounts, DatagramRouter};
+use self::workarounds::observed_controller;
 use crate::link::{
     CloseCode, CloseReason, ClosedBy, DatagramError, HEADER_DEADLINE, LinkClosed, LinkLimits, LinkStats,
     PREFIX_BYTES, ResetCode, Stream, StreamError, StreamHeader, StreamPurpose,
@@ -173,7 +169,7 @@ impl QuicLink {
 
     /// From what was read here, and from the acknowledgements that quinn saw.
     pub fn last_heard(&self) -> Instant {
-        let acknowledged = transport::last_acknowledged(&self.0.connection);
+        let acknowledged = observed_controller::last_acknowledged(&self.0.connection);
         acknowledged.map_or(self.0.vitals.last_heard(), |time| time.max(self.0.vitals.last_heard()))
     }
 

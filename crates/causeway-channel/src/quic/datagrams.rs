@@ -14,7 +14,7 @@ use quinn::Connection;
 use tokio::sync::Notify;
 
 use super::Vitals;
-use super::datagram_gate::DatagramGate;
+use super::workarounds::datagram_gate::DatagramGate;
 use crate::wire::datagrams::{NUMBER_BYTES_MAX, beside, read_beside};
 
 /// What a mailbox holds before somebody takes it: a burst, while its reader waits for a processor. The next is dropped.

@@ -14,14 +14,14 @@ use quinn::crypto::rustls::{HandshakeData, QuicServerConfig};
 use quinn::{Connection, ConnectionError, Endpoint, EndpointConfig, Incoming, ServerConfig, VarInt};
 use rustls_pki_types::CertificateDer;
 
-use super::adaptive_gso::AdaptiveGsoSocket;
-use super::bounded::BoundedSocket;
 use super::busy_refusal::BusyRefusal;
-use super::connection_ids::ConnectionIds;
 use super::path;
-use super::receive_thread::ReceiveThread;
-use super::refusing_handshake::RefusingHandshake;
 use super::transport::{self, TransportConfigs};
+use super::workarounds::adaptive_gso::AdaptiveGsoSocket;
+use super::workarounds::bounded_socket::BoundedSocket;
+use super::workarounds::connection_ids::ConnectionIds;
+use super::workarounds::receive_thread::ReceiveThread;
+use super::workarounds::refusing_handshake::RefusingHandshake;
 use super::{QuicLink, QuicOptions, certificate};
 use crate::link::{CHANNEL_ALPN, CloseReason, Link, LinkLimits, REPLICA_ALPN};
 

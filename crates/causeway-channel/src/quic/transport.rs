@@ -1,16 +1,14 @@
 //! The numbers of QUIC: windows, timeouts, congestion control, and what they cost.
 //!
-//! The congestion controller is wrapped so that the time of the last acknowledgement can be read: quinn itself
-//! does not tell when it last heard from a peer.
+//! The congestion controller is wrapped by `workarounds::observed_controller`.
 
-use std::any::Any;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use quinn::congestion::{BbrConfig, Controller, ControllerFactory, ControllerMetrics, CubicConfig};
-use quinn::{ConfigError, Connection, EndpointConfig, MtuDiscoveryConfig, TransportConfig, VarInt};
+use quinn::{ConfigError, EndpointConfig, MtuDiscoveryConfig, TransportConfig, VarInt};
 
 use super::path::{LARGE_PACKET_BYTES, ORDINARY_PACKET_BYTES};
+use super::workarounds::observed_controller::Observed;
 use crate::link::LinkLimits;
 
 /// Streams a peer may open on a link that is still idle; see `leave_room_for_streams`. Seven eighths of 16, so
@@ -107,99 +105,4 @@ fn mtu_step(packet_bytes: u16) -> u16 {
 /// What peers may send, and so how much is received at once.
 pub(super) fn limit_packets(endpoint: &mut EndpointConfig, options: &QuicOptions) -> Result<(), ConfigError> {
     endpoint.max_udp_payload_size(options.packet_bytes_max).map(drop)
-}
-
-/// When a packet of ours was last acknowledged.
-pub(super) fn last_acknowledged(connection: &Connection) -> Option<Instant> {
-    let controller = connection.congestion_state().into_any().downcast::<ObservedController>().ok()?;
-    Some(controller.last_acknowledged)
-}
-
-struct Observed(CongestionControl);
-
-impl ControllerFactory for Observed {
-    fn build(self: Arc<Self>, now: Instant, current_mtu: u16) -> Box<dyn Controller> {
-        let inner = match self.0 {
-            CongestionControl::Cubic => Arc::new(CubicConfig::default()).build(now, current_mtu),
-            CongestionControl::Bbr => Arc::new(BbrConfig::default()).build(now, current_mtu),
-        };
-        Box::new(ObservedController { inner, last_acknowledged: now, mtu: current_mtu.into() })
-    }
-}
-
-struct ObservedController {
-    inner: Box<dyn Controller>,
-    last_acknowledged: Instant,
-    mtu: u64,
-}
-
-/// BBR would go down to four packets where the round trip was ever short and is now long because processors are busy, as on one host or in
-/// one building: a link was seen to carry 0.6 MB/s so. 32 packets are 37 ms of a line of 10 Mbit/s, and a sixth of what BBR begins with.
-const WINDOW_PACKETS_MIN: u64 = 32;
-
-impl Controller for ObservedController {
-    fn on_sent(&mut self, now: Instant, bytes: u64, last_packet_number: u64) {
-        self.inner.on_sent(now, bytes, last_packet_number);
-    }
-
-    fn on_ack(
-        &mut self,
-        now: Instant,
-        sent: Instant,
-        bytes: u64,
-        app_limited: bool,
-        rtt: &quinn_proto::RttEstimator,
-    ) {
-        self.last_acknowledged = now;
-        self.inner.on_ack(now, sent, bytes, app_limited, rtt);
-    }
-
-    fn on_end_acks(
-        &mut self,
-        now: Instant,
-        in_flight: u64,
-        app_limited: bool,
-        largest_packet_num_acked: Option<u64>,
-    ) {
-        self.inner.on_end_acks(now, in_flight, app_limited, largest_packet_num_acked);
-    }
-
-    fn on_congestion_event(
-        &mut self,
-        now: Instant,
-        sent: Instant,
-        is_persistent_congestion: bool,
-        lost_bytes: u64,
-    ) {
-        self.inner.on_congestion_event(now, sent, is_persistent_congestion, lost_bytes);
-    }
-
-    fn on_mtu_update(&mut self, new_mtu: u16) {
-        self.mtu = new_mtu.into();
-        self.inner.on_mtu_update(new_mtu);
-    }
-
-    fn window(&self) -> u64 {
-        self.inner.window().max(WINDOW_PACKETS_MIN * self.mtu)
-    }
-
-    fn metrics(&self) -> ControllerMetrics {
-        self.inner.metrics()
-    }
-
-    fn clone_box(&self) -> Box<dyn Controller> {
-        Box::new(ObservedController {
-            inner: self.inner.clone_box(),
-            last_acknowledged: self.last_acknowledged,
-            mtu: self.mtu,
-        })
-    }
-
-    fn initial_window(&self) -> u64 {
-        self.inner.initial_window()
-    }
-
-    fn into_any(self: Box<Self>) -> Box<dyn Any> {
-        self
-    }
 }

@@ -16,13 +16,13 @@ use std::time::{Duration, Instant};
 use quinn::udp::{RecvMeta, Transmit};
 use quinn::{AsyncUdpSocket, UdpPoller};
 
-pub(super) struct AdaptiveGsoSocket {
+pub(in crate::quic) struct AdaptiveGsoSocket {
     inner: Arc<dyn AsyncUdpSocket>,
     load: Load,
 }
 
 impl AdaptiveGsoSocket {
-    pub(super) fn new(inner: Arc<dyn AsyncUdpSocket>) -> AdaptiveGsoSocket {
+    pub(in crate::quic) fn new(inner: Arc<dyn AsyncUdpSocket>) -> AdaptiveGsoSocket {
         AdaptiveGsoSocket { inner, load: Load::new(Instant::now()) }
     }
 }

@@ -21,7 +21,7 @@ const UNHANDLED_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// So much is read before somebody looks whether it was worked on.
 const LOOK_BYTES: usize = 1024 * 1024;
 
-pub(super) struct BoundedSocket {
+pub(in crate::quic) struct BoundedSocket {
     inner: Arc<dyn AsyncUdpSocket>,
     /// Of the connections.
     runtime: Handle,
@@ -62,7 +62,7 @@ impl Intake {
 
 impl BoundedSocket {
     /// In the runtime that will work on the packets.
-    pub(super) fn new(inner: Arc<dyn AsyncUdpSocket>) -> BoundedSocket {
+    pub(in crate::quic) fn new(inner: Arc<dyn AsyncUdpSocket>) -> BoundedSocket {
         BoundedSocket { inner, runtime: Handle::current(), intake: Arc::default() }
     }
 

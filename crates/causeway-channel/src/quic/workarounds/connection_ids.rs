@@ -12,12 +12,12 @@ use quinn_proto::{ConnectionIdGenerator, InvalidCid};
 const RANDOM_BYTES: usize = 5;
 const TAG_BYTES: usize = 3;
 
-pub(super) struct ConnectionIds {
+pub(in crate::quic) struct ConnectionIds {
     key: hmac::Key,
 }
 
 impl ConnectionIds {
-    pub(super) fn new(key: hmac::Key) -> ConnectionIds {
+    pub(in crate::quic) fn new(key: hmac::Key) -> ConnectionIds {
         ConnectionIds { key }
     }
 

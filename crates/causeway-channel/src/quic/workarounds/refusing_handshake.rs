@@ -13,9 +13,9 @@ use quinn_proto::transport_parameters::TransportParameters;
 use quinn_proto::{ConnectionId, Side, TransportError, TransportErrorCode};
 
 /// In place of the real TLS, for one connection.
-pub(super) struct RefusingHandshake {
-    pub(super) inner: Arc<dyn ServerConfig>,
-    pub(super) text: String,
+pub(in crate::quic) struct RefusingHandshake {
+    pub(in crate::quic) inner: Arc<dyn ServerConfig>,
+    pub(in crate::quic) text: String,
 }
 
 impl ServerConfig for RefusingHandshake {

@@ -15,7 +15,7 @@ const WAITING_MAX: Duration = Duration::from_millis(100);
 const CLOSED_MAX: Duration = Duration::from_millis(250);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum DatagramGate {
+pub(in crate::quic) enum DatagramGate {
     /// Since when something waits, if it does.
     Open(Option<Instant>),
     /// Until nothing waits any more.
@@ -25,7 +25,7 @@ pub(super) enum DatagramGate {
 
 impl DatagramGate {
     /// May a datagram of so many bytes go now, while `waiting` bytes of others wait?
-    pub(super) fn admits(&mut self, bytes: usize, waiting: usize, now: Instant) -> bool {
+    pub(in crate::quic) fn admits(&mut self, bytes: usize, waiting: usize, now: Instant) -> bool {
         match *self {
             DatagramGate::Closed(until) if now < until => return false,
             DatagramGate::Emptying(_) if waiting > 0 => return false,

@@ -17,11 +17,13 @@ use tokio::runtime::{Builder, Runtime as Tokio};
 
 /// The runtime that quinn sees. What it spawns first is the reader, and gets the thread.
 #[derive(Debug)]
-pub(super) struct ReceiveThread(Mutex<Option<Tokio>>);
+pub(in crate::quic) struct ReceiveThread(Mutex<Option<Tokio>>);
 
 impl ReceiveThread {
     /// With the socket, which is woken by the thread's own driver.
-    pub(super) fn new(socket: UdpSocket) -> io::Result<(Arc<ReceiveThread>, Arc<dyn AsyncUdpSocket>)> {
+    pub(in crate::quic) fn new(
+        socket: UdpSocket,
+    ) -> io::Result<(Arc<ReceiveThread>, Arc<dyn AsyncUdpSocket>)> {
         let runtime = Builder::new_current_thread().enable_io().build()?;
         let socket = {
             let _entered = runtime.enter();
