@@ -237,7 +237,7 @@ impl ChannelPort {
         if let Some(busy) = self.shared.was_told(incoming.orig_dst_cid()) {
             // Whoever saw the packet can repeat it, and each answer is work.
             return match self.shared.check_rates(client) {
-                Ok(()) => self.shared.quic.send_away(incoming, busy),
+                Ok(()) => self.shared.quic.refuse_busy(incoming, busy),
                 Err(_) => incoming.ignore(),
             };
         }
@@ -381,11 +381,11 @@ impl Shared {
             Ok(turn) => turn,
             Err(wait) => {
                 let busy = self.note_sent_away(incoming.orig_dst_cid(), wait);
-                self.quic.send_away(incoming, busy);
+                self.quic.refuse_busy(incoming, busy);
                 return Err(RejectReason::Busy);
             }
         };
-        let shaken = self.quic.shake_hands(incoming).await.map_err(|error| {
+        let shaken = self.quic.complete_handshake(incoming).await.map_err(|error| {
             tracing::debug!(%client, %error, "no handshake");
             RejectReason::Handshake
         })?;

@@ -1,4 +1,4 @@
-//! The numbers of QUIC: windows, timeouts, congestion control, and what they cost.
+//! Settings of QUIC: windows, timeouts, congestion control, and their cost.
 //!
 //! The congestion controller is wrapped by `workarounds::observed_controller`.
 
@@ -11,31 +11,32 @@ use super::path::{LARGE_PACKET_BYTES, ORDINARY_PACKET_BYTES};
 use super::workarounds::observed_controller::Observed;
 use crate::link::LinkLimits;
 
-/// Streams a peer may open on a link that is still idle; see `leave_room_for_streams`. Seven eighths of 16, so
-/// that quinn's tables have 16 places.
+/// Streams that a peer may open on an idle link; see `raise_stream_limit`. Seven eighths of 16, so that
+/// quinn's tables have 16 entries.
 pub(super) const STREAMS_AT_FIRST: u32 = 14;
 
-/// Streams a peer may open before it is admitted: the control stream. Lower than `STREAMS_AT_FIRST`, which tells them apart.
+/// Streams that a peer may open before it is admitted: the control stream. Lower than `STREAMS_AT_FIRST`,
+/// which tells the two states apart.
 pub(super) const STREAMS_BEFORE_ADMISSION: u32 = 1;
 
-/// The smallest packet of QUIC, which every path carries.
+/// Smallest packet of QUIC, which every path must carry.
 const PACKET_BYTES_MIN: u16 = 1200;
 
-/// How a link over QUIC is driven.
+/// Options of links over QUIC.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QuicOptions {
     pub limits: LinkLimits,
     pub congestion: CongestionControl,
-    /// Silence after which quinn gives a link up by itself; the shorter one of both ends counts.
+    /// Idle timeout of quinn; the shorter value of both ends counts.
     pub idle_max: Duration,
-    /// The largest packet that is looked for, inside this host; a link that was busy holds ten of them. Peers are told that no
-    /// larger ones are taken.
+    /// Largest packet that is probed inside this host; a link that was busy keeps ten of them. Announced to
+    /// peers as the largest packet that is accepted.
     pub packet_bytes_max: u16,
 }
 
 impl Default for QuicOptions {
-    /// A little above the ten seconds after which a session is called dead, whoever looks: quinn only cleans up
-    /// behind sessions that forgot to.
+    /// The idle timeout is above the ten seconds after which a session is declared dead: quinn only removes
+    /// links whose sessions were not closed.
     fn default() -> QuicOptions {
         let (limits, congestion) = (LinkLimits::default(), CongestionControl::default());
         let packet_bytes_max = LARGE_PACKET_BYTES;
@@ -43,16 +44,16 @@ impl Default for QuicOptions {
     }
 }
 
-/// See docs/decisions/0001-transports.md, which chose BBR and says what was measured.
+/// Chosen in docs/decisions/0001-transports.md, with the measurements: BBR.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum CongestionControl {
     Cubic,
-    /// Goes on through random loss; experimental in quinn.
+    /// Keeps its rate under random loss; experimental in quinn.
     #[default]
     Bbr,
 }
 
-/// The settings of quinn for all links of an endpoint: one for each kind of path, however many links there are.
+/// quinn's settings for all links of an endpoint, one per kind of path.
 #[derive(Clone)]
 pub(super) struct TransportConfigs {
     ordinary: Arc<TransportConfig>,
@@ -60,7 +61,7 @@ pub(super) struct TransportConfigs {
 }
 
 impl TransportConfigs {
-    /// `streams` is how many the peer may open at first.
+    /// `streams` is the number of streams that the peer may open at first.
     pub(super) fn new(options: &QuicOptions, streams: u32) -> TransportConfigs {
         let path =
             |bytes_max: u16| Arc::new(config(options, bytes_max.min(options.packet_bytes_max), streams));
@@ -72,7 +73,7 @@ impl TransportConfigs {
     }
 }
 
-/// For a path on which packets of up to so many bytes are looked for.
+/// Settings for a path on which packets of up to `packet_bytes` are probed.
 fn config(options: &QuicOptions, packet_bytes: u16, streams: u32) -> TransportConfig {
     let limits = &options.limits;
     let mut config = TransportConfig::default();
@@ -86,7 +87,7 @@ fn config(options: &QuicOptions, packet_bytes: u16, streams: u32) -> TransportCo
         .receive_window(link_window)
         .send_window(u64::from(limits.send_window_bytes))
         .max_idle_timeout(options.idle_max.try_into().ok())
-        // Sessions ping; a second heartbeat would double the idle bytes.
+        // Sessions send pings; a second keepalive would double the idle traffic.
         .keep_alive_interval(None)
         .datagram_receive_buffer_size(Some(limits.datagram_buffer_bytes))
         .datagram_send_buffer_size(limits.datagram_buffer_bytes)
@@ -95,14 +96,15 @@ fn config(options: &QuicOptions, packet_bytes: u16, streams: u32) -> TransportCo
     config
 }
 
-/// Half of what lies between the smallest packet and the largest, and one more: so the largest is tried first, and one probe
-/// finds it where nothing is in the way. Searching in steps of 20 took five probes each way on every new link, and each of a
-/// probe's 1,400 empty bytes is a frame to whoever reads it. Behind a tunnel 1,325 are found instead of up to 1,392.
+/// Step of the MTU search: half of the range plus one, so that the largest size is probed first, and one
+/// probe finds it on an unrestricted path. A step of 20 took five probes in each direction on every new link,
+/// and each of a probe's 1,400 padding bytes is parsed as a frame by the receiver. Behind a tunnel the search
+/// finds 1,325 instead of up to 1,392.
 fn mtu_step(packet_bytes: u16) -> u16 {
     packet_bytes.saturating_sub(PACKET_BYTES_MIN) / 2 + 1
 }
 
-/// What peers may send, and so how much is received at once.
+/// Limits the packets that peers may send, and so the size of a receive.
 pub(super) fn limit_packets(endpoint: &mut EndpointConfig, options: &QuicOptions) -> Result<(), ConfigError> {
     endpoint.max_udp_payload_size(options.packet_bytes_max).map(drop)
 }

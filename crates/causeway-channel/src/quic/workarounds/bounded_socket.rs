@@ -1,9 +1,13 @@
-//! A socket that stops reading while connections have too many packets to work on.
+//! UDP socket that stops reading while connections have too many unprocessed packets.
 //!
-//! quinn hands each packet to the task of its connection through a queue without a bound. The port reads on a thread of its
-//! own (`intake`), which can be faster than all connections together; whoever sends more than they work off would fill
-//! memory. So what was read is counted until the runtime of the connections has been through its tasks once: a connection
-//! that is polled takes everything that waits for it. Beyond the bound packets stay in the kernel, which drops them.
+//! Works around: quinn hands each packet to the task of its connection through an unbounded queue
+//! (quinn-rs/quinn#1131). The port reads on its own thread (`receive_thread`), which can be faster than all
+//! connections together, so a peer that sends more than they process would fill memory. Read bytes are
+//! counted as unprocessed until the runtime of the connections has polled its tasks once: a connection that
+//! is polled takes every packet that waits for it. Above the bound, packets stay in the kernel, which drops
+//! them.
+//!
+//! Delete when quinn bounds that queue.
 
 use std::fmt;
 use std::io::{self, IoSliceMut};
@@ -16,64 +20,65 @@ use quinn::udp::{RecvMeta, Transmit};
 use quinn::{AsyncUdpSocket, UdpPoller};
 use tokio::runtime::Handle;
 
-/// Two kernel buffers of the port, and a tenth of a second at 1 Gbit/s.
+/// Bound of unprocessed bytes: two kernel buffers of the port, and a tenth of a second at 1 Gbit/s.
 const UNHANDLED_BYTES_MAX: usize = 16 * 1024 * 1024;
-/// So much is read before somebody looks whether it was worked on.
-const LOOK_BYTES: usize = 1024 * 1024;
+/// Bytes that are read before the next check whether they were processed.
+const CHECK_BYTES: usize = 1024 * 1024;
 
 pub(in crate::quic) struct BoundedSocket {
     inner: Arc<dyn AsyncUdpSocket>,
-    /// Of the connections.
+    /// Runtime of the connections.
     runtime: Handle,
-    intake: Arc<Mutex<Intake>>,
+    unprocessed: Arc<Mutex<UnprocessedBytes>>,
 }
 
-/// What was read and perhaps not worked on.
+/// Counts of bytes that were read and may be unprocessed.
 #[derive(Debug, Default)]
-struct Intake {
-    /// Since the last look began.
+struct UnprocessedBytes {
+    /// Bytes read since the last check began.
     fresh: usize,
-    /// What the look under way will find done.
-    looked_at: Option<usize>,
+    /// Bytes that the running check will find processed.
+    checking: Option<usize>,
     reader: Option<Waker>,
 }
 
-impl Intake {
+impl UnprocessedBytes {
     fn is_full(&self) -> bool {
-        self.fresh + self.looked_at.unwrap_or(0) > UNHANDLED_BYTES_MAX
+        self.fresh + self.checking.unwrap_or(0) > UNHANDLED_BYTES_MAX
     }
 
-    /// True when a look is to begin.
+    /// Adds read bytes. Returns true when a check is to begin.
     fn take(&mut self, bytes: usize) -> bool {
         self.fresh += bytes;
-        let begins = self.looked_at.is_none() && self.fresh >= LOOK_BYTES;
+        let begins = self.checking.is_none() && self.fresh >= CHECK_BYTES;
         if begins {
-            self.looked_at = Some(std::mem::take(&mut self.fresh));
+            self.checking = Some(std::mem::take(&mut self.fresh));
         }
         begins
     }
 
-    /// The look has come to its end. The reader to wake, and whether another look is to begin.
-    fn handle_looked(&mut self) -> (Option<Waker>, bool) {
-        self.looked_at = None;
+    /// Ends a check. Returns the reader to wake, and whether another check is to begin.
+    fn handle_checked(&mut self) -> (Option<Waker>, bool) {
+        self.checking = None;
         (self.reader.take(), self.take(0))
     }
 }
 
 impl BoundedSocket {
-    /// In the runtime that will work on the packets.
+    /// Must be called in the runtime that processes the packets.
     pub(in crate::quic) fn new(inner: Arc<dyn AsyncUdpSocket>) -> BoundedSocket {
-        BoundedSocket { inner, runtime: Handle::current(), intake: Arc::default() }
+        BoundedSocket { inner, runtime: Handle::current(), unprocessed: Arc::default() }
     }
 
-    fn look(&self) {
-        let intake = self.intake.clone();
+    fn start_check(&self) {
+        let unprocessed = self.unprocessed.clone();
         self.runtime.spawn(async move {
             loop {
-                // Behind every task that was woken before, and once more behind those that these have woken.
+                // The first yield runs every task that was woken before, the second runs the tasks that those
+                // have woken.
                 tokio::task::yield_now().await;
                 tokio::task::yield_now().await;
-                let (reader, again) = lock(&intake).handle_looked();
+                let (reader, again) = lock(&unprocessed).handle_checked();
                 reader.into_iter().for_each(Waker::wake);
                 if !again {
                     return;
@@ -83,8 +88,8 @@ impl BoundedSocket {
     }
 }
 
-fn lock(intake: &Mutex<Intake>) -> MutexGuard<'_, Intake> {
-    intake.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(unprocessed: &Mutex<UnprocessedBytes>) -> MutexGuard<'_, UnprocessedBytes> {
+    unprocessed.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl AsyncUdpSocket for BoundedSocket {
@@ -103,18 +108,18 @@ impl AsyncUdpSocket for BoundedSocket {
         meta: &mut [RecvMeta],
     ) -> Poll<io::Result<usize>> {
         {
-            let mut intake = lock(&self.intake);
-            if intake.is_full() {
-                intake.reader = Some(context.waker().clone());
+            let mut unprocessed = lock(&self.unprocessed);
+            if unprocessed.is_full() {
+                unprocessed.reader = Some(context.waker().clone());
                 return Poll::Pending;
             }
         }
         let read = self.inner.poll_recv(context, buffers, meta);
         if let Poll::Ready(Ok(count)) = &read {
             let bytes = meta.iter().take(*count).map(|meta| meta.len).sum();
-            let begins = lock(&self.intake).take(bytes);
+            let begins = lock(&self.unprocessed).take(bytes);
             if begins {
-                self.look();
+                self.start_check();
             }
         }
         read
@@ -149,18 +154,18 @@ mod tests {
 
     #[test]
     fn what_is_not_worked_on_has_a_bound_and_is_read_again_when_it_is() {
-        let mut intake = Intake::default();
-        let (mut read, mut looks) = (0, 0);
-        // Nobody works on anything.
-        while !intake.is_full() {
-            looks += usize::from(intake.take(64 * 1024));
+        let mut unprocessed = UnprocessedBytes::default();
+        let (mut read, mut checks) = (0, 0);
+        // No task processes packets here.
+        while !unprocessed.is_full() {
+            checks += usize::from(unprocessed.take(64 * 1024));
             read += 64 * 1024;
         }
-        assert_eq!((looks, read <= UNHANDLED_BYTES_MAX + 64 * 1024), (1, true), "{read} bytes");
-        intake.reader = Some(Waker::noop().clone());
-        let (reader, again) = intake.handle_looked();
+        assert_eq!((checks, read <= UNHANDLED_BYTES_MAX + 64 * 1024), (1, true), "{read} bytes");
+        unprocessed.reader = Some(Waker::noop().clone());
+        let (reader, again) = unprocessed.handle_checked();
         assert!(reader.is_some() && again, "what came since the look began is looked at next");
-        let (_, again) = intake.handle_looked();
-        assert!(!again && !intake.is_full());
+        let (_, again) = unprocessed.handle_checked();
+        assert!(!again && !unprocessed.is_full());
     }
 }

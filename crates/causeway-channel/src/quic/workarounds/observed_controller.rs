@@ -1,5 +1,10 @@
-//! The congestion controller is wrapped so that the time of the last acknowledgement can be read: quinn itself
-//! does not tell when it last heard from a peer.
+//! Congestion controller that records the last acknowledgement and keeps a minimum window.
+//!
+//! Works around two things: quinn has no API for the time of the last packet from a peer, and its BBR lowers
+//! the window to four packets (see `WINDOW_PACKETS_MIN`). All decisions are left to quinn's own controller.
+//!
+//! Delete when `quinn::Connection` tells when it last heard from its peer, and when BBR's minimum window can
+//! be configured.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -10,7 +15,7 @@ use quinn::congestion::{BbrConfig, Controller, ControllerFactory, ControllerMetr
 
 use crate::quic::CongestionControl;
 
-/// When a packet of ours was last acknowledged.
+/// Returns the time at which the peer last acknowledged a packet.
 pub(in crate::quic) fn last_acknowledged(connection: &Connection) -> Option<Instant> {
     let controller = connection.congestion_state().into_any().downcast::<ObservedController>().ok()?;
     Some(controller.last_acknowledged)
@@ -34,8 +39,9 @@ struct ObservedController {
     mtu: u64,
 }
 
-/// BBR would go down to four packets where the round trip was ever short and is now long because processors are busy, as on one host or in
-/// one building: a link was seen to carry 0.6 MB/s so. 32 packets are 37 ms of a line of 10 Mbit/s, and a sixth of what BBR begins with.
+/// Minimum congestion window. BBR goes down to four packets when the round trip was once short and is now
+/// long because processors are busy, as on one host or in one building: a link was measured at 0.6 MB/s. 32
+/// packets are 37 ms at 10 Mbit/s, and a sixth of BBR's initial window.
 const WINDOW_PACKETS_MIN: u64 = 32;
 
 impl Controller for ObservedController {
