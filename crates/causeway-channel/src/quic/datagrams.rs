@@ -7,7 +7,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -16,6 +16,7 @@ use tokio::sync::Notify;
 
 use super::LinkCounters;
 use super::workarounds::datagram_gate::DatagramGate;
+use crate::lock::lock;
 use crate::wire::datagrams::{NUMBER_BYTES_MAX, beside, read_beside};
 
 /// Bound of datagrams in one mailbox: a burst, while the reader waits for a processor. Further datagrams are
@@ -123,7 +124,7 @@ impl Datagrams {
     }
 
     fn table(&self) -> MutexGuard<'_, HashMap<u64, Weak<DatagramMailbox>>> {
-        self.mailboxes.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.mailboxes)
     }
 }
 
@@ -160,7 +161,7 @@ impl DatagramMailbox {
         let waiting = datagrams.buffer_bytes.saturating_sub(connection.datagram_send_buffer_space());
         // quinn reports the entry of the next datagram as taken even when the queue is empty.
         let waiting = waiting.saturating_sub(ENTRY_BYTES);
-        let mut gate = datagrams.gate.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut gate = lock(&datagrams.gate);
         if !gate.admits(payload.len(), waiting, Instant::now()) {
             return false;
         }
@@ -209,7 +210,7 @@ impl DatagramMailbox {
     }
 
     fn lock(&self) -> MutexGuard<'_, Contents> {
-        self.contents.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.contents)
     }
 }
 

@@ -13,12 +13,14 @@ use std::fmt;
 use std::io::{self, IoSliceMut};
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
 use quinn::udp::{RecvMeta, Transmit};
 use quinn::{AsyncUdpSocket, UdpPoller};
 use tokio::runtime::Handle;
+
+use crate::lock::lock;
 
 /// Bound of unprocessed bytes: two kernel buffers of the port, and a tenth of a second at 1 Gbit/s.
 const UNHANDLED_BYTES_MAX: usize = 16 * 1024 * 1024;
@@ -86,10 +88,6 @@ impl BoundedSocket {
             }
         });
     }
-}
-
-fn lock(unprocessed: &Mutex<UnprocessedBytes>) -> MutexGuard<'_, UnprocessedBytes> {
-    unprocessed.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl AsyncUdpSocket for BoundedSocket {

@@ -12,11 +12,13 @@ use std::future::Future;
 use std::io;
 use std::net::UdpSocket;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use quinn::{AsyncTimer, AsyncUdpSocket, Runtime, TokioRuntime};
 use tokio::runtime::{Builder, Runtime as Tokio};
+
+use crate::lock::lock;
 
 /// The runtime that quinn is given. The first future that quinn spawns is the endpoint driver, which gets the
 /// thread.
@@ -37,7 +39,7 @@ impl ReceiveThread {
     }
 
     fn take(&self) -> Option<Tokio> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+        lock(&self.0).take()
     }
 }
 
