@@ -11,7 +11,7 @@ pub mod proxy;
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::StreamExt;
@@ -29,6 +29,7 @@ pub use self::plan::{DialRoute, DialTransports, HEAD_START, STAGGER};
 pub use self::proxy::{ConnectProxy, ProxyUrlError};
 use crate::clock::Clock;
 use crate::link::{CHANNEL_ALPN, Link, LinkSide, Transport};
+use crate::lock::lock;
 use crate::peer::CertificateFacts;
 use crate::quic::{ConnectError, QuicClient, QuicOptions, RetryTicket};
 use crate::tcp;
@@ -138,7 +139,7 @@ impl Dialer {
 
     /// The machine's address has changed: QUIC links go on from a new socket.
     pub fn rebind(&self) -> io::Result<()> {
-        match &*self.quic.lock().unwrap_or_else(PoisonError::into_inner) {
+        match &*lock(&self.quic) {
             Some(client) => client.rebind(),
             None => Ok(()),
         }
@@ -250,12 +251,12 @@ impl Dialer {
     }
 
     fn numbers(&self) -> MutexGuard<'_, HashMap<SocketAddr, RetryTicket>> {
-        self.numbers.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.numbers)
     }
 
     /// The socket is bound when it is first needed, and kept.
     fn quic_client(&self) -> io::Result<QuicClient> {
-        let mut client = self.quic.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut client = lock(&self.quic);
         if let Some(client) = &*client {
             return Ok(client.clone());
         }

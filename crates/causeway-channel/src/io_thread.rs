@@ -8,14 +8,15 @@
 mod busy_poll;
 
 use std::io;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Handle};
 
 use crate::link::LinkSide;
+use crate::lock::lock;
 pub use busy_poll::note;
 
 /// Where a new link is to live. Whoever dials has one link, or two in a change, and those who ride on them may go from one to
@@ -39,7 +40,7 @@ pub fn bring(stream: TcpStream, home: &Handle) -> io::Result<TcpStream> {
 
 fn home(number: usize) -> io::Result<Handle> {
     static HOMES: Mutex<Vec<Handle>> = Mutex::new(Vec::new());
-    let mut homes = HOMES.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut homes = lock(&HOMES);
     while homes.len() <= number {
         let handle = start(homes.len())?;
         homes.push(handle);

@@ -9,6 +9,8 @@
 
 pub mod link;
 
+mod lock;
+
 pub mod clock;
 pub mod dial;
 pub mod enrol;

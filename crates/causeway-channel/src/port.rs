@@ -17,7 +17,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU32;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
@@ -34,6 +34,7 @@ use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
 use crate::link::{CloseCode, CloseReason, Link, LinkSide};
+use crate::lock::lock;
 use crate::quic::server::{AlpnProtocol, QuicServer};
 use crate::quic::{BusyRefusal, EndpointKeys, QuicOptions, RetryTicket};
 use crate::{tcp, tls, wire};
@@ -94,6 +95,8 @@ const RETRY_ABOVE_PART: usize = 4;
 const SENT_AWAY_MAX: usize = 1024;
 /// No dial lasts longer, so what comes later is no repetition by who was told.
 const DIAL_MAX: Duration = Duration::from_secs(60);
+/// Pause after a failed `accept`, which would fail again at once while file descriptors are short.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// How long the ends of links may take to reach their peers at the stop.
 const FAREWELL: Duration = Duration::from_secs(1);
 
@@ -207,7 +210,7 @@ impl ChannelPort {
                         // Out of file descriptors, most likely: accepting again at once would spin.
                         tracing::warn!(%error, "a connection could not be accepted");
                         self.shared.figures.count_turned_away(RejectReason::Accept);
-                        tokio::time::sleep(Duration::from_millis(50)).await;
+                        tokio::time::sleep(ACCEPT_PAUSE).await;
                     }
                 },
                 Some(incoming) = self.shared.quic.accept() => self.welcome_quic(incoming),
@@ -237,7 +240,7 @@ impl ChannelPort {
         if let Some(busy) = self.shared.was_told(incoming.orig_dst_cid()) {
             // Whoever saw the packet can repeat it, and each answer is work.
             return match self.shared.check_rates(client) {
-                Ok(()) => self.shared.quic.send_away(incoming, busy),
+                Ok(()) => self.shared.quic.refuse_busy(incoming, busy),
                 Err(_) => incoming.ignore(),
             };
         }
@@ -288,7 +291,7 @@ impl Shared {
 
     /// A first packet that is repeated is no new dial: it would stand in line twice. Its answer may have been lost, and is given again.
     fn was_told(&self, first: quinn::ConnectionId) -> Option<BusyRefusal> {
-        let sent_away = self.sent_away.lock().unwrap_or_else(PoisonError::into_inner);
+        let sent_away = lock(&self.sent_away);
         let now = Instant::now();
         let told = sent_away.iter().find(|told| told.first == first && now < told.due + DIAL_MAX)?;
         Some(BusyRefusal { wait: told.due.saturating_duration_since(now), number: told.number })
@@ -298,7 +301,7 @@ impl Shared {
     fn note_sent_away(&self, first: quinn::ConnectionId, wait: Duration) -> BusyRefusal {
         let due = Instant::now() + wait;
         let number = self.numbers.issue(due);
-        let mut sent_away = self.sent_away.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sent_away = lock(&self.sent_away);
         if sent_away.len() >= SENT_AWAY_MAX {
             sent_away.pop_front();
         }
@@ -307,7 +310,7 @@ impl Shared {
     }
 
     fn is_crowded(&self) -> bool {
-        let half_open = self.half_open.lock().unwrap_or_else(PoisonError::into_inner).len();
+        let half_open = lock(&self.half_open).len();
         half_open >= self.limits.half_open_max / RETRY_ABOVE_PART
     }
 
@@ -381,11 +384,11 @@ impl Shared {
             Ok(turn) => turn,
             Err(wait) => {
                 let busy = self.note_sent_away(incoming.orig_dst_cid(), wait);
-                self.quic.send_away(incoming, busy);
+                self.quic.refuse_busy(incoming, busy);
                 return Err(RejectReason::Busy);
             }
         };
-        let shaken = self.quic.shake_hands(incoming).await.map_err(|error| {
+        let shaken = self.quic.complete_handshake(incoming).await.map_err(|error| {
             tracing::debug!(%client, %error, "no handshake");
             RejectReason::Handshake
         })?;
@@ -466,7 +469,7 @@ struct Place {
 impl Place {
     fn take(shared: &Arc<Shared>, address: IpAddr) -> Place {
         let must_go = CancellationToken::new();
-        let mut half_open = shared.half_open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut half_open = lock(&shared.half_open);
         let (id, gone) = half_open.enter(network(address), must_go.clone());
         shared.figures.half_open.set(half_open.len() as i64);
         drop(half_open);
@@ -480,7 +483,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut half_open = self.shared.half_open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut half_open = lock(&self.shared.half_open);
         half_open.leave(self.id);
         self.shared.figures.half_open.set(half_open.len() as i64);
     }

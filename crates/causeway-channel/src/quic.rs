@@ -1,22 +1,18 @@
-//! A link over QUIC: quinn behind the face of `link`, and nothing of quinn outside this room.
+//! A link over QUIC: implements the API of `link` with quinn. No type of quinn leaves this module.
 //!
-//! `client` dials, `server` makes what the port accepts with, `transport` holds the numbers, `stream` the two
-//! halves of a stream, `datagrams` what travels beside them. Retransmission, pacing, migration and path MTU are quinn's business.
+//! `client` dials, `server` accepts for the port, `transport` holds the settings, `stream` the two halves of
+//! a stream, `datagrams` the datagrams of streams, `workarounds` what we change in quinn. Retransmission,
+//! pacing, migration and path MTU discovery are left to quinn.
 
-mod adaptive_gso;
-mod bounded;
 mod busy_refusal;
 mod client;
-mod connection_ids;
-mod datagram_gate;
 mod datagrams;
 mod path;
-mod receive_thread;
-mod refusing_handshake;
 pub(crate) mod server;
 pub(crate) mod socket;
 mod stream;
 mod transport;
+mod workarounds;
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -34,6 +30,7 @@ use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 use self::datagrams::{DatagramCounts, DatagramRouter};
+use self::workarounds::observed_controller;
 use crate::link::{
     CloseCode, CloseReason, ClosedBy, DatagramError, HEADER_DEADLINE, LinkClosed, LinkLimits, LinkStats,
     PREFIX_BYTES, ResetCode, Stream, StreamError, StreamHeader, StreamPurpose,
@@ -48,9 +45,9 @@ pub use server::EndpointKeys;
 pub use stream::{QuicRecv, QuicSend};
 pub use transport::{CongestionControl, QuicOptions};
 
-/// Headers that are read at the same time; beyond it streams wait in quinn.
-const ARRIVING_MAX: usize = 64;
-/// Control goes before everything else that waits to be sent.
+/// Bound of stream headers that are read at the same time. Further streams wait in quinn.
+const INCOMING_STREAMS_MAX: usize = 64;
+/// Priority of the control stream: it is sent before all other streams.
 const CONTROL_PRIORITY: i32 = 10;
 
 #[derive(Clone)]
@@ -59,40 +56,40 @@ pub struct QuicLink(Arc<Inner>);
 struct Inner {
     connection: Connection,
     limits: LinkLimits,
-    vitals: Arc<Vitals>,
+    counters: Arc<LinkCounters>,
     closed_by_us: OnceLock<CloseReason>,
-    post: Arc<DatagramRouter>,
-    /// Of the link itself, once somebody reads there.
+    router: Arc<DatagramRouter>,
+    /// Mailbox for datagrams of the link itself; created by the first read.
     mailbox: OnceLock<Arc<DatagramMailbox>>,
-    arriving: Mutex<FuturesUnordered<Arriving>>,
+    incoming: Mutex<FuturesUnordered<IncomingStream>>,
 }
 
-type Arriving = Pin<Box<dyn Future<Output = Option<(StreamHeader, Stream)>> + Send>>;
+type IncomingStream = Pin<Box<dyn Future<Output = Option<(StreamHeader, Stream)>> + Send>>;
 
 impl QuicLink {
-    /// Around a connection whose handshake is complete.
+    /// Wraps a connection whose handshake is complete.
     fn new(connection: Connection, limits: LinkLimits) -> QuicLink {
         QuicLink::with(connection, limits, transport::STREAMS_AT_FIRST)
     }
 
-    /// The same for one that was accepted, see `Link::admit`.
+    /// Wraps an accepted connection, see `Link::admit`.
     fn pending(connection: Connection, limits: LinkLimits) -> QuicLink {
         QuicLink::with(connection, limits, transport::STREAMS_BEFORE_ADMISSION)
     }
 
     fn with(connection: Connection, limits: LinkLimits, streams: u32) -> QuicLink {
-        let vitals = Arc::new(Vitals::new(streams.min(limits.streams_max)));
-        let arriving = Mutex::new(FuturesUnordered::new());
+        let counters = Arc::new(LinkCounters::new(streams.min(limits.streams_max)));
+        let incoming = Mutex::new(FuturesUnordered::new());
         let (closed_by_us, mailbox) = (OnceLock::new(), OnceLock::new());
-        let post =
-            Arc::new(DatagramRouter::new(connection.clone(), vitals.clone(), limits.datagram_buffer_bytes));
-        QuicLink(Arc::new(Inner { connection, limits, vitals, closed_by_us, post, mailbox, arriving }))
+        let router =
+            Arc::new(DatagramRouter::new(connection.clone(), counters.clone(), limits.datagram_buffer_bytes));
+        QuicLink(Arc::new(Inner { connection, limits, counters, closed_by_us, router, mailbox, incoming }))
     }
 
     /// See `Link::admit`.
     pub fn admit(&self) {
         let allowed = transport::STREAMS_AT_FIRST.min(self.0.limits.streams_max);
-        if self.0.vitals.streams_allowed.fetch_max(allowed, Ordering::Relaxed) < allowed {
+        if self.0.counters.streams_allowed.fetch_max(allowed, Ordering::Relaxed) < allowed {
             self.0.connection.set_max_concurrent_bi_streams(VarInt::from_u32(allowed));
         }
     }
@@ -101,9 +98,10 @@ impl QuicLink {
         let bytes = header.encode_prefixed()?;
         let opened = self.0.connection.open_bi().await;
         let (send, recv) = opened.map_err(|error| self.0.link_closed(&error))?;
-        let open = Open::new(self.0.vitals.clone(), false);
-        // Before the peer hears of the stream: what it sends at once finds its mailbox. It says in turn when it has one.
-        let mailbox = mailbox_for(&header, &self.0.post, send.id().into(), false);
+        let open = OpenStreamGuard::new(self.0.counters.clone(), false);
+        // Created before the peer learns of the stream, so that datagrams sent at once find the mailbox. The
+        // peer announces its own mailbox in turn.
+        let mailbox = mailbox_for(&header, &self.0.router, send.id().into(), false);
         let Stream { mut send, recv } = join_halves(&header, send, recv, open, mailbox);
         send.write_chunk(bytes).await.map_err(|error| match ResetCode::of(&error) {
             Some(code) => StreamError::Refused(crate::link::Reset(code)),
@@ -114,19 +112,19 @@ impl QuicLink {
 
     pub async fn accept_stream(&self) -> Result<(StreamHeader, Stream), LinkClosed> {
         let inner = &self.0;
-        let mut arriving = inner.arriving.lock().await;
+        let mut incoming = inner.incoming.lock().await;
         loop {
             tokio::select! {
                 biased;
-                Some(arrived) = arriving.next(), if !arriving.is_empty() => {
-                    if let Some(arrived) = arrived {
-                        return Ok(arrived);
+                Some(stream) = incoming.next(), if !incoming.is_empty() => {
+                    if let Some(stream) = stream {
+                        return Ok(stream);
                     }
                 }
-                accepted = inner.connection.accept_bi(), if arriving.len() < ARRIVING_MAX => {
+                accepted = inner.connection.accept_bi(), if incoming.len() < INCOMING_STREAMS_MAX => {
                     let (send, recv) = accepted.map_err(|error| inner.link_closed(&error))?;
-                    inner.leave_room_for_streams();
-                    arriving.push(Box::pin(arrive(inner.vitals.clone(), inner.post.clone(), send, recv)));
+                    inner.raise_stream_limit();
+                    incoming.push(Box::pin(read_incoming_stream(inner.counters.clone(), inner.router.clone(), send, recv)));
                 }
             }
         }
@@ -135,12 +133,12 @@ impl QuicLink {
     pub fn send_datagram(&self, data: Bytes) -> Result<(), DatagramError> {
         let connection = &self.0.connection;
         let (bytes, bytes_max) = (data.len(), self.datagram_bytes_max());
-        // Left to itself quinn would drop the oldest, and nobody would count it.
+        // Without this check quinn would drop the oldest datagram, and the drop would not be counted.
         if connection.datagram_send_buffer_space() < bytes + NUMBER_BYTES_MAX {
             if bytes > bytes_max {
                 return Err(DatagramError::TooLarge { bytes, bytes_max });
             }
-            self.0.vitals.datagrams.dropped.fetch_add(1, Ordering::Relaxed);
+            self.0.counters.datagrams.dropped.fetch_add(1, Ordering::Relaxed);
             return Err(DatagramError::Full);
         }
         connection.send_datagram(beside(OF_THE_LINK, &data)).map_err(|error| match error {
@@ -150,7 +148,7 @@ impl QuicLink {
     }
 
     pub async fn read_datagram(&self) -> Result<Bytes, LinkClosed> {
-        let mailbox = self.0.mailbox.get_or_init(|| self.0.post.mailbox(OF_THE_LINK, true));
+        let mailbox = self.0.mailbox.get_or_init(|| self.0.router.mailbox(OF_THE_LINK, true));
         tokio::select! {
             biased;
             datagram = mailbox.recv() => Ok(datagram),
@@ -171,10 +169,10 @@ impl QuicLink {
         self.0.link_closed(&error)
     }
 
-    /// From what was read here, and from the acknowledgements that quinn saw.
+    /// The later of the last read and the last acknowledgement that quinn saw.
     pub fn last_heard(&self) -> Instant {
-        let acknowledged = transport::last_acknowledged(&self.0.connection);
-        acknowledged.map_or(self.0.vitals.last_heard(), |time| time.max(self.0.vitals.last_heard()))
+        let acknowledged = observed_controller::last_acknowledged(&self.0.connection);
+        acknowledged.map_or(self.0.counters.last_heard(), |time| time.max(self.0.counters.last_heard()))
     }
 
     pub fn rtt(&self) -> Option<Duration> {
@@ -183,17 +181,17 @@ impl QuicLink {
 
     pub fn figures(&self) -> LinkStats {
         let stats = self.0.connection.stats();
-        let vitals = &self.0.vitals;
+        let counters = &self.0.counters;
         LinkStats {
             sent_bytes: stats.udp_tx.bytes,
             received_bytes: stats.udp_rx.bytes,
-            streams_open: vitals.streams_open.load(Ordering::Relaxed),
-            streams_malformed: vitals.streams_malformed.load(Ordering::Relaxed),
-            // quinn gives no credit for more: a stream counts there until it was accepted and dropped.
+            streams_open: counters.streams_open.load(Ordering::Relaxed),
+            streams_malformed: counters.streams_malformed.load(Ordering::Relaxed),
+            // quinn gives no credit beyond the limit: a stream counts until it was accepted and dropped.
             streams_refused: 0,
-            datagrams_sent: vitals.datagrams.sent.load(Ordering::Relaxed),
-            datagrams_received: vitals.datagrams.received.load(Ordering::Relaxed),
-            datagrams_dropped: vitals.datagrams.dropped.load(Ordering::Relaxed),
+            datagrams_sent: counters.datagrams.sent.load(Ordering::Relaxed),
+            datagrams_received: counters.datagrams.received.load(Ordering::Relaxed),
+            datagrams_dropped: counters.datagrams.dropped.load(Ordering::Relaxed),
         }
     }
 
@@ -201,28 +199,28 @@ impl QuicLink {
         canonical(self.0.connection.remote_address())
     }
 
-    /// TLS keeps it; a second one here would be half a kilobyte for every link.
+    /// Taken from TLS. A copy kept here would cost half a kilobyte per link.
     pub fn certificate(&self) -> Option<CertificateDer<'static>> {
         certificate(&self.0.connection)
     }
 }
 
 impl Inner {
-    // Every stream a peer may open costs a place in two tables, open or not. So an idle link allows few, and a
-    // busy one gets more before it has to wait.
-    fn leave_room_for_streams(&self) {
-        let allowed = self.vitals.streams_allowed.load(Ordering::Relaxed);
-        let open = self.vitals.peer_streams_open.load(Ordering::Relaxed) as u32;
+    // Every stream that a peer may open costs an entry in two tables of quinn, open or not. An idle link
+    // therefore allows few, and a busy link gets a higher limit before its streams have to wait.
+    fn raise_stream_limit(&self) {
+        let allowed = self.counters.streams_allowed.load(Ordering::Relaxed);
+        let open = self.counters.peer_streams_open.load(Ordering::Relaxed) as u32;
         let is_pending = allowed <= transport::STREAMS_BEFORE_ADMISSION;
         if is_pending || open + 1 < allowed / 2 || allowed >= self.limits.streams_max {
             return;
         }
-        // quinn does not announce a step of an eighth or less, so the last one must be a large one.
+        // quinn does not announce an increase of an eighth or less, so the last increase must be larger.
         let more = match allowed.saturating_mul(4) {
             more if more > self.limits.streams_max / 2 => self.limits.streams_max,
             more => more,
         };
-        self.vitals.streams_allowed.store(more, Ordering::Relaxed);
+        self.counters.streams_allowed.store(more, Ordering::Relaxed);
         self.connection.set_max_concurrent_bi_streams(VarInt::from_u32(more));
     }
 
@@ -258,25 +256,26 @@ impl Drop for Inner {
     }
 }
 
-/// For a stream that wants one. Not for the first of a link: that is the control stream, whose number means the link itself.
+/// Creates the mailbox of a stream that carries datagrams. The first stream of a link has none: it is the
+/// control stream, whose number stands for the link itself.
 fn mailbox_for(
     header: &StreamHeader,
-    post: &DatagramRouter,
+    router: &DatagramRouter,
     number: u64,
     is_welcome: bool,
 ) -> Option<Arc<DatagramMailbox>> {
-    (header.datagrams && number != OF_THE_LINK).then(|| post.mailbox(number, is_welcome))
+    (header.datagrams && number != OF_THE_LINK).then(|| router.mailbox(number, is_welcome))
 }
 
 fn join_halves(
     header: &StreamHeader,
     send: quinn::SendStream,
     recv: quinn::RecvStream,
-    open: Open,
+    open: OpenStreamGuard,
     mailbox: Option<Arc<DatagramMailbox>>,
 ) -> Stream {
     if header.purpose() == Some(StreamPurpose::Control) {
-        // Fails only for a stream that is closed already, which the next write will tell.
+        // Fails only for a stream that is already closed; the next write reports that.
         let _ = send.set_priority(CONTROL_PRIORITY);
     }
     let open = Arc::new(open);
@@ -284,33 +283,34 @@ fn join_halves(
     Stream { send: send.into(), recv: QuicRecv::new(recv, open, mailbox).into() }
 }
 
-/// Waits for the header of a stream of the peer. `None`: there was none worth waiting for.
-async fn arrive(
-    vitals: Arc<Vitals>,
-    post: Arc<DatagramRouter>,
+/// Reads the header of a stream that the peer opened. Returns `None` when the header is malformed or late.
+async fn read_incoming_stream(
+    counters: Arc<LinkCounters>,
+    router: Arc<DatagramRouter>,
     mut send: quinn::SendStream,
     mut recv: quinn::RecvStream,
 ) -> Option<(StreamHeader, Stream)> {
-    let open = Open::new(vitals.clone(), true);
-    let arrival = async {
+    let open = OpenStreamGuard::new(counters.clone(), true);
+    let header_and_mailbox = async {
         let header = read_header(&mut recv).await?;
-        let mailbox = mailbox_for(&header, &post, recv.id().into(), true);
+        let mailbox = mailbox_for(&header, &router, recv.id().into(), true);
         if mailbox.is_some() {
-            // From now on. A peer that does not want to know has stopped the direction, which others will notice.
+            // Datagrams are accepted from now on. The write fails only if the peer has stopped this
+            // direction; later reads and writes report that.
             let _ = send.write_all(&WELCOME.to_be_bytes()).await;
         }
         Ok((header, mailbox))
     };
-    let code = match timeout(HEADER_DEADLINE, arrival).await {
+    let code = match timeout(HEADER_DEADLINE, header_and_mailbox).await {
         Ok(Ok((header, mailbox))) => {
-            vitals.heard();
+            counters.heard();
             let stream = join_halves(&header, send, recv, open, mailbox);
             return Some((header, stream));
         }
         Ok(Err(code)) => code,
         Err(_) => ResetCode::Timeout,
     };
-    vitals.streams_malformed.fetch_add(1, Ordering::Relaxed);
+    counters.streams_malformed.fetch_add(1, Ordering::Relaxed);
     let code = VarInt::from_u32(code.into());
     let _ = (send.reset(code), recv.stop(code));
     None
@@ -325,10 +325,10 @@ async fn read_header(recv: &mut quinn::RecvStream) -> Result<StreamHeader, Reset
     StreamHeader::decode_message(message.freeze()).map_err(|_| ResetCode::Malformed)
 }
 
-/// What the halves of streams report back, without holding the link open.
-struct Vitals {
-    born: Instant,
-    /// Nanoseconds after `born`.
+/// Counters that the halves of streams update, without keeping the link alive.
+struct LinkCounters {
+    created: Instant,
+    /// Nanoseconds after `created`.
     heard: AtomicU64,
     streams_open: AtomicU64,
     peer_streams_open: AtomicU64,
@@ -337,10 +337,10 @@ struct Vitals {
     datagrams: DatagramCounts,
 }
 
-impl Vitals {
-    fn new(streams_allowed: u32) -> Vitals {
-        Vitals {
-            born: Instant::now(),
+impl LinkCounters {
+    fn new(streams_allowed: u32) -> LinkCounters {
+        LinkCounters {
+            created: Instant::now(),
             heard: AtomicU64::default(),
             streams_open: AtomicU64::default(),
             peer_streams_open: AtomicU64::default(),
@@ -351,32 +351,32 @@ impl Vitals {
     }
 
     fn heard(&self) {
-        self.heard.fetch_max(self.born.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        self.heard.fetch_max(self.created.elapsed().as_nanos() as u64, Ordering::Relaxed);
     }
 
     fn last_heard(&self) -> Instant {
-        self.born + Duration::from_nanos(self.heard.load(Ordering::Relaxed))
+        self.created + Duration::from_nanos(self.heard.load(Ordering::Relaxed))
     }
 }
 
-/// Counts a stream for as long as one of its halves lives.
-struct Open {
-    vitals: Arc<Vitals>,
+/// Counts a stream as open while one of its halves exists.
+struct OpenStreamGuard {
+    counters: Arc<LinkCounters>,
     is_of_peer: bool,
 }
 
-impl Open {
-    fn new(vitals: Arc<Vitals>, is_of_peer: bool) -> Open {
-        vitals.streams_open.fetch_add(1, Ordering::Relaxed);
-        vitals.peer_streams_open.fetch_add(u64::from(is_of_peer), Ordering::Relaxed);
-        Open { vitals, is_of_peer }
+impl OpenStreamGuard {
+    fn new(counters: Arc<LinkCounters>, is_of_peer: bool) -> OpenStreamGuard {
+        counters.streams_open.fetch_add(1, Ordering::Relaxed);
+        counters.peer_streams_open.fetch_add(u64::from(is_of_peer), Ordering::Relaxed);
+        OpenStreamGuard { counters, is_of_peer }
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenStreamGuard {
     fn drop(&mut self) {
-        self.vitals.streams_open.fetch_sub(1, Ordering::Relaxed);
-        self.vitals.peer_streams_open.fetch_sub(u64::from(self.is_of_peer), Ordering::Relaxed);
+        self.counters.streams_open.fetch_sub(1, Ordering::Relaxed);
+        self.counters.peer_streams_open.fetch_sub(u64::from(self.is_of_peer), Ordering::Relaxed);
     }
 }
 
@@ -385,9 +385,9 @@ fn certificate(connection: &Connection) -> Option<CertificateDer<'static>> {
     chain.into_iter().next()
 }
 
-/// TLS alerts travel as these codes (RFC 9001, section 4.8).
+/// Range of QUIC error codes that carry TLS alerts (RFC 9001, section 4.8).
 const CRYPTO_CODES: std::ops::Range<u64> = 0x100..0x200;
-/// RFC 9000, section 20.1.
+/// Transport error CONNECTION_REFUSED (RFC 9000, section 20.1).
 const CONNECTION_REFUSED: u64 = 0x2;
 
 fn link_closed(error: &ConnectionError) -> LinkClosed {
@@ -427,7 +427,7 @@ fn link_closed(error: &ConnectionError) -> LinkClosed {
     }
 }
 
-// A socket for both families shows IPv4 peers as IPv6.
+// A dual-stack socket shows IPv4 peers as IPv6-mapped addresses.
 fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }

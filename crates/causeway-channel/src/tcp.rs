@@ -17,7 +17,7 @@ mod tests;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
@@ -38,6 +38,7 @@ use crate::link::{
     CloseCode, CloseReason, DatagramError, LinkClosed, LinkLimits, LinkSide, LinkStats, PREFIX_BYTES,
     ResetCode, Stream, StreamError, StreamHeader, StreamPurpose,
 };
+use crate::lock::lock;
 
 /// What is known of the peer when the link begins.
 #[derive(Debug, Clone)]
@@ -323,7 +324,7 @@ impl Shared {
 
     fn lock(&self) -> MutexGuard<'_, Mux> {
         // A panic in the mux is a bug, but one link's bug: the others go on, and this one's state is only its own.
-        self.mux.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.mux)
     }
 
     fn signal(&self, signals: MuxSignals) {

@@ -7,6 +7,7 @@
 
 pub mod control;
 pub mod datagrams;
+mod frame;
 
 use std::fmt;
 use std::io;
@@ -225,12 +226,7 @@ impl EnrolmentRefusal {
 
 impl fmt::Display for EnrolmentRefusal {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let clean = |text: &str| text.chars().filter(|char| !char.is_control()).take(400).collect::<String>();
-        write!(formatter, "{}", clean(&self.message))?;
-        if !self.hint.is_empty() {
-            write!(formatter, " ({})", clean(&self.hint))?;
-        }
-        Ok(())
+        frame::write_refusal(formatter, &self.message, &self.hint)
     }
 }
 
@@ -246,12 +242,17 @@ pub enum WireError {
     Malformed(#[from] prost::DecodeError),
 }
 
+impl From<frame::FrameTooLong> for WireError {
+    fn from(error: frame::FrameTooLong) -> WireError {
+        WireError::TooLong { bytes: error.bytes }
+    }
+}
+
 /// Reads one message. The caller sets the deadline.
 pub async fn read<M: Message + Default>(link: &mut (impl AsyncRead + Unpin)) -> Result<M, WireError> {
-    let bytes = link.read_u32().await? as usize;
-    if bytes > MESSAGE_BYTES_MAX {
-        return Err(WireError::TooLong { bytes });
-    }
+    let mut prefix = [0; frame::LENGTH_BYTES];
+    link.read_exact(&mut prefix).await?;
+    let bytes = frame::length(prefix, MESSAGE_BYTES_MAX)?;
     let mut body = Vec::new();
     // The peer announces the length, so memory follows what arrives, not what is announced.
     let received = link.take(bytes as u64).read_to_end(&mut body).await?;
@@ -263,13 +264,7 @@ pub async fn read<M: Message + Default>(link: &mut (impl AsyncRead + Unpin)) -> 
 
 /// Writes one message and flushes it.
 pub async fn write(link: &mut (impl AsyncWrite + Unpin), message: &impl Message) -> Result<(), WireError> {
-    let body = message.encode_to_vec();
-    if body.len() > MESSAGE_BYTES_MAX {
-        return Err(WireError::TooLong { bytes: body.len() });
-    }
-    let mut frame = (body.len() as u32).to_be_bytes().to_vec();
-    frame.extend_from_slice(&body);
-    link.write_all(&frame).await?;
+    link.write_all(&frame::encode(message, MESSAGE_BYTES_MAX)?).await?;
     link.flush().await?;
     Ok(())
 }

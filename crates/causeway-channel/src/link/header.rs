@@ -62,8 +62,7 @@ pub enum StreamPurpose {
     Service = 3,
     Node = 4,
     Api = 5,
-    /// From replica to replica, for an edge that is attached there.
-    Forward = 6,
+    // 6 is reserved: it was `Forward`, which no version has sent.
     /// Questions of `causeway doctor`, answered with JSON. A peer that does not know this purpose refuses the stream.
     Diagnose = 7,
 }
@@ -89,7 +88,6 @@ impl StreamHeader {
             3 => StreamPurpose::Service,
             4 => StreamPurpose::Node,
             5 => StreamPurpose::Api,
-            6 => StreamPurpose::Forward,
             7 => StreamPurpose::Diagnose,
             _ => return None,
         })

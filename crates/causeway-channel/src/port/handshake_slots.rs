@@ -6,13 +6,14 @@
 //! sockets; `HandshakeSlots` lets wait.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::admission_backlog::AdmissionBacklog;
+use crate::lock::lock;
 
 /// At the start: a tenth of a second of work for two cores.
 const PLACES_FIRST: f64 = 128.0;
@@ -114,14 +115,13 @@ impl HandshakeSlots {
 
     fn with_line(&self, ask: fn(&mut AdmissionBacklog, Instant, usize) -> Duration) -> Duration {
         let waiting = self.waiting.load(Ordering::Relaxed);
-        let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut line = lock(&self.line);
         ask(&mut line, Instant::now(), waiting)
     }
 
     /// Do as many wait as are served?
     pub(super) fn is_crowded(&self) -> bool {
-        self.waiting.load(Ordering::Relaxed) as f64
-            >= self.pace.lock().unwrap_or_else(PoisonError::into_inner).places
+        self.waiting.load(Ordering::Relaxed) as f64 >= lock(&self.pace).places
     }
 }
 
@@ -152,17 +152,17 @@ pub struct HandshakeSlot {
 impl HandshakeSlot {
     /// How many handshakes a second are finished here when all places are taken, as far as that was seen.
     pub fn served_per_second(&self) -> u32 {
-        self.turns.line.lock().unwrap_or_else(PoisonError::into_inner).served_per_second()
+        lock(&self.turns.line).served_per_second()
     }
 }
 
 impl Drop for HandshakeSlot {
     fn drop(&mut self) {
         let is_full = self.turns.places.available_permits() == 0;
-        let mut pace = self.turns.pace.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pace = lock(&self.turns.pace);
         let free = pace.handle_left(self.since.elapsed(), is_full);
         drop(pace);
-        let mut line = self.turns.line.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut line = lock(&self.turns.line);
         line.handle_left(Instant::now(), is_full);
         drop(line);
         self.turns.places.add_permits(free);

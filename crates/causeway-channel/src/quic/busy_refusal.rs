@@ -1,21 +1,22 @@
-//! What a port with too much to do tells those it sends away: when to come again, and with which number.
+//! The refusal of a busy port: when to retry, and the ticket to present then.
 //!
-//! It travels as the text of QUIC's own refusal, so a peer that does not know it sees a refusal and nothing else. The
-//! number comes back as the connection ID of the next first packet, which is the only thing that the port sees before
-//! it begins to work. What a number is worth is the port's business (`port::numbers`).
+//! The refusal is the reason text of a QUIC CONNECTION_REFUSED, so a peer that does not know the format sees
+//! an ordinary refusal. The ticket comes back as the destination connection ID of the next Initial packet,
+//! which is all that the port sees before it starts work. Tickets are issued and checked by
+//! `port::retry_tickets`.
 
 use std::fmt::Write;
 use std::time::Duration;
 
 use quinn::ConnectionId;
 
-/// As long as a connection ID may be (RFC 9000, section 17.2).
+/// Longest connection ID (RFC 9000, section 17.2).
 pub const NUMBER_BYTES: usize = 20;
-/// No port sends a peer away for longer, whatever it says.
+/// Upper bound of the wait that a client accepts from a port.
 const WAIT_MAX: Duration = Duration::from_secs(5 * 60);
 const WORD: &str = "busy";
 
-/// Shown at the next try. Whoever does not make them cannot tell one from random bytes.
+/// Presented with the next attempt. Only the port that issued it can tell it from random bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RetryTicket(pub [u8; NUMBER_BYTES]);
 
@@ -25,7 +26,7 @@ impl RetryTicket {
     }
 }
 
-/// Come again after `wait`, and show `number` then.
+/// Asks the client to retry after `wait` with this ticket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BusyRefusal {
     pub wait: Duration,
@@ -33,7 +34,7 @@ pub struct BusyRefusal {
 }
 
 impl BusyRefusal {
-    /// `busy MILLISECONDS NUMBER`, the number in hexadecimal.
+    /// Encodes as `busy MILLISECONDS TICKET`, the ticket in hexadecimal.
     pub fn to_text(self) -> String {
         let mut text = format!("{WORD} {} ", self.wait.as_millis());
         for byte in self.number.0 {
@@ -43,7 +44,8 @@ impl BusyRefusal {
         text
     }
 
-    /// `None`: the refusal says nothing of the kind. Words after the number are left to those who know them.
+    /// Returns `None` if the text is not a busy refusal. Words after the ticket are ignored, so that newer
+    /// ports can add some.
     pub fn from_text(text: &[u8]) -> Option<BusyRefusal> {
         let mut words = std::str::from_utf8(text).ok()?.split(' ');
         if words.next()? != WORD {

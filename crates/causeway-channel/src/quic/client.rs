@@ -1,7 +1,7 @@
-//! Dialling over QUIC, from one socket that may move.
+//! Dials over QUIC, from one socket that can be replaced.
 //!
-//! All links of an edge share a socket; when the machine's address changes the socket is replaced and the links
-//! migrate. Which addresses to try, and for how long, is the dialer's business.
+//! All links of an edge share a socket. When the address of the machine changes, the socket is replaced and
+//! the links migrate. The addresses to try and the deadlines are decided by `dial`.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -17,7 +17,7 @@ use super::{QuicLink, QuicOptions, link_closed, socket};
 use crate::link::{CloseCode, Link, LinkClosed};
 use crate::tls::CLOUD_NAME;
 
-/// A socket to dial from. Clones share it; links live on after the last one is dropped.
+/// A socket to dial from. Clones share it. Links stay open after the last clone is dropped.
 #[derive(Clone)]
 pub struct QuicClient {
     endpoint: Endpoint,
@@ -30,21 +30,21 @@ pub struct QuicClient {
 pub enum ConnectError {
     #[error("QUIC cannot be spoken with these settings: {0}")]
     Settings(String),
-    /// The port has too much to do, and says when it has time.
+    /// The port is busy and names the time of the next attempt.
     #[error("the cloud has too much to do; it asks to come again in {} ms", .0.wait.as_millis())]
     Busy(BusyRefusal),
-    /// The handshake did not come to an end, for this reason.
+    /// The handshake failed for this reason.
     #[error(transparent)]
     Failed(#[from] LinkClosed),
 }
 
 impl QuicClient {
-    /// On any port, for both families where the machine has them.
+    /// Binds to any port, for IPv4 and IPv6 where the machine has both.
     pub fn bind(options: QuicOptions) -> io::Result<QuicClient> {
         QuicClient::bind_to(None, options)
     }
 
-    /// On an address of this machine, where it has several.
+    /// Binds to one address of this machine.
     pub fn bind_to(from: Option<IpAddr>, options: QuicOptions) -> io::Result<QuicClient> {
         let transports = TransportConfigs::new(&options, transport::STREAMS_AT_FIRST);
         let socket = any_socket(from)?;
@@ -54,7 +54,7 @@ impl QuicClient {
         Ok(QuicClient { endpoint, transports, options, from })
     }
 
-    /// A link to `address`. `tls` says whom to believe, who we are, and under which ALPN.
+    /// Opens a link to `address`. `tls` holds the trusted CAs, our certificate and the ALPN.
     pub async fn connect(
         &self,
         address: SocketAddr,
@@ -63,7 +63,7 @@ impl QuicClient {
         self.connect_as(address, tls, None).await
     }
 
-    /// As `connect`, with the number that this port gave when it had too much to do. Each is used once.
+    /// As `connect`, with the retry ticket that this port issued when it was busy. A ticket is used once.
     pub async fn connect_as(
         &self,
         address: SocketAddr,
@@ -77,14 +77,14 @@ impl QuicClient {
         if let Some(number) = number {
             config.initial_dst_cid_provider(Arc::new(move || number.connection_id()));
         }
-        // The name is only a hint for load balancers; the verifier asks for the cloud's own name.
+        // The server name is only a hint for load balancers; the verifier requires the cloud's own name.
         let connecting =
             self.endpoint.connect_with(config, address, CLOUD_NAME).map_err(|error| settings(&error))?;
         let connection = connecting.await.map_err(failed)?;
         Ok(QuicLink::new(connection, self.options.limits.clone()).into())
     }
 
-    /// Moves all links to a new socket, as when the machine's address has changed.
+    /// Moves all links to a new socket, for example after the machine's address has changed.
     pub fn rebind(&self) -> io::Result<()> {
         self.endpoint.rebind(any_socket(self.from)?)
     }

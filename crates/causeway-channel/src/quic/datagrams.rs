@@ -1,58 +1,65 @@
-//! Datagrams that travel beside the streams of one link: whose is which.
+//! Routes QUIC datagrams of one link to their streams.
 //!
-//! Each begins with the number of its stream. A stream that wants them has a mailbox here for as long as one of its halves
-//! lives; what comes for another number is dropped and counted. Numbers are those of this link, so a peer can name only
-//! streams that it opened itself or that were opened towards it. Made with the first stream that asks for it: most links have none.
+//! Each datagram begins with the number of its stream. A stream that carries datagrams has a mailbox here
+//! while one of its halves exists; a datagram for any other number is dropped and counted. Numbers are those
+//! of this link, so a peer can name only streams between the two. The router starts with the first stream
+//! that needs it: most links have none.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Instant;
 
 use bytes::Bytes;
 use quinn::Connection;
 use tokio::sync::Notify;
 
-use super::Vitals;
-use super::datagram_gate::DatagramGate;
+use super::LinkCounters;
+use super::workarounds::datagram_gate::DatagramGate;
+use crate::lock::lock;
 use crate::wire::datagrams::{NUMBER_BYTES_MAX, beside, read_beside};
 
-/// What a mailbox holds before somebody takes it: a burst, while its reader waits for a processor. The next is dropped.
+/// Bound of datagrams in one mailbox: a burst, while the reader waits for a processor. Further datagrams are
+/// dropped.
 const MAILBOX_MAX: usize = 256;
 const MAILBOX_BYTES_MAX: usize = 256 * 1024;
-/// What all mailboxes of a link hold, in buffers of the link (`datagram_buffer_bytes`): 32 that are full, and however many a peer
-/// opens and nobody reads, no more.
+/// Bound of all mailboxes of a link, as a multiple of `datagram_buffer_bytes`: 32 full mailboxes. A peer that
+/// opens more streams which are not read gets no more.
 const ALL_BUFFERS_MAX: usize = 8;
-/// What a datagram costs beside its bytes: a place in a queue, and the allocator's own.
-const HELD_BYTES: usize = 64;
+/// Cost of a queued datagram beyond its bytes: the queue entry and the allocator's overhead.
+const QUEUE_ENTRY_BYTES: usize = 64;
 
-/// What a link keeps for them until there are any.
+/// Creates the router of a link on first use.
 pub(super) struct DatagramRouter {
     connection: Connection,
-    vitals: Arc<Vitals>,
-    /// What quinn keeps at most of what waits to be sent.
+    counters: Arc<LinkCounters>,
+    /// Size of quinn's send queue for datagrams.
     buffer_bytes: usize,
-    begun: OnceLock<Arc<Datagrams>>,
+    started: OnceLock<Arc<Datagrams>>,
 }
 
 impl DatagramRouter {
-    pub(super) fn new(connection: Connection, vitals: Arc<Vitals>, buffer_bytes: usize) -> DatagramRouter {
-        DatagramRouter { connection, vitals, buffer_bytes, begun: OnceLock::new() }
+    pub(super) fn new(
+        connection: Connection,
+        counters: Arc<LinkCounters>,
+        buffer_bytes: usize,
+    ) -> DatagramRouter {
+        DatagramRouter { connection, counters, buffer_bytes, started: OnceLock::new() }
     }
 
-    /// A mailbox for one stream, or for the link itself. `is_welcome`: the peer has one for it already.
+    /// Creates the mailbox of a stream, or of the link itself. `is_welcome`: the peer has announced its own.
     pub(super) fn mailbox(&self, number: u64, is_welcome: bool) -> Arc<DatagramMailbox> {
-        let begin = || Datagrams::start(self.connection.clone(), self.vitals.clone(), self.buffer_bytes);
-        self.begun.get_or_init(begin).mailbox(number, is_welcome)
+        let start = || Datagrams::start(self.connection.clone(), self.counters.clone(), self.buffer_bytes);
+        self.started.get_or_init(start).mailbox(number, is_welcome)
     }
 }
 
 struct Datagrams {
     connection: Connection,
-    vitals: Arc<Vitals>,
+    counters: Arc<LinkCounters>,
     buffer_bytes: usize,
     gate: Mutex<DatagramGate>,
-    /// In all mailboxes together.
+    /// Bytes in all mailboxes.
     held: AtomicUsize,
     mailboxes: Mutex<HashMap<u64, Weak<DatagramMailbox>>>,
 }
@@ -65,12 +72,12 @@ pub(super) struct DatagramCounts {
 }
 
 impl Datagrams {
-    /// With a task that hands out what arrives; it ends with the link.
-    fn start(connection: Connection, vitals: Arc<Vitals>, buffer_bytes: usize) -> Arc<Datagrams> {
+    /// Starts the task that delivers received datagrams. It ends with the link.
+    fn start(connection: Connection, counters: Arc<LinkCounters>, buffer_bytes: usize) -> Arc<Datagrams> {
         let (gate, held, mailboxes) =
             (Mutex::new(DatagramGate::Open(None)), AtomicUsize::new(0), Mutex::default());
-        let datagrams = Arc::new(Datagrams { connection, vitals, buffer_bytes, gate, held, mailboxes });
-        tokio::spawn(datagrams.clone().hand_out());
+        let datagrams = Arc::new(Datagrams { connection, counters, buffer_bytes, gate, held, mailboxes });
+        tokio::spawn(datagrams.clone().deliver());
         datagrams
     }
 
@@ -86,20 +93,21 @@ impl Datagrams {
         mailbox
     }
 
-    async fn hand_out(self: Arc<Datagrams>) {
+    async fn deliver(self: Arc<Datagrams>) {
         while let Ok(bytes) = self.connection.read_datagram().await {
-            self.vitals.heard();
+            self.counters.heard();
             let is_taken = read_beside(bytes).is_some_and(|(number, payload)| {
                 self.find(number).is_some_and(|mailbox| mailbox.put(&payload))
             });
-            let counts = &self.vitals.datagrams;
+            let counts = &self.counters.datagrams;
             let count = if is_taken { &counts.received } else { &counts.dropped };
             count.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Room for so many bytes more. Only one task asks, so looking first and adding then is enough.
-    fn hold(&self, bytes: usize) -> bool {
+    /// Reserves `bytes` if the bound allows it. Only one task calls this, so check and add need not be
+    /// atomic.
+    fn reserve(&self, bytes: usize) -> bool {
         let has_room = self.held.load(Ordering::Relaxed) + bytes <= ALL_BUFFERS_MAX * self.buffer_bytes;
         if has_room {
             self.held.fetch_add(bytes, Ordering::Relaxed);
@@ -107,7 +115,7 @@ impl Datagrams {
         has_room
     }
 
-    fn let_go(&self, bytes: usize) {
+    fn release(&self, bytes: usize) {
         self.held.fetch_sub(bytes, Ordering::Relaxed);
     }
 
@@ -116,11 +124,11 @@ impl Datagrams {
     }
 
     fn table(&self) -> MutexGuard<'_, HashMap<u64, Weak<DatagramMailbox>>> {
-        self.mailboxes.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.mailboxes)
     }
 }
 
-/// Where the datagrams of one stream come in, and go out.
+/// Sends and receives the datagrams of one stream.
 pub struct DatagramMailbox {
     number: u64,
     datagrams: Arc<Datagrams>,
@@ -136,13 +144,13 @@ struct Contents {
 }
 
 impl DatagramMailbox {
-    /// The peer has a mailbox for the stream, too.
+    /// The peer has announced its mailbox for the stream.
     pub fn welcome(&self) {
         self.is_welcome.store(true, Ordering::Relaxed);
     }
 
-    /// Sends it beside the stream, if the peer hears it there, it fits, and streams are not held up by it. False: it must take the
-    /// stream.
+    /// Sends a QUIC datagram, if the peer accepts them for this stream, the payload fits and the gate is
+    /// open. Returns false if the payload must be sent on the stream.
     pub fn send(&self, payload: &[u8]) -> bool {
         let datagrams = &self.datagrams;
         let connection = &datagrams.connection;
@@ -151,19 +159,19 @@ impl DatagramMailbox {
             return false;
         }
         let waiting = datagrams.buffer_bytes.saturating_sub(connection.datagram_send_buffer_space());
-        // An empty queue shows the place of the next entry as taken.
+        // quinn reports the entry of the next datagram as taken even when the queue is empty.
         let waiting = waiting.saturating_sub(ENTRY_BYTES);
-        let mut gate = datagrams.gate.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut gate = lock(&datagrams.gate);
         if !gate.admits(payload.len(), waiting, Instant::now()) {
             return false;
         }
         drop(gate);
         let is_sent = connection.send_datagram(beside(self.number, payload)).is_ok();
-        datagrams.vitals.datagrams.sent.fetch_add(u64::from(is_sent), Ordering::Relaxed);
+        datagrams.counters.datagrams.sent.fetch_add(u64::from(is_sent), Ordering::Relaxed);
         is_sent
     }
 
-    /// The next that came. May be cancelled.
+    /// Returns the next received datagram. Cancel-safe.
     pub async fn recv(&self) -> Bytes {
         loop {
             if let Some(payload) = self.take() {
@@ -176,25 +184,25 @@ impl DatagramMailbox {
     pub fn take(&self) -> Option<Bytes> {
         let mut contents = self.lock();
         let payload = contents.queue.pop_front()?;
-        contents.bytes -= payload.len() + HELD_BYTES;
-        self.datagrams.let_go(payload.len() + HELD_BYTES);
+        contents.bytes -= payload.len() + QUEUE_ENTRY_BYTES;
+        self.datagrams.release(payload.len() + QUEUE_ENTRY_BYTES);
         if contents.queue.is_empty() {
-            // Thousands of them are idle, and each held a burst once.
+            // Thousands of mailboxes are idle, and each held a burst once.
             contents.queue = VecDeque::new();
         }
         Some(payload)
     }
 
-    /// False: it is full, or all together are.
+    /// Returns false if this mailbox, or all of them together, are full.
     fn put(&self, payload: &[u8]) -> bool {
         let mut contents = self.lock();
-        let bytes = payload.len() + HELD_BYTES;
+        let bytes = payload.len() + QUEUE_ENTRY_BYTES;
         let is_full = contents.queue.len() >= MAILBOX_MAX || contents.bytes + bytes > MAILBOX_BYTES_MAX;
-        if is_full || !self.datagrams.hold(bytes) {
+        if is_full || !self.datagrams.reserve(bytes) {
             return false;
         }
         contents.bytes += bytes;
-        // A copy: the bytes that came are a part of all that came with them, up to 64 KiB, and would keep it.
+        // Copied: the received bytes are a slice of a buffer of up to 64 KiB, which they would keep alive.
         contents.queue.push_back(Bytes::copy_from_slice(payload));
         drop(contents);
         self.filled.notify_one();
@@ -202,17 +210,17 @@ impl DatagramMailbox {
     }
 
     fn lock(&self) -> MutexGuard<'_, Contents> {
-        self.contents.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.contents)
     }
 }
 
-/// What quinn counts for each datagram beside its bytes.
+/// Bytes that quinn counts per queued datagram beyond its payload.
 const ENTRY_BYTES: usize = size_of::<Bytes>();
 
 impl Drop for DatagramMailbox {
     fn drop(&mut self) {
         self.datagrams.table().remove(&self.number);
         let bytes = self.lock().bytes;
-        self.datagrams.let_go(bytes);
+        self.datagrams.release(bytes);
     }
 }

@@ -1,26 +1,28 @@
-//! How large packets may become on the way to a peer, as far as this host can tell.
+//! Maximum packet size towards a peer, as far as this host can tell.
 //!
-//! What really passes is found out by quinn, which begins with 1,200 bytes and probes. Here is only where it is worth looking
-//! for more than Ethernet carries: inside this host. Larger packets are fewer: each costs the same at both ends. Where only the
-//! first link of the route carries more (jumbo frames, as in many clouds) the next most likely does not, and every link would
-//! begin with probes that get lost.
+//! The actual size is found by quinn, which begins with 1,200 bytes and probes. This module only decides
+//! whether sizes above Ethernet are worth probing: inside this host they are. Larger packets are fewer, and
+//! each costs the same at both ends. Where only the first link of a route carries more (jumbo frames, as in
+//! many clouds), the next one most likely does not, and every link would begin with probes that get lost.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
-/// What fits Ethernet, with the heads of IPv6 and UDP.
+/// UDP payload that fits Ethernet with the headers of IPv6 and UDP.
 pub const ORDINARY_PACKET_BYTES: u16 = 1452;
-/// Ten of them, which is what quinn hands to the kernel at once, are just below what the kernel takes at once (65,507 bytes).
+/// Ten packets of this size, the GSO batch of quinn, are just below the largest UDP send of the kernel
+/// (65,507 bytes).
 pub const LARGE_PACKET_BYTES: u16 = 6500;
 
-/// Does the way to a peer stay inside this host? The size that its route carries does not tell: networks of containers say 64 KiB, too.
+/// Returns whether the path to a peer stays inside this host. The MTU of the route does not tell: container
+/// networks report 64 KiB too.
 pub(super) fn is_inside(to: SocketAddr) -> bool {
     let to = SocketAddr::new(to.ip().to_canonical(), to.port());
-    // A host without a route has nothing to tell.
+    // Without a route to the address the peer is not inside this host.
     to.ip().is_loopback() || address_towards(to).is_ok_and(|ours| ours == to.ip())
 }
 
-/// Of ours, from which the kernel would send there. Sends nothing.
+/// Returns the local address from which the kernel would send to `to`. Sends no packet.
 fn address_towards(to: SocketAddr) -> io::Result<IpAddr> {
     let any: IpAddr = match to {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),

@@ -1,11 +1,11 @@
-//! What the port accepts QUIC with: keys that outlive a restart, and the current certificate.
+//! QUIC server of the port: endpoint keys that survive a restart, and the current certificate.
 //!
-//! A cloud that was restarted answers packets of links it has forgotten with a stateless reset, so that edges
-//! know at once instead of waiting in vain. For that the keys must be the old ones.
+//! A cloud that was restarted answers packets of unknown links with a stateless reset, so that edges
+//! reconnect at once instead of waiting for a timeout. That requires the keys from before the restart.
 
 use std::io;
 use std::net::UdpSocket;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -14,26 +14,27 @@ use quinn::crypto::rustls::{HandshakeData, QuicServerConfig};
 use quinn::{Connection, ConnectionError, Endpoint, EndpointConfig, Incoming, ServerConfig, VarInt};
 use rustls_pki_types::CertificateDer;
 
-use super::adaptive_gso::AdaptiveGsoSocket;
-use super::bounded::BoundedSocket;
 use super::busy_refusal::BusyRefusal;
-use super::connection_ids::ConnectionIds;
 use super::path;
-use super::receive_thread::ReceiveThread;
-use super::refusing_handshake::RefusingHandshake;
 use super::transport::{self, TransportConfigs};
+use super::workarounds::adaptive_gso::AdaptiveGsoSocket;
+use super::workarounds::bounded_socket::BoundedSocket;
+use super::workarounds::connection_ids::ConnectionIds;
+use super::workarounds::receive_thread::ReceiveThread;
+use super::workarounds::refusing_handshake::RefusingHandshake;
 use super::{QuicLink, QuicOptions, certificate};
 use crate::link::{CHANNEL_ALPN, CloseReason, Link, LinkLimits, REPLICA_ALPN};
+use crate::lock::lock;
 
-/// Resets go to edges of a cloud that was restarted, all of them within seconds; each is smaller than the packet
-/// it answers, so nobody gains by asking.
+/// After a restart of the cloud, resets go to all of its edges within seconds. A reset is smaller than the
+/// packet it answers, so it cannot be used for amplification.
 const RESET_INTERVAL_MIN: Duration = Duration::from_micros(50);
-/// Attempts that wait to be looked at; the port looks at each at once.
+/// Bound of connection attempts that wait for `accept`; the port handles each at once.
 const INCOMING_MAX: usize = 4096;
-/// A client sends no more than a few packets before it is answered.
+/// A client sends no more than a few packets before the first response.
 const INCOMING_BUFFER_BYTES: u64 = 64 * 1024;
 
-/// Kept in the data dir of a cloud, readable by nobody else.
+/// Kept in the data directory of a cloud, readable only by its user.
 #[derive(Clone, PartialEq, Eq)]
 pub struct EndpointKeys {
     pub reset_key: [u8; 32],
@@ -50,7 +51,7 @@ impl EndpointKeys {
         EndpointKeys { reset_key: random(), token_key: random() }
     }
 
-    /// As they stand in a file.
+    /// The form in the file.
     pub fn to_bytes(&self) -> Vec<u8> {
         [self.reset_key, self.token_key].concat()
     }
@@ -63,7 +64,7 @@ impl EndpointKeys {
 
 impl std::fmt::Debug for EndpointKeys {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.write_str("PortKeys(…)")
+        formatter.write_str("EndpointKeys(…)")
     }
 }
 
@@ -77,7 +78,8 @@ pub(crate) struct QuicServer {
     current: Mutex<Current>,
 }
 
-/// The settings of quinn for each kind of path, and the TLS settings they were made of. Every link holds on to its own.
+/// quinn's settings for each kind of path, and the TLS settings they were made from. Every link keeps a
+/// reference to its own.
 struct Current {
     tls: Arc<rustls::ServerConfig>,
     ordinary: Arc<ServerConfig>,
@@ -100,55 +102,58 @@ impl QuicServer {
             .migration(true)
             .max_incoming(INCOMING_MAX)
             .incoming_buffer_size(INCOMING_BUFFER_BYTES);
-        let (intake, socket) = ReceiveThread::new(socket)?;
+        let (receive_thread, socket) = ReceiveThread::new(socket)?;
         let mut config = endpoint_config(keys);
         transport::limit_packets(&mut config, &options).map_err(io::Error::other)?;
         let endpoint = Endpoint::new_with_abstract_socket(
             config,
             Some(template.clone()),
             Arc::new(AdaptiveGsoSocket::new(Arc::new(BoundedSocket::new(socket)))),
-            intake,
+            receive_thread,
         )?;
         let current = Mutex::new(current(live, template.clone(), &transports));
         Ok(QuicServer { endpoint, tls, template, transports, options, current })
     }
 
-    /// `None` after `stop`.
+    /// Returns `None` after `stop`.
     pub(crate) async fn accept(&self) -> Option<Incoming> {
         self.endpoint.accept().await
     }
 
-    /// Goes through the handshake.
-    pub(crate) async fn shake_hands(&self, incoming: Incoming) -> Result<Shaken, ConnectionError> {
+    /// Completes the handshake.
+    pub(crate) async fn complete_handshake(
+        &self,
+        incoming: Incoming,
+    ) -> Result<HandshakenConnection, ConnectionError> {
         let is_inside = path::is_inside(incoming.remote_address());
         let config = self.config(is_inside).map_err(|_| ConnectionError::VersionMismatch)?;
         let connection = incoming.accept_with(config)?.await?;
-        Ok(Shaken { connection, limits: self.options.limits.clone() })
+        Ok(HandshakenConnection { connection, limits: self.options.limits.clone() })
     }
 
-    /// Sends somebody away, and says when to come again.
-    pub(crate) fn send_away(&self, incoming: Incoming, busy: BusyRefusal) {
+    /// Refuses an attempt with the time and the ticket of the next one.
+    pub(crate) fn refuse_busy(&self, incoming: Incoming, busy: BusyRefusal) {
         let Ok(config) = self.config(false) else { return incoming.refuse() };
         let mut refusing = (*config).clone();
         refusing.crypto = Arc::new(RefusingHandshake { inner: config.crypto.clone(), text: busy.to_text() });
-        // It fails, as it should; quinn sends the text with the failure.
+        // The handshake fails on purpose; quinn sends the text with the failure.
         let _ = incoming.accept_with(Arc::new(refusing));
     }
 
-    /// No new links; those that are open go on.
+    /// Accepts no new links. Open links continue.
     pub(crate) fn stop(&self) {
         self.endpoint.set_server_config(None);
     }
 
-    /// Resolves when every link has ended and its peer was told.
+    /// Resolves when every link is closed and its peer was notified.
     pub(crate) async fn idle(&self) {
         self.endpoint.wait_idle().await;
     }
 
-    // Made anew when the certificate has changed.
+    // Rebuilt when the certificate has changed.
     fn config(&self, is_inside: bool) -> io::Result<Arc<ServerConfig>> {
         let live = self.tls.load_full();
-        let mut ready = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ready = lock(&self.current);
         if !Arc::ptr_eq(&ready.tls, &live) {
             let mut config = self.template.clone();
             config.crypto = Arc::new(quic_tls(&live)?);
@@ -164,13 +169,13 @@ fn current(tls: Arc<rustls::ServerConfig>, ordinary: ServerConfig, transports: &
     Current { tls, ordinary: Arc::new(ordinary), inside: Arc::new(inside) }
 }
 
-/// A connection whose handshake is complete, and nothing has been made of it yet.
-pub(crate) struct Shaken {
+/// A connection after the handshake and before admission.
+pub(crate) struct HandshakenConnection {
     connection: Connection,
     limits: LinkLimits,
 }
 
-impl Shaken {
+impl HandshakenConnection {
     pub(crate) fn protocol(&self) -> AlpnProtocol {
         protocol(&self.connection)
     }
@@ -189,12 +194,12 @@ impl Shaken {
     }
 }
 
-/// What a peer asked for by ALPN.
+/// Protocol that a peer selected by ALPN.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AlpnProtocol {
     Channel,
     Replica,
-    /// None that we offer: TLS itself has refused it.
+    /// No protocol of ours; TLS has already refused it.
     Other,
 }
 
@@ -213,7 +218,7 @@ fn protocol(connection: &Connection) -> AlpnProtocol {
     AlpnProtocol::of(data.and_then(|data| data.protocol).as_deref())
 }
 
-// Enrolment is spoken over TCP only.
+// Enrolment is offered over TCP only.
 fn quic_tls(tls: &rustls::ServerConfig) -> io::Result<QuicServerConfig> {
     let mut tls = tls.clone();
     tls.alpn_protocols = vec![CHANNEL_ALPN.to_vec(), REPLICA_ALPN.to_vec()];

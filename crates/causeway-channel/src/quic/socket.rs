@@ -1,4 +1,4 @@
-//! UDP sockets as QUIC wants them.
+//! Binds UDP sockets with the options and buffer sizes that QUIC needs.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -6,18 +6,19 @@ use std::net::{SocketAddr, UdpSocket};
 use rustix::net::sockopt;
 use socket2::{Domain, Protocol, Socket, Type};
 
-/// A burst of 20 ms at 2.5 Gbit/s, or the first packets of some thousand edges that come back together. Who may not (without
-/// CAP_NET_ADMIN) gets `net.core.rmem_max` at most, which is 208 KiB on many systems, without a word.
+/// A burst of 20 ms at 2.5 Gbit/s, or the first packets of a few thousand edges that reconnect together.
+/// Without CAP_NET_ADMIN the kernel silently grants at most `net.core.rmem_max`, which is 208 KiB on many
+/// systems.
 const BUFFER_BYTES: usize = 7 * 1024 * 1024;
 
-/// An unspecified IPv6 address takes IPv4 as well.
+/// Binds a socket. An unspecified IPv6 address accepts IPv4 as well.
 pub(crate) fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
     let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
     if address.is_ipv6() {
         socket.set_only_v6(!address.ip().is_unspecified())?;
     }
     socket.set_nonblocking(true)?;
-    // A kernel that gives less still carries the link.
+    // The link works with smaller buffers.
     if sockopt::set_socket_recv_buffer_size_force(&socket, BUFFER_BYTES).is_err() {
         let _ = socket.set_recv_buffer_size(BUFFER_BYTES);
     }

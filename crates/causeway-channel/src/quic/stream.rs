@@ -10,12 +10,12 @@ use quinn::{ReadError, VarInt, WriteError};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::datagrams::DatagramMailbox;
-use super::{Open, link_closed};
+use super::{OpenStreamGuard, link_closed};
 use crate::link::{LinkClosed, Reset, ResetCode};
 
 pub struct QuicSend {
     send: quinn::SendStream,
-    _open: Arc<Open>,
+    _open: Arc<OpenStreamGuard>,
     mailbox: Option<Arc<DatagramMailbox>>,
     is_ended: bool,
 }
@@ -23,20 +23,20 @@ pub struct QuicSend {
 impl QuicSend {
     pub(super) fn new(
         send: quinn::SendStream,
-        open: Arc<Open>,
+        open: Arc<OpenStreamGuard>,
         mailbox: Option<Arc<DatagramMailbox>>,
     ) -> QuicSend {
         QuicSend { send, _open: open, mailbox, is_ended: false }
     }
 
-    /// For datagrams beside the stream, when both ends have asked for them.
+    /// Mailbox for QUIC datagrams of the stream, if both ends support them.
     pub(crate) fn mailbox(&self) -> Option<&Arc<DatagramMailbox>> {
         self.mailbox.as_ref()
     }
 
     pub fn reset(&mut self, code: ResetCode) {
         self.is_ended = true;
-        // Fails only when the direction has ended already.
+        // Fails only if the direction has already ended.
         let _ = self.send.reset(VarInt::from_u32(code.into()));
     }
 
@@ -69,7 +69,7 @@ impl AsyncWrite for QuicSend {
     fn poll_shutdown(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         if !self.is_ended {
             self.is_ended = true;
-            // A direction that the peer has stopped needs no end.
+            // A direction that the peer has stopped needs no FIN.
             let _ = self.send.finish();
         }
         Poll::Ready(Ok(()))
@@ -78,7 +78,7 @@ impl AsyncWrite for QuicSend {
 
 impl Drop for QuicSend {
     fn drop(&mut self) {
-        // Left to itself quinn would end the direction properly, and the peer would take a part for the whole.
+        // quinn would finish the direction, and the peer would take a part of the data for the whole.
         if !self.is_ended {
             self.reset(ResetCode::Abandoned);
         }
@@ -87,7 +87,7 @@ impl Drop for QuicSend {
 
 pub struct QuicRecv {
     recv: quinn::RecvStream,
-    open: Arc<Open>,
+    open: Arc<OpenStreamGuard>,
     mailbox: Option<Arc<DatagramMailbox>>,
     is_ended: bool,
 }
@@ -95,13 +95,13 @@ pub struct QuicRecv {
 impl QuicRecv {
     pub(super) fn new(
         recv: quinn::RecvStream,
-        open: Arc<Open>,
+        open: Arc<OpenStreamGuard>,
         mailbox: Option<Arc<DatagramMailbox>>,
     ) -> QuicRecv {
         QuicRecv { recv, open, mailbox, is_ended: false }
     }
 
-    /// For datagrams beside the stream, when both ends have asked for them.
+    /// Mailbox for QUIC datagrams of the stream, if both ends support them.
     pub(crate) fn mailbox(&self) -> Option<&Arc<DatagramMailbox>> {
         self.mailbox.as_ref()
     }
@@ -113,7 +113,7 @@ impl QuicRecv {
 
     pub async fn read_chunk(&mut self, bytes_max: usize) -> io::Result<Option<Bytes>> {
         let read = self.recv.read_chunk(bytes_max, true).await;
-        self.open.vitals.heard();
+        self.open.counters.heard();
         match read {
             Ok(Some(chunk)) => Ok(Some(chunk.bytes)),
             Ok(None) => {
@@ -133,7 +133,7 @@ impl AsyncRead for QuicRecv {
     ) -> Poll<io::Result<()>> {
         let (room, before) = (buffer.remaining(), buffer.filled().len());
         ready!(self.recv.poll_read_buf(context, buffer)).map_err(read_error)?;
-        self.open.vitals.heard();
+        self.open.counters.heard();
         if room > 0 && buffer.filled().len() == before {
             self.is_ended = true;
         }

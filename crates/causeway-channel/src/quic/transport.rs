@@ -1,43 +1,42 @@
-//! The numbers of QUIC: windows, timeouts, congestion control, and what they cost.
+//! Settings of QUIC: windows, timeouts, congestion control, and their cost.
 //!
-//! The congestion controller is wrapped so that the time of the last acknowledgement can be read: quinn itself
-//! does not tell when it last heard from a peer.
+//! The congestion controller is wrapped by `workarounds::observed_controller`.
 
-use std::any::Any;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use quinn::congestion::{BbrConfig, Controller, ControllerFactory, ControllerMetrics, CubicConfig};
-use quinn::{ConfigError, Connection, EndpointConfig, MtuDiscoveryConfig, TransportConfig, VarInt};
+use quinn::{ConfigError, EndpointConfig, MtuDiscoveryConfig, TransportConfig, VarInt};
 
 use super::path::{LARGE_PACKET_BYTES, ORDINARY_PACKET_BYTES};
+use super::workarounds::observed_controller::Observed;
 use crate::link::LinkLimits;
 
-/// Streams a peer may open on a link that is still idle; see `leave_room_for_streams`. Seven eighths of 16, so
-/// that quinn's tables have 16 places.
+/// Streams that a peer may open on an idle link; see `raise_stream_limit`. Seven eighths of 16, so that
+/// quinn's tables have 16 entries.
 pub(super) const STREAMS_AT_FIRST: u32 = 14;
 
-/// Streams a peer may open before it is admitted: the control stream. Lower than `STREAMS_AT_FIRST`, which tells them apart.
+/// Streams that a peer may open before it is admitted: the control stream. Lower than `STREAMS_AT_FIRST`,
+/// which tells the two states apart.
 pub(super) const STREAMS_BEFORE_ADMISSION: u32 = 1;
 
-/// The smallest packet of QUIC, which every path carries.
+/// Smallest packet of QUIC, which every path must carry.
 const PACKET_BYTES_MIN: u16 = 1200;
 
-/// How a link over QUIC is driven.
+/// Options of links over QUIC.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QuicOptions {
     pub limits: LinkLimits,
     pub congestion: CongestionControl,
-    /// Silence after which quinn gives a link up by itself; the shorter one of both ends counts.
+    /// Idle timeout of quinn; the shorter value of both ends counts.
     pub idle_max: Duration,
-    /// The largest packet that is looked for, inside this host; a link that was busy holds ten of them. Peers are told that no
-    /// larger ones are taken.
+    /// Largest packet that is probed inside this host; a link that was busy keeps ten of them. Announced to
+    /// peers as the largest packet that is accepted.
     pub packet_bytes_max: u16,
 }
 
 impl Default for QuicOptions {
-    /// A little above the ten seconds after which a session is called dead, whoever looks: quinn only cleans up
-    /// behind sessions that forgot to.
+    /// The idle timeout is above the ten seconds after which a session is declared dead: quinn only removes
+    /// links whose sessions were not closed.
     fn default() -> QuicOptions {
         let (limits, congestion) = (LinkLimits::default(), CongestionControl::default());
         let packet_bytes_max = LARGE_PACKET_BYTES;
@@ -45,16 +44,16 @@ impl Default for QuicOptions {
     }
 }
 
-/// See docs/decisions/0001-transports.md, which chose BBR and says what was measured.
+/// Chosen in docs/decisions/0001-transports.md, with the measurements: BBR.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum CongestionControl {
     Cubic,
-    /// Goes on through random loss; experimental in quinn.
+    /// Keeps its rate under random loss; experimental in quinn.
     #[default]
     Bbr,
 }
 
-/// The settings of quinn for all links of an endpoint: one for each kind of path, however many links there are.
+/// quinn's settings for all links of an endpoint, one per kind of path.
 #[derive(Clone)]
 pub(super) struct TransportConfigs {
     ordinary: Arc<TransportConfig>,
@@ -62,7 +61,7 @@ pub(super) struct TransportConfigs {
 }
 
 impl TransportConfigs {
-    /// `streams` is how many the peer may open at first.
+    /// `streams` is the number of streams that the peer may open at first.
     pub(super) fn new(options: &QuicOptions, streams: u32) -> TransportConfigs {
         let path =
             |bytes_max: u16| Arc::new(config(options, bytes_max.min(options.packet_bytes_max), streams));
@@ -74,7 +73,7 @@ impl TransportConfigs {
     }
 }
 
-/// For a path on which packets of up to so many bytes are looked for.
+/// Settings for a path on which packets of up to `packet_bytes` are probed.
 fn config(options: &QuicOptions, packet_bytes: u16, streams: u32) -> TransportConfig {
     let limits = &options.limits;
     let mut config = TransportConfig::default();
@@ -88,7 +87,7 @@ fn config(options: &QuicOptions, packet_bytes: u16, streams: u32) -> TransportCo
         .receive_window(link_window)
         .send_window(u64::from(limits.send_window_bytes))
         .max_idle_timeout(options.idle_max.try_into().ok())
-        // Sessions ping; a second heartbeat would double the idle bytes.
+        // Sessions send pings; a second keepalive would double the idle traffic.
         .keep_alive_interval(None)
         .datagram_receive_buffer_size(Some(limits.datagram_buffer_bytes))
         .datagram_send_buffer_size(limits.datagram_buffer_bytes)
@@ -97,109 +96,15 @@ fn config(options: &QuicOptions, packet_bytes: u16, streams: u32) -> TransportCo
     config
 }
 
-/// Half of what lies between the smallest packet and the largest, and one more: so the largest is tried first, and one probe
-/// finds it where nothing is in the way. Searching in steps of 20 took five probes each way on every new link, and each of a
-/// probe's 1,400 empty bytes is a frame to whoever reads it. Behind a tunnel 1,325 are found instead of up to 1,392.
+/// Step of the MTU search: half of the range plus one, so that the largest size is probed first, and one
+/// probe finds it on an unrestricted path. A step of 20 took five probes in each direction on every new link,
+/// and each of a probe's 1,400 padding bytes is parsed as a frame by the receiver. Behind a tunnel the search
+/// finds 1,325 instead of up to 1,392.
 fn mtu_step(packet_bytes: u16) -> u16 {
     packet_bytes.saturating_sub(PACKET_BYTES_MIN) / 2 + 1
 }
 
-/// What peers may send, and so how much is received at once.
+/// Limits the packets that peers may send, and so the size of a receive.
 pub(super) fn limit_packets(endpoint: &mut EndpointConfig, options: &QuicOptions) -> Result<(), ConfigError> {
     endpoint.max_udp_payload_size(options.packet_bytes_max).map(drop)
-}
-
-/// When a packet of ours was last acknowledged.
-pub(super) fn last_acknowledged(connection: &Connection) -> Option<Instant> {
-    let controller = connection.congestion_state().into_any().downcast::<ObservedController>().ok()?;
-    Some(controller.last_acknowledged)
-}
-
-struct Observed(CongestionControl);
-
-impl ControllerFactory for Observed {
-    fn build(self: Arc<Self>, now: Instant, current_mtu: u16) -> Box<dyn Controller> {
-        let inner = match self.0 {
-            CongestionControl::Cubic => Arc::new(CubicConfig::default()).build(now, current_mtu),
-            CongestionControl::Bbr => Arc::new(BbrConfig::default()).build(now, current_mtu),
-        };
-        Box::new(ObservedController { inner, last_acknowledged: now, mtu: current_mtu.into() })
-    }
-}
-
-struct ObservedController {
-    inner: Box<dyn Controller>,
-    last_acknowledged: Instant,
-    mtu: u64,
-}
-
-/// BBR would go down to four packets where the round trip was ever short and is now long because processors are busy, as on one host or in
-/// one building: a link was seen to carry 0.6 MB/s so. 32 packets are 37 ms of a line of 10 Mbit/s, and a sixth of what BBR begins with.
-const WINDOW_PACKETS_MIN: u64 = 32;
-
-impl Controller for ObservedController {
-    fn on_sent(&mut self, now: Instant, bytes: u64, last_packet_number: u64) {
-        self.inner.on_sent(now, bytes, last_packet_number);
-    }
-
-    fn on_ack(
-        &mut self,
-        now: Instant,
-        sent: Instant,
-        bytes: u64,
-        app_limited: bool,
-        rtt: &quinn_proto::RttEstimator,
-    ) {
-        self.last_acknowledged = now;
-        self.inner.on_ack(now, sent, bytes, app_limited, rtt);
-    }
-
-    fn on_end_acks(
-        &mut self,
-        now: Instant,
-        in_flight: u64,
-        app_limited: bool,
-        largest_packet_num_acked: Option<u64>,
-    ) {
-        self.inner.on_end_acks(now, in_flight, app_limited, largest_packet_num_acked);
-    }
-
-    fn on_congestion_event(
-        &mut self,
-        now: Instant,
-        sent: Instant,
-        is_persistent_congestion: bool,
-        lost_bytes: u64,
-    ) {
-        self.inner.on_congestion_event(now, sent, is_persistent_congestion, lost_bytes);
-    }
-
-    fn on_mtu_update(&mut self, new_mtu: u16) {
-        self.mtu = new_mtu.into();
-        self.inner.on_mtu_update(new_mtu);
-    }
-
-    fn window(&self) -> u64 {
-        self.inner.window().max(WINDOW_PACKETS_MIN * self.mtu)
-    }
-
-    fn metrics(&self) -> ControllerMetrics {
-        self.inner.metrics()
-    }
-
-    fn clone_box(&self) -> Box<dyn Controller> {
-        Box::new(ObservedController {
-            inner: self.inner.clone_box(),
-            last_acknowledged: self.last_acknowledged,
-            mtu: self.mtu,
-        })
-    }
-
-    fn initial_window(&self) -> u64 {
-        self.inner.initial_window()
-    }
-
-    fn into_any(self: Box<Self>) -> Box<dyn Any> {
-        self
-    }
 }

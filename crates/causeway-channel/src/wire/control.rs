@@ -13,6 +13,8 @@ use bytes::{Buf, Bytes, BytesMut};
 use prost::Message;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
+use super::frame::{self, FrameTooLong, LENGTH_BYTES};
+
 /// Spoken inside the ALPN of the channel; raised when a message changes its meaning.
 pub const VERSION: u32 = 1;
 /// Said by an edge in `Hello::features`: over QUIC it takes the transport's acknowledgement of a ping for the answer, so
@@ -289,12 +291,7 @@ impl SessionRefused {
 
 impl std::fmt::Display for SessionRefused {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let clean = |text: &str| text.chars().filter(|char| !char.is_control()).take(400).collect::<String>();
-        write!(formatter, "{}", clean(&self.message))?;
-        if !self.hint.is_empty() {
-            write!(formatter, " ({})", clean(&self.hint))?;
-        }
-        Ok(())
+        frame::write_refusal(formatter, &self.message, &self.hint)
     }
 }
 
@@ -433,15 +430,11 @@ impl<R: AsyncRead + Unpin, M: Message + Default> ControlReader<R, M> {
 const IDLE_BYTES: usize = 16;
 /// Most other messages fit into this.
 const READ_BYTES: usize = 512;
-const LENGTH_BYTES: usize = 4;
 
 /// Takes one message's bytes from the front, if all of them are there.
 fn split(buffer: &mut BytesMut, max: usize) -> Result<Option<Bytes>, ControlError> {
     let Some(length) = buffer.first_chunk::<LENGTH_BYTES>() else { return Ok(None) };
-    let bytes = u32::from_be_bytes(*length) as usize;
-    if bytes > max {
-        return Err(ControlError::TooLong { bytes, max });
-    }
+    let bytes = frame::length(*length, max).map_err(too_long(max))?;
     if buffer.len() - LENGTH_BYTES < bytes {
         return Ok(None);
     }
@@ -451,23 +444,18 @@ fn split(buffer: &mut BytesMut, max: usize) -> Result<Option<Bytes>, ControlErro
 
 /// The form on the stream. Fails when the message is larger than its reader would take.
 pub fn encode_edge(message: impl Into<EdgeMessage>) -> Result<Bytes, ControlError> {
-    encode(&message.into(), EDGE_MESSAGE_BYTES_MAX)
+    let max = EDGE_MESSAGE_BYTES_MAX;
+    frame::encode(&message.into(), max).map_err(too_long(max))
 }
 
 /// The form on the stream. Fails when the message is larger than its reader would take.
 pub fn encode_cloud(message: impl Into<CloudMessage>) -> Result<Bytes, ControlError> {
-    encode(&message.into(), CLOUD_MESSAGE_BYTES_MAX)
+    let max = CLOUD_MESSAGE_BYTES_MAX;
+    frame::encode(&message.into(), max).map_err(too_long(max))
 }
 
-fn encode(message: &impl Message, max: usize) -> Result<Bytes, ControlError> {
-    let bytes = message.encoded_len();
-    if bytes > max {
-        return Err(ControlError::TooLong { bytes, max });
-    }
-    let mut frame = BytesMut::with_capacity(LENGTH_BYTES + bytes);
-    frame.extend_from_slice(&(bytes as u32).to_be_bytes());
-    message.encode(&mut frame).expect("BytesMut grows as needed, and that is the only way to fail");
-    Ok(frame.freeze())
+fn too_long(max: usize) -> impl Fn(FrameTooLong) -> ControlError {
+    move |error| ControlError::TooLong { bytes: error.bytes, max }
 }
 
 /// Writes messages in order. `drain` may be dropped at any moment and called again: nothing is lost or repeated.

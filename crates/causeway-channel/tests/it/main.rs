@@ -11,3 +11,4 @@ mod moving;
 mod speed;
 mod stage;
 mod strangers;
+mod wire_fixtures;

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use causeway_channel::JoinToken;
-use causeway_channel::link::{Link, ResetCode, StreamHeader, StreamOrigin, StreamPurpose};
+use causeway_channel::link::{Link, ResetCode, StreamHeader, StreamOrigin};
 use causeway_edge::Edge;
 use causeway_edge::link::LinkServices;
 use causeway_gateway::peers::{CrossingHeader, StreamContent};
@@ -96,7 +96,7 @@ fn lies() -> Vec<Lie> {
         },
         Lie {
             row: "only replicas forward",
-            header: StreamHeader::new(StreamPurpose::Forward).to("berlin", "berlin"),
+            header: StreamHeader { purpose: 6, ..StreamHeader::default() }.to("berlin", "berlin"),
             code: ResetCode::NotAllowed,
             record: None,
         },

@@ -1,8 +1,11 @@
-//! A socket that offers to send in batches only while there is much to send.
+//! UDP socket that offers segmentation offload (GSO) only under high send load.
 //!
-//! A batch of segments saves system calls, but quinn keeps the buffer for a whole batch (ten packets, 14 KB) in
-//! every connection that ever sent two packets at once. Measured: 39 KB per idle link after one message of 20 KB,
-//! 26 KB with this socket. Here single packets are the rule, and batches begin where they pay.
+//! Works around: a GSO batch saves system calls, but quinn keeps the buffer of a whole batch (ten packets, 14
+//! KB) in every connection that ever sent two packets at once (quinn-rs/quinn#2189 names this cost).
+//! Measured: 39 KB per idle link after one message of 20 KB, 26 KB with this socket. Single packets are the
+//! default, and batches begin above `HIGH_BYTES`.
+//!
+//! Delete when quinn releases the send buffer of an idle connection.
 
 use std::fmt;
 use std::io::{self, IoSliceMut};
@@ -16,13 +19,13 @@ use std::time::{Duration, Instant};
 use quinn::udp::{RecvMeta, Transmit};
 use quinn::{AsyncUdpSocket, UdpPoller};
 
-pub(super) struct AdaptiveGsoSocket {
+pub(in crate::quic) struct AdaptiveGsoSocket {
     inner: Arc<dyn AsyncUdpSocket>,
     load: Load,
 }
 
 impl AdaptiveGsoSocket {
-    pub(super) fn new(inner: Arc<dyn AsyncUdpSocket>) -> AdaptiveGsoSocket {
+    pub(in crate::quic) fn new(inner: Arc<dyn AsyncUdpSocket>) -> AdaptiveGsoSocket {
         AdaptiveGsoSocket { inner, load: Load::new(Instant::now()) }
     }
 }
@@ -73,13 +76,14 @@ impl fmt::Debug for AdaptiveGsoSocket {
 }
 
 const WINDOW: Duration = Duration::from_millis(50);
-/// 20 MB/s: three times what two thousand handshakes a second send, and a tenth of what single packets could do.
+/// Bytes per `WINDOW` that count as high load: 20 MB/s. This is three times the traffic of two thousand
+/// handshakes per second, and a tenth of the rate that single packets reach.
 const HIGH_BYTES: u64 = 1_000_000;
 
-/// How much is sent, in windows of time. Several threads note at once; a byte lost between two of them does not
-/// matter.
+/// Sent bytes per time window. Several threads call `note` at the same time; a byte lost between two of them
+/// does not matter.
 struct Load {
-    born: Instant,
+    created: Instant,
     window: AtomicU64,
     bytes: AtomicU64,
     is_high: AtomicBool,
@@ -88,11 +92,11 @@ struct Load {
 impl Load {
     fn new(now: Instant) -> Load {
         let (window, bytes) = (AtomicU64::default(), AtomicU64::default());
-        Load { born: now, window, bytes, is_high: AtomicBool::default() }
+        Load { created: now, window, bytes, is_high: AtomicBool::default() }
     }
 
     fn note(&self, bytes: u64, now: Instant) {
-        let window = (now.saturating_duration_since(self.born).as_nanos() / WINDOW.as_nanos()) as u64;
+        let window = (now.saturating_duration_since(self.created).as_nanos() / WINDOW.as_nanos()) as u64;
         let before = self.window.swap(window, Ordering::Relaxed);
         if before == window {
             let sum = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;

@@ -1,7 +1,10 @@
-//! A handshake that ends with its first message: how a QUIC refusal gets a text.
+//! TLS server session that fails at the first message, so that a QUIC refusal carries a text.
 //!
-//! quinn refuses with an empty one. A TLS that fails at the first byte it is shown makes quinn answer with the
-//! failure's own text, in the one packet a refusal takes, and keep nothing of the connection.
+//! Works around: `quinn::Incoming::refuse` sends an empty reason (quinn-rs/quinn#2235 would add one). A TLS
+//! session that fails at its first byte makes quinn send the error's text, in the single packet of a refusal,
+//! and keep no state of the connection.
+//!
+//! Delete when quinn can refuse with a reason.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -12,10 +15,10 @@ use quinn_proto::crypto::{
 use quinn_proto::transport_parameters::TransportParameters;
 use quinn_proto::{ConnectionId, Side, TransportError, TransportErrorCode};
 
-/// In place of the real TLS, for one connection.
-pub(super) struct RefusingHandshake {
-    pub(super) inner: Arc<dyn ServerConfig>,
-    pub(super) text: String,
+/// Replaces the real TLS configuration for one connection.
+pub(in crate::quic) struct RefusingHandshake {
+    pub(in crate::quic) inner: Arc<dyn ServerConfig>,
+    pub(in crate::quic) text: String,
 }
 
 impl ServerConfig for RefusingHandshake {

@@ -1,27 +1,35 @@
-//! A thread of its own for what takes packets from the port's socket.
+//! Runs quinn's endpoint driver, which reads the port's socket, on its own thread.
 //!
-//! quinn reads for 50 µs, then lets every other task of the runtime have its turn. With a thousand handshakes under way
-//! a turn takes a tenth of a second, so the more there is to do, the fewer packets are read: 32 in each turn. Dials were
-//! given up while their packets lay in the kernel. Here reading goes on whatever the others do; connections stay with
-//! the runtime of whoever makes the port.
+//! Works around: the driver reads for 50 µs (quinn-rs/quinn#1133), then every other task of the runtime is
+//! polled. With a thousand handshakes in progress one round takes a tenth of a second, so the higher the
+//! load, the fewer packets are read: 32 per round. Dials timed out while their packets were in the kernel
+//! buffer. On its own thread the driver reads regardless of other tasks; connections stay on the runtime that
+//! created the port.
+//!
+//! Delete when quinn can run its endpoint driver on a runtime of our choice.
 
 use std::future::Future;
 use std::io;
 use std::net::UdpSocket;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use quinn::{AsyncTimer, AsyncUdpSocket, Runtime, TokioRuntime};
 use tokio::runtime::{Builder, Runtime as Tokio};
 
-/// The runtime that quinn sees. What it spawns first is the reader, and gets the thread.
+use crate::lock::lock;
+
+/// The runtime that quinn is given. The first future that quinn spawns is the endpoint driver, which gets the
+/// thread.
 #[derive(Debug)]
-pub(super) struct ReceiveThread(Mutex<Option<Tokio>>);
+pub(in crate::quic) struct ReceiveThread(Mutex<Option<Tokio>>);
 
 impl ReceiveThread {
-    /// With the socket, which is woken by the thread's own driver.
-    pub(super) fn new(socket: UdpSocket) -> io::Result<(Arc<ReceiveThread>, Arc<dyn AsyncUdpSocket>)> {
+    /// Returns the runtime and the socket, which is registered with the thread's own I/O driver.
+    pub(in crate::quic) fn new(
+        socket: UdpSocket,
+    ) -> io::Result<(Arc<ReceiveThread>, Arc<dyn AsyncUdpSocket>)> {
         let runtime = Builder::new_current_thread().enable_io().build()?;
         let socket = {
             let _entered = runtime.enter();
@@ -31,7 +39,7 @@ impl ReceiveThread {
     }
 
     fn take(&self) -> Option<Tokio> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+        lock(&self.0).take()
     }
 }
 
@@ -42,7 +50,7 @@ impl Runtime for ReceiveThread {
 
     fn spawn(&self, future: Pin<Box<dyn Future<Output = ()> + Send>>) {
         let Some(runtime) = self.take() else { return TokioRuntime.spawn(future) };
-        // Ends when the port and all its links are gone: nobody has to stop it.
+        // The thread ends when the port and all its links are gone, so it needs no stop signal.
         let thread = std::thread::Builder::new().name("quic".to_owned());
         if let Err(error) = thread.spawn(move || runtime.block_on(future)) {
             tracing::error!(%error, "no thread for the channel's packets: QUIC is not served");
@@ -55,7 +63,7 @@ impl Runtime for ReceiveThread {
 }
 
 impl Drop for ReceiveThread {
-    // One that was never used may not be dropped by a task.
+    // A tokio runtime that was never used must not be dropped inside a task.
     fn drop(&mut self) {
         if let Some(runtime) = self.take() {
             runtime.shutdown_background();

@@ -1,31 +1,34 @@
-//! When datagrams may go beside the streams, and when they must queue up with them.
+//! Decides whether a datagram is sent as a QUIC datagram or on its stream.
 //!
-//! quinn sends every datagram that waits before any stream. Whoever sends more of them than the link can carry would silence
-//! all streams, the control stream too. So when datagrams have waited for long, or many do, the gate closes until they are
-//! gone and then for as long again: the streams get half of the time. Who finds the gate closed takes the stream, where turns
-//! are fair. Pure: the time and what waits are arguments.
+//! Works around: quinn sends every queued datagram before any stream data (quinn-rs/quinn#1773). A sender of
+//! more datagrams than the link can carry would stop all streams, the control stream included. When datagrams
+//! have been queued for long, or too many are queued, the gate closes until the queue is empty, and then for
+//! as long again: streams get half of the time. Datagrams that find the gate closed are sent on the stream,
+//! where scheduling is fair. Pure: the time and the queue length are arguments.
+//!
+//! Delete when quinn schedules datagrams and streams fairly, or has priorities for datagrams.
 
 use std::time::{Duration, Instant};
 
-/// What may wait: 2 ms of a line of 1 Gbit/s, a fifth of a second of one of 10 Mbit/s, as in a good router.
+/// Bound of queued bytes: 2 ms at 1 Gbit/s, a fifth of a second at 10 Mbit/s, as in a good router.
 const WAITING_BYTES_MAX: usize = 256 * 1024;
-/// How long something may wait without a break. A ping may take so much longer.
+/// Bound of the time during which the queue is never empty. A ping may take this much longer.
 const WAITING_MAX: Duration = Duration::from_millis(100);
-/// A line that was dead for a while must not keep datagrams away for as long.
+/// Bound of the closed time: a link that was down for a while must not block datagrams for as long.
 const CLOSED_MAX: Duration = Duration::from_millis(250);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum DatagramGate {
-    /// Since when something waits, if it does.
+pub(in crate::quic) enum DatagramGate {
+    /// The queue is not empty since this time, if it is not empty.
     Open(Option<Instant>),
-    /// Until nothing waits any more.
+    /// Closed until the queue is empty; holds the time since which it was not.
     Emptying(Instant),
     Closed(Instant),
 }
 
 impl DatagramGate {
-    /// May a datagram of so many bytes go now, while `waiting` bytes of others wait?
-    pub(super) fn admits(&mut self, bytes: usize, waiting: usize, now: Instant) -> bool {
+    /// Returns whether a datagram of `bytes` may be sent now, while `waiting` bytes are queued.
+    pub(in crate::quic) fn admits(&mut self, bytes: usize, waiting: usize, now: Instant) -> bool {
         match *self {
             DatagramGate::Closed(until) if now < until => return false,
             DatagramGate::Emptying(_) if waiting > 0 => return false,
@@ -60,7 +63,8 @@ mod tests {
 
     #[test]
     fn whoever_floods_the_link_leaves_half_of_the_time_to_streams() {
-        // A line that carries 1,250 bytes each millisecond, and somebody who sends ten datagrams of 1,250 in each.
+        // A link that carries 1,250 bytes per millisecond, and a sender of ten datagrams of 1,250 bytes in
+        // each.
         let (mut gate, start) = (DatagramGate::Open(None), Instant::now());
         let (mut waiting, mut for_streams, mut beside) = (0usize, 0, 0);
         for millisecond in 0..10_000u32 {

@@ -1,9 +1,13 @@
-//! Connection IDs of the port: drawn at random, and recognised as ours, also after a restart.
+//! Generates connection IDs for the port: random, and recognised as our own, also after a restart.
 //!
-//! A packet for a link that is no more is answered with a reset only if its ID could have been ours. quinn has such IDs, of 24
-//! random bits: with 20,000 links of five IDs each every 170th ID that is drawn is one that is in use. quinn looks before it
-//! gives one to a link, but not before it puts one into a retry, and the peer's next packet went to another link and was lost.
-//! These have 40 random bits in the same eight bytes.
+//! A packet for an unknown link is answered with a stateless reset only if its ID could be ours.
+//!
+//! Works around: the IDs of quinn's `HashedConnectionIdGenerator` have 24 random bits (quinn-rs/quinn#2883).
+//! With 20,000 links of five IDs each, every 170th generated ID is in use. quinn checks for that before it
+//! gives an ID to a link, but not before it puts one into a Retry packet; the peer's next packet then went to
+//! another link and was lost. These IDs have 40 random bits in the same eight bytes.
+//!
+//! Delete when quinn's generator has at least 40 random bits, or when Retry checks for IDs in use.
 
 use aws_lc_rs::hmac;
 use quinn::ConnectionId;
@@ -12,12 +16,12 @@ use quinn_proto::{ConnectionIdGenerator, InvalidCid};
 const RANDOM_BYTES: usize = 5;
 const TAG_BYTES: usize = 3;
 
-pub(super) struct ConnectionIds {
+pub(in crate::quic) struct ConnectionIds {
     key: hmac::Key,
 }
 
 impl ConnectionIds {
-    pub(super) fn new(key: hmac::Key) -> ConnectionIds {
+    pub(in crate::quic) fn new(key: hmac::Key) -> ConnectionIds {
         ConnectionIds { key }
     }
 
@@ -82,7 +86,7 @@ mod tests {
     fn as_many_as_a_fleet_needs_are_hardly_ever_drawn_twice() {
         let mut ours = ids(b"ours");
         let drawn: HashSet<ConnectionId> = (0..20_000).map(|_| ours.generate_cid()).collect();
-        // Twice the same once in 5,000 runs; with 24 bits, twelve times in each.
+        // One duplicate is expected in 5,000 runs; with 24 bits, twelve in each run.
         assert!(drawn.len() >= 19_999, "{}", drawn.len());
     }
 }
