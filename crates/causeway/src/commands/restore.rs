@@ -98,28 +98,27 @@ struct Log {
     own: PathBuf,
     found: Vec<PathBuf>,
     entries: Vec<Entry>,
-    damaged: usize,
+    /// How many of them end with an incomplete line.
+    torn: usize,
 }
 
 impl Log {
     fn read(own: &Path, given: &[PathBuf]) -> anyhow::Result<Log> {
-        let mut log = Log { own: own.to_owned(), found: Vec::new(), entries: Vec::new(), damaged: 0 };
+        let mut log = Log { own: own.to_owned(), found: Vec::new(), entries: Vec::new(), torn: 0 };
         for path in std::iter::once(own).chain(given.iter().map(PathBuf::as_path)) {
-            let content = revocation_log::read(path)
-                .with_context(|| format!("the revocation log {} cannot be read", path.display()))?;
-            let Some(content) = content else {
+            let Some(content) = revocation_log::read(path)? else {
                 anyhow::ensure!(path == own, "the revocation log {} does not exist", path.display());
                 continue;
             };
             anyhow::ensure!(
-                path == own || !content.entries.is_empty() || content.damaged == 0,
+                path == own || !content.entries.is_empty() || !content.is_torn,
                 "{} is no revocation log: it is called {} in the data dir of a cloud",
                 path.display(),
                 revocation_log::FILE
             );
             log.found.push(path.to_owned());
             log.entries.extend(content.entries);
-            log.damaged += content.damaged;
+            log.torn += usize::from(content.is_torn);
         }
         Ok(log)
     }
@@ -128,7 +127,7 @@ impl Log {
     async fn keep(&self, now: SystemTime) -> anyhow::Result<()> {
         let kept = async {
             let (own, _) = RevocationLog::open(self.own.clone(), now)?;
-            own.append(self.entries.clone(), now).await
+            anyhow::Ok(own.append(self.entries.clone(), now).await?)
         };
         kept.await.with_context(|| format!("the revocation log {} cannot be written", self.own.display()))
     }
@@ -164,8 +163,11 @@ fn told(log: &Log, replayed: &Replayed) -> String {
                        what was revoked since and is not in this log is believed again",
         );
     }
-    if log.damaged > 0 {
-        text.push_str(&format!("\n  {} lines could not be read and were passed over", log.damaged));
+    if log.torn > 0 {
+        text.push_str(&format!(
+            "\n  {} incomplete last lines are left out: the cloud stopped while it wrote them",
+            log.torn
+        ));
     }
     text.push('\n');
     text
@@ -197,9 +199,9 @@ mod tests {
         let text = returned_to(Some(time), now);
         assert!(text.contains("2026-11-17T15:00:00Z") && text.contains("3h ago"), "{text}");
         assert!(returned_to(None, now).contains("does not say"));
-        let log = Log { own: "own".into(), found: vec!["own".into()], entries: Vec::new(), damaged: 1 };
+        let log = Log { own: "own".into(), found: vec!["own".into()], entries: Vec::new(), torn: 1 };
         let text = told(&log, &Replayed::default());
-        assert!(text.contains("nothing") && text.contains("1 lines"), "{text}");
+        assert!(text.contains("nothing") && text.contains("1 incomplete last lines"), "{text}");
         let replayed = Replayed {
             gateways: vec!["oslo".into()],
             join_tokens: (0..30).map(|number| number.to_string()).collect(),
