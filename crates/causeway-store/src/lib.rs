@@ -11,6 +11,7 @@ mod etcd;
 mod housekeeping;
 mod hub;
 mod model;
+mod restore;
 mod retention;
 mod sqlite;
 mod store;
@@ -22,5 +23,6 @@ pub use model::{
     COMMIT_BYTES_MAX, Committed, EtcdTls, KEY_BYTES_MAX, ListRange, Listing, OPS_MAX, Op, Revision,
     StoreEvent, StoreRecord, StoreSpec, VALUE_BYTES_MAX, WatchSignal,
 };
+pub use restore::RestoreTarget;
 pub use store::{BackupExport, Store};
 pub use watch::StoreWatch;

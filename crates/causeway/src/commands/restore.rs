@@ -1,14 +1,17 @@
-//! `causeway restore`: a backup into an empty store, while no cloud runs on it, and what was revoked since.
+//! `causeway restore`: restores a backup into an empty store and applies the revocation log, while no cloud runs on it.
+//!
+//! A restore that fails changes nothing, and leaves a mark that keeps `causeway cloud` from making a new CA.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::SystemTime;
 
 use anyhow::Context;
+use causeway_cloud::identity::earlier_life;
 use causeway_cloud::identity::replay::{self, Replayed};
 use causeway_cloud::identity::revocation_log::{self, Entry, RevocationLog};
 use causeway_daemon::{DataDir, Role};
-use causeway_store::Store;
+use causeway_store::{RestoreTarget, StoreError};
 
 use super::cloud::store_spec;
 use crate::config::{self, CloudLayer, Config, Layer};
@@ -66,17 +69,26 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     let data_dir = DataDir::open_as(&config.data_dir.value, Role::Cloud)?;
     // Before anything is restored: a wrong path shall not leave a store without its revocations.
     let log = Log::read(&data_dir.join(revocation_log::FILE), &arguments.revocations)?;
-    let store = Store::open(store_spec(&config)).await?;
-    let restored = store.import(file).await;
+    earlier_life::begin_restore(data_dir.path())?;
+    let target = RestoreTarget::open(store_spec(&config)).await?;
+    let restored = target.store().import(file).await;
+    if matches!(restored, Err(StoreError::NotEmpty { .. })) {
+        earlier_life::end_restore(data_dir.path());
+    }
     let restored = restored
         .with_context(|| format!("{} was not restored, nothing was changed", arguments.file.display()))?;
     let now = SystemTime::now();
     log.keep(now).await?;
-    let replayed = replay::replay(&store, &log.entries, now, config.cloud.expired_grace.value.0).await;
-    let replayed = replayed.context(
-        "the backup is restored, but what was revoked since is not applied yet; `causeway cloud` does it when it starts",
-    )?;
-    store.close().await?;
+    let replayed =
+        replay::replay(target.store(), &log.entries, now, config.cloud.expired_grace.value.0).await;
+    let replayed = replayed.context(match target.is_temporary() {
+        true => "the revocation log cannot be applied to the restored store, nothing was changed",
+        false => {
+            "the backup is restored, but what was revoked since is not applied yet; `causeway cloud` does it when it starts"
+        }
+    })?;
+    target.finish().await?;
+    earlier_life::end_restore(data_dir.path());
     output::print_line(&format!(
         "restored {} objects, revision {}, epoch {}",
         restored.records, restored.revision, restored.epoch
