@@ -8,6 +8,7 @@ mod backup;
 mod decide;
 mod error;
 mod etcd;
+mod follow;
 mod housekeeping;
 mod hub;
 mod model;
@@ -19,6 +20,7 @@ mod watch;
 
 pub use backup::ImportResult;
 pub use error::{SharedCause, StoreError};
+pub use follow::{FollowBackoff, Followed, LoadFuture, StoreFollower};
 pub use model::{
     COMMIT_BYTES_MAX, Committed, EtcdTls, KEY_BYTES_MAX, ListRange, Listing, OPS_MAX, Op, Revision,
     StoreEvent, StoreRecord, StoreSpec, VALUE_BYTES_MAX, WatchSignal,
