@@ -1,8 +1,9 @@
-//! The door for what is no object: `/causeway/v1/...`.
+//! Actions: the requests under `/causeway/v1/...` that are not about one object.
 //!
 //! The server authenticates, authorizes and reads the body; an `Actions` does the rest.
 
 use std::pin::Pin;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::Stream;
@@ -10,6 +11,7 @@ use futures_util::future::BoxFuture;
 use http::{Method, StatusCode};
 
 use crate::Identity;
+use crate::admin_audit::{AdminAudit, AdminRecord};
 
 /// One call, already authorized. `path` is what follows `/causeway/v1/`, without a slash at either end.
 #[derive(Debug, Clone)]
@@ -18,6 +20,31 @@ pub struct ActionRequest {
     pub path: String,
     pub query: Option<String>,
     pub body: Bytes,
+    /// For objects that the action writes. The action itself is recorded by the server.
+    pub audit: CallerAudit,
+}
+
+/// Records the objects that an action writes under the caller of the action.
+#[derive(Clone)]
+pub struct CallerAudit {
+    pub(crate) audit: Arc<dyn AdminAudit>,
+    /// User, impersonated user, credential and client.
+    pub(crate) caller: AdminRecord,
+}
+
+impl CallerAudit {
+    /// Records a write that succeeded. `written` says verb, kind, name and changed fields.
+    pub fn record(&self, code: StatusCode, written: AdminRecord) {
+        let AdminRecord { user, impersonated_user, credential, client, .. } = self.caller.clone();
+        let code = Some(code.as_u16());
+        self.audit.record(AdminRecord { user, impersonated_user, credential, client, code, ..written });
+    }
+}
+
+impl std::fmt::Debug for CallerAudit {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "CallerAudit({})", self.caller.user)
+    }
 }
 
 pub enum ActionBody {

@@ -25,6 +25,7 @@ use crate::limits::watches::WatchLimits;
 use crate::limits::{ApiLimits, RequestPermit, RequestQueue};
 use crate::metrics::{ApiMetrics, RequestLabels};
 use crate::request::media::MediaRange;
+use crate::request::query::QueryParameters;
 use crate::request::{self, ApiRequest, HealthProbe, ObjectRequest, ObjectVerb, ReviewRequest};
 use crate::respond::{self, Body};
 use crate::watch::WatchContext;
@@ -79,7 +80,11 @@ impl Handler {
         let labels = labels(&ask);
         let (watching, probing) =
             (ask.as_ref().is_ok_and(ApiRequest::is_watch), matches!(ask, Ok(ApiRequest::Probe { .. })));
-        let mut act = Act::begin(&*self.admin_audit, &ask, caller.address);
+        let target = || request::write_target(&head.method, &head.uri);
+        let mut act = Act::begin(&*self.admin_audit, &ask, target, caller.address);
+        if let Ok(ApiRequest::Action { path, .. }) = &ask {
+            act.is_action(&*self.actions, &head.method, path, &[]);
+        }
         let answer = match self.answer(caller, &head, ask, &mut body, &mut act).await {
             Ok(response) => {
                 act.answered(response.status().as_u16(), None);
@@ -131,14 +136,12 @@ impl Handler {
         let identity = impersonate::effective(&caller, &head.headers).inspect_err(|refused| {
             self.metrics.rejected("forbidden");
             tracing::info!(target: "audit", user = caller.user, reason = refused.message, "impersonation refused");
+            act.impersonation_refused();
         })?;
         if identity.impersonation.is_some() {
             act.impersonates(&identity.user);
         }
         let ask = ask?;
-        if let ApiRequest::Action { path, .. } = &ask {
-            act.is_action(&*self.actions, &head.method, path, &[]);
-        }
         self.allow(&identity, &ask, &head.method)?;
         let asking = Asking { head, accept: request::accept(&head.headers), identity, caller, user };
         let ask = match ask {
@@ -256,7 +259,14 @@ impl Handler {
             tracing::info!(target: "audit", caller, user, %method, path, "action");
         }
         act.is_action(&*self.actions, &method, &path, &body);
-        let request = ActionRequest { method, path, query, body };
+        if asks_for_dry_run(&method, query.as_deref()) {
+            act.is_dry_run(true);
+            return Err(Status::bad_request(format!(
+                "/causeway/v1/{path} does not support dryRun, so nothing was done: leave dryRun out to execute the action"
+            )));
+        }
+        let audit = act.caller_audit(self.admin_audit.clone());
+        let request = ActionRequest { method, path, query, body, audit };
         let done = self.actions.call(&asking.identity, request).await.map_err(errors::from_action)?;
         act.has_made(done.made);
         let content_type = http::HeaderValue::from_static(done.content_type);
@@ -270,6 +280,11 @@ impl Handler {
         };
         Ok(response)
     }
+}
+
+/// Actions act at once. One that is asked not to act is refused instead.
+fn asks_for_dry_run(method: &Method, query: Option<&str>) -> bool {
+    !matches!(*method, Method::GET | Method::HEAD) && QueryParameters::parse(query).has("dryRun")
 }
 
 // Several times what a request may carry; a client that sends more than this is not waited for.

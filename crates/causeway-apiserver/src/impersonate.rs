@@ -42,14 +42,21 @@ pub fn effective(caller: &Arc<Identity>, headers: &HeaderMap) -> Result<Arc<Iden
 
 fn wanted(headers: &HeaderMap) -> Result<Option<Wanted>, Status> {
     let mut wanted = Wanted::default();
-    let mut found = false;
+    let (mut found, mut has_user) = (false, false);
     for (name, value) in headers.iter().filter(|(name, _)| name.as_str().starts_with(PREFIX)) {
         found = true;
         let name = name.as_str();
         let value = std::str::from_utf8(value.as_bytes())
             .map_err(|_| Status::bad_request(format!("the header {name} is no UTF-8 text")))?;
         match name {
-            "impersonate-user" if wanted.user.is_empty() => value.clone_into(&mut wanted.user),
+            // An empty name is refused, also when another one follows.
+            "impersonate-user" if value.is_empty() => {
+                return Err(Status::bad_request("the header impersonate-user is empty: it must name a user"));
+            }
+            "impersonate-user" if !has_user => {
+                has_user = true;
+                value.clone_into(&mut wanted.user);
+            }
             "impersonate-group" => wanted.groups.push(value.to_owned()),
             "impersonate-uid" if wanted.uid.is_none() => wanted.uid = Some(value.to_owned()),
             "impersonate-user" | "impersonate-uid" => {
@@ -151,6 +158,8 @@ mod tests {
         check(Role::Admin, &[("impersonate-extra-scopes", "a")], Err(400));
         check(Role::Admin, &[("impersonate-user", "")], Err(400));
         check(Role::Admin, &[user, ("impersonate-user", "other")], Err(400));
+        check(Role::Admin, &[("impersonate-user", ""), user], Err(400));
+        check(Role::Viewer, &[("impersonate-user", "")], Err(400));
         check(Role::Admin, &[user, ("impersonate-node", "a")], Err(400));
         check(Role::Admin, &[user, ("impersonate-extra-", "a")], Err(400));
     }

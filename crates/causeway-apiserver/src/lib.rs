@@ -29,7 +29,9 @@ mod respond;
 pub mod review;
 pub mod server;
 
-pub use actions::{ActionBody, ActionRefusal, ActionRequest, ActionResponse, Actions, AdminDeed};
+pub use actions::{
+    ActionBody, ActionRefusal, ActionRequest, ActionResponse, Actions, AdminDeed, CallerAudit,
+};
 pub use admin_audit::{AdminAudit, AdminRecord, NoAdminAudit};
 pub use clock::{Clock, SystemClock};
 pub use gateway_stats::{GatewayStatsSource, NoGatewayStats};

@@ -189,6 +189,61 @@ pub fn parse(method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<ApiReque
     }
 }
 
+/// The object or collection that a write names, whatever else is wrong with the request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WriteTarget {
+    pub verb: Verb,
+    pub kind: Kind,
+    pub name: String,
+    pub status: bool,
+    pub dry_run: bool,
+}
+
+impl WriteTarget {
+    /// An event reports something and is written often. Only its deletion is an administrative act.
+    pub fn is_administrative(&self) -> bool {
+        self.kind != Kind::Event || matches!(self.verb, Verb::Delete | Verb::DeleteCollection)
+    }
+}
+
+/// Returns the target of a write by its method and path alone, for the audit of requests that `parse` refuses. `None`: not
+/// a write, or not of a kind that is served.
+pub fn write_target(method: &Method, uri: &Uri) -> Option<WriteTarget> {
+    let segments: Vec<String> = uri
+        .path()
+        .split('/')
+        .filter(|segment| !segment.is_empty())
+        .map(|segment| query::decode(segment, false))
+        .collect();
+    let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
+    let (version, rest) = match segments.as_slice() {
+        ["api", "v1", rest @ ..] => (ApiVersion::Core, rest),
+        ["apis", group, "v1", rest @ ..] => (ApiGroup::from_name(group)?.version()?, rest),
+        _ => return None,
+    };
+    let rest = match rest {
+        ["namespaces", _, plural, rest @ ..] if *plural != "status" => [&[*plural], rest].concat(),
+        rest => rest.to_vec(),
+    };
+    let (plural, name, status) = match rest.as_slice() {
+        [plural] => (*plural, None, false),
+        [plural, name] => (*plural, Some(*name), false),
+        [plural, name, "status"] => (*plural, Some(*name), true),
+        _ => return None,
+    };
+    let kind = Kind::served(version, plural)?;
+    let verb = match (method.as_str(), name) {
+        ("POST", None) => Verb::Create,
+        ("PUT", Some(_)) => Verb::Update,
+        ("PATCH", Some(_)) => Verb::Patch,
+        ("DELETE", Some(_)) => Verb::Delete,
+        ("DELETE", None) => Verb::DeleteCollection,
+        _ => return None,
+    };
+    let dry_run = QueryParameters::parse(uri.query()).one("dryRun") == Some("All");
+    Some(WriteTarget { verb, kind, name: name.unwrap_or_default().to_owned(), status, dry_run })
+}
+
 /// The parts of a request that decide which verb it is.
 struct Asked<'a> {
     method: &'a Method,

@@ -98,7 +98,7 @@ impl Actions for CloudActions {
         async move {
             match route(&request.method, &request.path)? {
                 Action::CreateToken => {
-                    let token = self.create_token(body(&request.body)?).await?;
+                    let token = self.create_token(body(&request.body)?, &request.audit).await?;
                     let id = token["id"].as_str().unwrap_or_default();
                     Ok(json(StatusCode::CREATED, &token)?.made(id))
                 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use causeway_api::Kind;
 use causeway_apiserver::registry::{key, prefix};
-use causeway_store::{ListRange, Revision, Store, StoreError, WatchSignal};
+use causeway_store::{FollowBackoff, Followed, ListRange, Revision, Store, StoreError, StoreFollower};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -18,7 +18,7 @@ use crate::identity::{Registrar, TokenProblem};
 use crate::spool_intake;
 
 /// Short, because whoever deletes a gateway expects it to be out.
-const PAUSE: Duration = Duration::from_millis(300);
+const BACKOFF: FollowBackoff = FollowBackoff::constant(Duration::from_millis(300));
 
 /// Its last session has ended by then, in every replica: no batch comes in that would write the cursor anew.
 const FORGET_AFTER: Duration = Duration::from_secs(10);
@@ -36,61 +36,66 @@ impl DeletedGateways {
     }
 
     pub async fn run(self, stop: CancellationToken) {
+        stop.run_until_cancelled(self.follow()).await;
+    }
+
+    /// Follows the EGateways until the store is closed.
+    async fn follow(&self) {
+        let gateways = prefix(Kind::EGateway);
+        let mut follower =
+            StoreFollower::new(&self.store, &*gateways, BACKOFF, || Box::pin(self.dismiss_missed()));
+        // Deleted gateways whose cursors are removed at the given time.
+        let mut leaving: BTreeMap<String, Instant> = BTreeMap::new();
         loop {
-            let trouble = tokio::select! {
+            let due = leaving.values().min().copied();
+            let done = tokio::select! {
                 biased;
-                () = stop.cancelled() => return,
-                Err(trouble) = self.follow() => trouble,
+                step = follower.next() => match step {
+                    None => return,
+                    Some(Followed::Loaded { state: strays, .. }) => {
+                        let at = Instant::now() + self.forget_after;
+                        leaving = strays.into_iter().map(|gateway| (gateway, at)).collect();
+                        Ok(())
+                    }
+                    Some(Followed::Event(event)) => match event.key.strip_prefix(&*gateways) {
+                        Some(gateway) if event.value.is_none() => {
+                            leaving.insert(gateway.to_owned(), Instant::now() + self.forget_after);
+                            self.dismiss(gateway, event.revision).await.map_err(as_store_error)
+                        }
+                        _ => Ok(()),
+                    },
+                    Some(Followed::Progress(_)) => Ok(()),
+                    Some(Followed::Failed(_)) => {
+                        leaving.clear();
+                        Ok(())
+                    }
+                },
+                () = until(due) => self.forget_due(&mut leaving).await,
             };
-            match trouble {
-                TokenProblem::Store(StoreError::Closed) => return,
-                // The store logs its outages itself.
-                TokenProblem::Store(error @ StoreError::Unavailable { .. }) => {
-                    tracing::debug!(%error, "cannot follow deleted gateways; trying again")
-                }
-                trouble => {
-                    tracing::warn!(error = %trouble, "cannot follow deleted gateways; trying again")
-                }
-            }
-            tokio::select! {
-                biased;
-                () = stop.cancelled() => return,
-                () = tokio::time::sleep(PAUSE) => {}
+            if let Err(error) = done {
+                // The next load finds everything that is left to do.
+                leaving.clear();
+                follower.restart(&error);
             }
         }
     }
 
-    async fn follow(&self) -> Result<std::convert::Infallible, TokenProblem> {
+    /// Dismisses the gateways whose deletion was not seen. Returns those whose cursors are still there, and the revision
+    /// behind which deletions are still to come.
+    async fn dismiss_missed(&self) -> Result<(Vec<String>, Revision), StoreError> {
         let since = self.store.revision().await?;
-        self.sweep().await?;
-        let gateways = prefix(Kind::EGateway);
-        let mut watch = self.store.watch(&gateways, since).await?;
-        let mut leaving: BTreeMap<String, Instant> = BTreeMap::new();
-        for gateway in self.strays().await? {
-            leaving.insert(gateway, Instant::now() + self.forget_after);
+        self.sweep().await.map_err(as_store_error)?;
+        Ok((self.strays().await?, since))
+    }
+
+    async fn forget_due(&self, leaving: &mut BTreeMap<String, Instant>) -> Result<(), StoreError> {
+        let now = Instant::now();
+        let due: Vec<String> =
+            leaving.extract_if(.., |_, due| *due <= now).map(|(gateway, _)| gateway).collect();
+        for gateway in due {
+            self.forget(&gateway).await?;
         }
-        loop {
-            let due = leaving.values().min().copied();
-            let signal = tokio::select! {
-                biased;
-                signal = watch.next() => signal?,
-                () = until(due) => {
-                    let due: Vec<String> =
-                        leaving.extract_if(.., |_, due| *due <= Instant::now()).map(|(gateway, _)| gateway).collect();
-                    for gateway in due {
-                        self.forget(&gateway).await?;
-                    }
-                    continue;
-                }
-            };
-            if let WatchSignal::Event(event) = signal
-                && event.value.is_none()
-                && let Some(gateway) = event.key.strip_prefix(&gateways)
-            {
-                self.dismiss(gateway, event.revision).await?;
-                leaving.insert(gateway.to_owned(), Instant::now() + self.forget_after);
-            }
-        }
+        Ok(())
     }
 
     /// Throws out every gateway that has no object, and whatever is older than the object of its gateway: that one was
@@ -142,6 +147,17 @@ impl DeletedGateways {
             // Another replica was faster, or the gateway speaks again.
             Ok(_) | Err(StoreError::NotFound { .. } | StoreError::Conflict { .. }) => Ok(()),
             Err(error) => Err(error),
+        }
+    }
+}
+
+fn as_store_error(problem: TokenProblem) -> StoreError {
+    match problem {
+        TokenProblem::Store(error) => error,
+        problem => {
+            let error = &problem as &dyn std::error::Error;
+            tracing::warn!(error, "cannot revoke what a deleted gateway was given; trying again");
+            StoreError::Unavailable { reason: problem.to_string(), source: None }
         }
     }
 }

@@ -19,7 +19,7 @@ use causeway_api::{Kind, Object, ObjectMeta, Status};
 use causeway_apiserver::Registry;
 use causeway_apiserver::registry::prefix;
 use causeway_apiserver::request::options::DeleteOptions;
-use causeway_store::{ListRange, Revision, StoreError, StoreEvent, WatchSignal};
+use causeway_store::{FollowBackoff, Followed, ListRange, Revision, StoreError, StoreEvent, StoreFollower};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tokio::time::Instant;
@@ -30,7 +30,7 @@ use graph::{Dependent, Graph, Key};
 /// The field manager of what is written here.
 const MANAGER: &str = "causeway-garbage-collector";
 /// Pause after the store failed.
-const PAUSE: Duration = Duration::from_secs(1);
+const BACKOFF: FollowBackoff = FollowBackoff::constant(Duration::from_secs(1));
 /// An object that could not be collected is tried again after this time.
 const RETRY: Duration = Duration::from_secs(10);
 /// Objects in work at once: enough to fill a group commit.
@@ -48,75 +48,39 @@ impl GarbageCollector {
     }
 
     pub async fn run(self, stop: CancellationToken) {
-        loop {
-            let failed = tokio::select! {
-                biased;
-                () = stop.cancelled() => return,
-                Err(failed) = self.follow() => failed,
-            };
-            match failed {
-                StoreError::Closed => return,
-                // The store logs its outages itself.
-                StoreError::Compacted { .. } | StoreError::Lagged | StoreError::Unavailable { .. } => {}
-                error => {
-                    let error = &error as &dyn std::error::Error;
-                    tracing::warn!(error, "garbage collection cannot follow the store; trying again");
-                }
-            }
-            tokio::select! {
-                biased;
-                () = stop.cancelled() => return,
-                () = tokio::time::sleep(PAUSE) => {}
-            }
-        }
+        stop.run_until_cancelled(self.follow()).await;
     }
 
-    async fn follow(&self) -> Result<std::convert::Infallible, StoreError> {
-        let mut graph = self.load().await?;
-        let mut watch = self.registry.store().watch("", graph.revision).await?;
-        let mut working: FuturesUnordered<Work> = FuturesUnordered::new();
-        let mut in_work: BTreeSet<Key> = BTreeSet::new();
-        let mut retry: Option<Instant> = None;
-        let mut failed: BTreeSet<Key> = BTreeSet::new();
+    /// Follows the objects until the store is closed.
+    async fn follow(&self) {
+        let store = self.registry.store();
+        let mut follower = StoreFollower::new(store, "", BACKOFF, || Box::pin(self.load()));
+        // Empty until the first load.
+        let mut round = Round::default();
         loop {
-            let ready: Vec<Key> = graph.queue.iter().filter(|key| !in_work.contains(*key)).cloned().collect();
-            for key in ready.into_iter().take(IN_WORK_MAX.saturating_sub(working.len())) {
-                graph.queue.remove(&key);
-                in_work.insert(key.clone());
-                let (registry, seen) = (self.registry.clone(), graph.revision);
-                let (dependents, in_circle) = (graph.dependents_of(&key), graph.is_in_circle(&key));
-                working.push(Box::pin(async move {
-                    let done = look(&registry, &key, seen, (&dependents, in_circle)).await;
-                    (key, done)
-                }));
-            }
+            round.start_work(&self.registry);
             tokio::select! {
                 biased;
-                signal = watch.next() => match signal? {
-                    WatchSignal::Event(event) => take(&mut graph, &event),
-                    WatchSignal::Progress(revision) => graph.revision = graph.revision.max(revision),
-                },
-                Some((key, done)) = working.next() => {
-                    in_work.remove(&key);
-                    if let Err(status) = done {
-                        tracing::info!(
-                            kind = key.0.name(), name = key.1, reason = status.message,
-                            "garbage collection could not finish an object; it is tried again"
-                        );
-                        failed.insert(key);
-                        retry.get_or_insert_with(|| Instant::now() + RETRY);
+                step = follower.next() => match step {
+                    None => return,
+                    Some(Followed::Loaded { state: graph, .. }) => round = Round { graph, ..Round::default() },
+                    Some(Followed::Event(event)) => take(&mut round.graph, &event),
+                    Some(Followed::Progress(revision)) => {
+                        round.graph.revision = round.graph.revision.max(revision);
                     }
-                }
-                () = until(retry) => {
-                    retry = None;
-                    graph.queue.append(&mut failed);
+                    Some(Followed::Failed(_)) => round = Round::default(),
+                },
+                Some((key, done)) = round.working.next() => round.finish(key, done),
+                () = until(round.retry) => {
+                    round.retry = None;
+                    round.graph.queue.append(&mut round.failed);
                 }
             }
         }
     }
 
     /// Everything that has owners or waits for dependents, as it stood at one revision.
-    async fn load(&self) -> Result<Graph, StoreError> {
+    async fn load(&self) -> Result<(Graph, Revision), StoreError> {
         let mut graph = Graph::default();
         let mut at = None;
         for kind in Kind::ALL {
@@ -130,7 +94,50 @@ impl GarbageCollector {
             }
         }
         graph.revision = at.unwrap_or_default();
-        Ok(graph)
+        let revision = graph.revision;
+        Ok((graph, revision))
+    }
+}
+
+/// The state between one load and the next.
+#[derive(Default)]
+struct Round {
+    graph: Graph,
+    working: FuturesUnordered<Work>,
+    in_work: BTreeSet<Key>,
+    /// Objects that could not be finished, until `retry`.
+    failed: BTreeSet<Key>,
+    retry: Option<Instant>,
+}
+
+impl Round {
+    fn start_work(&mut self, registry: &Arc<Registry>) {
+        let is_free = |key: &&Key| !self.in_work.contains(*key);
+        let ready: Vec<Key> = self.graph.queue.iter().filter(is_free).cloned().collect();
+        for key in ready.into_iter().take(IN_WORK_MAX.saturating_sub(self.working.len())) {
+            self.graph.queue.remove(&key);
+            self.in_work.insert(key.clone());
+            let (registry, seen) = (registry.clone(), self.graph.revision);
+            let (dependents, in_circle) = (self.graph.dependents_of(&key), self.graph.is_in_circle(&key));
+            self.working.push(Box::pin(async move {
+                let done = look(&registry, &key, seen, (&dependents, in_circle)).await;
+                (key, done)
+            }));
+        }
+    }
+
+    fn finish(&mut self, key: Key, done: Result<(), Status>) {
+        self.in_work.remove(&key);
+        if let Err(status) = done {
+            tracing::info!(
+                kind = key.0.name(),
+                name = key.1,
+                reason = status.message,
+                "garbage collection could not finish an object; it is tried again"
+            );
+            self.failed.insert(key);
+            self.retry.get_or_insert_with(|| Instant::now() + RETRY);
+        }
     }
 }
 

@@ -18,7 +18,7 @@ mod authority;
 mod ca_store;
 mod certificates;
 mod connect;
-mod earlier_life;
+pub mod earlier_life;
 pub(crate) mod follow;
 mod gateways;
 pub mod kubeconfig;

@@ -19,7 +19,9 @@ use causeway_api::{Kind, Object, ObjectMeta, ObjectSet, Status, conditions, pres
 use causeway_apiserver::Registry;
 use causeway_apiserver::registry::address;
 use causeway_daemon::{Metrics, ReadinessCheck};
-use causeway_store::{ListRange, Op, Revision, StoreError, StoreEvent, WatchSignal};
+use causeway_store::{
+    FollowBackoff, Followed, ListRange, Op, Revision, StoreError, StoreEvent, StoreFollower,
+};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tokio::time::Instant;
@@ -62,14 +64,6 @@ pub struct Reconciler {
     keeps_own: bool,
 }
 
-/// Why one round of following ended.
-enum Ended {
-    Stopped,
-    /// The history is gone or the reader fell behind: load everything again.
-    Behind,
-    Failed(String),
-}
-
 impl Reconciler {
     pub fn new(registry: Arc<Registry>, check: ReadinessCheck, metrics: &Metrics) -> Reconciler {
         Reconciler {
@@ -93,72 +87,77 @@ impl Reconciler {
 
     /// Reconciles until told to stop. A store that is away is waited for.
     pub async fn run(self, stop: CancellationToken) {
-        let mut pause = PAUSE_FIRST;
+        stop.run_until_cancelled(self.follow()).await;
+    }
+
+    /// Follows the objects until the store is closed.
+    async fn follow(&self) {
+        let backoff = FollowBackoff { first: PAUSE_FIRST, max: PAUSE_MAX };
+        let mut follower = StoreFollower::new(self.registry.store(), "", backoff, || Box::pin(self.load()));
+        // `None` before the first load, and from a failure to the next load.
+        let mut round: Option<Round<'_>> = None;
         loop {
-            match self.follow(&stop, &mut pause).await {
-                Ended::Stopped => return,
-                Ended::Behind => tracing::debug!("reconcile loads everything again"),
-                Ended::Failed(reason) => {
-                    if self.check.failing(&reason) {
-                        tracing::error!(reason, "reconcile cannot follow the store; trying again");
+            let due = round.as_ref().and_then(Round::due);
+            tokio::select! {
+                biased;
+                step = follower.next() => match (step, &mut round) {
+                    (None, _) => return,
+                    (Some(Followed::Loaded { state: (world, freed), revision }), round) => {
+                        *round = Some(self.begin(world, freed, revision).await);
                     }
-                    tokio::select! {
-                        biased;
-                        () = stop.cancelled() => return,
-                        () = tokio::time::sleep(pause) => {}
+                    (Some(Followed::Event(event)), Some(round)) => round.take(&event),
+                    (Some(Followed::Progress(revision)), Some(_)) => self.saw(revision),
+                    (Some(Followed::Event(_) | Followed::Progress(_)), None) => {}
+                    (Some(Followed::Failed(error)), round) => {
+                        *round = None;
+                        let reason = error.to_string();
+                        if self.check.failing(&reason) {
+                            tracing::error!(reason, "reconcile cannot follow the store; trying again");
+                        }
                     }
-                    pause = (pause * 2).min(PAUSE_MAX);
+                },
+                Some((work, written)) = next_write(&mut round) => {
+                    if let Some(round) = &mut round {
+                        round.finish(work, written);
+                    }
                 }
+                () = sleep_until(due) => {
+                    if let Some(round) = &mut round {
+                        round.look();
+                    }
+                }
+            }
+            if let Some(round) = &mut round {
+                round.start_writes();
             }
         }
     }
 
-    async fn follow(&self, stop: &CancellationToken, pause: &mut Duration) -> Ended {
-        let (world, freed, revision) = match self.load().await {
-            Ok(loaded) => loaded,
-            Err(status) => return Ended::Failed(status.message),
-        };
-        let mut watch = match self.registry.store().watch("", revision).await {
-            Ok(watch) => watch,
-            Err(error) => return ended(&error),
-        };
-        *pause = PAUSE_FIRST;
+    async fn begin(&self, world: ObjectSet, freed: FreedAddresses, revision: Revision) -> Round<'_> {
         self.figures.loads.inc();
-        let mut round = Round::new(self, world, freed);
+        let round = Round::new(self, world, freed);
         if let Some(desk) = &self.desk {
             desk.reset(round.world.clone(), self.registry.store().epoch().await, revision);
         }
         if self.check.ready() {
             tracing::info!(%revision, objects = round.world().objects().count(), "reconcile follows the store");
         }
-        loop {
-            let due = round.due();
-            tokio::select! {
-                biased;
-                () = stop.cancelled() => return Ended::Stopped,
-                signal = watch.next() => match signal {
-                    Ok(WatchSignal::Event(event)) => round.take(&event),
-                    Ok(WatchSignal::Progress(revision)) => self.saw(revision),
-                    Err(error) => return ended(&error),
-                },
-                Some((work, written)) = round.writes.next() => round.finish(work, written),
-                () = sleep_until(due) => round.look(),
-            }
-            round.start_writes();
-        }
+        round
     }
 
     /// All objects as they stood at one revision: a netmap is named by it, and two replicas must mean the same.
-    async fn load(&self) -> Result<(ObjectSet, FreedAddresses, Revision), Status> {
+    async fn load(&self) -> Result<((ObjectSet, FreedAddresses), Revision), StoreError> {
         let mut world = ObjectSet::default();
         let mut at = None;
         for kind in Kind::ALL {
-            let (objects, revision) = self.registry.objects_at(kind, at).await?;
+            let listed = self.registry.objects_at(kind, at).await;
+            let (objects, revision) =
+                listed.map_err(|status| StoreError::Unavailable { reason: status.message, source: None })?;
             objects.into_iter().for_each(|loaded| world.insert(lean(loaded.object)));
             at = Some(revision);
         }
-        let freed = self.load_freed(&world, at).await.map_err(|error| Status::unavailable(error, 1))?;
-        Ok((world, freed, at.unwrap_or_default()))
+        let freed = self.load_freed(&world, at).await?;
+        Ok(((world, freed), at.unwrap_or_default()))
     }
 
     /// The order in which addresses were given back. What need not be remembered is cleaned up on the way.
@@ -495,12 +494,9 @@ fn lock(world: &Mutex<ObjectSet>) -> MutexGuard<'_, ObjectSet> {
     world.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn ended(error: &StoreError) -> Ended {
-    match error {
-        StoreError::Closed => Ended::Stopped,
-        StoreError::Compacted { .. } | StoreError::Lagged | StoreError::Future { .. } => Ended::Behind,
-        other => Ended::Failed(other.to_string()),
-    }
+/// The next write that finishes; `None` when none is under way.
+async fn next_write(round: &mut Option<Round<'_>>) -> Option<(Work, Result<(), Status>)> {
+    round.as_mut()?.writes.next().await
 }
 
 async fn sleep_until(moment: Option<Instant>) {

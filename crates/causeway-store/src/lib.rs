@@ -8,9 +8,11 @@ mod backup;
 mod decide;
 mod error;
 mod etcd;
+mod follow;
 mod housekeeping;
 mod hub;
 mod model;
+mod restore;
 mod retention;
 mod sqlite;
 mod store;
@@ -18,9 +20,11 @@ mod watch;
 
 pub use backup::ImportResult;
 pub use error::{SharedCause, StoreError};
+pub use follow::{FollowBackoff, Followed, LoadFuture, StoreFollower};
 pub use model::{
     COMMIT_BYTES_MAX, Committed, EtcdTls, KEY_BYTES_MAX, ListRange, Listing, OPS_MAX, Op, Revision,
     StoreEvent, StoreRecord, StoreSpec, VALUE_BYTES_MAX, WatchSignal,
 };
+pub use restore::RestoreTarget;
 pub use store::{BackupExport, Store};
 pub use watch::StoreWatch;

@@ -1,7 +1,8 @@
-//! Follows one request that may change something, and records it when it has been answered.
+//! Collects the admin audit record of one request that may change something, and records it with the response.
 //!
-//! The request's parts say what they know as they learn it: who asks, which objects, which fields. The record is made when the
-//! answer is known; a client that leaves before that is recorded too, because the write may have happened.
+//! The steps of the request add what they learn: caller, objects, changed fields. The target is known before the caller
+//! is, so that a refusal for any reason is recorded. A client that disconnects before the response is recorded too,
+//! because the write may have happened.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,10 +11,10 @@ use causeway_api::{Kind, Status};
 use http::Method;
 use serde_json::Value;
 
-use crate::actions::{Actions, AdminDeed};
+use crate::actions::{Actions, AdminDeed, CallerAudit};
 use crate::admin_audit::{AdminAudit, AdminRecord, CredentialName, changed_fields};
 use crate::registry::WriteResult;
-use crate::request::{ApiRequest, ObjectRequest, ObjectVerb};
+use crate::request::{ApiRequest, ObjectRequest, ObjectVerb, WriteTarget};
 use crate::{Identity, Role};
 
 /// One request on its way.
@@ -30,7 +31,13 @@ pub(super) struct Act<'a> {
 }
 
 impl<'a> Act<'a> {
-    pub fn begin(audit: &'a dyn AdminAudit, ask: &Result<ApiRequest, Status>, client: SocketAddr) -> Act<'a> {
+    /// `target`: the object that a request names which could not be parsed, for example because of its options.
+    pub fn begin(
+        audit: &'a dyn AdminAudit,
+        ask: &Result<ApiRequest, Status>,
+        target: impl FnOnce() -> Option<WriteTarget>,
+        client: SocketAddr,
+    ) -> Act<'a> {
         let record = match ask {
             // An event reports, it does not administrate, and operators write many. To delete one is recorded.
             Ok(ApiRequest::Object(ObjectRequest {
@@ -42,6 +49,14 @@ impl<'a> Act<'a> {
                 verb: object.deed.verb().as_str().to_owned(),
                 kind: object.kind.name().to_owned(),
                 ..deed
+            }),
+            Err(_) => target().filter(WriteTarget::is_administrative).map(|target| AdminRecord {
+                verb: target.verb.as_str().to_owned(),
+                kind: target.kind.name().to_owned(),
+                name: target.name.chars().take(NAME_CHARS_MAX).collect(),
+                subresource: target.status.then_some("status"),
+                dry_run: target.dry_run,
+                ..AdminRecord::default()
             }),
             _ => None,
         };
@@ -70,6 +85,25 @@ impl<'a> Act<'a> {
             detail,
             ..AdminRecord::default()
         });
+    }
+
+    /// The impersonation headers are refused.
+    pub fn impersonation_refused(&mut self) {
+        if let Some(record) = &mut self.record {
+            record.detail = Some("impersonation refused".to_owned());
+        }
+    }
+
+    /// Records for objects that an action writes, under the caller of this request.
+    pub fn caller_audit(&self, audit: Arc<dyn AdminAudit>) -> CallerAudit {
+        let caller = AdminRecord {
+            user: self.caller.as_ref().map(|caller| caller.user.clone()).unwrap_or_default(),
+            impersonated_user: self.impersonated.clone(),
+            credential: self.credential.clone(),
+            client: Some(self.client.ip().to_canonical().to_string()),
+            ..AdminRecord::default()
+        };
+        CallerAudit { audit, caller }
     }
 
     /// Whose credential was shown.

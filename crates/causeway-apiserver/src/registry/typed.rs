@@ -2,12 +2,14 @@
 //!
 //! The same admission as for every client; a reconciler that writes what is already there makes no revision.
 
+use bytes::Bytes;
 use causeway_api::ownership::Subresource;
 use causeway_api::{ApiVersion, Kind, Object, Status};
 use causeway_store::{ListRange, Revision};
 
 use super::admit::Draft;
-use super::{ObjectAuthor, Registry, StoredObject, prefix};
+use super::{ObjectAuthor, Registry, StoredObject, WriteResult, prefix};
+use crate::admin_audit::{AdminRecord, changed_fields};
 use crate::errors::{self, ErrorSubject};
 use crate::request::options::{DeleteOptions, VersionMatch};
 
@@ -61,11 +63,22 @@ impl Registry {
         manager: &str,
         mut object: Object,
     ) -> Result<LoadedObject, Status> {
-        let author = ObjectAuthor::ourselves(manager);
-        self.claim_new(author, &mut object)?;
-        object.default_fields();
-        let stored = self.store_new(author, Draft::ours(object), true).await?;
+        let stored = self.store_with_defaults(manager, &mut object).await?;
         self.created(manager, &stored)
+    }
+
+    /// As `create_with_defaults`, for an action of a client. Returns the record of the write instead of recording it under
+    /// the name of a controller; the action records it under its caller.
+    pub async fn create_for_action(&self, manager: &str, mut object: Object) -> Result<AdminRecord, Status> {
+        let stored = self.store_with_defaults(manager, &mut object).await?;
+        Ok(record_of("create", &object, None, &stored))
+    }
+
+    async fn store_with_defaults(&self, manager: &str, object: &mut Object) -> Result<StoredObject, Status> {
+        let author = ObjectAuthor::ourselves(manager);
+        self.claim_new(author, object)?;
+        object.default_fields();
+        self.store_new(author, Draft::ours(object.clone()), true).await
     }
 
     fn created(&self, manager: &str, stored: &StoredObject) -> Result<LoadedObject, Status> {
@@ -82,7 +95,25 @@ impl Registry {
         name: &str,
         edit: impl FnMut(&mut Object),
     ) -> Result<LoadedObject, Status> {
-        self.edit_through(manager, (kind, name), Subresource::Main, edit).await
+        let (loaded, written) = self.edit_through(manager, (kind, name), Subresource::Main, edit).await?;
+        if written.changes_something() {
+            self.note_controller(manager, "update", kind, name);
+        }
+        Ok(loaded)
+    }
+
+    /// As `edit`, for an action of a client. Returns the record of the write, which the action records under its caller;
+    /// `None` when nothing was changed.
+    pub async fn edit_for_action(
+        &self,
+        manager: &str,
+        kind: Kind,
+        name: &str,
+        edit: impl FnMut(&mut Object),
+    ) -> Result<Option<AdminRecord>, Status> {
+        let (loaded, written) = self.edit_through(manager, (kind, name), Subresource::Main, edit).await?;
+        let before = written.before.as_ref();
+        Ok(written.changes_something().then(|| record_of("update", &loaded.object, before, &written.stored)))
     }
 
     /// Changes an object's status alone.
@@ -93,7 +124,8 @@ impl Registry {
         name: &str,
         edit: impl FnMut(&mut Object),
     ) -> Result<LoadedObject, Status> {
-        self.edit_through(manager, (kind, name), Subresource::Status, edit).await
+        let (loaded, _) = self.edit_through(manager, (kind, name), Subresource::Status, edit).await?;
+        Ok(loaded)
     }
 
     async fn edit_through(
@@ -102,7 +134,7 @@ impl Registry {
         (kind, name): (Kind, &str),
         subresource: Subresource,
         mut edit: impl FnMut(&mut Object),
-    ) -> Result<LoadedObject, Status> {
+    ) -> Result<(LoadedObject, WriteResult), Status> {
         let about = ErrorSubject { version: ApiVersion::Group, kind, name };
         // What the last decision was based on: the one that was committed.
         let mut before = None;
@@ -114,14 +146,11 @@ impl Registry {
         };
         let written =
             self.change_object(ObjectAuthor::ourselves(manager), about, subresource, decide).await?;
-        if subresource == Subresource::Main && written.changes_something() {
-            self.note_controller(manager, "update", kind, name);
-        }
         let loaded = LoadedObject { object: written.stored.object()?, revision: written.stored.revision };
         if let (Some(observer), Some(before)) = (self.observer.get(), &before) {
             observer.changed(before, &loaded.object);
         }
-        Ok(loaded)
+        Ok((loaded, written))
     }
 
     /// Deletes an object; one that is not there is as good as deleted.
@@ -143,5 +172,18 @@ impl Registry {
         self.delete(ObjectAuthor::ourselves(manager), kind, name, options).await?;
         self.note_controller(manager, "delete", kind, name);
         Ok(())
+    }
+}
+
+/// The record of a write, without the user.
+fn record_of(verb: &str, object: &Object, before: Option<&Bytes>, stored: &StoredObject) -> AdminRecord {
+    let before = before.map(|before| serde_json::from_slice(before).unwrap_or_default());
+    let after = serde_json::from_slice(&stored.value).unwrap_or_default();
+    AdminRecord {
+        verb: verb.to_owned(),
+        kind: object.kind().name().to_owned(),
+        name: object.name().to_owned(),
+        changed: changed_fields(before.as_ref(), &after),
+        ..AdminRecord::default()
     }
 }

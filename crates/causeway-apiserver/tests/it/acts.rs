@@ -78,6 +78,67 @@ async fn every_write_is_recorded_with_its_actor_and_reads_are_not() {
 }
 
 #[tokio::test]
+async fn a_refusal_before_the_options_or_the_rights_are_judged_is_recorded() {
+    let lab = Lab::new().await;
+    let sites = format!("{GROUP}/esites");
+    let check = async |token: &str, method: &str, path: &str, headers: &[(&str, &str)], expected: &[&str]| {
+        lab.ask_as(token, method, path, json!({}), headers).await;
+        let found: Vec<String> = lab.acts.take().iter().map(line).collect();
+        assert_eq!(found, expected, "{token} {method} {path}");
+    };
+    let bob = [("impersonate-user", "bob")];
+    let refused = "viewer:bob post Action/revoke [] 403 Forbidden";
+    check("viewer:bob", "POST", "/causeway/v1/revoke", &bob, &[refused]).await;
+    check("viewer:bob", "GET", "/causeway/v1/status", &bob, &[]).await;
+    let empty = [("impersonate-user", ""), ("impersonate-user", "bob")];
+    let refused = "admin:ann post Action/revoke [] 400 BadRequest";
+    check("admin:ann", "POST", "/causeway/v1/revoke", &empty, &[refused]).await;
+    let refused = "viewer:bob delete ESite/a [] 403 Forbidden";
+    check("viewer:bob", "DELETE", &format!("{sites}/a"), &bob, &[refused]).await;
+
+    let bad = "dryRun=Some";
+    let created = "admin:ann create ESite/ [] 422 Invalid";
+    check("admin:ann", "POST", &format!("{sites}?fieldManager=%01"), &[], &[created]).await;
+    lab.ask("POST", &format!("{sites}?{bad}"), site("x", "y")).await;
+    let records = lab.acts.take();
+    assert_eq!((records.len(), records[0].verb.as_str()), (1, "create"), "{records:?}");
+    lab.ask("DELETE", &format!("{sites}/x?{bad}"), ()).await;
+    let records = lab.acts.take();
+    assert_eq!((records[0].verb.as_str(), records[0].name.as_str()), ("delete", "x"), "{records:?}");
+    assert!(records[0].is_refused() && !records[0].dry_run, "{records:?}");
+    let media = [("content-type", "text/plain")];
+    let patched = "admin:ann patch ESite/x [] 415 UnsupportedMediaType";
+    check("admin:ann", "PATCH", &format!("{sites}/x"), &media, &[patched]).await;
+    // Neither a read nor an event is an administrative act, and a path without a kind names nothing.
+    check("admin:ann", "GET", &format!("{sites}?limit=x"), &[], &[]).await;
+    check("admin:ann", "POST", "/api/v1/namespaces/default/events?dryRun=Some", &[], &[]).await;
+    check("admin:ann", "POST", "/api/v1/unknown", &[], &[]).await;
+}
+
+#[tokio::test]
+async fn an_action_is_not_executed_as_a_dry_run() {
+    let lab = Lab::new().await;
+    let refused = lab.ask("POST", "/causeway/v1/some/deed?dryRun=All", json!({})).await.expect(400);
+    assert!(refused["message"].as_str().unwrap().contains("dryRun"), "{refused}");
+    let records = lab.acts.take();
+    assert_eq!(line(&records[0]), "admin:ann post Action/some/deed [] dry 400 BadRequest");
+    lab.ask("GET", "/causeway/v1/status?dryRun=All", ()).await.expect(200);
+}
+
+#[tokio::test]
+async fn objects_that_an_action_writes_are_recorded_under_its_caller() {
+    let lab = Lab::new().await;
+    let headers = [("impersonate-user", "bob"), ("impersonate-group", "causeway:admin")];
+    lab.ask_as("admin:ann", "POST", "/causeway/v1/writes", json!({}), &headers).await.expect(200);
+    let records = lab.acts.take();
+    assert_eq!(line(&records[0]), "admin:ann create ESite/made [metadata.name] 201");
+    assert_eq!(records[0].impersonated_user.as_deref(), Some("bob"));
+    assert_eq!(records[0].credential, records[1].credential);
+    assert_eq!(records[0].client.as_deref(), Some("127.0.0.1"));
+    assert_eq!(line(&records[1]), "admin:ann post Action/writes [] 200");
+}
+
+#[tokio::test]
 async fn who_acts_as_another_is_recorded_with_both_names() {
     let lab = Lab::new().await;
     let headers = [("impersonate-user", "bob"), ("impersonate-group", "causeway:admin")];

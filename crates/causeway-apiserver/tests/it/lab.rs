@@ -122,6 +122,16 @@ impl Actions for Echo {
             if request.path == "missing" {
                 return Err(ActionRefusal::not_found("there is no such action"));
             }
+            if request.path == "writes" {
+                let written = AdminRecord {
+                    verb: "create".into(),
+                    kind: "ESite".into(),
+                    name: "made".into(),
+                    changed: vec!["metadata.name".into()],
+                    ..AdminRecord::default()
+                };
+                request.audit.record(StatusCode::CREATED, written);
+            }
             let said = json!({
                 "user": identity.user, "method": request.method.as_str(), "path": request.path,
                 "query": request.query, "bytes": request.body.len(),

@@ -6,7 +6,8 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use causeway_api::{EGateway, ESite, Kind, Object, ObjectMeta};
-use causeway_apiserver::ActionRefusal;
+use causeway_apiserver::{ActionRefusal, CallerAudit};
+use http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -79,7 +80,11 @@ impl CreateToken {
 }
 
 impl CloudActions {
-    pub(super) async fn create_token(&self, asked: CreateToken) -> Result<Value, ActionRefusal> {
+    pub(super) async fn create_token(
+        &self,
+        asked: CreateToken,
+        audit: &CallerAudit,
+    ) -> Result<Value, ActionRefusal> {
         let ttl = Duration::from_secs(asked.ttl_seconds.unwrap_or(TTL_DEFAULT_SECONDS));
         match asked.wanted().map_err(ActionRefusal::bad_request)? {
             Wanted::Api { role } => {
@@ -93,7 +98,7 @@ impl CloudActions {
             Wanted::Join { site, gateway, uses, ip } => {
                 self.registrar.check_join_token(&site, &gateway, ttl, uses).map_err(token_refusal)?;
                 let on_enrolled = if asked.replace { OnEnrolled::Replace } else { OnEnrolled::Refuse };
-                let ip = self.ensure_gateway(&site, &gateway, ip.as_deref(), on_enrolled).await?;
+                let ip = self.ensure_gateway((&site, &gateway), ip.as_deref(), on_enrolled, audit).await?;
                 let made = self.registrar.create_join_token(&site, &gateway, ttl, on_enrolled).await;
                 let token = made.map_err(|problem| self.refuse_token(&site, problem))?;
                 let mut answer = json!({
@@ -128,10 +133,10 @@ impl CloudActions {
     /// stands elsewhere or has another `ip`, and then has made nothing.
     async fn ensure_gateway(
         &self,
-        site: &str,
-        gateway: &str,
+        (site, gateway): (&str, &str),
         ip: Option<&str>,
         on_enrolled: OnEnrolled,
+        audit: &CallerAudit,
     ) -> Result<String, ActionRefusal> {
         let new_gateway = EGateway {
             metadata: ObjectMeta::named(gateway),
@@ -139,7 +144,7 @@ impl CloudActions {
             ip: ip.unwrap_or_default().to_owned(),
             ..EGateway::default()
         };
-        self.ensure(new_gateway.into()).await?;
+        self.ensure(new_gateway.into(), audit).await?;
         let found =
             self.registry.object(Kind::EGateway, gateway).await.map_err(|status| object_refusal(&status))?;
         let mut final_ip = ip.unwrap_or_default().to_owned();
@@ -159,31 +164,37 @@ impl CloudActions {
                     {
                         return Err(self.refuse_token(site, TokenProblem::Enrolled { gateway, until }));
                     }
-                    self.set_ip(gateway, missing).await?;
+                    self.set_ip(gateway, missing, audit).await?;
                 }
                 None => final_ip = found.ip,
             }
         }
         let new_site = ESite { metadata: ObjectMeta::named(site), ..ESite::default() };
-        self.ensure(new_site.into()).await?;
+        self.ensure(new_site.into(), audit).await?;
         Ok(final_ip)
     }
 
     /// Gives an address to a gateway that has none. The registry validates it.
-    async fn set_ip(&self, gateway: &str, ip: &str) -> Result<(), ActionRefusal> {
-        let edited = self.registry.edit(MANAGER, Kind::EGateway, gateway, |object| {
+    async fn set_ip(&self, gateway: &str, ip: &str, audit: &CallerAudit) -> Result<(), ActionRefusal> {
+        let edited = self.registry.edit_for_action(MANAGER, Kind::EGateway, gateway, |object| {
             if let Object::EGateway(gateway) = object
                 && gateway.ip.is_empty()
             {
                 gateway.ip = ip.to_owned();
             }
         });
-        edited.await.map(drop).map_err(|status| object_refusal(&status))
+        if let Some(written) = edited.await.map_err(|status| object_refusal(&status))? {
+            audit.record(StatusCode::OK, written);
+        }
+        Ok(())
     }
 
-    async fn ensure(&self, object: Object) -> Result<(), ActionRefusal> {
-        match self.registry.create_with_defaults(MANAGER, object).await {
-            Ok(_) => Ok(()),
+    async fn ensure(&self, object: Object, audit: &CallerAudit) -> Result<(), ActionRefusal> {
+        match self.registry.create_for_action(MANAGER, object).await {
+            Ok(written) => {
+                audit.record(StatusCode::CREATED, written);
+                Ok(())
+            }
             Err(status) if status.code == 409 => Ok(()),
             Err(status) => Err(object_refusal(&status)),
         }

@@ -1,8 +1,8 @@
-//! Drops events that are old or too many.
+//! Deletes events that are too old or too many.
 //!
-//! Follows all events in the store, whoever wrote them. Which are to go is decided in `causeway_api::events::surplus`. In several
-//! replicas each deletes the same; what another has deleted already is done. Clients create no more events while far more than
-//! the bound are there (`Registry::count_events`).
+//! Follows all events in the store, of every author. `causeway_api::events::surplus` decides which are deleted. Every
+//! replica deletes the same events; one that another replica has deleted already is skipped. Clients cannot create
+//! events while far more than the bound exist (`Registry::count_events`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,18 +12,18 @@ use causeway_api::events::{Kept, surplus};
 use causeway_api::{Kind, Object, Time};
 use causeway_apiserver::Registry;
 use causeway_apiserver::registry::{key, prefix};
-use causeway_store::{ListRange, Revision, StoreError, WatchSignal};
+use causeway_store::{FollowBackoff, Followed, Revision, StoreError, StoreFollower, StoreRecord};
 use futures_util::StreamExt;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 /// Pause after the store failed.
-const PAUSE: Duration = Duration::from_secs(1);
-/// How soon after a change the bounds are looked at.
-const SOON: Duration = Duration::from_millis(500);
-/// How often events are looked at for their age.
-const LATER: Duration = Duration::from_secs(30);
-/// Deletions at once: enough to fill a group commit.
+const BACKOFF: FollowBackoff = FollowBackoff::constant(Duration::from_secs(1));
+/// Time from a change to the check of the bounds.
+const CHECK_AFTER_CHANGE: Duration = Duration::from_millis(500);
+/// Interval between checks for age.
+const CHECK_INTERVAL: Duration = Duration::from_secs(30);
+/// Concurrent deletions: enough to fill a group commit.
 const DELETIONS_MAX: usize = 32;
 
 pub struct EventKeeper {
@@ -36,72 +36,68 @@ impl EventKeeper {
     }
 
     pub async fn run(self, stop: CancellationToken) {
-        loop {
-            let failed = tokio::select! {
-                biased;
-                () = stop.cancelled() => return,
-                Err(failed) = self.follow() => failed,
-            };
-            match failed {
-                StoreError::Closed => return,
-                // The store logs its outages itself.
-                StoreError::Compacted { .. } | StoreError::Lagged | StoreError::Unavailable { .. } => {}
-                error => {
-                    let error = &error as &dyn std::error::Error;
-                    tracing::warn!(error, "old events cannot be dropped; trying again");
-                }
-            }
-            tokio::select! {
-                biased;
-                () = stop.cancelled() => return,
-                () = tokio::time::sleep(PAUSE) => {}
-            }
-        }
+        stop.run_until_cancelled(self.follow()).await;
     }
 
-    async fn follow(&self) -> Result<std::convert::Infallible, StoreError> {
+    /// Follows the events until the store is closed.
+    async fn follow(&self) {
         let events = prefix(Kind::Event);
-        let listing = self.registry.store().list(&events, ListRange::default()).await?;
+        let name = |key: &str| key.strip_prefix(&events).unwrap_or(key).to_owned();
+        let mut follower = StoreFollower::records(self.registry.store(), &events, BACKOFF);
+        // Empty until the first load.
         let mut kept = BTreeMap::new();
-        for record in &listing.records {
-            let name = record.key.strip_prefix(&events).unwrap_or(&record.key);
-            kept.insert(name.to_owned(), self.read(&record.value, record.revision, Seen::AtTheStart));
-        }
-        let mut watch = self.registry.store().watch(&events, listing.revision).await?;
-        let mut look_at = Instant::now();
+        let mut check_at = None;
         loop {
-            self.registry.count_events(kept.len());
             tokio::select! {
                 biased;
-                signal = watch.next() => {
-                    let WatchSignal::Event(event) = signal? else { continue };
-                    let name = event.key.strip_prefix(&events).unwrap_or(&event.key).to_owned();
-                    match &event.value {
-                        Some(value) => kept.insert(name, self.read(value, event.revision, Seen::Now)),
-                        None => kept.remove(&name),
-                    };
-                    look_at = look_at.min(Instant::now() + SOON);
-                }
-                () = tokio::time::sleep_until(look_at) => {
-                    self.drop_surplus(&kept).await?;
-                    look_at = Instant::now() + LATER;
-                }
+                step = follower.next() => match step {
+                    None => return,
+                    Some(Followed::Loaded { state, .. }) => {
+                        let read = |record: &StoreRecord| {
+                            (name(&record.key), self.read(&record.value, record.revision, Seen::Loaded))
+                        };
+                        kept = state.iter().map(read).collect();
+                        check_at = Some(Instant::now());
+                    }
+                    Some(Followed::Event(event)) => {
+                        match &event.value {
+                            Some(value) => {
+                                kept.insert(name(&event.key), self.read(value, event.revision, Seen::Watched))
+                            }
+                            None => kept.remove(&name(&event.key)),
+                        };
+                        let soon = Instant::now() + CHECK_AFTER_CHANGE;
+                        check_at = check_at.map(|at: Instant| at.min(soon));
+                    }
+                    // Nothing is deleted until the events are loaded again.
+                    Some(Followed::Failed(_)) => check_at = None,
+                    Some(Followed::Progress(_)) => continue,
+                },
+                () = until(check_at) => match self.drop_surplus(&kept).await {
+                    Ok(()) => check_at = Some(Instant::now() + CHECK_INTERVAL),
+                    Err(error) => {
+                        check_at = None;
+                        follower.restart(&error);
+                    }
+                },
             }
+            self.registry.count_events(kept.len());
         }
     }
 
-    /// When an event was written is known only of those that are written now. The others are believed, but not about the future.
+    /// Reads a stored event. The time of writing is known only for an event that the watch reports. A loaded event says it
+    /// itself, and a time in the future is replaced by now.
     fn read(&self, stored: &[u8], revision: Revision, seen: Seen) -> Kept {
         let now = self.registry.now();
         match Object::from_stored(Kind::Event, stored) {
             Ok(Object::Event(event)) => {
                 let written = match seen {
-                    Seen::Now => now,
-                    Seen::AtTheStart => event.last_seen().map_or(now, |time| time.min(now)),
+                    Seen::Watched => now,
+                    Seen::Loaded => event.last_seen().map_or(now, |time| time.min(now)),
                 };
                 Kept::of(&event, written, revision.0)
             }
-            // What cannot be read is of no use: it goes with the first look.
+            // An event that cannot be read is deleted by the first check.
             _ => Kept {
                 object: Default::default(),
                 source: String::new(),
@@ -116,7 +112,7 @@ impl EventKeeper {
         if names.is_empty() {
             return Ok(());
         }
-        tracing::debug!(count = names.len(), of = kept.len(), "dropping events that are old or too many");
+        tracing::debug!(count = names.len(), of = kept.len(), "deleting events that are too old or too many");
         let deletions = futures_util::stream::iter(names).map(|name| {
             let store = self.registry.store().clone();
             async move { store.delete(&key(Kind::Event, &name), None).await }
@@ -134,6 +130,13 @@ impl EventKeeper {
 
 #[derive(Clone, Copy)]
 enum Seen {
-    AtTheStart,
-    Now,
+    Loaded,
+    Watched,
+}
+
+async fn until(time: Option<Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time).await,
+        None => std::future::pending().await,
+    }
 }

@@ -1,7 +1,8 @@
-//! Protects a fleet whose store was lost: a new CA is not made where a cloud has run before.
+//! Protects a fleet whose store was lost: no new CA is made in a data dir where a cloud has run before.
 //!
-//! Input: the names of files in the data dir. Output: permission to make a CA, or an error that names the files. A
-//! start that ended in the middle of making the first CA leaves a mark, and may go on.
+//! Input: the files in the data dir. Output: permission to make a CA, or an error that names the files. A start that
+//! ends while it makes the first CA leaves a mark and may be repeated. A restore that fails leaves a mark that counts as
+//! a file of an earlier cloud.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,9 +11,14 @@ use causeway_daemon::data_dir::write_atomic;
 
 use super::{kubeconfig, revocation_log};
 
-/// Stands while the first CA is made.
+/// Exists while the first CA is made.
 const MARK: &str = "first-start";
+/// Exists from the beginning of a restore to its successful end.
+const RESTORE_MARK: &str = "restore-unfinished";
 const SEAL_KEY: &str = "seal.key";
+/// The folder of the audit log, the admin journal and the records of edges. A start makes it before it makes the CA, so
+/// only a file with content counts.
+const AUDIT: &str = "audit";
 
 #[derive(Debug, thiserror::Error)]
 pub enum EarlierLifeError {
@@ -23,14 +29,14 @@ pub enum EarlierLifeError {
         data_dir.display(), traces.join(", "), data_dir.display()
     )]
     Traces { data_dir: PathBuf, traces: Vec<&'static str> },
-    #[error("{} cannot be written", path.display())]
+    #[error("cannot write the file {}", path.display())]
     Mark { path: PathBuf, source: io::Error },
 }
 
 /// Call when the store holds no CA, before one is made.
 pub fn begin(data_dir: &Path, is_seal_key_elsewhere: bool, new_fleet: bool) -> Result<(), EarlierLifeError> {
     let mark = data_dir.join(MARK);
-    let found = traces(is_seal_key_elsewhere, |name| data_dir.join(name).exists());
+    let found = traces(is_seal_key_elsewhere, |name| is_trace(&data_dir.join(name)));
     if !found.is_empty() && !new_fleet && !mark.exists() {
         return Err(EarlierLifeError::Traces { data_dir: data_dir.to_owned(), traces: found });
     }
@@ -39,19 +45,46 @@ pub fn begin(data_dir: &Path, is_seal_key_elsewhere: bool, new_fleet: bool) -> R
 
 /// Call when the store holds a CA.
 pub fn end(data_dir: &Path) {
-    // Only a mark that is there is worth a word.
-    match std::fs::remove_file(data_dir.join(MARK)) {
+    remove_mark(data_dir, MARK);
+    remove_mark(data_dir, RESTORE_MARK);
+}
+
+/// Call before a backup is restored.
+pub fn begin_restore(data_dir: &Path) -> Result<(), EarlierLifeError> {
+    let mark = data_dir.join(RESTORE_MARK);
+    write_atomic(&mark, b"").map_err(|source| EarlierLifeError::Mark { path: mark, source })
+}
+
+/// Call when the restored store is complete.
+pub fn end_restore(data_dir: &Path) {
+    remove_mark(data_dir, RESTORE_MARK);
+}
+
+fn remove_mark(data_dir: &Path, name: &str) {
+    match std::fs::remove_file(data_dir.join(name)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            tracing::warn!(%error, "the mark {MARK} in the data dir cannot be removed");
+            tracing::warn!(%error, "cannot remove the file {name} in the data dir");
         }
         _ => {}
     }
 }
 
-/// Files that a cloud writes when it has a CA. A seal key at a place of its own may have been prepared for a first start.
+/// Returns the files that a cloud writes only when it has a CA. A seal key at a configured path may have been prepared
+/// for a first start.
 fn traces(is_seal_key_elsewhere: bool, has: impl Fn(&str) -> bool) -> Vec<&'static str> {
-    let all = [SEAL_KEY, kubeconfig::FILE, "channel.keys", revocation_log::FILE];
+    let all = [SEAL_KEY, kubeconfig::FILE, "channel.keys", revocation_log::FILE, AUDIT, RESTORE_MARK];
     all.into_iter().filter(|name| has(name) && !(is_seal_key_elsewhere && *name == SEAL_KEY)).collect()
+}
+
+/// Returns whether `path` is a file, or a folder that holds a file with content.
+fn is_trace(path: &Path) -> bool {
+    let Ok(entries) = std::fs::read_dir(path) else { return path.exists() };
+    entries.flatten().any(|entry| {
+        entry.metadata().is_ok_and(|metadata| match metadata.is_dir() {
+            true => is_trace(&entry.path()),
+            false => metadata.len() > 0,
+        })
+    })
 }
 
 #[cfg(test)]
@@ -62,7 +95,12 @@ mod tests {
     fn a_new_ca_is_made_only_where_none_was_before() {
         let check = |files: &[&str], elsewhere: bool, new_fleet: bool, expected: Result<(), &str>| {
             let folder = tempfile::tempdir().unwrap();
-            files.iter().for_each(|name| std::fs::write(folder.path().join(name), "").unwrap());
+            for name in files {
+                let (name, content) = name.split_once('=').unwrap_or((*name, ""));
+                let path = folder.path().join(name);
+                std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+                std::fs::write(path, content).unwrap();
+            }
             match (begin(folder.path(), elsewhere, new_fleet), expected) {
                 (Ok(()), Ok(())) => {}
                 (Err(error), Err(part)) => {
@@ -82,7 +120,26 @@ mod tests {
         check(&["seal.key", "channel.keys"], false, false, Err("seal.key, channel.keys"));
         check(&["revocations.jsonl"], false, false, Err("revocations.jsonl"));
         check(&["seal.key", "admin.kubeconfig"], false, true, Ok(()));
+        // The audit log is opened before the CA is made; a line in it comes later.
+        check(&["audit/audit.jsonl", "audit/admin.jsonl"], false, false, Ok(()));
+        check(&["audit/audit.jsonl={}"], false, false, Err("audit in it"));
+        check(&["audit/admin.jsonl={}"], false, false, Err("audit in it"));
+        check(&["audit/fleet/fleet.1.jsonl={}"], false, false, Err("audit in it"));
+        check(&["audit/admin.jsonl={}"], false, true, Ok(()));
+        check(&["restore-unfinished"], false, false, Err("restore-unfinished in it"));
         // The first start was killed between the seal key and the CA.
         check(&["seal.key", "first-start"], false, false, Ok(()));
+    }
+
+    #[test]
+    fn a_restore_leaves_its_mark_until_it_is_complete() {
+        let folder = tempfile::tempdir().unwrap();
+        begin_restore(folder.path()).unwrap();
+        assert!(matches!(begin(folder.path(), false, false), Err(EarlierLifeError::Traces { .. })));
+        end_restore(folder.path());
+        begin(folder.path(), false, false).unwrap();
+        begin_restore(folder.path()).unwrap();
+        end(folder.path());
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 }

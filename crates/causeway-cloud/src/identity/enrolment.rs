@@ -25,6 +25,7 @@ use super::ca_store::CaSet;
 use super::gateways::{self, GatewayRecord};
 use super::registrar::{ATTEMPTS_MAX, Registrar, encode, join_key};
 use super::revocation::{self, RevocationReason, RevocationRecord};
+use super::revocation_log::Entry;
 use super::tokens::{self, JoinTokenRecord, Redeemed, Redemption};
 
 impl Registrar {
@@ -89,7 +90,8 @@ impl Registrar {
         let request = read_request(&enrol.csr, subject)?;
         let secret = TokenSecret::from_bytes(&enrol.secret)
             .ok_or_else(|| malformed("the secret of a token has 32 bytes"))?;
-        let token_key = join_key(&tokens::id(&secret));
+        let id = tokens::id(&secret);
+        let token_key = join_key(&id);
         for _ in 0..ATTEMPTS_MAX {
             let found = self.load_record::<JoinTokenRecord>(&token_key).await.map_err(unavailable)?;
             let (mut token, token_record) =
@@ -125,6 +127,8 @@ impl Registrar {
                 });
             }
             if let Some(issued) = self.issue(&peer, &request, gateway, ops, now).await? {
+                // Also for a key that asks again: its first request may have failed at this step.
+                self.log_before_answer(Entry::of_join_token(&id, &token).into_iter().collect()).await?;
                 return Ok(issued);
             }
         }
@@ -233,7 +237,8 @@ impl Registrar {
         }
     }
 
-    /// Signs, remembers, and revokes the key before; `None` when another request came in between.
+    /// Signs the certificate, stores the gateway's record, and revokes the key it replaces. `None` when another request
+    /// changed a record in between.
     async fn issue(
         &self,
         peer: &PeerId,
@@ -270,13 +275,30 @@ impl Registrar {
                 ops.push(Op::Update { key, value: record.encode(), expected: *revision });
             }
         }
+        let revoked: Vec<Entry> = ops.iter().filter_map(revoked_key).collect();
         match self.store.commit(ops).await {
-            Ok(_) => Ok(Some(EnrolmentResponseBody::Issued(self.message(&roll, signed)))),
+            Ok(_) => {
+                self.log_before_answer(revoked).await?;
+                Ok(Some(EnrolmentResponseBody::Issued(self.message(&roll, signed))))
+            }
             Err(
                 StoreError::Conflict { .. } | StoreError::AlreadyExists { .. } | StoreError::NotFound { .. },
             ) => Ok(None),
             Err(error) => Err(unavailable(error)),
         }
+    }
+
+    /// Writes redeemed tokens and replaced keys to the revocation log before the certificate is sent, so that a crash in
+    /// between does not lose them. A gateway that is refused here asks again with the same key.
+    async fn log_before_answer(&self, entries: Vec<Entry>) -> Result<(), EnrolmentRefusal> {
+        self.append_to_log(entries).await.map_err(|_| EnrolmentRefusal {
+            retry_after_seconds: 5,
+            ..EnrolmentRefusal::new(
+                EnrolmentCode::Unavailable,
+                "the cloud cannot write its revocation log",
+                "make room in the data dir of the cloud; the edge tries again",
+            )
+        })
     }
 
     fn message(&self, roll: &CaSet, signed: SignedCertificate) -> IssuedMessage {
@@ -426,6 +448,11 @@ fn replaced(before: &GatewayRecord, key: &KeyHash, peer: &PeerId, now: SystemTim
         ..RevocationRecord::new(peer.gateway(), RevocationReason::Replaced, now, before.expires)
     };
     Some(Op::Put { key: revocation::store_key(&old), value: record.encode() })
+}
+
+fn revoked_key(op: &Op) -> Option<Entry> {
+    let Op::Put { key, value } = op else { return None };
+    key.starts_with(revocation::PREFIX).then(|| Entry::of(key, value))?
 }
 
 fn read_request(csr: &[u8], subject: &mut EnrolmentSubjects) -> Result<CertificateRequest, EnrolmentRefusal> {

@@ -31,7 +31,7 @@ use super::kubeconfig::{self, KubeconfigError};
 use super::metrics::IdentityMetrics;
 use super::replay;
 use super::revocation::{self, RevocationRecord, Revocations};
-use super::revocation_log::{self, Entry, RevocationLog};
+use super::revocation_log::{self, Entry, RevocationLog, RevocationLogError};
 use super::seal::SealKey;
 use super::serving::{self, ServingError, ServingTls};
 use super::token_admin::TokenProblem;
@@ -105,8 +105,8 @@ pub enum IdentityError {
     Serving(#[from] ServingError),
     #[error(transparent)]
     Kubeconfig(#[from] KubeconfigError),
-    #[error("the revocation log {} cannot be read", path.display())]
-    RevocationLog { path: PathBuf, source: std::io::Error },
+    #[error(transparent)]
+    RevocationLog(#[from] RevocationLogError),
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -294,7 +294,7 @@ impl Registrar {
         }
     }
 
-    async fn append_to_log(&self, entries: Vec<Entry>) -> std::io::Result<()> {
+    pub(super) async fn append_to_log(&self, entries: Vec<Entry>) -> std::io::Result<()> {
         let appended = self.log.append(entries, self.now()).await;
         if let Err(error) = &appended {
             self.is_log_behind.store(true, Ordering::SeqCst);
@@ -517,8 +517,7 @@ async fn open_log(
     now: SystemTime,
 ) -> Result<RevocationLog, IdentityError> {
     let path = config.data_dir.join(revocation_log::FILE);
-    let (log, entries) = RevocationLog::open(path.clone(), now)
-        .map_err(|source| IdentityError::RevocationLog { path: path.clone(), source })?;
+    let (log, entries) = RevocationLog::open(path.clone(), now)?;
     let replayed = replay::replay(store, &entries, now, config.grace).await?;
     if replayed.count() > 0 {
         tracing::warn!(

@@ -1,8 +1,9 @@
-//! The revocation log: a file beside the store that survives the store.
+//! The revocation log: a file beside the store that survives the loss of the store.
 //!
-//! `DATA_DIR/revocations.jsonl` has one line for every key that was revoked, every join token that was used or closed and every API token
-//! that was deleted. A restored backup does not know of them; `replay` applies them again. Every replica writes its own
-//! log: what it does itself before it acknowledges it, what others do when its watch brings it.
+//! `DATA_DIR/revocations.jsonl` has one line for every revoked key, every redeemed or deleted join token and every
+//! deleted API token. A restored backup does not contain the later ones; `replay` applies them again. Every replica
+//! writes its own log: its own revocations before it acknowledges them, those of other replicas when its watch on the
+//! store reports them. A line that cannot be read is an error; only an incomplete last line is dropped.
 
 use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
@@ -20,14 +21,14 @@ use serde::{Deserialize, Serialize};
 use super::revocation::{self, RevocationRecord};
 use super::tokens::{self, DeletedApiToken, JoinTokenRecord, Redeemed};
 
-/// In the data dir.
+/// File name in the data dir.
 pub const FILE: &str = "revocations.jsonl";
-/// A file of fewer lines is not worth writing anew.
+/// A file with fewer lines is not compacted.
 const COMPACT_LINES_MIN: usize = 1000;
-/// Lines stay this long after they have lost their effect, whatever the clocks say: a year and a day.
+/// Lines are kept this long after they have lost their effect, a year and a day, so that a wrong clock drops none early.
 const KEPT_AFTER_END: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// One thing that must not come back.
+/// One revocation that a restored store must not lose.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Entry {
@@ -51,14 +52,14 @@ pub enum Entry {
 
 #[derive(Serialize, Deserialize)]
 struct Line {
-    /// When it was written here; for people.
+    /// The time of writing. Informational; the program does not read it.
     time: String,
     #[serde(flatten)]
     entry: Entry,
 }
 
 impl Entry {
-    /// What a record of the store says, if it is something that must not come back.
+    /// Returns the entry for a record of the store, if the record revokes, redeems or deletes something.
     pub fn of(store_key: &str, value: &[u8]) -> Option<Entry> {
         if let Some(key) = store_key.strip_prefix(revocation::PREFIX) {
             return Some(Entry::Key { key: key.to_owned(), record: serde_json::from_slice(value).ok()? });
@@ -80,7 +81,7 @@ impl Entry {
         })
     }
 
-    /// When it would have ended by itself.
+    /// The time at which the key or token expires by itself.
     fn end(&self) -> SystemTime {
         from_unix_seconds(match self {
             Entry::Key { record, .. } => record.until,
@@ -100,26 +101,47 @@ impl Entry {
     }
 }
 
-/// What a log holds, oldest first.
+/// The entries of a log, oldest first.
 #[derive(Debug, Default)]
 pub struct LogContent {
     pub entries: Vec<Entry>,
-    /// Lines that cannot be read: the last one after a crash, or somebody edited the file.
-    pub damaged: usize,
+    /// The last line is incomplete: the process or the machine stopped while it was written.
+    pub is_torn: bool,
+}
+
+/// A revocation log that cannot be used as it is.
+#[derive(Debug, thiserror::Error)]
+pub enum RevocationLogError {
+    #[error("the revocation log {} cannot be read or written", path.display())]
+    Io { path: PathBuf, source: io::Error },
+    #[error(
+        "line {line} of the revocation log {} is not a revocation entry, so what it revokes is unknown. Copy the line from a backup of the file \
+         or from another replica's {FILE}. If there is no copy, delete the line: revocations that the store still holds are written again at \
+         the next start, one that only this line holds is lost",
+        path.display()
+    )]
+    Line { path: PathBuf, line: usize, source: serde_json::Error },
 }
 
 /// Reads a log. `None`: there is no such file.
-pub fn read(path: &Path) -> io::Result<Option<LogContent>> {
+pub fn read(path: &Path) -> Result<Option<LogContent>, RevocationLogError> {
     let bytes = match std::fs::read(path) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error),
+        Err(source) => return Err(RevocationLogError::Io { path: path.to_owned(), source }),
     };
     let mut content = LogContent::default();
-    for line in bytes.split(|byte| *byte == b'\n').filter(|line| !line.trim_ascii().is_empty()) {
+    for (index, line) in bytes.split_inclusive(|byte| *byte == b'\n').enumerate() {
+        if line.trim_ascii().is_empty() {
+            continue;
+        }
         match serde_json::from_slice::<Line>(line) {
             Ok(line) => content.entries.push(line.entry),
-            Err(_) => content.damaged += 1,
+            // Only the last line has no line end.
+            Err(_) if !line.ends_with(b"\n") => content.is_torn = true,
+            Err(source) => {
+                return Err(RevocationLogError::Line { path: path.to_owned(), line: index + 1, source });
+            }
         }
     }
     Ok(Some(content))
@@ -129,20 +151,22 @@ pub fn read(path: &Path) -> io::Result<Option<LogContent>> {
 #[derive(Debug, Clone)]
 pub struct RevocationLog {
     path: Arc<PathBuf>,
-    /// As many fingerprints as there are lines; those who add one are administrators and holders of tokens that
-    /// administrators made. Held while lines are written.
+    /// The fingerprints of all lines. Only administrators, and holders of tokens that administrators made, add lines.
+    /// Locked while lines are written.
     written: Arc<Mutex<HashSet<String>>>,
 }
 
 impl RevocationLog {
-    /// Reads what is there; the file is made with its first line. A file that is mostly old is written anew without it.
-    pub fn open(path: PathBuf, now: SystemTime) -> io::Result<(RevocationLog, Vec<Entry>)> {
+    /// Reads the log and truncates an incomplete last line. The file is created with its first line. A file whose lines
+    /// are mostly out of date is rewritten without them.
+    pub fn open(path: PathBuf, now: SystemTime) -> Result<(RevocationLog, Vec<Entry>), RevocationLogError> {
         let content = read(&path)?.unwrap_or_default();
-        if content.damaged > 0 {
+        if content.is_torn {
             tracing::warn!(
-                path = %path.display(), lines = content.damaged,
-                "the revocation log has lines that cannot be read; they are passed over"
+                path = %path.display(),
+                "removing the incomplete last line of the revocation log; its revocation was not acknowledged"
             );
+            repair(&path).map_err(|source| RevocationLogError::Io { path: path.clone(), source })?;
         }
         let mut entries = content.entries;
         let is_kept = |entry: &Entry| now <= entry.end() + KEPT_AFTER_END;
@@ -151,7 +175,7 @@ impl RevocationLog {
             entries.retain(is_kept);
             // A full disk leaves the long file in place, which does no harm.
             if let Err(error) = write_atomic(&path, &lines(&entries, now)) {
-                tracing::warn!(%error, path = %path.display(), "the revocation log cannot be shortened");
+                tracing::warn!(%error, path = %path.display(), "cannot compact the revocation log");
             }
         }
         let written = entries.iter().map(Entry::fingerprint).collect();
@@ -162,7 +186,7 @@ impl RevocationLog {
         &self.path
     }
 
-    /// Adds what is not there yet. When this returns, it is on disk. Waits for the disk.
+    /// Appends the entries that are not in the log yet. They are on disk when this returns.
     pub async fn append(&self, entries: Vec<Entry>, now: SystemTime) -> io::Result<()> {
         let log = self.clone();
         let appended = tokio::task::spawn_blocking(move || log.append_blocking(&entries, now));
@@ -176,9 +200,14 @@ impl RevocationLog {
         if fresh.is_empty() {
             return Ok(());
         }
-        // Opened each time: nothing is written to a file that somebody has moved away.
+        // Opened for each append, so that nothing is written to a file that was moved away.
         let mut file = open(&self.path)?;
-        file.write_all(&lines(&fresh, now))?;
+        let length = complete_last_line(&mut file)?;
+        if let Err(error) = file.write_all(&lines(&fresh, now)) {
+            // A full disk may have taken a part of it.
+            let _ = file.set_len(length);
+            return Err(error);
+        }
         file.sync_data()?;
         written.extend(fresh.iter().map(Entry::fingerprint));
         Ok(())
@@ -187,20 +216,42 @@ impl RevocationLog {
 
 fn open(path: &Path) -> io::Result<File> {
     let is_new = !path.exists();
-    let mut file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path)?;
+    let file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path)?;
     if is_new && let Some(folder) = path.parent() {
         File::open(folder)?.sync_all()?;
     }
-    // A crash in the middle of a line must not spoil the next one.
-    if file.seek(SeekFrom::End(0))? > 0 {
-        file.seek(SeekFrom::End(-1))?;
-        let mut last = [0];
-        file.read_exact(&mut last)?;
-        if last != *b"\n" {
-            file.write_all(b"\n")?;
-        }
-    }
     Ok(file)
+}
+
+fn repair(path: &Path) -> io::Result<()> {
+    let mut file = OpenOptions::new().read(true).append(true).open(path)?;
+    complete_last_line(&mut file)?;
+    file.sync_data()
+}
+
+/// Makes the file end with a complete line and returns its length. A last line without a line end is truncated when it
+/// is not a whole entry, so that it never ends up in the middle of the file.
+fn complete_last_line(file: &mut File) -> io::Result<u64> {
+    let length = file.seek(SeekFrom::End(0))?;
+    if length == 0 {
+        return Ok(0);
+    }
+    let mut last = [0];
+    file.seek(SeekFrom::End(-1))?;
+    file.read_exact(&mut last)?;
+    if last == *b"\n" {
+        return Ok(length);
+    }
+    let mut bytes = Vec::new();
+    file.seek(SeekFrom::Start(0))?;
+    file.read_to_end(&mut bytes)?;
+    let begin = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+    if serde_json::from_slice::<Line>(&bytes[begin..]).is_ok() {
+        file.write_all(b"\n")?;
+        return Ok(length + 1);
+    }
+    file.set_len(begin as u64)?;
+    Ok(begin as u64)
 }
 
 fn lines(entries: &[Entry], now: SystemTime) -> Vec<u8> {
@@ -214,7 +265,7 @@ fn lines(entries: &[Entry], now: SystemTime) -> Vec<u8> {
     text
 }
 
-/// What the records of a snapshot say.
+/// Returns the entries for the records of a snapshot.
 pub fn entries_of(records: &[StoreRecord]) -> Vec<Entry> {
     records.iter().filter_map(|record| Entry::of(&record.key, &record.value)).collect()
 }
@@ -252,7 +303,7 @@ mod tests {
         log.append(all.clone(), now()).await.unwrap();
         log.append(vec![token("t", 1, Some(7))], now()).await.unwrap();
         let content = read(&path).unwrap().unwrap();
-        assert_eq!((content.entries.len(), content.damaged), (4, 0), "{content:?}");
+        assert_eq!((content.entries.len(), content.is_torn), (4, false), "{content:?}");
         assert_eq!(content.entries[..3], all);
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
 
@@ -260,12 +311,47 @@ mod tests {
         let mut torn = std::fs::read(&path).unwrap();
         torn.extend_from_slice(b"{\"time\":\"2027");
         std::fs::write(&path, torn).unwrap();
+        assert!(read(&path).unwrap().unwrap().is_torn);
         let (log, entries) = RevocationLog::open(path.clone(), now()).unwrap();
         assert_eq!(entries.len(), 4);
         log.append(vec![key("b", now()), key("a", now())], now()).await.unwrap();
         let content = read(&path).unwrap().unwrap();
-        assert_eq!((content.entries.len(), content.damaged), (5, 1));
+        assert_eq!((content.entries.len(), content.is_torn), (5, false));
         assert_eq!(content.entries[4], key("b", now()));
+        assert!(!std::fs::read_to_string(&path).unwrap().contains("\"2027\n"), "the torn line is gone");
+
+        // The same while the process runs: a write that a full disk cut off.
+        let mut torn = std::fs::read(&path).unwrap();
+        torn.extend_from_slice(b"{\"time\":\"2028");
+        std::fs::write(&path, torn).unwrap();
+        log.append(vec![key("c", now())], now()).await.unwrap();
+        // A whole entry without its line end counts.
+        let whole = std::fs::read(&path).unwrap();
+        std::fs::write(&path, whole.trim_ascii_end()).unwrap();
+        log.append(vec![key("d", now())], now()).await.unwrap();
+        let (_, entries) = RevocationLog::open(path, now()).unwrap();
+        assert_eq!((entries.len(), &entries[6]), (7, &key("d", now())));
+    }
+
+    #[tokio::test]
+    async fn a_complete_line_that_cannot_be_read_is_an_error_that_names_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(FILE);
+        let (log, _) = RevocationLog::open(path.clone(), now()).unwrap();
+        log.append(vec![key("a", now()), key("b", now()), key("c", now())], now()).await.unwrap();
+        let whole = std::fs::read_to_string(&path).unwrap();
+        let unknown_kind = whole.replacen("\"kind\":\"key\"", "\"kind\":\"newer\"", 1);
+        let cut = whole.replacen("{\"time\"", "{\"ti", 1);
+        for (text, line) in
+            [(unknown_kind, "line 1 of"), (cut, "line 1 of"), (format!("{whole}\nxyz\n"), "line 5 of")]
+        {
+            std::fs::write(&path, &text).unwrap();
+            let error = RevocationLog::open(path.clone(), now()).unwrap_err().to_string();
+            for part in [line, path.to_str().unwrap(), "delete the line", "another replica"] {
+                assert!(error.contains(part), "{part} is missing in {error}");
+            }
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), text, "the file stays as it is");
+        }
     }
 
     #[tokio::test]

@@ -7,6 +7,7 @@
 mod battery;
 mod crash;
 mod etcd;
+mod follow;
 mod full_disk;
 mod lab;
 mod model;

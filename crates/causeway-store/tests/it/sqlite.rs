@@ -1,6 +1,6 @@
 //! The battery on the embedded engine, and what only files can show.
 
-use causeway_store::{Store, StoreError, StoreSpec};
+use causeway_store::{RestoreTarget, Store, StoreError, StoreSpec};
 
 use crate::battery::{self, for_each_promise};
 use crate::lab::{Lab, value};
@@ -90,4 +90,49 @@ async fn people_can_read_the_tables() {
     let was: String =
         database.query_row("SELECT value ->> '$.metadata.name' FROM history", [], |row| row.get(0)).unwrap();
     assert_eq!(was, "Tokyo");
+}
+
+#[tokio::test]
+async fn a_restore_that_fails_leaves_no_database_and_one_that_succeeds_is_whole() {
+    let source = Lab::sqlite();
+    let store = source.open().await;
+    store.put("esites/Tokyo", value("Tokyo")).await.unwrap();
+    let mut backup = Vec::new();
+    let mut export = store.export();
+    while let Some(lines) = export.next().await.unwrap() {
+        backup.extend_from_slice(&lines);
+    }
+    let lab = Lab::sqlite();
+    let files = || {
+        let entries = std::fs::read_dir(path(&lab).parent().unwrap()).unwrap();
+        let mut names: Vec<String> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    };
+    let before = files();
+    let target = RestoreTarget::open(lab.spec.clone()).await.unwrap();
+    assert!(target.is_temporary() && target.store().import(&backup[..backup.len() - 9]).await.is_err());
+    assert!(!path(&lab).exists());
+    drop(target);
+    assert!(!path(&lab).exists());
+    // Not finished: as good as failed, and the log of the lost database is not applied to the new one.
+    let target = RestoreTarget::open(lab.spec.clone()).await.unwrap();
+    target.store().import(&backup[..]).await.unwrap();
+    target.store().clone().close().await.unwrap();
+    drop(target);
+    assert_eq!(files(), before);
+
+    std::fs::write(path(&lab).with_extension("db-wal"), "the log of a lost database").unwrap();
+    let target = RestoreTarget::open(lab.spec.clone()).await.unwrap();
+    assert_eq!(target.store().import(&backup[..]).await.unwrap().records, 1);
+    assert!(!path(&lab).exists(), "not before it is complete");
+    target.finish().await.unwrap();
+    let store = lab.open().await;
+    assert!(store.get("esites/Tokyo").await.unwrap().is_some());
+    store.close().await.unwrap();
+    // A store that exists is left alone.
+    let target = RestoreTarget::open(lab.spec.clone()).await.unwrap();
+    let error = target.store().import(&backup[..]).await.unwrap_err();
+    assert!(!target.is_temporary() && matches!(error, StoreError::NotEmpty { count: 1 }), "{error}");
 }

@@ -1,14 +1,17 @@
-//! `causeway restore`: a backup into an empty store, while no cloud runs on it, and what was revoked since.
+//! `causeway restore`: restores a backup into an empty store and applies the revocation log, while no cloud runs on it.
+//!
+//! A restore that fails changes nothing, and leaves a mark that keeps `causeway cloud` from making a new CA.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::SystemTime;
 
 use anyhow::Context;
+use causeway_cloud::identity::earlier_life;
 use causeway_cloud::identity::replay::{self, Replayed};
 use causeway_cloud::identity::revocation_log::{self, Entry, RevocationLog};
 use causeway_daemon::{DataDir, Role};
-use causeway_store::Store;
+use causeway_store::{RestoreTarget, StoreError};
 
 use super::cloud::store_spec;
 use crate::config::{self, CloudLayer, Config, Layer};
@@ -66,17 +69,26 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     let data_dir = DataDir::open_as(&config.data_dir.value, Role::Cloud)?;
     // Before anything is restored: a wrong path shall not leave a store without its revocations.
     let log = Log::read(&data_dir.join(revocation_log::FILE), &arguments.revocations)?;
-    let store = Store::open(store_spec(&config)).await?;
-    let restored = store.import(file).await;
+    earlier_life::begin_restore(data_dir.path())?;
+    let target = RestoreTarget::open(store_spec(&config)).await?;
+    let restored = target.store().import(file).await;
+    if matches!(restored, Err(StoreError::NotEmpty { .. })) {
+        earlier_life::end_restore(data_dir.path());
+    }
     let restored = restored
         .with_context(|| format!("{} was not restored, nothing was changed", arguments.file.display()))?;
     let now = SystemTime::now();
     log.keep(now).await?;
-    let replayed = replay::replay(&store, &log.entries, now, config.cloud.expired_grace.value.0).await;
-    let replayed = replayed.context(
-        "the backup is restored, but what was revoked since is not applied yet; `causeway cloud` does it when it starts",
-    )?;
-    store.close().await?;
+    let replayed =
+        replay::replay(target.store(), &log.entries, now, config.cloud.expired_grace.value.0).await;
+    let replayed = replayed.context(match target.is_temporary() {
+        true => "the revocation log cannot be applied to the restored store, nothing was changed",
+        false => {
+            "the backup is restored, but what was revoked since is not applied yet; `causeway cloud` does it when it starts"
+        }
+    })?;
+    target.finish().await?;
+    earlier_life::end_restore(data_dir.path());
     output::print_line(&format!(
         "restored {} objects, revision {}, epoch {}",
         restored.records, restored.revision, restored.epoch
@@ -98,28 +110,27 @@ struct Log {
     own: PathBuf,
     found: Vec<PathBuf>,
     entries: Vec<Entry>,
-    damaged: usize,
+    /// How many of them end with an incomplete line.
+    torn: usize,
 }
 
 impl Log {
     fn read(own: &Path, given: &[PathBuf]) -> anyhow::Result<Log> {
-        let mut log = Log { own: own.to_owned(), found: Vec::new(), entries: Vec::new(), damaged: 0 };
+        let mut log = Log { own: own.to_owned(), found: Vec::new(), entries: Vec::new(), torn: 0 };
         for path in std::iter::once(own).chain(given.iter().map(PathBuf::as_path)) {
-            let content = revocation_log::read(path)
-                .with_context(|| format!("the revocation log {} cannot be read", path.display()))?;
-            let Some(content) = content else {
+            let Some(content) = revocation_log::read(path)? else {
                 anyhow::ensure!(path == own, "the revocation log {} does not exist", path.display());
                 continue;
             };
             anyhow::ensure!(
-                path == own || !content.entries.is_empty() || content.damaged == 0,
+                path == own || !content.entries.is_empty() || !content.is_torn,
                 "{} is no revocation log: it is called {} in the data dir of a cloud",
                 path.display(),
                 revocation_log::FILE
             );
             log.found.push(path.to_owned());
             log.entries.extend(content.entries);
-            log.damaged += content.damaged;
+            log.torn += usize::from(content.is_torn);
         }
         Ok(log)
     }
@@ -128,7 +139,7 @@ impl Log {
     async fn keep(&self, now: SystemTime) -> anyhow::Result<()> {
         let kept = async {
             let (own, _) = RevocationLog::open(self.own.clone(), now)?;
-            own.append(self.entries.clone(), now).await
+            anyhow::Ok(own.append(self.entries.clone(), now).await?)
         };
         kept.await.with_context(|| format!("the revocation log {} cannot be written", self.own.display()))
     }
@@ -164,8 +175,11 @@ fn told(log: &Log, replayed: &Replayed) -> String {
                        what was revoked since and is not in this log is believed again",
         );
     }
-    if log.damaged > 0 {
-        text.push_str(&format!("\n  {} lines could not be read and were passed over", log.damaged));
+    if log.torn > 0 {
+        text.push_str(&format!(
+            "\n  {} incomplete last lines are left out: the cloud stopped while it wrote them",
+            log.torn
+        ));
     }
     text.push('\n');
     text
@@ -197,9 +211,9 @@ mod tests {
         let text = returned_to(Some(time), now);
         assert!(text.contains("2026-11-17T15:00:00Z") && text.contains("3h ago"), "{text}");
         assert!(returned_to(None, now).contains("does not say"));
-        let log = Log { own: "own".into(), found: vec!["own".into()], entries: Vec::new(), damaged: 1 };
+        let log = Log { own: "own".into(), found: vec!["own".into()], entries: Vec::new(), torn: 1 };
         let text = told(&log, &Replayed::default());
-        assert!(text.contains("nothing") && text.contains("1 lines"), "{text}");
+        assert!(text.contains("nothing") && text.contains("1 incomplete last lines"), "{text}");
         let replayed = Replayed {
             gateways: vec!["oslo".into()],
             join_tokens: (0..30).map(|number| number.to_string()).collect(),

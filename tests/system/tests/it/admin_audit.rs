@@ -52,6 +52,12 @@ fn everything_an_administrator_does_is_recorded_with_its_actor() {
         "{}",
         applied[0]
     );
+    // The objects that `token create` makes are recorded under the user who called it.
+    let made = told(&lab, &["--kind", "EGateway", "--name", "Oslo", "--verb", "create"]);
+    let token_made = told(&lab, &["--kind", "JoinToken", "--verb", "create"]);
+    assert_eq!(made.len(), 1, "{made:?}");
+    assert_eq!((&made[0]["user"], &made[0]["code"]), (&token_made[0]["user"], &201.into()), "{made:?}");
+    assert_eq!(made[0]["credential"], token_made[0]["credential"]);
     // Controllers are named, and only their first few writes of a kind have lines of their own.
     assert!(!told(&lab, &["--user", "system:causeway-cloud"]).is_empty());
     let ran = lab.cloud.run(&["audit", "--admin"]).unwrap();

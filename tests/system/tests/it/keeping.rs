@@ -99,6 +99,12 @@ fn a_backup_brings_everything_back_elsewhere() {
     std::fs::write(&damaged, text.replacen("berlin", "merlin", 1)).unwrap();
     let refused = run(&["restore", damaged.to_str().unwrap(), "--data-dir", folder]).unwrap();
     assert_eq!(refused.code, 1, "{}", refused.stdout);
+    // It leaves no store behind, and no new CA is made in its place.
+    assert!(!elsewhere.join("store.db").exists());
+    let mut too_early = Cloud::spawn(&elsewhere, &[]).unwrap();
+    let status = testlab::causeway::wait_for("the cloud refuses to start", || too_early.ended()).unwrap();
+    assert_eq!(status.code(), Some(1));
+    assert!(too_early.log().contains("--new-fleet"), "{}", too_early.log());
     let restored = run(&["restore", backup, "--data-dir", folder]).unwrap().success().unwrap();
     assert!(restored.contains("epoch 2") || restored.contains("epoch 1"), "{restored}");
     let again = run(&["restore", backup, "--data-dir", folder]).unwrap();

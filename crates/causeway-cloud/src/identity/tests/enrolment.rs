@@ -7,6 +7,7 @@ use causeway_store::ListRange;
 use tokio::net::TcpListener;
 
 use super::super::authority::{Authority, CertificateSubject};
+use super::super::revocation_log::{self, Entry};
 use super::*;
 
 #[tokio::test]
@@ -29,6 +30,55 @@ async fn a_device_enrols_and_a_crash_in_the_middle_costs_nothing() {
     fleet.enrol(&cloud, &token, &key).await.unwrap();
     let summary = &cloud.registrar.tokens().await.unwrap()[0];
     assert_eq!((summary.used, summary.uses, summary.expired), (Some(1), Some(1), true));
+}
+
+#[tokio::test]
+async fn a_redeemed_token_and_a_replaced_key_are_in_the_revocation_log_before_the_certificate_is_sent() {
+    let fleet = Fleet::new().await;
+    // `run` is not called: no watch on the store writes the log.
+    let config = IdentityConfig { advertise: vec!["127.0.0.1:7444".parse().unwrap()], ..fleet.config("a") };
+    let registrar = Registrar::open(fleet.store().await, config).await.unwrap();
+    let log = fleet.data_dir("a").join(revocation_log::FILE);
+    let enrol = async |token: &JoinToken, key: &PrivateKey| {
+        let csr = key.request(&token.peer).unwrap();
+        let enrol = wire::EnrolMessage { secret: token.secret.expose().to_vec(), csr };
+        let ask = Some(EnrolmentRequestBody::Enrol(enrol));
+        let request = wire::EnrolmentRequest { ask, ..Default::default() };
+        registrar.answer(request, None, "test").await
+    };
+    let create =
+        async |on_enrolled| registrar.create_join_token("Tokyo", "G1", HOUR, on_enrolled).await.unwrap();
+    let (first, second) = (PrivateKey::generate().unwrap(), PrivateKey::generate().unwrap());
+    let issued = create(OnEnrolled::Refuse).await;
+    enrol(&issued.token, &first).await.unwrap();
+    let entries = || revocation_log::read(&log).unwrap().unwrap().entries;
+    let redeemed = |id: &str, key: &PrivateKey| {
+        let key = key.hash().to_string();
+        entries().iter().any(|entry| {
+            matches!(entry, Entry::JoinToken { id: found, redeemed, .. }
+                if found == id && redeemed.iter().any(|redeemed| redeemed.key == key))
+        })
+    };
+    assert!(redeemed(&issued.id, &first), "{:?}", entries());
+
+    // A log that cannot be written: no certificate is sent until it can.
+    let aside = log.with_extension("aside");
+    std::fs::rename(&log, &aside).unwrap();
+    std::fs::create_dir(&log).unwrap();
+    let issued = create(OnEnrolled::Replace).await;
+    let refusal = enrol(&issued.token, &second).await.unwrap_err();
+    assert_eq!(refusal.reason(), EnrolmentCode::Unavailable, "{refusal}");
+    std::fs::remove_dir(&log).unwrap();
+    std::fs::rename(&aside, &log).unwrap();
+    enrol(&issued.token, &second).await.unwrap();
+    assert!(redeemed(&issued.id, &second), "{:?}", entries());
+
+    let third = PrivateKey::generate().unwrap();
+    let issued = create(OnEnrolled::Replace).await;
+    enrol(&issued.token, &third).await.unwrap();
+    let replaced = second.hash().to_string();
+    let is_replaced = |entry: &Entry| matches!(entry, Entry::Key { key, .. } if *key == replaced);
+    assert!(entries().iter().any(is_replaced), "{:?}", entries());
 }
 
 #[tokio::test]
