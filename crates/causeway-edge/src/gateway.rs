@@ -42,6 +42,10 @@ struct ThroughCloud {
 }
 
 impl GatewayPeers for ThroughCloud {
+    fn link_to(&self, _: &SiteName) -> SiteName {
+        SiteName::from("cloud")
+    }
+
     fn open_stream(
         &self,
         header: StreamHeader,

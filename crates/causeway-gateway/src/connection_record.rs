@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Instant, SystemTime};
 
 use causeway_channel::link::ResetCode;
-use causeway_netmap::{NetmapView, ServiceProtocol};
+use causeway_netmap::{NetmapView, PolicyName, ServiceProtocol};
 use prometheus_client::metrics::counter::Counter;
 
 use crate::audit::{AuditDecision, AuditRecord, ConnectionEnd, timestamp};
@@ -181,6 +181,8 @@ pub struct ConnectionRecord {
     reason: Option<String>,
     cause: &'static str,
     is_over_limit: bool,
+    /// The policy of the exposure that allows the site as a whole; see `allow_site`.
+    site_allowed: Option<Option<PolicyName>>,
     /// How it ends if nobody says anything else: its task was dropped.
     end: ConnectionEnd,
 }
@@ -218,6 +220,7 @@ impl ConnectionRecord {
             reason: None,
             cause: "",
             is_over_limit: false,
+            site_allowed: None,
             end: ConnectionEnd::Stopped,
         }
     }
@@ -306,6 +309,11 @@ impl ConnectionRecord {
         }
     }
 
+    /// Marks it as allowed because the service is exposed to the site: for questions, which have no client and no limits.
+    pub(crate) fn allow_site(&mut self, policy: Option<PolicyName>) {
+        self.site_allowed = Some(policy);
+    }
+
     /// It never began.
     pub fn refuse(mut self, refusal: &PolicyRefusal) {
         self.reason = Some(refusal.to_string());
@@ -346,13 +354,15 @@ impl ConnectionRecord {
     /// It was not let in, here or by the other gateway.
     fn is_denied(&self) -> bool {
         let admitted = self.entry.as_ref().is_some_and(|entry| entry.right.get().is_some());
+        let admitted = admitted || self.site_allowed.is_some();
         !admitted || self.is_over_limit || matches!(self.end, ConnectionEnd::Refused)
     }
 
     fn record(&mut self) -> AuditRecord {
         let right = self.entry.as_ref().and_then(|entry| entry.right.get());
         let request = self.request.take().map(|request| *request);
-        let rule = right.map(|(_, policy)| policy.to_string());
+        let policy = right.map(|(_, policy)| policy).or(self.site_allowed.as_ref().and_then(Option::as_ref));
+        let rule = policy.map(ToString::to_string);
         let Request { method, path, status, rule: request_rule, client_id } = request.unwrap_or_default();
         let gateway = self.shared.view().gateway.as_ref().map(|gateway| gateway.name.to_string());
         AuditRecord {

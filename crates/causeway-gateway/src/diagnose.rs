@@ -1,36 +1,49 @@
 //! Answers the questions of `causeway doctor`: what this gateway cannot do, and whether the way to a service works now.
 //!
-//! Questions come as streams of purpose `Diagnose`, from the cloud or, about backends, from a gateway whose site may use the
-//! service; the cloud's own gateway is asked directly. Answers are JSON. Nothing here is cached: the firewall, the routes
-//! and the backends are looked at when somebody asks. What an answer means is decided by whoever asked.
+//! Questions arrive as streams of purpose `Diagnose`, from the cloud or, about backends, from a gateway to whose site the
+//! service is exposed; the cloud's own gateway is asked directly. Answers are JSON. Nothing is cached: the firewall, the
+//! routes and the backends are examined for each question. The asking side interprets the answer. Questions of other sites
+//! are limited in rate and recorded in the audit, and their answers contain no addresses of this site.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, OnceLock};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use causeway_channel::link::{RecvStream, ResetCode, Stream, StreamHeader, StreamPurpose};
-use causeway_netmap::{NetmapView, ServiceEntry, ServiceName, SiteName};
+use causeway_netmap::{NetmapView, PolicyName, ServiceEntry, ServiceName, SiteName};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
+use crate::audit::ConnectionEnd;
+use crate::connection_record::{ConnectionRecord, CrossingDirection};
 use crate::gateway::Gateway;
+use crate::live::AccessRequest;
 use crate::peers::PeerError;
+use crate::policy::PolicyRefusal;
 use crate::problems;
-use crate::proxy::backends::examine::Examined;
+use crate::proxy::backends::examine::{Examined, Outcome};
 use crate::proxy::listeners::ListenerProblem;
 
-/// The site of the cloud itself, which may ask everything.
+/// The site of the cloud itself, which may ask every question.
 const CLOUD: &str = "cloud";
 /// An answer is a few hundred bytes for each backend.
 pub const ANSWER_BYTES_MAX: u64 = 256 * 1024;
-/// Questions that are answered at the same time; more are refused.
+/// Questions of the cloud that are answered at the same time; more are refused.
 pub const QUESTIONS_MAX: usize = 16;
+/// The same for all other sites together, so that they cannot keep the cloud's operators out.
+const SITE_QUESTIONS_MAX: usize = 8;
+/// Questions of one other site that are answered in a burst; `causeway doctor` asks once for each service of a site.
+const SITE_BURST: u32 = 32;
+/// After the burst, one question of a site is answered in each interval. Each one connects to up to 64 backends.
+const SITE_INTERVAL: Duration = Duration::from_secs(1);
+/// Sites whose rate is kept. A site is forgotten when its burst is available again.
+const SITES_MAX: usize = 4096;
 /// Presences with a problem that are named.
 const PRESENCES_MAX: usize = 100;
-/// Longer than all backends may take at the other end.
+/// Time limit for an answer of another gateway: longer than all backends may take there.
 const FAR: Duration = Duration::from_secs(8);
 
 /// A question, as it stands in the details of a stream.
@@ -102,8 +115,10 @@ pub struct PathFacts {
 /// State of the diagnostics of one gateway.
 pub struct Diagnostics {
     role: OnceLock<RoleFacts>,
-    /// Permits for questions that are being answered.
+    /// Permits for questions that are being answered: of the cloud, and of other sites.
     questions: Arc<Semaphore>,
+    site_questions: Arc<Semaphore>,
+    rates: SiteRates,
 }
 
 /// Facts that the role adds, without secrets.
@@ -111,7 +126,12 @@ pub type RoleFacts = Box<dyn Fn() -> Value + Send + Sync>;
 
 impl Default for Diagnostics {
     fn default() -> Diagnostics {
-        Diagnostics { role: OnceLock::new(), questions: Arc::new(Semaphore::new(QUESTIONS_MAX)) }
+        Diagnostics {
+            role: OnceLock::new(),
+            questions: Arc::new(Semaphore::new(QUESTIONS_MAX)),
+            site_questions: Arc::new(Semaphore::new(SITE_QUESTIONS_MAX)),
+            rates: SiteRates::default(),
+        }
     }
 }
 
@@ -123,6 +143,30 @@ impl Diagnostics {
 
     fn role_facts(&self) -> Value {
         self.role.get().map(|facts| facts()).unwrap_or_default()
+    }
+}
+
+/// Limits the rate of questions of each other site (GCRA: the time at which the burst of a site is available again).
+#[derive(Default)]
+struct SiteRates {
+    full_at: Mutex<HashMap<SiteName, Instant>>,
+}
+
+impl SiteRates {
+    /// Counts a question. An error: the site has asked too many.
+    fn take(&self, site: &SiteName, now: Instant) -> Result<(), PolicyRefusal> {
+        let refusal = PolicyRefusal::Full { what: "diagnose questions of one site" };
+        let mut sites = self.full_at.lock().unwrap_or_else(PoisonError::into_inner);
+        if sites.len() >= SITES_MAX {
+            sites.retain(|_, full_at| *full_at > now);
+        }
+        let full_at = sites.get(site).copied().unwrap_or(now).max(now);
+        let has_room = sites.len() < SITES_MAX || sites.contains_key(site);
+        if !has_room || full_at - now > SITE_INTERVAL * (SITE_BURST - 1) {
+            return Err(refusal);
+        }
+        sites.insert(site.clone(), full_at + SITE_INTERVAL);
+        Ok(())
     }
 }
 
@@ -199,35 +243,116 @@ impl Gateway {
         serde_json::from_value(answer).map_err(|error| format!("its answer cannot be read: {error}"))
     }
 
-    /// Answers one stream. `origin` is the site that asks, as a certificate says.
+    /// Answers one stream. `origin` is the site in the peer's certificate.
     pub(crate) async fn answer(self, origin: SiteName, header: StreamHeader, stream: Stream) {
-        let Ok(_place) = self.diagnostics().questions.clone().try_acquire_owned() else {
+        let Some(question) = Question::of(&header.details) else {
+            return stream.refuse(ResetCode::Malformed);
+        };
+        if origin.as_str() != CLOUD {
+            return match question {
+                Question::Backends => self.answer_site(origin, &header.target, stream).await,
+                Question::Facts | Question::Path => stream.refuse(ResetCode::NotAllowed),
+            };
+        }
+        let Ok(_permit) = self.diagnostics().questions.clone().try_acquire_owned() else {
             return stream.refuse(ResetCode::Limit);
         };
-        let is_cloud = origin.as_str() == CLOUD;
-        let answer = match Question::of(&header.details) {
-            Some(Question::Facts) if is_cloud => serde_json::to_vec(&self.facts().await),
-            Some(Question::Path) if is_cloud => serde_json::to_vec(&self.path(&header.target).await),
-            Some(Question::Backends) => match may_ask(&self.context().view(), &origin, &header.target) {
-                Ok(service) => serde_json::to_vec(&self.proxy().backends.examine(&service).await),
-                Err(code) => return stream.refuse(code),
-            },
-            Some(_) => return stream.refuse(ResetCode::NotAllowed),
-            None => return stream.refuse(ResetCode::Malformed),
+        let answer = match question {
+            Question::Facts => serde_json::to_vec(&self.facts().await),
+            Question::Path => serde_json::to_vec(&self.path(&header.target).await),
+            Question::Backends => {
+                let view = self.context().view();
+                let Some(service) = view.services.get(&ServiceName::from(header.target.as_str())) else {
+                    return stream.refuse(ResetCode::NoRoute);
+                };
+                serde_json::to_vec(&self.proxy().backends.examine(service).await)
+            }
         };
         let Ok(answer) = answer else { return stream.refuse(ResetCode::Internal) };
-        let (mut send, _) = stream.split();
-        // Whoever asked may have gone.
-        let _ = send.write_all(&answer).await;
-        let _ = send.shutdown().await;
+        write_answer(stream, &answer).await;
+    }
+
+    /// Answers another site's question about the backends of a service, and records it in the audit.
+    async fn answer_site(&self, origin: SiteName, target: &str, stream: Stream) {
+        let service = ServiceName::from(target);
+        let claim = AccessRequest::Reach {
+            service: service.clone(),
+            origin: origin.clone(),
+            subject: String::new(),
+            request: None,
+        };
+        let mut record =
+            ConnectionRecord::begin(self.context(), CrossingDirection::Inbound, PROTOCOL, claim, None);
+        let refuse = |record: ConnectionRecord, stream: Stream, refusal: &PolicyRefusal| {
+            stream.refuse(refusal.code());
+            record.refuse(refusal);
+        };
+        let view = self.context().view();
+        let taken = self.diagnostics().rates.take(&origin, Instant::now());
+        let (found, policy) = match taken.and_then(|()| exposed_to(&view, &service, &origin)) {
+            Ok(found) => found,
+            Err(refusal) => return refuse(record, stream, &refusal),
+        };
+        let Ok(_permit) = self.diagnostics().site_questions.clone().try_acquire_owned() else {
+            return refuse(record, stream, &PolicyRefusal::Full { what: "diagnose questions" });
+        };
+        record.allow_site(policy);
+        let examined = without_addresses(self.proxy().backends.examine(found).await);
+        match serde_json::to_vec(&examined) {
+            Ok(answer) => {
+                record.meter().add_received(answer.len());
+                write_answer(stream, &answer).await;
+                record.end(ConnectionEnd::Done, None);
+            }
+            Err(error) => {
+                stream.refuse(ResetCode::Internal);
+                record.end(ConnectionEnd::BackendReset, Some(error.to_string()));
+            }
+        }
     }
 }
 
-/// The service, if hosts of that site may use it: then its gateway may know whether it answers.
-fn may_ask(view: &NetmapView, origin: &SiteName, service: &str) -> Result<Arc<ServiceEntry>, ResetCode> {
-    let service = view.services.get(&ServiceName::from(service)).ok_or(ResetCode::NoRoute)?;
-    let is_exposed = service.policies_for(origin).is_some() || origin.as_str() == CLOUD;
-    if is_exposed { Ok(Arc::new(service.clone())) } else { Err(ResetCode::NotAllowed) }
+/// The name of questions in the audit and the metrics.
+const PROTOCOL: &str = "diagnose";
+
+/// Returns the service if it is exposed to the site, and a policy of the exposure.
+fn exposed_to<'a>(
+    view: &'a NetmapView,
+    service: &ServiceName,
+    site: &SiteName,
+) -> Result<(&'a ServiceEntry, Option<PolicyName>), PolicyRefusal> {
+    let found = view.services.get(service);
+    let found = found.ok_or_else(|| PolicyRefusal::NoService { service: service.clone() })?;
+    let policies = found.policies_for(site);
+    let policies =
+        policies.ok_or_else(|| PolicyRefusal::NotExposed { service: service.clone(), site: site.clone() })?;
+    Ok((found, policies.first().map(|policy| (*policy).clone())))
+}
+
+/// Numbers the backends. Details are left out with the addresses: errors and answers of backends name them, too.
+fn without_addresses(examined: Vec<Examined>) -> Vec<Examined> {
+    let numbered = examined.into_iter().enumerate().map(|(index, examined)| Examined {
+        backend: format!("backend {}", index + 1),
+        outcome: examined.outcome,
+        detail: match examined.outcome {
+            Outcome::Answers => "it answers",
+            Outcome::Connects => "it accepts connections",
+            Outcome::Down => "it cannot be connected to",
+            Outcome::Denied => "the configuration of its gateway does not allow to dial it",
+            Outcome::Silent => "it accepts connections and does not answer",
+            Outcome::OtherProtocol => "it answers in another protocol",
+            Outcome::Unwell => "its TLS or its health check fails",
+        }
+        .to_owned(),
+    });
+    numbered.collect()
+}
+
+async fn write_answer(stream: Stream, answer: &[u8]) {
+    let (mut send, _) = stream.split();
+    // The asking side may have closed the stream.
+    let _ = send.write_all(answer).await;
+    let _ = send.shutdown().await;
 }
 
 /// The whole answer on a stream, bounded. For whoever asked.
@@ -276,5 +401,21 @@ mod tests {
         }
         assert_eq!(Question::of(b"secrets"), None);
         assert!(!is_carried(&StreamHeader::new(StreamPurpose::Diagnose)));
+    }
+
+    #[test]
+    fn a_site_asks_a_burst_and_then_once_in_an_interval() {
+        let (rates, now) = (SiteRates::default(), Instant::now());
+        let take = |site: &str, at: Instant| rates.take(&site.into(), at).is_ok();
+        let burst = (0..100).filter(|_| take("oslo", now)).count();
+        assert_eq!(burst, SITE_BURST as usize);
+        assert!(take("rome", now), "another site has a rate of its own");
+        let later = now + SITE_INTERVAL;
+        assert_eq!((take("oslo", later), take("oslo", later)), (true, false));
+        for number in 0..2 * SITES_MAX {
+            let _ = rates.take(&format!("site-{number}").as_str().into(), now);
+        }
+        assert_eq!(rates.full_at.lock().unwrap().len(), SITES_MAX, "bounded, and the rest is refused");
+        assert!(take("lima", now + SITE_INTERVAL * SITE_BURST), "idle sites are forgotten");
     }
 }

@@ -63,6 +63,8 @@ pub struct GatewayOptions {
     pub drain: Duration,
     /// Targets of CONNECT that may be dialled although they are not nodes.
     pub connect_allow: AllowList,
+    /// Streams that one client of this site has open over one link.
+    pub client_streams_max: usize,
     /// CONNECT clients at the same time, including those that have not sent a request yet.
     pub connects_max: usize,
     /// Addresses that may be dialled.
@@ -96,6 +98,7 @@ impl Default for GatewayOptions {
             // A tunnel does not know when its client's work is complete; short transfers finish in a second.
             drain: Duration::from_secs(1),
             connect_allow: AllowList::new(),
+            client_streams_max: CLIENT_STREAMS_MAX,
             // An API server keeps one or two connections to each of its nodes, and one for each exec and log.
             connects_max: 8192,
             dial_rules: DialRules::default(),
@@ -105,6 +108,10 @@ impl Default for GatewayOptions {
         }
     }
 }
+
+/// Three quarters of the 16,384 streams that a link carries by default (`streams_max`). A single busy client, such as a
+/// reverse proxy, is hardly limited; without a policy limit it still leaves 4,096 streams to all other clients.
+const CLIENT_STREAMS_MAX: usize = 12_288;
 
 /// State that every plane of one gateway shares.
 pub struct GatewayContext {

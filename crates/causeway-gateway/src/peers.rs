@@ -27,6 +27,12 @@ pub trait GatewayPeers: Send + Sync + 'static {
         None
     }
 
+    /// The link that carries the streams to a site, named by the site at its other end. Streams to different sites may
+    /// share one: an edge has a single link, to the cloud.
+    fn link_to(&self, site: &SiteName) -> SiteName {
+        site.clone()
+    }
+
     /// A stream to that site makes no progress. The way there may be dead; whoever keeps it finds out.
     fn suspect(&self, _site: &SiteName) {}
 }

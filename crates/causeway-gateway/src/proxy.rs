@@ -54,6 +54,7 @@ use entry::EntryProtocol;
 use http::HttpConnections;
 use listeners::{ListenPolicy, ListenersReport, PresenceEvent, PresenceListeners};
 use start_limit::StartLimit;
+use stream_opener::StreamShares;
 use udp::{UdpBackends, UdpSessions};
 
 /// The proxy plane of a gateway.
@@ -65,6 +66,8 @@ pub struct Proxy {
     pub backends: BackendSelector,
     pub udp_sessions: UdpSessions,
     pub udp_backends: UdpBackends,
+    /// Streams to other sites, by client.
+    pub(crate) streams: StreamShares,
     pub http: HttpConnections,
     pub kafka: kafka::BrokerNames,
     /// Slots for connections at a TLS entry whose ClientHello is not complete.
@@ -86,6 +89,7 @@ impl Proxy {
             udp_sessions: UdpSessions::new(&options.udp),
             udp_backends: UdpBackends::new(dialer.clone()),
             dialer,
+            streams: StreamShares::new(options.client_streams_max),
             http: HttpConnections::default(),
             kafka: kafka::BrokerNames::default(),
             hellos: ClientSlots::new(entry::HELLOS_MAX),

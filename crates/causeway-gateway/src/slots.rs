@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 #[derive(Clone, Debug)]
 pub struct ClientSlots {
     max: usize,
+    client_max: usize,
     held: Arc<Mutex<Held>>,
 }
 
@@ -48,7 +49,12 @@ impl Client {
 
 impl ClientSlots {
     pub fn new(max: usize) -> ClientSlots {
-        ClientSlots { max, held: Arc::default() }
+        ClientSlots { max, client_max: usize::MAX, held: Arc::default() }
+    }
+
+    /// Slots without a common bound, of which one client has at most `client_max`.
+    pub fn per_client(client_max: usize) -> ClientSlots {
+        ClientSlots { max: usize::MAX, client_max, held: Arc::default() }
     }
 
     /// Takes a slot for the client at this address. None: it has used its share, or all slots are taken.
@@ -56,7 +62,7 @@ impl ClientSlots {
         let client = Client::at(address);
         let mut held = self.lock();
         let own = held.by_client.get(&client).copied().unwrap_or(0);
-        if !may_take(own, held.total, self.max) {
+        if own >= self.client_max || !may_take(own, held.total, self.max) {
             return None;
         }
         held.total += 1;

@@ -1,7 +1,11 @@
 //! Opens streams to the gateways of other sites, for every protocol of the proxy.
 //!
 //! Input: a header. Output: the stream, or why there is none, with the reset code of the peer if it sent one. What the other
-//! gateway decides about the stream arrives later, as a reset.
+//! gateway decides about the stream arrives later, as a reset. `StreamShares` bounds the streams of each client.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::{Mutex, PoisonError};
 
 use causeway_channel::link::{Stream, StreamHeader};
 use causeway_netmap::{PresenceEntry, SiteName};
@@ -10,6 +14,7 @@ use super::Proxy;
 use crate::connection_record::AdmittedAccess;
 use crate::peers::{CrossingHeader, PeerError};
 use crate::policy::PolicyRefusal;
+use crate::slots::{ClientSlot, ClientSlots};
 
 /// Opens a stream to the active gateway of a site, within the connect timeout. A link that takes no stream is suspected.
 pub(crate) async fn open_stream(
@@ -32,13 +37,65 @@ pub(crate) async fn open_stream(
     opened
 }
 
-/// Opens a stream to the gateway of the service of a presence.
+/// A stream of a client, and the client's slot for it.
+pub(crate) struct OpenedStream {
+    pub stream: Stream,
+    pub slot: Option<ClientSlot>,
+}
+
+/// Opens a stream to the gateway of the service of a presence, for the client that `crossing` names.
 pub(crate) async fn open_for_service(
     proxy: &Proxy,
     admitted: &AdmittedAccess,
     presence: &PresenceEntry,
     crossing: CrossingHeader,
-) -> Result<Stream, PolicyRefusal> {
+) -> Result<OpenedStream, PolicyRefusal> {
+    let client = crossing.client().map(|client| client.ip());
+    let slot = client.map(|client| proxy.take_stream(&presence.home, client)).transpose()?;
     let header = crossing.to_service(&presence.service, &presence.home, &admitted.who);
-    Ok(open_stream(proxy, &presence.home, header).await?)
+    let stream = open_stream(proxy, &presence.home, header).await?;
+    Ok(OpenedStream { stream, slot })
+}
+
+/// Slots for streams by link and client: no client takes all streams of a link. There are as many links as the netmap has
+/// sites, at most.
+pub(crate) struct StreamShares {
+    client_max: usize,
+    by_link: Mutex<HashMap<SiteName, ClientSlots>>,
+}
+
+impl StreamShares {
+    pub fn new(client_max: usize) -> StreamShares {
+        StreamShares { client_max, by_link: Mutex::default() }
+    }
+
+    fn take(&self, link: SiteName, client: IpAddr) -> Option<ClientSlot> {
+        let mut by_link = self.by_link.lock().unwrap_or_else(PoisonError::into_inner);
+        by_link.entry(link).or_insert_with(|| ClientSlots::per_client(self.client_max)).take(client)
+    }
+}
+
+impl Proxy {
+    /// Takes a slot for one stream of a client to a site. Hold it as long as the stream.
+    pub(crate) fn take_stream(&self, site: &SiteName, client: IpAddr) -> Result<ClientSlot, PolicyRefusal> {
+        let link = self.context.peers.link_to(site);
+        self.streams.take(link, client).ok_or(PolicyRefusal::Full { what: "streams of one client" })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_with_all_its_streams_keeps_no_other_client_and_no_other_link_out() {
+        let shares = StreamShares::new(3);
+        let take = |link: &str, client: [u8; 4]| shares.take(link.into(), client.into());
+        let mut held: Vec<_> = (0..10).filter_map(|_| take("cloud", [10, 0, 0, 1])).collect();
+        assert_eq!(held.len(), 3);
+        assert!(take("cloud", [10, 0, 0, 2]).is_some(), "another client");
+        assert!(take("berlin", [10, 0, 0, 1]).is_some(), "another link");
+        held.pop();
+        assert!(take("cloud", [10, 0, 0, 1]).is_some(), "a stream that ends gives its slot back");
+    }
 }

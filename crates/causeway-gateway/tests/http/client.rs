@@ -30,6 +30,16 @@ impl Client {
         Client::One(sender, AbortOnDropHandle::new(driver))
     }
 
+    /// Over HTTP/1.1, from that address of this host.
+    pub async fn one_from(source: &str, address: SocketAddr) -> Client {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind(format!("{source}:0").parse().unwrap()).unwrap();
+        let io = TokioIo::new(socket.connect(address).await.unwrap());
+        let (sender, connection) = http1::handshake(io).await.unwrap();
+        let driver = tokio::spawn(async move { drop(connection.with_upgrades().await) });
+        Client::One(sender, AbortOnDropHandle::new(driver))
+    }
+
     pub async fn two(address: SocketAddr) -> Client {
         let io = TokioIo::new(TcpStream::connect(address).await.unwrap());
         let (sender, connection) = http2::handshake(TokioExecutor::new(), io).await.unwrap();

@@ -46,12 +46,22 @@ pub struct Plan {
     pub limits: Option<PolicyLimits>,
     /// The sites at which the policy is attached: at oslo, at berlin.
     pub allowed: (bool, bool),
+    /// Streams of one client at oslo.
+    pub client_streams_max: usize,
 }
 
 impl Plan {
     pub fn new(backend: SocketAddr) -> Plan {
         let protocol = ServiceProtocol::Http;
-        Plan { protocol, backend, backend_tls: None, rules: Vec::new(), limits: None, allowed: (true, true) }
+        Plan {
+            protocol,
+            backend,
+            backend_tls: None,
+            rules: Vec::new(),
+            limits: None,
+            allowed: (true, true),
+            client_streams_max: GatewayOptions::default().client_streams_max,
+        }
     }
 
     fn oslo(&self) -> NetmapView {
@@ -185,7 +195,8 @@ impl Lab {
         let (berlin_sender, berlin_view) = watch::channel(Arc::new(plan.berlin()));
         let make = |netmaps, peers: &Line, audit: &Journal| {
             let (peers, audit) = (Arc::new(peers.clone()), Arc::new(audit.clone()));
-            let options = GatewayOptions { listen: false, ..GatewayOptions::default() };
+            let client_streams_max = plan.client_streams_max;
+            let options = GatewayOptions { listen: false, client_streams_max, ..GatewayOptions::default() };
             Gateway::new(GatewayParts { netmaps, peers, audit, options })
         };
         let oslo = make(oslo_view, &line, &at_oslo);
@@ -227,6 +238,11 @@ impl Lab {
             self.netmaps.1.send_replace(Arc::new(plan.berlin()));
         }
         self.plan = plan;
+    }
+
+    /// The link from oslo to berlin.
+    pub fn link(&self) -> Link {
+        self.line.0.lock().unwrap().clone().expect("the link is not cut")
     }
 
     pub fn cut_line(&self) {

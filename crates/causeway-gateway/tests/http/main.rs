@@ -15,3 +15,5 @@ mod refusals;
 mod fields;
 
 mod streams;
+
+mod diagnose;

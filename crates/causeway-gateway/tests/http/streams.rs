@@ -205,3 +205,32 @@ async fn a_client_that_goes_away_takes_its_request_along() {
         assert_eq!(record.end, ConnectionEnd::ClientReset, "{record:?}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_with_all_its_streams_is_told_so_and_keeps_no_other_out() {
+    let backend = backend::start().await;
+    let lab = Lab::new(Plan { client_streams_max: 2, ..Plan::new(backend.address) }).await;
+    // Each tunnel has a stream of its own.
+    let open = async |source: &str| {
+        let mut client = Client::one_from(source, lab.address).await;
+        let request = Request::get("/upgrade").header("connection", "Upgrade").header("upgrade", "websocket");
+        let response = client.send(request, nothing()).await;
+        (response.status().as_u16(), client, response)
+    };
+    let first = open("127.0.0.1").await;
+    let second = open("127.0.0.1").await;
+    assert_eq!((first.0, second.0), (101, 101));
+    let third = open("127.0.0.1").await;
+    assert_eq!(third.0, 503);
+    assert_eq!(third.2.headers()["causeway-refusal"], "full");
+    eventually("the refusal is recorded", || {
+        lab.at_oslo.records().iter().any(|record| record.end == ConnectionEnd::Limit)
+    })
+    .await;
+    let mut metrics = prometheus_client::registry::Registry::default();
+    lab.oslo.register(&mut metrics);
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &metrics).unwrap();
+    assert!(text.contains("causeway_gateway_refused_total{reason=\"full\"} 1"), "{text}");
+    assert_eq!(open("127.0.0.2").await.0, 101, "another client");
+}

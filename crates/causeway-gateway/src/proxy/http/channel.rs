@@ -89,11 +89,12 @@ async fn open(
 ) -> Result<OpenedConnection, ProxyError> {
     let ChannelRoute { service, home, who } = route;
     let header = CrossingHeader::new(content, client).to_service(service, home, who);
+    let slot = proxy.take_stream(home, client.ip()).map_err(|refusal| ProxyError::from(&refusal))?;
     let stream = open_stream(proxy, home, header).await.map_err(|error| {
         let text = error.to_string();
         ProxyError { text, ..ProxyError::from(&PolicyRefusal::from(error)) }
     })?;
     let note = Arc::new(StreamEndNote::default());
     let io = Box::new(ChannelIo::new(stream, note.clone(), None));
-    Ok(OpenedConnection { io, note: Some(note), place: Box::new(()) })
+    Ok(OpenedConnection { io, note: Some(note), place: Box::new(slot) })
 }
