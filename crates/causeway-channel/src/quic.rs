@@ -36,7 +36,7 @@ use tokio::time::timeout;
 use self::datagrams::{DatagramCounts, DatagramRouter};
 use crate::link::{
     CloseCode, CloseReason, ClosedBy, DatagramError, HEADER_DEADLINE, LinkClosed, LinkLimits, LinkStats,
-    PREFIX_BYTES, ResetCode, Stream, StreamError, StreamHeader, StreamPurpose,
+    PREFIX_BYTES, PathStats, ResetCode, Stream, StreamError, StreamHeader, StreamPurpose,
 };
 use crate::wire::datagrams::{NUMBER_BYTES_MAX, OF_THE_LINK, WELCOME, beside};
 
@@ -179,6 +179,10 @@ impl QuicLink {
 
     pub fn rtt(&self) -> Option<Duration> {
         Some(self.0.connection.rtt())
+    }
+
+    pub fn path_stats(&self) -> Option<PathStats> {
+        transport::path_stats(&self.0.connection)
     }
 
     pub fn figures(&self) -> LinkStats {

@@ -11,7 +11,7 @@ use quinn::congestion::{BbrConfig, Controller, ControllerFactory, ControllerMetr
 use quinn::{ConfigError, Connection, EndpointConfig, MtuDiscoveryConfig, TransportConfig, VarInt};
 
 use super::path::{LARGE_PACKET_BYTES, ORDINARY_PACKET_BYTES};
-use crate::link::LinkLimits;
+use crate::link::{LinkLimits, PathStats};
 
 /// Streams a peer may open on a link that is still idle; see `leave_room_for_streams`. Seven eighths of 16, so
 /// that quinn's tables have 16 places.
@@ -115,6 +115,12 @@ pub(super) fn last_acknowledged(connection: &Connection) -> Option<Instant> {
     Some(controller.last_acknowledged)
 }
 
+/// The bytes that were acknowledged, and those that were lost.
+pub(super) fn path_stats(connection: &Connection) -> Option<PathStats> {
+    let controller = connection.congestion_state().into_any().downcast::<ObservedController>().ok()?;
+    Some(controller.path)
+}
+
 struct Observed(CongestionControl);
 
 impl ControllerFactory for Observed {
@@ -123,7 +129,12 @@ impl ControllerFactory for Observed {
             CongestionControl::Cubic => Arc::new(CubicConfig::default()).build(now, current_mtu),
             CongestionControl::Bbr => Arc::new(BbrConfig::default()).build(now, current_mtu),
         };
-        Box::new(ObservedController { inner, last_acknowledged: now, mtu: current_mtu.into() })
+        Box::new(ObservedController {
+            inner,
+            last_acknowledged: now,
+            mtu: current_mtu.into(),
+            path: PathStats::default(),
+        })
     }
 }
 
@@ -131,6 +142,7 @@ struct ObservedController {
     inner: Box<dyn Controller>,
     last_acknowledged: Instant,
     mtu: u64,
+    path: PathStats,
 }
 
 /// BBR would go down to four packets where the round trip was ever short and is now long because processors are busy, as on one host or in
@@ -151,6 +163,7 @@ impl Controller for ObservedController {
         rtt: &quinn_proto::RttEstimator,
     ) {
         self.last_acknowledged = now;
+        self.path.acknowledged_bytes += bytes;
         self.inner.on_ack(now, sent, bytes, app_limited, rtt);
     }
 
@@ -171,6 +184,7 @@ impl Controller for ObservedController {
         is_persistent_congestion: bool,
         lost_bytes: u64,
     ) {
+        self.path.lost_bytes += lost_bytes;
         self.inner.on_congestion_event(now, sent, is_persistent_congestion, lost_bytes);
     }
 
@@ -192,6 +206,7 @@ impl Controller for ObservedController {
             inner: self.inner.clone_box(),
             last_acknowledged: self.last_acknowledged,
             mtu: self.mtu,
+            path: self.path,
         })
     }
 
