@@ -159,6 +159,10 @@ impl SecondaryPolicy {
     pub fn handle_sample(&mut self, now: Instant, sample: &PathSample) -> SecondaryAction {
         match &mut self.phase {
             LinkPhase::Opening => SecondaryAction::Wait,
+            LinkPhase::Open { .. } if self.preference == TransportPreference::Survival => {
+                (self.phase, self.reason) = (LinkPhase::Closed, REASON_SURVIVAL);
+                SecondaryAction::Retire
+            }
             LinkPhase::Open { idle_since, .. } => {
                 if sample.secondary_streams > 0 {
                     *idle_since = None;

@@ -21,7 +21,7 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::handshake::HandshakeError;
-use super::services::CloudStreamHandler;
+use super::services::{CloudStreamHandler, NetmapHandler};
 
 /// While streams are open, the path is looked at this often.
 const SAMPLE_EVERY: Duration = Duration::from_millis(200);
@@ -94,6 +94,8 @@ pub struct SecondaryDriver {
     pub join: JoinSession,
     pub control: SecondaryControl,
     pub streams: Arc<dyn CloudStreamHandler>,
+    /// Knows the preference of this gateway.
+    pub netmaps: Arc<dyn NetmapHandler>,
     /// Messages to the cloud, on the control stream of the primary link.
     pub messages: mpsc::Sender<EdgeMessage>,
     /// The loss that the cloud measured.
@@ -127,7 +129,11 @@ impl SecondaryDriver {
                 self.primary.stream_activity().await;
             }
             let sample = self.sample(open.as_ref());
-            let mut action = self.control.policy().handle_sample(Instant::now(), &sample);
+            let mut action = {
+                let mut policy = self.control.policy();
+                policy.set_preference(self.netmaps.preference());
+                policy.handle_sample(Instant::now(), &sample)
+            };
             if let Some(link) = open.as_ref().filter(|_| sample.secondary_streams > 0) {
                 if action == SecondaryAction::Wait && pinged.elapsed() >= PING_EVERY {
                     let took = timeout(PING_MAX, link.ping()).await.ok().and_then(Result::ok);

@@ -124,6 +124,7 @@ impl EdgeSessionLoop {
                 join,
                 control,
                 streams: passengers.streams.clone(),
+                netmaps: passengers.netmaps.clone(),
                 messages: sender.clone(),
                 reports: reports.subscribe(),
                 lingers: lingers.clone(),
