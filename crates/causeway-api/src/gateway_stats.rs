@@ -41,4 +41,22 @@ pub struct GatewayStats {
     pub takeovers: Option<u64>,
     #[serde(default)]
     pub rival_addresses: Vec<String>,
+    /// The streams and bytes of each transport of the session, the control link's first.
+    #[serde(default)]
+    pub carries: Vec<TransportStats>,
+    /// Why new streams go where they go, as the edge decides.
+    #[serde(default)]
+    pub carries_reason: Option<String>,
+}
+
+/// The part of a session that one transport carries.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TransportStats {
+    /// "quic" or "tcp".
+    pub transport: String,
+    /// Streams that are open now.
+    pub streams: u64,
+    pub sent_bytes: u64,
+    pub received_bytes: u64,
 }

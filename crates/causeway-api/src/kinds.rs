@@ -22,7 +22,7 @@ use std::fmt;
 pub use community::ECommunity;
 pub use event::{Event, EventSeries, EventSource, EventType, ObjectReference};
 pub use expose::ServiceExpose;
-pub use gateway::{EGateway, PRESENCE_CIDR_DEFAULT};
+pub use gateway::{EGateway, GatewayPrefer, PRESENCE_CIDR_DEFAULT};
 pub use namespace::{NAMESPACE, Namespace};
 pub use policy::{EPolicy, HttpRule, Limits};
 pub use presence::VirtualPresence;

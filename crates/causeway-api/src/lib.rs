@@ -37,7 +37,7 @@ pub mod ownership;
 pub mod patch;
 
 pub use field::{FieldError, FieldReason};
-pub use gateway_stats::GatewayStats;
+pub use gateway_stats::{GatewayStats, TransportStats};
 pub use kinds::{
     ECommunity, EGateway, EPolicy, EServer, EService, ESite, Kind, ServiceExpose, VirtualPresence,
 };

@@ -6,6 +6,7 @@
 mod flow;
 mod header;
 mod reason;
+mod secondary;
 
 use std::fmt;
 use std::io;
@@ -23,6 +24,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use crate::quic::{DatagramMailbox, QuicLink, QuicRecv, QuicSend};
 use crate::tcp::{TcpLink, TcpRecv, TcpSend};
+use secondary::SecondarySlot;
 
 pub use flow::{DatagramFlow, DatagramFlowRecv, DatagramFlowSend, DatagramPath};
 pub use header::{HEADER_BYTES_MAX, HeaderError, PREFIX_BYTES, StreamHeader, StreamOrigin, StreamPurpose};
@@ -121,10 +123,35 @@ pub struct LinkStats {
     pub datagrams_dropped: u64,
 }
 
+impl LinkStats {
+    /// The sums of two links that carry one session.
+    fn plus(self, other: &LinkStats) -> LinkStats {
+        LinkStats {
+            sent_bytes: self.sent_bytes + other.sent_bytes,
+            received_bytes: self.received_bytes + other.received_bytes,
+            streams_open: self.streams_open + other.streams_open,
+            streams_malformed: self.streams_malformed + other.streams_malformed,
+            streams_refused: self.streams_refused + other.streams_refused,
+            datagrams_sent: self.datagrams_sent + other.datagrams_sent,
+            datagrams_received: self.datagrams_received + other.datagrams_received,
+            datagrams_dropped: self.datagrams_dropped + other.datagrams_dropped,
+        }
+    }
+}
+
+/// The bytes that a QUIC link has sent and the peer has acknowledged, and those that were lost on the way.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PathStats {
+    pub acknowledged_bytes: u64,
+    pub lost_bytes: u64,
+}
+
 /// A cheap handle. When the last one is dropped the link is closed, whatever streams are open.
 #[derive(Clone)]
 pub struct Link {
     inner: LinkInner,
+    /// The secondary link of a session over QUIC. A TCP link has none.
+    secondary: Option<Arc<SecondarySlot>>,
     /// What this link takes up at the port that accepted it.
     _place: Option<Arc<OwnedSemaphorePermit>>,
 }
@@ -137,7 +164,7 @@ enum LinkInner {
 
 impl From<QuicLink> for Link {
     fn from(link: QuicLink) -> Link {
-        Link::new(LinkInner::Quic(link))
+        Link { secondary: Some(Arc::default()), ..Link::new(LinkInner::Quic(link)) }
     }
 }
 
@@ -149,7 +176,7 @@ impl From<TcpLink> for Link {
 
 impl Link {
     fn new(inner: LinkInner) -> Link {
-        Link { inner, _place: None }
+        Link { inner, secondary: None, _place: None }
     }
 
     /// The same link, counted at its port until the last handle is dropped.
@@ -168,20 +195,102 @@ impl Link {
 
     /// Opens a stream as soon as the peer's limit leaves room. The header travels with the first bytes; there
     /// is no round trip.
+    ///
+    /// A stream of a service or a node takes the secondary link where one is attached, and the primary one otherwise: it
+    /// never waits for a link that is being opened. Datagrams need QUIC, so a stream with datagrams stays on it.
     pub async fn open_stream(&self, header: StreamHeader) -> Result<Stream, StreamError> {
+        let link = match &self.inner {
+            LinkInner::Quic(link) => link,
+            LinkInner::Tcp(link) => return link.open_stream(header).await,
+        };
+        let Some(secondary) = self.secondary.as_ref().filter(|_| is_for_secondary(&header)) else {
+            return link.open_stream(header).await;
+        };
+        if let Some(Link { inner: LinkInner::Tcp(attached), .. }) = secondary.attached() {
+            match attached.open_stream(header.clone()).await {
+                // It died a moment ago. The primary link is alive, or will say why not.
+                Err(StreamError::Closed(_)) => {}
+                opened => return opened,
+            }
+        }
+        secondary.note_stream();
+        link.open_stream(header).await
+    }
+
+    /// Attaches a TCP link of the same peer: new streams take it from now on. It ends with this link.
+    pub fn attach_secondary(&self, link: Link) {
+        match &self.secondary {
+            Some(secondary) => secondary.attach(link),
+            None => link.close(CloseReason::new(CloseCode::NotAdmitted, "the session is on TCP already")),
+        }
+    }
+
+    /// New streams take the primary link again; those on the secondary link go on.
+    pub fn retire_secondary(&self) {
+        if let Some(secondary) = &self.secondary {
+            secondary.retire();
+        }
+    }
+
+    /// Forgets a secondary link that has ended.
+    pub fn remove_secondary(&self, ended: &Link) {
+        if let Some(secondary) = &self.secondary {
+            secondary.remove(ended);
+        }
+    }
+
+    pub fn has_secondary(&self) -> bool {
+        self.secondary.as_ref().is_some_and(|secondary| secondary.attached().is_some())
+    }
+
+    /// Resolves when a stream has begun on the primary link that a secondary link could have carried.
+    pub async fn stream_activity(&self) {
+        match &self.secondary {
+            Some(secondary) => secondary.activity().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// The totals of the secondary links, and those of the primary one alone.
+    pub fn stats_by_transport(&self) -> (LinkStats, LinkStats) {
+        let secondary = self.secondary.as_ref().map(|secondary| secondary.stats()).unwrap_or_default();
+        (self.primary_stats(), secondary)
+    }
+
+    /// The loss that was measured on the way to the peer. `None` over TCP.
+    pub fn path_stats(&self) -> Option<PathStats> {
         match &self.inner {
-            LinkInner::Quic(link) => link.open_stream(header).await,
-            LinkInner::Tcp(link) => link.open_stream(header).await,
+            LinkInner::Quic(link) => link.path_stats(),
+            LinkInner::Tcp(_) => None,
+        }
+    }
+
+    /// Measures the round trip of a TCP link now, behind all that waits to be sent. Over QUIC: as it was last measured.
+    pub async fn ping(&self) -> Result<Duration, LinkClosed> {
+        match &self.inner {
+            LinkInner::Quic(link) => Ok(link.rtt().unwrap_or_default()),
+            LinkInner::Tcp(link) => link.ping().await,
+        }
+    }
+
+    fn is_same(&self, other: &Link) -> bool {
+        match (&self.inner, &other.inner) {
+            (LinkInner::Tcp(one), LinkInner::Tcp(two)) => one.is_same(two),
+            _ => false,
         }
     }
 
     /// The next stream of the peer whose header has arrived. One that waits for its header holds up no other;
     /// one whose header is bad, or late by `HEADER_DEADLINE`, is reset and counted. May be cancelled.
     pub async fn accept_stream(&self) -> Result<(StreamHeader, Stream), LinkClosed> {
-        match &self.inner {
-            LinkInner::Quic(link) => link.accept_stream().await,
-            LinkInner::Tcp(link) => link.accept_stream().await,
+        let accepted = match &self.inner {
+            LinkInner::Quic(link) => link.accept_stream().await?,
+            LinkInner::Tcp(link) => link.accept_stream().await?,
+        };
+        if let Some(secondary) = self.secondary.as_ref().filter(|_| is_for_secondary(&accepted.0)) {
+            secondary.note_stream();
         }
+        Ok(accepted)
     }
 
     /// Never waits.
@@ -209,6 +318,9 @@ impl Link {
 
     /// Closes at once; the peer is told code and text. What was written and has not arrived is lost.
     pub fn close(&self, reason: CloseReason) {
+        if let Some(secondary) = &self.secondary {
+            secondary.close(&reason);
+        }
         match &self.inner {
             LinkInner::Quic(link) => link.close(reason),
             LinkInner::Tcp(link) => link.close(reason),
@@ -239,7 +351,13 @@ impl Link {
         }
     }
 
+    /// The totals of the session: the primary link and its secondary links.
     pub fn figures(&self) -> LinkStats {
+        let (primary, secondary) = self.stats_by_transport();
+        primary.plus(&secondary)
+    }
+
+    fn primary_stats(&self) -> LinkStats {
         match &self.inner {
             LinkInner::Quic(link) => link.figures(),
             LinkInner::Tcp(link) => link.figures(),
@@ -254,10 +372,10 @@ impl Link {
     }
 
     /// Where its traffic is at home: whoever has much to do with it should run there. `None`: anywhere.
-    pub fn home(&self) -> Option<&Handle> {
+    pub fn home(&self) -> Option<Handle> {
         match &self.inner {
-            LinkInner::Quic(_) => None,
-            LinkInner::Tcp(link) => Some(link.home()),
+            LinkInner::Quic(_) => self.secondary.as_ref()?.home(),
+            LinkInner::Tcp(link) => Some(link.home().clone()),
         }
     }
 
@@ -276,6 +394,12 @@ impl Link {
             LinkInner::Tcp(link) => link.certificate(),
         }
     }
+}
+
+/// Streams of services and nodes are many or large. Everything else is small and stays with the control stream.
+fn is_for_secondary(header: &StreamHeader) -> bool {
+    let purpose = header.purpose();
+    !header.datagrams && matches!(purpose, Some(StreamPurpose::Service | StreamPurpose::Node))
 }
 
 impl fmt::Debug for Link {

@@ -33,7 +33,7 @@ use self::datagrams::{DatagramCounts, DatagramRouter};
 use self::workarounds::observed_controller;
 use crate::link::{
     CloseCode, CloseReason, ClosedBy, DatagramError, HEADER_DEADLINE, LinkClosed, LinkLimits, LinkStats,
-    PREFIX_BYTES, ResetCode, Stream, StreamError, StreamHeader, StreamPurpose,
+    PREFIX_BYTES, PathStats, ResetCode, Stream, StreamError, StreamHeader, StreamPurpose,
 };
 use crate::wire::datagrams::{NUMBER_BYTES_MAX, OF_THE_LINK, WELCOME, beside};
 
@@ -177,6 +177,10 @@ impl QuicLink {
 
     pub fn rtt(&self) -> Option<Duration> {
         Some(self.0.connection.rtt())
+    }
+
+    pub fn path_stats(&self) -> Option<PathStats> {
+        observed_controller::path_stats(&self.0.connection)
     }
 
     pub fn figures(&self) -> LinkStats {

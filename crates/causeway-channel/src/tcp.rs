@@ -263,6 +263,10 @@ impl TcpLink {
         self.shared().meta.certificate.clone()
     }
 
+    pub fn is_same(&self, other: &TcpLink) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     pub fn home(&self) -> &Handle {
         &self.shared().home
     }

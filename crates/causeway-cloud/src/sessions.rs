@@ -9,6 +9,7 @@ mod mailbox;
 mod metrics;
 mod report;
 mod rivals;
+mod secondary;
 mod services;
 mod session_loop;
 mod unjudged;
@@ -156,6 +157,8 @@ pub struct Session {
     /// How far the edge's clock was ahead of ours when it said hello.
     clock_ahead_seconds: i64,
     held: Mutex<Option<(u64, u64)>>,
+    /// Why new streams go over QUIC or TCP, as the edge last told.
+    carries_reason: Mutex<Option<Box<str>>>,
     commands: SessionMailbox,
 }
 
@@ -197,7 +200,7 @@ impl Sessions {
 
     /// Takes a link that came through the port. Judging and talking go on in a task that `drain` waits for.
     pub fn accept(&self, link: Link, turn: HandshakeSlot) {
-        let home = link.home().cloned();
+        let home = link.home();
         let serving = self.0.clone().serve(link, turn);
         match home {
             Some(home) => self.0.tasks.spawn_on(serving, &home),
@@ -530,6 +533,7 @@ impl Session {
             not_after: admitted.facts.not_after,
             clock_ahead_seconds: hello.time.saturating_sub(since.as_second()),
             held: Mutex::new(None),
+            carries_reason: Mutex::default(),
             commands: SessionMailbox::default(),
         };
         session.set_held(hello.held.as_ref());
@@ -590,6 +594,8 @@ impl Session {
             clock_ahead_seconds: Some(self.clock_ahead_seconds),
             certificate_expires: Some(Time::from_second(unix_seconds(self.not_after))),
             address: Some(self.link.remote_address().ip().to_canonical().to_string()),
+            carries: self.carries(),
+            carries_reason: self.carries_reason(),
             ..GatewayStats::default()
         }
     }

@@ -72,7 +72,7 @@ impl GatewayPeers for ThroughCloud {
     }
 
     fn home(&self, _site: &SiteName) -> Option<Handle> {
-        self.uplink.link()?.home().cloned()
+        self.uplink.link()?.home()
     }
 
     fn suspect(&self, _: &SiteName) {

@@ -6,6 +6,7 @@
 
 mod handshake;
 mod network_changes;
+mod secondary;
 mod services;
 mod session_loop;
 
@@ -18,10 +19,11 @@ use causeway_channel::clock::unix_seconds;
 use causeway_channel::dial::{ConnectProxy, DialConfig, DialTransports, Dialer};
 use causeway_channel::link::{CloseReason, Link, Transport};
 use causeway_channel::session::{
-    AllowedTransports, LinkId, Supervisor, SupervisorAction, SupervisorState, WelcomedSession,
+    AllowedTransports, LinkId, SecondaryPolicy, Supervisor, SupervisorAction, SupervisorState,
+    TransportPreference, WelcomedSession,
 };
 use causeway_channel::tls;
-use causeway_channel::wire::control::{self, Goodbye, Hello, INSTANCE_BYTES, Ping, Welcome};
+use causeway_channel::wire::control::{self, Goodbye, Hello, INSTANCE_BYTES, JoinSession, Ping, Welcome};
 use causeway_channel::{ChannelEndpoint, Clock, TokenSecret};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
@@ -31,7 +33,8 @@ use crate::edge::dice;
 use crate::state::{EdgeIdentity, dial_order, read_endpoints};
 use handshake::{EstablishedSession, HandshakeError, greet};
 use network_changes::NetworkChanges;
-use session_loop::{EdgeSessionLoop, LinkCommand, LinkEvent};
+use secondary::SecondaryControl;
+use session_loop::{EdgeSessionLoop, LinkCommand, LinkEvent, SecondaryParts};
 
 pub use services::{CloudStreamHandler, LinkFuture, LinkServices, NetmapHandler, SpoolFeed, SpoolQueue};
 
@@ -136,6 +139,8 @@ pub struct LinkKeeper {
     endpoints: watch::Sender<Vec<ChannelEndpoint>>,
     /// Names this process to the cloud; see `Hello::instance`.
     instance: Bytes,
+    /// `None` where the configuration allows one transport only.
+    secondary: Option<SecondaryControl>,
 }
 
 /// What a session learned about the certificate.
@@ -171,6 +176,8 @@ impl LinkKeeper {
         let uplink =
             CurrentLink { current: seen, retired: retirements, shown: figures, doubts: doubts.clone() };
         let instance = Bytes::copy_from_slice(&TokenSecret::generate().expose()[..INSTANCE_BYTES]);
+        let secondary = (options.transports == AllowedTransports::Both)
+            .then(|| SecondaryControl::new(SecondaryPolicy::new(TransportPreference::Auto)));
         let keeper = LinkKeeper {
             options,
             identity,
@@ -183,6 +190,7 @@ impl LinkKeeper {
             renew,
             endpoints,
             instance,
+            secondary,
         };
         (keeper, uplink)
     }
@@ -384,10 +392,12 @@ impl<'a> Round<'a> {
         );
         self.complained = false;
         let (commands, taken) = mpsc::channel(COMMANDS_MAX);
-        let talk = EdgeSessionLoop::new(id, greeted, self.keeper.passengers.clone(), self.events.clone());
+        let secondary = self.secondary_of(&greeted);
+        let passengers = self.keeper.passengers.clone();
+        let talk = EdgeSessionLoop::new(id, greeted, passengers, self.events.clone(), secondary);
         let talking = async move { (id, Box::pin(talk.run(taken)).await) };
         match link.home() {
-            Some(home) => self.sessions.spawn_on(talking, home),
+            Some(home) => self.sessions.spawn_on(talking, &home),
             None => self.sessions.spawn(talking),
         };
         self.links.insert(id, Standing { link, commands });
@@ -407,6 +417,17 @@ impl<'a> Round<'a> {
             shown.session = Some(welcome.session_id.clone());
         });
         self.take_welcome(&welcome);
+    }
+
+    /// The parts of a secondary link, where the session is over QUIC and the cloud knows such links.
+    fn secondary_of(&self, greeted: &EstablishedSession) -> Option<SecondaryParts> {
+        let features = &greeted.welcome.features;
+        let is_known = features.iter().any(|feature| feature == control::FEATURE_SECONDARY_LINK);
+        let is_quic = greeted.link.transport() == Transport::Quic;
+        let control = self.keeper.secondary.clone().filter(|_| is_known && is_quic)?;
+        let session_id = greeted.welcome.session_id.clone();
+        let join = JoinSession { session_id, instance: self.keeper.instance.clone() };
+        Some(SecondaryParts { control, dialer: self.dialer.clone(), join })
     }
 
     fn take_welcome(&mut self, welcome: &Welcome) {
@@ -447,6 +468,10 @@ impl<'a> Round<'a> {
 
     fn take_change(&mut self) {
         tracing::debug!("the network of this machine has changed");
+        let current = self.machine.current().and_then(|id| self.links.get(&id));
+        if let (Some(secondary), Some(standing)) = (&self.keeper.secondary, current) {
+            secondary.handle_network_change(standing.link.remote_address());
+        }
         self.machine.handle_link_change(Instant::now());
     }
 

@@ -13,10 +13,11 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use causeway_channel::clock::UtcTimestamp;
+use causeway_channel::session::TransportPreference;
 use causeway_channel::wire::control::{EdgeMessage, EdgeMessageBody, HeldNetmap, NetmapAck, NetmapRefused};
 use causeway_daemon::{Metrics, ReadinessCheck};
 use causeway_netmap::sync::{NetmapReceiver, NetmapRefusal, NetmapReply, ReceiverStep};
-use causeway_netmap::{Netmap, NetmapStamp, NetmapView};
+use causeway_netmap::{CarriagePreference, Netmap, NetmapStamp, NetmapView};
 use tokio::sync::{Mutex, watch};
 use tokio::task::JoinHandle;
 
@@ -344,6 +345,15 @@ impl NetmapHandler for NetmapKeeper {
 
     fn held(&self) -> Option<HeldNetmap> {
         NetmapKeeper::held(self)
+    }
+
+    fn preference(&self) -> TransportPreference {
+        let view = self.shared.views.borrow().clone();
+        match view.gateway.as_ref().map(|gateway| gateway.prefer).unwrap_or_default() {
+            CarriagePreference::Auto => TransportPreference::Auto,
+            CarriagePreference::Speed => TransportPreference::Speed,
+            CarriagePreference::Survival => TransportPreference::Survival,
+        }
     }
 
     fn take(&self, update: Bytes) -> LinkFuture<'static, EdgeMessage> {

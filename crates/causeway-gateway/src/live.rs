@@ -433,6 +433,7 @@ mod tests {
             presence_cidrs: Vec::new(),
             priority: 0,
             relay: false,
+            prefer: Default::default(),
         });
         for (service, home) in [("far", "rome"), ("near", "oslo")] {
             view.presences.insert(service.into(), presence(service, home));

@@ -54,6 +54,16 @@ pub struct GatewayEntry {
     pub presence_cidrs: Vec<IpNet>,
     pub priority: i32,
     pub relay: bool,
+    pub prefer: CarriagePreference,
+}
+
+/// The transport that a gateway prefers for its streams.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum CarriagePreference {
+    #[default]
+    Auto,
+    Speed,
+    Survival,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -19,8 +19,8 @@ mod wire;
 
 pub use entries::{
     BackendEndpoint, BackendHealthCheck, BackendHealthCheckType, BackendTlsSettings, BackendTlsVerification,
-    ExposureEntry, GatewayEntry, NetmapEntry, NetmapEntryError, NodeEntry, PolicyEntry, PolicyHttpRule,
-    PolicyLimits, PresenceEntry, ServiceEntry, ServiceProtocol, SiteEntry, SubjectEntry,
+    CarriagePreference, ExposureEntry, GatewayEntry, NetmapEntry, NetmapEntryError, NodeEntry, PolicyEntry,
+    PolicyHttpRule, PolicyLimits, PresenceEntry, ServiceEntry, ServiceProtocol, SiteEntry, SubjectEntry,
 };
 pub use generation::{Digest, Generation, NetmapStamp};
 pub use names::{DnsName, GatewayName, PolicyName, PresenceIp, ServerName, ServiceName, SiteName};

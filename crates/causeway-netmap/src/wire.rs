@@ -20,6 +20,9 @@ pub struct GatewayMessage {
     pub priority: i32,
     #[prost(bool, tag = "6")]
     pub relay: bool,
+    /// 0: auto, 1: speed, 2: survival. An older edge ignores it; a number it does not know reads as auto.
+    #[prost(uint32, tag = "7")]
+    pub prefer: u32,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -44,8 +44,31 @@ pub struct EGateway {
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub relay: bool,
 
+    /// How streams are carried. auto: by TCP where the path is clean and stable, else by QUIC. speed: by TCP as soon as there is
+    /// traffic. survival: always by QUIC, so that long-lived connections survive a new address of the site. Default: auto.
+    #[serde(skip_serializing_if = "GatewayPrefer::is_auto")]
+    #[schemars(extend("x-causeway-default" = "auto"))]
+    pub prefer: GatewayPrefer,
+
     #[serde(skip_serializing_if = "ObjectStatus::is_empty")]
     pub status: ObjectStatus,
+}
+
+/// The transport that a gateway prefers for the streams of services and nodes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+#[schemars(inline)]
+pub enum GatewayPrefer {
+    #[default]
+    Auto,
+    Speed,
+    Survival,
+}
+
+impl GatewayPrefer {
+    fn is_auto(&self) -> bool {
+        *self == GatewayPrefer::Auto
+    }
 }
 
 /// RFC 2544 reserves this range for benchmarks between networks; it is not routed, so every site may reuse

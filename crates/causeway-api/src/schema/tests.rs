@@ -9,7 +9,7 @@ use crate::Object;
 fn the_schema_has_exactly_the_fields_of_the_design() {
     let rows = [
         (Kind::ESite, "subnets"),
-        (Kind::EGateway, "eSiteName ip priority relay virtualPresenceIPcidr"),
+        (Kind::EGateway, "eSiteName ip prefer priority relay virtualPresenceIPcidr"),
         (
             Kind::EService,
             "backendTLS domainName eSiteName endpoints healthCheck ip port protocol proxyProtocol",

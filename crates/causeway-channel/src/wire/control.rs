@@ -20,6 +20,8 @@ pub const VERSION: u32 = 1;
 /// Said by an edge in `Hello::features`: over QUIC it takes the transport's acknowledgement of a ping for the answer, so
 /// that a keepalive is two packets instead of four. To others, and over TCP, pings are answered.
 pub const FEATURE_PINGS_ACKNOWLEDGED: &str = "pings-acknowledged";
+/// Said by a cloud in `Welcome::features`: a session over QUIC may have a secondary link over TCP.
+pub const FEATURE_SECONDARY_LINK: &str = "secondary-link";
 /// What an edge says is small; a batch of upstream records is cut to fit.
 pub const EDGE_MESSAGE_BYTES_MAX: usize = 64 * 1024;
 /// What the cloud says may be a whole netmap. A site of 2,000 exposures stays below 1 MiB.
@@ -28,7 +30,7 @@ pub const CLOUD_MESSAGE_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// What an edge says.
 #[derive(Clone, PartialEq, Message)]
 pub struct EdgeMessage {
-    #[prost(oneof = "EdgeMessageBody", tags = "1, 2, 3, 4, 5, 6")]
+    #[prost(oneof = "EdgeMessageBody", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
     pub says: Option<EdgeMessageBody>,
 }
 
@@ -46,6 +48,11 @@ pub enum EdgeMessageBody {
     Upstream(SpoolBatch),
     #[prost(message, tag = "6")]
     Goodbye(Goodbye),
+    /// First message of a secondary link, instead of `Hello`.
+    #[prost(message, tag = "7")]
+    Join(JoinSession),
+    #[prost(message, tag = "8")]
+    Path(PathQuery),
 }
 
 /// First word of an edge.
@@ -155,10 +162,35 @@ pub struct Goodbye {
     pub reason: String,
 }
 
+/// Asks the cloud to take a TCP link as the secondary link of a session over QUIC. Sent only to a cloud whose welcome has
+/// `FEATURE_SECONDARY_LINK`.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct JoinSession {
+    /// `Welcome::session_id` of the session.
+    #[prost(string, tag = "1")]
+    pub session_id: String,
+    /// `Hello::instance` of the session. It is random and known to this process and the cloud alone, so another process
+    /// with a copy of the certificate cannot join.
+    #[prost(bytes = "bytes", tag = "2")]
+    pub instance: Bytes,
+}
+
+/// Asks the cloud what it measured on the path, and tells it how new streams are carried. Sent only to a cloud whose
+/// welcome has `FEATURE_SECONDARY_LINK`.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct PathQuery {
+    /// Why new streams go where they go, for status.
+    #[prost(string, tag = "1")]
+    pub reason: String,
+    /// New streams take QUIC again; the cloud retires the secondary link too.
+    #[prost(bool, tag = "2")]
+    pub retire: bool,
+}
+
 /// What the cloud says.
 #[derive(Clone, PartialEq, Message)]
 pub struct CloudMessage {
-    #[prost(oneof = "CloudMessageBody", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
+    #[prost(oneof = "CloudMessageBody", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10")]
     pub says: Option<CloudMessageBody>,
 }
 
@@ -180,6 +212,25 @@ pub enum CloudMessageBody {
     News(EndpointUpdate),
     #[prost(message, tag = "8")]
     Hint(ReconnectHint),
+    /// The answer to `JoinSession`.
+    #[prost(message, tag = "9")]
+    Joined(SessionJoined),
+    /// The answer to `PathQuery`.
+    #[prost(message, tag = "10")]
+    Path(PathReport),
+}
+
+/// The link is the secondary link of its session from now on.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct SessionJoined {}
+
+/// The bytes that the cloud sent over QUIC in this session.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct PathReport {
+    #[prost(uint64, tag = "1")]
+    pub acknowledged_bytes: u64,
+    #[prost(uint64, tag = "2")]
+    pub lost_bytes: u64,
 }
 
 /// The session is taken.
@@ -365,9 +416,11 @@ macro_rules! wrapped {
 }
 
 wrapped!(EdgeMessage, EdgeMessageBody, Hello => Hello, Ping => Ping, NetmapAck => NetmapAck,
-    NetmapRefused => NetmapRefused, Upstream => SpoolBatch, Goodbye => Goodbye);
+    NetmapRefused => NetmapRefused, Upstream => SpoolBatch, Goodbye => Goodbye,
+    Join => JoinSession, Path => PathQuery);
 wrapped!(CloudMessage, CloudMessageBody, Welcome => Welcome, Refused => SessionRefused, Pong => Pong, Netmap => NetmapUpdate,
-    UpstreamAck => SpoolAck, Drain => DrainNotice, News => EndpointUpdate, Hint => ReconnectHint);
+    UpstreamAck => SpoolAck, Drain => DrainNotice, News => EndpointUpdate, Hint => ReconnectHint,
+    Joined => SessionJoined, Path => PathReport);
 
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {

@@ -4,11 +4,14 @@
 
 use std::collections::BTreeSet;
 
-use causeway_api::kinds::{self, BackendTlsMode as ApiTlsMode, HealthCheckType as ApiCheckType};
+use causeway_api::kinds::{
+    self, BackendTlsMode as ApiTlsMode, GatewayPrefer, HealthCheckType as ApiCheckType,
+};
 use causeway_api::{EGateway, EPolicy, EServer, EService, ESite, ServiceExpose};
 use causeway_netmap::{
     BackendEndpoint, BackendHealthCheck, BackendHealthCheckType, BackendTlsSettings, BackendTlsVerification,
-    DnsName, GatewayEntry, PolicyEntry, PolicyHttpRule, PolicyLimits, ServiceEntry, ServiceProtocol,
+    CarriagePreference, DnsName, GatewayEntry, PolicyEntry, PolicyHttpRule, PolicyLimits, ServiceEntry,
+    ServiceProtocol,
 };
 use ipnet::IpNet;
 
@@ -23,6 +26,11 @@ pub fn gateway(gateway: &EGateway) -> GatewayEntry {
         presence_cidrs: gateway.presence_cidrs(),
         priority: i32::try_from(gateway.priority).unwrap_or_default(),
         relay: gateway.relay,
+        prefer: match gateway.prefer {
+            GatewayPrefer::Auto => CarriagePreference::Auto,
+            GatewayPrefer::Speed => CarriagePreference::Speed,
+            GatewayPrefer::Survival => CarriagePreference::Survival,
+        },
     }
 }
 

@@ -46,7 +46,7 @@ impl LocalSessions for Sessions {
     }
 
     fn home(&self, gateway: &str) -> Option<Handle> {
-        self.link(gateway)?.home().cloned()
+        self.link(gateway)?.home()
     }
 
     fn figures(&self) -> Vec<(String, GatewayStats)> {

@@ -15,11 +15,12 @@ use causeway_channel::link::{
 use causeway_channel::port::HandshakeSlot;
 use causeway_channel::session::SessionAdmission;
 use causeway_channel::wire::control::{
-    self, ControlReader, ControlWriter, EdgeMessage, EdgeMessageBody, Hello, SessionRefused,
+    self, ControlReader, ControlWriter, EdgeMessage, EdgeMessageBody, Hello, JoinSession, SessionRefused,
     SessionRefusedCode, Welcome, encode_cloud,
 };
 use tokio::time::timeout;
 
+use super::secondary::SecondaryLink;
 use super::session_loop::CloudSessionLoop;
 use super::{Session, Shared};
 use crate::identity::AdmittedPeer;
@@ -29,30 +30,49 @@ const GREETING: Duration = Duration::from_secs(10);
 /// A refusal has this long to reach the edge, which closes the link when it has read it.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-type Control = (ControlReader<RecvStream, EdgeMessage>, ControlWriter<SendStream>);
+/// A link that has its answer.
+enum GreetedLink {
+    Session(CloudSessionLoop),
+    Secondary(SecondaryLink),
+}
+
+enum FirstMessage {
+    Hello(Hello),
+    Join(JoinSession),
+}
+
+pub(super) type Control = (ControlReader<RecvStream, EdgeMessage>, ControlWriter<SendStream>);
 
 impl Shared {
     /// Serves a link from its first byte to its last.
     pub(super) async fn serve(self: Arc<Shared>, link: Link, turn: HandshakeSlot) {
         // Boxed, and gone when the session begins: an idle session holds nothing of it.
-        let begun = Box::pin(self.greet(link, turn)).await;
-        if let Some(talk) = begun {
-            talk.run().await;
+        match Box::pin(self.greet(link, turn)).await {
+            Some(GreetedLink::Session(talk)) => talk.run().await,
+            Some(GreetedLink::Secondary(secondary)) => Box::pin(secondary.run()).await,
+            None => {}
         }
     }
 
     /// Until the edge has its answer. `None`: it was refused.
-    async fn greet(self: Arc<Shared>, link: Link, turn: HandshakeSlot) -> Option<CloudSessionLoop> {
+    async fn greet(self: Arc<Shared>, link: Link, turn: HandshakeSlot) -> Option<GreetedLink> {
         let Some(_waiting) = link.certificate().and_then(|shown| self.unjudged.enter(&shown)) else {
             self.figures.count_refused("too-many-links");
             let text = "too many links of this gateway wait for their hello";
             link.close(CloseReason::new(CloseCode::Limit, text));
             return None;
         };
-        let Ok(Some((hello, control))) = timeout(GREETING, hear_hello(&link)).await else {
-            self.figures.count_refused("no-hello");
-            link.close(CloseReason::new(CloseCode::Malformed, "a session begins with hello"));
-            return None;
+        let (hello, control) = match timeout(GREETING, hear_first(&link)).await {
+            Ok(Some((FirstMessage::Hello(hello), control))) => (hello, control),
+            Ok(Some((FirstMessage::Join(join), control))) => {
+                drop(turn);
+                return self.join(link, &join, control).await.map(GreetedLink::Secondary);
+            }
+            _ => {
+                self.figures.count_refused("no-hello");
+                link.close(CloseReason::new(CloseCode::Malformed, "a session begins with hello"));
+                return None;
+            }
         };
         let moves = self.moves.load(Ordering::Acquire);
         let judged = timeout(GREETING, self.judge(&link, &hello)).await;
@@ -67,7 +87,8 @@ impl Shared {
                 link.admit();
                 let (reader, mut writer) = control;
                 writer.push(encode_cloud(welcome).expect("a welcome is small: names and a few endpoints"));
-                Some(CloudSessionLoop::new(self.clone(), session, &hello, reader, writer))
+                let talk = CloudSessionLoop::new(self.clone(), session, &hello, reader, writer);
+                Some(GreetedLink::Session(talk))
             }
             Err(refused) => {
                 self.refuse(&link, control, refused).await;
@@ -186,11 +207,11 @@ impl Shared {
             keepalive_ms: self.keepalive(transport).as_millis() as u32,
             retry_hint_ms: self.retry_hint().as_millis() as u32,
             renew,
-            features: Vec::new(),
+            features: vec![control::FEATURE_SECONDARY_LINK.to_owned()],
         }
     }
 
-    async fn refuse(&self, link: &Link, (_, mut writer): Control, refused: SessionRefused) {
+    async fn refuse(&self, link: &Link, control: Control, refused: SessionRefused) {
         let why = refused.reason();
         self.figures.count_refused(why.word());
         let peer = link.certificate().and_then(|shown| {
@@ -201,6 +222,11 @@ impl Shared {
             let client = link.remote_address().ip().to_string();
             self.registrar.audit_session("session", peer.as_ref(), &client, Some(&refused.message));
         }
+        self.send_refusal(link, control, refused).await;
+    }
+
+    /// Writes a refusal, gives it a moment to arrive, and closes the link.
+    pub(super) async fn send_refusal(&self, link: &Link, (_, mut writer): Control, refused: SessionRefused) {
         let reason = CloseReason::new(CloseCode::NotAdmitted, refused.message.clone());
         if let Ok(frame) = encode_cloud(refused) {
             writer.push(frame);
@@ -241,16 +267,18 @@ fn unavailable(why: &str) -> SessionRefused {
     SessionRefused { retry_after_ms: 1000, ..refused }
 }
 
-/// The first stream must be the control stream, and its first word hello.
-async fn hear_hello(link: &Link) -> Option<(Hello, Control)> {
+/// Reads the first message of a link, which stands on its first stream.
+async fn hear_first(link: &Link) -> Option<(FirstMessage, Control)> {
     let (header, stream) = link.accept_stream().await.ok()?;
     if header.purpose() != Some(StreamPurpose::Control) {
         return None;
     }
     let (send, recv) = stream.split();
     let mut reader = ControlReader::of_edge(recv);
-    match reader.next().await.ok()??.says {
-        Some(EdgeMessageBody::Hello(hello)) => Some((hello, (reader, ControlWriter::new(send)))),
-        _ => None,
-    }
+    let first = match reader.next().await.ok()??.says {
+        Some(EdgeMessageBody::Hello(hello)) => FirstMessage::Hello(hello),
+        Some(EdgeMessageBody::Join(join)) => FirstMessage::Join(join),
+        _ => return None,
+    };
+    Some((first, (reader, ControlWriter::new(send))))
 }

@@ -225,6 +225,10 @@ impl CloudSessionLoop {
             Some(EdgeMessageBody::Upstream(batch)) if self.taking.is_none() => {
                 self.taking = Some(self.shared.passengers.upstream.take(&self.session.peer, batch));
             }
+            Some(EdgeMessageBody::Path(query)) => {
+                let report = self.session.handle_path_query(&query);
+                self.say(report);
+            }
             Some(EdgeMessageBody::Goodbye(goodbye)) => {
                 let text: String = goodbye.reason.chars().take(200).collect();
                 return Some(CloseReason::new(CloseCode::Done, text));

@@ -292,3 +292,113 @@ async fn a_gateway_whose_object_was_moved_is_out_until_it_is_enrolled_anew() {
         assert_eq!(lab.sessions.session(gateway).unwrap().peer.site(), "rome");
     }
 }
+
+/// Says hello as the process `instance`, and returns the welcome.
+async fn hello_as((reader, writer): &mut Control, instance: &[u8]) -> control::Welcome {
+    static EPOCH: AtomicU64 = AtomicU64::new(1_000_000);
+    let epoch = EPOCH.fetch_add(1, Ordering::SeqCst);
+    let instance = bytes::Bytes::copy_from_slice(instance);
+    writer
+        .push(encode_edge(Hello { version: control::VERSION, epoch, instance, ..Hello::default() }).unwrap());
+    writer.drain().await.unwrap();
+    match within(reader.next()).await.unwrap().unwrap().says {
+        Some(CloudMessageBody::Welcome(welcome)) => welcome,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Asks to join a session; the answer, or `None` when the link was closed first.
+async fn join(link: &Link, session_id: &str, instance: &[u8]) -> Option<CloudMessageBody> {
+    let (mut reader, mut writer) = control(link).await;
+    let instance = bytes::Bytes::copy_from_slice(instance);
+    let ask = control::JoinSession { session_id: session_id.to_owned(), instance };
+    writer.push(encode_edge(ask).unwrap());
+    writer.drain().await.ok()?;
+    within(reader.next()).await.ok()??.says
+}
+
+fn is_joined(answer: Option<&CloudMessageBody>) -> bool {
+    matches!(answer, Some(CloudMessageBody::Joined(_)))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_secondary_link_joins_only_the_session_of_its_own_process() {
+    let lab = Lab::new().await;
+    lab.stand("g", "oslo").await;
+    lab.stand("h", "oslo").await;
+    let (edge, other) = (lab.enrol("g", "oslo").await, lab.enrol("h", "oslo").await);
+    let (instance, stranger) = ([7; 16], [8; 16]);
+    let primary = lab.dial(&edge, DialTransports::QuicOnly).await;
+    let mut talk = control(&primary).await;
+    let welcome = hello_as(&mut talk, &instance).await;
+    assert!(welcome.features.iter().any(|feature| feature == control::FEATURE_SECONDARY_LINK));
+    let other_id = "lab-999999";
+    for (name, config, transports, session_id, shown) in [
+        ("another process", &edge, DialTransports::TcpOnly, welcome.session_id.as_str(), &stranger[..]),
+        ("no process", &edge, DialTransports::TcpOnly, &welcome.session_id, &[]),
+        ("another session", &edge, DialTransports::TcpOnly, other_id, &instance),
+        ("another gateway", &other, DialTransports::TcpOnly, &welcome.session_id, &instance),
+        ("over QUIC", &edge, DialTransports::QuicOnly, &welcome.session_id, &instance),
+    ] {
+        let link = lab.dial(config, transports).await;
+        let answer = join(&link, session_id, shown).await;
+        assert!(!is_joined(answer.as_ref()), "{name}: {answer:?}");
+        within(link.closed()).await;
+    }
+    assert!(!lab.sessions.session("g").unwrap().link.has_secondary());
+    let link = lab.dial(&edge, DialTransports::TcpOnly).await;
+    assert!(is_joined(join(&link, &welcome.session_id, &instance).await.as_ref()));
+    let session = lab.sessions.session("g").unwrap();
+    while !session.link.has_secondary() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    // Streams of services take it, in both directions; others and streams with datagrams do not.
+    let header = StreamHeader { gateway: "g".into(), ..StreamHeader::new(StreamPurpose::Service) };
+    let opened = within(session.link.open_stream(header.clone())).await.unwrap();
+    assert_eq!(within(link.accept_stream()).await.unwrap().0.gateway, "g");
+    let datagrams = StreamHeader { datagrams: true, ..header };
+    let beside = within(session.link.open_stream(datagrams)).await.unwrap();
+    assert!(within(primary.accept_stream()).await.unwrap().0.datagrams);
+    drop((opened, beside));
+    // A session over TCP has none.
+    let over_tcp = lab.dial(&other, DialTransports::TcpOnly).await;
+    let mut talk_over_tcp = control(&over_tcp).await;
+    let welcome = hello_as(&mut talk_over_tcp, &instance).await;
+    let link = lab.dial(&other, DialTransports::TcpOnly).await;
+    assert!(!is_joined(join(&link, &welcome.session_id, &instance).await.as_ref()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_secondary_link_never_outlives_its_session() {
+    let lab = Lab::new().await;
+    lab.stand("g", "oslo").await;
+    for (number, end) in ["revoked", "superseded", "goodbye", "closed"].into_iter().enumerate() {
+        let edge = lab.enrol("g", "oslo").await;
+        let instance = [number as u8 + 1; 16];
+        let primary = lab.dial(&edge, DialTransports::QuicOnly).await;
+        let mut talk = control(&primary).await;
+        let welcome = hello_as(&mut talk, &instance).await;
+        let link = lab.dial(&edge, DialTransports::TcpOnly).await;
+        assert!(is_joined(join(&link, &welcome.session_id, &instance).await.as_ref()));
+        let (key, mut newer) = (lab.sessions.session("g").unwrap().key, None);
+        match end {
+            "revoked" => lab.registrar.revoke_gateway("g", OpenTokens::Close).await.map(drop).unwrap(),
+            "superseded" => {
+                let link = lab.dial(&edge, DialTransports::QuicOnly).await;
+                let mut talk = control(&link).await;
+                // Another process: nothing of the old one can finish.
+                hello_as(&mut talk, &[99; 16]).await;
+                newer = Some((link, talk));
+            }
+            "goodbye" => {
+                talk.1.push(encode_edge(control::Goodbye { reason: String::new() }).unwrap());
+                talk.1.drain().await.unwrap();
+            }
+            _ => lab.sessions.session("g").unwrap().close(CloseReason::new(CloseCode::Draining, "test")),
+        }
+        within(primary.closed()).await;
+        within(link.closed()).await;
+        println!("{end}: {key:?} both links are closed");
+        drop(newer);
+    }
+}

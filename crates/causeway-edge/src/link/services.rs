@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use causeway_channel::link::{ResetCode, Stream, StreamHeader};
+use causeway_channel::session::TransportPreference;
 use causeway_channel::wire::control::{EdgeMessage, HeldNetmap, NetmapAck, SpoolAck, SpoolBatch};
 use tokio::sync::watch;
 
@@ -19,6 +20,11 @@ pub trait NetmapHandler: Send + Sync {
 
     /// Acknowledgements that are no answers: what is in force could not be written, or has been written since.
     fn later_acks(&self) -> watch::Receiver<Option<NetmapAck>>;
+
+    /// The transport that the netmap prefers for streams.
+    fn preference(&self) -> TransportPreference {
+        TransportPreference::Auto
+    }
 
     /// Takes an update: in force first, then on disk. The answer, an acknowledgement or a refusal, goes back to the
     /// cloud. One at a time; the future is driven to its end even when the session ends before.

@@ -6,20 +6,23 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use causeway_channel::dial::Dialer;
 use causeway_channel::link::{
-    CloseCode, CloseReason, Link, RecvStream, ResetCode, SendStream, StreamPurpose,
+    CloseCode, CloseReason, Link, PathStats, RecvStream, ResetCode, SendStream, StreamPurpose,
 };
 use causeway_channel::probe;
 use causeway_channel::session::LinkId;
 use causeway_channel::wire::control::{
     CloudMessage, CloudMessageBody, ControlError, ControlReader, ControlWriter, DrainNotice, EdgeMessage,
-    EdgeMessageBody, EndpointUpdate, NetmapAck, ReconnectHint, encode_edge,
+    EdgeMessageBody, EndpointUpdate, JoinSession, NetmapAck, PathReport, ReconnectHint, encode_edge,
 };
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
+use tokio_util::sync::CancellationToken;
 
 use super::handshake::EstablishedSession;
+use super::secondary::{SecondaryControl, SecondaryDriver};
 use super::services::{LinkFuture, LinkServices, SpoolFeed};
 
 /// What a session is told.
@@ -53,6 +56,8 @@ const OWN_STREAMS: u64 = 1;
 const WAITING_MAX: usize = 64;
 /// After this many streams of the peer others get their turn: each is a task, and the link is one of many, too.
 const STREAMS_AT_ONCE: usize = 64;
+/// Messages of the driver of the secondary link that wait for their turn.
+const PATH_MESSAGES_MAX: usize = 4;
 /// The last words of a session that is closed have this long to leave.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
@@ -72,6 +77,23 @@ pub struct EdgeSessionLoop {
     probes: Arc<Semaphore>,
     /// Streams that were accepted so far.
     accepted: usize,
+    /// The channels to the driver of the secondary link.
+    secondary: SecondaryChannels,
+}
+
+/// The parts from which the driver of a secondary link is made.
+pub struct SecondaryParts {
+    pub control: SecondaryControl,
+    pub dialer: Dialer,
+    pub join: JoinSession,
+}
+
+struct SecondaryChannels {
+    /// Messages for the cloud. A session without a driver holds the sender itself, so that the channel stays open.
+    messages: mpsc::Receiver<EdgeMessage>,
+    _sender: mpsc::Sender<EdgeMessage>,
+    reports: watch::Sender<PathStats>,
+    lingers: CancellationToken,
 }
 
 impl EdgeSessionLoop {
@@ -80,6 +102,7 @@ impl EdgeSessionLoop {
         greeted: EstablishedSession,
         passengers: LinkServices,
         events: mpsc::Sender<(LinkId, LinkEvent)>,
+        secondary: Option<SecondaryParts>,
     ) -> EdgeSessionLoop {
         let feed = passengers.upstream.feed();
         let mut later_acks = passengers.netmaps.later_acks();
@@ -91,7 +114,24 @@ impl EdgeSessionLoop {
             false => later_acks.mark_changed(),
         }
         let EstablishedSession { link, reader, writer, .. } = greeted;
-        let (lingers_until, taking, streams) = (None, None, JoinSet::new());
+        let (lingers_until, taking, mut streams) = (None, None, JoinSet::new());
+        let (sender, messages) = mpsc::channel(PATH_MESSAGES_MAX);
+        let (reports, lingers) = (watch::Sender::new(PathStats::default()), CancellationToken::new());
+        if let Some(SecondaryParts { control, dialer, join }) = secondary {
+            let driver = SecondaryDriver {
+                primary: link.clone(),
+                dialer,
+                join,
+                control,
+                streams: passengers.streams.clone(),
+                netmaps: passengers.netmaps.clone(),
+                messages: sender.clone(),
+                reports: reports.subscribe(),
+                lingers: lingers.clone(),
+            };
+            streams.spawn(Box::pin(driver.run()));
+        }
+        let secondary = SecondaryChannels { messages, _sender: sender, reports, lingers };
         let probes = Arc::new(Semaphore::new(probe::ANSWERED_MAX));
         EdgeSessionLoop {
             id,
@@ -107,6 +147,7 @@ impl EdgeSessionLoop {
             streams,
             probes,
             accepted: 0,
+            secondary,
         }
     }
 
@@ -139,7 +180,10 @@ impl EdgeSessionLoop {
                         tokio::task::yield_now().await;
                         self.tell(LinkEvent::Asked).await;
                     }
-                    Some(LinkCommand::Linger(until)) => self.lingers_until = Some(until.into()),
+                    Some(LinkCommand::Linger(until)) => {
+                        self.lingers_until = Some(until.into());
+                        self.secondary.lingers.cancel();
+                    }
                     Some(LinkCommand::Close(code)) => return self.last_words(code).await,
                     None => return self.last_words(CloseCode::Done).await,
                 },
@@ -160,6 +204,7 @@ impl EdgeSessionLoop {
                     self.say(EdgeMessage { says: Some(EdgeMessageBody::NetmapAck(ack)) });
                 }
                 batch = self.feed.next(), if lingers.is_none() => self.say(batch.into()),
+                Some(message) = self.secondary.messages.recv() => self.say(message),
                 Some(_) = self.streams.join_next() => {}
                 accepted = self.link.accept_stream() => if let Ok((header, stream)) = accepted {
                     self.accepted = self.accepted.wrapping_add(1);
@@ -199,6 +244,9 @@ impl EdgeSessionLoop {
             Some(CloudMessageBody::Drain(drain)) => self.tell(LinkEvent::Drain(drain)).await,
             Some(CloudMessageBody::News(news)) => self.tell(LinkEvent::News(news)).await,
             Some(CloudMessageBody::Hint(hint)) => self.tell(LinkEvent::Hint(hint)).await,
+            Some(CloudMessageBody::Path(PathReport { acknowledged_bytes, lost_bytes })) => {
+                self.secondary.reports.send_replace(PathStats { acknowledged_bytes, lost_bytes });
+            }
             // A pong has done its work by arriving.
             Some(CloudMessageBody::Pong(_)) => {}
             // A second welcome, a second netmap before the first is answered, or words of a newer cloud.

@@ -172,6 +172,7 @@ mod tests {
                 presence_cidrs: vec![],
                 priority: 0,
                 relay: false,
+                prefer: Default::default(),
             });
             assert_eq!(texts(None, &view).last().map(String::as_str), Some(last));
         }

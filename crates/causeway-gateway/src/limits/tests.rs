@@ -32,6 +32,7 @@ fn permit(limits: &[Option<PolicyLimits>]) -> Permit {
         presence_cidrs: vec![],
         priority: 0,
         relay: false,
+        prefer: Default::default(),
     }));
     facts.push(NetmapEntry::Presence(PresenceEntry {
         service: "camera".into(),

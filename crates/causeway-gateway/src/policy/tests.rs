@@ -31,6 +31,7 @@ fn berlin() -> NetmapView {
             presence_cidrs: vec![],
             priority: 0,
             relay: false,
+            prefer: Default::default(),
         }),
         NetmapEntry::Service(ServiceEntry {
             name: "camera".into(),

@@ -126,6 +126,7 @@ mod tests {
             presence_cidrs: cidrs.iter().map(|cidr| cidr.parse().unwrap()).collect(),
             priority: 0,
             relay: false,
+            prefer: Default::default(),
         });
         let presence = |ip: &&str| {
             NetmapEntry::Presence(PresenceEntry {

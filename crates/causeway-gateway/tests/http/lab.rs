@@ -116,6 +116,7 @@ fn gateway(site: &str) -> NetmapEntry {
         presence_cidrs: vec![],
         priority: 0,
         relay: false,
+        prefer: Default::default(),
     })
 }
 

@@ -34,6 +34,7 @@ fn view(addresses: u8, gateway_ip: Option<&str>) -> Arc<NetmapView> {
             presence_cidrs: vec!["198.18.0.0/16".parse().unwrap()],
             priority: 0,
             relay: false,
+            prefer: Default::default(),
         }),
         NetmapEntry::Presence(PresenceEntry {
             service: "camera".into(),

@@ -41,6 +41,7 @@ fn view(revision: u64, site: &str, allowed: &[&str], backends: &[SocketAddr]) ->
             presence_cidrs: vec![],
             priority: 0,
             relay: false,
+            prefer: Default::default(),
         }),
         NetmapEntry::Policy(PolicyEntry {
             name: "guests".into(),

@@ -44,6 +44,11 @@ fn gateway(message: GatewayMessage) -> Found<GatewayEntry> {
         presence_cidrs: networks(&message.presence_cidrs)?,
         priority: message.priority,
         relay: message.relay,
+        prefer: match message.prefer {
+            1 => CarriagePreference::Speed,
+            2 => CarriagePreference::Survival,
+            _ => CarriagePreference::Auto,
+        },
     })
 }
 

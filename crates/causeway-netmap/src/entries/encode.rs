@@ -49,6 +49,11 @@ fn gateway_message(gateway: &GatewayEntry) -> GatewayMessage {
         presence_cidrs: texts(&gateway.presence_cidrs),
         priority: gateway.priority,
         relay: gateway.relay,
+        prefer: match gateway.prefer {
+            CarriagePreference::Auto => 0,
+            CarriagePreference::Speed => 1,
+            CarriagePreference::Survival => 2,
+        },
     }
 }
 

@@ -15,6 +15,7 @@ fn facts() -> Vec<NetmapEntry> {
             presence_cidrs: vec!["198.18.0.0/16".parse().unwrap(), "fd00::/112".parse().unwrap()],
             priority: -3,
             relay: true,
+            prefer: CarriagePreference::Survival,
         }),
         NetmapEntry::Site(SiteEntry { name: "oslo".into(), subnets: vec!["10.0.0.0/24".parse().unwrap()] }),
         NetmapEntry::Presence(PresenceEntry {

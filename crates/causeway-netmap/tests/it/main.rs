@@ -46,6 +46,7 @@ fn entries() -> Vec<NetmapEntry> {
             presence_cidrs: vec!["198.18.0.0/16".parse().unwrap(), "fd00::/112".parse().unwrap()],
             priority: -3,
             relay: true,
+            prefer: Default::default(),
         }),
         NetmapEntry::Node(NodeEntry {
             server: "node-1".into(),

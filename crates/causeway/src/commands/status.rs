@@ -56,7 +56,7 @@ pub fn render(status: &Value, colours: bool) -> String {
             cell(&gateway["site"]),
             connected.to_owned(),
             since(gateway),
-            gateway["transport"].as_str().unwrap_or("-").to_owned(),
+            transports(gateway),
             rtt,
             size(&gateway["sentBytes"]),
             size(&gateway["receivedBytes"]),
@@ -102,6 +102,16 @@ fn presences(expose: &Value) -> String {
     let sites = expose["presences"].as_array().map(|places| places.iter().map(at).collect::<Vec<_>>());
     let named = || expose["sites"].as_array().into_iter().flatten().map(cell).collect();
     sites.unwrap_or_else(named).join(",")
+}
+
+/// The transport of the control link, and the one beside it while it carries streams: `quic+tcp`.
+fn transports(gateway: &Value) -> String {
+    let control = gateway["transport"].as_str().unwrap_or("-");
+    let carries = gateway["carries"].as_array().into_iter().flatten();
+    let beside = carries.filter(|row| row["transport"] != control && row["streams"].as_u64() > Some(0));
+    let names: Vec<String> =
+        std::iter::once(control.to_owned()).chain(beside.map(|row| cell(&row["transport"]))).collect();
+    names.join("+")
 }
 
 fn ready(object: &Value) -> String {

@@ -91,6 +91,7 @@ fn view(cidrs: &[&str], presences: &[&str]) -> NetmapView {
         presence_cidrs: cidrs.iter().map(|cidr| cidr.parse().unwrap()).collect(),
         priority: 0,
         relay: false,
+        prefer: Default::default(),
     });
     let presence = |ip: &&str| {
         NetmapEntry::Presence(PresenceEntry {

@@ -181,6 +181,55 @@ fn reset(stream: TcpStream) {
     Socket::from(stream).set_linger(Some(Duration::ZERO)).unwrap();
 }
 
+/// Moves a megabyte from the client to the backend.
+fn move_a_megabyte(client: &mut TcpStream, backend: &mut TcpStream) {
+    let (mut sender, data) = (client.try_clone().unwrap(), vec![7; 1 << 20]);
+    let sending = std::thread::spawn(move || sender.write_all(&data));
+    let mut received = vec![0; 1 << 20];
+    backend.read_exact(&mut received).unwrap();
+    sending.join().unwrap().unwrap();
+}
+
+#[test]
+fn streams_take_tcp_on_a_clean_path_and_end_with_the_session() {
+    let world = World::start("auto");
+    let carried = |gateway: &str| {
+        let status = world.lab.cloud.run(&["status", "--json"]).ok()?.json().ok()?;
+        let row = status["gateways"].as_array()?.iter().find(|row| row["name"] == gateway)?.clone();
+        Some((row["carries"][1]["streams"].as_u64().unwrap_or_default(), row))
+    };
+    // Traffic begins over QUIC; the path is measured, and new connections take TCP.
+    let (mut first, mut first_backend) = world.connect("cloud", "oslo");
+    let (_, row) = carried("oslo").unwrap();
+    assert_eq!(
+        (&row["transport"], &row["carries"][0]["transport"]),
+        (&"quic".into(), &"quic".into()),
+        "{row}"
+    );
+    let (mut client, mut backend) = wait_for("a stream takes TCP", || {
+        move_a_megabyte(&mut first, &mut first_backend);
+        let opened = world.connect("cloud", "oslo");
+        carried("oslo").filter(|(streams, _)| *streams > 0).map(|_| opened)
+    })
+    .unwrap_or_else(|error| panic!("{error}\n{:?}\n{}", carried("oslo"), world.logs()));
+    move_a_megabyte(&mut client, &mut backend);
+    let (_, row) = carried("oslo").unwrap();
+    assert_eq!(row["transport"], "quic", "the control link stays: {row}");
+    assert_eq!(row["carriesReason"], "TCP: the path is clean and stable", "{row}");
+    assert!(row["carries"][1]["sentBytes"].as_u64() > Some(1 << 20), "{row}");
+    // The other direction takes it too.
+    let (mut back, mut back_backend) = world.connect("oslo", "cloud");
+    move_a_megabyte(&mut back, &mut back_backend);
+    assert!(carried("oslo").unwrap().1["carries"][1]["receivedBytes"].as_u64() > Some(1 << 20));
+    // Both transports end with the session.
+    world.lab.run(&["revoke", "oslo"]);
+    let begun = Instant::now();
+    for stream in [&first, &client, &back_backend] {
+        let _ = ending(stream);
+    }
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+}
+
 #[test]
 fn a_connection_crosses_in_every_direction_and_both_ends_are_recorded() {
     for transport in ["quic", "tcp"] {

@@ -1,7 +1,7 @@
-//! Congestion controller that records the last acknowledgement and keeps a minimum window.
+//! Congestion controller that records the last acknowledgement and the lost bytes, and keeps a minimum window.
 //!
-//! Works around two things: quinn has no API for the time of the last packet from a peer, and its BBR lowers
-//! the window to four packets (see `WINDOW_PACKETS_MIN`). All decisions are left to quinn's own controller.
+//! Works around three things: quinn has no API for the time of the last packet from a peer, it counts lost packets
+//! beside packets that are never acknowledged, so that the ratio says little about the path, and its BBR lowers the window to four packets (see `WINDOW_PACKETS_MIN`). All decisions are left to quinn's own controller.
 //!
 //! Delete when `quinn::Connection` tells when it last heard from its peer, and when BBR's minimum window can
 //! be configured.
@@ -13,12 +13,19 @@ use std::time::Instant;
 use quinn::Connection;
 use quinn::congestion::{BbrConfig, Controller, ControllerFactory, ControllerMetrics, CubicConfig};
 
+use crate::link::PathStats;
 use crate::quic::CongestionControl;
 
 /// Returns the time at which the peer last acknowledged a packet.
 pub(in crate::quic) fn last_acknowledged(connection: &Connection) -> Option<Instant> {
     let controller = connection.congestion_state().into_any().downcast::<ObservedController>().ok()?;
     Some(controller.last_acknowledged)
+}
+
+/// Returns the bytes that the peer acknowledged, and those that were lost.
+pub(in crate::quic) fn path_stats(connection: &Connection) -> Option<PathStats> {
+    let controller = connection.congestion_state().into_any().downcast::<ObservedController>().ok()?;
+    Some(controller.path)
 }
 
 pub(in crate::quic) struct Observed(pub(in crate::quic) CongestionControl);
@@ -29,7 +36,12 @@ impl ControllerFactory for Observed {
             CongestionControl::Cubic => Arc::new(CubicConfig::default()).build(now, current_mtu),
             CongestionControl::Bbr => Arc::new(BbrConfig::default()).build(now, current_mtu),
         };
-        Box::new(ObservedController { inner, last_acknowledged: now, mtu: current_mtu.into() })
+        Box::new(ObservedController {
+            inner,
+            last_acknowledged: now,
+            mtu: current_mtu.into(),
+            path: PathStats::default(),
+        })
     }
 }
 
@@ -37,6 +49,7 @@ struct ObservedController {
     inner: Box<dyn Controller>,
     last_acknowledged: Instant,
     mtu: u64,
+    path: PathStats,
 }
 
 /// Minimum congestion window. BBR goes down to four packets when the round trip was once short and is now
@@ -58,6 +71,7 @@ impl Controller for ObservedController {
         rtt: &quinn_proto::RttEstimator,
     ) {
         self.last_acknowledged = now;
+        self.path.acknowledged_bytes += bytes;
         self.inner.on_ack(now, sent, bytes, app_limited, rtt);
     }
 
@@ -78,6 +92,7 @@ impl Controller for ObservedController {
         is_persistent_congestion: bool,
         lost_bytes: u64,
     ) {
+        self.path.lost_bytes += lost_bytes;
         self.inner.on_congestion_event(now, sent, is_persistent_congestion, lost_bytes);
     }
 
@@ -99,6 +114,7 @@ impl Controller for ObservedController {
             inner: self.inner.clone_box(),
             last_acknowledged: self.last_acknowledged,
             mtu: self.mtu,
+            path: self.path,
         })
     }
 

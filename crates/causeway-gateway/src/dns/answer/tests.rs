@@ -49,6 +49,7 @@ fn oslo() -> NetmapView {
             presence_cidrs: vec!["198.18.0.0/16".parse().unwrap(), "fd00:18::/64".parse().unwrap()],
             priority: 0,
             relay: false,
+            prefer: Default::default(),
         }),
         NetmapEntry::Site(SiteEntry {
             name: "oslo".into(),

@@ -45,6 +45,7 @@ fn meter(bytes_per_second: u64) -> ByteMeter {
             presence_cidrs: vec![],
             priority: 0,
             relay: false,
+            prefer: Default::default(),
         }),
         NetmapEntry::Policy(PolicyEntry {
             name: "p".into(),

@@ -90,6 +90,7 @@ mod tests {
             presence_cidrs: Vec::new(),
             priority: 0,
             relay: false,
+            prefer: Default::default(),
         });
         for service in ["web", "shop"] {
             let presence = PresenceEntry {

@@ -1,0 +1,276 @@
+//! Opens, serves and retires the secondary TCP link of a session over QUIC.
+//!
+//! `causeway_channel::session::SecondaryPolicy` decides from samples; this file takes the samples, dials, joins the session
+//! and accepts the cloud's streams on the new link. It sleeps while no stream is open. Everything it starts ends with it.
+
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use causeway_channel::dial::{DialConfig, DialTransports, Dialer};
+use causeway_channel::link::{
+    CloseCode, CloseReason, Link, PathStats, ResetCode, StreamHeader, StreamPurpose,
+};
+use causeway_channel::session::{PathSample, SecondaryAction, SecondaryPolicy};
+use causeway_channel::wire::control::{
+    CloudMessageBody, ControlReader, ControlWriter, EdgeMessage, JoinSession, PathQuery, encode_edge,
+};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::handshake::HandshakeError;
+use super::services::{CloudStreamHandler, NetmapHandler};
+
+/// While streams are open, the path is looked at this often.
+const SAMPLE_EVERY: Duration = Duration::from_millis(200);
+/// The round trip of a TCP link in use is measured this often, with this patience.
+const PING_EVERY: Duration = Duration::from_secs(1);
+const PING_MAX: Duration = Duration::from_secs(2);
+/// From the dial to the answer of the cloud.
+const JOIN_MAX: Duration = Duration::from_secs(4);
+/// A retired link stays open for at least this long: the cloud may have opened a stream before it heard of it.
+const RETIRED_MIN: Duration = Duration::from_secs(2);
+/// The control stream of the primary link.
+const OWN_STREAMS: u64 = 1;
+/// After this many streams the link gets its turn: each stream is a task.
+const STREAMS_AT_ONCE: usize = 64;
+
+/// The policy of this edge, shared by its sessions, and the signal that its address has changed.
+#[derive(Clone)]
+pub struct SecondaryControl {
+    policy: Arc<Mutex<SecondaryPolicy>>,
+    /// Counts the moves that retire a link.
+    moves: watch::Sender<u64>,
+    /// The address from which this host last reached the cloud.
+    source: Arc<Mutex<Option<IpAddr>>>,
+}
+
+impl SecondaryControl {
+    pub fn new(policy: SecondaryPolicy) -> SecondaryControl {
+        let (policy, source) = (Arc::new(Mutex::new(policy)), Arc::default());
+        SecondaryControl { policy, moves: watch::Sender::new(0), source }
+    }
+
+    /// The network of this host has changed. It has moved if it reaches the cloud from another address now.
+    pub fn handle_network_change(&self, cloud: SocketAddr) {
+        let Some(source) = source_address(cloud) else { return };
+        let mut known = self.source.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = known.replace(source);
+        drop(known);
+        if before.is_some_and(|before| before != source)
+            && self.policy().handle_moved(Instant::now()) == SecondaryAction::Retire
+        {
+            self.moves.send_modify(|count| *count += 1);
+        }
+    }
+
+    /// Why new streams go where they go.
+    pub fn reason(&self) -> &'static str {
+        self.policy().reason()
+    }
+
+    fn policy(&self) -> MutexGuard<'_, SecondaryPolicy> {
+        self.policy.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The address that the kernel would use towards `cloud`. Sends nothing.
+fn source_address(cloud: SocketAddr) -> Option<IpAddr> {
+    let any: IpAddr = match cloud.is_ipv4() {
+        true => std::net::Ipv4Addr::UNSPECIFIED.into(),
+        false => std::net::Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    socket.connect(cloud).ok()?;
+    Some(socket.local_addr().ok()?.ip())
+}
+
+/// The connections of the driver with its session.
+pub struct SecondaryDriver {
+    pub primary: Link,
+    pub dialer: Dialer,
+    pub join: JoinSession,
+    pub control: SecondaryControl,
+    pub streams: Arc<dyn CloudStreamHandler>,
+    /// Knows the preference of this gateway.
+    pub netmaps: Arc<dyn NetmapHandler>,
+    /// Messages to the cloud, on the control stream of the primary link.
+    pub messages: mpsc::Sender<EdgeMessage>,
+    /// The loss that the cloud measured.
+    pub reports: watch::Receiver<PathStats>,
+    /// Another session has taken over: nothing is opened or retired any more.
+    pub lingers: CancellationToken,
+}
+
+impl SecondaryDriver {
+    /// Goes on until it is dropped.
+    pub async fn run(self) {
+        let mut links = JoinSet::new();
+        let lingers = self.lingers.clone();
+        tokio::select! {
+            biased;
+            () = lingers.cancelled() => {}
+            () = self.drive(&mut links) => {}
+        }
+        // The links that are open serve their streams until the session ends.
+        while links.join_next().await.is_some() {}
+        std::future::pending().await
+    }
+
+    async fn drive(&self, links: &mut JoinSet<()>) {
+        self.control.policy().handle_session();
+        self.control.handle_network_change(self.primary.remote_address());
+        let mut moves = self.control.moves.subscribe();
+        let (mut open, mut pinged): (Option<Link>, Instant) = (None, Instant::now());
+        loop {
+            if open.is_none() && self.primary.stats_by_transport().0.streams_open <= OWN_STREAMS {
+                self.primary.stream_activity().await;
+            }
+            let sample = self.sample(open.as_ref());
+            let mut action = {
+                let mut policy = self.control.policy();
+                policy.set_preference(self.netmaps.preference());
+                policy.handle_sample(Instant::now(), &sample)
+            };
+            if let Some(link) = open.as_ref().filter(|_| sample.secondary_streams > 0) {
+                if action == SecondaryAction::Wait && pinged.elapsed() >= PING_EVERY {
+                    let took = timeout(PING_MAX, link.ping()).await.ok().and_then(Result::ok);
+                    pinged = Instant::now();
+                    action = self.control.policy().handle_ping(pinged, took, sample.rtt);
+                }
+            }
+            match action {
+                SecondaryAction::Wait if open.is_none() => self.say(false),
+                SecondaryAction::Wait => {}
+                SecondaryAction::Open => open = self.open(links).await,
+                SecondaryAction::Retire => self.retire(open.take(), links),
+            }
+            tokio::select! {
+                biased;
+                Ok(()) = moves.changed() => self.retire(open.take(), links),
+                () = closed(open.as_ref()) => {
+                    tracing::debug!("the secondary TCP link to the cloud broke; new streams take QUIC");
+                    self.control.policy().handle_failed(Instant::now());
+                    if let Some(link) = open.take() {
+                        self.primary.remove_secondary(&link);
+                    }
+                    self.say(true);
+                }
+                () = sleep(SAMPLE_EVERY) => {}
+            }
+        }
+    }
+
+    fn sample(&self, open: Option<&Link>) -> PathSample {
+        PathSample {
+            ours: self.primary.path_stats().unwrap_or_default(),
+            theirs: *self.reports.borrow(),
+            rtt: self.primary.rtt().unwrap_or_default(),
+            secondary_streams: open.map(|link| link.figures().streams_open).unwrap_or_default(),
+        }
+    }
+
+    async fn open(&self, links: &mut JoinSet<()>) -> Option<Link> {
+        let joined = timeout(JOIN_MAX, self.dial()).await;
+        let now = Instant::now();
+        match joined {
+            Ok(Ok(link)) => {
+                self.control.policy().handle_opened(now);
+                tracing::debug!(cloud = %link.remote_address(), "opened the secondary TCP link to the cloud");
+                let accepting = accept_streams(link.clone(), self.streams.clone());
+                match link.home() {
+                    Some(home) => links.spawn_on(accepting, &home),
+                    None => links.spawn(accepting),
+                };
+                self.primary.attach_secondary(link.clone());
+                self.say(false);
+                Some(link)
+            }
+            failed => {
+                self.control.policy().handle_failed(now);
+                let error = match failed {
+                    Ok(Err(error)) => super::chain(&error),
+                    _ => format!("no answer within {} s", JOIN_MAX.as_secs()),
+                };
+                tracing::debug!(error, "cannot open a secondary TCP link to the cloud; streams stay on QUIC");
+                None
+            }
+        }
+    }
+
+    /// Dials the replica that holds the session, at the address where QUIC reaches it.
+    async fn dial(&self) -> Result<Link, HandshakeError> {
+        let endpoint = self.primary.remote_address().to_string().parse();
+        let endpoints = endpoint.into_iter().collect();
+        let config = self.dialer.config().clone();
+        let config = DialConfig { endpoints, transports: DialTransports::TcpOnly, proxy: None, ..config };
+        let link = self.dialer.with_config(config).dial().await?;
+        let header = StreamHeader::new(StreamPurpose::Control);
+        let (send, recv) = link.open_stream(header).await?.split();
+        let (mut reader, mut writer) = (ControlReader::of_cloud(recv), ControlWriter::new(send));
+        writer.push(encode_edge(self.join.clone())?);
+        writer.drain().await?;
+        match reader.next().await?.ok_or(HandshakeError::Ended)?.says {
+            Some(CloudMessageBody::Joined(_)) => Ok(link),
+            Some(CloudMessageBody::Refused(refused)) => Err(HandshakeError::Refused(refused)),
+            _ => Err(HandshakeError::Answer),
+        }
+    }
+
+    fn retire(&self, open: Option<Link>, links: &mut JoinSet<()>) {
+        let Some(link) = open else { return };
+        self.primary.retire_secondary();
+        self.say(true);
+        let primary = self.primary.clone();
+        links.spawn(async move {
+            sleep(RETIRED_MIN).await;
+            while link.figures().streams_open > 0 {
+                tokio::select! {
+                    _ = link.closed() => break,
+                    () = sleep(SAMPLE_EVERY) => {}
+                }
+            }
+            link.close(CloseReason::new(CloseCode::Done, "the secondary link is not needed"));
+            primary.remove_secondary(&link);
+        });
+    }
+
+    /// Asks for the cloud's measurements and tells how new streams are carried. A full queue drops it: the next sample asks again.
+    fn say(&self, retire: bool) {
+        let query = PathQuery { reason: self.control.reason().to_owned(), retire };
+        let _ = self.messages.try_send(query.into());
+    }
+}
+
+/// Serves the streams of the cloud on a secondary link until the link ends.
+async fn accept_streams(link: Link, handler: Arc<dyn CloudStreamHandler>) {
+    let (mut streams, mut accepted) = (JoinSet::new(), 0_usize);
+    loop {
+        tokio::select! {
+            biased;
+            Some(_) = streams.join_next() => {}
+            next = link.accept_stream() => match next {
+                Ok((header, stream)) => match header.purpose() {
+                    Some(StreamPurpose::Service | StreamPurpose::Node) => {
+                        streams.spawn(handler.serve(header, stream));
+                        accepted = accepted.wrapping_add(1);
+                        if accepted.is_multiple_of(STREAMS_AT_ONCE) {
+                            tokio::task::yield_now().await;
+                        }
+                    }
+                    _ => stream.refuse(ResetCode::Malformed),
+                },
+                Err(_) => return,
+            },
+        }
+    }
+}
+
+async fn closed(link: Option<&Link>) {
+    match link {
+        Some(link) => drop(link.closed().await),
+        None => std::future::pending().await,
+    }
+}
