@@ -3,6 +3,7 @@
 //! The order of steps is what makes a crash harmless: the key is saved before it is sent, what comes back is saved
 //! before it is used, and the same key may ask again. What is due when is decided in `renewal`.
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +20,8 @@ use causeway_channel::{
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::link::{CertificateSignal, CurrentLink, LinkKeeper, LinkOptions, LinkServices};
+use crate::link::{CertificateSignal, CurrentLink, LinkKeeper, LinkOptions, LinkPublisher, LinkServices};
+use crate::netmap::NetmapFileError;
 use crate::renewal::{self, RenewalOutcome, RenewalSchedule, RenewalStep};
 use crate::state::{EdgeIdentity, EdgeState, StateError};
 
@@ -52,6 +54,12 @@ pub enum EdgeError {
     NotEnrolled,
     #[error("stopped before the enrolment was done")]
     Stopped,
+    #[error(transparent)]
+    Netmaps(#[from] NetmapFileError),
+    #[error("cannot listen on {address}: choose another address with --admin")]
+    Bind { address: SocketAddr, source: std::io::Error },
+    #[error("the admin server failed")]
+    Admin(#[source] tokio::task::JoinError),
 }
 
 impl Edge {
@@ -161,24 +169,40 @@ impl Edge {
         Ok(EnrolmentOutcome::Now(token.peer.clone()))
     }
 
-    /// What keeps the link, the handle to that link, and the news that `run_linked` wants.
+    /// Returns the keeper of the link, the handle to the link in use, and the signals that `run_linked` needs.
     pub fn link(
         &self,
         transports: AllowedTransports,
-        passengers: LinkServices,
+        services: LinkServices,
     ) -> (LinkKeeper, CurrentLink, CertificateSignals) {
+        let (publisher, link) = LinkPublisher::new(&self.link_options(transports));
+        let (keeper, signals) = self.link_keeper(transports, publisher, services);
+        (keeper, link, signals)
+    }
+
+    /// Returns the keeper of a link whose handle exists already, and the signals that `run_linked` needs.
+    pub(crate) fn link_keeper(
+        &self,
+        transports: AllowedTransports,
+        publisher: LinkPublisher,
+        services: LinkServices,
+    ) -> (LinkKeeper, CertificateSignals) {
         let (renew, wishes) = mpsc::channel(WISHES_MAX);
         let (endpoints, told) = watch::channel(Vec::new());
-        let options = LinkOptions { transports, proxy: self.proxy.clone() };
-        let (keeper, uplink) = LinkKeeper::new(
-            options,
+        let keeper = LinkKeeper::new(
+            self.link_options(transports),
+            publisher,
             self.identity.subscribe(),
             self.clock.clone(),
-            passengers,
+            services,
             renew,
             endpoints,
         );
-        (keeper, uplink, CertificateSignals { wishes: Some(wishes), endpoints: Some(told) })
+        (keeper, CertificateSignals { wishes: Some(wishes), endpoints: Some(told) })
+    }
+
+    pub(crate) fn link_options(&self, transports: AllowedTransports) -> LinkOptions {
+        LinkOptions { transports, proxy: self.proxy.clone() }
     }
 
     /// Keeps the certificate fresh and the link up until told to stop.

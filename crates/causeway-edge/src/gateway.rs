@@ -2,13 +2,13 @@
 //!
 //! Where a stream comes from stands in its header, stamped by the cloud; the cloud itself stamps nothing.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
-use causeway_channel::link::{ResetCode, Stream, StreamError, StreamHeader};
+use causeway_channel::link::{Stream, StreamError, StreamHeader};
 use causeway_gateway::audit::{AuditRecord, AuditSink};
 use causeway_gateway::peers::{GatewayPeers, PeerError};
-use causeway_gateway::{Gateway, GatewayOptions, GatewayParts};
+use causeway_gateway::{Gateway, GatewayOptions, GatewayParts, RoleFacts};
 use causeway_netmap::SiteName;
 use tokio::runtime::Handle;
 
@@ -27,12 +27,14 @@ pub fn gateway(
     uplink: CurrentLink,
     upstream: Option<Spool>,
     options: GatewayOptions,
+    role_facts: RoleFacts,
 ) -> Gateway {
     Gateway::new(GatewayParts {
         netmaps: netmaps.views(),
         peers: Arc::new(ThroughCloud { uplink }),
         audit: Arc::new(ToCloud { upstream }),
         options,
+        role_facts: Some(role_facts),
     })
 }
 
@@ -95,26 +97,13 @@ impl AuditSink for ToCloud {
     }
 }
 
-/// Hands the cloud's streams to the gateway. That is put in when it exists: it needs the link, which needs this.
-#[derive(Default)]
-pub struct CloudStreamServer(OnceLock<Gateway>);
-
-impl CloudStreamServer {
-    pub fn set(&self, gateway: Gateway) {
-        // Once; a second gateway there is none.
-        let _ = self.0.set(gateway);
-    }
-}
+/// Hands the streams that the cloud opens to the gateway.
+pub struct CloudStreamServer(pub Gateway);
 
 impl CloudStreamHandler for CloudStreamServer {
     fn serve(&self, header: StreamHeader, stream: Stream) -> LinkFuture<'static, ()> {
-        match self.0.get() {
-            Some(gateway) => {
-                let origin = header.origin.as_ref().map_or(CLOUD, |origin| origin.site.as_str()).into();
-                gateway.serve(origin, header, stream);
-            }
-            None => stream.refuse(ResetCode::Draining),
-        }
+        let origin = header.origin.as_ref().map_or(CLOUD, |origin| origin.site.as_str()).into();
+        self.0.serve(origin, header, stream);
         Box::pin(std::future::ready(()))
     }
 }

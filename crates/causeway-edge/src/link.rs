@@ -120,16 +120,44 @@ pub struct LinkState {
     pub clock_ahead_seconds: Option<i64>,
 }
 
+/// Publishes the link in use and its state to the `CurrentLink` that was made with it.
+pub struct LinkPublisher {
+    current: watch::Sender<Option<(LinkId, Link)>>,
+    shown: watch::Sender<LinkState>,
+    retired: watch::Sender<u64>,
+    doubts: Arc<Notify>,
+}
+
+impl LinkPublisher {
+    /// Makes both ends. There is no link until a `LinkKeeper` runs with the publisher.
+    pub fn new(options: &LinkOptions) -> (LinkPublisher, CurrentLink) {
+        let allowed = match options.transports {
+            AllowedTransports::Both => "auto",
+            AllowedTransports::QuicOnly => "quic",
+            AllowedTransports::TcpOnly => "tcp",
+        };
+        let proxied = options.proxy.is_some();
+        let (current, current_seen) = watch::channel(None);
+        let (shown, shown_seen) = watch::channel(LinkState { allowed, proxied, ..LinkState::default() });
+        let (retired, retired_seen) = watch::channel(0);
+        let doubts = Arc::new(Notify::new());
+        let link = CurrentLink {
+            current: current_seen,
+            retired: retired_seen,
+            shown: shown_seen,
+            doubts: doubts.clone(),
+        };
+        (LinkPublisher { current, shown, retired, doubts }, link)
+    }
+}
+
 /// Keeps the link.
 pub struct LinkKeeper {
     options: LinkOptions,
     identity: watch::Receiver<Option<Arc<EdgeIdentity>>>,
     clock: Clock,
     passengers: LinkServices,
-    current: watch::Sender<Option<(LinkId, Link)>>,
-    shown: watch::Sender<LinkState>,
-    retired: watch::Sender<u64>,
-    doubts: Arc<Notify>,
+    publisher: LinkPublisher,
     /// Told when the cloud wants the certificate renewed, or doubts it.
     renew: mpsc::Sender<CertificateSignal>,
     /// Where the cloud says that it is, for the disk.
@@ -152,39 +180,15 @@ pub enum CertificateSignal {
 impl LinkKeeper {
     pub fn new(
         options: LinkOptions,
+        publisher: LinkPublisher,
         identity: watch::Receiver<Option<Arc<EdgeIdentity>>>,
         clock: Clock,
         passengers: LinkServices,
         renew: mpsc::Sender<CertificateSignal>,
         endpoints: watch::Sender<Vec<ChannelEndpoint>>,
-    ) -> (LinkKeeper, CurrentLink) {
-        let (current, seen) = watch::channel(None);
-        let allowed = match options.transports {
-            AllowedTransports::Both => "auto",
-            AllowedTransports::QuicOnly => "quic",
-            AllowedTransports::TcpOnly => "tcp",
-        };
-        let proxied = options.proxy.is_some();
-        let (shown, figures) = watch::channel(LinkState { allowed, proxied, ..LinkState::default() });
-        let doubts = Arc::new(Notify::new());
-        let (retired, retirements) = watch::channel(0);
-        let uplink =
-            CurrentLink { current: seen, retired: retirements, shown: figures, doubts: doubts.clone() };
+    ) -> LinkKeeper {
         let instance = Bytes::copy_from_slice(&TokenSecret::generate().expose()[..INSTANCE_BYTES]);
-        let keeper = LinkKeeper {
-            options,
-            identity,
-            clock,
-            passengers,
-            current,
-            shown,
-            retired,
-            doubts,
-            renew,
-            endpoints,
-            instance,
-        };
-        (keeper, uplink)
+        LinkKeeper { options, identity, clock, passengers, publisher, renew, endpoints, instance }
     }
 
     /// Keeps the link until told to stop, and says goodbye.
@@ -193,7 +197,7 @@ impl LinkKeeper {
         let mut changes = NetworkChanges::watch();
         let (events, mut heard) = mpsc::channel(EVENTS_MAX);
         let mut round = Round::new(&self, identity, events);
-        let (mut identity, doubts) = (self.identity.clone(), self.doubts.clone());
+        let (mut identity, doubts) = (self.identity.clone(), self.publisher.doubts.clone());
         loop {
             round.act();
             let due = round.machine.next_timeout();
@@ -292,7 +296,7 @@ impl<'a> Round<'a> {
                     let greeting = greet(dialer, transports, patience, hello, dialed);
                     let task = self.dials.spawn(async move { (link, Box::pin(greeting).await) });
                     self.attempts.insert(link, task);
-                    self.keeper.shown.send_modify(|shown| shown.attempts += 1);
+                    self.keeper.publisher.shown.send_modify(|shown| shown.attempts += 1);
                 }
                 SupervisorAction::Abandon { link } => {
                     if let Some(task) = self.attempts.remove(&link) {
@@ -339,7 +343,7 @@ impl<'a> Round<'a> {
                 let (deadline, hint) = (ms(drain.deadline_ms), ms(drain.retry_hint_ms));
                 tracing::info!(?deadline, "the cloud asks this edge to attach elsewhere");
                 self.machine.handle_drain(now, link, deadline, hint, dice());
-                self.keeper.retired.send_modify(|count| *count += 1);
+                self.keeper.publisher.retired.send_modify(|count| *count += 1);
             }
             LinkEvent::Hint(hint) => self.machine.handle_hint(link, ms(hint.retry_hint_ms)),
             LinkEvent::News(news) => {
@@ -392,7 +396,7 @@ impl<'a> Round<'a> {
         };
         self.links.insert(id, Standing { link, commands });
         let (clock, transport) = (unix_seconds(self.keeper.clock.now()), welcomed.transport);
-        self.keeper.shown.send_modify(|shown| {
+        self.keeper.publisher.shown.send_modify(|shown| {
             shown.clock_ahead_seconds = (welcome.time > 0).then(|| clock.saturating_sub(welcome.time));
             match transport {
                 Transport::Quic => shown.quic_problem = None,
@@ -423,7 +427,7 @@ impl<'a> Round<'a> {
         self.asking = self.asking.filter(|(link, _)| *link != id);
         if self.machine.current() == Some(id) {
             tracing::warn!(%reason, "the link to the cloud is lost");
-            self.keeper.shown.send_modify(|shown| shown.last_problem = Some(reason.to_string()));
+            self.keeper.publisher.shown.send_modify(|shown| shown.last_problem = Some(reason.to_string()));
         }
         self.machine.handle_closed(Instant::now(), id, reason.code, dice());
     }
@@ -497,7 +501,7 @@ impl<'a> Round<'a> {
             None => tracing::warn!(problem, "no link to the cloud; trying on"),
         }
         self.complained |= self.machine.current().is_none();
-        self.keeper.shown.send_modify(|shown| {
+        self.keeper.publisher.shown.send_modify(|shown| {
             shown.last_problem = Some(problem.to_owned());
             // Beside a session over TCP only QUIC is tried.
             if shown.transport == Some(Transport::Tcp.as_str()) {
@@ -512,7 +516,7 @@ impl<'a> Round<'a> {
         let state = state_word(self.machine.state());
         let transport = link.as_ref().map(|link| link.transport().as_str());
         let cloud = link.as_ref().map(|link| link.remote_address().to_string());
-        self.keeper.shown.send_if_modified(|shown| {
+        self.keeper.publisher.shown.send_if_modified(|shown| {
             let differs = shown.state != state || shown.transport != transport || shown.cloud != cloud;
             if differs {
                 shown.state = state.to_owned();
@@ -520,10 +524,10 @@ impl<'a> Round<'a> {
             }
             differs
         });
-        self.keeper.current.send_if_modified(|current| {
+        self.keeper.publisher.current.send_if_modified(|current| {
             let differs = current.as_ref().map(|(id, _)| *id) != id;
             if differs {
-                self.keeper.retired.send_modify(|count| *count += 1);
+                self.keeper.publisher.retired.send_modify(|count| *count += 1);
                 *current = id.zip(link);
             }
             differs

@@ -73,28 +73,13 @@ impl<M: EncodeMetric> Shown for M {
 
 #[cfg(test)]
 mod tests {
-    use causeway_channel::Clock;
-    use tokio::sync::{mpsc, watch};
-
     use super::*;
-    use crate::link::{LinkKeeper, LinkOptions, LinkServices};
+    use crate::link::{LinkOptions, LinkPublisher};
     use crate::spool::SpoolLimits;
 
     #[test]
     fn a_link_that_is_away_and_a_queue_show_themselves() {
-        let (_, identity) = watch::channel(None);
-        let (wishes, _) = mpsc::channel(1);
-        let (_keeper, uplink) = {
-            let endpoints = watch::channel(Vec::new()).0;
-            LinkKeeper::new(
-                LinkOptions::default(),
-                identity,
-                Clock::system(),
-                LinkServices::none(),
-                wishes,
-                endpoints,
-            )
-        };
+        let (_publisher, uplink) = LinkPublisher::new(&LinkOptions::default());
         let folder = tempfile::tempdir().unwrap();
         let upstream = Spool::open(folder.path(), SpoolLimits::default()).unwrap();
         let mut registry = Registry::default();

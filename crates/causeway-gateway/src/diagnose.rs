@@ -112,7 +112,7 @@ impl Gateway {
         let presences = listening.troubles.iter_mut().filter_map(of_service).take(PRESENCES_MAX).collect();
         listening.troubles.retain(|trouble| trouble.service.is_none());
         let problems = problems::lines(&self.dns().borrow(), &listening, causeway_daemon::files::max());
-        let role = shared.role.get().map(|role| role()).unwrap_or_default();
+        let role = shared.role_facts.as_ref().map(|facts| facts()).unwrap_or_default();
         Facts { generation: shared.view().generation.to_string(), problems, presences, hints, role }
     }
 

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use causeway_channel::link::{Stream, StreamHeader, StreamPurpose};
@@ -45,6 +45,8 @@ pub struct GatewayParts {
     pub peers: Arc<dyn GatewayPeers>,
     pub audit: Arc<dyn AuditSink>,
     pub options: GatewayOptions,
+    /// What the role says of itself to `causeway doctor`.
+    pub role_facts: Option<RoleFacts>,
 }
 
 /// What the configuration says.
@@ -134,8 +136,7 @@ pub struct GatewayContext {
     pub figures: GatewayMetrics,
     pub options: GatewayOptions,
     reports: watch::Sender<ListenersReport>,
-    /// What the role has to say to `causeway doctor`.
-    pub role: OnceLock<RoleFacts>,
+    pub role_facts: Option<RoleFacts>,
     /// Places for questions of `causeway doctor`.
     pub questions: Arc<Semaphore>,
     /// Nothing new begins; what can finish does.
@@ -144,7 +145,7 @@ pub struct GatewayContext {
 
 impl GatewayContext {
     pub fn new(parts: GatewayParts) -> Arc<GatewayContext> {
-        let GatewayParts { netmaps, peers, audit, options } = parts;
+        let GatewayParts { netmaps, peers, audit, options, role_facts } = parts;
         let dialer = Dialer::new(options.dial_rules.clone(), options.own_listeners.clone());
         Arc::new(GatewayContext {
             netmaps,
@@ -164,7 +165,7 @@ impl GatewayContext {
             figures: GatewayMetrics::default(),
             options,
             reports: watch::Sender::default(),
-            role: OnceLock::new(),
+            role_facts,
             questions: Arc::new(Semaphore::new(QUESTIONS_MAX)),
         })
     }

@@ -41,4 +41,4 @@ pub mod dns;
 
 pub mod presence_namespace;
 
-pub use gateway::{Gateway, GatewayContext, GatewayOptions, GatewayParts, PresenceMode};
+pub use gateway::{Gateway, GatewayContext, GatewayOptions, GatewayParts, PresenceMode, RoleFacts};

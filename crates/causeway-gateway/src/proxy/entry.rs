@@ -405,6 +405,7 @@ mod tests {
             peers: Arc::new(Nobody),
             audit: Arc::new(Nobody),
             options: crate::GatewayOptions::default(),
+            role_facts: None,
         });
         Arc::get_mut(&mut shared).unwrap().hellos = crate::slots::ClientSlots::new(4);
         let entry = SharedEntry::bind("127.0.0.1:0".parse().unwrap(), EntryProtocol::Tls).await.unwrap();

@@ -186,7 +186,7 @@ impl Lab {
         let make = |netmaps, peers: &Line, audit: &Journal| {
             let (peers, audit) = (Arc::new(peers.clone()), Arc::new(audit.clone()));
             let options = GatewayOptions { listen: false, ..GatewayOptions::default() };
-            Gateway::new(GatewayParts { netmaps, peers, audit, options })
+            Gateway::new(GatewayParts { netmaps, peers, audit, options, role_facts: None })
         };
         let oslo = make(oslo_view, &line, &at_oslo);
         let berlin = make(berlin_view, &nobody, &at_berlin);
