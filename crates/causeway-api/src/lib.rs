@@ -31,6 +31,7 @@ pub mod openapi;
 pub mod presence;
 
 pub mod gateway_stats;
+pub mod management;
 pub mod status;
 pub mod table;
 

@@ -13,6 +13,7 @@ use futures_util::StreamExt;
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::BodyExt;
 use kube::client::Body;
+use serde::Serialize;
 use serde_json::Value;
 
 use crate::output;
@@ -106,9 +107,10 @@ impl ApiClient {
         }
     }
 
-    pub async fn post(&self, path: &str, body: &Value) -> Result<Value, CallError> {
-        let body = Some((JSON, body.to_string().into_bytes()));
-        Ok(self.call(Method::POST, path, JSON, body).await?.value)
+    pub async fn post(&self, path: &str, body: &impl Serialize) -> Result<Value, CallError> {
+        let body = serde_json::to_vec(body)
+            .map_err(|source| CallError::RequestBody { path: path.to_owned(), source })?;
+        Ok(self.call(Method::POST, path, JSON, Some((JSON, body))).await?.value)
     }
 
     /// Changes the fields that stand in `change`, by a merge patch.

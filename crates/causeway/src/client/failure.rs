@@ -20,6 +20,8 @@ pub enum CallError {
     TooLong { server: String },
     #[error("`{path}` cannot be asked for")]
     Path { path: String, source: http::Error },
+    #[error("the body of the request to {path} cannot be encoded")]
+    RequestBody { path: String, source: serde_json::Error },
 }
 
 /// The part of a Kubernetes `Status` that people need.

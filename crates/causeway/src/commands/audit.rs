@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::time::SystemTime;
 
 use anyhow::bail;
+use causeway_api::management::paths;
 use serde_json::Value;
 
 use crate::client::{self, ApiConnectionArgs};
@@ -72,8 +73,8 @@ pub struct Args {
 pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     let api = arguments.connection.connect().await?;
     let admin = arguments.admin;
-    let journal = if admin { "audit/admin" } else { "audit" };
-    let path = format!("/causeway/v1/{journal}{}", query(&arguments, SystemTime::now()));
+    let journal = if admin { paths::ADMIN_AUDIT } else { paths::AUDIT };
+    let path = format!("{journal}{}", query(&arguments, SystemTime::now()));
     let mut shown =
         Shown { admin, json: arguments.json, colours: output::colours(), has_head: false, summary: None };
     let lines = api.lines(&path, client::JSON, |line| shown.take(line));

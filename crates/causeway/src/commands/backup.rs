@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail, ensure};
+use causeway_api::management::paths;
 use causeway_daemon::data_dir::AtomicFile;
 use futures_util::StreamExt;
 use http_body_util::BodyExt;
@@ -34,7 +35,7 @@ pub struct Args {
 
 pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     let api = arguments.connection.connect().await?;
-    let response = api.send(http::Method::GET, "/causeway/v1/backup", "*/*", None).await?;
+    let response = api.send(http::Method::GET, paths::BACKUP, "*/*", None).await?;
     let mut stream = response.into_body().into_data_stream();
     let mut target = Target::open(&arguments.file)?;
     let mut seen = Seen::default();
@@ -48,7 +49,7 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     target.finish(&arguments.file)?;
     output::note(&format!("{}: {summary}", arguments.file.display()));
     // A cloud from before the field does not say where its seal key is.
-    let ca = api.get("/causeway/v1/ca").await.unwrap_or_default();
+    let ca = api.get(paths::CA).await.unwrap_or_default();
     output::note(&reminder(ca["sealKey"].as_str()));
     Ok(ExitCode::SUCCESS)
 }

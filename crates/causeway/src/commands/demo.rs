@@ -18,6 +18,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use causeway_api::management::{CreateTokenRequest, paths};
 use causeway_channel::JoinToken;
 use causeway_channel::port::PortLimits;
 use causeway_cloud::{Cloud, CloudConfig};
@@ -133,9 +134,14 @@ impl Demo {
         }
         output::note(&format!("demo: {} objects of examples/ are applied", manifests.len()));
         for site in [DemoSite::Berlin, DemoSite::Oslo] {
-            let wanted =
-                json!({"site": site.name(), "gateway": site.gateway(), "ttlSeconds": 600, "uses": 1});
-            let made = api.post("/causeway/v1/tokens", &wanted).await?;
+            let request = CreateTokenRequest {
+                site: Some(site.name().to_owned()),
+                gateway: Some(site.gateway().to_owned()),
+                ttl_seconds: Some(600),
+                uses: Some(1),
+                ..CreateTokenRequest::default()
+            };
+            let made = api.post(paths::TOKENS, &request).await?;
             let token: JoinToken = made["token"].as_str().unwrap_or_default().parse()?;
             world.start_edge(site, token)?;
         }

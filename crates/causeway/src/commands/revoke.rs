@@ -2,7 +2,8 @@
 
 use std::process::ExitCode;
 
-use serde_json::{Value, json};
+use causeway_api::management::{RevokeRequest, paths};
+use serde_json::Value;
 
 use crate::client::ApiConnectionArgs;
 use crate::output::{self, cell};
@@ -34,22 +35,18 @@ pub struct Args {
 
 pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     let api = arguments.connection.connect().await?;
-    let answer = api.post("/causeway/v1/revoke", &arguments.body()).await?;
+    let answer = api.post(paths::REVOKE, &arguments.request()).await?;
     output::print(&told(&answer))?;
     Ok(ExitCode::SUCCESS)
 }
 
 impl Args {
-    fn body(&self) -> Value {
-        let mut body = match (&self.certificate, &self.gateway) {
-            (Some(serial), _) => json!({"certificate": serial}),
-            (None, gateway) => json!({"gateway": gateway}),
-        };
-        // An older cloud keeps tokens, and does not know the field.
-        if self.keep_tokens {
-            body["keepTokens"] = true.into();
+    fn request(&self) -> RevokeRequest {
+        RevokeRequest {
+            gateway: self.gateway.clone(),
+            certificate: self.certificate.clone(),
+            keep_tokens: self.keep_tokens,
         }
-        body
     }
 }
 
@@ -67,6 +64,8 @@ fn told(answer: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use causeway_api::management::paths;
 use serde_json::Value;
 
 use crate::client::ApiConnectionArgs;
@@ -25,7 +26,7 @@ pub struct Args {
 
 pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     let api = arguments.connection.connect().await?;
-    let status = api.get("/causeway/v1/status").await?;
+    let status = api.get(paths::STATUS).await?;
     if arguments.json {
         output::print(&output::json(&status))?;
     } else {

@@ -3,8 +3,9 @@
 use std::net::IpAddr;
 use std::process::ExitCode;
 
+use causeway_api::management::{ApiRole, CreateTokenRequest, paths};
 use clap::Subcommand;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::client::{self, ApiConnectionArgs};
 use crate::duration::{HumanDuration, age};
@@ -102,7 +103,7 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     let api = arguments.connection.connect().await?;
     match arguments.action {
         Action::Create(create) => {
-            let made = api.post("/causeway/v1/tokens", &create.body()).await?;
+            let made = api.post(paths::TOKENS, &create.request()).await?;
             if let Some(note) = replaced(&made) {
                 output::note(&note);
             }
@@ -115,7 +116,7 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
             }
         }
         Action::List(list) => {
-            let tokens = api.get("/causeway/v1/tokens").await?;
+            let tokens = api.get(paths::TOKENS).await?;
             match list.json {
                 true => output::print(&output::json(&tokens))?,
                 false => output::print(&render(&tokens, jiff::Timestamp::now()).render(output::colours()))?,
@@ -123,7 +124,7 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
         }
         Action::Delete(delete) => {
             for id in &delete.ids {
-                api.delete(&format!("/causeway/v1/tokens/{}", client::encode(id))).await?;
+                api.delete(&format!("{}/{}", paths::TOKENS, client::encode(id))).await?;
                 output::print_line(&format!("token/{} deleted", output::plain(id)))?;
             }
         }
@@ -132,31 +133,21 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
 }
 
 impl Create {
-    fn body(&self) -> Value {
-        let role = self.role.map(|role| match role {
-            Role::Viewer => "viewer",
-            Role::Admin => "admin",
-        });
-        let mut body = json!({"ttlSeconds": self.ttl.as_secs()});
-        if let Some(role) = role {
-            body["role"] = role.into();
+    /// Fields that are not meant are left out: an older cloud refuses fields that it does not know.
+    fn request(&self) -> CreateTokenRequest {
+        let is_join = self.site.is_some();
+        CreateTokenRequest {
+            site: self.site.clone(),
+            gateway: self.gateway.clone(),
+            role: self.role.map(|role| match role {
+                Role::Viewer => ApiRole::Viewer,
+                Role::Admin => ApiRole::Admin,
+            }),
+            ttl_seconds: Some(self.ttl.as_secs()),
+            uses: is_join.then_some(self.uses),
+            ip: self.ip.filter(|_| is_join).map(|ip| ip.to_string()),
+            replace: is_join && self.replace,
         }
-        if let Some(site) = &self.site {
-            body["site"] = site.as_str().into();
-            body["uses"] = self.uses.into();
-            // Only when it is meant: a cloud that does not know the field replaces anyway, and refuses unknown ones.
-            if self.replace {
-                body["replace"] = true.into();
-            }
-            // A cloud that does not know the field refuses it.
-            if let Some(ip) = self.ip {
-                body["ip"] = ip.to_string().into();
-            }
-        }
-        if let Some(gateway) = &self.gateway {
-            body["gateway"] = gateway.as_str().into();
-        }
-        body
     }
 }
 
@@ -206,6 +197,8 @@ fn render(tokens: &Value, now: jiff::Timestamp) -> TextTable {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
