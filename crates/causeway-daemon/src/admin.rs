@@ -21,6 +21,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::accept::ACCEPT_PAUSE;
 use crate::log;
 use crate::metrics::{Exposition, Metrics};
 use crate::readiness::Readiness;
@@ -28,10 +29,8 @@ use crate::readiness::Readiness;
 /// A scraper, a probe and a few curious people; the next one waits in the accept queue.
 const CONNECTIONS_MAX: usize = 64;
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
-/// After an accept error (out of files) it takes a moment until one is free.
-/// Answers that are under way at the end have this long.
+/// The time that responses in progress have after the stop.
 const ENDING: Duration = Duration::from_millis(250);
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Longer than any log filter that is written by hand.
 const FILTER_BYTES_MAX: usize = 4096;

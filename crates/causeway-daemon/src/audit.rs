@@ -9,10 +9,11 @@ use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
+use causeway_api::sync::MutexExt;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -84,9 +85,7 @@ impl Repeating {
         take: impl Fn(&mut Coalescer<String, Fields>) -> Vec<Coalesced<Fields>>,
     ) -> Vec<Coalesced<Fields>> {
         let each = [&self.trusted, &self.untrusted];
-        each.into_iter()
-            .flat_map(|held| take(&mut held.lock().unwrap_or_else(PoisonError::into_inner)))
-            .collect()
+        each.into_iter().flat_map(|held| take(&mut held.lock_ignoring_poison())).collect()
     }
 }
 
@@ -144,7 +143,7 @@ impl AuditLog {
             Err(error) => return self.refuse(&error),
         };
         let held = self.inner.repeating.of(source);
-        let mut held = held.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = held.lock_ignoring_poison();
         let passes = held.handle(key, fields, SystemTime::now(), Instant::now());
         drop(held);
         if let Some(fields) = passes {
@@ -158,7 +157,7 @@ impl AuditLog {
     }
 
     fn send(&self, line: Vec<u8>) {
-        let queue = self.inner.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let queue = self.inner.queue.lock_ignoring_poison();
         let sent = match queue.as_ref() {
             Some(queue) => queue.try_send(Message::Line(line)),
             None => Err(TrySendError::Disconnected(Message::Line(line))),
@@ -175,7 +174,7 @@ impl AuditLog {
 
     /// Waits until everything handed over so far is in the file. Blocks: for the end and for tests.
     pub fn flush(&self) {
-        let queue = self.inner.queue.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let queue = self.inner.queue.lock_ignoring_poison().clone();
         let Some(queue) = queue else { return };
         let (done, wait) = sync_channel(1);
         if queue.send(Message::Flush(done)).is_ok() {
@@ -185,8 +184,8 @@ impl AuditLog {
 
     /// Writes what waits and ends the writer. Later lines are dropped and counted.
     pub fn close(&self) {
-        drop(self.inner.queue.lock().unwrap_or_else(PoisonError::into_inner).take());
-        if let Some(thread) = self.inner.thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        drop(self.inner.queue.lock_ignoring_poison().take());
+        if let Some(thread) = self.inner.thread.lock_ignoring_poison().take() {
             let _ = thread.join();
         }
     }

@@ -5,6 +5,7 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod accept;
 pub mod admin;
 pub mod audit;
 pub mod coalesce;
@@ -18,6 +19,10 @@ pub mod role;
 pub mod rotated;
 pub mod signals;
 
+/// For the gateway, which does not use `causeway-api`.
+pub use causeway_api::{error_chain, sync};
+
+pub use accept::ACCEPT_PAUSE;
 pub use admin::AdminServer;
 pub use audit::AuditLog;
 pub use data_dir::DataDir;

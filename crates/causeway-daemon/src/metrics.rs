@@ -5,9 +5,10 @@
 
 mod exposition;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use causeway_api::sync::MutexExt;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::counter::ConstCounter;
@@ -35,7 +36,7 @@ impl Metrics {
 
     /// Lets a room add its metrics.
     pub fn register<T>(&self, add: impl FnOnce(&mut Registry) -> T) -> T {
-        add(&mut self.registry.lock().unwrap_or_else(PoisonError::into_inner))
+        add(&mut self.registry.lock_ignoring_poison())
     }
 
     /// The text that `/metrics` answers when no form is asked for.
@@ -45,7 +46,7 @@ impl Metrics {
 
     pub fn encode_as(&self, form: Exposition) -> String {
         let mut text = String::new();
-        let registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
+        let registry = self.registry.lock_ignoring_poison();
         // Writing to a string cannot fail; a metric that cannot be written is left out.
         let _ = prometheus_client::encoding::text::encode(&mut text, &registry);
         drop(registry);

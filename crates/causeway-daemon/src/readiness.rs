@@ -4,7 +4,9 @@
 //! port read the same values. A check that was never answered counts as not ready.
 
 use std::fmt::Write;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
+
+use causeway_api::sync::MutexExt;
 
 /// All checks of one process. Clones share them.
 #[derive(Clone, Debug, Default)]
@@ -56,7 +58,7 @@ impl Readiness {
     }
 
     fn with<T>(&self, read: impl FnOnce(&mut Vec<Named>) -> T) -> T {
-        read(&mut self.checks.lock().unwrap_or_else(PoisonError::into_inner))
+        read(&mut self.checks.lock_ignoring_poison())
     }
 }
 

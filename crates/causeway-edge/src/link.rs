@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use causeway_api::error_chain;
 use causeway_channel::clock::unix_seconds;
 use causeway_channel::dial::{ConnectProxy, DialConfig, DialTransports, Dialer};
 use causeway_channel::link::{CloseReason, Link, Transport};
@@ -363,7 +364,7 @@ impl<'a> Round<'a> {
         match result {
             Ok(greeted) => self.begin(id, greeted, now),
             Err(error) => {
-                self.complain(&chain(&error));
+                self.complain(&error_chain(&error));
                 self.machine.handle_failed(now, id, error.failure(), dice());
             }
         }
@@ -578,17 +579,6 @@ fn state_word(state: SupervisorState) -> &'static str {
 
 fn ms(milliseconds: u32) -> Duration {
     Duration::from_millis(milliseconds.into())
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }
 
 async fn sleep_until(due: Option<Instant>) {

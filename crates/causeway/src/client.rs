@@ -8,7 +8,7 @@ mod find;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use causeway_api::{ApiVersion, Kind};
+use causeway_api::{ApiVersion, Kind, error_chain};
 use futures_util::StreamExt;
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::BodyExt;
@@ -65,7 +65,7 @@ impl ApiConnectionArgs {
         let found = find::kubeconfig(self, &|name| std::env::var_os(name))?;
         let options = kube::config::KubeConfigOptions { context: self.context.clone(), ..Default::default() };
         let wrong = |error: &dyn std::error::Error| {
-            anyhow::anyhow!("kubeconfig {} cannot be used: {}", found.origin, failure::chain(error))
+            anyhow::anyhow!("kubeconfig {} cannot be used: {}", found.origin, error_chain(error))
         };
         let kubeconfig = found.read().map_err(|error| wrong(&error))?;
         let names_proxy = |cluster: &kube::config::NamedCluster| {

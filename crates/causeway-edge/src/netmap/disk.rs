@@ -11,9 +11,10 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use aws_lc_rs::digest::{SHA256, digest};
+use causeway_api::sync::MutexExt;
 use causeway_daemon::data_dir::{make_folder, write_atomic};
 use causeway_netmap::{Netmap, NetmapUpdateData};
 
@@ -88,7 +89,7 @@ impl NetmapFiles {
 
     /// Writes a netmap that is in force already. The error says what a restart would find instead.
     pub fn write(&self, netmap: &Arc<Netmap>) -> Result<(), String> {
-        let mut stored = self.stored.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stored = self.stored.lock_ignoring_poison();
         let encoded = encode(netmap);
         let mut written = self.replace(&mut stored, netmap, &encoded);
         if written.as_ref().is_err_and(is_full) && stored.newest.is_some() {
@@ -147,7 +148,7 @@ impl NetmapFiles {
 
     /// Removes everything.
     pub fn clear(&self) -> io::Result<()> {
-        let mut stored = self.stored.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stored = self.stored.lock_ignoring_poison();
         for place in PLACES {
             remove(&self.folder.join(place))?;
             remove(&withdrawn_path(&self.folder, place))?;

@@ -7,10 +7,11 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use causeway_api::sync::MutexExt;
 use causeway_channel::wire::control::{self, SpoolAck};
 use causeway_gateway::problems::Problems;
 use tokio::sync::watch;
@@ -141,14 +142,14 @@ impl Spool {
 
     /// Writes what waits in memory and ends the thread. Blocks for as long as the disk takes.
     pub fn close(&self) {
-        drop(self.inner.commands.lock().unwrap_or_else(PoisonError::into_inner).take());
-        if let Some(thread) = self.inner.thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        drop(self.inner.commands.lock_ignoring_poison().take());
+        if let Some(thread) = self.inner.thread.lock_ignoring_poison().take() {
             let _ = thread.join();
         }
     }
 
     fn command(&self, command: Command) -> bool {
-        let commands = self.inner.commands.lock().unwrap_or_else(PoisonError::into_inner);
+        let commands = self.inner.commands.lock_ignoring_poison();
         commands.as_ref().is_some_and(|commands| commands.try_send(command).is_ok())
     }
 }

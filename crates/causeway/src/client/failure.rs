@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::fmt::Write;
 
+use causeway_api::error_chain;
 use http::StatusCode;
 use serde::Deserialize;
 
@@ -10,7 +11,7 @@ use crate::output;
 
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
-    #[error("{server} cannot be reached: {}\n  the address comes from {origin}\n  {}", chain(source.as_ref()), advice(source.as_ref()))]
+    #[error("{server} cannot be reached: {}\n  the address comes from {origin}\n  {}", error_chain(source.as_ref()), advice(source.as_ref()))]
     Unreachable { server: String, origin: String, source: Box<dyn Error + Send + Sync> },
     #[error("{}", status.explain(server))]
     Refused { server: String, status: Box<ApiRefusal> },
@@ -124,22 +125,8 @@ impl ApiRefusal {
     }
 }
 
-/// The whole chain of causes in one line, each said once.
-pub fn chain(error: &dyn Error) -> String {
-    let mut parts: Vec<String> = Vec::new();
-    let mut next = Some(error);
-    while let Some(error) = next {
-        let text = error.to_string();
-        if !parts.iter().any(|part| part.contains(&text)) {
-            parts.push(text);
-        }
-        next = error.source();
-    }
-    parts.join(": ")
-}
-
 fn advice(error: &dyn Error) -> &'static str {
-    let text = chain(error).to_lowercase();
+    let text = error_chain(error).to_lowercase();
     if text.contains("refused") {
         "is `causeway cloud` running there, and on this port?"
     } else if text.contains("not valid for name") || text.contains("notvalidforname") {
