@@ -100,7 +100,7 @@ impl Picture {
                 (world.server(name).map(|server| at(&server.e_site_name)).unwrap_or_default(), Vec::new())
             }
             Target::Gateway(gateway) => (vec![gateway.clone()], Vec::new()),
-            Target::Nothing { .. } => Default::default(),
+            Target::Unsupported { .. } | Target::Nothing { .. } => Default::default(),
             Target::Fleet => return self.fleet_questions(),
         };
         let is_here = |gateway: &String| self.is_here(gateway);

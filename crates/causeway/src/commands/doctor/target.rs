@@ -4,7 +4,9 @@
 
 use std::net::IpAddr;
 
-use causeway_api::{EGateway, EServer, EService, ESite, ObjectSet, ServiceExpose, VirtualPresence};
+use causeway_api::{EGateway, EServer, EService, ESite, Kind, ObjectSet, ServiceExpose, VirtualPresence};
+
+use crate::kinds::KindWord;
 
 /// What is examined.
 #[derive(Debug, PartialEq, Eq)]
@@ -16,6 +18,11 @@ pub enum Target {
     Site(String),
     Node(String),
     Gateway(String),
+    /// A kind that is no hop of a path.
+    Unsupported {
+        kind: Kind,
+        name: String,
+    },
     /// Everything there is.
     Fleet,
     Nothing {
@@ -33,7 +40,14 @@ impl Target {
             Some(("site", name)) => return Target::Site(named(name)),
             Some(("node", name)) => return Target::Node(named(name)),
             Some(("gateway", name)) => return Target::Gateway(named(name)),
-            _ => {}
+            Some(_) => {
+                if let Ok(KindWord { kinds, name: Some(name) }) = KindWord::parse(word)
+                    && let [kind] = kinds.as_slice()
+                {
+                    return Target::of_kind(*kind, &name, world).unwrap_or_else(|| nothing(word, world));
+                }
+            }
+            None => {}
         }
         if let Ok(address) = word.parse::<IpAddr>() {
             return Target::at(address, world).unwrap_or_else(|| nothing(word, world));
@@ -51,6 +65,26 @@ impl Target {
         } else {
             by_dns_name(word, world).unwrap_or_else(|| nothing(word, world))
         }
+    }
+
+    /// The target that KIND/NAME means. `None`: there is no such object, and what it stands for is in the object.
+    fn of_kind(kind: Kind, name: &str, world: &ObjectSet) -> Option<Target> {
+        Some(match kind {
+            Kind::EService => Target::service(name, world),
+            Kind::ESite => Target::Site(name.to_owned()),
+            Kind::EServer => Target::Node(name.to_owned()),
+            Kind::EGateway => Target::Gateway(name.to_owned()),
+            Kind::ServiceExpose => {
+                Target::Service { name: world.expose(name)?.e_service_name.clone(), site: None }
+            }
+            Kind::VirtualPresence => {
+                let presence =
+                    world.all::<VirtualPresence>().find(|presence| presence.metadata.name == name)?;
+                let site = Some(presence.e_site_name.clone()).filter(|site| !site.is_empty());
+                Target::Service { name: presence.e_service_name.clone(), site }
+            }
+            kind => Target::Unsupported { kind, name: name.to_owned() },
+        })
     }
 
     fn service(word: &str, world: &ObjectSet) -> Target {
@@ -176,7 +210,7 @@ fn distance(one: &str, other: &str) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use causeway_api::{Kind, Object};
+    use causeway_api::Object;
     use serde_json::{Value, json};
 
     use super::*;
@@ -224,6 +258,15 @@ mod tests {
         check("oslo", Target::Site("oslo".into()));
         check("gw-oslo", Target::Gateway("gw-oslo".into()));
         check("node/x", Target::Node("x".into()));
+        check("egateway/berlin", Target::Gateway("berlin".into()));
+        check("EGW/gw-oslo", Target::Gateway("gw-oslo".into()));
+        check("egateways.causeway.io/gw-oslo", Target::Gateway("gw-oslo".into()));
+        check("esite/oslo", Target::Site("oslo".into()));
+        check("eserver/host", Target::Node("host".into()));
+        check("eservice/web@berlin", service(Some("berlin")));
+        check("serviceexpose/web-expose", service(None));
+        check("virtualpresence/vp", service(Some("berlin")));
+        check("epolicy/p", Target::Unsupported { kind: Kind::EPolicy, name: "p".into() });
     }
 
     #[test]
@@ -238,6 +281,8 @@ mod tests {
         check("web.plant.exmaple", Some("web.plant.example"));
         check("198.18.0.8", Some("198.18.0.9"));
         check("something-else", None);
+        check("serviceexpose/missing", None);
+        check("pod/web", None);
         check("", None);
     }
 }
