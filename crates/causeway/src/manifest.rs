@@ -14,6 +14,7 @@ use anyhow::{Context, bail, ensure};
 use causeway_api::{ApiVersion, Kind, Object};
 use serde_json::{Map, Value};
 
+use crate::output;
 use crate::problem::ManifestProblem;
 
 /// A manifest is read whole; more than this is a mistake.
@@ -90,7 +91,7 @@ pub fn gather(paths: &[PathBuf], recursive: bool) -> anyhow::Result<Vec<Manifest
             });
         } else if path.is_dir() {
             let files = files_in(path, recursive)?;
-            ensure!(!files.is_empty(), "folder {} has no .yaml, .yml or .json file", path.display());
+            ensure!(!files.is_empty(), "folder {} has no .yaml, .yml or .json file", output::path(path));
             for file in files {
                 texts.push(read(&file)?);
             }
@@ -104,7 +105,7 @@ pub fn gather(paths: &[PathBuf], recursive: bool) -> anyhow::Result<Vec<Manifest
 fn files_in(folder: &Path, recursive: bool) -> anyhow::Result<Vec<PathBuf>> {
     let mut entries: Vec<PathBuf> = std::fs::read_dir(folder)
         .and_then(|entries| entries.map(|entry| entry.map(|entry| entry.path())).collect())
-        .with_context(|| format!("folder {} cannot be read", folder.display()))?;
+        .with_context(|| format!("folder {} cannot be read", output::path(folder)))?;
     entries.sort();
     let mut files = Vec::new();
     for entry in entries {
@@ -120,7 +121,7 @@ fn files_in(folder: &Path, recursive: bool) -> anyhow::Result<Vec<PathBuf>> {
 }
 
 fn read(path: &Path) -> anyhow::Result<ManifestText> {
-    let name = path.display().to_string();
+    let name = output::path(path);
     let length = std::fs::metadata(path).with_context(|| format!("{name} cannot be read"))?.len();
     ensure!(length <= TEXT_BYTES_MAX, "{name} has {length} bytes, more than a manifest may have");
     let text = std::fs::read(path).with_context(|| format!("{name} cannot be read"))?;

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use kube::config::{Kubeconfig, KubeconfigError};
 
 use super::ApiConnectionArgs;
+use crate::output;
 
 const DATA_DIR_DEFAULT: &str = "/var/lib/causeway";
 const KUBECONFIG_FILE: &str = "admin.kubeconfig";
@@ -19,9 +20,12 @@ pub struct FoundKubeconfig {
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KubeconfigNotFound {
-    #[error("{origin} names {}, which does not exist", path.display())]
+    #[error("{origin} names {}, which does not exist", output::path(path))]
     Missing { origin: String, path: PathBuf },
-    #[error("no kubeconfig: {} does not exist. Use --kubeconfig FILE, set KUBECONFIG, or run this on the cloud's host (as a user who may read its data dir)", path.display())]
+    #[error(
+        "no kubeconfig: {} does not exist. Use --kubeconfig FILE, set KUBECONFIG, or run this on the cloud's host (as a user who may read its data dir)",
+        output::path(path)
+    )]
     Nothing { path: PathBuf },
 }
 
@@ -70,7 +74,7 @@ fn one(path: &Path, origin: &str) -> Result<FoundKubeconfig, KubeconfigNotFound>
     match path.exists() {
         true => Ok(FoundKubeconfig {
             paths: vec![path.to_owned()],
-            origin: format!("{} (from {origin})", path.display()),
+            origin: format!("{} (from {origin})", output::path(path)),
         }),
         false => Err(KubeconfigNotFound::Missing { origin: origin.to_owned(), path: path.to_owned() }),
     }

@@ -47,7 +47,7 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     }
     let summary = seen.summary()?;
     target.finish(&arguments.file)?;
-    output::note(&format!("{}: {summary}", arguments.file.display()));
+    output::note(&format!("{}: {summary}", output::path(&arguments.file)));
     // A cloud from before the field does not say where its seal key is.
     let ca = api.get(paths::CA).await.unwrap_or_default();
     output::note(&reminder(ca["sealKey"].as_str()));
@@ -75,7 +75,7 @@ impl Target {
             return Ok(Target::Standard(std::io::stdout()));
         }
         let file =
-            AtomicFile::create(path).with_context(|| format!("{} cannot be written", path.display()))?;
+            AtomicFile::create(path).with_context(|| format!("{} cannot be written", output::path(path)))?;
         Ok(Target::File(file))
     }
 
@@ -89,7 +89,7 @@ impl Target {
     fn finish(self, path: &Path) -> anyhow::Result<()> {
         match self {
             Target::File(file) => {
-                file.commit().with_context(|| format!("{} cannot be written", path.display()))
+                file.commit().with_context(|| format!("{} cannot be written", output::path(path)))
             }
             Target::Standard(mut out) => Ok(out.flush()?),
         }

@@ -92,7 +92,7 @@ fn kept(arguments: &Args) -> anyhow::Result<String> {
         format!(
             "{} cannot be read; it is made by the first start of `causeway cloud` and belongs to its user. \
              Elsewhere, with a kubeconfig: `causeway kubeconfig --role admin --kubeconfig FILE`",
-            path.display()
+            output::path(&path)
         )
     })?;
     Ok(match &arguments.server {

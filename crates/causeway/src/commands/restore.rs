@@ -61,15 +61,16 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     };
     let file = tokio::fs::File::open(path)
         .await
-        .with_context(|| format!("{} cannot be read", arguments.file.display()))?;
+        .with_context(|| format!("{} cannot be read", output::path(&arguments.file)))?;
     // Holding the lock means that no cloud runs on this data dir.
     let data_dir = DataDir::open_as(&config.data_dir.value, Role::Cloud)?;
     // Before anything is restored: a wrong path shall not leave a store without its revocations.
     let log = Log::read(&data_dir.join(revocation_log::FILE), &arguments.revocations)?;
     let store = Store::open(store_spec(&config)).await?;
     let restored = store.import(file).await;
-    let restored = restored
-        .with_context(|| format!("{} was not restored, nothing was changed", arguments.file.display()))?;
+    let restored = restored.with_context(|| {
+        format!("{} was not restored, nothing was changed", output::path(&arguments.file))
+    })?;
     let now = SystemTime::now();
     log.keep(now).await?;
     let replayed = replay::replay(&store, &log.entries, now, config.cloud.expired_grace.value.0).await;
@@ -106,15 +107,15 @@ impl Log {
         let mut log = Log { own: own.to_owned(), found: Vec::new(), entries: Vec::new(), damaged: 0 };
         for path in std::iter::once(own).chain(given.iter().map(PathBuf::as_path)) {
             let content = revocation_log::read(path)
-                .with_context(|| format!("the revocation log {} cannot be read", path.display()))?;
+                .with_context(|| format!("the revocation log {} cannot be read", output::path(path)))?;
             let Some(content) = content else {
-                anyhow::ensure!(path == own, "the revocation log {} does not exist", path.display());
+                anyhow::ensure!(path == own, "the revocation log {} does not exist", output::path(path));
                 continue;
             };
             anyhow::ensure!(
                 path == own || !content.entries.is_empty() || content.damaged == 0,
                 "{} is no revocation log: it is called {} in the data dir of a cloud",
-                path.display(),
+                output::path(path),
                 revocation_log::FILE
             );
             log.found.push(path.to_owned());
@@ -130,7 +131,8 @@ impl Log {
             let (own, _) = RevocationLog::open(self.own.clone(), now)?;
             own.append(self.entries.clone(), now).await
         };
-        kept.await.with_context(|| format!("the revocation log {} cannot be written", self.own.display()))
+        kept.await
+            .with_context(|| format!("the revocation log {} cannot be written", output::path(&self.own)))
     }
 }
 
@@ -145,7 +147,7 @@ fn returned_to(time: Option<i64>, now: jiff::Timestamp) -> String {
 }
 
 fn told(log: &Log, replayed: &Replayed) -> String {
-    let names: Vec<String> = log.found.iter().map(|path| path.display().to_string()).collect();
+    let names: Vec<String> = log.found.iter().map(output::path).collect();
     let mut text = format!("applied again from {}:", names.join(", "));
     let mut part = |what: &str, items: &[String]| {
         if !items.is_empty() {
@@ -182,7 +184,7 @@ fn without_log(time: Option<i64>, path: &Path) -> String {
          keys of gateways, admin certificates, join tokens, API tokens.\n  \
          Put the log of the lost cloud there (of every replica, one behind the other) before the cloud starts: it applies it. \
          Without it, revoke anew: causeway revoke GATEWAY, causeway token list, causeway kubeconfig --list",
-        path.display()
+        output::path(path)
     )
 }
 

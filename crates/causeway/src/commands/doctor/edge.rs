@@ -15,7 +15,7 @@ use tokio::net::TcpStream;
 use super::finding::{Finding, State};
 use super::gateway;
 use crate::client::ApiConnectionArgs;
-use crate::output::cell;
+use crate::output::{self, cell};
 
 const DATA_DIR_DEFAULT: &str = "/var/lib/causeway";
 const ADMIN_DEFAULT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 7445);
@@ -132,7 +132,7 @@ pub fn examine(seen: &Seen) -> Vec<Finding> {
                 _ => "nobody was asked",
             };
             let place =
-                seen.data_dir.as_ref().map(|dir| format!(" on {}", dir.display())).unwrap_or_default();
+                seen.data_dir.as_ref().map(|dir| format!(" on {}", output::path(dir))).unwrap_or_default();
             let down = Finding::failed(
                 hop,
                 format!("no edge answers at the admin port {}: {why}", seen.admin),
