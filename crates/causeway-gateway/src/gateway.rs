@@ -18,7 +18,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::audit::{AuditSink, Coalescing};
 use crate::diagnose::QUESTIONS_MAX;
-use crate::dial::{DialRules, Dialer, OwnListeners};
+use crate::dial::{Dialer, OwnListeners, SharedDialRules};
 use crate::dns::{DnsOptions, DnsServer, DnsState};
 use crate::in_flight;
 use crate::limits::LimitTable;
@@ -74,7 +74,7 @@ pub struct GatewayOptions {
     /// Callers of CONNECT at the same time, with those who have not said anything yet.
     pub connects_max: usize,
     /// Which addresses may be dialled.
-    pub dial_rules: DialRules,
+    pub dial_rules: SharedDialRules,
     /// Where the process of this gateway listens. The role adds its own.
     pub own_listeners: OwnListeners,
     pub dns: DnsOptions,
@@ -106,7 +106,7 @@ impl Default for GatewayOptions {
             connect_allow: AllowList::new(),
             // An API server keeps a connection or two to each of its nodes, and one for each exec and log.
             connects_max: 8192,
-            dial_rules: DialRules::default(),
+            dial_rules: SharedDialRules::default(),
             own_listeners: OwnListeners::default(),
             dns: DnsOptions::default(),
             udp: UdpOptions::default(),

@@ -16,9 +16,10 @@ use causeway_gateway::proxy::connect::AllowRule;
 use serde_json::{Map, Value};
 
 use crate::duration::HumanDuration;
+use crate::output;
 use crate::problem::ManifestProblem;
 pub use layer::{CloudLayer, EdgeLayer, GatewayLayer, Layer, LogLayer};
-pub use reload::{Applies, changes};
+pub use reload::{Applies, Change, changes};
 pub use values::{
     AdvertisedEndpoint, DnsListen, NameServer, PresenceModeSetting, PresencePort, ProxySetting, ServerName,
     StoreSetting, TransportSetting,
@@ -324,8 +325,8 @@ impl Config {
 /// Reads one file; a mistake is shown at its place.
 pub fn read(path: &Path) -> anyhow::Result<Layer> {
     let text = std::fs::read_to_string(path)
-        .map_err(|error| anyhow::anyhow!("configuration {} cannot be read: {error}", path.display()))?;
-    Ok(parse(&path.display().to_string(), &text)?)
+        .map_err(|error| anyhow::anyhow!("configuration {} cannot be read: {error}", output::path(path)))?;
+    Ok(parse(&output::path(path), &text)?)
 }
 
 fn parse(name: &str, text: &str) -> Result<Layer, ManifestProblem> {

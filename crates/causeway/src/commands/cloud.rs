@@ -80,10 +80,11 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     let config = Config::load(arguments.layer(), arguments.config.as_deref())?;
     start_logging(&config)?;
     tracing::info!(config = %config.to_json(), "effective configuration");
-    let hangup = on_hangup(Role::Cloud, arguments.layer(), arguments.config.clone(), config.clone());
-    let stop = signals::watch(config.cloud.drain.value.0, hangup)?;
-    let cloud = Cloud::start(CloudConfig { new_fleet: arguments.new_fleet, ..cloud_config(&config) }).await?;
-    cloud.run(stop).await?;
+    let cloud = CloudConfig { new_fleet: arguments.new_fleet, ..cloud_config(&config) };
+    let (drain, rules) = (config.cloud.drain.value.0, cloud.gateway.dial_rules.clone());
+    let hangup = on_hangup(Role::Cloud, arguments.layer(), arguments.config.clone(), config, rules);
+    let stop = signals::watch(drain, hangup)?;
+    Cloud::start(cloud).await?.run(stop).await?;
     Ok(ExitCode::SUCCESS)
 }
 

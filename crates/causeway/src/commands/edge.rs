@@ -75,20 +75,22 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     };
     let config = Config::load(flags.clone(), arguments.config.as_deref())?;
     start_logging(&config)?;
-    let hangup = on_hangup(Role::Edge, flags, arguments.config.clone(), config.clone());
-    let stop = signals::watch(config.edge.drain.value.0, hangup)?;
+    let (edge, drain) = (edge_config(&config)?, config.edge.drain.value.0);
+    let rules = edge.gateway.dial_rules.clone();
+    let hangup = on_hangup(Role::Edge, flags, arguments.config.clone(), config, rules);
+    let stop = signals::watch(drain, hangup)?;
     let token = arguments.join.as_deref().map(read_token).transpose()?;
-    run_edge(config, token, stop).await?;
+    run_edge(edge, token, stop).await?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Runs an edge until told to stop. With a token it enrols, unless that was done before.
 pub async fn run_edge(
-    config: Config,
+    config: EdgeConfig,
     token: Option<JoinToken>,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
-    let daemon = match EdgeDaemon::start(edge_config(&config)?, token).await {
+    let daemon = match EdgeDaemon::start(config, token).await {
         Err(error @ EdgeError::NotEnrolled) => return Err(WrongUsage(error.to_string()).into()),
         started => started?,
     };
@@ -97,7 +99,7 @@ pub async fn run_edge(
 }
 
 /// The part of the configuration that the edge role needs, in its own types.
-fn edge_config(config: &Config) -> anyhow::Result<EdgeConfig> {
+pub fn edge_config(config: &Config) -> anyhow::Result<EdgeConfig> {
     Ok(EdgeConfig {
         data_dir: config.data_dir.value.clone(),
         admin: config.edge.admin.value,

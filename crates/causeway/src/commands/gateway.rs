@@ -11,8 +11,8 @@ pub struct GatewayArgs {
     /// Address where names are answered, IP or IP:PORT, or `off`; may be repeated [default: port 53 of loopback and of the gateway's ip]
     #[arg(long, value_name = "ADDR")]
     dns: Vec<DnsListen>,
-    /// Where presences listen: room, host, off, or auto, which is a room where one can be made [default: auto]
-    #[arg(long, value_name = "PLACE")]
+    /// Where presences listen: namespace (a network namespace of their own), host, off, or auto: a namespace if one can be made, else the host [default: auto]
+    #[arg(long, value_name = "MODE")]
     presence: Option<PresenceModeSetting>,
     /// Let the presence of a service listen here, too; may be repeated
     #[arg(long = "port", value_name = "SERVICE=IP:PORT")]
@@ -45,12 +45,14 @@ pub fn options(config: &Config) -> GatewayOptions {
         ports: ports.collect(),
         entry_http: gateway.entry_http.value,
         entry_tls: gateway.entry_tls.value,
-        dial_rules: DialRules {
-            allow: gateway.backends_allow.value.clone(),
-            deny: gateway.backends_deny.value.clone(),
-        },
+        dial_rules: dial_rules(config).into(),
         ..GatewayOptions::default()
     }
+}
+
+pub fn dial_rules(config: &Config) -> DialRules {
+    let gateway = &config.gateway;
+    DialRules { allow: gateway.backends_allow.value.clone(), deny: gateway.backends_deny.value.clone() }
 }
 
 fn dns(config: &Config) -> DnsOptions {

@@ -149,6 +149,7 @@ impl DemoFleet {
     /// Starts the edge of a site.
     pub fn start_edge(&mut self, site: DemoSite, token: JoinToken) -> anyhow::Result<()> {
         let config = super::edge_config(self.stage, site, &self.folder.join(site.name()))?;
+        let config = crate::commands::edge::edge_config(&config)?;
         self.run_at(site, |stop| crate::commands::edge::run_edge(config, Some(token), stop));
         Ok(())
     }
