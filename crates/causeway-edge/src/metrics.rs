@@ -53,9 +53,9 @@ impl Collector for Figures {
         let Some(upstream) = &self.upstream else { return Ok(()) };
         let queue = upstream.figures();
         let gauge = |value: u64| ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
-        put("causeway_upstream_waiting", "Records the cloud does not have yet", &gauge(queue.waiting))?;
-        put("causeway_upstream_bytes", "What they take on disk", &gauge(queue.bytes))?;
-        put("causeway_upstream_lost", "Records that the bound of the queue dropped", &count(queue.lost))
+        put("causeway_spool_waiting", "Records the cloud does not have yet", &gauge(queue.waiting))?;
+        put("causeway_spool_bytes", "What they take on disk", &gauge(queue.bytes))?;
+        put("causeway_spool_dropped", "Records that the bound of the queue dropped", &count(queue.lost))
     }
 }
 
@@ -90,8 +90,8 @@ mod tests {
             "causeway_channel_link{transport=\"quic\"} 0",
             "causeway_channel_link{transport=\"tcp\"} 0",
             "causeway_channel_dials_total 0",
-            "causeway_upstream_waiting 0",
-            "causeway_upstream_lost_total 0",
+            "causeway_spool_waiting 0",
+            "causeway_spool_dropped_total 0",
         ] {
             assert!(text.lines().any(|shown| shown == line), "{line} is missing in\n{text}");
         }

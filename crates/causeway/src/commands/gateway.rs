@@ -39,7 +39,7 @@ pub fn options(config: &Config) -> GatewayOptions {
         listen: gateway.presence.value != PresenceModeSetting::Off,
         standing: match gateway.presence.value {
             PresenceModeSetting::Auto | PresenceModeSetting::Off => PresenceMode::Auto,
-            PresenceModeSetting::Room => PresenceMode::Room,
+            PresenceModeSetting::Namespace => PresenceMode::Room,
             PresenceModeSetting::Host => PresenceMode::Host,
         },
         ports: ports.collect(),

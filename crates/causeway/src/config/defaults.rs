@@ -54,7 +54,8 @@ pub const DRAIN: HumanDuration = HumanDuration::seconds(20);
 /// QUIC where it works, TCP where UDP is blocked.
 pub const TRANSPORT: TransportSetting = TransportSetting::Auto;
 
-/// A room of their own where it can be made: nothing of the host is in the way there.
+/// A network namespace of their own where one can be made: ports and firewall rules of the host do not collide with
+/// presences there.
 pub const PRESENCE: PresenceModeSetting = PresenceModeSetting::Auto;
 
 const fn some(number: u32) -> NonZeroU32 {

@@ -219,7 +219,7 @@ impl fmt::Display for DnsListen {
 #[serde(try_from = "String", into = "String")]
 pub enum PresenceModeSetting {
     Auto,
-    Room,
+    Namespace,
     Host,
     Off,
 }
@@ -230,10 +230,11 @@ impl FromStr for PresenceModeSetting {
     fn from_str(text: &str) -> Result<PresenceModeSetting, String> {
         match text {
             "auto" => Ok(PresenceModeSetting::Auto),
-            "room" => Ok(PresenceModeSetting::Room),
+            // `room` is the name of before.
+            "namespace" | "room" => Ok(PresenceModeSetting::Namespace),
             "host" => Ok(PresenceModeSetting::Host),
             "off" => Ok(PresenceModeSetting::Off),
-            _ => Err(format!("presence `{text}` is unknown: use `auto`, `room`, `host` or `off`")),
+            _ => Err(format!("presence `{text}` is unknown: use `auto`, `namespace`, `host` or `off`")),
         }
     }
 }
@@ -242,7 +243,7 @@ impl fmt::Display for PresenceModeSetting {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
             PresenceModeSetting::Auto => "auto",
-            PresenceModeSetting::Room => "room",
+            PresenceModeSetting::Namespace => "namespace",
             PresenceModeSetting::Host => "host",
             PresenceModeSetting::Off => "off",
         })
