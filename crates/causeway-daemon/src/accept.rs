@@ -1,4 +1,4 @@
-//! What every listener of the process does alike.
+//! Behaviour that all listeners of the process share.
 
 use std::time::Duration;
 

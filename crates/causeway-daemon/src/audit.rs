@@ -1,9 +1,9 @@
-//! Who did what: one JSON object per line in DATA_DIR/audit/, bounded in size and number of files.
+//! The audit log: one JSON object per line in DATA_DIR/audit/, bounded in size and number of files.
 //!
 //! Callers hand over a line and go on; one thread writes. The queue is bounded: when the disk is
 //! too slow, lines are dropped and counted, because no request may wait for its audit line. The count
-//! stands in `dropped`, and in a line of its own as soon as writing goes on. Lines that others can cause at will are handed
-//! over with a key and coalesced (`coalesce`): a flood of them becomes a few lines with a `count`.
+//! is in `dropped`, and in a line of its own as soon as writing goes on. Lines that clients can cause at will
+//! are handed over with a key and coalesced (`coalesce`): a flood of them becomes a few lines with a `count`.
 
 use std::io;
 use std::path::Path;
@@ -23,7 +23,7 @@ use crate::rotated::{RotatedFiles, RotationLimits};
 /// Lines that may wait: a second of a busy server, a few hundred kilobytes.
 const QUEUE_MAX: usize = 4096;
 const NAME: &str = "audit";
-/// How often the ends of windows are looked for.
+/// The interval at which ended windows are looked for.
 const LOOK: Duration = Duration::from_secs(1);
 
 pub type AuditLimits = RotationLimits;
@@ -42,7 +42,8 @@ struct Inner {
     repeating: Arc<Repeating>,
 }
 
-/// Who causes a line. Each has a table of its own, so that a flood of one does not crowd out the other.
+/// The cause of a line. Each source has a table of its own, so that a flood from one does not displace the
+/// other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// A part of Causeway, or a peer whose credential was accepted.
@@ -50,7 +51,7 @@ pub enum Source {
     Untrusted,
 }
 
-/// What is held back, by source.
+/// Lines that are held back, by source.
 #[derive(Debug)]
 struct Repeating {
     trusted: Mutex<Coalescer<String, Fields>>,
@@ -255,7 +256,7 @@ impl Writer {
             fields.insert("firstTime".to_owned(), text(first).into());
             fields.insert("lastTime".to_owned(), text(last).into());
             if is_mixed {
-                // The fields are those of the last one, and say little about the others.
+                // The fields are those of the last line, and say little about the lines before it.
                 fields.insert("mixed".to_owned(), true.into());
             }
             match encode(&fields) {

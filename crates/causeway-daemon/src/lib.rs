@@ -1,4 +1,4 @@
-//! What every long-running process needs: logs, metrics, readiness, drain, signals, its data dir.
+//! The parts of every long-running process: logs, metrics, readiness, drain, signals, its data dir.
 //!
 //! Knows nothing of sites or objects. A role opens its `DataDir`, binds its `AdminServer`, and
 //! stops when the token of `signals::watch` is cancelled.

@@ -1,7 +1,6 @@
 //! The figures of the process, in Prometheus' text form or as OpenMetrics.
-//!
-//! Each room registers its own metrics under the words of its log fields. Figures of the process
-//! itself (memory, CPU, files) are read from /proc when somebody asks. `exposition` knows the two forms.
+//! Each crate registers its own metrics under the names of its log fields. Metrics of the process itself
+//! (memory, CPU, files) are read from /proc at each scrape. `exposition` encodes the two formats.
 
 mod exposition;
 
@@ -34,7 +33,7 @@ impl Metrics {
         Metrics { registry: Arc::new(Mutex::new(registry)) }
     }
 
-    /// Lets a room add its metrics.
+    /// Lets a module register its metrics.
     pub fn register<T>(&self, add: impl FnOnce(&mut Registry) -> T) -> T {
         add(&mut self.registry.lock_ignoring_poison())
     }

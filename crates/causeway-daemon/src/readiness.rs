@@ -38,7 +38,7 @@ impl Readiness {
         Readiness::default()
     }
 
-    /// Adds a check, not ready until its owner says so. A name that is taken is taken over.
+    /// Adds a check, not ready until its owner says so. A second check under the same name replaces the first.
     pub fn register(&self, name: &str) -> ReadinessCheck {
         self.with(|checks| {
             checks.retain(|check| check.name != name);
