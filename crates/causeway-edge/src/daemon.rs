@@ -93,7 +93,7 @@ impl EdgeDaemon {
             ..LinkServices::none()
         };
         let services = match &spool {
-            Some(spool) => LinkServices { upstream: Arc::new(spool.clone()), ..services },
+            Some(spool) => LinkServices { spool: Arc::new(spool.clone()), ..services },
             None => services,
         };
         let (link_keeper, certificate_signals) = edge.link_keeper(config.transports, publisher, services);
@@ -224,7 +224,7 @@ async fn report_problems(mut problems: ProblemReporter, spool: Option<&Spool>) {
     loop {
         let current = problems.next().await;
         if let Some(spool) = spool {
-            spool.report_regrets(SOFTWARE, &current);
+            spool.report_problems(SOFTWARE, &current);
         }
     }
 }
@@ -238,7 +238,7 @@ fn open_spool(data_dir: &Path) -> Option<Spool> {
             Some(spool)
         }
         Err(error) => {
-            tracing::error!(%error, folder = %folder.display(), "nothing can be reported to the cloud");
+            tracing::error!(%error, folder = %folder.display(), "cannot open the spool; audit records and problems are not reported to the cloud");
             None
         }
     }
@@ -329,7 +329,7 @@ fn write_address_file(data_dir: &Path, admin: SocketAddr) -> Option<PathBuf> {
     match written {
         Ok(()) => Some(path),
         Err(error) => {
-            tracing::warn!(%error, path = %path.display(), "causeway doctor will not find the admin port of this edge");
+            tracing::warn!(%error, path = %path.display(), "cannot write the admin address; causeway doctor will not find the admin port of this edge");
             None
         }
     }

@@ -1,4 +1,4 @@
-//! What the keeper of the netmap counts.
+//! Metrics of the netmap keeper.
 
 use causeway_daemon::Metrics;
 use prometheus_client::metrics::counter::Counter;
