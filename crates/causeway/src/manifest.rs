@@ -1,7 +1,7 @@
-//! Files that people write, as objects to act on: YAML and JSON, several documents, folders, stdin, lists.
+//! Reads manifests: YAML and JSON, several documents, folders, stdin, lists.
 //!
-//! `gather` reads everything, `parse` checks everything; only then does anyone act. So a mistake in
-//! one file means that nothing was done.
+//! `gather` reads all files and `parse` checks them before the caller sends the first object. So a mistake in
+//! one file means that nothing was changed.
 
 mod json;
 mod yaml;
@@ -21,7 +21,8 @@ use crate::problem::ManifestProblem;
 const TEXT_BYTES_MAX: u64 = 256 << 20;
 /// Lists in lists are unrolled this deep.
 const LIST_DEPTH_MAX: usize = 8;
-/// What the server writes into `metadata`. A file made with `get -o yaml` has them; applying must not claim them.
+/// Fields of `metadata` that the server writes. A file made with `get -o yaml` has them; an apply must not
+/// own them.
 const SERVER_FIELDS: [&str; 7] = [
     "managedFields",
     "resourceVersion",
@@ -48,7 +49,7 @@ pub enum ManifestFormat {
     Unknown,
 }
 
-/// Where an object stands: file, document (from 1) and, in a list, the item (from 1).
+/// The location of an object: file, document (from 1) and, in a list, the item (from 1).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ManifestLocation {
     pub file: String,
@@ -159,7 +160,7 @@ pub fn parse(texts: &[ManifestText]) -> anyhow::Result<Vec<Manifest>> {
     Ok(manifests)
 }
 
-/// The documents of one text, as values. JSON is tried first where the ending does not tell: its errors are
+/// The documents of one text, as values. JSON is tried first if the file extension is unknown: its errors are
 /// clearer, and what only looks like JSON may still be YAML.
 fn documents(text: &ManifestText) -> Result<Vec<Value>, ManifestProblem> {
     match text.form {

@@ -1,4 +1,4 @@
-//! What goes to standard output: tables that align, colours only on a terminal, and a reader that left early.
+//! Writes to standard output: aligned tables, colours only on a terminal, a closed pipe.
 //!
 //! Values from the server are shown with control characters and invisible direction marks escaped: a name must neither move
 //! the cursor nor change how the rest of the line reads.
@@ -8,7 +8,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-/// Writes to standard output. A closed pipe comes back as an error that `main` understands.
+/// Writes to standard output. A closed pipe is returned as an error that `main` handles.
 pub fn print(text: &str) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;
@@ -19,7 +19,7 @@ pub fn print_line(text: &str) -> anyhow::Result<()> {
     print(&format!("{text}\n"))
 }
 
-/// Writes one line to standard error; nobody is left to tell if that fails.
+/// Writes one line to standard error. A failure is ignored, because there is no other place to report it.
 pub fn note(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");
 }
@@ -39,7 +39,7 @@ fn wanted(terminal: bool) -> bool {
     terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// How many characters fit into a line of the terminal. None: standard output is none, or does not say.
+/// The width of the terminal in characters. None: standard output is no terminal, or has no known width.
 pub fn terminal_width() -> Option<usize> {
     let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
     (size.ws_col > 0).then_some(usize::from(size.ws_col))
@@ -187,7 +187,7 @@ pub fn json_line(value: &Value) -> String {
     escape_json(&value.to_string())
 }
 
-/// Such characters stand only inside strings: `serde_json` has escaped the others.
+/// Such characters are only inside strings: `serde_json` has escaped control characters.
 fn escape_json(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for character in text.chars() {

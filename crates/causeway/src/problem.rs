@@ -1,4 +1,4 @@
-//! A mistake in a text that a person wrote: file, line, column, the line itself, and what to do.
+//! A mistake in a manifest or configuration file: file, line, column, the line itself, and the fix.
 //!
 //! Manifests and configuration use the same form. Rendering is miette's.
 

@@ -27,7 +27,11 @@ impl SpoolIntakeMetrics {
             self.unknown.clone(),
         );
         registry.register("repeated_records", "Records that had been taken before", self.repeated.clone());
-        registry.register("dropped_records", "Records that edges had to drop, as they told", self.lost.clone());
+        registry.register(
+            "dropped_records",
+            "Records that edges had to drop, as they told",
+            self.lost.clone(),
+        );
         registry.register(
             "delayed_batches",
             "Batches that had to wait for the disk or the store",

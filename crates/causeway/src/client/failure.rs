@@ -1,4 +1,4 @@
-//! What can go wrong between us and the server, in words that say what to try.
+//! Errors of a call to the API server, with advice on what to try.
 
 use std::error::Error;
 use std::fmt::Write;
@@ -25,7 +25,7 @@ pub enum CallError {
     RequestBody { path: String, source: serde_json::Error },
 }
 
-/// The part of a Kubernetes `Status` that people need.
+/// The part of a Kubernetes `Status` that is shown.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct ApiRefusal {
@@ -95,7 +95,7 @@ impl ApiRefusal {
         if text.is_empty() {
             text = format!("{server} answered with code {}", self.code);
         }
-        // Causes that the message does not already tell.
+        // Causes that the message does not contain already.
         for cause in &self.details.causes {
             if !self.message.contains(&cause.message) {
                 let _ =

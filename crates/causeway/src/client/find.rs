@@ -1,4 +1,4 @@
-//! Which kubeconfig is meant? A flag beats the environment, and what is named beats what is found.
+//! Selects the kubeconfig: a flag before the environment, a named file before the default one.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::output;
 const DATA_DIR_DEFAULT: &str = "/var/lib/causeway";
 const KUBECONFIG_FILE: &str = "admin.kubeconfig";
 
-/// One kubeconfig, or several to be merged as kubectl does, and the words that say where it came from.
+/// One kubeconfig, or several to be merged as kubectl does, and its origin as text.
 #[derive(Debug, PartialEq, Eq)]
 pub struct FoundKubeconfig {
     pub paths: Vec<PathBuf>,

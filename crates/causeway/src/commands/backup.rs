@@ -63,7 +63,7 @@ fn reminder(seal_key: Option<&str>) -> String {
     )
 }
 
-/// Where the backup goes. A file takes its place only when it is complete.
+/// The destination of the backup. A file gets its name only when it is complete.
 enum Target {
     File(AtomicFile),
     Standard(std::io::Stdout),
@@ -96,7 +96,7 @@ impl Target {
     }
 }
 
-/// What passed by: enough of the first and the last line to see that the backup is whole, and how large.
+/// Tracks the stream: enough of the first and the last line to see that the backup is complete, and its size.
 #[derive(Default)]
 struct Seen {
     bytes: u64,

@@ -34,7 +34,7 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = SHOW_EXAMPLES)]
 struct Show {
-    /// The certificates themselves
+    /// Print the certificates in PEM
     #[arg(long)]
     pem: bool,
     /// As JSON, for scripts
@@ -55,7 +55,7 @@ struct Rotate {
     /// Stop trusting the old authority
     #[arg(long)]
     finish: bool,
-    /// Finish although somebody still depends on the old one, and lose them
+    /// Finish even if gateways or tokens still depend on the old authority; they lose access
     #[arg(long, requires = "finish")]
     force: bool,
 }

@@ -38,7 +38,7 @@ Examples:
 Every finding has a hop, a state (ok, warning `~~`, failed `!!`, unknown `??`), a reason and, where there is one, a fix.
 Gateways on the way are asked at this moment, and they try the backends; a viewer gets everything but these answers.";
 
-/// Find out why something does not work: probes the path hop by hop; exit code 1 when a hop fails
+/// Diagnose the path to a service, site, node or gateway hop by hop; exits with 1 if a hop fails
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {

@@ -35,7 +35,7 @@ const TOKEN_BYTES_MAX: u64 = 64 * 1024;
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Where everything is kept [default: /var/lib/causeway]
+    /// Data directory [default: /var/lib/causeway]
     #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     data_dir: Option<PathBuf>,
     /// Join token, @FILE, or - for standard input; ignored when already enrolled
@@ -44,10 +44,10 @@ pub struct Args {
     /// Address for metrics, health and dumps, without credentials [default: 127.0.0.1:7445]
     #[arg(long, value_name = "ADDR")]
     admin: Option<SocketAddr>,
-    /// How to reach the cloud: auto, quic or tcp [default: auto]
+    /// Transport to the cloud: auto, quic or tcp [default: auto]
     #[arg(long, value_name = "TRANSPORT")]
     transport: Option<TransportSetting>,
-    /// HTTP proxy on the way to the cloud [default: as HTTPS_PROXY says]
+    /// HTTP proxy for connections to the cloud [default: from HTTPS_PROXY]
     #[arg(long, value_name = "URL")]
     proxy: Option<ProxySetting>,
     #[command(flatten)]
@@ -55,7 +55,7 @@ pub struct Args {
     /// Configuration file
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     config: Option<PathBuf>,
-    /// How log lines are written: text or json [default: text]
+    /// Log format: text or json [default: text]
     #[arg(long, value_name = "FORMAT")]
     log_format: Option<String>,
 }

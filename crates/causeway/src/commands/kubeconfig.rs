@@ -33,7 +33,7 @@ certificate must know it: start the cloud with --advertise or --api-name.";
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Where clients reach the API, as https://HOST:PORT [default: as this host reaches it]
+    /// URL of the API for clients, as https://HOST:PORT [default: as this host reaches it]
     #[arg(long, value_name = "URL")]
     server: Option<String>,
     /// Make a new certificate with this role [default: admin]
@@ -114,7 +114,7 @@ async fn new(arguments: &Args) -> anyhow::Result<String> {
     let api = arguments.connection.connect().await?;
     let role = arguments.role.unwrap_or(Role::Admin);
     let key = PrivateKey::generate()?;
-    // The names in a request are a wish that nobody follows; they must only be names.
+    // The cloud ignores the names in the request; they must only be valid.
     let csr = key.request(&PeerId::new("cloud", "user")?)?;
     let request = CreateCertificateRequest {
         role: role.into(),

@@ -125,7 +125,7 @@ impl Log {
         Ok(log)
     }
 
-    /// What was given becomes part of the data dir's own log: the next restore must know it, too.
+    /// The given logs become part of the data dir's own log: the next restore must know them, too.
     async fn keep(&self, now: SystemTime) -> anyhow::Result<()> {
         let kept = async {
             let (own, _) = RevocationLog::open(self.own.clone(), now)?;

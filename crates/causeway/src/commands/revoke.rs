@@ -1,4 +1,4 @@
-//! `causeway revoke`: a gateway, or the holder of a certificate, is out.
+//! `causeway revoke`: revokes the keys of a gateway or a user certificate.
 
 use std::process::ExitCode;
 
@@ -16,7 +16,7 @@ Examples:
   causeway kubeconfig --list && causeway revoke --certificate 4f0c9a64b2d3        somebody's kubeconfig
   causeway revoke --certificate current                                           the one this command uses";
 
-/// Put a gateway out, or a kubeconfig: keys are refused from now on, live connections included
+/// Revoke a gateway or a user certificate: its keys are refused from now on and its connections are closed
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -36,7 +36,7 @@ pub struct Args {
 pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     let api = arguments.connection.connect().await?;
     let answer = api.post(paths::REVOKE, &arguments.request()).await?;
-    output::print(&told(&answer))?;
+    output::print(&summary(&answer))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -50,7 +50,7 @@ impl Args {
     }
 }
 
-fn told(answer: &Value) -> String {
+fn summary(answer: &Value) -> String {
     if answer["serial"].is_string() {
         return format!("certificate/{} of {} revoked\n", cell(&answer["serial"]), cell(&answer["user"]));
     }
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn the_answer_names_keys_and_tokens() {
-        let check = |answer: Value, expected: &str| assert_eq!(told(&answer), expected);
+        let check = |answer: Value, expected: &str| assert_eq!(summary(&answer), expected);
         check(json!({"gateway": "a", "keys": ["x"]}), "egateway/a revoked (1 keys)\n");
         check(
             json!({"gateway": "a", "keys": [], "tokens": ["t1", "t2"]}),

@@ -125,7 +125,8 @@ fn ready_gateway(gateway: &Value) -> String {
     }
 }
 
-/// Conditions that are not as they should be, one line each. Ready only sums up the others.
+/// Conditions that are false, one line each. Ready is left out if another one is false, because it only
+/// summarises them.
 fn complaints(object: &Value) -> String {
     let conditions = object["conditions"].as_array().into_iter().flatten();
     let bad: Vec<&Value> = conditions.filter(|condition| condition["status"] == "False").collect();

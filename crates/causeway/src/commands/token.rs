@@ -1,4 +1,4 @@
-//! `causeway token`: what lets an edge join, or a person or program use the API.
+//! `causeway token`: join tokens for edges and bearer tokens for the API.
 
 use std::net::IpAddr;
 use std::process::ExitCode;
@@ -36,7 +36,7 @@ Examples:
   causeway token create --role viewer --ttl 30d                   a bearer token for the API
   causeway token create --site Tokyo > token && causeway edge --data-dir DIR --join @token";
 
-/// Create a token and print it; the site and the gateway are made when they are missing
+/// Create a token and print it; creates the site and the gateway if they do not exist
 #[derive(Debug, clap::Args)]
 #[command(after_help = CREATE_EXAMPLES)]
 struct Create {
@@ -49,13 +49,13 @@ struct Create {
     /// Address of the gateway inside its site, for the EGateway: hosts of the site ask it for names there, and reach nodes by it
     #[arg(long, value_name = "ADDRESS", requires = "site")]
     ip: Option<IpAddr>,
-    /// A token for the API instead
+    /// Create an API token with this role instead of a join token
     #[arg(long, value_enum)]
     role: Option<Role>,
-    /// How long it may be used
+    /// Time until the token expires
     #[arg(long, default_value = "24h", value_name = "DURATION")]
     ttl: HumanDuration,
-    /// How many hosts may join with it; a gateway has one key, so more than 1 is refused
+    /// Number of hosts that may join with the token; a gateway has one key, so only 1 is accepted
     #[arg(long, default_value_t = 1, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     uses: u32,
     /// Let the token replace a host that is enrolled under this name: its key is revoked when another one joins
@@ -90,7 +90,7 @@ const DELETE_EXAMPLES: &str = "\
 Examples:
   causeway token delete 1f0c9a64b2d3";
 
-/// Delete a token; nobody can use it any more
+/// Delete tokens; they are refused from now on
 #[derive(Debug, clap::Args)]
 #[command(after_help = DELETE_EXAMPLES)]
 struct Delete {
@@ -151,7 +151,7 @@ impl Create {
     }
 }
 
-/// What will happen to the host that is enrolled under the name of the token.
+/// The warning about the host that is enrolled under the name of the token.
 fn replaced(made: &Value) -> Option<String> {
     let replaces = made.get("replaces").filter(|replaces| replaces.is_object())?;
     let connected = if replaces["connected"] == true { " and connected now" } else { "" };
@@ -161,7 +161,7 @@ fn replaced(made: &Value) -> Option<String> {
     ))
 }
 
-/// A gateway without an address answers DNS on its own host only. An older cloud does not tell the address.
+/// A gateway without an address answers DNS on its own host only. An older cloud does not send the address.
 fn without_ip(made: &Value) -> Option<String> {
     let is_missing = made["ip"].as_str().is_some_and(str::is_empty);
     is_missing.then(|| {

@@ -6,19 +6,19 @@ use std::num::NonZeroU32;
 use super::{PresenceModeSetting, StoreSetting, TransportSetting};
 use crate::duration::HumanDuration;
 
-/// Where the file system standard puts what a service must keep.
+/// The directory that the Filesystem Hierarchy Standard defines for the state of a service.
 pub const DATA_DIR: &str = "/var/lib/causeway";
 
 /// People look at logs first; collectors can ask for json.
 pub const LOG_FORMAT: &str = "text";
-/// What an operator needs, nothing for developers.
+/// Messages for operators, none for developers.
 pub const LOG_FILTER: &str = "info";
 
-/// Clients come from everywhere; every one of them needs a certificate or a token.
+/// All interfaces: every client needs a certificate or a token.
 pub const API: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 7443);
-/// Edges come from everywhere.
+/// All interfaces, for edges at any site.
 pub const CHANNEL: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 7444);
-/// No credentials are asked for here, so only this host may come.
+/// Loopback, because the admin port requires no credentials.
 pub const ADMIN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7445);
 
 /// Needs no other program.
@@ -28,7 +28,7 @@ pub const STORE: StoreSetting = StoreSetting::Sqlite;
 /// more than a twentieth of all.
 pub const API_CONNECTIONS_PER_ADDRESS: NonZeroU32 = some(1000);
 
-/// A site that was switched off for a season comes back by itself.
+/// A site that was switched off for a season reconnects without a new token.
 pub const EXPIRED_GRACE: HumanDuration = HumanDuration::days(90);
 
 /// 5 files of 32 MiB: weeks of administration, small against any disk.
@@ -39,7 +39,7 @@ pub const AUDIT_FILES_MAX: u64 = 5;
 /// one address cannot take more than a quarter of it.
 pub const HANDSHAKES_PER_SECOND: NonZeroU32 = some(2000);
 pub const HANDSHAKES_PER_ADDRESS: NonZeroU32 = some(500);
-/// Some 20 KB each; for one more the oldest is given up.
+/// Some 20 KB each; for one more the oldest is closed.
 pub const HALF_OPEN_MAX: NonZeroU32 = some(2048);
 /// 40 KB each when idle.
 pub const LINKS_MAX: NonZeroU32 = some(50_000);

@@ -70,7 +70,7 @@ pub struct EdgeLayer {
     pub proxy: Option<ProxySetting>,
 }
 
-/// What both roles do alike.
+/// Settings of the gateway, which both roles run.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct GatewayLayer {

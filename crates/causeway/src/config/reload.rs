@@ -1,7 +1,7 @@
 //! Compares a configuration that was read again with the one that runs.
 //!
-//! Input: two configurations. Output: the settings that differ, each with whether it can be put in force without a
-//! restart. `commands::reload` puts them in force and logs the others.
+//! Input: two configurations. Output: the settings that differ, each with whether it can be put in force
+//! without a restart. `commands::reload` puts those in force and logs the remaining ones.
 
 use serde_json::Value;
 
@@ -10,7 +10,7 @@ use super::{Config, Role};
 /// One setting that differs from the one that runs.
 #[derive(Debug, PartialEq)]
 pub struct Change {
-    /// As in the file: `log.filter`, or `data-dir`, which stands in no section.
+    /// As in the file: `log.filter`, or `data-dir`, which is in no section.
     pub setting: String,
     pub from: Value,
     pub to: Value,

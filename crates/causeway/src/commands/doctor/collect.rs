@@ -20,13 +20,13 @@ pub struct Picture {
     pub world: ObjectSet,
     /// As `causeway status --json` has it.
     pub status: Value,
-    /// What came back from gateways that were sent bytes.
+    /// The results of probes, by gateway.
     pub probes: BTreeMap<String, Result<Value, Unasked>>,
-    /// What gateways say of themselves.
+    /// The self-descriptions of gateways.
     pub facts: BTreeMap<String, Result<Value, Unasked>>,
     /// The way from a gateway to a service, by both names.
     pub paths: BTreeMap<(String, String), Result<Value, Unasked>>,
-    /// What happened to the service lately, the newest last.
+    /// Recent audit records of the service, the newest last.
     pub records: Vec<Value>,
     /// Gateways and services that were too many to be asked.
     pub not_asked: usize,
@@ -53,7 +53,7 @@ impl Picture {
         let mut world = ObjectSet::default();
         for kind in Kind::ALL {
             let list = api.get(&client::collection(ApiVersion::Group, kind)).await?;
-            // What a newer cloud says and this command does not know is no reason to fail.
+            // Objects of a newer cloud that this command cannot decode are left out.
             let objects = items(kind, list).into_iter().filter_map(|value| Object::decode(kind, value).ok());
             objects.for_each(|decoded| world.insert(decoded.object));
         }

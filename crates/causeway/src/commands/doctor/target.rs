@@ -1,6 +1,6 @@
-//! What the word on the command line means: a service, a name, an address, a site, a gateway or a node.
+//! Resolves the word on the command line to a service, a name, an address, a site, a gateway or a node.
 //!
-//! Pure: a word and the objects in, a target out. For a word that means nothing, the nearest one that does.
+//! Pure: a word and the objects in, a target out. For an unknown word, the nearest known name.
 
 use std::net::IpAddr;
 
@@ -8,7 +8,7 @@ use causeway_api::{EGateway, EServer, EService, ESite, Kind, ObjectSet, ServiceE
 
 use crate::kinds::KindWord;
 
-/// What is examined.
+/// The object that is examined.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Target {
     Service {
@@ -32,7 +32,7 @@ pub enum Target {
 }
 
 impl Target {
-    /// Of several things with one name: a service, then an exposure, a gateway, a site, a node, a DNS name.
+    /// Of several objects with one name: a service, then an exposure, a gateway, a site, a node, a DNS name.
     pub fn find(word: &str, world: &ObjectSet) -> Target {
         let named = |word: &str| word.to_owned();
         match word.split_once('/') {
@@ -67,7 +67,7 @@ impl Target {
         }
     }
 
-    /// The target that KIND/NAME means. `None`: there is no such object, and what it stands for is in the object.
+    /// The target that KIND/NAME means. `None`: there is no such exposure or presence, and the name of the service is in it.
     fn of_kind(kind: Kind, name: &str, world: &ObjectSet) -> Option<Target> {
         Some(match kind {
             Kind::EService => Target::service(name, world),
@@ -92,7 +92,7 @@ impl Target {
             Some((name, site)) => (name, Some(site.to_owned())),
             None => (word, None),
         };
-        // Before the @ may stand whatever names the service.
+        // Before the @ any name of the service is accepted.
         let name = match Target::find_service(name, world) {
             Some(found) => found,
             None => name.to_owned(),
