@@ -263,7 +263,7 @@ async fn settle_attached(world: &World) -> Result<()> {
 fn turned_away(cloud: &Cloud) -> Vec<String> {
     let page = metrics(cloud);
     let tells = |line: &&str| {
-        (line.contains("turned_away_total{")
+        (line.contains("_rejected_total{")
             || line.contains("refused_total{")
             || line.contains("retries_total"))
             && !line.ends_with(" 0")

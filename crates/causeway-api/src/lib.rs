@@ -29,13 +29,17 @@ pub mod object_set;
 pub mod openapi;
 pub mod presence;
 
+pub mod error_chain;
 pub mod gateway_stats;
+pub mod management;
 pub mod status;
+pub mod sync;
 pub mod table;
 
 pub mod ownership;
 pub mod patch;
 
+pub use error_chain::error_chain;
 pub use field::{FieldError, FieldReason};
 pub use gateway_stats::{GatewayStats, TransportStats};
 pub use kinds::{

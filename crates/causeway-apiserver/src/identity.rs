@@ -10,10 +10,8 @@ use std::sync::Arc;
 use futures_util::future::BoxFuture;
 use rustls::pki_types::CertificateDer;
 
-/// Members may do everything.
-pub const ADMIN_GROUP: &str = "causeway:admin";
-/// Members may read every object.
-pub const VIEWER_GROUP: &str = "causeway:viewer";
+pub use causeway_api::management::{ADMIN_GROUP, VIEWER_GROUP};
+
 /// Kubernetes' group of every caller that presented a credential.
 pub const AUTHENTICATED_GROUP: &str = "system:authenticated";
 /// Kubernetes' group of callers without one.

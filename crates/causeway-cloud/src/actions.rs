@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use causeway_api::Status;
+use causeway_api::management::{CertificateList, DeletedToken, RotateRequest, RotationStep, TokenList};
 use causeway_apiserver::{
     ActionBody, ActionRefusal, ActionRequest, ActionResponse, Actions, AdminDeed, GatewayStatsSource,
     Identity, Registry,
@@ -99,24 +100,24 @@ impl Actions for CloudActions {
             match route(&request.method, &request.path)? {
                 Action::CreateToken => {
                     let token = self.create_token(body(&request.body)?, &request.audit).await?;
-                    let id = token["id"].as_str().unwrap_or_default();
-                    Ok(json(StatusCode::CREATED, &token)?.made(id))
+                    Ok(json(StatusCode::CREATED, &token)?.made(token.id.as_str()))
                 }
                 Action::ListTokens => {
                     let tokens = self.registrar.tokens().await.map_err(|error| refusal(&error))?;
-                    json(StatusCode::OK, &serde_json::json!({ "tokens": tokens }))
+                    json(StatusCode::OK, &TokenList { tokens })
                 }
                 Action::DeleteToken(id) => {
                     self.registrar.delete_token(id).await.map_err(token_refusal)?;
-                    json(StatusCode::OK, &serde_json::json!({ "id": id }))
+                    json(StatusCode::OK, &DeletedToken { id: id.to_owned() })
                 }
                 Action::CreateCertificate => {
                     let issued = self.create_certificate(body(&request.body)?).await?;
                     Ok(json(StatusCode::CREATED, &issued)?.made(issued.serial.as_str()))
                 }
                 Action::ListCertificates => {
-                    let listed = self.registrar.certificates().await.map_err(|error| refusal(&error))?;
-                    json(StatusCode::OK, &serde_json::json!({ "certificates": listed }))
+                    let certificates =
+                        self.registrar.certificates().await.map_err(|error| refusal(&error))?;
+                    json(StatusCode::OK, &CertificateList { certificates })
                 }
                 Action::Revoke => self.revoke(identity, body(&request.body)?).await,
                 Action::Status => json(StatusCode::OK, &self.status().await?),
@@ -129,10 +130,10 @@ impl Actions for CloudActions {
                 Action::Probe => json(StatusCode::OK, &self.probe(body(&request.body)?).await?),
                 Action::Diagnose => json(StatusCode::OK, &self.diagnose(body(&request.body)?).await?),
                 Action::RotateAuthority => {
-                    let asked: Rotate = body(&request.body)?;
+                    let asked: RotateRequest = body(&request.body)?;
                     let view = match asked.step {
-                        Step::Start => self.registrar.start_rotation().await,
-                        Step::Finish => self.registrar.finish_rotation(asked.force).await,
+                        RotationStep::Start => self.registrar.start_rotation().await,
+                        RotationStep::Finish => self.registrar.finish_rotation(asked.force).await,
                     };
                     json(StatusCode::OK, &view.map_err(rotation_refusal)?)
                 }
@@ -144,21 +145,6 @@ impl Actions for CloudActions {
     fn administrative(&self, method: &Method, path: &str, body: &[u8]) -> Option<Option<AdminDeed>> {
         deeds::describe(method, path, body)
     }
-}
-
-#[derive(serde::Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Rotate {
-    step: Step,
-    #[serde(default)]
-    force: bool,
-}
-
-#[derive(serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum Step {
-    Start,
-    Finish,
 }
 
 impl CloudActions {

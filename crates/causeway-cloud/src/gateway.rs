@@ -32,6 +32,7 @@ pub fn gateway(
         peers: Arc::new(BehindSessions { fleet: Arc::downgrade(fleet) }),
         audit: Arc::new(ToJournal { records }),
         options,
+        role_facts: None,
     });
     (gateway, NetmapFollower { targets: desk.follow(CLOUD), views })
 }

@@ -38,16 +38,14 @@ mod tests;
 use std::time::SystemTime;
 
 pub use admission::AdmittedPeer;
-pub use certificates::{CertificateSummary, IssuedCertificate};
 pub use gateways::{PREFIX as ENROLLED_PREFIX, enrolled_site};
 pub use metrics::IdentityMetrics;
-pub use overview::IdentityState;
 pub use registrar::{IdentityConfig, IdentityError, Registrar};
-pub use revoke::{OpenTokens, Revoked, RevokedCertificate};
-pub use rotation::{AuthorityView, RotationError, RotationView};
+pub use revoke::OpenTokens;
+pub use rotation::RotationError;
 pub use server::{EnrolmentLimits, EnrolmentServer};
 pub use serving::{host_name, outward_addresses};
-pub use token_admin::{EnrolledGateway, IssuedApiToken, IssuedJoinToken, TokenProblem, TokenSummary};
+pub use token_admin::{EnrolledGateway, IssuedApiToken, IssuedJoinToken, TokenProblem};
 pub use tokens::{ApiRole, NEW_TOKEN, OnEnrolled};
 
 /// Readers of bytes that others wrote, for `fuzz/` alone.

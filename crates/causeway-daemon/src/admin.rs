@@ -1,4 +1,4 @@
-//! The operator's door on loopback: `/metrics`, `/healthz`, `/readyz`, `/debug`.
+//! The admin server for operators: `/metrics`, `/healthz`, `/readyz`, `/debug`.
 //!
 //! Plain HTTP without credentials, so it belongs on a loopback address. Reads only, except `PUT /debug/log`, which replaces
 //! the log filter and is taken from loopback alone.
@@ -21,17 +21,16 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::accept::ACCEPT_PAUSE;
 use crate::log;
 use crate::metrics::{Exposition, Metrics};
 use crate::readiness::Readiness;
 
-/// A scraper, a probe and a few curious people; the next one waits in the accept queue.
+/// Enough for a scraper, a probe and a few people; further connections wait in the accept queue.
 const CONNECTIONS_MAX: usize = 64;
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
-/// After an accept error (out of files) it takes a moment until one is free.
-/// Answers that are under way at the end have this long.
+/// The time that responses in progress have after the stop.
 const ENDING: Duration = Duration::from_millis(250);
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Longer than any log filter that is written by hand.
 const FILTER_BYTES_MAX: usize = 4096;
@@ -42,10 +41,10 @@ pub type DebugDump = Box<dyn Fn() -> Value + Send + Sync>;
 /// The admin server, bound and not yet running.
 pub struct AdminServer {
     listener: TcpListener,
-    doors: Arc<AdminEndpoints>,
+    endpoints: Arc<AdminEndpoints>,
 }
 
-/// What the admin server shows.
+/// The contents of the admin server.
 pub struct AdminEndpoints {
     pub metrics: Metrics,
     pub readiness: Readiness,
@@ -53,12 +52,12 @@ pub struct AdminEndpoints {
 }
 
 impl AdminServer {
-    pub async fn bind(address: SocketAddr, doors: AdminEndpoints) -> std::io::Result<AdminServer> {
+    pub async fn bind(address: SocketAddr, endpoints: AdminEndpoints) -> std::io::Result<AdminServer> {
         let listener = TcpListener::bind(address).await?;
         if !address.ip().is_loopback() {
             tracing::warn!(%address, "the admin port asks for no credentials and is not on loopback");
         }
-        Ok(AdminServer { listener, doors: Arc::new(doors) })
+        Ok(AdminServer { listener, endpoints: Arc::new(endpoints) })
     }
 
     pub fn address(&self) -> std::io::Result<SocketAddr> {
@@ -88,9 +87,9 @@ impl AdminServer {
                     continue;
                 }
             };
-            let (doors, stop) = (self.doors.clone(), stop.clone());
+            let (endpoints, stop) = (self.endpoints.clone(), stop.clone());
             connections.spawn(async move {
-                serve(stream, peer, doors, stop).await;
+                serve(stream, peer, endpoints, stop).await;
                 drop(slot);
             });
         }
@@ -103,15 +102,15 @@ impl AdminServer {
 async fn serve(
     stream: tokio::net::TcpStream,
     peer: SocketAddr,
-    doors: Arc<AdminEndpoints>,
+    endpoints: Arc<AdminEndpoints>,
     stop: CancellationToken,
 ) {
     let service = service_fn(move |request: Request<Incoming>| {
-        let doors = doors.clone();
+        let endpoints = endpoints.clone();
         async move {
             Ok::<_, Infallible>(match request.uri().path() {
                 "/debug/log" => log_filter(peer.ip(), request).await,
-                _ => answer(&doors, &request),
+                _ => answer(&endpoints, &request),
             })
         }
     });
@@ -132,7 +131,7 @@ async fn serve(
     }
 }
 
-fn answer(doors: &AdminEndpoints, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+fn answer(endpoints: &AdminEndpoints, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     if request.method() != Method::GET && request.method() != Method::HEAD {
         return text(StatusCode::METHOD_NOT_ALLOWED, "only GET is served here\n".to_owned());
     }
@@ -141,7 +140,7 @@ fn answer(doors: &AdminEndpoints, request: &Request<Incoming>) -> Response<Full<
     match request.uri().path() {
         "/healthz" | "/livez" => text(StatusCode::OK, "ok".to_owned()),
         "/readyz" => {
-            let report = doors.readiness.report();
+            let report = endpoints.readiness.report();
             let status = if report.is_ready() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
             text(status, report.text("readyz", verbose))
         }
@@ -154,11 +153,11 @@ fn answer(doors: &AdminEndpoints, request: &Request<Incoming>) -> Response<Full<
                 .filter_map(|value| value.to_str().ok())
                 .collect();
             let form = Exposition::negotiate(Some(&accept.join(",")));
-            respond(StatusCode::OK, form.content_type(), doors.metrics.encode_as(form))
+            respond(StatusCode::OK, form.content_type(), endpoints.metrics.encode_as(form))
         }
         "/debug" => {
             let parts: serde_json::Map<_, _> =
-                doors.dumps.iter().map(|(name, dump)| ((*name).to_owned(), dump())).collect();
+                endpoints.dumps.iter().map(|(name, dump)| ((*name).to_owned(), dump())).collect();
             respond(StatusCode::OK, "application/json", format!("{:#}\n", Value::Object(parts)))
         }
         _ => {
@@ -257,12 +256,12 @@ mod tests {
     async fn every_door_opens() {
         let readiness = Readiness::new();
         let store = readiness.register("store");
-        let doors = AdminEndpoints {
+        let endpoints = AdminEndpoints {
             metrics: Metrics::new("0"),
             readiness: readiness.clone(),
             dumps: vec![("config", Box::new(|| serde_json::json!({"api": "0.0.0.0:7443"})))],
         };
-        let server = AdminServer::bind("127.0.0.1:0".parse().unwrap(), doors).await.unwrap();
+        let server = AdminServer::bind("127.0.0.1:0".parse().unwrap(), endpoints).await.unwrap();
         let address = server.address().unwrap();
         let stop = CancellationToken::new();
         let running = tokio::spawn(server.run(stop.clone()));

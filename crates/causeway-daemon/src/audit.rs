@@ -1,18 +1,19 @@
-//! Who did what: one JSON object per line in DATA_DIR/audit/, bounded in size and number of files.
+//! The audit log: one JSON object per line in DATA_DIR/audit/, bounded in size and number of files.
 //!
 //! Callers hand over a line and go on; one thread writes. The queue is bounded: when the disk is
 //! too slow, lines are dropped and counted, because no request may wait for its audit line. The count
-//! stands in `dropped`, and in a line of its own as soon as writing goes on. Lines that others can cause at will are handed
-//! over with a key and coalesced (`coalesce`): a flood of them becomes a few lines with a `count`.
+//! is in `dropped`, and in a line of its own as soon as writing goes on. Lines that clients can cause at will
+//! are handed over with a key and coalesced (`coalesce`): a flood of them becomes a few lines with a `count`.
 
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
+use causeway_api::sync::MutexExt;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -22,7 +23,7 @@ use crate::rotated::{RotatedFiles, RotationLimits};
 /// Lines that may wait: a second of a busy server, a few hundred kilobytes.
 const QUEUE_MAX: usize = 4096;
 const NAME: &str = "audit";
-/// How often the ends of windows are looked for.
+/// The interval at which ended windows are looked for.
 const LOOK: Duration = Duration::from_secs(1);
 
 pub type AuditLimits = RotationLimits;
@@ -41,7 +42,8 @@ struct Inner {
     repeating: Arc<Repeating>,
 }
 
-/// Who causes a line. Each has a table of its own, so that a flood of one does not crowd out the other.
+/// The cause of a line. Each source has a table of its own, so that a flood from one does not displace the
+/// other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// A part of Causeway, or a peer whose credential was accepted.
@@ -49,7 +51,7 @@ pub enum Source {
     Untrusted,
 }
 
-/// What is held back, by source.
+/// Lines that are held back, by source.
 #[derive(Debug)]
 struct Repeating {
     trusted: Mutex<Coalescer<String, Fields>>,
@@ -84,9 +86,7 @@ impl Repeating {
         take: impl Fn(&mut Coalescer<String, Fields>) -> Vec<Coalesced<Fields>>,
     ) -> Vec<Coalesced<Fields>> {
         let each = [&self.trusted, &self.untrusted];
-        each.into_iter()
-            .flat_map(|held| take(&mut held.lock().unwrap_or_else(PoisonError::into_inner)))
-            .collect()
+        each.into_iter().flat_map(|held| take(&mut held.lock_ignoring_poison())).collect()
     }
 }
 
@@ -144,7 +144,7 @@ impl AuditLog {
             Err(error) => return self.refuse(&error),
         };
         let held = self.inner.repeating.of(source);
-        let mut held = held.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = held.lock_ignoring_poison();
         let passes = held.handle(key, fields, SystemTime::now(), Instant::now());
         drop(held);
         if let Some(fields) = passes {
@@ -158,7 +158,7 @@ impl AuditLog {
     }
 
     fn send(&self, line: Vec<u8>) {
-        let queue = self.inner.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let queue = self.inner.queue.lock_ignoring_poison();
         let sent = match queue.as_ref() {
             Some(queue) => queue.try_send(Message::Line(line)),
             None => Err(TrySendError::Disconnected(Message::Line(line))),
@@ -175,7 +175,7 @@ impl AuditLog {
 
     /// Waits until everything handed over so far is in the file. Blocks: for the end and for tests.
     pub fn flush(&self) {
-        let queue = self.inner.queue.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let queue = self.inner.queue.lock_ignoring_poison().clone();
         let Some(queue) = queue else { return };
         let (done, wait) = sync_channel(1);
         if queue.send(Message::Flush(done)).is_ok() {
@@ -185,8 +185,8 @@ impl AuditLog {
 
     /// Writes what waits and ends the writer. Later lines are dropped and counted.
     pub fn close(&self) {
-        drop(self.inner.queue.lock().unwrap_or_else(PoisonError::into_inner).take());
-        if let Some(thread) = self.inner.thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        drop(self.inner.queue.lock_ignoring_poison().take());
+        if let Some(thread) = self.inner.thread.lock_ignoring_poison().take() {
             let _ = thread.join();
         }
     }
@@ -256,7 +256,7 @@ impl Writer {
             fields.insert("firstTime".to_owned(), text(first).into());
             fields.insert("lastTime".to_owned(), text(last).into());
             if is_mixed {
-                // The fields are those of the last one, and say little about the others.
+                // The fields are those of the last line, and say little about the lines before it.
                 fields.insert("mixed".to_owned(), true.into());
             }
             match encode(&fields) {

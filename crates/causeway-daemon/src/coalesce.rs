@@ -1,14 +1,14 @@
-//! Coalesces repeated records: the first ones pass, further ones are counted and told once per window.
+//! Coalesces repeated records: the first ones pass, further ones are counted and reported once per window.
 //!
 //! Pure: time is an argument. Input: records with a key that says which of them are alike. Output: records to write now,
 //! and, when a window ends, one record that stands for all that were held back. Nothing is dropped without being counted.
-//! The state is bounded: what finds no room in the table is counted in one common entry.
+//! The state is bounded: records whose key does not fit into the table are counted in one common entry.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::time::{Duration, Instant, SystemTime};
 
-/// How much passes, and how much is remembered.
+/// Bounds on the records that pass and on the keys that are remembered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CoalesceLimits {
     /// Records of one key that pass at once before further ones are held back.
@@ -16,7 +16,8 @@ pub struct CoalesceLimits {
     /// Records of all keys that pass at once; refilled with `singles_per_second`.
     pub singles_burst: u32,
     pub singles_per_second: u32,
-    /// What was held back is told after this time. It doubles while a key goes on, up to `window_max`.
+    /// Records that were held back are reported after this time. It doubles while a key repeats, up to
+    /// `window_max`.
     pub window: Duration,
     pub window_max: Duration,
     /// Keys remembered at a time.
@@ -51,7 +52,7 @@ pub struct Coalesced<R> {
     pub count: u64,
     pub first: SystemTime,
     pub last: SystemTime,
-    /// Of several keys, for which there was no room in the table.
+    /// Of several keys that did not fit into the table.
     pub is_mixed: bool,
 }
 
@@ -68,7 +69,7 @@ struct Run<R> {
 pub struct Coalescer<K, R> {
     limits: CoalesceLimits,
     runs: HashMap<K, Run<R>>,
-    /// For what finds no room among the others.
+    /// Records whose key does not fit into `runs`.
     mixed: Option<Run<R>>,
     /// Singles that may pass now, in thousandths.
     tokens: u64,
@@ -115,7 +116,8 @@ impl<K: Eq + Hash + Clone, R: Absorb> Coalescer<K, R> {
         self.runs.entry(key).or_insert_with(|| Run::new(&self.limits, now)).hold(record, time, false);
     }
 
-    /// What the windows that have ended held back. Keys that were silent for a whole window are forgotten.
+    /// Returns the records that ended windows held back. Keys without a record for a whole window are
+    /// removed.
     pub fn due(&mut self, now: Instant) -> Vec<Coalesced<R>> {
         let mut due = Vec::new();
         let window_max = self.limits.window_max;
@@ -158,12 +160,13 @@ impl<K: Eq + Hash + Clone, R: Absorb> Coalescer<K, R> {
         self.runs.is_empty() && self.mixed.is_none()
     }
 
-    /// A key that has nothing to tell may be forgotten early: its next record passes singly again.
+    /// A key without held records may be removed early: its next record passes singly again.
     fn make_room(&mut self, key: &K) {
         if self.runs.len() < self.limits.keys_max || self.runs.contains_key(key) {
             return;
         }
-        // Those that go on keep their place; of the others the one that ends first has the least to lose.
+        // Keys with records held back stay. Of the idle ones, the key whose window ends first is removed: it
+        // loses least.
         let quiet = self.runs.iter().filter(|(_, run)| run.held.is_none());
         let first = quiet.min_by_key(|(_, run)| run.ends).map(|(key, _)| key.clone());
         if let Some(first) = first {

@@ -1,6 +1,6 @@
 //! The directory a process owns: made 0700, locked by one process, files written whole or not at all.
 //!
-//! What stands in the files is the business of those who write them.
+//! The contents of the files are defined by the modules that write them.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
@@ -68,7 +68,7 @@ impl DataDir {
             .map_err(failed("making the directory"))?;
         let mode = fs::metadata(&path).map_err(failed("reading its mode"))?.permissions().mode();
         if mode & 0o022 != 0 {
-            tracing::warn!(path = %path.display(), mode = format!("{:o}", mode & 0o7777), "others may write to the data dir");
+            tracing::warn!(path = %path.display(), mode = format!("{:o}", mode & 0o7777), "other users can write to the data dir: remove their permission with chmod");
         }
         let lock = lock(&path)?;
         Ok(DataDir { path, _lock: lock })

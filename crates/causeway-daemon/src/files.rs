@@ -1,4 +1,4 @@
-//! How many files a process may have open: every connection is one.
+//! The limit on open files of the process (RLIMIT_NOFILE): every connection is a file.
 //!
 //! Systems start programs with a soft limit of 1,024, for those that still use `select`; we do not, and take what we may have.
 
@@ -8,13 +8,13 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 pub fn raise() -> u64 {
     let limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {
-        // Cannot fail below the hard limit; if it does, what we have is told below.
+        // Cannot fail below the hard limit; if it does, the limit in force is logged below.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
     }
     max()
 }
 
-/// How many may be open.
+/// Returns the limit in force.
 pub fn max() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }

@@ -1,10 +1,11 @@
-//! What every long-running process needs: logs, metrics, readiness, drain, signals, its data dir.
+//! The parts of every long-running process: logs, metrics, readiness, drain, signals, its data dir.
 //!
 //! Knows nothing of sites or objects. A role opens its `DataDir`, binds its `AdminServer`, and
 //! stops when the token of `signals::watch` is cancelled.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod accept;
 pub mod admin;
 pub mod audit;
 pub mod coalesce;
@@ -18,6 +19,10 @@ pub mod role;
 pub mod rotated;
 pub mod signals;
 
+/// For the gateway, which does not use `causeway-api`.
+pub use causeway_api::{error_chain, sync};
+
+pub use accept::ACCEPT_PAUSE;
 pub use admin::AdminServer;
 pub use audit::AuditLog;
 pub use data_dir::DataDir;

@@ -5,13 +5,14 @@
 
 use std::io::IsTerminal;
 use std::str::FromStr;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 
+use causeway_api::sync::MutexExt;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// How a log line is written.
+/// The format of a log line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogFormat {
     #[default]
@@ -67,14 +68,14 @@ pub fn start(format: LogFormat, filter: &str) -> Result<(), LogError> {
         }
     };
     if started.is_ok() && REPLACE.set(replace).is_ok() {
-        *CURRENT.lock().unwrap_or_else(PoisonError::into_inner) = Some(filter.to_owned());
+        *CURRENT.lock_ignoring_poison() = Some(filter.to_owned());
     }
     Ok(())
 }
 
 /// The filter in force. None: logging was not started by `start`.
 pub fn filter() -> Option<String> {
-    CURRENT.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    CURRENT.lock_ignoring_poison().clone()
 }
 
 /// Puts another filter in force. Returns the one before; a filter that cannot be read changes nothing.
@@ -82,7 +83,7 @@ pub fn set_filter(filter: &str) -> Result<String, LogError> {
     let parsed = check_filter(filter)?;
     let replace =
         REPLACE.get().ok_or_else(|| LogError::Fixed { why: "logging is not started".to_owned() })?;
-    let mut current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut current = CURRENT.lock_ignoring_poison();
     replace(parsed).map_err(|why| LogError::Fixed { why })?;
     Ok(current.replace(filter.to_owned()).unwrap_or_default())
 }

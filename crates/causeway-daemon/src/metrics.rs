@@ -1,13 +1,13 @@
 //! The figures of the process, in Prometheus' text form or as OpenMetrics.
-//!
-//! Each room registers its own metrics under the words of its log fields. Figures of the process
-//! itself (memory, CPU, files) are read from /proc when somebody asks. `exposition` knows the two forms.
+//! Each crate registers its own metrics under the names of its log fields. Metrics of the process itself
+//! (memory, CPU, files) are read from /proc at each scrape. `exposition` encodes the two formats.
 
 mod exposition;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use causeway_api::sync::MutexExt;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::counter::ConstCounter;
@@ -33,9 +33,9 @@ impl Metrics {
         Metrics { registry: Arc::new(Mutex::new(registry)) }
     }
 
-    /// Lets a room add its metrics.
+    /// Lets a module register its metrics.
     pub fn register<T>(&self, add: impl FnOnce(&mut Registry) -> T) -> T {
-        add(&mut self.registry.lock().unwrap_or_else(PoisonError::into_inner))
+        add(&mut self.registry.lock_ignoring_poison())
     }
 
     /// The text that `/metrics` answers when no form is asked for.
@@ -45,7 +45,7 @@ impl Metrics {
 
     pub fn encode_as(&self, form: Exposition) -> String {
         let mut text = String::new();
-        let registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
+        let registry = self.registry.lock_ignoring_poison();
         // Writing to a string cannot fail; a metric that cannot be written is left out.
         let _ = prometheus_client::encoding::text::encode(&mut text, &registry);
         drop(registry);

@@ -4,7 +4,9 @@
 //! port read the same values. A check that was never answered counts as not ready.
 
 use std::fmt::Write;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
+
+use causeway_api::sync::MutexExt;
 
 /// All checks of one process. Clones share them.
 #[derive(Clone, Debug, Default)]
@@ -36,7 +38,7 @@ impl Readiness {
         Readiness::default()
     }
 
-    /// Adds a check, not ready until its owner says so. A name that is taken is taken over.
+    /// Adds a check, not ready until its owner says so. A second check under the same name replaces the first.
     pub fn register(&self, name: &str) -> ReadinessCheck {
         self.with(|checks| {
             checks.retain(|check| check.name != name);
@@ -56,7 +58,7 @@ impl Readiness {
     }
 
     fn with<T>(&self, read: impl FnOnce(&mut Vec<Named>) -> T) -> T {
-        read(&mut self.checks.lock().unwrap_or_else(PoisonError::into_inner))
+        read(&mut self.checks.lock_ignoring_poison())
     }
 }
 

@@ -60,7 +60,7 @@ pub(crate) fn claim(path: &Path, role: Role) -> Result<(), DataDirError> {
         let path = path.to_owned();
         return Err(DataDirError::OtherRole { path, wanted: role, found: role.other(), evidence });
     }
-    // A full disk does not keep a process from starting: without the marker its files still tell the role.
+    // A full disk does not keep a process from starting: without the marker its files still show the role.
     if marker.is_none()
         && let Err(error) = write_atomic(&path.join(MARKER), format!("{role}\n").as_bytes())
     {
@@ -69,8 +69,8 @@ pub(crate) fn claim(path: &Path, role: Role) -> Result<(), DataDirError> {
     Ok(())
 }
 
-/// What shows that a data dir belongs to the other role; `None` when nothing does. Without a marker, files of both
-/// roles prove nothing: programs before the marker let both start on one data dir.
+/// Returns the evidence that a data dir belongs to the other role, if there is any. Without a marker, files
+/// of both roles prove nothing: programs before the marker let both start on one data dir.
 fn foreign(marker: Option<Role>, wanted: Role, has: impl Fn(&str) -> bool) -> Option<String> {
     match marker {
         Some(role) if role == wanted => None,

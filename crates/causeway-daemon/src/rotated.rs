@@ -1,7 +1,6 @@
 //! Lines in files that are bounded in size and number: `NAME.jsonl` is written, `NAME-1.jsonl` is the one before it.
-//!
-//! What a line says is the business of those who write it. A line cut by a crash is ended, one cut by a full disk is
-//! taken back, so every line that was acknowledged is whole.
+//! The contents of a line are defined by the caller. A line cut by a crash is terminated, one cut by a full
+//! disk is removed, so every line that was acknowledged is whole.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -10,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use crate::data_dir::make_folder;
 
-/// How much is kept: `files_max` files of about `file_bytes_max` each.
+/// The bound on disk usage: `files_max` files of about `file_bytes_max` each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RotationLimits {
     pub file_bytes_max: u64,
@@ -34,7 +33,7 @@ pub struct RotatedFiles {
 }
 
 impl RotatedFiles {
-    /// As `open`, but no file is ever dropped: whoever asks for it bounds them in a way of its own.
+    /// As `open`, but no file is ever removed: the caller bounds them in its own way.
     pub fn open_unbounded(
         folder: &Path,
         name: &'static str,
@@ -85,7 +84,7 @@ impl RotatedFiles {
 
     /// NAME.jsonl becomes NAME-1.jsonl, that one NAME-2.jsonl; the oldest goes.
     fn rotate(&mut self) -> io::Result<()> {
-        // What was appended and not synced yet must not be forgotten with the handle.
+        // Lines that were appended and not synced yet must not be lost with the handle.
         self.current.sync_data()?;
         let current = self.folder.join(format!("{}.jsonl", self.name));
         let path = |number: u64| path_of_older(&self.folder, self.name, number);
@@ -107,7 +106,7 @@ impl RotatedFiles {
     }
 }
 
-/// Where `NAME-NUMBER.jsonl` is.
+/// Returns the path of `NAME-NUMBER.jsonl`.
 pub fn path_of_older(folder: &Path, name: &str, number: u64) -> PathBuf {
     folder.join(format!("{name}-{number}.jsonl"))
 }

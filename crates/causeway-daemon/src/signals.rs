@@ -1,4 +1,4 @@
-//! From a signal to an orderly end, or to a reload.
+//! Handles signals: an orderly stop, or a reload.
 //!
 //! The first SIGTERM or SIGINT cancels the token; everything that runs listens to it and drains. A second signal, or a
 //! drain that takes too long, ends the process at once. SIGHUP reloads the configuration of a daemon; a program that
@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-/// The exit code of a process that could not drain in time or was told twice.
+/// The exit code of a process that did not drain in time or received a second signal.
 const EXIT_NOT_DRAINED: i32 = 1;
 
 /// The meaning of SIGHUP.
@@ -32,8 +32,8 @@ pub fn watch(drain: Duration, mut hangup: Hangup) -> std::io::Result<Cancellatio
         tracing::info!(signal = name, drain_seconds = drain.as_secs(), "stopping");
         token.cancel();
         tokio::select! {
-            name = signals.next(&mut hangup) => tracing::warn!(signal = name, "told twice: ending at once"),
-            () = tokio::time::sleep(drain) => tracing::warn!("drain took too long: ending now"),
+            name = signals.next(&mut hangup) => tracing::warn!(signal = name, "second signal: the process ends at once"),
+            () = tokio::time::sleep(drain) => tracing::warn!("the drain deadline has passed: the process ends now"),
         }
         std::process::exit(EXIT_NOT_DRAINED);
     });

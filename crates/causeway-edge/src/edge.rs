@@ -1,8 +1,8 @@
 //! The edge itself: enrols with a token, then keeps its certificate fresh for as long as it runs.
-//!
-//! The order of steps is what makes a crash harmless: the key is saved before it is sent, what comes back is saved
-//! before it is used, and the same key may ask again. What is due when is decided in `renewal`.
+//! The order of steps makes a crash harmless: the key is saved before it is sent, the response is saved
+//! before it is used, and the same key may ask again. `renewal` decides which step is due.
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,8 @@ use causeway_channel::{
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::link::{CertificateSignal, CurrentLink, LinkKeeper, LinkOptions, LinkServices};
+use crate::link::{CertificateSignal, CurrentLink, LinkKeeper, LinkOptions, LinkPublisher, LinkServices};
+use crate::netmap::NetmapFileError;
 use crate::renewal::{self, RenewalOutcome, RenewalSchedule, RenewalStep};
 use crate::state::{EdgeIdentity, EdgeState, StateError};
 
@@ -32,11 +33,11 @@ pub struct Edge {
     proxy: Option<ConnectProxy>,
 }
 
-/// What `enrol` did.
+/// The outcome of `enrol`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EnrolmentOutcome {
     Now(PeerId),
-    /// The data dir already holds an identity; the token was not looked at further.
+    /// The data dir already holds an identity; the token was not used.
     Before(PeerId),
 }
 
@@ -46,12 +47,20 @@ pub enum EdgeError {
     State(#[from] StateError),
     #[error("this edge cannot enrol")]
     Enrol(#[source] EnrolError),
-    #[error("the cloud has given this edge up; create a new token and start it with --join TOKEN")]
+    #[error(
+        "the cloud refused the identity of this edge for good; create a new token and start the edge with --join TOKEN"
+    )]
     GivenUp(#[source] EnrolError),
     #[error("this edge is not enrolled yet: start it with --join TOKEN")]
     NotEnrolled,
     #[error("stopped before the enrolment was done")]
     Stopped,
+    #[error(transparent)]
+    Netmaps(#[from] NetmapFileError),
+    #[error("cannot listen on {address}: choose another address with --admin")]
+    Bind { address: SocketAddr, source: std::io::Error },
+    #[error("the admin server failed")]
+    Admin(#[source] tokio::task::JoinError),
 }
 
 impl Edge {
@@ -71,12 +80,12 @@ impl Edge {
         Edge { proxy, ..self }
     }
 
-    /// Who this edge is, if it is enrolled.
+    /// The identity of this edge, if it is enrolled.
     pub fn peer(&self) -> Option<PeerId> {
         self.identity.borrow().as_ref().map(|identity| identity.peer.clone())
     }
 
-    /// The identity as it changes, for whoever holds sessions with it.
+    /// The identity as it changes, for the sessions that use it.
     pub fn identity(&self) -> watch::Receiver<Option<Arc<EdgeIdentity>>> {
         self.identity.subscribe()
     }
@@ -99,7 +108,8 @@ impl Edge {
                 },
             };
             failures += 1;
-            let pause = renewal::backoff(failures, dice()).max(retry_after(&error).unwrap_or_default());
+            let pause =
+                renewal::backoff(failures, random_fraction()).max(retry_after(&error).unwrap_or_default());
             tracing::warn!(error = &error as &dyn std::error::Error, next_in = ?pause, "not enrolled yet");
             tokio::select! {
                 biased;
@@ -128,7 +138,7 @@ impl Edge {
                 }
                 Some(note) => tracing::warn!(
                     %peer, at = note.at, reason = note.reason,
-                    "the cloud has given this edge up: it enrols anew with the token, under a new key"
+                    "the cloud refused the identity of this edge: it enrols again with the token, under a new key"
                 ),
             }
         }
@@ -136,16 +146,16 @@ impl Edge {
         let mut key = self.state.pending_key()?;
         let mut tried = enrol::enrol(&contact, token, &key).await;
         if tried.as_ref().is_err_and(|error| refused_with(error, EnrolmentCode::Revoked)) {
-            // The saved key belongs to an earlier life of this data dir; the token may well be good.
+            // The saved key belongs to an earlier enrolment in this data dir; the token may be valid.
             key = self.state.new_pending_key()?;
             tried = enrol::enrol(&contact, token, &key).await;
         }
         let issued = match (tried, moved) {
-            // It goes on as what it is, also while the cloud is away: the token may be an old one that still stands in a unit file.
+            // The edge keeps its identity, also while the cloud is unreachable: the token may be an old one from a unit file.
             (Err(error), Some(peer)) => {
                 let error_is_final = error.refusal().is_some_and(|refusal| !refusal.is_temporary());
                 let error = &error as &dyn std::error::Error;
-                tracing::warn!(%peer, error, "not moved: --join is ignored until the next start");
+                tracing::warn!(%peer, error, "the gateway was not moved to the site of the token: --join is ignored until the next start");
                 // Without an answer the cloud may have taken the token: the same key can ask again, another one cannot.
                 if error_is_final {
                     self.state.clear_pending()?;
@@ -161,36 +171,52 @@ impl Edge {
         Ok(EnrolmentOutcome::Now(token.peer.clone()))
     }
 
-    /// What keeps the link, the handle to that link, and the news that `run_linked` wants.
+    /// Returns the keeper of the link, the handle to the link in use, and the signals that `run_linked` needs.
     pub fn link(
         &self,
         transports: AllowedTransports,
-        passengers: LinkServices,
+        services: LinkServices,
     ) -> (LinkKeeper, CurrentLink, CertificateSignals) {
-        let (renew, wishes) = mpsc::channel(WISHES_MAX);
-        let (endpoints, told) = watch::channel(Vec::new());
-        let options = LinkOptions { transports, proxy: self.proxy.clone() };
-        let (keeper, uplink) = LinkKeeper::new(
-            options,
+        let (publisher, link) = LinkPublisher::new(&self.link_options(transports));
+        let (keeper, signals) = self.link_keeper(transports, publisher, services);
+        (keeper, link, signals)
+    }
+
+    /// Returns the keeper of a link whose handle exists already, and the signals that `run_linked` needs.
+    pub(crate) fn link_keeper(
+        &self,
+        transports: AllowedTransports,
+        publisher: LinkPublisher,
+        services: LinkServices,
+    ) -> (LinkKeeper, CertificateSignals) {
+        let (renew, signals) = mpsc::channel(SIGNALS_MAX);
+        let (endpoints, announced) = watch::channel(Vec::new());
+        let keeper = LinkKeeper::new(
+            self.link_options(transports),
+            publisher,
             self.identity.subscribe(),
             self.clock.clone(),
-            passengers,
+            services,
             renew,
             endpoints,
         );
-        (keeper, uplink, CertificateSignals { wishes: Some(wishes), endpoints: Some(told) })
+        (keeper, CertificateSignals { signals: Some(signals), endpoints: Some(announced) })
+    }
+
+    pub(crate) fn link_options(&self, transports: AllowedTransports) -> LinkOptions {
+        LinkOptions { transports, proxy: self.proxy.clone() }
     }
 
     /// Keeps the certificate fresh and the link up until told to stop.
     pub async fn run_linked(
         &self,
         keeper: LinkKeeper,
-        wishes: CertificateSignals,
+        signals: CertificateSignals,
         stop: CancellationToken,
     ) -> Result<(), EdgeError> {
         let link = CancellationToken::new();
         let certificate = async {
-            let ended = self.keep_certificate(wishes, stop).await;
+            let ended = self.keep_certificate(signals, stop).await;
             link.cancel();
             ended
         };
@@ -201,33 +227,34 @@ impl Edge {
     /// Keeps the certificate fresh until told to stop. Ends with an error only when the cloud has given this
     /// edge up for good; everything else is tried again.
     pub async fn run(&self, stop: CancellationToken) -> Result<(), EdgeError> {
-        self.keep_certificate(CertificateSignals { wishes: None, endpoints: None }, stop).await
+        self.keep_certificate(CertificateSignals { signals: None, endpoints: None }, stop).await
     }
 
     async fn keep_certificate(
         &self,
-        mut wishes: CertificateSignals,
+        mut signals: CertificateSignals,
         stop: CancellationToken,
     ) -> Result<(), EdgeError> {
         let facts = self.current()?.facts.clone();
-        let mut schedule = RenewalSchedule::new(facts.not_before, facts.not_after, self.clock.now(), dice());
+        let mut schedule =
+            RenewalSchedule::new(facts.not_before, facts.not_after, self.clock.now(), random_fraction());
         loop {
             let step = schedule.next_step(self.clock.now());
             let outcome = tokio::select! {
                 biased;
                 () = stop.cancelled() => return Ok(()),
                 // A step that asks the cloud is brought to its end: it may have changed what is on disk there.
-                wish = wishes.next(), if matches!(step, RenewalStep::Sleep(_)) => {
-                    match wish {
-                        Told::Wish(wish) => schedule.handle_wish(wish, self.clock.now(), dice()),
-                        Told::Endpoints(endpoints) => self.remember(&endpoints),
+                signal = signals.next(), if matches!(step, RenewalStep::Sleep(_)) => {
+                    match signal {
+                        SessionNotice::Certificate(signal) => schedule.handle_signal(signal, self.clock.now(), random_fraction()),
+                        SessionNotice::Endpoints(endpoints) => self.remember(&endpoints),
                     }
                     continue;
                 }
                 outcome = self.take_step(step) => outcome?,
             };
             if let Some(outcome) = outcome {
-                schedule.handle(outcome, self.clock.now(), dice());
+                schedule.handle(outcome, self.clock.now(), random_fraction());
             }
         }
     }
@@ -268,7 +295,7 @@ impl Edge {
         tracing::warn!(
             error = &error as &dyn std::error::Error,
             ?step,
-            "the cloud gave no answer; trying again later"
+            "the cloud did not answer; the certificate step is retried later"
         );
         Ok(RenewalOutcome::Failed { retry_after: retry_after(&error) })
     }
@@ -297,21 +324,21 @@ impl Edge {
     fn keep(&self, identity: &EdgeIdentity, issued: &IssuedCertificate) -> Result<RenewalOutcome, StepError> {
         self.state.save(&identity.key, issued, &identity.peer, &identity.joined_at)?;
         self.take()?;
-        tracing::info!(peer = %identity.peer, until = %UtcTimestamp(issued.facts.not_after), "has a new certificate");
+        tracing::info!(peer = %identity.peer, until = %UtcTimestamp(issued.facts.not_after), "the edge has a new certificate");
         Ok(RenewalOutcome::Issued { not_before: issued.facts.not_before, not_after: issued.facts.not_after })
     }
 
-    /// Keeps the endpoints that the cloud told, so that a restart finds every replica. A disk that is full costs no session.
+    /// Saves the endpoints that the cloud announced, so that a restart finds every replica. A full disk ends no session.
     fn remember(&self, endpoints: &[ChannelEndpoint]) {
         if let Err(error) = self.state.save_endpoints(endpoints) {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
-                "cannot keep the endpoints that the cloud told; after a restart those of before are dialled"
+                "cannot save the endpoints that the cloud announced; after a restart the previous ones are dialled"
             );
         }
     }
 
-    // What is used is what was read back from the disk, so that a restart finds the same.
+    // The identity in use is the one read back from the disk, so that a restart finds the same.
     fn take(&self) -> Result<(), StateError> {
         self.state.clear_refused()?;
         let identity = self.state.load()?.map(Arc::new);
@@ -338,35 +365,35 @@ impl Edge {
     }
 }
 
-/// What the sessions of an edge learn about its certificate, and about where the cloud is.
+/// Signals from the sessions of an edge about its certificate and about the endpoints of the cloud.
 #[derive(Debug)]
 pub struct CertificateSignals {
-    wishes: Option<mpsc::Receiver<CertificateSignal>>,
+    signals: Option<mpsc::Receiver<CertificateSignal>>,
     endpoints: Option<watch::Receiver<Vec<ChannelEndpoint>>>,
 }
 
-/// One of them.
-enum Told {
-    Wish(CertificateSignal),
+/// One signal.
+enum SessionNotice {
+    Certificate(CertificateSignal),
     Endpoints(Vec<ChannelEndpoint>),
 }
 
-/// Sessions are rare against renewals, and the next one says it again.
-const WISHES_MAX: usize = 4;
+/// Sessions are rare, and the next one repeats the signal.
+const SIGNALS_MAX: usize = 4;
 
 impl CertificateSignals {
     /// May be dropped and called again.
-    async fn next(&mut self) -> Told {
-        let CertificateSignals { wishes, endpoints } = self;
-        let wish = async { wishes.as_mut()?.recv().await };
+    async fn next(&mut self) -> SessionNotice {
+        let CertificateSignals { signals, endpoints } = self;
+        let signal = async { signals.as_mut()?.recv().await };
         let endpoints = async {
-            let told = endpoints.as_mut()?;
-            told.changed().await.ok()?;
-            Some(told.borrow_and_update().clone())
+            let announced = endpoints.as_mut()?;
+            announced.changed().await.ok()?;
+            Some(announced.borrow_and_update().clone())
         };
         tokio::select! {
-            Some(wish) = wish => Told::Wish(wish),
-            Some(endpoints) = endpoints => Told::Endpoints(endpoints),
+            Some(signal) = signal => SessionNotice::Certificate(signal),
+            Some(endpoints) = endpoints => SessionNotice::Endpoints(endpoints),
             else => std::future::pending().await,
         }
     }
@@ -403,8 +430,8 @@ fn is_worth_repeating(error: &EnrolError) -> bool {
     }
 }
 
-// From 0 to 1. Spreading out needs no secrecy, but this source is at hand.
-pub(crate) fn dice() -> f64 {
+// A random number from 0 to 1, to spread retries.
+pub(crate) fn random_fraction() -> f64 {
     let secret = TokenSecret::generate();
     let [high, low, ..] = *secret.expose();
     f64::from(u16::from_be_bytes([high, low])) / f64::from(u16::MAX)

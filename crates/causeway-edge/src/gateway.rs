@@ -1,14 +1,14 @@
-//! Joins the gateway to this edge: other sites are behind the one link, records go into the upstream queue.
+//! Connects the gateway to this edge: other sites are reached over the link, audit records go into the spool.
 //!
-//! Where a stream comes from stands in its header, stamped by the cloud; the cloud itself stamps nothing.
+//! The origin of a stream is in its header, set by the cloud; a stream of the cloud itself has none.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
-use causeway_channel::link::{ResetCode, Stream, StreamError, StreamHeader};
+use causeway_channel::link::{Stream, StreamError, StreamHeader};
 use causeway_gateway::audit::{AuditRecord, AuditSink};
 use causeway_gateway::peers::{GatewayPeers, PeerError};
-use causeway_gateway::{Gateway, GatewayOptions, GatewayParts};
+use causeway_gateway::{Gateway, GatewayOptions, GatewayParts, RoleFacts};
 use causeway_netmap::SiteName;
 use tokio::runtime::Handle;
 
@@ -18,30 +18,33 @@ use crate::spool::{Spool, SpoolRecordKind};
 
 /// The site of the cloud itself.
 const CLOUD: &str = "cloud";
-/// A stream opens without a round trip; one that cannot, waits for room that a living link would have made.
+/// The deadline for opening a stream. It takes no round trip; it blocks only while the link grants no more streams,
+/// which a healthy link does within this time.
 const OPEN: Duration = Duration::from_secs(3);
 
 /// The gateway of an edge.
 pub fn gateway(
     netmaps: &NetmapKeeper,
-    uplink: CurrentLink,
-    upstream: Option<Spool>,
+    current_link: CurrentLink,
+    spool: Option<Spool>,
     options: GatewayOptions,
+    role_facts: RoleFacts,
 ) -> Gateway {
     Gateway::new(GatewayParts {
         netmaps: netmaps.views(),
-        peers: Arc::new(ThroughCloud { uplink }),
-        audit: Arc::new(ToCloud { upstream }),
+        peers: Arc::new(CloudPeers { current_link }),
+        audit: Arc::new(SpoolAuditSink { spool }),
         options,
+        role_facts: Some(role_facts),
     })
 }
 
-/// Every other site is behind the cloud.
-struct ThroughCloud {
-    uplink: CurrentLink,
+/// Opens streams to other sites through the cloud.
+struct CloudPeers {
+    current_link: CurrentLink,
 }
 
-impl GatewayPeers for ThroughCloud {
+impl GatewayPeers for CloudPeers {
     fn link_to(&self, _: &SiteName) -> SiteName {
         SiteName::from("cloud")
     }
@@ -53,72 +56,59 @@ impl GatewayPeers for ThroughCloud {
         Box::pin(async move {
             let site = SiteName::from(header.site.as_str());
             let away = |why: String| PeerError::Away { site: site.clone(), why };
-            let Some(link) = self.uplink.link() else {
+            let Some(link) = self.current_link.link() else {
                 return Err(away("there is no link to the cloud".to_owned()));
             };
             match tokio::time::timeout(OPEN, link.open_stream(header)).await {
                 Ok(Ok(stream)) => Ok(stream),
                 Ok(Err(StreamError::Refused(reset))) => Err(PeerError::Refused { site, code: reset.0 }),
                 Ok(Err(error)) => {
-                    self.uplink.suspect();
+                    self.current_link.suspect();
                     Err(away(error.to_string()))
                 }
                 Err(_) => {
-                    self.uplink.suspect();
-                    Err(away("the link takes no stream".to_owned()))
+                    self.current_link.suspect();
+                    Err(away("the link accepts no stream".to_owned()))
                 }
             }
         })
     }
 
     fn home(&self, _site: &SiteName) -> Option<Handle> {
-        self.uplink.link()?.home()
+        self.current_link.link()?.home()
     }
 
     fn suspect(&self, _: &SiteName) {
-        self.uplink.suspect();
+        self.current_link.suspect();
     }
 }
 
-/// Records wait in the queue until the cloud has them.
-struct ToCloud {
-    upstream: Option<Spool>,
+/// Appends audit records to the spool, which keeps them until the cloud has them.
+struct SpoolAuditSink {
+    spool: Option<Spool>,
 }
 
-impl AuditSink for ToCloud {
+impl AuditSink for SpoolAuditSink {
     fn record(&self, record: AuditRecord) {
-        let Some(upstream) = &self.upstream else { return };
+        let Some(spool) = &self.spool else { return };
         match serde_json::to_vec(&record) {
-            Ok(record) => upstream.append(SpoolRecordKind::Audit, record),
-            Err(error) => tracing::error!(%error, "a record cannot be written"),
+            Ok(record) => spool.append(SpoolRecordKind::Audit, record),
+            Err(error) => tracing::error!(%error, "an audit record cannot be encoded"),
         }
     }
 
     fn is_pressed(&self) -> bool {
-        self.upstream.as_ref().is_some_and(Spool::is_pressed)
+        self.spool.as_ref().is_some_and(Spool::is_pressed)
     }
 }
 
-/// Hands the cloud's streams to the gateway. That is put in when it exists: it needs the link, which needs this.
-#[derive(Default)]
-pub struct CloudStreamServer(OnceLock<Gateway>);
-
-impl CloudStreamServer {
-    pub fn set(&self, gateway: Gateway) {
-        // Once; a second gateway there is none.
-        let _ = self.0.set(gateway);
-    }
-}
+/// Hands the streams that the cloud opens to the gateway.
+pub struct CloudStreamServer(pub Gateway);
 
 impl CloudStreamHandler for CloudStreamServer {
     fn serve(&self, header: StreamHeader, stream: Stream) -> LinkFuture<'static, ()> {
-        match self.0.get() {
-            Some(gateway) => {
-                let origin = header.origin.as_ref().map_or(CLOUD, |origin| origin.site.as_str()).into();
-                gateway.serve(origin, header, stream);
-            }
-            None => stream.refuse(ResetCode::Draining),
-        }
+        let origin = header.origin.as_ref().map_or(CLOUD, |origin| origin.site.as_str()).into();
+        self.0.serve(origin, header, stream);
         Box::pin(std::future::ready(()))
     }
 }

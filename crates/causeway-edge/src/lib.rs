@@ -1,12 +1,13 @@
 //! The edge role: enrols once, keeps its certificate fresh and its link to the cloud.
 //!
-//! Everything it must remember is in its data dir: `state` reads and writes it, `renewal` decides what is due,
-//! `edge` does it. `netmap` keeps what it forwards by, `gateway` joins
-//! the forwarding to the link, `upstream` keeps what the cloud must still be told,
-//! `figures` shows how all that stands.
+//! `daemon` assembles and runs the whole. All persistent state is in the data dir: `state` reads and writes it,
+//! `renewal` decides which certificate step is due, `edge` does it. `link` keeps the session with the cloud,
+//! `netmap` the netmap in force, `gateway` connects forwarding to the link, `spool` holds records until the cloud
+//! has them, `metrics` exports link and spool.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
 
+mod daemon;
 mod edge;
 pub mod gateway;
 pub mod link;
@@ -16,5 +17,6 @@ pub mod renewal;
 pub mod spool;
 mod state;
 
+pub use daemon::{EdgeConfig, EdgeDaemon};
 pub use edge::{CertificateSignals, Edge, EdgeError, EnrolmentOutcome};
 pub use state::{EdgeIdentity, StateError};

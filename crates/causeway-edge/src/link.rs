@@ -1,8 +1,9 @@
-//! Keeps the one link to the cloud: does what the supervisor says, and tells it what happened.
+//! Keeps the one link to the cloud: executes the actions of the supervisor and reports events to it.
 //!
-//! Identities come in as they change; the link in use goes out through `CurrentLink`. A cloud that is away is no error
-//! here: this runs until told to stop. The decisions are in `causeway_channel::session`, a dial in `greeting`, a
-//! session in `conversation`, what rides on it in `passengers`, the news of this machine's network in `changes`.
+//! Input: identities as they change. Output: the link in use, through `CurrentLink`. An unreachable cloud is
+//! no error here: this runs until told to stop. Decisions are in `causeway_channel::session`, a dial in
+//! `handshake`, a session in `session_loop`, its users in `services`, changes of this host's network in
+//! `network_changes`.
 
 mod handshake;
 mod network_changes;
@@ -15,6 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use causeway_api::error_chain;
 use causeway_channel::clock::unix_seconds;
 use causeway_channel::dial::{ConnectProxy, DialConfig, DialTransports, Dialer};
 use causeway_channel::link::{CloseReason, Link, Transport};
@@ -29,16 +31,16 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
-use crate::edge::dice;
+use crate::edge::random_fraction;
 use crate::state::{EdgeIdentity, dial_order, read_endpoints};
-use handshake::{EstablishedSession, HandshakeError, greet};
+use handshake::{EstablishedSession, HandshakeError, establish_session};
 use network_changes::NetworkChanges;
 use secondary::SecondaryControl;
 use session_loop::{EdgeSessionLoop, LinkCommand, LinkEvent, SecondaryParts};
 
 pub use services::{CloudStreamHandler, LinkFuture, LinkServices, NetmapHandler, SpoolFeed, SpoolQueue};
 
-/// What the configuration says about the link.
+/// The configuration of the link.
 #[derive(Debug, Clone, Default)]
 pub struct LinkOptions {
     pub transports: AllowedTransports,
@@ -46,14 +48,14 @@ pub struct LinkOptions {
     pub proxy: Option<ConnectProxy>,
 }
 
-/// The link in use, for whoever opens streams on it. Clones look at the same.
+/// The link in use, for opening streams. Clones share it.
 #[derive(Clone, Debug)]
 pub struct CurrentLink {
     current: watch::Receiver<Option<(LinkId, Link)>>,
     /// Counts links that were announced to end, or replaced by another one.
     retired: watch::Receiver<u64>,
     shown: watch::Receiver<LinkState>,
-    doubts: Arc<Notify>,
+    check_requests: Arc<Notify>,
 }
 
 impl CurrentLink {
@@ -69,7 +71,7 @@ impl CurrentLink {
         }
     }
 
-    /// Resolves when streams that are kept open for later use should be given up: the cloud announced the end of the link
+    /// Resolves when streams that are kept open for later use should be closed: the cloud announced the end of the link
     /// they are on, or another link is in use.
     pub async fn retired(&mut self) {
         if self.retired.changed().await.is_err() {
@@ -79,7 +81,7 @@ impl CurrentLink {
 
     /// A request makes no progress: find out at once whether the link is alive.
     pub fn suspect(&self) {
-        self.doubts.notify_one();
+        self.check_requests.notify_one();
     }
 
     /// For the admin dump.
@@ -96,7 +98,7 @@ impl CurrentLink {
     }
 }
 
-/// How the link is doing.
+/// The state of the link.
 #[derive(Clone, Debug, Default, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LinkState {
@@ -113,14 +115,45 @@ pub struct LinkState {
     pub attempts: u64,
     /// Why the last attempt or session ended.
     pub last_problem: Option<String>,
-    /// What the configuration allows: `auto`, `quic` or `tcp`.
+    /// The transports that the configuration allows: `auto`, `quic` or `tcp`.
     pub allowed: &'static str,
     /// TCP goes through an HTTP proxy.
     pub proxied: bool,
     /// Why the link is on TCP although QUIC is allowed.
     pub quic_problem: Option<String>,
-    /// How far this host's clock was ahead of the cloud's when the session began; negative: behind.
+    /// Seconds by which this host's clock was ahead of the cloud's when the session began; negative: behind.
     pub clock_ahead_seconds: Option<i64>,
+}
+
+/// Publishes the link in use and its state to the `CurrentLink` that was made with it.
+pub struct LinkPublisher {
+    current: watch::Sender<Option<(LinkId, Link)>>,
+    shown: watch::Sender<LinkState>,
+    retired: watch::Sender<u64>,
+    check_requests: Arc<Notify>,
+}
+
+impl LinkPublisher {
+    /// Makes both ends. There is no link until a `LinkKeeper` runs with the publisher.
+    pub fn new(options: &LinkOptions) -> (LinkPublisher, CurrentLink) {
+        let allowed = match options.transports {
+            AllowedTransports::Both => "auto",
+            AllowedTransports::QuicOnly => "quic",
+            AllowedTransports::TcpOnly => "tcp",
+        };
+        let proxied = options.proxy.is_some();
+        let (current, current_seen) = watch::channel(None);
+        let (shown, shown_seen) = watch::channel(LinkState { allowed, proxied, ..LinkState::default() });
+        let (retired, retired_seen) = watch::channel(0);
+        let check_requests = Arc::new(Notify::new());
+        let link = CurrentLink {
+            current: current_seen,
+            retired: retired_seen,
+            shown: shown_seen,
+            check_requests: check_requests.clone(),
+        };
+        (LinkPublisher { current, shown, retired, check_requests }, link)
+    }
 }
 
 /// Keeps the link.
@@ -128,14 +161,11 @@ pub struct LinkKeeper {
     options: LinkOptions,
     identity: watch::Receiver<Option<Arc<EdgeIdentity>>>,
     clock: Clock,
-    passengers: LinkServices,
-    current: watch::Sender<Option<(LinkId, Link)>>,
-    shown: watch::Sender<LinkState>,
-    retired: watch::Sender<u64>,
-    doubts: Arc<Notify>,
-    /// Told when the cloud wants the certificate renewed, or doubts it.
+    services: LinkServices,
+    publisher: LinkPublisher,
+    /// Receives a signal when the cloud asks for a renewal of the certificate, or refuses it.
     renew: mpsc::Sender<CertificateSignal>,
-    /// Where the cloud says that it is, for the disk.
+    /// The endpoints of the cloud as it announces them, to be saved.
     endpoints: watch::Sender<Vec<ChannelEndpoint>>,
     /// Names this process to the cloud; see `Hello::instance`.
     instance: Bytes,
@@ -143,7 +173,7 @@ pub struct LinkKeeper {
     secondary: Option<SecondaryControl>,
 }
 
-/// What a session learned about the certificate.
+/// A signal from a session about the certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CertificateSignal {
     /// The cloud asks for it.
@@ -157,70 +187,45 @@ pub enum CertificateSignal {
 impl LinkKeeper {
     pub fn new(
         options: LinkOptions,
+        publisher: LinkPublisher,
         identity: watch::Receiver<Option<Arc<EdgeIdentity>>>,
         clock: Clock,
-        passengers: LinkServices,
+        services: LinkServices,
         renew: mpsc::Sender<CertificateSignal>,
         endpoints: watch::Sender<Vec<ChannelEndpoint>>,
-    ) -> (LinkKeeper, CurrentLink) {
-        let (current, seen) = watch::channel(None);
-        let allowed = match options.transports {
-            AllowedTransports::Both => "auto",
-            AllowedTransports::QuicOnly => "quic",
-            AllowedTransports::TcpOnly => "tcp",
-        };
-        let proxied = options.proxy.is_some();
-        let (shown, figures) = watch::channel(LinkState { allowed, proxied, ..LinkState::default() });
-        let doubts = Arc::new(Notify::new());
-        let (retired, retirements) = watch::channel(0);
-        let uplink =
-            CurrentLink { current: seen, retired: retirements, shown: figures, doubts: doubts.clone() };
+    ) -> LinkKeeper {
         let instance = Bytes::copy_from_slice(&TokenSecret::generate().expose()[..INSTANCE_BYTES]);
         let secondary = (options.transports == AllowedTransports::Both)
             .then(|| SecondaryControl::new(SecondaryPolicy::new(TransportPreference::Auto)));
-        let keeper = LinkKeeper {
-            options,
-            identity,
-            clock,
-            passengers,
-            current,
-            shown,
-            retired,
-            doubts,
-            renew,
-            endpoints,
-            instance,
-            secondary,
-        };
-        (keeper, uplink)
+        LinkKeeper { options, identity, clock, services, publisher, renew, endpoints, instance, secondary }
     }
 
-    /// Keeps the link until told to stop, and says goodbye.
+    /// Keeps the link until told to stop, and sends goodbye.
     pub async fn run(mut self, stop: CancellationToken) {
         let Some(identity) = self.first_identity(&stop).await else { return };
         let mut changes = NetworkChanges::watch();
         let (events, mut heard) = mpsc::channel(EVENTS_MAX);
-        let mut round = Round::new(&self, identity, events);
-        let (mut identity, doubts) = (self.identity.clone(), self.doubts.clone());
+        let mut running = RunningKeeper::new(&self, identity, events);
+        let (mut identity, check_requests) = (self.identity.clone(), self.publisher.check_requests.clone());
         loop {
-            round.act();
-            let due = round.machine.next_timeout();
+            running.act();
+            let due = running.supervisor.next_timeout();
             tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
-                Some((link, event)) = heard.recv() => round.take(link, event),
-                Some(greeted) = round.dials.join_next() => round.finish_dial(greeted),
-                Some(ended) = round.sessions.join_next() => round.finish_session(ended),
+                Some((link, event)) = heard.recv() => running.take(link, event),
+                Some(established) = running.dials.join_next() => running.finish_dial(established),
+                Some(ended) = running.sessions.join_next() => running.finish_session(ended),
                 Ok(()) = identity.changed() => {
                     let news = identity.borrow_and_update().clone();
-                    round.take_identity(news);
+                    running.take_identity(news);
                 }
-                () = changes.next() => round.take_change(),
-                () = doubts.notified() => round.suspect(),
-                () = sleep_until(due) => round.take_timeout(),
+                () = changes.next() => running.take_change(),
+                () = check_requests.notified() => running.suspect(),
+                () = sleep_until(due) => running.take_timeout(),
             }
         }
-        round.end().await;
+        running.end().await;
     }
 
     async fn first_identity(&mut self, stop: &CancellationToken) -> Option<Arc<EdgeIdentity>> {
@@ -232,49 +237,49 @@ impl LinkKeeper {
     }
 }
 
-/// Sessions tell little: drains and news.
+/// Sessions send few events: drains and endpoint updates.
 const EVENTS_MAX: usize = 16;
 const COMMANDS_MAX: usize = 16;
-/// A goodbye has this long to leave.
+/// The time within which a goodbye must be sent.
 const GOODBYE: Duration = Duration::from_secs(1);
 
-/// A link that stands, with the task that talks on it.
-struct Standing {
+/// An established link and the task that serves it.
+struct ActiveLink {
     link: Link,
     commands: mpsc::Sender<LinkCommand>,
 }
 
-type Dialled = (LinkId, Result<EstablishedSession, HandshakeError>);
+type DialResult = (LinkId, Result<EstablishedSession, HandshakeError>);
 
-/// Everything that lives while the keeper runs.
-struct Round<'a> {
+/// The state of a running keeper.
+struct RunningKeeper<'a> {
     keeper: &'a LinkKeeper,
-    machine: Supervisor,
+    supervisor: Supervisor,
     identity: Arc<EdgeIdentity>,
     dialer: Dialer,
-    /// Endpoints as the cloud told them in a session; they go before those on disk.
+    /// Endpoints that the cloud announced in a session; they are tried before those on disk.
     told: Vec<ChannelEndpoint>,
-    dials: JoinSet<Dialled>,
+    dials: JoinSet<DialResult>,
     attempts: HashMap<LinkId, AbortHandle>,
     sessions: JoinSet<(LinkId, CloseReason)>,
-    links: HashMap<LinkId, Standing>,
+    links: HashMap<LinkId, ActiveLink>,
     events: mpsc::Sender<(LinkId, LinkEvent)>,
-    /// A ping that its session has not handed to the link yet, and since when.
-    asking: Option<(LinkId, Instant)>,
-    /// A cloud that is away for days is worth one line, not one every five seconds.
-    complained: bool,
+    /// A ping that its session has not handed to the link yet, and when it was requested.
+    pending_ping: Option<(LinkId, Instant)>,
+    /// A cloud that is unreachable for days is logged once, not every five seconds.
+    is_problem_logged: bool,
 }
 
-impl<'a> Round<'a> {
+impl<'a> RunningKeeper<'a> {
     fn new(
         keeper: &'a LinkKeeper,
         identity: Arc<EdgeIdentity>,
         events: mpsc::Sender<(LinkId, LinkEvent)>,
-    ) -> Round<'a> {
+    ) -> RunningKeeper<'a> {
         let since_1970 = keeper.clock.now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let epoch = since_1970.as_millis().min(u64::MAX.into()) as u64;
-        Round {
-            machine: Supervisor::new(epoch, keeper.options.transports, Instant::now()),
+        RunningKeeper {
+            supervisor: Supervisor::new(epoch, keeper.options.transports, Instant::now()),
             dialer: Dialer::new(dial_config(keeper, &identity, &[])),
             keeper,
             identity,
@@ -284,32 +289,32 @@ impl<'a> Round<'a> {
             sessions: JoinSet::new(),
             links: HashMap::new(),
             events,
-            asking: None,
-            complained: false,
+            pending_ping: None,
+            is_problem_logged: false,
         }
     }
 
-    /// Does what the machine says, and shows where it stands.
+    /// Executes the actions of the supervisor and publishes its state.
     fn act(&mut self) {
-        while let Some(action) = self.machine.next_action() {
+        while let Some(action) = self.supervisor.next_action() {
             match action {
                 SupervisorAction::Dial { link, epoch, transports, patience } => {
                     let hello = self.hello(epoch);
                     let (dialer, events) = (self.dialer.clone(), self.events.clone());
                     let dialed = move || drop(events.try_send((link, LinkEvent::Dialed)));
-                    let greeting = greet(dialer, transports, patience, hello, dialed);
+                    let greeting = establish_session(dialer, transports, patience, hello, dialed);
                     let task = self.dials.spawn(async move { (link, Box::pin(greeting).await) });
                     self.attempts.insert(link, task);
-                    self.keeper.shown.send_modify(|shown| shown.attempts += 1);
+                    self.keeper.publisher.shown.send_modify(|shown| shown.attempts += 1);
                 }
                 SupervisorAction::Abandon { link } => {
                     if let Some(task) = self.attempts.remove(&link) {
                         task.abort();
-                        self.complain("nobody answered in time");
+                        self.report_problem("the cloud did not answer in time");
                     }
                 }
                 SupervisorAction::Ping { link, nonce } => {
-                    self.asking.get_or_insert((link, Instant::now()));
+                    self.pending_ping.get_or_insert((link, Instant::now()));
                     self.command(link, LinkCommand::Ask(Ping { nonce }.into()));
                 }
                 SupervisorAction::Rebind { .. } => {
@@ -319,95 +324,98 @@ impl<'a> Round<'a> {
                 }
                 SupervisorAction::Linger { link, until } => self.command(link, LinkCommand::Linger(until)),
                 SupervisorAction::Close { link, code } => self.command(link, LinkCommand::Close(code)),
-                SupervisorAction::Renew => self.wish(CertificateSignal::Check),
+                SupervisorAction::Renew => self.signal_certificate(CertificateSignal::Check),
             }
         }
         self.show();
     }
 
     fn command(&mut self, link: LinkId, command: LinkCommand) {
-        let Some(standing) = self.links.get(&link) else { return };
+        let Some(active) = self.links.get(&link) else { return };
         // A session that does not take its commands is stuck behind its own link; closing that frees it.
         if let Err(mpsc::error::TrySendError::Full(LinkCommand::Close(code))) =
-            standing.commands.try_send(command)
+            active.commands.try_send(command)
         {
-            standing.link.close(CloseReason::new(code, ""));
+            active.link.close(CloseReason::new(code, ""));
         }
     }
 
     fn take(&mut self, link: LinkId, event: LinkEvent) {
         let now = Instant::now();
         match event {
-            LinkEvent::Dialed => self.machine.handle_dialed(now, link),
+            LinkEvent::Dialed => self.supervisor.handle_dialed(now, link),
             LinkEvent::Asked => {
                 self.count_delay(now);
-                self.asking = None;
+                self.pending_ping = None;
             }
             LinkEvent::Drain(drain) => {
                 let (deadline, hint) = (ms(drain.deadline_ms), ms(drain.retry_hint_ms));
-                tracing::info!(?deadline, "the cloud asks this edge to attach elsewhere");
-                self.machine.handle_drain(now, link, deadline, hint, dice());
-                self.keeper.retired.send_modify(|count| *count += 1);
+                tracing::info!(
+                    ?deadline,
+                    "the cloud drains this session; the edge connects to another replica"
+                );
+                self.supervisor.handle_drain(now, link, deadline, hint, random_fraction());
+                self.keeper.publisher.retired.send_modify(|count| *count += 1);
             }
-            LinkEvent::Hint(hint) => self.machine.handle_hint(link, ms(hint.retry_hint_ms)),
+            LinkEvent::Hint(hint) => self.supervisor.handle_hint(link, ms(hint.retry_hint_ms)),
             LinkEvent::News(news) => {
                 self.take_endpoints(&news.endpoints);
                 if news.renew {
-                    self.wish(CertificateSignal::Renew);
+                    self.signal_certificate(CertificateSignal::Renew);
                 }
             }
         }
     }
 
-    fn finish_dial(&mut self, dialled: Result<Dialled, tokio::task::JoinError>) {
-        // One that was abandoned is not missed by anybody.
-        let Ok((id, result)) = dialled else { return };
+    fn finish_dial(&mut self, dial: Result<DialResult, tokio::task::JoinError>) {
+        // An abandoned dial was aborted and has no result.
+        let Ok((id, result)) = dial else { return };
         self.attempts.remove(&id);
         let now = Instant::now();
         match result {
-            Ok(greeted) => self.begin(id, greeted, now),
+            Ok(established) => self.begin(id, established, now),
             Err(error) => {
-                self.complain(&chain(&error));
-                self.machine.handle_failed(now, id, error.failure(), dice());
+                self.report_problem(&error_chain(&error));
+                self.supervisor.handle_failed(now, id, error.failure(), random_fraction());
             }
         }
     }
 
-    fn begin(&mut self, id: LinkId, greeted: EstablishedSession, now: Instant) {
-        let welcome = greeted.welcome.clone();
-        let link = greeted.link.clone();
+    fn begin(&mut self, id: LinkId, established: EstablishedSession, now: Instant) {
+        let welcome = established.welcome.clone();
+        let link = established.link.clone();
         let welcomed = WelcomedSession {
             transport: link.transport(),
             keepalive: ms(welcome.keepalive_ms),
             retry_hint: ms(welcome.retry_hint_ms),
         };
-        self.machine.handle_welcome(now, id, welcomed);
-        if self.machine.current() != Some(id) {
-            // The attempt had been given up; the link ends with its last handle.
+        self.supervisor.handle_welcome(now, id, welcomed);
+        if self.supervisor.current() != Some(id) {
+            // The attempt was abandoned; the link ends with its last handle.
             return;
         }
         tracing::info!(
             transport = link.transport().as_str(), cloud = %link.remote_address(), replica = welcome.replica,
             session = welcome.session_id, "connected to the cloud"
         );
-        self.complained = false;
+        self.is_problem_logged = false;
         let (commands, taken) = mpsc::channel(COMMANDS_MAX);
-        let secondary = self.secondary_of(&greeted);
-        let passengers = self.keeper.passengers.clone();
-        let talk = EdgeSessionLoop::new(id, greeted, passengers, self.events.clone(), secondary);
-        let talking = async move { (id, Box::pin(talk.run(taken)).await) };
+        let secondary = self.secondary_of(&established);
+        let services = self.keeper.services.clone();
+        let session_loop = EdgeSessionLoop::new(id, established, services, self.events.clone(), secondary);
+        let session = async move { (id, Box::pin(session_loop.run(taken)).await) };
         match link.home() {
-            Some(home) => self.sessions.spawn_on(talking, &home),
-            None => self.sessions.spawn(talking),
+            Some(home) => self.sessions.spawn_on(session, &home),
+            None => self.sessions.spawn(session),
         };
-        self.links.insert(id, Standing { link, commands });
+        self.links.insert(id, ActiveLink { link, commands });
         let (clock, transport) = (unix_seconds(self.keeper.clock.now()), welcomed.transport);
-        self.keeper.shown.send_modify(|shown| {
+        self.keeper.publisher.shown.send_modify(|shown| {
             shown.clock_ahead_seconds = (welcome.time > 0).then(|| clock.saturating_sub(welcome.time));
             match transport {
                 Transport::Quic => shown.quic_problem = None,
                 Transport::Tcp if shown.allowed == "auto" && shown.quic_problem.is_none() => {
-                    let why = "QUIC had given no answer when TCP was connected";
+                    let why = "QUIC had not connected when TCP did";
                     shown.quic_problem = Some(why.to_owned());
                 }
                 Transport::Tcp => {}
@@ -432,7 +440,11 @@ impl<'a> Round<'a> {
 
     fn take_welcome(&mut self, welcome: &Welcome) {
         self.take_endpoints(&welcome.endpoints);
-        self.wish(if welcome.renew { CertificateSignal::Renew } else { CertificateSignal::Nothing });
+        self.signal_certificate(if welcome.renew {
+            CertificateSignal::Renew
+        } else {
+            CertificateSignal::Nothing
+        });
     }
 
     fn finish_session(&mut self, ended: Result<(LinkId, CloseReason), tokio::task::JoinError>) {
@@ -441,19 +453,19 @@ impl<'a> Round<'a> {
             Err(error) => return tracing::error!(%error, "a session failed"),
         };
         self.links.remove(&id);
-        self.asking = self.asking.filter(|(link, _)| *link != id);
-        if self.machine.current() == Some(id) {
+        self.pending_ping = self.pending_ping.filter(|(link, _)| *link != id);
+        if self.supervisor.current() == Some(id) {
             tracing::warn!(%reason, "the link to the cloud is lost");
-            self.keeper.shown.send_modify(|shown| shown.last_problem = Some(reason.to_string()));
+            self.keeper.publisher.shown.send_modify(|shown| shown.last_problem = Some(reason.to_string()));
         }
-        self.machine.handle_closed(Instant::now(), id, reason.code, dice());
+        self.supervisor.handle_closed(Instant::now(), id, reason.code, random_fraction());
     }
 
     fn take_identity(&mut self, identity: Option<Arc<EdgeIdentity>>) {
         let Some(identity) = identity else { return };
         self.identity = identity;
         self.dialer = self.dialer.with_config(dial_config(self.keeper, &self.identity, &self.told));
-        self.machine.handle_identity(Instant::now(), dice());
+        self.supervisor.handle_identity(Instant::now(), random_fraction());
     }
 
     fn take_endpoints(&mut self, texts: &[String]) {
@@ -467,46 +479,47 @@ impl<'a> Round<'a> {
     }
 
     fn take_change(&mut self) {
-        tracing::debug!("the network of this machine has changed");
-        let current = self.machine.current().and_then(|id| self.links.get(&id));
-        if let (Some(secondary), Some(standing)) = (&self.keeper.secondary, current) {
-            secondary.handle_network_change(standing.link.remote_address());
+        tracing::debug!("the network of this host has changed");
+        let current = self.supervisor.current().and_then(|id| self.links.get(&id));
+        if let (Some(secondary), Some(established)) = (&self.keeper.secondary, current) {
+            secondary.handle_network_change(established.link.remote_address());
         }
-        self.machine.handle_link_change(Instant::now());
+        self.supervisor.handle_link_change(Instant::now());
     }
 
     fn suspect(&mut self) {
-        if let Some(link) = self.machine.current() {
-            self.machine.handle_suspect(Instant::now(), link);
+        if let Some(link) = self.supervisor.current() {
+            self.supervisor.handle_suspect(Instant::now(), link);
         }
     }
 
-    /// A ping that waits for its turn in this process has not been asked yet: that time is no silence of the cloud.
+    /// The time that a ping waits in this process before it is sent does not count as silence of the cloud.
     fn count_delay(&mut self, now: Instant) {
-        if let Some((link, since)) = &mut self.asking {
-            self.machine.handle_late(*link, now.saturating_duration_since(*since));
+        if let Some((link, since)) = &mut self.pending_ping {
+            self.supervisor.handle_late(*link, now.saturating_duration_since(*since));
             *since = now;
         }
     }
 
     fn take_timeout(&mut self) {
         self.count_delay(Instant::now());
-        if let Some((id, standing)) = self.machine.current().and_then(|id| Some((id, self.links.get(&id)?))) {
-            self.machine.handle_heard(id, standing.link.last_heard(), standing.link.rtt());
+        if let Some((id, active)) = self.supervisor.current().and_then(|id| Some((id, self.links.get(&id)?)))
+        {
+            self.supervisor.handle_heard(id, active.link.last_heard(), active.link.rtt());
         }
-        self.machine.handle_timeout(Instant::now(), dice());
+        self.supervisor.handle_timeout(Instant::now(), random_fraction());
     }
 
-    fn wish(&self, wish: CertificateSignal) {
-        // Full: one is on its way already, and the next session will say it again.
-        let _ = self.keeper.renew.try_send(wish);
+    fn signal_certificate(&self, signal_certificate: CertificateSignal) {
+        // If the queue is full, a signal is pending already, and the next session repeats it.
+        let _ = self.keeper.renew.try_send(signal_certificate);
     }
 
     fn hello(&self, epoch: u64) -> Hello {
         Hello {
             version: control::VERSION,
             epoch,
-            held: self.keeper.passengers.netmaps.held(),
+            held: self.keeper.services.netmaps.held(),
             software: concat!("causeway ", env!("CARGO_PKG_VERSION")).to_owned(),
             bundle_hash: tls::bundle_hash(&self.identity.authorities).to_vec().into(),
             time: unix_seconds(self.keeper.clock.now()),
@@ -515,14 +528,14 @@ impl<'a> Round<'a> {
         }
     }
 
-    fn complain(&mut self, problem: &str) {
-        match self.machine.current() {
+    fn report_problem(&mut self, problem: &str) {
+        match self.supervisor.current() {
             Some(_) => tracing::debug!(problem, "no better link"),
-            None if self.complained => tracing::debug!(problem, "still no link to the cloud"),
-            None => tracing::warn!(problem, "no link to the cloud; trying on"),
+            None if self.is_problem_logged => tracing::debug!(problem, "still no link to the cloud"),
+            None => tracing::warn!(problem, "no link to the cloud; the edge keeps trying"),
         }
-        self.complained |= self.machine.current().is_none();
-        self.keeper.shown.send_modify(|shown| {
+        self.is_problem_logged |= self.supervisor.current().is_none();
+        self.keeper.publisher.shown.send_modify(|shown| {
             shown.last_problem = Some(problem.to_owned());
             // Beside a session over TCP only QUIC is tried.
             if shown.transport == Some(Transport::Tcp.as_str()) {
@@ -532,12 +545,12 @@ impl<'a> Round<'a> {
     }
 
     fn show(&self) {
-        let id = self.machine.current();
-        let link = id.and_then(|id| self.links.get(&id)).map(|standing| standing.link.clone());
-        let state = state_word(self.machine.state());
+        let id = self.supervisor.current();
+        let link = id.and_then(|id| self.links.get(&id)).map(|active| active.link.clone());
+        let state = state_word(self.supervisor.state());
         let transport = link.as_ref().map(|link| link.transport().as_str());
         let cloud = link.as_ref().map(|link| link.remote_address().to_string());
-        self.keeper.shown.send_if_modified(|shown| {
+        self.keeper.publisher.shown.send_if_modified(|shown| {
             let differs = shown.state != state || shown.transport != transport || shown.cloud != cloud;
             if differs {
                 shown.state = state.to_owned();
@@ -545,10 +558,10 @@ impl<'a> Round<'a> {
             }
             differs
         });
-        self.keeper.current.send_if_modified(|current| {
+        self.keeper.publisher.current.send_if_modified(|current| {
             let differs = current.as_ref().map(|(id, _)| *id) != id;
             if differs {
-                self.keeper.retired.send_modify(|count| *count += 1);
+                self.keeper.publisher.retired.send_modify(|count| *count += 1);
                 *current = id.zip(link);
             }
             differs
@@ -556,11 +569,11 @@ impl<'a> Round<'a> {
     }
 
     async fn end(mut self) {
-        if let Some(link) = self.machine.current() {
+        if let Some(link) = self.supervisor.current() {
             let goodbye = Goodbye { reason: "the edge stops".to_owned() };
             self.command(link, LinkCommand::Say(goodbye.into()));
         }
-        self.machine.handle_stop();
+        self.supervisor.handle_stop();
         self.act();
         self.links.clear();
         let goodbyes = async { while self.sessions.join_next().await.is_some() {} };
@@ -599,17 +612,6 @@ fn state_word(state: SupervisorState) -> &'static str {
 
 fn ms(milliseconds: u32) -> Duration {
     Duration::from_millis(milliseconds.into())
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }
 
 async fn sleep_until(due: Option<Instant>) {

@@ -1,4 +1,5 @@
-//! How the link and the queue for the cloud are doing, for `/metrics`. Read when somebody asks; nothing is counted twice.
+//! Metrics of the link and of the spool, for `/metrics`. Values are read at each scrape; nothing is counted
+//! twice.
 
 use std::fmt;
 
@@ -14,19 +15,19 @@ use crate::link::CurrentLink;
 use crate::spool::Spool;
 
 /// Shows them in `/metrics`.
-pub fn register(registry: &mut Registry, uplink: CurrentLink, upstream: Option<Spool>) {
-    registry.register_collector(Box::new(Figures { uplink, upstream }));
+pub fn register(registry: &mut Registry, current_link: CurrentLink, spool: Option<Spool>) {
+    registry.register_collector(Box::new(LinkCollector { current_link, spool }));
 }
 
 #[derive(Debug)]
-struct Figures {
-    uplink: CurrentLink,
-    upstream: Option<Spool>,
+struct LinkCollector {
+    current_link: CurrentLink,
+    spool: Option<Spool>,
 }
 
-impl Collector for Figures {
+impl Collector for LinkCollector {
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
-        let shown = self.uplink.shown();
+        let shown = self.current_link.shown();
         let help = "1 for the transport that carries the link to the cloud";
         let mut link = encoder.encode_descriptor("causeway_channel_link", help, None, MetricType::Gauge)?;
         // Both are always there, so that a rule can add them up.
@@ -50,12 +51,12 @@ impl Collector for Figures {
             "Received over the link in use",
             &count(shown.received_bytes),
         )?;
-        let Some(upstream) = &self.upstream else { return Ok(()) };
-        let queue = upstream.figures();
+        let Some(spool) = &self.spool else { return Ok(()) };
+        let queue = spool.figures();
         let gauge = |value: u64| ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
-        put("causeway_upstream_waiting", "Records the cloud does not have yet", &gauge(queue.waiting))?;
-        put("causeway_upstream_bytes", "What they take on disk", &gauge(queue.bytes))?;
-        put("causeway_upstream_lost", "Records that the bound of the queue dropped", &count(queue.lost))
+        put("causeway_spool_waiting", "Records the cloud does not have yet", &gauge(queue.waiting))?;
+        put("causeway_spool_bytes", "What they take on disk", &gauge(queue.bytes))?;
+        put("causeway_spool_dropped", "Records that the bound of the queue dropped", &count(queue.lost))
     }
 }
 
@@ -73,40 +74,25 @@ impl<M: EncodeMetric> Shown for M {
 
 #[cfg(test)]
 mod tests {
-    use causeway_channel::Clock;
-    use tokio::sync::{mpsc, watch};
-
     use super::*;
-    use crate::link::{LinkKeeper, LinkOptions, LinkServices};
+    use crate::link::{LinkOptions, LinkPublisher};
     use crate::spool::SpoolLimits;
 
     #[test]
     fn a_link_that_is_away_and_a_queue_show_themselves() {
-        let (_, identity) = watch::channel(None);
-        let (wishes, _) = mpsc::channel(1);
-        let (_keeper, uplink) = {
-            let endpoints = watch::channel(Vec::new()).0;
-            LinkKeeper::new(
-                LinkOptions::default(),
-                identity,
-                Clock::system(),
-                LinkServices::none(),
-                wishes,
-                endpoints,
-            )
-        };
+        let (_publisher, current_link) = LinkPublisher::new(&LinkOptions::default());
         let folder = tempfile::tempdir().unwrap();
-        let upstream = Spool::open(folder.path(), SpoolLimits::default()).unwrap();
+        let spool = Spool::open(folder.path(), SpoolLimits::default()).unwrap();
         let mut registry = Registry::default();
-        register(&mut registry, uplink, Some(upstream));
+        register(&mut registry, current_link, Some(spool));
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
         for line in [
             "causeway_channel_link{transport=\"quic\"} 0",
             "causeway_channel_link{transport=\"tcp\"} 0",
             "causeway_channel_dials_total 0",
-            "causeway_upstream_waiting 0",
-            "causeway_upstream_lost_total 0",
+            "causeway_spool_waiting 0",
+            "causeway_spool_dropped_total 0",
         ] {
             assert!(text.lines().any(|shown| shown == line), "{line} is missing in\n{text}");
         }

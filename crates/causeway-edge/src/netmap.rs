@@ -1,4 +1,4 @@
-//! The netmap this edge runs on: taken in from the cloud, published to whoever forwards by it, persisted.
+//! The netmap of this edge: received from the cloud, published to the gateway, persisted.
 //!
 //! An update is applied in memory, published, written whole, then acknowledged: a change that takes access away holds at once, also when
 //! the disk refuses it. Then the acknowledgement says that it is not persisted, and the write is tried again until it succeeds.
@@ -44,11 +44,11 @@ struct Shared {
     receiver: Mutex<NetmapReceiver>,
     disk: NetmapFiles,
     in_force: watch::Sender<Option<Arc<CurrentNetmap>>>,
-    /// How a gateway reads what is in force; empty while nothing is.
+    /// The netmap in force as the gateway reads it; empty while there is none.
     views: watch::Sender<Arc<NetmapView>>,
     check: Option<ReadinessCheck>,
     figures: NetmapKeeperMetrics,
-    /// What sessions are told about the disk beside their answers.
+    /// Reports to sessions about the disk, beside the responses to updates.
     later_acks: watch::Sender<Option<NetmapAck>>,
     retrying: OnceLock<JoinHandle<()>>,
 }
@@ -61,7 +61,7 @@ impl Drop for Shared {
     }
 }
 
-/// What is in force now: the value, and how a gateway reads it.
+/// The netmap in force, and the form in which a gateway reads it.
 #[derive(Debug)]
 pub struct CurrentNetmap {
     pub netmap: Arc<Netmap>,
@@ -81,7 +81,7 @@ impl CurrentNetmap {
 }
 
 impl NetmapKeeper {
-    /// Finds what was persisted, the newest that is whole. `check` tells `/readyz` how it stands.
+    /// Reads the newest persisted netmap that is whole. `check` reports the state to `/readyz`.
     pub fn open(data_dir: &Path, check: Option<ReadinessCheck>) -> Result<NetmapKeeper, NetmapFileError> {
         let (disk, found) = NetmapFiles::open(&data_dir.join(FOLDER))?;
         if let Some(check) = &check {
@@ -128,7 +128,7 @@ impl NetmapKeeper {
         self.shared.figures.register(metrics);
     }
 
-    /// What is in force, for the first word of a session. None makes the cloud send everything.
+    /// The stamp of the netmap in force, for hello. `None` makes the cloud send the whole netmap.
     pub fn held(&self) -> Option<HeldNetmap> {
         self.stamp().map(held_message)
     }
@@ -137,12 +137,12 @@ impl NetmapKeeper {
         self.shared.in_force.borrow().as_ref().map(|in_force| in_force.netmap.stamp())
     }
 
-    /// The netmap as it changes, for whoever forwards by it.
+    /// The netmap as it changes.
     pub fn subscribe(&self) -> watch::Receiver<Option<Arc<CurrentNetmap>>> {
         self.shared.in_force.subscribe()
     }
 
-    /// How a gateway reads it, as it changes.
+    /// The form in which a gateway reads it, as it changes.
     pub fn views(&self) -> watch::Receiver<Arc<NetmapView>> {
         self.shared.views.subscribe()
     }
@@ -153,7 +153,7 @@ impl NetmapKeeper {
         let shared = self.shared.clone();
         let cleared = tokio::task::spawn_blocking(move || shared.disk.clear()).await;
         if let Ok(Err(error)) = cleared {
-            tracing::warn!(%error, "the netmap of an earlier life cannot be removed");
+            tracing::warn!(%error, "the netmap of an earlier enrolment cannot be removed");
         }
         *receiver = NetmapReceiver::default();
         self.shared.later_acks.send_replace(None);
@@ -186,7 +186,8 @@ impl NetmapKeeper {
         said.as_ref().map(|ack| ack.not_persisted.clone()).filter(|reason| !reason.is_empty())
     }
 
-    /// Takes in an update of the cloud and returns the answer. What is acknowledged is in force; the answer says whether it is on disk.
+    /// Applies an update of the cloud and returns the response. An acknowledged netmap is in force; the
+    /// response says whether it is on disk.
     pub async fn handle(&self, update: Bytes) -> EdgeMessageBody {
         // In a task of its own: a session that ends meanwhile must not leave the disk and the memory apart.
         let keeper = self.clone();
@@ -202,7 +203,7 @@ impl NetmapKeeper {
         let mut receiver = self.shared.receiver.lock().await;
         let netmap = match (receiver.handle_bytes(update), receiver.held()) {
             (ReceiverStep::Persist(netmap), _) => netmap,
-            // It was withdrawn; the cloud says that it is the newest after all.
+            // It was withdrawn; according to the cloud it is the newest after all.
             (ReceiverStep::Reply(NetmapReply::Acknowledged(stamp)), Some(held))
                 if self.stamp() != Some(stamp) =>
             {
@@ -249,7 +250,7 @@ impl NetmapKeeper {
         }
     }
 
-    /// Says how it stands with the disk: to `/readyz`, to the log when that changes, and to the cloud.
+    /// Reports the state of the disk: to `/readyz`, to the log when it changes, and to the cloud.
     fn tell(&self, stamp: NetmapStamp, written: &Result<(), String>) {
         let was_unpersisted = self.not_persisted().is_some();
         self.shared.figures.unpersisted.set(i64::from(written.is_err()));

@@ -1,6 +1,6 @@
-//! What is due for a certificate: nothing yet, a question to the cloud, renewal, or re-enrolment.
+//! Decides which step is due for a certificate: none yet, a check with the cloud, renewal, or re-enrolment.
 //!
-//! Values in, values out; the time and the dice are arguments. `edge` does what is said here and reports back.
+//! Pure: the time and the random numbers are arguments. `edge` executes the steps and reports their outcome.
 
 use std::time::{Duration, SystemTime};
 
@@ -11,19 +11,19 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 const CHECK_EVERY: Duration = DAY;
 /// The clock may be set while we sleep, so the time is looked at this often.
 const SLEEP_MAX: Duration = Duration::from_secs(5 * 60);
-/// When CAs change, the whole fleet is told in one moment; it comes spread over this time.
+/// When the CAs change, the whole fleet is notified at once; its renewals are spread over this time.
 const RENEW_SPREAD: Duration = Duration::from_secs(10);
 const BACKOFF_FIRST: Duration = Duration::from_secs(2);
 /// There are ten days between the first try to renew and the end; a cloud that is away is asked gently.
 const BACKOFF_MAX: Duration = Duration::from_secs(10 * 60);
 
-/// What the age of a certificate asks for.
+/// The action that is due for the age of a certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CertificateAction {
     Wait(Duration),
     Renew,
     Reenrol,
-    /// Not valid yet, by this clock. Asking the cloud will tell whose clock is wrong.
+    /// Not valid yet, by this clock. A check with the cloud shows which clock is wrong.
     ClockBehind,
 }
 
@@ -49,13 +49,13 @@ pub fn next(
     }
 }
 
-/// How long to wait after the `failures`-th failure in a row: doubling, with half of it left to the dice.
+/// The pause after the `failures`-th failure in a row: doubling, half of it random.
 pub fn backoff(failures: u32, jitter: f64) -> Duration {
     let doubled = BACKOFF_FIRST.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(BACKOFF_MAX);
     doubled / 2 + (doubled / 2).mul_f64(jitter.clamp(0.0, 1.0))
 }
 
-/// What to do now.
+/// The step that is due now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RenewalStep {
     Sleep(Duration),
@@ -64,7 +64,7 @@ pub enum RenewalStep {
     Reenrol,
 }
 
-/// How a step ended.
+/// The outcome of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RenewalOutcome {
     Issued {
@@ -75,14 +75,14 @@ pub enum RenewalOutcome {
     Checked {
         renew: bool,
     },
-    /// The cloud says that the certificate has expired, whatever our clock says.
+    /// According to the cloud the certificate has expired, whatever the local clock shows.
     Expired,
     Failed {
         retry_after: Option<Duration>,
     },
 }
 
-/// The life of one identity: its certificate, when the cloud was asked last, and how often it failed since.
+/// The schedule of one identity: its certificate, the time of the last check, and the failures since.
 #[derive(Debug, Clone)]
 pub struct RenewalSchedule {
     not_before: SystemTime,
@@ -137,8 +137,8 @@ impl RenewalSchedule {
 
     /// Takes what a session learned. A session that was taken has proved the certificate, so nothing is asked for a
     /// day; one that was refused asks now, unless the cloud is being left alone.
-    pub fn handle_wish(&mut self, wish: CertificateSignal, now: SystemTime, jitter: f64) {
-        match wish {
+    pub fn handle_signal(&mut self, signal: CertificateSignal, now: SystemTime, jitter: f64) {
+        match signal {
             CertificateSignal::Renew => {
                 self.wanted = self.wanted.or(Some(RenewalStep::Renew));
                 self.pause = self.pause.or(Some((now, RENEW_SPREAD.mul_f64(jitter.clamp(0.0, 1.0)))));
@@ -248,15 +248,15 @@ mod tests {
     #[test]
     fn a_session_spares_the_question_or_asks_for_it() {
         let mut schedule = RenewalSchedule::new(start(), start() + 30 * DAY, start(), 0.0);
-        schedule.handle_wish(CertificateSignal::Nothing, start(), 0.5);
+        schedule.handle_signal(CertificateSignal::Nothing, start(), 0.5);
         assert!(
             matches!(schedule.next_step(start()), RenewalStep::Sleep(_)),
             "a session proves the certificate"
         );
-        schedule.handle_wish(CertificateSignal::Check, start(), 0.5);
+        schedule.handle_signal(CertificateSignal::Check, start(), 0.5);
         assert_eq!(schedule.next_step(start()), RenewalStep::Check, "a refusal is looked into at once");
-        schedule.handle_wish(CertificateSignal::Nothing, start(), 0.5);
-        schedule.handle_wish(CertificateSignal::Renew, start(), 0.5);
+        schedule.handle_signal(CertificateSignal::Nothing, start(), 0.5);
+        schedule.handle_signal(CertificateSignal::Renew, start(), 0.5);
         assert_eq!(schedule.next_step(start()), RenewalStep::Sleep(RENEW_SPREAD / 2));
         assert_eq!(schedule.next_step(start() + RENEW_SPREAD / 2), RenewalStep::Renew);
     }

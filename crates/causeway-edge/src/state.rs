@@ -1,8 +1,9 @@
-//! What an edge keeps in its data dir, and in which order it is written.
+//! The persistent state of an edge in its data dir, and the order in which it is written.
 //!
 //! `identity.pem` holds the key and its certificate, in one file, so that they always belong together; it is
-//! written last and makes the edge enrolled. `ca.pem` and `edge.json` say whom to trust and where to dial.
-//! `pending.key` is a key that was saved before it was sent; `refused.json` says why the cloud gave this edge up.
+//! written last and makes the edge enrolled. `ca.pem` and `edge.json` hold the trusted CAs and the endpoints
+//! to dial.
+//! `pending.key` is a key that was saved before it was sent; `refused.json` says why the cloud refused this edge for good.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -24,7 +25,7 @@ const PENDING: &str = "pending.key";
 const REFUSED: &str = "refused.json";
 const VERSION: u32 = 1;
 
-/// Who this edge is, whom it trusts and where it dials. `Debug` shows no key.
+/// The identity of an edge, the CAs it trusts and the endpoints it dials. `Debug` shows no key.
 #[derive(Debug)]
 pub struct EdgeIdentity {
     pub peer: PeerId,
@@ -32,9 +33,9 @@ pub struct EdgeIdentity {
     pub certificate: CertificateDer<'static>,
     pub facts: CertificateFacts,
     pub authorities: Vec<CertificateDer<'static>>,
-    /// What the cloud told last.
+    /// The endpoints that the cloud announced last.
     pub endpoints: Vec<ChannelEndpoint>,
-    /// What the join token said: the way back, should the cloud have told nonsense.
+    /// The endpoints of the join token, in case the cloud announced unusable ones.
     pub joined_at: Vec<ChannelEndpoint>,
 }
 
@@ -48,14 +49,15 @@ impl EdgeIdentity {
         TrustAnchors::Bundle(self.authorities.clone())
     }
 
-    /// Where to dial, best first.
+    /// The endpoints to dial, best first.
     pub fn dial(&self) -> Vec<ChannelEndpoint> {
         dial_order(&self.endpoints, &self.joined_at)
     }
 }
 
-/// Where to dial: what the cloud told and what the join token said, in turn, each once, `ENDPOINTS_MAX` at most. In turn, so that
-/// a long list of dead endpoints does not use up the time of a dial before the token's own are tried.
+/// Returns the endpoints to dial: those the cloud announced and those of the join token, alternating, each
+/// once, `ENDPOINTS_MAX` at most. Alternating, so that a long list of dead endpoints does not use up the time
+/// of a dial before the endpoints of the token are tried.
 pub fn dial_order(told: &[ChannelEndpoint], joined_at: &[ChannelEndpoint]) -> Vec<ChannelEndpoint> {
     let mut endpoints = Vec::new();
     for place in 0..told.len().max(joined_at.len()) {
@@ -68,7 +70,7 @@ pub fn dial_order(told: &[ChannelEndpoint], joined_at: &[ChannelEndpoint]) -> Ve
     endpoints
 }
 
-/// What the cloud told, as far as it can be used. Empty: nothing of it can.
+/// Parses the endpoints that the cloud announced. Those that cannot be parsed are left out.
 pub fn read_endpoints(texts: &[String]) -> Vec<ChannelEndpoint> {
     let mut endpoints: Vec<ChannelEndpoint> = Vec::new();
     for endpoint in texts.iter().take(ENDPOINTS_MAX).filter_map(|text| text.parse().ok()) {
@@ -170,7 +172,7 @@ impl EdgeState {
         Ok(())
     }
 
-    /// Keeps the endpoints that the cloud told, for the next start. The rest of the settings stays as it is.
+    /// Saves the endpoints that the cloud announced, for the next start. The rest of the settings stays as it is.
     pub fn save_endpoints(&self, endpoints: &[ChannelEndpoint]) -> Result<(), StateError> {
         let Some(mut settings) = self.settings()? else { return Ok(()) };
         let texts: Vec<String> =
@@ -215,7 +217,7 @@ impl EdgeState {
         self.remove(PENDING)
     }
 
-    /// Why the cloud gave this edge up, if it did.
+    /// The reason why the cloud refused this edge for good, if it did.
     pub fn refused(&self) -> Result<Option<RefusalNote>, StateError> {
         let Some(text) = self.read(REFUSED)? else { return Ok(None) };
         let unreadable = || RefusalNote { at: String::new(), reason: "unknown".to_owned() };

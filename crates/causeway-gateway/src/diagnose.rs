@@ -6,7 +6,7 @@
 //! are limited in rate and recorded in the audit, and their answers contain no addresses of this site.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use causeway_channel::link::{RecvStream, ResetCode, Stream, StreamHeader, StreamPurpose};
@@ -114,7 +114,7 @@ pub struct PathFacts {
 
 /// State of the diagnostics of one gateway.
 pub struct Diagnostics {
-    role: OnceLock<RoleFacts>,
+    role: Option<RoleFacts>,
     /// Permits for questions that are being answered: of the cloud, and of other sites.
     questions: Arc<Semaphore>,
     site_questions: Arc<Semaphore>,
@@ -124,25 +124,18 @@ pub struct Diagnostics {
 /// Facts that the role adds, without secrets.
 pub type RoleFacts = Box<dyn Fn() -> Value + Send + Sync>;
 
-impl Default for Diagnostics {
-    fn default() -> Diagnostics {
+impl Diagnostics {
+    pub fn new(role: Option<RoleFacts>) -> Diagnostics {
         Diagnostics {
-            role: OnceLock::new(),
+            role,
             questions: Arc::new(Semaphore::new(QUESTIONS_MAX)),
             site_questions: Arc::new(Semaphore::new(SITE_QUESTIONS_MAX)),
             rates: SiteRates::default(),
         }
     }
-}
-
-impl Diagnostics {
-    /// Sets the facts of the role. The first call counts.
-    pub fn set_role_facts(&self, facts: RoleFacts) {
-        let _ = self.role.set(facts);
-    }
 
     fn role_facts(&self) -> Value {
-        self.role.get().map(|facts| facts()).unwrap_or_default()
+        self.role.as_ref().map(|facts| facts()).unwrap_or_default()
     }
 }
 

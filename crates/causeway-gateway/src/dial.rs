@@ -14,8 +14,9 @@ mod tests;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, RwLock};
 
+use causeway_daemon::sync::RwLockExt;
 use tokio::net::{TcpStream, UdpSocket};
 
 pub use listeners::{OwnListener, OwnListeners, Registered};
@@ -147,21 +148,42 @@ fn embedded(ip: IpAddr) -> Option<Ipv4Addr> {
     (is_nat64 || is_compatible).then(|| Ipv4Addr::new(a, b, c, d))
 }
 
+/// The rules in force, which can be replaced while the gateway runs. Clones share them.
+#[derive(Clone, Default, Debug)]
+pub struct SharedDialRules(Arc<RwLock<Arc<DialRules>>>);
+
+impl SharedDialRules {
+    pub fn current(&self) -> Arc<DialRules> {
+        self.0.read_ignoring_poison().clone()
+    }
+
+    /// Puts other rules in force for connections that are dialled from now on. Open connections stay.
+    pub fn replace(&self, rules: DialRules) {
+        *self.0.write_ignoring_poison() = Arc::new(rules);
+    }
+}
+
+impl From<DialRules> for SharedDialRules {
+    fn from(rules: DialRules) -> SharedDialRules {
+        SharedDialRules(Arc::new(RwLock::new(Arc::new(rules))))
+    }
+}
+
 /// Connects to backends and nodes whose addresses may be dialled. Clones share the rules and the registry.
 #[derive(Clone, Default, Debug)]
 pub struct Dialer {
-    rules: Arc<DialRules>,
+    rules: SharedDialRules,
     own: OwnListeners,
 }
 
 impl Dialer {
-    pub fn new(rules: DialRules, own: OwnListeners) -> Dialer {
-        Dialer { rules: Arc::new(rules), own }
+    pub fn new(rules: impl Into<SharedDialRules>, own: OwnListeners) -> Dialer {
+        Dialer { rules: rules.into(), own }
     }
 
     /// Checks whether this address may be dialled now.
     pub fn check(&self, transport: Transport, address: SocketAddr) -> Result<(), Denied> {
-        judge(&self.rules, &self.own.registered(), &is_local, transport, address)
+        judge(&self.rules.current(), &self.own.registered(), &is_local, transport, address)
     }
 
     pub async fn connect_tcp(&self, address: SocketAddr) -> io::Result<TcpStream> {

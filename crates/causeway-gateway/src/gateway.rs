@@ -18,8 +18,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::audit::{AuditSink, Coalescing};
-use crate::diagnose::Diagnostics;
-use crate::dial::{DialRules, OwnListeners};
+use crate::diagnose::{Diagnostics, RoleFacts};
+use crate::dial::{OwnListeners, SharedDialRules};
 use crate::dns::{DnsOptions, DnsServer, DnsState};
 use crate::in_flight;
 use crate::limits::LimitTable;
@@ -39,6 +39,8 @@ pub struct GatewayParts {
     pub peers: Arc<dyn GatewayPeers>,
     pub audit: Arc<dyn AuditSink>,
     pub options: GatewayOptions,
+    /// What the role says of itself to `causeway doctor`.
+    pub role_facts: Option<RoleFacts>,
 }
 
 /// Settings of a gateway, from the configuration.
@@ -68,7 +70,7 @@ pub struct GatewayOptions {
     /// CONNECT clients at the same time, including those that have not sent a request yet.
     pub connects_max: usize,
     /// Addresses that may be dialled.
-    pub dial_rules: DialRules,
+    pub dial_rules: SharedDialRules,
     /// Listen addresses of this process. The role adds its own.
     pub own_listeners: OwnListeners,
     pub dns: DnsOptions,
@@ -101,7 +103,7 @@ impl Default for GatewayOptions {
             client_streams_max: CLIENT_STREAMS_MAX,
             // An API server keeps one or two connections to each of its nodes, and one for each exec and log.
             connects_max: 8192,
-            dial_rules: DialRules::default(),
+            dial_rules: SharedDialRules::default(),
             own_listeners: OwnListeners::default(),
             dns: DnsOptions::default(),
             udp: UdpOptions::default(),
@@ -169,12 +171,13 @@ pub struct Gateway {
 
 impl Gateway {
     pub fn new(parts: GatewayParts) -> Gateway {
-        let GatewayParts { netmaps, peers, audit, options } = parts;
+        let GatewayParts { netmaps, peers, audit, options, role_facts } = parts;
         let dns = DnsServer::new(netmaps.clone(), options.dns.clone());
         let dns = dns.registering(options.own_listeners.clone());
         let context = GatewayContext::new(netmaps, peers, audit, options.connections_max);
         let proxy = Proxy::new(context.clone(), options);
-        Gateway { context, proxy: Arc::new(proxy), dns: Arc::new(dns), diagnostics: Arc::default() }
+        let diagnostics = Arc::new(Diagnostics::new(role_facts));
+        Gateway { context, proxy: Arc::new(proxy), dns: Arc::new(dns), diagnostics }
     }
 
     pub fn context(&self) -> &Arc<GatewayContext> {

@@ -41,4 +41,5 @@ pub mod dns;
 
 pub mod presence_namespace;
 
+pub use diagnose::RoleFacts;
 pub use gateway::{Gateway, GatewayContext, GatewayOptions, GatewayParts, PresenceMode};

@@ -57,8 +57,8 @@ impl GatewayMetrics {
         registry.register("received_bytes", "Bytes from backends to clients", self.received_bytes.clone());
         registry.register("presences_unbound", "Presences without a listener", self.unbound.clone());
         registry.register("datagrams_dropped", "Datagrams not handed on", self.datagrams_dropped.clone());
-        let beside = "Datagrams sent to gateways as datagrams";
-        registry.register("datagrams_beside", beside, self.datagrams_beside.clone());
+        let beside = "Datagrams sent to gateways as QUIC datagrams";
+        registry.register("datagrams_quic", beside, self.datagrams_beside.clone());
         let on_streams = "Datagrams sent to gateways on streams";
         registry.register("datagrams_on_streams", on_streams, self.datagrams_on_streams.clone());
         let evicted = "UDP sessions that made way for others";

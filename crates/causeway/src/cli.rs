@@ -46,7 +46,7 @@ pub enum CliCommand {
     Status(status::Args),
     Doctor(doctor::Args),
     Audit(audit::Args),
-    // Who may come in.
+    // Access: tokens, kubeconfigs, revocation and the CA.
     Token(token::Args),
     Kubeconfig(kubeconfig::Args),
     Revoke(revoke::Args),

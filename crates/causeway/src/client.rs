@@ -1,6 +1,6 @@
 //! The way to the API: finds the kubeconfig, sends requests, and says plainly what went wrong.
 //!
-//! Commands build paths and bodies; answers come back as JSON with the server's warnings already shown.
+//! Commands build paths and bodies; responses are JSON; warnings of the server are printed here.
 
 mod failure;
 mod find;
@@ -8,11 +8,12 @@ mod find;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use causeway_api::{ApiVersion, Kind};
+use causeway_api::{ApiVersion, Kind, error_chain};
 use futures_util::StreamExt;
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::BodyExt;
 use kube::client::Body;
+use serde::Serialize;
 use serde_json::Value;
 
 use crate::output;
@@ -20,7 +21,7 @@ pub use failure::CallError;
 
 /// A host that does not answer within this is not there.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Answers that are no stream are held in memory; none of ours comes near this.
+/// Answers that are no stream are held in memory; none of ours is nearly as large.
 const ANSWER_BYTES_MAX: usize = 1 << 30;
 /// One watch event: an object and what surrounds it.
 const LINE_BYTES_MAX: usize = 16 << 20;
@@ -30,7 +31,7 @@ pub const JSON: &str = "application/json";
 pub const APPLY_PATCH: &str = "application/apply-patch+yaml";
 const MERGE_PATCH: &str = "application/merge-patch+json";
 
-/// How a client command finds the API.
+/// Flags that select the API server of a client command.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct ApiConnectionArgs {
     /// Kubeconfig to use [default: $CAUSEWAY_KUBECONFIG, $KUBECONFIG, then admin.kubeconfig in the data dir]
@@ -52,7 +53,7 @@ pub struct ApiClient {
     origin: String,
 }
 
-/// What came back.
+/// A response of the API.
 #[derive(Debug)]
 pub struct ApiResponse {
     pub code: StatusCode,
@@ -64,7 +65,7 @@ impl ApiConnectionArgs {
         let found = find::kubeconfig(self, &|name| std::env::var_os(name))?;
         let options = kube::config::KubeConfigOptions { context: self.context.clone(), ..Default::default() };
         let wrong = |error: &dyn std::error::Error| {
-            anyhow::anyhow!("kubeconfig {} cannot be used: {}", found.origin, failure::chain(error))
+            anyhow::anyhow!("kubeconfig {} cannot be used: {}", found.origin, error_chain(error))
         };
         let kubeconfig = found.read().map_err(|error| wrong(&error))?;
         let names_proxy = |cluster: &kube::config::NamedCluster| {
@@ -79,7 +80,7 @@ impl ApiConnectionArgs {
             // HTTPS_PROXY is for the web: our servers are on this host or in its network.
             config.proxy_url = None;
         }
-        // The person at the terminal decides whether to try again.
+        // The user decides whether to retry.
         config.default_retry = false;
         let server = config.cluster_url.to_string().trim_end_matches('/').to_owned();
         let client = kube::Client::try_from(config).map_err(|error| wrong(&error))?;
@@ -88,7 +89,7 @@ impl ApiConnectionArgs {
 }
 
 impl ApiClient {
-    /// Where this client is connected to.
+    /// The URL of the API server.
     pub fn server(&self) -> &str {
         &self.server
     }
@@ -106,12 +107,13 @@ impl ApiClient {
         }
     }
 
-    pub async fn post(&self, path: &str, body: &Value) -> Result<Value, CallError> {
-        let body = Some((JSON, body.to_string().into_bytes()));
-        Ok(self.call(Method::POST, path, JSON, body).await?.value)
+    pub async fn post(&self, path: &str, body: &impl Serialize) -> Result<Value, CallError> {
+        let body = serde_json::to_vec(body)
+            .map_err(|source| CallError::RequestBody { path: path.to_owned(), source })?;
+        Ok(self.call(Method::POST, path, JSON, Some((JSON, body))).await?.value)
     }
 
-    /// Changes the fields that stand in `change`, by a merge patch.
+    /// Changes the fields in `change` by a merge patch.
     pub async fn merge(&self, path: &str, change: &Value) -> Result<Value, CallError> {
         let body = Some((MERGE_PATCH, change.to_string().into_bytes()));
         Ok(self.call(Method::PATCH, path, JSON, body).await?.value)
@@ -177,7 +179,7 @@ impl ApiClient {
         let mut stream = response.into_body().into_data_stream();
         let mut rest = Vec::new();
         while let Some(chunk) = stream.next().await {
-            // A watch that breaks is resumed by whoever asked for it, as one that ends.
+            // The caller resumes a watch that breaks as it does one that ends.
             let Ok(chunk) = chunk else { return Ok(()) };
             rest.extend_from_slice(&chunk);
             while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {

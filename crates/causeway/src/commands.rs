@@ -24,6 +24,8 @@ pub mod version;
 
 use std::process::ExitCode;
 
+use causeway_api::error_chain;
+
 use crate::cli::{Cli, CliCommand};
 use crate::client::CallError;
 
@@ -61,12 +63,5 @@ pub fn explain(error: &anyhow::Error) -> String {
     if let Some(call) = error.downcast_ref::<CallError>() {
         return call.to_string();
     }
-    let mut parts: Vec<String> = Vec::new();
-    for cause in error.chain() {
-        let text = cause.to_string();
-        if !parts.iter().any(|part| part.contains(&text)) {
-            parts.push(text);
-        }
-    }
-    parts.join(": ")
+    error_chain(error.as_ref())
 }

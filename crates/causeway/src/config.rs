@@ -18,22 +18,23 @@ use causeway_gateway::proxy::connect::AllowRule;
 use serde_json::{Map, Value};
 
 use crate::duration::HumanDuration;
+use crate::output;
 use crate::problem::ManifestProblem;
 pub use layer::{CloudLayer, EdgeLayer, GatewayLayer, Layer, LogLayer};
-pub use reload::{Applies, changes};
+pub use reload::{Applies, Change, changes};
 pub use values::{
     AdvertisedEndpoint, DnsListen, NameServer, PresenceModeSetting, PresencePort, ProxySetting, ServerName,
     StoreSetting, TransportSetting,
 };
 
-/// What a process runs as.
+/// The role of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     Cloud,
     Edge,
 }
 
-/// Where a value came from.
+/// The origin of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SettingOrigin {
     Default,
@@ -81,7 +82,8 @@ pub struct CloudSettings {
     pub api: Setting<std::net::SocketAddr>,
     pub channel: Setting<std::net::SocketAddr>,
     pub admin: Setting<std::net::SocketAddr>,
-    /// Where those with a certificate may say CONNECT, and what may be dialled for them that is no node.
+    /// The CONNECT listener for clients with a certificate, and the destinations it may dial that are no
+    /// nodes.
     pub connect: Setting<Option<std::net::SocketAddr>>,
     pub connect_allow: Setting<Vec<AllowRule>>,
     pub advertise: Setting<Vec<AdvertisedEndpoint>>,
@@ -103,7 +105,7 @@ pub struct CloudSettings {
     pub half_open_max: Setting<NonZeroU32>,
     /// Links of edges and replicas, open at the same time.
     pub links_max: Setting<NonZeroU32>,
-    /// Streams a peer may have open on one link, and what it may send on each before somebody reads.
+    /// Streams that a peer may have open on one link, and the bytes it may send on each before they are read.
     pub streams_max: Setting<NonZeroU32>,
     pub stream_window_bytes: Setting<NonZeroU32>,
     pub drain: Setting<HumanDuration>,
@@ -118,16 +120,16 @@ pub struct EdgeSettings {
     pub proxy: Setting<Option<ProxySetting>>,
 }
 
-/// What both roles do alike.
+/// Settings of the gateway, which both roles run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GatewaySettings {
-    /// Where names are answered. None: port 53 of loopback and of the gateway's `ip`.
+    /// DNS listen addresses. None: port 53 of loopback and of the gateway's `ip`.
     pub dns: Setting<Option<Vec<DnsListen>>>,
-    /// Whom to ask for other names. None: whom this host asks.
+    /// DNS servers for other names. None: those of this host.
     pub dns_upstream: Setting<Option<Vec<NameServer>>>,
-    /// Where presences listen.
+    /// The network in which presences listen.
     pub presence: Setting<PresenceModeSetting>,
-    /// More addresses for presences, for those who have no rights on this host.
+    /// More listen addresses for presences, for users without privileges on this host.
     pub ports: Setting<Vec<PresencePort>>,
     /// One address for many names: by the host of requests, and by the name that TLS asks for.
     pub entry_http: Setting<Option<std::net::SocketAddr>>,
@@ -220,7 +222,7 @@ impl Config {
         }
     }
 
-    /// What no single value can tell: values that do not go together.
+    /// Checks combinations of values.
     fn check(&self) -> anyhow::Result<()> {
         let cloud = &self.cloud;
         causeway_daemon::log::check_filter(&self.log.filter.value)?;
@@ -327,8 +329,8 @@ impl Config {
 /// Reads one file; a mistake is shown at its place.
 pub fn read(path: &Path) -> anyhow::Result<Layer> {
     let text = std::fs::read_to_string(path)
-        .map_err(|error| anyhow::anyhow!("configuration {} cannot be read: {error}", path.display()))?;
-    Ok(parse(&path.display().to_string(), &text)?)
+        .map_err(|error| anyhow::anyhow!("configuration {} cannot be read: {error}", output::path(path)))?;
+    Ok(parse(&output::path(path), &text)?)
 }
 
 fn parse(name: &str, text: &str) -> Result<Layer, ManifestProblem> {
@@ -339,7 +341,7 @@ fn parse(name: &str, text: &str) -> Result<Layer, ManifestProblem> {
     })
 }
 
-/// A setting in the words of TOML, which escapes more than JSON does.
+/// A setting as TOML, which escapes more than JSON does.
 fn toml_text(value: &Value) -> String {
     toml::Value::try_from(value).map_or_else(|_| value.to_string(), |value| value.to_string())
 }

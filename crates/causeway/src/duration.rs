@@ -1,4 +1,4 @@
-//! Durations as people write them: `90s`, `15m`, `24h`, `30d`.
+//! Parses durations: `90s`, `15m`, `24h`, `30d`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -80,7 +80,7 @@ impl From<HumanDuration> for String {
     }
 }
 
-/// How long ago, in the short form of tables: `42s`, `17m`, `5h`, `12d`.
+/// An age in the short form of tables: `42s`, `17m`, `5h`, `12d`.
 pub fn age(seconds: i64) -> String {
     match seconds {
         ..0 => "0s".to_owned(),

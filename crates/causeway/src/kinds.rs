@@ -1,4 +1,4 @@
-//! Kinds as people type them: any of their names, several with commas, `all`, or KIND/NAME.
+//! Parses kinds on the command line: any of their names, several with commas, `all`, or KIND/NAME.
 
 use std::ffi::OsStr;
 

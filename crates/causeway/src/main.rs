@@ -54,7 +54,7 @@ fn report(error: &anyhow::Error) -> ExitCode {
     if let Some(problem) = error.downcast_ref::<problem::ManifestProblem>() {
         output::note(&format!("error: {}", problem.render(output::error_colours()).trim_start()));
     } else {
-        output::note(&format!("error: {}", commands::explain(error)));
+        output::note(&output::plain_lines(&format!("error: {}", commands::explain(error))));
     }
     match error.downcast_ref::<commands::WrongUsage>() {
         Some(_) => ExitCode::from(2),

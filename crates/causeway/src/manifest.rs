@@ -1,7 +1,7 @@
-//! Files that people write, as objects to act on: YAML and JSON, several documents, folders, stdin, lists.
+//! Reads manifests: YAML and JSON, several documents, folders, stdin, lists.
 //!
-//! `gather` reads everything, `parse` checks everything; only then does anyone act. So a mistake in
-//! one file means that nothing was done.
+//! `gather` reads all files and `parse` checks them before the caller sends the first object. So a mistake in
+//! one file means that nothing was changed.
 
 mod json;
 mod yaml;
@@ -14,13 +14,15 @@ use anyhow::{Context, bail, ensure};
 use causeway_api::{ApiVersion, Kind, Object};
 use serde_json::{Map, Value};
 
+use crate::output;
 use crate::problem::ManifestProblem;
 
 /// A manifest is read whole; more than this is a mistake.
 const TEXT_BYTES_MAX: u64 = 256 << 20;
 /// Lists in lists are unrolled this deep.
 const LIST_DEPTH_MAX: usize = 8;
-/// What the server writes into `metadata`. A file made with `get -o yaml` has them; applying must not claim them.
+/// Fields of `metadata` that the server writes. A file made with `get -o yaml` has them; an apply must not
+/// own them.
 const SERVER_FIELDS: [&str; 7] = [
     "managedFields",
     "resourceVersion",
@@ -47,7 +49,7 @@ pub enum ManifestFormat {
     Unknown,
 }
 
-/// Where an object stands: file, document (from 1) and, in a list, the item (from 1).
+/// The location of an object: file, document (from 1) and, in a list, the item (from 1).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ManifestLocation {
     pub file: String,
@@ -90,7 +92,7 @@ pub fn gather(paths: &[PathBuf], recursive: bool) -> anyhow::Result<Vec<Manifest
             });
         } else if path.is_dir() {
             let files = files_in(path, recursive)?;
-            ensure!(!files.is_empty(), "folder {} has no .yaml, .yml or .json file", path.display());
+            ensure!(!files.is_empty(), "folder {} has no .yaml, .yml or .json file", output::path(path));
             for file in files {
                 texts.push(read(&file)?);
             }
@@ -104,7 +106,7 @@ pub fn gather(paths: &[PathBuf], recursive: bool) -> anyhow::Result<Vec<Manifest
 fn files_in(folder: &Path, recursive: bool) -> anyhow::Result<Vec<PathBuf>> {
     let mut entries: Vec<PathBuf> = std::fs::read_dir(folder)
         .and_then(|entries| entries.map(|entry| entry.map(|entry| entry.path())).collect())
-        .with_context(|| format!("folder {} cannot be read", folder.display()))?;
+        .with_context(|| format!("folder {} cannot be read", output::path(folder)))?;
     entries.sort();
     let mut files = Vec::new();
     for entry in entries {
@@ -120,7 +122,7 @@ fn files_in(folder: &Path, recursive: bool) -> anyhow::Result<Vec<PathBuf>> {
 }
 
 fn read(path: &Path) -> anyhow::Result<ManifestText> {
-    let name = path.display().to_string();
+    let name = output::path(path);
     let length = std::fs::metadata(path).with_context(|| format!("{name} cannot be read"))?.len();
     ensure!(length <= TEXT_BYTES_MAX, "{name} has {length} bytes, more than a manifest may have");
     let text = std::fs::read(path).with_context(|| format!("{name} cannot be read"))?;
@@ -158,7 +160,7 @@ pub fn parse(texts: &[ManifestText]) -> anyhow::Result<Vec<Manifest>> {
     Ok(manifests)
 }
 
-/// The documents of one text, as values. JSON is tried first where the ending does not tell: its errors are
+/// The documents of one text, as values. JSON is tried first if the file extension is unknown: its errors are
 /// clearer, and what only looks like JSON may still be YAML.
 fn documents(text: &ManifestText) -> Result<Vec<Value>, ManifestProblem> {
     match text.form {

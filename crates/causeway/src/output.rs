@@ -1,13 +1,14 @@
-//! What goes to standard output: tables that align, colours only on a terminal, and a reader that left early.
+//! Writes to standard output: aligned tables, colours only on a terminal, a closed pipe.
 //!
 //! Values from the server are shown with control characters and invisible direction marks escaped: a name must neither move
 //! the cursor nor change how the rest of the line reads.
 
 use std::io::{self, IsTerminal, Write};
+use std::path::Path;
 
 use serde_json::Value;
 
-/// Writes to standard output. A closed pipe comes back as an error that `main` understands.
+/// Writes to standard output. A closed pipe is returned as an error that `main` handles.
 pub fn print(text: &str) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;
@@ -18,7 +19,7 @@ pub fn print_line(text: &str) -> anyhow::Result<()> {
     print(&format!("{text}\n"))
 }
 
-/// Writes one line to standard error; nobody is left to tell if that fails.
+/// Writes one line to standard error. A failure is ignored, because there is no other place to report it.
 pub fn note(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");
 }
@@ -38,7 +39,7 @@ fn wanted(terminal: bool) -> bool {
     terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// How many characters fit into a line of the terminal. None: standard output is none, or does not say.
+/// The width of the terminal in characters. None: standard output is no terminal, or has no known width.
 pub fn terminal_width() -> Option<usize> {
     let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
     (size.ws_col > 0).then_some(usize::from(size.ws_col))
@@ -146,6 +147,32 @@ pub fn plain(text: &str) -> String {
     shown
 }
 
+/// Text of several lines with everything escaped that a terminal does not simply show. Line ends stay.
+pub fn plain_lines(text: &str) -> String {
+    text.split('\n').map(plain).collect::<Vec<_>>().join("\n")
+}
+
+/// The path of a file with everything escaped that a terminal does not simply show: a file name may hold any character.
+pub fn path(path: impl AsRef<Path>) -> String {
+    plain(&path.as_ref().display().to_string())
+}
+
+/// Source text with the same number of bytes, in which everything is replaced that a terminal does not simply show. Line
+/// ends and tabs stay. Byte offsets of a problem are the same in both.
+pub fn plain_source(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character.len_utf8() {
+            _ if matches!(character, '\n' | '\t') || !is_unprintable(character) => shown.push(character),
+            1 => shown.push('?'),
+            2 => shown.push_str("??"),
+            3 => shown.push(char::REPLACEMENT_CHARACTER),
+            _ => shown.extend([char::REPLACEMENT_CHARACTER, '?']),
+        }
+    }
+    shown
+}
+
 /// Control characters (C0, DEL, C1), and characters that are not seen but change what is: directions and their overrides,
 /// joiners, line and paragraph separators, tags.
 fn is_unprintable(character: char) -> bool {
@@ -160,7 +187,7 @@ pub fn json_line(value: &Value) -> String {
     escape_json(&value.to_string())
 }
 
-/// Such characters stand only inside strings: `serde_json` has escaped the others.
+/// Such characters are only inside strings: `serde_json` has escaped control characters.
 fn escape_json(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for character in text.chars() {
@@ -257,6 +284,15 @@ mod tests {
             );
             assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), value, "the same value");
         }
+    }
+
+    #[test]
+    fn paths_errors_and_quoted_sources_are_escaped_too() {
+        assert_eq!(path(Path::new("a\u{202e}lmay.exe\n\x1b[2J")), "a\\u{202e}lmay.exe\\n\\u{1b}[2J");
+        assert_eq!(plain_lines("one\u{2066}\n  two\x07"), "one\\u{2066}\n  two\\u{7}");
+        let source = "a\u{202e}: \u{85}\x1b[2J\r\n\tb\u{e0041}ü";
+        let shown = plain_source(source);
+        assert_eq!((shown.as_str(), shown.len()), ("a\u{fffd}: ???[2J?\n\tb\u{fffd}?ü", source.len()));
     }
 
     #[test]

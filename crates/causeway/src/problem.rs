@@ -1,4 +1,4 @@
-//! A mistake in a text that a person wrote: file, line, column, the line itself, and what to do.
+//! A mistake in a manifest or configuration file: file, line, column, the line itself, and the fix.
 //!
 //! Manifests and configuration use the same form. Rendering is miette's.
 
@@ -6,6 +6,8 @@ use std::fmt;
 use std::ops::Range;
 
 use miette::{Diagnostic, LabeledSpan, NamedSource, SourceCode};
+
+use crate::output;
 
 /// One mistake at one place.
 #[derive(Debug)]
@@ -26,7 +28,8 @@ impl ManifestProblem {
         let before = &text[..span.start];
         let line = before.matches('\n').count() + 1;
         let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
-        let source = Box::new(NamedSource::new(name, text.to_owned()));
+        let (name, message) = (output::plain(name), output::plain_lines(&message));
+        let source = Box::new(NamedSource::new(&name, output::plain_source(text)));
         ManifestProblem { name: name.into(), line, column, span, message: message.into(), help: None, source }
     }
 
@@ -109,6 +112,16 @@ mod tests {
         let problem = ManifestProblem::at_line("f", text, 2, 9, "wrong".to_owned());
         assert_eq!(problem.to_string(), "f:2:9: wrong");
         assert!(problem.render(false).contains("zwei äö x"));
+    }
+
+    #[test]
+    fn a_file_cannot_control_the_terminal() {
+        let text = "key\u{202e}: \x1b[2J\n";
+        let problem = ManifestProblem::at("a\u{202e}lmay.exe", text, 0..3, "wrong `\x1b[1m`".to_owned());
+        for shown in [problem.to_string(), problem.render(false)] {
+            assert!(!shown.contains(['\u{202e}', '\x1b']), "{shown:?}");
+            assert!(shown.contains("a\\u{202e}lmay.exe:1:1"), "{shown:?}");
+        }
     }
 
     #[test]

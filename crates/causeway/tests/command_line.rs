@@ -31,6 +31,21 @@ fn run(arguments: &[&str], input: &str) -> Ran {
 }
 
 #[test]
+fn a_file_name_cannot_control_the_terminal() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a\u{202e}lmay.\u{1b}[2J\n.yaml");
+    let missing = run(&["apply", "-f", path.to_str().unwrap()], "");
+    std::fs::write(&path, "kind: ESite\nkind: ESite\n").unwrap();
+    let wrong = run(&["apply", "-f", path.to_str().unwrap()], "");
+    let config = run(&["check-config", path.to_str().unwrap()], "");
+    for ran in [missing, wrong, config] {
+        assert_eq!(ran.code, 1, "{}", ran.stderr);
+        assert!(ran.stderr.contains("a\\u{202e}lmay.\\u{1b}[2J\\n.yaml"), "{:?}", ran.stderr);
+        assert!(!ran.stderr.contains(['\u{202e}', '\u{1b}']), "{:?}", ran.stderr);
+    }
+}
+
+#[test]
 fn exit_codes_mean_something() {
     let check = |arguments: &[&str], input: &str, code: i32, part: &str| {
         let ran = run(arguments, input);

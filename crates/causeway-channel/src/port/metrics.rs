@@ -75,8 +75,8 @@ impl PortMetrics {
     pub fn register(&self, registry: &mut Registry) {
         let registry = registry.sub_registry_with_prefix("causeway_channel");
         registry.register(
-            "turned_away",
-            "Connections to the channel port that got no further, by reason",
+            "connections_rejected",
+            "Connections to the channel port that were rejected, by reason",
             self.turned_away.clone(),
         );
         registry.register(

@@ -6,42 +6,21 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use causeway_api::management::{CreateCertificateRequest, IssuedUserCertificate, RevokeRequest};
 use causeway_apiserver::{ActionRefusal, ActionResponse, Identity};
 use http::StatusCode;
-use serde::Deserialize;
 
 use super::{CloudActions, json, token_refusal};
-use crate::identity::{ApiRole, IssuedCertificate, OpenTokens};
+use crate::identity::{ApiRole, OpenTokens};
 
 /// A day, as for tokens.
 const TTL_DEFAULT_SECONDS: u64 = 24 * 3600;
 
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(super) struct CreateCertificate {
-    role: ApiRole,
-    /// The name in the certificate, by which the audit log knows its holder; without one, the role.
-    user: Option<String>,
-    ttl_seconds: Option<u64>,
-    /// PKCS #10 in DER, in base64.
-    csr: String,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(super) struct Revoke {
-    gateway: Option<String>,
-    /// A serial number, or `current`.
-    certificate: Option<String>,
-    #[serde(default)]
-    keep_tokens: bool,
-}
-
 impl CloudActions {
     pub(super) async fn create_certificate(
         &self,
-        asked: CreateCertificate,
-    ) -> Result<IssuedCertificate, ActionRefusal> {
+        asked: CreateCertificateRequest,
+    ) -> Result<IssuedUserCertificate, ActionRefusal> {
         let ttl = Duration::from_secs(asked.ttl_seconds.unwrap_or(TTL_DEFAULT_SECONDS));
         let csr =
             STANDARD.decode(&asked.csr).map_err(|_| ActionRefusal::bad_request("csr: it is not base64"))?;
@@ -55,7 +34,7 @@ impl CloudActions {
     pub(super) async fn revoke(
         &self,
         caller: &Identity,
-        asked: Revoke,
+        asked: RevokeRequest,
     ) -> Result<ActionResponse, ActionRefusal> {
         match (&asked.gateway, &asked.certificate) {
             (Some(gateway), None) => {

@@ -5,10 +5,10 @@
 
 use std::time::Duration;
 
+use causeway_api::management::DiagnoseRequest;
 use causeway_apiserver::ActionRefusal;
 use causeway_gateway::diagnose::{self, Question};
 use http::StatusCode;
-use serde::Deserialize;
 use serde_json::Value;
 use tokio::io::AsyncWriteExt;
 use tokio::time::timeout;
@@ -20,18 +20,8 @@ use crate::replicas::FleetError;
 /// Longer than a gateway takes for a path with backends that do not answer.
 const DEADLINE: Duration = Duration::from_secs(15);
 
-/// The question of a client.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase")]
-pub(super) struct Asked {
-    /// Who is asked.
-    gateway: String,
-    /// The service to which the way leads. None: how is the gateway itself?
-    service: Option<String>,
-}
-
 impl CloudActions {
-    pub(super) async fn diagnose(&self, asked: Asked) -> Result<Value, ActionRefusal> {
+    pub(super) async fn diagnose(&self, asked: DiagnoseRequest) -> Result<Value, ActionRefusal> {
         if asked.gateway == CLOUD {
             let answer = match &asked.service {
                 Some(service) => serde_json::to_value(self.gateway.path(service).await),

@@ -4,15 +4,16 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use causeway_api::management::{
+    ExposureOverview, FleetStatus, GatewayOverview, IdentityState, PresenceAddresses, SiteOverview,
+};
 use causeway_api::{EGateway, ESite, Kind, Object, Resource, ServiceExpose, VirtualPresence};
 use causeway_apiserver::{ActionRefusal, GatewayStatsSource};
-use serde_json::{Value, json};
 
 use super::{CloudActions, object_refusal, refusal};
-use crate::identity::IdentityState;
 
 impl CloudActions {
-    pub(super) async fn status(&self) -> Result<Value, ActionRefusal> {
+    pub(super) async fn status(&self) -> Result<FleetStatus, ActionRefusal> {
         let sites = self.all::<ESite>(Kind::ESite).await?;
         let gateways = self.all::<EGateway>(Kind::EGateway).await?;
         let exposes = self.all::<ServiceExpose>(Kind::ServiceExpose).await?;
@@ -35,18 +36,16 @@ fn render(
     presences: &[VirtualPresence],
     identities: &HashMap<String, IdentityState>,
     live: &dyn GatewayStatsSource,
-) -> Value {
+) -> FleetStatus {
     let gateways_of =
         |site: &ESite| gateways.iter().filter(|gateway| gateway.e_site_name == site.metadata.name).count();
-    let sites: Vec<Value> = sites
+    let sites = sites
         .iter()
-        .map(|site| {
-            json!({
-                "name": site.metadata.name,
-                "subnets": site.subnets,
-                "gateways": gateways_of(site),
-                "conditions": site.status.conditions,
-            })
+        .map(|site| SiteOverview {
+            name: site.metadata.name.clone(),
+            subnets: site.subnets.clone(),
+            gateways: gateways_of(site),
+            conditions: site.status.conditions.clone(),
         })
         .collect();
     let mut addresses: BTreeMap<&str, BTreeMap<&str, BTreeSet<&str>>> = BTreeMap::new();
@@ -54,52 +53,51 @@ fn render(
         let sites = addresses.entry(&presence.e_service_name).or_default();
         sites.entry(&presence.e_site_name).or_default().insert(&presence.virtual_ip);
     }
-    // Every site of an exposure, also where it has no address.
-    let presented = |expose: &ServiceExpose| -> Vec<Value> {
+    let presented = |expose: &ServiceExpose| -> Vec<PresenceAddresses> {
         let sites = addresses.get(expose.e_service_name.as_str());
-        let there = |site: &String| {
-            let addresses = sites.and_then(|sites| sites.get(site.as_str()));
-            json!({"site": site, "addresses": addresses.cloned().unwrap_or_default()})
+        let at_site = |site: &String| {
+            let addresses = sites.and_then(|sites| sites.get(site.as_str())).into_iter().flatten();
+            PresenceAddresses { site: site.clone(), addresses: addresses.map(ToString::to_string).collect() }
         };
-        expose.e_sites.iter().map(there).collect()
+        expose.e_sites.iter().map(at_site).collect()
     };
-    let exposures: Vec<Value> = exposes
+    let exposures = exposes
         .iter()
-        .map(|expose| {
-            json!({
-                "name": expose.metadata.name,
-                "service": expose.e_service_name,
-                "dnsName": expose.dns_name,
-                "sites": expose.e_sites,
-                "presences": presented(expose),
-                "policies": expose.e_policys,
-                "conditions": expose.status.conditions,
-            })
+        .map(|expose| ExposureOverview {
+            name: expose.metadata.name.clone(),
+            service: expose.e_service_name.clone(),
+            dns_name: expose.dns_name.clone(),
+            sites: expose.e_sites.clone(),
+            presences: presented(expose),
+            policies: expose.e_policys.clone(),
+            conditions: expose.status.conditions.clone(),
         })
         .collect();
-    let gateways: Vec<Value> = gateways
+    let gateways = gateways
         .iter()
-        .map(|gateway| gateway_line(gateway, identities.get(&gateway.metadata.name), live))
+        .map(|gateway| gateway_overview(gateway, identities.get(&gateway.metadata.name), live))
         .collect();
-    json!({"gateways": gateways, "sites": sites, "exposures": exposures})
+    FleetStatus { gateways, sites, exposures }
 }
 
-fn gateway_line(
+fn gateway_overview(
     gateway: &EGateway,
     identity: Option<&IdentityState>,
     live: &dyn GatewayStatsSource,
-) -> Value {
+) -> GatewayOverview {
     let name = &gateway.metadata.name;
-    let mut line = serde_json::to_value(live.gateway(name).unwrap_or_default()).unwrap_or_default();
-    line["name"] = name.as_str().into();
-    line["site"] = gateway.e_site_name.as_str().into();
-    // Written into the object when it left, so that it outlives this process.
-    line["lastSeen"] = json!(gateway.status.last_seen);
-    if line["lastDisconnectReason"].is_null() && !gateway.status.last_disconnect_reason.is_empty() {
-        line["lastDisconnectReason"] = gateway.status.last_disconnect_reason.as_str().into();
+    let mut stats = live.gateway(name).unwrap_or_default();
+    // The reason in the object was written when the session ended, so that it outlives this process.
+    if stats.last_disconnect_reason.is_none() && !gateway.status.last_disconnect_reason.is_empty() {
+        stats.last_disconnect_reason = Some(gateway.status.last_disconnect_reason.clone());
     }
-    line["conditions"] = json!(Object::from(gateway.clone()).status().conditions);
-    line["ip"] = gateway.ip.as_str().into();
-    line["identity"] = json!(identity);
-    line
+    GatewayOverview {
+        name: name.clone(),
+        site: gateway.e_site_name.clone(),
+        stats,
+        last_seen: gateway.status.last_seen,
+        conditions: Object::from(gateway.clone()).status().conditions.clone(),
+        ip: gateway.ip.clone(),
+        identity: identity.cloned(),
+    }
 }

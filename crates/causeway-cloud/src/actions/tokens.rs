@@ -5,95 +5,72 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use causeway_api::management::{ApiRole, CreateTokenRequest, CreatedToken, ReplacedHost};
 use causeway_api::{EGateway, ESite, Kind, Object, ObjectMeta};
 use causeway_apiserver::{ActionRefusal, CallerAudit};
 use http::StatusCode;
-use serde::Deserialize;
-use serde_json::{Value, json};
 
 use super::{CloudActions, object_refusal, token_refusal};
 use crate::bootstrap::CLOUD;
-use crate::identity::{ApiRole, EnrolledGateway, OnEnrolled, TokenProblem};
+use crate::identity::{EnrolledGateway, OnEnrolled, TokenProblem};
 use crate::reconcile::MANAGER;
 
 /// A day: long enough to carry a token to a site.
 const TTL_DEFAULT_SECONDS: u64 = 24 * 3600;
 
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(super) struct CreateToken {
-    site: Option<String>,
-    gateway: Option<String>,
-    role: Option<Role>,
-    ttl_seconds: Option<u64>,
-    uses: Option<u32>,
-    /// The address of the gateway inside its site. A cloud from before this field refuses it as unknown.
-    ip: Option<String>,
-    /// The token may put out a host that is enrolled under this name.
-    #[serde(default)]
-    replace: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum Role {
-    Viewer,
-    Admin,
-}
-
 /// What a well-formed request asks for.
 #[derive(Debug, PartialEq, Eq)]
 enum Wanted {
     Join { site: String, gateway: String, uses: u32, ip: Option<String> },
-    Api { role: Role },
+    Api { role: ApiRole },
 }
 
-impl CreateToken {
-    fn wanted(&self) -> Result<Wanted, String> {
-        match (&self.site, self.role) {
-            (Some(_), Some(_)) | (None, None) => {
-                Err("say `site` for a join token or `role` for an API token, not both and not neither"
-                    .to_owned())
+fn wanted(asked: &CreateTokenRequest) -> Result<Wanted, String> {
+    match (&asked.site, asked.role) {
+        (Some(_), Some(_)) | (None, None) => {
+            Err("say `site` for a join token or `role` for an API token, not both and not neither"
+                .to_owned())
+        }
+        (None, Some(_)) if has_join_fields(asked) => {
+            Err("`gateway`, `uses`, `ip` and `replace` belong to a join token: say `site` as well, or leave them out"
+                .to_owned())
+        }
+        (None, Some(role)) => Ok(Wanted::Api { role }),
+        (Some(site), None) => {
+            let gateway = asked.gateway.clone().unwrap_or_else(|| site.clone());
+            // Whoever holds such a certificate would be believed to be the cloud itasked.
+            if site == CLOUD || gateway == CLOUD {
+                return Err(
+                    "`cloud` is this cloud itself: choose another site and another gateway".to_owned()
+                );
             }
-            (None, Some(_)) if self.has_join_fields() => {
-                Err("`gateway`, `uses`, `ip` and `replace` belong to a join token: say `site` as well, or leave them out"
-                    .to_owned())
-            }
-            (None, Some(role)) => Ok(Wanted::Api { role }),
-            (Some(site), None) => {
-                let gateway = self.gateway.clone().unwrap_or_else(|| site.clone());
-                // Whoever holds such a certificate would be believed to be the cloud itself.
-                if site == CLOUD || gateway == CLOUD {
-                    return Err(
-                        "`cloud` is this cloud itself: choose another site and another gateway".to_owned()
-                    );
-                }
-                let (uses, ip) = (self.uses.unwrap_or(1), self.ip.clone());
-                Ok(Wanted::Join { site: site.clone(), gateway, uses, ip })
-            }
+            let (uses, ip) = (asked.uses.unwrap_or(1), asked.ip.clone());
+            Ok(Wanted::Join { site: site.clone(), gateway, uses, ip })
         }
     }
+}
 
-    fn has_join_fields(&self) -> bool {
-        self.gateway.is_some() || self.uses.is_some() || self.ip.is_some() || self.replace
-    }
+fn has_join_fields(asked: &CreateTokenRequest) -> bool {
+    asked.gateway.is_some() || asked.uses.is_some() || asked.ip.is_some() || asked.replace
 }
 
 impl CloudActions {
     pub(super) async fn create_token(
         &self,
-        asked: CreateToken,
+        asked: CreateTokenRequest,
         audit: &CallerAudit,
-    ) -> Result<Value, ActionRefusal> {
+    ) -> Result<CreatedToken, ActionRefusal> {
         let ttl = Duration::from_secs(asked.ttl_seconds.unwrap_or(TTL_DEFAULT_SECONDS));
-        match asked.wanted().map_err(ActionRefusal::bad_request)? {
+        match wanted(&asked).map_err(ActionRefusal::bad_request)? {
             Wanted::Api { role } => {
-                let (role, name) = match role {
-                    Role::Viewer => (ApiRole::Viewer, "viewer"),
-                    Role::Admin => (ApiRole::Admin, "admin"),
-                };
                 let token = self.registrar.create_api_token(role, ttl).await.map_err(token_refusal)?;
-                Ok(json!({"id": token.id, "token": token.text, "role": name, "expires": time(token.expires)}))
+                Ok(CreatedToken {
+                    id: token.id,
+                    token: token.text,
+                    expires: time(token.expires),
+                    role: Some(role),
+                    ..CreatedToken::default()
+                })
             }
             Wanted::Join { site, gateway, uses, ip } => {
                 self.registrar.check_join_token(&site, &gateway, ttl, uses).map_err(token_refusal)?;
@@ -101,15 +78,21 @@ impl CloudActions {
                 let ip = self.ensure_gateway((&site, &gateway), ip.as_deref(), on_enrolled, audit).await?;
                 let made = self.registrar.create_join_token(&site, &gateway, ttl, on_enrolled).await;
                 let token = made.map_err(|problem| self.refuse_token(&site, problem))?;
-                let mut answer = json!({
-                    "id": token.id, "token": token.token.to_text(), "site": site, "gateway": gateway,
-                    "uses": token.uses, "expires": time(token.expires), "ip": ip,
+                let replaces = token.replaces.as_ref().map(|enrolled| ReplacedHost {
+                    until: enrolled.until.clone(),
+                    connected: self.is_connected(&gateway),
                 });
-                if let Some(enrolled) = &token.replaces {
-                    answer["replaces"] =
-                        json!({"until": enrolled.until, "connected": self.is_connected(&gateway)});
-                }
-                Ok(answer)
+                Ok(CreatedToken {
+                    id: token.id,
+                    token: token.token.to_text(),
+                    expires: time(token.expires),
+                    role: None,
+                    site: Some(site),
+                    gateway: Some(gateway),
+                    uses: Some(token.uses),
+                    ip: Some(ip),
+                    replaces,
+                })
             }
         }
     }
@@ -228,13 +211,15 @@ fn time(moment: std::time::SystemTime) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
 
     #[test]
     fn a_token_is_for_a_gateway_or_for_a_role() {
         let check = |body: Value, expected: Result<Wanted, &str>| {
-            let asked: CreateToken = serde_json::from_value(body.clone()).unwrap();
-            match (asked.wanted(), expected) {
+            let asked: CreateTokenRequest = serde_json::from_value(body.clone()).unwrap();
+            match (wanted(&asked), expected) {
                 (Ok(wanted), Ok(expected)) => assert_eq!(wanted, expected),
                 (Err(why), Err(part)) => assert!(why.contains(part), "{body}: {why}"),
                 (found, expected) => assert_eq!(found, expected.map_err(str::to_owned), "{body}"),
@@ -248,7 +233,7 @@ mod tests {
         };
         check(json!({"site": "Tokyo"}), Ok(join("Tokyo", "Tokyo", 1)));
         check(json!({"site": "Tokyo", "gateway": "t2", "uses": 3}), Ok(join("Tokyo", "t2", 3)));
-        check(json!({"role": "viewer", "ttlSeconds": 5}), Ok(Wanted::Api { role: Role::Viewer }));
+        check(json!({"role": "viewer", "ttlSeconds": 5}), Ok(Wanted::Api { role: ApiRole::Viewer }));
         check(json!({}), Err("not neither"));
         check(json!({"site": "a", "role": "admin"}), Err("not both"));
         check(
@@ -259,7 +244,7 @@ mod tests {
         check(json!({"role": "admin", "ip": "10.0.0.1"}), Err("belong to a join token"));
         check(json!({"site": "cloud"}), Err("this cloud itself"));
         check(json!({"site": "a", "gateway": "cloud"}), Err("this cloud itself"));
-        assert!(serde_json::from_value::<CreateToken>(json!({"sight": "a"})).is_err());
+        assert!(serde_json::from_value::<CreateTokenRequest>(json!({"sight": "a"})).is_err());
     }
 
     #[test]

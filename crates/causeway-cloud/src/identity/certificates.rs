@@ -5,6 +5,7 @@
 
 use std::time::{Duration, SystemTime};
 
+use causeway_api::management::{CertificateSummary, IssuedUserCertificate};
 use causeway_channel::clock::{UtcTimestamp, from_unix_seconds, unix_seconds};
 use causeway_channel::key::CertificateRequest;
 use causeway_channel::{CertificateFacts, KeyHash, pem};
@@ -58,34 +59,6 @@ impl CertificateRecord {
     }
 }
 
-/// A certificate as a list shows it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct CertificateSummary {
-    pub serial: String,
-    pub user: String,
-    pub group: String,
-    pub created: String,
-    pub expires: String,
-    pub expired: bool,
-    pub revoked: bool,
-}
-
-/// A certificate just signed, and what else a kubeconfig holds.
-#[derive(Debug, Clone, Serialize)]
-pub struct IssuedCertificate {
-    pub serial: String,
-    pub user: String,
-    pub role: ApiRole,
-    pub expires: String,
-    /// In PEM, as are the CAs.
-    pub certificate: String,
-    pub authorities: String,
-    /// Where the cloud itself would reach its API.
-    pub server: String,
-    /// The names and addresses in the server certificate of the API.
-    pub names: Vec<String>,
-}
-
 /// The longest name of a user: X.520 ends a common name there.
 const USER_CHARS_MAX: usize = 64;
 
@@ -97,7 +70,7 @@ impl Registrar {
         user: &str,
         ttl: Duration,
         csr: &[u8],
-    ) -> Result<IssuedCertificate, TokenProblem> {
+    ) -> Result<IssuedUserCertificate, TokenProblem> {
         let invalid = |field, why: String| TokenProblem::Invalid { field, why };
         check_user(user).map_err(|why| invalid("user", why.to_owned()))?;
         if ttl < Duration::from_secs(1) || ttl > ADMIN_LIFETIME {
@@ -134,7 +107,7 @@ impl Registrar {
             CloudServerName::Dns(name) => name.clone(),
             CloudServerName::Ip(address) => address.to_string(),
         };
-        Ok(IssuedCertificate {
+        Ok(IssuedUserCertificate {
             serial: signed.serial,
             user: user.to_owned(),
             role,

@@ -38,8 +38,8 @@ impl IdentityMetrics {
         );
         registry.register("connections", "Connections open for enrolment", self.connections.clone());
         registry.register(
-            "turned_away",
-            "Connections and requests that were not looked at, by reason",
+            "requests_rejected",
+            "Connections and requests that were rejected unread, by reason",
             self.turned_away.clone(),
         );
         registry.register(

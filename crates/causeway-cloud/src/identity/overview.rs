@@ -2,25 +2,13 @@
 
 use std::collections::HashMap;
 
+use causeway_api::management::IdentityState;
 use causeway_channel::clock::{UtcTimestamp, from_unix_seconds};
 use causeway_store::StoreError;
-use serde::Serialize;
 
 use super::follow;
 use super::gateways::{self, GatewayRecord};
 use super::registrar::Registrar;
-
-/// The identity of one gateway.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct IdentityState {
-    /// Nobody can connect as this gateway before it is enrolled anew.
-    pub revoked: bool,
-    /// When its last certificate was signed, or when it was revoked.
-    pub at: String,
-    /// When its last certificate expires.
-    pub expires: String,
-}
 
 impl Registrar {
     /// Every gateway that was ever enrolled.

@@ -5,11 +5,11 @@
 
 use std::collections::BTreeMap;
 
+use causeway_api::management::{RevokedCertificate, RevokedGateway};
 use causeway_apiserver::Identity;
 use causeway_channel::clock::unix_seconds;
 use causeway_channel::{KeyHash, PeerId};
 use causeway_store::{Op, Revision, StoreError, StoreRecord};
-use serde::Serialize;
 
 use super::access::Credential;
 use super::audit::AuditLine;
@@ -22,29 +22,11 @@ use super::revocation_log::Entry;
 use super::token_admin::{TokenProblem, busy, each};
 use super::tokens::{self, JoinTokenRecord};
 
-/// What a revocation did.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Revoked {
-    pub gateway: String,
-    /// Hashes of the keys that are not believed any more. Empty: the gateway had none.
-    pub keys: Vec<String>,
-    /// Ids of the join tokens that were open and are closed now.
-    pub tokens: Vec<String>,
-}
-
 /// What happens to the open join tokens of a gateway that is revoked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OpenTokens {
     Close,
     Keep,
-}
-
-/// A certificate of a person or a program that was revoked.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct RevokedCertificate {
-    pub serial: String,
-    pub user: String,
-    pub key: String,
 }
 
 impl Registrar {
@@ -53,7 +35,7 @@ impl Registrar {
         &self,
         gateway: &str,
         open_tokens: OpenTokens,
-    ) -> Result<Revoked, TokenProblem> {
+    ) -> Result<RevokedGateway, TokenProblem> {
         let unknown =
             || TokenProblem::Invalid { field: "gateway", why: format!("{gateway:?} was never enrolled") };
         PeerId::new("any", gateway).map_err(|_| unknown())?;
@@ -69,7 +51,7 @@ impl Registrar {
         }
         entries.extend(closed);
         self.log_revocation(entries, &format!("gateway {gateway} is out")).await?;
-        Ok(Revoked { gateway: gateway.to_owned(), keys, tokens })
+        Ok(RevokedGateway { gateway: gateway.to_owned(), keys, tokens })
     }
 
     /// Revokes the key of a certificate, by its serial number, or the one that `caller` has shown (`current`).

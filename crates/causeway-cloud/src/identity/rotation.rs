@@ -5,10 +5,10 @@
 
 use std::time::SystemTime;
 
+use causeway_api::management::{AuthorityView, RotationView};
 use causeway_channel::KeyHash;
 use causeway_channel::clock::UtcTimestamp;
 use causeway_store::StoreError;
-use serde::Serialize;
 
 use super::audit::AuditLine;
 use super::ca_store::{self, CaSet, CaStoreError};
@@ -66,35 +66,6 @@ impl From<StoreError> for RotationError {
     fn from(error: StoreError) -> RotationError {
         RotationError::Roll(CaStoreError::Store(error))
     }
-}
-
-/// The CAs as `GET /causeway/v1/ca` shows them.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct RotationView {
-    pub changing: bool,
-    pub authorities: Vec<AuthorityView>,
-    /// Gateways that `finish` waits for.
-    pub waiting_gateways: Vec<String>,
-    /// Join tokens that `finish` waits for.
-    pub waiting_tokens: Vec<String>,
-    /// The file that opens the sealed CA keys, on this replica's host. A backup does not hold it.
-    pub seal_key: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct AuthorityView {
-    /// SHA-256 of its public key.
-    pub id: String,
-    pub created: String,
-    pub expires: String,
-    /// Signs for gateways and users.
-    pub issuing: bool,
-    /// Signs for the cloud's own listeners.
-    pub serving: bool,
-    /// The certificate, in PEM.
-    pub certificate: String,
 }
 
 impl Registrar {

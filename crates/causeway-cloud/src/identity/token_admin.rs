@@ -6,6 +6,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
+use causeway_api::management::{TokenKind, TokenSummary};
 use causeway_channel::clock::{UtcTimestamp, from_unix_seconds, unix_seconds};
 use causeway_channel::{JoinToken, PeerId, TokenSecret};
 use causeway_store::{Op, StoreError, StoreRecord};
@@ -68,26 +69,6 @@ pub struct IssuedApiToken {
     pub text: String,
     pub role: ApiRole,
     pub expires: SystemTime,
-}
-
-/// A token as a list shows it, without its secret.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct TokenSummary {
-    pub id: String,
-    /// `join`, `viewer` or `admin`.
-    pub kind: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub site: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub gateway: Option<String>,
-    pub created: String,
-    pub expires: String,
-    pub expired: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub uses: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub used: Option<u32>,
 }
 
 impl Registrar {
@@ -258,7 +239,7 @@ impl std::fmt::Debug for IssuedApiToken {
 fn summary_of_join(id: String, record: JoinTokenRecord, now: SystemTime) -> TokenSummary {
     TokenSummary {
         id,
-        kind: "join",
+        kind: TokenKind::Join,
         site: Some(record.site),
         gateway: Some(record.gateway),
         created: UtcTimestamp(from_unix_seconds(record.created)).to_string(),
@@ -273,8 +254,8 @@ fn summary_of_api(id: String, record: &ApiTokenRecord, now: SystemTime) -> Token
     TokenSummary {
         id,
         kind: match record.role {
-            ApiRole::Viewer => "viewer",
-            ApiRole::Admin => "admin",
+            ApiRole::Viewer => TokenKind::Viewer,
+            ApiRole::Admin => TokenKind::Admin,
         },
         site: None,
         gateway: None,

@@ -210,25 +210,7 @@ pub fn gateway_is_enrolled(token: &JoinTokenRecord) -> EnrolmentRefusal {
     EnrolmentRefusal::new(EnrolmentCode::TokenUsed, message, hint)
 }
 
-/// What the holder of an API token may do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ApiRole {
-    Viewer,
-    Admin,
-}
-
-impl ApiRole {
-    /// The group that stands for the role, in certificates and in answers.
-    pub fn group(self) -> &'static str {
-        match self {
-            ApiRole::Viewer => VIEWER_GROUP,
-            ApiRole::Admin => ADMIN_GROUP,
-        }
-    }
-}
-
-pub use causeway_apiserver::identity::{ADMIN_GROUP, VIEWER_GROUP};
+pub use causeway_api::management::{ADMIN_GROUP, ApiRole, VIEWER_GROUP};
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

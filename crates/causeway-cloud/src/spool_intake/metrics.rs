@@ -18,7 +18,7 @@ pub struct SpoolIntakeMetrics {
 
 impl SpoolIntakeMetrics {
     pub fn register(&self, registry: &mut Registry) {
-        let registry = registry.sub_registry_with_prefix("causeway_upstream");
+        let registry = registry.sub_registry_with_prefix("causeway_spool");
         registry.register("audit_records", "Audit records taken from edges", self.audit.clone());
         registry.register("status_records", "Status records taken from edges", self.status.clone());
         registry.register(
@@ -27,9 +27,13 @@ impl SpoolIntakeMetrics {
             self.unknown.clone(),
         );
         registry.register("repeated_records", "Records that had been taken before", self.repeated.clone());
-        registry.register("lost_records", "Records that edges had to drop, as they told", self.lost.clone());
         registry.register(
-            "troubles",
+            "dropped_records",
+            "Records that edges had to drop, as they told",
+            self.lost.clone(),
+        );
+        registry.register(
+            "delayed_batches",
             "Batches that had to wait for the disk or the store",
             self.troubles.clone(),
         );

@@ -1,6 +1,6 @@
-//! From nothing to a session: dial, open the control stream, say hello, wait for the cloud's word.
+//! Establishes a session: dials, opens the control stream, sends hello, waits for the welcome of the cloud.
 //!
-//! The supervisor sets the deadlines; whoever drops the future gives the attempt up, and its link with it.
+//! The supervisor sets the deadlines. Dropping the future abandons the attempt and its link.
 
 use std::time::Duration;
 
@@ -17,10 +17,10 @@ use tokio::time::timeout;
 
 /// An edge whose key was revoked need not ask often.
 const REVOKED_RETRY: Duration = Duration::from_secs(30);
-/// How long the reason of a broken link may be behind the end of its streams.
+/// The time by which the close reason of a broken link may arrive after the end of its streams.
 const CLOSE_GRACE: Duration = Duration::from_millis(200);
 
-/// A link whose session the cloud has taken.
+/// A link whose session the cloud has accepted.
 pub struct EstablishedSession {
     pub link: Link,
     pub reader: ControlReader<RecvStream, CloudMessage>,
@@ -47,7 +47,7 @@ pub enum HandshakeError {
 }
 
 impl HandshakeError {
-    /// In the words of the supervisor.
+    /// The failure in the types of the supervisor.
     pub fn failure(&self) -> AttemptFailure {
         match self {
             HandshakeError::Refused(refused) => AttemptFailure::Refused {
@@ -68,8 +68,8 @@ impl HandshakeError {
     }
 }
 
-/// One attempt. `dialed` is called when the link stands.
-pub async fn greet(
+/// One attempt. `dialed` is called when the link is established.
+pub async fn establish_session(
     dialer: Dialer,
     transports: AttemptedTransports,
     patience: Duration,

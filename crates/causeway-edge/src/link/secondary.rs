@@ -191,7 +191,7 @@ impl SecondaryDriver {
             failed => {
                 self.control.policy().handle_failed(now);
                 let error = match failed {
-                    Ok(Err(error)) => super::chain(&error),
+                    Ok(Err(error)) => causeway_api::error_chain(&error),
                     _ => format!("no answer within {} s", JOIN_MAX.as_secs()),
                 };
                 tracing::debug!(error, "cannot open a secondary TCP link to the cloud; streams stay on QUIC");

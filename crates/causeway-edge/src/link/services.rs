@@ -1,6 +1,7 @@
-//! What others bring to the link: netmaps, the upstream queue, and whoever serves streams of the cloud.
+//! The users of the link: the netmap, the spool, and the handler of streams that the cloud opens.
 //!
-//! Only the faces are here. A session hands over what arrives and sends what it is given; it looks into none of it.
+//! Only traits are here. A session passes messages to them and sends their messages without interpreting
+//! either.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,10 +16,11 @@ pub type LinkFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Keeps the netmap.
 pub trait NetmapHandler: Send + Sync {
-    /// What is in force, for hello.
+    /// The netmap in force, for hello.
     fn held(&self) -> Option<HeldNetmap>;
 
-    /// Acknowledgements that are no answers: what is in force could not be written, or has been written since.
+    /// Acknowledgements that are no responses: the netmap in force could not be written, or has been written
+    /// since.
     fn later_acks(&self) -> watch::Receiver<Option<NetmapAck>>;
 
     /// The transport that the netmap prefers for streams.
@@ -26,8 +28,9 @@ pub trait NetmapHandler: Send + Sync {
         TransportPreference::Auto
     }
 
-    /// Takes an update: in force first, then on disk. The answer, an acknowledgement or a refusal, goes back to the
-    /// cloud. One at a time; the future is driven to its end even when the session ends before.
+    /// Applies an update: puts it in force first, then on disk. The response, an acknowledgement or a
+    /// refusal, is sent to the cloud. One at a time; the future is driven to its end even when the session
+    /// ends before.
     fn take(&self, update: Bytes) -> LinkFuture<'static, EdgeMessage>;
 }
 
@@ -45,23 +48,23 @@ pub trait SpoolFeed: Send {
     fn next(&mut self) -> LinkFuture<'_, SpoolBatch>;
 }
 
-/// Serves the streams that the cloud opens. Control and probes are answered before it comes to this.
+/// Serves the streams that the cloud opens. The control stream and probes are handled before.
 pub trait CloudStreamHandler: Send + Sync {
     fn serve(&self, header: StreamHeader, stream: Stream) -> LinkFuture<'static, ()>;
 }
 
-/// Everything that rides on the link.
+/// All users of the link.
 #[derive(Clone)]
 pub struct LinkServices {
     pub netmaps: Arc<dyn NetmapHandler>,
-    pub upstream: Arc<dyn SpoolQueue>,
+    pub spool: Arc<dyn SpoolQueue>,
     pub streams: Arc<dyn CloudStreamHandler>,
 }
 
 impl LinkServices {
-    /// An edge that takes nothing and has nothing to say.
+    /// An edge that accepts nothing and sends nothing.
     pub fn none() -> LinkServices {
-        LinkServices { netmaps: Arc::new(Nothing), upstream: Arc::new(Nothing), streams: Arc::new(Nothing) }
+        LinkServices { netmaps: Arc::new(Nothing), spool: Arc::new(Nothing), streams: Arc::new(Nothing) }
     }
 }
 

@@ -1,7 +1,7 @@
 //! One session of the edge, from the cloud's welcome to the end of its link.
-//!
-//! Reads what the cloud says and hands it to whom it concerns, writes what is to be said, and accepts the cloud's
-//! streams. What the session means for the edge as a whole is decided by the supervisor, which is told through events.
+//! Reads messages of the cloud and passes them to the services, writes messages of the edge, and accepts the
+//! streams of the cloud. The supervisor decides what a session means for the edge; it is informed through
+//! events.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,40 +25,41 @@ use super::handshake::EstablishedSession;
 use super::secondary::{SecondaryControl, SecondaryDriver};
 use super::services::{LinkFuture, LinkServices, SpoolFeed};
 
-/// What a session is told.
+/// A command to a session.
 #[derive(Debug)]
 pub enum LinkCommand {
     Say(EdgeMessage),
-    /// A ping. That it was handed to the link is told with `LinkEvent::Asked`.
+    /// A ping. `LinkEvent::Asked` reports that it was handed to the link.
     Ask(EdgeMessage),
     /// Another session took over: end when the open streams have ended, or at that moment.
     Linger(std::time::Instant),
     Close(CloseCode),
 }
 
-/// What a session tells.
+/// An event of a session.
 #[derive(Debug)]
 pub enum LinkEvent {
-    /// The link stands; comes from the greeting.
+    /// The link is established; sent by the handshake.
     Dialed,
-    /// A ping is on its way, and the link has had its turn since.
+    /// A ping was handed to the link, and the link was polled since.
     Asked,
     Drain(DrainNotice),
     News(EndpointUpdate),
     Hint(ReconnectHint),
 }
 
-/// While it lingers, a link is looked at this often.
+/// The interval at which a lingering link is checked for open streams.
 const LINGER_LOOK: Duration = Duration::from_millis(200);
 /// The control stream itself.
 const OWN_STREAMS: u64 = 1;
 /// Messages waiting to be written; beyond it the session stops reading until the link has taken some.
 const WAITING_MAX: usize = 64;
-/// After this many streams of the peer others get their turn: each is a task, and the link is one of many, too.
+/// After accepting this many streams in a row the session yields: each stream is a task, and other tasks
+/// share the thread.
 const STREAMS_AT_ONCE: usize = 64;
 /// Messages of the driver of the secondary link that wait for their turn.
 const PATH_MESSAGES_MAX: usize = 4;
-/// The last words of a session that is closed have this long to leave.
+/// The time within which the last messages of a closing session must be sent.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
 pub struct EdgeSessionLoop {
@@ -66,7 +67,7 @@ pub struct EdgeSessionLoop {
     link: Link,
     reader: ControlReader<RecvStream, CloudMessage>,
     writer: ControlWriter<SendStream>,
-    passengers: LinkServices,
+    services: LinkServices,
     events: mpsc::Sender<(LinkId, LinkEvent)>,
     lingers_until: Option<Instant>,
     /// The answer to a netmap that is being written to disk. The cloud sends one at a time.
@@ -100,13 +101,13 @@ impl EdgeSessionLoop {
     pub fn new(
         id: LinkId,
         greeted: EstablishedSession,
-        passengers: LinkServices,
+        services: LinkServices,
         events: mpsc::Sender<(LinkId, LinkEvent)>,
         secondary: Option<SecondaryParts>,
     ) -> EdgeSessionLoop {
-        let feed = passengers.upstream.feed();
-        let mut later_acks = passengers.netmaps.later_acks();
-        // What is not on disk is told to every session; that all is well goes without saying.
+        let feed = services.spool.feed();
+        let mut later_acks = services.netmaps.later_acks();
+        // Every session reports a netmap that is not on disk; one that is on disk needs no report.
         let is_persisted = |ack: &NetmapAck| ack.not_persisted.is_empty();
         let is_well = later_acks.borrow().as_ref().is_none_or(is_persisted);
         match is_well {
@@ -123,8 +124,8 @@ impl EdgeSessionLoop {
                 dialer,
                 join,
                 control,
-                streams: passengers.streams.clone(),
-                netmaps: passengers.netmaps.clone(),
+                streams: services.streams.clone(),
+                netmaps: services.netmaps.clone(),
                 messages: sender.clone(),
                 reports: reports.subscribe(),
                 lingers: lingers.clone(),
@@ -138,7 +139,7 @@ impl EdgeSessionLoop {
             link,
             reader,
             writer,
-            passengers,
+            services,
             events,
             lingers_until,
             taking,
@@ -151,11 +152,11 @@ impl EdgeSessionLoop {
         }
     }
 
-    /// Goes on until the link ends; says why.
+    /// Runs until the link ends; returns the reason.
     pub async fn run(mut self, mut commands: mpsc::Receiver<LinkCommand>) -> CloseReason {
         let ended = self.talk(&mut commands).await;
         if let Some(taking) = self.taking.take() {
-            // What is half on disk is brought to its end; the next session will say what came of it.
+            // A netmap that is being written is written to the end; the next session reports the result.
             taking.await;
         }
         self.link.close(ended.clone());
@@ -222,7 +223,7 @@ impl EdgeSessionLoop {
                             Err(_) => stream.refuse(ResetCode::Limit),
                         },
                         _ => {
-                            self.streams.spawn(self.passengers.streams.serve(header, stream));
+                            self.streams.spawn(self.services.streams.serve(header, stream));
                         }
                     }
                 },
@@ -238,9 +239,9 @@ impl EdgeSessionLoop {
             Some(CloudMessageBody::Netmap(update))
                 if self.taking.is_none() && self.lingers_until.is_none() =>
             {
-                self.taking = Some(self.passengers.netmaps.take(update.update));
+                self.taking = Some(self.services.netmaps.take(update.update));
             }
-            Some(CloudMessageBody::UpstreamAck(ack)) => self.passengers.upstream.handle_ack(ack),
+            Some(CloudMessageBody::UpstreamAck(ack)) => self.services.spool.handle_ack(ack),
             Some(CloudMessageBody::Drain(drain)) => self.tell(LinkEvent::Drain(drain)).await,
             Some(CloudMessageBody::News(news)) => self.tell(LinkEvent::News(news)).await,
             Some(CloudMessageBody::Hint(hint)) => self.tell(LinkEvent::Hint(hint)).await,
@@ -249,7 +250,7 @@ impl EdgeSessionLoop {
             }
             // A pong has done its work by arriving.
             Some(CloudMessageBody::Pong(_)) => {}
-            // A second welcome, a second netmap before the first is answered, or words of a newer cloud.
+            // A second welcome, a second netmap before the first is answered, or a message of a newer cloud.
             other => tracing::debug!(?other, "the cloud says something that is not expected now"),
         }
     }
@@ -276,7 +277,7 @@ impl EdgeSessionLoop {
         CloseReason::new(code, "")
     }
 
-    // The stream says less than the link, which may be a moment late.
+    // The close reason of the link says more than that of the stream, but may arrive a moment later.
     async fn gone(&mut self) -> CloseReason {
         match tokio::time::timeout(LAST_WORDS, self.link.closed()).await {
             Ok(closed) => closed.reason,

@@ -4,16 +4,18 @@
 //! happens while the other is written. A file is a line that names its form, a SHA-256 over what follows, and the netmap as it
 //! crosses the link. An older program that finds a newer form starts without a netmap.
 //!
-//! A disk that is full gives up the older netmap for the new one. When that does not help either, and the new netmap takes something
-//! away, the stored ones are withdrawn: renamed, which needs no room. A withdrawn netmap is not put in force after a restart; it
-//! only keeps older ones from being taken. Where not even a rename is possible (a read-only disk), the error says so.
+//! On a full disk the older netmap is removed for the new one. When that does not help either, and the new netmap takes something
+//! away, the stored ones are withdrawn: renamed, which needs no space. A withdrawn netmap is not put in force after a restart; it
+//! only keeps older ones from being taken. If not even a rename is possible (a read-only disk), the error
+//! says so.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use aws_lc_rs::digest::{SHA256, digest};
+use causeway_api::sync::MutexExt;
 use causeway_daemon::data_dir::{make_folder, write_atomic};
 use causeway_netmap::{Netmap, NetmapUpdateData};
 
@@ -38,16 +40,16 @@ pub struct NetmapFiles {
     stored: Mutex<Stored>,
 }
 
-/// What is on the disk.
+/// The netmaps on the disk.
 struct Stored {
-    /// Where the next one goes.
+    /// The slot that the next netmap is written to.
     next: usize,
     /// The newest that is there, withdrawn or not.
     newest: Option<Arc<Netmap>>,
     is_withdrawn: bool,
 }
 
-/// What an edge finds when it starts.
+/// The netmap that an edge finds when it starts.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Found {
     Nothing,
@@ -88,11 +90,11 @@ impl NetmapFiles {
 
     /// Writes a netmap that is in force already. The error says what a restart would find instead.
     pub fn write(&self, netmap: &Arc<Netmap>) -> Result<(), String> {
-        let mut stored = self.stored.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stored = self.stored.lock_ignoring_poison();
         let encoded = encode(netmap);
         let mut written = self.replace(&mut stored, netmap, &encoded);
         if written.as_ref().is_err_and(is_full) && stored.newest.is_some() {
-            // The older of the two is worth less than the room it takes.
+            // The older of the two is worth less than its space.
             let _ = remove(&self.folder.join(PLACES[stored.next]));
             written = self.replace(&mut stored, netmap, &encoded);
         }
@@ -111,7 +113,8 @@ impl NetmapFiles {
         Ok(())
     }
 
-    /// Sees to it that what stays on the disk gives nobody back what `in_force` takes away. Says what a restart would find.
+    /// Makes sure that the stored netmap does not grant again what `in_force` takes away. Returns what a
+    /// restart would find.
     fn leave(&self, stored: &mut Stored, in_force: &Netmap) -> String {
         const NOTHING: &str = "after a restart nothing is forwarded until the cloud is reached";
         let Some(newest) = stored.newest.clone() else { return NOTHING.to_owned() };
@@ -147,7 +150,7 @@ impl NetmapFiles {
 
     /// Removes everything.
     pub fn clear(&self) -> io::Result<()> {
-        let mut stored = self.stored.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stored = self.stored.lock_ignoring_poison();
         for place in PLACES {
             remove(&self.folder.join(place))?;
             remove(&withdrawn_path(&self.folder, place))?;
@@ -157,8 +160,8 @@ impl NetmapFiles {
     }
 }
 
-/// Whether anything that `stored` says is missing or different in `in_force`: then somebody may have lost something. What is only
-/// added takes nothing away, because entries are permissions and what they are about.
+/// Returns whether an entry of `stored` is missing or different in `in_force`: then a client may have lost
+/// access. Added entries take nothing away, because entries are permissions and their objects.
 fn takes_away(stored: &Netmap, in_force: &Netmap) -> bool {
     stored.entries().any(|(key, value)| in_force.get(key.as_str()) != Some(value))
 }
@@ -187,12 +190,13 @@ fn read(path: &Path) -> Option<Netmap> {
         Err(error) => Err(error.to_string()),
     };
     let left_aside = |why: &String| {
-        tracing::warn!(path = %path.display(), why, "a persisted netmap is left aside");
+        tracing::warn!(path = %path.display(), why, "a persisted netmap cannot be used and is ignored");
     };
     read.inspect_err(left_aside).ok()
 }
 
-/// The newest netmap in a data dir, whoever holds it. For tests and for people who look at an edge that is not running.
+/// The newest netmap in a data dir, without its lock. For tests and for inspecting an edge that is not
+/// running.
 pub fn persisted(data_dir: &Path) -> Option<Netmap> {
     let whole = |place: &str| decode(&fs::read(data_dir.join(FOLDER).join(place)).ok()?).ok();
     PLACES.into_iter().filter_map(whole).max_by_key(Netmap::generation)
@@ -213,7 +217,7 @@ pub fn decode(content: &[u8]) -> Result<Netmap, &'static str> {
     Netmap::apply(None, &update).map_err(|_| "its netmap is not what it says")
 }
 
-/// What a process that was killed while it wrote has left.
+/// Removes the temporary files of a process that was killed while it wrote.
 fn remove_leftovers(folder: &Path) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().ends_with(".tmp") {

@@ -1,4 +1,4 @@
-//! What the keeper of the netmap counts.
+//! Metrics of the netmap keeper.
 
 use causeway_daemon::Metrics;
 use prometheus_client::metrics::counter::Counter;
@@ -18,7 +18,7 @@ impl NetmapKeeperMetrics {
     pub fn register(&self, metrics: &Metrics) {
         metrics.register(|registry| {
             let registry = registry.sub_registry_with_prefix("causeway_edge_netmap");
-            registry.register("taken", "Netmaps taken in", self.taken.clone());
+            registry.register("applied", "Netmaps put in force", self.taken.clone());
             registry.register("refused", "Updates refused, for whatever reason", self.refused.clone());
             registry.register("write_failures", "Netmaps the disk refused", self.write_failures.clone());
             registry.register(

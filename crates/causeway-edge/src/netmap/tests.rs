@@ -1,4 +1,4 @@
-//! Whatever happens to the files, an edge comes up on the old netmap or the new one, whole.
+//! After any damage to the files, an edge starts with the old netmap or the new one, whole.
 
 use causeway_netmap::{EntryKey, Generation};
 
@@ -54,7 +54,7 @@ async fn an_old_generation_and_a_wrong_base_are_refused() {
     assert_eq!(keeper.stamp(), Some(netmap(5, 3).stamp()));
 }
 
-/// What a session is told next beside its answers.
+/// The next report to a session beside its responses.
 async fn later_ack(acks: &mut watch::Receiver<Option<NetmapAck>>) -> NetmapAck {
     let changed = tokio::time::timeout(Duration::from_secs(60), acks.changed()).await;
     changed.expect("it is told").unwrap();
@@ -83,7 +83,7 @@ async fn a_disk_that_refuses_is_reported_and_the_new_netmap_is_in_force() {
     // The same once more is answered the same.
     let EdgeMessageBody::NetmapAck(again) = keeper.handle(whole(&new)).await else { panic!() };
     assert_eq!(again, ack);
-    // The disk takes it again: written by itself, and told.
+    // The disk is writable again: the netmap is written without a new update, and reported.
     std::fs::rename(&away, data_dir.join(FOLDER)).unwrap();
     let told = later_ack(&mut acks).await;
     assert_eq!((told.held, told.not_persisted.as_str()), (Some(held_message(new.stamp())), ""));
@@ -131,11 +131,12 @@ async fn after_a_restart_nothing_that_was_taken_away_is_back() {
     let keeper = open();
     assert_eq!(not_persisted(&keeper, &first).await, "");
     block(&netmaps);
-    // What only adds leaves the stored one as it is.
+    // An update that only adds leaves the stored netmap as it is.
     let why = not_persisted(&keeper, &more).await;
     assert!(why.contains("which allows no more"), "{why}");
     assert_eq!(open().stamp(), Some(first.stamp()), "a restart");
-    // What takes away withdraws it: an edge that starts now forwards nothing, asks for everything, and takes nothing older.
+    // An update that takes away withdraws it: an edge that starts now forwards nothing, asks for everything,
+    // and accepts nothing older.
     let why = not_persisted(&keeper, &less).await;
     assert!(why.contains("is withdrawn"), "{why}");
     drop(keeper);
@@ -148,11 +149,11 @@ async fn after_a_restart_nothing_that_was_taken_away_is_back() {
         matches!(keeper.handle(whole(&older)).await, EdgeMessageBody::NetmapRefused(_)),
         "older than the withdrawn one"
     );
-    // The cloud may say that the withdrawn one is right after all.
+    // The cloud may confirm the withdrawn netmap.
     let why = not_persisted(&keeper, &first).await;
     assert!(why.contains("cannot be written"), "{why}");
     assert_eq!(keeper.stamp(), Some(first.stamp()));
-    // With room again the newest is written, and the next start is an ordinary one.
+    // With free space the newest is written, and the next start is an ordinary one.
     assert!(not_persisted(&keeper, &less).await.contains("cannot be written"));
     let mut acks = keeper.later_acks();
     unblock(&netmaps);

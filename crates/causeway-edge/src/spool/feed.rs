@@ -1,16 +1,17 @@
 //! The thread that owns the queue, the handle that fills it, and the feed that a session sends from.
 //!
-//! `append` never waits: between it and the thread stands a short queue in memory, and what does not fit is counted
+//! `append` never waits: between it and the thread is a short queue in memory, and what does not fit is counted
 //! as lost. The thread gathers what comes within a moment, writes it, syncs once, and shows the next batch. A batch
 //! is shown until it is acknowledged, so a new session simply begins with it, and a sender may be dropped at any await.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use causeway_api::sync::MutexExt;
 use causeway_channel::wire::control::{self, SpoolAck};
 use causeway_gateway::problems::Problems;
 use tokio::sync::watch;
@@ -23,10 +24,10 @@ use crate::link::{LinkFuture, SpoolFeed, SpoolQueue};
 /// Records and bytes that may wait for the thread: a burst of a second, while the disk is busy.
 const COMMANDS_MAX: usize = 4096;
 const MEMORY_BYTES_MAX: usize = 4 << 20;
-/// Records of so long share one sync. Nobody waits for them, and flash wears out by syncs.
+/// Records of this period share one sync. No caller waits for them, and syncs wear out flash.
 const GATHER: Duration = Duration::from_millis(200);
 
-/// What waits and what was lost, for status and metrics.
+/// The numbers of waiting and of lost records, for status and metrics.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SpoolStats {
     pub waiting: u64,
@@ -83,7 +84,7 @@ impl Spool {
         Ok(Spool { inner: Arc::new(inner) })
     }
 
-    /// Hands over one record. Never waits; what finds no room is counted as lost.
+    /// Hands over one record. Never waits; a record that does not fit is counted as lost.
     pub fn append(&self, kind: SpoolRecordKind, record: Vec<u8>) {
         let memory = &self.inner.memory;
         let bytes = record.len() + FRAME_HEAD_BYTES;
@@ -94,7 +95,7 @@ impl Spool {
         }
     }
 
-    /// As `acknowledged`, in the cloud's words.
+    /// As `acknowledged`, from the message of the cloud.
     pub fn handle_ack(&self, ack: &SpoolAck) {
         if let Some(queue) = QueueId::from_bytes(&ack.queue_id) {
             self.acknowledged(queue, ack.seq);
@@ -107,7 +108,7 @@ impl Spool {
         self.command(Command::Acknowledged(queue, seq));
     }
 
-    /// The first words of a process: that it has started, once for the audit and once as its status.
+    /// Reports that the process has started, once for the audit and once as its status.
     pub fn report_start(&self, software: &str) {
         let time = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%S.%3fZ").to_string();
         let audit = serde_json::json!({"time": time, "event": "edge-started", "software": software});
@@ -116,19 +117,20 @@ impl Spool {
         self.append(SpoolRecordKind::Status, status.to_string().into_bytes());
     }
 
-    /// What this edge should do and cannot. The cloud shows it at the EGateway and the EServices.
-    pub fn report_regrets(&self, software: &str, told: &Problems) {
+    /// Reports the problems of this edge. The cloud shows them in the conditions of the EGateway and the
+    /// EServices.
+    pub fn report_problems(&self, software: &str, told: &Problems) {
         let status =
             serde_json::json!({"software": software, "regrets": told.regrets, "backends": told.backends});
         self.append(SpoolRecordKind::Status, status.to_string().into_bytes());
     }
 
-    /// Is so much waiting that clients must share what room is left? That happens when the cloud is away for long.
+    /// Returns whether clients must share the remaining space. That happens when the cloud is unreachable for long.
     pub fn is_pressed(&self) -> bool {
         self.inner.memory.is_pressed.load(Ordering::Relaxed)
     }
 
-    /// What one session has to send. Every session takes its own.
+    /// The batches of one session. Every session has its own feed.
     pub fn feed(&self) -> SpoolSessionFeed {
         let mut shown = self.inner.shown.clone();
         shown.mark_changed();
@@ -141,14 +143,14 @@ impl Spool {
 
     /// Writes what waits in memory and ends the thread. Blocks for as long as the disk takes.
     pub fn close(&self) {
-        drop(self.inner.commands.lock().unwrap_or_else(PoisonError::into_inner).take());
-        if let Some(thread) = self.inner.thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        drop(self.inner.commands.lock_ignoring_poison().take());
+        if let Some(thread) = self.inner.thread.lock_ignoring_poison().take() {
             let _ = thread.join();
         }
     }
 
     fn command(&self, command: Command) -> bool {
-        let commands = self.inner.commands.lock().unwrap_or_else(PoisonError::into_inner);
+        let commands = self.inner.commands.lock_ignoring_poison();
         commands.as_ref().is_some_and(|commands| commands.try_send(command).is_ok())
     }
 }
@@ -219,7 +221,7 @@ impl Worker {
         }
         self.take_refused();
         if let Err(error) = self.queue.sync() {
-            tracing::warn!(%error, "the upstream queue was not closed in order");
+            tracing::warn!(%error, "the spool was not closed cleanly");
         }
     }
 
@@ -280,15 +282,12 @@ impl Worker {
     fn note<E: std::error::Error + 'static>(&mut self, result: Result<(), E>) {
         match result {
             Ok(()) if std::mem::take(&mut self.failing) => {
-                tracing::info!("the upstream queue is written again");
+                tracing::info!("the spool is written again");
             }
             Ok(()) => {}
             Err(error) => {
                 if !std::mem::replace(&mut self.failing, true) {
-                    tracing::error!(
-                        error = &error as &dyn std::error::Error,
-                        "the upstream queue has trouble"
-                    );
+                    tracing::error!(error = &error as &dyn std::error::Error, "the spool cannot be written");
                 }
             }
         }

@@ -13,7 +13,7 @@ pub const FRAME_HEAD_BYTES: usize = 21;
 const MAGIC: [u8; 8] = *b"CWYUPQ\x00\x01";
 const MARK: [u8; 4] = [0xC3, 0x5A, 0x0F, 0xE1];
 
-/// What a record is. The number is on disk and on the wire.
+/// The kind of a record. The number is on disk and on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SpoolRecordKind {
     /// The newest one counts; older ones are history.
@@ -79,7 +79,7 @@ pub enum ParsedRecord<'a> {
         kind: SpoolRecordKind,
         record: &'a [u8],
     },
-    /// Whole so far; this many bytes are needed to say more.
+    /// Valid so far; this many bytes are needed to decide.
     NeedsMore(usize),
     /// No frame begins here.
     Damaged,
@@ -113,7 +113,8 @@ pub fn parse(salt: u32, bytes: &[u8]) -> ParsedRecord<'_> {
     }
 }
 
-/// Where behind the first byte the next frame may begin; all of `bytes` when nowhere in it.
+/// Returns the offset after the first byte at which the next frame may begin; the length of `bytes` if there
+/// is none.
 pub fn next_mark(bytes: &[u8]) -> usize {
     let may_begin = |place: &usize| {
         let known = (bytes.len() - place).min(MARK.len());

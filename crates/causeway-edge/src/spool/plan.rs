@@ -1,4 +1,4 @@
-//! Decides for the queue: what must go to make room, what to send next, what an acknowledgement settles.
+//! Decides for the queue: which segments to remove for space, what to send next, what an acknowledgement completes.
 //!
 //! Knows numbers only; `queue` does what is decided and reports back through `handle_*`. Every record has a sequence
 //! number, also one that was refused, so what is lost is simply what was numbered and is neither held nor
@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use super::frame::{FRAME_HEAD_BYTES, RECORD_BYTES_MAX, SEGMENT_HEAD_BYTES};
 use super::state::SpoolState;
 
-/// How much may wait for the cloud.
+/// Bounds on the records that wait for the cloud.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SpoolLimits {
     pub bytes_max: u64,
@@ -46,7 +46,7 @@ impl SpoolLimits {
     }
 }
 
-/// What the plan knows of a segment file.
+/// A segment file as the plan sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SegmentInfo {
     /// Its name: no record in it has a lower number.
@@ -58,20 +58,20 @@ pub struct SegmentInfo {
     pub waiting: u64,
 }
 
-/// What to do before a record can be written.
+/// The steps before a record can be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SpaceDecision {
     pub new_segment: bool,
-    /// So many of the oldest segments go.
+    /// The number of oldest segments to remove.
     pub drop: usize,
 }
 
-/// What to send.
+/// The contents of the next batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SendDecision {
     /// Records from the oldest segment that has any, with numbers above this one.
     RecordsAfter(u64),
-    /// No records, but losses that the cloud has not heard of.
+    /// No records, but losses that were not reported to the cloud yet.
     Report,
 }
 
@@ -163,7 +163,7 @@ impl SpoolPlan {
         self.segments.back().copied()
     }
 
-    /// What must happen before a frame of this size can be written.
+    /// Returns the steps before a frame of this size can be written.
     pub fn room_for(&self, frame_bytes: u64) -> SpaceDecision {
         let new_segment = self.segments.back().is_none_or(|newest| {
             newest.written > 0
@@ -195,7 +195,7 @@ impl SpoolPlan {
         });
     }
 
-    /// The oldest segment is given up.
+    /// The oldest segment is removed.
     pub fn handle_dropped(&mut self) {
         let Some(gone) = self.segments.pop_front() else { return };
         if let Some(batch) = &mut self.in_flight
@@ -217,12 +217,13 @@ impl SpoolPlan {
         self.next - 1
     }
 
-    /// So many records could not be written. They have numbers all the same: that is how they are counted.
+    /// Notes records that could not be written. They get numbers all the same: the gap is how losses are
+    /// counted.
     pub fn handle_refused(&mut self, records: u64) {
         self.next += records;
     }
 
-    /// What to send now; `None` while a batch is in flight or when there is nothing to say.
+    /// Returns what to send now; `None` while a batch is in flight or when there is nothing to report.
     pub fn next_send(&self) -> Option<SendDecision> {
         if self.in_flight.is_some() {
             return None;
@@ -253,7 +254,7 @@ impl SpoolPlan {
         self.in_flight.is_some_and(|batch| batch.last == seq)
     }
 
-    /// Everything up to `seq` is settled. `waiting_above` says, for the segment that holds `seq`, how many of its
+    /// Everything up to `seq` is acknowledged. `waiting_above` says, for the segment that holds `seq`, how many of its
     /// records have higher numbers; it is asked only when the acknowledgement is not the expected one.
     pub fn handle_acknowledged(&mut self, seq: u64, waiting_above: impl FnOnce(u64) -> u64) {
         if seq >= self.next || seq < self.acknowledged {
@@ -296,7 +297,7 @@ impl SpoolPlan {
         self.segments.pop_front();
     }
 
-    /// The cloud speaks of records that were never sent: this queue was set back (a restored disk). Nothing in
+    /// The cloud acknowledges records that were never sent: this queue is an older copy (a restored disk). Nothing in
     /// flight can be believed.
     pub fn is_set_back(&self, seq: u64) -> bool {
         seq >= self.next

@@ -23,7 +23,7 @@ use super::state::SpoolStateFile;
 const ID: &str = "id";
 const STATE: &str = "state";
 
-/// Names one life of a queue. Chosen at random; the cloud counts sequence numbers per queue.
+/// Identifies one instance of a queue. Chosen at random; the cloud counts sequence numbers per queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct QueueId(pub [u8; 16]);
 
@@ -44,7 +44,7 @@ pub struct SpoolEntry {
     pub record: Vec<u8>,
 }
 
-/// What is sent at a time. Its records have the numbers from `first` on, without a gap.
+/// The records that are sent in one message. They have the numbers from `first` on, without a gap.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SpoolReadBatch {
     pub queue: QueueId,
@@ -80,7 +80,7 @@ pub enum AppendError {
     Disk(#[source] io::Error),
 }
 
-/// Where the next unsent record is looked for, so that reading goes on where it stopped.
+/// The position of the next unsent record, so that reading continues where it stopped.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     segment: u64,
@@ -118,11 +118,11 @@ impl SpoolFile {
         let (state, saved) = match SpoolStateFile::open(&folder.join(STATE)) {
             Ok((state, saved)) => (Some(state), saved),
             Err(error) => {
-                tracing::warn!(%error, "the state of the upstream queue cannot be kept; the cloud will see repeats");
+                tracing::warn!(%error, "the state of the spool cannot be written; the cloud will receive repeated records");
                 (None, None)
             }
         };
-        // A new id would count from anew, so what was acknowledged under another one says nothing.
+        // A new id would count from anew, so acknowledgements under another id do not apply.
         let saved = saved.filter(|_| saved_id.is_some());
         let acknowledged = saved.map_or(0, |saved| saved.acknowledged);
         let (segments, last) = survey(folder, acknowledged)?;
@@ -140,7 +140,7 @@ impl SpoolFile {
         };
         queue.current = queue.open_newest()?;
         queue.remove_finished();
-        // What was read above may be in memory only; it is sent as soon as it is asked for.
+        // Records that were read above may not be synced yet; they are sent as soon as a session asks.
         queue.unsynced = queue.current.is_some();
         Ok(queue)
     }
@@ -181,7 +181,7 @@ impl SpoolFile {
         })
     }
 
-    /// Records that never reached the queue, because whoever carries them had no room.
+    /// Counts records that never reached the queue, because the channel to the writer was full.
     pub fn refuse(&mut self, records: u64) {
         self.plan.handle_refused(records);
     }
@@ -218,7 +218,7 @@ impl SpoolFile {
         Ok(())
     }
 
-    /// The next batch, read from the disk; `None` while one is in flight or when there is nothing to say.
+    /// The next batch, read from the disk; `None` while one is in flight or when there is nothing to send.
     pub fn next_batch(&mut self) -> io::Result<Option<SpoolReadBatch>> {
         while let Some(next) = self.plan.next_send() {
             self.sync()?;
@@ -300,7 +300,7 @@ impl SpoolFile {
         tracing::warn!(
             seq,
             next = self.plan.next_number(),
-            "the upstream queue was set back; it starts over under a new id"
+            "the spool is older than its state; it starts again under a new id"
         );
         let id = QueueId::generate();
         write_atomic(&self.folder.join(ID), &id.0)?;
@@ -320,7 +320,7 @@ impl SpoolFile {
     fn save_state(&mut self) {
         let saved = self.plan.saved();
         if let Some(Err(error)) = self.state.as_mut().map(|state| state.write(saved)) {
-            tracing::debug!(%error, "the state of the upstream queue cannot be written");
+            tracing::debug!(%error, "the state of the spool cannot be written");
         }
     }
 
@@ -383,7 +383,7 @@ impl SpoolFile {
             self.current = None;
         }
         if let Err(error) = fs::remove_file(path_of(&self.folder, first)) {
-            tracing::warn!(%error, first, "a segment of the upstream queue cannot be removed");
+            tracing::warn!(%error, first, "a segment of the spool cannot be removed");
         }
     }
 }

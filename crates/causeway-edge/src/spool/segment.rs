@@ -30,7 +30,7 @@ pub fn read_head(file: &File) -> io::Result<Option<SegmentHeader>> {
 }
 
 /// Looks at every segment, oldest first: how many records it has, and where it ends. The torn tail of the last one
-/// is cut off. Files without a readable head hold nothing that could be believed, and go.
+/// is cut off. Files without a readable head hold nothing that can be verified, and are removed.
 pub fn survey(folder: &Path, acknowledged: u64) -> io::Result<(Vec<SegmentInfo>, u64)> {
     let mut paths: Vec<PathBuf> = fs::read_dir(folder)?
         .map(|entry| entry.map(|entry| entry.path()))
@@ -46,7 +46,7 @@ pub fn survey(folder: &Path, acknowledged: u64) -> io::Result<(Vec<SegmentInfo>,
                 segments.push(segment);
             }
             None => {
-                tracing::warn!(path = %path.display(), "a segment of the upstream queue is damaged and is removed");
+                tracing::warn!(path = %path.display(), "a segment of the spool is damaged and is removed");
                 fs::remove_file(&path)?;
             }
         }
@@ -74,7 +74,7 @@ fn survey_segment(path: &Path, acknowledged: u64) -> io::Result<Option<(SegmentI
     if length > segment.bytes {
         tracing::warn!(
             path = %path.display(), bytes = length - segment.bytes,
-            "the end of the upstream queue was torn and is cut off"
+            "the end of the spool is incomplete and is truncated"
         );
         file.set_len(segment.bytes)?;
     }
@@ -95,9 +95,9 @@ pub struct SegmentReader {
     file: File,
     salt: u32,
     window: Vec<u8>,
-    /// Where in the window the next frame begins.
+    /// The offset of the next frame in the window.
     start: usize,
-    /// Where in the file the window begins.
+    /// The offset of the window in the file.
     window_at: u64,
     newest: u64,
 }
@@ -117,7 +117,7 @@ impl SegmentReader {
         })
     }
 
-    /// Where the next frame begins.
+    /// The offset of the next frame in the file.
     pub fn offset(&self) -> u64 {
         self.window_at + self.start as u64
     }

@@ -1,7 +1,7 @@
 //! The small file beside the segments: how far the cloud has acknowledged, and how many records were lost.
 //!
 //! Two slots are written in turn, in place, each with a checksum: a write that is cut leaves the other slot, and a
-//! full disk does not matter because the room is taken once. Losing the file costs nothing but repeats, which the
+//! full disk does not matter because the space is allocated once. Losing the file costs nothing but repeats, which the
 //! cloud recognises.
 
 use std::fs::{File, OpenOptions};
@@ -11,7 +11,7 @@ use std::path::Path;
 
 const SLOT_BYTES: usize = 36;
 
-/// What is remembered of records that are gone.
+/// The counters that outlive the records.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SpoolState {
     pub acknowledged: u64,

@@ -279,24 +279,24 @@ fn a_full_disk_refuses_and_counts_and_goes_on_when_there_is_room() {
 #[tokio::test]
 async fn a_feed_shows_each_batch_once_and_a_new_session_begins_with_what_is_not_acknowledged() {
     let place = tempfile::tempdir().unwrap();
-    let upstream = Spool::open(place.path(), SpoolLimits::default()).unwrap();
-    let mut feed = upstream.feed();
+    let spool = Spool::open(place.path(), SpoolLimits::default()).unwrap();
+    let mut feed = spool.feed();
     assert!(tokio::time::timeout(Duration::from_millis(1), feed.next()).await.is_err());
-    upstream.append(SpoolRecordKind::Audit, text(1));
+    spool.append(SpoolRecordKind::Audit, text(1));
     let first = feed.next().await.unwrap();
-    upstream.append(SpoolRecordKind::Audit, text(2));
+    spool.append(SpoolRecordKind::Audit, text(2));
     assert_eq!(first.entries, [SpoolEntry { kind: SpoolRecordKind::Audit, record: text(1) }]);
     // The link breaks here; the next session has a feed of its own.
-    let mut feed = upstream.feed();
+    let mut feed = spool.feed();
     assert_eq!(feed.next().await.unwrap(), first);
-    upstream.acknowledged(first.queue, first.last());
+    spool.acknowledged(first.queue, first.last());
     let second = feed.next().await.unwrap();
     assert_eq!((second.first, second.entries.len()), (2, 1));
-    upstream.acknowledged(second.queue, second.last());
-    upstream.close();
+    spool.acknowledged(second.queue, second.last());
+    spool.close();
     assert_eq!(feed.next().await, None);
-    assert_eq!(upstream.figures().waiting, 0);
-    upstream.append(SpoolRecordKind::Audit, text(3));
+    assert_eq!(spool.figures().waiting, 0);
+    spool.append(SpoolRecordKind::Audit, text(3));
 
     let again = Spool::open(place.path(), SpoolLimits::default()).unwrap();
     again.append(SpoolRecordKind::Audit, text(4));

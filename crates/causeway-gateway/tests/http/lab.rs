@@ -198,7 +198,7 @@ impl Lab {
             let (peers, audit) = (Arc::new(peers.clone()), Arc::new(audit.clone()));
             let client_streams_max = plan.client_streams_max;
             let options = GatewayOptions { listen: false, client_streams_max, ..GatewayOptions::default() };
-            Gateway::new(GatewayParts { netmaps, peers, audit, options })
+            Gateway::new(GatewayParts { netmaps, peers, audit, options, role_facts: None })
         };
         let oslo = make(oslo_view, &line, &at_oslo);
         let berlin = make(berlin_view, &nobody, &at_berlin);

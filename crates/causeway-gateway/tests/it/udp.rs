@@ -141,6 +141,7 @@ fn start(view: Arc<NetmapView>, link: Option<Link>, udp: UdpOptions, stop: &Canc
         peers: Arc::new(OverLink(link)),
         audit: Arc::new(book.clone()),
         options,
+        role_facts: None,
     };
     let gateway = Gateway::new(parts);
     let (run, stop) = (gateway.clone(), stop.clone());

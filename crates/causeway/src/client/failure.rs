@@ -1,8 +1,9 @@
-//! What can go wrong between us and the server, in words that say what to try.
+//! Errors of a call to the API server, with advice on what to try.
 
 use std::error::Error;
 use std::fmt::Write;
 
+use causeway_api::error_chain;
 use http::StatusCode;
 use serde::Deserialize;
 
@@ -10,7 +11,7 @@ use crate::output;
 
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
-    #[error("{server} cannot be reached: {}\n  the address comes from {origin}\n  {}", chain(source.as_ref()), advice(source.as_ref()))]
+    #[error("{server} cannot be reached: {}\n  the address comes from {origin}\n  {}", error_chain(source.as_ref()), advice(source.as_ref()))]
     Unreachable { server: String, origin: String, source: Box<dyn Error + Send + Sync> },
     #[error("{}", status.explain(server))]
     Refused { server: String, status: Box<ApiRefusal> },
@@ -20,9 +21,11 @@ pub enum CallError {
     TooLong { server: String },
     #[error("`{path}` cannot be asked for")]
     Path { path: String, source: http::Error },
+    #[error("the body of the request to {path} cannot be encoded")]
+    RequestBody { path: String, source: serde_json::Error },
 }
 
-/// The part of a Kubernetes `Status` that people need.
+/// The part of a Kubernetes `Status` that is shown.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct ApiRefusal {
@@ -92,7 +95,7 @@ impl ApiRefusal {
         if text.is_empty() {
             text = format!("{server} answered with code {}", self.code);
         }
-        // Causes that the message does not already tell.
+        // Causes that the message does not contain already.
         for cause in &self.details.causes {
             if !self.message.contains(&cause.message) {
                 let _ =
@@ -122,22 +125,8 @@ impl ApiRefusal {
     }
 }
 
-/// The whole chain of causes in one line, each said once.
-pub fn chain(error: &dyn Error) -> String {
-    let mut parts: Vec<String> = Vec::new();
-    let mut next = Some(error);
-    while let Some(error) = next {
-        let text = error.to_string();
-        if !parts.iter().any(|part| part.contains(&text)) {
-            parts.push(text);
-        }
-        next = error.source();
-    }
-    parts.join(": ")
-}
-
 fn advice(error: &dyn Error) -> &'static str {
-    let text = chain(error).to_lowercase();
+    let text = error_chain(error).to_lowercase();
     if text.contains("refused") {
         "is `causeway cloud` running there, and on this port?"
     } else if text.contains("not valid for name") || text.contains("notvalidforname") {

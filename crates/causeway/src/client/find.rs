@@ -1,4 +1,4 @@
-//! Which kubeconfig is meant? A flag beats the environment, and what is named beats what is found.
+//! Selects the kubeconfig: a flag before the environment, a named file before the default one.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 use kube::config::{Kubeconfig, KubeconfigError};
 
 use super::ApiConnectionArgs;
+use crate::output;
 
 const DATA_DIR_DEFAULT: &str = "/var/lib/causeway";
 const KUBECONFIG_FILE: &str = "admin.kubeconfig";
 
-/// One kubeconfig, or several to be merged as kubectl does, and the words that say where it came from.
+/// One kubeconfig, or several to be merged as kubectl does, and its origin as text.
 #[derive(Debug, PartialEq, Eq)]
 pub struct FoundKubeconfig {
     pub paths: Vec<PathBuf>,
@@ -19,9 +20,12 @@ pub struct FoundKubeconfig {
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KubeconfigNotFound {
-    #[error("{origin} names {}, which does not exist", path.display())]
+    #[error("{origin} names {}, which does not exist", output::path(path))]
     Missing { origin: String, path: PathBuf },
-    #[error("no kubeconfig: {} does not exist. Use --kubeconfig FILE, set KUBECONFIG, or run this on the cloud's host (as a user who may read its data dir)", path.display())]
+    #[error(
+        "no kubeconfig: {} does not exist. Use --kubeconfig FILE, set KUBECONFIG, or run this on the cloud's host (as a user who may read its data dir)",
+        output::path(path)
+    )]
     Nothing { path: PathBuf },
 }
 
@@ -70,7 +74,7 @@ fn one(path: &Path, origin: &str) -> Result<FoundKubeconfig, KubeconfigNotFound>
     match path.exists() {
         true => Ok(FoundKubeconfig {
             paths: vec![path.to_owned()],
-            origin: format!("{} (from {origin})", path.display()),
+            origin: format!("{} (from {origin})", output::path(path)),
         }),
         false => Err(KubeconfigNotFound::Missing { origin: origin.to_owned(), path: path.to_owned() }),
     }

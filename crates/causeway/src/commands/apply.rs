@@ -31,19 +31,19 @@ pub struct Args {
     /// File, folder, or - for standard input; may be repeated
     #[arg(short = 'f', long = "filename", value_name = "FILE", required = true, value_hint = clap::ValueHint::AnyPath)]
     files: Vec<PathBuf>,
-    /// Also the folders inside folders
+    /// Read folders recursively
     #[arg(short = 'R', long)]
     recursive: bool,
-    /// Ask the server what would happen, and change nothing
+    /// Submit the request without persisting it; print what would change
     #[arg(long)]
     dry_run: bool,
-    /// Take over fields that someone else set
+    /// Take over fields that another field manager owns
     #[arg(long)]
     force_conflicts: bool,
-    /// What to do about fields that the kind does not have: refuse the object, drop them with a warning, or drop them
+    /// Treatment of unknown fields: refuse the object, drop the fields with a warning, or drop them silently
     #[arg(long, value_enum, value_name = "HOW", default_value_t, num_args = 1, require_equals = false)]
     validate: Validate,
-    /// Who is recorded as the owner of the fields
+    /// Name that is recorded as the owner of the fields
     #[arg(long, value_name = "NAME", default_value = FIELD_MANAGER)]
     field_manager: String,
     #[command(flatten)]
@@ -75,7 +75,7 @@ impl Validate {
     }
 }
 
-/// How objects are applied.
+/// Options of an apply.
 #[derive(Clone, Debug)]
 pub struct ApplyMode {
     pub field_manager: String,
@@ -95,7 +95,7 @@ impl Default for ApplyMode {
     }
 }
 
-/// What applying did to an object.
+/// The effect of an apply on an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ApplyOutcome {
     Created,
@@ -134,7 +134,7 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
                     let note = if manner.dry_run { " (dry run)" } else { "" };
                     output::print_line(&format!("{} {}{note}", title(manifest), outcome.name()))?;
                 }
-                // An object that is refused does not keep the others out; a server that is away does.
+                // A refused object does not stop the apply; an unreachable server does.
                 Err(error @ CallError::Refused { .. }) => {
                     failed = true;
                     output::note(&format!("error: {} ({}): {error}", title(manifest), manifest.place));
@@ -149,8 +149,8 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
 /// Requests under way at the same time: enough to fill a group commit, far from any server's limit.
 const AT_ONCE_MAX: usize = 16;
 
-/// Cuts the objects where the kind changes, because an admission may look at objects of other kinds that stand
-/// before, and where a name comes again, because the later one counts.
+/// Cuts the objects where the kind changes, because an admission may look at earlier objects of other
+/// kinds, and where a name is repeated, because the later one counts.
 fn groups(manifests: &[Manifest]) -> Vec<&[Manifest]> {
     let (mut groups, mut start, mut names) = (Vec::new(), 0, HashSet::new());
     for (place, manifest) in manifests.iter().enumerate() {
@@ -188,7 +188,7 @@ pub async fn apply(
     Ok(outcome(before.as_ref(), answer.code, &answer.value))
 }
 
-/// What changed? Compares what was there with what is there now.
+/// Compares the object before and after the apply.
 fn outcome(before: Option<&Value>, code: StatusCode, after: &Value) -> ApplyOutcome {
     let Some(before) = before else { return ApplyOutcome::Created };
     let revision = |value: &Value| value["metadata"]["resourceVersion"].clone();

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::time::SystemTime;
 
 use anyhow::bail;
+use causeway_api::management::paths;
 use serde_json::Value;
 
 use crate::client::{self, ApiConnectionArgs};
@@ -29,10 +30,11 @@ pub struct Args {
     /// One JSON object per line, for scripts
     #[arg(long)]
     json: bool,
-    /// What administrators did: writes of objects, tokens, revocations, backups, changes of the CA. Needs the role admin
+    /// Show administrative records instead: writes of objects, tokens, revocations, backups, CA rotations;
+    /// requires the role admin
     #[arg(long, conflicts_with_all = ["site", "service", "subject", "decision", "gateway"])]
     admin: bool,
-    /// With --admin: only what this user did, or was done in its name
+    /// With --admin: only records of this user, including impersonated ones
     #[arg(long, value_name = "NAME", requires = "admin")]
     user: Option<String>,
     /// With --admin: only this verb, for example create, delete, revoke, backup
@@ -44,7 +46,7 @@ pub struct Args {
     /// With --admin: only the object of this name
     #[arg(long, value_name = "NAME", requires = "admin")]
     name: Option<String>,
-    /// Only what the cloud has heard of within this time, for example 90s, 15m, 1h, 7d
+    /// Only records that the cloud received within this time, for example 90s, 15m, 1h, 7d
     #[arg(long, value_name = "DURATION")]
     since: Option<HumanDuration>,
     /// Only records of the gateways of this site
@@ -62,7 +64,7 @@ pub struct Args {
     /// Only records of this gateway
     #[arg(long, value_name = "NAME")]
     gateway: Option<String>,
-    /// Only the newest so many
+    /// Only the newest NUMBER records
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     limit: Option<u32>,
     #[command(flatten)]
@@ -72,12 +74,12 @@ pub struct Args {
 pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     let api = arguments.connection.connect().await?;
     let admin = arguments.admin;
-    let journal = if admin { "audit/admin" } else { "audit" };
-    let path = format!("/causeway/v1/{journal}{}", query(&arguments, SystemTime::now()));
+    let journal = if admin { paths::ADMIN_AUDIT } else { paths::AUDIT };
+    let path = format!("{journal}{}", query(&arguments, SystemTime::now()));
     let mut shown =
         Shown { admin, json: arguments.json, colours: output::colours(), has_head: false, summary: None };
     let lines = api.lines(&path, client::JSON, |line| shown.take(line));
-    // Somebody who follows ends it with Ctrl-C, and is told the counts then too.
+    // Following ends with Ctrl-C; the counts are printed then too.
     tokio::select! {
         ended = lines => ended?,
         _ = tokio::signal::ctrl_c() => {}
@@ -176,7 +178,7 @@ fn admin_row(record: &Value) -> [String; ADMIN_COLUMNS.len()] {
     ]
 }
 
-/// What a record says that stands for several.
+/// The extra columns of a record that stands for several.
 fn repeats(record: &Value) -> String {
     let Some(count) = record["count"].as_u64() else { return String::new() };
     let first = moment(record["firstTime"].as_str().unwrap_or_default());
@@ -211,7 +213,7 @@ fn row(record: &Value) -> [String; COLUMNS.len()] {
         "" => subject.to_owned(),
         claimed => format!("{subject} (claims to be {claimed})"),
     };
-    // The same address may be somebody else's here.
+    // The same address may belong to another host at this site.
     let subject = match text("clientSite") {
         site if site.is_empty() || site == text("site") => subject,
         site => format!("{subject} at {site}"),

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail, ensure};
+use causeway_api::management::paths;
 use causeway_daemon::data_dir::AtomicFile;
 use futures_util::StreamExt;
 use http_body_util::BodyExt;
@@ -34,7 +35,7 @@ pub struct Args {
 
 pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     let api = arguments.connection.connect().await?;
-    let response = api.send(http::Method::GET, "/causeway/v1/backup", "*/*", None).await?;
+    let response = api.send(http::Method::GET, paths::BACKUP, "*/*", None).await?;
     let mut stream = response.into_body().into_data_stream();
     let mut target = Target::open(&arguments.file)?;
     let mut seen = Seen::default();
@@ -46,9 +47,9 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     }
     let summary = seen.summary()?;
     target.finish(&arguments.file)?;
-    output::note(&format!("{}: {summary}", arguments.file.display()));
+    output::note(&format!("{}: {summary}", output::path(&arguments.file)));
     // A cloud from before the field does not say where its seal key is.
-    let ca = api.get("/causeway/v1/ca").await.unwrap_or_default();
+    let ca = api.get(paths::CA).await.unwrap_or_default();
     output::note(&reminder(ca["sealKey"].as_str()));
     Ok(ExitCode::SUCCESS)
 }
@@ -62,7 +63,7 @@ fn reminder(seal_key: Option<&str>) -> String {
     )
 }
 
-/// Where the backup goes. A file takes its place only when it is complete.
+/// The destination of the backup. A file gets its name only when it is complete.
 enum Target {
     File(AtomicFile),
     Standard(std::io::Stdout),
@@ -74,7 +75,7 @@ impl Target {
             return Ok(Target::Standard(std::io::stdout()));
         }
         let file =
-            AtomicFile::create(path).with_context(|| format!("{} cannot be written", path.display()))?;
+            AtomicFile::create(path).with_context(|| format!("{} cannot be written", output::path(path)))?;
         Ok(Target::File(file))
     }
 
@@ -88,14 +89,14 @@ impl Target {
     fn finish(self, path: &Path) -> anyhow::Result<()> {
         match self {
             Target::File(file) => {
-                file.commit().with_context(|| format!("{} cannot be written", path.display()))
+                file.commit().with_context(|| format!("{} cannot be written", output::path(path)))
             }
             Target::Standard(mut out) => Ok(out.flush()?),
         }
     }
 }
 
-/// What passed by: enough of the first and the last line to see that the backup is whole, and how large.
+/// Tracks the stream: enough of the first and the last line to see that the backup is complete, and its size.
 #[derive(Default)]
 struct Seen {
     bytes: u64,

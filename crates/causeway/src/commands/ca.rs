@@ -2,11 +2,13 @@
 
 use std::process::ExitCode;
 
+use anyhow::Context;
+use causeway_api::management::{RotateRequest, RotationStep, RotationView, paths};
 use clap::Subcommand;
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use crate::client::ApiConnectionArgs;
-use crate::output::{self, TextTable, cell};
+use crate::client::{ApiClient, ApiConnectionArgs};
+use crate::output::{self, TextTable};
 
 /// Show or rotate the certificate authority
 #[derive(Debug, clap::Args)]
@@ -32,7 +34,7 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = SHOW_EXAMPLES)]
 struct Show {
-    /// The certificates themselves
+    /// Print the certificates in PEM
     #[arg(long)]
     pem: bool,
     /// As JSON, for scripts
@@ -53,7 +55,7 @@ struct Rotate {
     /// Stop trusting the old authority
     #[arg(long)]
     finish: bool,
-    /// Finish although somebody still depends on the old one, and lose them
+    /// Finish even if gateways or tokens still depend on the old authority; they lose access
     #[arg(long, requires = "finish")]
     force: bool,
 }
@@ -62,48 +64,43 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     let api = arguments.connection.connect().await?;
     match arguments.action {
         Action::Show(show) => {
-            let ca = api.get("/causeway/v1/ca").await?;
+            let ca = api.get(paths::CA).await?;
             let text = if show.json {
                 output::json(&ca)
             } else if show.pem {
-                authorities(&ca)
-                    .iter()
-                    .map(|authority| authority["certificate"].as_str().unwrap_or_default())
-                    .collect()
+                view(&api, ca)?.authorities.into_iter().map(|authority| authority.certificate).collect()
             } else {
-                render(&ca)
+                render(&view(&api, ca)?)
             };
             output::print(&text)?;
         }
         Action::Rotate(rotate) => {
-            let step = if rotate.finish { "finish" } else { "start" };
-            let ca =
-                api.post("/causeway/v1/ca/rotate", &json!({"step": step, "force": rotate.force})).await?;
-            output::print(&render(&ca))?;
+            let step = if rotate.finish { RotationStep::Finish } else { RotationStep::Start };
+            let ca = api.post(paths::CA_ROTATE, &RotateRequest { step, force: rotate.force }).await?;
+            output::print(&render(&view(&api, ca)?))?;
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn authorities(ca: &Value) -> &[Value] {
-    ca["authorities"].as_array().map_or(&[], Vec::as_slice)
+fn view(api: &ApiClient, ca: Value) -> anyhow::Result<RotationView> {
+    serde_json::from_value(ca).with_context(|| format!("{} did not send its authorities", api.server()))
 }
 
-fn render(ca: &Value) -> String {
+fn render(ca: &RotationView) -> String {
     let mut table = TextTable::new(&["AUTHORITY", "SIGNS", "CREATED", "EXPIRES"]);
-    for authority in authorities(ca) {
-        let signs = match (authority["issuing"] == true, authority["serving"] == true) {
+    for authority in &ca.authorities {
+        let signs = match (authority.issuing, authority.serving) {
             (true, true) => "everything",
             (true, false) => "gateways and users",
             (false, true) => "this cloud",
             (false, false) => "nothing, only trusted",
         };
-        let id: String = cell(&authority["id"]).chars().take(16).collect();
-        table.row([id, signs.to_owned(), cell(&authority["created"]), cell(&authority["expires"])]);
+        let id: String = authority.id.chars().take(16).collect();
+        table.row([id, signs.to_owned(), authority.created.clone(), authority.expires.clone()]);
     }
     let mut text = table.render(output::colours());
-    for (key, what) in [("waitingGateways", "gateways"), ("waitingTokens", "join tokens")] {
-        let names: Vec<String> = ca[key].as_array().into_iter().flatten().map(cell).collect();
+    for (names, what) in [(&ca.waiting_gateways, "gateways"), (&ca.waiting_tokens, "join tokens")] {
         if !names.is_empty() {
             text.push_str(&format!(
                 "still depend on the old one, {what}: {}\n",

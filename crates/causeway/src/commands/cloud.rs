@@ -26,11 +26,11 @@ Examples:
 Every flag is also a variable (CAUSEWAY_API, ...) and a setting in the file; flags win, then variables.
 The chosen addresses are in DATA_DIR/run/addresses.json, the way in is DATA_DIR/admin.kubeconfig.";
 
-/// Run the cloud: the API, enrolment of edges, and what keeps objects true
+/// Run the cloud: the API server, enrolment of edges, and the controllers
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Where everything is kept [default: /var/lib/causeway]
+    /// Data directory [default: /var/lib/causeway]
     #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     data_dir: Option<PathBuf>,
     /// Address of the API [default: 0.0.0.0:7443]
@@ -42,16 +42,18 @@ pub struct Args {
     /// Address for metrics, health and dumps, without credentials [default: 127.0.0.1:7445]
     #[arg(long, value_name = "ADDR")]
     admin: Option<SocketAddr>,
-    /// Address where those with a certificate (DATA_DIR/connect) reach nodes by CONNECT, beside DATA_DIR/run/connect.sock
+    /// Address of the CONNECT proxy to nodes for clients with a certificate (DATA_DIR/connect), in addition
+    /// to DATA_DIR/run/connect.sock
     #[arg(long, value_name = "ADDR")]
     connect: Option<SocketAddr>,
-    /// What CONNECT may dial although it is no node, as in hooks.example.org:443 or 10.96.0.0/12:443; may be repeated
+    /// Destination that CONNECT may dial although it is no node, as in hooks.example.org:443 or
+    /// 10.96.0.0/12:443; may be repeated
     #[arg(long, value_name = "HOST:PORT")]
     connect_allow: Vec<AllowRule>,
     /// Channel endpoint that edges are given; may be repeated
     #[arg(long, value_name = "HOST:PORT")]
     advertise: Vec<AdvertisedEndpoint>,
-    /// Where other replicas of this cloud reach its channel port [default: the first --advertise]
+    /// Channel endpoint for other replicas of this cloud [default: the first --advertise]
     #[arg(long, value_name = "HOST:PORT")]
     peer_address: Option<AdvertisedEndpoint>,
     /// Store: `sqlite` or `etcd=http://HOST:2379,...` [default: sqlite]
@@ -63,7 +65,7 @@ pub struct Args {
     /// Further name or address under which clients reach the API, for its certificate; may be repeated
     #[arg(long = "api-name", value_name = "NAME")]
     api_names: Vec<ServerName>,
-    /// Begin a new fleet with a new CA, although a cloud has run in this data dir before
+    /// Create a new CA even if a cloud with another CA has run in this data dir
     #[arg(long)]
     new_fleet: bool,
     #[command(flatten)]
@@ -71,7 +73,7 @@ pub struct Args {
     /// Configuration file
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     config: Option<PathBuf>,
-    /// How log lines are written: text or json [default: text]
+    /// Log format: text or json [default: text]
     #[arg(long, value_name = "FORMAT")]
     log_format: Option<String>,
 }
@@ -80,10 +82,11 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     let config = Config::load(arguments.layer(), arguments.config.as_deref())?;
     start_logging(&config)?;
     tracing::info!(config = %config.to_json(), "effective configuration");
-    let hangup = on_hangup(Role::Cloud, arguments.layer(), arguments.config.clone(), config.clone());
-    let stop = signals::watch(config.cloud.drain.value.0, hangup)?;
-    let cloud = Cloud::start(CloudConfig { new_fleet: arguments.new_fleet, ..cloud_config(&config) }).await?;
-    cloud.run(stop).await?;
+    let cloud = CloudConfig { new_fleet: arguments.new_fleet, ..cloud_config(&config) };
+    let (drain, rules) = (config.cloud.drain.value.0, cloud.gateway.dial_rules.clone());
+    let hangup = on_hangup(Role::Cloud, arguments.layer(), arguments.config.clone(), config, rules);
+    let stop = signals::watch(drain, hangup)?;
+    Cloud::start(cloud).await?.run(stop).await?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -127,10 +130,10 @@ fn warn_of_few_files(files_max: u64) {
     }
 }
 
-/// Ten thousand connections and what belongs to them.
+/// Ten thousand connections and the files that belong to them.
 const FILES_WANTED: u64 = 16_384;
 
-/// The part of the configuration that the role needs, in its own words.
+/// The part of the configuration that the cloud role needs, in its own types.
 pub fn cloud_config(config: &Config) -> CloudConfig {
     let cloud = &config.cloud;
     CloudConfig {
@@ -152,7 +155,7 @@ pub fn cloud_config(config: &Config) -> CloudConfig {
             files_max: usize::try_from(cloud.audit_files_max.value).unwrap_or(usize::MAX),
         },
         port: port_limits(cloud),
-        // The process ends when `drain` is over; the rest is for what comes after what was in flight.
+        // The process ends when `drain` is over; the remaining quarter is for closing sessions and the store after requests in flight.
         drain: cloud.drain.value.0 * 3 / 4,
         gateway: causeway_gateway::GatewayOptions {
             connect_allow: cloud.connect_allow.value.clone(),

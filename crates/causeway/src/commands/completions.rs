@@ -1,7 +1,8 @@
 //! `causeway completions`: lets the shell finish commands, flags, kinds, names of objects and file names.
 //!
-//! clap makes the scripts from the command line. What it cannot know, the names of objects, is added here: the scripts ask the
-//! server with `causeway get KIND -o name`, with the kubeconfig of the shell, and offer nothing when it does not answer.
+//! clap generates the scripts from the command line. Names of objects are added here: the scripts ask the
+//! server with `causeway get KIND -o name`, with the kubeconfig of the shell, and offer nothing when it does
+//! not answer.
 
 use std::process::ExitCode;
 

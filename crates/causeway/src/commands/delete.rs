@@ -20,7 +20,7 @@ Examples:
   causeway delete eservices --all
   causeway delete esite Tokyo --force              although its gateway is connected";
 
-/// Delete objects; what others still refer to may go, and they will say so
+/// Delete objects; objects that still refer to a deleted one show it in their conditions
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -60,7 +60,7 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     let from_files = manifest::parse(&manifest::gather(&arguments.files, arguments.recursive)?)?;
     let mut targets: Vec<(Kind, String)> =
         from_files.into_iter().map(|manifest| (manifest.kind, manifest.name)).collect();
-    // What depends goes before what it depends on.
+    // Dependents are deleted before the objects they depend on.
     targets.reverse();
     let api = match &arguments.kind {
         None => arguments.connection.connect().await?,
@@ -97,7 +97,8 @@ async fn selected(
     Ok(names.map(|name| (kind, name)).collect())
 }
 
-/// Deletes one object. Where the server protects it and the user insists, the server is told so first.
+/// Deletes one object. If the server protects it and --force is given, the annotation that allows it is set
+/// first.
 async fn delete(api: &ApiClient, kind: Kind, name: &str, arguments: &Args) -> Result<(), CallError> {
     let query = client::query(&[("dryRun", arguments.dry_run.then_some("All"))]);
     let path = format!("{}{query}", client::object(ApiVersion::Group, kind, name));

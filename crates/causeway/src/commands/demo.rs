@@ -18,6 +18,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use causeway_api::management::{CreateTokenRequest, paths};
 use causeway_channel::JoinToken;
 use causeway_channel::port::PortLimits;
 use causeway_cloud::{Cloud, CloudConfig};
@@ -66,14 +67,14 @@ const EXAMPLES: [(&str, &str); 5] = [
     ("05-exposes.yaml", include_str!("../../../../examples/05-exposes.yaml")),
 ];
 
-/// The demo says what goes wrong itself; the lines of its parts would only disturb the table.
+/// The demo reports failures itself; log lines of its parts would break the table.
 const LOG_FILTER: &str = "error,kube_client=off";
 const DRAIN: Duration = Duration::from_secs(3);
 /// `--check` answers within this, whatever happens.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(28);
 /// Between two rounds of all clients.
 const ROUND: Duration = Duration::from_secs(1);
-/// Enough for what is tried in some seconds, with a record of each end: a session of UDP is told a second late.
+/// Enough for what is tried in some seconds, with a record of each end: a UDP session is recorded a second late.
 const AUDIT: &str = "/causeway/v1/audit?limit=500";
 const TRY_AGAIN: Duration = Duration::from_millis(200);
 
@@ -93,10 +94,10 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
         () = stop.cancelled() => Ok(()),
         shown = demo.show(arguments.check) => shown,
     };
-    // Told to end in the middle: what did not come to its end is no failure.
+    // Stopped in the middle: an unfinished check is no failure.
     let shown = if stop.is_cancelled() && !arguments.check { Ok(()) } else { shown };
     demo.world.end().await?;
-    // What can go wrong here must be told: nothing may be left behind.
+    // An error here must be reported: no file may be left behind.
     folder.close()?;
     shown.map(|()| ExitCode::SUCCESS)
 }
@@ -116,12 +117,12 @@ impl Demo {
         };
         output::note(&format!("demo: a cloud and two sites with equal addresses, {place}"));
         let mut world = DemoFleet::build(stage, folder).await?;
-        let door = world.door().await?;
-        let config = cloud_config(&world, door);
+        let api = world.api_listener().await?;
+        let config = cloud_config(&world, api);
         let cloud =
             world.begin_at(DemoSite::Cloud, async move { Ok(Box::pin(Cloud::start(config)).await?) }).await?;
         let (kubeconfig, channel) = (cloud.kubeconfig(), cloud.addresses().channel.port());
-        world.open_door(cloud.addresses().api);
+        world.forward_api(cloud.addresses().api);
         world.run_at(DemoSite::Cloud, |stop| async move { Ok(cloud.run(stop).await?) });
         output::note(&format!("demo: the cloud runs; edges reach it at {}", world.advertised(channel)));
         let connection =
@@ -133,9 +134,14 @@ impl Demo {
         }
         output::note(&format!("demo: {} objects of examples/ are applied", manifests.len()));
         for site in [DemoSite::Berlin, DemoSite::Oslo] {
-            let wanted =
-                json!({"site": site.name(), "gateway": site.gateway(), "ttlSeconds": 600, "uses": 1});
-            let made = api.post("/causeway/v1/tokens", &wanted).await?;
+            let request = CreateTokenRequest {
+                site: Some(site.name().to_owned()),
+                gateway: Some(site.gateway().to_owned()),
+                ttl_seconds: Some(600),
+                uses: Some(1),
+                ..CreateTokenRequest::default()
+            };
+            let made = api.post(paths::TOKENS, &request).await?;
             let token: JoinToken = made["token"].as_str().unwrap_or_default().parse()?;
             world.start_edge(site, token)?;
         }
@@ -292,10 +298,10 @@ fn cloud_config(world: &DemoFleet, api: SocketAddr) -> CloudConfig {
     }
 }
 
-/// Its own network has nobody else on it.
+/// Its own network has no other hosts.
 const CHANNEL_PORT: u16 = 7444;
 
-/// A port of the loopback that nobody has at this moment: edges are told it before the cloud has bound it.
+/// A loopback port that is free at this moment: edges are told it before the cloud has bound it.
 fn free_port() -> std::io::Result<SocketAddr> {
     std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
 }

@@ -1,6 +1,6 @@
-//! `causeway describe`: one object for people, with its conditions and who is related to it.
+//! `causeway describe`: one object in readable form, with its conditions and related objects.
 //!
-//! `render` is pure: the object and all others in, text out.
+//! `render` is pure. Input: the object and all other objects. Output: text.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -154,7 +154,7 @@ fn conditions(conditions: &Value, metadata: &Value, now: jiff::Timestamp) -> Str
     format!("Conditions:\n{}", table.render(output::colours()))
 }
 
-/// What this object names, and whether it is there.
+/// The objects that this object names, and whether they exist.
 fn outgoing(object: &Value, everything: &BTreeMap<Kind, Vec<Value>>) -> Vec<String> {
     let mut found = Vec::new();
     for (field, kind) in REFERENCES {
@@ -167,7 +167,7 @@ fn outgoing(object: &Value, everything: &BTreeMap<Kind, Vec<Value>>) -> Vec<Stri
     found
 }
 
-/// Who names this object.
+/// The objects that name this object.
 fn incoming(kind: Kind, name: &str, everything: &BTreeMap<Kind, Vec<Value>>) -> Vec<String> {
     let mut found = Vec::new();
     for (other_kind, others) in everything {

@@ -30,7 +30,7 @@ Examples:
   causeway doctor web@oslo            the same, from one site
   causeway doctor web.plant.example   by its DNS name; by its address: causeway doctor 198.18.0.9
   causeway doctor oslo                a site, a gateway or a node
-  causeway doctor gateway/oslo        when several things are called so: service/, site/, node/, gateway/
+  causeway doctor egateway/oslo       KIND/NAME, when several objects have the name
   causeway doctor --json web | jq '.findings[] | select(.state == \"failed\")'
   causeway doctor                     on the host of an edge: the edge itself, through its admin port
   causeway doctor --admin 127.0.0.1:7445
@@ -38,12 +38,12 @@ Examples:
 Every finding has a hop, a state (ok, warning `~~`, failed `!!`, unknown `??`), a reason and, where there is one, a fix.
 Gateways on the way are asked at this moment, and they try the backends; a viewer gets everything but these answers.";
 
-/// Find out why something does not work: probes the path hop by hop; exit code 1 when a hop fails
+/// Diagnose the path to a service, site, node or gateway hop by hop; exits with 1 if a hop fails
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// SERVICE, SERVICE@SITE, DNS name, address, SITE, NODE or GATEWAY [default: the fleet]
-    #[arg(value_name = "WHAT")]
+    /// KIND/NAME, SERVICE, SERVICE@SITE, DNS name, address, SITE, NODE or GATEWAY [default: the fleet]
+    #[arg(value_name = "TARGET")]
     what: Option<String>,
     /// As JSON, for scripts
     #[arg(long)]
@@ -109,6 +109,11 @@ fn walk(target: &Target, picture: &Picture) -> Vec<Finding> {
             None => missing("EServer", name),
         },
         Target::Gateway(name) => gateway::examine(name, picture.gateway(name), &picture.answers(name)),
+        Target::Unsupported { kind, name } => vec![Finding::failed(
+            format!("{} {name}", kind.name()),
+            format!("doctor does not examine objects of kind {}", kind.name()),
+            "examine a service that it concerns: causeway doctor eservice/NAME",
+        )],
         Target::Nothing { word, nearest } => {
             let reason = format!(
                 "there is no EService, EGateway, ESite, EServer, DNS name or presence address {word}"

@@ -1,4 +1,4 @@
-//! What `causeway cloud` and `causeway edge` have in common: flags and settings of the gateway.
+//! Flags and settings of the gateway, for `causeway cloud` and `causeway edge`.
 
 use causeway_gateway::dial::DialRules;
 use causeway_gateway::dns::DnsOptions;
@@ -8,13 +8,13 @@ use crate::config::{Config, DnsListen, GatewayLayer, PresenceModeSetting, Presen
 
 #[derive(Debug, clap::Args)]
 pub struct GatewayArgs {
-    /// Address where names are answered, IP or IP:PORT, or `off`; may be repeated [default: port 53 of loopback and of the gateway's ip]
+    /// DNS listen address, IP or IP:PORT, or `off`; may be repeated [default: port 53 of loopback and of the gateway's ip]
     #[arg(long, value_name = "ADDR")]
     dns: Vec<DnsListen>,
-    /// Where presences listen: room, host, off, or auto, which is a room where one can be made [default: auto]
-    #[arg(long, value_name = "PLACE")]
+    /// Network in which presences listen: namespace, host, off, or auto (a namespace if possible, else the host) [default: auto]
+    #[arg(long, value_name = "MODE")]
     presence: Option<PresenceModeSetting>,
-    /// Let the presence of a service listen here, too; may be repeated
+    /// Additional listen address for the presence of a service; may be repeated
     #[arg(long = "port", value_name = "SERVICE=IP:PORT")]
     ports: Vec<PresencePort>,
 }
@@ -30,7 +30,7 @@ impl GatewayArgs {
     }
 }
 
-/// The part of the configuration that the gateway needs, in its own words.
+/// The part of the configuration that the gateway needs, in its own types.
 pub fn options(config: &Config) -> GatewayOptions {
     let gateway = &config.gateway;
     let ports = gateway.ports.value.iter().map(|port| (port.service.as_str().into(), port.address));
@@ -39,18 +39,20 @@ pub fn options(config: &Config) -> GatewayOptions {
         listen: gateway.presence.value != PresenceModeSetting::Off,
         standing: match gateway.presence.value {
             PresenceModeSetting::Auto | PresenceModeSetting::Off => PresenceMode::Auto,
-            PresenceModeSetting::Room => PresenceMode::Room,
+            PresenceModeSetting::Namespace => PresenceMode::Room,
             PresenceModeSetting::Host => PresenceMode::Host,
         },
         ports: ports.collect(),
         entry_http: gateway.entry_http.value,
         entry_tls: gateway.entry_tls.value,
-        dial_rules: DialRules {
-            allow: gateway.backends_allow.value.clone(),
-            deny: gateway.backends_deny.value.clone(),
-        },
+        dial_rules: dial_rules(config).into(),
         ..GatewayOptions::default()
     }
+}
+
+pub fn dial_rules(config: &Config) -> DialRules {
+    let gateway = &config.gateway;
+    DialRules { allow: gateway.backends_allow.value.clone(), deny: gateway.backends_deny.value.clone() }
 }
 
 fn dns(config: &Config) -> DnsOptions {

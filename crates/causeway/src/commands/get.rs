@@ -36,7 +36,7 @@ pub struct Args {
     /// Names; all objects when left out
     #[arg(value_name = "NAME")]
     names: Vec<String>,
-    /// How to show them
+    /// Output format
     #[arg(short, long, value_enum, default_value_t = OutputFormat::Table, value_name = "FORM")]
     output: OutputFormat,
     /// After showing them, show every change
@@ -95,7 +95,7 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// How things are to be shown.
+/// Output options.
 #[derive(Clone, Copy, Debug)]
 pub struct GetOptionsShown {
     pub form: OutputFormat,

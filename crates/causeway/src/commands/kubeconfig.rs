@@ -8,9 +8,10 @@ use std::process::ExitCode;
 use anyhow::{Context, ensure};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use causeway_api::management::{ApiRole, CreateCertificateRequest, IssuedUserCertificate, paths};
 use causeway_channel::{PeerId, PrivateKey};
 use causeway_cloud::identity::kubeconfig;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::WrongUsage;
 use crate::client::ApiConnectionArgs;
@@ -32,7 +33,7 @@ certificate must know it: start the cloud with --advertise or --api-name.";
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Where clients reach the API, as https://HOST:PORT [default: as this host reaches it]
+    /// URL of the API for clients, as https://HOST:PORT [default: as this host reaches it]
     #[arg(long, value_name = "URL")]
     server: Option<String>,
     /// Make a new certificate with this role [default: admin]
@@ -60,11 +61,11 @@ enum Role {
     Viewer,
 }
 
-impl Role {
-    fn name(self) -> &'static str {
-        match self {
-            Role::Admin => "admin",
-            Role::Viewer => "viewer",
+impl From<Role> for ApiRole {
+    fn from(role: Role) -> ApiRole {
+        match role {
+            Role::Admin => ApiRole::Admin,
+            Role::Viewer => ApiRole::Viewer,
         }
     }
 }
@@ -91,7 +92,7 @@ fn kept(arguments: &Args) -> anyhow::Result<String> {
         format!(
             "{} cannot be read; it is made by the first start of `causeway cloud` and belongs to its user. \
              Elsewhere, with a kubeconfig: `causeway kubeconfig --role admin --kubeconfig FILE`",
-            path.display()
+            output::path(&path)
         )
     })?;
     Ok(match &arguments.server {
@@ -113,32 +114,31 @@ async fn new(arguments: &Args) -> anyhow::Result<String> {
     let api = arguments.connection.connect().await?;
     let role = arguments.role.unwrap_or(Role::Admin);
     let key = PrivateKey::generate()?;
-    // The names in a request are a wish that nobody follows; they must only be names.
+    // The cloud ignores the names in the request; they must only be valid.
     let csr = key.request(&PeerId::new("cloud", "user")?)?;
-    let mut body = json!({"role": role.name(), "csr": STANDARD.encode(csr)});
-    if let Some(ttl) = &arguments.ttl {
-        body["ttlSeconds"] = ttl.as_secs().into();
-    }
-    if let Some(user) = &arguments.user {
-        body["user"] = user.as_str().into();
-    }
-    let made = api.post("/causeway/v1/certificates", &body).await?;
-    let field =
-        |name: &str| made[name].as_str().with_context(|| format!("{} did not say {name}", api.server()));
+    let request = CreateCertificateRequest {
+        role: role.into(),
+        user: arguments.user.clone(),
+        ttl_seconds: arguments.ttl.as_ref().map(|ttl| ttl.as_secs()),
+        csr: STANDARD.encode(csr),
+    };
+    let made = api.post(paths::CERTIFICATES, &request).await?;
+    let issued: IssuedUserCertificate = serde_json::from_value(made)
+        .with_context(|| format!("{} did not send a certificate", api.server()))?;
     // Without a flag, the server this command itself has reached.
     let server = arguments.server.as_deref().unwrap_or(api.server());
-    if let Some(warning) = unknown_name(server, &made["names"]) {
+    if let Some(warning) = unknown_name(server, &issued.names) {
         output::note(&warning);
     }
     output::note(&format!(
         "certificate {} of {} ({}) until {}; take it back with: causeway revoke --certificate {}",
-        field("serial")?,
-        field("user")?,
-        role.name(),
-        field("expires")?,
-        field("serial")?
+        issued.serial,
+        issued.user,
+        issued.role.as_str(),
+        issued.expires,
+        issued.serial
     ));
-    Ok(kubeconfig::text(server, field("user")?, field("authorities")?, field("certificate")?, &key.to_pem()))
+    Ok(kubeconfig::text(server, &issued.user, &issued.authorities, &issued.certificate, &key.to_pem()))
 }
 
 fn check_server(server: &str) -> Result<(), String> {
@@ -156,11 +156,11 @@ fn check_server(server: &str) -> Result<(), String> {
 }
 
 /// A client could not verify a server whose certificate has another name.
-fn unknown_name(server: &str, names: &Value) -> Option<String> {
+fn unknown_name(server: &str, names: &[String]) -> Option<String> {
     let uri = server.parse::<http::Uri>().ok()?;
     let host = uri.host()?.trim_start_matches('[').trim_end_matches(']').to_lowercase();
-    let names = names.as_array()?;
-    let is_known = names.iter().filter_map(Value::as_str).any(|name| name.eq_ignore_ascii_case(&host));
+    // An older cloud does not send the names.
+    let is_known = names.is_empty() || names.iter().any(|name| name.eq_ignore_ascii_case(&host));
     (!is_known).then(|| {
         format!(
             "Warning: the cloud's certificate does not name {host}, so clients will refuse it: start the cloud with --api-name {host} (or --advertise {host}:PORT, if edges reach it there, too)"
@@ -170,7 +170,7 @@ fn unknown_name(server: &str, names: &Value) -> Option<String> {
 
 async fn list(arguments: &Args) -> anyhow::Result<()> {
     let api = arguments.connection.connect().await?;
-    let listed = api.get("/causeway/v1/certificates").await?;
+    let listed = api.get(paths::CERTIFICATES).await?;
     ensure!(listed["certificates"].is_array(), "{} did not send a list", api.server());
     if arguments.json {
         return output::print(&output::json(&listed));
@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn a_server_that_the_certificate_does_not_name_is_told() {
-        let names = json!(["cloud.example.org", "10.0.0.1", "2001:db8::1"]);
+        let names = ["cloud.example.org", "10.0.0.1", "2001:db8::1"].map(str::to_owned);
         let check = |server: &str, is_known: bool| {
             assert_eq!(unknown_name(server, &names).is_none(), is_known, "{server}");
         };

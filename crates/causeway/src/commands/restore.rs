@@ -64,7 +64,7 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     };
     let file = tokio::fs::File::open(path)
         .await
-        .with_context(|| format!("{} cannot be read", arguments.file.display()))?;
+        .with_context(|| format!("{} cannot be read", output::path(&arguments.file)))?;
     // Holding the lock means that no cloud runs on this data dir.
     let data_dir = DataDir::open_as(&config.data_dir.value, Role::Cloud)?;
     // Before anything is restored: a wrong path shall not leave a store without its revocations.
@@ -75,8 +75,9 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     if matches!(restored, Err(StoreError::NotEmpty { .. })) {
         earlier_life::end_restore(data_dir.path());
     }
-    let restored = restored
-        .with_context(|| format!("{} was not restored, nothing was changed", arguments.file.display()))?;
+    let restored = restored.with_context(|| {
+        format!("{} was not restored, nothing was changed", output::path(&arguments.file))
+    })?;
     let now = SystemTime::now();
     log.keep(now).await?;
     let replayed =
@@ -119,13 +120,13 @@ impl Log {
         let mut log = Log { own: own.to_owned(), found: Vec::new(), entries: Vec::new(), torn: 0 };
         for path in std::iter::once(own).chain(given.iter().map(PathBuf::as_path)) {
             let Some(content) = revocation_log::read(path)? else {
-                anyhow::ensure!(path == own, "the revocation log {} does not exist", path.display());
+                anyhow::ensure!(path == own, "the revocation log {} does not exist", output::path(path));
                 continue;
             };
             anyhow::ensure!(
                 path == own || !content.entries.is_empty() || !content.is_torn,
                 "{} is no revocation log: it is called {} in the data dir of a cloud",
-                path.display(),
+                output::path(path),
                 revocation_log::FILE
             );
             log.found.push(path.to_owned());
@@ -135,13 +136,14 @@ impl Log {
         Ok(log)
     }
 
-    /// What was given becomes part of the data dir's own log: the next restore must know it, too.
+    /// The given logs become part of the data dir's own log: the next restore must know them, too.
     async fn keep(&self, now: SystemTime) -> anyhow::Result<()> {
         let kept = async {
             let (own, _) = RevocationLog::open(self.own.clone(), now)?;
             anyhow::Ok(own.append(self.entries.clone(), now).await?)
         };
-        kept.await.with_context(|| format!("the revocation log {} cannot be written", self.own.display()))
+        kept.await
+            .with_context(|| format!("the revocation log {} cannot be written", output::path(&self.own)))
     }
 }
 
@@ -156,7 +158,7 @@ fn returned_to(time: Option<i64>, now: jiff::Timestamp) -> String {
 }
 
 fn told(log: &Log, replayed: &Replayed) -> String {
-    let names: Vec<String> = log.found.iter().map(|path| path.display().to_string()).collect();
+    let names: Vec<String> = log.found.iter().map(output::path).collect();
     let mut text = format!("applied again from {}:", names.join(", "));
     let mut part = |what: &str, items: &[String]| {
         if !items.is_empty() {
@@ -196,7 +198,7 @@ fn without_log(time: Option<i64>, path: &Path) -> String {
          keys of gateways, admin certificates, join tokens, API tokens.\n  \
          Put the log of the lost cloud there (of every replica, one behind the other) before the cloud starts: it applies it. \
          Without it, revoke anew: causeway revoke GATEWAY, causeway token list, causeway kubeconfig --list",
-        path.display()
+        output::path(path)
     )
 }
 

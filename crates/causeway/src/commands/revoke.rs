@@ -1,8 +1,9 @@
-//! `causeway revoke`: a gateway, or the holder of a certificate, is out.
+//! `causeway revoke`: revokes the keys of a gateway or a user certificate.
 
 use std::process::ExitCode;
 
-use serde_json::{Value, json};
+use causeway_api::management::{RevokeRequest, paths};
+use serde_json::Value;
 
 use crate::client::ApiConnectionArgs;
 use crate::output::{self, cell};
@@ -15,7 +16,7 @@ Examples:
   causeway kubeconfig --list && causeway revoke --certificate 4f0c9a64b2d3        somebody's kubeconfig
   causeway revoke --certificate current                                           the one this command uses";
 
-/// Put a gateway out, or a kubeconfig: keys are refused from now on, live connections included
+/// Revoke a gateway or a user certificate: its keys are refused from now on and its connections are closed
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -34,26 +35,22 @@ pub struct Args {
 
 pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     let api = arguments.connection.connect().await?;
-    let answer = api.post("/causeway/v1/revoke", &arguments.body()).await?;
-    output::print(&told(&answer))?;
+    let answer = api.post(paths::REVOKE, &arguments.request()).await?;
+    output::print(&summary(&answer))?;
     Ok(ExitCode::SUCCESS)
 }
 
 impl Args {
-    fn body(&self) -> Value {
-        let mut body = match (&self.certificate, &self.gateway) {
-            (Some(serial), _) => json!({"certificate": serial}),
-            (None, gateway) => json!({"gateway": gateway}),
-        };
-        // An older cloud keeps tokens, and does not know the field.
-        if self.keep_tokens {
-            body["keepTokens"] = true.into();
+    fn request(&self) -> RevokeRequest {
+        RevokeRequest {
+            gateway: self.gateway.clone(),
+            certificate: self.certificate.clone(),
+            keep_tokens: self.keep_tokens,
         }
-        body
     }
 }
 
-fn told(answer: &Value) -> String {
+fn summary(answer: &Value) -> String {
     if answer["serial"].is_string() {
         return format!("certificate/{} of {} revoked\n", cell(&answer["serial"]), cell(&answer["user"]));
     }
@@ -67,11 +64,13 @@ fn told(answer: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
     fn the_answer_names_keys_and_tokens() {
-        let check = |answer: Value, expected: &str| assert_eq!(told(&answer), expected);
+        let check = |answer: Value, expected: &str| assert_eq!(summary(&answer), expected);
         check(json!({"gateway": "a", "keys": ["x"]}), "egateway/a revoked (1 keys)\n");
         check(
             json!({"gateway": "a", "keys": [], "tokens": ["t1", "t2"]}),

@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use causeway_api::management::paths;
 use serde_json::Value;
 
 use crate::client::ApiConnectionArgs;
@@ -25,7 +26,7 @@ pub struct Args {
 
 pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     let api = arguments.connection.connect().await?;
-    let status = api.get("/causeway/v1/status").await?;
+    let status = api.get(paths::STATUS).await?;
     if arguments.json {
         output::print(&output::json(&status))?;
     } else {
@@ -134,7 +135,8 @@ fn ready_gateway(gateway: &Value) -> String {
     }
 }
 
-/// Conditions that are not as they should be, one line each. Ready only sums up the others.
+/// Conditions that are false, one line each. Ready is left out if another one is false, because it only
+/// summarises them.
 fn complaints(object: &Value) -> String {
     let conditions = object["conditions"].as_array().into_iter().flatten();
     let bad: Vec<&Value> = conditions.filter(|condition| condition["status"] == "False").collect();

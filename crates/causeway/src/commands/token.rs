@@ -1,10 +1,11 @@
-//! `causeway token`: what lets an edge join, or a person or program use the API.
+//! `causeway token`: join tokens for edges and bearer tokens for the API.
 
 use std::net::IpAddr;
 use std::process::ExitCode;
 
+use causeway_api::management::{ApiRole, CreateTokenRequest, paths};
 use clap::Subcommand;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::client::{self, ApiConnectionArgs};
 use crate::duration::{HumanDuration, age};
@@ -35,7 +36,7 @@ Examples:
   causeway token create --role viewer --ttl 30d                   a bearer token for the API
   causeway token create --site Tokyo > token && causeway edge --data-dir DIR --join @token";
 
-/// Create a token and print it; the site and the gateway are made when they are missing
+/// Create a token and print it; creates the site and the gateway if they do not exist
 #[derive(Debug, clap::Args)]
 #[command(after_help = CREATE_EXAMPLES)]
 struct Create {
@@ -48,13 +49,13 @@ struct Create {
     /// Address of the gateway inside its site, for the EGateway: hosts of the site ask it for names there, and reach nodes by it
     #[arg(long, value_name = "ADDRESS", requires = "site")]
     ip: Option<IpAddr>,
-    /// A token for the API instead
+    /// Create an API token with this role instead of a join token
     #[arg(long, value_enum)]
     role: Option<Role>,
-    /// How long it may be used
+    /// Time until the token expires
     #[arg(long, default_value = "24h", value_name = "DURATION")]
     ttl: HumanDuration,
-    /// How many hosts may join with it; a gateway has one key, so more than 1 is refused
+    /// Number of hosts that may join with the token; a gateway has one key, so only 1 is accepted
     #[arg(long, default_value_t = 1, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     uses: u32,
     /// Let the token replace a host that is enrolled under this name: its key is revoked when another one joins
@@ -89,7 +90,7 @@ const DELETE_EXAMPLES: &str = "\
 Examples:
   causeway token delete 1f0c9a64b2d3";
 
-/// Delete a token; nobody can use it any more
+/// Delete tokens; they are refused from now on
 #[derive(Debug, clap::Args)]
 #[command(after_help = DELETE_EXAMPLES)]
 struct Delete {
@@ -102,7 +103,7 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     let api = arguments.connection.connect().await?;
     match arguments.action {
         Action::Create(create) => {
-            let made = api.post("/causeway/v1/tokens", &create.body()).await?;
+            let made = api.post(paths::TOKENS, &create.request()).await?;
             if let Some(note) = replaced(&made) {
                 output::note(&note);
             }
@@ -115,7 +116,7 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
             }
         }
         Action::List(list) => {
-            let tokens = api.get("/causeway/v1/tokens").await?;
+            let tokens = api.get(paths::TOKENS).await?;
             match list.json {
                 true => output::print(&output::json(&tokens))?,
                 false => output::print(&render(&tokens, jiff::Timestamp::now()).render(output::colours()))?,
@@ -123,7 +124,7 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
         }
         Action::Delete(delete) => {
             for id in &delete.ids {
-                api.delete(&format!("/causeway/v1/tokens/{}", client::encode(id))).await?;
+                api.delete(&format!("{}/{}", paths::TOKENS, client::encode(id))).await?;
                 output::print_line(&format!("token/{} deleted", output::plain(id)))?;
             }
         }
@@ -132,35 +133,25 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
 }
 
 impl Create {
-    fn body(&self) -> Value {
-        let role = self.role.map(|role| match role {
-            Role::Viewer => "viewer",
-            Role::Admin => "admin",
-        });
-        let mut body = json!({"ttlSeconds": self.ttl.as_secs()});
-        if let Some(role) = role {
-            body["role"] = role.into();
+    /// Fields that are not meant are left out: an older cloud refuses fields that it does not know.
+    fn request(&self) -> CreateTokenRequest {
+        let is_join = self.site.is_some();
+        CreateTokenRequest {
+            site: self.site.clone(),
+            gateway: self.gateway.clone(),
+            role: self.role.map(|role| match role {
+                Role::Viewer => ApiRole::Viewer,
+                Role::Admin => ApiRole::Admin,
+            }),
+            ttl_seconds: Some(self.ttl.as_secs()),
+            uses: is_join.then_some(self.uses),
+            ip: self.ip.filter(|_| is_join).map(|ip| ip.to_string()),
+            replace: is_join && self.replace,
         }
-        if let Some(site) = &self.site {
-            body["site"] = site.as_str().into();
-            body["uses"] = self.uses.into();
-            // Only when it is meant: a cloud that does not know the field replaces anyway, and refuses unknown ones.
-            if self.replace {
-                body["replace"] = true.into();
-            }
-            // A cloud that does not know the field refuses it.
-            if let Some(ip) = self.ip {
-                body["ip"] = ip.to_string().into();
-            }
-        }
-        if let Some(gateway) = &self.gateway {
-            body["gateway"] = gateway.as_str().into();
-        }
-        body
     }
 }
 
-/// What will happen to the host that is enrolled under the name of the token.
+/// The warning about the host that is enrolled under the name of the token.
 fn replaced(made: &Value) -> Option<String> {
     let replaces = made.get("replaces").filter(|replaces| replaces.is_object())?;
     let connected = if replaces["connected"] == true { " and connected now" } else { "" };
@@ -170,7 +161,7 @@ fn replaced(made: &Value) -> Option<String> {
     ))
 }
 
-/// A gateway without an address answers DNS on its own host only. An older cloud does not tell the address.
+/// A gateway without an address answers DNS on its own host only. An older cloud does not send the address.
 fn without_ip(made: &Value) -> Option<String> {
     let is_missing = made["ip"].as_str().is_some_and(str::is_empty);
     is_missing.then(|| {
@@ -206,6 +197,8 @@ fn render(tokens: &Value, now: jiff::Timestamp) -> TextTable {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]

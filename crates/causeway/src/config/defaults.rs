@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 use super::{PresenceModeSetting, StoreSetting, TransportSetting};
 use crate::duration::HumanDuration;
 
-/// The Filesystem Hierarchy Standard puts the state of services there.
+/// The directory that the Filesystem Hierarchy Standard defines for the state of a service.
 pub const DATA_DIR: &str = "/var/lib/causeway";
 
 /// People read logs first; a collector can ask for `json`.
@@ -28,7 +28,7 @@ pub const STORE: StoreSetting = StoreSetting::Sqlite;
 /// address cannot take more than a twentieth of all connections.
 pub const API_CONNECTIONS_PER_ADDRESS: NonZeroU32 = some(1000);
 
-/// A site that was switched off for a season comes back without a new token.
+/// A site that was switched off for a season reconnects without a new token.
 pub const EXPIRED_GRACE: HumanDuration = HumanDuration::days(90);
 
 /// 5 files of 32 MiB hold weeks of administration and are small against any disk.

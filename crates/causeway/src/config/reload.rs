@@ -1,7 +1,7 @@
 //! Compares a configuration that was read again with the one that runs.
 //!
-//! Pure: two configurations in, the settings that differ out, each with whether it can be put in force without a restart.
-//! `commands::reload` does the rest.
+//! Input: two configurations. Output: the settings that differ, each with whether it can be put in force
+//! without a restart. `commands::reload` puts those in force and logs the remaining ones.
 
 use serde_json::Value;
 
@@ -10,7 +10,7 @@ use super::{Config, Role};
 /// One setting that differs from the one that runs.
 #[derive(Debug, PartialEq)]
 pub struct Change {
-    /// As in the file: `log.filter`, or `data-dir`, which stands in no section.
+    /// As in the file: `log.filter`, or `data-dir`, which is in no section.
     pub setting: String,
     pub from: Value,
     pub to: Value,
@@ -35,7 +35,10 @@ pub fn changes(running: &Config, read: &Config, role: Role) -> Vec<Change> {
         .filter(|((section, _, from, _), (_, _, to, _))| of_role(section) && from != to)
         .map(|((section, key, from, _), (_, _, to, _))| {
             let setting = if section.is_empty() { key.to_owned() } else { format!("{section}.{key}") };
-            let applies = if setting == "log.filter" { Applies::Now } else { Applies::AfterRestart };
+            let applies = match setting.as_str() {
+                "log.filter" | "gateway.backends-allow" | "gateway.backends-deny" => Applies::Now,
+                _ => Applies::AfterRestart,
+            };
             Change { setting, from, to, applies }
         })
         .collect()
@@ -61,6 +64,9 @@ mod tests {
         check(Role::Cloud, "", "", &[]);
         check(Role::Cloud, "", "log.filter = 'debug'", &[("log.filter", Applies::Now)]);
         check(Role::Cloud, "log.filter = 'debug'", "", &[("log.filter", Applies::Now)]);
+        let rules = "[gateway]\nbackends-allow = ['169.254.1.1']\nbackends-deny = ['10.0.0.0/8']";
+        let now = |name| (name, Applies::Now);
+        check(Role::Edge, "", rules, &[now("gateway.backends-allow"), now("gateway.backends-deny")]);
         let moved = "data-dir = '/x'\n[cloud]\napi = '127.0.0.1:1'\n[gateway]\npresence = 'off'\n[log]\nformat = 'json'";
         let later = |name| (name, Applies::AfterRestart);
         check(

@@ -142,6 +142,14 @@ fn every_setting_can_be_given_in_every_layer() {
 }
 
 #[test]
+fn the_earlier_name_of_a_presence_mode_means_the_same() {
+    for text in ["namespace", "room"] {
+        let mode: PresenceModeSetting = text.parse().unwrap();
+        assert_eq!(mode.to_string(), "namespace", "{text}");
+    }
+}
+
+#[test]
 fn a_mistake_is_shown_with_its_place() {
     let check = |text: &str, place: &str, why: &str| {
         let problem = parse("test.toml", text).unwrap_err().to_string();
@@ -158,7 +166,7 @@ fn a_mistake_is_shown_with_its_place() {
     check("[edge]\nproxy = \"socks5://a:1\"", "2:9", "proxy");
     check("[cloud]\nadvertise = [\"a:1\", \"b\"]", "2:13", "write HOST:PORT");
     check("[gateway]\ndns = [\"localhost\"]", "2:7", "write IP or IP:PORT, or `off`");
-    check("[gateway]\npresence = \"no\"", "2:12", "use `auto`, `room`, `host` or `off`");
+    check("[gateway]\npresence = \"no\"", "2:12", "use `auto`, `namespace`, `host` or `off`");
     check("[gateway]\nports = [\"camera\"]", "2:9", "write SERVICE=IP:PORT");
     check("[gateway]\ndns-upstream = [\"off\"]", "2:16", "write IP or IP:PORT");
     check("[gateway]\nbackends-deny = [\"metadata\"]", "2:17", "write an address or a network");

@@ -47,7 +47,7 @@ impl fmt::Display for ServerName {
     }
 }
 
-/// Which store keeps the objects.
+/// The store of the objects.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum StoreSetting {
@@ -82,7 +82,7 @@ impl FromStr for StoreSetting {
 }
 
 impl fmt::Display for StoreSetting {
-    /// Without passwords that may stand in the addresses: this goes into logs and dumps.
+    /// Without passwords of the URLs: this is written to logs and dumps.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             StoreSetting::Sqlite => write!(out, "sqlite"),
@@ -105,7 +105,7 @@ fn without_password(endpoint: &str) -> String {
     }
 }
 
-/// How an edge reaches the cloud.
+/// The transport of an edge to the cloud.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum TransportSetting {
@@ -159,7 +159,7 @@ impl FromStr for ProxySetting {
 }
 
 impl fmt::Display for ProxySetting {
-    /// Without its password: this goes into logs and dumps.
+    /// Without its password: this is written to logs and dumps.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(&without_password(&self.0))
     }
@@ -186,7 +186,7 @@ impl fmt::Display for NameServer {
     }
 }
 
-/// Where a gateway answers names, or that it does not.
+/// A DNS listen address of a gateway, or `off`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum DnsListen {
@@ -214,12 +214,12 @@ impl fmt::Display for DnsListen {
     }
 }
 
-/// Where presences listen.
+/// The network in which presences listen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum PresenceModeSetting {
     Auto,
-    Room,
+    Namespace,
     Host,
     Off,
 }
@@ -230,10 +230,11 @@ impl FromStr for PresenceModeSetting {
     fn from_str(text: &str) -> Result<PresenceModeSetting, String> {
         match text {
             "auto" => Ok(PresenceModeSetting::Auto),
-            "room" => Ok(PresenceModeSetting::Room),
+            // `room` is the earlier name.
+            "namespace" | "room" => Ok(PresenceModeSetting::Namespace),
             "host" => Ok(PresenceModeSetting::Host),
             "off" => Ok(PresenceModeSetting::Off),
-            _ => Err(format!("presence `{text}` is unknown: use `auto`, `room`, `host` or `off`")),
+            _ => Err(format!("presence `{text}` is unknown: use `auto`, `namespace`, `host` or `off`")),
         }
     }
 }
@@ -242,7 +243,7 @@ impl fmt::Display for PresenceModeSetting {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
             PresenceModeSetting::Auto => "auto",
-            PresenceModeSetting::Room => "room",
+            PresenceModeSetting::Namespace => "namespace",
             PresenceModeSetting::Host => "host",
             PresenceModeSetting::Off => "off",
         })

@@ -43,7 +43,7 @@ impl Sites {
     fn waiting(&self, site: &str) -> Option<usize> {
         let admin = SocketAddr::from((Ipv4Addr::LOCALHOST, 7445));
         let (_, text) = self.host(site).inside(|| get(admin, "/metrics")).ok()?;
-        let line = text.lines().find_map(|line| line.strip_prefix("causeway_upstream_waiting "))?.to_owned();
+        let line = text.lines().find_map(|line| line.strip_prefix("causeway_spool_waiting "))?.to_owned();
         line.trim().parse().ok()
     }
 

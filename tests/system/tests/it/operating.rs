@@ -130,7 +130,7 @@ fn sighup_reloads_what_can_be_reloaded_and_says_what_cannot() {
         assert!(filter().ends_with("info\n"), "{}", filter());
 
         write(
-            "[log]\nfilter = \"info,causeway_cloud=debug\"\n[cloud]\nlinks-max = 77\n[edge]\ntransport = \"tcp\"\n",
+            "[log]\nfilter = \"info,causeway_cloud=debug\"\n[cloud]\nlinks-max = 77\n[edge]\ntransport = \"tcp\"\n[gateway]\nbackends-deny = [\"203.0.113.0/24\"]\n",
         );
         let from = process.log().len();
         hang_up(process);
@@ -140,6 +140,8 @@ fn sighup_reloads_what_can_be_reloaded_and_says_what_cannot() {
             log.contains("cloud.links-max") != log.contains("edge.transport"),
             "only of its own role: {log}"
         );
+        let rules = log.lines().find(|line| line.contains("gateway.backends-deny"));
+        assert!(rules.is_some_and(|line| line.contains("is in force for new connections")), "{log}");
         assert!(filter().ends_with("info,causeway_cloud=debug\n"), "{}", filter());
 
         write("[log]\nfilter = \"causeway=loud\"\n");

@@ -68,7 +68,7 @@ fn a_new_authority_costs_no_edge() {
     // The edge trusts both until it asks again, then only the new one.
     let edge = new_day(&lab, "has a new certificate");
     assert_eq!(own_object(&lab, &after), 200);
-    assert!(!edge.log().contains("given this edge up"), "{}", edge.log());
+    assert!(!edge.log().contains("refused the identity of this edge"), "{}", edge.log());
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn a_restored_cloud_is_known_to_its_edges_and_not_to_old_watches() {
     let edge = lab.edge("edge", &[]);
     wait_for("the edge runs", || edge.log().contains("the edge runs").then_some(())).unwrap();
     assert_eq!(own_object(&lab, &client), 200);
-    assert!(!edge.log().contains("given this edge up"), "{}", edge.log());
+    assert!(!edge.log().contains("refused the identity of this edge"), "{}", edge.log());
 }
 
 #[test]

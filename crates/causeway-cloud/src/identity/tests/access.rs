@@ -4,6 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use causeway_api::management::TokenKind;
 use causeway_apiserver::{AuthFailure, Authenticator, Role};
 use rustls_pki_types::CertificateDer;
 
@@ -112,7 +113,7 @@ async fn a_bearer_token_is_worth_its_role_until_it_ends() {
     assert_eq!(cloud.registrar.bearer(&unknown).await, Err(AuthFailure::Unknown));
 
     let kinds: Vec<_> = cloud.registrar.tokens().await.unwrap().into_iter().map(|token| token.kind).collect();
-    assert_eq!(kinds.iter().filter(|kind| **kind == "viewer").count(), 1, "{kinds:?}");
+    assert_eq!(kinds.iter().filter(|kind| **kind == TokenKind::Viewer).count(), 1, "{kinds:?}");
 
     let identity = second.registrar.bearer(&admin.text).await.unwrap();
     cloud.registrar.delete_token(&admin.id).await.unwrap();

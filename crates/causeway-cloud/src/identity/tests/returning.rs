@@ -3,11 +3,12 @@
 
 use bytes::Bytes;
 use causeway_api::Kind;
+use causeway_api::management::RevokedGateway;
 use causeway_apiserver::{AuthFailure, Authenticator, Role, registry};
 use causeway_store::StoreError;
 
 use super::super::ca_store::CaStoreError;
-use super::super::{ApiRole, Revoked, TokenProblem, revocation_log};
+use super::super::{ApiRole, TokenProblem, revocation_log};
 use super::access::kubeconfig_certificate;
 use super::*;
 use crate::deleted_gateways::DeletedGateways;
@@ -49,7 +50,8 @@ async fn revoking_a_gateway_closes_its_tokens_unless_they_are_to_be_kept() {
     let (open, other) = (fleet.replacing_token(&cloud, "G1").await, fleet.token(&cloud, "G2").await);
     let kept = cloud.registrar.revoke_gateway("G1", OpenTokens::Keep).await.unwrap();
     assert_eq!((kept.keys.len(), kept.tokens.len()), (1, 0));
-    let Revoked { keys, tokens, .. } = cloud.registrar.revoke_gateway("G1", OpenTokens::Close).await.unwrap();
+    let RevokedGateway { keys, tokens, .. } =
+        cloud.registrar.revoke_gateway("G1", OpenTokens::Close).await.unwrap();
     assert_eq!((keys.len(), &tokens[..]), (0, &[super::super::tokens::id(&open.secret)][..]));
     refused(fleet.enrol(&cloud, &open, &PrivateKey::generate().unwrap()).await, EnrolmentCode::TokenDeleted);
     // The tokens of others stay, and a gateway that never came can be kept from coming.

@@ -1,14 +1,17 @@
-//! Which messages of the kernel say that the way to the cloud may have changed. Values only.
+//! Selects the netlink messages after which the route to the cloud may have changed. Pure.
 //!
-//! Rooms of presences are made and furnished while the first dial is under way, and lead nowhere but to this host; link-local
-//! addresses and multicast lead to no cloud. Everything else is news, and so is what cannot be read: a doubt costs a few packets.
+//! Namespaces of presences are created while the first dial is in progress and lead only to this host;
+//! link-local addresses and multicast lead to no cloud. Every other message counts as a change, also one that
+//! cannot be parsed: a false alarm costs a few packets.
 
 use std::collections::BTreeSet;
 
-/// What an interface of a room is called, before its number (`causeway-gateway`, `room/veth.rs`).
-const ROOM: &str = "causeway";
-/// A host has few rooms; of those that are gone, the newest are remembered for what is still said about them.
-const ROOMS_MAX: usize = 64;
+/// The prefix of the interface names of a presence namespace, before the number (`causeway-gateway`,
+/// `veth.rs`).
+const NAMESPACE_INTERFACE_PREFIX: &str = "causeway";
+/// A host has few presence namespaces. The newest removed ones are remembered, because messages about them
+/// still arrive.
+const NAMESPACE_INTERFACES_MAX: usize = 64;
 
 // linux/rtnetlink.h and linux/if_link.h.
 const LINKS: [u16; 2] = [16, 17];
@@ -22,30 +25,30 @@ const SCOPE_LINK: u8 = 253;
 /// nlmsghdr: length, type, flags, sequence, port.
 const HEAD_BYTES: usize = 16;
 
-/// Knows the rooms of this host by the numbers of their interfaces.
+/// Knows the interfaces of presence namespaces by their index.
 #[derive(Debug, Default)]
 pub struct NetworkChangeFilter {
-    rooms: BTreeSet<u32>,
+    namespace_interfaces: BTreeSet<u32>,
 }
 
 impl NetworkChangeFilter {
-    pub fn add_room(&mut self, index: u32) {
-        self.rooms.insert(index);
-        if self.rooms.len() > ROOMS_MAX {
-            self.rooms.pop_first();
+    pub fn add_namespace_interface(&mut self, index: u32) {
+        self.namespace_interfaces.insert(index);
+        if self.namespace_interfaces.len() > NAMESPACE_INTERFACES_MAX {
+            self.namespace_interfaces.pop_first();
         }
     }
 
-    /// Does a datagram of the kernel hold news?
-    pub fn hears(&mut self, mut datagram: &[u8]) -> bool {
-        let mut is_news = false;
+    /// Returns whether a datagram of the kernel reports a relevant change.
+    pub fn is_change(&mut self, mut datagram: &[u8]) -> bool {
+        let mut is_changed = false;
         while !datagram.is_empty() {
             let Some((kind, content, rest)) = message(datagram) else { return true };
-            // All of them are looked at: one may say which interface is a room.
-            is_news |= self.concerns_us(kind, content).unwrap_or(true);
+            // All messages are read: one may name an interface of a presence namespace.
+            is_changed |= self.concerns_us(kind, content).unwrap_or(true);
             datagram = rest;
         }
-        is_news
+        is_changed
     }
 
     /// None when it cannot be read.
@@ -53,22 +56,22 @@ impl NetworkChangeFilter {
         if LINKS.contains(&kind) {
             // ifinfomsg: family, type, index, flags, change.
             let index = number(content.get(4..8)?)?;
-            if attribute(content.get(16..)?, IFLA_IFNAME).is_some_and(is_room) {
-                self.add_room(index);
+            if attribute(content.get(16..)?, IFLA_IFNAME).is_some_and(is_namespace_interface) {
+                self.add_namespace_interface(index);
             }
-            return Some(!self.rooms.contains(&index));
+            return Some(!self.namespace_interfaces.contains(&index));
         }
         if ADDRESSES.contains(&kind) {
             // ifaddrmsg: family, length of the prefix, flags, scope, index.
             let (scope, index) = (*content.get(3)?, number(content.get(4..8)?)?);
-            return Some(scope < SCOPE_LINK && !self.rooms.contains(&index));
+            return Some(scope < SCOPE_LINK && !self.namespace_interfaces.contains(&index));
         }
         if ROUTES.contains(&kind) {
             let attributes = content.get(12..)?;
-            let leads_to_room = attribute(attributes, RTA_OIF)
+            let leads_to_namespace = attribute(attributes, RTA_OIF)
                 .and_then(number)
-                .is_some_and(|interface| self.rooms.contains(&interface));
-            return Some(!leads_to_room && !attribute(attributes, RTA_DST).is_some_and(stays_on_link));
+                .is_some_and(|interface| self.namespace_interfaces.contains(&interface));
+            return Some(!leads_to_namespace && !attribute(attributes, RTA_DST).is_some_and(stays_on_link));
         }
         Some(true)
     }
@@ -99,10 +102,10 @@ fn number(bytes: &[u8]) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.try_into().ok()?))
 }
 
-/// Another causeway on this host has its rooms as well; they are as little to us.
-pub fn is_room(name: &[u8]) -> bool {
+/// Presence namespaces of another causeway on this host are ignored as well.
+pub fn is_namespace_interface(name: &[u8]) -> bool {
     let name = name.strip_suffix(b"\0").unwrap_or(name);
-    name.strip_prefix(ROOM.as_bytes())
+    name.strip_prefix(NAMESPACE_INTERFACE_PREFIX.as_bytes())
         .is_some_and(|number| !number.is_empty() && number.iter().all(u8::is_ascii_digit))
 }
 
@@ -154,56 +157,56 @@ mod tests {
 
     #[test]
     fn a_room_that_is_made_and_furnished_is_no_news() {
-        let mut ear = NetworkChangeFilter::default();
-        assert!(!ear.hears(&link(16, 7, "causeway0")), "made");
-        assert!(!ear.hears(&link(16, 7, "causeway0")), "up");
-        assert!(!ear.hears(&address(7, 0)), "even an address of it");
-        assert!(!ear.hears(&route(&[198, 18, 0, 0], 7)), "the range of presences");
-        assert!(!ear.hears(&link(17, 7, "causeway0")), "gone");
-        assert!(!ear.hears(&route(&[198, 18, 0, 0], 7)), "its route, a moment later");
-        // One that was there before anybody listened.
-        ear.add_room(9);
-        assert!(!ear.hears(&route(&[198, 19, 0, 0], 9)));
+        let mut filter = NetworkChangeFilter::default();
+        assert!(!filter.is_change(&link(16, 7, "causeway0")), "made");
+        assert!(!filter.is_change(&link(16, 7, "causeway0")), "up");
+        assert!(!filter.is_change(&address(7, 0)), "even an address of it");
+        assert!(!filter.is_change(&route(&[198, 18, 0, 0], 7)), "the range of presences");
+        assert!(!filter.is_change(&link(17, 7, "causeway0")), "gone");
+        assert!(!filter.is_change(&route(&[198, 18, 0, 0], 7)), "its route, a moment later");
+        // An interface that existed before the listener started.
+        filter.add_namespace_interface(9);
+        assert!(!filter.is_change(&route(&[198, 19, 0, 0], 9)));
     }
 
     #[test]
     fn what_stays_on_a_link_is_no_news() {
-        let mut ear = NetworkChangeFilter::default();
+        let mut filter = NetworkChangeFilter::default();
         let link_local: std::net::Ipv6Addr = "fe80::1".parse().unwrap();
         let everybody: std::net::Ipv6Addr = "ff00::".parse().unwrap();
-        assert!(!ear.hears(&address(2, SCOPE_LINK)));
-        assert!(!ear.hears(&address(1, 254)), "loopback");
-        assert!(!ear.hears(&route(&link_local.octets(), 2)));
-        assert!(!ear.hears(&route(&everybody.octets(), 2)));
-        assert!(!ear.hears(&route(&[169, 254, 0, 0], 2)));
+        assert!(!filter.is_change(&address(2, SCOPE_LINK)));
+        assert!(!filter.is_change(&address(1, 254)), "loopback");
+        assert!(!filter.is_change(&route(&link_local.octets(), 2)));
+        assert!(!filter.is_change(&route(&everybody.octets(), 2)));
+        assert!(!filter.is_change(&route(&[169, 254, 0, 0], 2)));
     }
 
     #[test]
     fn the_rest_is() {
-        let mut ear = NetworkChangeFilter::default();
-        assert!(ear.hears(&link(16, 2, "eth0")));
-        assert!(ear.hears(&link(16, 3, "causeway")), "somebody's own name");
-        assert!(ear.hears(&link(16, 4, "causeway-lan")));
-        assert!(ear.hears(&address(2, 0)));
-        assert!(ear.hears(&route(&[10, 0, 0, 0], 2)));
+        let mut filter = NetworkChangeFilter::default();
+        assert!(filter.is_change(&link(16, 2, "eth0")));
+        assert!(filter.is_change(&link(16, 3, "causeway")), "somebody's own name");
+        assert!(filter.is_change(&link(16, 4, "causeway-lan")));
+        assert!(filter.is_change(&address(2, 0)));
+        assert!(filter.is_change(&route(&[10, 0, 0, 0], 2)));
         // The default route has no destination.
-        assert!(ear.hears(&framed(25, &[0; 12])));
-        assert!(ear.hears(&framed(99, &[])));
+        assert!(filter.is_change(&framed(25, &[0; 12])));
+        assert!(filter.is_change(&framed(99, &[])));
         let both = [link(16, 7, "causeway0"), address(2, 0)].concat();
-        assert!(ear.hears(&both), "behind something that is none");
+        assert!(filter.is_change(&both), "behind something that is none");
         let both = [address(2, 0), link(16, 8, "causeway1")].concat();
-        assert!(ear.hears(&both));
-        assert!(!ear.hears(&address(8, 0)), "learned behind what was news");
+        assert!(filter.is_change(&both));
+        assert!(!filter.is_change(&address(8, 0)), "learned behind what was news");
     }
 
     #[test]
     fn what_cannot_be_read_is_news_and_no_panic() {
         for whole in [link(16, 2, "eth0"), address(2, 0), route(&[10, 0, 0, 0], 2)] {
             for end in 1..whole.len() {
-                assert!(NetworkChangeFilter::default().hears(&whole[..end]), "{end} of {whole:?}");
+                assert!(NetworkChangeFilter::default().is_change(&whole[..end]), "{end} of {whole:?}");
             }
         }
-        assert!(NetworkChangeFilter::default().hears(&[0; 64]), "a message without a length");
-        assert!(NetworkChangeFilter::default().hears(&[0xff; 64]));
+        assert!(NetworkChangeFilter::default().is_change(&[0; 64]), "a message without a length");
+        assert!(NetworkChangeFilter::default().is_change(&[0xff; 64]));
     }
 }

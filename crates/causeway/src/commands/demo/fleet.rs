@@ -25,7 +25,7 @@ pub struct DemoFleet {
     hosts: BTreeMap<DemoSite, DemoMachine>,
     /// In the order in which they were started; they end the other way round, each when the one before has ended.
     running: Vec<Part>,
-    door: Option<TcpListener>,
+    api_listener: Option<TcpListener>,
 }
 
 /// A cloud or an edge.
@@ -34,7 +34,7 @@ struct Part {
     stop: CancellationToken,
 }
 
-/// Between the cloud and the sites: two cables of a network that is nobody's (RFC 5737).
+/// Between the cloud and the sites: two cables with documentation addresses (RFC 5737).
 fn wide_area(site: DemoSite) -> (Ipv4Addr, Ipv4Addr) {
     match site {
         DemoSite::Berlin => (Ipv4Addr::new(203, 0, 113, 1), Ipv4Addr::new(203, 0, 113, 2)),
@@ -58,7 +58,7 @@ impl DemoFleet {
             gateways: machines("gateway")?,
             hosts: machines("hosts")?,
             running: Vec::new(),
-            door: None,
+            api_listener: None,
         };
         if isolated {
             world.lay_cables().await.context("the networks of the demo cannot be made")?;
@@ -119,7 +119,7 @@ impl DemoFleet {
         Ok(())
     }
 
-    /// Where the channel port of the cloud is reached by edges.
+    /// The address of the channel port of the cloud for edges.
     pub fn advertised(&self, port: u16) -> String {
         match self.stage {
             DemoNetwork::Networks => format!("{}:{port}", wide_area(DemoSite::Berlin).0),
@@ -137,7 +137,7 @@ impl DemoFleet {
         self.running.push(Part { task, stop });
     }
 
-    /// Starts something at a gateway and waits for what it gives.
+    /// Runs a future at a gateway and returns its result.
     pub async fn begin_at<T: Send + 'static>(
         &self,
         site: DemoSite,
@@ -149,11 +149,12 @@ impl DemoFleet {
     /// Starts the edge of a site.
     pub fn start_edge(&mut self, site: DemoSite, token: JoinToken) -> anyhow::Result<()> {
         let config = super::edge_config(self.stage, site, &self.folder.join(site.name()))?;
+        let config = crate::commands::edge::edge_config(&config)?;
         self.run_at(site, |stop| crate::commands::edge::run_edge(config, Some(token), stop));
         Ok(())
     }
 
-    /// One client asks for one thing, from the host where it is.
+    /// Sends the request of one client from its host.
     pub async fn attempt(&self, crossing: DemoCrossing) -> (DemoOutcome, Option<std::net::IpAddr>) {
         let stage = self.stage;
         let tried =
@@ -161,21 +162,22 @@ impl DemoFleet {
         tried.unwrap_or_else(|error| (DemoOutcome::Broken(error.to_string()), None))
     }
 
-    /// Where the user's own commands will find the API: an address on this host's loopback, the same in the cloud's network.
-    pub async fn door(&mut self) -> anyhow::Result<SocketAddr> {
+    /// The address of the API for the user's own commands: on this host's loopback, the same in the cloud's
+    /// network.
+    pub async fn api_listener(&mut self) -> anyhow::Result<SocketAddr> {
         let free = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         if self.stage == DemoNetwork::Loopback {
             return Ok(free);
         }
         let listener = TcpListener::bind(free).await?;
         let address = listener.local_addr()?;
-        self.door = Some(listener);
+        self.api_listener = Some(listener);
         Ok(address)
     }
 
-    /// Lets connections through the door.
-    pub fn open_door(&mut self, inside: SocketAddr) {
-        let Some(listener) = self.door.take() else { return };
+    /// Forwards connections to the API.
+    pub fn forward_api(&mut self, inside: SocketAddr) {
+        let Some(listener) = self.api_listener.take() else { return };
         let cloud = self.gateways[&DemoSite::Cloud].handle();
         tokio::spawn(async move {
             while let Ok((mut near, _)) = listener.accept().await {
@@ -190,14 +192,14 @@ impl DemoFleet {
         });
     }
 
-    /// How a user runs a command where a site's hosts are. None: here, as it is.
+    /// The command prefix that runs a command at a host of a site. `None`: no prefix is needed.
     pub fn enter(&self, site: DemoSite) -> Option<String> {
         (self.stage == DemoNetwork::Networks).then(|| {
             format!("nsenter --net=/proc/{}/task/{}/ns/net", std::process::id(), self.hosts[&site].thread_id)
         })
     }
 
-    /// Whether something that should run has ended.
+    /// Returns whether a part that should run has ended.
     pub async fn broken(&mut self) -> Option<anyhow::Error> {
         let index = self.running.iter().position(|part| part.task.is_finished())?;
         match self.running.remove(index).task.await {
@@ -207,7 +209,7 @@ impl DemoFleet {
         }
     }
 
-    /// Stops everything and waits for its end: the edges before the cloud, so that nobody misses anybody.
+    /// Stops all parts and waits for their end: the edges before the cloud, so that no edge loses its cloud.
     pub async fn end(mut self) -> anyhow::Result<()> {
         while let Some(part) = self.running.pop() {
             part.stop.cancel();

@@ -10,6 +10,8 @@ use anyhow::Context;
 use rustix::fs::{FlockOperation, flock};
 use tempfile::TempDir;
 
+use crate::output;
+
 const PREFIX: &str = "causeway-demo-";
 const LOCK: &str = "demo.lock";
 
@@ -17,9 +19,9 @@ const LOCK: &str = "demo.lock";
 pub fn make() -> anyhow::Result<(TempDir, File)> {
     let folder = tempfile::Builder::new().prefix(PREFIX).tempdir()?;
     let path = folder.path().join(LOCK);
-    let lock = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
+    let lock = File::create(&path).with_context(|| format!("cannot create {}", output::path(&path)))?;
     flock(&lock, FlockOperation::NonBlockingLockExclusive)
-        .with_context(|| format!("cannot lock {}", path.display()))?;
+        .with_context(|| format!("cannot lock {}", output::path(&path)))?;
     Ok((folder, lock))
 }
 

@@ -31,7 +31,7 @@ impl DemoMachine {
         Ok(DemoMachine { handle, stop, thread: Some(thread), thread_id })
     }
 
-    /// Runs something there and waits for it.
+    /// Runs a future there and waits for it.
     pub async fn run<T: Send + 'static>(
         &self,
         work: impl Future<Output = T> + Send + 'static,
@@ -39,7 +39,7 @@ impl DemoMachine {
         self.handle.spawn(work).await.map_err(|error| anyhow!("a machine of the demo broke down: {error}"))
     }
 
-    /// Lets something run there for as long as the machine lives.
+    /// Runs a future there until the machine is dropped.
     pub fn spawn<T: Send + 'static>(
         &self,
         work: impl Future<Output = T> + Send + 'static,
@@ -82,7 +82,7 @@ fn live(isolated: bool, stop: CancellationToken, ready: &mpsc::Sender<Started>) 
             let _ =
                 ready.send(Ok((runtime.handle().clone(), rustix::thread::gettid().as_raw_nonzero().get())));
             runtime.block_on(stop.cancelled());
-            // What still runs here is of no use to anybody.
+            // Tasks that still run here have no user any more.
             runtime.shutdown_background();
         }
         Err(error) => drop(ready.send(Err(error))),

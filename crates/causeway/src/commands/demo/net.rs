@@ -18,7 +18,7 @@ pub struct VethEnd {
     pub interface: &'static str,
     pub addresses: Vec<Ipv4Addr>,
     pub prefix: u8,
-    /// Where everything else is reached.
+    /// The gateway of the default route.
     pub default_by: Option<Ipv4Addr>,
 }
 
@@ -46,7 +46,7 @@ pub async fn join(
     far.run(settle(far_end)).await?
 }
 
-/// Wakes the loopback, and lets packets of others through where a gateway stands.
+/// Brings the loopback up, and enables forwarding on the host of a gateway.
 pub async fn wake(machine: &DemoMachine, forwards: bool) -> anyhow::Result<()> {
     machine
         .run(async move {

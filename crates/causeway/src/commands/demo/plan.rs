@@ -1,11 +1,12 @@
-//! What the demo shows, as values: the hosts of three sites, what runs on them, and who asks whom for what.
+//! The plan of the demo as values: the hosts of three sites, their servers, and the requests of their
+//! clients.
 //!
-//! The objects are those of `examples/`. With root every site has a network of its own, with the addresses that stand there;
+//! The objects are those of `examples/`. With root every site has a network of its own, with the addresses of the examples;
 //! without root all of it happens on the loopback, and the same addresses are looked for in 127.0.0.0/8. Opens nothing.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-/// Where the demo takes place.
+/// The network that the demo runs on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DemoNetwork {
     /// Every site has a network of its own.
@@ -59,7 +60,7 @@ impl DemoNetwork {
         }
     }
 
-    /// Where a site's gateway answers names.
+    /// The DNS address of a site's gateway.
     pub fn dns(self, site: DemoSite) -> SocketAddr {
         match self {
             DemoNetwork::Networks => (self.address(site, GATEWAY), 53).into(),
@@ -67,7 +68,7 @@ impl DemoNetwork {
         }
     }
 
-    /// A port that stands in `examples/`. Those below 1024 need root.
+    /// A port of `examples/`. Those below 1024 need root.
     pub fn port(self, port: u16) -> u16 {
         match self {
             DemoNetwork::Networks => port,
@@ -137,7 +138,7 @@ fn text_names_cidr(text: &str, site: DemoSite) -> bool {
     documents.filter(of_gateway).any(|document| document.contains("virtualPresenceIPcidr:"))
 }
 
-/// What runs on a host.
+/// The server on a host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DemoServer {
     /// Answers every request with its own name.
@@ -156,7 +157,7 @@ pub const SERVERS: [(DemoSite, u8, u16, DemoServer); 5] = [
     (DemoSite::Cloud, 10, 8000, DemoServer::Web("orders")),
 ];
 
-/// What a client does.
+/// The request of a client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DemoRequest {
     Get(&'static str),
@@ -167,7 +168,7 @@ pub enum DemoRequest {
     Name,
 }
 
-/// What comes of it.
+/// The outcome of a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum DemoOutcome {
     Answered,
@@ -181,19 +182,19 @@ pub enum DemoOutcome {
 }
 
 impl DemoOutcome {
-    /// Did the request reach a backend and come back?
+    /// Returns whether the request reached a backend and was answered.
     pub fn has_passed(&self) -> bool {
         matches!(self, DemoOutcome::Answered | DemoOutcome::Status(200..=399))
     }
 }
 
-/// One client asks for one thing.
+/// One request of one client.
 #[derive(Clone, Copy, Debug)]
 pub struct DemoCrossing {
     pub site: DemoSite,
     /// The last number of the client's address.
     pub host: u8,
-    /// As the policies know the client, for people.
+    /// The name of the client in policies, for display.
     pub client: &'static str,
     pub service: &'static str,
     pub name: &'static str,

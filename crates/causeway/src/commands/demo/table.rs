@@ -1,4 +1,4 @@
-//! The live table: who asks for what, what comes of it, and by whose permission.
+//! The live table of requests: client, service, outcome and the policy that decided.
 //!
 //! Outcomes come from the clients, permissions from the audit records that the gateways have delivered. Values only; `demo`
 //! prints what is rendered here.
@@ -116,7 +116,7 @@ impl DemoTable {
     }
 
     fn narrow(&self, row: &Row) -> Vec<String> {
-        // The names of the demo's services are told apart by their first label.
+        // The names of the demo's services are distinguished by their first label.
         let crossing = &row.crossing;
         let service = crossing.name.split('.').next().unwrap_or(crossing.name);
         let asks = format!("{} {service}{}", crossing.protocol(), path(crossing).unwrap_or_default());

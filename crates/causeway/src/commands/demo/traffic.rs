@@ -1,6 +1,6 @@
-//! The programs on the demo's hosts: small servers, and clients that ask once and say what came of it.
+//! The programs on the demo's hosts: small servers, and clients that send one request and report the outcome.
 //!
-//! A client asks the DNS of its site's gateway for the name, as a host there would, and then the address it is told.
+//! A client asks the DNS of its site's gateway for the name, as a host there would, and then connects to the address in the answer.
 
 use std::convert::Infallible;
 use std::io;
@@ -41,7 +41,7 @@ async fn web(name: &'static str, listener: TcpListener) -> io::Result<()> {
             let answer = hyper::service::service_fn(move |_| async move {
                 Ok::<_, Infallible>(Response::new(Full::new(Bytes::from_static(name.as_bytes()))))
             });
-            // A client that leaves in the middle is no trouble.
+            // A client that disconnects early is no error.
             let _ = hyper::server::conn::http1::Builder::new()
                 .serve_connection(TokioIo::new(stream), answer)
                 .await;
@@ -67,7 +67,7 @@ async fn udp_echo(socket: UdpSocket) -> io::Result<()> {
     }
 }
 
-/// What came of one crossing, and at which address it was tried.
+/// The outcome of one crossing, and the address that was tried.
 pub async fn attempt(stage: DemoNetwork, crossing: DemoCrossing) -> (DemoOutcome, Option<IpAddr>) {
     let source = crossing.source(stage);
     let address = match resolve(stage.dns(crossing.site), source, crossing.name).await {

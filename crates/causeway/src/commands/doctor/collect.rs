@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime};
 
+use causeway_api::management::{DiagnoseRequest, ProbeRequest, paths};
 use causeway_api::{ApiVersion, EService, Kind, Object, ObjectSet};
 use futures_util::{StreamExt, stream};
 use serde_json::{Value, json};
@@ -19,13 +20,13 @@ pub struct Picture {
     pub world: ObjectSet,
     /// As `causeway status --json` has it.
     pub status: Value,
-    /// What came back from gateways that were sent bytes.
+    /// The results of probes, by gateway.
     pub probes: BTreeMap<String, Result<Value, Unasked>>,
-    /// What gateways say of themselves.
+    /// The self-descriptions of gateways.
     pub facts: BTreeMap<String, Result<Value, Unasked>>,
     /// The way from a gateway to a service, by both names.
     pub paths: BTreeMap<(String, String), Result<Value, Unasked>>,
-    /// What happened to the service lately, the newest last.
+    /// Recent audit records of the service, the newest last.
     pub records: Vec<Value>,
     /// Gateways and services that were too many to be asked.
     pub not_asked: usize,
@@ -52,11 +53,11 @@ impl Picture {
         let mut world = ObjectSet::default();
         for kind in Kind::ALL {
             let list = api.get(&client::collection(ApiVersion::Group, kind)).await?;
-            // What a newer cloud says and this command does not know is no reason to fail.
+            // Objects of a newer cloud that this command cannot decode are left out.
             let objects = items(kind, list).into_iter().filter_map(|value| Object::decode(kind, value).ok());
             objects.for_each(|decoded| world.insert(decoded.object));
         }
-        Ok(Picture { world, status: api.get("/causeway/v1/status").await?, ..Picture::default() })
+        Ok(Picture { world, status: api.get(paths::STATUS).await?, ..Picture::default() })
     }
 
     /// Asks the gateways on the way, and the audit.
@@ -99,7 +100,7 @@ impl Picture {
                 (world.server(name).map(|server| at(&server.e_site_name)).unwrap_or_default(), Vec::new())
             }
             Target::Gateway(gateway) => (vec![gateway.clone()], Vec::new()),
-            Target::Nothing { .. } => Default::default(),
+            Target::Unsupported { .. } | Target::Nothing { .. } => Default::default(),
             Target::Fleet => return self.fleet_questions(),
         };
         let is_here = |gateway: &String| self.is_here(gateway);
@@ -139,7 +140,7 @@ impl Picture {
         let records = &mut self.records;
         // Without them the last hop is only less sure.
         let _ = api
-            .lines(&format!("/causeway/v1/audit{query}"), client::JSON, |line| {
+            .lines(&format!("{}{query}", paths::AUDIT), client::JSON, |line| {
                 if line.get("summary").is_none() {
                     records.push(line);
                 }
@@ -164,18 +165,21 @@ impl Picture {
 }
 
 async fn ask(api: &ApiClient, question: &Question) -> Result<Value, Unasked> {
-    let (path, body) = match question {
+    let answer = match question {
         // The cloud's own gateway is where we are: no bytes need go there.
         Question::Probe(gateway) if gateway == "cloud" => {
             return Ok(json!({"bytes": 0, "milliseconds": 0.0}));
         }
-        Question::Probe(gateway) => ("/causeway/v1/probe", json!({ "gateway": gateway })),
-        Question::Facts(gateway) => ("/causeway/v1/diagnose", json!({ "gateway": gateway })),
+        Question::Probe(gateway) => api.post(paths::PROBE, &ProbeRequest::new(gateway.as_str())).await,
+        Question::Facts(gateway) => {
+            api.post(paths::DIAGNOSE, &DiagnoseRequest { gateway: gateway.clone(), service: None }).await
+        }
         Question::Path { gateway, service } => {
-            ("/causeway/v1/diagnose", json!({"gateway": gateway, "service": service}))
+            let request = DiagnoseRequest { gateway: gateway.clone(), service: Some(service.clone()) };
+            api.post(paths::DIAGNOSE, &request).await
         }
     };
-    api.post(path, &body).await.map_err(|error| match &error {
+    answer.map_err(|error| match &error {
         CallError::Refused { status, .. } if status.code == 403 => {
             Unasked::NotAllowed(status.message.clone())
         }

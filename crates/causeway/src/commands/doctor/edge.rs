@@ -1,7 +1,7 @@
 //! The view of an edge from its own host: its link, clock, certificate, netmap, names, presences and backends.
 //!
-//! `Local` finds the admin port of the edge and reads `/debug`; `examine` is pure and judges. No credential is needed: whoever may
-//! read the data dir, or reach the admin port on loopback, may know this.
+//! `Local` finds the admin port of the edge and reads `/debug`; `examine` is pure and judges. No credential
+//! is needed: a user who can read the data dir, or reach the admin port on loopback, may see this.
 
 use std::ffi::OsString;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -15,7 +15,7 @@ use tokio::net::TcpStream;
 use super::finding::{Finding, State};
 use super::gateway;
 use crate::client::ApiConnectionArgs;
-use crate::output::cell;
+use crate::output::{self, cell};
 
 const DATA_DIR_DEFAULT: &str = "/var/lib/causeway";
 const ADMIN_DEFAULT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 7445);
@@ -30,7 +30,7 @@ pub struct Local {
     admin: SocketAddr,
 }
 
-/// What was found of it.
+/// The state of the edge as far as it was found.
 #[derive(Default)]
 pub struct Seen {
     admin: String,
@@ -89,7 +89,8 @@ fn find(
     Some(Local { data_dir: Some(data_dir), admin })
 }
 
-/// Where the edge says that its admin port is. What a killed one left behind is tried too: the answer tells.
+/// The admin address that the edge wrote down. The file of a killed edge is tried too: the connection shows
+/// whether it is current.
 fn announced(data_dir: &Path) -> Option<SocketAddr> {
     let text = std::fs::read(data_dir.join("run/edge.json")).ok()?;
     serde_json::from_slice::<Value>(&text).ok()?["admin"].as_str()?.parse().ok()
@@ -114,7 +115,7 @@ async fn dump(admin: SocketAddr) -> Result<Value, String> {
     value.ok_or_else(|| "what answers there is no admin port of causeway".to_owned())
 }
 
-/// How the edge is, as far as it can be seen from its own host.
+/// Judges the state of an edge as seen from its own host.
 pub fn examine(seen: &Seen) -> Vec<Finding> {
     let hop = "edge";
     let given_up = seen.given_up.as_ref().map(|note| {
@@ -132,7 +133,7 @@ pub fn examine(seen: &Seen) -> Vec<Finding> {
                 _ => "nobody was asked",
             };
             let place =
-                seen.data_dir.as_ref().map(|dir| format!(" on {}", dir.display())).unwrap_or_default();
+                seen.data_dir.as_ref().map(|dir| format!(" on {}", output::path(dir))).unwrap_or_default();
             let down = Finding::failed(
                 hop,
                 format!("no edge answers at the admin port {}: {why}", seen.admin),

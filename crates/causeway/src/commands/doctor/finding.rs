@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::output;
 
-/// How a hop is.
+/// The state of a hop.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
@@ -12,7 +12,7 @@ pub enum State {
     /// Works, but not as well as it could, or keeps some clients away.
     Warning,
     Failed,
-    /// Nobody could be asked, or the caller may not ask.
+    /// No gateway could be asked, or the caller may not ask.
     Unknown,
 }
 
@@ -33,7 +33,7 @@ pub struct Finding {
     pub hop: String,
     pub state: State,
     pub reason: String,
-    /// What to do. Empty: nothing.
+    /// The action that fixes it. Empty: none.
     pub fix: String,
 }
 
@@ -64,7 +64,7 @@ impl Finding {
         Finding { hop: hop.into(), state, reason: reason.to_owned(), fix }
     }
 
-    /// One line, and a second one with what to do. Names and messages come from others.
+    /// One line, and a second one with the fix. Names and messages come from the server and are escaped.
     pub fn text(&self) -> String {
         let line = output::plain(&format!("{}  {}: {}", self.state.mark(), self.hop, self.reason));
         match self.fix.is_empty() {

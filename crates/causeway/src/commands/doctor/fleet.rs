@@ -1,6 +1,6 @@
 //! The whole fleet: every gateway and every exposure that has a problem, and one line that sums it up.
 //!
-//! Pure: a picture of everything in, findings out. What is well is only counted.
+//! Pure: a picture of everything in, findings out. Healthy objects are only counted.
 
 use causeway_api::{EGateway, ServiceExpose, conditions};
 
@@ -15,7 +15,7 @@ pub fn examine(picture: &Picture) -> Vec<Finding> {
     let mut gateways_well = 0;
     for object in &gateways {
         let name = object.metadata.name.as_str();
-        // Presences are told with their exposures.
+        // Presences are reported with their exposures.
         let answers = gateway::Answers { tells_presences: false, ..picture.answers(name) };
         let found = gateway::examine(name, picture.gateway(name), &answers);
         gateways_well += take_bad(found, &mut findings);
@@ -49,7 +49,7 @@ pub fn examine(picture: &Picture) -> Vec<Finding> {
     findings
 }
 
-/// Its objects, and the ways that were tried. Gateways have been told of.
+/// Its objects, and the paths that were tried. Gateways are reported already.
 fn exposure(picture: &Picture, expose: &ServiceExpose) -> Vec<Finding> {
     let name = &expose.metadata.name;
     let mut findings = Vec::new();
@@ -60,7 +60,7 @@ fn exposure(picture: &Picture, expose: &ServiceExpose) -> Vec<Finding> {
     if let Some(service) = picture.world.service(&expose.e_service_name) {
         let sites: Vec<&str> = expose.e_sites.iter().map(String::as_str).collect();
         findings.extend(path::ways(picture, service, &sites).into_iter().filter(|finding| {
-            // A gateway that is away was told of; that its services cannot be tried follows from it.
+            // A disconnected gateway is reported already; that its services cannot be tried follows from it.
             finding.state != State::Unknown
         }));
     }

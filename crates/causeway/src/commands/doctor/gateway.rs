@@ -1,7 +1,8 @@
 //! From the cloud to a gateway: is it there, admitted, connected, in step, and what does it say of itself?
 //!
-//! Pure: its line of `causeway status --json` and the answers of the gateway in, findings out. What the gateway answers now counts
-//! more than a condition that was written before. What cannot be judged is not guessed at.
+//! Pure: its line of `causeway status --json` and the answers of the gateway in, findings out. A present
+//! answer of the gateway counts more than a condition that was written before. A state that cannot be judged
+//! is reported as unknown.
 
 use serde_json::Value;
 
@@ -20,14 +21,14 @@ pub fn is_cloud(gateway: Option<&Value>) -> bool {
     gateway.is_some_and(|gateway| gateway["name"] == "cloud")
 }
 
-/// What was asked of a gateway.
+/// The answers of a gateway.
 #[derive(Default)]
 pub struct Answers<'a> {
     /// Bytes to the gateway and back.
     pub probe: Option<&'a Result<Value, Unasked>>,
-    /// What it says of itself.
+    /// Its self-description.
     pub facts: Option<&'a Result<Value, Unasked>>,
-    /// Whether presences that do not listen are told. The walk to a service looks at its own alone.
+    /// Report presences that do not listen. The walk to a service reports only its own.
     pub tells_presences: bool,
 }
 
@@ -220,7 +221,7 @@ fn netmap(hop: &str, gateway: &Value) -> Finding {
     }
 }
 
-/// What a gateway says of itself; without an answer, what it said last.
+/// Judges the self-description of a gateway; without an answer, the last one.
 fn says(hop: &str, gateway: &Value, answers: &Answers<'_>) -> Vec<Finding> {
     let facts = match answers.facts {
         Some(Ok(facts)) => facts,
@@ -255,7 +256,7 @@ fn says(hop: &str, gateway: &Value, answers: &Answers<'_>) -> Vec<Finding> {
         let reason = format!("it is not ready: {check}: {}", cell(why));
         findings.push(Finding::failed(hop, reason, "look at the disk and the log of the edge"));
     }
-    // Without an address in its site it is nobody's router, and only its own host uses presences.
+    // Without an address in its site no host can route through it, and only its own host uses presences.
     let is_router = gateway["ip"].as_str().is_some_and(|ip| !ip.is_empty());
     let state = if is_router { State::Failed } else { State::Warning };
     findings.extend(list(&facts["hints"]).map(|hint| Finding::told(state, hop, &hint)));

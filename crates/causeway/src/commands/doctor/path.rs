@@ -1,8 +1,8 @@
 //! From a host at one site to a service, a node or a site: object by object, gateway by gateway, to the backends.
 //!
-//! Pure: a picture of everything in, findings out, in the words of the conditions. A broken hop does not end the walk: what stands
-//! behind it can be broken too, and whoever reads this mends all of it at once. What a gateway answered now counts; what was
-//! written into a condition or a record before is told as the past.
+//! Pure: a picture of everything in, findings out, in the words of the conditions. A broken hop does not end
+//! the walk: later hops can be broken too, and the reader can fix all of them at once. A present answer of a
+//! gateway counts; a condition or record from before is reported as the past.
 
 use std::collections::BTreeSet;
 
@@ -124,7 +124,7 @@ fn no_gateway(site: &str) -> Finding {
     Finding::failed(format!("site {site}"), format!("no EGateway exists at {site}"), fix)
 }
 
-/// The gateways that a walk asks something of, in the order in which they matter.
+/// The gateways that a walk asks, the most relevant first.
 pub fn gateways_on_the_way(picture: &Picture, service: &EService, only: Option<&str>) -> Vec<String> {
     let exposes = picture.world.exposes_of(&service.metadata.name);
     let sites = exposes.flat_map(|expose| &expose.e_sites).map(String::as_str);
@@ -137,7 +137,7 @@ pub fn gateways_on_the_way(picture: &Picture, service: &EService, only: Option<&
     gateways.filter(|gateway| seen.insert(gateway.clone())).collect()
 }
 
-/// Who at a site may use it? Default deny: nobody is a broken hop.
+/// Judges which hosts of a site may use the service. Default deny: if no host may, the hop is broken.
 fn who_may(picture: &Picture, exposes: &[&ServiceExpose], site: &str) -> Finding {
     let world = &picture.world;
     let hop = format!("policy at {site}");
@@ -239,7 +239,7 @@ pub fn ways(picture: &Picture, service: &EService, sites: &[&str]) -> Vec<Findin
     for site in sites.iter().filter(|site| **site != home) {
         findings.extend(answer(site).into_iter().flat_map(|answer| way(name, site, home, answer)));
     }
-    // Whoever saw the backends: their own gateway, or one that asked it.
+    // The gateway that saw the backends: their own, or one that asked it.
     let seen = std::iter::once(home)
         .chain(sites.iter().copied())
         .filter_map(|site| answer(site)?.as_ref().ok())
@@ -340,7 +340,7 @@ fn backend(service: &EService, found: &Value) -> Finding {
     }
 }
 
-/// No gateway could be asked: what was said and seen before, told as the past.
+/// No gateway could be asked: reports earlier conditions and records, as the past.
 fn not_tried(picture: &Picture, service: &EService) -> Finding {
     let hop = format!("backends of {}", service.metadata.name);
     let fix = "when its gateway is connected again, they can be tried";
@@ -361,7 +361,7 @@ fn not_tried(picture: &Picture, service: &EService) -> Finding {
     }
 }
 
-/// What a condition says when it does not hold.
+/// The message of a condition that is not true.
 pub fn complaint(object: &impl Resource, about: &str) -> Option<String> {
     let said = object.status().condition(about)?;
     (said.status == ConditionStatus::False).then(|| said.message.clone())

@@ -1,12 +1,14 @@
-//! What the word on the command line means: a service, a name, an address, a site, a gateway or a node.
+//! Resolves the word on the command line to a service, a name, an address, a site, a gateway or a node.
 //!
-//! Pure: a word and the objects in, a target out. For a word that means nothing, the nearest one that does.
+//! Pure: a word and the objects in, a target out. For an unknown word, the nearest known name.
 
 use std::net::IpAddr;
 
-use causeway_api::{EGateway, EServer, EService, ESite, ObjectSet, ServiceExpose, VirtualPresence};
+use causeway_api::{EGateway, EServer, EService, ESite, Kind, ObjectSet, ServiceExpose, VirtualPresence};
 
-/// What is examined.
+use crate::kinds::KindWord;
+
+/// The object that is examined.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Target {
     Service {
@@ -16,6 +18,11 @@ pub enum Target {
     Site(String),
     Node(String),
     Gateway(String),
+    /// A kind that is no hop of a path.
+    Unsupported {
+        kind: Kind,
+        name: String,
+    },
     /// Everything there is.
     Fleet,
     Nothing {
@@ -25,7 +32,7 @@ pub enum Target {
 }
 
 impl Target {
-    /// Of several things with one name: a service, then an exposure, a gateway, a site, a node, a DNS name.
+    /// Of several objects with one name: a service, then an exposure, a gateway, a site, a node, a DNS name.
     pub fn find(word: &str, world: &ObjectSet) -> Target {
         let named = |word: &str| word.to_owned();
         match word.split_once('/') {
@@ -33,7 +40,14 @@ impl Target {
             Some(("site", name)) => return Target::Site(named(name)),
             Some(("node", name)) => return Target::Node(named(name)),
             Some(("gateway", name)) => return Target::Gateway(named(name)),
-            _ => {}
+            Some(_) => {
+                if let Ok(KindWord { kinds, name: Some(name) }) = KindWord::parse(word)
+                    && let [kind] = kinds.as_slice()
+                {
+                    return Target::of_kind(*kind, &name, world).unwrap_or_else(|| nothing(word, world));
+                }
+            }
+            None => {}
         }
         if let Ok(address) = word.parse::<IpAddr>() {
             return Target::at(address, world).unwrap_or_else(|| nothing(word, world));
@@ -53,12 +67,32 @@ impl Target {
         }
     }
 
+    /// The target that KIND/NAME means. `None`: there is no such exposure or presence, and the name of the service is in it.
+    fn of_kind(kind: Kind, name: &str, world: &ObjectSet) -> Option<Target> {
+        Some(match kind {
+            Kind::EService => Target::service(name, world),
+            Kind::ESite => Target::Site(name.to_owned()),
+            Kind::EServer => Target::Node(name.to_owned()),
+            Kind::EGateway => Target::Gateway(name.to_owned()),
+            Kind::ServiceExpose => {
+                Target::Service { name: world.expose(name)?.e_service_name.clone(), site: None }
+            }
+            Kind::VirtualPresence => {
+                let presence =
+                    world.all::<VirtualPresence>().find(|presence| presence.metadata.name == name)?;
+                let site = Some(presence.e_site_name.clone()).filter(|site| !site.is_empty());
+                Target::Service { name: presence.e_service_name.clone(), site }
+            }
+            kind => Target::Unsupported { kind, name: name.to_owned() },
+        })
+    }
+
     fn service(word: &str, world: &ObjectSet) -> Target {
         let (name, site) = match word.split_once('@') {
             Some((name, site)) => (name, Some(site.to_owned())),
             None => (word, None),
         };
-        // Before the @ may stand whatever names the service.
+        // Before the @ any name of the service is accepted.
         let name = match Target::find_service(name, world) {
             Some(found) => found,
             None => name.to_owned(),
@@ -176,7 +210,7 @@ fn distance(one: &str, other: &str) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use causeway_api::{Kind, Object};
+    use causeway_api::Object;
     use serde_json::{Value, json};
 
     use super::*;
@@ -224,6 +258,15 @@ mod tests {
         check("oslo", Target::Site("oslo".into()));
         check("gw-oslo", Target::Gateway("gw-oslo".into()));
         check("node/x", Target::Node("x".into()));
+        check("egateway/berlin", Target::Gateway("berlin".into()));
+        check("EGW/gw-oslo", Target::Gateway("gw-oslo".into()));
+        check("egateways.causeway.io/gw-oslo", Target::Gateway("gw-oslo".into()));
+        check("esite/oslo", Target::Site("oslo".into()));
+        check("eserver/host", Target::Node("host".into()));
+        check("eservice/web@berlin", service(Some("berlin")));
+        check("serviceexpose/web-expose", service(None));
+        check("virtualpresence/vp", service(Some("berlin")));
+        check("epolicy/p", Target::Unsupported { kind: Kind::EPolicy, name: "p".into() });
     }
 
     #[test]
@@ -238,6 +281,8 @@ mod tests {
         check("web.plant.exmaple", Some("web.plant.example"));
         check("198.18.0.8", Some("198.18.0.9"));
         check("something-else", None);
+        check("serviceexpose/missing", None);
+        check("pod/web", None);
         check("", None);
     }
 }

@@ -1,4 +1,4 @@
-//! Where a walk breaks, in rows: the world is whole, and then one thing is missing.
+//! The hop at which a walk breaks, in rows: everything is present, then one object or answer is missing.
 
 use causeway_api::meta::set_condition;
 use causeway_api::{Kind, Object, Time};
@@ -23,7 +23,7 @@ fn settle(picture: &mut Picture) {
     }
 }
 
-/// What the gateway of a site says of its way to the service web.
+/// The answer of the gateway of a site about its path to the service web.
 fn answer(picture: &mut Picture, site: &str, answer: Result<Value, Unasked>) {
     picture.paths.insert((format!("gw-{site}"), "web".to_owned()), answer);
 }

@@ -1,0 +1,464 @@
+//! The contract of `/causeway/v1`: paths, request bodies and response bodies of the calls that are no objects.
+//!
+//! The cloud serves these types and `causeway` sends and reads them. Requests refuse unknown fields, so that a typing
+//! error is found; optional fields are left out when they are not set, so that an older cloud accepts the request.
+//! Responses ignore unknown fields. The audit (`audit`, `audit/admin`) and the backup are streams of JSON lines and
+//! have no type here; their paths do.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Condition, GatewayStats, Time};
+
+/// Paths of the calls.
+pub mod paths {
+    /// GET: `FleetStatus`.
+    pub const STATUS: &str = "/causeway/v1/status";
+    /// POST `CreateTokenRequest`: `CreatedToken`. GET: `TokenList`. DELETE `TOKENS/ID`: `DeletedToken`.
+    pub const TOKENS: &str = "/causeway/v1/tokens";
+    /// POST `CreateCertificateRequest`: `IssuedUserCertificate`. GET: `CertificateList`.
+    pub const CERTIFICATES: &str = "/causeway/v1/certificates";
+    /// POST `RevokeRequest`: `RevokedGateway` or `RevokedCertificate`.
+    pub const REVOKE: &str = "/causeway/v1/revoke";
+    /// GET: `RotationView`.
+    pub const CA: &str = "/causeway/v1/ca";
+    /// POST `RotateRequest`: `RotationView`.
+    pub const CA_ROTATE: &str = "/causeway/v1/ca/rotate";
+    /// POST `ProbeRequest`: `ProbeResponse`.
+    pub const PROBE: &str = "/causeway/v1/probe";
+    /// POST `DiagnoseRequest`: the answer of the gateway, a JSON object.
+    pub const DIAGNOSE: &str = "/causeway/v1/diagnose";
+    /// GET: the records of connections and requests, one JSON object per line.
+    pub const AUDIT: &str = "/causeway/v1/audit";
+    /// GET: the records of administrative calls, one JSON object per line.
+    pub const ADMIN_AUDIT: &str = "/causeway/v1/audit/admin";
+    /// GET: the whole store, one JSON object per line.
+    pub const BACKUP: &str = "/causeway/v1/backup";
+}
+
+/// The rights of an API token or of a user certificate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ApiRole {
+    Viewer,
+    Admin,
+}
+
+/// Members of this group may do everything.
+pub const ADMIN_GROUP: &str = "causeway:admin";
+/// Members of this group may read every object.
+pub const VIEWER_GROUP: &str = "causeway:viewer";
+
+impl ApiRole {
+    /// The group that stands for the role, in certificates and in responses.
+    pub fn group(self) -> &'static str {
+        match self {
+            ApiRole::Viewer => VIEWER_GROUP,
+            ApiRole::Admin => ADMIN_GROUP,
+        }
+    }
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            ApiRole::Viewer => "viewer",
+            ApiRole::Admin => "admin",
+        }
+    }
+}
+
+/// Asks for a join token (`site`) or for an API token (`role`).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct CreateTokenRequest {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub site: Option<String>,
+    /// The gateway at that site. Default: the name of the site.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gateway: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub role: Option<ApiRole>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ttl_seconds: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uses: Option<u32>,
+    /// The address of the gateway inside its site. A cloud from before this field refuses it as unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ip: Option<String>,
+    /// The token may replace a host that is enrolled under the name of the gateway.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub replace: bool,
+}
+
+/// A token that was just created, with its secret.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CreatedToken {
+    pub id: String,
+    /// The token itself. It is not stored and cannot be shown again.
+    pub token: String,
+    pub expires: String,
+    /// The role of an API token; absent for a join token.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub role: Option<ApiRole>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub site: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gateway: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uses: Option<u32>,
+    /// The address of the gateway inside its site; empty if it has none. An older cloud does not send it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ip: Option<String>,
+    /// The enrolled host that a host joining with this token replaces.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replaces: Option<ReplacedHost>,
+}
+
+/// A host that is enrolled under the name of a join token.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ReplacedHost {
+    /// When its certificate expires.
+    pub until: String,
+    pub connected: bool,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TokenList {
+    pub tokens: Vec<TokenSummary>,
+}
+
+/// A token without its secret.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TokenSummary {
+    pub id: String,
+    pub kind: TokenKind,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub site: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gateway: Option<String>,
+    pub created: String,
+    pub expires: String,
+    pub expired: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uses: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub used: Option<u32>,
+}
+
+/// A join token, or an API token by its role.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TokenKind {
+    Join,
+    Viewer,
+    Admin,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeletedToken {
+    pub id: String,
+}
+
+/// Asks for a certificate of a person or a program.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct CreateCertificateRequest {
+    pub role: ApiRole,
+    /// The name in the certificate, which the audit shows. Default: the role.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ttl_seconds: Option<u64>,
+    /// PKCS #10 in DER, in base64.
+    pub csr: String,
+}
+
+/// A certificate that was just signed, and the other contents of a kubeconfig.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IssuedUserCertificate {
+    pub serial: String,
+    pub user: String,
+    pub role: ApiRole,
+    pub expires: String,
+    /// In PEM, as are the CAs.
+    pub certificate: String,
+    pub authorities: String,
+    /// The URL under which the cloud itself reaches its API.
+    pub server: String,
+    /// The names and addresses in the server certificate of the API.
+    #[serde(default)]
+    pub names: Vec<String>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CertificateList {
+    pub certificates: Vec<CertificateSummary>,
+}
+
+/// A certificate of a person or a program.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CertificateSummary {
+    pub serial: String,
+    pub user: String,
+    pub group: String,
+    pub created: String,
+    pub expires: String,
+    pub expired: bool,
+    pub revoked: bool,
+}
+
+/// Revokes a gateway or a user certificate; exactly one is named.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct RevokeRequest {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gateway: Option<String>,
+    /// A serial number, or `current` for the certificate of the caller.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<String>,
+    /// Leaves the open join tokens of the gateway open. An older cloud does so always, and refuses the field.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub keep_tokens: bool,
+}
+
+/// A gateway whose keys were revoked.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RevokedGateway {
+    pub gateway: String,
+    /// Hashes of the keys that are refused from now on. Empty if the gateway had none.
+    #[serde(default)]
+    pub keys: Vec<String>,
+    /// Ids of the join tokens that were open and are closed now.
+    #[serde(default)]
+    pub tokens: Vec<String>,
+}
+
+/// A certificate of a person or a program that was revoked.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RevokedCertificate {
+    pub serial: String,
+    pub user: String,
+    pub key: String,
+}
+
+/// One step of a CA rotation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RotateRequest {
+    pub step: RotationStep,
+    /// Finishes although gateways or tokens still depend on the old CA.
+    #[serde(default)]
+    pub force: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RotationStep {
+    Start,
+    Finish,
+}
+
+/// The CAs that are trusted, and the state of a rotation.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct RotationView {
+    pub changing: bool,
+    pub authorities: Vec<AuthorityView>,
+    /// Gateways that `finish` waits for.
+    pub waiting_gateways: Vec<String>,
+    /// Join tokens that `finish` waits for.
+    pub waiting_tokens: Vec<String>,
+    /// The file that opens the sealed CA keys, on this replica's host. A backup does not hold it.
+    pub seal_key: String,
+}
+
+/// One CA.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct AuthorityView {
+    /// SHA-256 of its public key.
+    pub id: String,
+    pub created: String,
+    pub expires: String,
+    /// Signs for gateways and users.
+    pub issuing: bool,
+    /// Signs for the cloud's own listeners.
+    pub serving: bool,
+    /// The certificate, in PEM.
+    pub certificate: String,
+}
+
+/// Measures the link to a gateway by sending bytes over it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ProbeRequest {
+    pub gateway: String,
+    #[serde(default = "default_probe_bytes")]
+    pub bytes: u64,
+    #[serde(default)]
+    pub mode: ProbeDirection,
+    /// The probe fails after this many seconds.
+    #[serde(default = "default_probe_seconds")]
+    pub seconds: u64,
+}
+
+impl ProbeRequest {
+    /// A probe of one packet, which shows whether the gateway answers at all.
+    pub fn new(gateway: impl Into<String>) -> ProbeRequest {
+        ProbeRequest {
+            gateway: gateway.into(),
+            bytes: default_probe_bytes(),
+            mode: ProbeDirection::default(),
+            seconds: default_probe_seconds(),
+        }
+    }
+}
+
+fn default_probe_bytes() -> u64 {
+    1000
+}
+
+fn default_probe_seconds() -> u64 {
+    10
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ProbeDirection {
+    #[default]
+    Echo,
+    /// To the edge.
+    Sink,
+    /// From the edge.
+    Source,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ProbeResponse {
+    /// Between the edge and the replica that holds its session, if known.
+    pub transport: Option<String>,
+    pub milliseconds: f64,
+    pub bytes: u64,
+    pub bytes_per_second: f64,
+}
+
+/// Asks a gateway for its own state, or for the state of the path from it to a service.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct DiagnoseRequest {
+    pub gateway: String,
+    /// The service at the end of the path. `None`: the state of the gateway itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub service: Option<String>,
+}
+
+/// Sites, gateways and exposures with their conditions.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct FleetStatus {
+    pub gateways: Vec<GatewayOverview>,
+    pub sites: Vec<SiteOverview>,
+    pub exposures: Vec<ExposureOverview>,
+}
+
+/// A gateway, the state of its channel and of its identity.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct GatewayOverview {
+    pub name: String,
+    pub site: String,
+    #[serde(flatten)]
+    pub stats: GatewayStats,
+    /// When the last session ended, as stored in the object. It outlives the process of the cloud.
+    pub last_seen: Option<Time>,
+    pub conditions: Vec<Condition>,
+    pub ip: String,
+    pub identity: Option<IdentityState>,
+}
+
+/// The identity of one gateway.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct IdentityState {
+    /// No host can connect as this gateway before it is enrolled anew.
+    pub revoked: bool,
+    /// When its last certificate was signed, or when it was revoked.
+    pub at: String,
+    /// When its last certificate expires.
+    pub expires: String,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SiteOverview {
+    pub name: String,
+    pub subnets: Vec<String>,
+    /// The number of gateways of the site.
+    pub gateways: usize,
+    pub conditions: Vec<Condition>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ExposureOverview {
+    pub name: String,
+    pub service: String,
+    pub dns_name: String,
+    pub sites: Vec<String>,
+    /// Every site of the exposure, also those where it has no address.
+    pub presences: Vec<PresenceAddresses>,
+    pub policies: Vec<String>,
+    pub conditions: Vec<Condition>,
+}
+
+/// The addresses of an exposure at one site.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PresenceAddresses {
+    pub site: String,
+    pub addresses: BTreeSet<String>,
+}
+
+// The signature is that of `skip_serializing_if`.
+fn is_false(value: &bool) -> bool {
+    !*value
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn a_request_leaves_out_what_is_not_set_and_refuses_what_is_unknown() {
+        let check = |request: Value, expected: Value| assert_eq!(request, expected);
+        let token = CreateTokenRequest {
+            site: Some("oslo".into()),
+            ttl_seconds: Some(5),
+            ..CreateTokenRequest::default()
+        };
+        check(serde_json::to_value(token).unwrap(), json!({"site": "oslo", "ttlSeconds": 5}));
+        let revoke = RevokeRequest { gateway: Some("oslo".into()), ..RevokeRequest::default() };
+        check(serde_json::to_value(revoke).unwrap(), json!({"gateway": "oslo"}));
+        let diagnose = DiagnoseRequest { gateway: "oslo".into(), service: None };
+        check(serde_json::to_value(diagnose).unwrap(), json!({"gateway": "oslo"}));
+        let probe: ProbeRequest = serde_json::from_value(json!({"gateway": "oslo"})).unwrap();
+        assert_eq!(probe, ProbeRequest::new("oslo"));
+        assert!(serde_json::from_value::<CreateTokenRequest>(json!({"sight": "a"})).is_err());
+        assert!(serde_json::from_value::<RotateRequest>(json!({"step": "start", "x": 1})).is_err());
+    }
+
+    #[test]
+    fn a_response_of_an_older_cloud_is_read() {
+        let token: CreatedToken =
+            serde_json::from_value(json!({"id": "a", "token": "t", "expires": "e", "site": "oslo"})).unwrap();
+        assert_eq!((token.ip, token.replaces), (None, None));
+        let status: FleetStatus = serde_json::from_value(json!({"sites": [{"name": "oslo"}]})).unwrap();
+        assert_eq!(status.sites[0].name, "oslo");
+    }
+}

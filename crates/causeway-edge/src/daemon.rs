@@ -1,0 +1,336 @@
+//! Assembles an edge from its parts and runs it.
+//!
+//! Input: the effective configuration and, the first time, a join token. `start` does everything that may fail:
+//! it locks the data dir, opens the netmap and the spool, and binds the admin port. `run` enrols if needed, then
+//! forwards until it is told to stop. Enrolment and certificates are in `edge`, the link in `link`.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use causeway_channel::JoinToken;
+use causeway_channel::clock::UtcTimestamp;
+use causeway_channel::dial::ConnectProxy;
+use causeway_channel::session::AllowedTransports;
+use causeway_daemon::admin::AdminEndpoints;
+use causeway_daemon::readiness::ReadinessCheck;
+use causeway_daemon::{AdminServer, Metrics, Readiness, notify};
+use causeway_gateway::problems::ProblemReporter;
+use causeway_gateway::{Gateway, GatewayOptions, dial};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::edge::{CertificateSignals, Edge, EdgeError, EnrolmentOutcome};
+use crate::gateway::{self, CloudStreamServer};
+use crate::link::{CurrentLink, LinkKeeper, LinkPublisher, LinkServices};
+use crate::metrics;
+use crate::netmap::NetmapKeeper;
+use crate::spool::{Spool, SpoolLimits};
+use crate::state::EdgeIdentity;
+
+const SOFTWARE: &str = concat!("causeway ", env!("CARGO_PKG_VERSION"));
+
+/// The effective configuration of an edge.
+#[derive(Clone, Debug)]
+pub struct EdgeConfig {
+    pub data_dir: PathBuf,
+    pub admin: SocketAddr,
+    pub transports: AllowedTransports,
+    /// HTTP proxy for TCP connections to the cloud. `None`: direct.
+    pub proxy: Option<ConnectProxy>,
+    pub gateway: GatewayOptions,
+    /// The same configuration without secrets, for the admin dump.
+    pub shown: Value,
+}
+
+/// An edge whose listeners are bound and whose data dir is locked, not yet running.
+pub struct EdgeDaemon {
+    data_dir: PathBuf,
+    edge: Edge,
+    token: Option<JoinToken>,
+    enrolled: ReadinessCheck,
+    netmaps: NetmapKeeper,
+    spool: Option<Spool>,
+    gateway: Gateway,
+    link: CurrentLink,
+    link_keeper: LinkKeeper,
+    certificate_signals: CertificateSignals,
+    admin: AdminServer,
+    admin_address: SocketAddr,
+    drain: Duration,
+}
+
+impl EdgeDaemon {
+    /// Opens the data dir and binds the admin port. Fails with `NotEnrolled` if the edge has neither an identity
+    /// nor a token.
+    pub async fn start(config: EdgeConfig, token: Option<JoinToken>) -> Result<EdgeDaemon, EdgeError> {
+        let edge = Edge::open(&config.data_dir)?.through(config.proxy);
+        if edge.peer().is_none() && token.is_none() {
+            return Err(EdgeError::NotEnrolled);
+        }
+        let (readiness, metrics) = (Readiness::new(), Metrics::new(env!("CARGO_PKG_VERSION")));
+        let enrolled = readiness.register("enrolled");
+        let netmaps = NetmapKeeper::open(&config.data_dir, Some(readiness.register("netmap")))?;
+        let spool = open_spool(&config.data_dir);
+        // The gateway opens streams on the link and serves those of the cloud: `CurrentLink` is made before it,
+        // the keeper of the link after it.
+        let (publisher, link) = LinkPublisher::new(&edge.link_options(config.transports));
+        let role_facts = role_facts(&link, &netmaps, &readiness, edge.identity());
+        let (drain, own_listeners) = (config.gateway.drain, config.gateway.own_listeners.clone());
+        let gateway = gateway::gateway(
+            &netmaps,
+            link.clone(),
+            spool.clone(),
+            config.gateway,
+            Box::new(role_facts.clone()),
+        );
+        let services = LinkServices {
+            netmaps: Arc::new(netmaps.clone()),
+            streams: Arc::new(CloudStreamServer(gateway.clone())),
+            ..LinkServices::none()
+        };
+        let services = match &spool {
+            Some(spool) => LinkServices { spool: Arc::new(spool.clone()), ..services },
+            None => services,
+        };
+        let (link_keeper, certificate_signals) = edge.link_keeper(config.transports, publisher, services);
+        netmaps.register(&metrics);
+        metrics.register(|registry| gateway.register(registry));
+        metrics.register(|registry| metrics::register(registry, link.clone(), spool.clone()));
+        let endpoints =
+            admin_endpoints(metrics, readiness, config.shown, &link, &netmaps, &gateway, role_facts);
+        let bind_error = |source| EdgeError::Bind { address: config.admin, source };
+        let admin = AdminServer::bind(config.admin, endpoints).await.map_err(bind_error)?;
+        let admin_address = admin.address().map_err(bind_error)?;
+        own_listeners.keep("admin", dial::Transport::Tcp, admin_address);
+        Ok(EdgeDaemon {
+            data_dir: config.data_dir,
+            edge,
+            token,
+            enrolled,
+            netmaps,
+            spool,
+            gateway,
+            link,
+            link_keeper,
+            certificate_signals,
+            admin,
+            admin_address,
+            drain,
+        })
+    }
+
+    /// Enrols unless that was done before, then forwards until `stop`. A stop before the cloud has answered the
+    /// enrolment is no error: the same token works again.
+    pub async fn run(self, stop: CancellationToken) -> Result<(), EdgeError> {
+        let address_file = write_address_file(&self.data_dir, self.admin_address);
+        let admin_stop = CancellationToken::new();
+        let admin = tokio::spawn(self.admin.run(admin_stop.clone()));
+        let spool = self.spool.clone();
+        let forwarding = Forwarding {
+            edge: &self.edge,
+            gateway: &self.gateway,
+            spool: self.spool.as_ref(),
+            link: self.link,
+            drain: self.drain,
+        };
+        let running = async {
+            if let Some(token) = &self.token
+                && let EnrolmentOutcome::Now(_) = self.edge.enrol(token, &stop).await?
+            {
+                self.netmaps.forget().await;
+            }
+            self.enrolled.ready();
+            notify::ready();
+            if let Some(peer) = self.edge.peer() {
+                tracing::info!(%peer, data_dir = %self.data_dir.display(), "the edge runs");
+            }
+            forwarding.run(self.link_keeper, self.certificate_signals, &stop).await
+        };
+        let ended = running.await;
+        notify::stopping();
+        spool.inspect(Spool::close);
+        admin_stop.cancel();
+        admin.await.map_err(EdgeError::Admin)?;
+        if let Some(path) = address_file {
+            let _ = std::fs::remove_file(path);
+        }
+        match ended {
+            Ok(()) | Err(EdgeError::Stopped) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// The parts that run while an enrolled edge forwards.
+struct Forwarding<'a> {
+    edge: &'a Edge,
+    gateway: &'a Gateway,
+    spool: Option<&'a Spool>,
+    link: CurrentLink,
+    drain: Duration,
+}
+
+impl Forwarding<'_> {
+    /// Runs the gateway and the link until `stop`. Connections end before the link does: their last bytes and
+    /// their audit records are sent over it.
+    async fn run(
+        mut self,
+        link_keeper: LinkKeeper,
+        certificate_signals: CertificateSignals,
+        stop: &CancellationToken,
+    ) -> Result<(), EdgeError> {
+        let (gateway_stop, link_stop) = (CancellationToken::new(), CancellationToken::new());
+        let gateway = async {
+            tokio::select! {
+                () = self.gateway.run(gateway_stop.clone()) => {}
+                () = report_problems(self.gateway.problems(), self.spool) => {}
+                () = retire_streams(&mut self.link, self.gateway) => {}
+            }
+            link_stop.cancel();
+        };
+        let link = async {
+            let ended = self.edge.run_linked(link_keeper, certificate_signals, link_stop.clone()).await;
+            gateway_stop.cancel();
+            ended
+        };
+        let stopping = async {
+            tokio::select! {
+                () = stop.cancelled() => {
+                    self.gateway.finish_in_flight(self.drain).await;
+                    gateway_stop.cancel();
+                }
+                () = gateway_stop.cancelled() => {}
+            }
+        };
+        let (ended, (), ()) = tokio::join!(link, gateway, stopping);
+        ended
+    }
+}
+
+/// Closes idle streams that are kept for later requests when their link is about to end.
+async fn retire_streams(link: &mut CurrentLink, gateway: &Gateway) {
+    loop {
+        link.retired().await;
+        gateway.retire_streams();
+    }
+}
+
+/// Reports listen errors and unreachable backends to the cloud whenever they change.
+async fn report_problems(mut problems: ProblemReporter, spool: Option<&Spool>) {
+    loop {
+        let current = problems.next().await;
+        if let Some(spool) = spool {
+            spool.report_problems(SOFTWARE, &current);
+        }
+    }
+}
+
+/// Opens the spool of records for the cloud. An edge without it forwards as usual and reports nothing.
+fn open_spool(data_dir: &Path) -> Option<Spool> {
+    let folder = data_dir.join("upstream");
+    match Spool::open(&folder, SpoolLimits::default()) {
+        Ok(spool) => {
+            spool.report_start(SOFTWARE);
+            Some(spool)
+        }
+        Err(error) => {
+            tracing::error!(%error, folder = %folder.display(), "cannot open the spool; audit records and problems are not reported to the cloud");
+            None
+        }
+    }
+}
+
+fn admin_endpoints(
+    metrics: Metrics,
+    readiness: Readiness,
+    config: Value,
+    link: &CurrentLink,
+    netmaps: &NetmapKeeper,
+    gateway: &Gateway,
+    role_facts: impl Fn() -> Value + Send + Sync + 'static,
+) -> AdminEndpoints {
+    let (link, netmaps, backends) = (link.clone(), netmaps.clone(), gateway.clone());
+    let (dns, presences, started) = (gateway.dns(), gateway.listening(), SystemTime::now());
+    AdminEndpoints {
+        metrics,
+        readiness,
+        dumps: vec![
+            ("config", Box::new(move || config.clone())),
+            ("link", Box::new(move || serde_json::to_value(link.shown()).unwrap_or_default())),
+            ("netmap", Box::new(move || netmaps.dump())),
+            ("dns", Box::new(move || serde_json::to_value(&*dns.borrow()).unwrap_or_default())),
+            ("presences", Box::new(move || serde_json::to_value(&*presences.borrow()).unwrap_or_default())),
+            ("edge", Box::new(role_facts)),
+            ("backends", Box::new(move || dump_backends(&backends))),
+            ("started", Box::new(move || Value::from(UtcTimestamp(started).to_string()))),
+        ],
+    }
+}
+
+/// Returns the function that describes this edge to `causeway doctor`, here and at the cloud.
+fn role_facts(
+    link: &CurrentLink,
+    netmaps: &NetmapKeeper,
+    readiness: &Readiness,
+    identity: watch::Receiver<Option<Arc<EdgeIdentity>>>,
+) -> impl Fn() -> Value + Clone + Send + Sync + 'static {
+    let (link, netmaps, readiness) = (link.clone(), netmaps.clone(), readiness.clone());
+    move || {
+        let checks = readiness.report().checks.into_iter();
+        let not_ready: BTreeMap<String, String> =
+            checks.filter_map(|(name, failure)| Some((name, failure?))).collect();
+        let identity = identity.borrow().as_ref().map(|identity| {
+            json!({
+                "gateway": identity.peer.gateway(),
+                "site": identity.peer.site(),
+                "certificateExpires": UtcTimestamp(identity.facts.not_after).to_string(),
+                "endpoints": identity.dial().iter().map(ToString::to_string).collect::<Vec<_>>(),
+            })
+        });
+        json!({
+            "link": link.shown(),
+            "netmap": netmaps.dump(),
+            "notReady": not_ready,
+            "identity": identity,
+            "software": SOFTWARE,
+            "time": UtcTimestamp(SystemTime::now()).to_string(),
+        })
+    }
+}
+
+/// Lists every backend of the services at this site, with its connections and whether it is in use.
+fn dump_backends(gateway: &Gateway) -> Value {
+    let backends = &gateway.proxy().backends;
+    let outages = backends.outages();
+    let shown = backends.shown().into_iter().map(|(service, backend, connections, is_used)| {
+        let outage = outages.get(service.as_str()).map(|outage| outage.why.clone());
+        json!({
+            "service": service.as_str(),
+            "backend": backend.to_string(),
+            "connections": connections,
+            "used": is_used,
+            "why": outage.filter(|_| !is_used),
+        })
+    });
+    shown.collect()
+}
+
+/// Writes the admin address to DATA_DIR/run/edge.json, from which commands on this host read it. Without the file
+/// they try the default address.
+fn write_address_file(data_dir: &Path, admin: SocketAddr) -> Option<PathBuf> {
+    let folder = data_dir.join("run");
+    let path = folder.join("edge.json");
+    let text = json!({"admin": admin, "pid": std::process::id()}).to_string();
+    let written = causeway_daemon::data_dir::make_folder(&folder).and_then(|()| std::fs::write(&path, text));
+    match written {
+        Ok(()) => Some(path),
+        Err(error) => {
+            tracing::warn!(%error, path = %path.display(), "cannot write the admin address; causeway doctor will not find the admin port of this edge");
+            None
+        }
+    }
+}
