@@ -317,7 +317,7 @@ fn ready(object: &Object) -> (Value, Value) {
 /// Returns the message of the condition; a long one is truncated, because it is one cell.
 fn presented(expose: &ServiceExpose) -> Value {
     const CHARACTERS_MAX: usize = 120;
-    let message = expose.status.condition(conditions::PRESENTED).map(|said| said.message.as_str());
+    let message = expose.status.condition(conditions::PRESENTED).map(|condition| condition.message.as_str());
     let message = message.unwrap_or_default();
     match message.char_indices().nth(CHARACTERS_MAX) {
         Some((end, _)) => format!("{}…", &message[..end]).into(),

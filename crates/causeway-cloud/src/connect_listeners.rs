@@ -36,10 +36,10 @@ impl ConnectListeners {
         let unix = bound.inspect_err(|error| {
             tracing::warn!(path = %path.display(), %error, "nobody can say CONNECT on a Unix socket");
         });
-        let keeper = Arc::new(Keeper { registrar: registrar.clone() });
+        let authorizer = Arc::new(Keeper { registrar: registrar.clone() });
         ConnectListeners {
             unix: unix.ok(),
-            tls: listener.map(|listener| ConnectTlsListener { listener, keeper }),
+            tls: listener.map(|listener| ConnectTlsListener { listener, authorizer }),
         }
     }
 

@@ -46,13 +46,13 @@ pub(super) fn presented(findings: &mut Findings, world: &ObjectSet, expose: &Ser
             Err(gap) => gaps.push(gap),
         }
     }
-    let told = |parts: Vec<String>| match parts.len().checked_sub(SITES_MAX) {
+    let joined = |parts: Vec<String>| match parts.len().checked_sub(SITES_MAX) {
         None | Some(0) => parts.join("; "),
         Some(more) => format!("{}; and {more} more", parts[..SITES_MAX].join("; ")),
     };
     match gaps.first().map(|gap| gap.reason) {
         Some(reason) => {
-            findings.fails(PRESENTED, reason, told(gaps.into_iter().map(|gap| gap.message).collect()))
+            findings.fails(PRESENTED, reason, joined(gaps.into_iter().map(|gap| gap.message).collect()))
         }
         None if shown.is_empty() => {
             findings.fails_aside(
@@ -61,8 +61,8 @@ pub(super) fn presented(findings: &mut Findings, world: &ObjectSet, expose: &Ser
                 "no site of eSites has a gateway that could present it",
             );
         }
-        None if bare > 0 => findings.fails_aside(PRESENTED, "GatewayMissing", told(shown)),
-        None => findings.holds_with_message(PRESENTED, "Presented", told(shown)),
+        None if bare > 0 => findings.fails_aside(PRESENTED, "GatewayMissing", joined(shown)),
+        None => findings.holds_with_message(PRESENTED, "Presented", joined(shown)),
     }
 }
 
@@ -108,9 +108,9 @@ fn gap(
     (service, site, family): (&str, &str, AddressFamily),
 ) -> Gap {
     let name = name(service, site, family);
-    let stranger =
+    let foreign =
         world.presence(&name).filter(|found| found.e_service_name != service || found.e_site_name != site);
-    if stranger.is_some() {
+    if foreign.is_some() {
         let message =
             format!("the name {name} is taken by a VirtualPresence that was not created for this service");
         return Gap { reason: "PresenceNameTaken", message };

@@ -64,7 +64,7 @@ fn an_expose_says_where_it_is_presented_and_why_not_elsewhere() {
 #[test]
 fn a_full_range_and_an_address_that_cannot_be_used_are_told() {
     let mut world = world();
-    let told = |world: &ObjectSet, sites: &[&str]| {
+    let text = |world: &ObjectSet, sites: &[&str]| {
         let expose = decode(
             Kind::ServiceExpose,
             json!({"metadata": {"name": "web"}, "eServiceName": "web", "eSites": sites}),
@@ -77,13 +77,13 @@ fn a_full_range_and_an_address_that_cannot_be_used_are_told() {
         Kind::EGateway,
         json!({"metadata": {"name": "gw-o"}, "eSiteName": "oslo", "virtualPresenceIPcidr": "10.1.0.0/30", "ip": "10.1.0.2"}),
     ));
-    assert!(told(&world, &["oslo"]).starts_with("PresencePending"), "{}", told(&world, &["oslo"]));
+    assert!(text(&world, &["oslo"]).starts_with("PresencePending"), "{}", text(&world, &["oslo"]));
     world.insert(decode(
         Kind::VirtualPresence,
         json!({"metadata": {"name": "other"}, "eSiteName": "oslo", "eServiceName": "other", "virtualIp": "10.1.0.1"}),
     ));
     assert_eq!(
-        told(&world, &["oslo"]),
+        text(&world, &["oslo"]),
         "CidrFull every IPv4 address of 10.1.0.0/30 at oslo is taken; give its EGateway a larger virtualPresenceIPcidr"
     );
     world.insert(decode(
@@ -91,7 +91,7 @@ fn a_full_range_and_an_address_that_cannot_be_used_are_told() {
         json!({"metadata": {"name": "gw-b"}, "eSiteName": "berlin", "virtualPresenceIPcidr": "10.2.0.0/24"}),
     ));
     assert_eq!(
-        told(&world, &["berlin"]),
+        text(&world, &["berlin"]),
         "AddressUnusable VirtualPresence web-b was made by hand for berlin, and its address 198.18.0.7 cannot be used there"
     );
 }
@@ -107,7 +107,7 @@ fn the_older_exposure_has_the_name_and_a_node_before_both() {
         object.metadata_mut().creation_timestamp = Some(Time::from_second(created));
         object
     };
-    let told = |world: &ObjectSet, name: &str| {
+    let text = |world: &ObjectSet, name: &str| {
         let object = world.get(Kind::ServiceExpose, name).unwrap();
         let status = status(object, world, Time::from_second(NOW));
         let condition = status.condition(NAME_FREE).unwrap();
@@ -117,13 +117,13 @@ fn the_older_exposure_has_the_name_and_a_node_before_both() {
     world.insert(expose("a", "mail", 20, &["oslo"]));
     world.insert(expose("c", "mail", 20, &["bare"]));
     world.insert(expose("d", "web", 30, &["berlin"]));
-    assert_eq!(told(&world, "b"), "True");
+    assert_eq!(text(&world, "b"), "True");
     assert_eq!(
-        told(&world, "a"),
+        text(&world, "a"),
         "False URL1.test is also the dnsName of ServiceExpose b, which has precedence at oslo"
     );
-    assert_eq!(told(&world, "c"), "True", "another site");
-    assert_eq!(told(&world, "d"), "True", "the same service");
+    assert_eq!(text(&world, "c"), "True", "another site");
+    assert_eq!(text(&world, "d"), "True", "the same service");
     let holds = |name: &str, site: &str| holds_name(&world, world.expose(name).unwrap(), site);
     assert!(holds("b", "oslo") && !holds("a", "oslo") && holds("c", "bare"));
     world.insert(decode(
@@ -131,7 +131,7 @@ fn the_older_exposure_has_the_name_and_a_node_before_both() {
         json!({"metadata": {"name": "url1.test"}, "eSiteName": "berlin", "ip": "10.0.0.3", "ports": [22]}),
     ));
     assert_eq!(
-        told(&world, "b"),
+        text(&world, "b"),
         "False URL1.test is the name of EServer url1.test, which has precedence wherever it can be reached"
     );
 }
@@ -140,15 +140,15 @@ fn the_older_exposure_has_the_name_and_a_node_before_both() {
 fn a_site_is_connected_when_one_of_its_gateways_is() {
     let mut world = world();
     let service = world.get(Kind::EService, "web").unwrap().clone();
-    let told = |world: &ObjectSet| {
+    let text = |world: &ObjectSet| {
         status(&service, world, Time::from_second(NOW)).condition(GATEWAYS_CONNECTED).unwrap().status
     };
-    assert_eq!(told(&world), ConditionStatus::False);
+    assert_eq!(text(&world), ConditionStatus::False);
     let mut second = decode(Kind::EGateway, json!({"metadata": {"name": "gw-o2"}, "eSiteName": "oslo"}));
     let conditions = &mut second.status_mut().conditions;
     crate::meta::set_condition(conditions, CONNECTED, true.into(), "Connected", "", Time::from_second(1), 1);
     world.insert(second);
-    assert_eq!(told(&world), ConditionStatus::True);
+    assert_eq!(text(&world), ConditionStatus::True);
 }
 
 #[test]
@@ -292,8 +292,8 @@ fn check(kind: Kind, value: Value, about: &str, expected: &str) {
     world.insert(object.clone());
     let status = status(&object, &world, Time::from_second(NOW));
     let condition = status.condition(about).unwrap();
-    let told = format!("{} {} {}", condition.status.as_str(), condition.reason, condition.message);
-    assert_eq!(told.trim_end(), expected);
+    let text = format!("{} {} {}", condition.status.as_str(), condition.reason, condition.message);
+    assert_eq!(text.trim_end(), expected);
 }
 
 fn decode(kind: Kind, value: Value) -> Object {
@@ -330,7 +330,7 @@ fn world() -> ObjectSet {
 
 #[test]
 fn a_gateway_is_ready_when_it_is_connected() {
-    let told = |connected: Option<(bool, &str, &str)>, site: &str| {
+    let text = |connected: Option<(bool, &str, &str)>, site: &str| {
         let mut gateway = decode(Kind::EGateway, json!({"metadata": {"name": "gw"}, "eSiteName": site}));
         if let Some((status, reason, message)) = connected {
             let conditions = &mut gateway.status_mut().conditions;
@@ -349,9 +349,9 @@ fn a_gateway_is_ready_when_it_is_connected() {
         assert_eq!(gateway_after_link(seen, now).as_ref(), Some(&status.conditions));
         format!("{} {} {}", ready.status.as_str(), ready.reason, ready.message).trim_end().to_owned()
     };
-    assert_eq!(told(Some((true, "Connected", "")), "berlin"), "True AllResolved");
-    assert_eq!(told(None, "berlin"), "False NeverConnected the gateway has never connected to this cloud");
-    assert_eq!(told(Some((false, "Revoked", "it was revoked")), "berlin"), "False Revoked it was revoked");
-    assert_eq!(told(Some((false, "Stopped", "it was stopped")), "berlin"), "False Stopped it was stopped");
-    assert_eq!(told(None, "cloud"), "True AllResolved", "the cloud is where the others connect to");
+    assert_eq!(text(Some((true, "Connected", "")), "berlin"), "True AllResolved");
+    assert_eq!(text(None, "berlin"), "False NeverConnected the gateway has never connected to this cloud");
+    assert_eq!(text(Some((false, "Revoked", "it was revoked")), "berlin"), "False Revoked it was revoked");
+    assert_eq!(text(Some((false, "Stopped", "it was stopped")), "berlin"), "False Stopped it was stopped");
+    assert_eq!(text(None, "cloud"), "True AllResolved", "the cloud is where the others connect to");
 }

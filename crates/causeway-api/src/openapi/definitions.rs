@@ -112,11 +112,11 @@ fn gvks(kind: Kind, name: &str) -> Value {
 fn add_type_meta(schema: &mut Value, gvks: Value) {
     if let Some(properties) = schema["properties"].as_object_mut() {
         properties.extend(type_meta());
-        let told = [
+        let descriptions = [
             ("metadata", "Standard object's metadata."),
             ("status", "The observed state of the object. Written by Causeway, never by users."),
         ];
-        for (name, description) in told {
+        for (name, description) in descriptions {
             if let Some(schema) = properties.get_mut(name) {
                 schema["description"] = description.into();
             }

@@ -180,7 +180,7 @@ impl BackendSelector {
                 let backend = &endpoint.backend;
                 tracing::debug!(service = %service.name, ?backend, %error, "cannot connect to the backend");
                 let is_news = endpoint.health().failed(Instant::now());
-                endpoint.regret(&error);
+                endpoint.record_error(&error);
                 if is_news {
                     self.turned();
                     tracing::warn!(service = %service.name, ?backend, %error, "cannot connect to the backend; it is out of use until a probe succeeds");
@@ -317,7 +317,7 @@ impl Endpoint {
         BackendLease(self.clone())
     }
 
-    fn regret(&self, error: &io::Error) {
+    fn record_error(&self, error: &io::Error) {
         *self.why.lock().unwrap_or_else(PoisonError::into_inner) = error.to_string();
     }
 

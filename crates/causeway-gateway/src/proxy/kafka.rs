@@ -52,19 +52,19 @@ pub(crate) async fn cross<R: ByteSource, W: ByteSink, S: ByteSource, V: ByteSink
     idle: Duration,
     guide: &KafkaRewriter,
 ) -> CopyEnd {
-    let talk = Mutex::new(KafkaConversation::default());
+    let state = Mutex::new(KafkaConversation::default());
     let asking = Asking {
         inner: &mut client.source,
         requests: RequestScanner::default(),
         naming: ClientIdReader::default(),
-        talk: &talk,
+        state: &state,
         raw: CopyBatch::default(),
         guide,
     };
     let answering = Answering {
         inner: &mut backend.source,
         answers: ResponseScanner::default(),
-        talk: &talk,
+        state: &state,
         raw: CopyBatch::default(),
         pieces: Vec::new(),
         guide,
@@ -79,7 +79,7 @@ struct Asking<'a, S> {
     inner: &'a mut S,
     requests: RequestScanner,
     naming: ClientIdReader,
-    talk: &'a Mutex<KafkaConversation>,
+    state: &'a Mutex<KafkaConversation>,
     raw: CopyBatch,
     guide: &'a KafkaRewriter,
 }
@@ -91,12 +91,12 @@ impl<S: ByteSource> ByteSource for Asking<'_, S> {
                 // The stream ends inside a request head: the partial head is dropped.
                 return Ok(false);
             }
-            let mut talk = lock(self.talk);
+            let mut state = lock(self.state);
             for chunk in self.raw.drain() {
                 if let Some(name) = self.naming.take(&chunk) {
                     let _ = self.guide.name.set(name);
                 }
-                self.requests.take(chunk, &mut talk, |piece| batch.push(piece)).map_err(invalid)?;
+                self.requests.take(chunk, &mut state, |piece| batch.push(piece)).map_err(invalid)?;
             }
         }
         Ok(true)
@@ -111,7 +111,7 @@ impl<S: ByteSource> ByteSource for Asking<'_, S> {
 struct Answering<'a, S> {
     inner: &'a mut S,
     answers: ResponseScanner,
-    talk: &'a Mutex<KafkaConversation>,
+    state: &'a Mutex<KafkaConversation>,
     raw: CopyBatch,
     pieces: Vec<FramePiece<PendingRequest>>,
     guide: &'a KafkaRewriter,
@@ -147,9 +147,9 @@ impl<S: ByteSource> ByteSource for Answering<'_, S> {
 
 impl<S> Answering<'_, S> {
     fn look(&mut self) -> io::Result<()> {
-        let mut talk = lock(self.talk);
+        let mut state = lock(self.state);
         for chunk in self.raw.drain() {
-            self.answers.take(chunk, &mut talk, |piece| self.pieces.push(piece)).map_err(invalid)?;
+            self.answers.take(chunk, &mut state, |piece| self.pieces.push(piece)).map_err(invalid)?;
         }
         Ok(())
     }
@@ -205,6 +205,6 @@ fn invalid(error: impl std::error::Error + Send + Sync + 'static) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
-fn lock(talk: &Mutex<KafkaConversation>) -> MutexGuard<'_, KafkaConversation> {
-    talk.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(state: &Mutex<KafkaConversation>) -> MutexGuard<'_, KafkaConversation> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -98,7 +98,7 @@ impl BackendSelector {
         let has_changed = health.is_usable() != was_usable;
         drop(health);
         if outcome == Outcome::Down {
-            endpoint.regret(&io::Error::other(detail.to_owned()));
+            endpoint.record_error(&io::Error::other(detail.to_owned()));
             self.changed.notify_one();
         }
         if has_changed {

@@ -123,7 +123,7 @@ fn record_result(due: &DueProbe, answered: io::Result<()>) -> bool {
     };
     drop(health);
     if let Err(error) = &answered {
-        due.endpoint.regret(error);
+        due.endpoint.record_error(error);
     }
     match answered {
         Ok(()) if has_changed => tracing::info!(%service, ?backend, "backend is in use again"),

@@ -76,7 +76,7 @@ impl Drop for ConnectUnixListener {
 /// A TCP port for clients with a certificate that the authorizer accepts.
 pub struct ConnectTlsListener {
     pub listener: TcpListener,
-    pub keeper: Arc<dyn ConnectAuthorizer>,
+    pub authorizer: Arc<dyn ConnectAuthorizer>,
 }
 
 /// Decides which clients may use the listener on the network. Provided by the role.
@@ -106,34 +106,35 @@ pub(crate) struct ConnectContext {
     pub stop: CancellationToken,
 }
 
-pub(crate) async fn run_unix(hall: ConnectContext, door: ConnectUnixListener) {
+pub(crate) async fn run_unix(context: ConnectContext, listening: ConnectUnixListener) {
     loop {
         let accepted = tokio::select! {
             biased;
-            () = hall.stop.cancelled() => return,
-            accepted = door.listener.accept() => accepted,
+            () = context.stop.cancelled() => return,
+            accepted = listening.listener.accept() => accepted,
         };
         match accepted {
             Ok((stream, _)) => {
                 let caller = ConnectCaller { address: None, denied: None };
-                hall.take(|hall| async move { serve(hall, stream, caller).await });
+                context.take(|context| async move { serve(context, stream, caller).await });
             }
             Err(error) => pause(&error).await,
         }
     }
 }
 
-pub(crate) async fn run_tls(hall: ConnectContext, door: ConnectTlsListener) {
+pub(crate) async fn run_tls(context: ConnectContext, listening: ConnectTlsListener) {
     loop {
         let accepted = tokio::select! {
             biased;
-            () = hall.stop.cancelled() => return,
-            accepted = door.listener.accept() => accepted,
+            () = context.stop.cancelled() => return,
+            accepted = listening.listener.accept() => accepted,
         };
         match accepted {
             Ok((stream, address)) => {
-                let keeper = door.keeper.clone();
-                hall.take(|hall| async move { handshake(hall, &*keeper, stream, address).await });
+                let authorizer = listening.authorizer.clone();
+                context
+                    .take(|context| async move { handshake(context, &*authorizer, stream, address).await });
             }
             Err(error) => pause(&error).await,
         }
@@ -164,15 +165,15 @@ impl ConnectContext {
 }
 
 async fn handshake(
-    hall: ConnectContext,
-    keeper: &dyn ConnectAuthorizer,
+    context: ConnectContext,
+    authorizer: &dyn ConnectAuthorizer,
     stream: TcpStream,
     address: SocketAddr,
 ) {
     if prepare(&stream).is_err() {
         return;
     }
-    let accepting = TlsAcceptor::from(keeper.tls()).accept(stream);
+    let accepting = TlsAcceptor::from(authorizer.tls()).accept(stream);
     let stream = match tokio::time::timeout(HEAD_TIMEOUT, accepting).await {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => {
@@ -183,22 +184,22 @@ async fn handshake(
         }
     };
     let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
-    let denied = keeper.admit(certificate).err();
-    serve(hall, stream, ConnectCaller { address: Some(address), denied }).await;
+    let denied = authorizer.admit(certificate).err();
+    serve(context, stream, ConnectCaller { address: Some(address), denied }).await;
 }
 
 /// An opened connection waits here until the 200 is sent.
 type Pending = Arc<Mutex<Option<(OnUpgrade, NodeConnection)>>>;
 
 /// Serves one connection: any number of refusals, and then one tunnel.
-async fn serve<T>(hall: ConnectContext, stream: T, caller: ConnectCaller)
+async fn serve<T>(context: ConnectContext, stream: T, caller: ConnectCaller)
 where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let pending = Pending::default();
     let service = service_fn(|request| {
-        let (hall, caller, pending) = (hall.clone(), caller.clone(), pending.clone());
-        async move { Ok::<_, std::convert::Infallible>(answer(&hall, &caller, &pending, request).await) }
+        let (context, caller, pending) = (context.clone(), caller.clone(), pending.clone());
+        async move { Ok::<_, std::convert::Infallible>(answer(&context, &caller, &pending, request).await) }
     });
     let serving = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -211,7 +212,7 @@ where
         .with_upgrades();
     let served = tokio::select! {
         biased;
-        () = hall.stop.cancelled() => return,
+        () = context.stop.cancelled() => return,
         served = serving => served,
     };
     if let Err(error) = served {
@@ -220,7 +221,7 @@ where
     let opened = pending.lock().unwrap_or_else(PoisonError::into_inner).take();
     let Some((upgrade, opened)) = opened else { return };
     match upgrade.await {
-        Ok(client) => opened.carry(&hall.proxy, TokioIo::new(client)).await,
+        Ok(client) => opened.carry(&context.proxy, TokioIo::new(client)).await,
         Err(error) => opened.passage.end(ConnectionEnd::ClientReset, Some(error.to_string())),
     }
 }
@@ -229,12 +230,12 @@ where
 type Body = Either<Full<Bytes>, Incoming>;
 
 async fn answer(
-    hall: &ConnectContext,
+    context: &ConnectContext,
     caller: &ConnectCaller,
     pending: &Pending,
     mut request: Request<Incoming>,
 ) -> Response<Body> {
-    let proxy = &hall.proxy;
+    let proxy = &context.proxy;
     if let Some(why) = &caller.denied {
         proxy.context.figures.refused("not-allowed");
         tracing::debug!(client = ?caller.address, why, "a caller of CONNECT is not known");
@@ -242,7 +243,7 @@ async fn answer(
     }
     if request.method() != Method::CONNECT {
         return match plain::authority(request.uri()) {
-            Some(authority) => forward(hall, caller, &authority, request).await,
+            Some(authority) => forward(context, caller, &authority, request).await,
             None => only_connect(),
         };
     }
@@ -259,16 +260,16 @@ async fn answer(
 
 /// Serves a plain HTTP request for a node.
 async fn forward(
-    hall: &ConnectContext,
+    context: &ConnectContext,
     caller: &ConnectCaller,
     authority: &str,
     request: Request<Incoming>,
 ) -> Response<Body> {
-    let opened = match open(&hall.proxy, caller, authority).await {
+    let opened = match open(&context.proxy, caller, authority).await {
         Ok(opened) => opened,
         Err((status, text)) => return say(status, &text),
     };
-    match plain::exchange(hall, opened, request).await {
+    match plain::exchange(context, opened, request).await {
         Ok(response) => response.map(Either::Right),
         Err(error) => say(StatusCode::BAD_GATEWAY, &format!("{authority} does not answer: {error}")),
     }

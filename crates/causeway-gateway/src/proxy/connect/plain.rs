@@ -28,15 +28,15 @@ pub fn authority(uri: &Uri) -> Option<String> {
 
 /// Sends the request to the node.
 pub async fn exchange(
-    hall: &ConnectContext,
+    context: &ConnectContext,
     opened: NodeConnection,
     request: Request<Incoming>,
 ) -> hyper::Result<Response<Incoming>> {
     let (near, far) = tokio::io::duplex(BUFFER_BYTES);
-    let proxy = hall.proxy.clone();
-    hall.tasks.spawn(Box::pin(async move { opened.carry(&proxy, far).await }));
+    let proxy = context.proxy.clone();
+    context.tasks.spawn(Box::pin(async move { opened.carry(&proxy, far).await }));
     let (mut sender, connection) = http1::handshake(TokioIo::new(near)).await?;
-    hall.tasks.spawn(async move {
+    context.tasks.spawn(async move {
         if let Err(error) = connection.await {
             tracing::debug!(%error, "HTTP request to a node failed");
         }

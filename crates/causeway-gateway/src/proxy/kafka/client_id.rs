@@ -24,8 +24,8 @@ impl ClientIdReader {
         if self.is_over {
             return None;
         }
-        let room = HEAD_BYTES + NAME_BYTES_MAX - self.begun.len();
-        self.begun.extend_from_slice(&chunk[..chunk.len().min(room)]);
+        let space = HEAD_BYTES + NAME_BYTES_MAX - self.begun.len();
+        self.begun.extend_from_slice(&chunk[..chunk.len().min(space)]);
         let name = read(&self.begun)?;
         *self = ClientIdReader { begun: Vec::new(), is_over: true };
         name
@@ -72,12 +72,12 @@ mod tests {
 
     #[test]
     fn a_client_is_called_what_it_says_however_that_is_cut() {
-        let check = |said: &[u8], expected: Option<&str>| {
-            for step in 1..=said.len() {
-                let mut naming = ClientIdReader::default();
-                let heard: Vec<String> = said.chunks(step).filter_map(|chunk| naming.take(chunk)).collect();
-                assert_eq!(heard.first().map(String::as_str), expected, "{step}");
-                assert!(heard.len() < 2, "once");
+        let check = |sent: &[u8], expected: Option<&str>| {
+            for step in 1..=sent.len() {
+                let mut reader = ClientIdReader::default();
+                let names: Vec<String> = sent.chunks(step).filter_map(|chunk| reader.take(chunk)).collect();
+                assert_eq!(names.first().map(String::as_str), expected, "{step}");
+                assert!(names.len() < 2, "once");
             }
         };
         check(&request(Some(b"rdkafka")), Some("rdkafka"));

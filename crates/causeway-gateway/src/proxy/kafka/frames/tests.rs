@@ -33,9 +33,9 @@ fn ask(
 }
 
 /// The output with held frames in their place, and the held frames alone.
-type Heard = (Vec<u8>, Vec<(PendingRequest, Bytes)>);
+type Received = (Vec<u8>, Vec<(PendingRequest, Bytes)>);
 
-fn hear(state: &mut KafkaConversation, bytes: &[u8], step: usize) -> Result<Heard, KafkaFrameError> {
+fn receive(state: &mut KafkaConversation, bytes: &[u8], step: usize) -> Result<Received, KafkaFrameError> {
     let (mut all, mut held) = (Vec::new(), Vec::new());
     let mut answers = ResponseScanner::default();
     for chunk in bytes.chunks(step) {
@@ -52,14 +52,14 @@ fn hear(state: &mut KafkaConversation, bytes: &[u8], step: usize) -> Result<Hear
 
 #[test]
 fn answers_to_watched_questions_are_held_and_no_others() {
-    let said = [
+    let sent = [
         request(18, 3, 1, b"versions"),
         request(3, 12, 2, b"metadata"),
         request(0, 9, 3, &[7; 5000]),
         request(10, 4, 4, b""),
     ]
     .concat();
-    let heard = [
+    let responses = [
         answer(1, b"v"),
         answer(2, &[8; 3000]),
         answer(77, b"nobody asked"),
@@ -69,9 +69,9 @@ fn answers_to_watched_questions_are_held_and_no_others() {
     .concat();
     for step in [1, 3, 7, 11, 12, 13, 1000, 100_000] {
         let mut state = KafkaConversation::default();
-        assert_eq!(ask(&mut RequestScanner::default(), &mut state, &said, step).unwrap(), said, "{step}");
-        let (all, held) = hear(&mut state, &heard, step).unwrap();
-        assert_eq!(all, heard, "{step}");
+        assert_eq!(ask(&mut RequestScanner::default(), &mut state, &sent, step).unwrap(), sent, "{step}");
+        let (all, held) = receive(&mut state, &responses, step).unwrap();
+        assert_eq!(all, responses, "{step}");
         let asked: Vec<_> =
             held.iter().map(|(asked, frame)| (asked.api, asked.version, frame.len())).collect();
         assert_eq!(
@@ -116,10 +116,10 @@ fn what_passes_is_not_copied() {
 fn a_question_for_versions_in_an_unknown_form_is_asked_so_that_the_oldest_answers() {
     for step in [1, 100] {
         let mut state = KafkaConversation::default();
-        let said = request(18, 9, 5, b"from the future");
-        let passed = ask(&mut RequestScanner::default(), &mut state, &said, step).unwrap();
+        let sent = request(18, 9, 5, b"from the future");
+        let passed = ask(&mut RequestScanner::default(), &mut state, &sent, step).unwrap();
         assert_eq!(passed, request(18, NO_SUCH_VERSION, 5, b"from the future"));
-        let (_, held) = hear(&mut state, &answer(5, b"\0\x23"), step).unwrap();
+        let (_, held) = receive(&mut state, &answer(5, b"\0\x23"), step).unwrap();
         assert_eq!(held[0].0, PendingRequest { api: RewrittenApi::ApiVersions, version: 0 });
     }
 }
@@ -137,7 +137,7 @@ fn what_cannot_be_is_refused() {
     let mut state = KafkaConversation::default();
     ask(&mut RequestScanner::default(), &mut state, &request(3, 0, 1, b""), 5).unwrap();
     let long = [&i32::MAX.to_be_bytes()[..], &1_i32.to_be_bytes()].concat();
-    assert_eq!(hear(&mut state, &long, 5).unwrap_err(), KafkaFrameError::TooLong(i32::MAX as usize - 4));
+    assert_eq!(receive(&mut state, &long, 5).unwrap_err(), KafkaFrameError::TooLong(i32::MAX as usize - 4));
 }
 
 #[test]
@@ -145,7 +145,7 @@ fn tls_passes_unread() {
     let mut state = KafkaConversation::default();
     let hello = [&[TLS_HANDSHAKE, 3, 1][..], &[0; 600]].concat();
     assert_eq!(ask(&mut RequestScanner::default(), &mut state, &hello, 1).unwrap(), hello);
-    let (all, held) = hear(&mut state, &hello, 7).unwrap();
+    let (all, held) = receive(&mut state, &hello, 7).unwrap();
     assert_eq!((all, held.len()), (hello, 0));
 }
 
@@ -156,23 +156,23 @@ proptest! {
         bodies in prop::collection::vec((0_i16..20, 0_i16..10, prop::collection::vec(any::<u8>(), 0..40)), 1..20),
         cuts in prop::collection::vec(1_usize..30, 1..20),
     ) {
-        let said: Vec<u8> = bodies.iter().zip(0..).flat_map(|((key, version, body), number)| {
+        let sent: Vec<u8> = bodies.iter().zip(0..).flat_map(|((key, version, body), number)| {
             // The first SASL handshake is refused, in its oldest version.
             request(if *key == 17 { 2 } else { *key }, (*version).min(4), number, body)
         }).collect();
-        let heard: Vec<u8> = bodies.iter().zip(0..).flat_map(|((_, _, body), number)| answer(number, body)).collect();
+        let responses: Vec<u8> = bodies.iter().zip(0..).flat_map(|((_, _, body), number)| answer(number, body)).collect();
         let (mut state, mut whole) = (KafkaConversation::default(), KafkaConversation::default());
         let mut requests = RequestScanner::default();
-        let (mut passed, mut rest, mut at) = (Vec::new(), &said[..], 0);
+        let (mut passed, mut rest, mut at) = (Vec::new(), &sent[..], 0);
         while !rest.is_empty() {
             let (chunk, more) = rest.split_at(cuts[at % cuts.len()].min(rest.len()));
             requests.take(Bytes::copy_from_slice(chunk), &mut state, |piece| passed.extend_from_slice(&piece)).unwrap();
             (rest, at) = (more, at + 1);
         }
-        prop_assert_eq!(&passed, &said);
-        prop_assert_eq!(ask(&mut RequestScanner::default(), &mut whole, &said, said.len()).unwrap(), said);
-        let (one, other) = (hear(&mut state, &heard, cuts[0]).unwrap(), hear(&mut whole, &heard, heard.len()).unwrap());
-        prop_assert_eq!(&one.0, &heard);
+        prop_assert_eq!(&passed, &sent);
+        prop_assert_eq!(ask(&mut RequestScanner::default(), &mut whole, &sent, sent.len()).unwrap(), sent);
+        let (one, other) = (receive(&mut state, &responses, cuts[0]).unwrap(), receive(&mut whole, &responses, responses.len()).unwrap());
+        prop_assert_eq!(&one.0, &responses);
         prop_assert_eq!(one, other);
     }
 
@@ -180,6 +180,6 @@ proptest! {
     fn nothing_makes_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), step in 1_usize..50) {
         let mut state = KafkaConversation::default();
         let _ = ask(&mut RequestScanner::default(), &mut state, &bytes, step);
-        let _ = hear(&mut state, &bytes, step);
+        let _ = receive(&mut state, &bytes, step);
     }
 }
