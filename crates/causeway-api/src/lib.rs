@@ -31,6 +31,8 @@ pub mod openapi;
 pub mod presence;
 
 pub mod gateway_stats;
+pub mod request;
+pub mod revision;
 pub mod status;
 pub mod table;
 
@@ -47,6 +49,7 @@ pub use meta::{
 };
 pub use object::{Decoded, Object, Resource};
 pub use object_set::ObjectSet;
+pub use revision::Revision;
 pub use status::Status;
 pub use time::Time;
 pub use wire::ApiVersion;

@@ -79,6 +79,16 @@ pub struct StatusCause {
     pub field: String,
 }
 
+impl From<&FieldError> for StatusCause {
+    fn from(error: &FieldError) -> StatusCause {
+        StatusCause {
+            reason: error.reason.cause().into(),
+            message: error.message.clone(),
+            field: error.path.clone(),
+        }
+    }
+}
+
 impl Status {
     /// The object is gone.
     pub fn deleted(version: ApiVersion, kind: Kind, name: &str, uid: &str) -> Status {
@@ -183,13 +193,18 @@ impl Status {
         let all = if errors.len() == 1 { all } else { format!("[{all}]") };
         let group = version.group();
         let kind_name = if group.is_empty() { kind.name().to_string() } else { format!("{kind}.{group}") };
-        let causes = errors.iter().map(|error| StatusCause {
-            reason: error.reason.cause().into(),
-            message: error.message.clone(),
-            field: error.path.clone(),
-        });
-        let details = StatusDetails { causes: causes.collect(), ..about(version, kind.name(), name) };
+        let causes = errors.iter().map(StatusCause::from).collect();
+        let details = StatusDetails { causes, ..about(version, kind.name(), name) };
         Status::failure(422, "Invalid", format!("{kind_name} \"{name}\" is invalid: {all}")).with(details)
+    }
+
+    /// 422: options of a request, or another value that is no stored object, are wrong.
+    pub fn invalid_options(group: &str, kind: &str, errors: &[FieldError]) -> Status {
+        let all = errors.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        let causes = errors.iter().map(StatusCause::from).collect();
+        let details =
+            StatusDetails { group: group.into(), kind: kind.into(), causes, ..StatusDetails::default() };
+        Status::failure(422, "Invalid", format!("{kind}.{group} \"\" is invalid: {all}")).with(details)
     }
 
     /// 429: this client asks too often.

@@ -3,7 +3,7 @@
 //! Causes inside the server are logged here, once, and told in general words; a client's own mistakes are told exactly.
 
 use causeway_api::status::{StatusCause, StatusDetails};
-use causeway_api::{ApiVersion, FieldError, Kind, Status};
+use causeway_api::{ApiVersion, Kind, Status};
 use causeway_store::{Revision, StoreError};
 
 use crate::authorize::{Denied, RequestedAccess};
@@ -64,26 +64,6 @@ pub fn too_large_revision(requested: Revision, current: Revision) -> Status {
         reason: "ResourceVersionTooLarge".into(),
         message: "Too large resource version".into(),
         field: String::new(),
-    });
-    status
-}
-
-/// 422 about something that is no object of ours, such as the options of a request.
-pub fn invalid_other(group: &str, kind: &str, errors: &[FieldError]) -> Status {
-    let all = errors.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-    let mut status = Status::bad_request(format!("{kind}.{group} \"\" is invalid: {all}"));
-    status.code = 422;
-    status.reason = "Invalid".into();
-    let causes = errors.iter().map(|error| StatusCause {
-        reason: error.reason.cause().into(),
-        message: error.message.clone(),
-        field: error.path.clone(),
-    });
-    status.details = Some(StatusDetails {
-        group: group.into(),
-        kind: kind.into(),
-        causes: causes.collect(),
-        ..StatusDetails::default()
     });
     status
 }

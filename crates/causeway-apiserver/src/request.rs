@@ -3,11 +3,8 @@
 //! Pure. Two roots lead to the same objects: `/api/v1` and `/apis/causeway.io/v1`; events have `/apis/events.k8s.io/v1` as their
 //! second. Which verbs and scopes a kind has, it says itself. Bodies are not looked at here, and neither is who asks.
 
-pub mod media;
-pub mod options;
-pub mod query;
-
 use causeway_api::kinds::NAMESPACE;
+pub use causeway_api::request::{media, options, query};
 use causeway_api::{ApiVersion, Kind, Status};
 use http::{HeaderMap, Method, Uri, header};
 

@@ -2,14 +2,12 @@
 //!
 //! The rules are those of meta/v1 ListOptions, CreateOptions, UpdateOptions, PatchOptions and DeleteOptions.
 
-use causeway_api::garbage::Propagation;
-use causeway_api::kinds::NAMESPACE;
-use causeway_api::selector::Selector;
-use causeway_api::{FieldError, FieldReason, Kind, Status};
-use causeway_store::Revision;
-
 use super::media::PatchFormat;
 use super::query::QueryParameters;
+use crate::garbage::Propagation;
+use crate::kinds::NAMESPACE;
+use crate::selector::Selector;
+use crate::{FieldError, FieldReason, Kind, Revision, Status};
 
 /// How new a read must be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -338,7 +336,7 @@ fn dry_run<'a>(kind: &str, values: impl Iterator<Item = &'a str>) -> Result<bool
     }
     // Kubernetes shows the whole list, as Go prints it.
     let shown: Vec<String> =
-        values.iter().take(8).map(|value| causeway_api::field::show(&(*value).into())).collect();
+        values.iter().take(8).map(|value| crate::field::show(&(*value).into())).collect();
     let message = format!("Unsupported value: []string{{{}}}: supported values: \"All\"", shown.join(", "));
     let error = FieldError { path: "dryRun".into(), reason: FieldReason::NotSupported, message };
     Err(invalid_options(kind, error))
@@ -421,5 +419,5 @@ fn forbidden(kind: &str, field: &str, why: &str) -> Status {
 
 /// 422 about the options, not about an object.
 fn invalid_options(kind: &str, error: FieldError) -> Status {
-    crate::errors::invalid_other("meta.k8s.io", kind, &[error])
+    Status::invalid_options("meta.k8s.io", kind, &[error])
 }
