@@ -6,6 +6,7 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
 
+pub mod api_resource;
 pub mod decode;
 pub mod document;
 pub mod kinds;
@@ -39,6 +40,7 @@ pub mod table;
 pub mod ownership;
 pub mod patch;
 
+pub use api_resource::{ApiResource, ResourceDefinition, ServedKind};
 pub use field::{FieldError, FieldReason};
 pub use gateway_stats::GatewayStats;
 pub use kinds::{

@@ -113,8 +113,20 @@ impl Status {
 
     /// 404: no such object.
     pub fn not_found(version: ApiVersion, kind: Kind, name: &str) -> Status {
-        let message = format!("{} \"{name}\" not found", resource(version, kind));
-        Status::failure(404, "NotFound", message).with(about(version, kind.plural(), name))
+        Status::resource_not_found(version.group(), kind.plural(), name)
+    }
+
+    /// 404: no such object of a resource that need not be one of Causeway's kinds.
+    pub fn resource_not_found(group: &str, plural: &str, name: &str) -> Status {
+        let dot = if group.is_empty() { "" } else { "." };
+        let message = format!("{plural}{dot}{group} \"{name}\" not found");
+        let (name, group, kind) = (name.into(), group.into(), plural.into());
+        Status::failure(404, "NotFound", message).with(StatusDetails {
+            name,
+            group,
+            kind,
+            ..StatusDetails::default()
+        })
     }
 
     /// 404: no such path.

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use causeway_api::ownership::{self, Subresource};
-use causeway_api::{Kind, Status};
+use causeway_api::request::resource::ResourceRequest;
+use causeway_api::{Kind, ServedKind, Status};
 use causeway_store::{Revision, StoreRecord};
 use http::{HeaderValue, Response, StatusCode, header};
 
@@ -31,15 +32,15 @@ impl Handler {
     pub(super) async fn object(
         &self,
         asking: &Asking<'_>,
-        ObjectRequest { version, kind, deed }: ObjectRequest,
+        ResourceRequest { resource: ServedKind { version, kind }, verb, .. }: ObjectRequest,
         bytes: Bytes,
         act: &mut Act<'_>,
     ) -> Result<Response<Body>, Status> {
         let (view, encoding) = choose(&asking.accept)
             .ok_or_else(|| Status::not_acceptable(&["application/json", "application/yaml"]))?;
-        let form = WatchFormat { version, view, include: include(&deed) };
+        let form = WatchFormat { version, view, include: include(&verb) };
         let shape = Shape { form, encoding, kind };
-        match deed {
+        match verb {
             ObjectVerb::Get { name, options, .. } => {
                 let stored = self.registry.get(version, kind, &name, options.at).await?;
                 self.stored(StatusCode::OK, shape, &stored)
@@ -227,8 +228,8 @@ fn subresource(status: bool) -> Subresource {
     if status { Subresource::Status } else { Subresource::Main }
 }
 
-fn include(deed: &ObjectVerb) -> IncludeObject {
-    match deed {
+fn include(verb: &ObjectVerb) -> IncludeObject {
+    match verb {
         ObjectVerb::Get { options, .. } => options.include,
         ObjectVerb::List(options) | ObjectVerb::DeleteCollection { list: options, .. } => options.include,
         ObjectVerb::Watch(options) => options.include,
