@@ -4,7 +4,6 @@
 //! one watcher: the state it begins with, what it missed, and then the ring. Nobody waits for a watcher that is slow.
 
 pub mod frame;
-pub mod ring;
 
 mod catch_up;
 mod hub;

@@ -8,9 +8,9 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
 use super::frame::WatchFrame;
-use super::ring::Ring;
 use crate::registry::prefix;
 use crate::watch::CollectionReaders;
+use causeway_watch::ring::Ring;
 
 /// A private watch on the store, for the way up to the ring.
 pub(super) struct CatchUp {

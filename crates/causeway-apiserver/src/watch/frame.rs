@@ -10,10 +10,10 @@ use causeway_api::selector::Selector;
 use causeway_api::{ApiVersion, Kind, Object, Status, wire};
 use causeway_store::{Revision, StoreEvent};
 
-use super::ring::RingEntry;
 use crate::render::Renderer;
 use crate::request::media::ObjectView;
 use crate::request::options::IncludeObject;
+use causeway_watch::ring::RingEntry;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum EventType {

@@ -11,9 +11,9 @@ use futures_util::FutureExt;
 use tokio::task::AbortHandle;
 
 use super::frame::WatchFrame;
-use super::ring::Ring;
 use crate::errors::error_chain;
 use crate::registry::prefix;
+use causeway_watch::ring::Ring;
 
 // A watcher that is this many events behind is cut off. Frames are shared, so this is per collection, not per watcher.
 const FRAMES_MAX: usize = 8_192;

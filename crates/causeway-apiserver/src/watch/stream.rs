@@ -18,12 +18,12 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use super::catch_up::{CatchUp, CatchUpFuture, CatchUpNext};
 use super::frame::{self, WatchFormat, WatchFrame};
-use super::ring::{FollowResult, Follower};
 use crate::errors::{self, ErrorSubject};
 use crate::registry::prefix;
 use crate::render::Renderer;
 use crate::request::options::{WatchOptions, WatchStart};
 use crate::watch::CollectionReaders;
+use causeway_watch::ring::{FollowResult, Follower};
 
 /// When a watch is over, however quiet it is.
 pub struct WatchEnds {
