@@ -36,6 +36,8 @@ pub mod request;
 pub mod revision;
 pub mod status;
 pub mod table;
+pub mod views;
+pub mod watch_event;
 
 pub mod ownership;
 pub mod patch;

@@ -6,7 +6,7 @@ use causeway_api::status::{StatusCause, StatusDetails};
 use causeway_api::{ApiVersion, Kind, Status};
 use causeway_store::{Revision, StoreError};
 
-use crate::authorize::{Denied, RequestedAccess};
+use crate::authorize::{AccessDenied, RequestedAccess};
 use crate::{ActionRefusal, Identity};
 
 /// What an operation was about, for the wording.
@@ -81,7 +81,7 @@ pub fn forbidden(
     identity: &Identity,
     version: ApiVersion,
     wish: &RequestedAccess<'_>,
-    denied: Denied,
+    denied: AccessDenied,
 ) -> Status {
     let user = &identity.user;
     let RequestedAccess::Object { verb, kind, name, status } = wish else {

@@ -27,7 +27,7 @@ use crate::metrics::{ApiMetrics, RequestLabels};
 use crate::request::media::MediaRange;
 use crate::request::{self, ApiRequest, HealthProbe, ObjectVerb, ReviewRequest};
 use crate::respond::{self, Body};
-use crate::watch::WatchContext;
+use crate::watch::RenderContext;
 use crate::{
     ActionBody, ActionRequest, Actions, AdminAudit, Authenticator, Identity, Registry, documents, errors,
     impersonate, review,
@@ -49,7 +49,7 @@ pub struct Handler {
     pub bodies: RequestQueue,
     pub watches: WatchLimits,
     pub failures: AuthFailures,
-    pub shared: Arc<WatchContext>,
+    pub shared: Arc<RenderContext>,
     /// Cancelled when the server stops; ends the watches.
     pub stop: CancellationToken,
 }

@@ -301,27 +301,32 @@ mod tests {
 
     #[test]
     fn a_path_names_a_resource_of_any_group() {
-        let check =
-            |path: &str, expected: Option<(&str, &str, Option<&str>, &str, Option<&str>, Option<&str>)>| {
-                let segments: Vec<&str> = path.split('/').filter(|segment| !segment.is_empty()).collect();
-                let found = ResourcePath::parse(&segments);
-                let found =
-                    found.map(|at| (at.group, at.version, at.namespace, at.plural, at.name, at.subresource));
-                assert_eq!(found, expected, "{path}");
-            };
-        check("/api/v1/pods", Some(("", "v1", None, "pods", None, None)));
+        let check = |path: &str, expected: Option<ResourcePath<'_>>| {
+            let segments: Vec<&str> = path.split('/').filter(|segment| !segment.is_empty()).collect();
+            assert_eq!(ResourcePath::parse(&segments), expected, "{path}");
+        };
+        let pods = ResourcePath {
+            group: "",
+            version: "v1",
+            namespace: None,
+            plural: "pods",
+            name: None,
+            subresource: None,
+        };
+        let shop = ResourcePath { plural: "namespaces", name: Some("shop"), ..pods };
+        check("/api/v1/pods", Some(pods));
         check(
             "/api/v1/namespaces/shop/pods/a/log",
-            Some(("", "v1", Some("shop"), "pods", Some("a"), Some("log"))),
+            Some(ResourcePath { namespace: Some("shop"), name: Some("a"), subresource: Some("log"), ..pods }),
         );
         check(
             "/apis/apps/v1/namespaces/shop/deployments",
-            Some(("apps", "v1", Some("shop"), "deployments", None, None)),
+            Some(ResourcePath { group: "apps", namespace: Some("shop"), plural: "deployments", ..pods }),
         );
-        check("/api/v1/namespaces/shop", Some(("", "v1", None, "namespaces", Some("shop"), None)));
+        check("/api/v1/namespaces/shop", Some(shop));
         check(
             "/api/v1/namespaces/shop/finalize",
-            Some(("", "v1", None, "namespaces", Some("shop"), Some("finalize"))),
+            Some(ResourcePath { subresource: Some("finalize"), ..shop }),
         );
         check("/api/v1/namespaces/shop/services/a/proxy/x", None);
         check("/api/v1", None);

@@ -27,7 +27,8 @@ fn equals(found: &Value, value: &str) -> bool {
     match found {
         Value::Null => value.is_empty(),
         Value::String(text) => text == value,
-        Value::Bool(_) | Value::Number(_) => found.to_string() == value,
+        Value::Bool(truth) => value == if *truth { "true" } else { "false" },
+        Value::Number(number) => number.to_string().as_str() == value,
         Value::Array(_) | Value::Object(_) => false,
     }
 }

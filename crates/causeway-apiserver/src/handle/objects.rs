@@ -18,12 +18,12 @@ use crate::request::media::{BodyFormat, MediaEncoding, PatchFormat, choose};
 use crate::request::options::{DeleteOptions, IncludeObject, ListOptions, WatchOptions, WriteOptions};
 use crate::request::{ObjectRequest, ObjectVerb};
 use crate::respond::{self, Body, WatchBody, WatchCount};
-use crate::watch::{WatchEnds, WatchFormat, WatchStream, random_fraction};
+use crate::watch::{KindWatchStream, ObjectFormat, WatchEnds, random_fraction};
 
 /// How the answer is to look.
 #[derive(Clone, Copy)]
 struct Shape {
-    form: WatchFormat,
+    form: ObjectFormat,
     encoding: MediaEncoding,
     kind: Kind,
 }
@@ -38,7 +38,7 @@ impl Handler {
     ) -> Result<Response<Body>, Status> {
         let (view, encoding) = choose(&asking.accept)
             .ok_or_else(|| Status::not_acceptable(&["application/json", "application/yaml"]))?;
-        let form = WatchFormat { version, view, include: include(&verb) };
+        let form = ObjectFormat { version, view, include: include(&verb) };
         let shape = Shape { form, encoding, kind };
         match verb {
             ObjectVerb::Get { name, options, .. } => {
@@ -47,7 +47,7 @@ impl Handler {
             }
             ObjectVerb::List(options) => {
                 let page = self.registry.list(version, kind, &options).await?;
-                self.encoded(StatusCode::OK, shape, self.shared.renderer.list(&form, kind, &page))
+                self.encoded(StatusCode::OK, shape, self.shared.encoder.list(&form, kind, &page))
             }
             ObjectVerb::Watch(options) => self.watch(asking, shape, options).await,
             ObjectVerb::Create { options, format } => {
@@ -136,7 +136,7 @@ impl Handler {
         };
         let records = deleted.into_iter().map(record).collect();
         let page = ListPage { records, revision, next: None, remaining: None };
-        self.encoded(StatusCode::OK, shape, self.shared.renderer.list(&shape.form, shape.kind, &page))
+        self.encoded(StatusCode::OK, shape, self.shared.encoder.list(&shape.form, shape.kind, &page))
     }
 
     async fn watch(
@@ -152,8 +152,8 @@ impl Handler {
         let usual = WATCH_TIME_MIN.mul_f64(1.0 + random_fraction());
         let after = options.timeout_seconds.map_or(usual, Duration::from_secs).min(WATCH_TIME_MAX);
         let ends = WatchEnds { after, stopped: pass.stopped() };
-        let (hubs, target) = (self.registry.hubs(), (shape.kind, shape.form));
-        let stream = WatchStream::open(hubs, target, options, ends, self.shared.clone()).await;
+        let (readers, target) = (self.registry.watch_readers(), (shape.kind, shape.form));
+        let stream = KindWatchStream::open(readers, target, options, ends, self.shared.clone()).await;
         let count = WatchCount::new(&self.metrics.watchers);
         let mut response = respond::json(StatusCode::OK, Bytes::new());
         *response.body_mut() = Body::Watch(Box::new(WatchBody::new(stream, pass, count)));
@@ -179,7 +179,7 @@ impl Handler {
         shape: Shape,
         stored: &StoredObject,
     ) -> Result<Response<Body>, Status> {
-        let json = self.shared.renderer.object(&shape.form, shape.kind, stored.revision, &stored.value, true);
+        let json = self.shared.encoder.object(&shape.form, shape.kind, stored.revision, &stored.value, true);
         self.encoded(code, shape, json)
     }
 

@@ -53,18 +53,18 @@ impl Drop for Counter {
 }
 
 /// The body of a response; its request counts as long as there is more of it.
-pub struct Counted<B> {
+pub struct CountedBody<B> {
     body: B,
     _counter: Counter,
 }
 
-impl<B> Counted<B> {
-    pub fn new(body: B, counter: Counter) -> Counted<B> {
-        Counted { body, _counter: counter }
+impl<B> CountedBody<B> {
+    pub fn new(body: B, counter: Counter) -> CountedBody<B> {
+        CountedBody { body, _counter: counter }
     }
 }
 
-impl<B: Body + Unpin> Body for Counted<B> {
+impl<B: Body + Unpin> Body for CountedBody<B> {
     type Data = B::Data;
     type Error = B::Error;
 
