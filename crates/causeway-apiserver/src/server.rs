@@ -235,7 +235,7 @@ where
         .keep_alive_interval(PING_PERIOD)
         .max_concurrent_streams(STREAMS_MAX)
         .max_header_list_size(64 << 10);
-    let connection = builder.serve_connection(TokioIo::new(stream), service);
+    let connection = builder.serve_connection(TokioIo::new(requests.track(stream)), service);
     let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
@@ -243,7 +243,8 @@ where
             connection.as_mut().graceful_shutdown();
             tokio::select! {
                 ended = connection => ended,
-                // An idle client over HTTP/2 may be slow to agree that the connection ends.
+                // An idle client over HTTP/2 may be slow to agree that the connection ends. An answer that a slow client
+                // still receives may go on until the drain deadline.
                 () = requests.finished() => Ok(()),
             }
         }
