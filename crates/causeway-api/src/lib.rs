@@ -5,6 +5,7 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
 
+pub mod api_resource;
 pub mod decode;
 pub mod document;
 pub mod kinds;
@@ -32,13 +33,18 @@ pub mod presence;
 pub mod error_chain;
 pub mod gateway_stats;
 pub mod management;
+pub mod request;
+pub mod revision;
 pub mod status;
 pub mod sync;
 pub mod table;
+pub mod views;
+pub mod watch_event;
 
 pub mod ownership;
 pub mod patch;
 
+pub use api_resource::{ApiResource, ResourceDefinition, ServedKind};
 pub use error_chain::error_chain;
 pub use field::{FieldError, FieldReason};
 pub use gateway_stats::{GatewayStats, TransportStats};
@@ -50,6 +56,7 @@ pub use meta::{
 };
 pub use object::{Decoded, Object, Resource};
 pub use object_set::ObjectSet;
+pub use revision::Revision;
 pub use status::Status;
 pub use time::Time;
 pub use wire::ApiVersion;

@@ -4,6 +4,7 @@
 //! a watch hub evaluates a thousand selectors on an event without decoding it again.
 
 mod fields;
+mod json;
 mod labels;
 
 use std::borrow::Cow;
@@ -13,9 +14,11 @@ use std::fmt;
 use serde::Deserialize;
 
 pub use fields::{FieldSelector, selectable_fields};
+pub use json::JsonObject;
 pub use labels::{LabelSelector, Requirement};
 
 use crate::ApiVersion;
+use crate::api_resource::ApiResource;
 use crate::kinds::{Event, Kind};
 use crate::object::Object;
 
@@ -27,8 +30,11 @@ pub struct Selector {
 }
 
 impl Selector {
-    pub fn parse(kind: Kind, labels: &str, fields: &str) -> Result<Selector, SelectorError> {
-        Ok(Selector { labels: LabelSelector::parse(labels)?, fields: FieldSelector::parse(kind, fields)? })
+    pub fn parse(resource: impl ApiResource, labels: &str, fields: &str) -> Result<Selector, SelectorError> {
+        Ok(Selector {
+            labels: LabelSelector::parse(labels)?,
+            fields: FieldSelector::parse(resource, fields)?,
+        })
     }
 
     /// Tells whether it selects everything.
@@ -36,13 +42,21 @@ impl Selector {
         self.labels.is_empty() && self.fields.is_empty()
     }
 
-    pub fn matches(&self, facets: &SelectableFields<'_>) -> bool {
-        self.labels.matches(facets) && self.fields.matches(facets)
+    pub fn matches(&self, object: &impl Selectable) -> bool {
+        self.labels.matches(object) && self.fields.matches(object)
     }
 
     pub fn matches_object(&self, object: &Object) -> bool {
         self.is_empty() || self.matches(&SelectableFields::of(object))
     }
+}
+
+/// An object, or the part of it that selectors look at.
+pub trait Selectable {
+    /// Returns the value of a label.
+    fn label(&self, key: &str) -> Option<&str>;
+    /// Whether the field, or one of its entries when it is a list, equals `value`. A missing field equals the empty text.
+    fn field_equals(&self, field: &str, value: &str) -> bool;
 }
 
 /// A selector that cannot be read.
@@ -188,10 +202,6 @@ impl<'a> SelectableFields<'a> {
         &self.metadata.name.0
     }
 
-    pub fn label(&self, key: &str) -> Option<&str> {
-        self.metadata.labels.get(key).map(|value| value.0.as_ref())
-    }
-
     /// The values of a field: one for a plain field, all entries for a list.
     fn field(&self, field: &str) -> &[Text<'a>] {
         use std::slice::from_ref;
@@ -226,6 +236,16 @@ impl<'a> SelectableFields<'a> {
             "members" => &self.members,
             _ => &[],
         }
+    }
+}
+
+impl Selectable for SelectableFields<'_> {
+    fn label(&self, key: &str) -> Option<&str> {
+        self.metadata.labels.get(key).map(|value| value.0.as_ref())
+    }
+
+    fn field_equals(&self, field: &str, value: &str) -> bool {
+        self.field(field).iter().any(|found| found.0 == value)
     }
 }
 

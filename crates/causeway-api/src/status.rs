@@ -79,6 +79,16 @@ pub struct StatusCause {
     pub field: String,
 }
 
+impl From<&FieldError> for StatusCause {
+    fn from(error: &FieldError) -> StatusCause {
+        StatusCause {
+            reason: error.reason.cause().into(),
+            message: error.message.clone(),
+            field: error.path.clone(),
+        }
+    }
+}
+
 impl Status {
     /// The object is deleted.
     pub fn deleted(version: ApiVersion, kind: Kind, name: &str, uid: &str) -> Status {
@@ -103,8 +113,20 @@ impl Status {
 
     /// 404: no such object.
     pub fn not_found(version: ApiVersion, kind: Kind, name: &str) -> Status {
-        let message = format!("{} \"{name}\" not found", resource(version, kind));
-        Status::failure(404, "NotFound", message).with(about(version, kind.plural(), name))
+        Status::resource_not_found(version.group(), kind.plural(), name)
+    }
+
+    /// 404: no such object of a resource that need not be one of Causeway's kinds.
+    pub fn resource_not_found(group: &str, plural: &str, name: &str) -> Status {
+        let dot = if group.is_empty() { "" } else { "." };
+        let message = format!("{plural}{dot}{group} \"{name}\" not found");
+        let (name, group, kind) = (name.into(), group.into(), plural.into());
+        Status::failure(404, "NotFound", message).with(StatusDetails {
+            name,
+            group,
+            kind,
+            ..StatusDetails::default()
+        })
     }
 
     /// 404: no such path.
@@ -184,13 +206,18 @@ impl Status {
         let all = if errors.len() == 1 { all } else { format!("[{all}]") };
         let group = version.group();
         let kind_name = if group.is_empty() { kind.name().to_string() } else { format!("{kind}.{group}") };
-        let causes = errors.iter().map(|error| StatusCause {
-            reason: error.reason.cause().into(),
-            message: error.message.clone(),
-            field: error.path.clone(),
-        });
-        let details = StatusDetails { causes: causes.collect(), ..about(version, kind.name(), name) };
+        let causes = errors.iter().map(StatusCause::from).collect();
+        let details = StatusDetails { causes, ..about(version, kind.name(), name) };
         Status::failure(422, "Invalid", format!("{kind_name} \"{name}\" is invalid: {all}")).with(details)
+    }
+
+    /// 422: options of a request, or another value that is no stored object, are wrong.
+    pub fn invalid_options(group: &str, kind: &str, errors: &[FieldError]) -> Status {
+        let all = errors.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        let causes = errors.iter().map(StatusCause::from).collect();
+        let details =
+            StatusDetails { group: group.into(), kind: kind.into(), causes, ..StatusDetails::default() };
+        Status::failure(422, "Invalid", format!("{kind}.{group} \"\" is invalid: {all}")).with(details)
     }
 
     /// 429: this client sends too many requests.

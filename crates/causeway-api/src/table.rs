@@ -165,8 +165,16 @@ pub fn columns(kind: Kind) -> &'static [Column] {
     }
 }
 
+/// The columns of a resource that declares none, as in Kubernetes.
+pub const DEFAULT_COLUMNS: [Column; 2] = [NAME, AGE];
+
 /// `columnDefinitions` of a Table.
 pub fn column_definitions(kind: Kind) -> Value {
+    definitions_of(columns(kind))
+}
+
+/// `columnDefinitions` of a Table with these columns.
+pub fn definitions_of(columns: &[Column]) -> Value {
     let definition = |column: &Column| {
         json!({
             "name": column.name,
@@ -176,7 +184,7 @@ pub fn column_definitions(kind: Kind) -> Value {
             "priority": column.priority,
         })
     };
-    columns(kind).iter().map(definition).collect()
+    columns.iter().map(definition).collect()
 }
 
 /// Returns one row, in the order of `columns`. The figures of a gateway are added here.

@@ -5,51 +5,10 @@
 //! knows it tells over its channel, and the cloud writes the conditions that follow.
 
 use causeway_api::Kind;
+use causeway_api::request::resource::Verb;
 use http::Method;
 
 use crate::{Identity, Role};
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Verb {
-    Get,
-    List,
-    Watch,
-    Create,
-    Update,
-    Patch,
-    Delete,
-    DeleteCollection,
-}
-
-impl Verb {
-    pub const ALL: [Verb; 8] = [
-        Verb::Get,
-        Verb::List,
-        Verb::Watch,
-        Verb::Create,
-        Verb::Update,
-        Verb::Patch,
-        Verb::Delete,
-        Verb::DeleteCollection,
-    ];
-
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Verb::Get => "get",
-            Verb::List => "list",
-            Verb::Watch => "watch",
-            Verb::Create => "create",
-            Verb::Update => "update",
-            Verb::Patch => "patch",
-            Verb::Delete => "delete",
-            Verb::DeleteCollection => "deletecollection",
-        }
-    }
-
-    fn reads(self) -> bool {
-        matches!(self, Verb::Get | Verb::List | Verb::Watch)
-    }
-}
 
 /// What someone wants to do, as far as rights are concerned.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -75,32 +34,32 @@ pub enum RequestedAccess<'a> {
 
 /// Why not, in the second half of the sentence that the refusal makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Denied(pub &'static str);
+pub struct AccessDenied(pub &'static str);
 
-pub fn authorize(identity: &Identity, wish: &RequestedAccess<'_>) -> Result<(), Denied> {
+pub fn authorize(identity: &Identity, wish: &RequestedAccess<'_>) -> Result<(), AccessDenied> {
     match (&identity.role, wish) {
         (_, RequestedAccess::Probe) => Ok(()),
-        (Role::Anonymous, _) => Err(Denied("a credential is needed")),
+        (Role::Anonymous, _) => Err(AccessDenied("a credential is needed")),
         (Role::Admin, _) | (_, RequestedAccess::Description) => Ok(()),
-        (Role::Viewer, RequestedAccess::Object { verb, .. }) if verb.reads() => Ok(()),
-        (Role::Viewer, RequestedAccess::Object { .. }) => Err(Denied("a viewer only reads")),
+        (Role::Viewer, RequestedAccess::Object { verb, .. }) if verb.is_read() => Ok(()),
+        (Role::Viewer, RequestedAccess::Object { .. }) => Err(AccessDenied("a viewer only reads")),
         // Tokens, certificates and backups are secrets even for those who may read every object.
         (Role::Viewer, RequestedAccess::Action { method, path })
             if **method == Method::GET && matches!(*path, "status" | "audit") =>
         {
             Ok(())
         }
-        (Role::Viewer, RequestedAccess::Action { .. }) => Err(Denied("this needs the role admin")),
+        (Role::Viewer, RequestedAccess::Action { .. }) => Err(AccessDenied("this needs the role admin")),
         (Role::Gateway { gateway, .. }, RequestedAccess::Object { verb, kind: Kind::EGateway, name, .. }) => {
             match (*name == Some(gateway.as_str()), *verb) {
-                (false, _) => Err(Denied("a gateway only has access to itself")),
+                (false, _) => Err(AccessDenied("a gateway only has access to itself")),
                 (true, Verb::Get) => Ok(()),
-                (true, _) => Err(Denied("a gateway only reads itself; the cloud writes its status")),
+                (true, _) => Err(AccessDenied("a gateway only reads itself; the cloud writes its status")),
             }
         }
-        (Role::Unprivileged, _) => Err(Denied("the user is in no group that gives rights here")),
-        (Role::Gateway { .. }, _) => Err(Denied("a gateway only has access to itself")),
-        (Role::Viewer, RequestedAccess::Foreign) => Err(Denied("there is no such resource here")),
+        (Role::Unprivileged, _) => Err(AccessDenied("the user is in no group that gives rights here")),
+        (Role::Gateway { .. }, _) => Err(AccessDenied("a gateway only has access to itself")),
+        (Role::Viewer, RequestedAccess::Foreign) => Err(AccessDenied("there is no such resource here")),
     }
 }
 
@@ -128,7 +87,7 @@ mod tests {
         };
         for verb in Verb::ALL {
             check(&Role::Admin, object(verb, Kind::ESite, None, false), true);
-            check(&Role::Viewer, object(verb, Kind::ESite, None, false), verb.reads());
+            check(&Role::Viewer, object(verb, Kind::ESite, None, false), verb.is_read());
             check(&Role::Anonymous, object(verb, Kind::ESite, None, false), false);
             check(&gateway, object(verb, Kind::ESite, own, false), false);
             check(&gateway, object(verb, Kind::EGateway, None, false), false);

@@ -3,10 +3,10 @@
 //! Causes inside the server are logged here, once, and told in general words; a client's own mistakes are told exactly.
 
 use causeway_api::status::{StatusCause, StatusDetails};
-use causeway_api::{ApiVersion, FieldError, Kind, Status};
+use causeway_api::{ApiVersion, Kind, Status};
 use causeway_store::{Revision, StoreError};
 
-use crate::authorize::{Denied, RequestedAccess};
+use crate::authorize::{AccessDenied, RequestedAccess};
 use crate::{ActionRefusal, Identity};
 
 /// What an operation was about, for the wording.
@@ -68,26 +68,6 @@ pub fn too_large_revision(requested: Revision, current: Revision) -> Status {
     status
 }
 
-/// 422 about something that is no object of ours, such as the options of a request.
-pub fn invalid_other(group: &str, kind: &str, errors: &[FieldError]) -> Status {
-    let all = errors.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-    let mut status = Status::bad_request(format!("{kind}.{group} \"\" is invalid: {all}"));
-    status.code = 422;
-    status.reason = "Invalid".into();
-    let causes = errors.iter().map(|error| StatusCause {
-        reason: error.reason.cause().into(),
-        message: error.message.clone(),
-        field: error.path.clone(),
-    });
-    status.details = Some(StatusDetails {
-        group: group.into(),
-        kind: kind.into(),
-        causes: causes.collect(),
-        ..StatusDetails::default()
-    });
-    status
-}
-
 /// 422 without fields: the patch could not be applied.
 pub fn unprocessable(message: impl std::fmt::Display) -> Status {
     let mut status = Status::bad_request(message);
@@ -101,7 +81,7 @@ pub fn forbidden(
     identity: &Identity,
     version: ApiVersion,
     wish: &RequestedAccess<'_>,
-    denied: Denied,
+    denied: AccessDenied,
 ) -> Status {
     let user = &identity.user;
     let RequestedAccess::Object { verb, kind, name, status } = wish else {

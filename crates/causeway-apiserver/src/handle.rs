@@ -26,9 +26,9 @@ use crate::limits::{ApiLimits, RequestPermit, RequestQueue};
 use crate::metrics::{ApiMetrics, RequestLabels};
 use crate::request::media::MediaRange;
 use crate::request::query::QueryParameters;
-use crate::request::{self, ApiRequest, HealthProbe, ObjectRequest, ObjectVerb, ReviewRequest};
+use crate::request::{self, ApiRequest, HealthProbe, ObjectVerb, ReviewRequest};
 use crate::respond::{self, Body};
-use crate::watch::WatchContext;
+use crate::watch::RenderContext;
 use crate::{
     ActionBody, ActionRequest, Actions, AdminAudit, Authenticator, Identity, Registry, documents, errors,
     impersonate, review,
@@ -50,7 +50,7 @@ pub struct Handler {
     pub bodies: RequestQueue,
     pub watches: WatchLimits,
     pub failures: AuthFailures,
-    pub shared: Arc<WatchContext>,
+    pub shared: Arc<RenderContext>,
     /// Cancelled when the server stops; ends the watches.
     pub stop: CancellationToken,
 }
@@ -146,7 +146,7 @@ impl Handler {
         let asking = Asking { head, accept: request::accept(&head.headers), identity, caller, user };
         let ask = match ask {
             // A watch takes no seat: it may last for an hour.
-            ApiRequest::Object(object) if matches!(object.deed, ObjectVerb::Watch(_)) => {
+            ApiRequest::Object(object) if matches!(object.verb, ObjectVerb::Watch(_)) => {
                 return self.object(&asking, object, Bytes::new(), act).await;
             }
             ask => ask,
@@ -188,7 +188,7 @@ impl Handler {
             let caller = &identity.caller().user;
             tracing::info!(target: "audit", caller, user = identity.user, action, name, reason = denied.0, "forbidden");
             let version = match ask {
-                ApiRequest::Object(ObjectRequest { version, .. }) => *version,
+                ApiRequest::Object(object) => object.resource.version,
                 _ => ApiVersion::Group,
             };
             errors::forbidden(identity, version, &wish, denied)
@@ -313,7 +313,7 @@ async fn discard(body: &mut Incoming) {
 /// Words for the metrics; strangers' paths share one, so that they cannot make the table grow.
 fn labels(ask: &Result<ApiRequest, Status>) -> RequestLabels {
     let (verb, resource) = match ask {
-        Ok(ApiRequest::Object(object)) => (object.deed.verb().as_str(), object.kind.plural()),
+        Ok(ApiRequest::Object(object)) => (object.verb.verb().as_str(), object.resource.kind.plural()),
         Ok(ApiRequest::Discovery(_)) => ("get", "discovery"),
         Ok(ApiRequest::OpenApi(_)) => ("get", "openapi"),
         Ok(ApiRequest::Review(_)) => ("create", "reviews"),

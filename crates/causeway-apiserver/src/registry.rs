@@ -28,7 +28,7 @@ use crate::Clock;
 use crate::admin_audit::{AdminAudit, AdminRecord};
 use crate::errors::{self, ErrorSubject};
 use crate::request::options::VersionMatch;
-use crate::watch::CollectionReaders;
+use crate::watch::{KindReaders, StoreSource};
 
 pub use delete::DeleteResult;
 pub use list::ListPage;
@@ -39,7 +39,7 @@ pub use write::WriteResult;
 pub struct Registry {
     store: Store,
     clock: Arc<dyn Clock>,
-    hubs: CollectionReaders,
+    watch_readers: KindReaders,
     admin_audit: OnceLock<Arc<dyn AdminAudit>>,
     observer: OnceLock<Arc<dyn ChangeObserver>>,
     /// How many events the store holds, as far as the part that drops them has counted.
@@ -94,9 +94,9 @@ impl<'a> ObjectAuthor<'a> {
 
 impl Registry {
     pub fn new(store: Store, clock: Arc<dyn Clock>) -> Registry {
-        let hubs = CollectionReaders::new(store.clone());
+        let watch_readers = KindReaders::new(StoreSource(store.clone()));
         let (admin_audit, observer) = (OnceLock::new(), OnceLock::new());
-        Registry { store, clock, hubs, admin_audit, observer, event_count: AtomicUsize::new(0) }
+        Registry { store, clock, watch_readers, admin_audit, observer, event_count: AtomicUsize::new(0) }
     }
 
     /// Records what Causeway's own controllers write. Clients are recorded where they are answered. The first call counts.
@@ -128,8 +128,8 @@ impl Registry {
         &self.store
     }
 
-    pub fn hubs(&self) -> &CollectionReaders {
-        &self.hubs
+    pub fn watch_readers(&self) -> &KindReaders {
+        &self.watch_readers
     }
 
     pub async fn get(

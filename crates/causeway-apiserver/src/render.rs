@@ -4,17 +4,14 @@
 
 use std::sync::Arc;
 
-use bytes::BytesMut;
-use causeway_api::{Kind, Object, Status, Time, table, wire};
-use causeway_store::{Revision, StoreRecord};
-use serde::Deserialize;
-use serde_json::value::RawValue;
+use causeway_api::views::{self, PageMetadata};
+use causeway_api::{Kind, Object, Revision, Status, Time, table, wire};
 use serde_json::{Value, json};
 
 use crate::registry::ListPage;
 use crate::request::media::{MetaVersion, ObjectView};
 use crate::request::options::IncludeObject;
-use crate::watch::frame::{self, WatchFormat};
+use crate::watch::ObjectFormat;
 use crate::{Clock, GatewayStatsSource, NoGatewayStats, SystemClock};
 
 pub struct Renderer {
@@ -35,43 +32,62 @@ impl Renderer {
     /// One object as JSON. `headers` wants the columns of a table.
     pub fn object(
         &self,
-        form: &WatchFormat,
+        form: &ObjectFormat,
         kind: Kind,
         revision: Revision,
         stored: &[u8],
         headers: bool,
     ) -> Vec<u8> {
         let mut out = Vec::with_capacity(stored.len() + 192);
-        match form.view {
-            ObjectView::Object if revision == Revision(0) => unwritten(&mut out, form, kind, stored),
-            ObjectView::Object => wire::splice(&mut out, kind, form.version, revision.0, stored),
-            ObjectView::Metadata(meta) => partial(&mut out, meta, revision, stored),
-            ObjectView::Table(meta) => {
-                let metadata = format!(r#"{{"resourceVersion":"{revision}"}}"#);
-                open_table(&mut out, meta, kind, &metadata, headers);
-                self.row(&mut out, form, kind, revision, stored);
-                out.extend_from_slice(b"]}");
-            }
-        }
+        self.append_object(&mut out, form, kind, revision, stored, headers);
         out
     }
 
+    /// Appends one object as JSON. `headers` asks for the columns of a table.
+    pub fn append_object(
+        &self,
+        out: &mut Vec<u8>,
+        form: &ObjectFormat,
+        kind: Kind,
+        revision: Revision,
+        stored: &[u8],
+        headers: bool,
+    ) {
+        match form.view {
+            ObjectView::Object if revision == Revision(0) => unwritten(out, form, kind, stored),
+            ObjectView::Object => wire::splice(out, kind, form.version, revision.0, stored),
+            ObjectView::Metadata(meta) => views::partial_object_metadata(out, meta, revision, stored),
+            ObjectView::Table(meta) => {
+                let columns = if headers { table::column_definitions(kind) } else { json!([]) };
+                views::open_table(
+                    out,
+                    meta,
+                    &columns,
+                    PageMetadata { revision, next: None, remaining: None },
+                );
+                self.row(out, form, kind, revision, stored);
+                out.extend_from_slice(b"]}");
+            }
+        }
+    }
+
     /// A page of a list as JSON, in one buffer.
-    pub fn list(&self, form: &WatchFormat, kind: Kind, page: &ListPage) -> Vec<u8> {
+    pub fn list(&self, form: &ObjectFormat, kind: Kind, page: &ListPage) -> Vec<u8> {
         let values: usize = page.records.iter().map(|record| record.value.len() + 160).sum();
         let mut out = Vec::with_capacity(values + 512);
-        let metadata = list_metadata(page);
+        let metadata =
+            PageMetadata { revision: page.revision, next: page.next.as_deref(), remaining: page.remaining };
         let close: &[u8] = match form.view {
             ObjectView::Object => {
-                open_list(&mut out, kind.list_name(), form.version.as_str(), &metadata);
+                views::open_list(&mut out, kind.list_name(), form.version.as_str(), metadata);
                 b"]}"
             }
             ObjectView::Metadata(meta) => {
-                open_list(&mut out, "PartialObjectMetadataList", meta.api_version(), &metadata);
+                views::open_list(&mut out, "PartialObjectMetadataList", meta.api_version(), metadata);
                 b"]}"
             }
             ObjectView::Table(meta) => {
-                open_table(&mut out, meta, kind, &metadata, true);
+                views::open_table(&mut out, meta, &table::column_definitions(kind), metadata);
                 b"]}"
             }
         };
@@ -83,7 +99,9 @@ impl Renderer {
                 ObjectView::Object => {
                     wire::splice(&mut out, kind, form.version, record.revision.0, &record.value);
                 }
-                ObjectView::Metadata(meta) => partial(&mut out, meta, record.revision, &record.value),
+                ObjectView::Metadata(meta) => {
+                    views::partial_object_metadata(&mut out, meta, record.revision, &record.value);
+                }
                 ObjectView::Table(_) => self.row(&mut out, form, kind, record.revision, &record.value),
             }
         }
@@ -91,20 +109,7 @@ impl Renderer {
         out
     }
 
-    /// A record as the ADDED event that a watch begins with.
-    pub fn added_line(
-        &self,
-        form: &WatchFormat,
-        kind: Kind,
-        record: &StoreRecord,
-        headers: bool,
-        out: &mut BytesMut,
-    ) {
-        let object = self.object(form, kind, record.revision, &record.value, headers);
-        out.extend_from_slice(&frame::line("ADDED", &object));
-    }
-
-    fn row(&self, out: &mut Vec<u8>, form: &WatchFormat, kind: Kind, revision: Revision, stored: &[u8]) {
+    fn row(&self, out: &mut Vec<u8>, form: &ObjectFormat, kind: Kind, revision: Revision, stored: &[u8]) {
         out.extend_from_slice(br#"{"cells":"#);
         let cells = self.cells(kind, stored);
         out.extend_from_slice(Value::Array(cells).to_string().as_bytes());
@@ -116,7 +121,7 @@ impl Renderer {
                     ObjectView::Table(meta) | ObjectView::Metadata(meta) => meta,
                     ObjectView::Object => MetaVersion::V1,
                 };
-                partial(out, meta, revision, stored);
+                views::partial_object_metadata(out, meta, revision, stored);
             }
             IncludeObject::Object => {
                 out.extend_from_slice(br#","object":"#);
@@ -140,56 +145,13 @@ impl Renderer {
     }
 }
 
-fn open_list(out: &mut Vec<u8>, kind: &str, version: &str, metadata: &str) {
-    let open = format!(r#"{{"kind":"{kind}","apiVersion":"{version}","metadata":{metadata},"items":["#);
-    out.extend_from_slice(open.as_bytes());
-}
-
-fn open_table(out: &mut Vec<u8>, meta: MetaVersion, kind: Kind, metadata: &str, headers: bool) {
-    let columns = if headers { table::column_definitions(kind) } else { json!([]) };
-    let version = meta.api_version();
-    let open = format!(
-        r#"{{"kind":"Table","apiVersion":"{version}","metadata":{metadata},"columnDefinitions":{columns},"rows":["#
-    );
-    out.extend_from_slice(open.as_bytes());
-}
-
-fn list_metadata(page: &ListPage) -> String {
-    let mut metadata = json!({ "resourceVersion": page.revision.to_string() });
-    if let Some(token) = &page.next {
-        metadata["continue"] = token.as_str().into();
-    }
-    if let Some(remaining) = page.remaining {
-        metadata["remainingItemCount"] = remaining.into();
-    }
-    metadata.to_string()
-}
-
 /// An object that a dry run would have created: it has no revision.
-fn unwritten(out: &mut Vec<u8>, form: &WatchFormat, kind: Kind, stored: &[u8]) {
+fn unwritten(out: &mut Vec<u8>, form: &ObjectFormat, kind: Kind, stored: &[u8]) {
     let mut object = Vec::new();
     wire::splice(&mut object, kind, form.version, 0, stored);
     // A revision of 0 is none, and is not shown.
     let shown = String::from_utf8_lossy(&object).replacen(r#""resourceVersion":"0","#, "", 1);
     out.extend_from_slice(shown.as_bytes());
-}
-
-/// PartialObjectMetadata: the text of the metadata with its revision, without reading what is in it.
-fn partial(out: &mut Vec<u8>, meta: MetaVersion, revision: Revision, stored: &[u8]) {
-    #[derive(Deserialize)]
-    struct Outline<'a> {
-        #[serde(borrow)]
-        metadata: &'a RawValue,
-    }
-    let outline = serde_json::from_slice::<Outline<'_>>(stored);
-    let metadata = outline.as_ref().map_or(r#"{"name":""}"#, |outline| outline.metadata.get());
-    let version = meta.api_version();
-    let open = format!(
-        r#"{{"kind":"PartialObjectMetadata","apiVersion":"{version}","metadata":{{"resourceVersion":"{revision}","#
-    );
-    out.extend_from_slice(open.as_bytes());
-    out.extend_from_slice(metadata.get(1..).unwrap_or("}").as_bytes());
-    out.push(b'}');
 }
 
 /// JSON as YAML, for clients that ask for it.
@@ -202,6 +164,7 @@ pub fn to_yaml(json: &[u8]) -> Result<Vec<u8>, Status> {
 mod tests {
     use bytes::Bytes;
     use causeway_api::{ApiVersion, GatewayStats};
+    use causeway_store::StoreRecord;
 
     use super::*;
 
@@ -223,8 +186,8 @@ mod tests {
         ListPage { records, revision: Revision(9), next: Some("next".into()), remaining: Some(5) }
     }
 
-    fn form(view: ObjectView, include: IncludeObject) -> WatchFormat {
-        WatchFormat { version: ApiVersion::Group, view, include }
+    fn form(view: ObjectView, include: IncludeObject) -> ObjectFormat {
+        ObjectFormat { version: ApiVersion::Group, view, include }
     }
 
     fn parsed(json: &[u8]) -> Value {

@@ -16,7 +16,7 @@ use http::{Response, StatusCode};
 use http_body::{Frame, SizeHint};
 
 use crate::limits::watches::WatchPermit;
-use crate::watch::WatchStream;
+use crate::watch::KindWatchStream;
 
 pub enum Body {
     Whole(Bytes),
@@ -26,13 +26,13 @@ pub enum Body {
 
 /// A running watch and what it holds while it runs.
 pub struct WatchBody {
-    stream: WatchStream,
+    stream: KindWatchStream,
     _pass: WatchPermit,
     _count: WatchCount,
 }
 
 impl WatchBody {
-    pub fn new(stream: WatchStream, pass: WatchPermit, count: WatchCount) -> WatchBody {
+    pub fn new(stream: KindWatchStream, pass: WatchPermit, count: WatchCount) -> WatchBody {
         WatchBody { stream, _pass: pass, _count: count }
     }
 }

@@ -8,8 +8,9 @@ use causeway_api::{ApiVersion, GROUP, Kind, Status, Time};
 use http::Method;
 use serde_json::{Value, json};
 
-use crate::authorize::{RequestedAccess, Verb, authorize};
+use crate::authorize::{RequestedAccess, authorize};
 use crate::request::ReviewRequest;
+use crate::request::Verb;
 use crate::request::media::BodyFormat;
 use crate::{Identity, Role, body};
 

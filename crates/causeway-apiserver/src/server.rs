@@ -30,9 +30,9 @@ use crate::limits::watches::WatchLimits;
 use crate::limits::{ApiLimits, RequestQueue};
 use crate::metrics::ApiMetrics;
 use crate::render::Renderer;
-use crate::watch::WatchContext;
+use crate::watch::RenderContext;
 use crate::{Actions, AdminAudit, Authenticator, GatewayStatsSource, Registry};
-use ending::{Counted, Requests};
+use ending::{CountedBody, Requests};
 use stall::StallGuard;
 
 /// Everything the server is made of.
@@ -82,8 +82,8 @@ impl ApiServer {
             bodies: RequestQueue::for_bodies(&parts.limits),
             watches: WatchLimits::new(parts.limits.watches_per_identity_max),
             failures: AuthFailures::new(parts.limits.failures_per_minute_max),
-            shared: Arc::new(WatchContext {
-                renderer: Arc::new(renderer),
+            shared: Arc::new(RenderContext {
+                encoder: Arc::new(renderer),
                 observer: Arc::new(metrics.clone()),
             }),
             registry: parts.registry,
@@ -223,7 +223,7 @@ where
             async move {
                 // Requests are large futures and idle connections many: the box is there only while a request is.
                 let response = Box::pin(handler.handle(&caller, request)).await;
-                Ok::<_, std::convert::Infallible>(response.map(|body| Counted::new(body, counted)))
+                Ok::<_, std::convert::Infallible>(response.map(|body| CountedBody::new(body, counted)))
             }
         }
     });
@@ -235,7 +235,7 @@ where
         .keep_alive_interval(PING_PERIOD)
         .max_concurrent_streams(STREAMS_MAX)
         .max_header_list_size(64 << 10);
-    let connection = builder.serve_connection(TokioIo::new(stream), service);
+    let connection = builder.serve_connection(TokioIo::new(requests.track(stream)), service);
     let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
@@ -243,7 +243,8 @@ where
             connection.as_mut().graceful_shutdown();
             tokio::select! {
                 ended = connection => ended,
-                // An idle client over HTTP/2 may be slow to agree that the connection ends.
+                // An idle client over HTTP/2 may be slow to agree that the connection ends. An answer that a slow client
+                // still receives may go on until the drain deadline.
                 () = requests.finished() => Ok(()),
             }
         }

@@ -2,11 +2,11 @@
 //!
 //! Values only; nothing here waits or touches a disk. Both engines and all callers share them.
 
-use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use bytes::Bytes;
+pub use causeway_api::Revision;
 
 use crate::StoreError;
 
@@ -18,22 +18,6 @@ pub const COMMIT_BYTES_MAX: usize = 1_400_000;
 pub const OPS_MAX: usize = 100;
 /// The longest key. Kubernetes names end at 253 bytes; reservations join two of them.
 pub const KEY_BYTES_MAX: usize = 1024;
-
-/// A moment of the whole store. Grows with every commit and never goes back.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Revision(pub u64);
-
-impl Revision {
-    pub(crate) fn next(self) -> Revision {
-        Revision(self.0 + 1)
-    }
-}
-
-impl fmt::Display for Revision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
 
 /// One key as it stands: its value, when it was last written and when it came into being.
 #[derive(Debug, Clone, PartialEq, Eq)]

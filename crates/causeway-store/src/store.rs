@@ -16,7 +16,7 @@ use crate::backup::{
 use crate::etcd::Etcd;
 use crate::model::{check_key, check_limits};
 use crate::sqlite::Sqlite;
-use crate::watch::WatchSource;
+use crate::watch::EngineWatch;
 use crate::{Committed, ListRange, Listing, Op, Revision, StoreError, StoreRecord, StoreSpec, StoreWatch};
 
 /// A handle; clones share the same store.
@@ -92,8 +92,8 @@ impl Store {
     /// Everything that happens to keys that begin with `prefix` behind the revision `after`.
     pub async fn watch(&self, prefix: &str, after: Revision) -> Result<StoreWatch, StoreError> {
         let source = match &*self.engine {
-            Engine::Sqlite(sqlite) => WatchSource::Sqlite(sqlite.watch(prefix, after)?),
-            Engine::Etcd(etcd) => WatchSource::Etcd(Box::new(etcd.watch(prefix, after).await?)),
+            Engine::Sqlite(sqlite) => EngineWatch::Sqlite(sqlite.watch(prefix, after)?),
+            Engine::Etcd(etcd) => EngineWatch::Etcd(Box::new(etcd.watch(prefix, after).await?)),
         };
         Ok(StoreWatch { source })
     }

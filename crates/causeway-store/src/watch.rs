@@ -6,10 +6,10 @@ use crate::{StoreError, WatchSignal};
 
 /// Dropping it ends the watch.
 pub struct StoreWatch {
-    pub(crate) source: WatchSource,
+    pub(crate) source: EngineWatch,
 }
 
-pub(crate) enum WatchSource {
+pub(crate) enum EngineWatch {
     Sqlite(SqliteWatch),
     Etcd(Box<EtcdWatch>),
 }
@@ -20,8 +20,8 @@ impl StoreWatch {
     /// them and resumes from that revision misses the rest, so resume from a revision that was complete.
     pub async fn next(&mut self) -> Result<WatchSignal, StoreError> {
         match &mut self.source {
-            WatchSource::Sqlite(watch) => watch.next().await,
-            WatchSource::Etcd(watch) => watch.next().await,
+            EngineWatch::Sqlite(watch) => watch.next().await,
+            EngineWatch::Etcd(watch) => watch.next().await,
         }
     }
 }

@@ -3,8 +3,9 @@
 //!
 //! On a list such as `ePolicys`, `=` tests whether the list contains the value.
 
-use super::{SelectableFields, SelectorError};
+use super::{Selectable, SelectorError};
 use crate::Kind;
+use crate::api_resource::ApiResource;
 use crate::field::show;
 
 /// Requirements that must all hold; none selects everything.
@@ -15,7 +16,7 @@ pub struct FieldSelector {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Requirement {
-    field: &'static str,
+    field: String,
     equal: bool,
     value: String,
 }
@@ -67,13 +68,13 @@ const EVENT_FIELDS: [&str; 21] = [
 ];
 
 impl FieldSelector {
-    pub fn parse(kind: Kind, text: &str) -> Result<FieldSelector, SelectorError> {
+    pub fn parse(resource: impl ApiResource, text: &str) -> Result<FieldSelector, SelectorError> {
         let mut requirements = Vec::new();
         for term in split_terms(text).filter(|term| !term.is_empty()) {
             if requirements.len() == REQUIREMENTS_MAX {
                 return Err(error(text, format!("more than {REQUIREMENTS_MAX} requirements")));
             }
-            requirements.push(requirement(kind, text, term)?);
+            requirements.push(requirement(&resource, text, term)?);
         }
         Ok(FieldSelector { requirements })
     }
@@ -89,20 +90,20 @@ impl FieldSelector {
         self.requirements.iter().find(by_name).map(|requirement| requirement.value.as_str())
     }
 
-    pub fn matches(&self, facets: &SelectableFields<'_>) -> bool {
+    pub fn matches(&self, object: &impl Selectable) -> bool {
         self.requirements.iter().all(|requirement| {
-            let holds = |value: &super::Text<'_>| value.0 == requirement.value;
-            facets.field(requirement.field).iter().any(holds) == requirement.equal
+            object.field_equals(&requirement.field, &requirement.value) == requirement.equal
         })
     }
 }
 
-fn requirement(kind: Kind, text: &str, term: &str) -> Result<Requirement, SelectorError> {
+fn requirement(resource: &impl ApiResource, text: &str, term: &str) -> Result<Requirement, SelectorError> {
     let (field, equal, value) = split_operator(term).ok_or_else(|| {
         error(text, format!("{} has no operator; write field=value or field!=value", show(&term.into())))
     })?;
-    let supported = selectable_fields(kind);
+    let supported = resource.selectable_fields();
     let Some(field) = supported.iter().find(|supported| **supported == field) else {
+        let kind = resource.kind();
         let list = supported.join(", ");
         return Err(error(
             text,
@@ -112,7 +113,7 @@ fn requirement(kind: Kind, text: &str, term: &str) -> Result<Requirement, Select
     let value = unescape(value).ok_or_else(|| {
         error(text, "'\\' may stand only before ',', '=' and '\\'; '=' needs one before it".into())
     })?;
-    Ok(Requirement { field, equal, value })
+    Ok(Requirement { field: (*field).to_owned(), equal, value })
 }
 
 /// Splits at commas that no backslash precedes.

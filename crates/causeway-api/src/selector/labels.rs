@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{SelectableFields, SelectorError};
+use super::{Selectable, SelectorError};
 use crate::field::show;
 use crate::name;
 
@@ -57,8 +57,8 @@ impl LabelSelector {
         self.requirements.is_empty()
     }
 
-    pub fn matches(&self, facets: &SelectableFields<'_>) -> bool {
-        self.matches_by(|key| facets.label(key))
+    pub fn matches(&self, object: &impl Selectable) -> bool {
+        self.matches_by(|key| object.label(key))
     }
 
     /// Matches labels that are kept in another form.

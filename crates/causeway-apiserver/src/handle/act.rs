@@ -7,14 +7,15 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use causeway_api::{Kind, Status};
+use causeway_api::request::resource::ResourceRequest;
+use causeway_api::{Kind, ServedKind, Status};
 use http::Method;
 use serde_json::Value;
 
 use crate::actions::{Actions, AdminDeed, CallerAudit};
 use crate::admin_audit::{AdminAudit, AdminRecord, CredentialName, changed_fields};
 use crate::registry::WriteResult;
-use crate::request::{ApiRequest, ObjectRequest, ObjectVerb, WriteTarget};
+use crate::request::{ApiRequest, ObjectVerb, WriteTarget};
 use crate::{Identity, Role};
 
 /// One request on its way.
@@ -40,14 +41,14 @@ impl<'a> Act<'a> {
     ) -> Act<'a> {
         let record = match ask {
             // An event reports, it does not administrate, and operators write many. To delete one is recorded.
-            Ok(ApiRequest::Object(ObjectRequest {
-                kind: Kind::Event,
-                deed: ObjectVerb::Create { .. } | ObjectVerb::Update { .. } | ObjectVerb::Patch { .. },
+            Ok(ApiRequest::Object(ResourceRequest {
+                resource: ServedKind { kind: Kind::Event, .. },
+                verb: ObjectVerb::Create { .. } | ObjectVerb::Update { .. } | ObjectVerb::Patch { .. },
                 ..
             })) => None,
-            Ok(ApiRequest::Object(object)) => written(&object.deed).map(|deed| AdminRecord {
-                verb: object.deed.verb().as_str().to_owned(),
-                kind: object.kind.name().to_owned(),
+            Ok(ApiRequest::Object(object)) => written(&object.verb).map(|deed| AdminRecord {
+                verb: object.verb.verb().as_str().to_owned(),
+                kind: object.resource.kind.name().to_owned(),
                 ..deed
             }),
             Err(_) => target().filter(WriteTarget::is_administrative).map(|target| AdminRecord {
@@ -181,8 +182,8 @@ impl Drop for Act<'_> {
 const NAME_CHARS_MAX: usize = 253;
 
 /// What is known of a write before it happens. None: it only reads.
-fn written(deed: &ObjectVerb) -> Option<AdminRecord> {
-    let (name, status, dry_run) = match deed {
+fn written(verb: &ObjectVerb) -> Option<AdminRecord> {
+    let (name, status, dry_run) = match verb {
         ObjectVerb::Get { .. } | ObjectVerb::List(_) | ObjectVerb::Watch(_) => return None,
         ObjectVerb::Create { options, .. } => ("", false, options.dry_run),
         ObjectVerb::Update { name, status, options, .. }

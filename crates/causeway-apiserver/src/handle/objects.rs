@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use causeway_api::ownership::{self, Subresource};
-use causeway_api::{Kind, Status};
+use causeway_api::request::resource::ResourceRequest;
+use causeway_api::{Kind, ServedKind, Status};
 use causeway_store::{Revision, StoreRecord};
 use http::{HeaderValue, Response, StatusCode, header};
 
@@ -17,12 +18,12 @@ use crate::request::media::{BodyFormat, MediaEncoding, PatchFormat, choose};
 use crate::request::options::{DeleteOptions, IncludeObject, ListOptions, WatchOptions, WriteOptions};
 use crate::request::{ObjectRequest, ObjectVerb};
 use crate::respond::{self, Body, WatchBody, WatchCount};
-use crate::watch::{WatchEnds, WatchFormat, WatchStream, random_fraction};
+use crate::watch::{KindWatchStream, ObjectFormat, WatchEnds, random_fraction};
 
 /// How the answer is to look.
 #[derive(Clone, Copy)]
 struct Shape {
-    form: WatchFormat,
+    form: ObjectFormat,
     encoding: MediaEncoding,
     kind: Kind,
 }
@@ -31,22 +32,22 @@ impl Handler {
     pub(super) async fn object(
         &self,
         asking: &Asking<'_>,
-        ObjectRequest { version, kind, deed }: ObjectRequest,
+        ResourceRequest { resource: ServedKind { version, kind }, verb, .. }: ObjectRequest,
         bytes: Bytes,
         act: &mut Act<'_>,
     ) -> Result<Response<Body>, Status> {
         let (view, encoding) = choose(&asking.accept)
             .ok_or_else(|| Status::not_acceptable(&["application/json", "application/yaml"]))?;
-        let form = WatchFormat { version, view, include: include(&deed) };
+        let form = ObjectFormat { version, view, include: include(&verb) };
         let shape = Shape { form, encoding, kind };
-        match deed {
+        match verb {
             ObjectVerb::Get { name, options, .. } => {
                 let stored = self.registry.get(version, kind, &name, options.at).await?;
                 self.stored(StatusCode::OK, shape, &stored)
             }
             ObjectVerb::List(options) => {
                 let page = self.registry.list(version, kind, &options).await?;
-                self.encoded(StatusCode::OK, shape, self.shared.renderer.list(&form, kind, &page))
+                self.encoded(StatusCode::OK, shape, self.shared.encoder.list(&form, kind, &page))
             }
             ObjectVerb::Watch(options) => self.watch(asking, shape, options).await,
             ObjectVerb::Create { options, format } => {
@@ -135,7 +136,7 @@ impl Handler {
         };
         let records = deleted.into_iter().map(record).collect();
         let page = ListPage { records, revision, next: None, remaining: None };
-        self.encoded(StatusCode::OK, shape, self.shared.renderer.list(&shape.form, shape.kind, &page))
+        self.encoded(StatusCode::OK, shape, self.shared.encoder.list(&shape.form, shape.kind, &page))
     }
 
     async fn watch(
@@ -151,8 +152,8 @@ impl Handler {
         let usual = WATCH_TIME_MIN.mul_f64(1.0 + random_fraction());
         let after = options.timeout_seconds.map_or(usual, Duration::from_secs).min(WATCH_TIME_MAX);
         let ends = WatchEnds { after, stopped: pass.stopped() };
-        let (hubs, target) = (self.registry.hubs(), (shape.kind, shape.form));
-        let stream = WatchStream::open(hubs, target, options, ends, self.shared.clone()).await;
+        let (readers, target) = (self.registry.watch_readers(), (shape.kind, shape.form));
+        let stream = KindWatchStream::open(readers, target, options, ends, self.shared.clone()).await;
         let count = WatchCount::new(&self.metrics.watchers);
         let mut response = respond::json(StatusCode::OK, Bytes::new());
         *response.body_mut() = Body::Watch(Box::new(WatchBody::new(stream, pass, count)));
@@ -178,7 +179,7 @@ impl Handler {
         shape: Shape,
         stored: &StoredObject,
     ) -> Result<Response<Body>, Status> {
-        let json = self.shared.renderer.object(&shape.form, shape.kind, stored.revision, &stored.value, true);
+        let json = self.shared.encoder.object(&shape.form, shape.kind, stored.revision, &stored.value, true);
         self.encoded(code, shape, json)
     }
 
@@ -227,8 +228,8 @@ fn subresource(status: bool) -> Subresource {
     if status { Subresource::Status } else { Subresource::Main }
 }
 
-fn include(deed: &ObjectVerb) -> IncludeObject {
-    match deed {
+fn include(verb: &ObjectVerb) -> IncludeObject {
+    match verb {
         ObjectVerb::Get { options, .. } => options.include,
         ObjectVerb::List(options) | ObjectVerb::DeleteCollection { list: options, .. } => options.include,
         ObjectVerb::Watch(options) => options.include,

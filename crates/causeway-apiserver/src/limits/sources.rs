@@ -17,7 +17,7 @@ pub struct Sources {
 
 /// One open connection; given back when dropped.
 #[derive(Debug)]
-pub struct Counted {
+pub struct SourceConnection {
     sources: Sources,
     source: IpAddr,
 }
@@ -28,7 +28,7 @@ impl Sources {
     }
 
     /// `None`: this source has as many connections open as it may.
-    pub fn enter(&self, address: IpAddr) -> Option<Counted> {
+    pub fn enter(&self, address: IpAddr) -> Option<SourceConnection> {
         let source = source(address);
         // Programs on this host are the operator's own; a proxy in front of the API is one of them.
         let max = if address.to_canonical().is_loopback() { self.loopback_max } else { self.per_source_max };
@@ -38,11 +38,11 @@ impl Sources {
             return None;
         }
         open.insert(source, count + 1);
-        Some(Counted { sources: self.clone(), source })
+        Some(SourceConnection { sources: self.clone(), source })
     }
 }
 
-impl Drop for Counted {
+impl Drop for SourceConnection {
     fn drop(&mut self) {
         let mut open = self.sources.open.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = open.get_mut(&self.source) {

@@ -2,7 +2,9 @@
 
 use causeway_store::Revision;
 
-use super::options::WatchStart;
+use causeway_api::Kind;
+
+use super::options::{DeleteOptions, WatchStart};
 use super::*;
 
 fn parse_with(method: &str, uri: &str, content_type: Option<&str>) -> Result<ApiRequest, Status> {
@@ -18,8 +20,8 @@ fn check(method: &str, uri: &str, expected: Result<(Verb, Kind, Option<&str>, bo
     let found = parse_with(method, uri, (method == "PATCH").then_some("application/merge-patch+json"));
     let found = found.as_ref().map(|ask| match ask {
         ApiRequest::Object(ask) => {
-            let (verb, name, status) = ask.deed.rights();
-            (verb, ask.kind, name, status)
+            let (verb, name, status) = ask.verb.access();
+            (verb, ask.resource.kind, name, status)
         }
         other => panic!("{method} {uri}: {other:?}"),
     });
@@ -134,7 +136,7 @@ fn options_are_checked_against_each_other() {
     let watch = |query: &str, expected: Result<WatchStart, u16>| {
         let found = parse_with("GET", &format!("/api/v1/esites?watch=1&{query}"), None);
         let found = found.map(|ask| match ask {
-            ApiRequest::Object(ObjectRequest { deed: ObjectVerb::Watch(options), .. }) => options.from,
+            ApiRequest::Object(ResourceRequest { verb: ObjectVerb::Watch(options), .. }) => options.from,
             other => panic!("{other:?}"),
         });
         assert_eq!(found.map_err(|status| status.code), expected, "{query}");

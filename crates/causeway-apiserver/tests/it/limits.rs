@@ -199,3 +199,67 @@ async fn one_address_has_so_many_connections_and_no_more() {
     let back = tokio::time::timeout(PATIENCE, async { while open().await.is_none() {} });
     back.await.expect("the place of a closed connection comes back");
 }
+
+/// Fills the list of sites with about 10 MB, more than the buffers of a loopback connection hold.
+async fn large_list(lab: &Lab) -> usize {
+    for n in 0..50 {
+        let mut large = site(&format!("s{n}"), "x");
+        large["metadata"]["annotations"] = json!({"note": "n".repeat(200_000)});
+        lab.ask("POST", &format!("{GROUP}/esites"), large).await.expect(201);
+    }
+    10_000_000
+}
+
+// Longer than a server that stops waits for an idle connection.
+const SLOW_READ: Duration = Duration::from_millis(700);
+
+#[tokio::test]
+async fn an_answer_that_a_slow_client_reads_is_finished_when_the_server_stops() {
+    let lab = Lab::new().await;
+    let least = large_list(&lab).await;
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(16 << 10).unwrap();
+    let mut socket = socket.connect(lab.addr).await.unwrap();
+    let head = format!("GET {GROUP}/esites HTTP/1.1\r\nhost: x\r\nauthorization: Bearer admin:ann\r\n\r\n");
+    socket.write_all(head.as_bytes()).await.unwrap();
+    let mut first = [0; 1024];
+    socket.read_exact(&mut first).await.unwrap();
+    let text = String::from_utf8_lossy(&first).to_lowercase();
+    let length = text.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap();
+    let length: usize = length.trim().parse().unwrap();
+    assert!(length > least, "{length}");
+    let head_length = text.find("\r\n\r\n").unwrap() + 4;
+    lab.stop.cancel();
+    tokio::time::sleep(SLOW_READ).await;
+    let mut rest = Vec::new();
+    let read = tokio::time::timeout(PATIENCE, socket.read_to_end(&mut rest)).await.expect("the answer ends");
+    read.expect("the connection is not reset");
+    assert_eq!(first.len() + rest.len(), head_length + length);
+    lab.shut_down().await;
+}
+
+#[tokio::test]
+async fn an_answer_over_http2_to_a_slow_client_is_finished_when_the_server_stops() {
+    use http_body_util::BodyExt;
+    use hyper_util::rt::{TokioExecutor, TokioIo};
+    let lab = Lab::new().await;
+    let least = large_list(&lab).await;
+    let socket = TcpStream::connect(lab.addr).await.unwrap();
+    let (mut sender, connection) = hyper::client::conn::http2::Builder::new(TokioExecutor::new())
+        .initial_stream_window_size(64 << 10)
+        .initial_connection_window_size(64 << 10)
+        .handshake(TokioIo::new(socket))
+        .await
+        .unwrap();
+    tokio::spawn(connection);
+    let request = http::Request::get(format!("http://{}{GROUP}/esites", lab.addr))
+        .header("authorization", "Bearer admin:ann")
+        .body(http_body_util::Empty::<bytes::Bytes>::new())
+        .unwrap();
+    let response = sender.send_request(request).await.unwrap();
+    lab.stop.cancel();
+    tokio::time::sleep(SLOW_READ).await;
+    let body = tokio::time::timeout(PATIENCE, response.into_body().collect()).await.expect("the answer ends");
+    assert!(body.expect("the stream is not reset").to_bytes().len() > least);
+    lab.shut_down().await;
+}

@@ -2,14 +2,12 @@
 //!
 //! The rules are those of meta/v1 ListOptions, CreateOptions, UpdateOptions, PatchOptions and DeleteOptions.
 
-use causeway_api::garbage::Propagation;
-use causeway_api::kinds::NAMESPACE;
-use causeway_api::selector::Selector;
-use causeway_api::{FieldError, FieldReason, Kind, Status};
-use causeway_store::Revision;
-
 use super::media::PatchFormat;
 use super::query::QueryParameters;
+use crate::api_resource::ApiResource;
+use crate::garbage::Propagation;
+use crate::selector::Selector;
+use crate::{FieldError, FieldReason, Revision, Status};
 
 /// How new a read must be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -127,7 +125,7 @@ impl GetOptions {
 impl ListOptions {
     /// `namespace` when the path names one.
     pub fn parse(
-        kind: Kind,
+        resource: impl ApiResource,
         namespace: Option<&str>,
         query: &QueryParameters,
     ) -> Result<ListOptions, Status> {
@@ -140,7 +138,7 @@ impl ListOptions {
             return Err(forbidden(LIST, "sendInitialEvents", "sendInitialEvents is forbidden for list"));
         }
         let at = list_at(query, limit.is_some(), continue_token.is_some())?;
-        let selector = selector(kind, Scope { namespace, name: None }, query)?;
+        let selector = selector(&resource, Scope { namespace, name: None }, query)?;
         Ok(ListOptions { selector, limit, continue_token, at, include: include(query)? })
     }
 }
@@ -180,9 +178,13 @@ fn list_at(query: &QueryParameters, limited: bool, continued: bool) -> Result<Ve
 }
 
 impl WatchOptions {
-    pub fn parse(kind: Kind, scope: Scope<'_>, query: &QueryParameters) -> Result<WatchOptions, Status> {
+    pub fn parse(
+        resource: impl ApiResource,
+        scope: Scope<'_>,
+        query: &QueryParameters,
+    ) -> Result<WatchOptions, Status> {
         Ok(WatchOptions {
-            selector: selector(kind, scope, query)?,
+            selector: selector(&resource, scope, query)?,
             from: watch_from(query)?,
             bookmarks: query.flag("allowWatchBookmarks").unwrap_or(false),
             timeout_seconds: number(query, "timeoutSeconds")?.filter(|seconds| *seconds > 0),
@@ -338,7 +340,7 @@ fn dry_run<'a>(kind: &str, values: impl Iterator<Item = &'a str>) -> Result<bool
     }
     // Kubernetes shows the whole list, as Go prints it.
     let shown: Vec<String> =
-        values.iter().take(8).map(|value| causeway_api::field::show(&(*value).into())).collect();
+        values.iter().take(8).map(|value| crate::field::show(&(*value).into())).collect();
     let message = format!("Unsupported value: []string{{{}}}: supported values: \"All\"", shown.join(", "));
     let error = FieldError { path: "dryRun".into(), reason: FieldReason::NotSupported, message };
     Err(invalid_options(kind, error))
@@ -357,17 +359,21 @@ fn field_manager(kind: &str, query: &QueryParameters) -> Result<Option<String>, 
     Ok(Some(manager.to_owned()))
 }
 
-fn selector(kind: Kind, scope: Scope<'_>, query: &QueryParameters) -> Result<Selector, Status> {
+fn selector(
+    resource: &impl ApiResource,
+    scope: Scope<'_>,
+    query: &QueryParameters,
+) -> Result<Selector, Status> {
     let labels = query.one("labelSelector").unwrap_or_default();
     let mut fields = query.one("fieldSelector").unwrap_or_default().to_owned();
-    // All objects of a namespaced kind are in the one namespace, so naming that one selects nothing less.
-    let namespace = scope.namespace.filter(|namespace| *namespace != NAMESPACE);
+    // The only namespace of a server holds all objects of the resource, so naming it selects all of them.
+    let namespace = scope.namespace.filter(|namespace| Some(*namespace) != resource.only_namespace());
     for (field, value) in [("metadata.name", scope.name), ("metadata.namespace", namespace)] {
         let Some(value) = value else { continue };
         let comma = if fields.is_empty() { "" } else { "," };
         fields.push_str(&format!("{comma}{field}={}", escaped(value)));
     }
-    Selector::parse(kind, labels, &fields).map_err(Status::bad_request)
+    Selector::parse(resource, labels, &fields).map_err(Status::bad_request)
 }
 
 /// A value from the path, for a field selector.
@@ -421,5 +427,5 @@ fn forbidden(kind: &str, field: &str, why: &str) -> Status {
 
 /// 422 about the options, not about an object.
 fn invalid_options(kind: &str, error: FieldError) -> Status {
-    crate::errors::invalid_other("meta.k8s.io", kind, &[error])
+    Status::invalid_options("meta.k8s.io", kind, &[error])
 }

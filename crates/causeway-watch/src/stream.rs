@@ -1,7 +1,7 @@
-//! One watcher: the state it begins with, what it missed, then the ring; as lines, until its time is over.
+//! One watcher: the state it begins with, the history it missed, then the ring; as lines, until its time is over.
 //!
-//! It is polled by the connection, so a client that does not read costs nothing but its place; when that place has been
-//! overwritten the stream ends, and the client resumes from what it saw.
+//! The connection polls it, so a client that does not read costs only its position in the ring. When that position has
+//! been overwritten the stream ends, and the client resumes from the revision it saw.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -9,98 +9,98 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
+use causeway_api::request::options::{WatchOptions, WatchStart};
 use causeway_api::selector::Selector;
-use causeway_api::{Kind, Status};
-use causeway_store::{ListRange, Revision, StoreError, StoreRecord};
+use causeway_api::watch_event;
+use causeway_api::{Revision, Status};
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
-use super::catch_up::{CatchUp, CatchUpFuture, CatchUpNext};
-use super::frame::{self, WatchFormat, WatchFrame};
-use super::ring::{FollowResult, Follower};
-use crate::errors::{self, ErrorSubject};
-use crate::registry::prefix;
-use crate::render::Renderer;
-use crate::request::options::{WatchOptions, WatchStart};
-use crate::watch::CollectionReaders;
+use crate::catch_up::{CatchUp, CatchUpFuture, CatchUpNext};
+use crate::dispatch::CollectionReaders;
+use crate::frame::WatchFrame;
+use crate::ring::{FollowResult, Follower};
+use crate::source::{EventEncoder, WatchFormat, WatchSource};
 
-/// When a watch is over, however quiet it is.
+/// The end of a watch, however quiet it is.
 pub struct WatchEnds {
     pub after: Duration,
     pub stopped: WaitForCancellationFutureOwned,
 }
 
-/// Told what a watch did, for the metrics.
+/// Counts the work of watches, for metrics.
 pub trait WatchObserver: Send + Sync {
     fn events_sent(&self, count: usize);
     fn cut_off(&self);
 }
 
-pub struct WatchStream {
-    kind: Kind,
-    form: WatchFormat,
+/// The lines of one watcher.
+pub struct WatchStream<S: WatchSource, E> {
+    collection: S::Collection,
+    format: WatchFormat<S::Version>,
     /// None selects everything.
     selector: Option<Box<Selector>>,
-    stage: Stage,
+    stage: Stage<S>,
     bookmarks: Option<Duration>,
     bookmark_at: Instant,
     ends_at: Instant,
     /// Wakes at the earlier of the two.
     timer: Pin<Box<Sleep>>,
     stopped: Pin<Box<WaitForCancellationFutureOwned>>,
-    shared: Arc<WatchContext>,
+    source: Arc<S>,
+    shared: Arc<WatchContext<E>>,
     /// Tables carry their columns in the first event only.
     headers: bool,
 }
 
-/// What all watches of a server have in common.
-pub struct WatchContext {
-    pub renderer: Arc<Renderer>,
+/// The encoder and observer that all watches of a server share.
+pub struct WatchContext<E> {
+    pub encoder: E,
     pub observer: Arc<dyn WatchObserver>,
 }
 
-enum Stage {
+enum Stage<S: WatchSource> {
     State {
-        records: std::vec::IntoIter<StoreRecord>,
+        objects: std::vec::IntoIter<(Revision, Bytes)>,
         revision: Revision,
         mark: bool,
-        then: Follower<WatchFrame>,
+        then: Follower<WatchFrame<S>>,
     },
-    CatchUp(CatchUpFuture),
-    Live(Follower<WatchFrame>),
+    CatchUp(CatchUpFuture<S>),
+    Live(Follower<WatchFrame<S>>),
     Failed(Box<Status>),
     Ended,
 }
 
 // Kubernetes sends bookmarks about once a minute.
 const BOOKMARK_PERIOD: Duration = Duration::from_secs(60);
-// What is handed to the connection at once; more than this and other watchers wait for the copy.
+// Bytes and frames handed to the connection at once; with more, other watchers would wait for the copy.
 const CHUNK_BYTES: usize = 64 << 10;
 const CHUNK_FRAMES: usize = 256;
 
-impl WatchStream {
+impl<S: WatchSource, E: EventEncoder<S>> WatchStream<S, E> {
     pub async fn open(
-        hubs: &CollectionReaders,
-        (kind, form): (Kind, WatchFormat),
+        readers: &CollectionReaders<S>,
+        (collection, format): (S::Collection, WatchFormat<S::Version>),
         options: WatchOptions,
         ends: WatchEnds,
-        shared: Arc<WatchContext>,
-    ) -> WatchStream {
-        let about = ErrorSubject { version: form.version, kind, name: "" };
-        let stage = match open_stage(hubs, kind, &options).await {
+        shared: Arc<WatchContext<E>>,
+    ) -> WatchStream<S, E> {
+        let source = readers.source().clone();
+        let stage = match open_stage(readers, &collection, &options).await {
             Ok(stage) => stage,
-            Err(error) => failed(&error, about),
+            Err(error) => failed(source.failure(&collection, format.version, &error)),
         };
-        // Watchers that started together shall not be told, or end, together.
+        // Watchers that started together receive bookmarks, and end, at different times.
         let spread = 0.9 + 0.2 * random_fraction();
         let period = BOOKMARK_PERIOD.mul_f64(spread);
         let now = Instant::now();
         let ends_at = now + ends.after;
         let bookmark_at = if options.bookmarks { now + period } else { ends_at };
         WatchStream {
-            kind,
-            form,
+            collection,
+            format,
             selector: (!options.selector.is_empty()).then(|| Box::new(options.selector)),
             stage,
             bookmarks: options.bookmarks.then_some(period),
@@ -108,12 +108,13 @@ impl WatchStream {
             ends_at,
             timer: Box::pin(tokio::time::sleep_until(bookmark_at.min(ends_at))),
             stopped: Box::pin(ends.stopped),
+            source,
             shared,
             headers: true,
         }
     }
 
-    /// The next lines, as many as are there; `None` when the watch is over.
+    /// Returns the next lines, as many as are ready; `None` when the watch is over.
     pub fn poll_lines(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
         if self.stopped.as_mut().poll(context).is_ready() {
             self.stage = Stage::Ended;
@@ -122,7 +123,7 @@ impl WatchStream {
             let lines = match &mut self.stage {
                 Stage::Ended => return Poll::Ready(None),
                 Stage::Failed(status) => {
-                    let line = frame::error(status);
+                    let line = watch_event::error(status);
                     self.stage = Stage::Ended;
                     return Poll::Ready(Some(line));
                 }
@@ -142,19 +143,25 @@ impl WatchStream {
         }
     }
 
-    /// The next piece of the initial state as ADDED events.
+    /// Returns the next part of the initial state as ADDED events.
     fn state_lines(&mut self) -> Bytes {
-        let mut out = BytesMut::new();
-        let Stage::State { records, revision, .. } = &mut self.stage else { return Bytes::new() };
+        let mut out = Vec::new();
+        let Stage::State { objects, revision, .. } = &mut self.stage else { return Bytes::new() };
         let revision = *revision;
         let mut count = 0;
         let mut done = true;
-        for record in records.by_ref() {
-            if !selects(self.selector.as_deref(), &record) {
+        for (written, stored) in objects.by_ref() {
+            let selector = self.selector.as_deref();
+            if !selector
+                .is_none_or(|selector| self.source.selects_stored(&self.collection, selector, &stored))
+            {
                 continue;
             }
             count += 1;
-            self.shared.renderer.added_line(&self.form, self.kind, &record, self.headers, &mut out);
+            watch_event::open(&mut out, "ADDED");
+            let (encoder, headers) = (&self.shared.encoder, self.headers);
+            encoder.append_object(&mut out, &self.format, &self.collection, written, &stored, headers);
+            watch_event::close(&mut out);
             self.headers = false;
             if out.len() >= CHUNK_BYTES {
                 done = false;
@@ -164,25 +171,27 @@ impl WatchStream {
         self.shared.observer.events_sent(count);
         if done && let Stage::State { mark, then, .. } = std::mem::replace(&mut self.stage, Stage::Ended) {
             if mark && self.bookmarks.is_some() {
-                out.extend_from_slice(&frame::bookmark(self.kind, &self.form, revision, true));
+                let encoder = &self.shared.encoder;
+                out.extend_from_slice(&encoder.bookmark(&self.format, &self.collection, revision, true));
             }
             self.stage = Stage::Live(then);
         }
-        out.freeze()
+        out.into()
     }
 
     fn poll_catch_up(&mut self, context: &mut Context<'_>) -> Poll<Bytes> {
-        let Stage::CatchUp(walk) = &mut self.stage else { return Poll::Ready(Bytes::new()) };
-        let step = ready!(walk.as_mut().poll(context));
-        let about = ErrorSubject { version: self.form.version, kind: self.kind, name: "" };
+        let Stage::CatchUp(history) = &mut self.stage else { return Poll::Ready(Bytes::new()) };
+        let step = ready!(history.as_mut().poll(context));
         self.stage = match step.next {
-            CatchUpNext::More(catch_up) => Stage::CatchUp(catch_up.walk()),
+            CatchUpNext::More(catch_up) => Stage::CatchUp(catch_up.step()),
             CatchUpNext::Ring(ring, revision) => match ring.follow(revision) {
                 Some(follower) => Stage::Live(follower),
-                // The ring moved on while we looked; the client resumes from what it saw.
+                // The ring moved on in the meantime; the client resumes from the revision it saw.
                 None => Stage::Ended,
             },
-            CatchUpNext::Failed(error) => failed(&error, about),
+            CatchUpNext::Failed(error) => {
+                failed(self.source.failure(&self.collection, self.format.version, &error))
+            }
         };
         Poll::Ready(self.lines_of(&step.frames))
     }
@@ -201,12 +210,12 @@ impl WatchStream {
         Poll::Ready(self.lines_of(&frames))
     }
 
-    /// One line is passed on as it is; several are joined, so that they leave in one write.
-    fn lines_of(&mut self, frames: &[Arc<WatchFrame>]) -> Bytes {
+    /// Passes one line on as it is, and joins several, so that they leave in one write.
+    fn lines_of(&mut self, frames: &[Arc<WatchFrame<S>>]) -> Bytes {
         let mut lines: Vec<Bytes> = Vec::new();
         for frame in frames {
-            if let Some(kind) = frame.event_type(self.selector.as_deref()) {
-                lines.push(frame.line(&self.form, kind, self.headers, &self.shared.renderer));
+            if let Some(event_type) = frame.event_type(self.selector.as_deref(), &self.source) {
+                lines.push(frame.line(&self.format, event_type, self.headers, &self.shared.encoder));
                 self.headers = false;
             }
         }
@@ -218,7 +227,7 @@ impl WatchStream {
         }
     }
 
-    /// Bookmarks, and the end. Called when there is nothing else to say.
+    /// Sends bookmarks, and ends the watch. Called when there is no event to send.
     fn poll_timer(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
         ready!(self.timer.as_mut().poll(context));
         let bookmark = self.bookmark();
@@ -230,7 +239,7 @@ impl WatchStream {
             let next = self.bookmark_at.min(self.ends_at);
             self.timer.as_mut().reset(next);
         }
-        // Nothing to say yet: the timer has to be asked again, or it would not wake us.
+        // No line yet: the timer is polled again, or it would not wake this task.
         match bookmark {
             Some(line) => Poll::Ready(Some(line)),
             None if matches!(self.stage, Stage::Ended) => Poll::Ready(None),
@@ -244,73 +253,63 @@ impl WatchStream {
     fn bookmark(&self) -> Option<Bytes> {
         self.bookmarks?;
         let Stage::Live(follower) = &self.stage else { return None };
-        Some(frame::bookmark(self.kind, &self.form, follower.seen()?, false))
+        let encoder = &self.shared.encoder;
+        Some(encoder.bookmark(&self.format, &self.collection, follower.seen()?, false))
     }
 }
 
-async fn open_stage(
-    hubs: &CollectionReaders,
-    kind: Kind,
+async fn open_stage<S: WatchSource>(
+    readers: &CollectionReaders<S>,
+    collection: &S::Collection,
     options: &WatchOptions,
-) -> Result<Stage, StoreError> {
-    // First the ring, then the list: everything behind the list is in the ring.
-    let ring = hubs.ring(kind).await?;
+) -> Result<Stage<S>, S::Error> {
+    // First the ring, then the list: every change after the list is in the ring.
+    let source = readers.source();
+    let ring = readers.ring(collection).await?;
     match options.from {
         WatchStart::Now => {
-            let now = hubs.store().revision().await?;
+            let now = source.revision().await?;
             Ok(ring.follow(now).map_or(Stage::Ended, Stage::Live))
         }
         WatchStart::State { not_older_than, marked } => {
-            let listing = hubs.store().list(&prefix(kind), ListRange::default()).await?;
+            let listing = source.list(collection).await?;
             if not_older_than > listing.revision {
-                return Err(StoreError::Future { requested: not_older_than, current: listing.revision });
+                return Ok(failed(Some(too_large(not_older_than, listing.revision))));
             }
             let Some(then) = ring.follow(listing.revision) else { return Ok(Stage::Ended) };
             Ok(Stage::State {
-                records: listing.records.into_iter(),
+                objects: listing.objects.into_iter(),
                 revision: listing.revision,
                 mark: marked,
                 then,
             })
         }
         WatchStart::After(after) => {
-            let current = hubs.store().revision().await?;
+            let current = source.revision().await?;
             if after > current {
-                return Err(StoreError::Future { requested: after, current });
+                return Ok(failed(Some(too_large(after, current))));
             }
             if let Some(follower) = ring.follow(after) {
                 return Ok(Stage::Live(follower));
             }
-            let catch_up = CatchUp::begin(hubs, kind, ring, after).await?;
-            Ok(Stage::CatchUp(catch_up.walk()))
+            let catch_up = CatchUp::begin(&**source, collection.clone(), ring, after).await?;
+            Ok(Stage::CatchUp(catch_up.step()))
         }
     }
 }
 
-/// An error inside the stream: clients that watch look for it there. A revision that is gone, or was never ours, is 410, on
-/// which every client lists anew; some would repeat a watch that fails in another way for ever.
-fn failed(error: &StoreError, about: ErrorSubject<'_>) -> Stage {
-    let status = match error {
-        StoreError::Compacted { requested, oldest } => {
-            Status::expired(format!("too old resource version: {requested} ({oldest})"))
-        }
-        StoreError::Future { requested, current } => {
-            Status::expired(format!("Too large resource version: {requested}, current: {current}"))
-        }
-        // The client resumes from what it saw.
-        StoreError::Lagged | StoreError::Closed => return Stage::Ended,
-        other => errors::from_store(other, about),
-    };
-    Stage::Failed(Box::new(status))
+/// A watch that fails sends its error as an event: clients that watch look for it there.
+fn failed<S: WatchSource>(status: Option<Status>) -> Stage<S> {
+    status.map_or(Stage::Ended, |status| Stage::Failed(Box::new(status)))
 }
 
-fn selects(selector: Option<&Selector>, record: &StoreRecord) -> bool {
-    let Some(selector) = selector else { return true };
-    causeway_api::selector::SelectableFields::from_stored(&record.value)
-        .is_ok_and(|facets| selector.matches(&facets))
+/// A revision that does not exist yet is 410, on which every client lists anew; some clients repeat a watch that fails in
+/// another way for ever.
+fn too_large(requested: Revision, current: Revision) -> Status {
+    Status::expired(format!("Too large resource version: {requested}, current: {current}"))
 }
 
-/// Between 0 and 1; to spread clients, not to keep secrets.
+/// Returns a number between 0 and 1, to spread clients over time. Not for secrets.
 pub fn random_fraction() -> f64 {
     f64::from(uuid::Uuid::new_v4().as_fields().0) / f64::from(u32::MAX)
 }

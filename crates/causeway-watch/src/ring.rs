@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use causeway_store::Revision;
+use causeway_api::Revision;
 
 /// What the ring needs to know of an entry.
 pub trait RingEntry {
