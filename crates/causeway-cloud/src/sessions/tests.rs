@@ -24,6 +24,7 @@ use tokio_util::sync::DropGuard;
 
 use super::*;
 use crate::channel::ChannelServer;
+use crate::deleted_gateways::DeletedGateways;
 use crate::gateway_sites::GatewaySites;
 use crate::identity::{EnrolmentLimits, EnrolmentServer, IdentityConfig, OnEnrolled, OpenTokens};
 use crate::replicas::ReplicaIdentity;
@@ -290,5 +291,36 @@ async fn a_gateway_whose_object_was_moved_is_out_until_it_is_enrolled_anew() {
         })
         .await;
         assert_eq!(lab.sessions.session(gateway).unwrap().peer.site(), "rome");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_with_a_finalizer_is_out_at_its_deletion_mark() {
+    let lab = Lab::new().await;
+    let store = lab.registry.store().clone();
+    let stop = CancellationToken::new();
+    let _stop = stop.clone().drop_guard();
+    tokio::spawn(DeletedGateways::new(store, lab.registrar.clone()).run(stop));
+    for (transports, gateway) in TRANSPORTS.into_iter().zip(["g1", "g2"]) {
+        lab.stand(gateway, "oslo").await;
+        let edit = |object: &mut Object| object.metadata_mut().finalizers = vec!["example.com/audit".into()];
+        lab.registry.edit("test", Kind::EGateway, gateway, edit).await.unwrap();
+        let edge = lab.enrol(gateway, "oslo").await;
+        let link = lab.dial(&edge, transports).await;
+        let mut talk = control(&link).await;
+        hello(&mut talk).await.unwrap();
+
+        lab.registry.delete_object("test", Kind::EGateway, gateway).await.unwrap();
+        let closed = within(link.closed()).await;
+        assert_eq!(why(&closed), (ClosedBy::Peer, CloseCode::Revoked), "{closed}");
+        let object = lab.registry.object(Kind::EGateway, gateway).await.unwrap().unwrap().object;
+        assert!(object.metadata().deletion_timestamp.is_some(), "the finalizer still holds it");
+
+        // A new key does not let it in before the object is gone.
+        let again = lab.enrol(gateway, "oslo").await;
+        let link = lab.dial(&again, transports).await;
+        let refused = hello(&mut control(&link).await).await.unwrap_err();
+        assert_eq!(refused.reason(), SessionRefusedCode::UnknownGateway, "{refused}");
+        assert!(refused.message.contains("is being deleted"), "{refused}");
     }
 }
