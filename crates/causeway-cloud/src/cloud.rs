@@ -262,6 +262,7 @@ impl Cloud {
             links: Arc::new(LinkDispatcher::new(sessions.clone(), fleet.clone())),
         };
         let figures = Arc::new(FleetStats::new(registry.now(), sessions.clone(), fleet.clone()));
+        registry.ask_sessions(figures.clone());
         let journals = AuditJournal::new(&data_dir.join("audit"));
         let actions = CloudActions {
             registry: registry.clone(),
