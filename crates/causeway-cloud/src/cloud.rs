@@ -51,7 +51,8 @@ use crate::identity::{
 use crate::netmaps::NetmapPublisher;
 use crate::reconcile::Reconciler;
 use crate::replicas::{
-    self, EdgeStreamServer, Fleet, GatewayLocation, LinkDispatcher, ReplicaAddress, SessionDirectory,
+    self, ActiveGatewayWriter, EdgeStreamServer, Fleet, GatewayLocation, LinkDispatcher, ReplicaAddress,
+    SessionDirectory,
 };
 use crate::reports::{ReportInbox, ReportWriter, ReportedState};
 use crate::sessions::{ConnectionWatch, SessionLimits, SessionServices, Sessions};
@@ -393,6 +394,9 @@ impl Cloud {
             gateway: self.gateway.clone(),
             fleet: self.fleet.clone(),
         };
+        let (store, fleet) = (self.store.clone(), self.fleet.clone());
+        let active = ActiveGatewayWriter::new(store, fleet, self.desk.sites(), self.sessions.changes());
+        back.spawn(named("the writer of active gateways", Box::pin(active.run(servants.clone()))));
         let (sessions, fleet, token) = (self.sessions, self.fleet, servants.clone());
         let following = async move { replicas::follow(&sessions, fleet.directory(), token).await };
         back.spawn(named("the attachments", Box::pin(following)));

@@ -19,16 +19,18 @@ use causeway_netmap::{
     SiteEntry, SubjectEntry,
 };
 
+use crate::replicas::ActiveGateways;
+
 /// The entries of a gateway's netmap. None: there is no such gateway.
-pub fn compile(world: &ObjectSet, gateway: &str) -> Option<Vec<(EntryKey, Bytes)>> {
-    let facts = facts(world, world.gateway(gateway)?);
+pub fn compile(world: &ObjectSet, active: &ActiveGateways, gateway: &str) -> Option<Vec<(EntryKey, Bytes)>> {
+    let facts = facts(world, active, world.gateway(gateway)?);
     Some(facts.iter().map(NetmapEntry::encode).collect())
 }
 
-fn facts(world: &ObjectSet, gateway: &EGateway) -> Vec<NetmapEntry> {
+fn facts(world: &ObjectSet, active: &ActiveGateways, gateway: &EGateway) -> Vec<NetmapEntry> {
     let mut draft = Draft { world, site: &gateway.e_site_name, facts: Vec::new(), reach: BTreeMap::new() };
     draft.facts.push(NetmapEntry::Gateway(facts::gateway(gateway)));
-    draft.own_site();
+    draft.own_site(active);
     draft.presences(gateway);
     draft.services();
     draft.nodes_here();
@@ -61,9 +63,13 @@ impl Reach<'_> {
 }
 
 impl<'a> Draft<'a> {
-    fn own_site(&mut self) {
+    fn own_site(&mut self, active: &ActiveGateways) {
         let subnets = self.world.site(self.site).map(facts::subnets).unwrap_or_default();
-        self.facts.push(NetmapEntry::Site(SiteEntry { name: self.site.into(), subnets }));
+        // A record of a gateway that is no longer at the site waits to be replaced.
+        let is_here =
+            |name: &&String| self.world.gateway(name).is_some_and(|gateway| gateway.e_site_name == self.site);
+        let active = active.get(self.site).filter(is_here).map(|name| name.as_str().into());
+        self.facts.push(NetmapEntry::Site(SiteEntry { name: self.site.into(), subnets, active }));
     }
 
     /// Services that are exposed here and have an address here.

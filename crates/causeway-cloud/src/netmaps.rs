@@ -15,7 +15,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use causeway_api::{Object, ObjectSet};
+use causeway_api::{EGateway, Object, ObjectSet};
 use causeway_daemon::Metrics;
 use causeway_netmap::sync::TargetNetmap;
 use causeway_netmap::{Generation, Netmap, NetmapStamp};
@@ -25,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::compile::affected::{AffectedGateways, NetmapChanges};
 use crate::compile::compile;
+use crate::replicas::ActiveGateways;
 use crate::reports::{Report, ReportInbox};
 use acknowledged::AcknowledgedNetmaps;
 use metrics::NetmapMetrics;
@@ -60,6 +61,7 @@ struct Desk {
     world: Option<Arc<Mutex<ObjectSet>>>,
     seen: Generation,
     changes: NetmapChanges,
+    active: ActiveGateways,
     /// Something was seen, if only a status: the generation moves.
     moved: bool,
     /// The world was loaded anew: whatever was known about changes is void.
@@ -170,9 +172,16 @@ impl NetmapPublisher {
     }
 
     /// The reconciler has loaded everything. Called with the world unlocked.
-    pub(crate) fn reset(&self, world: Arc<Mutex<ObjectSet>>, epoch: u64, revision: Revision) {
+    pub(crate) fn reset(
+        &self,
+        world: Arc<Mutex<ObjectSet>>,
+        active: ActiveGateways,
+        epoch: u64,
+        revision: Revision,
+    ) {
         let mut desk = self.lock();
         desk.world = Some(world);
+        desk.active = active;
         desk.seen = Generation { epoch, revision: revision.0 };
         desk.changes = NetmapChanges::default();
         desk.everything = true;
@@ -184,6 +193,19 @@ impl NetmapPublisher {
     pub(crate) fn note(&self, revision: Revision, old: Option<&Object>, new: Option<&Object>) {
         let mut desk = self.lock();
         desk.changes.note(old, new);
+        desk.see(revision);
+        drop(desk);
+        self.shared.wake.notify_one();
+    }
+
+    /// The active gateway of a site was stored, or its record removed.
+    pub(crate) fn note_active(&self, revision: Revision, site: &str, gateway: Option<String>) {
+        let mut desk = self.lock();
+        match gateway {
+            Some(gateway) => desk.active.insert(site.to_owned(), gateway),
+            None => desk.active.remove(site),
+        };
+        desk.changes.note_active(site);
         desk.see(revision);
         drop(desk);
         self.shared.wake.notify_one();
@@ -241,7 +263,7 @@ impl NetmapPublisher {
         desk.moved = false;
         let everything = std::mem::take(&mut desk.everything);
         if everything || desk.changes.concern_gateways() {
-            self.shared.sites.send_replace(Arc::new(SiteGateways::of(&picture)));
+            self.shared.sites.send_replace(Arc::new(SiteGateways::of(&picture, &desk.active)));
         }
         let affected = std::mem::take(&mut desk.changes).affected(&picture);
         let mut gateways = std::mem::take(&mut desk.fresh);
@@ -266,7 +288,8 @@ impl NetmapPublisher {
             if !desk.world.as_ref().is_some_and(|newest| Arc::ptr_eq(newest, world)) {
                 return;
             }
-            let seen = desk.seen;
+            let (seen, active) =
+                (desk.seen, picture.gateway(gateway).and_then(|object| desk.active_at(object)));
             let certificate_site =
                 desk.attached.get(gateway).and_then(|attached| attached.certificate_site.clone());
             drop(desk);
@@ -274,7 +297,7 @@ impl NetmapPublisher {
             let is_moved = certificate_site
                 .zip(picture.gateway(gateway))
                 .is_some_and(|(site, object)| site != object.e_site_name);
-            (if is_moved { None } else { compile(&picture, gateway) }, seen)
+            (if is_moved { None } else { compile(&picture, &active.into_iter().collect(), gateway) }, seen)
         };
         self.shared.figures.compiles.inc();
         let mut desk = self.lock();
@@ -337,6 +360,12 @@ struct Round {
 }
 
 impl Desk {
+    /// The stored active gateway of the site of a gateway, with the name of the site.
+    fn active_at(&self, gateway: &EGateway) -> Option<(String, String)> {
+        let (site, active) = self.active.get_key_value(&gateway.e_site_name)?;
+        Some((site.clone(), active.clone()))
+    }
+
     /// A walk over all attached gateways, so only when there is something to look for.
     fn holders_of(&self, affected: &AffectedGateways) -> Vec<String> {
         if affected.has_no_keys() {

@@ -19,7 +19,7 @@ use causeway_api::{Kind, Object, ObjectMeta, ObjectSet, Status, conditions, pres
 use causeway_apiserver::Registry;
 use causeway_apiserver::registry::address;
 use causeway_daemon::{Metrics, ReadinessCheck};
-use causeway_store::{ListRange, Op, Revision, StoreError, StoreEvent, WatchSignal};
+use causeway_store::{ListRange, Op, Revision, StoreError, StoreEvent, StoreRecord, WatchSignal};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tokio::time::Instant;
@@ -27,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::bootstrap::{self, CLOUD};
 use crate::netmaps::NetmapPublisher;
+use crate::replicas::{ACTIVE_GATEWAYS, ActiveGateways, decode_active, site_of_active};
 use crate::reports::{REPORTS, ReportedState};
 use affected::ConditionChanges;
 use metrics::ReconcileMetrics;
@@ -133,15 +134,8 @@ impl Reconciler {
         *pause = PAUSE_FIRST;
         self.figures.loads.inc();
         let mut round = Round::new(self, world, freed);
-        if let Some(desk) = &self.desk {
-            desk.reset(round.world.clone(), self.registry.store().epoch().await, revision);
-        }
-        if let Some(reports) = &self.reports {
-            let range = ListRange { at: Some(revision), ..ListRange::default() };
-            match self.registry.store().list(REPORTS, range).await {
-                Ok(listing) => reports.reset(round.world.clone(), &listing.records, revision),
-                Err(error) => return ended(&error),
-            }
+        if let Err(error) = self.hand_out(round.world.clone(), revision).await {
+            return ended(&error);
         }
         if self.check.ready() {
             tracing::info!(%revision, objects = round.world().objects().count(), "reconcile follows the store");
@@ -161,6 +155,25 @@ impl Reconciler {
             }
             round.start_writes();
         }
+    }
+
+    /// Gives the netmap publisher and the writer of reports the picture as it is at `revision`.
+    async fn hand_out(&self, world: Arc<Mutex<ObjectSet>>, revision: Revision) -> Result<(), StoreError> {
+        let store = self.registry.store();
+        let range = ListRange { at: Some(revision), ..ListRange::default() };
+        let records = store.list(ACTIVE_GATEWAYS, range.clone()).await?.records;
+        let active = |record: &StoreRecord| {
+            Some((site_of_active(&record.key)?.to_owned(), decode_active(&record.value)?))
+        };
+        let active: ActiveGateways = records.iter().filter_map(active).collect();
+        if let Some(reports) = &self.reports {
+            let records = store.list(REPORTS, range).await?.records;
+            reports.reset(world.clone(), active.clone(), &records, revision);
+        }
+        if let Some(desk) = &self.desk {
+            desk.reset(world, active, store.epoch().await, revision);
+        }
+        Ok(())
     }
 
     /// All objects as they stood at one revision: a netmap is named by it, and two replicas must mean the same.
@@ -266,6 +279,10 @@ impl<'a> Round<'a> {
             self.presences.note_freed(&event.key, event.value.as_ref().map(|_| event.revision.0));
             if let Some(reports) = &self.reconciler.reports {
                 reports.note_record(&event.key, event.value.as_deref(), event.revision);
+            }
+            if let (Some(desk), Some(site)) = (&self.reconciler.desk, site_of_active(&event.key)) {
+                let active = event.value.as_deref().and_then(decode_active);
+                return desk.note_active(event.revision, site, active);
             }
             return self.reconciler.saw(event.revision);
         };

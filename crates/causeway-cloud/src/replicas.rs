@@ -5,6 +5,7 @@
 //! `directory` keeps it in step with the store, `peers` holds the links between replicas, `relay` joins streams.
 //! Sessions themselves are the business of others; they say who is attached (`SessionDirectory::set_attached`).
 
+mod active;
 mod attach;
 mod directory;
 mod peers;
@@ -31,6 +32,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+pub use active::{ACTIVE_GATEWAYS, ActiveGatewayWriter, ActiveGateways, decode_active, site_of_active};
 pub use attach::{EdgeStreamServer, LinkDispatcher, follow};
 pub use directory::{ReplicaAddress, SessionDirectory, SupersededSession};
 pub use peers::{DialPeerError, ReplicaIdentity, ReplicaIdentityError};
@@ -135,8 +137,8 @@ impl Fleet {
         self.directory.whereabouts(gateway) != GatewayLocation::Nowhere || self.local.is_attached(gateway)
     }
 
-    /// A stream to the gateway that the header names, or, when it names only a site, to the active one there. One whose
-    /// link died unnoticed is passed over for the next.
+    /// Opens a stream to the gateway that the header names, or, when it names only a site, to the active gateway there. A
+    /// gateway that is not attached, or whose link died unnoticed, is passed over for the next.
     pub async fn open_stream_to(&self, header: StreamHeader) -> Result<Stream, FleetError> {
         if !header.gateway.is_empty() {
             return self.open_stream(&header.gateway.clone(), header).await;
@@ -159,7 +161,7 @@ impl Fleet {
     pub fn home(&self, site: &str) -> Option<Handle> {
         let sites = self.sites.borrow().clone();
         let attached = |name: &&String| self.is_attached(name);
-        self.local.home(sites.gateways(site).iter().find(attached)?)
+        self.local.home(sites.gateways(site).find(attached)?)
     }
 
     /// Carries a stream that a gateway opened to the gateway or site its header names. Where it comes from says the session's

@@ -317,7 +317,7 @@ fn decide(
     connections: Vec<(String, ConnectionChange)>,
     live: &LiveReplicas,
 ) -> (Vec<ConditionWrite>, Vec<(String, Revision)>) {
-    let ReportedFacts { table, seen, .. } = facts;
+    let ReportedFacts { table, active, seen, .. } = facts;
     let changed = &pending.changed;
     let mut connections: BTreeMap<String, ConnectionChange> = connections.into_iter().collect();
     let mut gateways: BTreeSet<String> = changed.gateways.union(&changed.reporters).cloned().collect();
@@ -353,7 +353,7 @@ fn decide(
     }
     for name in services {
         let shown = world.service(&name).and_then(|service| service.status.condition(BACKENDS_ANSWER));
-        let computed = computed::of_service(&name, world, table, live);
+        let computed = computed::of_service(&name, world, active, table, live);
         if let Some(computed) = computed.filter(|computed| !computed.is_shown(shown)) {
             let conditions = vec![computed];
             writes.push(ConditionWrite { kind: Kind::EService, name, conditions, connection: None });

@@ -60,6 +60,8 @@ pub struct GatewayEntry {
 pub struct SiteEntry {
     pub name: SiteName,
     pub subnets: Vec<IpNet>,
+    /// The gateway of the site that streams to it go to. None: the site has one gateway only, or an older cloud compiled this.
+    pub active: Option<GatewayName>,
 }
 
 /// A service that can be used here, at local addresses.

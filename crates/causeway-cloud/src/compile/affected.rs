@@ -21,6 +21,8 @@ pub struct NetmapChanges {
     servers: BTreeSet<String>,
     /// Hosts that a changed policy names: it may show their site something.
     named_servers: BTreeSet<String>,
+    /// The active gateway of a site is another one.
+    is_active_changed: bool,
 }
 
 /// Those who look again.
@@ -42,9 +44,15 @@ impl NetmapChanges {
         [old, new].into_iter().flatten().for_each(|object| self.note_one(object));
     }
 
-    /// Has a gateway come, gone or changed?
+    /// Takes note that the active gateway of a site is another one.
+    pub fn note_active(&mut self, site: &str) {
+        self.sites.insert(site.to_owned());
+        self.is_active_changed = true;
+    }
+
+    /// Has a gateway come, gone or changed, or become active?
     pub fn concern_gateways(&self) -> bool {
-        !self.gateways.is_empty()
+        !self.gateways.is_empty() || self.is_active_changed
     }
 
     fn note_one(&mut self, object: &Object) {
@@ -208,7 +216,7 @@ mod tests {
                 }
                 let affected = changes.affected(&world);
                 for gateway in ["a", "b", "c"] {
-                    let entries = compile(&world, gateway).unwrap_or_default();
+                    let entries = compile(&world, &Default::default(), gateway).unwrap_or_default();
                     let fresh = Netmap::build(Generation::default(), entries, None).unwrap();
                     let looks = held.get(gateway).is_none_or(|netmap| affected.touches(netmap))
                         || affected.named(&world).any(|named| named == gateway);

@@ -12,6 +12,7 @@ use causeway_gateway::problems::BackendOutage;
 
 use super::record::{Report, ReportSubject, ReportTable};
 use crate::bootstrap::CLOUD;
+use crate::replicas::ActiveGateways;
 
 /// The condition of an EGateway about its listeners.
 pub const LISTENING: &str = "Listening";
@@ -129,6 +130,7 @@ pub struct BackendReport<'a> {
 pub fn of_service(
     service: &str,
     world: &ObjectSet,
+    active: &ActiveGateways,
     table: &ReportTable,
     live: &LiveReplicas,
 ) -> Option<ComputedCondition> {
@@ -136,7 +138,7 @@ pub fn of_service(
     let (name, site) = (&service.metadata.name, &service.e_site_name);
     let reports = match site.as_str() {
         CLOUD => reports_of(CLOUD, name, site, table, live),
-        site => match responsible(world, site, table) {
+        site => match responsible(world, site, active.get(site), table) {
             Some(gateway) => reports_of(gateway, name, site, table, &None),
             None => Vec::new(),
         },
@@ -144,9 +146,15 @@ pub fn of_service(
     backends_answer(service.status.condition(BACKENDS_ANSWER), &reports)
 }
 
-/// The gateway of a site that serves its services now: the first that is connected, by priority and name. While none is
-/// connected, the first that has reported: its report is the last one known.
-fn responsible<'a>(world: &'a ObjectSet, site: &str, table: &ReportTable) -> Option<&'a str> {
+/// The gateway of a site that serves its services now: the stored active one. Where there is no such record, as at a site with
+/// one gateway, the first that is connected, by priority and name. While none is connected, the first that has reported: its
+/// report is the last one known.
+fn responsible<'a>(
+    world: &'a ObjectSet,
+    site: &str,
+    active: Option<&String>,
+    table: &ReportTable,
+) -> Option<&'a str> {
     let mut gateways: Vec<&EGateway> = world.gateways_at(site).collect();
     gateways.sort_by(|one, other| {
         let by_priority = other.priority.cmp(&one.priority);
@@ -155,7 +163,8 @@ fn responsible<'a>(world: &'a ObjectSet, site: &str, table: &ReportTable) -> Opt
     let has_reported = |gateway: &&&EGateway| {
         table.of_gateway(&gateway.metadata.name, ReportSubject::Backends).next().is_some()
     };
-    let connected = gateways.iter().find(|gateway| is_connected(gateway));
+    let stored = gateways.iter().find(|gateway| Some(&gateway.metadata.name) == active);
+    let connected = stored.or_else(|| gateways.iter().find(|gateway| is_connected(gateway)));
     let found = connected.or_else(|| gateways.iter().find(has_reported));
     found.map(|gateway| gateway.metadata.name.as_str())
 }

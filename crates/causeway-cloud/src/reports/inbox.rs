@@ -14,6 +14,8 @@ use causeway_store::{Revision, StoreRecord};
 use serde_json::Value;
 use tokio::sync::Notify;
 
+use crate::replicas::{ActiveGateways, decode_active, site_of_active};
+
 use super::record::{Report, ReportSubject, ReportTable};
 
 /// Reports that are not in the store yet, by gateway. A newer report on a subject replaces an older one.
@@ -76,6 +78,7 @@ pub(super) struct ReportedFacts {
     /// The revision up to which the world is known.
     pub seen: Revision,
     pub table: ReportTable,
+    pub active: ActiveGateways,
     pub changed: ChangedObjects,
 }
 
@@ -103,9 +106,16 @@ impl ChangedObjects {
 
 impl ReportedState {
     /// The reconciler has loaded everything. Called with the world unlocked.
-    pub fn reset(&self, world: Arc<Mutex<ObjectSet>>, reports: &[StoreRecord], revision: Revision) {
+    pub fn reset(
+        &self,
+        world: Arc<Mutex<ObjectSet>>,
+        active: ActiveGateways,
+        reports: &[StoreRecord],
+        revision: Revision,
+    ) {
         let mut facts = self.lock();
         facts.world = Some(world);
+        facts.active = active;
         facts.seen = revision;
         facts.table.reset(reports.iter().map(|record| (&*record.key, &*record.value, record.revision)));
         facts.changed.everything = true;
@@ -124,12 +134,20 @@ impl ReportedState {
         }
     }
 
-    /// Something else changed in the store: perhaps a report.
+    /// Something else changed in the store: perhaps a report, or the active gateway of a site.
     pub fn note_record(&self, key: &str, value: Option<&[u8]>, revision: Revision) {
         let mut facts = self.lock();
         facts.seen = facts.seen.max(revision);
-        let Some(gateway) = facts.table.handle_record(key, value, revision) else { return };
-        facts.changed.reporters.insert(gateway);
+        if let Some(site) = site_of_active(key) {
+            match value.and_then(decode_active) {
+                Some(gateway) => facts.active.insert(site.to_owned(), gateway),
+                None => facts.active.remove(site),
+            };
+            facts.changed.sites.insert(site.to_owned());
+        } else {
+            let Some(gateway) = facts.table.handle_record(key, value, revision) else { return };
+            facts.changed.reporters.insert(gateway);
+        }
         drop(facts);
         self.wake.notify_one();
     }

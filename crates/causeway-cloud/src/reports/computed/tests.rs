@@ -28,6 +28,7 @@ fn outage(up: usize) -> BackendOutage {
 struct Lab {
     table: ReportTable,
     world: ObjectSet,
+    active: ActiveGateways,
     revision: u64,
 }
 
@@ -75,7 +76,7 @@ impl Lab {
         live: &LiveReplicas,
     ) -> Option<ComputedCondition> {
         self.service(site, before.map(condition));
-        of_service("web", &self.world, &self.table, live)
+        of_service("web", &self.world, &self.active, &self.table, live)
     }
 
     fn listens(&self, live: &[&str]) -> Option<ComputedCondition> {
@@ -156,6 +157,9 @@ fn the_condition_follows_the_gateway_that_is_responsible_now() {
     assert_eq!(shown(&lab.answers("oslo", Some(&down), &None).unwrap()), WELL, "b took over");
     lab.gateway("b", "oslo", 1, false);
     assert_eq!(lab.answers("oslo", Some(&down), &None).as_ref(), Some(&down), "none is connected");
+    lab.active.insert("oslo".into(), "b".into());
+    assert_eq!(shown(&lab.answers("oslo", Some(&down), &None).unwrap()), WELL, "b was the active one last");
+    lab.active.insert("oslo".into(), "a".into());
     lab.gateway("a", "rome", 9, true);
     assert_eq!(shown(&lab.answers("oslo", Some(&down), &None).unwrap()), WELL, "a was moved");
     assert_eq!(
