@@ -1,8 +1,8 @@
 //! Puts a cloud together and runs it.
 //!
 //! `start` does everything that may fail: the lock, the store, identity, and every listener is bound before
-//! anything runs. `run` goes on until told to stop, then drains: what is in flight finishes while every listener is still
-//! open; then callers end, and what serves them after. Idle connections are not waited for.
+//! anything runs. `run` goes on until told to stop, then drains: what is in flight finishes while every
+//! listener is still open; then callers end, and what serves them after. Idle connections are not waited for.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -523,7 +523,8 @@ fn bind_error(purpose: &'static str, address: SocketAddr) -> impl FnOnce(std::io
     move |source| CloudError::Bind { purpose, address, source }
 }
 
-/// Kept, so that edges notice a restart at once: the links that were lost are answered with resets they believe.
+/// Kept, so that edges notice a restart at once: the links that were lost are answered with resets they
+/// believe.
 fn port_keys(data_dir: &DataDir) -> Result<EndpointKeys, DataDirError> {
     let kept = std::fs::read(data_dir.join(PORT_KEYS_FILE)).ok();
     if let Some(keys) = kept.and_then(|bytes| EndpointKeys::from_bytes(&bytes)) {
@@ -561,8 +562,8 @@ fn local(listener: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, listener.port())
 }
 
-/// Where edges find the channel when nobody said: the listener's own address, or, when it listens on all, those
-/// that others see; the host's name as a last resort.
+/// Where edges find the channel when nobody said: the listener's own address, or, when it listens on all,
+/// those that others see; the host's name as a last resort.
 fn own_endpoints(channel: SocketAddr, outward: &[IpAddr], host: &str) -> Vec<ChannelEndpoint> {
     let ip = channel.ip();
     let listens_for = |other: &&IpAddr| ip.is_ipv6() || other.is_ipv4();

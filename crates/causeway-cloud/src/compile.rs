@@ -1,8 +1,9 @@
-//! What one gateway must know, from all objects: the compiler of netmaps.
+//! Compiles the netmap of one gateway from all objects.
 //!
-//! Pure: the world and a gateway's name in, entries out; the same world gives the same bytes in every replica. A gateway is told
-//! only what concerns its site: names of services that are not exposed to it, and addresses inside other sites, do not leave the
-//! cloud. Default deny: what no existing policy allows is not allowed, and a reference that dangles allows nobody.
+//! Pure: the world and a gateway's name in, entries out; the same world gives the same bytes in every
+//! replica. A gateway is told only what concerns its site: names of services that are not exposed to it, and
+//! addresses inside other sites, do not leave the cloud. Default deny: access needs an existing policy, and a
+//! dangling reference allows none.
 
 pub mod affected;
 mod facts;
@@ -46,7 +47,7 @@ struct Draft<'a> {
     world: &'a ObjectSet,
     site: &'a str,
     facts: Vec<NetmapEntry>,
-    /// The policies that are referred to, and from where those may come whom they allow.
+    /// The policies that are referred to, and the sites from which allowed subjects may come.
     reach: BTreeMap<&'a str, Reach<'a>>,
 }
 
@@ -143,7 +144,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// All hosts of the site: a refusal, too, is recorded with the name of who was refused.
+    /// All hosts of the site: a refusal, too, is recorded with the name of the refused host.
     fn subjects_here(&mut self) {
         for server in self.world.servers_at(self.site) {
             self.facts.push(NetmapEntry::Subject(SubjectEntry {
@@ -154,9 +155,10 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Every policy that is referred to, and the hosts of other sites that it lets in: those it names, and, where it has limits,
-    /// those of sites it names, because each host has a share of its own and hosts that are not known share their site's. One
-    /// that does not exist is there too, and allows nobody: so a netmap shows what it depends on.
+    /// Every policy that is referred to, and the hosts of other sites that it lets in: those it names, and,
+    /// where it has limits, those of sites it names, because each host has a share of its own and hosts that
+    /// are not known share their site's. One that does not exist is there too, and allows no subject: so a
+    /// netmap shows its dependencies.
     fn policies(&mut self) {
         let mut visitors: BTreeMap<&str, &str> = BTreeMap::new();
         for (name, reach) in &self.reach {
@@ -221,7 +223,8 @@ impl<'a> Draft<'a> {
     }
 }
 
-/// Can this gateway use the address? Whether another presence has it too is settled where presences are stored.
+/// Can this gateway use the address? Whether another presence has it too is settled where presences are
+/// stored.
 fn is_usable(found: &VirtualPresence, gateway: &EGateway) -> bool {
     presence::check_refs(found, &[gateway], &[]).is_empty()
 }

@@ -1,10 +1,10 @@
-//! Puts out gateways that are deleted: their keys and open join tokens are void at the deletion mark, and the cursor of their
-//! records is removed a while after the object is gone.
+//! Puts out gateways that are deleted: their keys and open join tokens are void at the deletion mark, and the
+//! cursor of their records is removed a while after the object is gone.
 //!
-//! Follows the EGateways in the store and calls the `Registrar`, whose revocations end the sessions. An EGateway with
-//! `metadata.deletionTimestamp` counts as deleted: a finalizer delays the removal of the object, not the loss of access.
-//! Everything is compared at the start and after any trouble, so a deletion that was missed is found then. Doing it twice, or
-//! in two replicas, changes nothing.
+//! Follows the EGateways in the store and calls the `Registrar`, whose revocations end the sessions. An
+//! EGateway with `metadata.deletionTimestamp` counts as deleted: a finalizer delays the removal of the
+//! object, not the loss of access. Everything is compared at the start and after any trouble, so a deletion
+//! that was missed is found then. Doing it twice, or in two replicas, changes nothing.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -22,8 +22,8 @@ use crate::spool_intake;
 /// Pause after trouble with the store. Short, because an operator who deletes a gateway expects it to be out.
 const PAUSE: Duration = Duration::from_millis(300);
 
-/// Time from the deletion of a gateway to the removal of its cursor. Its last session has ended by then in every replica, so
-/// no batch comes in that would write the cursor anew.
+/// Time from the deletion of a gateway to the removal of its cursor. Its last session has ended by then in
+/// every replica, so no batch comes in that would write the cursor anew.
 const FORGET_AFTER: Duration = Duration::from_secs(10);
 
 #[derive(Clone)]
@@ -101,11 +101,11 @@ impl DeletedGateways {
         }
     }
 
-    /// Puts out every gateway that has no object or a marked one, and every key and token that is older than the object of its
-    /// gateway: that object was deleted and created again while this was not running.
+    /// Puts out every gateway that has no object or a marked one, and every key and token that is older than
+    /// the object of its gateway: that object was deleted and created again while this was not running.
     async fn sweep(&self) -> Result<(), TokenProblem> {
-        // In this order: the object of a gateway is created before its token, so an admitted gateway that is not listed was
-        // deleted.
+        // In this order: the object of a gateway is created before its token, so an admitted gateway that is
+        // not listed was deleted.
         let admitted = self.registrar.admitted().await?;
         let listing = self.store.list(&prefix(Kind::EGateway), ListRange::default()).await?;
         let standing: HashMap<&str, &StoreRecord> =
@@ -126,7 +126,8 @@ impl DeletedGateways {
         Ok(())
     }
 
-    /// Voids the keys and tokens from before the deletion, and those made since, unless the EGateway exists again.
+    /// Voids the keys and tokens from before the deletion, and those made since, unless the EGateway exists
+    /// again.
     async fn dismiss(&self, gateway: &str, deleted: Revision) -> Result<(), TokenProblem> {
         let now = self.store.revision().await?;
         let is_back = self.store.get(&key(Kind::EGateway, gateway)).await?.is_some();
@@ -144,8 +145,9 @@ impl DeletedGateways {
         Ok(strays.map(str::to_owned).collect())
     }
 
-    /// Removes the cursor of a gateway, unless its EGateway exists again. If it is created at this very moment, the queue of
-    /// the gateway is read once more from where it stands, and readers drop what repeats.
+    /// Removes the cursor of a gateway, unless its EGateway exists again. If it is created at this very
+    /// moment, the queue of the gateway is read once more from where it stands, and readers drop what
+    /// repeats.
     async fn forget(&self, gateway: &str) -> Result<(), StoreError> {
         let cursor = format!("{}{gateway}", spool_intake::PREFIX);
         let Some(record) = self.store.get(&cursor).await? else { return Ok(()) };

@@ -1,6 +1,8 @@
-//! Figures of gateways that change often, added when an EGateway is read, and whether a gateway has a session.
+//! Figures of gateways that change often, added when an EGateway is read, and whether a gateway has a
+//! session.
 //!
-//! Figures of edges come from their sessions, at this replica or at another one; the cloud's own gateway is the cloud itself.
+//! Figures of edges come from their sessions, at this replica or at another one; the cloud's own gateway is
+//! the cloud itself.
 
 use std::sync::Arc;
 

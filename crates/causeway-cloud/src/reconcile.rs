@@ -1,9 +1,9 @@
 //! Gives exposures their presences, and keeps the conditions of all objects true.
 //!
 //! Level-triggered: looks at the state, not at the event that woke it; running twice, or in two replicas,
-//! changes nothing. `affected` decides what must be looked at again, `causeway_api::conditions` what it should
-//! say, `presences` which addresses are missing; this file follows the store and writes through the `Registry`,
-//! only what differs.
+//! changes nothing. `affected` decides what must be looked at again, `causeway_api::conditions` what it
+//! should say, `presences` which addresses are missing; this file follows the store and writes through the
+//! `Registry`, only what differs.
 
 mod affected;
 mod metrics;
@@ -33,11 +33,12 @@ use affected::ConditionChanges;
 use metrics::ReconcileMetrics;
 use presences::PresenceWork;
 
-/// Who is recorded as the owner of what is written here.
+/// The field manager of everything that the cloud writes.
 pub const MANAGER: &str = "causeway-cloud";
-/// Changes that come in one breath are looked at together.
+/// Changes within this time are looked at together.
 const BREATH: Duration = Duration::from_millis(10);
-/// A fleet that connects is looked at in longer breaths: one exposure may be told of a thousand gateways.
+/// The same for gateways that connect or disconnect. Longer, because one exposure may depend on a thousand
+/// gateways.
 const LINK_BREATH: Duration = Duration::from_secs(1);
 /// Enough to fill a group commit; each holds one object.
 const WRITES_MAX: usize = 64;
@@ -47,7 +48,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(15);
 type Key = (Kind, String);
 type Write = Pin<Box<dyn Future<Output = (Work, Result<(), Status>)> + Send>>;
 
-/// What was being written.
+/// The subject of a write.
 enum Work {
     /// The cloud's own objects.
     Own,
@@ -95,7 +96,7 @@ impl Reconciler {
         Reconciler { reports: Some(reports), ..self }
     }
 
-    /// Creates the cloud's own objects again when somebody deletes them.
+    /// Creates the cloud's own objects again when a client deletes them.
     pub fn keeping_own_objects(self) -> Reconciler {
         Reconciler { keeps_own: true, ..self }
     }
@@ -176,7 +177,8 @@ impl Reconciler {
         Ok(())
     }
 
-    /// All objects as they stood at one revision: a netmap is named by it, and two replicas must mean the same.
+    /// All objects as they stood at one revision: a netmap is named by it, and two replicas must mean the
+    /// same.
     async fn load(&self) -> Result<(ObjectSet, FreedAddresses, Revision), Status> {
         let mut world = ObjectSet::default();
         let mut at = None;
@@ -189,7 +191,7 @@ impl Reconciler {
         Ok((world, freed, at.unwrap_or_default()))
     }
 
-    /// The order in which addresses were given back. What need not be remembered is cleaned up on the way.
+    /// Loads the order in which addresses were given back, and removes the records that are no longer needed.
     async fn load_freed(
         &self,
         world: &ObjectSet,
@@ -271,7 +273,7 @@ impl<'a> Round<'a> {
         lock(&self.world)
     }
 
-    /// Takes an event of the store into the picture. What is no object is none of our business.
+    /// Applies an event of the store to the picture. Other records than objects are handed on.
     fn take(&mut self, event: &StoreEvent) {
         let Some((kind, name)) =
             event.key.split_once('/').and_then(|(plural, name)| Some((Kind::from_plural(plural)?, name)))
@@ -328,7 +330,7 @@ impl<'a> Round<'a> {
         self.look_at.into_iter().chain(self.links_at).chain(resume).min()
     }
 
-    /// Turns what changed into objects to look at.
+    /// Turns changes into objects to look at.
     fn look(&mut self) {
         self.paused = self.paused.filter(|until| *until > Instant::now());
         self.look_at = None;
@@ -372,7 +374,7 @@ impl<'a> Round<'a> {
         self.reconciler.figures.pending.set(pending as i64);
     }
 
-    /// What must be written about an object, if anything.
+    /// Returns the write that an object needs. None: its status is right.
     fn decide(&self, key: &Key) -> Option<Write> {
         let (kind, name) = key.clone();
         let world = self.world();
@@ -389,9 +391,9 @@ impl<'a> Round<'a> {
         if conditions::status(object, &world, now) == *object.status() {
             return None;
         }
-        // Decided anew where it is written, with the picture as it is then. A live object that differs from the
-        // picture was written by somebody who may know more than we do, such as another replica: it stays as it
-        // is, and its event brings us here again.
+        // Decided anew where it is written, with the picture as it is then. A live object that differs from
+        // the picture was written by a part that may know more, such as another replica: it stays as it is,
+        // and its event brings us here again.
         let shared = self.world.clone();
         Some(Box::pin(async move {
             let edit = |live: &mut Object| {
@@ -429,7 +431,7 @@ impl<'a> Round<'a> {
         match written {
             Ok(()) => self.succeeded(),
             Err(status) if again => self.failed(&status),
-            // Somebody else was faster; what is left to do shows when we look.
+            // Another replica was faster; the remaining work shows at the next look.
             Err(_) => {}
         }
         if self.presences.is_dirty() {
@@ -491,7 +493,7 @@ fn carry_out(registry: &Arc<Registry>, site: String, step: AllocationStep) -> Wr
     })
 }
 
-/// Is the picture of an object what the store holds?
+/// Tells whether the picture of an object equals the stored object.
 fn is_same(known: &Object, live: &Object) -> bool {
     known.metadata().generation == live.metadata().generation && known.status() == live.status()
 }
@@ -515,7 +517,7 @@ fn set_site(object: &mut Object, site: &str) {
     }
 }
 
-/// Objects without what no condition depends on: the picture of ten thousand stays small.
+/// Drops the fields that no condition depends on, so that the picture of ten thousand objects stays small.
 fn lean(mut object: Object) -> Object {
     let mut full = std::mem::take(object.metadata_mut());
     full.labels.retain(|label, _| label == MADE_LABEL);

@@ -1,9 +1,11 @@
-//! Stores what gateways and replicas report, and writes the conditions that follow from it into EGateways and EServices.
+//! Stores what gateways and replicas report, and writes the conditions that follow from it into EGateways and
+//! EServices.
 //!
-//! Input: the problems of gateways, the state of their netmaps, and the sessions of this replica. Reports are records in the
-//! store (`record`); conditions are computed from them (`computed`) and from the sessions (`sessions::report`), and written
-//! when they differ. A replica stores only what it was told itself, and every replica computes from all records, so no
-//! replica takes back what another one reports. Records go with the EGateway or the replica that they are of.
+//! Input: the problems of gateways, the state of their netmaps, and the sessions of this replica. Reports are
+//! records in the store (`record`); conditions are computed from them (`computed`) and from the sessions
+//! (`sessions::report`), and written when they differ. A replica stores only what it was told itself, and
+//! every replica computes from all records, so no replica takes back what another one reports. Records go
+//! with the EGateway or the replica that they are of.
 
 mod computed;
 mod inbox;
@@ -38,9 +40,11 @@ pub use computed::NETMAP_IN_FORCE;
 pub use inbox::{ReportInbox, ReportedState};
 pub use record::{REPORTS, Report};
 
-/// Changes within this time are looked at together. It also lets the replica that stored a report write the condition.
+/// Changes within this time are looked at together. It also lets the replica that stored a report write the
+/// condition.
 const GATHER: Duration = Duration::from_millis(50);
-/// The same for sessions: each look goes over all of them, and a fleet that comes back is twenty thousand changes.
+/// The same for sessions: each look goes over all of them, and a fleet that comes back is twenty thousand
+/// changes.
 const GATHER_CONNECTIONS: Duration = Duration::from_millis(200);
 /// How often the replicas that are alive are looked at, and writes that failed are tried again.
 const LOOK: Duration = Duration::from_secs(15);
@@ -62,8 +66,9 @@ pub struct ReportWriter {
 #[derive(Default)]
 struct Pending {
     changed: ChangedObjects,
-    /// Conditions of the cloud's own gateway and services that changed. With several replicas they are put right at the next
-    /// look only: replicas that do not agree which of them are alive would write over each other without end.
+    /// Conditions of the cloud's own gateway and services that changed. With several replicas they are put
+    /// right at the next look only: replicas that do not agree which of them are alive would write over each
+    /// other without end.
     deferred: ChangedObjects,
     /// Replicas that were gone at the last look.
     gone: BTreeSet<String>,
@@ -81,7 +86,8 @@ impl ReportWriter {
     /// Runs until told to stop. `own` tells the problems of the gateway in this process.
     pub async fn run(self, own: Option<ProblemReporter>, stop: CancellationToken) {
         let inbox = self.inbox.clone();
-        // Beside the loop, because a report waits for a while before it is made, and must not start anew at every change.
+        // Beside the loop, because a report waits for a while before it is made, and must not start anew at
+        // every change.
         let reporting = async move {
             let Some(mut own) = own else { return std::future::pending().await };
             loop {
@@ -127,12 +133,14 @@ impl ReportWriter {
         }
     }
 
-    /// Reports of this replica are stored again where they were removed, as by a replica that took this one for gone.
+    /// Reports of this replica are stored again where they were removed, as by a replica that took this one
+    /// for gone.
     fn repeat(&self, own: &BTreeMap<String, Report>) {
         own.values().for_each(|report| self.inbox.put_back(CLOUD, report.clone()));
     }
 
-    /// Stores what arrived and differs from what the store holds. `own` keeps what this replica itself reported last.
+    /// Stores what arrived and differs from what the store holds. `own` keeps what this replica itself
+    /// reported last.
     async fn store_reports(&self, own: &mut BTreeMap<String, Report>) {
         let mut new = Vec::new();
         for (gateway, report) in self.inbox.take() {
@@ -270,8 +278,8 @@ impl ReportWriter {
 }
 
 impl Pending {
-    /// Adds what changed. With several replicas, changes of the cloud's own objects wait for the next look; new reports do
-    /// not.
+    /// Adds what changed. With several replicas, changes of the cloud's own objects wait for the next look;
+    /// new reports do not.
     fn take(&mut self, mut changed: ChangedObjects, world: &ObjectSet, live: &LiveReplicas, is_look: bool) {
         let reporters = std::mem::take(&mut changed.reporters);
         if live.is_some() {

@@ -1,14 +1,15 @@
 //! Reports whether the netmap of an attached gateway is in force and on its disk, and if not, why.
 //!
-//! Reported only when that changes: an update on its way is not reported, and generations are added when an EGateway is
-//! read. `reports` stores the report and writes the conditions.
+//! Reported only when that changes: an update on its way is not reported, and generations are added when an
+//! EGateway is read. `reports` stores the report and writes the conditions.
 
 use causeway_netmap::sync::NetmapSyncState;
 
 use super::NetmapPublisher;
 use crate::reports::{IN_FORCE, Report};
 
-/// Returns the report on the netmap of a gateway. None: an update is on its way, and what follows is reported.
+/// Returns the report on the netmap of a gateway. None: an update is on its way, and what follows is
+/// reported.
 pub fn netmap_report(standing: &NetmapSyncState, not_persisted: &str) -> Option<Report> {
     let (reason, message) = match standing {
         NetmapSyncState::NoTarget | NetmapSyncState::Sending { .. } => return None,

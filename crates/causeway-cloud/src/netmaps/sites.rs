@@ -1,4 +1,5 @@
-//! The gateways of every site in the order in which streams try them: the active one, then the others by priority and name.
+//! The gateways of every site in the order in which streams try them: the active one, then the others by
+//! priority and name.
 
 use std::collections::HashMap;
 
@@ -6,7 +7,8 @@ use causeway_api::{EGateway, ObjectSet};
 
 use crate::replicas::ActiveGateways;
 
-/// The gateways of all sites as EGateways name them, and the stored active ones. Which of them are attached is not known here.
+/// The gateways of all sites as EGateways name them, and the stored active ones. Which of them are attached
+/// is not known here.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct SiteGateways {
     /// The highest priority first, then by name.

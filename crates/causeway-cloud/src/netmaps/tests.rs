@@ -1,4 +1,4 @@
-//! The desk on a real store: what changes reaches whom it concerns, and nobody else.
+//! The netmap publisher on a real store: a change reaches the gateways it concerns, and no other.
 
 use std::time::Duration;
 
@@ -107,7 +107,8 @@ impl Edge {
         Edge { feed: lab.desk.attach(gateway, held), receiver }
     }
 
-    /// Takes updates in until one leads to a netmap that holds `key` or not, and returns how the last one came.
+    /// Takes updates in until one leads to a netmap that holds `key` or not, and returns how the last one
+    /// came.
     async fn wait(&mut self, what: &str, holds: impl Fn(&Netmap) -> bool) -> NetmapUpdateData {
         let waiting = async {
             loop {
@@ -240,5 +241,28 @@ async fn a_gateway_is_never_told_the_netmap_of_another_site() {
     let mut oslo = Edge { feed, receiver: NetmapReceiver::default() };
     oslo.wait("the netmap of oslo", |held| !held.is_empty()).await;
     drop((rome, oslo));
+    lab.end().await;
+}
+
+#[tokio::test]
+async fn the_stored_active_gateway_reaches_the_gateways_of_its_site() {
+    let lab = Lab::start().await;
+    lab.furnish().await;
+    lab.create(Kind::EGateway, "oslo-2", json!({"eSiteName": "oslo"})).await;
+    let mut oslo = Edge::attach(&lab, "oslo-gw", NetmapReceiver::default());
+    let active = |netmap: &Netmap| {
+        let view = causeway_netmap::NetmapView::decode(netmap);
+        view.sites["oslo"].active.as_ref().map(ToString::to_string)
+    };
+    let sites = lab.desk.sites();
+    for gateway in ["oslo-2", "oslo-gw"] {
+        let record = format!(r#"{{"gateway":"{gateway}"}}"#).into();
+        lab.registry.store().put("activegateways/oslo", record).await.unwrap();
+        oslo.wait("the active gateway", |netmap| active(netmap).as_deref() == Some(gateway)).await;
+        assert_eq!(sites.borrow().gateways("oslo").next().unwrap(), gateway);
+    }
+    lab.registry.store().delete("activegateways/oslo", None).await.unwrap();
+    oslo.wait("no record", |netmap| active(netmap).is_none()).await;
+    drop(oslo);
     lab.end().await;
 }

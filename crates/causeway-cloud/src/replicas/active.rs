@@ -1,9 +1,10 @@
 //! The active gateway of each site that has several: decided from priority and attachment, and stored.
 //!
-//! `activegateways/SITE` names the gateway that streams to the site go to. Every replica decides by the same pure function
-//! when a session begins or ends, when EGateways change and when a replica is gone; the record changes only when the decision
-//! does. Netmaps contain it (`compile`), and `SiteGateways` puts it before the other gateways of the site. A stream does not
-//! wait for the record: a gateway that is not attached is passed over (`Fleet::open_stream_to`).
+//! `activegateways/SITE` names the gateway that streams to the site go to. Every replica decides by the same
+//! pure function when a session begins or ends, when EGateways change and when a replica is gone; the record
+//! changes only when the decision does. Netmaps contain it (`compile`), and `SiteGateways` puts it before the
+//! other gateways of the site. A stream does not wait for the record: a gateway that is not attached is
+//! passed over (`Fleet::open_stream_to`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -43,8 +44,8 @@ pub fn decode_active(value: &[u8]) -> Option<String> {
     serde_json::from_slice(value).ok().map(|record: ActiveGatewayRecord| record.gateway)
 }
 
-/// Decides which gateway of a site is active: the first that is attached, of `gateways` in the order of priority and name.
-/// While none is attached, the stored one stays, as long as it is a gateway of the site.
+/// Decides which gateway of a site is active: the first that is attached, of `gateways` in the order of
+/// priority and name. While none is attached, the stored one stays, as long as it is a gateway of the site.
 pub fn active_gateway<'a>(
     gateways: &'a [String],
     is_attached: impl Fn(&str) -> bool,
@@ -111,7 +112,8 @@ impl ActiveGatewayWriter {
     }
 }
 
-/// Returns the records to write: of sites with several gateways whose active one changed. A site with one gateway needs none.
+/// Returns the records to write: of sites with several gateways whose active one changed. A site with one
+/// gateway needs none.
 fn decide(sites: &SiteGateways, is_attached: impl Fn(&str) -> bool) -> Vec<Op> {
     let mut ops = Vec::new();
     let mut shared = BTreeSet::new();

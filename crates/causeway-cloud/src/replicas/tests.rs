@@ -260,7 +260,8 @@ async fn the_origin_is_what_the_certificate_says() {
 /// What fits into a packet of every path; the other, with its head, into none.
 const SMALL: usize = 100;
 
-/// A flow from tokyo to oslo through the cloud, each link over its own transport: which way datagrams go on each of them.
+/// A flow from tokyo to oslo through the cloud, each link over its own transport: which way datagrams go on
+/// each of them.
 async fn check_flow(tokyo: DialTransports, oslo: DialTransports) {
     let lab = Lab::new().await;
     let one = lab.replica("one").await;
@@ -291,7 +292,8 @@ async fn check_flow(tokyo: DialTransports, oslo: DialTransports) {
         if transports == DialTransports::QuicOnly { DatagramPath::Beside } else { DatagramPath::OnStream }
     };
     let mut ways = (DatagramPath::OnStream, DatagramPath::OnStream);
-    // Each end hears with the first answers what the next one understands; datagrams may be lost, so one is sent until it comes.
+    // Each end hears with the first answers what the next one understands; datagrams may be lost, so one is
+    // sent until it comes.
     for round in 0..20 {
         for bytes in [SMALL, usize::from(LARGE_PACKET_BYTES)] {
             let asked = FramedDatagram::new(&vec![round; bytes]).unwrap();

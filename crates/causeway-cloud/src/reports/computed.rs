@@ -1,7 +1,8 @@
-//! Conditions of EGateways and EServices, computed from the reports of gateways. Pure: reports in, conditions out.
+//! Conditions of EGateways and EServices, computed from the reports of gateways. Pure: reports in, conditions
+//! out.
 //!
-//! A condition follows the reports of the gateway that is responsible now. A report of a gateway at another site, of a
-//! gateway that was deleted, and of a replica that is gone is ignored.
+//! A condition follows the reports of the gateway that is responsible now. A report of a gateway at another
+//! site, of a gateway that was deleted, and of a replica that is gone is ignored.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +19,8 @@ use crate::replicas::ActiveGateways;
 pub const LISTENING: &str = "Listening";
 /// The condition of an EGateway about the netmap in force.
 pub const NETMAP_IN_FORCE: &str = "NetmapInForce";
-/// The condition about the gateway's disk. Written when a gateway first reports that it cannot write its netmap.
+/// The condition about the gateway's disk. Written when a gateway first reports that it cannot write its
+/// netmap.
 pub const NETMAP_PERSISTED: &str = "NetmapPersisted";
 /// The reason of `NetmapInForce` when it is True.
 pub const IN_FORCE: &str = "InForce";
@@ -30,7 +32,8 @@ const PART_CHARS_MAX: usize = 300;
 /// Separates the parts of replicas.
 const SEPARATOR: &str = " | ";
 
-/// The replicas of the cloud that are alive, this one included: label by id. None: the cloud has one replica only.
+/// The replicas of the cloud that are alive, this one included: label by id. None: the cloud has one replica
+/// only.
 pub type LiveReplicas = Option<BTreeMap<String, String>>;
 
 /// A condition as it should be.
@@ -84,7 +87,8 @@ pub fn of_gateway(gateway: &EGateway, table: &ReportTable, live: &LiveReplicas) 
     computed
 }
 
-/// What the replicas of the cloud report together. A replica that listens on everything has no part in the message.
+/// What the replicas of the cloud report together. A replica that listens on everything has no part in the
+/// message.
 fn listening_of_replicas(
     reports: &[(Option<&str>, &[String])],
     live: &BTreeMap<String, String>,
@@ -118,7 +122,8 @@ fn netmap(report: &Report, has_persisted: bool) -> Vec<ComputedCondition> {
     computed
 }
 
-/// What a responsible gateway reports of the backends of one service. `outage` is None when all backends answer it.
+/// What a responsible gateway reports of the backends of one service. `outage` is None when all backends
+/// answer it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BackendReport<'a> {
     /// "gateway oslo", or "gateway cloud, replica 10.0.0.1:7444 (aa)".
@@ -146,9 +151,9 @@ pub fn of_service(
     backends_answer(service.status.condition(BACKENDS_ANSWER), &reports)
 }
 
-/// The gateway of a site that serves its services now: the stored active one. Where there is no such record, as at a site with
-/// one gateway, the first that is connected, by priority and name. While none is connected, the first that has reported: its
-/// report is the last one known.
+/// The gateway of a site that serves its services now: the stored active one. Where there is no such record,
+/// as at a site with one gateway, the first that is connected, by priority and name. While none is connected,
+/// the first that has reported: its report is the last one known.
 fn responsible<'a>(
     world: &'a ObjectSet,
     site: &str,
@@ -169,7 +174,8 @@ fn responsible<'a>(
     found.map(|gateway| gateway.metadata.name.as_str())
 }
 
-/// The reports of a gateway on a service. A report that was made at another site is of a gateway that has moved since.
+/// The reports of a gateway on a service. A report that was made at another site is of a gateway that has
+/// moved since.
 fn reports_of<'a>(
     gateway: &str,
     service: &str,
@@ -190,8 +196,8 @@ fn reports_of<'a>(
     reports.collect()
 }
 
-/// Of several replicas, one that reaches no backend goes before one that reaches some. A condition that does not exist is
-/// not made to say that all is well.
+/// Of several replicas, one that reaches no backend goes before one that reaches some. A condition that does
+/// not exist is not made to say that all is well.
 fn backends_answer(before: Option<&Condition>, reports: &[BackendReport<'_>]) -> Option<ComputedCondition> {
     let outages = reports.iter().filter_map(|report| Some((&report.reporter, report.outage?)));
     let computed = |status, reason, message: String| {

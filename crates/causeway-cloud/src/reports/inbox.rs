@@ -1,8 +1,9 @@
-//! Reports that arrived at this replica and are not in the store yet, and what the store holds of reports and objects.
+//! Reports that arrived at this replica and are not in the store yet, and what the store holds of reports and
+//! objects.
 //!
-//! `ReportInbox` is filled by the spool intake and by the netmap publisher. `ReportedState` is filled by the reconciler,
-//! which follows the store: so a record is known before any condition that was computed from it. Both are bounded by the
-//! number of gateways and services.
+//! `ReportInbox` is filled by the spool intake and by the netmap publisher. `ReportedState` is filled by the
+//! reconciler, which follows the store: so a record is known before any condition that was computed from it.
+//! Both are bounded by the number of gateways and services.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -46,7 +47,8 @@ impl ReportInbox {
         self.wake.notify_one();
     }
 
-    /// Puts back a report that could not be stored, unless a newer one has arrived. Wakes nothing: it is tried again later.
+    /// Puts back a report that could not be stored, unless a newer one has arrived. Wakes nothing: it is
+    /// tried again later.
     pub(super) fn put_back(&self, gateway: &str, report: Report) {
         self.lock().entry(gateway.to_owned()).or_default().entry(report.subject()).or_insert(report);
     }

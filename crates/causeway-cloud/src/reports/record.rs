@@ -1,8 +1,9 @@
 //! Reports of gateways as records in the store, and the table of all of them.
 //!
-//! `reports/GATEWAY/REPLICA/SUBJECT` holds the last report of one gateway on one subject. REPLICA is the id of the replica
-//! for the gateway of the cloud, of which every replica runs one, and `-` for every other gateway. Pure: records go in,
-//! lookups come out. Each record is bounded, and a gateway has one record per subject.
+//! `reports/GATEWAY/REPLICA/SUBJECT` holds the last report of one gateway on one subject. REPLICA is the id
+//! of the replica for the gateway of the cloud, of which every replica runs one, and `-` for every other
+//! gateway. Pure: records go in, lookups come out. Each record is bounded, and a gateway has one record per
+//! subject.
 
 use std::collections::BTreeMap;
 
@@ -42,7 +43,8 @@ pub enum Report {
     Listening { problems: Vec<String> },
     /// Services whose backends do not all answer, and the site that the certificate of the gateway names.
     Backends { site: String, services: BTreeMap<String, BackendOutage> },
-    /// Whether the netmap is in force, and if not, why. `not_persisted` is empty when it is on the gateway's disk.
+    /// Whether the netmap is in force, and if not, why. `not_persisted` is empty when it is on the gateway's
+    /// disk.
     Netmap { reason: String, message: String, not_persisted: String },
 }
 
@@ -102,8 +104,9 @@ pub struct ReportTable {
 }
 
 impl ReportTable {
-    /// Takes in one record of the store. Returns the gateway that it is about, when something changed. `value` is None when
-    /// the record was deleted. An event that is older than what the table holds changes nothing.
+    /// Takes in one record of the store. Returns the gateway that it is about, when something changed.
+    /// `value` is None when the record was deleted. An event that is older than what the table holds changes
+    /// nothing.
     pub fn handle_record(&mut self, key: &str, value: Option<&[u8]>, revision: Revision) -> Option<String> {
         let reporter = reporter_of(key)?;
         let gateway = reporter.gateway.clone();

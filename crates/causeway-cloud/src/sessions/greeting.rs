@@ -1,6 +1,7 @@
 //! From a link to a session: the edge's hello, the cloud's judgement, welcome or refusal.
 //!
-//! Everything until the welcome has one deadline. A refusal is written, given a moment to arrive, counted and audited.
+//! Everything until the welcome has one deadline. A refusal is written, given a moment to arrive, counted and
+//! audited.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -127,7 +128,8 @@ impl Shared {
         }
     }
 
-    /// The object may have moved to another site while the link was being judged, before the session could be found.
+    /// The object may have moved to another site while the link was being judged, before the session could be
+    /// found.
     async fn check_moved(&self, session: &Session, moves: u64) {
         if self.moves.load(Ordering::Acquire) == moves {
             return;
@@ -161,7 +163,8 @@ impl Shared {
                     old.session.close(CloseReason::new(CloseCode::Superseded, "a newer session took over"));
                 }
                 self.handle_attached(&session);
-                // The key may have been revoked while it was being judged, before anybody could find it here.
+                // The key may have been revoked while it was being judged, before the session could be found
+                // here.
                 if self.registrar.is_revoked(&session.key) {
                     session.link.close(CloseReason::new(CloseCode::Revoked, "this gateway was revoked"));
                 }

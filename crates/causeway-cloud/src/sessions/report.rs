@@ -1,9 +1,10 @@
-//! Decides what the condition `Connected` of every EGateway should be: whether the gateway is connected, when that has
-//! lasted long enough.
+//! Decides what the condition `Connected` of every EGateway should be: whether the gateway is connected, when
+//! that has lasted long enough.
 //!
-//! Input: the sessions of this replica, whether a gateway is attached to another one, and what the EGateways show. Output:
-//! changes, which `reports` writes. Running in several replicas changes nothing, because each writes only what it knows: that
-//! a gateway is attached here, or that it is attached nowhere. Figures that move are added when an EGateway is read.
+//! Input: the sessions of this replica, whether a gateway is attached to another one, and what the EGateways
+//! show. Output: changes, which `reports` writes. Running in several replicas changes nothing, because each
+//! writes only what it knows: that a gateway is attached here, or that it is attached nowhere. Figures that
+//! move are added when an EGateway is read.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -19,8 +20,8 @@ use super::{Departure, Sessions};
 /// The condition of an EGateway that this is about.
 pub use causeway_api::conditions::CONNECTED;
 
-/// An edge that changes its link, or a cloud that restarts, is no news. Twice what a return may take; a large fleet is
-/// told to take longer, and is given that time twice as well.
+/// An edge that changes its link, or a cloud that restarts, is no news. Twice what a return may take; a large
+/// fleet is told to take longer, and is given that time twice as well.
 const HOLD: Duration = Duration::from_secs(15);
 /// An edge that said goodbye is away on purpose; one that is only restarted is back within this.
 const HOLD_STOPPED: Duration = Duration::from_secs(3);
@@ -165,7 +166,8 @@ impl ConnectionWatch {
             });
             found.departure = seen.unwrap_or(found.departure);
             let Missing { since, departure } = *found;
-            // A gateway that left long ago, and whose condition a client of the API has overwritten, is not waited for again.
+            // A gateway that left long ago, and whose condition a client of the API has overwritten, is not
+            // waited for again.
             let gone = (now - since).max(Duration::from_secs(time.since(departure.at)));
             if due(false, elsewhere(gateway), Some(true), gone, hold(departure.reason, spread)) {
                 writes.push((gateway.clone(), ConnectionChange::Away(departure)));

@@ -1,4 +1,4 @@
-//! A cloud as far as its sessions go, on loopback, and edges that say what each test wants them to say.
+//! The sessions of a cloud on loopback, and edges that send the messages of each test.
 
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicI64;
@@ -104,7 +104,7 @@ impl Lab {
         self.registry.edit("test", Kind::EGateway, gateway, edit).await.unwrap();
     }
 
-    /// What a gateway dials with that was enrolled for a site. A new key each time.
+    /// Returns the dial configuration of a gateway that was enrolled for a site. A new key each time.
     async fn enrol(&self, gateway: &str, site: &str) -> DialConfig {
         let (peer, key) = (PeerId::new(site, gateway).unwrap(), PrivateKey::generate().unwrap());
         let token = self
@@ -204,7 +204,8 @@ async fn before_the_welcome_an_edge_has_one_stream() {
         let mut control = control(&link).await;
         let second = link.open_stream(StreamHeader::new(StreamPurpose::Service));
         if transports == DialTransports::TcpOnly {
-            // TCP has no credit for streams: an edge of ours waits by itself, and who does not is cut off.
+            // TCP has no credit for streams: an edge of ours waits by itself, and a peer that does not is cut
+            // off.
             drop(second.await);
             let closed = within(link.closed()).await;
             assert_eq!(why(&closed), (ClosedBy::Peer, CloseCode::Malformed), "{closed}");
