@@ -1,7 +1,7 @@
-//! The channel port of this replica: whoever comes through goes to enrolment or to those who keep sessions.
+//! The channel port of this replica: its links go to enrolment, to sessions or to the fleet of replicas.
 //!
-//! One loop and one port; nothing is decided here. Strangers are kept in bounds by the port, enrolment by its own
-//! limits, links by their handler.
+//! One loop and one port; nothing is decided here. Strangers are kept in bounds by the port, enrolment by its
+//! own limits, links by their handler.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::identity::EnrolmentServer;
 
-/// Who takes the links that the port has let in. Their certificate is verified but for time and revocation.
+/// Takes the links that the port has accepted. Their certificate is verified but for time and revocation.
 pub trait LinkHandler: Send + Sync {
     /// From an edge. Must not block: start a task, which keeps the turn until the edge has its answer.
     fn handle_channel(&self, link: Link, turn: HandshakeSlot);
@@ -46,7 +46,7 @@ pub struct ChannelServer {
 }
 
 impl ChannelServer {
-    /// Lets peers in until `stop`, then lets what is open end.
+    /// Accepts peers until `stop`, then lets open links end.
     pub async fn run(self, stop: CancellationToken) {
         let ChannelServer { mut port, enrolment, links } = self;
         loop {

@@ -1,8 +1,8 @@
 //! Puts a cloud together and runs it.
 //!
 //! `start` does everything that may fail: the lock, the store, identity, and every listener is bound before
-//! anything runs. `run` goes on until told to stop, then drains: what is in flight finishes while every listener is still
-//! open; then callers end, and what serves them after. Idle connections are not waited for.
+//! anything runs. `run` goes on until told to stop, then drains: what is in flight finishes while every
+//! listener is still open; then callers end, and what serves them after. Idle connections are not waited for.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -48,13 +48,14 @@ use crate::health::StoreHealth;
 use crate::identity::{
     EnrolmentLimits, EnrolmentServer, IdentityConfig, IdentityError, Registrar, host_name, outward_addresses,
 };
-use crate::netmaps::{NetmapConditionWriter, NetmapPublisher};
-use crate::problem_reports::{ConditionWriter, ProblemInbox, ProblemWriter};
+use crate::netmaps::NetmapPublisher;
 use crate::reconcile::Reconciler;
 use crate::replicas::{
-    self, EdgeStreamServer, Fleet, GatewayLocation, LinkDispatcher, ReplicaAddress, SessionDirectory,
+    self, ActiveGatewayWriter, EdgeStreamServer, Fleet, GatewayLocation, LinkDispatcher, ReplicaAddress,
+    SessionDirectory,
 };
-use crate::sessions::{SessionLimits, SessionServices, Sessions};
+use crate::reports::{ReportInbox, ReportWriter, ReportedState};
+use crate::sessions::{ConnectionWatch, SessionLimits, SessionServices, Sessions};
 use crate::spool_intake::{self, CloudRecordWriter, SpoolIntake};
 
 /// Everything a cloud needs to know.
@@ -141,8 +142,7 @@ pub struct Cloud {
     registry: Arc<Registry>,
     events: EventWriter,
     desk: NetmapPublisher,
-    reporter: NetmapConditionWriter,
-    reports: ProblemWriter,
+    reports: ReportWriter,
     gateway: Gateway,
     doors: ConnectListeners,
     follower: NetmapFollower,
@@ -158,7 +158,8 @@ impl Cloud {
         let data_dir = DataDir::open_as(&config.data_dir, Role::Cloud)?;
         let (metrics, readiness) = (Metrics::new(env!("CARGO_PKG_VERSION")), Readiness::new());
         let shown = config.shown.clone();
-        let desk = NetmapPublisher::new(&metrics);
+        let inbox = Arc::new(ReportInbox::default());
+        let desk = NetmapPublisher::new(&metrics, inbox.clone());
         let dumped = desk.clone();
         // Put in when the gateway exists, which needs much of what follows.
         let dns: Arc<OnceLock<watch::Receiver<DnsState>>> = Arc::default();
@@ -220,13 +221,12 @@ impl Cloud {
         let directory = open_directory(&config, &store, &registrar).await?;
         let intake = Arc::new(open_intake(&config, &data_dir, &store)?);
         metrics.register(|registry| intake.figures().register(registry));
-        let board = Arc::new(ProblemInbox::default());
         let carrier = Arc::new(EdgeStreamServer::default());
         let passengers = SessionServices {
             netmaps: Arc::new(desk.clone()),
             upstream: Arc::new(spool_intake::SpoolIntakeHandle {
                 intake: intake.clone(),
-                board: board.clone(),
+                board: inbox.clone(),
             }),
             streams: carrier.clone(),
         };
@@ -263,6 +263,7 @@ impl Cloud {
             links: Arc::new(LinkDispatcher::new(sessions.clone(), fleet.clone())),
         };
         let figures = Arc::new(FleetStats::new(registry.now(), sessions.clone(), fleet.clone()));
+        registry.ask_sessions(figures.clone());
         let journals = AuditJournal::new(&data_dir.join("audit"));
         let actions = CloudActions {
             registry: registry.clone(),
@@ -287,14 +288,20 @@ impl Cloud {
                 ..ApiLimits::default()
             },
         };
-        let reporter = NetmapConditionWriter { desk: desk.clone(), registry: registry.clone() };
-        let pen = ConditionWriter { registry: registry.clone(), directory: fleet.directory().clone() };
-        let reports = ProblemWriter::new(board, pen, gateway.problems());
+        let reported = Arc::new(ReportedState::default());
+        let reports = ReportWriter {
+            registry: registry.clone(),
+            directory: fleet.directory().clone(),
+            inbox,
+            state: reported.clone(),
+            connections: Some(ConnectionWatch::new(sessions.clone())),
+        };
         let gateway_sites =
             GatewaySites { store: store.clone(), registry: registry.clone(), sessions: sessions.clone() };
         let events = events::record(&registry, replica_name(&addresses), &metrics);
         let reconciler = Reconciler::new(registry.clone(), readiness.register("reconcile"), &metrics)
             .telling(desk.clone())
+            .reporting(reported)
             .keeping_own_objects();
         let folder = match &config.store {
             StoreSpec::Sqlite { path } => path.parent().map(Path::to_owned),
@@ -322,7 +329,6 @@ impl Cloud {
             registry,
             events,
             desk,
-            reporter,
             reports,
             gateway,
             doors,
@@ -388,6 +394,9 @@ impl Cloud {
             gateway: self.gateway.clone(),
             fleet: self.fleet.clone(),
         };
+        let (store, fleet) = (self.store.clone(), self.fleet.clone());
+        let active = ActiveGatewayWriter::new(store, fleet, self.desk.sites(), self.sessions.changes());
+        back.spawn(named("the writer of active gateways", Box::pin(active.run(servants.clone()))));
         let (sessions, fleet, token) = (self.sessions, self.fleet, servants.clone());
         let following = async move { replicas::follow(&sessions, fleet.directory(), token).await };
         back.spawn(named("the attachments", Box::pin(following)));
@@ -403,8 +412,11 @@ impl Cloud {
         back.spawn(named("the compiler of netmaps", Box::pin(self.desk.run(servants.clone()))));
         back.spawn(named("the gateway's netmaps", Box::pin(self.follower.run(servants.clone()))));
         back.spawn(named("the gateway's records", Box::pin(self.records.run(servants.clone()))));
-        back.spawn(named("the writer of reports", Box::pin(self.reports.run(servants.clone()))));
-        back.spawn(named("the reporter of netmaps", Box::pin(self.reporter.run(servants.clone()))));
+        let own_problems = Some(self.gateway.problems());
+        back.spawn(named(
+            "the writer of reports",
+            Box::pin(self.reports.run(own_problems, servants.clone())),
+        ));
         back.spawn(named("the watch over the store", Box::pin(self.health.run(servants.clone()))));
         back.spawn(named("the admin server", Box::pin(self.admin.run(servants.clone()))));
         notify::ready();
@@ -511,7 +523,8 @@ fn bind_error(purpose: &'static str, address: SocketAddr) -> impl FnOnce(std::io
     move |source| CloudError::Bind { purpose, address, source }
 }
 
-/// Kept, so that edges notice a restart at once: the links that were lost are answered with resets they believe.
+/// Kept, so that edges notice a restart at once: the links that were lost are answered with resets they
+/// believe.
 fn port_keys(data_dir: &DataDir) -> Result<EndpointKeys, DataDirError> {
     let kept = std::fs::read(data_dir.join(PORT_KEYS_FILE)).ok();
     if let Some(keys) = kept.and_then(|bytes| EndpointKeys::from_bytes(&bytes)) {
@@ -549,8 +562,8 @@ fn local(listener: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, listener.port())
 }
 
-/// Where edges find the channel when nobody said: the listener's own address, or, when it listens on all, those
-/// that others see; the host's name as a last resort.
+/// Where edges find the channel when nobody said: the listener's own address, or, when it listens on all,
+/// those that others see; the host's name as a last resort.
 fn own_endpoints(channel: SocketAddr, outward: &[IpAddr], host: &str) -> Vec<ChannelEndpoint> {
     let ip = channel.ip();
     let listens_for = |other: &&IpAddr| ip.is_ipv6() || other.is_ipv4();

@@ -1,8 +1,9 @@
-//! What one gateway must know, from all objects: the compiler of netmaps.
+//! Compiles the netmap of one gateway from all objects.
 //!
-//! Pure: the world and a gateway's name in, entries out; the same world gives the same bytes in every replica. A gateway is told
-//! only what concerns its site: names of services that are not exposed to it, and addresses inside other sites, do not leave the
-//! cloud. Default deny: what no existing policy allows is not allowed, and a reference that dangles allows nobody.
+//! Pure: the world and a gateway's name in, entries out; the same world gives the same bytes in every
+//! replica. A gateway is told only what concerns its site: names of services that are not exposed to it, and
+//! addresses inside other sites, do not leave the cloud. Default deny: access needs an existing policy, and a
+//! dangling reference allows none.
 
 pub mod affected;
 mod facts;
@@ -19,16 +20,18 @@ use causeway_netmap::{
     SiteEntry, SubjectEntry,
 };
 
+use crate::replicas::ActiveGateways;
+
 /// The entries of a gateway's netmap. None: there is no such gateway.
-pub fn compile(world: &ObjectSet, gateway: &str) -> Option<Vec<(EntryKey, Bytes)>> {
-    let facts = facts(world, world.gateway(gateway)?);
+pub fn compile(world: &ObjectSet, active: &ActiveGateways, gateway: &str) -> Option<Vec<(EntryKey, Bytes)>> {
+    let facts = facts(world, active, world.gateway(gateway)?);
     Some(facts.iter().map(NetmapEntry::encode).collect())
 }
 
-fn facts(world: &ObjectSet, gateway: &EGateway) -> Vec<NetmapEntry> {
+fn facts(world: &ObjectSet, active: &ActiveGateways, gateway: &EGateway) -> Vec<NetmapEntry> {
     let mut draft = Draft { world, site: &gateway.e_site_name, facts: Vec::new(), reach: BTreeMap::new() };
     draft.facts.push(NetmapEntry::Gateway(facts::gateway(gateway)));
-    draft.own_site();
+    draft.own_site(active);
     draft.presences(gateway);
     draft.services();
     draft.nodes_here();
@@ -44,7 +47,7 @@ struct Draft<'a> {
     world: &'a ObjectSet,
     site: &'a str,
     facts: Vec<NetmapEntry>,
-    /// The policies that are referred to, and from where those may come whom they allow.
+    /// The policies that are referred to, and the sites from which allowed subjects may come.
     reach: BTreeMap<&'a str, Reach<'a>>,
 }
 
@@ -61,9 +64,13 @@ impl Reach<'_> {
 }
 
 impl<'a> Draft<'a> {
-    fn own_site(&mut self) {
+    fn own_site(&mut self, active: &ActiveGateways) {
         let subnets = self.world.site(self.site).map(facts::subnets).unwrap_or_default();
-        self.facts.push(NetmapEntry::Site(SiteEntry { name: self.site.into(), subnets }));
+        // A record of a gateway that is no longer at the site waits to be replaced.
+        let is_here =
+            |name: &&String| self.world.gateway(name).is_some_and(|gateway| gateway.e_site_name == self.site);
+        let active = active.get(self.site).filter(is_here).map(|name| name.as_str().into());
+        self.facts.push(NetmapEntry::Site(SiteEntry { name: self.site.into(), subnets, active }));
     }
 
     /// Services that are exposed here and have an address here.
@@ -137,7 +144,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// All hosts of the site: a refusal, too, is recorded with the name of who was refused.
+    /// All hosts of the site: a refusal, too, is recorded with the name of the refused host.
     fn subjects_here(&mut self) {
         for server in self.world.servers_at(self.site) {
             self.facts.push(NetmapEntry::Subject(SubjectEntry {
@@ -148,9 +155,10 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Every policy that is referred to, and the hosts of other sites that it lets in: those it names, and, where it has limits,
-    /// those of sites it names, because each host has a share of its own and hosts that are not known share their site's. One
-    /// that does not exist is there too, and allows nobody: so a netmap shows what it depends on.
+    /// Every policy that is referred to, and the hosts of other sites that it lets in: those it names, and,
+    /// where it has limits, those of sites it names, because each host has a share of its own and hosts that
+    /// are not known share their site's. One that does not exist is there too, and allows no subject: so a
+    /// netmap shows its dependencies.
     fn policies(&mut self) {
         let mut visitors: BTreeMap<&str, &str> = BTreeMap::new();
         for (name, reach) in &self.reach {
@@ -215,7 +223,8 @@ impl<'a> Draft<'a> {
     }
 }
 
-/// Can this gateway use the address? Whether another presence has it too is settled where presences are stored.
+/// Can this gateway use the address? Whether another presence has it too is settled where presences are
+/// stored.
 fn is_usable(found: &VirtualPresence, gateway: &EGateway) -> bool {
     presence::check_refs(found, &[gateway], &[]).is_empty()
 }

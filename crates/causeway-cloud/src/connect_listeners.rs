@@ -1,5 +1,5 @@
-//! The doors of the cloud's gateway at which CONNECT is said: `run/connect.sock` in the data dir, and a port for those who show a
-//! certificate, when one is configured.
+//! The doors of the cloud's gateway at which CONNECT is said: `run/connect.sock` in the data dir, and a port
+//! for those who show a certificate, when one is configured.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::identity::Registrar;
 /// In the data dir.
 const SOCKET: &str = "run/connect.sock";
 
-/// Open, and nobody behind them yet.
+/// Listeners that are bound and not served yet.
 pub struct ConnectListeners {
     unix: Option<ConnectUnixListener>,
     tls: Option<ConnectTlsListener>,
@@ -28,7 +28,8 @@ impl ConnectListeners {
         registrar: &Arc<Registrar>,
     ) -> ConnectListeners {
         let path = data_dir.join(SOCKET);
-        // Nobody has asked for this door, so it stops nobody from starting: paths of sockets must be short, disks may be full.
+        // This listener was not configured, so a failure does not stop the start: paths of sockets must be
+        // short, disks may be full.
         let bound = data_dir
             .folder("run")
             .map_err(std::io::Error::other)

@@ -1,7 +1,7 @@
-//! One set of metrics per gateway that has a session at this replica: for `/metrics`, read when somebody asks.
+//! One set of metrics per gateway that has a session at this replica: for `/metrics`, read at every scrape.
 //!
-//! With several replicas each shows its own sessions; `max by (gateway)` puts them together. The number of label sets is the
-//! number of gateways, bounded: those beyond the bound are counted and not shown.
+//! With several replicas each shows its own sessions; `max by (gateway)` puts them together. The number of
+//! label sets is the number of gateways, bounded: those beyond the bound are counted and not shown.
 
 use std::fmt;
 

@@ -1,6 +1,7 @@
 //! The cloud's own gateway, `cloud` of site `cloud`: other sites are behind the sessions of the fleet.
 //!
-//! Its netmap comes from the desk without a link in between; its records go into the same journal as those of the edges.
+//! Its netmap comes from the desk without a link in between; its records go into the same journal as those of
+//! the edges.
 
 use std::sync::{Arc, Weak};
 
@@ -19,7 +20,7 @@ use crate::netmaps::NetmapPublisher;
 use crate::replicas::{Fleet, FleetError};
 use crate::spool_intake::CloudRecordQueue;
 
-/// The gateway, and what keeps its netmap up to date.
+/// Returns the gateway and the task that keeps its netmap up to date.
 pub fn gateway(
     desk: &NetmapPublisher,
     fleet: &Arc<Fleet>,

@@ -1,8 +1,9 @@
 //! Compares the site in each EGateway with the site its gateway was enrolled for.
 //!
-//! Follows EGateways and the records of enrolment in the store. Where the two differ, sessions of that gateway end here, and
-//! the condition `EnrolledAtSite` of the EGateway says why. New sessions are refused by `sessions::greeting`, which asks the
-//! store itself. Running in several replicas changes nothing: each ends its own sessions, and the condition is the same.
+//! Follows EGateways and the records of enrolment in the store. Where the two differ, sessions of that
+//! gateway end here, and the condition `EnrolledAtSite` of the EGateway says why. New sessions are refused by
+//! `sessions::greeting`, which asks the store itself. Running in several replicas changes nothing: each ends
+//! its own sessions, and the condition is the same.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -20,7 +21,8 @@ use crate::identity::{ENROLLED_PREFIX, enrolled_site};
 use crate::reconcile::MANAGER;
 use crate::sessions::{Sessions, enrol_anew, wrong_site_message};
 
-/// As for revocations: an operator who moves a gateway expects it to be out.
+/// Pause after trouble with the store. Short as for revocations: an operator who moves a gateway expects it
+/// to be out.
 const PAUSE: Duration = Duration::from_millis(300);
 
 pub struct GatewaySites {
@@ -29,14 +31,14 @@ pub struct GatewaySites {
     pub sessions: Sessions,
 }
 
-/// What is known of every gateway. As many entries as there are objects and records.
+/// State of every gateway. As many entries as there are objects and records.
 #[derive(Debug, Default)]
 struct Known {
     /// `eSiteName` of the EGateway.
     objects: HashMap<String, String>,
     /// The site of the last certificate that is not revoked.
     enrolled: HashMap<String, String>,
-    /// What the condition says; absent where there is none.
+    /// Status of the condition; absent where there is none.
     shown: HashMap<String, bool>,
 }
 
@@ -220,7 +222,7 @@ mod tests {
         check("oslo", Some("rome"), Some(false), None);
         check("oslo", Some("oslo"), Some(false), Some(true));
         check("oslo", Some("oslo"), Some(true), None);
-        // Revoked, or never enrolled: nobody claims another site.
+        // Revoked, or never enrolled: no certificate names another site.
         check("oslo", None, Some(false), Some(true));
     }
 

@@ -20,7 +20,7 @@ const PROBE_KEY: &str = "health/probe";
 pub struct StoreHealth {
     pub store: Store,
     pub check: ReadinessCheck,
-    /// Where the store writes; none for a store elsewhere.
+    /// The folder of the store; None for a store on another host.
     pub folder: Option<PathBuf>,
 }
 

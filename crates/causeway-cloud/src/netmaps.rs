@@ -1,8 +1,9 @@
 //! Keeps the newest netmap of every attached gateway, and hands it to their sessions.
 //!
-//! The reconciler follows the store and tells what changed; this looks whom that concerns, compiles for them, and publishes what
-//! is different. Only gateways with a session here are compiled for. A session takes a `NetmapFeed`: it says what to send, and is
-//! told what came back. What gateways acknowledged last is remembered for a while, so that a session that comes back gets a delta.
+//! The reconciler follows the store and hands over changes; this finds the gateways they affect, compiles
+//! their netmaps and publishes those that differ. Only gateways with a session here are compiled for. A
+//! session takes a `NetmapFeed`, which gives it updates to send and takes the replies. The last acknowledged
+//! netmaps are remembered for a while, so that a session that comes back gets a delta.
 
 mod acknowledged;
 mod feed;
@@ -15,7 +16,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use causeway_api::{Object, ObjectSet};
+use causeway_api::{EGateway, Object, ObjectSet};
 use causeway_daemon::Metrics;
 use causeway_netmap::sync::TargetNetmap;
 use causeway_netmap::{Generation, Netmap, NetmapStamp};
@@ -25,14 +26,15 @@ use tokio_util::sync::CancellationToken;
 
 use crate::compile::affected::{AffectedGateways, NetmapChanges};
 use crate::compile::compile;
+use crate::replicas::ActiveGateways;
+use crate::reports::{Report, ReportInbox};
 use acknowledged::AcknowledgedNetmaps;
 use metrics::NetmapMetrics;
 
 pub use feed::{NetmapFeed, stamp};
-pub use report::NetmapConditionWriter;
 pub use sites::SiteGateways;
 
-/// Changes that come in one breath are compiled together: an apply of many objects is one netmap.
+/// Changes within this time are compiled together: an apply of many objects is one netmap.
 const BREATH: Duration = Duration::from_millis(50);
 
 /// The one place netmaps come from. Clones share it.
@@ -50,8 +52,8 @@ struct Shared {
     compiled: watch::Sender<Generation>,
     sites: watch::Sender<Arc<SiteGateways>>,
     figures: NetmapMetrics,
-    /// Somebody's condition may have to be written.
-    standing: Notify,
+    /// Receives the reports on netmaps.
+    reports: Arc<ReportInbox>,
 }
 
 #[derive(Default)]
@@ -60,15 +62,15 @@ struct Desk {
     world: Option<Arc<Mutex<ObjectSet>>>,
     seen: Generation,
     changes: NetmapChanges,
+    active: ActiveGateways,
     /// Something was seen, if only a status: the generation moves.
     moved: bool,
-    /// The world was loaded anew: whatever was known about changes is void.
+    /// The world was loaded anew: all gateways are compiled for, whatever the changes.
     everything: bool,
-    /// Have come since the last look.
+    /// Gateways that were attached since the last look.
     fresh: BTreeSet<String>,
     attached: HashMap<String, Attached>,
     remembered: AcknowledgedNetmaps,
-    reports: HashMap<String, report::NetmapCondition>,
 }
 
 /// A gateway with a session here, or with a local reader.
@@ -78,13 +80,13 @@ struct Attached {
     held: Option<NetmapStamp>,
     /// The site in the certificate of its newest session. None: a reader in this process.
     certificate_site: Option<String>,
-    /// When the target became what it is.
+    /// Time of the last change of the target.
     published: Instant,
-    reported: Option<report::NetmapCondition>,
+    reported: Option<Report>,
 }
 
 impl NetmapPublisher {
-    pub fn new(metrics: &Metrics) -> NetmapPublisher {
+    pub fn new(metrics: &Metrics, reports: Arc<ReportInbox>) -> NetmapPublisher {
         let (compiled, _) = watch::channel(Generation::default());
         let shared = Shared {
             desk: Mutex::default(),
@@ -92,17 +94,18 @@ impl NetmapPublisher {
             compiled,
             sites: watch::channel(Arc::default()).0,
             figures: NetmapMetrics::register(metrics),
-            standing: Notify::new(),
+            reports,
         };
         NetmapPublisher { shared: Arc::new(shared) }
     }
 
-    /// A session begins; `held` is what the gateway says it has on disk.
+    /// A session begins; `held` names the netmap that the gateway has on disk.
     pub fn attach(&self, gateway: &str, held: Option<NetmapStamp>) -> NetmapFeed {
         self.attach_from(gateway, None, held)
     }
 
-    /// The same for a gateway whose certificate names `site`: while its EGateway is at another one, its netmap is empty.
+    /// The same for a gateway whose certificate names `site`: while its EGateway is at another one, its
+    /// netmap is empty.
     pub fn attach_from(&self, gateway: &str, site: Option<&str>, held: Option<NetmapStamp>) -> NetmapFeed {
         if let Some(site) = site {
             let mut desk = self.lock();
@@ -132,12 +135,12 @@ impl NetmapPublisher {
         self.shared.sites.subscribe()
     }
 
-    /// What an attached gateway holds.
+    /// Returns the netmap that an attached gateway holds.
     pub fn held(&self, gateway: &str) -> Option<NetmapStamp> {
         self.lock().attached.get(gateway)?.held
     }
 
-    /// What an attached gateway should hold.
+    /// Returns the netmap that an attached gateway should hold.
     pub fn target(&self, gateway: &str) -> Option<NetmapStamp> {
         let desk = self.lock();
         let target = desk.attached.get(gateway)?.target.borrow();
@@ -153,7 +156,7 @@ impl NetmapPublisher {
         Some(if is_held { Duration::ZERO } else { attached.published.elapsed() })
     }
 
-    /// For the admin dump: what every attached gateway should hold, and what it holds.
+    /// For the admin dump: the target and the held netmap of every attached gateway.
     pub fn dump(&self) -> serde_json::Value {
         let shown = |stamp: Option<NetmapStamp>| {
             stamp.map(|stamp| {
@@ -171,9 +174,16 @@ impl NetmapPublisher {
     }
 
     /// The reconciler has loaded everything. Called with the world unlocked.
-    pub(crate) fn reset(&self, world: Arc<Mutex<ObjectSet>>, epoch: u64, revision: Revision) {
+    pub(crate) fn reset(
+        &self,
+        world: Arc<Mutex<ObjectSet>>,
+        active: ActiveGateways,
+        epoch: u64,
+        revision: Revision,
+    ) {
         let mut desk = self.lock();
         desk.world = Some(world);
+        desk.active = active;
         desk.seen = Generation { epoch, revision: revision.0 };
         desk.changes = NetmapChanges::default();
         desk.everything = true;
@@ -181,10 +191,24 @@ impl NetmapPublisher {
         self.shared.wake.notify_one();
     }
 
-    /// An object changed. Called with the world locked, so that nobody compiles the change under an earlier revision.
+    /// An object changed. Called with the world locked, so that the change is not compiled under an earlier
+    /// revision.
     pub(crate) fn note(&self, revision: Revision, old: Option<&Object>, new: Option<&Object>) {
         let mut desk = self.lock();
         desk.changes.note(old, new);
+        desk.see(revision);
+        drop(desk);
+        self.shared.wake.notify_one();
+    }
+
+    /// The active gateway of a site was stored, or its record removed.
+    pub(crate) fn note_active(&self, revision: Revision, site: &str, gateway: Option<String>) {
+        let mut desk = self.lock();
+        match gateway {
+            Some(gateway) => desk.active.insert(site.to_owned(), gateway),
+            None => desk.active.remove(site),
+        };
+        desk.changes.note_active(site);
         desk.see(revision);
         drop(desk);
         self.shared.wake.notify_one();
@@ -204,7 +228,7 @@ impl NetmapPublisher {
                 () = stop.cancelled() => return,
                 () = self.shared.wake.notified() => {}
             }
-            // Who has just come does not wait; what has just changed may change again in the same breath.
+            // A new session does not wait; an object that has just changed may change again within this time.
             if self.lock().moved {
                 tokio::select! {
                     biased;
@@ -220,7 +244,7 @@ impl NetmapPublisher {
         let Some(Round { world, gateways, seen }) = self.begin() else { return };
         for gateway in gateways {
             self.compile_one(&world, &gateway);
-            // Twenty thousand gateways take seconds; others have something to do as well.
+            // Twenty thousand gateways take seconds; other tasks of this thread must run in between.
             tokio::task::yield_now().await;
         }
         self.shared.compiled.send_if_modified(|compiled| {
@@ -230,7 +254,7 @@ impl NetmapPublisher {
         });
     }
 
-    /// Takes what changed and says for whom to compile.
+    /// Takes the changes and returns the gateways to compile for.
     fn begin(&self) -> Option<Round> {
         let world = self.lock().world.clone()?;
         let picture = lock(&world);
@@ -242,7 +266,7 @@ impl NetmapPublisher {
         desk.moved = false;
         let everything = std::mem::take(&mut desk.everything);
         if everything || desk.changes.concern_gateways() {
-            self.shared.sites.send_replace(Arc::new(SiteGateways::of(&picture)));
+            self.shared.sites.send_replace(Arc::new(SiteGateways::of(&picture, &desk.active)));
         }
         let affected = std::mem::take(&mut desk.changes).affected(&picture);
         let mut gateways = std::mem::take(&mut desk.fresh);
@@ -263,11 +287,13 @@ impl NetmapPublisher {
         let (entries, seen) = {
             let picture = lock(world);
             let desk = self.lock();
-            // Loaded anew since the round began: everything will be compiled from that, under its own revision.
+            // Loaded anew since the round began: everything will be compiled from that, under its own
+            // revision.
             if !desk.world.as_ref().is_some_and(|newest| Arc::ptr_eq(newest, world)) {
                 return;
             }
-            let seen = desk.seen;
+            let (seen, active) =
+                (desk.seen, picture.gateway(gateway).and_then(|object| desk.active_at(object)));
             let certificate_site =
                 desk.attached.get(gateway).and_then(|attached| attached.certificate_site.clone());
             drop(desk);
@@ -275,7 +301,7 @@ impl NetmapPublisher {
             let is_moved = certificate_site
                 .zip(picture.gateway(gateway))
                 .is_some_and(|(site, object)| site != object.e_site_name);
-            (if is_moved { None } else { compile(&picture, gateway) }, seen)
+            (if is_moved { None } else { compile(&picture, &active.into_iter().collect(), gateway) }, seen)
         };
         self.shared.figures.compiles.inc();
         let mut desk = self.lock();
@@ -338,6 +364,12 @@ struct Round {
 }
 
 impl Desk {
+    /// The stored active gateway of the site of a gateway, with the name of the site.
+    fn active_at(&self, gateway: &EGateway) -> Option<(String, String)> {
+        let (site, active) = self.active.get_key_value(&gateway.e_site_name)?;
+        Some((site.clone(), active.clone()))
+    }
+
     /// A walk over all attached gateways, so only when there is something to look for.
     fn holders_of(&self, affected: &AffectedGateways) -> Vec<String> {
         if affected.has_no_keys() {
@@ -367,7 +399,7 @@ impl Attached {
         }
     }
 
-    /// What is as it was keeps its generation, and nobody is woken.
+    /// An unchanged netmap keeps its generation and wakes no session.
     fn publish(&mut self, netmap: Arc<Netmap>, seen: Generation) {
         let is_published = self.target.send_if_modified(|target| {
             let is_new = target.as_ref().is_none_or(|target| {

@@ -1,9 +1,9 @@
 //! Gives exposures their presences, and keeps the conditions of all objects true.
 //!
 //! Level-triggered: looks at the state, not at the event that woke it; running twice, or in two replicas,
-//! changes nothing. `affected` decides what must be looked at again, `causeway_api::conditions` what it should
-//! say, `presences` which addresses are missing; this file follows the store and writes through the `Registry`,
-//! only what differs.
+//! changes nothing. `affected` decides what must be looked at again, `causeway_api::conditions` what it
+//! should say, `presences` which addresses are missing; this file follows the store and writes through the
+//! `Registry`, only what differs.
 
 mod affected;
 mod metrics;
@@ -20,7 +20,7 @@ use causeway_apiserver::Registry;
 use causeway_apiserver::registry::address;
 use causeway_daemon::{Metrics, ReadinessCheck};
 use causeway_store::{
-    FollowBackoff, Followed, ListRange, Op, Revision, StoreError, StoreEvent, StoreFollower,
+    FollowBackoff, Followed, ListRange, Op, Revision, StoreError, StoreEvent, StoreFollower, StoreRecord,
 };
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
@@ -29,15 +29,18 @@ use tokio_util::sync::CancellationToken;
 
 use crate::bootstrap::{self, CLOUD};
 use crate::netmaps::NetmapPublisher;
+use crate::replicas::{ACTIVE_GATEWAYS, ActiveGateways, decode_active, site_of_active};
+use crate::reports::{REPORTS, ReportedState};
 use affected::ConditionChanges;
 use metrics::ReconcileMetrics;
 use presences::PresenceWork;
 
-/// Who is recorded as the owner of what is written here.
+/// The field manager of everything that the cloud writes.
 pub const MANAGER: &str = "causeway-cloud";
-/// Changes that come in one breath are looked at together.
+/// Changes within this time are looked at together.
 const BREATH: Duration = Duration::from_millis(10);
-/// A fleet that connects is looked at in longer breaths: one exposure may be told of a thousand gateways.
+/// The same for gateways that connect or disconnect. Longer, because one exposure may depend on a thousand
+/// gateways.
 const LINK_BREATH: Duration = Duration::from_secs(1);
 /// Enough to fill a group commit; each holds one object.
 const WRITES_MAX: usize = 64;
@@ -47,7 +50,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(15);
 type Key = (Kind, String);
 type Write = Pin<Box<dyn Future<Output = (Work, Result<(), Status>)> + Send>>;
 
-/// What was being written.
+/// The subject of a write.
 enum Work {
     /// The cloud's own objects.
     Own,
@@ -61,6 +64,7 @@ pub struct Reconciler {
     check: ReadinessCheck,
     figures: ReconcileMetrics,
     desk: Option<NetmapPublisher>,
+    reports: Option<Arc<ReportedState>>,
     keeps_own: bool,
 }
 
@@ -71,6 +75,7 @@ impl Reconciler {
             check,
             figures: ReconcileMetrics::register(metrics),
             desk: None,
+            reports: None,
             keeps_own: false,
         }
     }
@@ -80,7 +85,12 @@ impl Reconciler {
         Reconciler { desk: Some(desk), ..self }
     }
 
-    /// Creates the cloud's own objects again when somebody deletes them.
+    /// Lets the writer of reports look at the same picture of the store.
+    pub fn reporting(self, reports: Arc<ReportedState>) -> Reconciler {
+        Reconciler { reports: Some(reports), ..self }
+    }
+
+    /// Creates the cloud's own objects again when a client deletes them.
     pub fn keeping_own_objects(self) -> Reconciler {
         Reconciler { keeps_own: true, ..self }
     }
@@ -98,12 +108,16 @@ impl Reconciler {
         let mut round: Option<Round<'_>> = None;
         loop {
             let due = round.as_ref().and_then(Round::due);
+            let mut failed = None;
             tokio::select! {
                 biased;
                 step = follower.next() => match (step, &mut round) {
                     (None, _) => return,
                     (Some(Followed::Loaded { state: (world, freed), revision }), round) => {
-                        *round = Some(self.begin(world, freed, revision).await);
+                        match self.begin(world, freed, revision).await {
+                            Ok(begun) => *round = Some(begun),
+                            Err(error) => failed = Some(error),
+                        }
                     }
                     (Some(Followed::Event(event)), Some(round)) => round.take(&event),
                     (Some(Followed::Progress(revision)), Some(_)) => self.saw(revision),
@@ -127,25 +141,52 @@ impl Reconciler {
                     }
                 }
             }
+            if let Some(error) = failed {
+                round = None;
+                follower.restart(&error);
+            }
             if let Some(round) = &mut round {
                 round.start_writes();
             }
         }
     }
 
-    async fn begin(&self, world: ObjectSet, freed: FreedAddresses, revision: Revision) -> Round<'_> {
+    async fn begin(
+        &self,
+        world: ObjectSet,
+        freed: FreedAddresses,
+        revision: Revision,
+    ) -> Result<Round<'_>, StoreError> {
         self.figures.loads.inc();
         let round = Round::new(self, world, freed);
-        if let Some(desk) = &self.desk {
-            desk.reset(round.world.clone(), self.registry.store().epoch().await, revision);
-        }
+        self.hand_out(round.world.clone(), revision).await?;
         if self.check.ready() {
             tracing::info!(%revision, objects = round.world().objects().count(), "reconcile follows the store");
         }
-        round
+        Ok(round)
     }
 
-    /// All objects as they stood at one revision: a netmap is named by it, and two replicas must mean the same.
+    /// Gives the netmap publisher and the writer of reports the picture as it is at `revision`.
+    async fn hand_out(&self, world: Arc<Mutex<ObjectSet>>, revision: Revision) -> Result<(), StoreError> {
+        let store = self.registry.store();
+        let range = ListRange { at: Some(revision), ..ListRange::default() };
+        let records = store.list(ACTIVE_GATEWAYS, range.clone()).await?.records;
+        let active = |record: &StoreRecord| {
+            Some((site_of_active(&record.key)?.to_owned(), decode_active(&record.value)?))
+        };
+        let active: ActiveGateways = records.iter().filter_map(active).collect();
+        if let Some(reports) = &self.reports {
+            let records = store.list(REPORTS, range).await?.records;
+            reports.reset(world.clone(), active.clone(), &records, revision);
+        }
+        if let Some(desk) = &self.desk {
+            desk.reset(world, active, store.epoch().await, revision);
+        }
+        Ok(())
+    }
+
+    /// All objects as they stood at one revision: a netmap is named by it, and two replicas must mean the
+    /// same.
     async fn load(&self) -> Result<((ObjectSet, FreedAddresses), Revision), StoreError> {
         let mut world = ObjectSet::default();
         let mut at = None;
@@ -160,7 +201,7 @@ impl Reconciler {
         Ok(((world, freed), at.unwrap_or_default()))
     }
 
-    /// The order in which addresses were given back. What need not be remembered is cleaned up on the way.
+    /// Loads the order in which addresses were given back, and removes the records that are no longer needed.
     async fn load_freed(
         &self,
         world: &ObjectSet,
@@ -187,6 +228,9 @@ impl Reconciler {
     fn saw(&self, revision: Revision) {
         if let Some(desk) = &self.desk {
             desk.saw(revision);
+        }
+        if let Some(reports) = &self.reports {
+            reports.saw(revision);
         }
     }
 }
@@ -239,12 +283,19 @@ impl<'a> Round<'a> {
         lock(&self.world)
     }
 
-    /// Takes an event of the store into the picture. What is no object is none of our business.
+    /// Applies an event of the store to the picture. Other records than objects are handed on.
     fn take(&mut self, event: &StoreEvent) {
         let Some((kind, name)) =
             event.key.split_once('/').and_then(|(plural, name)| Some((Kind::from_plural(plural)?, name)))
         else {
             self.presences.note_freed(&event.key, event.value.as_ref().map(|_| event.revision.0));
+            if let Some(reports) = &self.reconciler.reports {
+                reports.note_record(&event.key, event.value.as_deref(), event.revision);
+            }
+            if let (Some(desk), Some(site)) = (&self.reconciler.desk, site_of_active(&event.key)) {
+                let active = event.value.as_deref().and_then(decode_active);
+                return desk.note_active(event.revision, site, active);
+            }
             return self.reconciler.saw(event.revision);
         };
         let new = match event.value.as_ref().map(|value| Object::from_stored(kind, value)) {
@@ -269,6 +320,9 @@ impl<'a> Round<'a> {
         if let Some(desk) = &self.reconciler.desk {
             desk.note(event.revision, old.as_ref(), new.as_ref());
         }
+        if let Some(reports) = &self.reconciler.reports {
+            reports.note(event.revision, old.as_ref(), new.as_ref());
+        }
         if let Some(new) = new {
             world.insert(new);
         }
@@ -286,7 +340,7 @@ impl<'a> Round<'a> {
         self.look_at.into_iter().chain(self.links_at).chain(resume).min()
     }
 
-    /// Turns what changed into objects to look at.
+    /// Turns changes into objects to look at.
     fn look(&mut self) {
         self.paused = self.paused.filter(|until| *until > Instant::now());
         self.look_at = None;
@@ -330,7 +384,7 @@ impl<'a> Round<'a> {
         self.reconciler.figures.pending.set(pending as i64);
     }
 
-    /// What must be written about an object, if anything.
+    /// Returns the write that an object needs. None: its status is right.
     fn decide(&self, key: &Key) -> Option<Write> {
         let (kind, name) = key.clone();
         let world = self.world();
@@ -347,9 +401,9 @@ impl<'a> Round<'a> {
         if conditions::status(object, &world, now) == *object.status() {
             return None;
         }
-        // Decided anew where it is written, with the picture as it is then. A live object that differs from the
-        // picture was written by somebody who may know more than we do, such as another replica: it stays as it
-        // is, and its event brings us here again.
+        // Decided anew where it is written, with the picture as it is then. A live object that differs from
+        // the picture was written by a part that may know more, such as another replica: it stays as it is,
+        // and its event brings us here again.
         let shared = self.world.clone();
         Some(Box::pin(async move {
             let edit = |live: &mut Object| {
@@ -387,7 +441,7 @@ impl<'a> Round<'a> {
         match written {
             Ok(()) => self.succeeded(),
             Err(status) if again => self.failed(&status),
-            // Somebody else was faster; what is left to do shows when we look.
+            // Another replica was faster; the remaining work shows at the next look.
             Err(_) => {}
         }
         if self.presences.is_dirty() {
@@ -449,7 +503,7 @@ fn carry_out(registry: &Arc<Registry>, site: String, step: AllocationStep) -> Wr
     })
 }
 
-/// Is the picture of an object what the store holds?
+/// Tells whether the picture of an object equals the stored object.
 fn is_same(known: &Object, live: &Object) -> bool {
     known.metadata().generation == live.metadata().generation && known.status() == live.status()
 }
@@ -473,7 +527,7 @@ fn set_site(object: &mut Object, site: &str) {
     }
 }
 
-/// Objects without what no condition depends on: the picture of ten thousand stays small.
+/// Drops the fields that no condition depends on, so that the picture of ten thousand objects stays small.
 fn lean(mut object: Object) -> Object {
     let mut full = std::mem::take(object.metadata_mut());
     full.labels.retain(|label, _| label == MADE_LABEL);

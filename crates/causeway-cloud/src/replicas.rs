@@ -1,10 +1,13 @@
-//! Several clouds on one store, acting as one: where each gateway is attached, and streams to it from any replica.
+//! Several clouds on one store, acting as one: where each gateway is attached, and streams to it from any
+//! replica.
 //!
-//! `Fleet` is the face: it opens a stream to a gateway, here or through the replica that holds its session. A stream
-//! is forwarded once at most: what comes from another replica goes to a session here or nowhere. `table` decides,
-//! `directory` keeps it in step with the store, `peers` holds the links between replicas, `relay` joins streams.
-//! Sessions themselves are the business of others; they say who is attached (`SessionDirectory::set_attached`).
+//! `Fleet` is the face: it opens a stream to a gateway, here or through the replica that holds its session. A
+//! stream is forwarded once at most: a stream from another replica goes to a session here or nowhere. `table`
+//! decides, `directory` keeps it in step with the store, `peers` holds the links between replicas, `relay`
+//! joins streams. Sessions are kept by `sessions`, which hands over the attached gateways
+//! (`SessionDirectory::set_attached`).
 
+mod active;
 mod attach;
 mod directory;
 mod peers;
@@ -31,6 +34,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+pub use active::{ACTIVE_GATEWAYS, ActiveGatewayWriter, ActiveGateways, decode_active, site_of_active};
 pub use attach::{EdgeStreamServer, LinkDispatcher, follow};
 pub use directory::{ReplicaAddress, SessionDirectory, SupersededSession};
 pub use peers::{DialPeerError, ReplicaIdentity, ReplicaIdentityError};
@@ -56,7 +60,7 @@ pub trait LocalSessions: Send + Sync + 'static {
     /// A stream to a gateway that is attached here; `NotAttached` when it is not.
     fn open_stream<'a>(&'a self, gateway: &'a str, header: StreamHeader) -> OpenedStream<'a>;
     fn is_attached(&self, gateway: &str) -> bool;
-    /// Where the traffic of a gateway that is attached here is at home.
+    /// Returns the runtime thread that serves the traffic of a gateway that is attached here.
     fn home(&self, _gateway: &str) -> Option<Handle> {
         None
     }
@@ -104,7 +108,8 @@ impl Fleet {
         Arc::new(Fleet { directory, local, peers, remote, relays: Relays::default(), sites, journals })
     }
 
-    /// Waits until the streams between gateways that are joined now have ended or are idle, at most for `time`.
+    /// Waits until the streams between gateways that are joined now have ended or are idle, at most for
+    /// `time`.
     pub async fn finish_in_flight(&self, time: Duration) {
         self.relays.finish_in_flight(tokio::time::Instant::now() + time).await;
     }
@@ -125,17 +130,20 @@ impl Fleet {
             GatewayLocation::There { replica, address, .. } => {
                 self.open_there(&replica, &address, gateway, header).await
             }
-            // The directory follows the sessions with a delay. A session that was just attached here is served at once.
+            // The directory follows the sessions with a delay. A session that was just attached here is
+            // served at once.
             GatewayLocation::Nowhere => self.local.open_stream(gateway, header).await,
         }
     }
 
-    fn is_attached(&self, gateway: &str) -> bool {
+    /// Tells whether the gateway has a session at any replica.
+    pub fn is_attached(&self, gateway: &str) -> bool {
         self.directory.whereabouts(gateway) != GatewayLocation::Nowhere || self.local.is_attached(gateway)
     }
 
-    /// A stream to the gateway that the header names, or, when it names only a site, to the active one there. One whose
-    /// link died unnoticed is passed over for the next.
+    /// Opens a stream to the gateway that the header names, or, when it names only a site, to the active
+    /// gateway there. A gateway that is not attached, or whose link died unnoticed, is passed over for the
+    /// next.
     pub async fn open_stream_to(&self, header: StreamHeader) -> Result<Stream, FleetError> {
         if !header.gateway.is_empty() {
             return self.open_stream(&header.gateway.clone(), header).await;
@@ -154,15 +162,16 @@ impl Fleet {
         Err(failed)
     }
 
-    /// Where the traffic with a site is at home, when the first of its gateways that is attached is attached here.
+    /// Returns the runtime thread of the traffic with a site, when the first attached gateway of the site is
+    /// attached here.
     pub fn home(&self, site: &str) -> Option<Handle> {
         let sites = self.sites.borrow().clone();
         let attached = |name: &&String| self.is_attached(name);
-        self.local.home(sites.gateways(site).iter().find(attached)?)
+        self.local.home(sites.gateways(site).find(attached)?)
     }
 
-    /// Carries a stream that a gateway opened to the gateway or site its header names. Where it comes from says the session's
-    /// certificate, whatever the header said.
+    /// Carries a stream that a gateway opened to the gateway or site its header names. Its origin is taken
+    /// from the certificate of the session, not from the header.
     pub async fn carry(&self, from: &PeerId, mut header: StreamHeader, stream: Stream) {
         header.origin =
             Some(StreamOrigin { site: from.site().to_owned(), gateway: from.gateway().to_owned() });
@@ -200,10 +209,11 @@ impl Fleet {
         opened.map_err(|source| FleetError::Stream { gateway: gateway.to_owned(), source })
     }
 
-    /// Serves a link from another replica until it ends. Only a certificate with the cloud's own name is believed.
+    /// Serves a link from another replica until it ends. Only a certificate with the cloud's own name is
+    /// believed.
     pub async fn serve(self: Arc<Fleet>, link: Link, stop: CancellationToken) {
         if !link.certificate().is_some_and(|certificate| self.peers.door().admits(&certificate)) {
-            tracing::warn!(address = %link.remote_address(), "somebody who is no replica dialled as one");
+            tracing::warn!(address = %link.remote_address(), "refused a link of a peer without a replica certificate");
             return link
                 .close(CloseReason::new(CloseCode::NotAdmitted, "this is not a replica's certificate"));
         }
@@ -219,7 +229,7 @@ impl Fleet {
                 },
             }
         }
-        // Streams that are open end in their own time: whoever stops us gives a deadline.
+        // Open streams end in their own time: the caller that stops this has a deadline.
         while streams.join_next().await.is_some() {}
     }
 
@@ -270,7 +280,8 @@ impl Fleet {
         let _ = stream.shutdown().await;
     }
 
-    /// The journals of all other replicas, and the names of those that could not be asked. `query` is as in a URL.
+    /// The journals of all other replicas, and the names of those that could not be asked. `query` is as in a
+    /// URL.
     pub async fn ask_audit(
         &self,
         journal: JournalKind,

@@ -1,8 +1,9 @@
-//! The sessions of edges at this replica: who is connected, and over which link.
+//! The sessions of edges at this replica: the connected gateways and their links.
 //!
-//! Links come from the channel port; `greeting` judges them, `conversation` talks on them, what rides on them is in
-//! `passengers`. The roster keeps at most one live session per gateway. Revoked keys end their sessions at once, and a
-//! replica that stops asks its edges to go elsewhere before it closes anything; `Cloud` knows what is in flight.
+//! Links come from the channel port; `greeting` judges them, `conversation` talks on them, what rides on them
+//! is in `passengers`. The roster keeps at most one live session per gateway. Revoked keys end their sessions
+//! at once, and a replica that stops asks its edges to go elsewhere before it closes anything; `Cloud` knows
+//! what is in flight.
 
 mod greeting;
 mod mailbox;
@@ -47,13 +48,12 @@ use crate::identity::{AdmittedPeer, Registrar};
 use crate::replicas::SessionKey;
 use mailbox::SessionMailbox;
 use metrics::SessionMetrics;
-use report::ConnectedConditionWriter;
 use rivals::Rivals;
 use session_loop::SessionCommand;
 use unjudged::Unjudged;
 
 pub(crate) use greeting::{enrol_anew, wrong_site_message};
-pub use report::CONNECTED;
+pub use report::{CONNECTED, ConnectionChange, ConnectionWatch};
 pub use services::{
     EdgeStreamHandler, NetmapSender, NetmapSource, SessionFuture, SessionServices, SpoolSink,
 };
@@ -62,14 +62,15 @@ pub use services::{
 #[derive(Debug, Clone)]
 pub struct SessionLimits {
     pub sessions_max: usize,
-    /// New sessions per second that this replica is glad to take; edges that lost theirs spread out accordingly.
+    /// New sessions per second that this replica is glad to take; edges that lost theirs spread out
+    /// accordingly.
     pub returns_per_second: u32,
 }
 
 impl Default for SessionLimits {
     /// Twenty thousand edges are the goal for one replica, and half as many again come when another one dies.
-    /// A return costs 1.3 ms of a core, so 750 a second keep one busy; ten thousand are back within 20 s, of which
-    /// five may pass before they notice.
+    /// A return costs 1.3 ms of a core, so 750 a second keep one busy; ten thousand are back within 20 s, of
+    /// which five may pass before they notice.
     fn default() -> SessionLimits {
         SessionLimits { sessions_max: 30_000, returns_per_second: 750 }
     }
@@ -79,7 +80,7 @@ type Elsewhere = Box<dyn Fn(&str) -> bool + Send + Sync>;
 
 /// Gateways whose last departure is remembered. Beyond it, the memory begins anew: only `since` is lost.
 const DEPARTED_MAX: usize = 100_000;
-/// Below so many, a fleet that comes back at once is no trouble.
+/// Number of sessions below which a fleet that comes back at once needs no spreading.
 const HINT_FROM: usize = 500;
 /// How often a draining replica looks whether its sessions have ended.
 const DRAIN_LOOK: Duration = Duration::from_millis(50);
@@ -102,7 +103,7 @@ struct Shared {
     departed: Mutex<HashMap<String, Departure>>,
     /// Processes that take sessions from each other.
     rivals: Mutex<Rivals>,
-    /// Counts changes of who is attached.
+    /// Counts changes of the attached gateways.
     changed: watch::Sender<u64>,
     /// How many sessions there were when edges were last told over which time to come back.
     hinted: AtomicUsize,
@@ -112,18 +113,19 @@ struct Shared {
     unjudged: Unjudged,
     /// Counts EGateways that were seen to stand at another site than before.
     moves: AtomicU64,
-    /// Is a gateway attached to another replica? Whether they are connected is written only when this is known.
+    /// Is a gateway attached to another replica? Whether they are connected is written only when this is
+    /// known.
     elsewhere: OnceLock<Elsewhere>,
     figures: SessionMetrics,
     tasks: TaskTracker,
     draining: AtomicBool,
-    /// Where edges reach the other replicas. Empty: there are none.
+    /// Endpoints of the other replicas. Empty: there are none.
     neighbours: Mutex<Vec<String>>,
 }
 
 /// The end of a gateway's last session at this replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Departure {
+pub struct Departure {
     pub at: Time,
     pub reason: &'static str,
 }
@@ -208,12 +210,8 @@ impl Sessions {
         };
     }
 
-    /// Ends the sessions of keys as they are revoked, and writes who is connected, until told to stop.
+    /// Ends the sessions of keys as they are revoked, until told to stop.
     pub async fn run(&self, stop: CancellationToken) {
-        tokio::join!(self.follow(stop.clone()), ConnectedConditionWriter::new(self).run(stop));
-    }
-
-    async fn follow(&self, stop: CancellationToken) {
         let mut revoked = self.0.registrar.revoked_keys();
         let mut bundle = self.0.registrar.bundle_changes();
         loop {
@@ -246,18 +244,18 @@ impl Sessions {
         self.0.roster().current(&gateway.to_owned()).map(|seat| seat.session.clone())
     }
 
-    /// Everybody who is attached here now.
+    /// Returns the current session of every gateway that is attached here.
     pub fn attached(&self) -> Vec<Arc<Session>> {
         self.0.roster().all_current().map(|(_, seat)| seat.session.clone()).collect()
     }
 
-    /// Changes when somebody comes or goes; look at `attached` then.
+    /// Changes when a gateway is attached or detached; look at `attached` then.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.0.changed.subscribe()
     }
 
-    /// Where edges reach the other replicas. They are told, so that they know where to go when this one is gone; and
-    /// when there are any, a drain waits for edges to leave.
+    /// Sets the endpoints of the other replicas. Edges are told, so that they know where to dial when this
+    /// one is gone; and when there are any, a drain waits for edges to leave.
     pub fn set_neighbours(&self, endpoints: Vec<String>) {
         if *self.0.neighbours() == endpoints {
             return;
@@ -267,8 +265,8 @@ impl Sessions {
         self.0.tell(EndpointUpdate { renew: false, endpoints: self.0.endpoints() });
     }
 
-    /// A newer session of that gateway is at another replica: those here end with their streams, or at once when
-    /// another process of the gateway holds the new one.
+    /// A newer session of that gateway is at another replica: those here end with their streams, or at once
+    /// when another process of the gateway holds the new one.
     pub fn handle_replaced(&self, gateway: &str, by: SessionKey) {
         let gateway = gateway.to_owned();
         let older: Vec<Arc<Session>> = {
@@ -286,7 +284,8 @@ impl Sessions {
         }
     }
 
-    /// EGateways have moved. Ends every session whose certificate names another site than `site_of` says for its gateway.
+    /// EGateways have moved. Ends every session whose certificate names another site than `site_of` says for
+    /// its gateway.
     pub fn handle_moved<'a>(&self, site_of: impl Fn(&str) -> Option<&'a str>) {
         // In this order: a session that is being judged is either found here or looks again.
         self.0.moves.fetch_add(1, Ordering::AcqRel);
@@ -300,7 +299,8 @@ impl Sessions {
         }
     }
 
-    /// May this certificate have a link? Asked before one is made, so that a revoked key costs a handshake and no more.
+    /// May this certificate have a link? Asked before one is made, so that a revoked key costs a handshake
+    /// and no more.
     pub fn check_certificate(&self, shown: &CertificateDer<'_>, client: IpAddr) -> Result<(), CloseReason> {
         let Ok(facts) = CertificateFacts::read(shown) else {
             return Err(CloseReason::new(CloseCode::NotAdmitted, "the certificate cannot be read"));
@@ -315,7 +315,7 @@ impl Sessions {
         Err(CloseReason::new(CloseCode::Revoked, format!("{message} ({})", crate::identity::NEW_TOKEN)))
     }
 
-    /// What is known of a gateway's channel here. `None`: it was never here.
+    /// Returns the figures of a gateway's channel here. `None`: it was never attached here.
     pub fn gateway_figures(&self, gateway: &str) -> Option<GatewayStats> {
         match self.session(gateway) {
             Some(session) => {
@@ -335,8 +335,8 @@ impl Sessions {
         }
     }
 
-    /// Tells every edge that this replica stops. Where there are other replicas, waits until the edges have gone there, at
-    /// most for `time`. Sessions go on; links that still come are told to try another replica.
+    /// Tells every edge that this replica stops. Where there are other replicas, waits until the edges have
+    /// gone there, at most for `time`. Sessions go on; links that still come are told to try another replica.
     pub async fn announce_stop(&self, time: Duration) {
         self.0.draining.store(true, Ordering::Relaxed);
         let (hint, end) = (self.0.retry_hint(), Instant::now() + time);
@@ -442,7 +442,8 @@ impl Shared {
         }
     }
 
-    // Who came first was told how small the fleet was then; every doubling is told to all.
+    // The first edges were told a hint for the small fleet of then; at every doubling all edges get a new
+    // one.
     fn tell_hint(&self) {
         let roster = self.roster();
         let sessions = roster.len();
@@ -493,14 +494,14 @@ impl Shared {
         self.neighbours.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where edges may dial, this replica first.
+    /// Returns the endpoints for edges, this replica first.
     fn endpoints(&self) -> Vec<String> {
         self.registrar.all_endpoints().iter().map(ToString::to_string).collect()
     }
 
-    /// How often edges should ask for a sign of life; zero: as often as they like. With other replicas to go to, a
-    /// dead one must be left within five seconds: see `causeway_channel::session::KEEPALIVE_QUICK`. Over TCP the kernel
-    /// tells at once that a process is no more.
+    /// How often edges should ask for a sign of life; zero: as often as they like. With other replicas to go
+    /// to, a dead one must be left within five seconds: see `causeway_channel::session::KEEPALIVE_QUICK`.
+    /// Over TCP the kernel tells at once that a process is no more.
     fn keepalive(&self, transport: Transport) -> Duration {
         match transport {
             Transport::Quic if !self.neighbours().is_empty() => KEEPALIVE_QUICK,
@@ -552,8 +553,8 @@ impl Session {
         SessionKey { epoch: self.epoch, instance: self.instance }
     }
 
-    /// The process at the other end is gone: nothing on this link can finish. Closing the link resets its streams, and
-    /// with them those of other gateways that are joined to them.
+    /// The process at the other end is gone: nothing on this link can finish. Closing the link resets its
+    /// streams, and with them those of other gateways that are joined to them.
     fn orphan(&self) {
         tracing::info!(peer = %self.peer, session = self.number, "the gateway was restarted: its old session ends");
         // Not through the session's own task: it may be waiting for the dead peer.

@@ -1,9 +1,10 @@
 //! Takes what edges tell: audit records into a journal in the data dir, the newest status beside the cursor.
 //!
-//! For each gateway the store keeps a cursor, `upstream/GATEWAY`: the queue it sends from and how far that was taken.
-//! Audit records are on this replica's disk before the cursor moves, and the cursor moves before the edge is told. A
-//! crash in between repeats records; they carry queue and number, and readers drop repeats (`LineDeduplicator`). Who a record
-//! is from is what the session's certificate says, whatever the record says.
+//! For each gateway the store keeps a cursor, `upstream/GATEWAY`: the queue it sends from and how far that
+//! was taken. Audit records are on this replica's disk before the cursor moves, and the cursor moves before
+//! the edge is told. A crash in between repeats records; they carry queue and number, and readers drop
+//! repeats (`LineDeduplicator`). Who a record is from is what the session's certificate says, whatever the
+//! record says.
 
 mod cloud_records;
 mod compact;
@@ -34,14 +35,15 @@ pub use cursor::{LatestStatus, MalformedBatch, ReceivedBatch, SpoolCursor};
 pub use deduplicate::LineDeduplicator;
 pub use metrics::SpoolIntakeMetrics;
 
-use crate::problem_reports::ProblemInbox;
+use crate::reports::ReportInbox;
 use crate::sessions::{SessionFuture, SpoolSink};
 use cursor::CursorStep;
 use journal::JournalWriter;
 use pace::Paces;
 
 pub const PREFIX: &str = "upstream/";
-/// Compare-and-swap is tried this often; each failure means that another replica took something of this gateway.
+/// Compare-and-swap is tried this often; each failure means that another replica took something of this
+/// gateway.
 const ATTEMPTS_MAX: usize = 16;
 /// After trouble of the disk or the store. The edge keeps its records meanwhile.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -62,7 +64,7 @@ pub enum SpoolIntakeError {
 pub struct SpoolIntakeHandle {
     pub intake: Arc<SpoolIntake>,
     /// Where a gateway's newest status is read at once.
-    pub board: Arc<ProblemInbox>,
+    pub board: Arc<ReportInbox>,
 }
 
 impl SpoolSink for SpoolIntakeHandle {
@@ -127,8 +129,8 @@ impl SpoolIntake {
         &self.figures
     }
 
-    /// Takes a batch of `peer`, and tries again while the disk or the store has trouble. Whoever waits may stop
-    /// waiting: the edge sends the batch again with its next session.
+    /// Takes a batch of `peer`, and tries again while the disk or the store has trouble. Whoever waits may
+    /// stop waiting: the edge sends the batch again with its next session.
     pub async fn settle(
         &self,
         peer: &PeerId,

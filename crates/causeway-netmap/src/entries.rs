@@ -70,6 +70,8 @@ pub enum CarriagePreference {
 pub struct SiteEntry {
     pub name: SiteName,
     pub subnets: Vec<IpNet>,
+    /// The gateway of the site that streams to it go to. None: the site has one gateway only, or an older cloud compiled this.
+    pub active: Option<GatewayName>,
 }
 
 /// A service that can be used here, at local addresses.

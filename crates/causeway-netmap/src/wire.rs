@@ -29,6 +29,9 @@ pub struct GatewayMessage {
 pub struct SiteMessage {
     #[prost(string, repeated, tag = "1")]
     pub subnets: Vec<String>,
+    /// Empty: not known.
+    #[prost(string, tag = "2")]
+    pub active: String,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -1,13 +1,15 @@
-//! Whose netmap may be different now? Decided from what changed, in the terms in which netmaps depend on it.
+//! Decides which gateways may have a different netmap now, from the changes, in the terms in which netmaps
+//! depend on them.
 //!
-//! Too many is a waste, too few is a lie: the test compares with compiling everything. Statuses concern nobody.
+//! Too many costs time, too few leaves a wrong netmap in force: the test compares with compiling everything.
+//! Statuses affect no netmap.
 
 use std::collections::BTreeSet;
 
 use causeway_api::{EPolicy, Object, ObjectSet};
 use causeway_netmap::{EntryKey, Netmap, NetmapEntry};
 
-/// What changed since the last look.
+/// Changes since the last look.
 #[derive(Debug, Default)]
 pub struct NetmapChanges {
     gateways: BTreeSet<String>,
@@ -16,14 +18,16 @@ pub struct NetmapChanges {
     /// Their home and every site they are exposed to look again.
     services: BTreeSet<String>,
     policies: BTreeSet<String>,
-    /// Policies of hosts that changed: whoever they allow may see that host.
+    /// Policies of hosts that changed: the subjects they allow may see that host.
     node_policies: BTreeSet<String>,
     servers: BTreeSet<String>,
     /// Hosts that a changed policy names: it may show their site something.
     named_servers: BTreeSet<String>,
+    /// The active gateway of a site is another one.
+    is_active_changed: bool,
 }
 
-/// Those who look again.
+/// Gateways whose netmaps must be compiled again.
 #[derive(Debug, Default)]
 pub struct AffectedGateways {
     gateways: BTreeSet<String>,
@@ -32,7 +36,7 @@ pub struct AffectedGateways {
 }
 
 impl NetmapChanges {
-    /// Takes note of one change: what was there, and what is there now.
+    /// Takes note of one change: the object before and after it.
     pub fn note(&mut self, old: Option<&Object>, new: Option<&Object>) {
         if let (Some(old), Some(new)) = (old, new)
             && old.same_fields(new)
@@ -42,9 +46,15 @@ impl NetmapChanges {
         [old, new].into_iter().flatten().for_each(|object| self.note_one(object));
     }
 
-    /// Has a gateway come, gone or changed?
+    /// Takes note that the active gateway of a site is another one.
+    pub fn note_active(&mut self, site: &str) {
+        self.sites.insert(site.to_owned());
+        self.is_active_changed = true;
+    }
+
+    /// Has a gateway come, gone or changed, or become active?
     pub fn concern_gateways(&self) -> bool {
-        !self.gateways.is_empty()
+        !self.gateways.is_empty() || self.is_active_changed
     }
 
     fn note_one(&mut self, object: &Object) {
@@ -77,7 +87,8 @@ impl NetmapChanges {
         }
     }
 
-    /// Follows what changed to those who look at it, in the world as it is now. Where it was before stands in the changes.
+    /// Follows the changes to the gateways that depend on them, in the world as it is now. The state before
+    /// is in the changes.
     pub fn affected(self, world: &ObjectSet) -> AffectedGateways {
         let mut affected =
             AffectedGateways { gateways: self.gateways, sites: self.sites, keys: BTreeSet::new() };
@@ -95,7 +106,8 @@ impl NetmapChanges {
             affected.keys.extend([NetmapEntry::subject_key(server), NetmapEntry::node_key(server)]);
             let naming = world.policies_allowing_server(server);
             affected.keys.extend(naming.map(|policy| NetmapEntry::policy_key(&policy.metadata.name)));
-            // Where its site comes in under limits, its hosts are known by name. Who knew it before holds its key.
+            // A policy with limits names the hosts of the sites it allows. A gateway that knew the host
+            // before holds its key.
             let site = world.server(server).map(|server| server.e_site_name.as_str()).unwrap_or_default();
             let limited = world.policies_allowing_site(site).filter(|policy| policy.limits.is_some());
             affected.keys.extend(limited.map(|policy| NetmapEntry::policy_key(&policy.metadata.name)));
@@ -112,19 +124,19 @@ fn sites_of<'a>(policy: &'a EPolicy, world: &'a ObjectSet) -> impl Iterator<Item
 }
 
 impl AffectedGateways {
-    /// Those who look again because of who or where they are.
+    /// Returns the gateways that are affected by name or by site.
     pub fn named<'a>(&'a self, world: &'a ObjectSet) -> impl Iterator<Item = &'a str> {
         let there = self.sites.iter().flat_map(|site| world.gateways_at(site));
         let there = there.map(|gateway| gateway.metadata.name.as_str());
         self.gateways.iter().map(String::as_str).chain(there)
     }
 
-    /// Does nobody look again because of what they hold?
+    /// Tells whether no gateway is affected because of an entry it holds.
     pub fn has_no_keys(&self) -> bool {
         self.keys.is_empty()
     }
 
-    /// Does a gateway look again because of what was compiled for it last?
+    /// Tells whether a gateway is affected because of an entry of its last netmap.
     pub fn touches(&self, netmap: &Netmap) -> bool {
         self.keys.iter().any(|key| netmap.get(key.as_str()).is_some())
     }
@@ -208,7 +220,7 @@ mod tests {
                 }
                 let affected = changes.affected(&world);
                 for gateway in ["a", "b", "c"] {
-                    let entries = compile(&world, gateway).unwrap_or_default();
+                    let entries = compile(&world, &Default::default(), gateway).unwrap_or_default();
                     let fresh = Netmap::build(Generation::default(), entries, None).unwrap();
                     let looks = held.get(gateway).is_none_or(|netmap| affected.touches(netmap))
                         || affected.named(&world).any(|named| named == gateway);

@@ -1,6 +1,6 @@
 //! The fields of objects in the words of netmaps.
 //!
-//! Objects were validated when they were stored; what cannot be read nevertheless is left out.
+//! Objects were validated when they were stored; a field that cannot be read nevertheless is left out.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ use causeway_netmap::{
 };
 use ipnet::IpNet;
 
-/// Where the names of services and hosts hang in the DNS of every site.
+/// The DNS zone of services and hosts at every site.
 const ZONE: &str = "causeway.internal";
 
 pub fn gateway(gateway: &EGateway) -> GatewayEntry {
@@ -104,7 +104,8 @@ pub fn protocol(protocol: kinds::Protocol) -> ServiceProtocol {
     }
 }
 
-/// The names a service is known by where it is exposed: `SERVICE.SITE.causeway.internal`, and what the exposures say.
+/// The names a service is known by where it is exposed: `SERVICE.SITE.causeway.internal`, and the names in
+/// its exposures.
 pub fn presence_names<'a>(
     service: &EService,
     exposes: impl Iterator<Item = &'a ServiceExpose>,
@@ -115,7 +116,7 @@ pub fn presence_names<'a>(
     names.into_iter().collect()
 }
 
-/// A host is known by its names as they are, which is what Kubernetes calls a node by, and under our zone.
+/// Returns the names of a host: its own, by which Kubernetes knows the node, and those under our zone.
 pub fn node_names(server: &EServer) -> Vec<DnsName> {
     let name = server.metadata.name.as_str();
     let long = format!("{name}.{}.{ZONE}", server.e_site_name);
@@ -125,7 +126,8 @@ pub fn node_names(server: &EServer) -> Vec<DnsName> {
     names.into_iter().collect()
 }
 
-/// A policy with the servers and sites that matter where it is sent; without one, a policy that allows nobody.
+/// A policy with the servers and sites that matter where it is sent; without one, a policy that allows no
+/// subject.
 pub fn policy<'a>(
     name: &str,
     servers: impl Iterator<Item = &'a str>,

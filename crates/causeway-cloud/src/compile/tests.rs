@@ -61,15 +61,18 @@ fn world() -> ObjectSet {
 }
 
 fn view(world: &ObjectSet, gateway: &str) -> NetmapView {
-    let entries = compile(world, gateway).unwrap();
+    let entries = compile(world, &ActiveGateways::default(), gateway).unwrap();
     let view = NetmapView::decode(&Netmap::build(Generation::default(), entries, None).unwrap());
     assert_eq!((view.unknown, &view.damaged[..]), (0, &[][..]));
     view
 }
 
 fn keys(world: &ObjectSet, gateway: &str) -> Vec<String> {
-    let mut keys: Vec<String> =
-        compile(world, gateway).unwrap().iter().map(|(key, _)| key.to_string()).collect();
+    let mut keys: Vec<String> = compile(world, &ActiveGateways::default(), gateway)
+        .unwrap()
+        .iter()
+        .map(|(key, _)| key.to_string())
+        .collect();
     keys.sort();
     keys
 }
@@ -159,11 +162,11 @@ fn a_gateway_hears_nothing_of_what_is_none_of_its_business() {
         ]
     );
     for gateway in ["rome-gw", "oslo-gw"] {
-        let told = compile(&world, gateway).unwrap();
+        let told = compile(&world, &ActiveGateways::default(), gateway).unwrap();
         let told: Vec<u8> = told.iter().flat_map(|(_, value)| value.to_vec()).collect();
         assert!(!String::from_utf8_lossy(&told).contains("Secret"));
     }
-    assert_eq!(compile(&world, "nobody"), None);
+    assert_eq!(compile(&world, &ActiveGateways::default(), "nobody"), None);
 }
 
 #[test]
@@ -246,7 +249,12 @@ fn one_object_changed_in_a_site_of_two_thousand_exposures_is_below_two_kilobytes
         world.insert(presence(number, number));
     }
     let netmap = |world: &ObjectSet, gateway: &str, previous: Option<&Netmap>| {
-        Netmap::build(Generation::default(), compile(world, gateway).unwrap(), previous).unwrap()
+        Netmap::build(
+            Generation::default(),
+            compile(world, &ActiveGateways::default(), gateway).unwrap(),
+            previous,
+        )
+        .unwrap()
     };
     let changes: Vec<(&str, Object)> = vec![
         ("port of a service", service(7, 9090)),
@@ -275,4 +283,25 @@ fn one_object_changed_in_a_site_of_two_thousand_exposures_is_below_two_kilobytes
             assert!(bytes < 2_000, "{what}: {bytes}");
         }
     }
+}
+
+#[test]
+fn a_gateway_is_told_which_gateway_of_its_site_is_active() {
+    let mut world = world();
+    world.insert(object(Kind::EGateway, "oslo-2", json!({"eSiteName": "oslo"})));
+    let check = |stored: &str, expected: Option<&str>| {
+        let active = ActiveGateways::from([("oslo".to_owned(), stored.to_owned())]);
+        for (gateway, site, expected) in
+            [("oslo-gw", "oslo", expected), ("oslo-2", "oslo", expected), ("rome-gw", "rome", None)]
+        {
+            let entries = compile(&world, &active, gateway).unwrap();
+            let netmap = Netmap::build(Generation::default(), entries, None).unwrap();
+            let view = NetmapView::decode(&netmap);
+            let active = view.sites[site].active.as_ref().map(ToString::to_string);
+            assert_eq!(active.as_deref(), expected, "{gateway}, {stored}");
+        }
+    };
+    check("oslo-2", Some("oslo-2"));
+    check("rome-gw", None);
+    check("gone", None);
 }

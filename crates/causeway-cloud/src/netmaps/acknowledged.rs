@@ -1,4 +1,5 @@
-//! What gateways acknowledged last, so that one that comes back is sent only what changed.
+//! The netmaps that gateways acknowledged last, so that a gateway that comes back is sent only the
+//! difference.
 //!
 //! Bounded by number and by bytes: the one remembered longest goes first, and then gets its netmap whole.
 

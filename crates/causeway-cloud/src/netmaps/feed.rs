@@ -1,6 +1,7 @@
-//! One session's side of the desk: what to send to its gateway, and what became of it.
+//! The netmap updates of one session: encodes them for its gateway and takes its replies.
 //!
-//! `causeway_netmap::sync::NetmapSendState` decides; this waits for what it depends on. Dropping the feed ends the session here.
+//! `causeway_netmap::sync::NetmapSendState` decides; this waits for its inputs. Dropping the feed ends the
+//! session here.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +14,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::NetmapPublisher;
-use super::report::NetmapCondition;
+use super::report::netmap_report;
 
 /// Held by the control loop of a session.
 pub struct NetmapFeed {
@@ -23,7 +24,7 @@ pub struct NetmapFeed {
     targets: watch::Receiver<Option<TargetNetmap>>,
     compiled: watch::Receiver<Generation>,
     started: Instant,
-    /// Why what the gateway holds is not on its disk. Empty: it is.
+    /// The reason why the held netmap is not on the disk of the gateway. Empty: it is.
     not_persisted: String,
 }
 
@@ -41,8 +42,8 @@ impl NetmapFeed {
         NetmapFeed { desk, gateway: gateway.to_owned(), sender, targets, compiled, started, not_persisted }
     }
 
-    /// Waits until there is something to send, and returns it encoded. What was returned counts as sent, until it is acknowledged or
-    /// refused. May be dropped while it waits, and called again.
+    /// Waits until there is something to send, and returns it encoded. A returned update counts as sent,
+    /// until it is acknowledged or refused. May be dropped while it waits, and called again.
     pub async fn next_update(&mut self) -> Bytes {
         loop {
             self.take_target();
@@ -62,7 +63,8 @@ impl NetmapFeed {
         }
     }
 
-    /// The gateway has it in force, and on disk unless it says why not. Said twice of one netmap when the disk took it later.
+    /// The gateway has it in force, and on disk unless it says why not. Said twice of one netmap when the
+    /// disk took it later.
     pub fn acknowledged(&mut self, ack: &NetmapAck) {
         let Some(stamp) = ack.held.as_ref().and_then(stamp) else { return };
         if let Some(netmap) = self.sender.handle_acknowledged(stamp) {
@@ -113,14 +115,14 @@ impl NetmapFeed {
             changed = self.targets.changed() => if changed.is_err() {
                 std::future::pending::<()>().await;
             },
-            // Only who waits for the store to be followed further is woken by every move of it.
+            // Only a feed that waits for the store to be followed further is woken by every move of it.
             _ = self.compiled.changed(), if is_behind => {}
             () = sleep_until(wake) => {}
         }
     }
 
     fn report(&self) {
-        if let Some(report) = NetmapCondition::of(&self.sender.standing(), &self.not_persisted) {
+        if let Some(report) = netmap_report(&self.sender.standing(), &self.not_persisted) {
             self.desk.report(&self.gateway, report);
         }
     }
@@ -136,13 +138,14 @@ impl Drop for NetmapFeed {
     }
 }
 
-/// What a gateway says it holds. None: nothing, or nothing that could be.
+/// Returns the stamp of the netmap that a gateway claims to hold. None: it holds none, or the claim is
+/// malformed.
 pub fn stamp(held: &HeldNetmap) -> Option<NetmapStamp> {
     let generation = Generation { epoch: held.epoch, revision: held.revision };
     Some(NetmapStamp { generation, digest: Digest::from_slice(&held.digest)? })
 }
 
-/// What a gateway says, for people.
+/// Returns the text of a gateway without control characters, bounded.
 fn words(text: &str) -> String {
     text.chars().filter(|char| !char.is_control()).take(WORDS_CHARS_MAX).collect()
 }

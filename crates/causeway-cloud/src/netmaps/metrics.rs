@@ -1,4 +1,4 @@
-//! What the desk counts.
+//! Metrics of netmaps.
 
 use causeway_daemon::Metrics;
 use prometheus_client::metrics::counter::Counter;

@@ -1,6 +1,7 @@
-//! Netmaps ride on sessions: the desk as sessions see it.
+//! Implements the netmap traits of sessions for `NetmapPublisher` and `NetmapFeed`.
 //!
-//! The gateway's name comes from its certificate; what it holds it says itself, and a wrong word costs it a whole netmap.
+//! The name of the gateway comes from its certificate. The held netmap comes from its hello; a wrong claim
+//! costs it a whole netmap.
 
 use causeway_channel::PeerId;
 use causeway_channel::wire::control::{Hello, NetmapAck, NetmapRefused, NetmapUpdate};

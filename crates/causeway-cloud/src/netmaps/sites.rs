@@ -1,15 +1,23 @@
-//! The gateways of every site, first the one that should be active. For whoever looks for a way there.
+//! The gateways of every site in the order in which streams try them: the active one, then the others by
+//! priority and name.
 
 use std::collections::HashMap;
 
 use causeway_api::{EGateway, ObjectSet};
 
-/// As the objects say; who of them is attached is another matter.
+use crate::replicas::ActiveGateways;
+
+/// The gateways of all sites as EGateways name them, and the stored active ones. Which of them are attached
+/// is not known here.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct SiteGateways(HashMap<String, Vec<String>>);
+pub struct SiteGateways {
+    /// The highest priority first, then by name.
+    ordered: HashMap<String, Vec<String>>,
+    active: ActiveGateways,
+}
 
 impl SiteGateways {
-    pub fn of(world: &ObjectSet) -> SiteGateways {
+    pub fn of(world: &ObjectSet, active: &ActiveGateways) -> SiteGateways {
         let mut gateways: Vec<&EGateway> = world.all().collect();
         gateways.sort_by(|one, other| {
             let by_priority = other.priority.cmp(&one.priority);
@@ -19,12 +27,30 @@ impl SiteGateways {
         for gateway in gateways {
             sites.entry(gateway.e_site_name.clone()).or_default().push(gateway.metadata.name.clone());
         }
-        SiteGateways(sites)
+        SiteGateways { ordered: sites, active: active.clone() }
     }
 
-    /// The highest priority first, then by name.
-    pub fn gateways(&self, site: &str) -> &[String] {
-        self.0.get(site).map_or(&[], Vec::as_slice)
+    /// Returns the gateways of a site, the active one first, then by priority and name.
+    pub fn gateways(&self, site: &str) -> impl Iterator<Item = &String> {
+        let ordered = self.ordered.get(site).map_or(&[][..], Vec::as_slice);
+        let stored = self.active(site);
+        let is_active = move |gateway: &&String| Some(gateway.as_str()) == stored;
+        ordered.iter().filter(is_active).chain(ordered.iter().filter(move |gateway| !is_active(gateway)))
+    }
+
+    /// Returns the stored active gateway of a site.
+    pub fn active(&self, site: &str) -> Option<&str> {
+        self.active.get(site).map(String::as_str)
+    }
+
+    pub fn active_gateways(&self) -> &ActiveGateways {
+        &self.active
+    }
+
+    /// Returns the sites that have several gateways, with these by priority and name.
+    pub fn shared(&self) -> impl Iterator<Item = (&str, &[String])> {
+        let sites = self.ordered.iter().filter(|(_, gateways)| gateways.len() > 1);
+        sites.map(|(site, gateways)| (site.as_str(), gateways.as_slice()))
     }
 }
 
@@ -43,9 +69,18 @@ mod tests {
             let gateway = EGateway { metadata, e_site_name: site.into(), priority, ..EGateway::default() };
             world.insert(gateway.into());
         }
-        let sites = SiteGateways::of(&world);
-        assert_eq!(sites.gateways("oslo"), ["c", "a", "b"]);
-        assert_eq!(sites.gateways("rome"), ["d"]);
-        assert!(sites.gateways("nowhere").is_empty());
+        let of = |active: &ActiveGateways, site: &str| {
+            let sites = SiteGateways::of(&world, active);
+            sites.gateways(site).cloned().collect::<Vec<_>>()
+        };
+        let none = ActiveGateways::default();
+        assert_eq!(of(&none, "oslo"), ["c", "a", "b"]);
+        assert_eq!(of(&none, "rome"), ["d"]);
+        assert!(of(&none, "nowhere").is_empty());
+        let stored = ActiveGateways::from([("oslo".into(), "b".into()), ("rome".into(), "a".into())]);
+        assert_eq!(of(&stored, "oslo"), ["b", "c", "a"]);
+        assert_eq!(of(&stored, "rome"), ["d"], "a is not a gateway of rome");
+        let sites = SiteGateways::of(&world, &stored);
+        assert_eq!(sites.shared().map(|(site, _)| site).collect::<Vec<_>>(), ["oslo"]);
     }
 }

@@ -1,4 +1,4 @@
-//! The desk on a real store: what changes reaches whom it concerns, and nobody else.
+//! The netmap publisher on a real store: a change reaches the gateways it concerns, and no other.
 
 use std::time::Duration;
 
@@ -14,6 +14,8 @@ use tokio::task::JoinHandle;
 
 use super::*;
 use crate::reconcile::Reconciler;
+use crate::replicas::SessionDirectory;
+use crate::reports::{NETMAP_IN_FORCE, ReportWriter, ReportedState};
 
 struct Lab {
     registry: Arc<Registry>,
@@ -32,14 +34,17 @@ impl Lab {
         let store = Store::open(StoreSpec::Sqlite { path: folder.path().join("store.db") }).await.unwrap();
         let registry = Arc::new(Registry::new(store, Arc::new(SystemClock)));
         let (stop, metrics) = (CancellationToken::new(), Metrics::new("0"));
-        let desk = NetmapPublisher::new(&metrics);
+        let (inbox, state) = (Arc::new(ReportInbox::default()), Arc::new(ReportedState::default()));
+        let desk = NetmapPublisher::new(&metrics, inbox.clone());
         let check = Readiness::new().register("reconcile");
         let reconciler = Reconciler::new(registry.clone(), check, &metrics).telling(desk.clone());
-        let reporter = NetmapConditionWriter { desk: desk.clone(), registry: registry.clone() };
+        let reconciler = reconciler.reporting(state.clone());
+        let directory = SessionDirectory::alone(causeway_channel::Clock::system());
+        let reports = ReportWriter { registry: registry.clone(), directory, inbox, state, connections: None };
         let running = vec![
             tokio::spawn(reconciler.run(stop.clone())),
             tokio::spawn(desk.clone().run(stop.clone())),
-            tokio::spawn(reporter.run(stop.clone())),
+            tokio::spawn(reports.run(None, stop.clone())),
         ];
         Lab { registry, desk, stop, running, folder }
     }
@@ -102,7 +107,8 @@ impl Edge {
         Edge { feed: lab.desk.attach(gateway, held), receiver }
     }
 
-    /// Takes updates in until one leads to a netmap that holds `key` or not, and returns how the last one came.
+    /// Takes updates in until one leads to a netmap that holds `key` or not, and returns how the last one
+    /// came.
     async fn wait(&mut self, what: &str, holds: impl Fn(&Netmap) -> bool) -> NetmapUpdateData {
         let waiting = async {
             loop {
@@ -208,7 +214,7 @@ async fn in_force(lab: &Lab, gateway: &str, reason: &str) {
     loop {
         let loaded = lab.registry.object(Kind::EGateway, gateway).await.unwrap().unwrap();
         let conditions = &loaded.object.status().conditions;
-        if conditions.iter().any(|found| found.kind == report::NETMAP_IN_FORCE && found.reason == reason) {
+        if conditions.iter().any(|found| found.kind == NETMAP_IN_FORCE && found.reason == reason) {
             return;
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -235,5 +241,28 @@ async fn a_gateway_is_never_told_the_netmap_of_another_site() {
     let mut oslo = Edge { feed, receiver: NetmapReceiver::default() };
     oslo.wait("the netmap of oslo", |held| !held.is_empty()).await;
     drop((rome, oslo));
+    lab.end().await;
+}
+
+#[tokio::test]
+async fn the_stored_active_gateway_reaches_the_gateways_of_its_site() {
+    let lab = Lab::start().await;
+    lab.furnish().await;
+    lab.create(Kind::EGateway, "oslo-2", json!({"eSiteName": "oslo"})).await;
+    let mut oslo = Edge::attach(&lab, "oslo-gw", NetmapReceiver::default());
+    let active = |netmap: &Netmap| {
+        let view = causeway_netmap::NetmapView::decode(netmap);
+        view.sites["oslo"].active.as_ref().map(ToString::to_string)
+    };
+    let sites = lab.desk.sites();
+    for gateway in ["oslo-2", "oslo-gw"] {
+        let record = format!(r#"{{"gateway":"{gateway}"}}"#).into();
+        lab.registry.store().put("activegateways/oslo", record).await.unwrap();
+        oslo.wait("the active gateway", |netmap| active(netmap).as_deref() == Some(gateway)).await;
+        assert_eq!(sites.borrow().gateways("oslo").next().unwrap(), gateway);
+    }
+    lab.registry.store().delete("activegateways/oslo", None).await.unwrap();
+    oslo.wait("no record", |netmap| active(netmap).is_none()).await;
+    drop(oslo);
     lab.end().await;
 }

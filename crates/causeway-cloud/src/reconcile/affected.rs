@@ -1,4 +1,5 @@
-//! Whose conditions may be different now? Decided from what changed, in the terms in which others depend on it.
+//! Decides which objects may have different conditions now, from the changes, in the terms in which
+//! conditions depend on them.
 //!
 //! Too many is a waste, too few is a lie: the test compares with looking at everything.
 
@@ -7,7 +8,7 @@ use std::net::IpAddr;
 
 use causeway_api::{ConditionStatus, Kind, Object, ObjectSet, ServiceExpose, conditions};
 
-/// What changed since the last look.
+/// Changes since the last look.
 #[derive(Debug, Default)]
 pub struct ConditionChanges {
     /// The changed objects themselves.
@@ -25,14 +26,14 @@ pub struct ConditionChanges {
     presence_addresses: HashSet<IpAddr>,
     /// Services whose presences changed.
     presented: HashSet<String>,
-    /// DNS names, in lower case, that somebody took or left.
+    /// DNS names, in lower case, that an object took or gave up.
     dns_names: HashSet<String>,
     /// A presence without a site depends on every gateway's range.
     gateways: bool,
 }
 
 impl ConditionChanges {
-    /// Takes note of one change: what was there, and what is there now.
+    /// Takes note of one change: the object before and after it.
     pub fn note(&mut self, old: Option<&Object>, new: Option<&Object>) {
         let Some(object) = new.or(old) else { return };
         if new.is_some() {
@@ -87,7 +88,8 @@ impl ConditionChanges {
         }
     }
 
-    /// Everything whose conditions may be different now. One walk over all objects, whatever the number of changes.
+    /// Everything whose conditions may be different now. One walk over all objects, whatever the number of
+    /// changes.
     pub fn affected(mut self, world: &ObjectSet) -> BTreeSet<(Kind, String)> {
         let mut affected = std::mem::take(&mut self.objects);
         if self.concerns_others() {
@@ -160,7 +162,8 @@ impl ConditionChanges {
         !self.dns_names.is_empty() && !name.is_empty() && self.dns_names.contains(&name.to_ascii_lowercase())
     }
 
-    /// Who has its addresses looks at its own presences. Who waits for one looks at everybody's: one may have become free.
+    /// An exposure that has its addresses depends on its own presences. One that waits for an address depends
+    /// on all presences: an address may have become free.
     fn concerns_presences(&self, expose: &ServiceExpose) -> bool {
         let is_waiting = || {
             let said = expose.status.condition(conditions::PRESENTED);
@@ -276,7 +279,7 @@ mod tests {
                     new.into_iter().for_each(|new| world.insert(new));
                 }
                 for (kind, name) in changes.affected(&world) {
-                    // Changed and then deleted in one breath.
+                    // Changed and then deleted between two looks.
                     let Some(mut object) = world.get(kind, &name).cloned() else { continue };
                     *object.status_mut() = conditions::status(&object, &world, now);
                     world.insert(object);

@@ -1,4 +1,4 @@
-//! What the reconciler counts.
+//! Metrics of the reconciler.
 
 use causeway_daemon::Metrics;
 use prometheus_client::metrics::counter::Counter;

@@ -1,8 +1,8 @@
-//! Which sites must be looked at for presences, what is under way there, and how a step is carried out.
+//! Sites whose presences must be looked at, the steps under way there, and how a step is carried out.
 //!
-//! What must be done is decided by `causeway_api::allocate`; here it is kept apart what was asked for from what is already
-//! visible among the objects. Several replicas may do the same at once: names are the same in all of them, addresses are
-//! reserved by the store, so one of them succeeds and the others see it.
+//! What must be done is decided by `causeway_api::allocate`; here it is kept apart what was asked for from
+//! what is already visible among the objects. Several replicas may do the same at once: names are the same in
+//! all of them, addresses are reserved by the store, so one of them succeeds and the others see it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
@@ -15,14 +15,14 @@ use causeway_apiserver::request::options::DeleteOptions;
 
 use super::MANAGER;
 
-/// What is known about presences beside the objects.
+/// State of presences beside the objects.
 #[derive(Debug, Default)]
 pub struct PresenceWork {
     /// Sites to look at.
     dirty: BTreeSet<String>,
     freed: FreedAddresses,
     queue: VecDeque<(String, AllocationStep)>,
-    /// What is being written, by the presence it is about; or is written and not seen yet.
+    /// Steps that are being written, or are written and not seen yet, by presence.
     under_way: BTreeMap<String, (String, Option<IpAddr>)>,
     /// Addresses that the store refused and whose holder has not been seen yet.
     refused: BTreeMap<String, BTreeSet<IpAddr>>,
@@ -81,7 +81,7 @@ impl PresenceWork {
         }
     }
 
-    /// Plans anew for every site that changed. What was planned before and not begun is planned again.
+    /// Plans anew for every site that changed. Steps that were planned and not begun are planned again.
     pub fn look(&mut self, world: &ObjectSet) {
         let dirty = std::mem::take(&mut self.dirty);
         self.queue.retain(|(site, _)| !dirty.contains(site));
@@ -120,17 +120,17 @@ impl PresenceWork {
         self.queue.len() + self.under_way.len()
     }
 
-    /// What a step came to. True: it must be tried again, later.
+    /// Takes the result of a step. True: it must be tried again, later.
     pub fn finish(&mut self, site: String, step: &AllocationStep, done: &Result<(), Status>) -> bool {
-        // What succeeded stays under way until its event shows it. What failed may be gone from there already: any event of
-        // the presence ends it, also one that has nothing to do with us.
+        // What succeeded stays under way until its event shows it. What failed may be gone from there
+        // already: any event of the presence ends it, also one that has nothing to do with us.
         let Err(status) = done else { return false };
         let presence = step.presence();
         self.under_way.remove(presence);
         match status.reason.as_str() {
             // Another replica was faster; the event is on the way and brings us here again.
             "AlreadyExists" | "NotFound" => return false,
-            // Somebody holds the address whom we have not seen yet: the next one, at once.
+            // A presence that was not seen yet holds the address: the next one, at once.
             "Invalid" if is_taken(status) => {
                 self.refused.entry(site.clone()).or_default().extend(step.address());
             }
@@ -180,7 +180,7 @@ pub async fn carry_out(registry: &Registry, step: &AllocationStep) -> Result<(),
     }
 }
 
-/// Removes a presence that is still the controller's. One that somebody just made his own stays.
+/// Removes a presence that is still the controller's. One that a client has just taken over stays.
 async fn remove(registry: &Registry, name: &str) -> Result<(), Status> {
     let Some(loaded) = registry.object(Kind::VirtualPresence, name).await? else { return Ok(()) };
     let Object::VirtualPresence(presence) = &loaded.object else { return Ok(()) };

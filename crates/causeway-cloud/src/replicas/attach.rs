@@ -1,8 +1,9 @@
-//! Joins this replica's sessions to the fleet: who is attached goes into the directory, what happens elsewhere comes back.
+//! Joins this replica's sessions to the fleet: attached gateways go into the directory, changes at other
+//! replicas come back.
 //!
-//! A session that was replaced by a newer one at another replica lingers for its streams, as one replaced here does; when
-//! another process of the gateway holds the newer one, it ends at once.
-//! Edges are told where the other replicas are, so that they know where to go when this one is gone.
+//! A session that was replaced by a newer one at another replica lingers for its streams, as one replaced
+//! here does; when another process of the gateway holds the newer one, it ends at once. Edges are told where
+//! the other replicas are, so that they know where to go when this one is gone.
 
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -22,13 +23,15 @@ use crate::bootstrap::CLOUD;
 use crate::channel::LinkHandler;
 use crate::sessions::{EdgeStreamHandler, SessionFuture, Sessions};
 
-/// Changes of so long are looked at together: a fleet that comes back is twenty thousand changes.
+/// Changes within this time are looked at together: a fleet that comes back is twenty thousand changes.
 const GATHER: Duration = Duration::from_millis(20);
-/// Everybody is looked at each time, so a large fleet is looked at less often: this much longer for each.
+/// Added to `GATHER` for each session: every look goes over all sessions, so a large fleet is looked at less
+/// often.
 const GATHER_EACH: Duration = Duration::from_micros(10);
-/// Replicas come and go without a word; this often somebody looks.
+/// Interval of looks at the other replicas, which come and go without a message.
 const LOOK: Duration = Duration::from_millis(500);
-/// So many looks later everybody is compared although nobody came or went, in case something was missed.
+/// Number of looks after which all sessions are compared although none began or ended, in case a change was
+/// missed.
 const LOOKS_EACH: u32 = 20;
 
 impl LocalSessions for Sessions {
@@ -83,7 +86,7 @@ pub async fn follow(sessions: &Sessions, directory: &SessionDirectory, stop: Can
             },
             _ = changes.changed() => {
                 tokio::time::sleep(GATHER + GATHER_EACH * attached.len() as u32).await;
-                // What changed while we slept is looked at now.
+                // Changes during the sleep are looked at now.
                 changes.mark_unchanged();
                 looks = LOOKS_EACH;
             }
@@ -133,8 +136,8 @@ impl LinkHandler for LinkDispatcher {
     }
 }
 
-/// Serves streams that edges open: towards the cloud's own gateway, and towards others. Both are put in when they exist:
-/// they need the sessions, which need this.
+/// Serves streams that edges open: towards the cloud's own gateway, and towards other gateways. Both are set
+/// when they exist: they need the sessions, which need this.
 #[derive(Default)]
 pub struct EdgeStreamServer {
     fleet: OnceLock<Weak<Fleet>>,
@@ -143,7 +146,7 @@ pub struct EdgeStreamServer {
 
 impl EdgeStreamServer {
     pub fn set(&self, fleet: &Arc<Fleet>, gateway: &Gateway) {
-        // Once; a second one there is of neither.
+        // Called once. A second call changes nothing.
         let _ = self.fleet.set(Arc::downgrade(fleet));
         let _ = self.gateway.set(gateway.clone());
     }
@@ -157,7 +160,7 @@ impl EdgeStreamHandler for EdgeStreamServer {
         }
         if is_for_us(&header) {
             match self.gateway.get() {
-                // Where it comes from says the certificate of its session.
+                // The origin is taken from the certificate of the session.
                 Some(gateway) => gateway.serve(peer.site().into(), header, stream),
                 None => stream.refuse(ResetCode::Draining),
             }
@@ -173,8 +176,8 @@ impl EdgeStreamHandler for EdgeStreamServer {
     }
 }
 
-// What the receiving gateway judges by its own rules; probes, which it answers to anybody, are the cloud's alone, and so are
-// questions about a gateway itself.
+// Streams that the receiving gateway judges by its own policies. Probes, which it answers without one, are
+// the cloud's alone, and so are questions about a gateway itself.
 fn is_for_a_gateway(header: &StreamHeader) -> bool {
     let is_addressed = !header.gateway.is_empty() || !header.site.is_empty();
     is_addressed

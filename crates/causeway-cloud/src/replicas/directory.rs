@@ -1,11 +1,11 @@
-//! Keeps the table in step with the store: says that this replica is there, writes who is attached here, follows
-//! what the others say.
+//! Keeps the table in step with the store: renews the record of this replica, writes the gateways attached
+//! here, follows the records of other replicas.
 //!
-//! With SQLite there is one replica, and nothing is written: the table in memory is the whole truth. With etcd, writes
-//! are gathered for a moment and committed together. Trouble with the store is waited out; the table goes on with what
-//! it knows.
+//! With SQLite there is one replica, and nothing is written: the table in memory is the whole truth. With
+//! etcd, writes are gathered for a moment and committed together. Trouble with the store is waited out; the
+//! table goes on with what it knows.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -21,14 +21,16 @@ use super::table::{
 };
 use crate::identity::follow::{self, FollowedChange};
 
-/// Attachments of so long share a commit: a fleet that comes back is a few hundred commits, not twenty thousand.
+/// Attachments within this time share a commit: a fleet that comes back is a few hundred commits, not twenty
+/// thousand.
 const GATHER: Duration = Duration::from_millis(50);
-/// After a write that failed: the watch brings what was missing, or the store comes back.
+/// Pause after a failed write: the watch brings the missing change, or the store comes back.
 const PAUSE: Duration = Duration::from_millis(100);
 const SWEEP: Duration = Duration::from_secs(30);
-/// How long a replica that stops may take to tidy up after itself; the others would notice by themselves.
+/// Time for a replica that stops to remove its records; other replicas would notice its end by themselves.
 const FAREWELL: Duration = Duration::from_secs(2);
-/// Whoever falls further behind must compare all its sessions with `newest`.
+/// Capacity of the channel of replaced sessions. A receiver that falls further behind compares all its
+/// sessions with `newest`.
 const REPLACED_MAX: usize = 1024;
 
 /// A session somewhere else that replaces one here.
@@ -38,7 +40,7 @@ pub struct SupersededSession {
     pub by: SessionKey,
 }
 
-/// Where a replica is reached.
+/// The addresses of a replica.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReplicaAddress {
     /// Its channel port, by other replicas.
@@ -55,7 +57,7 @@ pub struct SessionDirectory {
     clock: Clock,
 }
 
-/// What a replica needs to be one of several.
+/// State of a replica that is one of several.
 struct Shared {
     store: Store,
     place: ReplicaAddress,
@@ -105,17 +107,20 @@ impl SessionDirectory {
         self.with(|table| table.me().to_owned())
     }
 
-    /// What this replica is called in messages for people; `None` when there is no other. New with every start.
+    /// Returns the label of this replica in messages; `None` when there is no other. New with every start.
     pub fn label(&self) -> Option<String> {
         self.shared.as_ref().map(|shared| label(&shared.place.address, &self.id()))
     }
 
-    /// What the other replicas that seem to be alive are called.
-    pub fn labels_of_others(&self) -> BTreeSet<String> {
-        self.others().iter().map(|(id, address)| label(address, id)).collect()
+    /// Returns the labels of the replicas that are alive, this one included, by id. None: there is only this
+    /// one.
+    pub fn live_replicas(&self) -> Option<BTreeMap<String, String>> {
+        let own = (self.id(), self.label()?);
+        let others = self.others().into_iter().map(|(id, address)| (id.clone(), label(&address, &id)));
+        Some(others.chain([own]).collect())
     }
 
-    /// These gateways, with their sessions, are attached here, and no others.
+    /// Sets the gateways that are attached here, with their sessions.
     pub fn set_attached(&self, attached: &[(String, SessionKey)]) {
         let since = UtcTimestamp(self.clock.now()).to_string();
         self.with(|table| table.handle_local(attached, &since));
@@ -136,7 +141,7 @@ impl SessionDirectory {
         self.with(|table| table.others())
     }
 
-    /// Where edges reach the other replicas, so that they know where to go when this one is gone.
+    /// Returns the endpoints of the other replicas, which edges dial when this one is gone.
     pub fn endpoints_of_others(&self) -> Vec<String> {
         self.with(|table| table.endpoints_of_others())
     }
@@ -163,7 +168,7 @@ impl SessionDirectory {
                 () = self.sweep(shared) => {}
             }
         };
-        // Boxed, because watches of the store are large and this future is held by others.
+        // Boxed, because watches of the store are large and other futures hold this one.
         tokio::join!(Box::pin(replicas), Box::pin(entries), Box::pin(upkeep));
         if tokio::time::timeout(FAREWELL, self.leave(shared)).await.is_err() {
             tracing::warn!("the directory still names this replica; the others will notice that it is gone");
@@ -218,7 +223,7 @@ impl SessionDirectory {
         let ops = self.with(|table| table.next_writes());
         match ops.is_empty() || self.commit(&shared.store, &ops).await {
             true => true,
-            // One of them was overtaken: the others shall not wait for it.
+            // One operation was overtaken by another replica: the rest does not wait for it.
             false => {
                 let mut all = true;
                 for op in ops {
@@ -249,7 +254,7 @@ impl SessionDirectory {
         loop {
             tokio::time::sleep(SWEEP).await;
             let ops = self.with(|table| table.leftovers());
-            // Whoever does it at the same moment finds less to do; what fails is left for the next round.
+            // Another replica may do the same at this moment; a failed removal is left for the next round.
             for op in ops {
                 let _ = shared.store.commit(vec![op]).await;
             }
@@ -297,7 +302,7 @@ impl SessionDirectory {
             let gateway = key.strip_prefix(DIRECTORY).unwrap_or_default();
             let entry = value.as_deref().and_then(read);
             if let Some(by) = self.with(|table| table.handle_entry(gateway, entry, revision)) {
-                // Nobody may be listening; then there is no session to end.
+                // Without a receiver there is no session to end.
                 let _ = self.replaced.send(SupersededSession { gateway: gateway.to_owned(), by });
             }
         }

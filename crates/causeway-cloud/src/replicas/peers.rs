@@ -1,4 +1,4 @@
-//! The links from this replica to the others, dialled when first needed and kept.
+//! Links from this replica to other replicas, dialled when first needed and kept.
 //!
 //! Mutual TLS under the replica ALPN: the other side shows the cloud's own certificate, and so do we.
 
@@ -10,7 +10,8 @@ use causeway_channel::link::Link;
 use rustls_pki_types::CertificateDer;
 use tokio::sync::OnceCell;
 
-/// What a replica shows to the others, and whom it believes. Asked each time, because both change.
+/// The certificate of this replica, and the certificates it accepts from other replicas. Asked each time,
+/// because both change.
 pub trait ReplicaIdentity: Send + Sync + 'static {
     /// For one dial, under the replica ALPN; where to is filled in.
     fn dial_config(&self) -> Result<DialConfig, ReplicaIdentityError>;
@@ -32,7 +33,7 @@ pub enum DialPeerError {
 
 pub struct ReplicaLinks {
     door: Arc<dyn ReplicaIdentity>,
-    /// One place per replica; whoever comes while it is dialled waits for the same dial.
+    /// One place per replica; a caller that comes during a dial waits for the same dial.
     links: Mutex<HashMap<String, Arc<OnceCell<Link>>>>,
 }
 

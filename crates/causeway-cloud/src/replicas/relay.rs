@@ -1,7 +1,8 @@
 //! Joins two streams: bytes, ends and reasons of each direction go over to the other stream.
 //!
-//! Where datagrams may come beside one of them, they are joined datagram by datagram: each of both links carries them in the way it
-//! can. `Relays` knows which pairs are open and when each last moved, for a replica that stops.
+//! When datagrams may come beside one of them, they are joined datagram by datagram: each of both links
+//! carries them in the way it can. `Relays` knows which pairs are open and when each last moved, for a
+//! replica that stops.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +16,7 @@ use causeway_gateway::peers::{CrossingHeader, StreamContent};
 use tokio::io::AsyncWriteExt;
 use tokio::time::{Instant, sleep};
 
-/// What is read at a time; the transport hands out no more than it has.
+/// Bytes that are read at a time; the transport hands out no more than it has.
 const CHUNK_BYTES: usize = 64 << 10;
 /// A tunnel in which nothing moved for this long is idle. As in the gateway.
 const QUIET: Duration = Duration::from_millis(500);
@@ -31,7 +32,8 @@ pub struct Relays {
 
 /// One pair.
 struct Pair {
-    /// Whether requests cross on it. Gateways close such a stream after its last request when they are told of a stop.
+    /// Whether requests cross on it. Gateways close such a stream after its last request when they are told
+    /// of a stop.
     carries_requests: bool,
     begun: Instant,
     /// When something last moved, in milliseconds since the beginning.
@@ -43,8 +45,8 @@ impl Pair {
         self.moved.store(self.begun.elapsed().as_millis() as u64, Ordering::Relaxed);
     }
 
-    /// Is there something to wait for? An edge that does not close its idle streams when the cloud drains costs the whole
-    /// time of the drain.
+    /// Is there something to wait for? An edge that does not close its idle streams when the cloud drains
+    /// costs the whole time of the drain.
     fn is_in_flight(&self) -> bool {
         let moved = self.begun + Duration::from_millis(self.moved.load(Ordering::Relaxed));
         self.carries_requests || moved.elapsed() < QUIET
@@ -112,7 +114,7 @@ async fn pump(pair: &Pair, mut from: RecvStream, mut to: SendStream) {
     loop {
         let chunk = tokio::select! {
             chunk = from.read_chunk(CHUNK_BYTES) => chunk,
-            // The reader over there wants no more: whoever writes here is told at once, not with the next byte.
+            // The reader at the far end has stopped: the writer here is told at once, not with the next byte.
             code = to.stopped() => return from.stop(code),
         };
         pair.touch();

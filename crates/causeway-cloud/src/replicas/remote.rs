@@ -1,4 +1,5 @@
-//! The figures of gateways at other replicas: asked for when somebody looks, kept for a moment, written nowhere.
+//! The figures of gateways at other replicas: asked for when a client reads them, kept for a moment, written
+//! nowhere.
 
 use std::collections::HashMap;
 use std::io;
@@ -12,7 +13,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::{ASK_DEADLINE, FIGURES};
 
-/// Whoever looks more often sees the same again.
+/// Lifetime of the answers: a client that reads more often gets the same figures again.
 const FRESH: std::time::Duration = std::time::Duration::from_millis(1500);
 /// The figures of fifty thousand gateways.
 const ANSWER_BYTES_MAX: u64 = 16 << 20;
@@ -30,12 +31,12 @@ impl RemoteStats {
         self.told.lock().unwrap_or_else(PoisonError::into_inner).1.get(name).cloned()
     }
 
-    /// Asks all others at once, each with a deadline, unless the answers are still fresh.
+    /// Asks all other replicas at once, each with a deadline, unless the answers are still fresh.
     pub async fn refresh<F>(&self, others: Vec<(String, String)>, ask: impl Fn((String, String)) -> F)
     where
         F: Future<Output = Option<Figures>>,
     {
-        // Those who come while others ask wait for the same answers.
+        // Callers that come meanwhile wait for the same answers.
         let _asking = self.asking.lock().await;
         let is_fresh = {
             let told = self.told.lock().unwrap_or_else(PoisonError::into_inner);

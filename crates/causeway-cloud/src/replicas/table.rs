@@ -1,9 +1,10 @@
-//! Where every gateway is attached, as far as this replica can see. Pure: the store's changes, local sessions and the
-//! time go in; lookups and wished-for writes come out.
+//! The replica to which every gateway is attached, as far as this replica can see. Pure: the store's changes,
+//! local sessions and the time go in; lookups and wished-for writes come out.
 //!
-//! `replicas/ID` names a replica and is written anew every two seconds; `directory/GATEWAY` says which replica holds
-//! the gateway's session, and with which epoch. No clocks are compared: a replica is gone when our own renewals have
-//! been visible for six seconds in which its renewals were not. So a store that is away for all makes nobody vanish.
+//! `replicas/ID` names a replica and is written anew every two seconds; `directory/GATEWAY` says which
+//! replica holds the gateway's session, and with which epoch. No clocks are compared: a replica is gone when
+//! our own renewals have been visible for six seconds in which its renewals were not. So a store that is away
+//! for all replicas makes none of them vanish.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
@@ -16,18 +17,18 @@ pub const REPLICAS: &str = "replicas/";
 pub const DIRECTORY: &str = "directory/";
 /// How often a replica says that it is there.
 pub const RENEW: Duration = Duration::from_secs(2);
-/// Three renewals that nobody saw.
+/// A replica is gone after this time: three renewals that were not seen.
 pub const GONE_AFTER: Duration = Duration::from_secs(6);
-/// What a dead replica left behind is removed after this long; until then the entries help to tell where its
+/// The records of a dead replica are removed after this long; until then the entries help to tell where its
 /// gateways were. Nothing waits for it.
 pub const FORGET_AFTER: Duration = Duration::from_secs(60);
 
 /// `replicas/ID` in the store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplicaRecord {
-    /// Where other replicas reach its channel port.
+    /// Address of its channel port for other replicas.
     pub address: String,
-    /// Where edges do.
+    /// Endpoints for edges.
     #[serde(default)]
     pub endpoints: Vec<String>,
     /// For people.
@@ -44,8 +45,8 @@ pub struct AttachmentRecord {
     pub epoch: u64,
     /// For people.
     pub since: String,
-    /// The process that holds the session, as hexadecimal digits; see `Hello::instance`. Absent in what an older replica
-    /// wrote, and of an edge that does not say: its older sessions elsewhere linger then.
+    /// The process that holds the session, as hexadecimal digits; see `Hello::instance`. Absent in what an
+    /// older replica wrote, and of an edge that does not say: its older sessions elsewhere linger then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance: Option<String>,
 }
@@ -98,7 +99,7 @@ pub struct AttachmentTable {
     replicas: HashMap<String, Known>,
     entries: HashMap<String, (AttachmentRecord, Revision)>,
     local: HashMap<String, Local>,
-    /// Gateways whose entry may not be what it should be.
+    /// Gateways whose entry may be out of date.
     unsettled: BTreeSet<String>,
 }
 
@@ -142,8 +143,8 @@ impl AttachmentTable {
         }
     }
 
-    /// A gateway's entry as it is now in the store; `None`: it was removed. Returns the session that replaces one of
-    /// ours, if it does.
+    /// A gateway's entry as it is now in the store; `None`: it was removed. Returns the session that replaces
+    /// one of ours, if it does.
     pub fn handle_entry(
         &mut self,
         gateway: &str,
@@ -166,7 +167,7 @@ impl AttachmentTable {
         replaced_by
     }
 
-    /// All records anew, after the watch had broken: what is not among them is gone.
+    /// All records anew, after the watch had broken: a replica that is not among them is gone.
     pub fn forget_others(&mut self, replicas: &BTreeSet<String>) {
         self.replicas.retain(|id, _| replicas.contains(id));
     }
@@ -195,7 +196,7 @@ impl AttachmentTable {
         }
     }
 
-    /// These and no others are attached here.
+    /// Sets the gateways that are attached here.
     pub fn handle_local(&mut self, attached: &[(String, SessionKey)], since: &str) {
         for (gateway, key) in attached {
             if self.local.get(gateway).is_none_or(|local| local.key != *key) {
@@ -232,13 +233,14 @@ impl AttachmentTable {
         there.into_iter().chain(here).max_by_key(|key| key.epoch)
     }
 
-    /// The others that seem to be alive, and where.
+    /// Returns the other replicas that seem to be alive, with their addresses.
     pub fn others(&self) -> Vec<(String, String)> {
         let alive = self.replicas.iter().filter(|(_, known)| !self.is_gone(known));
         alive.map(|(id, known)| (id.clone(), known.record.address.clone())).collect()
     }
 
-    /// Where edges reach the others that seem to be alive, in an order that does not change by itself.
+    /// Returns the endpoints of the other replicas that seem to be alive, in an order that does not change by
+    /// itself.
     pub fn endpoints_of_others(&self) -> Vec<String> {
         let alive = self.replicas.values().filter(|known| !self.is_gone(known));
         let endpoints: BTreeSet<&String> = alive.flat_map(|known| &known.record.endpoints).collect();
@@ -259,7 +261,7 @@ impl AttachmentTable {
         !self.unsettled.is_empty()
     }
 
-    /// Changes that make the directory say what is true here, at most one commit of them.
+    /// Returns the operations that bring the directory up to date, at most one commit of them.
     pub fn next_writes(&mut self) -> Vec<Op> {
         let mut ops = Vec::new();
         while ops.len() < OPS_MAX
@@ -286,7 +288,8 @@ impl AttachmentTable {
         let value = encode(&wished);
         match entry {
             None => Some(Op::Create { key, value }),
-            // Equal epochs at two replicas: the later one is right, and that is the one who still has it to write.
+            // Equal epochs at two replicas: the later session is right, and its replica is the one that still
+            // has to write.
             Some((entry, _)) if entry.replica != self.me && entry.epoch > local.key.epoch => None,
             Some((entry, _)) if *entry == wished => None,
             Some((_, revision)) => Some(Op::Update { key, value, expected: *revision }),
@@ -308,14 +311,14 @@ impl AttachmentTable {
         }
     }
 
-    /// These were not: somebody else was faster, or the store was away. They are looked at again.
+    /// These were not committed: another replica was faster, or the store was away. They are looked at again.
     pub fn handle_unwritten(&mut self, ops: &[Op]) {
         for gateway in ops.iter().filter_map(|op| op.key().strip_prefix(DIRECTORY)) {
             self.unsettled.insert(gateway.to_owned());
         }
     }
 
-    /// What replicas that died long ago have left behind, at most one commit of it.
+    /// Returns operations that remove the records of replicas that died long ago, at most one commit of them.
     pub fn leftovers(&self) -> Vec<Op> {
         let is_dead = |known: &Known| self.own_seen.saturating_duration_since(known.seen) > FORGET_AFTER;
         let is_left = |(_, (entry, _)): &(&String, &(AttachmentRecord, Revision))| {
@@ -379,7 +382,7 @@ mod tests {
             self.table.handle_entry(gateway, Some(entry), Revision(self.revision)).map(|key| key.epoch)
         }
 
-        /// Commits what the table wishes; what was written, as `verb gateway`.
+        /// Commits the operations of the table and returns them as `verb gateway`.
         fn write(&mut self) -> Vec<String> {
             let ops = self.table.next_writes();
             self.revision += 1;
@@ -406,7 +409,7 @@ mod tests {
         another.table.handle_attached("oslo", SessionKey { epoch: 0, instance: new }, "then".into());
         let told = another.table.handle_entry("oslo", Some(elsewhere), Revision(11));
         assert_eq!(told, Some(SessionKey { epoch: 1, instance: old }));
-        // What an older replica wrote, and what nobody writes.
+        // Records of an older replica, and a malformed one.
         for (text, instance) in [("", None), (r#","instance":"7""#, Some(7)), (r#","instance":"x""#, None)] {
             let entry = format!(r#"{{"replica":"r","epoch":3,"since":""{text}}}"#);
             assert_eq!(
@@ -462,7 +465,7 @@ mod tests {
         lab.entry("oslo", "other", 1);
         lab.renew("other");
         lab.renew("me");
-        // The store is away: nobody is seen, nobody is gone.
+        // The store is away: no replica is seen, and none is gone.
         lab.now += SECOND * 60;
         assert_ne!(lab.table.whereabouts("oslo"), GatewayLocation::Nowhere);
         lab.renew("other");

@@ -192,7 +192,8 @@ async fn a_session_that_the_directory_does_not_know_yet_is_served() {
     let lab = Lab::new().await;
     let one = lab.replica("one").await;
     let _link = edge(&one, "oslo-1").await;
-    one.sites.send_replace(Arc::new(SiteGateways::of(&site_oslo(&[("oslo-1", 0)]))));
+    one.sites
+        .send_replace(Arc::new(SiteGateways::of(&site_oslo(&[("oslo-1", 0)]), &ActiveGateways::default())));
     // The directory follows the sessions with a delay, which grows with the fleet.
     one.fleet.directory().set_attached(&[]);
     assert_eq!(one.fleet.directory().whereabouts("oslo-1"), GatewayLocation::Nowhere);
@@ -259,7 +260,8 @@ async fn the_origin_is_what_the_certificate_says() {
 /// What fits into a packet of every path; the other, with its head, into none.
 const SMALL: usize = 100;
 
-/// A flow from tokyo to oslo through the cloud, each link over its own transport: which way datagrams go on each of them.
+/// A flow from tokyo to oslo through the cloud, each link over its own transport: which way datagrams go on
+/// each of them.
 async fn check_flow(tokyo: DialTransports, oslo: DialTransports) {
     let lab = Lab::new().await;
     let one = lab.replica("one").await;
@@ -290,7 +292,8 @@ async fn check_flow(tokyo: DialTransports, oslo: DialTransports) {
         if transports == DialTransports::QuicOnly { DatagramPath::Beside } else { DatagramPath::OnStream }
     };
     let mut ways = (DatagramPath::OnStream, DatagramPath::OnStream);
-    // Each end hears with the first answers what the next one understands; datagrams may be lost, so one is sent until it comes.
+    // Each end hears with the first answers what the next one understands; datagrams may be lost, so one is
+    // sent until it comes.
     for round in 0..20 {
         for bytes in [SMALL, usize::from(LARGE_PACKET_BYTES)] {
             let asked = FramedDatagram::new(&vec![round; bytes]).unwrap();
@@ -331,7 +334,10 @@ async fn datagrams_go_on_each_link_in_the_way_it_can() {
 async fn a_gateway_whose_link_is_dead_is_passed_over_for_the_next_of_its_site() {
     let lab = Lab::new().await;
     let one = lab.replica("one").await;
-    one.sites.send_replace(Arc::new(SiteGateways::of(&site_oslo(&[("oslo-1", 7), ("oslo-2", 1)]))));
+    one.sites.send_replace(Arc::new(SiteGateways::of(
+        &site_oslo(&[("oslo-1", 7), ("oslo-2", 1)]),
+        &ActiveGateways::default(),
+    )));
     let ask = async || {
         let header = StreamHeader { site: "oslo".into(), ..StreamHeader::new(StreamPurpose::Probe) };
         one.fleet.open_stream_to(header).await.map(drop)
@@ -417,4 +423,49 @@ async fn the_audit_is_asked_of_every_replica_and_who_refuses_is_named() {
     for replica in [one, two, three] {
         replica.stop.cancel();
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_active_gateway_is_stored_and_streams_to_its_site_go_there() {
+    let lab = Lab::new().await;
+    let one = lab.replica("one").await;
+    let world = site_oslo(&[("oslo-1", 7), ("oslo-2", 1)]);
+    let (changed, sessions) = watch::channel(0);
+    let writer =
+        ActiveGatewayWriter::new(lab.store.clone(), one.fleet.clone(), one.sites.subscribe(), sessions);
+    let stop = CancellationToken::new();
+    let _stop = stop.clone().drop_guard();
+    tokio::spawn(writer.run(stop));
+    // Publishes what is stored, as the reconciler and the netmap publisher do.
+    let published = async |expected: &str| {
+        changed.send_modify(|count| *count += 1);
+        let is_stored = async || {
+            let record = lab.store.get("activegateways/oslo").await.unwrap();
+            let stored = record.and_then(|record| decode_active(&record.value));
+            let active = stored.clone().map(|gateway| ("oslo".to_owned(), gateway)).into_iter().collect();
+            one.sites.send_replace(Arc::new(SiteGateways::of(&world, &active)));
+            stored.as_deref() == Some(expected)
+        };
+        let stored = async {
+            while !is_stored().await {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        let waited = tokio::time::timeout(Duration::from_secs(20), stored).await;
+        assert!(waited.is_ok(), "{expected} is not stored as active");
+    };
+    let ask = async || {
+        let header = StreamHeader { site: "oslo".into(), ..StreamHeader::new(StreamPurpose::Probe) };
+        one.fleet.open_stream_to(header).await.map(drop)
+    };
+    one.sites.send_replace(Arc::new(SiteGateways::of(&world, &ActiveGateways::default())));
+    let _second = edge(&one, "oslo-2").await;
+    published("oslo-2").await;
+    let _first = edge(&one, "oslo-1").await;
+    published("oslo-1").await;
+    // The record follows; a stream does not wait for it.
+    one.links.0.lock().unwrap().remove("oslo-1");
+    one.fleet.directory().set_attached(&[("oslo-2".into(), key(1))]);
+    ask().await.unwrap();
+    published("oslo-2").await;
 }

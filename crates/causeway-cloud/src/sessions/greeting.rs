@@ -1,6 +1,7 @@
 //! From a link to a session: the edge's hello, the cloud's judgement, welcome or refusal.
 //!
-//! Everything until the welcome has one deadline. A refusal is written, given a moment to arrive, counted and audited.
+//! Everything until the welcome has one deadline. A refusal is written, given a moment to arrive, counted and
+//! audited.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -32,7 +33,7 @@ const FAREWELL: Duration = Duration::from_secs(1);
 
 /// A link that has its answer.
 enum GreetedLink {
-    Session(CloudSessionLoop),
+    Session(Box<CloudSessionLoop>),
     Secondary(SecondaryLink),
 }
 
@@ -88,7 +89,7 @@ impl Shared {
                 let (reader, mut writer) = control;
                 writer.push(encode_cloud(welcome).expect("a welcome is small: names and a few endpoints"));
                 let talk = CloudSessionLoop::new(self.clone(), session, &hello, reader, writer);
-                Some(GreetedLink::Session(talk))
+                Some(GreetedLink::Session(Box::new(talk)))
             }
             Err(refused) => {
                 self.refuse(&link, control, refused).await;
@@ -128,6 +129,13 @@ impl Shared {
     async fn check_gateway(&self, peer: &PeerId) -> Result<(), SessionRefused> {
         let found = self.registry.object(Kind::EGateway, peer.gateway()).await;
         match found.map_err(|status| unavailable(&status.message))?.map(|found| found.object) {
+            // A finalizer delays the removal of the object, not the loss of access.
+            Some(object) if object.metadata().deletion_timestamp.is_some() => {
+                let message = format!("EGateway {} is being deleted", peer.gateway());
+                let hint = "when it is gone, create a new token";
+                let refused = SessionRefused::new(SessionRefusedCode::UnknownGateway, message, hint);
+                Err(SessionRefused { retry_after_ms: 5000, ..refused })
+            }
             Some(Object::EGateway(gateway)) if gateway.e_site_name != peer.site() => {
                 Err(wrong_site(peer, &gateway.e_site_name))
             }
@@ -141,7 +149,8 @@ impl Shared {
         }
     }
 
-    /// The object may have moved to another site while the link was being judged, before the session could be found.
+    /// The object may have moved to another site while the link was being judged, before the session could be
+    /// found.
     async fn check_moved(&self, session: &Session, moves: u64) {
         if self.moves.load(Ordering::Acquire) == moves {
             return;
@@ -175,7 +184,8 @@ impl Shared {
                     old.session.close(CloseReason::new(CloseCode::Superseded, "a newer session took over"));
                 }
                 self.handle_attached(&session);
-                // The key may have been revoked while it was being judged, before anybody could find it here.
+                // The key may have been revoked while it was being judged, before the session could be found
+                // here.
                 if self.registrar.is_revoked(&session.key) {
                     session.link.close(CloseReason::new(CloseCode::Revoked, "this gateway was revoked"));
                 }

@@ -1,7 +1,7 @@
-//! What a session is told by others, in order, until it looks.
+//! Commands of other tasks to a session, in order, until it takes them.
 //!
-//! A channel would do, but keeps room for 32 words from the first day on: two kilobytes for each of twenty thousand
-//! sessions that are told something once in an hour. This holds nothing while it is empty.
+//! A channel would do, but keeps room for 32 words from the first day on: two kilobytes for each of twenty
+//! thousand sessions that are told something once in an hour. This holds nothing while it is empty.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
@@ -10,10 +10,10 @@ use tokio::sync::Notify;
 
 use super::session_loop::SessionCommand;
 
-/// More than anybody says while a session is busy with a slow edge.
+/// More commands than arrive while a session is busy with a slow edge.
 const COMMANDS_MAX: usize = 8;
 
-/// Written by anybody, read by the one task of the session.
+/// Written by any task, read by the one task of the session.
 #[derive(Debug, Default)]
 pub struct SessionMailbox {
     commands: Mutex<VecDeque<SessionCommand>>,

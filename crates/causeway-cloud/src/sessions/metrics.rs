@@ -1,4 +1,4 @@
-//! What sessions count, for `/metrics`.
+//! Metrics of sessions.
 
 use causeway_channel::link::Transport;
 use prometheus_client::encoding::EncodeLabelSet;

@@ -1,7 +1,7 @@
 //! Notices two processes that use one identity by turns: an edge and a copy of its data dir.
 //!
-//! A hello names its process. A process that takes the session again after another one had it is a rival: a restart brings a
-//! new process and never an old one back. Pure; the time is an argument.
+//! A hello names its process. A process that takes the session again after another one had it is a rival: a
+//! restart brings a new process and never an old one back. Pure; the time is an argument.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -32,7 +32,7 @@ struct Seen {
 pub struct Rivalry {
     /// How often a process came back after another one.
     pub takeovers: u64,
-    /// Where the processes dialled from.
+    /// Addresses from which the processes dialled.
     pub addresses: Vec<String>,
 }
 

@@ -1,6 +1,8 @@
-//! What others bring to the sessions of a cloud: netmaps down, records up, and whoever serves streams of edges.
+//! Traits of the services that use sessions: netmaps to edges, records from edges, and streams that edges
+//! open.
 //!
-//! Only the faces are here. A session hands over what arrives and sends what it is given; it looks into none of it.
+//! Only the traits are here. A session hands over received messages and sends given ones; it does not look
+//! into them.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,7 +15,7 @@ pub type SessionFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Makes the netmap of every gateway.
 pub trait NetmapSource: Send + Sync {
-    /// The sender for one session. `hello` says what the edge holds.
+    /// The sender for one session. `hello` names the netmap that the edge holds.
     fn open(&self, peer: &PeerId, hello: &Hello) -> Box<dyn NetmapSender>;
 }
 
@@ -29,7 +31,8 @@ pub trait NetmapSender: Send {
 
 /// Takes the records of edges.
 pub trait SpoolSink: Send + Sync {
-    /// Keeps a batch; the acknowledgement goes back. `None`: not kept, the edge will send it again in its next session.
+    /// Keeps a batch; the acknowledgement goes back. `None`: not kept, the edge will send it again in its
+    /// next session.
     fn take(&self, peer: &PeerId, batch: SpoolBatch) -> SessionFuture<'static, Option<SpoolAck>>;
 }
 

@@ -1,7 +1,8 @@
 //! One session of the cloud, from the welcome to the end of its link.
 //!
-//! Reads what the edge says and hands it to whom it concerns, writes what is to be said, accepts the edge's streams, and
-//! calls the session dead after too long a silence. Only the edge asks for signs of life; here they are only counted.
+//! Reads what the edge says and hands it to whom it concerns, writes what is to be said, accepts the edge's
+//! streams, and calls the session dead after too long a silence. Only the edge asks for signs of life; here
+//! they are only counted.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -25,7 +26,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::services::{NetmapSender, SessionFuture};
 use super::{Session, Shared};
 
-/// What a session is told.
+/// A command to a session.
 #[derive(Debug)]
 pub enum SessionCommand {
     Say(Bytes),
@@ -46,7 +47,7 @@ const LATE: Duration = Duration::from_millis(500);
 const OWN_STREAMS: u64 = 1;
 /// Messages waiting to be written; beyond it the session stops reading until the edge has taken some.
 const WAITING_MAX: usize = 16;
-/// After this many streams of the peer others get their turn: each is a task, and the link is one of many, too.
+/// Streams of the peer that are accepted in one turn: each is a task, and the link is one of many, too.
 const STREAMS_AT_ONCE: usize = 64;
 /// The last words of a session that is closed have this long to leave.
 const LAST_WORDS: Duration = Duration::from_millis(200);
@@ -166,7 +167,8 @@ impl CloudSessionLoop {
                     }
                 },
                 () = alarm.as_mut() => match self.look() {
-                    // This replica was too busy to read what the edge has said meanwhile: the link gets its turn first.
+                    // This replica was too busy to read the messages of the edge: the link gets its turn
+                    // first.
                     Some(reason) if reason.code == CloseCode::Dead && alarm.deadline().elapsed() > LATE => {
                         alarm.as_mut().reset(Instant::now() + LATE);
                     }
@@ -196,7 +198,8 @@ impl CloudSessionLoop {
         lingers.map_or(silent, |look| look.min(silent)).min(expires)
     }
 
-    /// The certificate of the session's link has ended. An edge that has renewed it has had another session since.
+    /// The certificate of the session's link has ended. An edge that has renewed it has had another session
+    /// since.
     fn expired(&self) -> Option<CloseReason> {
         (self.shared.registrar.time() > self.session.not_after).then(|| {
             let end = UtcTimestamp(self.session.not_after);
@@ -276,8 +279,8 @@ impl CloudSessionLoop {
     }
 }
 
-/// How long a certificate is valid by the clock of the cloud, a little more than that, and never longer than `CLOCK_LOOK`: the
-/// clock may be set meanwhile.
+/// How long a certificate is valid by the clock of the cloud, a little more than that, and never longer than
+/// `CLOCK_LOOK`: the clock may be set meanwhile.
 fn valid_for(now: SystemTime, not_after: SystemTime) -> Duration {
     let rest = not_after.duration_since(now).unwrap_or_default();
     (rest + Duration::from_millis(1)).min(CLOCK_LOOK)

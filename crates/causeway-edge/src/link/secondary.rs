@@ -134,12 +134,13 @@ impl SecondaryDriver {
                 policy.set_preference(self.netmaps.preference());
                 policy.handle_sample(Instant::now(), &sample)
             };
-            if let Some(link) = open.as_ref().filter(|_| sample.secondary_streams > 0) {
-                if action == SecondaryAction::Wait && pinged.elapsed() >= PING_EVERY {
-                    let took = timeout(PING_MAX, link.ping()).await.ok().and_then(Result::ok);
-                    pinged = Instant::now();
-                    action = self.control.policy().handle_ping(pinged, took, sample.rtt);
-                }
+            if let Some(link) = open.as_ref().filter(|_| sample.secondary_streams > 0)
+                && action == SecondaryAction::Wait
+                && pinged.elapsed() >= PING_EVERY
+            {
+                let took = timeout(PING_MAX, link.ping()).await.ok().and_then(Result::ok);
+                pinged = Instant::now();
+                action = self.control.policy().handle_ping(pinged, took, sample.rtt);
             }
             match action {
                 SecondaryAction::Wait if open.is_none() => self.say(false),

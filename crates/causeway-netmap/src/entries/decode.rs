@@ -53,7 +53,8 @@ fn gateway(message: GatewayMessage) -> Found<GatewayEntry> {
 }
 
 fn site(name: &str, message: &SiteMessage) -> Found<SiteEntry> {
-    Ok(SiteEntry { name: name.into(), subnets: networks(&message.subnets)? })
+    let active = (!message.active.is_empty()).then(|| message.active.as_str().into());
+    Ok(SiteEntry { name: name.into(), subnets: networks(&message.subnets)?, active })
 }
 
 fn presence(service: &str, message: PresenceMessage) -> Found<PresenceEntry> {

@@ -18,7 +18,10 @@ pub fn encode(fact: &NetmapEntry) -> (EntryKey, Bytes) {
         NetmapEntry::Gateway(gateway) => (EntryKey::new(kind::GATEWAY), bytes(&gateway_message(gateway))),
         NetmapEntry::Site(site) => (
             EntryKey::of(kind::SITE, site.name.as_str()),
-            bytes(&SiteMessage { subnets: texts(&site.subnets) }),
+            bytes(&SiteMessage {
+                subnets: texts(&site.subnets),
+                active: site.active.as_ref().map(ToString::to_string).unwrap_or_default(),
+            }),
         ),
         NetmapEntry::Presence(presence) => {
             (EntryKey::of(kind::PRESENCE, presence.service.as_str()), bytes(&presence_message(presence)))

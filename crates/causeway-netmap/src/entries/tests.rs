@@ -17,7 +17,12 @@ fn facts() -> Vec<NetmapEntry> {
             relay: true,
             prefer: CarriagePreference::Survival,
         }),
-        NetmapEntry::Site(SiteEntry { name: "oslo".into(), subnets: vec!["10.0.0.0/24".parse().unwrap()] }),
+        NetmapEntry::Site(SiteEntry {
+            name: "oslo".into(),
+            subnets: vec!["10.0.0.0/24".parse().unwrap()],
+            active: Some("oslo-2".into()),
+        }),
+        NetmapEntry::Site(SiteEntry { name: "rome".into(), subnets: Vec::new(), active: None }),
         NetmapEntry::Presence(PresenceEntry {
             service: "Camera".into(),
             addresses: vec![PresenceIp(ip4), PresenceIp(ip6)],

@@ -104,7 +104,11 @@ fn entries() -> Vec<NetmapEntry> {
                 policies: vec!["p".into(), "q".into()],
             }],
         }),
-        NetmapEntry::Site(SiteEntry { name: "oslo".into(), subnets: vec!["10.0.0.0/24".parse().unwrap()] }),
+        NetmapEntry::Site(SiteEntry {
+            name: "oslo".into(),
+            subnets: vec!["10.0.0.0/24".parse().unwrap()],
+            active: None,
+        }),
         NetmapEntry::Subject(SubjectEntry { server: "server1".into(), site: "oslo".into(), ip: Some(ip4) }),
     ]
 }

@@ -54,6 +54,7 @@ fn oslo() -> NetmapView {
         NetmapEntry::Site(SiteEntry {
             name: "oslo".into(),
             subnets: vec!["10.0.0.0/24".parse().unwrap(), "fd00::/64".parse().unwrap()],
+            active: None,
         }),
         presence(
             "Camera",
