@@ -32,6 +32,7 @@ use crate::watch::CollectionReaders;
 
 pub use delete::DeleteResult;
 pub use list::ListPage;
+pub use protect::SessionLookup;
 pub use typed::LoadedObject;
 pub use write::WriteResult;
 
@@ -42,6 +43,7 @@ pub struct Registry {
     hubs: CollectionReaders,
     admin_audit: OnceLock<Arc<dyn AdminAudit>>,
     observer: OnceLock<Arc<dyn ChangeObserver>>,
+    sessions: OnceLock<Arc<dyn SessionLookup>>,
     /// How many events the store holds, as far as the part that drops them has counted.
     event_count: AtomicUsize,
 }
@@ -95,8 +97,8 @@ impl<'a> ObjectAuthor<'a> {
 impl Registry {
     pub fn new(store: Store, clock: Arc<dyn Clock>) -> Registry {
         let hubs = CollectionReaders::new(store.clone());
-        let (admin_audit, observer) = (OnceLock::new(), OnceLock::new());
-        Registry { store, clock, hubs, admin_audit, observer, event_count: AtomicUsize::new(0) }
+        let (admin_audit, observer, sessions) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
+        Registry { store, clock, hubs, admin_audit, observer, sessions, event_count: AtomicUsize::new(0) }
     }
 
     /// Records what Causeway's own controllers write. Clients are recorded where they are answered. The first call counts.
@@ -117,6 +119,11 @@ impl Registry {
     /// Sets the observer. A second one is ignored.
     pub fn observe(&self, observer: Arc<dyn ChangeObserver>) {
         let _ = self.observer.set(observer);
+    }
+
+    /// Sets where sessions of gateways are looked up before an object is deleted. A second one is ignored.
+    pub fn ask_sessions(&self, sessions: Arc<dyn SessionLookup>) {
+        let _ = self.sessions.set(sessions);
     }
 
     /// Tells how many events there are. Above `HARD_MAX` clients cannot create more.

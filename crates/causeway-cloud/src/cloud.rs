@@ -48,13 +48,13 @@ use crate::health::StoreHealth;
 use crate::identity::{
     EnrolmentLimits, EnrolmentServer, IdentityConfig, IdentityError, Registrar, host_name, outward_addresses,
 };
-use crate::netmaps::{NetmapConditionWriter, NetmapPublisher};
-use crate::problem_reports::{ConditionWriter, ProblemInbox, ProblemWriter};
+use crate::netmaps::NetmapPublisher;
 use crate::reconcile::Reconciler;
 use crate::replicas::{
     self, EdgeStreamServer, Fleet, GatewayLocation, LinkDispatcher, ReplicaAddress, SessionDirectory,
 };
-use crate::sessions::{SessionLimits, SessionServices, Sessions};
+use crate::reports::{ReportInbox, ReportWriter, ReportedState};
+use crate::sessions::{ConnectionWatch, SessionLimits, SessionServices, Sessions};
 use crate::spool_intake::{self, CloudRecordWriter, SpoolIntake};
 
 /// Everything a cloud needs to know.
@@ -141,8 +141,7 @@ pub struct Cloud {
     registry: Arc<Registry>,
     events: EventWriter,
     desk: NetmapPublisher,
-    reporter: NetmapConditionWriter,
-    reports: ProblemWriter,
+    reports: ReportWriter,
     gateway: Gateway,
     doors: ConnectListeners,
     follower: NetmapFollower,
@@ -158,7 +157,8 @@ impl Cloud {
         let data_dir = DataDir::open_as(&config.data_dir, Role::Cloud)?;
         let (metrics, readiness) = (Metrics::new(env!("CARGO_PKG_VERSION")), Readiness::new());
         let shown = config.shown.clone();
-        let desk = NetmapPublisher::new(&metrics);
+        let inbox = Arc::new(ReportInbox::default());
+        let desk = NetmapPublisher::new(&metrics, inbox.clone());
         let dumped = desk.clone();
         // Put in when the gateway exists, which needs much of what follows.
         let dns: Arc<OnceLock<watch::Receiver<DnsState>>> = Arc::default();
@@ -220,13 +220,12 @@ impl Cloud {
         let directory = open_directory(&config, &store, &registrar).await?;
         let intake = Arc::new(open_intake(&config, &data_dir, &store)?);
         metrics.register(|registry| intake.figures().register(registry));
-        let board = Arc::new(ProblemInbox::default());
         let carrier = Arc::new(EdgeStreamServer::default());
         let passengers = SessionServices {
             netmaps: Arc::new(desk.clone()),
             upstream: Arc::new(spool_intake::SpoolIntakeHandle {
                 intake: intake.clone(),
-                board: board.clone(),
+                board: inbox.clone(),
             }),
             streams: carrier.clone(),
         };
@@ -263,6 +262,7 @@ impl Cloud {
             links: Arc::new(LinkDispatcher::new(sessions.clone(), fleet.clone())),
         };
         let figures = Arc::new(FleetStats::new(registry.now(), sessions.clone(), fleet.clone()));
+        registry.ask_sessions(figures.clone());
         let journals = AuditJournal::new(&data_dir.join("audit"));
         let actions = CloudActions {
             registry: registry.clone(),
@@ -287,14 +287,20 @@ impl Cloud {
                 ..ApiLimits::default()
             },
         };
-        let reporter = NetmapConditionWriter { desk: desk.clone(), registry: registry.clone() };
-        let pen = ConditionWriter { registry: registry.clone(), directory: fleet.directory().clone() };
-        let reports = ProblemWriter::new(board, pen, gateway.problems());
+        let reported = Arc::new(ReportedState::default());
+        let reports = ReportWriter {
+            registry: registry.clone(),
+            directory: fleet.directory().clone(),
+            inbox,
+            state: reported.clone(),
+            connections: Some(ConnectionWatch::new(sessions.clone())),
+        };
         let gateway_sites =
             GatewaySites { store: store.clone(), registry: registry.clone(), sessions: sessions.clone() };
         let events = events::record(&registry, replica_name(&addresses), &metrics);
         let reconciler = Reconciler::new(registry.clone(), readiness.register("reconcile"), &metrics)
             .telling(desk.clone())
+            .reporting(reported)
             .keeping_own_objects();
         let folder = match &config.store {
             StoreSpec::Sqlite { path } => path.parent().map(Path::to_owned),
@@ -322,7 +328,6 @@ impl Cloud {
             registry,
             events,
             desk,
-            reporter,
             reports,
             gateway,
             doors,
@@ -403,8 +408,11 @@ impl Cloud {
         back.spawn(named("the compiler of netmaps", Box::pin(self.desk.run(servants.clone()))));
         back.spawn(named("the gateway's netmaps", Box::pin(self.follower.run(servants.clone()))));
         back.spawn(named("the gateway's records", Box::pin(self.records.run(servants.clone()))));
-        back.spawn(named("the writer of reports", Box::pin(self.reports.run(servants.clone()))));
-        back.spawn(named("the reporter of netmaps", Box::pin(self.reporter.run(servants.clone()))));
+        let own_problems = Some(self.gateway.problems());
+        back.spawn(named(
+            "the writer of reports",
+            Box::pin(self.reports.run(own_problems, servants.clone())),
+        ));
         back.spawn(named("the watch over the store", Box::pin(self.health.run(servants.clone()))));
         back.spawn(named("the admin server", Box::pin(self.admin.run(servants.clone()))));
         notify::ready();

@@ -1,11 +1,12 @@
-//! The fast-moving figures of gateways, joined when somebody reads.
+//! Figures of gateways that change often, added when an EGateway is read, and whether a gateway has a session.
 //!
-//! Those of edges come from their sessions, here or at another replica; the cloud's own gateway is the cloud itself.
+//! Figures of edges come from their sessions, at this replica or at another one; the cloud's own gateway is the cloud itself.
 
 use std::sync::Arc;
 
 use causeway_api::{GatewayStats, Time};
 use causeway_apiserver::GatewayStatsSource;
+use causeway_apiserver::registry::SessionLookup;
 
 use crate::bootstrap::CLOUD;
 use crate::replicas::Fleet;
@@ -29,7 +30,13 @@ impl GatewayStatsSource for FleetStats {
         if name != CLOUD {
             return self.fleet.remote_figures(name).or_else(|| self.sessions.gateway_figures(name));
         }
-        // Whoever can ask has reached it.
+        // A client that can ask has reached it.
         Some(GatewayStats { connected: true, since: Some(self.since), ..GatewayStats::default() })
+    }
+}
+
+impl SessionLookup for FleetStats {
+    fn has_session(&self, gateway: &str) -> bool {
+        self.fleet.is_attached(gateway)
     }
 }

@@ -22,9 +22,9 @@ mod gateway_sites;
 mod health;
 pub mod identity;
 pub mod netmaps;
-mod problem_reports;
 mod reconcile;
 pub mod replicas;
+mod reports;
 pub mod sessions;
 pub mod spool_intake;
 

@@ -25,11 +25,11 @@ use tokio_util::sync::CancellationToken;
 
 use crate::compile::affected::{AffectedGateways, NetmapChanges};
 use crate::compile::compile;
+use crate::reports::{Report, ReportInbox};
 use acknowledged::AcknowledgedNetmaps;
 use metrics::NetmapMetrics;
 
 pub use feed::{NetmapFeed, stamp};
-pub use report::NetmapConditionWriter;
 pub use sites::SiteGateways;
 
 /// Changes that come in one breath are compiled together: an apply of many objects is one netmap.
@@ -50,8 +50,8 @@ struct Shared {
     compiled: watch::Sender<Generation>,
     sites: watch::Sender<Arc<SiteGateways>>,
     figures: NetmapMetrics,
-    /// Somebody's condition may have to be written.
-    standing: Notify,
+    /// Receives the reports on netmaps.
+    reports: Arc<ReportInbox>,
 }
 
 #[derive(Default)]
@@ -68,7 +68,6 @@ struct Desk {
     fresh: BTreeSet<String>,
     attached: HashMap<String, Attached>,
     remembered: AcknowledgedNetmaps,
-    reports: HashMap<String, report::NetmapCondition>,
 }
 
 /// A gateway with a session here, or with a local reader.
@@ -80,11 +79,11 @@ struct Attached {
     certificate_site: Option<String>,
     /// When the target became what it is.
     published: Instant,
-    reported: Option<report::NetmapCondition>,
+    reported: Option<Report>,
 }
 
 impl NetmapPublisher {
-    pub fn new(metrics: &Metrics) -> NetmapPublisher {
+    pub fn new(metrics: &Metrics, reports: Arc<ReportInbox>) -> NetmapPublisher {
         let (compiled, _) = watch::channel(Generation::default());
         let shared = Shared {
             desk: Mutex::default(),
@@ -92,7 +91,7 @@ impl NetmapPublisher {
             compiled,
             sites: watch::channel(Arc::default()).0,
             figures: NetmapMetrics::register(metrics),
-            standing: Notify::new(),
+            reports,
         };
         NetmapPublisher { shared: Arc::new(shared) }
     }

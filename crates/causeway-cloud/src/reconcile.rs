@@ -29,6 +29,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::bootstrap::{self, CLOUD};
 use crate::netmaps::NetmapPublisher;
+use crate::reports::{REPORTS, ReportedState};
 use affected::ConditionChanges;
 use metrics::ReconcileMetrics;
 use presences::PresenceWork;
@@ -61,6 +62,7 @@ pub struct Reconciler {
     check: ReadinessCheck,
     figures: ReconcileMetrics,
     desk: Option<NetmapPublisher>,
+    reports: Option<Arc<ReportedState>>,
     keeps_own: bool,
 }
 
@@ -71,6 +73,7 @@ impl Reconciler {
             check,
             figures: ReconcileMetrics::register(metrics),
             desk: None,
+            reports: None,
             keeps_own: false,
         }
     }
@@ -78,6 +81,11 @@ impl Reconciler {
     /// Lets the compiler of netmaps look at the same picture of the store.
     pub fn telling(self, desk: NetmapPublisher) -> Reconciler {
         Reconciler { desk: Some(desk), ..self }
+    }
+
+    /// Lets the writer of reports look at the same picture of the store.
+    pub fn reporting(self, reports: Arc<ReportedState>) -> Reconciler {
+        Reconciler { reports: Some(reports), ..self }
     }
 
     /// Creates the cloud's own objects again when somebody deletes them.
@@ -139,6 +147,13 @@ impl Reconciler {
         if let Some(desk) = &self.desk {
             desk.reset(round.world.clone(), self.registry.store().epoch().await, revision);
         }
+        if let Some(reports) = &self.reports {
+            let range = ListRange { at: Some(revision), ..ListRange::default() };
+            match self.registry.store().list(REPORTS, range).await {
+                Ok(listing) => reports.reset(round.world.clone(), &listing.records, revision),
+                Err(error) => return ended(&error),
+            }
+        }
         if self.check.ready() {
             tracing::info!(%revision, objects = round.world().objects().count(), "reconcile follows the store");
         }
@@ -187,6 +202,9 @@ impl Reconciler {
     fn saw(&self, revision: Revision) {
         if let Some(desk) = &self.desk {
             desk.saw(revision);
+        }
+        if let Some(reports) = &self.reports {
+            reports.saw(revision);
         }
     }
 }
@@ -245,6 +263,9 @@ impl<'a> Round<'a> {
             event.key.split_once('/').and_then(|(plural, name)| Some((Kind::from_plural(plural)?, name)))
         else {
             self.presences.note_freed(&event.key, event.value.as_ref().map(|_| event.revision.0));
+            if let Some(reports) = &self.reconciler.reports {
+                reports.note_record(&event.key, event.value.as_deref(), event.revision);
+            }
             return self.reconciler.saw(event.revision);
         };
         let new = match event.value.as_ref().map(|value| Object::from_stored(kind, value)) {
@@ -268,6 +289,9 @@ impl<'a> Round<'a> {
         self.presences.note(old.as_ref(), new.as_ref(), &world);
         if let Some(desk) = &self.reconciler.desk {
             desk.note(event.revision, old.as_ref(), new.as_ref());
+        }
+        if let Some(reports) = &self.reconciler.reports {
+            reports.note(event.revision, old.as_ref(), new.as_ref());
         }
         if let Some(new) = new {
             world.insert(new);

@@ -130,7 +130,8 @@ impl Fleet {
         }
     }
 
-    fn is_attached(&self, gateway: &str) -> bool {
+    /// Tells whether the gateway has a session at any replica.
+    pub fn is_attached(&self, gateway: &str) -> bool {
         self.directory.whereabouts(gateway) != GatewayLocation::Nowhere || self.local.is_attached(gateway)
     }
 

@@ -46,13 +46,12 @@ use crate::identity::{AdmittedPeer, Registrar};
 use crate::replicas::SessionKey;
 use mailbox::SessionMailbox;
 use metrics::SessionMetrics;
-use report::ConnectedConditionWriter;
 use rivals::Rivals;
 use session_loop::SessionCommand;
 use unjudged::Unjudged;
 
 pub(crate) use greeting::{enrol_anew, wrong_site_message};
-pub use report::CONNECTED;
+pub use report::{CONNECTED, ConnectionChange, ConnectionWatch};
 pub use services::{
     EdgeStreamHandler, NetmapSender, NetmapSource, SessionFuture, SessionServices, SpoolSink,
 };
@@ -122,7 +121,7 @@ struct Shared {
 
 /// The end of a gateway's last session at this replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Departure {
+pub struct Departure {
     pub at: Time,
     pub reason: &'static str,
 }
@@ -205,12 +204,8 @@ impl Sessions {
         };
     }
 
-    /// Ends the sessions of keys as they are revoked, and writes who is connected, until told to stop.
+    /// Ends the sessions of keys as they are revoked, until told to stop.
     pub async fn run(&self, stop: CancellationToken) {
-        tokio::join!(self.follow(stop.clone()), ConnectedConditionWriter::new(self).run(stop));
-    }
-
-    async fn follow(&self, stop: CancellationToken) {
         let mut revoked = self.0.registrar.revoked_keys();
         let mut bundle = self.0.registrar.bundle_changes();
         loop {

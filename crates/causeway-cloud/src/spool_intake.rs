@@ -34,7 +34,7 @@ pub use cursor::{LatestStatus, MalformedBatch, ReceivedBatch, SpoolCursor};
 pub use deduplicate::LineDeduplicator;
 pub use metrics::SpoolIntakeMetrics;
 
-use crate::problem_reports::ProblemInbox;
+use crate::reports::ReportInbox;
 use crate::sessions::{SessionFuture, SpoolSink};
 use cursor::CursorStep;
 use journal::JournalWriter;
@@ -62,7 +62,7 @@ pub enum SpoolIntakeError {
 pub struct SpoolIntakeHandle {
     pub intake: Arc<SpoolIntake>,
     /// Where a gateway's newest status is read at once.
-    pub board: Arc<ProblemInbox>,
+    pub board: Arc<ReportInbox>,
 }
 
 impl SpoolSink for SpoolIntakeHandle {

@@ -1,7 +1,8 @@
 //! Which objects are not deleted by mistake: those that the cloud needs, and those that hold a connected site.
 //!
-//! The decision is pure (`protection`); the driver looks at the stored Connected conditions of the site's gateways, so
-//! every replica gives the same answer. An object that carries the annotation `causeway.io/allow-delete: "true"` goes.
+//! The decision is pure (`protection`); the driver asks `SessionLookup` which gateways have a session. The stored condition
+//! Connected counts too: it covers a cloud that was just restarted, to which the edges have not returned yet. It does not
+//! suffice, because a client may write a status. An object with the annotation `causeway.io/allow-delete: "true"` is deleted.
 
 use causeway_api::conditions::CONNECTED;
 use causeway_api::status::StatusCause;
@@ -16,14 +17,18 @@ const PAGE: usize = 500;
 // More names than this make a message nobody reads.
 const NAMED_MAX: usize = 5;
 
-/// Does the stored status say that the gateway has a session?
-fn is_connected(gateway: &EGateway) -> bool {
-    let condition = gateway.status.condition(CONNECTED);
-    condition.is_some_and(|condition| condition.status == ConditionStatus::True)
+/// Tells which gateways have a session now, at any replica of the cloud.
+pub trait SessionLookup: Send + Sync {
+    fn has_session(&self, gateway: &str) -> bool;
 }
 
-/// Why an object is not deleted, if so. `gateways` are those of the site, when the object is one.
-fn protection(object: &Object, gateways: &[EGateway]) -> Option<String> {
+/// Returns why an object is not deleted. None: it may be. `gateways` are those of the site, when the object is one.
+fn protection(object: &Object, gateways: &[EGateway], has_session: impl Fn(&str) -> bool) -> Option<String> {
+    let is_connected = |gateway: &EGateway| {
+        let condition = gateway.status.condition(CONNECTED);
+        has_session(&gateway.metadata.name)
+            || condition.is_some_and(|condition| condition.status == ConditionStatus::True)
+    };
     let annotations = &object.metadata().annotations;
     if annotations.get(ALLOW_DELETE).is_some_and(|value| value == "true") {
         return None;
@@ -65,6 +70,10 @@ fn refusal(about: ErrorSubject<'_>, why: &str) -> Status {
 }
 
 impl Registry {
+    fn has_session(&self, gateway: &str) -> bool {
+        self.sessions.get().is_some_and(|sessions| sessions.has_session(gateway))
+    }
+
     /// Refuses the deletion of what is protected.
     pub(super) async fn check_deletable(
         &self,
@@ -75,7 +84,7 @@ impl Registry {
             Object::ESite(_) => self.gateways(about, object.name()).await?,
             _ => Vec::new(),
         };
-        match protection(object, &gateways) {
+        match protection(object, &gateways, |gateway| self.has_session(gateway)) {
             Some(why) => Err(refusal(about, &why)),
             None => Ok(()),
         }
@@ -106,7 +115,7 @@ impl Registry {
                 if object.metadata().deletion_timestamp.is_some() {
                     continue;
                 }
-                if let Some(why) = protection(&object, &all) {
+                if let Some(why) = protection(&object, &all, |gateway| self.has_session(gateway)) {
                     return Err(refusal(ErrorSubject { version, kind, name: object.name() }, &why));
                 }
             }
@@ -144,7 +153,12 @@ mod tests {
 
     #[test]
     fn only_what_somebody_would_miss_is_protected() {
-        let gateways = [gateway("g1", "oslo", true), gateway("g2", "bergen", false)];
+        let gateways =
+            [gateway("g1", "oslo", true), gateway("g2", "bergen", false), gateway("g3", "tromso", false)];
+        // A client has overwritten the condition of g3.
+        let protection = |object: &Object, gateways: &[EGateway]| {
+            super::protection(object, gateways, |gateway| gateway == "g3")
+        };
         let check = |object: &Object, expected: Option<&str>| {
             let found = protection(object, &gateways);
             assert_eq!(found.is_some(), expected.is_some(), "{}: {found:?}", object.name());
@@ -158,6 +172,8 @@ mod tests {
         check(&site("cloud"), Some("needs"));
         check(&site("oslo"), Some("g1"));
         check(&site("bergen"), None);
+        check(&site("tromso"), Some("g3"));
+        check(&gateway("g3", "tromso", false).into(), Some("connected"));
         check(&site("elsewhere"), None);
         check(&gateway("cloud", "cloud", false).into(), Some("needs"));
         check(&gateway("g1", "oslo", true).into(), Some("connected"));
@@ -165,5 +181,43 @@ mod tests {
         let mut policy = Object::empty(Kind::EPolicy);
         policy.metadata_mut().name = "cloud".into();
         check(&policy, None);
+    }
+
+    struct OneSession;
+
+    impl SessionLookup for OneSession {
+        fn has_session(&self, gateway: &str) -> bool {
+            gateway == "g1"
+        }
+    }
+
+    #[tokio::test]
+    async fn a_status_that_a_client_wrote_does_not_lift_the_protection() {
+        let folder = tempfile::tempdir().unwrap();
+        let spec = causeway_store::StoreSpec::Sqlite { path: folder.path().join("store.db") };
+        let store = causeway_store::Store::open(spec).await.unwrap();
+        let registry = Registry::new(store, std::sync::Arc::new(crate::SystemClock));
+        registry.ask_sessions(std::sync::Arc::new(OneSession));
+        let objects = [
+            site("oslo"),
+            gateway("g1", "oslo", false).into(),
+            site("bergen"),
+            gateway("g2", "bergen", false).into(),
+        ];
+        for object in objects {
+            registry.create_with_defaults("test", object).await.unwrap();
+        }
+        for (kind, name) in [(Kind::ESite, "oslo"), (Kind::EGateway, "g1")] {
+            let overwrite = |object: &mut Object| {
+                let all = &mut object.status_mut().conditions;
+                set_condition(all, conditions::CONNECTED, false.into(), "X", "", Time::from_second(0), 1);
+            };
+            registry.edit_status("admin", Kind::EGateway, "g1", overwrite).await.unwrap();
+            let refused = registry.delete_object("test", kind, name).await.unwrap_err();
+            assert_eq!(refused.code, 403, "{kind} {name}: {}", refused.message);
+        }
+        for (kind, name) in [(Kind::ESite, "bergen"), (Kind::EGateway, "g2")] {
+            registry.delete_object("test", kind, name).await.unwrap();
+        }
     }
 }

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::NetmapPublisher;
-use super::report::NetmapCondition;
+use super::report::netmap_report;
 
 /// Held by the control loop of a session.
 pub struct NetmapFeed {
@@ -120,7 +120,7 @@ impl NetmapFeed {
     }
 
     fn report(&self) {
-        if let Some(report) = NetmapCondition::of(&self.sender.standing(), &self.not_persisted) {
+        if let Some(report) = netmap_report(&self.sender.standing(), &self.not_persisted) {
             self.desk.report(&self.gateway, report);
         }
     }

@@ -14,6 +14,8 @@ use tokio::task::JoinHandle;
 
 use super::*;
 use crate::reconcile::Reconciler;
+use crate::replicas::SessionDirectory;
+use crate::reports::{NETMAP_IN_FORCE, ReportWriter, ReportedState};
 
 struct Lab {
     registry: Arc<Registry>,
@@ -32,14 +34,17 @@ impl Lab {
         let store = Store::open(StoreSpec::Sqlite { path: folder.path().join("store.db") }).await.unwrap();
         let registry = Arc::new(Registry::new(store, Arc::new(SystemClock)));
         let (stop, metrics) = (CancellationToken::new(), Metrics::new("0"));
-        let desk = NetmapPublisher::new(&metrics);
+        let (inbox, state) = (Arc::new(ReportInbox::default()), Arc::new(ReportedState::default()));
+        let desk = NetmapPublisher::new(&metrics, inbox.clone());
         let check = Readiness::new().register("reconcile");
         let reconciler = Reconciler::new(registry.clone(), check, &metrics).telling(desk.clone());
-        let reporter = NetmapConditionWriter { desk: desk.clone(), registry: registry.clone() };
+        let reconciler = reconciler.reporting(state.clone());
+        let directory = SessionDirectory::alone(causeway_channel::Clock::system());
+        let reports = ReportWriter { registry: registry.clone(), directory, inbox, state, connections: None };
         let running = vec![
             tokio::spawn(reconciler.run(stop.clone())),
             tokio::spawn(desk.clone().run(stop.clone())),
-            tokio::spawn(reporter.run(stop.clone())),
+            tokio::spawn(reports.run(None, stop.clone())),
         ];
         Lab { registry, desk, stop, running, folder }
     }
@@ -208,7 +213,7 @@ async fn in_force(lab: &Lab, gateway: &str, reason: &str) {
     loop {
         let loaded = lab.registry.object(Kind::EGateway, gateway).await.unwrap().unwrap();
         let conditions = &loaded.object.status().conditions;
-        if conditions.iter().any(|found| found.kind == report::NETMAP_IN_FORCE && found.reason == reason) {
+        if conditions.iter().any(|found| found.kind == NETMAP_IN_FORCE && found.reason == reason) {
             return;
         }
         tokio::time::sleep(Duration::from_millis(5)).await;

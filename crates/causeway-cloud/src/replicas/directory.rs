@@ -5,7 +5,7 @@
 //! are gathered for a moment and committed together. Trouble with the store is waited out; the table goes on with what
 //! it knows.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -110,9 +110,11 @@ impl SessionDirectory {
         self.shared.as_ref().map(|shared| label(&shared.place.address, &self.id()))
     }
 
-    /// What the other replicas that seem to be alive are called.
-    pub fn labels_of_others(&self) -> BTreeSet<String> {
-        self.others().iter().map(|(id, address)| label(address, id)).collect()
+    /// Returns the labels of the replicas that are alive, this one included, by id. None: there is only this one.
+    pub fn live_replicas(&self) -> Option<BTreeMap<String, String>> {
+        let own = (self.id(), self.label()?);
+        let others = self.others().into_iter().map(|(id, address)| (id.clone(), label(&address, &id)));
+        Some(others.chain([own]).collect())
     }
 
     /// These gateways, with their sessions, are attached here, and no others.

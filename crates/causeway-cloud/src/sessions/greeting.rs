@@ -107,6 +107,13 @@ impl Shared {
     async fn check_gateway(&self, peer: &PeerId) -> Result<(), SessionRefused> {
         let found = self.registry.object(Kind::EGateway, peer.gateway()).await;
         match found.map_err(|status| unavailable(&status.message))?.map(|found| found.object) {
+            // A finalizer delays the removal of the object, not the loss of access.
+            Some(object) if object.metadata().deletion_timestamp.is_some() => {
+                let message = format!("EGateway {} is being deleted", peer.gateway());
+                let hint = "when it is gone, create a new token";
+                let refused = SessionRefused::new(SessionRefusedCode::UnknownGateway, message, hint);
+                Err(SessionRefused { retry_after_ms: 5000, ..refused })
+            }
             Some(Object::EGateway(gateway)) if gateway.e_site_name != peer.site() => {
                 Err(wrong_site(peer, &gateway.e_site_name))
             }

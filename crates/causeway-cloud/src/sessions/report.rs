@@ -1,20 +1,20 @@
-//! Writes into every EGateway whether it is connected, when that changes for longer than a moment.
+//! Decides what the condition `Connected` of every EGateway should be: whether the gateway is connected, when that has
+//! lasted long enough.
 //!
-//! Looks at who is attached, not at who came or went; when and why a gateway went is kept beside. Running in several replicas changes nothing, because each writes
-//! only what it knows: that a gateway is here, or that it is nowhere. Figures that move are joined when somebody reads.
+//! Input: the sessions of this replica, whether a gateway is attached to another one, and what the EGateways show. Output:
+//! changes, which `reports` writes. Running in several replicas changes nothing, because each writes only what it knows: that
+//! a gateway is attached here, or that it is attached nowhere. Figures that move are added when an EGateway is read.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use causeway_api::conditions::gateway_after_link;
 use causeway_api::meta::set_condition;
-use causeway_api::{ConditionStatus, Kind, Object, Time};
-use causeway_apiserver::Registry;
-use tokio::time::{Instant, sleep, timeout};
-use tokio_util::sync::CancellationToken;
+use causeway_api::{ConditionStatus, Object, ObjectSet, Time};
+use tokio::sync::watch;
+use tokio::time::Instant;
 
-use super::{Departure, Elsewhere, Sessions};
-use crate::reconcile::MANAGER;
+use super::{Departure, Sessions};
 
 /// The condition of an EGateway that this is about.
 pub use causeway_api::conditions::CONNECTED;
@@ -24,24 +24,25 @@ pub use causeway_api::conditions::CONNECTED;
 const HOLD: Duration = Duration::from_secs(15);
 /// An edge that said goodbye is away on purpose; one that is only restarted is back within this.
 const HOLD_STOPPED: Duration = Duration::from_secs(3);
-/// Those who come in one breath are looked at together.
-const BREATH: Duration = Duration::from_millis(200);
-/// How often somebody who left is looked for.
+/// How often a gateway that left is looked for.
 const LOOK: Duration = Duration::from_secs(5);
 /// The same while a gateway is missing that may be reported soon.
 const LOOK_SOON: Duration = Duration::from_secs(1);
-/// What others wrote is read again after so many looks.
-const RELOAD: u32 = 12;
 
 /// The reason when the session ended because the cloud did, or the replica that held it.
 pub(super) const CLOUD_STOPPED: &str = "CloudStopped";
 
-/// The loop that writes.
-pub struct ConnectedConditionWriter<'a>(&'a Sessions);
+/// The connections of gateways, as far as this replica sees them, beside what their EGateways show.
+pub struct ConnectionWatch {
+    sessions: Sessions,
+    /// The status of `Connected`, where an EGateway has it. One entry per EGateway.
+    shown: HashMap<String, bool>,
+    missing: HashMap<String, Missing>,
+}
 
-/// What must be written of one gateway.
+/// What must be written into one EGateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Finding {
+pub enum ConnectionChange {
     Connected { since: Time },
     Away(Departure),
 }
@@ -88,67 +89,64 @@ fn condition_of(reason: &'static str) -> (&'static str, &'static str) {
     }
 }
 
-impl<'a> ConnectedConditionWriter<'a> {
-    pub fn new(sessions: &'a Sessions) -> ConnectedConditionWriter<'a> {
-        ConnectedConditionWriter(sessions)
+impl ConnectionWatch {
+    pub fn new(sessions: Sessions) -> ConnectionWatch {
+        ConnectionWatch { sessions, shown: HashMap::new(), missing: HashMap::new() }
     }
 
-    pub async fn run(self, stop: CancellationToken) {
-        let Some(elsewhere) = self.0.0.elsewhere.get() else { return stop.cancelled().await };
-        let mut changes = self.0.changes();
-        let mut shown = HashMap::new();
-        let mut missing: HashMap<String, Missing> = HashMap::new();
-        for look in 0u32.. {
-            if look % RELOAD == 0 {
-                self.load(&mut shown).await;
-            }
-            for (gateway, finding) in self.look(elsewhere, &shown, &mut missing) {
-                if stop.is_cancelled() {
-                    return;
-                }
-                if self.write(&gateway, finding).await {
-                    shown.insert(gateway, matches!(finding, Finding::Connected { .. }));
-                }
-            }
-            let is_soon = |missing: &Missing| missing.departure.reason == "Stopped";
-            let look = if missing.values().any(is_soon) { LOOK_SOON } else { LOOK };
-            let woken = async {
-                if timeout(look, changes.changed()).await.is_ok() {
-                    sleep(BREATH).await;
-                }
+    /// Changes when a gateway is attached or detached.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.sessions.changes()
+    }
+
+    /// Takes over what all EGateways show.
+    pub fn reset<'b>(&mut self, world: &ObjectSet, gateways: impl Iterator<Item = &'b str>) {
+        self.shown.clear();
+        self.refresh(world, gateways);
+    }
+
+    /// Takes over what some EGateways show.
+    pub fn refresh<'b>(&mut self, world: &ObjectSet, gateways: impl Iterator<Item = &'b str>) {
+        for name in gateways {
+            let shown = world.gateway(name).and_then(|gateway| gateway.status.condition(CONNECTED));
+            match shown.map(|shown| shown.status == ConditionStatus::True) {
+                Some(connected) => self.shown.insert(name.to_owned(), connected),
+                None => self.shown.remove(name),
             };
-            tokio::select! {
-                biased;
-                () = stop.cancelled() => return,
-                () = woken => {}
-            }
         }
     }
 
-    /// Everything that must be written now.
-    fn look(
-        &self,
-        elsewhere: &Elsewhere,
-        shown: &HashMap<String, bool>,
-        missing: &mut HashMap<String, Missing>,
-    ) -> Vec<(String, Finding)> {
-        let attached = self.0.attached();
+    /// Returns how soon to look again when no session begins or ends.
+    pub fn look_every(&self) -> Duration {
+        let is_soon = |missing: &Missing| missing.departure.reason == "Stopped";
+        if self.missing.values().any(is_soon) { LOOK_SOON } else { LOOK }
+    }
+
+    pub fn handle_written(&mut self, gateway: &str, change: ConnectionChange) {
+        self.shown.insert(gateway.to_owned(), matches!(change, ConnectionChange::Connected { .. }));
+    }
+
+    /// Returns every change that must be written now.
+    pub fn look(&mut self) -> Vec<(String, ConnectionChange)> {
+        let ConnectionWatch { sessions, shown, missing } = self;
+        let Some(elsewhere) = sessions.0.elsewhere.get() else { return Vec::new() };
+        let attached = sessions.attached();
         let here: HashMap<&str, Time> =
             attached.iter().map(|session| (session.peer.gateway(), session.since)).collect();
-        let now = Instant::now();
+        let (now, time) = (Instant::now(), sessions.0.now());
         missing
             .retain(|gateway, _| shown.get(gateway) == Some(&true) && !here.contains_key(gateway.as_str()));
         let fleet = shown.values().filter(|connected| **connected).count();
-        let spread = self.0.0.spread(fleet);
+        let spread = sessions.0.spread(fleet);
         let mut writes = Vec::new();
         for (gateway, since) in &here {
             if due(true, false, shown.get(*gateway).copied(), Duration::ZERO, Duration::ZERO) {
-                writes.push(((*gateway).to_owned(), Finding::Connected { since: *since }));
+                writes.push(((*gateway).to_owned(), ConnectionChange::Connected { since: *since }));
             }
         }
-        // Came and went between two looks: nobody has written anything of them yet.
+        // Attached and detached between two looks: their EGateways do not show either yet.
         let unseen = |gateway: &String| !shown.contains_key(gateway) && !here.contains_key(gateway.as_str());
-        let departed = self.0.0.departed();
+        let departed = sessions.0.departed();
         let unseen: Vec<(String, Departure)> = departed
             .iter()
             .filter(|(name, _)| unseen(name))
@@ -156,72 +154,49 @@ impl<'a> ConnectedConditionWriter<'a> {
             .collect();
         drop(departed);
         let unseen = unseen.into_iter().filter(|(gateway, _)| !elsewhere(gateway));
-        writes.extend(unseen.map(|(gateway, departure)| (gateway, Finding::Away(departure))));
+        writes.extend(unseen.map(|(gateway, departure)| (gateway, ConnectionChange::Away(departure))));
         for (gateway, _) in
             shown.iter().filter(|(gateway, said)| **said && !here.contains_key(gateway.as_str()))
         {
-            let seen = self.0.0.departed().get(gateway).copied();
+            let seen = sessions.0.departed().get(gateway).copied();
             let found = missing.entry(gateway.clone()).or_insert_with(|| {
-                let unseen = Departure { at: self.registry().now(), reason: CLOUD_STOPPED };
+                let unseen = Departure { at: time, reason: CLOUD_STOPPED };
                 Missing { since: now, departure: unseen }
             });
             found.departure = seen.unwrap_or(found.departure);
             let Missing { since, departure } = *found;
-            if due(false, elsewhere(gateway), Some(true), now - since, hold(departure.reason, spread)) {
-                writes.push((gateway.clone(), Finding::Away(departure)));
+            // A gateway that left long ago, and whose condition a client of the API has overwritten, is not waited for again.
+            let gone = (now - since).max(Duration::from_secs(time.since(departure.at)));
+            if due(false, elsewhere(gateway), Some(true), gone, hold(departure.reason, spread)) {
+                writes.push((gateway.clone(), ConnectionChange::Away(departure)));
             }
         }
         writes
     }
+}
 
-    fn registry(&self) -> &Registry {
-        &self.0.0.registry
-    }
-
-    async fn load(&self, shown: &mut HashMap<String, bool>) {
-        let Ok((gateways, _)) = self.registry().objects(Kind::EGateway).await else { return };
-        shown.clear();
-        for loaded in &gateways {
-            let conditions = &loaded.object.status().conditions;
-            if let Some(condition) = conditions.iter().find(|condition| condition.kind == CONNECTED) {
-                let connected = condition.status == ConditionStatus::True;
-                shown.insert(loaded.object.name().to_owned(), connected);
+impl ConnectionChange {
+    /// Writes the change into the status of an EGateway, and what `Ready` says of it.
+    pub fn apply(self, object: &mut Object, now: Time) {
+        let generation = object.metadata().generation;
+        let status = object.status_mut();
+        let (connected, (reason, message)) = match self {
+            ConnectionChange::Connected { since } => {
+                status.last_seen = Some(since);
+                (true, ("Connected", ""))
             }
-        }
-    }
-
-    async fn write(&self, gateway: &str, finding: Finding) -> bool {
-        let now = self.registry().now();
-        let edit = |object: &mut Object| {
-            let generation = object.metadata().generation;
-            let status = object.status_mut();
-            let (connected, (reason, message)) = match finding {
-                Finding::Connected { since } => {
-                    status.last_seen = Some(since);
-                    (true, ("Connected", ""))
-                }
-                Finding::Away(departure) => {
-                    status.last_seen = Some(departure.at);
-                    status.last_disconnect_reason = departure.reason.to_owned();
-                    (false, condition_of(departure.reason))
-                }
-            };
-            let conditions = &mut status.conditions;
-            set_condition(conditions, CONNECTED, connected.into(), reason, message, now, generation);
-            if let Object::EGateway(gateway) = object
-                && let Some(conditions) = gateway_after_link(gateway, now)
-            {
-                gateway.status.conditions = conditions;
+            ConnectionChange::Away(departure) => {
+                status.last_seen = Some(departure.at);
+                status.last_disconnect_reason = departure.reason.to_owned();
+                (false, condition_of(departure.reason))
             }
         };
-        match self.registry().edit_status(MANAGER, Kind::EGateway, gateway, edit).await {
-            Ok(_) => true,
-            // Deleted meanwhile: nothing to say about it.
-            Err(status) if status.code == 404 => true,
-            Err(status) => {
-                tracing::warn!(gateway, reason = status.message, "whether it is connected cannot be written");
-                false
-            }
+        let conditions = &mut status.conditions;
+        set_condition(conditions, CONNECTED, connected.into(), reason, message, now, generation);
+        if let Object::EGateway(gateway) = object
+            && let Some(conditions) = gateway_after_link(gateway, now)
+        {
+            gateway.status.conditions = conditions;
         }
     }
 }

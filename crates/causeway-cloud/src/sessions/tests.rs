@@ -24,9 +24,12 @@ use tokio_util::sync::DropGuard;
 
 use super::*;
 use crate::channel::ChannelServer;
+use crate::deleted_gateways::DeletedGateways;
 use crate::gateway_sites::GatewaySites;
 use crate::identity::{EnrolmentLimits, EnrolmentServer, IdentityConfig, OnEnrolled, OpenTokens};
-use crate::replicas::ReplicaIdentity;
+use crate::reconcile::Reconciler;
+use crate::replicas::{ReplicaIdentity, SessionDirectory};
+use crate::reports::{ReportWriter, ReportedState};
 
 /// Longer than anything here may take on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -291,4 +294,78 @@ async fn a_gateway_whose_object_was_moved_is_out_until_it_is_enrolled_anew() {
         .await;
         assert_eq!(lab.sessions.session(gateway).unwrap().peer.site(), "rome");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_with_a_finalizer_is_out_at_its_deletion_mark() {
+    let lab = Lab::new().await;
+    let store = lab.registry.store().clone();
+    let stop = CancellationToken::new();
+    let _stop = stop.clone().drop_guard();
+    tokio::spawn(DeletedGateways::new(store, lab.registrar.clone()).run(stop));
+    for (transports, gateway) in TRANSPORTS.into_iter().zip(["g1", "g2"]) {
+        lab.stand(gateway, "oslo").await;
+        let edit = |object: &mut Object| object.metadata_mut().finalizers = vec!["example.com/audit".into()];
+        lab.registry.edit("test", Kind::EGateway, gateway, edit).await.unwrap();
+        let edge = lab.enrol(gateway, "oslo").await;
+        let link = lab.dial(&edge, transports).await;
+        let mut talk = control(&link).await;
+        hello(&mut talk).await.unwrap();
+
+        lab.registry.delete_object("test", Kind::EGateway, gateway).await.unwrap();
+        let closed = within(link.closed()).await;
+        assert_eq!(why(&closed), (ClosedBy::Peer, CloseCode::Revoked), "{closed}");
+        let object = lab.registry.object(Kind::EGateway, gateway).await.unwrap().unwrap().object;
+        assert!(object.metadata().deletion_timestamp.is_some(), "the finalizer still holds it");
+
+        // A new key does not let it in before the object is gone.
+        let again = lab.enrol(gateway, "oslo").await;
+        let link = lab.dial(&again, transports).await;
+        let refused = hello(&mut control(&link).await).await.unwrap_err();
+        assert_eq!(refused.reason(), SessionRefusedCode::UnknownGateway, "{refused}");
+        assert!(refused.message.contains("is being deleted"), "{refused}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connected_condition_that_a_client_overwrote_is_put_right_at_once() {
+    let lab = Lab::new().await;
+    let stop = CancellationToken::new();
+    let _stop = stop.clone().drop_guard();
+    lab.sessions.set_elsewhere(|_| false);
+    let (state, metrics) = (Arc::new(ReportedState::default()), causeway_daemon::Metrics::new("0"));
+    let check = causeway_daemon::Readiness::new().register("reconcile");
+    let reconciler = Reconciler::new(lab.registry.clone(), check, &metrics).reporting(state.clone());
+    tokio::spawn(reconciler.run(stop.clone()));
+    let reports = ReportWriter {
+        registry: lab.registry.clone(),
+        directory: SessionDirectory::alone(Clock::system()),
+        inbox: Arc::default(),
+        state,
+        connections: Some(ConnectionWatch::new(lab.sessions.clone())),
+    };
+    tokio::spawn(reports.run(None, stop));
+    lab.stand("g", "oslo").await;
+    let edge = lab.enrol("g", "oslo").await;
+    let link = lab.dial(&edge, DialTransports::TcpOnly).await;
+    let mut talk = control(&link).await;
+    hello(&mut talk).await.unwrap();
+    let until_connected = async || {
+        let is_connected = async || {
+            let object = lab.registry.object(Kind::EGateway, "g").await.unwrap().unwrap().object;
+            let shown = object.status().condition(CONNECTED).map(|shown| shown.status);
+            shown == Some(ConditionStatus::True)
+        };
+        while !is_connected().await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    within(until_connected()).await;
+    let edit = |object: &mut Object| {
+        let (conditions, now) = (&mut object.status_mut().conditions, Time::from_second(0));
+        causeway_api::meta::set_condition(conditions, CONNECTED, false.into(), "X", "", now, 1);
+    };
+    lab.registry.edit_status("admin", Kind::EGateway, "g", edit).await.unwrap();
+    // It used to be read again once a minute.
+    tokio::time::timeout(Duration::from_secs(10), until_connected()).await.expect("it stays overwritten");
 }

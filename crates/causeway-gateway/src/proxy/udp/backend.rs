@@ -115,7 +115,8 @@ impl UdpBackends {
 /// The endpoint with the lowest rank is taken; among equals the first.
 fn rank(known: Option<&Known>, now: Instant) -> (bool, usize) {
     let known = known.copied().unwrap_or_default();
-    let is_avoided = known.failed.is_some_and(|failed| now.saturating_duration_since(failed) < FAILED_PENALTY);
+    let is_avoided =
+        known.failed.is_some_and(|failed| now.saturating_duration_since(failed) < FAILED_PENALTY);
     (is_avoided, known.sessions)
 }
 

@@ -147,8 +147,8 @@ fn who_may(picture: &Picture, exposes: &[&ServiceExpose], site: &str) -> Finding
     let policies: Vec<&EPolicy> = names.iter().filter_map(|name| world.policy(name)).collect();
     if policies.is_empty() {
         let why = exposes.iter().find_map(|expose| complaint(*expose, conditions::POLICIES_RESOLVED));
-        let why =
-            why.unwrap_or_else(|| "no policy exists; no client may use the service (default deny)".to_owned());
+        let why = why
+            .unwrap_or_else(|| "no policy exists; no client may use the service (default deny)".to_owned());
         return Finding::failed(hop, why, fix);
     }
     if policies.iter().any(|policy| policy.allowed_sites.iter().any(|allowed| allowed == site)) {

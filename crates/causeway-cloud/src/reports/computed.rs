@@ -1,0 +1,221 @@
+//! Conditions of EGateways and EServices, computed from the reports of gateways. Pure: reports in, conditions out.
+//!
+//! A condition follows the reports of the gateway that is responsible now. A report of a gateway at another site, of a
+//! gateway that was deleted, and of a replica that is gone is ignored.
+
+use std::collections::BTreeMap;
+
+use causeway_api::conditions::{BACKENDS_ANSWER, is_connected};
+use causeway_api::meta::{Condition, ConditionStatus};
+use causeway_api::{EGateway, ObjectSet};
+use causeway_gateway::problems::BackendOutage;
+
+use super::record::{Report, ReportSubject, ReportTable};
+use crate::bootstrap::CLOUD;
+
+/// The condition of an EGateway about its listeners.
+pub const LISTENING: &str = "Listening";
+/// The condition of an EGateway about the netmap in force.
+pub const NETMAP_IN_FORCE: &str = "NetmapInForce";
+/// The condition about the gateway's disk. Written when a gateway first reports that it cannot write its netmap.
+pub const NETMAP_PERSISTED: &str = "NetmapPersisted";
+/// The reason of `NetmapInForce` when it is True.
+pub const IN_FORCE: &str = "InForce";
+
+/// Longest message of a condition.
+const MESSAGE_CHARS_MAX: usize = 1024;
+/// Longest part of one replica in the message that all replicas of the cloud share.
+const PART_CHARS_MAX: usize = 300;
+/// Separates the parts of replicas.
+const SEPARATOR: &str = " | ";
+
+/// The replicas of the cloud that are alive, this one included: label by id. None: the cloud has one replica only.
+pub type LiveReplicas = Option<BTreeMap<String, String>>;
+
+/// A condition as it should be.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ComputedCondition {
+    pub kind: &'static str,
+    pub status: ConditionStatus,
+    pub reason: String,
+    pub message: String,
+}
+
+impl ComputedCondition {
+    fn new(kind: &'static str, status: ConditionStatus, reason: &str, message: String) -> ComputedCondition {
+        ComputedCondition { kind, status, reason: reason.to_owned(), message }
+    }
+
+    /// Tells whether the object already has this condition.
+    pub fn is_shown(&self, shown: Option<&Condition>) -> bool {
+        shown.is_some_and(|shown| {
+            shown.status == self.status && shown.reason == self.reason && shown.message == self.message
+        })
+    }
+}
+
+/// Returns the conditions of an EGateway that follow from its reports.
+pub fn of_gateway(gateway: &EGateway, table: &ReportTable, live: &LiveReplicas) -> Vec<ComputedCondition> {
+    let name = gateway.metadata.name.as_str();
+    let mut computed = Vec::new();
+    let listening = table.of_gateway(name, ReportSubject::Listening).filter_map(|(replica, report)| {
+        let Report::Listening { problems } = report else { return None };
+        Some((replica, problems.as_slice()))
+    });
+    let listening: Vec<(Option<&str>, &[String])> = listening.collect();
+    match live.as_ref().filter(|_| name == CLOUD) {
+        Some(live) => computed.extend(listening_of_replicas(&listening, live)),
+        None => {
+            computed.extend(listening.iter().find(|(replica, _)| replica.is_none()).map(|(_, problems)| {
+                let reason = if problems.is_empty() { "Listening" } else { "NotListening" };
+                ComputedCondition::new(
+                    LISTENING,
+                    problems.is_empty().into(),
+                    reason,
+                    bounded(&problems.join("; ")),
+                )
+            }))
+        }
+    }
+    for (_, report) in table.of_gateway(name, ReportSubject::Netmap) {
+        computed.extend(netmap(report, gateway.status.condition(NETMAP_PERSISTED).is_some()));
+    }
+    computed
+}
+
+/// What the replicas of the cloud report together. A replica that listens on everything has no part in the message.
+fn listening_of_replicas(
+    reports: &[(Option<&str>, &[String])],
+    live: &BTreeMap<String, String>,
+) -> Option<ComputedCondition> {
+    let of_live = reports.iter().filter_map(|(replica, problems)| Some((live.get((*replica)?)?, *problems)));
+    let of_live: BTreeMap<&String, &[String]> = of_live.collect();
+    if of_live.is_empty() {
+        return None;
+    }
+    let failing = of_live.iter().filter(|(_, problems)| !problems.is_empty());
+    let parts: Vec<String> = failing
+        .map(|(label, problems)| {
+            let text = bounded(&problems.join("; ")).replace('|', "/");
+            format!("replica {label}: {}", text.chars().take(PART_CHARS_MAX).collect::<String>())
+        })
+        .collect();
+    let reason = if parts.is_empty() { "Listening" } else { "NotListening" };
+    Some(ComputedCondition::new(LISTENING, parts.is_empty().into(), reason, parts.join(SEPARATOR)))
+}
+
+/// `has_persisted`: the gateway once could not write its netmap, so the condition about that exists.
+fn netmap(report: &Report, has_persisted: bool) -> Vec<ComputedCondition> {
+    let Report::Netmap { reason, message, not_persisted } = report else { return Vec::new() };
+    let in_force = (reason == IN_FORCE).into();
+    let mut computed = vec![ComputedCondition::new(NETMAP_IN_FORCE, in_force, reason, bounded(message))];
+    if !not_persisted.is_empty() || has_persisted {
+        let reason = if not_persisted.is_empty() { "Persisted" } else { "NotPersisted" };
+        let status = not_persisted.is_empty().into();
+        computed.push(ComputedCondition::new(NETMAP_PERSISTED, status, reason, bounded(not_persisted)));
+    }
+    computed
+}
+
+/// What a responsible gateway reports of the backends of one service. `outage` is None when all backends answer it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct BackendReport<'a> {
+    /// "gateway oslo", or "gateway cloud, replica 10.0.0.1:7444 (aa)".
+    reporter: String,
+    outage: Option<&'a BackendOutage>,
+}
+
+/// Returns the condition `BackendsAnswer` of a service. None: it stays as it is.
+pub fn of_service(
+    service: &str,
+    world: &ObjectSet,
+    table: &ReportTable,
+    live: &LiveReplicas,
+) -> Option<ComputedCondition> {
+    let service = world.service(service)?;
+    let (name, site) = (&service.metadata.name, &service.e_site_name);
+    let reports = match site.as_str() {
+        CLOUD => reports_of(CLOUD, name, site, table, live),
+        site => match responsible(world, site, table) {
+            Some(gateway) => reports_of(gateway, name, site, table, &None),
+            None => Vec::new(),
+        },
+    };
+    backends_answer(service.status.condition(BACKENDS_ANSWER), &reports)
+}
+
+/// The gateway of a site that serves its services now: the first that is connected, by priority and name. While none is
+/// connected, the first that has reported: its report is the last one known.
+fn responsible<'a>(world: &'a ObjectSet, site: &str, table: &ReportTable) -> Option<&'a str> {
+    let mut gateways: Vec<&EGateway> = world.gateways_at(site).collect();
+    gateways.sort_by(|one, other| {
+        let by_priority = other.priority.cmp(&one.priority);
+        by_priority.then_with(|| one.metadata.name.cmp(&other.metadata.name))
+    });
+    let has_reported = |gateway: &&&EGateway| {
+        table.of_gateway(&gateway.metadata.name, ReportSubject::Backends).next().is_some()
+    };
+    let connected = gateways.iter().find(|gateway| is_connected(gateway));
+    let found = connected.or_else(|| gateways.iter().find(has_reported));
+    found.map(|gateway| gateway.metadata.name.as_str())
+}
+
+/// The reports of a gateway on a service. A report that was made at another site is of a gateway that has moved since.
+fn reports_of<'a>(
+    gateway: &str,
+    service: &str,
+    site: &str,
+    table: &'a ReportTable,
+    live: &LiveReplicas,
+) -> Vec<BackendReport<'a>> {
+    let reports = table.of_gateway(gateway, ReportSubject::Backends).filter_map(|(replica, report)| {
+        let Report::Backends { site: reported_at, services } = report else { return None };
+        let reporter = match (live, replica) {
+            (Some(live), Some(replica)) => format!("gateway {gateway}, replica {}", live.get(replica)?),
+            (None, None) => format!("gateway {gateway}"),
+            // A record from when the cloud had other replicas, or none.
+            _ => return None,
+        };
+        (reported_at == site).then(|| BackendReport { reporter, outage: services.get(service) })
+    });
+    reports.collect()
+}
+
+/// Of several replicas, one that reaches no backend goes before one that reaches some. A condition that does not exist is
+/// not made to say that all is well.
+fn backends_answer(before: Option<&Condition>, reports: &[BackendReport<'_>]) -> Option<ComputedCondition> {
+    let outages = reports.iter().filter_map(|report| Some((&report.reporter, report.outage?)));
+    let computed = |status, reason, message: String| {
+        Some(ComputedCondition::new(BACKENDS_ANSWER, status, reason, bounded(&message)))
+    };
+    match outages.min_by_key(|(_, outage)| outage.up > 0) {
+        Some((reporter, BackendOutage { up: 0, why, denied, .. })) => {
+            let reason = if *denied { "BackendDenied" } else { "BackendDown" };
+            computed(ConditionStatus::False, reason, format!("{reporter} reaches no backend; {why}"))
+        }
+        Some((reporter, BackendOutage { up, of, why, .. })) => {
+            let out = of.saturating_sub(*up);
+            let message = format!("{reporter} leaves out {out} of {of} backends; {why}");
+            computed(ConditionStatus::True, "BackendsLeftOut", message)
+        }
+        None if before.is_none_or(is_well) => None,
+        None if reports.is_empty() => {
+            let message = "the gateway of the service has not reported on its backends yet";
+            computed(ConditionStatus::Unknown, "NotReported", message.to_owned())
+        }
+        None => computed(ConditionStatus::True, "BackendsAnswer", String::new()),
+    }
+}
+
+fn is_well(condition: &Condition) -> bool {
+    condition.status == ConditionStatus::True
+        && condition.reason == "BackendsAnswer"
+        && condition.message.is_empty()
+}
+
+fn bounded(message: &str) -> String {
+    message.chars().filter(|letter| !letter.is_control()).take(MESSAGE_CHARS_MAX).collect()
+}
+
+#[cfg(test)]
+mod tests;
