@@ -190,9 +190,9 @@ impl KafkaRewriter {
         if let Some(service) = view.services.get(&self.service) {
             let indices: Vec<usize> = (0..named.len()).filter(|at| named[*at].names_broker()).collect();
             let brokers: Vec<(&str, i32)> =
-                somebody.iter().map(|at| (named[*at].host.as_str(), named[*at].port)).collect();
+                indices.iter().map(|at| (named[*at].host.as_str(), named[*at].port)).collect();
             let places = self.proxy.kafka.places(service, &brokers).await;
-            for (at, place) in somebody.into_iter().zip(places) {
+            for (at, place) in indices.into_iter().zip(places) {
                 addresses[at] = place.and_then(|place| broker_address(self.seen, place));
             }
         }
