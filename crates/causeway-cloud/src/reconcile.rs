@@ -20,7 +20,7 @@ use causeway_apiserver::Registry;
 use causeway_apiserver::registry::address;
 use causeway_daemon::{Metrics, ReadinessCheck};
 use causeway_store::{
-    FollowBackoff, Followed, ListRange, Op, Revision, StoreError, StoreEvent, StoreFollower,
+    FollowBackoff, Followed, ListRange, Op, Revision, StoreError, StoreEvent, StoreFollower, StoreRecord,
 };
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
@@ -110,8 +110,8 @@ impl Reconciler {
                 biased;
                 step = follower.next() => match (step, &mut round) {
                     (None, _) => return,
-                    (Some(Followed::Loaded { state: (world, freed), revision }), round) => {
-                        *round = Some(self.begin(world, freed, revision).await);
+                    (Some(Followed::Loaded { state, revision }), round) => {
+                        *round = Some(self.begin(state, revision).await);
                     }
                     (Some(Followed::Event(event)), Some(round)) => round.take(&event),
                     (Some(Followed::Progress(revision)), Some(_)) => self.saw(revision),
@@ -141,18 +141,14 @@ impl Reconciler {
         }
     }
 
-    async fn begin(&self, world: ObjectSet, freed: FreedAddresses, revision: Revision) -> Round<'_> {
+    async fn begin(&self, state: LoadedState, revision: Revision) -> Round<'_> {
         self.figures.loads.inc();
-        let round = Round::new(self, world, freed);
+        let round = Round::new(self, state.world, state.freed);
         if let Some(desk) = &self.desk {
             desk.reset(round.world.clone(), self.registry.store().epoch().await, revision);
         }
         if let Some(reports) = &self.reports {
-            let range = ListRange { at: Some(revision), ..ListRange::default() };
-            match self.registry.store().list(REPORTS, range).await {
-                Ok(listing) => reports.reset(round.world.clone(), &listing.records, revision),
-                Err(error) => return ended(&error),
-            }
+            reports.reset(round.world.clone(), &state.reports, revision);
         }
         if self.check.ready() {
             tracing::info!(%revision, objects = round.world().objects().count(), "reconcile follows the store");
@@ -161,7 +157,7 @@ impl Reconciler {
     }
 
     /// All objects as they stood at one revision: a netmap is named by it, and two replicas must mean the same.
-    async fn load(&self) -> Result<((ObjectSet, FreedAddresses), Revision), StoreError> {
+    async fn load(&self) -> Result<(LoadedState, Revision), StoreError> {
         let mut world = ObjectSet::default();
         let mut at = None;
         for kind in Kind::ALL {
@@ -172,7 +168,14 @@ impl Reconciler {
             at = Some(revision);
         }
         let freed = self.load_freed(&world, at).await?;
-        Ok(((world, freed), at.unwrap_or_default()))
+        let reports = match &self.reports {
+            Some(_) => {
+                let range = ListRange { at, ..ListRange::default() };
+                self.registry.store().list(REPORTS, range).await?.records
+            }
+            None => Vec::new(),
+        };
+        Ok((LoadedState { world, freed, reports }, at.unwrap_or_default()))
     }
 
     /// The order in which addresses were given back. What need not be remembered is cleaned up on the way.
@@ -209,7 +212,15 @@ impl Reconciler {
     }
 }
 
-/// The state between loading everything and losing the thread.
+/// The part of the store that is reconciled, as it stood at one revision.
+struct LoadedState {
+    world: ObjectSet,
+    freed: FreedAddresses,
+    /// Records of reports. Empty when reports are not reconciled.
+    reports: Vec<StoreRecord>,
+}
+
+/// The state between one load and the next.
 struct Round<'a> {
     reconciler: &'a Reconciler,
     world: Arc<Mutex<ObjectSet>>,
