@@ -21,7 +21,7 @@ use causeway_channel::wire::control::{
 use tokio::time::timeout;
 
 use super::session_loop::CloudSessionLoop;
-use super::{Session, Shared};
+use super::{EdgeStreamHandler, Session, Shared};
 use crate::identity::AdmittedPeer;
 
 /// From the end of the handshake to hello, and from there to the judgement.
@@ -33,16 +33,26 @@ type Control = (ControlReader<RecvStream, EdgeMessage>, ControlWriter<SendStream
 
 impl Shared {
     /// Serves a link from its first byte to its last.
-    pub(super) async fn serve(self: Arc<Shared>, link: Link, turn: HandshakeSlot) {
+    pub(super) async fn serve(
+        self: Arc<Shared>,
+        link: Link,
+        turn: HandshakeSlot,
+        streams: Arc<dyn EdgeStreamHandler>,
+    ) {
         // Boxed, and gone when the session begins: an idle session holds nothing of it.
-        let begun = Box::pin(self.greet(link, turn)).await;
+        let begun = Box::pin(self.greet(link, turn, streams)).await;
         if let Some(talk) = begun {
             talk.run().await;
         }
     }
 
     /// Until the edge has its answer. `None`: it was refused.
-    async fn greet(self: Arc<Shared>, link: Link, turn: HandshakeSlot) -> Option<CloudSessionLoop> {
+    async fn greet(
+        self: Arc<Shared>,
+        link: Link,
+        turn: HandshakeSlot,
+        streams: Arc<dyn EdgeStreamHandler>,
+    ) -> Option<CloudSessionLoop> {
         let Some(_waiting) = link.certificate().and_then(|shown| self.unjudged.enter(&shown)) else {
             self.figures.count_refused("too-many-links");
             let text = "too many links of this gateway wait for their hello";
@@ -67,7 +77,7 @@ impl Shared {
                 link.admit();
                 let (reader, mut writer) = control;
                 writer.push(encode_cloud(welcome).expect("a welcome is small: names and a few endpoints"));
-                Some(CloudSessionLoop::new(self.clone(), session, &hello, reader, writer))
+                Some(CloudSessionLoop::new(self.clone(), session, &hello, (reader, writer), streams))
             }
             Err(refused) => {
                 self.refuse(&link, control, refused).await;
