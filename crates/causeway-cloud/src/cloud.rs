@@ -145,7 +145,7 @@ struct Listeners {
     connect: Option<TcpListener>,
 }
 
-/// What lasts: the logs, the store, identity and the objects.
+/// The persistent parts: the logs, the store, identity and the objects.
 struct Base {
     audit: AuditLog,
     admin_audit: AuditLog,
@@ -155,7 +155,7 @@ struct Base {
     registry: Arc<Registry>,
 }
 
-/// What forwards: netmaps, sessions, the fleet, the cloud's own gateway, and the records of all gateways.
+/// The forwarding parts: netmaps, sessions, the fleet, the cloud's own gateway, and the records of all gateways.
 struct Traffic {
     netmaps: NetmapPublisher,
     inbox: Arc<ReportInbox>,
@@ -167,7 +167,7 @@ struct Traffic {
     records: CloudRecordWriter,
 }
 
-/// What keeps objects and their status right.
+/// The loops that keep objects and their status right.
 struct Controllers {
     reconciler: Reconciler,
     reports: ReportWriter,

@@ -24,7 +24,7 @@ const DEADLINE: Duration = Duration::from_secs(15);
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub(super) struct Asked {
-    /// Who is asked.
+    /// The gateway that is asked.
     gateway: String,
     /// The service to which the way leads. None: how is the gateway itself?
     service: Option<String>,

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use super::{CloudActions, chain};
 use crate::replicas::FleetError;
 
-/// What is asked.
+/// The request.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub(super) struct ProbeQuery {
@@ -48,7 +48,7 @@ fn default_seconds() -> u64 {
 /// An API call must end some day.
 const SECONDS_MAX: u64 = 300;
 
-/// What was found.
+/// The result.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ProbeAnswer {

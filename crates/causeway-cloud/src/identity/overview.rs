@@ -14,7 +14,7 @@ use super::registrar::Registrar;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct IdentityState {
-    /// Nobody can connect as this gateway before it is enrolled anew.
+    /// No peer can connect as this gateway before it is enrolled again.
     pub revoked: bool,
     /// When its last certificate was signed, or when it was revoked.
     pub at: String,
