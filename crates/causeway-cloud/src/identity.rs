@@ -38,7 +38,7 @@ mod tests;
 use std::time::SystemTime;
 
 pub use admission::AdmittedPeer;
-pub use certificates::{CertificateSummary, IssuedCertificate};
+pub use certificates::{CertificateSummary, IssuedUserCertificate};
 pub use gateways::{PREFIX as ENROLLED_PREFIX, enrolled_site};
 pub use metrics::IdentityMetrics;
 pub use overview::IdentityState;

@@ -11,7 +11,7 @@ use http::StatusCode;
 use serde::Deserialize;
 
 use super::{CloudActions, json, token_refusal};
-use crate::identity::{ApiRole, IssuedCertificate, OpenTokens};
+use crate::identity::{ApiRole, IssuedUserCertificate, OpenTokens};
 
 /// A day, as for tokens.
 const TTL_DEFAULT_SECONDS: u64 = 24 * 3600;
@@ -41,7 +41,7 @@ impl CloudActions {
     pub(super) async fn create_certificate(
         &self,
         asked: CreateCertificate,
-    ) -> Result<IssuedCertificate, ActionRefusal> {
+    ) -> Result<IssuedUserCertificate, ActionRefusal> {
         let ttl = Duration::from_secs(asked.ttl_seconds.unwrap_or(TTL_DEFAULT_SECONDS));
         let csr =
             STANDARD.decode(&asked.csr).map_err(|_| ActionRefusal::bad_request("csr: it is not base64"))?;

@@ -72,7 +72,7 @@ pub struct CertificateSummary {
 
 /// A certificate just signed, and the other fields of a kubeconfig.
 #[derive(Debug, Clone, Serialize)]
-pub struct IssuedCertificate {
+pub struct IssuedUserCertificate {
     pub serial: String,
     pub user: String,
     pub role: ApiRole,
@@ -97,7 +97,7 @@ impl Registrar {
         user: &str,
         ttl: Duration,
         csr: &[u8],
-    ) -> Result<IssuedCertificate, TokenProblem> {
+    ) -> Result<IssuedUserCertificate, TokenProblem> {
         let invalid = |field, why: String| TokenProblem::Invalid { field, why };
         check_user(user).map_err(|why| invalid("user", why.to_owned()))?;
         if ttl < Duration::from_secs(1) || ttl > ADMIN_LIFETIME {
@@ -134,7 +134,7 @@ impl Registrar {
             CloudServerName::Dns(name) => name.clone(),
             CloudServerName::Ip(address) => address.to_string(),
         };
-        Ok(IssuedCertificate {
+        Ok(IssuedUserCertificate {
             serial: signed.serial,
             user: user.to_owned(),
             role,
