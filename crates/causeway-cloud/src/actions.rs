@@ -1,6 +1,6 @@
-//! What the command line asks for that is no object: `/causeway/v1/...`.
+//! Serves the actions under `/causeway/v1/...`: requests of the command line that are not about an object.
 //!
-//! `route` decides what is meant; the doing is identity's and the store's. The API server has authenticated
+//! `route` decides which action is meant; identity and the store do the work. The API server has authenticated
 //! and authorized the caller before.
 
 mod audit;
@@ -45,7 +45,7 @@ pub struct CloudActions {
     pub gateway: Gateway,
 }
 
-/// What a call means.
+/// The action of a call.
 #[derive(Debug, PartialEq, Eq)]
 enum Action<'a> {
     CreateToken,
@@ -157,7 +157,10 @@ impl CloudActions {
                 Ok(Some(chunk)) => Some((Ok(chunk), Some(export))),
                 Ok(None) => None,
                 Err(error) => {
-                    tracing::error!(error = &error as &dyn std::error::Error, "a backup broke off");
+                    tracing::error!(
+                        error = &error as &dyn std::error::Error,
+                        "cannot finish a backup; the client's connection is cut"
+                    );
                     Some((Err(std::io::Error::other(error)), None))
                 }
             }

@@ -1,7 +1,8 @@
-//! Keeps the administrative audit of this replica: `admin.jsonl`, apart from the journals that traffic fills.
+//! Writes the administrative audit of this replica to `admin.jsonl`, separate from the journals of traffic.
 //!
-//! Input: records of the API server and of the registry. Each successful write is one line. What somebody without rights or a
-//! controller's loop can cause at will is coalesced, so it cannot push out what administrators did. `audit` reads it.
+//! Input: records of the API server and of the registry. Each successful write is one line. Lines that a
+//! client without rights or a controller's loop can cause at will are coalesced, so that they cannot displace the actions of
+//! administrators. `audit` reads the file.
 
 use causeway_apiserver::{AdminAudit, AdminRecord};
 use causeway_daemon::AuditLog;
@@ -24,7 +25,7 @@ struct Line<'a> {
 }
 
 impl AdminJournal {
-    /// `replica` stands in every line: each replica keeps what it was asked itself.
+    /// `replica` is in every line: each replica records the requests that it served itself.
     pub fn new(log: AuditLog, replica: String) -> AdminJournal {
         AdminJournal { log, replica }
     }

@@ -1,8 +1,8 @@
-//! Reads the journals, here and at the other replicas: what crossed (`causeway audit`) and what administrators did (`--admin`).
+//! Reads the journals, here and at the other replicas: traffic (`causeway audit`) and actions of administrators (`--admin`).
 //!
-//! `upstream` and `admin_journal` write them. `query` says what is wanted, `line` and `admin_line` what a line says, all pure; `tail`
+//! `upstream` and `admin_journal` write them. `query` is the filter, `line` and `admin_line` parse a line, all pure; `tail`
 //! reads the files in a thread of its own, `merge` joins the replicas' answers, drops repeats and counts. An answer
-//! holds a few chunks in memory, or as many records as the caller limited it to; what a slow reader does not take is not read.
+//! holds a few chunks in memory, or as many records as the caller limited it to; it reads no faster than its reader.
 
 mod admin_line;
 mod line;
@@ -71,14 +71,14 @@ pub fn from_stream(replica: String, mut stream: Stream) -> JournalChunks {
     tokio::spawn(async move {
         if copy_lines(&mut stream, &chunks).await.is_err() {
             let line = serde_json::json!({"event": REPLICA_SILENT, "gateway": replica});
-            // Whoever asked may be gone by now.
+            // The reader may be gone by now.
             let _ = chunks.send(format!("{line}\n").into()).await;
         }
     });
     lines
 }
 
-/// Whole lines only; until the stream ends or nobody takes them.
+/// Forwards whole lines until the stream ends or the reader is gone.
 async fn copy_lines(stream: &mut Stream, chunks: &mpsc::Sender<Bytes>) -> std::io::Result<()> {
     let mut rest = Vec::new();
     let mut buffer = vec![0; tail::CHUNK_BYTES];

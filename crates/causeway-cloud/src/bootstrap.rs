@@ -1,7 +1,7 @@
 //! The objects that the cloud needs: the site `cloud`, its gateway `cloud`, and the namespace `default` that Kubernetes' tools
 //! look for.
 //!
-//! They are made when the cloud starts, and again by the reconciler when somebody deletes one.
+//! They are made when the cloud starts, and again by the reconciler when one is deleted.
 
 use causeway_api::kinds::Namespace;
 use causeway_api::{EGateway, ESite, Kind, Object, ObjectMeta, Status};
@@ -16,8 +16,8 @@ pub fn is_own(kind: Kind, name: &str) -> bool {
     matches!(kind, Kind::ESite | Kind::EGateway) && name == CLOUD
 }
 
-/// Creates what is missing. Objects that are there stay as they are, whoever changed them. The new ones are a beginning: to
-/// apply other values over their defaults is no conflict.
+/// Creates the missing objects. Existing objects stay as they are. Applying other values over the defaults of the new ones
+/// is no conflict.
 pub async fn ensure(registry: &Registry) -> Result<(), Status> {
     let site = ESite { metadata: ObjectMeta::named(CLOUD), ..ESite::default() };
     let gateway =

@@ -1,13 +1,14 @@
-//! Puts a cloud together and runs it.
+//! Assembles a cloud and runs it.
 //!
-//! `start` does everything that may fail: the lock, the store, identity, and every listener is bound before
-//! anything runs. `run` goes on until told to stop, then drains: what is in flight finishes while every
-//! listener is still open; then callers end, and what serves them after. Idle connections are not waited for.
+//! `start` does everything that may fail: it takes the lock, binds every listener, opens the store and identity, and builds
+//! the servers and controllers in stages (`Start`). `run` runs until it is told to stop, then drains: requests and streams
+//! in flight finish while every listener is still open; then the front servers end, then the parts they use. Idle
+//! connections are not waited for.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use causeway_api::Status;
@@ -15,15 +16,13 @@ use causeway_apiserver::{ApiLimits, ApiServer, ApiServerParts, Registry, SystemC
 use causeway_channel::port::{ChannelPort, PortLimits, PortSockets};
 use causeway_channel::quic::EndpointKeys;
 use causeway_channel::{ChannelEndpoint, Clock};
-use causeway_daemon::admin::AdminEndpoints as AdminDoors;
+use causeway_daemon::admin::AdminEndpoints;
 use causeway_daemon::audit::AuditLimits;
 use causeway_daemon::coalesce::CoalesceLimits;
 use causeway_daemon::data_dir::DataDirError;
 use causeway_daemon::{AdminServer, AuditLog, DataDir, Metrics, Readiness, Role, notify};
 use causeway_gateway::Gateway;
 use causeway_gateway::dial::{OwnListeners, Transport};
-use causeway_gateway::dns::DnsState;
-use causeway_gateway::proxy::listeners::ListenersReport;
 use causeway_store::{Store, StoreError, StoreSpec};
 use serde::Serialize;
 use tokio::net::TcpListener;
@@ -51,25 +50,24 @@ use crate::identity::{
 use crate::netmaps::NetmapPublisher;
 use crate::reconcile::Reconciler;
 use crate::replicas::{
-    self, ActiveGatewayWriter, EdgeStreamServer, Fleet, GatewayLocation, LinkDispatcher, ReplicaAddress,
-    SessionDirectory,
+    self, ActiveGatewayWriter, Fleet, GatewayLocation, LinkDispatcher, ReplicaAddress, SessionDirectory,
 };
 use crate::reports::{ReportInbox, ReportWriter, ReportedState};
 use crate::sessions::{ConnectionWatch, SessionLimits, SessionServices, Sessions};
 use crate::spool_intake::{self, CloudRecordWriter, SpoolIntake};
 
-/// Everything a cloud needs to know.
+/// The configuration of a cloud.
 #[derive(Clone, Debug)]
 pub struct CloudConfig {
     pub data_dir: PathBuf,
     pub api: SocketAddr,
     pub channel: SocketAddr,
     pub admin: SocketAddr,
-    /// Where those with a certificate may say CONNECT.
+    /// The address for CONNECT requests with a client certificate.
     pub connect: Option<SocketAddr>,
     /// The channel endpoints edges are given; empty: this machine's own addresses.
     pub advertise: Vec<ChannelEndpoint>,
-    /// Where other replicas reach the channel port; None: the first endpoint that edges are given.
+    /// The channel endpoint for other replicas; None: the first endpoint that edges are given.
     pub peer_address: Option<ChannelEndpoint>,
     pub store: StoreSpec,
     /// None: seal.key in the data dir.
@@ -78,14 +76,14 @@ pub struct CloudConfig {
     pub api_names: Vec<String>,
     /// Connections that one address may have open on the API port.
     pub api_connections_per_address: usize,
-    /// Make a CA although a cloud with another one has run in the data dir.
+    /// Allows a new CA in a data dir where a cloud with another CA has run.
     pub new_fleet: bool,
     /// How long an expired certificate may still be renewed with its old key.
     pub expired_grace: Duration,
     pub audit: AuditLimits,
-    /// Bounds on strangers at the channel port, and on what one link may hold.
+    /// Bounds on unauthenticated peers at the channel port, and on the resources of one link.
     pub port: PortLimits,
-    /// How long what is in flight may go on after the stop.
+    /// How long requests and streams in flight may continue after the stop.
     pub drain: Duration,
     /// How the cloud's own gateway forwards.
     pub gateway: causeway_gateway::GatewayOptions,
@@ -105,13 +103,13 @@ pub enum CloudError {
     Bind { purpose: &'static str, address: SocketAddr, source: std::io::Error },
     #[error("the audit log in {} cannot be opened", folder.display())]
     Audit { folder: PathBuf, source: std::io::Error },
-    #[error("the first objects cannot be made: {}", .0.message)]
+    #[error("cannot create the objects of the cloud: {}", .0.message)]
     First(Box<Status>),
-    #[error("{0} ended although nobody told it to")]
+    #[error("{0} ended unexpectedly")]
     Ended(&'static str),
 }
 
-/// Where a running cloud listens. Stands in DATA_DIR/run/addresses.json, for tests and local clients.
+/// The addresses of a running cloud. Written to DATA_DIR/run/addresses.json for tests and local clients.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Addresses {
     pub api: SocketAddr,
@@ -124,220 +122,97 @@ pub struct Addresses {
 
 const ADDRESSES_FILE: &str = "run/addresses.json";
 const PORT_KEYS_FILE: &str = "channel.keys";
+const AUDIT_FOLDER: &str = "audit";
 
 /// A cloud, bound and not yet running.
 pub struct Cloud {
     data_dir: DataDir,
-    store: Store,
-    audit: AuditLog,
-    admin_audit: AuditLog,
-    registrar: Arc<Registrar>,
-    api: ApiServer,
+    base: Base,
+    traffic: Traffic,
     channel: ChannelServer,
-    sessions: Sessions,
-    fleet: Arc<Fleet>,
+    connect: ConnectListeners,
+    api: ApiServer,
     admin: AdminServer,
-    reconciler: Reconciler,
-    gateway_sites: GatewaySites,
-    registry: Arc<Registry>,
-    events: EventWriter,
-    desk: NetmapPublisher,
-    reports: ReportWriter,
-    gateway: Gateway,
-    doors: ConnectListeners,
-    follower: NetmapFollower,
-    records: CloudRecordWriter,
-    health: StoreHealth,
+    controllers: Controllers,
     readiness: Readiness,
     addresses: Addresses,
     drain: Duration,
 }
 
+/// The sockets of a cloud, bound before anything else is opened, so that a bad address stops the start.
+struct Listeners {
+    api: TcpListener,
+    channel: PortSockets,
+    admin: TcpListener,
+    connect: Option<TcpListener>,
+}
+
+/// The persistent parts: the logs, the store, identity and the objects.
+struct Base {
+    audit: AuditLog,
+    admin_audit: AuditLog,
+    admin_journal: Arc<AdminJournal>,
+    store: Store,
+    registrar: Arc<Registrar>,
+    registry: Arc<Registry>,
+}
+
+/// The forwarding parts: netmaps, sessions, the fleet, the cloud's own gateway, and the records of all gateways.
+struct Traffic {
+    netmaps: NetmapPublisher,
+    inbox: Arc<ReportInbox>,
+    sessions: Sessions,
+    fleet: Arc<Fleet>,
+    journals: AuditJournal,
+    gateway: Gateway,
+    netmap_follower: NetmapFollower,
+    records: CloudRecordWriter,
+}
+
+/// The loops that keep objects and their status right.
+struct Controllers {
+    reconciler: Reconciler,
+    reports: ReportWriter,
+    active_gateways: ActiveGatewayWriter,
+    gateway_sites: GatewaySites,
+    deleted_gateways: DeletedGateways,
+    events: EventWriter,
+    event_keeper: EventKeeper,
+    garbage: GarbageCollector,
+    store_health: StoreHealth,
+}
+
 impl Cloud {
     pub async fn start(config: CloudConfig) -> Result<Cloud, CloudError> {
         let data_dir = DataDir::open_as(&config.data_dir, Role::Cloud)?;
-        let (metrics, readiness) = (Metrics::new(env!("CARGO_PKG_VERSION")), Readiness::new());
-        let shown = config.shown.clone();
-        let inbox = Arc::new(ReportInbox::default());
-        let desk = NetmapPublisher::new(&metrics, inbox.clone());
-        let dumped = desk.clone();
-        // Put in when the gateway exists, which needs much of what follows.
-        let dns: Arc<OnceLock<watch::Receiver<DnsState>>> = Arc::default();
-        let presences: Arc<OnceLock<watch::Receiver<ListenersReport>>> = Arc::default();
-        let (shown_dns, shown_presences) = (dns.clone(), presences.clone());
-        let doors = AdminDoors {
-            metrics: metrics.clone(),
-            readiness: readiness.clone(),
-            dumps: vec![
-                ("config", Box::new(move || shown.clone())),
-                ("netmaps", Box::new(move || dumped.dump())),
-                ("dns", Box::new(move || dump(&shown_dns))),
-                ("presences", Box::new(move || dump(&shown_presences))),
-            ],
-        };
-        let api_listener = listen("api", config.api).await?;
-        let channel_sockets =
-            PortSockets::bind(config.channel).await.map_err(bind_error("channel", config.channel))?;
-        let admin =
-            AdminServer::bind(config.admin, doors).await.map_err(bind_error("admin", config.admin))?;
-        let connect_listener = match config.connect {
-            Some(address) => Some(listen("connect", address).await?),
-            None => None,
-        };
-        let connect = connect_listener.as_ref().map(TcpListener::local_addr).transpose();
-        let addresses = Addresses {
-            connect: connect.map_err(bind_error("connect", config.connect.unwrap_or(config.api)))?,
-            api: api_listener.local_addr().map_err(bind_error("api", config.api))?,
-            channel: channel_sockets.local_addr(),
-            admin: admin.address().map_err(bind_error("admin", config.admin))?,
-            pid: std::process::id(),
-        };
-
+        let listeners = Listeners::bind(&config).await?;
+        let addresses = listeners.addresses(&config)?;
         register_listeners(&config.gateway.own_listeners, &addresses);
-
-        let folder = data_dir.folder("audit")?;
-        let opened = AuditLog::open(&folder, config.audit).and_then(|audit| {
-            let coalesce = CoalesceLimits::default();
-            Ok((audit, AuditLog::open_as(&folder, admin_journal::NAME, config.audit, coalesce)?))
-        });
-        let (audit, admin_audit) = opened.map_err(|source| CloudError::Audit { folder, source })?;
-        let store = Store::open(config.store.clone()).await?;
-        let identity = identity_config(&config, &addresses, audit.clone());
-        let registrar = Registrar::open(store.clone(), identity).await?;
-        metrics.register(|registry| registrar.figures().register(registry));
-        let port = ChannelPort::on(
-            channel_sockets,
-            registrar.channel_tls(),
-            port_keys(&data_dir)?,
-            config.port.clone(),
-        )
-        .map_err(bind_error("channel", config.channel))?;
-        metrics.register(|registry| port.figures().register(registry));
-
-        let registry = Arc::new(Registry::new(store.clone(), Arc::new(SystemClock)));
-        let admin_journal = Arc::new(AdminJournal::new(admin_audit.clone(), replica_name(&addresses)));
-        registry.record_controllers(admin_journal.clone());
-        bootstrap::ensure(&registry).await.map_err(|status| CloudError::First(Box::new(status)))?;
-        let directory = open_directory(&config, &store, &registrar).await?;
-        let intake = Arc::new(open_intake(&config, &data_dir, &store)?);
-        metrics.register(|registry| intake.figures().register(registry));
-        let carrier = Arc::new(EdgeStreamServer::default());
-        let passengers = SessionServices {
-            netmaps: Arc::new(desk.clone()),
-            upstream: Arc::new(spool_intake::SpoolIntakeHandle {
-                intake: intake.clone(),
-                board: inbox.clone(),
-            }),
-            streams: carrier.clone(),
-        };
-        let sessions = Sessions::new(
-            replica_name(&addresses),
-            registrar.clone(),
-            registry.clone(),
-            passengers,
-            SessionLimits {
-                // A gateway that changes its transport has two links for a while.
-                sessions_max: config.port.links_max * 3 / 5,
-                ..SessionLimits::default()
-            },
-        );
-        metrics.register(|registry| sessions.register(registry));
-        metrics.register(|registry| fleet_metrics::register(registry, sessions.clone(), desk.clone()));
-        let fleet =
-            Fleet::new(directory.clone(), Arc::new(sessions.clone()), registrar.clone(), desk.sites());
-        let (own_records, records) = spool_intake::own_records(&intake);
-        let (gateway, follower) = gateway::gateway(&desk, &fleet, own_records, config.gateway.clone());
-        metrics.register(|registry| gateway.register(registry));
-        let _ = dns.set(gateway.dns());
-        let _ = presences.set(gateway.listening());
-        let doors = ConnectListeners::open(&data_dir, connect_listener, &registrar);
-        carrier.set(&fleet, &gateway);
-        sessions.set_elsewhere(move |gateway| {
-            matches!(directory.whereabouts(gateway), GatewayLocation::There { .. })
-        });
-        let checking = sessions.clone();
-        port.check_certificates(Box::new(move |shown, client| checking.check_certificate(shown, client)));
-        let channel = ChannelServer {
-            port,
-            enrolment: EnrolmentServer::new(registrar.clone(), EnrolmentLimits::default()),
-            links: Arc::new(LinkDispatcher::new(sessions.clone(), fleet.clone())),
-        };
-        let figures = Arc::new(FleetStats::new(registry.now(), sessions.clone(), fleet.clone()));
-        registry.ask_sessions(figures.clone());
-        let journals = AuditJournal::new(&data_dir.join("audit"));
-        let actions = CloudActions {
-            registry: registry.clone(),
-            registrar: registrar.clone(),
-            figures: figures.clone(),
-            fleet: fleet.clone(),
-            journals: journals.clone(),
-            gateway: gateway.clone(),
-        };
-        fleet.show_journals(journals);
-        let parts = ApiServerParts {
-            registry: registry.clone(),
-            authenticator: registrar.clone(),
-            actions: Arc::new(actions),
-            admin_audit: admin_journal,
-            figures,
-            tls: Some(registrar.api_tls()),
-            readiness: readiness.clone(),
-            metrics: metrics.clone(),
-            limits: ApiLimits {
-                connections_per_address_max: config.api_connections_per_address,
-                ..ApiLimits::default()
-            },
-        };
-        let reported = Arc::new(ReportedState::default());
-        let reports = ReportWriter {
-            registry: registry.clone(),
-            directory: fleet.directory().clone(),
-            inbox,
-            state: reported.clone(),
-            connections: Some(ConnectionWatch::new(sessions.clone())),
-        };
-        let gateway_sites =
-            GatewaySites { store: store.clone(), registry: registry.clone(), sessions: sessions.clone() };
-        let events = events::record(&registry, replica_name(&addresses), &metrics);
-        let reconciler = Reconciler::new(registry.clone(), readiness.register("reconcile"), &metrics)
-            .telling(desk.clone())
-            .reporting(reported)
-            .keeping_own_objects();
-        let folder = match &config.store {
-            StoreSpec::Sqlite { path } => path.parent().map(Path::to_owned),
-            StoreSpec::Etcd { .. } => None,
-        };
-        let health = StoreHealth { store: store.clone(), check: readiness.register("store"), folder };
-        if let Err(error) = publish_addresses(&data_dir, &addresses) {
-            // A full disk: nothing can be written, and reads shall go on all the same.
-            let error = &error as &dyn std::error::Error;
-            tracing::warn!(error, "local clients will not find the addresses of this cloud");
-        }
+        let start =
+            Start { config, data_dir, addresses, metrics: new_metrics(), readiness: Readiness::new() };
+        let base = start.open_base().await?;
+        let traffic = start.open_traffic(&base).await?;
+        let stats =
+            Arc::new(FleetStats::new(base.registry.now(), traffic.sessions.clone(), traffic.fleet.clone()));
+        base.registry.ask_sessions(stats.clone());
+        let channel = start.channel_server(listeners.channel, &base, &traffic)?;
+        let connect = ConnectListeners::open(&start.data_dir, listeners.connect, &base.registrar);
+        let api = start.api_server(listeners.api, &base, &traffic, stats)?;
+        let admin = start.admin_server(listeners.admin, &traffic)?;
+        let controllers = start.controllers(&base, &traffic);
+        start.publish_addresses();
         Ok(Cloud {
-            api: ApiServer::on(api_listener, parts).map_err(bind_error("api", config.api))?,
+            data_dir: start.data_dir,
+            base,
+            traffic,
             channel,
-            sessions,
-            fleet,
-            data_dir,
-            store,
-            audit,
-            admin_audit,
-            registrar,
+            connect,
+            api,
             admin,
-            reconciler,
-            gateway_sites,
-            registry,
-            events,
-            desk,
-            reports,
-            gateway,
-            doors,
-            follower,
-            records,
-            health,
-            readiness,
-            addresses,
-            drain: config.drain,
+            controllers,
+            readiness: start.readiness,
+            addresses: start.addresses,
+            drain: start.config.drain,
         })
     }
 
@@ -346,7 +221,7 @@ impl Cloud {
     }
 
     pub fn kubeconfig(&self) -> PathBuf {
-        self.registrar.kubeconfig_path()
+        self.base.registrar.kubeconfig_path()
     }
 
     /// The checks behind `/readyz`.
@@ -354,11 +229,11 @@ impl Cloud {
         &self.readiness
     }
 
-    /// Runs until `stop`, then drains. Returns early, with an error, only when a part ends by itself.
+    /// Runs until `stop`, then drains. Returns an error early only when a part ends by itself.
     pub async fn run(self, stop: CancellationToken) -> Result<(), CloudError> {
         let Addresses { api, channel, admin, .. } = self.addresses;
         tracing::info!(%api, %channel, %admin, data_dir = %self.data_dir.path().display(), "the cloud runs");
-        // Whatever ends this function also ends every part.
+        // However this function ends, every part ends with it.
         let (callers, carriers, servants) =
             (CancellationToken::new(), CancellationToken::new(), CancellationToken::new());
         let _ended = [&callers, &carriers, &servants].map(|token| token.clone().drop_guard());
@@ -368,56 +243,51 @@ impl Cloud {
             part.await;
             name
         };
+        let Traffic { netmaps, sessions, fleet, gateway, netmap_follower, records, .. } = self.traffic;
         front.spawn(named("the API server", Box::pin(self.api.run(callers.clone()))));
-        let (gateway, token) = (self.gateway.clone(), callers.clone());
-        // What crosses at the end needs the sessions for its last words.
+        let (running, token) = (gateway.clone(), callers.clone());
+        // Traffic that ends with the gateway needs the sessions for its last bytes.
         let carried = carriers.clone().drop_guard();
         front.spawn(named(
             "the gateway",
             Box::pin(async move {
-                gateway.run(token).await;
+                running.run(token).await;
                 drop(carried);
             }),
         ));
-        front.spawn(named("CONNECT", Box::pin(self.doors.run(self.gateway.clone(), callers.clone()))));
+        front.spawn(named("CONNECT", Box::pin(self.connect.run(gateway.clone(), callers.clone()))));
         front.spawn(named("the channel", Box::pin(self.channel.run(carriers.clone()))));
         let mut back = JoinSet::new();
-        let registrar = self.registrar.clone();
-        let token = servants.clone();
+        let (registrar, token) = (self.base.registrar.clone(), servants.clone());
         back.spawn(named("identity", Box::pin(async move { registrar.run(token).await })));
-        let (sessions, token) = (self.sessions.clone(), servants.clone());
-        back.spawn(named("sessions", Box::pin(async move { sessions.run(token).await })));
-        let (directory, token) = (self.fleet.directory().clone(), servants.clone());
+        let (running, token) = (sessions.clone(), servants.clone());
+        back.spawn(named("sessions", Box::pin(async move { running.run(token).await })));
+        let (directory, token) = (fleet.directory().clone(), servants.clone());
         back.spawn(named("the directory", Box::pin(async move { directory.run(token).await })));
-        let in_flight = InFlight {
-            sessions: self.sessions.clone(),
-            gateway: self.gateway.clone(),
-            fleet: self.fleet.clone(),
-        };
-        let (store, fleet) = (self.store.clone(), self.fleet.clone());
-        let active = ActiveGatewayWriter::new(store, fleet, self.desk.sites(), self.sessions.changes());
-        back.spawn(named("the writer of active gateways", Box::pin(active.run(servants.clone()))));
-        let (sessions, fleet, token) = (self.sessions, self.fleet, servants.clone());
+        let own_problems = Some(gateway.problems());
+        let in_flight = InFlight { sessions: sessions.clone(), gateway, fleet: fleet.clone() };
+        let token = servants.clone();
         let following = async move { replicas::follow(&sessions, fleet.directory(), token).await };
         back.spawn(named("the attachments", Box::pin(following)));
-        let departures = DeletedGateways::new(self.store.clone(), self.registrar.clone());
-        back.spawn(named("the watch over deleted gateways", Box::pin(departures.run(servants.clone()))));
-        back.spawn(named("the sites of gateways", Box::pin(self.gateway_sites.run(servants.clone()))));
-        back.spawn(named("reconcile", Box::pin(self.reconciler.run(servants.clone()))));
-        back.spawn(named("the writer of events", Box::pin(self.events.run(servants.clone()))));
-        let keeper = EventKeeper::new(self.registry.clone());
-        back.spawn(named("the keeper of events", Box::pin(keeper.run(servants.clone()))));
-        let collector = GarbageCollector::new(self.registry);
-        back.spawn(named("garbage collection", Box::pin(collector.run(servants.clone()))));
-        back.spawn(named("the compiler of netmaps", Box::pin(self.desk.run(servants.clone()))));
-        back.spawn(named("the gateway's netmaps", Box::pin(self.follower.run(servants.clone()))));
-        back.spawn(named("the gateway's records", Box::pin(self.records.run(servants.clone()))));
-        let own_problems = Some(self.gateway.problems());
+        back.spawn(named("the netmap compiler", Box::pin(netmaps.run(servants.clone()))));
+        back.spawn(named("the gateway's netmaps", Box::pin(netmap_follower.run(servants.clone()))));
+        back.spawn(named("the gateway's records", Box::pin(records.run(servants.clone()))));
+        let controllers = self.controllers;
+        back.spawn(named("reconcile", Box::pin(controllers.reconciler.run(servants.clone()))));
+        let reports = controllers.reports.run(own_problems, servants.clone());
+        back.spawn(named("the writer of reports", Box::pin(reports)));
+        let active = controllers.active_gateways.run(servants.clone());
+        back.spawn(named("the writer of active gateways", Box::pin(active)));
+        back.spawn(named("the sites of gateways", Box::pin(controllers.gateway_sites.run(servants.clone()))));
+        let deleted = controllers.deleted_gateways.run(servants.clone());
+        back.spawn(named("the watch over deleted gateways", Box::pin(deleted)));
+        back.spawn(named("the writer of events", Box::pin(controllers.events.run(servants.clone()))));
+        back.spawn(named("the keeper of events", Box::pin(controllers.event_keeper.run(servants.clone()))));
+        back.spawn(named("garbage collection", Box::pin(controllers.garbage.run(servants.clone()))));
         back.spawn(named(
-            "the writer of reports",
-            Box::pin(self.reports.run(own_problems, servants.clone())),
+            "the store's health check",
+            Box::pin(controllers.store_health.run(servants.clone())),
         ));
-        back.spawn(named("the watch over the store", Box::pin(self.health.run(servants.clone()))));
         back.spawn(named("the admin server", Box::pin(self.admin.run(servants.clone()))));
         notify::ready();
 
@@ -435,11 +305,11 @@ impl Cloud {
         while front.join_next().await.is_some() {}
         servants.cancel();
         while back.join_next().await.is_some() {}
-        drop(self.registrar);
-        self.audit.close();
-        self.admin_audit.close();
-        if let Err(error) = self.store.close().await {
-            tracing::warn!(error = &error as &dyn std::error::Error, "the store was not closed in order");
+        drop(self.base.registrar);
+        self.base.audit.close();
+        self.base.admin_audit.close();
+        if let Err(error) = self.base.store.close().await {
+            tracing::warn!(error = &error as &dyn std::error::Error, "cannot close the store in order");
         }
         let _ = std::fs::remove_file(self.data_dir.join(ADDRESSES_FILE));
         tracing::info!("the cloud has stopped");
@@ -447,7 +317,7 @@ impl Cloud {
     }
 }
 
-/// What is waited for before anything is closed.
+/// The traffic that is waited for before anything is closed.
 struct InFlight {
     sessions: Sessions,
     gateway: Gateway,
@@ -455,25 +325,266 @@ struct InFlight {
 }
 
 impl InFlight {
-    /// Sends edges elsewhere where they can go, then lets what is in flight finish, all of it within `time`.
+    /// Sends edges to other replicas where there are any, then lets traffic in flight finish, all within `time`.
     async fn finish(self, time: Duration) {
         let begun = Instant::now();
-        // Before edges are told: they are asked to send no more requests over the streams that are open now.
+        // Before edges are told to leave: they are asked to send no more requests over the streams that are open now.
         self.gateway.retire_streams();
         self.sessions.announce_stop(time).await;
         let left = time.saturating_sub(begun.elapsed());
         tokio::join!(self.gateway.finish_in_flight(left), self.fleet.finish_in_flight(left));
-        tracing::info!(took = ?begun.elapsed(), "what was in flight has finished");
+        tracing::info!(took = ?begun.elapsed(), "traffic in flight has finished");
     }
 }
 
-/// What the cloud's own gateway says of itself, once it exists.
-fn dump<T: Clone + serde::Serialize>(state: &OnceLock<watch::Receiver<T>>) -> serde_json::Value {
-    let state = state.get().map(|state| state.borrow().clone());
-    serde_json::to_value(state).unwrap_or_default()
+impl Listeners {
+    async fn bind(config: &CloudConfig) -> Result<Listeners, CloudError> {
+        Ok(Listeners {
+            api: listen("api", config.api).await?,
+            channel: PortSockets::bind(config.channel)
+                .await
+                .map_err(bind_error("channel", config.channel))?,
+            admin: listen("admin", config.admin).await?,
+            connect: match config.connect {
+                Some(address) => Some(listen("connect", address).await?),
+                None => None,
+            },
+        })
+    }
+
+    fn addresses(&self, config: &CloudConfig) -> Result<Addresses, CloudError> {
+        let connect = self.connect.as_ref().map(TcpListener::local_addr).transpose();
+        Ok(Addresses {
+            connect: connect.map_err(bind_error("connect", config.connect.unwrap_or(config.api)))?,
+            api: self.api.local_addr().map_err(bind_error("api", config.api))?,
+            channel: self.channel.local_addr(),
+            admin: self.admin.local_addr().map_err(bind_error("admin", config.admin))?,
+            pid: std::process::id(),
+        })
+    }
 }
 
-/// One of several on etcd; with SQLite there is no other.
+/// A start under way. Each method is one stage and takes the results of the stages before it.
+struct Start {
+    config: CloudConfig,
+    data_dir: DataDir,
+    addresses: Addresses,
+    metrics: Metrics,
+    readiness: Readiness,
+}
+
+impl Start {
+    /// Opens the logs, the store and identity, and creates the objects that every cloud has.
+    async fn open_base(&self) -> Result<Base, CloudError> {
+        let config = &self.config;
+        let folder = self.data_dir.folder(AUDIT_FOLDER)?;
+        let opened = AuditLog::open(&folder, config.audit).and_then(|audit| {
+            let coalesce = CoalesceLimits::default();
+            Ok((audit, AuditLog::open_as(&folder, admin_journal::NAME, config.audit, coalesce)?))
+        });
+        let (audit, admin_audit) = opened.map_err(|source| CloudError::Audit { folder, source })?;
+        let store = Store::open(config.store.clone()).await?;
+        let identity = identity_config(config, &self.addresses, audit.clone());
+        let registrar = Registrar::open(store.clone(), identity).await?;
+        self.metrics.register(|registry| registrar.figures().register(registry));
+        let registry = Arc::new(Registry::new(store.clone(), Arc::new(SystemClock)));
+        let admin_journal = Arc::new(AdminJournal::new(admin_audit.clone(), replica_name(&self.addresses)));
+        registry.record_controllers(admin_journal.clone());
+        bootstrap::ensure(&registry).await.map_err(|status| CloudError::First(Box::new(status)))?;
+        Ok(Base { audit, admin_audit, admin_journal, store, registrar, registry })
+    }
+
+    /// Opens the directory of replicas and the intake of records, and builds sessions, fleet and gateway on them.
+    async fn open_traffic(&self, base: &Base) -> Result<Traffic, CloudError> {
+        let config = &self.config;
+        let inbox = Arc::new(ReportInbox::default());
+        let netmaps = NetmapPublisher::new(&self.metrics, inbox.clone());
+        let directory = open_directory(config, &base.store, &base.registrar).await?;
+        let intake = Arc::new(self.open_intake(&base.store)?);
+        self.metrics.register(|registry| intake.figures().register(registry));
+        let sessions = self.sessions(base, &netmaps, &directory, intake.clone(), inbox.clone());
+        self.metrics.register(|registry| sessions.register(registry));
+        self.metrics
+            .register(|registry| fleet_metrics::register(registry, sessions.clone(), netmaps.clone()));
+        let journals = AuditJournal::new(&self.data_dir.join(AUDIT_FOLDER));
+        let fleet = Fleet::new(
+            directory,
+            Arc::new(sessions.clone()),
+            base.registrar.clone(),
+            netmaps.sites(),
+            Some(journals.clone()),
+        );
+        let (own_records, records) = spool_intake::own_records(&intake);
+        let (gateway, netmap_follower) =
+            gateway::gateway(&netmaps, &fleet, own_records, config.gateway.clone());
+        self.metrics.register(|registry| gateway.register(registry));
+        Ok(Traffic { netmaps, inbox, sessions, fleet, journals, gateway, netmap_follower, records })
+    }
+
+    fn open_intake(&self, store: &Store) -> Result<SpoolIntake, CloudError> {
+        let folder = self.data_dir.join(AUDIT_FOLDER);
+        SpoolIntake::open(&folder, self.config.audit, store.clone(), Clock::system())
+            .map_err(|source| CloudError::Audit { folder, source })
+    }
+
+    fn sessions(
+        &self,
+        base: &Base,
+        netmaps: &NetmapPublisher,
+        directory: &Arc<SessionDirectory>,
+        intake: Arc<SpoolIntake>,
+        inbox: Arc<ReportInbox>,
+    ) -> Sessions {
+        let directory = directory.clone();
+        let services = SessionServices {
+            netmaps: Arc::new(netmaps.clone()),
+            upstream: Arc::new(spool_intake::SpoolIntakeHandle { intake, board: inbox }),
+            is_elsewhere: Some(Arc::new(move |gateway| {
+                matches!(directory.whereabouts(gateway), GatewayLocation::There { .. })
+            })),
+        };
+        let limits = SessionLimits {
+            // A gateway that changes its transport has two links for a while.
+            sessions_max: self.config.port.links_max * 3 / 5,
+            ..SessionLimits::default()
+        };
+        let (registrar, registry) = (base.registrar.clone(), base.registry.clone());
+        Sessions::new(replica_name(&self.addresses), registrar, registry, services, limits)
+    }
+
+    /// The channel port: enrolment, sessions of edges, links of other replicas.
+    fn channel_server(
+        &self,
+        sockets: PortSockets,
+        base: &Base,
+        traffic: &Traffic,
+    ) -> Result<ChannelServer, CloudError> {
+        let (tls, keys) = (base.registrar.channel_tls(), port_keys(&self.data_dir)?);
+        let port = ChannelPort::on(sockets, tls, keys, self.config.port.clone())
+            .map_err(bind_error("channel", self.config.channel))?;
+        self.metrics.register(|registry| port.figures().register(registry));
+        let sessions = traffic.sessions.clone();
+        port.check_certificates(Box::new(move |shown, client| sessions.check_certificate(shown, client)));
+        let links =
+            LinkDispatcher::new(traffic.sessions.clone(), traffic.fleet.clone(), traffic.gateway.clone());
+        let enrolment = EnrolmentServer::new(base.registrar.clone(), EnrolmentLimits::default());
+        Ok(ChannelServer { port, enrolment, links: Arc::new(links) })
+    }
+
+    fn api_server(
+        &self,
+        listener: TcpListener,
+        base: &Base,
+        traffic: &Traffic,
+        stats: Arc<FleetStats>,
+    ) -> Result<ApiServer, CloudError> {
+        let actions = CloudActions {
+            registry: base.registry.clone(),
+            registrar: base.registrar.clone(),
+            figures: stats.clone(),
+            fleet: traffic.fleet.clone(),
+            journals: traffic.journals.clone(),
+            gateway: traffic.gateway.clone(),
+        };
+        let parts = ApiServerParts {
+            registry: base.registry.clone(),
+            authenticator: base.registrar.clone(),
+            actions: Arc::new(actions),
+            admin_audit: base.admin_journal.clone(),
+            figures: stats,
+            tls: Some(base.registrar.api_tls()),
+            readiness: self.readiness.clone(),
+            metrics: self.metrics.clone(),
+            limits: ApiLimits {
+                connections_per_address_max: self.config.api_connections_per_address,
+                ..ApiLimits::default()
+            },
+        };
+        ApiServer::on(listener, parts).map_err(bind_error("api", self.config.api))
+    }
+
+    fn admin_server(&self, listener: TcpListener, traffic: &Traffic) -> Result<AdminServer, CloudError> {
+        let (shown, netmaps) = (self.config.shown.clone(), traffic.netmaps.clone());
+        let (dns, presences) = (traffic.gateway.dns(), traffic.gateway.listening());
+        let endpoints = AdminEndpoints {
+            metrics: self.metrics.clone(),
+            readiness: self.readiness.clone(),
+            dumps: vec![
+                ("config", Box::new(move || shown.clone())),
+                ("netmaps", Box::new(move || netmaps.dump())),
+                ("dns", Box::new(move || dump(&dns))),
+                ("presences", Box::new(move || dump(&presences))),
+            ],
+        };
+        AdminServer::on(listener, endpoints).map_err(bind_error("admin", self.config.admin))
+    }
+
+    fn controllers(&self, base: &Base, traffic: &Traffic) -> Controllers {
+        let Base { store, registrar, registry, .. } = base;
+        let reported = Arc::new(ReportedState::default());
+        let reports = ReportWriter {
+            registry: registry.clone(),
+            directory: traffic.fleet.directory().clone(),
+            inbox: traffic.inbox.clone(),
+            state: reported.clone(),
+            connections: Some(ConnectionWatch::new(traffic.sessions.clone())),
+        };
+        let check = self.readiness.register("reconcile");
+        let reconciler = Reconciler::new(registry.clone(), check, &self.metrics)
+            .telling(traffic.netmaps.clone())
+            .reporting(reported)
+            .keeping_own_objects();
+        let folder = match &self.config.store {
+            StoreSpec::Sqlite { path } => path.parent().map(Path::to_owned),
+            StoreSpec::Etcd { .. } => None,
+        };
+        Controllers {
+            reconciler,
+            reports,
+            active_gateways: ActiveGatewayWriter::new(
+                store.clone(),
+                traffic.fleet.clone(),
+                traffic.netmaps.sites(),
+                traffic.sessions.changes(),
+            ),
+            gateway_sites: GatewaySites {
+                store: store.clone(),
+                registry: registry.clone(),
+                sessions: traffic.sessions.clone(),
+            },
+            deleted_gateways: DeletedGateways::new(store.clone(), registrar.clone()),
+            events: events::record(registry, replica_name(&self.addresses), &self.metrics),
+            event_keeper: EventKeeper::new(registry.clone()),
+            garbage: GarbageCollector::new(registry.clone()),
+            store_health: StoreHealth {
+                store: store.clone(),
+                check: self.readiness.register("store"),
+                folder,
+            },
+        }
+    }
+
+    /// Writes the addresses for local clients. A cloud whose disk is full starts without the file.
+    fn publish_addresses(&self) {
+        let addresses = serde_json::to_vec_pretty(&self.addresses).unwrap_or_default();
+        let written =
+            self.data_dir.folder("run").and_then(|_| self.data_dir.write(ADDRESSES_FILE, &addresses));
+        if let Err(error) = written {
+            let error = &error as &dyn std::error::Error;
+            tracing::warn!(error, "cannot write {ADDRESSES_FILE}: local clients will not find this cloud");
+        }
+    }
+}
+
+fn new_metrics() -> Metrics {
+    Metrics::new(env!("CARGO_PKG_VERSION"))
+}
+
+fn dump<T: Clone + serde::Serialize>(state: &watch::Receiver<T>) -> serde_json::Value {
+    serde_json::to_value(state.borrow().clone()).unwrap_or_default()
+}
+
+/// Opens the directory of sessions: shared with other replicas on etcd, alone with SQLite.
 async fn open_directory(
     config: &CloudConfig,
     store: &Store,
@@ -488,18 +599,7 @@ async fn open_directory(
     SessionDirectory::open(store.clone(), ReplicaAddress { address, endpoints }, Clock::system()).await
 }
 
-fn open_intake(config: &CloudConfig, data_dir: &DataDir, store: &Store) -> Result<SpoolIntake, CloudError> {
-    let folder = data_dir.join("audit");
-    SpoolIntake::open(&folder, config.audit, store.clone(), Clock::system())
-        .map_err(|source| CloudError::Audit { folder, source })
-}
-
-fn publish_addresses(data_dir: &DataDir, addresses: &Addresses) -> Result<(), DataDirError> {
-    data_dir.folder("run")?;
-    data_dir.write(ADDRESSES_FILE, &serde_json::to_vec_pretty(addresses).unwrap_or_default()).map(drop)
-}
-
-/// How this replica is called in logs and messages: its host and the port that edges dial.
+/// The name of this replica in logs and messages: its host and the port that edges dial.
 fn replica_name(addresses: &Addresses) -> String {
     format!("{}:{}", host_name(), addresses.channel.port())
 }
@@ -508,7 +608,7 @@ async fn listen(purpose: &'static str, address: SocketAddr) -> Result<TcpListene
     TcpListener::bind(address).await.map_err(bind_error(purpose, address))
 }
 
-/// So that the cloud's own gateway never dials them.
+/// Registers the listeners, so that the cloud's own gateway never dials them.
 fn register_listeners(own: &OwnListeners, addresses: &Addresses) {
     own.keep("api", Transport::Tcp, addresses.api);
     own.keep("admin", Transport::Tcp, addresses.admin);
@@ -523,8 +623,8 @@ fn bind_error(purpose: &'static str, address: SocketAddr) -> impl FnOnce(std::io
     move |source| CloudError::Bind { purpose, address, source }
 }
 
-/// Kept, so that edges notice a restart at once: the links that were lost are answered with resets they
-/// believe.
+/// Returns the keys of the channel port. They are kept on disk, so that edges accept the resets of a restarted cloud for
+/// their lost links and notice the restart at once.
 fn port_keys(data_dir: &DataDir) -> Result<EndpointKeys, DataDirError> {
     let kept = std::fs::read(data_dir.join(PORT_KEYS_FILE)).ok();
     if let Some(keys) = kept.and_then(|bytes| EndpointKeys::from_bytes(&bytes)) {
@@ -562,8 +662,8 @@ fn local(listener: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, listener.port())
 }
 
-/// Where edges find the channel when nobody said: the listener's own address, or, when it listens on all,
-/// those that others see; the host's name as a last resort.
+/// The channel endpoints for edges when none are configured: the listener's own address, or, for a wildcard listener, the
+/// outward addresses of the host, or else the host's name.
 fn own_endpoints(channel: SocketAddr, outward: &[IpAddr], host: &str) -> Vec<ChannelEndpoint> {
     let ip = channel.ip();
     let listens_for = |other: &&IpAddr| ip.is_ipv6() || other.is_ipv4();

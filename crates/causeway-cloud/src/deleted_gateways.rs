@@ -13,7 +13,7 @@ use std::time::Duration;
 use causeway_api::{Kind, Object};
 use causeway_apiserver::registry::{key, prefix};
 use causeway_store::{
-    FollowBackoff, Followed, ListRange, Revision, Store, StoreError, StoreFollower, StoreRecord,
+    FollowBackoff, Followed, ListRange, Revision, Store, StoreError, StoreEvent, StoreFollower, StoreRecord,
 };
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -62,22 +62,7 @@ impl DeletedGateways {
                         leaving = strays.into_iter().map(|gateway| (gateway, at)).collect();
                         Ok(())
                     }
-                    Some(Followed::Event(event)) => match event.key.strip_prefix(&*gateways) {
-                        Some(gateway) => match &event.value {
-                            None => {
-                                leaving.insert(gateway.to_owned(), Instant::now() + self.forget_after);
-                                self.dismiss(gateway, event.revision).await.map_err(as_store_error)
-                            }
-                            Some(value)
-                                if is_marked(value) && !event.previous.as_deref().is_some_and(is_marked) =>
-                            {
-                                let dismissed = self.registrar.dismiss_gateway(gateway, event.revision).await;
-                                dismissed.map_err(as_store_error)
-                            }
-                            Some(_) => Ok(()),
-                        },
-                        None => Ok(()),
-                    },
+                    Some(Followed::Event(event)) => self.take(&event, &mut leaving).await.map_err(as_store_error),
                     Some(Followed::Progress(_)) => Ok(()),
                     Some(Followed::Failed(_)) => {
                         leaving.clear();
@@ -91,6 +76,25 @@ impl DeletedGateways {
                 leaving.clear();
                 follower.restart(&error);
             }
+        }
+    }
+
+    /// Handles one change of an EGateway: its deletion, or its deletion mark.
+    async fn take(
+        &self,
+        event: &StoreEvent,
+        leaving: &mut BTreeMap<String, Instant>,
+    ) -> Result<(), TokenProblem> {
+        let Some(gateway) = event.key.strip_prefix(&*prefix(Kind::EGateway)) else { return Ok(()) };
+        match &event.value {
+            None => {
+                leaving.insert(gateway.to_owned(), Instant::now() + self.forget_after);
+                self.dismiss(gateway, event.revision).await
+            }
+            Some(value) if is_marked(value) && !event.previous.as_deref().is_some_and(is_marked) => {
+                self.registrar.dismiss_gateway(gateway, event.revision).await
+            }
+            Some(_) => Ok(()),
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! The `EventRecorder` is told of every change that this replica commits through the `Registry`, so two replicas never tell one
 //! change twice. `pending` joins what repeats and decides what may be written now, `keeper` drops events that are old or too
-//! many. Events are best effort, as in Kubernetes: what does not fit is dropped and counted.
+//! many. Events are best effort, as in Kubernetes: events that do not fit are dropped and counted.
 
 mod keeper;
 mod pending;
@@ -25,9 +25,9 @@ use pending::{Due, Pending};
 
 /// The component that our events name as their source, and their field manager.
 const SOURCE: &str = "causeway-cloud";
-/// Occurrences between a commit and the writer. A commit never waits: what does not fit is dropped.
+/// Occurrences between a commit and the writer. A commit never waits: occurrences that do not fit are dropped.
 const QUEUE_MAX: usize = 1_024;
-/// How often what waits for its turn is looked at.
+/// Interval between checks of the waiting occurrences.
 const LOOK: Duration = Duration::from_millis(250);
 
 #[derive(Clone, Debug, Default)]
@@ -36,7 +36,7 @@ struct Figures {
     dropped: Counter,
 }
 
-/// Takes in what happened.
+/// Receives occurrences.
 pub struct EventRecorder {
     sender: mpsc::Sender<Occurrence>,
     figures: Figures,
@@ -55,7 +55,7 @@ impl ChangeObserver for EventRecorder {
     }
 }
 
-/// Writes what happened, at a bounded rate.
+/// Writes events at a bounded rate.
 pub struct EventWriter {
     registry: Arc<Registry>,
     receiver: mpsc::Receiver<Occurrence>,

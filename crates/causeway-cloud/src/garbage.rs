@@ -1,7 +1,7 @@
 //! Collects objects whose owners are gone, and finishes deletions that wait for dependents.
 //!
 //! Level-triggered: looks at the state, at the start and after every change that concerns owners; running in several replicas
-//! changes nothing. `causeway_api::garbage` decides, `graph` knows who depends on whom, this file follows the store and writes
+//! changes nothing. `causeway_api::garbage` decides, `graph` holds the dependencies, this file follows the store and writes
 //! through the `Registry`. Events of all kinds come in one order, so a dependent that was created before its owner was deleted
 //! is always known.
 
@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 
 use graph::{Dependent, Graph, Key};
 
-/// The field manager of what is written here.
+/// The field manager of the writes of this module.
 const MANAGER: &str = "causeway-garbage-collector";
 /// Pause after the store failed.
 const BACKOFF: FollowBackoff = FollowBackoff::constant(Duration::from_secs(1));
@@ -151,7 +151,7 @@ fn take(graph: &mut Graph, event: &StoreEvent) {
     graph.note((kind, name.to_owned()), event.value.as_deref(), event.previous.as_deref());
 }
 
-/// Looks at one object as it is now, and does what is to be done. An object that is newer than what was `seen` comes again with
+/// Looks at one object as it is now, and takes the next step. An object that is newer than `seen` comes again with
 /// its own event, when its dependents are known.
 async fn look(
     registry: &Registry,

@@ -1,6 +1,6 @@
-//! The identity of the fleet: who may join, who has joined, who was thrown out, and by whose signature.
+//! The identity of the fleet: CAs, join tokens, certificates and revocations.
 //!
-//! `Registrar` is the face: it opens the CA, gives out tokens and certificates, and tells the API server who is
+//! `Registrar` is the interface: it opens the CA, issues tokens and certificates, and tells the API server who is
 //! asking. `EnrolmentServer` puts it behind the channel port. Everything lasting is in the store, changed by
 //! compare-and-swap, so that any number of replicas may do the same work. Objects are none of its business.
 
@@ -48,7 +48,7 @@ pub use serving::{host_name, outward_addresses};
 pub use token_admin::{EnrolledGateway, IssuedApiToken, IssuedJoinToken, TokenProblem};
 pub use tokens::{ApiRole, NEW_TOKEN, OnEnrolled};
 
-/// Readers of bytes that others wrote, for `fuzz/` alone.
+/// Parsers of foreign bytes, for `fuzz/` alone.
 #[doc(hidden)]
 pub mod readers {
     pub use super::ca_store::decode as decode_roll;

@@ -108,16 +108,12 @@ impl Reconciler {
         let mut round: Option<Round<'_>> = None;
         loop {
             let due = round.as_ref().and_then(Round::due);
-            let mut failed = None;
             tokio::select! {
                 biased;
                 step = follower.next() => match (step, &mut round) {
                     (None, _) => return,
-                    (Some(Followed::Loaded { state: (world, freed), revision }), round) => {
-                        match self.begin(world, freed, revision).await {
-                            Ok(begun) => *round = Some(begun),
-                            Err(error) => failed = Some(error),
-                        }
+                    (Some(Followed::Loaded { state, revision }), round) => {
+                        *round = Some(self.begin(state, revision).await);
                     }
                     (Some(Followed::Event(event)), Some(round)) => round.take(&event),
                     (Some(Followed::Progress(revision)), Some(_)) => self.saw(revision),
@@ -141,53 +137,29 @@ impl Reconciler {
                     }
                 }
             }
-            if let Some(error) = failed {
-                round = None;
-                follower.restart(&error);
-            }
             if let Some(round) = &mut round {
                 round.start_writes();
             }
         }
     }
 
-    async fn begin(
-        &self,
-        world: ObjectSet,
-        freed: FreedAddresses,
-        revision: Revision,
-    ) -> Result<Round<'_>, StoreError> {
+    async fn begin(&self, state: LoadedState, revision: Revision) -> Round<'_> {
         self.figures.loads.inc();
-        let round = Round::new(self, world, freed);
-        self.hand_out(round.world.clone(), revision).await?;
+        let round = Round::new(self, state.world, state.freed);
+        if let Some(reports) = &self.reports {
+            reports.reset(round.world.clone(), state.active.clone(), &state.reports, revision);
+        }
+        if let Some(desk) = &self.desk {
+            desk.reset(round.world.clone(), state.active, self.registry.store().epoch().await, revision);
+        }
         if self.check.ready() {
             tracing::info!(%revision, objects = round.world().objects().count(), "reconcile follows the store");
         }
-        Ok(round)
+        round
     }
 
-    /// Gives the netmap publisher and the writer of reports the picture as it is at `revision`.
-    async fn hand_out(&self, world: Arc<Mutex<ObjectSet>>, revision: Revision) -> Result<(), StoreError> {
-        let store = self.registry.store();
-        let range = ListRange { at: Some(revision), ..ListRange::default() };
-        let records = store.list(ACTIVE_GATEWAYS, range.clone()).await?.records;
-        let active = |record: &StoreRecord| {
-            Some((site_of_active(&record.key)?.to_owned(), decode_active(&record.value)?))
-        };
-        let active: ActiveGateways = records.iter().filter_map(active).collect();
-        if let Some(reports) = &self.reports {
-            let records = store.list(REPORTS, range).await?.records;
-            reports.reset(world.clone(), active.clone(), &records, revision);
-        }
-        if let Some(desk) = &self.desk {
-            desk.reset(world, active, store.epoch().await, revision);
-        }
-        Ok(())
-    }
-
-    /// All objects as they stood at one revision: a netmap is named by it, and two replicas must mean the
-    /// same.
-    async fn load(&self) -> Result<((ObjectSet, FreedAddresses), Revision), StoreError> {
+    /// All objects as they stood at one revision: a netmap is named by it, and two replicas must mean the same.
+    async fn load(&self) -> Result<(LoadedState, Revision), StoreError> {
         let mut world = ObjectSet::default();
         let mut at = None;
         for kind in Kind::ALL {
@@ -198,7 +170,20 @@ impl Reconciler {
             at = Some(revision);
         }
         let freed = self.load_freed(&world, at).await?;
-        Ok(((world, freed), at.unwrap_or_default()))
+        let reports = match &self.reports {
+            Some(_) => {
+                let range = ListRange { at, ..ListRange::default() };
+                self.registry.store().list(REPORTS, range).await?.records
+            }
+            None => Vec::new(),
+        };
+        let range = ListRange { at, ..ListRange::default() };
+        let records = self.registry.store().list(ACTIVE_GATEWAYS, range).await?.records;
+        let active = |record: &StoreRecord| {
+            Some((site_of_active(&record.key)?.to_owned(), decode_active(&record.value)?))
+        };
+        let active = records.iter().filter_map(active).collect();
+        Ok((LoadedState { world, freed, reports, active }, at.unwrap_or_default()))
     }
 
     /// Loads the order in which addresses were given back, and removes the records that are no longer needed.
@@ -235,7 +220,16 @@ impl Reconciler {
     }
 }
 
-/// The state between loading everything and losing the thread.
+/// The part of the store that is reconciled, as it stood at one revision.
+struct LoadedState {
+    world: ObjectSet,
+    freed: FreedAddresses,
+    /// Records of reports. Empty when reports are not reconciled.
+    reports: Vec<StoreRecord>,
+    active: ActiveGateways,
+}
+
+/// The state between one load and the next.
 struct Round<'a> {
     reconciler: &'a Reconciler,
     world: Arc<Mutex<ObjectSet>>,

@@ -19,7 +19,7 @@ mod table;
 mod tests;
 
 use std::pin::Pin;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use causeway_api::GatewayStats;
@@ -88,7 +88,8 @@ pub struct Fleet {
     remote: RemoteStats,
     relays: Relays,
     sites: watch::Receiver<Arc<SiteGateways>>,
-    journals: OnceLock<AuditJournal>,
+    /// The journals that other replicas may read; `None`: their requests are refused.
+    journals: Option<AuditJournal>,
 }
 
 /// Which journal another replica asks for, and how.
@@ -103,8 +104,9 @@ impl Fleet {
         local: Arc<dyn LocalSessions>,
         door: Arc<dyn ReplicaIdentity>,
         sites: watch::Receiver<Arc<SiteGateways>>,
+        journals: Option<AuditJournal>,
     ) -> Arc<Fleet> {
-        let (peers, remote, journals) = (ReplicaLinks::new(door), RemoteStats::default(), OnceLock::new());
+        let (peers, remote) = (ReplicaLinks::new(door), RemoteStats::default());
         Arc::new(Fleet { directory, local, peers, remote, relays: Relays::default(), sites, journals })
     }
 
@@ -112,11 +114,6 @@ impl Fleet {
     /// `time`.
     pub async fn finish_in_flight(&self, time: Duration) {
         self.relays.finish_in_flight(tokio::time::Instant::now() + time).await;
-    }
-
-    /// Lets other replicas read the journal of this one.
-    pub fn show_journals(&self, journals: AuditJournal) {
-        let _ = self.journals.set(journals);
     }
 
     pub fn directory(&self) -> &Arc<SessionDirectory> {
@@ -266,7 +263,7 @@ impl Fleet {
         stop: CancellationToken,
     ) {
         let query = audit::AuditQuery::parse(journal, Some(query)).ok();
-        let lines = query.and_then(|query| self.journals.get()?.read(query));
+        let lines = query.and_then(|query| self.journals.as_ref()?.read(query));
         let Some(mut lines) = lines else { return stream.refuse(ResetCode::Refused) };
         while let Some(chunk) = tokio::select! {
             biased;

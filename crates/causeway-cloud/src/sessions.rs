@@ -21,7 +21,7 @@ mod tests;
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use causeway_api::{GatewayStats, Time};
@@ -55,7 +55,7 @@ use unjudged::Unjudged;
 pub(crate) use greeting::{enrol_anew, wrong_site_message};
 pub use report::{CONNECTED, ConnectionChange, ConnectionWatch};
 pub use services::{
-    EdgeStreamHandler, NetmapSender, NetmapSource, SessionFuture, SessionServices, SpoolSink,
+    EdgeStreamHandler, IsElsewhere, NetmapSender, NetmapSource, SessionFuture, SessionServices, SpoolSink,
 };
 
 /// Bounds on sessions.
@@ -75,8 +75,6 @@ impl Default for SessionLimits {
         SessionLimits { sessions_max: 30_000, returns_per_second: 750 }
     }
 }
-
-type Elsewhere = Box<dyn Fn(&str) -> bool + Send + Sync>;
 
 /// Gateways whose last departure is remembered. Beyond it, the memory begins anew: only `since` is lost.
 const DEPARTED_MAX: usize = 100_000;
@@ -113,9 +111,6 @@ struct Shared {
     unjudged: Unjudged,
     /// Counts EGateways that were seen to stand at another site than before.
     moves: AtomicU64,
-    /// Is a gateway attached to another replica? Whether they are connected is written only when this is
-    /// known.
-    elsewhere: OnceLock<Elsewhere>,
     figures: SessionMetrics,
     tasks: TaskTracker,
     draining: AtomicBool,
@@ -188,7 +183,6 @@ impl Sessions {
             served: AtomicU32::new(served),
             unjudged: Unjudged::default(),
             moves: AtomicU64::new(0),
-            elsewhere: OnceLock::new(),
             figures: SessionMetrics::default(),
             tasks: TaskTracker::new(),
             draining: AtomicBool::new(false),
@@ -201,9 +195,10 @@ impl Sessions {
     }
 
     /// Takes a link that came through the port. Judging and talking go on in a task that `drain` waits for.
-    pub fn accept(&self, link: Link, turn: HandshakeSlot) {
+    /// `streams` serves the streams that the edge opens.
+    pub fn accept(&self, link: Link, turn: HandshakeSlot, streams: Arc<dyn EdgeStreamHandler>) {
         let home = link.home();
-        let serving = self.0.clone().serve(link, turn);
+        let serving = self.0.clone().serve(link, turn, streams);
         match home {
             Some(home) => self.0.tasks.spawn_on(serving, &home),
             None => self.0.tasks.spawn(serving),
@@ -228,11 +223,6 @@ impl Sessions {
                 Ok(()) = bundle.changed() => self.0.tell_renewal(),
             }
         }
-    }
-
-    /// How to find out whether a gateway is attached to another replica. Set once, before `run`.
-    pub fn set_elsewhere(&self, elsewhere: impl Fn(&str) -> bool + Send + Sync + 'static) {
-        let _ = self.0.elsewhere.set(Box::new(elsewhere));
     }
 
     /// The link to a gateway that is attached here.
@@ -373,7 +363,7 @@ impl Sessions {
 
 impl LinkHandler for Sessions {
     fn handle_channel(&self, link: Link, turn: HandshakeSlot) {
-        self.accept(link, turn);
+        self.accept(link, turn, services::no_streams());
     }
 
     fn handle_replica(&self, link: Link) {

@@ -1,10 +1,9 @@
-//! Takes what edges tell: audit records into a journal in the data dir, the newest status beside the cursor.
+//! Receives the spool of edges: audit records go into a journal in the data dir, the newest status beside the cursor.
 //!
-//! For each gateway the store keeps a cursor, `upstream/GATEWAY`: the queue it sends from and how far that
-//! was taken. Audit records are on this replica's disk before the cursor moves, and the cursor moves before
-//! the edge is told. A crash in between repeats records; they carry queue and number, and readers drop
-//! repeats (`LineDeduplicator`). Who a record is from is what the session's certificate says, whatever the
-//! record says.
+//! For each gateway the store keeps a cursor, `upstream/GATEWAY`: the queue it sends from and how far that was taken.
+//! Audit records are on this replica's disk before the cursor moves, and the cursor moves before the edge is told. A
+//! crash in between repeats records; they carry queue and number, and readers drop repeats (`LineDeduplicator`). The
+//! gateway of a record comes from the session's certificate, never from the record.
 
 mod cloud_records;
 mod compact;
@@ -142,7 +141,7 @@ impl SpoolIntake {
             bytes,
             Instant::now(),
         );
-        // Its records wait in its own queue, and nobody else waits for them.
+        // Its records wait in its own queue, and no other gateway waits for them.
         if !wait.is_zero() {
             tokio::time::sleep(wait).await;
         }
@@ -196,7 +195,7 @@ impl SpoolIntake {
         Err(StoreError::Unavailable { reason: format!("{key} changes all the time"), source: None }.into())
     }
 
-    /// What is known of a gateway's queue, and its newest status.
+    /// Returns the cursor of a gateway's queue, and its newest status.
     pub async fn cursor(&self, gateway: &str) -> Result<Option<SpoolCursor>, StoreError> {
         Ok(self.load(&format!("{PREFIX}{gateway}")).await?.0)
     }
@@ -210,7 +209,7 @@ impl SpoolIntake {
         Ok((cursor, Some(record.revision)))
     }
 
-    /// False when somebody else was faster.
+    /// False when another replica was faster.
     async fn save(
         &self,
         key: &str,

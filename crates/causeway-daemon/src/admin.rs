@@ -53,7 +53,12 @@ pub struct AdminEndpoints {
 
 impl AdminServer {
     pub async fn bind(address: SocketAddr, endpoints: AdminEndpoints) -> std::io::Result<AdminServer> {
-        let listener = TcpListener::bind(address).await?;
+        AdminServer::on(TcpListener::bind(address).await?, endpoints)
+    }
+
+    /// As `bind`, with a listener that is bound already.
+    pub fn on(listener: TcpListener, endpoints: AdminEndpoints) -> std::io::Result<AdminServer> {
+        let address = listener.local_addr()?;
         if !address.ip().is_loopback() {
             tracing::warn!(%address, "the admin port asks for no credentials and is not on loopback");
         }

@@ -24,7 +24,7 @@ pub(crate) const REVISION_GAP: u64 = 1_000_000_000;
 /// SQLite counts to 2^63; what a store continues with after a restore must stay below, for ever.
 const COUNTER_MAX: u64 = 1 << 62;
 
-/// What an import did.
+/// The result of an import.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ImportResult {
     pub records: u64,
@@ -53,7 +53,7 @@ pub(crate) struct BackupRow {
     pub value: Bytes,
 }
 
-/// What travels from the reader of a backup to the engine. Without `End` nothing is kept.
+/// A part of a backup on its way from the reader to the engine. Without `End` nothing is kept.
 pub(crate) enum BackupChunk {
     Rows(Vec<BackupRow>),
     End,

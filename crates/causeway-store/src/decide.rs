@@ -1,4 +1,4 @@
-//! Decides whether an operation may happen, from what stands under its key.
+//! Decides whether an operation may happen, from the record under its key.
 //!
 //! Pure, and shared: SQLite asks before it writes, etcd asks to explain why its transaction was refused.
 

@@ -1,4 +1,4 @@
-//! What can go wrong with a store, in words a caller can react to.
+//! The errors of a store, by the reaction of the caller.
 //!
 //! One enum for the whole face: the API server maps each variant to one Status.
 //! Cloneable, because a group commit that fails answers many callers with the same cause.
@@ -23,7 +23,7 @@ pub enum StoreError {
     Compacted { requested: Revision, oldest: Revision },
     #[error("revision {requested} has not happened yet, the store is at {current}")]
     Future { requested: Revision, current: Revision },
-    /// The watcher read too slowly and was cut off; watch again from what it saw last.
+    /// The watcher read too slowly and was cut off; watch again from the last revision it saw.
     #[error("the watcher fell behind and was cut off")]
     Lagged,
     /// No room to write. Reads go on, and writes will as soon as there is room.

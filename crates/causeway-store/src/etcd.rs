@@ -45,7 +45,7 @@ pub(crate) struct Etcd {
     _stop: DropGuard,
 }
 
-/// What requests and background tasks have in common.
+/// State that requests and background tasks share.
 pub(crate) struct EtcdShared {
     members: EtcdMembers,
     keys: EtcdKeys,
@@ -258,11 +258,11 @@ impl EtcdShared {
         Ok(Part { records, revision, count })
     }
 
-    /// What a refused read of an old revision means.
+    /// Translates the refusal of a read at an old revision.
     fn history_error(&self, failure: EtcdFailure, requested: Revision) -> StoreError {
         match &failure {
             EtcdFailure::Compacted => {
-                // Somebody else compacted; at least what was asked for is gone.
+                // Another client compacted; at least the requested revision is gone.
                 StoreError::Compacted { requested, oldest: self.compacted().max(Revision(requested.0 + 1)) }
             }
             EtcdFailure::Future => StoreError::Future { requested, current: self.hub.delivered() },
@@ -271,7 +271,7 @@ impl EtcdShared {
     }
 }
 
-/// What stood when the store was opened.
+/// The records at the time the store was opened.
 struct Start {
     revision: Revision,
     /// From here on the hub will know everything.

@@ -1,4 +1,4 @@
-//! Follows a part of the store: loads its state, watches what changes, and loads again when events were missed.
+//! Follows a part of the store: loads its state, watches its changes, and loads again when events were missed.
 //!
 //! A caller gives the loading, which returns its state and the revision it is valid at, and calls `next` in its loop. Every
 //! error of loading or watching is followed by a pause and a new load, so the caller's state heals by itself. A watch whose
@@ -137,7 +137,7 @@ impl<'a, T> StoreFollower<'a, T> {
         self.recover(error);
     }
 
-    /// Decides what follows an error. Returns whether the caller should hear of it.
+    /// Decides the next state after an error. Returns whether the caller should hear of it.
     fn recover(&mut self, error: &StoreError) -> bool {
         let prefix = self.prefix.as_str();
         match error {

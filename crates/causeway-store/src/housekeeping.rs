@@ -1,4 +1,4 @@
-//! What every engine does by the clock: tell watchers how far they are, and look for history to let go.
+//! Periodic work of every engine: reports progress to watchers, and looks for history to compact.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use crate::hub::{PROGRESS, WatchHub};
 use crate::retention::TICK;
 
-/// Runs until it is stopped. `look` is called once a minute; what it decides is the engine's business.
+/// Runs until it is stopped. `look` is called once a minute and does the engine's part.
 pub(crate) async fn run<Look>(hub: Arc<WatchHub>, stop: CancellationToken, mut look: impl FnMut() -> Look)
 where
     Look: Future<Output = ()>,

@@ -32,7 +32,7 @@ struct Subscriber {
     prefix: Box<str>,
     queue: mpsc::Sender<WatchSignal>,
     told: Revision,
-    /// What happens behind this revision must arrive.
+    /// Events behind this revision must be delivered.
     needs: Revision,
 }
 
@@ -123,7 +123,7 @@ impl WatchHub {
         self.lock().delivered
     }
 
-    /// Goes on from `delivered`: what lies between cannot be delivered, and whoever needs it is cut off.
+    /// Goes on from `delivered`: what lies between cannot be delivered, and watchers that need it are cut off.
     pub fn cut(&self, delivered: Revision) {
         let mut state = self.lock();
         let reached = state.delivered;

@@ -37,7 +37,7 @@ pub enum Op {
     Update { key: String, value: Bytes, expected: Revision },
     /// The key must exist, at exactly this revision when one is given.
     Delete { key: String, expected: Option<Revision> },
-    /// Writes whatever was there before.
+    /// Writes the value without a condition.
     Put { key: String, value: Bytes },
 }
 
@@ -59,7 +59,7 @@ impl Op {
     }
 }
 
-/// What a commit did: the revision of all its keys, and what stood there before, in the order of the operations.
+/// The result of a commit: the revision of all its keys, and the records before it, in the order of the operations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Committed {
     pub revision: Revision,
@@ -73,13 +73,13 @@ pub struct StoreEvent {
     pub key: Arc<str>,
     /// `None`: the key was deleted.
     pub value: Option<Bytes>,
-    /// What stood there before; `None` when the key is new.
+    /// The value before; `None` when the key is new.
     pub previous: Option<Bytes>,
     /// When the key came into being; equal to `revision` when it is new.
     pub created: Revision,
 }
 
-/// What a watch says.
+/// One message of a watch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WatchSignal {
     Event(Arc<StoreEvent>),

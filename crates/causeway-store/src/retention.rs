@@ -21,7 +21,7 @@ pub(crate) struct RevisionTime {
 }
 
 /// The moments worth remembering, with `now` among them. Moments from the future (the clock was set back)
-/// are dropped: they would keep history longer than anybody wants. A revision keeps its first moment.
+/// are dropped: they would keep history longer than needed. A revision keeps its first moment.
 pub(crate) fn note(moments: &[RevisionTime], now: RevisionTime) -> Vec<RevisionTime> {
     let mut kept: Vec<RevisionTime> = moments
         .iter()

@@ -1,7 +1,7 @@
 //! The embedded engine: one file that a user can open with `sqlite3` and understand.
 //!
 //! One writer thread turns waiting commits into one durable transaction (`writer`); a few connections read beside it
-//! (`readers`, `query`). What is shared between them is three numbers and the hub. The file belongs to one process.
+//! (`readers`, `query`). They share three numbers and the hub. The file belongs to one process.
 
 mod apply;
 mod import;
@@ -41,7 +41,7 @@ pub(crate) struct Sqlite {
     _stop: DropGuard,
 }
 
-/// What the writer publishes after each transaction.
+/// The state that the writer publishes after each transaction.
 pub(crate) struct SqliteShared {
     revision: AtomicU64,
     compacted: AtomicU64,
@@ -173,7 +173,7 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
     })
 }
 
-/// What SQLite's error means to someone who reads.
+/// Translates an error of a read.
 fn translate(error: rusqlite::Error) -> StoreError {
     use rusqlite::ErrorCode;
     let code = error.sqlite_error_code();
@@ -187,7 +187,7 @@ fn translate(error: rusqlite::Error) -> StoreError {
     }
 }
 
-/// What it means to someone who writes: quotas, and a full disk met while the log's index grows, come as failed I/O.
+/// Translates an error of a write: quotas, and a full disk met while the log's index grows, come as failed I/O.
 fn translate_write(error: rusqlite::Error) -> StoreError {
     match error.sqlite_error_code() {
         Some(rusqlite::ErrorCode::SystemIoFailure) => StoreError::Full { source: Arc::new(error) },

@@ -1,6 +1,6 @@
 //! The public face: one struct for all engines.
 //!
-//! Checks limits once for everybody and hands the work to the engine. Export and import are written here against
+//! Checks limits for all engines and hands the work to the engine. Export and import are written here against
 //! that face, so that a backup of one engine can be restored into the other.
 
 use std::sync::Arc;
@@ -152,7 +152,7 @@ impl Store {
         }
     }
 
-    /// Finishes what is under way and lets go of the files. Other handles get `Closed` from now on.
+    /// Finishes requests under way and releases the files. Other handles get `Closed` from now on.
     pub async fn close(self) -> Result<(), StoreError> {
         match &*self.engine {
             Engine::Sqlite(sqlite) => sqlite.close().await,

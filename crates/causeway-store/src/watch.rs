@@ -1,4 +1,4 @@
-//! A running watch, whatever the engine: events behind a revision, in order, with no gap and no repeat.
+//! A running watch of either engine: events behind a revision, in order, with no gap and no repeat.
 
 use crate::etcd::EtcdWatch;
 use crate::sqlite::SqliteWatch;

@@ -1,4 +1,4 @@
-//! The records of what crossed, of all replicas, as one stream: `GET /causeway/v1/audit`.
+//! Serves `GET /causeway/v1/audit`: the audit records of all replicas as one stream.
 //!
 //! One JSON object per line; the last line has the key `summary` and says how many records there were, how many were lost on
 //! the way, and how long they took. A stream without it broke off.

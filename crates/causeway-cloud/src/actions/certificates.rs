@@ -1,6 +1,6 @@
-//! `causeway kubeconfig` and `causeway revoke`: certificates for people and programs, and who is put out.
+//! `causeway kubeconfig` and `causeway revoke`: issues and revokes certificates of users and programs.
 //!
-//! Reads what is asked for; the doing is identity's.
+//! Parses the request; identity does the work.
 
 use std::time::Duration;
 

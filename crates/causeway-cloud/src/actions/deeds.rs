@@ -1,4 +1,4 @@
-//! What a call means for the administrative audit: verb, kind, name, and details that are no secrets. Pure.
+//! Describes a call for the administrative audit: verb, kind, name, and details that are no secrets. Pure.
 
 use causeway_apiserver::AdminDeed;
 use http::Method;

@@ -30,7 +30,7 @@ impl CloudActions {
                 gateway.status.conditions = conditions;
             }
         };
-        // Its key is out already, whatever stands in the object.
+        // Its key is revoked already, independent of the object.
         if let Err(status) = self.registry.edit_status(MANAGER, Kind::EGateway, gateway, edit).await
             && status.code != 404
         {

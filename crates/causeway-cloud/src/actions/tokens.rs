@@ -18,7 +18,7 @@ use crate::reconcile::MANAGER;
 /// A day: long enough to carry a token to a site.
 const TTL_DEFAULT_SECONDS: u64 = 24 * 3600;
 
-/// What a well-formed request asks for.
+/// The token that a well-formed request asks for.
 #[derive(Debug, PartialEq, Eq)]
 enum Wanted {
     Join { site: String, gateway: String, uses: u32, ip: Option<String> },
@@ -38,7 +38,7 @@ fn wanted(asked: &CreateTokenRequest) -> Result<Wanted, String> {
         (None, Some(role)) => Ok(Wanted::Api { role }),
         (Some(site), None) => {
             let gateway = asked.gateway.clone().unwrap_or_else(|| site.clone());
-            // Whoever holds such a certificate would be believed to be the cloud itasked.
+            // A peer with such a certificate would be taken for the cloud itself.
             if site == CLOUD || gateway == CLOUD {
                 return Err(
                     "`cloud` is this cloud itself: choose another site and another gateway".to_owned()
@@ -97,7 +97,7 @@ impl CloudActions {
         }
     }
 
-    /// A gateway that is enrolled is told of with its connection: whoever types the command may not know of it.
+    /// Translates a refusal. For an enrolled gateway it says whether the gateway is connected, which the caller may not know.
     fn refuse_token(&self, site: &str, problem: TokenProblem) -> ActionRefusal {
         let TokenProblem::Enrolled { gateway, until } = problem else { return token_refusal(problem) };
         let standing = if self.is_connected(&gateway) { "enrolled and connected" } else { "enrolled" };

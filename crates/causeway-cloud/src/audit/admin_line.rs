@@ -1,4 +1,4 @@
-//! What a line of the administrative journal says. It is told as it stands: only this cloud writes it, and without secrets.
+//! A line of the administrative journal. It is shown as it is stored: only this cloud writes it, and without secrets.
 
 use serde_json::{Map, Value};
 

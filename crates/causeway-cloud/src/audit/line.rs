@@ -1,4 +1,4 @@
-//! What a line of the journal says, and how it is told.
+//! A line of the journal, and the form in which it is shown.
 //!
 //! The fields told are those of `causeway audit --json`, in this order; those that stand for several records only where there
 //! are several. What else a journal keeps (queue, number) is for us. Order and `since` follow the time of receipt, which is
@@ -97,7 +97,7 @@ impl AuditJournalLine {
     pub fn lag_ms(&self) -> Option<u64> {
         let received = moment(self.received.as_deref()?)?;
         let ended = self.ended()?;
-        // Clocks differ: what arrived before it ended arrived at once.
+        // Clocks differ: a record that arrived before it ended counts as arrived at once.
         let lag = received.duration_since(ended).unwrap_or_default();
         Some(u64::try_from(lag.as_millis()).unwrap_or(u64::MAX))
     }

@@ -1,7 +1,7 @@
 //! Joins the lines of all replicas into one answer: by the time of receipt, each record once, and a last line that counts.
 //!
 //! A journal is in the order of that time, so joining them by their first lines is enough. When they are followed, lines are
-//! told as they come: waiting for the slowest replica would delay everybody.
+//! told as they come: waiting for the slowest replica would delay all lines.
 
 use std::collections::VecDeque;
 
@@ -43,7 +43,7 @@ struct Counts {
     silent: Vec<String>,
 }
 
-// What is told at once; one chunk of a journal.
+// The bytes of one piece; one chunk of a journal.
 const TOLD_BYTES: usize = 64 << 10;
 
 impl JournalMerge {
@@ -87,7 +87,7 @@ impl JournalMerge {
         for line in chunk.split_inclusive(|byte| *byte == b'\n') {
             match self.query.journal.parse(line) {
                 Some(line) => told.extend(self.tell(&line).into_iter().flatten()),
-                // A sign of life: nobody knows when the reader leaves, so it is told the counts now and then.
+                // The reader may leave at any time, so the counts are sent at intervals.
                 None => told.extend(self.summary()),
             }
         }
@@ -135,7 +135,7 @@ impl JournalMerge {
         self.sources[place].lines.pop_front()
     }
 
-    /// Counts a line; says what is told of it, if anything.
+    /// Counts a line; returns its shown form, if it has one.
     fn tell(&mut self, entry: &Entry) -> Option<Vec<u8>> {
         match entry {
             Entry::Traffic(line) => self.tell_traffic(line),
@@ -165,7 +165,7 @@ impl JournalMerge {
             Some("edge-records-lost") => counts.lost = counts.lost.saturating_add(line.lost),
             Some("edge-record-unreadable") => counts.unreadable += 1,
             Some(REPLICA_SILENT) => counts.silent.push(line.gateway.clone()),
-            // An edge also tells that it started; that is nobody's connection.
+            // An edge also tells that it started; that is not a connection.
             Some(_) | None => {}
         }
         if line.event.is_some() {

@@ -11,10 +11,10 @@ use crate::admin_journal;
 /// Which of the journals.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum JournalKind {
-    /// What crossed, and what was refused.
+    /// Connections and requests, allowed or refused.
     #[default]
     Traffic,
-    /// What administrators did.
+    /// Actions of administrators.
     Admin,
 }
 
@@ -64,7 +64,7 @@ impl Entry {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AuditQuery {
     pub journal: JournalKind,
-    /// What the cloud knew before is left out.
+    /// Records that the cloud received earlier are left out.
     pub since: Option<SystemTime>,
     pub site: Option<String>,
     pub service: Option<String>,

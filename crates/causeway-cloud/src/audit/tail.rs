@@ -1,7 +1,7 @@
 //! Reads the files of the journal from the oldest to the newest, and goes on where it grows.
 //!
 //! A file that is rotated away while it is read is read to its end: the open handle stays with it, and the next file is
-//! the one that has its name now. Blocks; runs in a thread of its own until the files end or nobody takes what it reads.
+//! the one that has its name now. Blocks; runs in a thread of its own until the files end or the reader is gone.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -18,7 +18,7 @@ use super::query::AuditQuery;
 
 /// Lines are handed on in pieces of about this size.
 pub const CHUNK_BYTES: usize = 64 << 10;
-/// Longer than any record an edge may send; what is longer is passed over.
+/// Longer than any record an edge may send; longer lines are skipped.
 pub const LINE_BYTES_MAX: usize = 1 << 20;
 /// How often a journal that is followed is looked at.
 const LOOK: Duration = Duration::from_millis(200);
@@ -49,7 +49,7 @@ fn follow(current: &Path, mut file: Option<Opened>, query: &AuditQuery, out: &mu
     let mut told = Instant::now();
     loop {
         std::thread::sleep(LOOK);
-        // Looked at before the rest is read: what was written before the rotation is in the old file.
+        // Looked at before the rest is read: lines from before the rotation are in the old file.
         let is_rotated = match (&file, fs::metadata(current)) {
             (Some(opened), Ok(now)) => now.ino() != opened.inode,
             (None, Ok(_)) => true,
@@ -99,7 +99,7 @@ fn open(path: &Path) -> io::Result<Option<Opened>> {
     }
 }
 
-/// Hands on every whole line up to the end of the file. False: nobody takes them any more.
+/// Hands on every whole line up to the end of the file. False: the reader is gone.
 fn drain(opened: &mut Opened, query: &AuditQuery, out: &mut Out<'_>) -> io::Result<bool> {
     loop {
         let read = opened.reader.read_until(b'\n', &mut opened.rest)?;
@@ -142,7 +142,7 @@ impl Out<'_> {
         std::mem::take(&mut self.newest).into_iter().all(|line| self.push(line, false)) && self.flush()
     }
 
-    /// Waits until there is room. False: nobody takes it any more.
+    /// Waits until there is room. False: the reader is gone.
     fn flush(&mut self) -> bool {
         match self.chunk.is_empty() {
             true => !self.chunks.is_closed(),

@@ -1,4 +1,4 @@
-//! What happened and is not written yet: joins repetitions, and bounds how often the store is written to.
+//! Occurrences that are not written yet: joins repetitions, and bounds how often the store is written to.
 //!
 //! Pure; the time is an argument. Each object may write a few events at once and then one in a while; all objects together have
 //! a rate as well. What must wait is joined with what repeats, so a gateway that flaps costs one write in a while, with the
@@ -38,7 +38,7 @@ pub struct Pending {
 }
 
 impl Pending {
-    /// Takes in what happened; false when there is no room.
+    /// Adds an occurrence; false when there is no room.
     pub fn note(&mut self, occurrence: Occurrence, now: Time) -> bool {
         let name = occurrence.event_name();
         if let Some((_, due)) = self.waiting.get_mut(&name) {

@@ -1,4 +1,4 @@
-//! Who depends on whom: objects that have owners, and objects that wait for their dependents.
+//! The dependency graph: objects that have owners, and objects that wait for their dependents.
 //!
 //! Pure. Fed with stored objects; says in `queue` which objects are to be looked at. Objects with neither owners nor a
 //! finalizer of the collector take no room here.
@@ -60,10 +60,10 @@ struct IdentityMeta {
 }
 
 impl Graph {
-    /// Takes in an object as it is stored now; `None` when it is gone. `previous` is what was there before.
+    /// Takes in an object as it is stored now; `None` when it is gone. `previous` is the value before.
     pub fn note(&mut self, key: Key, stored: Option<&[u8]>, previous: Option<&[u8]>) {
         self.forget(&key);
-        // The dependents of what is gone, or was replaced, have lost an owner.
+        // The dependents of an object that is gone, or was replaced, have lost an owner.
         if stored.is_none()
             && !self.dependents.is_empty()
             && let Some(previous) = previous

@@ -1,4 +1,4 @@
-//! Tells the API server who is asking: certificates and bearer tokens become identities.
+//! Authenticates API requests: certificates and bearer tokens become identities.
 //!
 //! Answers come from memory: parsed certificates, the revoked keys, and a copy of the API tokens that a watch
 //! keeps fresh. Only a token that is not in the copy yet is looked up in the store.
@@ -31,7 +31,7 @@ const AUTHENTICATED: &str = "system:authenticated";
 /// Certificates whose verification is remembered; beyond it all are forgotten and verified anew.
 const REMEMBERED_MAX: usize = 8192;
 
-/// What is remembered of credentials between requests.
+/// The credentials that are cached between requests.
 #[derive(Debug)]
 pub(super) struct CredentialCache {
     certificates: Mutex<HashMap<[u8; 32], Arc<Known>>>,
@@ -139,7 +139,7 @@ fn read_certificate(leaf: &CertificateDer<'_>, roll: &CaSet) -> Result<Known, Au
     })
 }
 
-/// The role a certificate gives. A gateway is a gateway, whatever else its certificate says.
+/// The role a certificate gives. A gateway's certificate gives the role of a gateway, independent of its other fields.
 fn identity_of(facts: &CertificateFacts, credential: Credential) -> Option<Identity> {
     let (user, group, role) = if let Some(peer) = &facts.peer {
         let role = Role::Gateway { site: peer.site().to_owned(), gateway: peer.gateway().to_owned() };

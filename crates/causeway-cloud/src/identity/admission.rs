@@ -1,7 +1,8 @@
 //! May this certificate hold a session now? Asked once when a link comes in.
 //!
 //! TLS has checked the signature and let any age pass; what is left is the time, revocation, and whether the key is
-//! still the gateway's; and the signature again, where CAs have come or gone since the start. Whether the EGateway exists is asked by whoever keeps the sessions.
+//! still the gateway's; and the signature again, where CAs have come or gone since the start.
+//! The sessions check whether the EGateway exists.
 
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ use super::enrolment::read_gateway;
 use super::gateways;
 use super::registrar::Registrar;
 
-/// Who may hold a session.
+/// A peer that may hold a session.
 #[derive(Debug, Clone)]
 pub struct AdmittedPeer {
     pub peer: PeerId,
@@ -31,7 +32,7 @@ pub struct AdmittedPeer {
 const HOPELESS_RETRY_MS: u32 = 30_000;
 
 impl Registrar {
-    /// Judges a certificate that was shown in a handshake. `bundle` is the hash of what the edge trusts.
+    /// Judges a certificate that was shown in a handshake. `bundle` is the hash of the CAs that the edge trusts.
     pub async fn admit(
         &self,
         shown: &CertificateDer<'_>,
@@ -77,7 +78,7 @@ impl Registrar {
         self.config.advertise.iter().map(ToString::to_string).collect()
     }
 
-    /// Where edges reach the other replicas. What is no endpoint is left out.
+    /// Sets the endpoints at which edges reach the other replicas. Texts that are no endpoints are left out.
     pub fn set_other_endpoints(&self, endpoints: &[String]) {
         let endpoints = endpoints.iter().filter_map(|text| text.parse().ok()).collect();
         self.other_endpoints.store(Arc::new(endpoints));
@@ -106,7 +107,7 @@ impl Registrar {
     }
 }
 
-// What enrolment says, in the words of sessions.
+// Translates a refusal of enrolment into one of sessions.
 fn refused(refusal: causeway_channel::wire::EnrolmentRefusal) -> SessionRefused {
     let (code, retry_after_ms) = match refusal.reason() {
         EnrolmentCode::Revoked => (SessionRefusedCode::Revoked, HOPELESS_RETRY_MS),

@@ -1,7 +1,7 @@
-//! One line for everything that changes who is believed, in the log and in the audit log.
+//! Writes one line for each change of a credential to the log and to the audit log.
 //!
-//! What peers and strangers can cause at will (sessions, enrolments, refused credentials) is coalesced by who and why; an IPv6
-//! network of 64 bits counts as one client. What administrators did is written in any case.
+//! Lines that peers can cause at will (sessions, enrolments, refused credentials) are coalesced by peer and reason; an IPv6
+//! network of 64 bits counts as one client. Actions of administrators are always written.
 
 use std::net::{IpAddr, SocketAddr};
 

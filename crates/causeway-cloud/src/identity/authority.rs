@@ -1,6 +1,6 @@
 //! One certificate authority: a key, its certificate, and the certificates it signs.
 //!
-//! What goes into a certificate is decided by the caller's `CertificateSubject`, never by a request. Time is passed in.
+//! The content of a certificate comes from the caller's `CertificateSubject`, never from a request. Time is passed in.
 //! Where the key is kept is the business of `roll`.
 
 use std::net::IpAddr;
@@ -16,7 +16,7 @@ use rcgen::{
 use rustls_pki_types::CertificateDer;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
-/// Longer than hardware lives; `rotate` is there for whoever wants less.
+/// Longer than hardware lives; `rotate` replaces it earlier.
 pub const AUTHORITY_LIFETIME: Duration = DAY.saturating_mul(3653);
 pub const GATEWAY_LIFETIME: Duration = DAY.saturating_mul(30);
 pub const SERVER_LIFETIME: Duration = DAY.saturating_mul(90);
@@ -30,7 +30,7 @@ pub struct Authority {
     not_after: SystemTime,
 }
 
-/// Whom a certificate is for.
+/// The subject of a certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CertificateSubject {
     Gateway(PeerId),
@@ -102,7 +102,7 @@ impl Authority {
         Ok(Authority { key, certificate, not_after: facts.not_after })
     }
 
-    /// The hash of its public key: what a join token carries.
+    /// The hash of its public key, which join tokens carry.
     pub fn id(&self) -> KeyHash {
         self.key.hash()
     }
@@ -195,7 +195,7 @@ fn serial() -> SerialNumber {
     let secret = causeway_channel::TokenSecret::generate();
     let mut bytes = [0; 16];
     bytes.copy_from_slice(&secret.expose()[..16]);
-    // Positive and of full length, whatever the dice say.
+    // Always positive and of full length.
     bytes[0] = bytes[0] & 0x7f | 0x40;
     SerialNumber::from_slice(&bytes)
 }

@@ -63,7 +63,7 @@ impl CaSet {
         self.authorities.iter().map(|authority| authority.certificate().clone()).collect()
     }
 
-    /// What a new join token pins.
+    /// The CAs that a new join token pins.
     pub fn ids(&self) -> Vec<KeyHash> {
         self.authorities.iter().map(|authority| authority.id()).collect()
     }
@@ -107,7 +107,7 @@ struct Stored {
     version: u32,
     /// The id of the seal key.
     sealed_with: String,
-    /// Host and path of the seal key, for whoever has to copy it.
+    /// Host and path of the seal key, for the operator who has to copy it.
     sealed_at: String,
     authorities: Vec<StoredAuthority>,
 }
@@ -121,7 +121,7 @@ struct StoredAuthority {
     sealed_key: String,
 }
 
-/// Where a replica keeps its seal key, and what it calls itself in messages to people.
+/// The path of a replica's seal key, and the replica's name in messages.
 #[derive(Debug, Clone)]
 pub struct SealKeyLocation {
     pub path: std::path::PathBuf,
@@ -214,7 +214,7 @@ pub async fn start_change(
     swap(store, roll, authorities, created, seal, place).await
 }
 
-/// Drops the old CA. Whether anybody still needs it was decided before.
+/// Drops the old CA. The caller has checked that no gateway still needs it.
 pub async fn finish_change(
     store: &Store,
     roll: &CaSet,
@@ -270,7 +270,7 @@ fn parse(value: &[u8]) -> Result<Stored, CaStoreError> {
     struct Version {
         version: u32,
     }
-    // Not the parser's own words: they quote what they found, and that may be a key that stands in the wrong place.
+    // Without the parser's message: it quotes the input, which may be a key in the wrong place.
     let damaged = |error: serde_json::Error| {
         CaStoreError::Damaged(format!(
             "it is not what was expected at line {}, column {}",

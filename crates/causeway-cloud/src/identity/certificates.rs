@@ -1,6 +1,6 @@
 //! Certificates of people and programs: signed on request, listed, and forgotten when they have ended.
 //!
-//! `identity/certificates/SERIAL` names the user, the role and the key; the private key is made by whoever asks and
+//! `identity/certificates/SERIAL` names the user, the role and the key; the private key is made by the client and
 //! never comes here. The ones the cloud keeps in its data dir are listed too. They are revoked in `revoke`.
 
 use std::time::{Duration, SystemTime};
@@ -94,7 +94,7 @@ impl Registrar {
             created: unix_seconds(self.now()),
             expires: unix_seconds(signed.not_after),
         };
-        // Listed before anybody holds it.
+        // Listed before it is sent.
         self.store.create(&store_key(&signed.serial), encode(&record)).await?;
         self.audit(&AuditLine {
             event: "certificate-created",
@@ -154,7 +154,7 @@ impl Registrar {
     }
 }
 
-/// Names that the API gives to others are not for people.
+/// Names that the API reserves are not available to users.
 fn check_user(user: &str) -> Result<(), &'static str> {
     if user.is_empty() || user.chars().count() > USER_CHARS_MAX {
         return Err("must have 1 to 64 characters");

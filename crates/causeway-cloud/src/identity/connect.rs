@@ -1,4 +1,4 @@
-//! Who may say CONNECT on the network: certificates of our own CA that are good for this and nothing else.
+//! Authenticates CONNECT requests from the network: certificates of our own CA that are valid for CONNECT alone.
 //!
 //! The cloud keeps one ready in its data dir while the door is open, in the form that kube-apiserver and Prometheus read: a file
 //! with key and certificate, and one with the CAs. It is made anew when it is old, was revoked, or comes from a CA of yesterday.
@@ -74,7 +74,7 @@ fn is_good(text: &[u8], roll: &CaSet, revocations: &Revocations, now: SystemTime
 }
 
 impl Registrar {
-    /// May whoever shows this certificate say CONNECT? Those who may do everything may do this, too.
+    /// Returns whether this certificate may use CONNECT. Administrators may.
     pub fn may_connect(&self, shown: Option<&CertificateDer<'_>>) -> Result<(), AuthFailure> {
         let leaf = shown.ok_or_else(|| AuthFailure::Malformed("there is no certificate".to_owned()))?;
         let facts =

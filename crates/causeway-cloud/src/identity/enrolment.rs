@@ -25,7 +25,7 @@ use super::ca_store::CaSet;
 use super::gateways::{self, GatewayRecord};
 use super::registrar::{ATTEMPTS_MAX, Registrar, encode, join_key};
 use super::revocation::{self, RevocationReason, RevocationRecord};
-use super::revocation_log::Entry;
+use super::revocation_log::RevocationEntry;
 use super::tokens::{self, JoinTokenRecord, Redeemed, Redemption};
 
 impl Registrar {
@@ -50,9 +50,9 @@ impl Registrar {
         answer
     }
 
-    /// A first certificate without a token, for whoever holds the store and the seal of this cloud anyway: fleets that
-    /// are moved here, and benchmarks. The name is `peer`, whatever the request says; a gateway that has one keeps it.
-    /// Its EGateway must stand in the store before: a running cloud throws out whoever has none.
+    /// Issues a first certificate without a token, for a process that holds the store and the seal key anyway: migration of
+    /// fleets, and benchmarks. The name is `peer`, independent of the request; a gateway that has a certificate keeps it.
+    /// Its EGateway must exist before: a running cloud revokes gateways that have none.
     pub async fn issue_first(&self, peer: &PeerId, csr: &[u8]) -> Result<IssuedMessage, EnrolmentRefusal> {
         let request = read_request(csr, &mut EnrolmentSubjects::default())?;
         self.refuse_revoked(&request.key).await?;
@@ -100,7 +100,7 @@ impl Registrar {
                 .map_err(|_| malformed("the token names no possible gateway"))?;
             subject.peer = Some(peer.clone());
             self.refuse_revoked(&request.key).await?;
-            // An object that was deleted and made again is another gateway; what the former one was given is void.
+            // An object that was deleted and created again is another gateway; tokens and keys of the former one are void.
             let standing = self.standing_since(peer.gateway()).await.map_err(unavailable)?;
             if standing.is_some_and(|since| token_record.created < since) {
                 return Err(tokens::of_a_deleted_gateway(&token));
@@ -128,7 +128,8 @@ impl Registrar {
             }
             if let Some(issued) = self.issue(&peer, &request, gateway, ops, now).await? {
                 // Also for a key that asks again: its first request may have failed at this step.
-                self.log_before_answer(Entry::of_join_token(&id, &token).into_iter().collect()).await?;
+                self.log_before_answer(RevocationEntry::of_join_token(&id, &token).into_iter().collect())
+                    .await?;
                 return Ok(issued);
             }
         }
@@ -171,7 +172,7 @@ impl Registrar {
         self.issue_for_certificate(&facts, &peer, &request).await
     }
 
-    // Whoever comes with a certificate keeps its key: the request proves that it is still in the same hands,
+    // A gateway with a certificate keeps its key: the request proves that it still holds the key,
     // and a request that is replayed brings only another certificate for the same key.
     async fn issue_for_certificate(
         &self,
@@ -231,7 +232,7 @@ impl Registrar {
         }
         record.proven = authority.to_owned();
         match self.store.update(&gateways::store_key(peer.gateway()), record.encode(), revision).await {
-            // Somebody else wrote; the next check will note it.
+            // Another request wrote the record; the next check will note it.
             Ok(_) | Err(StoreError::Conflict { .. } | StoreError::NotFound { .. }) => Ok(()),
             Err(error) => Err(unavailable(error)),
         }
@@ -275,7 +276,7 @@ impl Registrar {
                 ops.push(Op::Update { key, value: record.encode(), expected: *revision });
             }
         }
-        let revoked: Vec<Entry> = ops.iter().filter_map(revoked_key).collect();
+        let revoked: Vec<RevocationEntry> = ops.iter().filter_map(revoked_key).collect();
         match self.store.commit(ops).await {
             Ok(_) => {
                 self.log_before_answer(revoked).await?;
@@ -290,7 +291,7 @@ impl Registrar {
 
     /// Writes redeemed tokens and replaced keys to the revocation log before the certificate is sent, so that a crash in
     /// between does not lose them. A gateway that is refused here asks again with the same key.
-    async fn log_before_answer(&self, entries: Vec<Entry>) -> Result<(), EnrolmentRefusal> {
+    async fn log_before_answer(&self, entries: Vec<RevocationEntry>) -> Result<(), EnrolmentRefusal> {
         self.append_to_log(entries).await.map_err(|_| EnrolmentRefusal {
             retry_after_seconds: 5,
             ..EnrolmentRefusal::new(
@@ -310,7 +311,7 @@ impl Registrar {
     }
 
     // TLS has checked a certificate of the handshake, but perhaps against CAs of yesterday, and one
-    // that came in a message was checked by nobody. So both are checked here; only the time is left to the caller.
+    // that came in a message was not checked at all. So both are checked here; only the time is left to the caller.
     pub(super) fn read_shown(
         &self,
         shown: Option<&CertificateDer<'_>>,
@@ -362,8 +363,8 @@ impl Registrar {
         self.current_gateway(peer.gateway()).await.map_err(unavailable)
     }
 
-    /// What is remembered of a gateway. A record that is older than the EGateway of this name belongs to one that was
-    /// deleted: its key speaks for nobody, also before whoever follows deletions has revoked it.
+    /// Returns the record of a gateway. A record that is older than the EGateway of this name belongs to one that was
+    /// deleted: its key is not valid, even before `deleted_gateways` has revoked it.
     pub(super) async fn current_gateway(
         &self,
         gateway: &str,
@@ -413,7 +414,7 @@ impl Registrar {
     }
 }
 
-/// Whom a request was about, as far as it became known.
+/// The subjects of a request, as far as they are known.
 #[derive(Default)]
 pub(super) struct EnrolmentSubjects {
     peer: Option<PeerId>,
@@ -436,7 +437,7 @@ impl EnrolmentSubjects {
     }
 }
 
-// A gateway has one key. The one before is not believed any more, from the same commit on.
+// A gateway has one key. The same commit revokes the previous one.
 fn replaced(before: &GatewayRecord, key: &KeyHash, peer: &PeerId, now: SystemTime) -> Option<Op> {
     let old = KeyHash::from_hex(before.key.as_deref().or(before.void_key.as_deref())?)?;
     if old == *key {
@@ -450,9 +451,9 @@ fn replaced(before: &GatewayRecord, key: &KeyHash, peer: &PeerId, now: SystemTim
     Some(Op::Put { key: revocation::store_key(&old), value: record.encode() })
 }
 
-fn revoked_key(op: &Op) -> Option<Entry> {
+fn revoked_key(op: &Op) -> Option<RevocationEntry> {
     let Op::Put { key, value } = op else { return None };
-    key.starts_with(revocation::PREFIX).then(|| Entry::of(key, value))?
+    key.starts_with(revocation::PREFIX).then(|| RevocationEntry::of(key, value))?
 }
 
 fn read_request(csr: &[u8], subject: &mut EnrolmentSubjects) -> Result<CertificateRequest, EnrolmentRefusal> {
@@ -468,7 +469,7 @@ fn read_request(csr: &[u8], subject: &mut EnrolmentSubjects) -> Result<Certifica
     Ok(request)
 }
 
-/// What a certificate says of a gateway. Who signed it is not judged.
+/// Reads the gateway of a certificate. The signature is not checked.
 pub(super) fn read_gateway(
     shown: &CertificateDer<'_>,
 ) -> Result<(CertificateFacts, PeerId), EnrolmentRefusal> {

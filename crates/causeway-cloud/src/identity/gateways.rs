@@ -1,4 +1,4 @@
-//! What the cloud remembers of each gateway's identity: its key and its last certificate.
+//! The records of gateways: each holds the gateway's key and its last certificate.
 //!
 //! `identity/gateways/NAME`, one record per gateway, and the pure question whether a certificate that is
 //! shown is the gateway's own. Deciding it by the later certificate keeps edges alive when the cloud was restored
@@ -85,7 +85,7 @@ impl GatewayRecord {
     }
 }
 
-/// Does a certificate of ours still speak for its gateway? `record` is what is remembered of that gateway.
+/// Does a certificate of ours still speak for its gateway? `record` is the record of that gateway.
 pub fn speaks_for_its_gateway(
     record: Option<&GatewayRecord>,
     shown: &CertificateFacts,

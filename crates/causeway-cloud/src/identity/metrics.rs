@@ -7,7 +7,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-/// Counters that others may look at. Clones share them.
+/// The counters of identity. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct IdentityMetrics {
     requests: Family<RequestLabels, Counter>,

@@ -1,7 +1,8 @@
-//! The face of identity: opens what the store and the data dir hold, and keeps it fresh.
+//! The public interface of identity: opens its state in the store and the data dir, and keeps it up to date.
 //!
 //! `open` does everything that must be right before the first caller comes; `run` follows the store and
-//! renews what gets old. Tokens are in `desk`, certificates for gateways in `enrolment`, the change of CA in `rotation`.
+//! renews certificates. Tokens are in `token_admin`, certificates for gateways in `enrolment`, the change of CA in
+//! `rotation`.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -31,13 +32,13 @@ use super::kubeconfig::{self, KubeconfigError};
 use super::metrics::IdentityMetrics;
 use super::replay;
 use super::revocation::{self, RevocationRecord, Revocations};
-use super::revocation_log::{self, Entry, RevocationLog, RevocationLogError};
+use super::revocation_log::{self, RevocationEntry, RevocationLog, RevocationLogError};
 use super::seal::SealKey;
 use super::serving::{self, ServingError, ServingTls};
 use super::token_admin::TokenProblem;
 use super::tokens::{self, ApiTokenRecord, DeletedApiToken, JoinTokenRecord};
 
-/// What identity has to know from the configuration.
+/// The configuration of identity.
 #[derive(Debug, Clone)]
 pub struct IdentityConfig {
     pub data_dir: PathBuf,
@@ -45,13 +46,13 @@ pub struct IdentityConfig {
     pub seal_key: Option<PathBuf>,
     /// The channel endpoints edges are given.
     pub advertise: Vec<ChannelEndpoint>,
-    /// Where the API and the channel listen; what is not a wildcard stands in the server certificate.
+    /// The listeners of the API and the channel; addresses that are not wildcards are in the server certificate.
     pub listen: Vec<SocketAddr>,
     /// Further names and addresses for the server certificate.
     pub names: Vec<String>,
     /// The `server` of the admin kubeconfig.
     pub api_url: String,
-    /// Whether somebody may say CONNECT on the network: then a certificate for it is kept ready.
+    /// Whether CONNECT is served on the network: then a certificate for it is kept ready.
     pub connect: bool,
     /// How long after its end a gateway's certificate may be replaced with its old key. Zero: never.
     pub grace: Duration,
@@ -90,11 +91,11 @@ const GRACE: Duration = Duration::from_secs(90 * 24 * 3600);
 const UPKEEP: Duration = Duration::from_secs(60);
 /// Old records are looked for in every sixtieth round: they have had no effect for days.
 const FORGET_EVERY: u64 = 60;
-/// What the watches bring waits here for the revocation log; beyond it the log is compared with the whole store.
+/// Entries from the watches that wait for the revocation log; beyond it the log is compared with the whole store.
 const LOG_QUEUE_MAX: usize = 4096;
 /// Lines of the log that are written and synced at once.
 const LOG_BATCH: usize = 256;
-/// Compare-and-swap is tried this often; each failure means that somebody else succeeded.
+/// Attempts of a compare-and-swap; each failure means that another writer succeeded.
 pub(super) const ATTEMPTS_MAX: usize = 16;
 
 #[derive(Debug, thiserror::Error)]
@@ -131,7 +132,7 @@ pub struct Registrar {
     bundle_changed: watch::Sender<u64>,
     /// Where edges reach the other replicas, as far as they are known.
     pub(super) other_endpoints: ArcSwap<Vec<ChannelEndpoint>>,
-    /// CAs have come or gone since the start: a handshake may have trusted others than we trust now.
+    /// CAs were added or removed since the start: a handshake may have trusted a CA that is not trusted now.
     have_authorities_changed: AtomicBool,
 }
 
@@ -213,7 +214,7 @@ impl Registrar {
         self.revocations.contains(key)
     }
 
-    /// Keys as they are revoked, for whoever holds sessions. After `Lagged`, ask `is_revoked` for each session.
+    /// Reports keys as they are revoked, for the holders of sessions. After `Lagged`, ask `is_revoked` for each session.
     pub fn revoked_keys(&self) -> broadcast::Receiver<KeyHash> {
         self.revocations.ended()
     }
@@ -228,7 +229,7 @@ impl Registrar {
         !self.have_authorities_changed.load(Ordering::SeqCst)
     }
 
-    /// What time it is, by the clock that judges certificates.
+    /// The time by the clock that certificates are checked against.
     pub fn time(&self) -> SystemTime {
         self.now()
     }
@@ -262,18 +263,21 @@ impl Registrar {
         let authorities = follow::follow(&self.store, ca_store::KEY, self.since, &stop, |change| {
             self.apply_roll(change);
         });
-        // Boxed, because watches of the store are large and this future is held by others.
+        // Boxed, because watches of the store are large and callers hold this future.
         let following =
             async { tokio::join!(revocations, api_tokens, authorities, join_tokens, deleted_tokens) };
         tokio::join!(Box::pin(following), Box::pin(self.keep_fresh(&stop)), self.write_log(waiting, &stop));
     }
 
-    fn queue_for_log(&self, change: &FollowedChange, queue: &mpsc::Sender<Entry>) {
+    fn queue_for_log(&self, change: &FollowedChange, queue: &mpsc::Sender<RevocationEntry>) {
         let entries = match change {
             FollowedChange::All(records) => revocation_log::entries_of(records),
-            FollowedChange::One(event) => {
-                event.value.as_ref().and_then(|value| Entry::of(&event.key, value)).into_iter().collect()
-            }
+            FollowedChange::One(event) => event
+                .value
+                .as_ref()
+                .and_then(|value| RevocationEntry::of(&event.key, value))
+                .into_iter()
+                .collect(),
         };
         // Full: the log is compared with the whole store within a minute.
         if entries.into_iter().any(|entry| queue.try_send(entry).is_err()) {
@@ -281,12 +285,12 @@ impl Registrar {
         }
     }
 
-    async fn write_log(&self, mut waiting: mpsc::Receiver<Entry>, stop: &CancellationToken) {
+    async fn write_log(&self, mut waiting: mpsc::Receiver<RevocationEntry>, stop: &CancellationToken) {
         let mut batch = Vec::new();
         loop {
             tokio::select! {
                 biased;
-                // What was not written yet is found in the store by the next start.
+                // The next start finds the remaining entries in the store.
                 () = stop.cancelled() => return,
                 count = waiting.recv_many(&mut batch, LOG_BATCH) => if count == 0 { return },
             }
@@ -294,7 +298,7 @@ impl Registrar {
         }
     }
 
-    pub(super) async fn append_to_log(&self, entries: Vec<Entry>) -> std::io::Result<()> {
+    pub(super) async fn append_to_log(&self, entries: Vec<RevocationEntry>) -> std::io::Result<()> {
         let appended = self.log.append(entries, self.now()).await;
         if let Err(error) = &appended {
             self.is_log_behind.store(true, Ordering::SeqCst);
@@ -303,8 +307,12 @@ impl Registrar {
         appended
     }
 
-    /// Writes down what was just taken away, before it is acknowledged.
-    pub(super) async fn log_revocation(&self, entries: Vec<Entry>, what: &str) -> Result<(), TokenProblem> {
+    /// Writes revocations to the log before they are acknowledged.
+    pub(super) async fn log_revocation(
+        &self,
+        entries: Vec<RevocationEntry>,
+        what: &str,
+    ) -> Result<(), TokenProblem> {
         self.append_to_log(entries).await.map_err(|source| TokenProblem::NotLogged {
             what: what.to_owned(),
             path: self.log.path().to_owned(),
@@ -312,20 +320,20 @@ impl Registrar {
         })
     }
 
-    /// Brings the revocation log to what the store holds.
+    /// Adds the revocations in the store to the revocation log.
     async fn log_everything(&self) -> Result<(), StoreError> {
         let mut entries = Vec::new();
         for prefix in [revocation::PREFIX, tokens::JOIN_PREFIX, tokens::DELETED_PREFIX] {
             let (records, _) = follow::snapshot(&self.store, prefix).await?;
             entries.extend(revocation_log::entries_of(&records));
         }
-        // Before: what comes now and cannot be written raises it again.
+        // Before the write: an entry that cannot be written sets it again.
         self.is_log_behind.store(false, Ordering::SeqCst);
         let _ = self.append_to_log(entries).await;
         Ok(())
     }
 
-    // What must be so and may wait: a full disk does not keep a cloud from starting.
+    // Necessary work that may be late: a full disk does not keep a cloud from starting.
     async fn catch_up(&self) {
         if self.is_log_behind.load(Ordering::SeqCst)
             && let Err(error) = self.log_everything().await
@@ -367,7 +375,7 @@ impl Registrar {
         }
     }
 
-    /// One round of all that `run` does from time to time. For whoever sets the clock by hand.
+    /// One round of the periodic work of `run`. For tests, which set the clock.
     pub async fn upkeep(&self) -> Result<(), IdentityError> {
         self.refresh().await?;
         self.forget_old_records().await?;
@@ -407,7 +415,7 @@ impl Registrar {
     pub(super) fn publish_roll(&self, roll: CaSet) {
         let newer = Arc::new(roll);
         if newer.ids() != self.roll.load().ids() {
-            // Before the roll itself: who reads both never takes the new one for the first.
+            // Before the CAs themselves: a reader of both never takes the new set for the first.
             self.have_authorities_changed.store(true, Ordering::SeqCst);
         }
         self.roll
@@ -510,7 +518,7 @@ impl Registrar {
     }
 }
 
-/// Opens the revocation log and applies what the store does not know: it was put back from an older copy.
+/// Opens the revocation log and applies the entries that the store does not have: it was replaced by an older copy.
 async fn open_log(
     store: &Store,
     config: &IdentityConfig,
@@ -532,7 +540,7 @@ async fn open_log(
     Ok(log)
 }
 
-/// Is a certificate of a person or a program among them?
+/// Returns whether a certificate of a user or a program is among the records.
 fn concerns_users(change: &FollowedChange) -> bool {
     let of_user = |value: &[u8]| {
         serde_json::from_slice::<RevocationRecord>(value).is_ok_and(|record| record.gateway.is_empty())

@@ -1,6 +1,6 @@
 //! Applies a revocation log to a store that does not know of it: one that was restored, or put back as an older file.
 //!
-//! What an entry means for the records is decided in pure functions; `replay` reads, decides and commits by
+//! Pure functions decide the effect of an entry on the records; `replay` reads, decides and commits by
 //! compare-and-swap, entry by entry in the order of the log. Applying a log twice changes nothing.
 
 use std::collections::HashMap;
@@ -16,11 +16,11 @@ use super::authority::GATEWAY_LIFETIME;
 use super::gateways::{self, GatewayRecord};
 use super::registrar::{ATTEMPTS_MAX, api_key, encode, join_key};
 use super::revocation::{self, RevocationRecord};
-use super::revocation_log::Entry;
+use super::revocation_log::RevocationEntry;
 use super::tokens::{DeletedApiToken, JoinTokenRecord, Redeemed, deleted_key};
 use super::{follow, tokens};
 
-/// What was missing in the store and is there now.
+/// The revocations that were missing in the store and were applied.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Replayed {
     /// Gateways whose key is revoked again, by name.
@@ -38,10 +38,10 @@ impl Replayed {
     }
 }
 
-/// Applies what the store does not know. `grace`: how long an expired certificate may be replaced with its key.
+/// Applies the entries that the store does not have. `grace`: how long an expired certificate may be replaced with its key.
 pub async fn replay(
     store: &Store,
-    entries: &[Entry],
+    entries: &[RevocationEntry],
     now: SystemTime,
     grace: Duration,
 ) -> Result<Replayed, StoreError> {
@@ -56,7 +56,7 @@ pub async fn replay(
     }
     for entry in entries {
         match entry {
-            Entry::Key { key, record } => {
+            RevocationEntry::Key { key, record } => {
                 let Some(hash) = KeyHash::from_hex(key) else { continue };
                 if !known.contains_key(&revocation::store_key(&hash))
                     && replay_key(store, &hash, record, now, grace).await?
@@ -67,7 +67,7 @@ pub async fn replay(
                     }
                 }
             }
-            Entry::JoinToken { id, deleted, redeemed, .. } => {
+            RevocationEntry::JoinToken { id, deleted, redeemed, .. } => {
                 let is_behind = known
                     .get(&join_key(id))
                     .and_then(|value| serde_json::from_slice(value).ok())
@@ -76,7 +76,7 @@ pub async fn replay(
                     push_once(&mut replayed.join_tokens, id);
                 }
             }
-            Entry::ApiToken { id, expires } => {
+            RevocationEntry::ApiToken { id, expires } => {
                 if tokens::is_id(id) && known.contains_key(&api_key(id)) {
                     let deleted = DeletedApiToken { expires: *expires };
                     let ops = vec![

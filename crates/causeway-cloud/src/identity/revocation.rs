@@ -1,7 +1,7 @@
 //! Keys that are no longer believed, kept in memory as the store has them.
 //!
 //! `revocations/HASH` in the store names a key. Every request asks the set in memory, which a watch keeps fresh;
-//! whoever signs a certificate asks the store itself. Sessions that are open are told through `ended`.
+//! before a certificate is signed, the store itself is read. Sessions that are open are told through `ended`.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -49,7 +49,7 @@ pub struct RevocationRecord {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RevocationReason {
-    /// Somebody said so.
+    /// An administrator revoked it.
     Revoked,
     /// The gateway was enrolled anew with another key.
     Replaced,
@@ -78,7 +78,7 @@ impl RevocationRecord {
     }
 }
 
-/// The revoked keys. The follower of the store applies changes, and whoever revokes does not wait for it; everybody reads.
+/// The revoked keys. The follower of the store applies changes; a revocation here is applied without waiting for it.
 #[derive(Debug)]
 pub struct Revocations {
     keys: ArcSwap<HashMap<KeyHash, Option<RevocationRecord>>>,
@@ -137,7 +137,7 @@ impl Revocations {
         change(&mut keys);
         let fresh: Vec<_> = keys.keys().filter(|key| !before.contains_key(*key)).copied().collect();
         self.keys.store(Arc::new(keys));
-        // Nobody may be listening; then nobody has a session to end.
+        // Without a receiver there is no session to end.
         fresh.into_iter().for_each(|key| drop(self.ended.send(key)));
     }
 }

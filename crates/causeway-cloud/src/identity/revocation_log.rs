@@ -31,7 +31,7 @@ const KEPT_AFTER_END: Duration = Duration::from_secs(366 * 24 * 3600);
 /// One revocation that a restored store must not lose.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
-pub enum Entry {
+pub enum RevocationEntry {
     Key {
         key: String,
         record: RevocationRecord,
@@ -55,25 +55,28 @@ struct Line {
     /// The time of writing. Informational; the program does not read it.
     time: String,
     #[serde(flatten)]
-    entry: Entry,
+    entry: RevocationEntry,
 }
 
-impl Entry {
+impl RevocationEntry {
     /// Returns the entry for a record of the store, if the record revokes, redeems or deletes something.
-    pub fn of(store_key: &str, value: &[u8]) -> Option<Entry> {
+    pub fn of(store_key: &str, value: &[u8]) -> Option<RevocationEntry> {
         if let Some(key) = store_key.strip_prefix(revocation::PREFIX) {
-            return Some(Entry::Key { key: key.to_owned(), record: serde_json::from_slice(value).ok()? });
+            return Some(RevocationEntry::Key {
+                key: key.to_owned(),
+                record: serde_json::from_slice(value).ok()?,
+            });
         }
         if let Some(id) = store_key.strip_prefix(tokens::JOIN_PREFIX) {
-            return Entry::of_join_token(id, &serde_json::from_slice(value).ok()?);
+            return RevocationEntry::of_join_token(id, &serde_json::from_slice(value).ok()?);
         }
         let id = store_key.strip_prefix(tokens::DELETED_PREFIX)?;
         let deleted: DeletedApiToken = serde_json::from_slice(value).ok()?;
-        Some(Entry::ApiToken { id: id.to_owned(), expires: deleted.expires })
+        Some(RevocationEntry::ApiToken { id: id.to_owned(), expires: deleted.expires })
     }
 
-    pub fn of_join_token(id: &str, record: &JoinTokenRecord) -> Option<Entry> {
-        (record.deleted.is_some() || !record.redeemed.is_empty()).then(|| Entry::JoinToken {
+    pub fn of_join_token(id: &str, record: &JoinTokenRecord) -> Option<RevocationEntry> {
+        (record.deleted.is_some() || !record.redeemed.is_empty()).then(|| RevocationEntry::JoinToken {
             id: id.to_owned(),
             expires: record.expires,
             deleted: record.deleted,
@@ -84,19 +87,21 @@ impl Entry {
     /// The time at which the key or token expires by itself.
     fn end(&self) -> SystemTime {
         from_unix_seconds(match self {
-            Entry::Key { record, .. } => record.until,
-            Entry::JoinToken { expires, .. } | Entry::ApiToken { expires, .. } => *expires,
+            RevocationEntry::Key { record, .. } => record.until,
+            RevocationEntry::JoinToken { expires, .. } | RevocationEntry::ApiToken { expires, .. } => {
+                *expires
+            }
         })
     }
 
     /// Two lines with the same fingerprint have the same effect.
     fn fingerprint(&self) -> String {
         match self {
-            Entry::Key { key, .. } => format!("key {key}"),
-            Entry::JoinToken { id, deleted, redeemed, .. } => {
+            RevocationEntry::Key { key, .. } => format!("key {key}"),
+            RevocationEntry::JoinToken { id, deleted, redeemed, .. } => {
                 format!("join {id} {} {}", redeemed.len(), deleted.is_some())
             }
-            Entry::ApiToken { id, .. } => format!("api {id}"),
+            RevocationEntry::ApiToken { id, .. } => format!("api {id}"),
         }
     }
 }
@@ -104,7 +109,7 @@ impl Entry {
 /// The entries of a log, oldest first.
 #[derive(Debug, Default)]
 pub struct LogContent {
-    pub entries: Vec<Entry>,
+    pub entries: Vec<RevocationEntry>,
     /// The last line is incomplete: the process or the machine stopped while it was written.
     pub is_torn: bool,
 }
@@ -159,7 +164,10 @@ pub struct RevocationLog {
 impl RevocationLog {
     /// Reads the log and truncates an incomplete last line. The file is created with its first line. A file whose lines
     /// are mostly out of date is rewritten without them.
-    pub fn open(path: PathBuf, now: SystemTime) -> Result<(RevocationLog, Vec<Entry>), RevocationLogError> {
+    pub fn open(
+        path: PathBuf,
+        now: SystemTime,
+    ) -> Result<(RevocationLog, Vec<RevocationEntry>), RevocationLogError> {
         let content = read(&path)?.unwrap_or_default();
         if content.is_torn {
             tracing::warn!(
@@ -169,7 +177,7 @@ impl RevocationLog {
             repair(&path).map_err(|source| RevocationLogError::Io { path: path.clone(), source })?;
         }
         let mut entries = content.entries;
-        let is_kept = |entry: &Entry| now <= entry.end() + KEPT_AFTER_END;
+        let is_kept = |entry: &RevocationEntry| now <= entry.end() + KEPT_AFTER_END;
         let kept = entries.iter().filter(|entry| is_kept(entry)).count();
         if entries.len() >= COMPACT_LINES_MIN && kept < entries.len() / 2 {
             entries.retain(is_kept);
@@ -178,7 +186,7 @@ impl RevocationLog {
                 tracing::warn!(%error, path = %path.display(), "cannot compact the revocation log");
             }
         }
-        let written = entries.iter().map(Entry::fingerprint).collect();
+        let written = entries.iter().map(RevocationEntry::fingerprint).collect();
         Ok((RevocationLog { path: Arc::new(path), written: Arc::new(Mutex::new(written)) }, entries))
     }
 
@@ -187,15 +195,15 @@ impl RevocationLog {
     }
 
     /// Appends the entries that are not in the log yet. They are on disk when this returns.
-    pub async fn append(&self, entries: Vec<Entry>, now: SystemTime) -> io::Result<()> {
+    pub async fn append(&self, entries: Vec<RevocationEntry>, now: SystemTime) -> io::Result<()> {
         let log = self.clone();
         let appended = tokio::task::spawn_blocking(move || log.append_blocking(&entries, now));
         appended.await.map_err(io::Error::other)?
     }
 
-    fn append_blocking(&self, entries: &[Entry], now: SystemTime) -> io::Result<()> {
+    fn append_blocking(&self, entries: &[RevocationEntry], now: SystemTime) -> io::Result<()> {
         let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
-        let fresh: Vec<Entry> =
+        let fresh: Vec<RevocationEntry> =
             entries.iter().filter(|entry| !written.contains(&entry.fingerprint())).cloned().collect();
         if fresh.is_empty() {
             return Ok(());
@@ -209,7 +217,7 @@ impl RevocationLog {
             return Err(error);
         }
         file.sync_data()?;
-        written.extend(fresh.iter().map(Entry::fingerprint));
+        written.extend(fresh.iter().map(RevocationEntry::fingerprint));
         Ok(())
     }
 }
@@ -254,7 +262,7 @@ fn complete_last_line(file: &mut File) -> io::Result<u64> {
     Ok(begin as u64)
 }
 
-fn lines(entries: &[Entry], now: SystemTime) -> Vec<u8> {
+fn lines(entries: &[RevocationEntry], now: SystemTime) -> Vec<u8> {
     let time = causeway_channel::clock::UtcTimestamp(from_unix_seconds(unix_seconds(now))).to_string();
     let mut text = Vec::new();
     for entry in entries {
@@ -266,8 +274,8 @@ fn lines(entries: &[Entry], now: SystemTime) -> Vec<u8> {
 }
 
 /// Returns the entries for the records of a snapshot.
-pub fn entries_of(records: &[StoreRecord]) -> Vec<Entry> {
-    records.iter().filter_map(|record| Entry::of(&record.key, &record.value)).collect()
+pub fn entries_of(records: &[StoreRecord]) -> Vec<RevocationEntry> {
+    records.iter().filter_map(|record| RevocationEntry::of(&record.key, &record.value)).collect()
 }
 
 #[cfg(test)]
@@ -281,14 +289,14 @@ mod tests {
         from_unix_seconds(1_800_000_000)
     }
 
-    fn key(name: &str, until: SystemTime) -> Entry {
+    fn key(name: &str, until: SystemTime) -> RevocationEntry {
         let record = RevocationRecord::new("g", RevocationReason::Revoked, now(), unix_seconds(until));
-        Entry::Key { key: name.into(), record }
+        RevocationEntry::Key { key: name.into(), record }
     }
 
-    fn token(id: &str, redeemed: usize, deleted: Option<i64>) -> Entry {
+    fn token(id: &str, redeemed: usize, deleted: Option<i64>) -> RevocationEntry {
         let redeemed = (0..redeemed).map(|number| Redeemed { key: number.to_string(), at: 1 }).collect();
-        Entry::JoinToken { id: id.into(), expires: unix_seconds(now()), deleted, redeemed }
+        RevocationEntry::JoinToken { id: id.into(), expires: unix_seconds(now()), deleted, redeemed }
     }
 
     #[tokio::test]
@@ -298,7 +306,11 @@ mod tests {
         assert!(read(&path).unwrap().is_none());
         let (log, entries) = RevocationLog::open(path.clone(), now()).unwrap();
         assert!(entries.is_empty() && !path.exists());
-        let all = vec![key("a", now()), token("t", 1, None), Entry::ApiToken { id: "x".into(), expires: 5 }];
+        let all = vec![
+            key("a", now()),
+            token("t", 1, None),
+            RevocationEntry::ApiToken { id: "x".into(), expires: 5 },
+        ];
         log.append(all.clone(), now()).await.unwrap();
         log.append(all.clone(), now()).await.unwrap();
         log.append(vec![token("t", 1, Some(7))], now()).await.unwrap();
@@ -360,7 +372,8 @@ mod tests {
         let path = folder.path().join(FILE);
         let (log, _) = RevocationLog::open(path.clone(), now()).unwrap();
         let later = now() + KEPT_AFTER_END + Duration::from_secs(10);
-        let mut entries: Vec<Entry> = (0..1000).map(|number| key(&number.to_string(), now())).collect();
+        let mut entries: Vec<RevocationEntry> =
+            (0..1000).map(|number| key(&number.to_string(), now())).collect();
         entries.push(key("fresh", later));
         log.append(entries, now()).await.unwrap();
         let count = |now| RevocationLog::open(path.clone(), now).unwrap().1.len();

@@ -18,11 +18,11 @@ use super::follow;
 use super::gateways::{self, GatewayRecord};
 use super::registrar::{ATTEMPTS_MAX, Registrar, encode};
 use super::revocation::{self, RevocationReason, RevocationRecord};
-use super::revocation_log::Entry;
+use super::revocation_log::RevocationEntry;
 use super::token_admin::{TokenProblem, busy, each};
 use super::tokens::{self, JoinTokenRecord};
 
-/// What happens to the open join tokens of a gateway that is revoked.
+/// The treatment of open join tokens of a gateway that is revoked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OpenTokens {
     Close,
@@ -87,12 +87,12 @@ impl Registrar {
             reason: &serial,
             ..AuditLine::default()
         });
-        // Whoever works on this host is not locked out: the file in the data dir is made anew at once.
+        // The file in the data dir is rewritten at once, so that operators on this host are not locked out.
         if let Err(error) = self.refresh().await {
             let error = &error as &dyn std::error::Error;
             tracing::error!(error, "the admin kubeconfig cannot be made anew; trying again in a minute");
         }
-        let entry = Entry::Key { key: certificate.key.clone(), record };
+        let entry = RevocationEntry::Key { key: certificate.key.clone(), record };
         self.log_revocation(vec![entry], &format!("certificate {serial} is not believed")).await?;
         Ok(RevokedCertificate { serial, user: certificate.user, key: certificate.key })
     }
@@ -183,7 +183,7 @@ impl Registrar {
         &self,
         gateway: &str,
         upto: Option<Revision>,
-    ) -> Result<(Vec<String>, Vec<Entry>), TokenProblem> {
+    ) -> Result<(Vec<String>, Vec<RevocationEntry>), TokenProblem> {
         let now = self.now();
         let (join, _) = follow::snapshot(&self.store, tokens::JOIN_PREFIX).await?;
         let is_meant = |record: &StoreRecord| upto.is_none_or(|upto| record.created <= upto);
@@ -202,7 +202,7 @@ impl Registrar {
     }
 
     /// `None`: it was closed meanwhile.
-    async fn close_token(&self, id: &str) -> Result<Option<Entry>, TokenProblem> {
+    async fn close_token(&self, id: &str) -> Result<Option<RevocationEntry>, TokenProblem> {
         let key = super::registrar::join_key(id);
         for _ in 0..ATTEMPTS_MAX {
             let Some((mut record, revision)) = self.load::<JoinTokenRecord>(&key).await? else {
@@ -216,7 +216,7 @@ impl Registrar {
             match self.store.update(&key, encode(&record), revision).await {
                 Ok(_) => {
                     self.audit(&AuditLine { event: "token-deleted", reason: id, ..AuditLine::default() });
-                    return Ok(Entry::of_join_token(id, &record));
+                    return Ok(RevocationEntry::of_join_token(id, &record));
                 }
                 Err(StoreError::Conflict { .. }) => {}
                 Err(error) => return Err(error.into()),
@@ -235,7 +235,7 @@ impl Registrar {
         &self,
         gateway: &str,
         upto: Option<Revision>,
-    ) -> Result<Option<(Vec<String>, Vec<Entry>)>, TokenProblem> {
+    ) -> Result<Option<(Vec<String>, Vec<RevocationEntry>)>, TokenProblem> {
         let key = gateways::store_key(gateway);
         for _ in 0..ATTEMPTS_MAX {
             let Some((record, revision)) = self.load::<GatewayRecord>(&key).await? else {
@@ -264,7 +264,7 @@ impl Registrar {
                         key: &hash.to_string(),
                         ..AuditLine::default()
                     });
-                    let entry = Entry::Key { key: hash.to_string(), record: revocation };
+                    let entry = RevocationEntry::Key { key: hash.to_string(), record: revocation };
                     return Ok(Some((vec![hash.to_string()], vec![entry])));
                 }
                 Err(StoreError::Conflict { .. }) => {}

@@ -1,7 +1,7 @@
 //! The change from one CA to the next, without losing an edge.
 //!
 //! `start` adds a CA: both are trusted, certificates come from the new one, and every edge that renews or
-//! checks in learns of both. `finish` drops the old one, once nobody depends on it alone.
+//! checks in learns of both. `finish` drops the old one, once no gateway depends on it alone.
 
 use std::time::SystemTime;
 
@@ -69,7 +69,7 @@ impl From<StoreError> for RotationError {
 }
 
 impl Registrar {
-    /// The CAs, and who still depends on an old one.
+    /// Returns the CAs, and the gateways and tokens that still depend on an old one.
     pub async fn authorities(&self) -> Result<RotationView, RotationError> {
         let roll = self.roll.load_full();
         let needed = self.who_needs_the_old(&roll).await?;
@@ -103,7 +103,7 @@ impl Registrar {
         self.authorities().await
     }
 
-    /// Ends the change. Refused while somebody would be lost, unless forced.
+    /// Ends the change. Refused while a gateway would be locked out, unless forced.
     pub async fn finish_rotation(&self, force: bool) -> Result<RotationView, RotationError> {
         let roll = self.roll.load_full();
         if !roll.is_changing() {

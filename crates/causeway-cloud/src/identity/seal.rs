@@ -1,6 +1,6 @@
 //! Seals the CA's private key before it goes into the store.
 //!
-//! Whoever can read the store (an etcd, a backup) must not be able to sign certificates. So the key is
+//! A reader of the store (an etcd, a backup) must not be able to sign certificates. So the key is
 //! encrypted with AES-256-GCM under a key that stays in a file of the cloud's hosts, `seal.key`.
 
 use std::fmt;
@@ -76,7 +76,7 @@ impl SealKey {
         &self.path
     }
 
-    /// `context` says what is sealed; the same words are needed to open it.
+    /// `context` names the sealed data; the same context is needed to open it.
     pub fn seal(&self, context: &str, secret: &[u8]) -> Vec<u8> {
         let mut sealed = secret.to_vec();
         let nonce = self

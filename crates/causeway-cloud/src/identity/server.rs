@@ -1,7 +1,7 @@
 //! Enrolment on the channel port, after the handshake: one request, one answer, close.
 //!
 //! Strangers come here, so everything is bounded: connections, sizes, times, and how often an address may try.
-//! What is refused for a bound is counted. Decisions about certificates are the registrar's, the handshake is the
+//! Requests that exceed a bound are counted. Decisions about certificates are the registrar's, the handshake is the
 //! port's.
 
 use std::collections::HashMap;
@@ -26,25 +26,25 @@ use tokio_util::task::TaskTracker;
 
 use super::registrar::Registrar;
 
-/// Bounds on what strangers can make the cloud do.
+/// Bounds on the work that unauthenticated peers can cause.
 #[derive(Debug, Clone)]
 pub struct EnrolmentLimits {
     /// Open at the same time; one more is closed at once.
     pub connections_max: usize,
-    /// The same, per address: so that one cannot keep the others out.
+    /// The same, per address, so that one address cannot take all places.
     pub connections_per_address_max: usize,
     /// From the end of the handshake to the answer.
     pub exchange: Duration,
     /// Tries without a live certificate, per address (an IPv6 network of 64 bits counts as one).
     pub tries_per_second: NonZeroU32,
     pub tries_burst: NonZeroU32,
-    /// The same, for everybody together.
+    /// The same, for all addresses together.
     pub all_tries_per_second: NonZeroU32,
     pub all_tries_burst: NonZeroU32,
 }
 
 impl Default for EnrolmentLimits {
-    /// Secrets of 256 bits cannot be guessed at any rate; what is protected is the processor and the store.
+    /// Secrets of 256 bits cannot be guessed at any rate; the limit protects the processor and the store.
     /// A site that rolls out sixty gateways behind one address does not notice; ten thousand edges enrol in a minute.
     fn default() -> EnrolmentLimits {
         let some = |number| NonZeroU32::new(number).expect("the constant is not zero");
@@ -65,7 +65,7 @@ const ADDRESSES_MAX: usize = 50_000;
 /// How long open exchanges may go on after the stop.
 const DRAIN: Duration = Duration::from_secs(1);
 
-/// Answers those who come through the port to enrol.
+/// Serves enrolment connections of the channel port.
 pub struct EnrolmentServer {
     shared: Arc<Shared>,
     tasks: TaskTracker,

@@ -132,7 +132,7 @@ pub(super) fn spki(key: &PrivateKey) -> Result<Vec<u8>, AuthorityError> {
     Ok(request.spki)
 }
 
-/// Every name under which somebody may reach this cloud. A wildcard listener is reached under the machine's
+/// Every name under which clients may reach this cloud. A wildcard listener is reached under the machine's
 /// `outward` addresses, which may change while it runs.
 pub fn names(
     advertise: &[ChannelEndpoint],
@@ -161,7 +161,7 @@ pub fn names(
     names
 }
 
-// A host name that no certificate can hold (two dots in a row, say) is left out: nobody could verify it anyway.
+// A host name that no certificate can hold (two dots in a row, say) is left out: no client could verify it anyway.
 fn server_name(text: &str) -> Option<CloudServerName> {
     if let Ok(address) = text.parse::<IpAddr>() {
         return Some(CloudServerName::Ip(address));
@@ -170,9 +170,9 @@ fn server_name(text: &str) -> Option<CloudServerName> {
     Some(CloudServerName::Dns(name.as_ref().to_owned()))
 }
 
-/// The addresses of this machine that others see: where a packet to the outside would come from. Nothing is sent.
+/// The outward addresses of this machine: the source addresses of packets to other hosts. Nothing is sent.
 pub fn outward_addresses() -> Vec<IpAddr> {
-    // Documentation addresses (RFC 5737, RFC 3849): routed like any foreign host, and nobody's.
+    // Documentation addresses (RFC 5737, RFC 3849): routed like any foreign host, and assigned to no host.
     let probes = [("0.0.0.0:0", "192.0.2.1:9"), ("[::]:0", "[2001:db8::1]:9")];
     let outward = |(local, remote)| {
         let socket = UdpSocket::bind(local).ok()?;
@@ -182,7 +182,7 @@ pub fn outward_addresses() -> Vec<IpAddr> {
     probes.into_iter().filter_map(outward).filter(|ip| !ip.is_unspecified() && !ip.is_loopback()).collect()
 }
 
-/// What the machine calls itself.
+/// The host name of the machine.
 pub fn host_name() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     match name.trim() {

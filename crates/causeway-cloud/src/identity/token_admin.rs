@@ -1,7 +1,7 @@
-//! Where tokens are handed out and taken back.
+//! Creates, lists and deletes tokens.
 //!
-//! What the actions of the API ask for, as methods of the registrar. Each is one decision upon records of the store and
-//! one commit; what a presented token is worth is decided in `tokens`, gateways are put out in `revoke`.
+//! The token actions of the API, as methods of the registrar. Each is one decision on records of the store and one
+//! commit. `tokens` judges a presented token, `revoke` revokes gateways.
 
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 use super::audit::AuditLine;
 use super::follow;
 use super::registrar::{ATTEMPTS_MAX, Registrar, api_key, encode, join_key};
-use super::revocation_log::Entry;
+use super::revocation_log::RevocationEntry;
 use super::tokens::{self, ApiRole, ApiTokenRecord, DeletedApiToken, JoinTokenRecord, OnEnrolled};
 
 /// Why a token was not made, found or deleted.
@@ -182,7 +182,7 @@ impl Registrar {
         if self.delete_api_token(id).await? {
             return Ok(());
         }
-        // A join token stays as a mark, so that whoever presents it is told that it was deleted.
+        // A join token stays as a mark, so that a host that presents it is told that it was deleted.
         for _ in 0..ATTEMPTS_MAX {
             let Some((mut record, revision)) = self.load::<JoinTokenRecord>(&join_key(id)).await? else {
                 return Err(not_found());
@@ -194,7 +194,7 @@ impl Registrar {
             match self.store.update(&join_key(id), encode(&record), revision).await {
                 Ok(_) => {
                     self.audit(&AuditLine { event: "token-deleted", reason: id, ..AuditLine::default() });
-                    let closed = Entry::of_join_token(id, &record).into_iter().collect();
+                    let closed = RevocationEntry::of_join_token(id, &record).into_iter().collect();
                     return self.log_revocation(closed, &format!("token {id} is worth nothing")).await;
                 }
                 Err(StoreError::Conflict { .. }) => {}
@@ -218,7 +218,7 @@ impl Registrar {
             match self.store.commit(ops).await {
                 Ok(_) => {
                     self.audit(&AuditLine { event: "token-deleted", reason: id, ..AuditLine::default() });
-                    let entry = Entry::ApiToken { id: id.to_owned(), expires: record.expires };
+                    let entry = RevocationEntry::ApiToken { id: id.to_owned(), expires: record.expires };
                     self.log_revocation(vec![entry], &format!("token {id} is worth nothing")).await?;
                     return Ok(true);
                 }
@@ -267,7 +267,7 @@ fn summary_of_api(id: String, record: &ApiTokenRecord, now: SystemTime) -> Token
     }
 }
 
-// Records that cannot be read are passed over in lists: one damaged token must not hide the others.
+// Records that cannot be read are passed over in lists: one damaged token must not hide the rest.
 pub(super) fn each<'a, T: DeserializeOwned>(
     records: &'a [StoreRecord],
     prefix: &'a str,

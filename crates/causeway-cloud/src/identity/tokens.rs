@@ -1,4 +1,4 @@
-//! Join tokens and API tokens as they stand in the store, and what a presented one is worth.
+//! The records of join tokens and API tokens, and the decision on a presented token.
 //!
 //! The store holds the hash of a token's secret, never the secret. Records are plain values; the decisions
 //! about them are pure, and `registrar` reads, decides and writes with compare-and-swap.
@@ -19,7 +19,7 @@ pub const API_PREFIX: &str = "apitokens/";
 pub const DELETED_PREFIX: &str = "deletedtokens/";
 const API_TEXT: &str = "cwa1.";
 pub const TTL_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
-/// So long after its end a token is still known, and whoever presents it is told what happened to it.
+/// How long an expired token is kept, so that a host that presents it is told the reason.
 pub const REMEMBERED: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// The name of a token: half of the hash of its secret, in hexadecimal digits. It tells nothing of the secret.
@@ -57,7 +57,7 @@ fn replaces_by_default() -> bool {
     true
 }
 
-/// What a join token does when its gateway is enrolled.
+/// The effect of a join token on a gateway that is enrolled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnEnrolled {
     /// It is not made, and not taken.
@@ -83,7 +83,7 @@ pub struct Redeemed {
     pub at: i64,
 }
 
-/// What redeeming would mean.
+/// The effect of redeeming a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Redemption {
     /// One use more.

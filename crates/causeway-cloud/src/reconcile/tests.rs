@@ -146,7 +146,7 @@ async fn who_is_behind_does_not_overwrite_who_is_not() {
     let lab = Lab::start(0).await;
     lab.create(Kind::ESite, "oslo", json!({})).await;
     let behind = Reconciler::new(lab.registry.clone(), Readiness::new().register("slow"), &Metrics::new("0"));
-    let ((world, freed), _) = behind.load().await.unwrap();
+    let (LoadedState { world, freed, .. }, _) = behind.load().await.unwrap();
     let mut round = Round::new(&behind, world, freed);
     let fast = Reconciler::new(lab.registry.clone(), Readiness::new().register("fast"), &Metrics::new("0"));
     let running = tokio::spawn(fast.run(lab.stop.clone()));

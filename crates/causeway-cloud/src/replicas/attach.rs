@@ -5,7 +5,7 @@
 //! here does; when another process of the gateway holds the newer one, it ends at once. Edges are told where
 //! the other replicas are, so that they know where to go when this one is gone.
 
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use causeway_api::GatewayStats;
@@ -107,19 +107,23 @@ const REPLICAS_END: Duration = Duration::from_secs(1);
 pub struct LinkDispatcher {
     sessions: Sessions,
     fleet: Arc<Fleet>,
+    streams: Arc<EdgeStreamServer>,
     replicas: TaskTracker,
     stop: CancellationToken,
 }
 
 impl LinkDispatcher {
-    pub fn new(sessions: Sessions, fleet: Arc<Fleet>) -> LinkDispatcher {
-        LinkDispatcher { sessions, fleet, replicas: TaskTracker::new(), stop: CancellationToken::new() }
+    /// `gateway` is the cloud's own, for streams that edges open to it.
+    pub fn new(sessions: Sessions, fleet: Arc<Fleet>, gateway: Gateway) -> LinkDispatcher {
+        let streams = Arc::new(EdgeStreamServer { fleet: fleet.clone(), gateway });
+        let (replicas, stop) = (TaskTracker::new(), CancellationToken::new());
+        LinkDispatcher { sessions, fleet, streams, replicas, stop }
     }
 }
 
 impl LinkHandler for LinkDispatcher {
     fn handle_channel(&self, link: Link, turn: HandshakeSlot) {
-        self.sessions.handle_channel(link, turn);
+        self.sessions.accept(link, turn, self.streams.clone());
     }
 
     fn handle_replica(&self, link: Link) {
@@ -136,20 +140,10 @@ impl LinkHandler for LinkDispatcher {
     }
 }
 
-/// Serves streams that edges open: towards the cloud's own gateway, and towards other gateways. Both are set
-/// when they exist: they need the sessions, which need this.
-#[derive(Default)]
+/// Serves streams that edges open: those to the cloud's own gateway, and those to gateways of other sites.
 pub struct EdgeStreamServer {
-    fleet: OnceLock<Weak<Fleet>>,
-    gateway: OnceLock<Gateway>,
-}
-
-impl EdgeStreamServer {
-    pub fn set(&self, fleet: &Arc<Fleet>, gateway: &Gateway) {
-        // Called once. A second call changes nothing.
-        let _ = self.fleet.set(Arc::downgrade(fleet));
-        let _ = self.gateway.set(gateway.clone());
-    }
+    pub fleet: Arc<Fleet>,
+    pub gateway: Gateway,
 }
 
 impl EdgeStreamHandler for EdgeStreamServer {
@@ -159,20 +153,12 @@ impl EdgeStreamHandler for EdgeStreamServer {
             return Box::pin(std::future::ready(()));
         }
         if is_for_us(&header) {
-            match self.gateway.get() {
-                // The origin is taken from the certificate of the session.
-                Some(gateway) => gateway.serve(peer.site().into(), header, stream),
-                None => stream.refuse(ResetCode::Draining),
-            }
+            // The certificate of the session tells where the stream comes from.
+            self.gateway.serve(peer.site().into(), header, stream);
             return Box::pin(std::future::ready(()));
         }
-        let (fleet, peer) = (self.fleet.get().and_then(Weak::upgrade), peer.clone());
-        Box::pin(async move {
-            match fleet {
-                Some(fleet) => fleet.carry(&peer, header, stream).await,
-                None => stream.refuse(ResetCode::Draining),
-            }
-        })
+        let (fleet, peer) = (self.fleet.clone(), peer.clone());
+        Box::pin(async move { fleet.carry(&peer, header, stream).await })
     }
 }
 

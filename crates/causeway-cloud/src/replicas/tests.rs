@@ -88,7 +88,10 @@ impl Lab {
         let directory = SessionDirectory::open(self.store.clone(), place, Clock::system()).await.unwrap();
         let links = Arc::new(Links::default());
         let sites = watch::Sender::<Arc<SiteGateways>>::default();
-        let fleet = Fleet::new(directory.clone(), links.clone(), registrar.clone(), sites.subscribe());
+        // The others show no journal, as a replica from before there was an audit.
+        let journals = (name == "two").then(|| AuditJournal::new(&self.home.path().join(name)));
+        let fleet =
+            Fleet::new(directory.clone(), links.clone(), registrar.clone(), sites.subscribe(), journals);
         let stop = CancellationToken::new();
         let (until, serving, sessions) = (stop.clone(), fleet.clone(), links.clone());
         tokio::spawn(async move { directory.run(until).await });
@@ -405,7 +408,6 @@ async fn the_audit_is_asked_of_every_replica_and_who_refuses_is_named() {
     let (one, two, three) = (lab.replica("one").await, lab.replica("two").await, lab.replica("three").await);
     let line = r#"{"time":"2026-11-16T00:00:00.000Z","gateway":"gw","site":"oslo","service":"web","decision":"allow"}"#;
     std::fs::write(lab.home.path().join("two/fleet.jsonl"), format!("{line}\n")).unwrap();
-    two.fleet.show_journals(AuditJournal::new(&lab.home.path().join("two")));
     // The third shows nothing, as a replica from before there was an audit.
     eventually("the others are known", || one.fleet.directory().others().len() == 2).await;
     let (journals, silent) = one.fleet.ask_audit(JournalKind::Traffic, "service=web").await;

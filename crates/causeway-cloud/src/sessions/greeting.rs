@@ -23,7 +23,7 @@ use tokio::time::timeout;
 
 use super::secondary::SecondaryLink;
 use super::session_loop::CloudSessionLoop;
-use super::{Session, Shared};
+use super::{EdgeStreamHandler, Session, Shared};
 use crate::identity::AdmittedPeer;
 
 /// From the end of the handshake to hello, and from there to the judgement.
@@ -46,9 +46,14 @@ pub(super) type Control = (ControlReader<RecvStream, EdgeMessage>, ControlWriter
 
 impl Shared {
     /// Serves a link from its first byte to its last.
-    pub(super) async fn serve(self: Arc<Shared>, link: Link, turn: HandshakeSlot) {
+    pub(super) async fn serve(
+        self: Arc<Shared>,
+        link: Link,
+        turn: HandshakeSlot,
+        streams: Arc<dyn EdgeStreamHandler>,
+    ) {
         // Boxed, and gone when the session begins: an idle session holds nothing of it.
-        match Box::pin(self.greet(link, turn)).await {
+        match Box::pin(self.greet(link, turn, streams)).await {
             Some(GreetedLink::Session(talk)) => talk.run().await,
             Some(GreetedLink::Secondary(secondary)) => Box::pin(secondary.run()).await,
             None => {}
@@ -56,7 +61,12 @@ impl Shared {
     }
 
     /// Until the edge has its answer. `None`: it was refused.
-    async fn greet(self: Arc<Shared>, link: Link, turn: HandshakeSlot) -> Option<GreetedLink> {
+    async fn greet(
+        self: Arc<Shared>,
+        link: Link,
+        turn: HandshakeSlot,
+        streams: Arc<dyn EdgeStreamHandler>,
+    ) -> Option<GreetedLink> {
         let Some(_waiting) = link.certificate().and_then(|shown| self.unjudged.enter(&shown)) else {
             self.figures.count_refused("too-many-links");
             let text = "too many links of this gateway wait for their hello";
@@ -67,7 +77,7 @@ impl Shared {
             Ok(Some((FirstMessage::Hello(hello), control))) => (hello, control),
             Ok(Some((FirstMessage::Join(join), control))) => {
                 drop(turn);
-                return self.join(link, &join, control).await.map(GreetedLink::Secondary);
+                return self.join(link, &join, control, streams).await.map(GreetedLink::Secondary);
             }
             _ => {
                 self.figures.count_refused("no-hello");
@@ -88,7 +98,7 @@ impl Shared {
                 link.admit();
                 let (reader, mut writer) = control;
                 writer.push(encode_cloud(welcome).expect("a welcome is small: names and a few endpoints"));
-                let talk = CloudSessionLoop::new(self.clone(), session, &hello, reader, writer);
+                let talk = CloudSessionLoop::new(self.clone(), session, &hello, (reader, writer), streams);
                 Some(GreetedLink::Session(Box::new(talk)))
             }
             Err(refused) => {

@@ -130,7 +130,7 @@ impl ConnectionWatch {
     /// Returns every change that must be written now.
     pub fn look(&mut self) -> Vec<(String, ConnectionChange)> {
         let ConnectionWatch { sessions, shown, missing } = self;
-        let Some(elsewhere) = sessions.0.elsewhere.get() else { return Vec::new() };
+        let Some(elsewhere) = sessions.0.passengers.is_elsewhere.clone() else { return Vec::new() };
         let attached = sessions.attached();
         let here: HashMap<&str, Time> =
             attached.iter().map(|session| (session.peer.gateway(), session.since)).collect();

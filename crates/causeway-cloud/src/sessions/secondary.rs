@@ -16,6 +16,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::greeting::Control;
+use super::services::EdgeStreamHandler;
 use super::{Session, Shared};
 
 /// The answer to a join has this long to leave.
@@ -27,9 +28,9 @@ const REASON_MAX: usize = 100;
 
 /// A link that was joined to a session.
 pub struct SecondaryLink {
-    shared: Arc<Shared>,
     session: Arc<Session>,
     link: Link,
+    streams: Arc<dyn EdgeStreamHandler>,
 }
 
 impl Shared {
@@ -39,6 +40,7 @@ impl Shared {
         link: Link,
         join: &JoinSession,
         control: Control,
+        streams: Arc<dyn EdgeStreamHandler>,
     ) -> Option<SecondaryLink> {
         let session = match self.session_to_join(&link, join) {
             Ok(session) => session,
@@ -57,7 +59,7 @@ impl Shared {
         // A session that has ended meanwhile closes the link here.
         session.link.attach_secondary(link.clone());
         tracing::debug!(peer = %session.peer, session = session.number, "a secondary TCP link joined the session");
-        Some(SecondaryLink { shared: self, session, link })
+        Some(SecondaryLink { session, link, streams })
     }
 
     fn session_to_join(&self, link: &Link, join: &JoinSession) -> Result<Arc<Session>, &'static str> {
@@ -96,8 +98,7 @@ impl SecondaryLink {
                 next = self.link.accept_stream() => match next {
                     Ok((header, stream)) => match header.purpose() {
                         Some(StreamPurpose::Service | StreamPurpose::Node | StreamPurpose::Diagnose) => {
-                            let handler = &self.shared.passengers.streams;
-                            streams.spawn(handler.serve(&self.session.peer, header, stream));
+                            streams.spawn(self.streams.serve(&self.session.peer, header, stream));
                             accepted = accepted.wrapping_add(1);
                             if accepted.is_multiple_of(STREAMS_AT_ONCE) {
                                 tokio::task::yield_now().await;

@@ -41,23 +41,28 @@ pub trait EdgeStreamHandler: Send + Sync {
     fn serve(&self, peer: &PeerId, header: StreamHeader, stream: Stream) -> SessionFuture<'static, ()>;
 }
 
-/// Everything that rides on sessions.
+/// Tells whether a gateway is attached to another replica.
+pub type IsElsewhere = Arc<dyn Fn(&str) -> bool + Send + Sync>;
+
+/// The parts of the cloud that sessions use.
 #[derive(Clone)]
 pub struct SessionServices {
     pub netmaps: Arc<dyn NetmapSource>,
     pub upstream: Arc<dyn SpoolSink>,
-    pub streams: Arc<dyn EdgeStreamHandler>,
+    /// `None`: the condition Connected is not written.
+    pub is_elsewhere: Option<IsElsewhere>,
 }
 
 impl SessionServices {
     /// A cloud that sends nothing and keeps nothing.
     pub fn none() -> SessionServices {
-        SessionServices {
-            netmaps: Arc::new(Nothing),
-            upstream: Arc::new(Nothing),
-            streams: Arc::new(Nothing),
-        }
+        SessionServices { netmaps: Arc::new(Nothing), upstream: Arc::new(Nothing), is_elsewhere: None }
     }
+}
+
+/// Refuses every stream that an edge opens.
+pub fn no_streams() -> Arc<dyn EdgeStreamHandler> {
+    Arc::new(Nothing)
 }
 
 struct Nothing;

@@ -23,7 +23,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::services::{NetmapSender, SessionFuture};
+use super::services::{EdgeStreamHandler, NetmapSender, SessionFuture};
 use super::{Session, Shared};
 
 /// A command to a session.
@@ -63,6 +63,8 @@ pub struct CloudSessionLoop {
     /// A batch that is being kept. The edge sends one at a time.
     taking: Option<SessionFuture<'static, Option<SpoolAck>>>,
     lingers_until: Option<Instant>,
+    /// Serves the streams that the edge opens.
+    edge_streams: Arc<dyn EdgeStreamHandler>,
     streams: JoinSet<()>,
     probes: Arc<Semaphore>,
     /// Streams that were accepted so far.
@@ -74,8 +76,8 @@ impl CloudSessionLoop {
         shared: Arc<Shared>,
         session: Arc<Session>,
         hello: &Hello,
-        reader: ControlReader<RecvStream, EdgeMessage>,
-        writer: ControlWriter<SendStream>,
+        (reader, writer): (ControlReader<RecvStream, EdgeMessage>, ControlWriter<SendStream>),
+        edge_streams: Arc<dyn EdgeStreamHandler>,
     ) -> CloudSessionLoop {
         let netmaps = shared.passengers.netmaps.open(&session.peer, hello);
         let understands = hello.features.iter().any(|feature| feature == FEATURE_PINGS_ACKNOWLEDGED);
@@ -90,6 +92,7 @@ impl CloudSessionLoop {
             is_acknowledged,
             taking,
             lingers_until,
+            edge_streams,
             streams,
             probes: Arc::new(Semaphore::new(probe::ANSWERED_MAX)),
             accepted: 0,
@@ -161,8 +164,7 @@ impl CloudSessionLoop {
                             Err(_) => stream.refuse(ResetCode::Limit),
                         },
                         _ => {
-                            let streams = &self.shared.passengers.streams;
-                            self.streams.spawn(streams.serve(&session.peer, header, stream));
+                            self.streams.spawn(self.edge_streams.serve(&session.peer, header, stream));
                         }
                     }
                 },

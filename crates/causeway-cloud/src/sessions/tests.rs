@@ -65,7 +65,10 @@ impl Lab {
         });
         let registrar = Registrar::open(store.clone(), config).await.unwrap();
         let registry = Arc::new(Registry::new(store.clone(), Arc::new(SystemClock)));
-        let (limits, passengers) = (SessionLimits::default(), SessionServices::none());
+        let (limits, passengers) = (
+            SessionLimits::default(),
+            SessionServices { is_elsewhere: Some(Arc::new(|_| false)), ..SessionServices::none() },
+        );
         let sessions = Sessions::new("lab".into(), registrar.clone(), registry.clone(), passengers, limits);
         let (address, keys) = ("127.0.0.1:0".parse().unwrap(), EndpointKeys::generate());
         let port =
@@ -443,7 +446,6 @@ async fn a_connected_condition_that_a_client_overwrote_is_put_right_at_once() {
     let lab = Lab::new().await;
     let stop = CancellationToken::new();
     let _stop = stop.clone().drop_guard();
-    lab.sessions.set_elsewhere(|_| false);
     let (state, metrics) = (Arc::new(ReportedState::default()), causeway_daemon::Metrics::new("0"));
     let check = causeway_daemon::Readiness::new().register("reconcile");
     let reconciler = Reconciler::new(lab.registry.clone(), check, &metrics).reporting(state.clone());

@@ -1,6 +1,6 @@
 //! The records of the cloud's own gateway: into the same journal as those of the edges, and in the same form.
 //!
-//! `append` never waits: between it and the disk stands a short queue, and what does not fit is counted and told in a line
+//! `append` never waits: between it and the disk stands a short queue, and records that do not fit are counted and reported in a line
 //! of its own, as edges tell it. There is no cursor: nothing is sent twice.
 
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::bootstrap::CLOUD;
 
 /// A burst of a second while the disk is busy; a record is below a kilobyte.
 const WAITING_MAX: usize = 8192;
-/// What is written and synced together.
+/// Records that are written and synced together.
 const BATCH_MAX: usize = 512;
 /// As `upstream::frame` numbers audit records.
 const AUDIT: u8 = 2;
@@ -59,7 +59,7 @@ impl CloudRecordQueue {
         self.waiting.capacity() < self.waiting.max_capacity() / 4 * 3
     }
 
-    /// Hands over one record, as JSON. Never waits; what finds no room is counted as lost.
+    /// Hands over one record, as JSON. Never waits; a record that finds no room is counted as lost.
     pub fn append(&self, record: &[u8]) {
         let mut bytes = BytesMut::with_capacity(record.len() + 1);
         bytes.put_u8(AUDIT);
@@ -71,7 +71,7 @@ impl CloudRecordQueue {
 }
 
 impl CloudRecordWriter {
-    /// Until told to stop, and then what still waits.
+    /// Writes records until told to stop, and then those that still wait.
     pub async fn run(mut self, stop: CancellationToken) {
         let mut records = Vec::new();
         loop {

@@ -1,4 +1,4 @@
-//! Keeps the older files of the journal within their bound, by giving up lines of those who have most (`fair`).
+//! Keeps the older files of the journal within their bound, by dropping lines of the gateways that have most (`fair`).
 //!
 //! Called by the thread that writes, after a rotation. Files are read three times in a row, never held; each is replaced
 //! as a whole, so a crash leaves the old or the new one. Files that became small are joined. A reader that has one open keeps
@@ -19,7 +19,7 @@ use super::fair::{self, CLIENT_GROUPS, Cuts};
 /// After a compaction so much of the bound is used, in quarters: the rest is room until the next one.
 const USED_QUARTERS: u64 = 3;
 
-/// Deletes the oldest files until the others are within `limits`. Returns how many bytes were given up. For a disk on which there
+/// Deletes the oldest files until the rest is within `limits`. Returns how many bytes were given up. For a disk on which there
 /// is no room to choose lines.
 pub fn drop_oldest(folder: &Path, name: &'static str, limits: RotationLimits) -> io::Result<u64> {
     let files = Files { folder, name };

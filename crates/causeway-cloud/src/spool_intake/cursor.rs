@@ -1,4 +1,4 @@
-//! How far the records of a gateway were taken, and what a batch adds to it. Values only.
+//! The cursor of a gateway's records, and the effect of a batch on it. Values only.
 
 use std::time::SystemTime;
 
@@ -8,10 +8,10 @@ use causeway_channel::wire::control::SpoolBatch;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Twice what an edge sends at a time.
+/// Twice the number that an edge sends at a time.
 const RECORDS_MAX: usize = 10_000;
 
-/// What the first byte of a record says. Kinds of a newer edge are passed over and counted.
+/// The kind of a record, by its first byte. Kinds of a newer edge are skipped and counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReceivedRecordKind {
     Status,
@@ -45,7 +45,7 @@ impl ReceivedBatch {
         ReceivedBatch::new(&message.queue_id, message.first_seq, message.records, message.dropped)
     }
 
-    /// Checks what an edge sent.
+    /// Checks a batch of an edge.
     pub fn new(
         queue: &[u8],
         first: u64,
@@ -108,11 +108,11 @@ pub struct LatestStatus {
 pub enum CursorStep {
     /// Everything in it was taken before.
     Known,
-    /// The first `skip` records were taken before; when the others are safe, `cursor` says so.
+    /// The first `skip` records were taken before; when the rest is on disk, `cursor` includes it.
     Take { skip: usize, cursor: SpoolCursor, newly_lost: u64 },
 }
 
-/// What does this batch add?
+/// Decides what a batch adds to the cursor.
 pub fn decide(cursor: Option<&SpoolCursor>, batch: &ReceivedBatch) -> CursorStep {
     let queue = hex(&batch.queue);
     // Another queue counts from anew; the status stays until there is a newer one.
@@ -172,7 +172,7 @@ mod tests {
         check(Some(cursor(1, 5, 0)), batch(1, 1, 5, 0), None);
         check(Some(cursor(1, 5, 0)), batch(1, 4, 5, 0), Some((2, 8, 0)));
         check(Some(cursor(1, 50, 0)), batch(1, 4, 5, 0), None);
-        // A gap is what the edge lost, and it says so.
+        // A gap is the number of records that the edge lost and reports.
         check(Some(cursor(1, 5, 0)), batch(1, 9, 1, 3), Some((0, 9, 3)));
         check(Some(cursor(1, 9, 3)), batch(1, 10, 0, 7), Some((0, 9, 4)));
         check(Some(cursor(1, 9, 7)), batch(1, 10, 0, 7), None);

@@ -1,4 +1,5 @@
-//! Decides what a journal that is too large gives up: those who have most give first, so nobody pushes out the records of others.
+//! Decides which lines a journal that is too large drops: the gateways with most lines lose theirs first, so that no gateway
+//! displaces the records of another.
 //!
 //! Max-min fairness at two levels: between gateways, and between the clients of a gateway that has more than its share. Pure;
 //! `compact` counts and carries out. A gateway's name comes from its certificate, so it cannot have two shares.
@@ -6,10 +7,10 @@
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// Clients of a gateway are counted in so many groups, by a hash: what a gateway says of them is bounded that way.
+/// The number of groups in which clients of a gateway are counted, by a hash. It bounds the names that a gateway reports.
 pub const CLIENT_GROUPS: usize = 256;
 
-/// The level up to which everybody keeps what they have, so that together it is at most `budget`. `u64::MAX`: all fits.
+/// The level up to which every gateway keeps its bytes, so that the sum is at most `budget`. `u64::MAX`: all fits.
 pub fn level(uses: impl IntoIterator<Item = u64>, budget: u64) -> u64 {
     let mut uses: Vec<u64> = uses.into_iter().collect();
     uses.sort_unstable();

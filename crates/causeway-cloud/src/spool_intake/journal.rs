@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use super::compact;
 
 const NAME: &str = "fleet";
-/// Batches that may wait for the disk, at most 64 KiB each. Who comes later is told to try again.
+/// Batches that may wait for the disk, at most 64 KiB each. A later batch is told to try again.
 const QUEUE_MAX: usize = 256;
 
 #[derive(Debug)]

@@ -1,6 +1,6 @@
-//! Turns records into the lines of the journal, stamped with who they are from. Pure.
+//! Turns records into the lines of the journal, stamped with their gateway. Pure.
 //!
-//! What an edge says goes through the strict form of `record`; the cloud's own words are set here and nowhere else.
+//! Fields of an edge pass the strict form of `record`; the cloud's own fields are set here alone.
 
 use std::time::SystemTime;
 
@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::cursor::{ReceivedBatch, ReceivedRecordKind, hex};
 use super::record::{self, EdgeRecord, Said, Text};
 
-/// A line of the journal: the cloud's own words, and beside them what the edge said. No name is in both.
+/// A line of the journal: the fields of the cloud, and those of the edge. No name is in both.
 #[derive(Serialize)]
 struct Line<'a> {
     gateway: &'a str,
@@ -35,7 +35,7 @@ struct Line<'a> {
     record: Option<&'a EdgeRecord>,
 }
 
-/// The audit records behind the first `skip`, one JSON object per line, and a line for what was lost.
+/// The audit records behind the first `skip`, one JSON object per line, and a line for the lost records.
 pub fn render(
     peer: &PeerId,
     batch: &ReceivedBatch,
@@ -44,7 +44,7 @@ pub fn render(
     now: SystemTime,
 ) -> Vec<u8> {
     let queue = hex(&batch.queue);
-    // How long records were on their way can be told only if somebody writes down when they came.
+    // The delivery time of records is known only if the time of arrival is written.
     let received = jiff::Timestamp::try_from(now).map(|now| format!("{now:.3}")).unwrap_or_default();
     let own_time = UtcTimestamp(now).to_string();
     let line = Line {
@@ -81,7 +81,7 @@ pub fn render(
                 let (event, software) = (Some("edge-started"), Some(software.0.as_str()));
                 push(&mut lines, &Line { time: Some(&time), event, software, ..line });
             }
-            // What an edge of ours never sends is worth a line, not a refusal: the batch would come back for ever.
+            // A record that no edge of ours sends is counted in a line, not refused: the batch would be sent again for ever.
             Said::Unreadable => {
                 let (event, bytes) = (Some("edge-record-unreadable"), Some(content.len()));
                 push(&mut lines, &Line { time: Some(&own_time), event, bytes, ..line });

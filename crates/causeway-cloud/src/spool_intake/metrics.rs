@@ -1,4 +1,4 @@
-//! The figures of what came from upstream, for `/metrics`.
+//! The metrics of the spool intake.
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::registry::Registry;

@@ -1,13 +1,13 @@
 //! How fast one gateway may fill the journal: a token bucket of bytes for each. Pure, with the time as an argument.
 //!
-//! A gateway that sends more waits for its acknowledgement; its records stay in its own queue meanwhile, and nobody else waits.
+//! A gateway that sends more waits for its acknowledgement; its records stay in its own queue meanwhile, and no other gateway waits.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 /// Some 8,000 records a second of one gateway, for as long as it likes.
 const BYTES_PER_SECOND: u64 = 4 << 20;
-/// What waited at an edge for an hour may come at once.
+/// The records of an hour that waited at an edge may come at once.
 const BURST_BYTES: u64 = 32 << 20;
 /// Gateways remembered; beyond it those that have not sent for long are forgotten.
 const GATEWAYS_MAX: usize = 4096;
@@ -19,7 +19,7 @@ pub struct Paces {
 
 #[derive(Debug)]
 struct Bucket {
-    /// What is used up of the burst.
+    /// The used part of the burst.
     used: u64,
     last: Instant,
 }

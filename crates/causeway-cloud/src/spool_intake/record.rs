@@ -1,4 +1,4 @@
-//! What an edge may say in an audit record, and nothing else: the strict form between the link and the journal. Pure.
+//! The fields that an edge may set in an audit record: the strict form between the link and the journal. Pure.
 //!
 //! Everything has a type and a bound. Fields that are not known here (of a newer edge) are left out. The cloud's own words
 //! (`event`, `lost`, `gateway`, `site`, `received`, `queue`, `seq`) are none of them: `lines` sets those.
@@ -10,7 +10,7 @@ const TEXT_CHARS_MAX: usize = 1024;
 /// The one thing an edge tells that is no record: that it started.
 const STARTED: &str = "edge-started";
 
-/// A record of what crossed.
+/// A record of a connection or request.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct EdgeRecord {
@@ -65,7 +65,7 @@ impl<'de> Deserialize<'de> for Text {
     }
 }
 
-/// What an edge said.
+/// A record of an edge.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Said {
     Record(Box<EdgeRecord>),

@@ -1,7 +1,7 @@
 //! Lets old history go, by the same rule as the embedded engine, and by one replica at a time.
 //!
-//! What was compacted, and the age of history, stand in one key. Whoever writes that key first does the work of this
-//! minute; the others see that it was done.
+//! The compacted revision and the age of history are in one key. The replica that writes that key first does the work of
+//! this minute; the other replicas see that it was done.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::{EtcdShared, keys};
 use crate::retention::{self, RevisionTime};
 use crate::{Revision, StoreError};
 
-/// What the key holds.
+/// The value of the key.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct CompactionState {
     compacted: u64,
@@ -41,7 +41,7 @@ impl CompactionState {
         serde_json::to_vec(self).expect("numbers and lists always encode")
     }
 
-    /// What this minute's turn writes; `None` when there is nothing to note.
+    /// The value that this minute's turn writes; `None` when there is nothing to note.
     fn turn(&self, last_write: Revision, current: Revision, now: u64) -> Option<CompactionState> {
         let taken = now.saturating_sub(self.unix_seconds) < retention::TICK.as_secs() / 2;
         // When the newest revision is our own last note, nothing has happened since.
@@ -61,7 +61,7 @@ struct Seen {
     current: Revision,
 }
 
-/// Looks once whether something may go. What fails is tried again in a minute.
+/// Looks once whether something may go. A failure is tried again in a minute.
 pub(super) async fn look(shared: Arc<EtcdShared>) {
     if let Err(error) = turn(&shared).await {
         tracing::warn!(error = %error, "history could not be compacted; the next minute tries again");

@@ -160,7 +160,7 @@ fn groups(rows: Vec<BackupRow>) -> Vec<Vec<BackupRow>> {
     groups
 }
 
-/// Different for every restore: who and when.
+/// Different for every restore: host and time.
 fn mark() -> String {
     let now = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)

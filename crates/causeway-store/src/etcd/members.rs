@@ -73,7 +73,7 @@ impl EtcdFailure {
     }
 }
 
-/// What one failed attempt tells.
+/// The meaning of one failed attempt.
 enum Attempt {
     Final(EtcdFailure),
     /// It certainly did not happen.
@@ -106,7 +106,7 @@ impl EtcdMembers {
         Ok(EtcdMembers { members, current: AtomicUsize::new(0) })
     }
 
-    /// Sends a request to the current member, and to the others as long as that is allowed and useful.
+    /// Sends a request to the current member, and to other members as long as that is allowed and useful.
     pub async fn call<T, Answer>(
         &self,
         sending: RetryPolicy,
@@ -147,7 +147,7 @@ impl EtcdMembers {
         (place, self.members[place].watch.clone())
     }
 
-    /// Whoever meets a silent member first makes everybody move on, once.
+    /// The first request that meets a silent member moves all requests to the next one, once.
     pub fn leave(&self, place: usize) {
         let next = (place + 1) % self.members.len();
         let _ = self.current.compare_exchange(place, next, Ordering::Relaxed, Ordering::Relaxed);
@@ -202,7 +202,7 @@ fn options(endpoint: &str, tls: &TlsOptions) -> ConnectOptions {
         // etcd throws out clients that ping more often than every five seconds.
         .with_keep_alive(Duration::from_secs(10), Duration::from_secs(5))
         .with_keep_alive_while_idle(true)
-        // A member that lost the others says so instead of answering with old truths.
+        // A member that lost its quorum says so instead of answering with old truths.
         .with_require_leader(true);
     if endpoint.starts_with("https://") { options.with_tls(tls.clone()) } else { options }
 }

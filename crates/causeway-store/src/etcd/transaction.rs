@@ -11,7 +11,7 @@ use crate::decide::decide;
 use crate::{Committed, Op, StoreError, StoreRecord};
 
 pub(super) fn build(keys: &EtcdKeys, ops: &[Op]) -> Txn {
-    // Nobody writes while a restore is under way.
+    // No write is accepted while a restore is under way.
     let importing = keys.meta("importing");
     let mut conditions = vec![Compare::version(importing, CompareOp::Equal, 0)];
     let (mut changes, mut questions) = (Vec::new(), Vec::new());
@@ -53,7 +53,7 @@ pub(super) fn explain(keys: &EtcdKeys, ops: &[Op], answer: TxnResponse) -> Resul
     Err(StoreError::unavailable("a restore is under way, or was broken off: run it again"))
 }
 
-/// What stood under the key.
+/// The record under the key.
 fn record(keys: &EtcdKeys, response: TxnOpResponse) -> Result<Option<StoreRecord>, StoreError> {
     let found = match response {
         TxnOpResponse::Put(mut put) => put.take_prev_key(),

@@ -11,7 +11,7 @@ use super::query::to_record;
 use crate::decide::decide;
 use crate::{Committed, Op, Revision, StoreError, StoreEvent, StoreRecord};
 
-/// What one commit did, for its caller and for the watchers.
+/// The result of one commit, for its caller and for the watchers.
 pub(super) struct AppliedCommit {
     pub committed: Committed,
     pub events: Vec<Arc<StoreEvent>>,

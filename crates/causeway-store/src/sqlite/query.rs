@@ -165,7 +165,7 @@ fn count_now(connection: &Connection, range: &Range<String>) -> rusqlite::Result
         .query_row(params![range.start, range.end], |row| row.get(0))
 }
 
-/// What stands now, without what was written since, and with what was replaced or deleted since.
+/// The current records, without later writes, and with the records that were replaced or deleted since.
 fn count_then(connection: &Connection, range: &Range<String>, at: Revision) -> rusqlite::Result<u64> {
     let now = count_now(connection, range)?;
     let (written, replaced): (u64, u64) = connection

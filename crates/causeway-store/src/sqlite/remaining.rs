@@ -1,7 +1,7 @@
 //! Remembers how much was left behind the last page of a list, so that the next page need not count again.
 //!
 //! Counting ten thousand names takes half as long as reading a page of five hundred. A page is of one revision and a revision
-//! never changes, so what was left then is still right; who is forgotten here is simply counted.
+//! never changes, so the number that was left then is still right; a list that is forgotten here is counted again.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};

@@ -1,6 +1,6 @@
-//! The one thread that writes. Takes what is waiting, makes it one transaction, syncs, answers, publishes.
+//! The one thread that writes. Takes the waiting requests, makes them one transaction, syncs, answers, publishes.
 //!
-//! Each commit of a group has its own revision; a refused one leaves the others alone. Nobody is answered before the
+//! Each commit of a group has its own revision; a refused one does not affect the rest. No request is answered before the
 //! transaction is on disk. When the disk fails the whole group is refused, and the next one simply tries again.
 
 use std::fs::File;
@@ -33,7 +33,7 @@ pub(crate) struct Compaction {
     pub done: bool,
 }
 
-/// A group is what was waiting, but not so much that the first in it waits long.
+/// The bound of a group, so that its first request does not wait long.
 const GROUP_MAX: usize = 512;
 /// Rows deleted in one step of compaction: some milliseconds.
 const COMPACT_ROWS: usize = 2000;
@@ -114,7 +114,7 @@ impl WriterThread {
         if let Err((_, error)) = self.connection.close() {
             tracing::warn!(error = %error, "the database did not close cleanly; it will be recovered when it is opened");
         }
-        // Last, so that whoever gets the lock finds a closed file.
+        // Last, so that the next holder of the lock finds a closed file.
         drop(lock);
     }
 

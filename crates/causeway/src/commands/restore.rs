@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use anyhow::Context;
 use causeway_cloud::identity::earlier_life;
 use causeway_cloud::identity::replay::{self, Replayed};
-use causeway_cloud::identity::revocation_log::{self, Entry, RevocationLog};
+use causeway_cloud::identity::revocation_log::{self, RevocationEntry, RevocationLog};
 use causeway_daemon::{DataDir, Role};
 use causeway_store::{RestoreTarget, StoreError};
 
@@ -110,7 +110,7 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
 struct Log {
     own: PathBuf,
     found: Vec<PathBuf>,
-    entries: Vec<Entry>,
+    entries: Vec<RevocationEntry>,
     /// How many of them end with an incomplete line.
     torn: usize,
 }

@@ -7,7 +7,7 @@ use causeway_store::ListRange;
 use tokio::net::TcpListener;
 
 use super::super::authority::{Authority, CertificateSubject};
-use super::super::revocation_log::{self, Entry};
+use super::super::revocation_log::{self, RevocationEntry};
 use super::*;
 
 #[tokio::test]
@@ -55,7 +55,7 @@ async fn a_redeemed_token_and_a_replaced_key_are_in_the_revocation_log_before_th
     let redeemed = |id: &str, key: &PrivateKey| {
         let key = key.hash().to_string();
         entries().iter().any(|entry| {
-            matches!(entry, Entry::JoinToken { id: found, redeemed, .. }
+            matches!(entry, RevocationEntry::JoinToken { id: found, redeemed, .. }
                 if found == id && redeemed.iter().any(|redeemed| redeemed.key == key))
         })
     };
@@ -77,7 +77,8 @@ async fn a_redeemed_token_and_a_replaced_key_are_in_the_revocation_log_before_th
     let issued = create(OnEnrolled::Replace).await;
     enrol(&issued.token, &third).await.unwrap();
     let replaced = second.hash().to_string();
-    let is_replaced = |entry: &Entry| matches!(entry, Entry::Key { key, .. } if *key == replaced);
+    let is_replaced =
+        |entry: &RevocationEntry| matches!(entry, RevocationEntry::Key { key, .. } if *key == replaced);
     assert!(entries().iter().any(is_replaced), "{:?}", entries());
 }
 

@@ -213,7 +213,10 @@ async fn a_log_that_cannot_be_written_is_told_and_the_gateway_is_out_all_the_sam
     std::fs::remove_dir(&log).unwrap();
     registrar.upkeep().await.unwrap();
     let entries = revocation_log::read(&log).unwrap().unwrap().entries;
-    assert!(entries.iter().any(|entry| matches!(entry, revocation_log::Entry::Key { .. })), "{entries:?}");
+    assert!(
+        entries.iter().any(|entry| matches!(entry, revocation_log::RevocationEntry::Key { .. })),
+        "{entries:?}"
+    );
 }
 
 #[tokio::test]
