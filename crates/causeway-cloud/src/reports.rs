@@ -194,7 +194,7 @@ impl ReportWriter {
             let changed = std::mem::take(&mut facts.changed);
             let is_changed = changed.everything || !changed.gateways.is_empty();
             if let Some(connections) = &mut self.connections {
-                let all = changed.everything.then(|| world.all().map(|gateway| gateway_name(gateway)));
+                let all = changed.everything.then(|| world.all().map(gateway_name));
                 match all {
                     Some(all) => connections.reset(&world, all),
                     None => connections.refresh(&world, changed.gateways.iter().map(String::as_str)),

@@ -1,3 +1,5 @@
+//! Conditions that follow from reports: which gateway counts, and what replicas report together.
+
 use causeway_api::{EService, ObjectMeta, Time};
 use causeway_store::Revision;
 
