@@ -44,7 +44,7 @@ pub struct EGateway {
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub relay: bool,
 
-    /// How streams are carried. auto: by TCP where the path is clean and stable, else by QUIC. speed: by TCP as soon as there is
+    /// Transport of streams. auto: by TCP where the path is clean and stable, else by QUIC. speed: by TCP as soon as there is
     /// traffic. survival: always by QUIC, so that long-lived connections survive a new address of the site. Default: auto.
     #[serde(skip_serializing_if = "GatewayPrefer::is_auto")]
     #[schemars(extend("x-causeway-default" = "auto"))]

@@ -235,7 +235,7 @@ impl NodeConnection {
         self.carry_side(proxy, &mut any_side(client)).await;
     }
 
-    /// The same for a socket that nobody has spoken to, or only peeked into.
+    /// The same for a socket from which no bytes were read; they may have been peeked.
     pub async fn carry_socket(self, proxy: &Proxy, client: TcpStream) {
         if let Err(error) = prepare(&client) {
             return self.passage.end(ConnectionEnd::ClientReset, Some(error.to_string()));

@@ -151,7 +151,7 @@ impl Session {
         let near = DatagramSide::client(socket, place.key.client, queue);
         let obstacles = SessionCancellation { slot: Some(&place.slot), closed: Some(&closed) };
         let is_over_in_order = cross(&place.proxy, passage, place.key.client, near, obstacles).await;
-        // Who goes on sending must not make a record with every datagram.
+        // A client that continues to send must not create a record with every datagram.
         if !is_over_in_order && meter.received() == 0 {
             lock(&refusals).add(place.key.client.ip(), Instant::now(), FAILED);
         }
