@@ -98,10 +98,10 @@ fn an_edge_serves_offline_from_the_data_dir_of_an_earlier_version() {
     };
     // The old records, and the start of this edge.
     wait_for("the spool goes on", || {
-        metric("causeway_upstream_waiting ").filter(|waiting| *waiting > SPOOLED)
+        metric("causeway_spool_waiting ").filter(|waiting| *waiting > SPOOLED)
     })
     .unwrap_or_else(|error| panic!("{error}\n{}", edge.log()));
-    assert_eq!(metric("causeway_upstream_lost_total "), Some(0));
+    assert_eq!(metric("causeway_spool_dropped_total "), Some(0));
     edge.terminate().unwrap();
 }
 
