@@ -111,7 +111,7 @@ struct Log {
     own: PathBuf,
     found: Vec<PathBuf>,
     entries: Vec<RevocationEntry>,
-    /// How many of them end with an incomplete line.
+    /// The number of logs that end with an incomplete line.
     torn: usize,
 }
 

@@ -155,9 +155,9 @@ pub struct GatewayLayer {
     ///
     /// The servers of `/etc/resolv.conf`, so that other names resolve as before.
     pub dns_upstream: Option<Vec<NameServer>>,
-    /// Where presences listen: `room` is a network namespace of the process, `host` the addresses of the
-    /// host, `off` nowhere, and `auto` a network namespace where one can be made and the host otherwise
-    /// (`docs/presences.md`).
+    /// The network in which presences listen: `namespace` (`room` before) is a network namespace of the
+    /// process, `host` the addresses of the host, `off` none, and `auto` a network namespace where one can
+    /// be made and the host otherwise (`docs/presences.md`).
     pub presence: Option<PresenceModeSetting>,
     /// More addresses where the presence of a service listens, as `SERVICE=IP:PORT`, for processes without
     /// the right to make a network namespace.

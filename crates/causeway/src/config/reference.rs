@@ -142,7 +142,7 @@ fn form(kind: &str) -> String {
         "ProxySetting" => "URL",
         "DnsListen" => "`\"IP\"`, `\"IP:PORT\"`, or `\"off\"` alone",
         "NameServer" => "`\"IP\"` or `\"IP:PORT\"`",
-        "PresenceModeSetting" => "`\"auto\"`, `\"room\"`, `\"host\"` or `\"off\"`",
+        "PresenceModeSetting" => "`\"auto\"`, `\"namespace\"`, `\"host\"` or `\"off\"`",
         "PresencePort" => "`\"SERVICE=IP:PORT\"`",
         other => {
             assert_eq!(other, "", "no form is written for this type");

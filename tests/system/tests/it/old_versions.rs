@@ -97,11 +97,9 @@ fn an_edge_serves_offline_from_the_data_dir_of_an_earlier_version() {
         text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
     };
     // The old records, and the start of this edge.
-    wait_for("the spool goes on", || {
-        metric("causeway_upstream_waiting ").filter(|waiting| *waiting > SPOOLED)
-    })
-    .unwrap_or_else(|error| panic!("{error}\n{}", edge.log()));
-    assert_eq!(metric("causeway_upstream_lost_total "), Some(0));
+    wait_for("the spool goes on", || metric("causeway_spool_waiting ").filter(|waiting| *waiting > SPOOLED))
+        .unwrap_or_else(|error| panic!("{error}\n{}", edge.log()));
+    assert_eq!(metric("causeway_spool_dropped_total "), Some(0));
     edge.terminate().unwrap();
 }
 
