@@ -208,7 +208,7 @@ async fn cross(
             let is_over_in_order = matches!(ended, CopyEnd::Idle | CopyEnd::Done);
             let ended = Ok(ended);
             far.give_up(end_reason::reset_code(&ended));
-            end_reason::record(passage, &ended, Some(meter.received()));
+            end_reason::close_record(passage, &ended, Some(meter.received()));
             is_over_in_order
         }
     }
