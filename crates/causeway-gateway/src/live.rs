@@ -193,13 +193,13 @@ impl AccessRequest {
 pub struct LiveConnections {
     entries: Mutex<HashMap<u64, Arc<LiveConnection>>>,
     /// Client connections for HTTP, which count under limits also between requests.
-    followers: Mutex<HashMap<u64, Weak<dyn NetmapFollower>>>,
+    followers: Mutex<HashMap<u64, Weak<dyn NetmapObserver>>>,
     next: AtomicU64,
     max: usize,
 }
 
 /// A connection that has no entry of its own and to which a new netmap is applied all the same.
-pub(crate) trait NetmapFollower: Send + Sync {
+pub(crate) trait NetmapObserver: Send + Sync {
     fn follow(&self, view: &NetmapView, limits: &LimitTable);
 }
 
@@ -374,7 +374,7 @@ impl LiveConnections {
     }
 
     /// Applies every netmap that `judge` applies to `follower`, too, until the guard is dropped.
-    pub(crate) fn register<F: NetmapFollower + 'static>(&self, follower: &Arc<F>) -> FollowGuard<'_> {
+    pub(crate) fn register<F: NetmapObserver + 'static>(&self, follower: &Arc<F>) -> FollowGuard<'_> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let follower: Weak<F> = Arc::downgrade(follower);
         self.followers().insert(id, follower);
@@ -405,7 +405,7 @@ impl LiveConnections {
         self.len() == 0
     }
 
-    fn followers(&self) -> MutexGuard<'_, HashMap<u64, Weak<dyn NetmapFollower>>> {
+    fn followers(&self) -> MutexGuard<'_, HashMap<u64, Weak<dyn NetmapObserver>>> {
         self.followers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -16,7 +16,7 @@ use super::http;
 use super::kafka::KafkaRewriter;
 use super::listeners::AcceptedClient;
 use super::sockets::{copy_rewritten, dial, prepare};
-use super::stream_opener::{OpenedStream, open_for_service};
+use super::stream_opener::{ClientStream, open_for_service};
 use crate::audit::ConnectionEnd;
 use crate::connection_record::{AdmittedAccess, ConnectionRecord, CrossingDirection, protocol_word};
 use crate::live::{AccessRequest, LiveConnection};
@@ -82,7 +82,7 @@ async fn tcp(proxy: Arc<Proxy>, accepted: AcceptedClient, protocol: ServiceProto
         None => crossing,
     };
     match open_for_service(&proxy, &admitted, presence, crossing).await {
-        Ok(OpenedStream { stream: far, slot: _slot }) => {
+        Ok(ClientStream { stream: far, slot: _slot }) => {
             let home = presence.home.clone();
             let entry = admitted.into_entry();
             carry(&proxy, record, &entry, stream, far, &home).await;

@@ -18,7 +18,7 @@ use super::channel_io::StreamEndNote;
 use super::counting::ConnectionCount;
 use crate::connection_record::AdmittedAccess;
 use crate::limits::LimitTable;
-use crate::live::{AccessRequest, LiveConnection, NetmapFollower};
+use crate::live::{AccessRequest, LiveConnection, NetmapObserver};
 use crate::peers::BoxedFuture;
 use crate::policy::PolicyRefusal;
 use crate::proxy::Proxy;
@@ -215,7 +215,7 @@ impl HttpConnection {
     }
 }
 
-impl NetmapFollower for HttpConnection {
+impl NetmapObserver for HttpConnection {
     /// Applies the connection limits of a new netmap. Requests on the connection are judged by `LiveConnections`.
     fn follow(&self, view: &NetmapView, limits: &LimitTable) {
         if let ConnectionOrigin::Client(counting) = &self.origin
