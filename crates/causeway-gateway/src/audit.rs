@@ -1,7 +1,7 @@
-//! One record per connection or request, made at each end of a crossing.
+//! Audit records: one per connection or request, written at each end of a crossing.
 //!
-//! The words are those of `causeway audit --json`. Records go to the sink that the role gives; it never waits and never
-//! fails: what it cannot keep it counts. `coalescing` stands before the sink.
+//! The field names are those of `causeway audit --json`. Records go to the sink of the role, which never
+//! waits and never fails: it counts the records that it cannot keep. `coalescing` comes before the sink.
 
 mod coalescing;
 
@@ -11,19 +11,20 @@ use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
 
-/// What crossed, or was refused.
+/// A connection or request that was carried or refused.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AuditRecord {
-    /// When it began, as RFC 3339 in UTC with milliseconds.
+    /// The time of its beginning, as RFC 3339 in UTC with milliseconds.
     pub time: String,
     pub gateway: String,
-    /// Where the client is. In the cloud's journal `site` is that of the gateway that made the record.
+    /// The site of the client. In the cloud's journal `site` is that of the gateway that wrote the record.
     #[serde(rename = "clientSite")]
     pub site: String,
-    /// The EServer on whose behalf. None: an address that no EServer has.
+    /// The EServer of the client. None: no EServer has its address.
     pub subject: Option<String>,
-    /// The host that the other gateway names and this one's netmap does not know: a claim, not a fact.
+    /// The host that the other gateway names and that this gateway's netmap does not know: a claim, not a
+    /// fact.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub claimed_subject: Option<String>,
     pub client: Option<String>,
@@ -33,16 +34,16 @@ pub struct AuditRecord {
     pub decision: AuditDecision,
     /// The policy that allowed it.
     pub rule: Option<String>,
-    /// Why it was refused.
+    /// The reason of a refusal.
     pub reason: Option<String>,
-    /// The same in one word that the client does not choose; says which refusals are alike.
+    /// The reason in one word that the client does not choose. Refusals with equal words are coalesced.
     #[serde(skip)]
     pub cause: &'static str,
     pub method: Option<String>,
     pub path: Option<String>,
-    /// Of a response over HTTP.
+    /// The status of an HTTP response.
     pub status: Option<u16>,
-    /// What a client of Kafka calls itself; known where its requests are read, at the gateway of the brokers.
+    /// The client id of a Kafka client; known where requests are read, at the gateway of the brokers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub client_id: Option<String>,
     /// From the client to the backend.
@@ -51,15 +52,16 @@ pub struct AuditRecord {
     pub received_bytes: u64,
     pub duration_ms: u64,
     pub end: ConnectionEnd,
-    /// It stands for so many that were alike; the other fields are those of the last one, the bytes those of all.
+    /// The number of equal records that it stands for. The other fields are those of the last one, the bytes
+    /// those of all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub count: Option<u64>,
-    /// When the first and the last of them ended.
+    /// The times at which the first and the last of them ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first_time: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_time: Option<String>,
-    /// They were of several clients or services: there was no room to count them apart.
+    /// They belong to several clients or services: the table was too full to count them separately.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub mixed: bool,
 }
@@ -71,46 +73,46 @@ pub enum AuditDecision {
     Deny,
 }
 
-/// How it ended.
+/// How a connection ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ConnectionEnd {
-    /// Both directions came to their end.
+    /// Both directions ended.
     Done,
-    /// It never began.
+    /// It was refused before it began.
     Refused,
     ClientReset,
     BackendReset,
-    /// Nothing moved for too long.
+    /// No byte was carried for the idle timeout.
     Idle,
-    /// No policy allows it any more.
+    /// A new netmap no longer allows it.
     Revoked,
     LinkLost,
     BackendDown,
     Timeout,
     Limit,
-    /// This gateway stops.
+    /// The gateway stopped.
     Stopped,
 }
 
-/// Keeps records. Given by the role.
+/// A destination of audit records, from the role.
 pub trait AuditSink: Send + Sync + 'static {
     fn record(&self, record: AuditRecord);
 
-    /// Has it so little room that clients must share what is left?
+    /// Returns whether it is nearly full, so that clients must share what is left.
     fn is_pressed(&self) -> bool {
         false
     }
 }
 
-/// For tests, and for roles that keep none.
+/// A sink that discards all records, for tests and for roles without an audit.
 pub struct NullAuditSink;
 
 impl AuditSink for NullAuditSink {
     fn record(&self, _: AuditRecord) {}
 }
 
-/// A moment as records write it.
+/// Formats a time as records contain it.
 pub fn timestamp(moment: SystemTime) -> String {
     let since_1970 = moment.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
     let nanoseconds = i128::try_from(since_1970.as_millis()).unwrap_or_default() * 1_000_000;

@@ -1,7 +1,8 @@
-//! One connection, session or request from its beginning to its end: judged, metered, and recorded exactly once.
+//! One connection, session or request from its beginning to its end: judged, metered, and recorded exactly
+//! once.
 //!
-//! Every protocol begins one before it does anything, asks it for admission, and tells it how things ended. Whatever happens to
-//! the task in between, dropping the passage writes the one audit record, the metrics and the log line.
+//! Every protocol begins a record first, asks it for admission, and closes it with the end. However the task
+//! ends, dropping the record writes the audit record, the metrics and the log line.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,12 +20,12 @@ use crate::live::{AccessRequest, AllowedRequest, CutReason, LiveConnection};
 use crate::metrics::GatewayMetrics;
 use crate::policy::{Permit, PolicyRefusal, Principal};
 
-/// Seen from this gateway.
+/// The direction of a connection, seen from this gateway.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum CrossingDirection {
-    /// From a client here.
+    /// From a local client.
     Outbound,
-    /// To a backend here.
+    /// To a local backend.
     Inbound,
 }
 
@@ -37,7 +38,7 @@ impl CrossingDirection {
     }
 }
 
-/// How a protocol is called in the audit, the metrics and the log.
+/// Returns the name of a protocol in the audit, the metrics and the log.
 pub fn protocol_word(protocol: ServiceProtocol) -> &'static str {
     match protocol {
         ServiceProtocol::Tcp => "tcp",
@@ -49,16 +50,16 @@ pub fn protocol_word(protocol: ServiceProtocol) -> &'static str {
     }
 }
 
-/// What has moved so far.
+/// Counts the bytes of a connection.
 #[derive(Debug)]
 pub struct ByteMeter {
     begun: Instant,
     sent: AtomicU64,
     received: AtomicU64,
-    /// In milliseconds since the beginning.
+    /// Time of the last byte, in milliseconds since the beginning.
     moved: AtomicU64,
     allowance: OnceLock<Allowance>,
-    /// The counters of the gateway, each way; they move while this does, not when it has ended.
+    /// The counters of the gateway, by direction; they count while bytes move, not at the end.
     totals: Option<(Counter, Counter)>,
 }
 
@@ -74,23 +75,24 @@ impl ByteMeter {
         }
     }
 
-    /// One that also counts for the whole gateway.
+    /// Creates a meter that also counts for the whole gateway.
     fn counted(figures: &GatewayMetrics) -> ByteMeter {
         let totals = Some((figures.sent_bytes.clone(), figures.received_bytes.clone()));
         ByteMeter { totals, ..ByteMeter::new() }
     }
 
-    /// What limits it, once it has been let in.
+    /// Returns the allowance that limits it, once it is admitted.
     pub fn allowance(&self) -> Option<&Allowance> {
         self.allowance.get()
     }
 
     pub(crate) fn set_allowance(&self, allowance: Allowance) {
-        // Once; a second one would count it twice, and counts no more when it is dropped here.
+        // Set once: a second allowance would count the connection twice, and stops counting when it is
+        // dropped here.
         let _ = self.allowance.set(allowance);
     }
 
-    /// Waits until some of so many bytes may move, and says how many.
+    /// Waits until some of the bytes may move, and returns how many.
     pub async fn take(&self, way: ByteDirection, bytes: usize) -> usize {
         match self.allowance.get() {
             Some(allowance) => allowance.take(way, bytes).await,
@@ -98,7 +100,7 @@ impl ByteMeter {
         }
     }
 
-    /// Does anything limit it?
+    /// Returns whether no limit applies.
     pub fn is_free(&self) -> bool {
         self.allowance.get().is_none_or(Allowance::is_free)
     }
@@ -110,12 +112,12 @@ impl ByteMeter {
         }
     }
 
-    /// From the client to the backend.
+    /// Returns the bytes from the client to the backend.
     pub fn sent(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)
     }
 
-    /// From the backend to the client.
+    /// Returns the bytes from the backend to the client.
     pub fn received(&self) -> u64 {
         self.received.load(Ordering::Relaxed)
     }
@@ -136,7 +138,7 @@ impl ByteMeter {
         self.touch();
     }
 
-    /// When something last moved.
+    /// Returns the time of the last byte.
     pub fn moved(&self) -> Instant {
         self.begun + std::time::Duration::from_millis(self.moved.load(Ordering::Relaxed))
     }
@@ -146,9 +148,9 @@ impl ByteMeter {
     }
 }
 
-/// What a claim was granted.
+/// The access that was granted.
 pub struct AdmittedAccess {
-    /// The netmap it was judged by.
+    /// The netmap by which it was judged.
     pub view: Arc<NetmapView>,
     pub who: Principal,
     pub permit: Permit,
@@ -165,7 +167,7 @@ impl AdmittedAccess {
     }
 }
 
-/// One thing that crosses, or is refused.
+/// The record of one connection, session or request, admitted or refused.
 pub struct ConnectionRecord {
     shared: Arc<GatewayContext>,
     claim: AccessRequest,
@@ -183,7 +185,7 @@ pub struct ConnectionRecord {
     is_over_limit: bool,
     /// The policy of the exposure that allows the site as a whole; see `allow_site`.
     site_allowed: Option<Option<PolicyName>>,
-    /// How it ends if nobody says anything else: its task was dropped.
+    /// The end that is recorded if the task is dropped.
     end: ConnectionEnd,
 }
 
@@ -225,13 +227,14 @@ impl ConnectionRecord {
         }
     }
 
-    /// Judges the claim; from now on it is judged again with every netmap. On refusal call `refuse`.
+    /// Judges the access; from now on every netmap judges it again. On refusal call `refuse`.
     pub fn admit(&mut self) -> Result<AdmittedAccess, PolicyRefusal> {
         let shared = &self.shared;
         let entered =
             shared.live.enter(self.claim.clone(), self.direction, self.protocol, self.meter.clone());
         let entry = self.entry.insert(entered?).clone();
-        // After it was entered: whichever netmap comes next, either this look or the walk over all sees it.
+        // After it was entered: a netmap that arrives next is seen either here or by
+        // `LiveConnections::judge`.
         let view = shared.view();
         let grant = self.claim.grant(&view)?;
         self.who = grant.who.clone();
@@ -241,14 +244,14 @@ impl ConnectionRecord {
         Ok(AdmittedAccess { view, who: grant.who, permit: grant.permit, entry, request })
     }
 
-    /// Judges the claim of a connection, and counts it. On refusal call `refuse`.
+    /// Judges the access of a connection, and counts it. On refusal call `refuse`.
     pub fn admit_connection(&mut self) -> Result<AdmittedAccess, PolicyRefusal> {
         let admitted = self.admit()?;
         self.connect(&admitted)?;
         Ok(admitted)
     }
 
-    /// Counts it as a connection, under the limits of every policy that lets it in. On refusal call `refuse`.
+    /// Counts a connection under the limits of every policy that allows it. On refusal call `refuse`.
     pub fn connect(&mut self, admitted: &AdmittedAccess) -> Result<(), PolicyRefusal> {
         let AdmittedAccess { permit, who, .. } = admitted;
         let limits = &self.shared.limits;
@@ -258,7 +261,7 @@ impl ConnectionRecord {
         Ok(())
     }
 
-    /// Counts it as a request, on whatever connection. On refusal call `refuse`.
+    /// Counts a request under the limits of every policy that allows it. On refusal call `refuse`.
     pub fn request(&mut self, admitted: &AdmittedAccess) -> Result<(), LimitExceeded> {
         let AdmittedAccess { permit, who, .. } = admitted;
         let limits = &self.shared.limits;
@@ -287,7 +290,7 @@ impl ConnectionRecord {
         &self.who
     }
 
-    /// What is asked for, where the protocol tells. `rule` is the policy that allowed this very request.
+    /// Sets method and path. `rule` is the policy that allowed the request.
     pub fn set_request(&mut self, method: &str, path: &str, rule: Option<&str>) {
         let request = self.request.get_or_insert_default();
         request.method = method.to_owned();
@@ -302,7 +305,7 @@ impl ConnectionRecord {
         }
     }
 
-    /// What the client calls itself, where the protocol tells.
+    /// Sets the id that the client sent, if the protocol has one.
     pub fn set_client_id(&mut self, client_id: Option<&str>) {
         if let Some(client_id) = client_id {
             self.request.get_or_insert_default().client_id = Some(client_id.to_owned());
@@ -314,7 +317,7 @@ impl ConnectionRecord {
         self.site_allowed = Some(policy);
     }
 
-    /// It never began.
+    /// Closes the record: it was refused.
     pub fn refuse(mut self, refusal: &PolicyRefusal) {
         self.reason = Some(refusal.to_string());
         self.cause = refusal.word();
@@ -337,7 +340,7 @@ impl ConnectionRecord {
         self.shared.figures.refused(refusal.word());
     }
 
-    /// It was cut off by us.
+    /// Closes the record: the gateway cut it.
     pub fn cut(mut self, cut: &CutReason) {
         self.end = cut.end();
         if let CutReason::Revoked(refusal) | CutReason::Limit(refusal) = cut {
@@ -345,13 +348,13 @@ impl ConnectionRecord {
         }
     }
 
-    /// It came to an end, `reason` for what is not plain.
+    /// Closes the record. `reason` explains an end that is not self-evident.
     pub fn end(mut self, end: ConnectionEnd, reason: Option<String>) {
         self.end = end;
         self.reason = reason;
     }
 
-    /// It was not let in, here or by the other gateway.
+    /// Returns whether it was refused, here or by the other gateway.
     fn is_denied(&self) -> bool {
         let admitted = self.entry.as_ref().is_some_and(|entry| entry.right.get().is_some());
         let admitted = admitted || self.site_allowed.is_some();
@@ -416,7 +419,7 @@ impl Drop for ConnectionRecord {
             received = record.received_bytes,
             duration_ms = record.duration_ms,
             end = ?record.end,
-            "a crossing ended"
+            "connection ended"
         );
         self.shared.audit.record(record);
     }

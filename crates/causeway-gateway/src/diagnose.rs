@@ -46,14 +46,14 @@ const PRESENCES_MAX: usize = 100;
 /// Time limit for an answer of another gateway: longer than all backends may take there.
 const FAR: Duration = Duration::from_secs(8);
 
-/// A question, as it stands in the details of a stream.
+/// A question, encoded in the details of a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Question {
-    /// What can this gateway not do? Of the cloud alone.
+    /// What this gateway cannot do. Only the cloud may ask.
     Facts,
-    /// Does the way from here to the backends of a service work? Of the cloud alone.
+    /// Whether the path from here to the backends of a service works. Only the cloud may ask.
     Path,
-    /// Do the backends here of a service answer?
+    /// Whether the backends of a service at this site respond.
     Backends,
 }
 
@@ -72,34 +72,35 @@ impl Question {
             .find(|question| question.word().as_bytes() == details)
     }
 
-    /// The header of a stream that asks it. `service` is empty for facts.
+    /// Returns the header of a stream that asks it. `service` is empty for facts.
     pub fn header(self, service: &str) -> StreamHeader {
         StreamHeader::new(StreamPurpose::Diagnose).target(service).details(self.word())
     }
 }
 
-/// May the cloud carry such a stream from one gateway to another? What a gateway says of itself is for the cloud alone.
+/// Returns whether the cloud forwards such a stream from one gateway to another. The facts of a gateway are
+/// for the cloud alone.
 pub fn is_carried(header: &StreamHeader) -> bool {
     Question::of(&header.details) == Some(Question::Backends)
 }
 
-/// What a gateway says of itself.
+/// The facts of a gateway.
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Facts {
     /// The netmap in force.
     pub generation: String,
-    /// What it should do and cannot: names, presences as a whole, files.
+    /// Problems with DNS, with presences as a whole, and with open files.
     pub problems: Vec<String>,
-    /// Services whose presence does not listen here, and why.
+    /// Services whose presence does not listen here, with the reason.
     pub presences: BTreeMap<String, String>,
-    /// What does not keep it from working, but keeps other hosts of its site away from presences.
+    /// Problems that do not affect this gateway, but keep other hosts of its site away from presences.
     pub hints: Vec<String>,
-    /// What its role adds: the link of an edge, its certificate, its disk.
+    /// Facts of the role: the link of an edge, its certificate, its disk.
     pub role: Value,
 }
 
-/// The way from a gateway to the backends of a service.
+/// The path from a gateway to the backends of a service.
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct PathFacts {
@@ -107,7 +108,7 @@ pub struct PathFacts {
     pub presence_problem: Option<String>,
     /// Why the gateway at the service's site was not reached. None: it answered.
     pub far_problem: Option<String>,
-    /// From this gateway to the backends and back.
+    /// Round trip from this gateway to the backends.
     pub milliseconds: f64,
     pub backends: Vec<Examined>,
 }
@@ -164,7 +165,7 @@ impl SiteRates {
 }
 
 impl Gateway {
-    /// What this gateway says of itself now.
+    /// Returns the facts of this gateway.
     pub async fn facts(&self) -> Facts {
         let mut hints = Vec::new();
         if let Some(namespace) = self.proxy().namespace() {
@@ -180,7 +181,7 @@ impl Gateway {
         Facts { generation: self.context().view().generation.to_string(), problems, presences, hints, role }
     }
 
-    /// The way from here to a service.
+    /// Examines the path from here to a service.
     pub async fn path(&self, service: &str) -> PathFacts {
         let (view, name) = (self.context().view(), ServiceName::from(service));
         let begun = Instant::now();
@@ -222,7 +223,7 @@ impl Gateway {
         problem.map(|trouble| trouble.why.clone())
     }
 
-    /// Asks the gateway at the service's site, over the way that its clients use.
+    /// Asks the gateway at the site of the service, over the path that clients use.
     async fn ask_far(&self, service: &ServiceName, home: &SiteName) -> Result<Vec<Examined>, String> {
         let header = Question::Backends.header(service.as_str()).to(home.as_str(), "");
         let stream = self.context().peers.open_stream(header).await.map_err(|error| match error {
@@ -348,7 +349,7 @@ async fn write_answer(stream: Stream, answer: &[u8]) {
     let _ = send.shutdown().await;
 }
 
-/// The whole answer on a stream, bounded. For whoever asked.
+/// Reads the answer on a stream, bounded. For the asking side.
 pub async fn read_answer(recv: RecvStream) -> Result<Value, String> {
     let mut bytes = Vec::new();
     let read = recv.take(ANSWER_BYTES_MAX + 1).read_to_end(&mut bytes).await;
@@ -361,7 +362,7 @@ pub async fn read_answer(recv: RecvStream) -> Result<Value, String> {
     serde_json::from_slice(&bytes).map_err(|error| format!("its answer cannot be read: {error}"))
 }
 
-/// Why a question was not answered.
+/// Returns why a question was not answered, as text.
 pub fn refused(code: ResetCode) -> String {
     match code {
         ResetCode::Refused => "its version does not answer such questions; update it".to_owned(),

@@ -49,7 +49,7 @@ pub struct GatewayOptions {
     /// Whether presences listen at this gateway.
     pub listen: bool,
     /// The network namespace in which presences listen.
-    pub standing: PresenceMode,
+    pub presence_mode: PresenceMode,
     /// Additional listen addresses by service, for hosts on which the gateway has no privileges.
     pub ports: BTreeMap<ServiceName, SocketAddr>,
     /// Shared entries: one address for many services, selected by the Host header or by the SNI of TLS.
@@ -90,7 +90,7 @@ impl Default for GatewayOptions {
     fn default() -> GatewayOptions {
         GatewayOptions {
             listen: true,
-            standing: PresenceMode::Auto,
+            presence_mode: PresenceMode::Auto,
             ports: BTreeMap::new(),
             entry_http: None,
             entry_tls: None,
@@ -259,7 +259,7 @@ impl Gateway {
         stop.cancelled().await;
         self.drain().await;
         end.cancel();
-        running.join_all().await;
+        while running.join_next().await.is_some() {}
     }
 
     /// Ends all connections: those that finish quickly on their own, then the rest by force.

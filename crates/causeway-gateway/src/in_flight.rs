@@ -1,7 +1,8 @@
-//! Decides what a gateway that stops still waits for, and waits for it.
+//! Waits for the connections in flight of a gateway that stops.
 //!
-//! Input: the crossings that are live when the stop is told. A request is waited for until it is answered; everything else
-//! only while bytes move, because a tunnel does not know where its clients' work ends. Listeners are not touched here.
+//! Input: the live connections at the time of the stop. A request is waited for until it has its response;
+//! other connections only while bytes move, because a tunnel does not know when its client's work is
+//! complete. Listeners are not affected.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,17 +11,19 @@ use tokio::time::{Instant, sleep};
 
 use crate::live::{LiveConnection, LiveConnections};
 
-/// A crossing on which nothing moved for this long is idle. Longer than a round trip between sites.
+/// Time without a byte after which a connection is idle. Longer than a round trip between sites.
 const QUIET: Duration = Duration::from_millis(500);
-/// How often the crossings are looked at.
+/// Interval of the check.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Is there something to wait for? `is_answered`: the head of the response is out; `None` for what is no request.
+/// Returns whether to wait for a connection. `is_answered`: the head of the response is sent; `None` if it is
+/// not a request.
 pub fn is_in_flight(is_answered: Option<bool>, quiet: Duration) -> bool {
     is_answered == Some(false) || quiet < QUIET
 }
 
-/// Waits until what is live now has finished or is idle, at most until `end`. What begins meanwhile is not waited for.
+/// Waits until the connections that are live now have finished or are idle, at most until `end`. Connections
+/// that begin meanwhile are not waited for.
 pub async fn finish(live: &LiveConnections, end: Instant) {
     let mut waited_for = live.all();
     loop {
@@ -44,12 +47,12 @@ mod tests {
             let quiet = Duration::from_millis(quiet_ms);
             assert_eq!(is_in_flight(is_answered, quiet), expected, "{is_answered:?} {quiet_ms}");
         };
-        // A backend that thinks.
+        // A slow backend.
         check(Some(false), 5_000, true);
-        // A body on its way, and a stream of events in which nothing happens.
+        // A body in transfer, and an event stream without events.
         check(Some(true), 10, true);
         check(Some(true), 5_000, false);
-        // A tunnel that moves, and one that is idle.
+        // A tunnel with traffic, and one that is idle.
         check(None, 10, true);
         check(None, 5_000, false);
     }

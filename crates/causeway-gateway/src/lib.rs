@@ -1,9 +1,9 @@
-//! Forwards by the netmap, at both ends of the channel: services by name and address, names by DNS.
+//! Forwards traffic by the netmap, at both ends of the channel: services by name and address, names by DNS.
 //!
-//! Netmaps come in as they change, streams come in from the channel; connections to backends and streams to other sites go
-//! out. The gateway knows nothing of objects, revisions, or which role it is in. A newcomer reads in the order below: who may
-//! do what, how another site is reached, what is recorded, what crosses now, then the three doors: `proxy`, `dns`, and the
-//! `room` they stand in.
+//! Input: netmaps as they change, streams from the channel. Output: connections to backends, streams to other
+//! sites. The gateway knows nothing of objects, revisions, or which role it is in. The modules are in reading
+//! order: access decisions, other sites, records, live connections, then the planes `proxy` and `dns`, and
+//! the network namespace of presences.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
 

@@ -1,7 +1,7 @@
-//! What crosses now, and by what right. When a netmap arrives, everything that crosses is judged again.
+//! Live connections, and the access requests that allow them. When a netmap arrives, all are judged again.
 //!
-//! A claim is what must stay true for something to go on; it is pure. `LiveConnections` keeps one entry for each crossing, bounded, and
-//! cuts those whose claim no longer holds. How a cut is said to a client is its protocol's matter.
+//! `AccessRequest` is pure. `LiveConnections` keeps one entry for each connection, session or request,
+//! bounded, and cuts those that are no longer allowed. Each protocol translates a cut for its clients.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -150,7 +150,7 @@ impl AccessRequest {
         }
     }
 
-    /// Who it is, as well as it can be told whatever the judgement: refusals are recorded, too.
+    /// Returns the principal as far as it is known, also if access is refused: refusals are recorded, too.
     pub fn who(&self, view: &NetmapView) -> Principal {
         match self {
             AccessRequest::Use { client, .. } => policy::who_at(view, *client)
@@ -158,14 +158,14 @@ impl AccessRequest {
             AccessRequest::UseNode { who, .. } | AccessRequest::Direct { who, .. } => who.clone(),
             AccessRequest::Reach { origin, subject, .. }
             | AccessRequest::ReachNode { origin, subject, .. } => {
-                // What is not known here, or is somebody else's, is not recorded as a fact.
+                // A host that is unknown here, or belongs to another site, is not recorded as a fact.
                 let site = || Principal { site: origin.clone(), server: None };
                 policy::who_from(view, origin, subject).unwrap_or_else(|_| site())
             }
         }
     }
 
-    /// The host that another gateway names and that is not who it is taken for here.
+    /// Returns the host that another gateway names, if it is not the principal.
     pub fn claimed(&self, who: &Principal) -> Option<&str> {
         match self {
             AccessRequest::Reach { subject, .. } | AccessRequest::ReachNode { subject, .. }
@@ -177,7 +177,7 @@ impl AccessRequest {
         }
     }
 
-    /// What is wanted, in the words of the audit.
+    /// Returns the target as the audit names it.
     pub fn target(&self) -> String {
         match self {
             AccessRequest::Use { service, .. } | AccessRequest::Reach { service, .. } => service.to_string(),
@@ -193,13 +193,13 @@ impl AccessRequest {
 pub struct LiveConnections {
     entries: Mutex<HashMap<u64, Arc<LiveConnection>>>,
     /// Client connections for HTTP, which count under limits also between requests.
-    followers: Mutex<HashMap<u64, Weak<dyn NetmapFollower>>>,
+    followers: Mutex<HashMap<u64, Weak<dyn NetmapObserver>>>,
     next: AtomicU64,
     max: usize,
 }
 
 /// A connection that has no entry of its own and to which a new netmap is applied all the same.
-pub(crate) trait NetmapFollower: Send + Sync {
+pub(crate) trait NetmapObserver: Send + Sync {
     fn follow(&self, view: &NetmapView, limits: &LimitTable);
 }
 
@@ -233,7 +233,7 @@ pub struct LiveConnection {
     answered: AtomicBool,
 }
 
-/// Why something was cut off.
+/// Why a connection was cut.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum CutReason {
     Revoked(PolicyRefusal),
@@ -252,7 +252,7 @@ impl CutReason {
 }
 
 impl LiveConnection {
-    /// Is it a request that has its answer? `None`: it is no request.
+    /// Returns whether a request has its response. `None`: it is not a request.
     pub fn is_answered(&self) -> Option<bool> {
         matches!(self.protocol, "http" | "grpc").then(|| self.answered.load(Ordering::Relaxed))
     }
@@ -261,7 +261,7 @@ impl LiveConnection {
         self.answered.store(true, Ordering::Relaxed);
     }
 
-    /// Resolves when this must not go on.
+    /// Resolves when the connection is cut.
     pub async fn cut(&self) -> CutReason {
         self.cut.cancelled().await;
         self.why.get().cloned().unwrap_or(CutReason::Stopped)
@@ -291,12 +291,12 @@ impl LiveConnection {
         }
     }
 
-    /// Why it was cut, if it was.
+    /// Returns why it was cut, if it was.
     pub fn why(&self) -> Option<CutReason> {
         self.why.get().cloned()
     }
 
-    /// Ends it. The first reason counts.
+    /// Cuts it. The first reason counts.
     pub fn end(&self, why: CutReason) {
         let _ = self.why.set(why);
         // The carrier first: a client whose request is revoked sees its connection end rather than an answer.
@@ -316,7 +316,7 @@ impl LiveConnections {
         }
     }
 
-    /// Takes one in, before it is judged: so a netmap that arrives meanwhile finds it here.
+    /// Adds an entry before it is judged, so that a netmap that arrives meanwhile finds it.
     pub(crate) fn enter(
         &self,
         claim: AccessRequest,
@@ -350,7 +350,8 @@ impl LiveConnections {
         self.lock().remove(&entry.id);
     }
 
-    /// Cuts what the netmap no longer permits, and brings the rest under its limits. Returns how many were cut.
+    /// Cuts the connections that the netmap no longer allows, and applies its limits to the rest. Returns the
+    /// number of cut ones.
     pub fn judge(&self, view: &NetmapView, limits: &LimitTable) -> usize {
         let now = Instant::now();
         let mut cut = 0;
@@ -373,14 +374,14 @@ impl LiveConnections {
     }
 
     /// Applies every netmap that `judge` applies to `follower`, too, until the guard is dropped.
-    pub(crate) fn register<F: NetmapFollower + 'static>(&self, follower: &Arc<F>) -> FollowGuard<'_> {
+    pub(crate) fn register<F: NetmapObserver + 'static>(&self, follower: &Arc<F>) -> FollowGuard<'_> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let follower: Weak<F> = Arc::downgrade(follower);
         self.followers().insert(id, follower);
         FollowGuard { live: self, id }
     }
 
-    /// Cuts everything: the gateway stops.
+    /// Cuts all connections: the gateway stops.
     pub fn stop(&self) {
         self.all().iter().for_each(|entry| entry.end(CutReason::Stopped));
     }
@@ -389,7 +390,7 @@ impl LiveConnections {
         self.lock().values().cloned().collect()
     }
 
-    /// Those of `entries` that have not ended.
+    /// Returns those of `entries` that have not ended.
     pub fn still_live(&self, mut entries: Vec<Arc<LiveConnection>>) -> Vec<Arc<LiveConnection>> {
         let live = self.lock();
         entries.retain(|entry| live.contains_key(&entry.id));
@@ -404,7 +405,7 @@ impl LiveConnections {
         self.len() == 0
     }
 
-    fn followers(&self) -> MutexGuard<'_, HashMap<u64, Weak<dyn NetmapFollower>>> {
+    fn followers(&self) -> MutexGuard<'_, HashMap<u64, Weak<dyn NetmapObserver>>> {
         self.followers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -499,7 +500,7 @@ mod tests {
     fn a_claim_holds_for_those_who_are_named_and_speak_for_themselves() {
         let view = view();
         assert!(reach("rome", "till").judge(&view).is_ok());
-        // A gateway of another site speaks for a host that is not its own.
+        // The gateway of another site names a host that is not its own.
         assert_eq!(reach("kyiv", "till").judge(&view).unwrap_err().word(), "not-its-host");
         assert_eq!(reach("kyiv", "shop").judge(&view).unwrap_err().word(), "not-its-host");
         assert_eq!(reach("kyiv", "anybody").judge(&view).unwrap_err().word(), "not-exposed");
@@ -529,10 +530,10 @@ mod tests {
         assert_eq!((open, table.len()), (19, 1), "ten and the tolerance, in one share");
         let (_, who, claimed) = &held[0];
         assert_eq!((who.server.as_ref(), claimed.as_deref()), (None, Some("ghost-0")), "a claim, not a fact");
-        // A host that is known has its own share, and is a fact.
+        // A known host has its own share, and is a fact.
         let (allowance, who, claimed) = connect("till");
         assert_eq!((allowance.is_ok(), who.server, claimed), (true, Some("till".into()), None));
-        // One of another site is not recorded as one of this site.
+        // A host of another site is not recorded as one of this site.
         assert_eq!(reach("kyiv", "till").who(&view).server, None);
         assert_eq!(reach("kyiv", "till").claimed(&reach("kyiv", "till").who(&view)), Some("till"));
     }
@@ -544,7 +545,7 @@ mod tests {
         let claim =
             AccessRequest::Use { service: "near".into(), client: "10.0.0.9".parse().unwrap(), request: None };
         assert!(claim.judge(&view).is_ok());
-        // Presented here, but its own exposure does not name us.
+        // It has a presence here, but its own exposure does not name this site.
         view.services.insert("near".into(), service(&["rome"]));
         assert_eq!(claim.judge(&view).unwrap_err().word(), "not-exposed");
     }

@@ -1,4 +1,4 @@
-//! The figures of a gateway, for `/metrics`: `causeway_gateway_*`.
+//! Metrics of a gateway, for `/metrics`: `causeway_gateway_*`.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -26,31 +26,43 @@ pub struct GatewayMetrics {
     total: Family<Crossing, Counter>,
     refused: Family<Word, Counter>,
     revoked: Counter,
-    /// From clients to backends, and back.
+    /// Bytes from clients to backends, and back.
     pub sent_bytes: Counter,
     pub received_bytes: Counter,
-    /// Presences that have no listener at this moment.
+    /// Presences without a listener.
     pub unbound: Gauge,
-    /// Datagrams that were not handed on: a queue was full, their client was refused, or they were too long.
+    /// Datagrams dropped because a queue was full, their client was refused, or they were too long.
     pub datagrams_dropped: Counter,
-    /// Datagrams sent to other gateways as datagrams of the link, and those that had to take their stream.
+    /// Datagrams sent to other gateways as datagrams of the link, and those sent on a stream instead.
     pub datagrams_beside: Counter,
     pub datagrams_on_streams: Counter,
-    /// Sessions that made way for others.
+    /// UDP sessions evicted from the full table.
     pub udp_sessions_evicted: Counter,
-    /// Clients that could not be accepted, as when no file is left.
+    /// Failed accepts, for example without a free file descriptor.
     pub accept_failures: Counter,
 }
 
 impl GatewayMetrics {
     pub fn register(&self, registry: &mut Registry) {
         let registry = registry.sub_registry_with_prefix("causeway_gateway");
-        registry.register("connections_open", "What crosses now", self.open.clone());
-        registry.register("connections", "What was let in", self.total.clone());
-        registry.register("refused", "What was refused, by reason", self.refused.clone());
+        registry.register(
+            "connections_open",
+            "Connections, sessions and requests that are open",
+            self.open.clone(),
+        );
+        registry.register(
+            "connections",
+            "Connections, sessions and requests that were admitted",
+            self.total.clone(),
+        );
+        registry.register(
+            "refused",
+            "Connections, sessions and requests that were refused, by reason",
+            self.refused.clone(),
+        );
         registry.register(
             "revoked",
-            "What was cut because no policy allows it any more",
+            "Connections, sessions and requests cut because a new netmap no longer allows them",
             self.revoked.clone(),
         );
         registry.register("sent_bytes", "Bytes from clients to backends", self.sent_bytes.clone());
@@ -61,9 +73,13 @@ impl GatewayMetrics {
         registry.register("datagrams_quic", beside, self.datagrams_beside.clone());
         let on_streams = "Datagrams sent to gateways on streams";
         registry.register("datagrams_on_streams", on_streams, self.datagrams_on_streams.clone());
-        let evicted = "UDP sessions that made way for others";
+        let evicted = "UDP sessions evicted from the full table";
         registry.register("udp_sessions_evicted", evicted, self.udp_sessions_evicted.clone());
-        registry.register("accept_failures", "Clients not accepted", self.accept_failures.clone());
+        registry.register(
+            "accept_failures",
+            "Failed accepts of client connections",
+            self.accept_failures.clone(),
+        );
     }
 
     pub(crate) fn opened(&self, direction: CrossingDirection, protocol: &'static str) {

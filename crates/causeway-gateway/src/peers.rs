@@ -1,7 +1,7 @@
-//! How other sites are reached: the face that the roles give to the gateway, and the words two gateways exchange.
+//! Access to other sites: the trait that roles implement, and the header that two gateways exchange.
 //!
-//! An edge asks the cloud for every stream; the cloud knows where each gateway is attached. Where a stream comes from
-//! is stamped by the cloud from the certificate of the session, and believed from nobody else.
+//! An edge opens every stream through the cloud, which knows where each gateway is attached. The cloud stamps
+//! the origin of a stream from the certificate of the session; no other source is trusted.
 
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
@@ -16,28 +16,28 @@ use crate::policy::{PolicyRefusal, Principal};
 
 pub type BoxedFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// Opens streams to the gateways of other sites. Given by the role.
+/// Opens streams to the gateways of other sites. Implemented by the role.
 pub trait GatewayPeers: Send + Sync + 'static {
-    /// A stream to the active gateway of `header.site`. Resolves without a round trip; what the other end thinks of it
-    /// comes as a reset.
+    /// Opens a stream to the active gateway of `header.site`. Resolves without a round trip; a refusal of the
+    /// other end arrives as a reset.
     fn open_stream(&self, header: StreamHeader) -> BoxedFuture<'_, Result<Stream, PeerError>>;
 
-    /// Where the traffic with that site is at home, as the channel says it: whoever serves its clients should run there.
+    /// Returns the runtime of the link to that site, from the channel: tasks of its clients should run there.
     fn home(&self, _site: &SiteName) -> Option<Handle> {
         None
     }
 
-    /// The link that carries the streams to a site, named by the site at its other end. Streams to different sites may
-    /// share one: an edge has a single link, to the cloud.
+    /// Returns the link that carries the streams to a site, named by the site at its other end. Streams to
+    /// different sites may share one: an edge has a single link, to the cloud.
     fn link_to(&self, site: &SiteName) -> SiteName {
         site.clone()
     }
 
-    /// A stream to that site makes no progress. The way there may be dead; whoever keeps it finds out.
+    /// Reports that a stream to that site makes no progress. The link may be dead; its keeper checks it.
     fn suspect(&self, _site: &SiteName) {}
 }
 
-/// No stream could be opened.
+/// Why a stream could not be opened.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PeerError {
     #[error("site {site} is away: {why}")]
@@ -55,7 +55,7 @@ impl From<PeerError> for PolicyRefusal {
     }
 }
 
-/// What a stream between gateways carries.
+/// The content of a stream between gateways.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum StreamContent {
     /// The bytes of one connection.
@@ -64,15 +64,16 @@ pub enum StreamContent {
     Datagrams,
     /// Requests over HTTP/2, from one client after the other.
     Requests,
-    /// One request over HTTP/1.1 that may become something else: an upgrade.
+    /// One request over HTTP/1.1 that may be upgraded.
     Upgrade,
 }
 
-/// The first byte on a stream to a node, from its gateway: the node is connected, what follows is its own. Whoever said CONNECT is
-/// told 200 only then. When there is no way to the node the stream is reset instead, with the reason as its code.
+/// The first byte on a stream to a node, from its gateway: the node is connected, and its bytes follow. Only
+/// then does a CONNECT client get its 200. If the node cannot be reached, the stream is reset with the reason
+/// as its code.
 pub const NODE_READY: u8 = 0;
 
-/// What is said of one crossing, beside the header. Unknown fields are ignored; an unknown content is refused.
+/// The details of a stream to a service or node. Unknown fields are ignored; an unknown content is refused.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct CrossingHeader {
     #[prost(uint32, tag = "1")]
@@ -85,11 +86,11 @@ pub struct CrossingHeader {
     /// The port of a node.
     #[prost(uint32, tag = "4")]
     port: u32,
-    /// The broker of Kafka that is wanted, counted from 1 as the service's backends are. 0: any of them.
+    /// The index of the wanted Kafka broker among the backends of the service, from 1. 0: any broker.
     #[prost(uint32, tag = "5")]
     broker: u32,
-    /// Where the client sees the service, when answers are to say where brokers are. An older gateway ignores this and the
-    /// broker, and answers pass as they are.
+    /// The address at which the client sees the service, if responses must contain broker addresses. An older
+    /// gateway ignores this and the broker, and forwards responses unchanged.
     #[prost(bytes = "bytes", tag = "6")]
     seen_ip: Bytes,
     #[prost(uint32, tag = "7")]
@@ -97,7 +98,7 @@ pub struct CrossingHeader {
 }
 
 impl CrossingHeader {
-    /// `client` is None for one that has no address, as on a Unix socket.
+    /// Creates the details. `client` is None if the client has no address, as on a Unix socket.
     pub fn new(content: StreamContent, client: impl Into<Option<SocketAddr>>) -> CrossingHeader {
         let client = client.into();
         let client_ip = client.map(|client| ip_bytes(client.ip())).unwrap_or_default();
@@ -111,7 +112,7 @@ impl CrossingHeader {
         CrossingHeader { content, client_ip, client_port, ..CrossingHeader::default() }
     }
 
-    /// The service is a cluster of Kafka: its client sees it at this address, and wants one broker of it, or any.
+    /// Adds the fields for a Kafka cluster: the address at which the client sees it, and the wanted broker.
     pub fn with_brokers(mut self, seen: SocketAddr, broker: Option<u16>) -> CrossingHeader {
         self.seen_ip = ip_bytes(seen.ip());
         self.seen_port = seen.port().into();
@@ -119,7 +120,7 @@ impl CrossingHeader {
         self
     }
 
-    /// What a header says, read with suspicion.
+    /// Decodes the details of a header. They are untrusted.
     pub fn of(header: &StreamHeader) -> Result<CrossingHeader, PolicyRefusal> {
         CrossingHeader::decode(header.details.clone())
             .map_err(|_| PolicyRefusal::Malformed { why: "its details cannot be read" })
@@ -135,17 +136,17 @@ impl CrossingHeader {
         })
     }
 
-    /// As the other gateway tells it. None: it does not.
+    /// Returns the client that the other gateway names, if it does.
     pub fn client(&self) -> Option<SocketAddr> {
         address(&self.client_ip, self.client_port)
     }
 
-    /// Where the client sees the service, if it is to find brokers there.
+    /// Returns the address at which the client sees the service, if it needs broker addresses.
     pub fn seen(&self) -> Option<SocketAddr> {
         address(&self.seen_ip, self.seen_port)
     }
 
-    /// The place of the wanted broker among the backends. None: any will do.
+    /// Returns the index of the wanted broker among the backends. None: any.
     pub fn broker(&self) -> Option<usize> {
         self.broker.checked_sub(1).and_then(|broker| usize::try_from(broker).ok())
     }
@@ -157,12 +158,12 @@ impl CrossingHeader {
             .ok_or(PolicyRefusal::Malformed { why: "it names no port" })
     }
 
-    /// The header of a stream to a service at `home`.
+    /// Returns the header of a stream to a service at `home`.
     pub fn to_service(self, service: &ServiceName, home: &SiteName, who: &Principal) -> StreamHeader {
         self.header(StreamPurpose::Service, home, who).target(service.as_str())
     }
 
-    /// The header of a stream to a port of a node at `home`.
+    /// Returns the header of a stream to a port of a node at `home`.
     pub fn to_node(mut self, node: &ServerName, port: u16, home: &SiteName, who: &Principal) -> StreamHeader {
         self.port = port.into();
         self.header(StreamPurpose::Node, home, who).target(node.as_str())

@@ -1,8 +1,9 @@
-//! Who may use what: the decisions of a gateway, from the netmap alone.
+//! Access decisions of a gateway, from the netmap alone.
 //!
-//! Default deny: a subject is let in only by an existing policy that names it, or its site. Both ends of a crossing ask
-//! here: the gateway of the client by the client's address, the gateway of the service by what the certificate of the
-//! other end says. A refusal has words for people and a code for the link; how a client hears of it is its protocol's matter.
+//! Default deny: a subject is allowed only by an existing policy that names it or its site. Both ends of a
+//! crossing decide: the gateway of the client by the client's address, the gateway of the service by the
+//! certificate of the other end. A refusal has a text and a reset code; each protocol translates it for its
+//! clients.
 
 pub mod path;
 
@@ -17,7 +18,7 @@ use causeway_netmap::{
 
 use crate::dial::Denied;
 
-/// On whose behalf something crosses: a site, and the host there if one is known by its address.
+/// The principal of a connection: a site, and the host if one is known by its address.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Principal {
     pub site: SiteName,
@@ -33,13 +34,13 @@ impl fmt::Display for Principal {
     }
 }
 
-/// What lets somebody in: every policy that names them, in the order of their names. Never empty.
+/// The policies that allow a principal, in the order of their names. Never empty.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Permit {
     rules: Vec<MatchedPolicy>,
 }
 
-/// One policy of a permit, as much of it as a connection needs.
+/// One policy of a permit, with the parts that a connection needs.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MatchedPolicy {
     pub policy: PolicyName,
@@ -47,10 +48,10 @@ pub struct MatchedPolicy {
     http: Vec<PolicyHttpRule>,
 }
 
-/// Why something does not cross.
+/// Why a connection or request is refused.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PolicyRefusal {
-    /// The cloud has told this gateway nothing yet.
+    /// No netmap has arrived yet.
     #[error("this gateway has no netmap yet")]
     NoNetmap,
     #[error("there is no service {service} here")]
@@ -63,15 +64,15 @@ pub enum PolicyRefusal {
     PortClosed { node: ServerName, port: u16 },
     #[error("no policy of {what} allows {who}")]
     NotAllowed { what: String, who: Principal },
-    /// The other gateway speaks for a host that is not of its site.
+    /// The other gateway names a host of another site.
     #[error("{server} is not a host of site {site}")]
     NotItsHost { server: ServerName, site: SiteName },
     #[error("no rule allows {method} {path}")]
     RequestNotAllowed { method: String, path: String },
     #[error("over the limit of policy {policy}: {what}")]
     Limit { policy: PolicyName, what: &'static str },
-    /// The gateway itself holds as much as it may.
-    #[error("this gateway has as many {what} as it may have")]
+    /// The gateway has reached one of its own bounds.
+    #[error("this gateway has reached its maximum of {what}")]
     Full { what: &'static str },
     #[error("site {site} is away")]
     SiteAway { site: SiteName },
@@ -80,15 +81,15 @@ pub enum PolicyRefusal {
     SiteRefused { site: SiteName, code: ResetCode },
     #[error("no backend of {service} answers")]
     BackendDown { service: ServiceName },
-    /// The gateway's own site does not let it dial what the netmap names.
+    /// The configuration of the gateway does not allow to dial the address in the netmap.
     #[error("the gateway does not dial {what}: {why}")]
     BackendDenied { what: String, why: Denied },
-    #[error("the stream says what this gateway does not understand: {why}")]
+    #[error("malformed stream: {why}")]
     Malformed { why: &'static str },
 }
 
 impl PolicyRefusal {
-    /// As it is said on the link.
+    /// Returns the reset code for the link.
     pub fn code(&self) -> ResetCode {
         match self {
             PolicyRefusal::NoNetmap
@@ -101,14 +102,14 @@ impl PolicyRefusal {
             | PolicyRefusal::NotItsHost { .. }
             | PolicyRefusal::RequestNotAllowed { .. } => ResetCode::NotAllowed,
             PolicyRefusal::Limit { .. } | PolicyRefusal::Full { .. } => ResetCode::Limit,
-            // No code of its own: an older gateway would take it for a broken stream.
+            // It has no code of its own: an older gateway would treat that as a broken stream.
             PolicyRefusal::BackendDown { .. } | PolicyRefusal::BackendDenied { .. } => ResetCode::BackendDown,
             PolicyRefusal::SiteRefused { code, .. } => *code,
             PolicyRefusal::Malformed { .. } => ResetCode::Malformed,
         }
     }
 
-    /// One word, for metrics and the audit.
+    /// Returns one word, for metrics and the audit.
     pub fn word(&self) -> &'static str {
         match self {
             PolicyRefusal::NoNetmap => "no-netmap",
@@ -131,30 +132,31 @@ impl PolicyRefusal {
 }
 
 impl Permit {
-    /// For what no policy governs and the configuration allows: the allow-list of CONNECT.
+    /// Returns the permit for targets that the configuration allows and no policy governs: the allow-list of
+    /// CONNECT.
     pub fn configured() -> Permit {
         Permit {
             rules: vec![MatchedPolicy { policy: "connect-allow".into(), limits: None, http: Vec::new() }],
         }
     }
 
-    /// Does any of its policies look at method and path?
+    /// Returns whether any of its policies has rules for method and path.
     pub fn reads_requests(&self) -> bool {
         self.rules.iter().any(|rule| !rule.http.is_empty())
     }
 
-    /// The policies that let somebody in, first the one that is named in the audit.
+    /// Returns the policies; the first one is named in the audit.
     pub fn rules(&self) -> &[MatchedPolicy] {
         &self.rules
     }
 
-    /// The policy that is named in the audit.
+    /// Returns the policy that is named in the audit.
     pub fn rule(&self) -> &PolicyName {
         &self.rules.first().expect("a permit has at least one rule: `permit` makes no other").policy
     }
 
-    /// May this request pass? Only for protocols whose requests are read. `path` is as `path::normal` returns it: without a
-    /// query, dots and doubled slashes resolved.
+    /// Returns the policy that allows the request. Only for protocols whose requests are parsed. `path` is as
+    /// `path::normal` returns it: without a query, dots and repeated slashes resolved.
     pub fn allows_request(&self, method: &str, path: &str) -> Result<&PolicyName, PolicyRefusal> {
         let allowing = self.rules.iter().find(|rule| rule.allows_request(method, path));
         allowing.map(|rule| &rule.policy).ok_or_else(|| PolicyRefusal::RequestNotAllowed {
@@ -179,7 +181,7 @@ fn matches(rule: &PolicyHttpRule, method: &str, path: &str) -> bool {
     method_fits && (rule.paths.is_empty() || rule.paths.iter().any(fits))
 }
 
-/// One word for the reset code of another gateway, for metrics and the audit.
+/// Returns one word for the reset code of another gateway, for metrics and the audit.
 pub(crate) fn word_of_code(code: ResetCode) -> &'static str {
     match code {
         ResetCode::NotAllowed | ResetCode::Revoked => "not-allowed",
@@ -191,7 +193,7 @@ pub(crate) fn word_of_code(code: ResetCode) -> &'static str {
     }
 }
 
-/// Who is the client at this address of our own site?
+/// Returns the principal of a client at this address of this site.
 pub fn who_at(view: &NetmapView, client: IpAddr) -> Result<Principal, PolicyRefusal> {
     let site = view.gateway.as_ref().ok_or(PolicyRefusal::NoNetmap)?.site.clone();
     Ok(Principal {
@@ -200,7 +202,7 @@ pub fn who_at(view: &NetmapView, client: IpAddr) -> Result<Principal, PolicyRefu
     })
 }
 
-/// May a local client use a presence?
+/// Decides whether a local client may use a presence.
 pub fn may_use(
     view: &NetmapView,
     presence: &PresenceEntry,
@@ -212,10 +214,10 @@ pub fn may_use(
     })
 }
 
-/// Who does another gateway speak for? `site` is what the certificate says, `subject` what the gateway says: empty, or a
-/// host of its own site. A host that the netmap here does not know counts as its site: a gateway that invents hosts gets nothing
-/// for them, neither rights nor shares of limits. The netmap has every host that a policy here names, and those of a site
-/// that comes in by its own name under a policy with limits.
+/// Returns the principal that another gateway names. `site` is from its certificate, `subject` from the
+/// gateway itself: empty, or a host of its own site. A host that is not in the netmap counts as its site:
+/// inventing hosts gains neither rights nor shares of limits. The netmap has every host that a policy here
+/// names, and the hosts of a site that a policy with limits allows by its name.
 pub fn who_from(view: &NetmapView, site: &SiteName, subject: &str) -> Result<Principal, PolicyRefusal> {
     let known = if subject.is_empty() { None } else { view.subjects.get(subject) };
     match known {
@@ -227,7 +229,7 @@ pub fn who_from(view: &NetmapView, site: &SiteName, subject: &str) -> Result<Pri
     }
 }
 
-/// May somebody from another site use a service that runs here?
+/// Decides whether a principal of another site may use a service that runs here.
 pub fn may_reach<'a>(
     view: &'a NetmapView,
     service: &ServiceName,
@@ -243,7 +245,8 @@ pub fn may_reach<'a>(
     Ok((found, permit))
 }
 
-/// May somebody reach a port of a node? The same at both ends; only the node's own gateway knows its address.
+/// Decides whether a principal may reach a port of a node. Both ends decide alike; only the gateway of the
+/// node knows its address.
 pub fn may_reach_node<'a>(
     view: &'a NetmapView,
     node: &ServerName,
@@ -259,7 +262,8 @@ pub fn may_reach_node<'a>(
     Ok((found, permit))
 }
 
-/// A policy that does not exist adds nobody; the limits of every policy that names somebody apply.
+/// Returns the permit of a principal. A policy that does not exist allows no principal; the limits of every
+/// policy that allows it apply.
 fn permit<'a>(
     view: &NetmapView,
     policies: impl IntoIterator<Item = &'a PolicyName>,

@@ -1,6 +1,7 @@
-//! What a gateway should do and cannot at this moment, in words: for conditions and reports.
+//! Problems of a gateway as text, for conditions and reports: what it should do and cannot.
 //!
-//! Told when it has lasted for a moment, so that a restart is no news. Nothing here decides what is tried again.
+//! A problem is reported when it has lasted for a moment, so that a restart reports none. Retries are decided
+//! elsewhere.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,33 +14,34 @@ use crate::dns::DnsState;
 use crate::proxy::Proxy;
 use crate::proxy::listeners::ListenersReport;
 
-/// Longer than a listener needs to be tried again.
+/// Time that a problem must last. Longer than the retry interval of a listener.
 const SETTLE: Duration = Duration::from_secs(2);
-/// What people read at most; the rest is counted.
+/// Lines in a report; the rest is counted.
 const LINES_MAX: usize = 8;
 
-/// Services with outages that are told of at most: a report stays small, whatever burns down.
+/// Services with outages in a report, so that it stays small.
 const OUTAGES_MAX: usize = 100;
 
-/// What a gateway cannot do.
+/// The problems of a gateway.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Problems {
-    /// About itself. Empty: all is well.
+    /// Problems of the gateway itself. Empty: none.
     pub regrets: Vec<String>,
-    /// Services of its site whose backends do not all answer it.
+    /// Services of its site with backends that do not respond.
     pub backends: BTreeMap<String, BackendOutage>,
 }
 
-/// How it stands with the backends of a service.
+/// The state of the backends of a service.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 #[serde(default)]
 pub struct BackendOutage {
     pub up: usize,
     pub of: usize,
-    /// Of one that does not answer.
+    /// The error of one backend that does not respond.
     pub why: String,
-    /// It is not dialled at all, because the gateway's own site does not allow it. An older edge does not say this: false.
+    /// The backend is not dialled, because the configuration of the gateway does not allow it. False from an
+    /// older edge, which does not report it.
     pub denied: bool,
 }
 
@@ -57,7 +59,7 @@ impl ProblemReporter {
         ProblemReporter { dns, listening, turns, proxy, told: None }
     }
 
-    /// What cannot be done, when that is news.
+    /// Returns the problems when they have changed.
     pub async fn next(&mut self) -> Problems {
         loop {
             tokio::time::sleep(SETTLE).await;
@@ -75,14 +77,14 @@ impl ProblemReporter {
                 Ok(()) = self.dns.changed() => {}
                 Ok(()) = self.listening.changed() => {}
                 Ok(()) = self.turns.changed() => {}
-                // The gateway is gone, and so is what it could not do.
+                // The gateway is gone, and its problems with it.
                 else => return std::future::pending().await,
             }
         }
     }
 }
 
-/// A gateway that may have fewer files than this is in trouble soon: every connection is one.
+/// A gateway with a lower limit of open files is at risk: every connection needs one.
 const FILES_FEW: u64 = 4096;
 
 pub(crate) fn lines(dns: &DnsState, listening: &ListenersReport, files_max: u64) -> Vec<String> {

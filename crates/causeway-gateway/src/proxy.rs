@@ -82,7 +82,7 @@ pub struct Proxy {
 impl Proxy {
     pub(crate) fn new(context: Arc<GatewayContext>, options: GatewayOptions) -> Proxy {
         let dialer = Dialer::new(options.dial_rules.clone(), options.own_listeners.clone());
-        let wants_namespace = options.listen && options.standing != PresenceMode::Host;
+        let wants_namespace = options.listen && options.presence_mode != PresenceMode::Host;
         Proxy {
             context,
             backends: BackendSelector::new(&options, dialer.clone()),
@@ -129,7 +129,7 @@ impl Proxy {
         if self.options.listen {
             self.accept(&stop).await;
         }
-        running.join_all().await;
+        while running.join_next().await.is_some() {}
     }
 
     /// Serves a stream of another site. Returns at once.
@@ -197,15 +197,15 @@ impl Proxy {
 
     async fn accept(self: &Arc<Self>, stop: &CancellationToken) {
         let options = &self.options;
-        let places = ListenPolicy {
+        let policy = ListenPolicy {
             room: self.namespace.clone().map(|namespace| Arc::new(namespace) as Arc<dyn SocketBinder>),
-            host_instead: options.standing == PresenceMode::Auto,
+            host_instead: options.presence_mode == PresenceMode::Auto,
             ports: options.ports.clone(),
             own_listeners: options.own_listeners.clone(),
         };
         let mut listeners = PresenceListeners::start(
             self.context.netmaps(),
-            places,
+            policy,
             self.context.figures.clone(),
             self.listeners.clone(),
         );
@@ -224,12 +224,12 @@ impl Proxy {
                         None => Some(accepted),
                     };
                     let Some(accepted) = accepted else { continue };
-                    let place = tokio::select! {
+                    let permit = tokio::select! {
                         biased;
                         () = stop.cancelled() => return,
-                        place = starts.place() => place,
+                        permit = starts.permit() => permit,
                     };
-                    self.spawn_on(runtime, place.start(outbound::serve(self.clone(), accepted)));
+                    self.spawn_on(runtime, permit.start(outbound::serve(self.clone(), accepted)));
                 }
                 PresenceEvent::Datagrams(opened) => {
                     let tasks = &self.context.tasks;

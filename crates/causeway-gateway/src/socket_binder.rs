@@ -1,6 +1,7 @@
-//! Where the sockets of presences are made: on the host itself, or in the room.
+//! Binds the sockets of presences: in the network namespace of the host, or in that of the gateway.
 //!
-//! A `SocketBinder` binds what it is asked for and says how it is. Who listens to what, and what is done with it, is not known here.
+//! A `SocketBinder` binds the addresses it is given and reports its state. Which presence uses a socket is
+//! not known here.
 
 use std::io;
 use std::net::SocketAddr;
@@ -12,32 +13,32 @@ use tokio::sync::watch;
 
 use crate::peers::BoxedFuture;
 
-/// A place where sockets can be bound.
+/// A network namespace in which sockets can be bound.
 pub trait SocketBinder: Send + Sync + 'static {
     fn listen(&self, address: SocketAddr) -> BoxedFuture<'_, Result<std::net::TcpListener, BinderError>>;
 
     fn bind_udp(&self, address: SocketAddr) -> BoxedFuture<'_, Result<std::net::UdpSocket, BinderError>>;
 
-    /// Changes when what could not be bound may be bound now.
+    /// Changes when an address that could not be bound may be available.
     fn state(&self) -> watch::Receiver<BinderState>;
 }
 
-/// How a place is.
+/// The state of a network namespace.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum BinderState {
-    /// Nothing is there yet; nothing was wanted, or it is being made.
+    /// It does not exist yet: none is needed, or it is being made.
     Closed,
-    /// It can be used. What is wrong nevertheless is said in words, and tried again.
+    /// It can be used. Partial problems are described and retried.
     Open {
-        /// What can be bound. Empty: what the kernel allows.
+        /// Networks whose addresses can be bound. Empty: whatever the kernel allows.
         networks: Vec<IpNet>,
         troubles: Vec<String>,
-        /// What keeps nothing from working here, but may keep others away.
+        /// Problems that do not affect this host, but may affect other hosts of the site.
         hints: Vec<String>,
     },
-    /// It could not be made; it is tried again.
+    /// It could not be made; this is retried.
     Troubled { why: String },
-    /// It cannot be made by this process.
+    /// This process lacks the privileges to make it.
     Impossible { why: String },
 }
 
@@ -69,13 +70,13 @@ impl BinderError {
     }
 }
 
-/// An error and what caused it, for a report.
+/// Returns an error and its causes as text, for a report.
 pub fn in_words(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
     causes.fold(error.to_string(), |words, cause| format!("{words}: {cause}"))
 }
 
-/// The host itself: an address must be one of its own.
+/// The network namespace of the host: an address must be one of its own.
 pub struct HostBinder {
     state: watch::Sender<BinderState>,
 }
@@ -110,33 +111,34 @@ impl SocketBinder for HostBinder {
     }
 }
 
-/// May an address be bound that no interface has?
+/// Whether an address may be bound that no interface has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AddressRequirement {
     MustBeLocal,
-    /// In the room whole networks are local by a route, which IPv6 does not ask about when a socket is bound.
+    /// In the namespace of the gateway, whole networks are local by a route, which IPv6 does not consult when
+    /// a socket is bound.
     MayBeRouted,
 }
 
-/// What most kernels allow; a burst of new connections waits there instead of being dropped.
+/// Backlog that most kernels allow; a burst of new connections waits there instead of being dropped.
 const BACKLOG: i32 = 4096;
 
-/// A listener in the namespace of the calling thread, ready for the runtime.
+/// Returns a listener in the namespace of the calling thread, registered with the runtime.
 pub fn listen(address: SocketAddr, local: AddressRequirement) -> io::Result<std::net::TcpListener> {
     let socket = socket(address, Type::STREAM, Protocol::TCP, local)?;
-    // Connections of an earlier process that linger must not keep the next one from its address.
+    // Lingering connections of an earlier process must not keep this one from its address.
     socket.set_reuse_address(true)?;
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
     Ok(socket.into())
 }
 
-/// What the kernel may keep of datagrams that nobody has read: one moment of a thousand clients. It gives less where its own
-/// limit is lower and we have no right to go beyond.
+/// Receive buffer for unread datagrams: one moment of a thousand clients. The kernel grants less where its
+/// own limit is lower and the process lacks the privilege to exceed it.
 const UDP_BUFFER_BYTES: usize = 4 * 1024 * 1024;
 
-/// A socket for datagrams in the namespace of the calling thread, ready for the runtime. Not shared with anybody: with
-/// SO_REUSEADDR another program could take its datagrams away.
+/// Returns a UDP socket in the namespace of the calling thread, registered with the runtime. The address is
+/// not shared: with SO_REUSEADDR another program could take its datagrams.
 pub fn bind_udp(address: SocketAddr, local: AddressRequirement) -> io::Result<std::net::UdpSocket> {
     let socket = socket(address, Type::DGRAM, Protocol::UDP, local)?;
     if sockopt::set_socket_recv_buffer_size_force(&socket, UDP_BUFFER_BYTES).is_err() {

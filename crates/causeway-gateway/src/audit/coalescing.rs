@@ -1,8 +1,9 @@
-//! Stands between the protocols and the sink of the role: repeated denials become a count, and a client that makes more records
-//! than its share while the sink is hard pressed is told as a count too.
+//! Coalesces audit records before the sink of the role: repeated denials become a count, and so do the
+//! records of a client that exceeds its share while the sink is nearly full.
 //!
-//! `coalesce` of `causeway-daemon` decides what passes; `ClientQuota` decides who is over its share. Both are bounded. The time
-//! is an argument; `Gateway::run` drives `tell`. Dropping it tells the rest.
+//! `coalesce` of `causeway-daemon` decides which records pass; `ClientQuota` decides which clients exceed
+//! their share. Both are bounded. The time is an argument; `Gateway::run` calls `tell`. Dropping it writes
+//! the rest.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -13,13 +14,14 @@ use causeway_daemon::coalesce::{Absorb, CoalesceLimits, Coalesced, Coalescer};
 
 use super::{AuditDecision, AuditRecord, AuditSink, ConnectionEnd, timestamp};
 
-/// Records of one client that may wait while the sink is hard pressed. Of half a million that wait at an edge that is cut off,
-/// the first quarter is taken as it comes; of the rest one client has about a hundredth.
+/// Records of one client that may be queued while the sink is nearly full. Of half a million queued at an
+/// edge without a link, the first quarter is accepted without distinction; of the rest one client has about a
+/// hundredth.
 const CLIENT_RECORDS_MAX: u32 = 4096;
-/// Clients whose records are counted apart; those beyond share one count.
+/// Clients whose records are counted separately; further clients share one count.
 const CLIENTS_MAX: usize = 1024;
 
-/// Which records are alike.
+/// The fields in which equal records agree.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct Key {
     client: String,
@@ -70,13 +72,13 @@ impl Coalescing {
         }
     }
 
-    /// Records what was held back in windows that have ended.
+    /// Writes the counts of windows that have ended.
     pub fn tell(&self, now: Instant) {
         let due = self.lock().repeats.due(now);
         self.record_coalesced(due);
     }
 
-    /// Records everything that is held back.
+    /// Writes all counts.
     pub fn tell_all(&self) {
         let held = self.lock().repeats.drain();
         self.record_coalesced(held);
@@ -88,7 +90,7 @@ impl Coalescing {
             record.first_time = Some(timestamp(first));
             record.last_time = Some(timestamp(last));
             if is_mixed {
-                // They have little in common but that they were refused here.
+                // Their only common property is that this gateway refused them.
                 record.mixed = true;
                 (record.client, record.subject, record.claimed_subject) = (None, None, None);
             }
@@ -109,7 +111,7 @@ impl Drop for Coalescing {
 
 impl Key {
     fn of(record: &AuditRecord) -> Key {
-        // Names of what does not exist are the client's invention.
+        // Names of services that do not exist are chosen by the client.
         let is_invented = matches!(record.cause, "no-service" | "no-node" | "not-its-host" | "malformed");
         Key {
             client: client_of(record),
@@ -121,7 +123,8 @@ impl Key {
     }
 }
 
-/// The host that is known, else the address without its port; of an IPv6 host its network of 64 bits, as it may choose the rest.
+/// Returns the known host, else the address without its port; for IPv6 the /64 network, of which a host
+/// chooses the rest.
 fn client_of(record: &AuditRecord) -> String {
     if let Some(subject) = &record.subject {
         return format!("{}/{subject}", record.site);
@@ -139,7 +142,7 @@ fn client_of(record: &AuditRecord) -> String {
 }
 
 impl Absorb for AuditRecord {
-    /// The later one is shown, with the bytes of both.
+    /// The later record is kept, with the bytes of both.
     fn absorb(&mut self, later: AuditRecord) {
         let (sent, received) = (self.sent_bytes, self.received_bytes);
         *self = later;
@@ -148,16 +151,16 @@ impl Absorb for AuditRecord {
     }
 }
 
-/// How many records each client has made since the sink is hard pressed.
+/// Counts the records of each client since the sink became nearly full.
 #[derive(Debug, Default)]
 struct ClientQuota {
     records: HashMap<String, u32>,
-    /// Of the clients that found no room above.
+    /// Records of clients beyond `CLIENTS_MAX`.
     others: u32,
 }
 
 impl ClientQuota {
-    /// May this client make one more? Everybody may while nobody is pressed.
+    /// Returns whether the client may write one more record. Always true while the sink is not nearly full.
     fn take(&mut self, client: &str, is_pressed: bool) -> bool {
         if !is_pressed {
             self.records.clear();

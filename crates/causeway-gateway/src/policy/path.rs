@@ -1,8 +1,8 @@
-//! Brings the path of a request into one form, so that what a rule judges is what a backend is asked for.
+//! Normalizes the path of a request, so that rules judge the path that the backend receives.
 //!
-//! RFC 3986, 6.2.2: escapes of unreserved characters are read, the others are written in capitals, dot segments are
-//! resolved; doubled slashes become one. What backends are known to read in different ways is refused. Values in, values
-//! out; the query is left to others.
+//! RFC 3986, 6.2.2: escapes of unreserved characters are decoded, other escapes are written in capitals, dot
+//! segments are resolved; repeated slashes become one. Paths that backends are known to parse differently are
+//! refused. Pure; the query is not handled here.
 
 use std::borrow::Cow;
 
@@ -11,10 +11,10 @@ use std::borrow::Cow;
 pub enum PathError {
     NotAbsolute,
     BadEscape,
-    /// A slash or backslash that some servers take for a separator and others do not.
+    /// An escaped slash or a backslash, which only some servers treat as a separator.
     HiddenSlash,
     Control,
-    /// Some servers cut parameters off a segment before they resolve dots.
+    /// Some servers remove parameters from a segment before they resolve dots.
     DottedParameters,
     AboveRoot,
 }
@@ -32,7 +32,7 @@ impl PathError {
     }
 }
 
-/// The one form of a path. Done twice, it changes nothing. `*` (of OPTIONS) stays what it is.
+/// Returns the normal form of a path. Idempotent. `*` (of OPTIONS) is unchanged.
 pub fn normal(path: &str) -> Result<Cow<'_, str>, PathError> {
     if path == "*" || is_plain(path) {
         return Ok(Cow::Borrowed(path));
@@ -46,14 +46,14 @@ pub fn normal(path: &str) -> Result<Cow<'_, str>, PathError> {
     resolve(&unescape(path.as_bytes())?).map(Cow::Owned)
 }
 
-/// Most paths are in their form already, and cost no copy.
+/// Most paths are in normal form already, and are not copied.
 fn is_plain(path: &str) -> bool {
     let bytes = path.as_bytes();
     let plain = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'/' | b'-' | b'_' | b'~' | b'=');
     bytes.first() == Some(&b'/') && bytes.iter().all(plain) && !path.contains("//")
 }
 
-/// Escapes that need not be there are read; everything that must be escaped is, with capitals.
+/// Decodes unnecessary escapes, and writes necessary ones in capitals.
 fn unescape(path: &[u8]) -> Result<String, PathError> {
     let mut clean = String::with_capacity(path.len() + 8);
     let mut rest = path;
@@ -83,7 +83,7 @@ fn unescape(path: &[u8]) -> Result<String, PathError> {
     Ok(clean)
 }
 
-/// RFC 3986, 5.2.4, but never above the root.
+/// Resolves dot segments (RFC 3986, 5.2.4), but never above the root.
 fn resolve(path: &str) -> Result<String, PathError> {
     let mut kept: Vec<&str> = Vec::new();
     let mut ends_in_folder = false;
@@ -113,7 +113,7 @@ fn is_unreserved(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~')
 }
 
-/// What may stand unescaped in a path beside the unreserved: its slashes, sub-delims, `:` and `@`.
+/// Characters that may be unescaped in a path beside the unreserved ones: slashes, sub-delims, `:` and `@`.
 fn is_reserved(byte: u8) -> bool {
     matches!(
         byte,

@@ -1,4 +1,4 @@
-//! Rows through one check: who is let in, by what.
+//! Tests of access decisions: which principals are allowed, and by which policy.
 
 use causeway_netmap::{
     ExposureEntry, GatewayEntry, Generation, Netmap, NetmapEntry, ServiceProtocol, SubjectEntry,

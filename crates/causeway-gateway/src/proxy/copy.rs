@@ -1,7 +1,8 @@
-//! Moves the bytes of a crossing, both ways, until both have ended or one side broke.
+//! Copies the bytes of a connection in both directions until both have ended or one side failed.
 //!
-//! Each direction ends on its own: a half-close goes through. A side that breaks takes the other with it, but what it had said
-//! before still arrives. One chunk is under way per direction: who does not read holds up who writes, end to end.
+//! Each direction ends on its own: a half-close is passed on. A side that fails ends the other one, but the
+//! bytes it sent before still arrive. One chunk is in flight per direction, so a slow reader applies
+//! backpressure to the writer end to end.
 
 pub(crate) mod any;
 
@@ -25,29 +26,29 @@ use tokio_util::io::poll_read_buf;
 use crate::connection_record::ByteMeter;
 use crate::limits::ByteDirection;
 
-/// What one turn moves at most: a good write to a socket, and little beside the window of a stream.
+/// Bytes copied in one turn at most: a good write to a socket, and small against the window of a stream.
 const TURN_BYTES: usize = 64 << 10;
-/// A QUIC stream hands out a packet at a time; so many make one write.
+/// Chunks in one write. A QUIC stream returns one packet at a time.
 const TURN_CHUNKS: usize = 48;
-/// A piece below what fits into the smallest packet of QUIC is the last one there is, nearly always.
+/// A chunk smaller than the smallest QUIC packet is nearly always the last one available.
 const PACKET_BYTES_MIN: usize = 1024;
-/// A connection that says little gets little.
+/// Read buffer of a connection with little traffic.
 const READ_BYTES_MIN: usize = 4 << 10;
-/// A stream that takes nothing for this long is told to whoever keeps the way there.
+/// Time without progress on a stream after which the keeper of the link is told.
 const STALL: Duration = Duration::from_secs(5);
 
-/// How it all ended.
+/// How a copy ended.
 #[derive(Debug)]
 pub enum CopyEnd {
-    /// Both directions came to their end.
+    /// Both directions ended.
     Done,
     Client(io::Error),
     Backend(io::Error),
-    /// Nothing moved for too long.
+    /// No byte was copied for the idle timeout.
     Idle,
 }
 
-/// Bytes on their way, in the pieces they came in.
+/// Bytes in flight, in the chunks in which they arrived.
 #[derive(Default)]
 pub struct CopyBatch {
     chunks: Vec<Bytes>,
@@ -55,7 +56,7 @@ pub struct CopyBatch {
 }
 
 impl CopyBatch {
-    /// Takes out what is in it.
+    /// Removes and returns all chunks.
     pub(crate) fn drain(&mut self) -> std::vec::Drain<'_, Bytes> {
         self.bytes = 0;
         self.chunks.drain(..)
@@ -74,7 +75,7 @@ impl CopyBatch {
         self.bytes >= TURN_BYTES || self.chunks.len() >= TURN_CHUNKS
     }
 
-    /// Moves the first `bytes` of it into another, which is empty.
+    /// Moves the first `bytes` into another batch, which is empty.
     fn move_to(&mut self, other: &mut CopyBatch, bytes: usize) {
         if bytes >= self.bytes {
             return std::mem::swap(self, other);
@@ -96,22 +97,22 @@ impl CopyBatch {
     }
 }
 
-/// Where bytes come from.
+/// A source of bytes.
 pub(crate) trait ByteSource {
-    /// Waits for bytes; false at their end.
+    /// Waits for bytes. Returns false at the end.
     async fn fill(&mut self, batch: &mut CopyBatch) -> io::Result<bool>;
-    /// Nobody wants more.
+    /// Stops reading: the bytes are no longer needed.
     fn abandon(&mut self, code: ResetCode);
 }
 
-/// Where they go.
+/// A destination of bytes.
 pub(crate) trait ByteSink {
-    /// Writes all of it.
+    /// Writes the whole batch.
     async fn write(&mut self, batch: &mut CopyBatch) -> io::Result<()>;
     async fn finish(&mut self) -> io::Result<()>;
-    /// Resolves when whoever reads there is gone.
+    /// Resolves when the reader at the other end is gone.
     async fn gone(&mut self) -> io::Error;
-    /// What was written is not all.
+    /// Ends with an error: the bytes written so far are incomplete.
     fn reset(&mut self, code: ResetCode);
 }
 
@@ -143,13 +144,14 @@ impl<S: ByteSink> ByteSink for &mut S {
     }
 }
 
-/// One side of a crossing.
+/// One side of a copy.
 pub(crate) struct CopySide<R, W> {
     pub source: R,
     pub sink: W,
 }
 
-/// Moves everything. `idle` is how long nothing may move. Whoever drops this before its end leaves both sides abandoned.
+/// Copies everything. `idle` is the time without a byte after which the copy ends. Dropped early, it leaves
+/// both sides abandoned.
 pub(crate) async fn cross<R: ByteSource, W: ByteSink, S: ByteSource, V: ByteSink>(
     client: &mut CopySide<R, W>,
     backend: &mut CopySide<S, V>,
@@ -162,7 +164,7 @@ pub(crate) async fn cross<R: ByteSource, W: ByteSink, S: ByteSource, V: ByteSink
     let mut quiet = std::pin::pin!(quiet(meter, idle));
     let (mut up_end, mut down_end) = (None, None);
     loop {
-        // Both are asked each time anyway: no dice for who is first.
+        // Both are polled each time in any case, so the order need not be random.
         tokio::select! {
             biased;
             end = &mut up, if up_end.is_none() => up_end = Some(end),
@@ -171,9 +173,9 @@ pub(crate) async fn cross<R: ByteSource, W: ByteSink, S: ByteSource, V: ByteSink
         }
         match (&up_end, &down_end) {
             (Some(Flow::Finished), Some(Flow::Finished)) => return CopyEnd::Done,
-            // The source of one direction is dead, and so is the sink of the other.
+            // The source of one direction failed, and with it the sink of the other.
             (Some(Flow::Source(_)), _) | (_, Some(Flow::Source(_))) => break,
-            // A sink that takes no more may still have something to say; that comes to its end first.
+            // A sink that accepts no more bytes may still send some; that direction ends first.
             (Some(_), Some(_)) => break,
             _ => {}
         }
@@ -203,7 +205,7 @@ async fn flow(
         let filled = tokio::select! {
             biased;
             filled = source.fill(&mut batch) => filled,
-            // Whoever writes is told at once, not with the next byte.
+            // The writer is told at once, not with its next byte.
             error = sink.gone() => {
                 source.abandon(ResetCode::of(&error).unwrap_or(ResetCode::Abandoned));
                 return Flow::Sink(error);
@@ -218,7 +220,7 @@ async fn flow(
             }
         }
         while batch.bytes > 0 {
-            // All of it, unless a limit makes it wait for its turns.
+            // All bytes, unless a limit makes them wait for their turns.
             let granted = meter.take(way, batch.bytes).await;
             batch.move_to(&mut part, granted);
             if let Err(error) = sink.write(&mut part).await {
@@ -244,7 +246,7 @@ async fn quiet(meter: &ByteMeter, idle: Duration) {
     }
 }
 
-/// A TCP connection whose two directions are used side by side.
+/// A TCP connection whose two directions are used concurrently.
 pub(crate) struct SplitSocket {
     stream: TcpStream,
     end: SocketEnd,
@@ -252,9 +254,9 @@ pub(crate) struct SplitSocket {
 
 #[derive(Default)]
 struct SocketEnd {
-    /// A write has failed: the end of what can be read is then no proper end, whatever the kernel says.
+    /// A write failed: an end of file is then not a proper end, even if the kernel reports one.
     is_dead: AtomicBool,
-    /// Its reader was told properly that there is no more.
+    /// The peer received a proper end (FIN).
     is_finished: AtomicBool,
 }
 
@@ -269,7 +271,7 @@ impl SplitSocket {
         CopySide { source, sink: SocketSink { write, end: &self.end } }
     }
 
-    /// Closes it. Who has not been told the proper end gets a reset.
+    /// Closes the connection. A peer that did not receive a proper end gets a reset.
     pub fn close(self) {
         if !self.end.is_finished.load(Ordering::Relaxed) {
             reset(self.stream);
@@ -277,21 +279,21 @@ impl SplitSocket {
     }
 }
 
-/// Closes a connection with a reset, as one does that was never there.
+/// Closes a connection with a reset, as if it had never been accepted.
 pub fn reset(stream: TcpStream) {
-    // Fails only when the connection is gone already.
+    // Fails only when the connection is already gone.
     let _ = stream.set_zero_linger();
 }
 
 pub(crate) struct SocketSource<'a> {
     read: ReadHalf<'a>,
     end: &'a SocketEnd,
-    /// Grows with what comes, so that idle and slow connections hold little.
+    /// Grows with the traffic, so that idle and slow connections use little memory.
     wanted: usize,
 }
 
 impl SocketSource<'_> {
-    /// Whoever waits holds no buffer: it is made for one attempt. A small one stands on the stack.
+    /// A source that waits holds no buffer: one is made for each attempt. A small one is on the stack.
     fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
         let (chunk, room) = if self.wanted <= READ_BYTES_MIN {
             let mut space = [MaybeUninit::uninit(); READ_BYTES_MIN];
@@ -363,7 +365,7 @@ impl SocketSink<'_> {
     }
 
     fn try_write(&self, chunks: &[Bytes]) -> io::Result<usize> {
-        // Most writes are one small piece.
+        // Most writes are one small chunk.
         if let [chunk] = chunks {
             return self.write.try_write(chunk);
         }
@@ -391,10 +393,10 @@ impl ByteSink for SocketSink<'_> {
         Ok(())
     }
 
-    /// A reset is seen also when nobody reads: the client may have closed its half long ago.
+    /// Detects a reset also when the socket is not read: the client may have closed its half long ago.
     async fn gone(&mut self) -> io::Error {
         match self.write.ready(Interest::ERROR).await {
-            // The error itself is left for whoever reads.
+            // The error itself is left for the reader.
             Ok(_) => io::ErrorKind::ConnectionReset.into(),
             Err(error) => error,
         }
@@ -417,7 +419,7 @@ impl ByteSource for StreamSource {
         let mut last_bytes = first.len();
         batch.push(first);
         while last_bytes >= PACKET_BYTES_MIN && !batch.is_full() {
-            // An end or an error shows itself again in the next turn.
+            // An end or an error is reported again in the next turn.
             match self.recv.read_chunk(TURN_BYTES - batch.bytes).now_or_never() {
                 Some(Ok(Some(chunk))) => {
                     last_bytes = chunk.len();
@@ -448,7 +450,7 @@ impl<F: Fn()> ByteSink for StreamSink<F> {
         batch.bytes = 0;
         for chunk in batch.chunks.drain(..) {
             let mut write = std::pin::pin!(self.send.write_chunk(chunk));
-            // Mostly there is room, and no clock is needed.
+            // Usually there is room, and no clock is needed.
             if let Some(written) = write.as_mut().now_or_never() {
                 written?;
                 continue;
@@ -474,7 +476,7 @@ impl<F: Fn()> ByteSink for StreamSink<F> {
     }
 
     fn reset(&mut self, code: ResetCode) {
-        // A direction that ended properly stays so: what was written last may still be under way.
+        // A direction that ended properly stays so: the last bytes may still be in flight.
         if !self.is_ended {
             self.is_ended = true;
             self.send.reset(code);
@@ -482,7 +484,7 @@ impl<F: Fn()> ByteSink for StreamSink<F> {
     }
 }
 
-/// A stream of the channel as one side. `stalled` is called when it takes nothing for long.
+/// Returns a stream of the channel as one side. `stalled` is called when it makes no progress for long.
 pub(crate) fn stream_side<F: Fn()>(
     stream: causeway_channel::link::Stream,
     stalled: F,
@@ -495,7 +497,7 @@ pub(crate) fn stream_side<F: Fn()>(
 }
 
 impl<F: Fn()> CopySide<StreamSource, StreamSink<F>> {
-    /// Gives up what has not ended.
+    /// Resets the directions that have not ended.
     pub(crate) fn give_up(mut self, code: ResetCode) {
         self.sink.reset(code);
         self.source.abandon(code);

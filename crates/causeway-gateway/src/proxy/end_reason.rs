@@ -1,7 +1,7 @@
 //! Decides how the end of a crossing is reported: to the other gateway as a reset code, to the audit as a `ConnectionEnd`.
 //!
 //! Input: the result of the copy, or the reason for which the gateway cut it. Both ends of a crossing use it. Pure, but for
-//! `record`, which closes the record.
+//! `close_record`.
 
 use causeway_channel::link::ResetCode;
 
@@ -19,13 +19,17 @@ pub(crate) fn reset_code(ended: &Result<CopyEnd, CutReason>) -> ResetCode {
 }
 
 /// Closes the record of a crossing. `received`: bytes from the backend, if that is behind another gateway.
-pub(crate) fn record(passage: ConnectionRecord, ended: &Result<CopyEnd, CutReason>, received: Option<u64>) {
+pub(crate) fn close_record(
+    record: ConnectionRecord,
+    ended: &Result<CopyEnd, CutReason>,
+    received: Option<u64>,
+) {
     match ended {
         Ok(ended) => {
             let (end, reason) = judge_end(ended, received);
-            passage.end(end, reason);
+            record.end(end, reason);
         }
-        Err(cut) => passage.cut(cut),
+        Err(cut) => record.cut(cut),
     }
 }
 

@@ -1,8 +1,7 @@
-//! Shared entries: one address for many names, selected by the host of a request or by the server name of
-//! TLS.
+//! Shared entries: one address for many services, selected by the Host of a request or by the SNI of TLS.
 //!
-//! This module only finds the service; the policies are checked on the same path as at a presence. TLS is not
-//! terminated: the ClientHello is peeked and stays in the socket.
+//! Only the service is determined here; access is decided as at a presence. TLS is not terminated: its first
+//! message is peeked at and left in the socket.
 
 use std::io;
 use std::net::SocketAddr;
@@ -25,7 +24,7 @@ use crate::dial::Transport;
 use crate::policy::{self, PolicyRefusal};
 use crate::proxy::Proxy;
 
-/// The protocol at an entry.
+/// The protocol of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EntryProtocol {
     /// HTTP/1.1 or HTTP/2 in plain text.
@@ -33,31 +32,31 @@ pub enum EntryProtocol {
     Tls,
 }
 
-/// A bound address.
+/// A bound entry.
 pub struct SharedEntry {
     listener: TcpListener,
-    speech: EntryProtocol,
+    protocol: EntryProtocol,
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("cannot listen on {address} for a shared entry")]
+#[error("cannot listen on {address} as a shared entry")]
 pub struct SharedEntryError {
     pub address: SocketAddr,
     pub source: io::Error,
 }
 
 impl SharedEntry {
-    pub async fn bind(address: SocketAddr, speech: EntryProtocol) -> Result<SharedEntry, SharedEntryError> {
+    pub async fn bind(address: SocketAddr, protocol: EntryProtocol) -> Result<SharedEntry, SharedEntryError> {
         let listener = TcpListener::bind(address).await;
         let listener = listener.map_err(|source| SharedEntryError { address, source })?;
-        Ok(SharedEntry { listener, speech })
+        Ok(SharedEntry { listener, protocol })
     }
 
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 
-    /// Accepts until told to stop; connections go on in `tasks`.
+    /// Accepts until told to stop; connections are tasks of `tasks`.
     pub async fn run(self, proxy: Arc<Proxy>, tasks: TaskTracker, stop: CancellationToken) {
         loop {
             let accepted = tokio::select! {
@@ -67,11 +66,11 @@ impl SharedEntry {
             };
             match accepted {
                 Ok((stream, client)) => {
-                    tasks.spawn(Box::pin(serve(proxy.clone(), self.speech, stream, client)));
+                    tasks.spawn(Box::pin(serve(proxy.clone(), self.protocol, stream, client)));
                 }
                 Err(error) => {
-                    // Most likely no file descriptor is left; other connections must close first.
-                    tracing::warn!(%error, "cannot accept a connection at a shared entry");
+                    // Most likely no file descriptor is free; another connection must close first.
+                    tracing::warn!(%error, "shared entry cannot accept a connection; retrying");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             }
@@ -79,29 +78,29 @@ impl SharedEntry {
     }
 }
 
-/// Listens at an entry until told to stop. An address may become local or free later: it is tried again, and
-/// the failure is logged once.
+/// Listens at an entry until told to stop. Binding is retried, because an address may become local or free,
+/// and the failure is logged once.
 pub async fn keep(
     proxy: Arc<Proxy>,
     address: SocketAddr,
-    speech: EntryProtocol,
+    protocol: EntryProtocol,
     tasks: TaskTracker,
     stop: CancellationToken,
 ) {
-    let mut complained = false;
+    let mut is_reported = false;
     loop {
-        match SharedEntry::bind(address, speech).await {
+        match SharedEntry::bind(address, protocol).await {
             Ok(entry) => {
-                tracing::info!(%address, ?speech, "shared entry is open");
+                tracing::info!(%address, ?protocol, "shared entry listens");
                 let bound = entry.local_addr().unwrap_or(address);
                 let _own = proxy.options.own_listeners.register("entry", Transport::Tcp, bound);
                 return entry.run(proxy, tasks, stop).await;
             }
-            Err(error) if !complained => {
-                complained = true;
+            Err(error) if !is_reported => {
+                is_reported = true;
                 tracing::warn!(
                     error = &error as &dyn std::error::Error,
-                    "cannot listen on a shared entry; trying again"
+                    "shared entry cannot listen; retrying"
                 );
             }
             Err(_) => {}
@@ -116,17 +115,16 @@ pub async fn keep(
 
 const BIND_PAUSE: Duration = Duration::from_secs(2);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// The timeout for the ClientHello of a client.
+/// Time limit for the ClientHello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
-/// Connections whose ClientHello is incomplete, at all entries; one client gets at most half.
+/// Connections without a complete ClientHello, at all entries; one client has at most half.
 pub const HELLOS_MAX: usize = 1024;
-/// The maximum number of times that a ClientHello is read from its beginning: once for each segment that
-/// arrives.
+/// Times that a ClientHello is parsed from its beginning: once for each segment in which it arrives.
 const HELLO_READS_MAX: usize = 1024;
 
 /// Serves one client at an entry.
-pub async fn serve(proxy: Arc<Proxy>, speech: EntryProtocol, stream: TcpStream, client: SocketAddr) {
-    match speech {
+pub async fn serve(proxy: Arc<Proxy>, protocol: EntryProtocol, stream: TcpStream, client: SocketAddr) {
+    match protocol {
         EntryProtocol::Http => http::outbound::serve(proxy, stream, client, ClientEntry::Entry).await,
         EntryProtocol::Tls => tls(proxy, stream, client).await,
     }
@@ -134,7 +132,10 @@ pub async fn serve(proxy: Arc<Proxy>, speech: EntryProtocol, stream: TcpStream, 
 
 async fn tls(proxy: Arc<Proxy>, stream: TcpStream, client: SocketAddr) {
     let Some(slot) = proxy.hellos.take(client.ip()) else {
-        proxy.context.figures.refused(PolicyRefusal::Full { what: "first messages of TLS" }.word());
+        proxy
+            .context
+            .figures
+            .refused(PolicyRefusal::Full { what: "incomplete TLS ClientHello messages" }.word());
         return copy::reset(stream);
     };
     let mut reads = 0;
@@ -148,7 +149,7 @@ async fn tls(proxy: Arc<Proxy>, stream: TcpStream, client: SocketAddr) {
         Ok(Ok(hello)) => hello,
         Ok(Err(error)) => {
             proxy.context.figures.refused("malformed");
-            tracing::debug!(%client, %error, "a client of an entry speaks no TLS");
+            tracing::debug!(%client, %error, "client of a TLS entry sent no valid ClientHello");
             return copy::reset(stream);
         }
         Err(_) => {
@@ -158,7 +159,7 @@ async fn tls(proxy: Arc<Proxy>, stream: TcpStream, client: SocketAddr) {
     };
     let port = stream.local_addr().map_or(0, |address| address.port());
     match target(&proxy.context.view(), &hello, port) {
-        // From here on it is a client at that presence: judged, carried and recorded as one.
+        // From here on the client is judged, carried and recorded as one at that presence.
         Ok(Target::Service(service)) => {
             outbound::serve(proxy, AcceptedClient { stream, client, service, broker: None }).await;
         }
@@ -167,7 +168,7 @@ async fn tls(proxy: Arc<Proxy>, stream: TcpStream, client: SocketAddr) {
     }
 }
 
-/// A client of our own site at a node; its refusal is recorded there.
+/// Carries a client of this site to a node; a refusal is recorded by `open_node`.
 async fn node_of(proxy: Arc<Proxy>, node: &ServerName, port: u16, stream: TcpStream, client: SocketAddr) {
     let Ok(who) = policy::who_at(&proxy.context.view(), client.ip()) else { return copy::reset(stream) };
     match open_node(&proxy, node, port, who, Some(client)).await {
@@ -176,11 +177,11 @@ async fn node_of(proxy: Arc<Proxy>, node: &ServerName, port: u16, stream: TcpStr
     }
 }
 
-/// Waits for the complete ClientHello, and leaves it in the socket for the next reader. Counts the reads.
+/// Waits for the whole ClientHello, and leaves it in the socket. Counts the reads.
 ///
 /// Tokio watches sockets edge-triggered: after `WouldBlock` it calls again when more bytes have arrived,
 /// although some are unread (epoll(7), "Level-triggered and edge-triggered"). So nothing is polled, and the
-/// buffer is needed only during a read.
+/// buffer exists only during a read.
 async fn peek(stream: &TcpStream, reads: &mut usize) -> io::Result<ClientHello> {
     let look = || {
         *reads += 1;
@@ -192,7 +193,7 @@ async fn peek(stream: &TcpStream, reads: &mut usize) -> io::Result<ClientHello> 
         let hello = sni::read(&buffer[..bytes]);
         match hello.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))? {
             Some(hello) => Ok(hello),
-            // A client that closed its half wakes us without new bytes, until this bound ends it.
+            // A half-closed client wakes this task without new bytes, until this ends it.
             None if *reads >= HELLO_READS_MAX => Err(io::ErrorKind::InvalidData.into()),
             None => Err(io::ErrorKind::WouldBlock.into()),
         }
@@ -200,11 +201,12 @@ async fn peek(stream: &TcpStream, reads: &mut usize) -> io::Result<ClientHello> 
     stream.async_io(Interest::READABLE, look).await
 }
 
-/// Tells the client in its own protocol that the name is not known here.
+/// Sends the TLS alert for an unknown name.
 async fn unrecognized(proxy: &Proxy, mut stream: TcpStream, client: SocketAddr, why: &'static str) {
     proxy.context.figures.refused("unknown-name");
-    tracing::debug!(%client, why, "a name is not known at this entry");
-    // What it said is read first: closing over unread bytes would be a reset, and the alert be lost.
+    tracing::debug!(%client, why, "refused a TLS client: unknown server name");
+    // The ClientHello is read first: closing a socket with unread bytes sends a reset, and the alert would be
+    // lost.
     let mut unread = vec![0; sni::HELLO_BYTES_MAX];
     let _ = stream.try_read(&mut unread);
     let _ = stream.write_all(&sni::UNRECOGNIZED_NAME).await;
@@ -227,7 +229,7 @@ fn target(view: &NetmapView, hello: &ClientHello, entry_port: u16) -> Result<Tar
             let presence = view.presences.get(service).ok_or("no service or node has this name")?;
             match presence.protocol {
                 ServiceProtocol::Https | ServiceProtocol::Tcp => Ok(Target::Service(service.clone())),
-                // The gateway reads these protocols, and cannot do so through TLS.
+                // The gateway parses these protocols, and cannot do so through TLS.
                 _ => Err("the service does not speak TLS"),
             }
         }
@@ -240,7 +242,7 @@ fn target(view: &NetmapView, hello: &ClientHello, entry_port: u16) -> Result<Tar
     }
 }
 
-/// Returns the entry's own port if the node offers it, else the node's only port.
+/// Returns the port of the entry if the node offers it, else the node's only port.
 fn node_port(node: &NodeEntry, entry_port: u16) -> Option<u16> {
     match node.ports.as_slice() {
         ports if ports.contains(&entry_port) => Some(entry_port),
@@ -330,7 +332,7 @@ mod tests {
         (client, listener.accept().await.unwrap().0)
     }
 
-    /// Time is paused except for timers: polling would read two thousand times here.
+    /// Time is paused but for timers: polling would take two thousand reads here.
     #[tokio::test(start_paused = true)]
     async fn half_a_first_message_is_waited_for_without_polling() {
         let (mut client, stream) = pair().await;
@@ -420,7 +422,7 @@ mod tests {
         };
         let patience = Duration::from_secs(60);
         tokio::time::timeout(patience, has_its_share).await.expect("half messages are counted");
-        // Its third connection is closed at once; another client is served.
+        // The third connection is closed at once; another client is served.
         let heard = async |mut stream: TcpStream| {
             let mut heard = Vec::new();
             let reading = tokio::io::AsyncReadExt::read_to_end(&mut stream, &mut heard);
@@ -432,7 +434,7 @@ mod tests {
         let mut other = connect("127.0.0.2").await;
         other.write_all(&hello).await.unwrap();
         assert_eq!(heard(other).await.unwrap(), sni::UNRECOGNIZED_NAME);
-        // The first client completes its ClientHello.
+        // The first client completes its message.
         one.write_all(&hello[40..]).await.unwrap();
         assert_eq!(heard(one).await.unwrap(), sni::UNRECOGNIZED_NAME);
         stop.cancel();

@@ -1,7 +1,9 @@
-//! Services whose requests are read: HTTP and gRPC, from a client's connection to a backend's and back.
+//! Services whose requests are parsed: HTTP and gRPC, from the connection of a client to that of a backend
+//! and back.
 //!
-//! A client's request is judged at both ends by method and path. Between gateways, requests of one subject share streams as
-//! HTTP/2; what may become something else (WebSocket) has a stream of its own. The order below is the way of a request.
+//! A request is judged at both ends by method and path. Between gateways, requests of one subject share
+//! streams as HTTP/2; a request that may be upgraded (WebSocket) has a stream of its own. The modules are in
+//! the order in which a request passes them.
 
 pub mod outbound;
 
@@ -51,56 +53,56 @@ use causeway_netmap::NetmapView;
 
 pub use exchange::ClientEntry;
 
-/// The connections of one gateway that wait for their next request.
+/// The HTTP connections of one gateway: pools, and counts of client connections.
 #[derive(Default)]
 pub struct HttpConnections {
-    routes: channel::ChannelPools,
-    yards: backend::BackendPools,
-    /// Clients' connections, whether a request is on them or not.
+    channels: channel::ChannelPools,
+    backends: backend::BackendPools,
+    /// Client connections, idle or not.
     connections: Arc<AtomicUsize>,
-    /// Those of them that are over a limit and wait to be told so.
+    /// Client connections over a limit that wait for their response.
     refused: Arc<AtomicUsize>,
 }
 
-/// So many at once are told in words that they are over a limit; more of them are reset.
+/// Connections over a limit that get a response at the same time; further ones are reset.
 const REFUSED_MAX: usize = 256;
 
-/// Room for one client's connection, until it is dropped.
-struct Place(Arc<AtomicUsize>);
+/// Counts one client connection until it is dropped.
+struct ConnectionPermit(Arc<AtomicUsize>);
 
-impl Place {
-    fn among(taken: &Arc<AtomicUsize>, max: usize) -> Option<Place> {
-        let place = Place(taken.clone());
-        (place.0.fetch_add(1, Ordering::Relaxed) < max).then_some(place)
+impl ConnectionPermit {
+    fn take(taken: &Arc<AtomicUsize>, max: usize) -> Option<ConnectionPermit> {
+        let permit = ConnectionPermit(taken.clone());
+        (permit.0.fetch_add(1, Ordering::Relaxed) < max).then_some(permit)
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 impl HttpConnections {
-    /// How often `tidy` is to be called.
+    /// Interval of `tidy`.
     pub const TIDY_PERIOD: Duration = Duration::from_secs(15);
 
-    fn place(&self, max: usize) -> Option<Place> {
-        Place::among(&self.connections, max)
+    fn permit(&self, max: usize) -> Option<ConnectionPermit> {
+        ConnectionPermit::take(&self.connections, max)
     }
 
-    fn refused_place(&self) -> Option<Place> {
-        Place::among(&self.refused, REFUSED_MAX)
+    fn refused_permit(&self) -> Option<ConnectionPermit> {
+        ConnectionPermit::take(&self.refused, REFUSED_MAX)
     }
 
     /// Closes idle streams to other sites, and busy ones with their last request.
     pub fn retire(&self) {
-        self.routes.retire();
+        self.channels.retire();
     }
 
-    /// Closes connections that were not used for a while, or whose service is gone.
+    /// Closes idle connections, and those of services that no longer exist.
     pub fn tidy(&self, view: &NetmapView) {
-        self.routes.tidy();
-        self.yards.tidy(|service| view.services.contains_key(service));
+        self.channels.tidy();
+        self.backends.tidy(|service| view.services.contains_key(service));
     }
 }

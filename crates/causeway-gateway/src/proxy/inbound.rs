@@ -1,4 +1,4 @@
-//! From another site to a local backend: who says the certificate it is, may they, and a connection to the backend.
+//! Serves streams from other sites: authenticates the origin, checks the policy, connects to the backend.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -20,7 +20,8 @@ use crate::peers::{BoxedFuture, CrossingHeader, StreamContent};
 use crate::policy::PolicyRefusal;
 use crate::proxy::Proxy;
 
-/// Serves one stream of another site. The box holds what its protocol needs and no more: idle connections come by the thousand.
+/// Serves one stream of another site. The box holds what its protocol needs and no more: there are thousands
+/// of idle connections.
 pub fn serve(
     proxy: Arc<Proxy>,
     origin: SiteName,
@@ -62,36 +63,41 @@ fn service(
     ) = (protocol, &content)
         && claim.judge(&proxy.context.view()).is_ok()
     {
-        // Every request has a passage of its own.
+        // Every request has its own record.
         let multiplexed = content == Ok(StreamContent::Requests);
         return Box::pin(http::inbound::serve(proxy, claim, client, multiplexed, stream));
     }
-    let mut passage =
-        ConnectionRecord::begin(&proxy.context, CrossingDirection::Inbound, word, claim, client);
+    let mut record = ConnectionRecord::begin(&proxy.context, CrossingDirection::Inbound, word, claim, client);
     let content = match content {
         Ok(content) if protocol.is_none_or(|protocol| carries(content, protocol)) => content,
         Ok(_) => {
-            refuse(passage, &PolicyRefusal::Malformed { why: "not what the service speaks" }, stream);
+            refuse(
+                record,
+                &PolicyRefusal::Malformed { why: "the content does not match the protocol of the service" },
+                stream,
+            );
             return done();
         }
         Err(refusal) => {
-            refuse(passage, &refusal, stream);
+            refuse(record, &refusal, stream);
             return done();
         }
     };
     match content {
-        StreamContent::Bytes => Box::pin(tcp(proxy, passage, stream, brokers)),
-        StreamContent::Datagrams => Box::pin(udp::serve_inbound(proxy, passage, stream)),
+        StreamContent::Bytes => Box::pin(tcp(proxy, record, stream, brokers)),
+        StreamContent::Datagrams => Box::pin(udp::serve_inbound(proxy, record, stream)),
         StreamContent::Requests | StreamContent::Upgrade => {
-            let refusal = passage.admit().err();
-            let refusal = refusal.unwrap_or(PolicyRefusal::Malformed { why: "not what the service speaks" });
-            refuse(passage, &refusal, stream);
+            let refusal = record.admit().err();
+            let refusal = refusal.unwrap_or(PolicyRefusal::Malformed {
+                why: "the content does not match the protocol of the service",
+            });
+            refuse(record, &refusal, stream);
             done()
         }
     }
 }
 
-/// What may come in for a service. Its requests are read here, so they must come as requests: bytes would slip past the rules.
+/// Returns whether a service accepts the content. HTTP must arrive as requests: bytes would bypass the rules.
 fn carries(content: StreamContent, protocol: ServiceProtocol) -> bool {
     match protocol {
         ServiceProtocol::Tcp | ServiceProtocol::Https | ServiceProtocol::Kafka => {
@@ -104,49 +110,49 @@ fn carries(content: StreamContent, protocol: ServiceProtocol) -> bool {
     }
 }
 
-/// The bytes of one connection. `brokers`: what was said of the crossing, when they are of Kafka.
+/// Carries the bytes of one connection. `brokers`: the details of the stream, for Kafka.
 async fn tcp(
     proxy: Arc<Proxy>,
-    mut passage: ConnectionRecord,
+    mut record: ConnectionRecord,
     stream: Stream,
     brokers: Option<CrossingHeader>,
 ) {
-    let admitted = match passage.admit_connection() {
+    let admitted = match record.admit_connection() {
         Ok(admitted) => admitted,
-        Err(refusal) => return refuse(passage, &refusal, stream),
+        Err(refusal) => return refuse(record, &refusal, stream),
     };
     let AccessRequest::Reach { service, .. } = &admitted.entry.claim else { return };
     let Some(service) = admitted.view.services.get(service) else { return };
-    let dialling = dial(&proxy, service, passage.client(), brokers.as_ref().and_then(CrossingHeader::broker));
+    let dialling = dial(&proxy, service, record.client(), brokers.as_ref().and_then(CrossingHeader::broker));
     let seen = brokers.as_ref().and_then(CrossingHeader::seen);
     let rewriter = seen.map(|seen| KafkaRewriter::new(&proxy, service.name.clone(), seen));
     let dialled = match admitted.entry.until_cut(pin!(dialling)).await {
         Ok(dialled) => dialled,
         Err(cut) => {
             stream.refuse(end_reason::code_for_cut(&cut));
-            return passage.cut(&cut);
+            return record.cut(&cut);
         }
     };
     let (mut backend, _lease) = match dialled {
         Ok(BackendConnection { stream, lease }) => (SplitSocket::new(stream), lease),
-        Err(refusal) => return refuse(passage, &refusal, stream),
+        Err(refusal) => return refuse(record, &refusal, stream),
     };
     let entry = admitted.into_entry();
     let mut far = stream_side(stream, || ());
     let mut near = backend.side();
-    let meter = passage.meter().clone();
+    let meter = record.meter().clone();
     let idle = proxy.options.idle_timeout;
     let copying = copy_rewritten(&mut far, &mut near, &meter, idle, rewriter.as_ref());
     let ended = entry.until_cut(pin!(copying)).await;
-    passage.set_client_id(rewriter.as_ref().and_then(KafkaRewriter::name));
+    record.set_client_id(rewriter.as_ref().and_then(KafkaRewriter::name));
     far.give_up(end_reason::reset_code(&ended));
-    end_reason::record(passage, &ended, None);
+    end_reason::close_record(record, &ended, None);
     backend.close();
 }
 
-pub(crate) fn refuse(passage: ConnectionRecord, refusal: &PolicyRefusal, stream: Stream) {
+pub(crate) fn refuse(record: ConnectionRecord, refusal: &PolicyRefusal, stream: Stream) {
     stream.refuse(refusal.code());
-    passage.refuse(refusal);
+    record.refuse(refusal);
 }
 
 #[cfg(test)]

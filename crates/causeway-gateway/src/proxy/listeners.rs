@@ -1,8 +1,8 @@
-//! Keeps a socket bound for every presence, in step with the netmap, and hands over who comes.
+//! Binds a socket for every presence of the netmap, and delivers the clients that connect.
 //!
-//! Presences listen in the room where there is one; on the host where the address is the host's own; and on ports that the
-//! configuration names, which needs no rights at all. What cannot be bound is said in a report and tried again: it is never
-//! the end of anything else. `wanted` decides, the rest follows.
+//! Presences listen in the presence namespace where there is one; on the host where the address is one of the
+//! host's own; and on ports that the configuration names, which needs no privileges. An address that cannot
+//! be bound is reported and retried; it affects no other presence. `wanted` decides, the rest follows.
 
 mod accept;
 mod wanted;
@@ -27,28 +27,28 @@ use crate::socket_binder::{BinderError, BinderState, HostBinder, SocketBinder, i
 pub(crate) use wanted::broker_address;
 use wanted::{ListenScope, ListenSocket, ListenTransport, ListenerOwner, wanted};
 
-/// A client at a presence. The socket's own address is the presence's.
+/// A client at a presence. The local address of the socket is that of the presence.
 pub struct AcceptedClient {
     pub stream: TcpStream,
     pub client: SocketAddr,
     pub service: ServiceName,
-    /// The broker of Kafka whose port this is.
+    /// The Kafka broker whose port this is.
     pub broker: Option<u16>,
 }
 
 impl AcceptedClient {
-    /// Watched from there. None: it is broken already.
+    /// Moves the socket to that runtime. None: the connection has failed.
     pub fn bring(self, home: &Handle) -> Option<AcceptedClient> {
         let stream = causeway_channel::io_thread::bring(self.stream, home).ok()?;
         Some(AcceptedClient { stream, ..self })
     }
 }
 
-/// A presence that takes datagrams.
+/// A presence for UDP.
 pub struct UdpPresence {
     pub socket: Arc<UdpSocket>,
     pub service: ServiceName,
-    /// Cancelled when the presence is gone. The address is free for others when the socket is dropped.
+    /// Cancelled when the presence is gone. The address is free when the socket is dropped.
     pub closed: CancellationToken,
 }
 
@@ -57,60 +57,60 @@ pub enum PresenceEvent {
     Datagrams(UdpPresence),
 }
 
-/// Where presences may listen.
+/// Settings of the listeners of presences.
 #[derive(Clone, Default)]
 pub struct ListenPolicy {
-    /// None: only the host's own addresses.
+    /// The presence namespace. None: only the host's own addresses.
     pub room: Option<Arc<dyn SocketBinder>>,
-    /// Listen on the host where no room can be made, instead of not at all.
+    /// Whether to listen on the host if no namespace can be made, instead of not at all.
     pub host_instead: bool,
-    /// More addresses, by service; where there is no room, in place of the presence's own.
+    /// Additional addresses by service; without a namespace they replace those of the presence.
     pub ports: BTreeMap<ServiceName, SocketAddr>,
-    /// Where presences that listen are registered: they are never dialled as backends.
+    /// Registry of listening presences: they are never dialled as backends.
     pub own_listeners: OwnListeners,
 }
 
-/// How it stands with the listeners.
+/// The state of all listeners.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ListenersReport {
-    /// `room`, or `host`: then only the host's own addresses can be used.
+    /// `room` (the presence namespace) or `host`: then only the host's own addresses can be used.
     pub place: &'static str,
     pub listening: usize,
     pub troubles: Vec<ListenerProblem>,
-    /// What does not keep anything from working here, but may keep other hosts away.
+    /// Problems that do not affect this host, but may affect other hosts of the site.
     pub hints: Vec<String>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct ListenerProblem {
-    /// None: it concerns all of them.
+    /// None: it affects all presences.
     pub service: Option<String>,
     pub why: String,
 }
 
-/// Accepted and not yet taken; the kernel keeps the rest waiting.
+/// Accepted connections that are not served yet; the kernel keeps the rest in the backlog.
 const PENDING_MAX: usize = 256;
-/// An address may become local, or free. Restarts are to be over in three seconds.
+/// Interval of retries: an address may become local, or free. Restarts are to complete within three seconds.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Everything that listens. Dropped, nothing does any more.
+/// All listeners. Dropping it closes them.
 pub struct PresenceListeners {
     arrivals: mpsc::Receiver<PresenceEvent>,
     _keeper: AbortOnDropHandle<()>,
 }
 
 impl PresenceListeners {
-    /// How it stands with them is said through `reporting`, as it changes.
+    /// Starts listening. The state is published through `reporting` as it changes.
     pub fn start(
         netmaps: watch::Receiver<Arc<NetmapView>>,
-        places: ListenPolicy,
+        policy: ListenPolicy,
         figures: GatewayMetrics,
         reporting: watch::Sender<ListenersReport>,
     ) -> PresenceListeners {
         let (arriving, arrivals) = mpsc::channel(PENDING_MAX);
         let keeper = Keeper {
-            places,
+            policy,
             host: HostBinder::default(),
             figures,
             arriving,
@@ -121,18 +121,18 @@ impl PresenceListeners {
         PresenceListeners { arrivals, _keeper: keeper }
     }
 
-    /// The next client, or the next presence for datagrams. May be cancelled.
+    /// Returns the next client, or the next presence for UDP. Cancel safe.
     pub async fn next(&mut self) -> PresenceEvent {
         match self.arrivals.recv().await {
             Some(arrival) => arrival,
-            // No netmap will ever come again: the role ends.
+            // No netmap can arrive any more: the role ends.
             None => std::future::pending().await,
         }
     }
 }
 
 struct Keeper {
-    places: ListenPolicy,
+    policy: ListenPolicy,
     host: HostBinder,
     figures: GatewayMetrics,
     arriving: mpsc::Sender<PresenceEvent>,
@@ -140,17 +140,17 @@ struct Keeper {
     bound: BTreeMap<ListenSocket, Bound>,
 }
 
-/// What is bound, until the guard is dropped.
+/// A bound socket, until the guard is dropped.
 struct Bound {
-    tenant: ListenerOwner,
+    owner: ListenerOwner,
     guard: DropGuard,
-    /// Who accepts its clients; for datagrams nobody here does.
+    /// The task that accepts its clients; None for UDP.
     task: Option<JoinHandle<()>>,
     _own: OwnListener,
 }
 
 impl Bound {
-    /// Returns when the address is free.
+    /// Closes the socket. Returns when the address is free.
     async fn close(self) {
         drop(self.guard);
         if let Some(task) = self.task {
@@ -161,7 +161,7 @@ impl Bound {
 
 impl Keeper {
     async fn run(mut self, mut netmaps: watch::Receiver<Arc<NetmapView>>) {
-        let mut room = self.places.room.as_ref().map(|room| room.state());
+        let mut room = self.policy.room.as_ref().map(|room| room.state());
         loop {
             let view = netmaps.borrow_and_update().clone();
             let state = room.as_mut().map(|room| room.borrow_and_update().clone());
@@ -176,31 +176,31 @@ impl Keeper {
         }
     }
 
-    /// Binds what is wanted and not bound. Running it twice changes nothing. Returns whether all that is wanted is there.
+    /// Binds the wanted sockets that are not bound. Idempotent. Returns whether all wanted sockets are bound.
     async fn follow(&mut self, view: &NetmapView, room: Option<BinderState>) -> bool {
         let place = match &room {
-            Some(BinderState::Impossible { .. }) if self.places.host_instead => ListenScope::Host,
+            Some(BinderState::Impossible { .. }) if self.policy.host_instead => ListenScope::Host,
             Some(_) => ListenScope::Room,
             None => ListenScope::Host,
         };
-        let wanted = wanted(view, place, &self.places.ports);
-        let gone = self.bound.extract_if(.., |spot, bound| wanted.get(spot) != Some(&bound.tenant));
+        let wanted = wanted(view, place, &self.policy.ports);
+        let gone = self.bound.extract_if(.., |key, bound| wanted.get(key) != Some(&bound.owner));
         for (_, bound) in gone.collect::<Vec<_>>() {
             bound.close().await;
         }
         let mut report = ListenersReport { place: place.word(), ..ListenersReport::default() };
         report.take(room.as_ref());
-        for (spot, tenant) in &wanted {
-            if self.bound.contains_key(spot) {
+        for (key, owner) in &wanted {
+            if self.bound.contains_key(key) {
                 continue;
             }
-            let service = &tenant.service;
-            match self.bind(spot, tenant).await {
+            let service = &owner.service;
+            match self.bind(key, owner).await {
                 Ok(bound) => {
-                    tracing::info!(%service, address = %spot.address, place = spot.door.word(), "a presence listens");
-                    self.bound.insert(*spot, bound);
+                    tracing::info!(%service, address = %key.address, place = key.scope.word(), "presence listens");
+                    self.bound.insert(*key, bound);
                 }
-                // The room's own report says why.
+                // The report of the namespace has the reason.
                 Err(BinderError::NotOpen) => {}
                 Err(error) => report.add(service, &error, place),
             }
@@ -212,50 +212,50 @@ impl Keeper {
         is_well
     }
 
-    async fn bind(&self, spot: &ListenSocket, tenant: &ListenerOwner) -> Result<Bound, BinderError> {
-        let place: &dyn SocketBinder = match (spot.door, &self.places.room) {
+    async fn bind(&self, key: &ListenSocket, owner: &ListenerOwner) -> Result<Bound, BinderError> {
+        let binder: &dyn SocketBinder = match (key.scope, &self.policy.room) {
             (ListenScope::Room, Some(room)) => room.as_ref(),
             _ => &self.host,
         };
-        let address = spot.address;
+        let address = key.address;
         let closed = CancellationToken::new();
         let bound_at = |found: std::io::Result<SocketAddr>| found.unwrap_or(address);
-        let (task, bound) = match spot.transport {
+        let (task, bound) = match key.transport {
             ListenTransport::Tcp => {
-                let listener = TcpListener::from_std(place.listen(address).await?);
+                let listener = TcpListener::from_std(binder.listen(address).await?);
                 let listener = listener.map_err(|source| BinderError::of(address, source))?;
                 let bound = bound_at(listener.local_addr());
                 let (arriving, figures) = (self.arriving.clone(), self.figures.clone());
-                let accepting = accept::run(listener, tenant.clone(), arriving, figures, closed.clone());
+                let accepting = accept::run(listener, owner.clone(), arriving, figures, closed.clone());
                 (Some(tokio::spawn(accepting)), bound)
             }
             ListenTransport::Udp => {
-                let socket = UdpSocket::from_std(place.bind_udp(address).await?);
+                let socket = UdpSocket::from_std(binder.bind_udp(address).await?);
                 let socket = Arc::new(socket.map_err(|source| BinderError::of(address, source))?);
                 let bound = bound_at(socket.local_addr());
-                let opened = UdpPresence { socket, service: tenant.service.clone(), closed: closed.clone() };
-                // It fails only when nobody listens any more.
+                let opened = UdpPresence { socket, service: owner.service.clone(), closed: closed.clone() };
+                // Fails only when the receiver is gone.
                 let _ = self.arriving.send(PresenceEvent::Datagrams(opened)).await;
                 (None, bound)
             }
         };
-        let transport = match spot.transport {
+        let transport = match key.transport {
             ListenTransport::Tcp => dial::Transport::Tcp,
             ListenTransport::Udp => dial::Transport::Udp,
         };
-        let own = self.places.own_listeners.register("presence", transport, bound);
-        Ok(Bound { tenant: tenant.clone(), guard: closed.drop_guard(), task, _own: own })
+        let own = self.policy.own_listeners.register("presence", transport, bound);
+        Ok(Bound { owner: owner.clone(), guard: closed.drop_guard(), task, _own: own })
     }
 
-    /// Says what is new, once.
+    /// Logs new problems, once.
     fn publish(&self, report: ListenersReport) {
         self.reporting.send_if_modified(|known| {
             for ListenerProblem { service, why } in
                 report.troubles.iter().filter(|it| !known.troubles.contains(it))
             {
-                // What concerns all was said by the place.
+                // Problems that affect all presences are logged by the namespace.
                 if let Some(service) = service {
-                    tracing::warn!(%service, why, "a presence cannot listen; it is tried again");
+                    tracing::warn!(%service, why, "presence cannot listen; retrying");
                 }
             }
             let is_new = *known != report;
@@ -280,11 +280,11 @@ impl ListenersReport {
         }
     }
 
-    fn add(&mut self, service: &ServiceName, error: &BinderError, place: ListenScope) {
+    fn add(&mut self, service: &ServiceName, error: &BinderError, scope: ListenScope) {
         let mut why = in_words(error);
-        if let (BinderError::NotLocal { .. }, ListenScope::Host) = (error, place) {
+        if let (BinderError::NotLocal { .. }, ListenScope::Host) = (error, scope) {
             why.push_str(
-                "; give the host this address, name a port for the service, or let this program make a room",
+                "; give the host this address, name a port for the service, or run this program with the privileges to make a network namespace",
             );
         }
         self.troubles.push(ListenerProblem { service: Some(service.to_string()), why });

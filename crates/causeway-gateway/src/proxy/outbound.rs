@@ -1,4 +1,5 @@
-//! From a local client to another site: who is it, may it, and a stream to the gateway of the service.
+//! Serves local clients at presences: identifies the client, checks the policy, opens a stream to the gateway
+//! of the service.
 
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -15,7 +16,7 @@ use super::http;
 use super::kafka::KafkaRewriter;
 use super::listeners::AcceptedClient;
 use super::sockets::{copy_rewritten, dial, prepare};
-use super::stream_opener::{OpenedStream, open_for_service};
+use super::stream_opener::{ClientStream, open_for_service};
 use crate::audit::ConnectionEnd;
 use crate::connection_record::{AdmittedAccess, ConnectionRecord, CrossingDirection, protocol_word};
 use crate::live::{AccessRequest, LiveConnection};
@@ -23,7 +24,8 @@ use crate::peers::{BoxedFuture, CrossingHeader, StreamContent};
 use crate::policy::PolicyRefusal;
 use crate::proxy::Proxy;
 
-/// Serves one client at a presence. The box holds what its protocol needs and no more: idle connections come by the thousand.
+/// Serves one client at a presence. The box holds what its protocol needs and no more: there are thousands of
+/// idle connections.
 pub fn serve(proxy: Arc<Proxy>, accepted: AcceptedClient) -> BoxedFuture<'static, ()> {
     let protocol = proxy.context.view().presences.get(&accepted.service).map(|presence| presence.protocol);
     match protocol {
@@ -34,7 +36,7 @@ pub fn serve(proxy: Arc<Proxy>, accepted: AcceptedClient) -> BoxedFuture<'static
             let AcceptedClient { stream, client, service, broker: _ } = accepted;
             Box::pin(http::outbound::serve(proxy, stream, client, http::ClientEntry::Presence(service)))
         }
-        // UDP has no connections; of what is unknown the presence went away in this moment.
+        // UDP has no connections; without a protocol, the presence was removed at this moment.
         Some(ServiceProtocol::Udp) | None => {
             reset(accepted.stream);
             Box::pin(std::future::ready(()))
@@ -42,36 +44,36 @@ pub fn serve(proxy: Arc<Proxy>, accepted: AcceptedClient) -> BoxedFuture<'static
     }
 }
 
-/// The bytes of one connection.
+/// Carries the bytes of one connection.
 async fn tcp(proxy: Arc<Proxy>, accepted: AcceptedClient, protocol: ServiceProtocol) {
     let AcceptedClient { stream, client, service, broker } = accepted;
     let claim = AccessRequest::Use { service: service.clone(), client: client.ip(), request: None };
     let word = protocol_word(protocol);
-    let mut passage =
+    let mut record =
         ConnectionRecord::begin(&proxy.context, CrossingDirection::Outbound, word, claim, Some(client));
-    let admitted = match passage.admit_connection() {
+    let admitted = match record.admit_connection() {
         Ok(admitted) => admitted,
-        Err(refusal) => return refuse(passage, &refusal, stream),
+        Err(refusal) => return refuse(record, &refusal, stream),
     };
     if let Err(error) = prepare(&stream) {
-        return passage.end(ConnectionEnd::ClientReset, Some(error.to_string()));
+        return record.end(ConnectionEnd::ClientReset, Some(error.to_string()));
     }
     let Some(presence) = admitted.view.presences.get(&service) else { return reset(stream) };
-    // Who is not told of brokers has no use for their addresses.
+    // Without broker addresses in responses, the address of the service is not needed.
     let seen = (presence.brokers > 0).then(|| seen_at(&stream, broker)).flatten();
     if let Some(here) = at_home(&admitted, presence) {
         let index = broker.map(usize::from);
         let dialled = match admitted.entry.until_cut(pin!(dial(&proxy, here, Some(client), index))).await {
             Ok(dialled) => dialled,
-            Err(cut) => return passage.cut(&cut),
+            Err(cut) => return record.cut(&cut),
         };
         let rewriter = seen.map(|seen| KafkaRewriter::new(&proxy, service, seen));
         return match dialled {
             Ok(backend) => {
                 let entry = admitted.into_entry();
-                between_sockets(&proxy, passage, &entry, stream, backend, rewriter.as_ref()).await;
+                between_sockets(&proxy, record, &entry, stream, backend, rewriter.as_ref()).await;
             }
-            Err(refusal) => refuse(passage, &refusal, stream),
+            Err(refusal) => refuse(record, &refusal, stream),
         };
     }
     let crossing = CrossingHeader::new(StreamContent::Bytes, client);
@@ -80,23 +82,24 @@ async fn tcp(proxy: Arc<Proxy>, accepted: AcceptedClient, protocol: ServiceProto
         None => crossing,
     };
     match open_for_service(&proxy, &admitted, presence, crossing).await {
-        Ok(OpenedStream { stream: far, slot: _slot }) => {
+        Ok(ClientStream { stream: far, slot: _slot }) => {
             let home = presence.home.clone();
             let entry = admitted.into_entry();
-            carry(&proxy, passage, &entry, stream, far, &home).await;
+            carry(&proxy, record, &entry, stream, far, &home).await;
         }
-        Err(refusal) => refuse(passage, &refusal, stream),
+        Err(refusal) => refuse(record, &refusal, stream),
     }
 }
 
-/// Where the client of a cluster of Kafka sees its service: it came to the service's own port, or to that of a broker behind it.
+/// Returns the address at which the client of a Kafka cluster sees the service: it connected to the port of
+/// the service, or to that of a broker, which follows it.
 fn seen_at(stream: &TcpStream, broker: Option<u16>) -> Option<SocketAddr> {
     let at = stream.local_addr().ok()?;
     let offset = broker.map_or(0, |broker| broker.saturating_add(1));
     Some(SocketAddr::new(at.ip().to_canonical(), at.port().checked_sub(offset)?))
 }
 
-/// The service, when it runs at our own site: then nothing crosses.
+/// Returns the service if it runs at this site: then no stream is needed.
 pub(crate) fn at_home<'a>(
     admitted: &'a AdmittedAccess,
     presence: &PresenceEntry,
@@ -108,7 +111,7 @@ pub(crate) fn at_home<'a>(
 /// Carries a connection over a stream until one of them ends.
 async fn carry(
     proxy: &Proxy,
-    passage: ConnectionRecord,
+    record: ConnectionRecord,
     entry: &LiveConnection,
     stream: TcpStream,
     far: Stream,
@@ -117,17 +120,17 @@ async fn carry(
     let mut socket = SplitSocket::new(stream);
     let mut far = stream_side(far, || proxy.context.peers.suspect(home));
     let mut near = socket.side();
-    let meter = passage.meter().clone();
+    let meter = record.meter().clone();
     let ended = entry.until_cut(pin!(cross(&mut near, &mut far, &meter, proxy.options.idle_timeout))).await;
     far.give_up(end_reason::reset_code(&ended));
-    end_reason::record(passage, &ended, Some(meter.received()));
+    end_reason::close_record(record, &ended, Some(meter.received()));
     socket.close();
 }
 
-/// Client and backend are both here.
+/// Copies between a local client and a local backend.
 async fn between_sockets(
     proxy: &Proxy,
-    mut passage: ConnectionRecord,
+    mut record: ConnectionRecord,
     entry: &LiveConnection,
     stream: TcpStream,
     backend: BackendConnection,
@@ -136,16 +139,16 @@ async fn between_sockets(
     let BackendConnection { stream: backend, lease: _lease } = backend;
     let (mut client, mut backend) = (SplitSocket::new(stream), SplitSocket::new(backend));
     let (mut near, mut far) = (client.side(), backend.side());
-    let meter = passage.meter().clone();
+    let meter = record.meter().clone();
     let copying = copy_rewritten(&mut near, &mut far, &meter, proxy.options.idle_timeout, rewriter);
     let ended = entry.until_cut(pin!(copying)).await;
-    passage.set_client_id(rewriter.and_then(KafkaRewriter::name));
-    end_reason::record(passage, &ended, None);
+    record.set_client_id(rewriter.and_then(KafkaRewriter::name));
+    end_reason::close_record(record, &ended, None);
     client.close();
     backend.close();
 }
 
-fn refuse(passage: ConnectionRecord, refusal: &PolicyRefusal, stream: TcpStream) {
+fn refuse(record: ConnectionRecord, refusal: &PolicyRefusal, stream: TcpStream) {
     reset(stream);
-    passage.refuse(refusal);
+    record.refuse(refusal);
 }

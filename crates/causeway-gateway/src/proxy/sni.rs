@@ -1,15 +1,15 @@
-//! Reads the server name from the ClientHello of a TLS client, without terminating TLS.
+//! Reads the server name from the first message of a TLS client, without terminating TLS.
 //!
-//! RFC 8446, 4.1.2 and RFC 6066, 3: a ClientHello may be split over several records, and those over several
-//! segments. Input: the bytes that have arrived. Output: a name, or that more bytes are needed, or that this
-//! is not TLS. Pure, and bounded.
+//! RFC 8446, 4.1.2 and RFC 6066, 3: a ClientHello may span several records, and those several segments.
+//! Input: the bytes that have arrived. Output: a name, that more bytes are needed, or that it is not TLS.
+//! Pure and bounded.
 
 use std::fmt;
 
-/// More than any ClientHello has, even with post-quantum keys.
+/// More than any ClientHello has, also with post-quantum keys.
 pub const HELLO_BYTES_MAX: usize = 16 << 10;
 
-/// The content of a ClientHello.
+/// The server name of a ClientHello.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClientHello {
     /// In lower case, without a trailing dot.
@@ -17,13 +17,13 @@ pub enum ClientHello {
     Nameless,
 }
 
-/// No name can be read.
+/// Why no name can be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClientHelloError {
     NotTls,
     Malformed,
     TooLong,
-    /// An invalid name.
+    /// The name is not a valid host name.
     OddName,
 }
 
@@ -31,9 +31,9 @@ impl fmt::Display for ClientHelloError {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
             ClientHelloError::NotTls => "this is not TLS",
-            ClientHelloError::Malformed => "the ClientHello is malformed",
-            ClientHelloError::TooLong => "the ClientHello is too long",
-            ClientHelloError::OddName => "the server name is invalid",
+            ClientHelloError::Malformed => "the TLS ClientHello is malformed",
+            ClientHelloError::TooLong => "the TLS ClientHello is too long",
+            ClientHelloError::OddName => "the server name in the TLS ClientHello is not a valid host name",
         })
     }
 }
@@ -42,7 +42,7 @@ impl std::error::Error for ClientHelloError {}
 
 /// Parses the bytes that have arrived. None: more are needed.
 pub fn read(bytes: &[u8]) -> Result<Option<ClientHello>, ClientHelloError> {
-    // Bytes after the bound make no difference.
+    // Bytes beyond the bound change nothing.
     let bytes = &bytes[..bytes.len().min(HELLO_BYTES_MAX)];
     let Some(message) = message(bytes)? else { return Ok(None) };
     hello(&message).map(Some)
@@ -59,13 +59,12 @@ const HOST_NAME: u8 = 0;
 /// RFC 8446, 5.1.
 const RECORD_BYTES_MAX: usize = 1 << 14;
 
-/// Returns the first handshake message, assembled from its records.
+/// Assembles the first handshake message from its records.
 fn message(bytes: &[u8]) -> Result<Option<Vec<u8>>, ClientHelloError> {
     let mut message = Vec::new();
     let mut rest = bytes;
     loop {
-        // A partial record header is checked before the rest has arrived: other protocols differ in the first
-        // byte.
+        // A partial record header is checked at once: other protocols differ in their first byte.
         match rest {
             [kind, ..] if *kind != HANDSHAKE => return Err(ClientHelloError::NotTls),
             [_, major, ..] if *major != 3 => return Err(ClientHelloError::NotTls),
@@ -102,7 +101,7 @@ fn message(bytes: &[u8]) -> Result<Option<Vec<u8>>, ClientHelloError> {
 
 fn hello(message: &[u8]) -> Result<ClientHello, ClientHelloError> {
     let mut reader = Reader(message);
-    // The version and the random; then session id, cipher suites and compression methods.
+    // Version and random; then session id, cipher suites and compression methods.
     reader.take(2 + 32)?;
     reader.short_list()?;
     reader.list()?;
@@ -176,7 +175,7 @@ mod tests {
 
     use super::*;
 
-    /// The first bytes that rustls sends.
+    /// Returns the first message of rustls.
     fn first_words(name: &str) -> Vec<u8> {
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let config = rustls::ClientConfig::builder_with_provider(provider)
@@ -191,7 +190,7 @@ mod tests {
         bytes
     }
 
-    /// The same message in records of `size` bytes.
+    /// Returns the same message in records of that size.
     fn in_records(bytes: &[u8], size: usize) -> Vec<u8> {
         let pieces = bytes[5..].chunks(size);
         pieces.flat_map(|piece| [&[22, 3, 1, 0, piece.len() as u8][..], piece].concat()).collect()
@@ -202,7 +201,7 @@ mod tests {
         let bytes = first_words("Web.Example");
         assert_eq!(read(&bytes), Ok(Some(ClientHello::Named("web.example".into()))));
         assert_eq!(read(&first_words("127.0.0.1")), Ok(Some(ClientHello::Nameless)));
-        // Bytes after the ClientHello are ignored.
+        // Bytes after the ClientHello are not parsed.
         assert_eq!(read(&[&bytes[..], b"more"].concat()), Ok(Some(ClientHello::Named("web.example".into()))));
     }
 

@@ -1,10 +1,10 @@
-//! Limits the number of new connections that have not been polled yet on a thread.
+//! Limits the number of new connections that wait for their first poll on a thread.
 //!
-//! A connection is a task, and one thread drives a link and all its streams. A client that opens ten thousand
-//! connections at once would put ten thousand tasks before the link's own: for seconds the link would neither
-//! read nor answer, and be considered dead. So the next connection is accepted from the kernel after an
-//! earlier one was polled for the first time. Later waits of a connection, for a slow backend for example, do
-//! not count.
+//! A connection is a task, and one thread runs a link and all connections on it. A client that opens ten
+//! thousand connections at once would queue ten thousand tasks before those of the link: for seconds the link
+//! would neither read nor answer, and its peer would consider it dead. Therefore the next connection is
+//! accepted when an earlier one has been polled once. Time that a connection spends afterwards, for example
+//! on a slow backend, does not count.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -26,18 +26,18 @@ impl Default for StartLimit {
 
 impl StartLimit {
     /// Waits until a connection may be started. Cancel safe.
-    pub async fn place(&self) -> StartPermit {
-        // The semaphore is never closed, so a permit is always returned in the end.
+    pub async fn permit(&self) -> StartPermit {
+        // The semaphore is never closed, so a permit is always granted.
         StartPermit(self.0.clone().acquire_owned().await.ok())
     }
 }
 
-/// The permit to start one connection.
+/// A permit to start one connection.
 #[derive(Debug)]
 pub struct StartPermit(Option<OwnedSemaphorePermit>);
 
 impl StartPermit {
-    /// `future` keeps the permit until it has been polled once.
+    /// Runs `future`, which holds the permit until it has been polled once.
     pub fn start<F>(self, future: F) -> Starting<F> {
         Starting { future, permit: self }
     }
@@ -68,8 +68,8 @@ mod tests {
 
     use super::*;
 
-    /// Ten thousand connections arrive at once, none of them ever ends. Returns the number that was polled
-    /// for the first time between two polls of a task that was there before.
+    /// Opens ten thousand connections at once, none of which ends. Returns the largest number that were
+    /// polled for the first time between two polls of a task that existed before.
     async fn most_between_turns(limit: Option<StartLimit>) -> usize {
         const CONNECTIONS: usize = 10_000;
         let (started, most) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
@@ -89,7 +89,7 @@ mod tests {
                     std::future::pending::<()>().await;
                 });
                 match &limit {
-                    Some(limit) => drop(spawn_local(limit.place().await.start(connection))),
+                    Some(limit) => drop(spawn_local(limit.permit().await.start(connection))),
                     None => drop(spawn_local(connection)),
                 }
             }

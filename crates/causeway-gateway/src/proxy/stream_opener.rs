@@ -38,7 +38,7 @@ pub(crate) async fn open_stream(
 }
 
 /// A stream of a client, and the client's slot for it.
-pub(crate) struct OpenedStream {
+pub(crate) struct ClientStream {
     pub stream: Stream,
     pub slot: Option<ClientSlot>,
 }
@@ -49,12 +49,12 @@ pub(crate) async fn open_for_service(
     admitted: &AdmittedAccess,
     presence: &PresenceEntry,
     crossing: CrossingHeader,
-) -> Result<OpenedStream, PolicyRefusal> {
+) -> Result<ClientStream, PolicyRefusal> {
     let client = crossing.client().map(|client| client.ip());
     let slot = client.map(|client| proxy.take_stream(&presence.home, client)).transpose()?;
     let header = crossing.to_service(&presence.service, &presence.home, &admitted.who);
     let stream = open_stream(proxy, &presence.home, header).await?;
-    Ok(OpenedStream { stream, slot })
+    Ok(ClientStream { stream, slot })
 }
 
 /// Slots for streams by link and client: no client takes all streams of a link. There are as many links as the netmap has

@@ -30,7 +30,7 @@ impl Client {
         Client::One(sender, AbortOnDropHandle::new(driver))
     }
 
-    /// Over HTTP/1.1, from that address of this host.
+    /// Connects over HTTP/1.1, from that address of this host.
     pub async fn one_from(source: &str, address: SocketAddr) -> Client {
         let socket = tokio::net::TcpSocket::new_v4().unwrap();
         socket.bind(format!("{source}:0").parse().unwrap()).unwrap();

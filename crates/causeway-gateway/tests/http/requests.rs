@@ -176,7 +176,7 @@ async fn grpc_passes_with_its_trailers_and_both_ways_at_once() {
         let unary = client.ask(call(), text(&b"\0\0\0\0\x02hi"[..])).await;
         assert_eq!(unary.body, "\0\0\0\0\u{2}hi");
         assert_eq!(unary.trailers.unwrap()["grpc-status"], "0");
-        // The second message is sent after the first has come back.
+        // The second message is sent after the first was echoed.
         let (sender, receiver) = tokio::sync::mpsc::channel(1);
         let frames = futures_util::stream::unfold(receiver, |mut receiver| async {
             receiver.recv().await.map(|data: bytes::Bytes| (Ok(hyper::body::Frame::data(data)), receiver))
@@ -206,7 +206,7 @@ async fn a_shared_entry_knows_its_names() {
     assert!(known.starts_with("HTTP/1.1 200") && known.ends_with("GET /x"), "{known}");
     let unknown = ask("other.example").await;
     assert!(
-        unknown.starts_with("HTTP/1.1 404") && unknown.contains("nothing is called other.example"),
+        unknown.starts_with("HTTP/1.1 404") && unknown.contains("no service has the name other.example"),
         "{unknown}"
     );
 }

@@ -156,7 +156,7 @@ impl Lab {
 
     async fn over(transport: Transport, backends: &[SocketAddr], udp: UdpOptions) -> Lab {
         let (near, far, port) = links::pair(transport).await;
-        // As every link begins.
+        // Every link begins with this stream.
         let control = near.open_stream(StreamHeader::new(StreamPurpose::Control)).await.unwrap();
         let begun = far.accept_stream().await.unwrap();
         let stop = CancellationToken::new();

@@ -37,7 +37,7 @@ pub fn options(config: &Config) -> GatewayOptions {
     GatewayOptions {
         dns: dns(config),
         listen: gateway.presence.value != PresenceModeSetting::Off,
-        standing: match gateway.presence.value {
+        presence_mode: match gateway.presence.value {
             PresenceModeSetting::Auto | PresenceModeSetting::Off => PresenceMode::Auto,
             PresenceModeSetting::Namespace => PresenceMode::Room,
             PresenceModeSetting::Host => PresenceMode::Host,

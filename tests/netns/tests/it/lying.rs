@@ -86,7 +86,7 @@ fn lies() -> Vec<Lie> {
             row: "bytes do not slip past the rules of requests",
             header: to_service("oslo", "http-oslo", "", bytes),
             code: ResetCode::Malformed,
-            record: Some(("oslo", "http-oslo", "not what the service speaks")),
+            record: Some(("oslo", "http-oslo", "the content does not match the protocol of the service")),
         },
         Lie {
             row: "a service that there is not is nowhere",

@@ -253,12 +253,12 @@ impl NodeConnection {
                 let ended = between(proxy, &passage, &entry, near, &mut far).await;
                 far.give_up(end_reason::reset_code(&ended));
                 let received = passage.meter().received();
-                end_reason::record(passage, &ended, Some(received));
+                end_reason::close_record(passage, &ended, Some(received));
             }
             NodeTransport::Here(socket) => {
                 let mut socket = SplitSocket::new(socket);
                 let ended = between(proxy, &passage, &entry, near, &mut socket.side()).await;
-                end_reason::record(passage, &ended, None);
+                end_reason::close_record(passage, &ended, None);
                 socket.close();
             }
         }
@@ -322,7 +322,7 @@ async fn answer(
     let mut far = stream_side(stream, || ());
     let ended = between(proxy, &passage, entry, &mut far, &mut node.side()).await;
     far.give_up(end_reason::reset_code(&ended));
-    end_reason::record(passage, &ended, None);
+    end_reason::close_record(passage, &ended, None);
     node.close();
 }
 

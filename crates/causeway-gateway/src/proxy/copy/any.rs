@@ -1,7 +1,7 @@
-//! Sides of a crossing that are neither sockets of our own nor streams of the channel: what a door hands on after it has
-//! spoken to the client itself.
+//! Sides of a copy that are neither sockets of this process nor streams of the channel, such as the upgraded
+//! connection of a CONNECT listener.
 //!
-//! Such a client cannot be asked whether it is still there; it shows when it is read or written.
+//! Such a client cannot be asked whether it is still there; a read or a write shows it.
 
 use std::io;
 
@@ -11,8 +11,8 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, Wr
 
 use super::{ByteSink, ByteSource, CopyBatch, CopySide, READ_BYTES_MIN, TURN_BYTES};
 
-/// Anything that can be read and written, as one side. Dropped before it was finished, its reader sees a truncation where
-/// its protocol can tell.
+/// Returns any reader and writer as one side. If it is dropped before it is finished, its peer sees a
+/// truncation where the protocol can tell.
 pub(crate) fn any_side<T: AsyncRead + AsyncWrite>(
     io: T,
 ) -> CopySide<AnySource<ReadHalf<T>>, AnySink<WriteHalf<T>>> {
@@ -24,7 +24,7 @@ pub(crate) fn any_side<T: AsyncRead + AsyncWrite>(
 pub(crate) struct AnySource<R> {
     read: R,
     buffer: BytesMut,
-    /// Grows with what comes, so that slow clients hold little.
+    /// Grows with the traffic, so that slow clients use little memory.
     wanted: usize,
 }
 
@@ -60,7 +60,7 @@ impl<W: AsyncWrite + Unpin> ByteSink for AnySink<W> {
         for mut chunk in batch.chunks.drain(..) {
             self.write.write_all_buf(&mut chunk).await?;
         }
-        // TLS keeps back what does not fill a record.
+        // TLS holds back what does not fill a record.
         self.write.flush().await
     }
 

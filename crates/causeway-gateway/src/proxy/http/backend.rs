@@ -1,6 +1,7 @@
-//! Requests to backends of this site: over HTTP/1.1, or HTTP/2 for gRPC; over TLS where the service asks for it.
+//! Sends requests to backends of this site: over HTTP/1.1, or HTTP/2 for gRPC; over TLS if the service
+//! requires it.
 //!
-//! Connections are kept per service and dropped together when the netmap says something else of its backends.
+//! Connections are pooled per service and dropped together when the netmap changes its backends.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -23,54 +24,54 @@ use crate::policy::PolicyRefusal;
 use crate::proxy::Proxy;
 use crate::proxy::backends::BackendConnection;
 
-/// How long a backend may think about a request while nothing of it is sent. Slow reports and long polls take minutes;
-/// gRPC has deadlines of its own.
+/// Time in which a backend must respond while no byte of the request moves. Slow reports and long polls take
+/// minutes; gRPC has its own deadlines.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(300);
-/// How long a `100 Continue` is waited for. RFC 9110, 10.1.1: not for ever; a second is what curl waits.
+/// Time to wait for a `100 Continue`. RFC 9110, 10.1.1: not indefinitely; curl waits one second.
 const CONTINUE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Common servers close after 60 to 75 s.
+/// Idle time of a pooled connection. Common servers close after 60 to 75 s.
 const IDLE: Duration = Duration::from_secs(55);
 
-/// The connections to all backends of this site.
+/// Pools of connections to all backends of this site.
 #[derive(Default)]
 pub struct BackendPools {
-    yards: Mutex<HashMap<ServiceName, Arc<BackendPool>>>,
+    pools: Mutex<HashMap<ServiceName, Arc<BackendPool>>>,
 }
 
-/// The connections to the backends of one service.
+/// The pool of connections to the backends of one service.
 struct BackendPool {
     service: ServiceEntry,
-    singles: Arc<Http1Pool>,
-    lines: Http2Pool,
-    /// By whether HTTP/2 is spoken. Made once: reading certificates takes long.
+    http1: Arc<Http1Pool>,
+    http2: Http2Pool,
+    /// TLS clients without and with HTTP/2. Built once: parsing certificates is slow.
     tls: Option<[Result<BackendTlsClient, String>; 2]>,
 }
 
-/// How a request travels to a backend.
+/// The protocol of a request to a backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BackendProtocol {
     /// HTTP/1.1, one request after the other.
-    Single,
-    /// HTTP/1.1 on a connection of its own: it may become something else.
-    Alone,
+    Http1,
+    /// HTTP/1.1 on a connection of its own, which may be upgraded.
+    Http1Exclusive,
     /// HTTP/2.
-    Line,
+    Http2,
 }
 
 impl BackendProtocol {
     pub fn to(service: &ServiceEntry, headers: &http::HeaderMap, upgrades: bool) -> BackendProtocol {
         match service.protocol {
-            _ if upgrades => BackendProtocol::Alone,
-            ServiceProtocol::Grpc => BackendProtocol::Line,
-            _ if headers::is_grpc(headers) => BackendProtocol::Line,
-            // The client is named when a connection begins, so it cannot be used by another.
-            _ if service.proxy_protocol => BackendProtocol::Alone,
-            _ => BackendProtocol::Single,
+            _ if upgrades => BackendProtocol::Http1Exclusive,
+            ServiceProtocol::Grpc => BackendProtocol::Http2,
+            _ if headers::is_grpc(headers) => BackendProtocol::Http2,
+            // The PROXY header names the client when a connection begins, so no other client can use it.
+            _ if service.proxy_protocol => BackendProtocol::Http1Exclusive,
+            _ => BackendProtocol::Http1,
         }
     }
 }
 
-/// What is to be sent, and for whom.
+/// A request to a backend, and its client.
 pub struct BackendRequest {
     pub request: Request<RequestBody>,
     pub way: BackendProtocol,
@@ -86,17 +87,19 @@ impl BackendPools {
         &self,
         proxy: &Proxy,
         service: &ServiceEntry,
-        errand: BackendRequest,
+        outgoing: BackendRequest,
     ) -> Result<(Response<Incoming>, PoolLease), ProxyError> {
-        let BackendRequest { request, way, client, meter, gate } = errand;
-        let yard = self.yard(service);
+        let BackendRequest { request, way, client, meter, gate } = outgoing;
+        let pool = self.pool(service);
         let is_grpc = headers::is_grpc(request.headers());
-        let open = || -> BoxedFuture<'_, _> { Box::pin(yard.open(proxy, way, client)) };
+        let open = || -> BoxedFuture<'_, _> { Box::pin(pool.open(proxy, way, client)) };
         let sending = async {
             match way {
-                BackendProtocol::Single => yard.singles.send(request, open).await,
-                BackendProtocol::Line => yard.lines.send(request, open).await,
-                BackendProtocol::Alone => Http1Connection::connect(open().await?).await?.send(request).await,
+                BackendProtocol::Http1 => pool.http1.send(request, open).await,
+                BackendProtocol::Http2 => pool.http2.send(request, open).await,
+                BackendProtocol::Http1Exclusive => {
+                    Http1Connection::connect(open().await?).await?.send(request).await
+                }
             }
         };
         let mut sending = pin!(sending);
@@ -115,31 +118,35 @@ impl BackendPools {
                 return sent;
             }
             if meter.sent() == before {
-                return Err(ProxyError::timeout(format!("the backend of {} does not answer", service.name)));
+                return Err(ProxyError::timeout(format!(
+                    "no backend of service {} responded in time",
+                    service.name
+                )));
             }
         }
     }
 
-    /// Closes what was not used for a while, and what no service has any more.
+    /// Closes idle connections, and the pools of services that no longer exist.
     pub fn tidy(&self, is_known: impl Fn(&ServiceName) -> bool) {
-        let mut yards = self.yards.lock().unwrap_or_else(PoisonError::into_inner);
-        yards.retain(|name, yard| {
-            let (singles, lines) = (yard.singles.tidy(IDLE), yard.lines.tidy(IDLE));
-            is_known(name) && !(singles && lines && Arc::strong_count(yard) == 1)
+        let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
+        pools.retain(|name, pool| {
+            let (http1, http2) = (pool.http1.tidy(IDLE), pool.http2.tidy(IDLE));
+            is_known(name) && !(http1 && http2 && Arc::strong_count(pool) == 1)
         });
     }
 
-    /// A service whose backends or TLS have changed begins anew; what is on its way keeps its connection.
-    fn yard(&self, service: &ServiceEntry) -> Arc<BackendPool> {
-        let mut yards = self.yards.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(yard) = yards.get(&service.name)
-            && yard.fits(service)
+    /// Returns the pool of a service. If its backends or TLS settings have changed, it is a new one; requests
+    /// in flight keep their connections.
+    fn pool(&self, service: &ServiceEntry) -> Arc<BackendPool> {
+        let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pool) = pools.get(&service.name)
+            && pool.fits(service)
         {
-            return yard.clone();
+            return pool.clone();
         }
-        let yard = Arc::new(BackendPool::new(service.clone()));
-        yards.insert(service.name.clone(), yard.clone());
-        yard
+        let pool = Arc::new(BackendPool::new(service.clone()));
+        pools.insert(service.name.clone(), pool.clone());
+        pool
     }
 }
 
@@ -149,7 +156,7 @@ impl BackendPool {
             [false, true]
                 .map(|h2| BackendTlsClient::new(&service, tls, h2).map_err(|error| error.to_string()))
         });
-        BackendPool { service, singles: Arc::default(), lines: Http2Pool::default(), tls }
+        BackendPool { service, http1: Arc::default(), http2: Http2Pool::default(), tls }
     }
 
     fn fits(&self, service: &ServiceEntry) -> bool {
@@ -172,10 +179,10 @@ impl BackendPool {
             None => Box::new(stream),
             Some(tls) => {
                 let tls =
-                    tls[usize::from(way == BackendProtocol::Line)].as_ref().map_err(|why| self.down(why))?;
+                    tls[usize::from(way == BackendProtocol::Http2)].as_ref().map_err(|why| self.down(why))?;
                 let handshake =
                     tokio::time::timeout(proxy.options.connect_timeout, tls.connect(stream)).await;
-                let stream = handshake.map_err(|_| self.down("no TLS handshake in time"))?;
+                let stream = handshake.map_err(|_| self.down("the TLS handshake timed out"))?;
                 Box::new(stream.map_err(|error| self.down(&error.to_string()))?)
             }
         };

@@ -1,6 +1,8 @@
-//! Bodies on their way: counted, held back until they are wanted, and tied to the record of their request.
+//! Bodies of requests and responses: counts and throttles them, delays them until the next hop reads, and
+//! ties them to the audit record of their request.
 //!
-//! Nothing is kept: a piece is passed on when the next hop asks for it, so whoever does not read holds up who writes.
+//! Nothing is buffered: a chunk is forwarded when the next hop asks for it, so a slow reader applies
+//! backpressure to the writer.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -22,7 +24,7 @@ use crate::limits::ByteDirection;
 use crate::live::{CutReason, LiveConnection};
 use crate::peers::BoxedFuture;
 
-/// From the client to the backend.
+/// The body of a request, from the client to the backend.
 pub struct RequestBody {
     inner: Option<Incoming>,
     meter: Option<Arc<ByteMeter>>,
@@ -31,7 +33,7 @@ pub struct RequestBody {
     held: Option<Held>,
 }
 
-/// A piece that waits for its turns under a limit of bytes per second. What has had its turn moves at once.
+/// A chunk that waits for its turns under a limit of bytes per second. The granted part moves at once.
 struct Held {
     rest: Bytes,
     turn: BoxedFuture<'static, usize>,
@@ -44,7 +46,7 @@ impl Held {
     }
 }
 
-/// What may move of a piece that just came, and the rest of it that must wait.
+/// Splits a chunk into the part that may move now and the part that must wait.
 fn admit(frame: Frame<Bytes>, meter: &Arc<ByteMeter>, way: ByteDirection) -> Result<Frame<Bytes>, Held> {
     let data = match frame.into_data() {
         Ok(data) => data,
@@ -57,7 +59,7 @@ fn admit(frame: Frame<Bytes>, meter: &Arc<ByteMeter>, way: ByteDirection) -> Res
     Err(Held::new(data, meter.clone(), way))
 }
 
-/// The next part of what waits; none when nothing does.
+/// Returns the next part of the waiting chunk; None if no chunk waits.
 fn poll_held(
     held: &mut Option<Held>,
     meter: Option<&Arc<ByteMeter>>,
@@ -82,7 +84,7 @@ impl RequestBody {
         RequestBody { inner: Some(inner), meter: Some(meter), gate: None, done, held: None }
     }
 
-    /// Nothing: for a request that is sent once more.
+    /// An empty body, for a request that is sent again.
     pub fn empty() -> RequestBody {
         RequestBody {
             inner: None,
@@ -93,13 +95,13 @@ impl RequestBody {
         }
     }
 
-    /// Not asked for before the gate opens: the client waits with it for a `100 Continue`.
+    /// Delays the body until the gate opens: the client waits for `100 Continue` before it sends it.
     pub fn behind(mut self, gate: Arc<BodyGate>) -> RequestBody {
         self.gate = Some(gate);
         self
     }
 
-    /// Becomes true when all of it was passed on.
+    /// Becomes true when the whole body was forwarded.
     pub fn done(&self) -> Arc<AtomicBool> {
         self.done.clone()
     }
@@ -160,7 +162,7 @@ impl Body for RequestBody {
     }
 }
 
-/// Holds a body back. Opened once.
+/// Delays a body. It opens once.
 #[derive(Default)]
 pub struct BodyGate {
     open: AtomicBool,
@@ -182,20 +184,16 @@ impl BodyGate {
     }
 }
 
-/// The one record of a request, from its admission to the end of its response.
+/// The audit record of a request, from its admission to the end of its response.
 pub struct RequestAccount {
-    passage: Option<ConnectionRecord>,
+    record: Option<ConnectionRecord>,
     entry: Arc<LiveConnection>,
-    boarded: RequestGuard,
+    guard: RequestGuard,
 }
 
 impl RequestAccount {
-    pub fn new(
-        passage: ConnectionRecord,
-        entry: Arc<LiveConnection>,
-        boarded: RequestGuard,
-    ) -> RequestAccount {
-        RequestAccount { passage: Some(passage), entry, boarded }
+    pub fn new(record: ConnectionRecord, entry: Arc<LiveConnection>, guard: RequestGuard) -> RequestAccount {
+        RequestAccount { record: Some(record), entry, guard }
     }
 
     pub fn entry(&self) -> &Arc<LiveConnection> {
@@ -203,40 +201,41 @@ impl RequestAccount {
     }
 
     pub fn meter(&self) -> Option<Arc<ByteMeter>> {
-        self.passage.as_ref().map(|passage| passage.meter().clone())
+        self.record.as_ref().map(|record| record.meter().clone())
     }
 
     pub fn set_status(&mut self, status: u16) {
-        if let Some(passage) = &mut self.passage {
-            passage.set_status(status);
+        if let Some(record) = &mut self.record {
+            record.set_status(status);
         }
     }
 
-    /// Waits until it is cut, and leaves word why for the other gateway, whose stream is dropped next.
+    /// Waits until the request is cut, and sets the reset code for the other gateway, whose stream is dropped
+    /// next.
     pub async fn cut(&self) {
         self.tell(&self.entry.cut().await);
     }
 
     fn tell(&self, cut: &CutReason) {
         if let CutReason::Revoked(_) = cut {
-            self.boarded.say(ResetCode::Revoked);
+            self.guard.set_code(ResetCode::Revoked);
         }
     }
 
-    /// The first end counts.
+    /// Closes the record. The first call counts.
     pub fn end(&mut self, end: ConnectionEnd, reason: Option<String>) {
-        let Some(passage) = self.passage.take() else { return };
+        let Some(record) = self.record.take() else { return };
         match self.entry.why() {
-            Some(cut) => passage.cut(&cut),
-            None => passage.end(end, reason),
+            Some(cut) => record.cut(&cut),
+            None => record.end(end, reason),
         }
     }
 }
 
 impl Drop for RequestAccount {
-    /// Nobody waited for the end: the client is gone, or its connection was cut.
+    /// The body was dropped before its end: the client is gone, or its connection was cut.
     fn drop(&mut self) {
-        let end = match self.boarded.heard() {
+        let end = match self.guard.received_code() {
             Some(ResetCode::Revoked) => ConnectionEnd::Revoked,
             _ => ConnectionEnd::ClientReset,
         };
@@ -244,7 +243,7 @@ impl Drop for RequestAccount {
     }
 }
 
-/// From the backend to the client.
+/// The body of a response, from the backend to the client.
 pub struct ResponseBody {
     inner: Inner,
     account: Option<RequestAccount>,
@@ -252,20 +251,20 @@ pub struct ResponseBody {
     lease: Option<PoolLease>,
     left: Option<u64>,
     held: Option<Held>,
-    /// How it ends when all of it has passed.
+    /// How the request ends when the whole body was forwarded.
     end: (ConnectionEnd, Option<String>),
 }
 
 enum Inner {
     Streamed(Incoming),
-    Said(Option<Bytes>),
+    Own(Option<Bytes>),
 }
 
 impl ResponseBody {
-    /// What a gateway says itself. Its record is written already.
-    pub fn said(response: Response<Bytes>) -> Response<ResponseBody> {
+    /// Returns a response of the gateway itself. Its record is already written.
+    pub fn own(response: Response<Bytes>) -> Response<ResponseBody> {
         response.map(|text| ResponseBody {
-            inner: Inner::Said(Some(text).filter(|text| !text.is_empty())),
+            inner: Inner::Own(Some(text).filter(|text| !text.is_empty())),
             account: None,
             cut: None,
             lease: None,
@@ -275,7 +274,7 @@ impl ResponseBody {
         })
     }
 
-    /// What came from a backend, or from the gateway before it.
+    /// Returns a response of a backend, or of the gateway in front of it.
     pub fn streamed(
         inner: Incoming,
         account: RequestAccount,
@@ -300,11 +299,11 @@ impl ResponseBody {
         self.cut = None;
     }
 
-    /// A piece goes on.
+    /// Forwards a chunk.
     fn pass(&mut self, frame: Frame<Bytes>) -> Frame<Bytes> {
         match frame.data_ref() {
             Some(data) => self.left = self.left.map(|left| left.saturating_sub(data.len() as u64)),
-            // Trailers: nobody asks for more after them.
+            // Trailers are last: the reader polls no further.
             None => self.finish(),
         }
         frame
@@ -315,10 +314,10 @@ impl ResponseBody {
     }
 }
 
-/// A body did not come to its end.
+/// A body that did not end properly.
 #[derive(Debug, thiserror::Error)]
 pub enum BrokenBody {
-    #[error("the request may not go on")]
+    #[error("the gateway cut the request: it is no longer allowed, or the gateway stops")]
     Cut,
     #[error(transparent)]
     Backend(#[from] hyper::Error),
@@ -343,7 +342,7 @@ impl Body for ResponseBody {
             return Poll::Ready(Some(Err(BrokenBody::Cut)));
         }
         let inner = match &mut this.inner {
-            Inner::Said(text) => return Poll::Ready(text.take().map(|text| Ok(Frame::data(text)))),
+            Inner::Own(text) => return Poll::Ready(text.take().map(|text| Ok(Frame::data(text)))),
             Inner::Streamed(inner) => inner,
         };
         if this.held.is_some() {
@@ -366,7 +365,7 @@ impl Body for ResponseBody {
             }
             Some(Err(error)) => {
                 if let Some(mut account) = this.account.take() {
-                    let end = match this.lease.as_ref().and_then(PoolLease::heard) {
+                    let end = match this.lease.as_ref().and_then(PoolLease::received_code) {
                         Some(ResetCode::Revoked) => ConnectionEnd::Revoked,
                         _ => ConnectionEnd::BackendReset,
                     };
@@ -384,21 +383,21 @@ impl Body for ResponseBody {
 
     fn is_end_stream(&self) -> bool {
         match &self.inner {
-            Inner::Said(text) => text.is_none(),
+            Inner::Own(text) => text.is_none(),
             Inner::Streamed(inner) => self.held.is_none() && inner.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.inner {
-            Inner::Said(text) => SizeHint::with_exact(text.as_ref().map_or(0, |text| text.len() as u64)),
+            Inner::Own(text) => SizeHint::with_exact(text.as_ref().map_or(0, |text| text.len() as u64)),
             Inner::Streamed(inner) => inner.size_hint(),
         }
     }
 }
 
 impl Drop for ResponseBody {
-    /// Who knows the length does not ask for the end.
+    /// A reader that knows the length does not poll for the end.
     fn drop(&mut self) {
         if self.is_finished() {
             self.finish();

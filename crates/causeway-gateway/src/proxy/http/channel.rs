@@ -1,6 +1,7 @@
-//! Requests to the gateway of another site: many over one stream as HTTP/2, or one on a stream of its own as HTTP/1.1.
+//! Sends requests to the gateway of another site: many over one stream as HTTP/2, or one on a stream of its
+//! own as HTTP/1.1.
 //!
-//! The other gateway judges by the header of a stream, so every subject has streams of its own.
+//! The other gateway judges by the header of a stream, so every subject has its own streams.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -20,10 +21,10 @@ use crate::policy::{PolicyRefusal, Principal};
 use crate::proxy::Proxy;
 use crate::proxy::stream_opener::open_stream;
 
-/// An idle stream costs both ends some KiB; a new one costs no round trip.
+/// Idle time of a stream. An idle stream costs both ends some KiB; a new one costs no round trip.
 const IDLE: Duration = Duration::from_secs(120);
 
-/// Where a stream leads, and for whom.
+/// The destination and the subject of a stream.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct ChannelRoute {
     pub service: ServiceName,
@@ -31,14 +32,14 @@ pub struct ChannelRoute {
     pub who: Principal,
 }
 
-/// The streams to all other sites.
+/// Pools of streams to all other sites.
 #[derive(Default)]
 pub struct ChannelPools {
-    routes: Mutex<HashMap<ChannelRoute, Arc<Http2Pool>>>,
+    pools: Mutex<HashMap<ChannelRoute, Arc<Http2Pool>>>,
 }
 
 impl ChannelPools {
-    /// Sends a request beside others.
+    /// Sends a request over a shared stream.
     pub async fn send(
         &self,
         proxy: &Proxy,
@@ -46,27 +47,27 @@ impl ChannelPools {
         client: SocketAddr,
         request: Request<RequestBody>,
     ) -> Result<(Response<Incoming>, PoolLease), ProxyError> {
-        let lines = {
-            let mut routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
-            match routes.get(route) {
-                Some(lines) => lines.clone(),
-                None => routes.entry(route.clone()).or_default().clone(),
+        let pool = {
+            let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
+            match pools.get(route) {
+                Some(pool) => pool.clone(),
+                None => pools.entry(route.clone()).or_default().clone(),
             }
         };
         let open = || -> BoxedFuture<'_, _> { Box::pin(open(proxy, route, StreamContent::Requests, client)) };
-        lines.send(request, open).await
+        pool.send(request, open).await
     }
 
-    /// Takes every stream out of use. Idle ones close at once, the others with their last request.
+    /// Retires every stream. Idle ones close at once, the others with their last request.
     pub fn retire(&self) {
-        let routes = std::mem::take(&mut *self.routes.lock().unwrap_or_else(PoisonError::into_inner));
-        routes.values().for_each(|lines| lines.retire());
+        let pools = std::mem::take(&mut *self.pools.lock().unwrap_or_else(PoisonError::into_inner));
+        pools.values().for_each(|pool| pool.retire());
     }
 
-    /// Closes what was not used for a while.
+    /// Closes idle streams.
     pub fn tidy(&self) {
-        let mut routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
-        routes.retain(|_, lines| !lines.tidy(IDLE) || Arc::strong_count(lines) > 1);
+        let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
+        pools.retain(|_, pool| !pool.tidy(IDLE) || Arc::strong_count(pool) > 1);
     }
 }
 

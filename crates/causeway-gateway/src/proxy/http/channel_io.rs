@@ -1,6 +1,7 @@
-//! A stream of the channel under a connection of HTTP: why it was given up is kept, in both directions.
+//! A stream of the channel under an HTTP connection. It keeps the reset code of the stream, in both
+//! directions.
 //!
-//! HTTP/2 forgets the cause of a broken connection, and knows no codes of ours.
+//! HTTP/2 does not keep the cause of a failed connection, and has no place for the codes of the channel.
 
 use std::io;
 use std::pin::Pin;
@@ -12,27 +13,27 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::connection::HttpConnection;
 
-/// What is known of a stream's end.
+/// The reset codes of a stream: received, and to be sent.
 #[derive(Debug, Default)]
 pub struct StreamEndNote {
-    heard: OnceLock<ResetCode>,
-    say: OnceLock<ResetCode>,
+    received_code: OnceLock<ResetCode>,
+    code: OnceLock<ResetCode>,
 }
 
 impl StreamEndNote {
-    /// The code of the other gateway. `Abandoned` when the link ended.
-    pub fn heard(&self) -> Option<ResetCode> {
-        self.heard.get().copied()
+    /// Returns the code that the other gateway sent. `Abandoned` when the link ended.
+    pub fn received_code(&self) -> Option<ResetCode> {
+        self.received_code.get().copied()
     }
 
-    /// What the other gateway is told when the stream is dropped before its end.
-    pub fn say(&self, code: ResetCode) {
-        let _ = self.say.set(code);
+    /// Sets the code that is sent if the stream is dropped before its end. The first call counts.
+    pub fn set_code(&self, code: ResetCode) {
+        let _ = self.code.set(code);
     }
 
     fn hear<T>(&self, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if let Poll::Ready(Err(error)) = &polled {
-            let _ = self.heard.set(ResetCode::of(error).unwrap_or(ResetCode::Abandoned));
+            let _ = self.received_code.set(ResetCode::of(error).unwrap_or(ResetCode::Abandoned));
         }
         polled
     }
@@ -62,7 +63,7 @@ impl ChannelIo {
 
 impl Drop for ChannelIo {
     fn drop(&mut self) {
-        if let Some(code) = self.note.say.get() {
+        if let Some(code) = self.note.code.get() {
             self.stream.send.reset(*code);
             self.stream.recv.stop(*code);
         }

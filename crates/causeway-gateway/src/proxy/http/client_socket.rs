@@ -1,7 +1,8 @@
-//! A client's socket as the server of HTTP reads it: a head must come within its time, and is looked at for two lengths.
+//! The socket of a client as the HTTP server reads it: limits the time of a head, and detects heads with two
+//! lengths.
 //!
-//! The parser takes a head with both a length and a transfer encoding and forgets the length, so it has to be seen here.
-//! Only heads are looked at: what comes while no request is on its way.
+//! The parser accepts a head with both a length and a transfer encoding and drops the length, so it must be
+//! detected here. Only heads are inspected: bytes that arrive while no request is in flight.
 
 use std::io;
 use std::pin::Pin;
@@ -21,7 +22,7 @@ pub struct ClientSocket<S> {
     head: Option<Head>,
 }
 
-/// A head that has begun to arrive.
+/// A head that has partly arrived.
 struct Head {
     deadline: Pin<Box<Sleep>>,
     bytes: Vec<u8>,
@@ -43,7 +44,7 @@ impl<S> ClientSocket<S> {
         if head.complete || head.bytes.len() > HEAD_BYTES_MAX {
             return;
         }
-        // One read has it all, mostly; then nothing is copied.
+        // Usually one read has the whole head; then it is not copied.
         let end = match head.bytes.is_empty() {
             true => head_end(read),
             false => None,
@@ -65,10 +66,10 @@ impl<S> ClientSocket<S> {
     }
 }
 
-/// The server refuses longer ones itself.
+/// The server itself refuses longer heads.
 const HEAD_BYTES_MAX: usize = 64 << 10;
 
-/// Where the empty line is. Lines may end without CR, as the parser has it.
+/// Returns the end of the empty line. Lines may end without CR, as the parser allows.
 fn head_end(bytes: &[u8]) -> Option<usize> {
     let mut after_line = 0;
     for (index, byte) in bytes.iter().enumerate() {
@@ -121,7 +122,10 @@ impl<S: AsyncRead + Unpin> AsyncRead for ClientSocket<S> {
             Poll::Pending => {
                 let Some(head) = &mut self.head else { return Poll::Pending };
                 std::task::ready!(head.deadline.as_mut().poll(context));
-                let late = io::Error::new(io::ErrorKind::TimedOut, "the head of a request takes too long");
+                let late = io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    "the client did not send the head of its request in time",
+                );
                 Poll::Ready(Err(late))
             }
         }

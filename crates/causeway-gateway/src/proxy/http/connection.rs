@@ -18,7 +18,7 @@ use super::channel_io::StreamEndNote;
 use super::counting::ConnectionCount;
 use crate::connection_record::AdmittedAccess;
 use crate::limits::LimitTable;
-use crate::live::{AccessRequest, LiveConnection, NetmapFollower};
+use crate::live::{AccessRequest, LiveConnection, NetmapObserver};
 use crate::peers::BoxedFuture;
 use crate::policy::PolicyRefusal;
 use crate::proxy::Proxy;
@@ -33,51 +33,51 @@ impl Drop for Tunnels<'_> {
     }
 }
 
-/// Shared by the connection's task, its socket and its requests.
+/// State of one connection, shared by its task, its socket and its requests.
 pub struct HttpConnection {
     begun: Instant,
-    /// In milliseconds since the beginning.
+    /// Time of the last byte, in milliseconds since the beginning.
     moved: AtomicU64,
     /// Requests in flight.
     requests: AtomicUsize,
     /// Cancelled when the connection must end: a request on it was revoked, or a limit no longer allows it.
     cut: CancellationToken,
     tunnel: Mutex<Option<BoxedFuture<'static, ()>>>,
-    /// Streams of HTTP/2 that became tunnels, beside the requests. Made with the first.
+    /// HTTP/2 streams that became tunnels. Created with the first one.
     tunnels: Mutex<Option<JoinSet<()>>>,
-    /// Several requests at once: HTTP/2.
+    /// Whether it is HTTP/2, with several requests at once.
     multiplexed: AtomicBool,
-    /// The head that was read last has a length and a transfer encoding.
+    /// The last head has both a length and a transfer encoding.
     two_lengths: AtomicBool,
     origin: ConnectionOrigin,
 }
 
-/// Whose connection it is.
+/// The peer of a connection.
 pub enum ConnectionOrigin {
-    /// A client's, under the limits of connections.
+    /// A client, under connection limits.
     Client(ConnectionCount),
-    /// Another gateway's, over a stream: a cut is told with its reason.
+    /// Another gateway, over a stream: a cut is sent with its reset code.
     Gateway(Arc<StreamEndNote>),
 }
 
-/// Takes the request off its connection when it is dropped.
+/// Counts a request in flight until it is dropped.
 pub struct RequestGuard {
     connection: Arc<HttpConnection>,
 }
 
 impl RequestGuard {
-    /// What the other gateway gave as its reason, when its stream was given up.
-    pub fn heard(&self) -> Option<ResetCode> {
+    /// Returns the reset code of the other gateway, if it reset the stream.
+    pub fn received_code(&self) -> Option<ResetCode> {
         match &self.connection.origin {
-            ConnectionOrigin::Gateway(note) => note.heard(),
+            ConnectionOrigin::Gateway(note) => note.received_code(),
             ConnectionOrigin::Client(_) => None,
         }
     }
 
-    /// What the other gateway is told when its stream is dropped.
-    pub fn say(&self, code: ResetCode) {
+    /// Sets the reset code for the other gateway, sent when its stream is dropped.
+    pub fn set_code(&self, code: ResetCode) {
         if let ConnectionOrigin::Gateway(note) = &self.connection.origin {
-            note.say(code);
+            note.set_code(code);
         }
     }
 }
@@ -105,7 +105,7 @@ impl HttpConnection {
     }
 
     /// Counts a request in flight. When it is revoked, the connection ends with it.
-    pub fn board(self: &Arc<Self>, entry: &LiveConnection) -> RequestGuard {
+    pub fn begin_request(self: &Arc<Self>, entry: &LiveConnection) -> RequestGuard {
         self.requests.fetch_add(1, Ordering::Relaxed);
         entry.carried_by(&self.cut);
         RequestGuard { connection: self.clone() }
@@ -121,7 +121,7 @@ impl HttpConnection {
         }
     }
 
-    /// Counts a client's connection for what a request wants.
+    /// Counts a client connection for the service of a request.
     pub fn count(
         &self,
         proxy: &Proxy,
@@ -132,17 +132,17 @@ impl HttpConnection {
             ConnectionOrigin::Client(counting) => {
                 counting.count(&proxy.context.limits, claim, &admitted.who, &admitted.permit)
             }
-            // It carries the requests of many connections, which were counted where they came in.
+            // It carries requests of many client connections, which the gateway of the clients counts.
             ConnectionOrigin::Gateway(_) => Ok(()),
         }
     }
 
-    /// What the connection becomes after its last response.
+    /// Sets the tunnel that the connection becomes after its last response.
     pub fn become_tunnel(&self, tunnel: BoxedFuture<'static, ()>) {
         *self.tunnel.lock().unwrap_or_else(PoisonError::into_inner) = Some(tunnel);
     }
 
-    /// What one stream of the connection becomes. It ends with the connection.
+    /// Runs the tunnel that one HTTP/2 stream becomes. It ends with the connection.
     pub fn carry_tunnel(&self, tunnel: BoxedFuture<'static, ()>) {
         let mut tunnels = self.tunnels.lock().unwrap_or_else(PoisonError::into_inner);
         let tunnels = tunnels.get_or_insert_default();
@@ -150,7 +150,7 @@ impl HttpConnection {
         tunnels.spawn(tunnel);
     }
 
-    /// Bytes moved on the socket.
+    /// Notes that bytes moved on the socket.
     pub fn touch(&self) {
         self.moved.store(self.begun.elapsed().as_millis() as u64, Ordering::Relaxed);
     }
@@ -171,9 +171,9 @@ impl HttpConnection {
         self.two_lengths.swap(false, Ordering::Relaxed)
     }
 
-    /// Drives the connection, then what it became, until it ends, may not go on, or is idle for too long.
+    /// Drives the connection, then its tunnel, until it ends, is cut, or is idle for too long.
     pub async fn hold(&self, proxy: &Proxy, keep_alive: Duration, serving: impl Future<Output = ()>) {
-        // They hold the connection, and it holds them: they go whatever happens to this task.
+        // Tunnels and connection hold each other: the guard drops the tunnels however this task ends.
         let _tunnels = Tunnels(self);
         let mut whole = pin!(async {
             serving.await;
@@ -188,7 +188,7 @@ impl HttpConnection {
                 biased;
                 () = self.cut.cancelled() => {
                     if let ConnectionOrigin::Gateway(note) = &self.origin {
-                        note.say(ResetCode::Revoked);
+                        note.set_code(ResetCode::Revoked);
                     }
                     return;
                 }
@@ -202,7 +202,7 @@ impl HttpConnection {
                     if quiet >= patience {
                         return;
                     }
-                    // Looked at again when the shorter of the two could have passed.
+                    // Checked again when the shorter of the two times could have passed.
                     let wait = patience.min(keep_alive).saturating_sub(quiet).max(Duration::from_secs(1));
                     idle.as_mut().reset(tokio::time::Instant::now() + wait);
                 }
@@ -215,7 +215,7 @@ impl HttpConnection {
     }
 }
 
-impl NetmapFollower for HttpConnection {
+impl NetmapObserver for HttpConnection {
     /// Applies the connection limits of a new netmap. Requests on the connection are judged by `LiveConnections`.
     fn follow(&self, view: &NetmapView, limits: &LimitTable) {
         if let ConnectionOrigin::Client(counting) = &self.origin

@@ -1,7 +1,7 @@
-//! A client's connection under the limits of connections: it counts once for each service it is used for, until it ends.
+//! Counts a client connection under connection limits: once for each service it is used for, until it ends.
 //!
-//! At a presence the service is known when the connection comes, at a shared entry with the first request for it. One that is over a
-//! limit is told so with a 429 when it asks; a later request on it may find room.
+//! At a presence the service is known when the connection arrives, at a shared entry with the first request
+//! for it. A request on a connection over the limit gets a 429; a later one may succeed.
 
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -19,7 +19,8 @@ pub struct ConnectionCount {
 }
 
 impl ConnectionCount {
-    /// A connection at a presence. Whoever may not use the service counts for nothing: the requests are refused.
+    /// Counts a connection that arrives at a presence. One that may not use the service is not counted: its
+    /// requests are refused.
     pub fn arrive(
         &self,
         limits: &LimitTable,
@@ -34,7 +35,7 @@ impl ConnectionCount {
         }
     }
 
-    /// Counts the connection for what a request wants, unless it does already.
+    /// Counts the connection for the service of a request, unless it is counted already.
     pub fn count(
         &self,
         limits: &LimitTable,
@@ -51,7 +52,7 @@ impl ConnectionCount {
         Ok(())
     }
 
-    /// Brings it under the limits of a new netmap. An error: it must not go on.
+    /// Applies the limits of a new netmap. An error: the connection must end.
     pub fn renew(&self, limits: &LimitTable, view: &NetmapView) -> Result<(), PolicyRefusal> {
         let now = Instant::now();
         let mut counted = self.lock();
@@ -63,7 +64,7 @@ impl ConnectionCount {
                 }
                 true
             }
-            // Its requests are cut on their own; a connection on which nothing may be asked counts for nothing.
+            // Its requests are cut separately; a connection that may not be used is not counted.
             Err(_) => false,
         });
         over
@@ -80,7 +81,7 @@ mod tests {
 
     use super::*;
 
-    /// Site oslo with two services of rome; everybody at oslo may use them, within `limits`.
+    /// Site oslo with two services of rome, which all of oslo may use within `limits`.
     fn view(limits: Option<PolicyLimits>) -> NetmapView {
         let mut view = NetmapView::default();
         view.gateway = Some(GatewayEntry {
@@ -144,7 +145,7 @@ mod tests {
         let other = ConnectionCount::default();
         assert!(other.arrive(&limits, &narrow, &"web".into(), CLIENT).is_err(), "the idle one counts");
         assert!(idle.renew(&limits, &view(limit(0))).is_err());
-        // Not allowed any more: it counts no longer.
+        // No longer allowed, so no longer counted.
         assert_eq!(idle.renew(&limits, &NetmapView::default()), Ok(()));
         assert_eq!(other.arrive(&limits, &narrow, &"web".into(), CLIENT), Ok(()));
     }

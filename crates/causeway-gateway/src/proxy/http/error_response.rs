@@ -1,4 +1,4 @@
-//! What a client is told when its request does not cross: a status, a reason, and for gRPC its own kind of status. Pure.
+//! Responses to requests that are not carried: a status, a reason, and for gRPC a gRPC status. Pure.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::audit::ConnectionEnd;
 use crate::live::CutReason;
 use crate::policy::{self, PolicyRefusal};
 
-/// Why a request did not get the answer of a backend.
+/// Why a request did not get a response of a backend.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProxyError {
     pub status: StatusCode,
@@ -20,7 +20,7 @@ pub struct ProxyError {
     pub word: &'static str,
     pub text: String,
     pub end: ConnectionEnd,
-    /// After which time it may be asked again.
+    /// Time after which the client may retry.
     pub again: Option<Duration>,
 }
 
@@ -33,7 +33,7 @@ impl ProxyError {
         ProxyError::new(StatusCode::GATEWAY_TIMEOUT, "timeout", text.into(), ConnectionEnd::Timeout)
     }
 
-    /// The backend was reached and did not answer as HTTP has it.
+    /// The backend was connected, and its response is not valid HTTP.
     pub fn broken(text: impl Into<String>) -> ProxyError {
         ProxyError::new(StatusCode::BAD_GATEWAY, "backend-reset", text.into(), ConnectionEnd::BackendReset)
     }
@@ -42,17 +42,17 @@ impl ProxyError {
         ProxyError::new(StatusCode::SERVICE_UNAVAILABLE, "site-away", text.into(), ConnectionEnd::LinkLost)
     }
 
-    /// This gateway holds as much as it may.
+    /// This gateway has reached one of its own bounds.
     pub fn full(what: &'static str) -> ProxyError {
         ProxyError::from(&PolicyRefusal::Full { what })
     }
 
-    /// A shared entry has no such name.
+    /// The shared entry has no service with this name.
     pub fn unknown_name(text: impl Into<String>) -> ProxyError {
         ProxyError::new(StatusCode::NOT_FOUND, "unknown-name", text.into(), ConnectionEnd::Refused)
     }
 
-    /// The name is known, and not for this entry.
+    /// The name exists, but its service is not available at this entry.
     pub fn misdirected(text: impl Into<String>) -> ProxyError {
         ProxyError::new(StatusCode::MISDIRECTED_REQUEST, "misdirected", text.into(), ConnectionEnd::Refused)
     }
@@ -61,7 +61,7 @@ impl ProxyError {
         ProxyError { status, word, text, end, again: None }
     }
 
-    /// The response, in the form the client asked for.
+    /// Returns the response, in the format that the client accepts.
     pub fn response(&self, form: ErrorFormat) -> Response<Bytes> {
         let mut response = match form {
             ErrorFormat::Grpc => self.grpc(),
@@ -71,7 +71,7 @@ impl ProxyError {
         let headers = response.headers_mut();
         headers.insert(headers::REFUSAL, HeaderValue::from_static(self.word));
         if matches!(self.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
-            // Limits are per second, and a link that is lost is dialled again at once.
+            // Limits are per second, and a lost link is dialled again at once.
             let seconds = self.again.map_or(1, |again| again.as_millis().div_ceil(1000).clamp(1, 60) as u64);
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
@@ -89,7 +89,7 @@ impl ProxyError {
         format!("{}\n", serde_json::json!({ "error": self.text, "reason": self.word }))
     }
 
-    /// Trailers only: a head that is the end as well.
+    /// Returns a Trailers-Only response: the head is also the end.
     fn grpc(&self) -> Response<Bytes> {
         let mut response = Response::new(Bytes::new());
         let headers = response.headers_mut();
@@ -102,7 +102,7 @@ impl ProxyError {
     }
 }
 
-/// How a client wants to hear of a refusal.
+/// The format of a refusal that a client accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorFormat {
     Grpc,
@@ -144,7 +144,7 @@ impl From<&PolicyRefusal> for ProxyError {
             PolicyRefusal::Malformed { .. } => (StatusCode::BAD_REQUEST, ConnectionEnd::Refused),
         };
         let text = match refusal {
-            PolicyRefusal::Malformed { why } => format!("the request is not understood: {why}"),
+            PolicyRefusal::Malformed { why } => format!("malformed request: {why}"),
             _ => refusal.to_string(),
         };
         ProxyError::new(status, refusal.word(), text, end)
@@ -169,11 +169,11 @@ fn of_code(code: ResetCode) -> (StatusCode, ConnectionEnd) {
 }
 
 impl From<ResetCode> for ProxyError {
-    /// The other gateway gave a stream up before it answered.
+    /// The other gateway reset the stream before it responded.
     fn from(code: ResetCode) -> ProxyError {
         let (status, end) = of_code(code);
         let word = policy::word_of_code(code);
-        ProxyError::new(status, word, format!("the gateway of the service ended it: {code}"), end)
+        ProxyError::new(status, word, format!("the gateway of the service reset the stream: {code}"), end)
     }
 }
 
@@ -188,7 +188,7 @@ impl From<&CutReason> for ProxyError {
     }
 }
 
-/// How a request ended for whom the other gateway answered itself, by the word it gave.
+/// Returns how a request ended to which the other gateway itself responded, by the word of its refusal.
 pub fn end_of_word(word: &str) -> ConnectionEnd {
     match word {
         "backend-down" => ConnectionEnd::BackendDown,
@@ -200,8 +200,8 @@ pub fn end_of_word(word: &str) -> ConnectionEnd {
     }
 }
 
-/// As gRPC's own table of HTTP statuses has it, but for two that have a number of their own: PERMISSION_DENIED from a
-/// policy and RESOURCE_EXHAUSTED from a limit.
+/// Returns the gRPC status by gRPC's own table of HTTP statuses, with two exceptions: PERMISSION_DENIED for a
+/// policy and RESOURCE_EXHAUSTED for a limit.
 fn grpc_status(status: StatusCode) -> &'static str {
     match status.as_u16() {
         400 => "13",
@@ -213,7 +213,7 @@ fn grpc_status(status: StatusCode) -> &'static str {
     }
 }
 
-/// Percent signs for everything but plain text, as the protocol wants it.
+/// Percent-encodes everything but plain text, as the protocol requires.
 fn grpc_message(text: &str) -> String {
     let mut message = String::with_capacity(text.len());
     for byte in text.bytes() {

@@ -1,6 +1,8 @@
-//! One request and its response, at either end of a crossing: judged, sent on, and answered whatever happens.
+//! One HTTP request and its response, at either end of a crossing: judges the request, forwards it, and
+//! always responds.
 //!
-//! What is forwarded is what was judged. The two ends differ only in whom they ask about, and in what they say of the client.
+//! The forwarded path is the one that was judged. The two ends differ only in how they identify the client
+//! and in the fields about it.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -31,32 +33,32 @@ use crate::live::{AccessRequest, AllowedRequest, RequestLine};
 use crate::policy::PolicyRefusal;
 use crate::proxy::Proxy;
 
-/// What the requests of one connection have in common.
+/// State that the requests of one connection share.
 pub struct Exchange {
     pub proxy: Arc<Proxy>,
     pub connection: Arc<HttpConnection>,
-    pub bearing: ExchangeSide,
+    pub side: ExchangeSide,
 }
 
-/// Which end of the crossing this is.
+/// The end of the crossing.
 pub enum ExchangeSide {
-    /// Here is the client.
-    Outbound { client: SocketAddr, door: ClientEntry },
-    /// Here is the backend. `client` as the header of the stream tells it.
+    /// The gateway of the client.
+    Outbound { client: SocketAddr, listener: ClientEntry },
+    /// The gateway of the backend. `client` is from the header of the stream.
     Inbound { claim: AccessRequest, client: Option<SocketAddr> },
 }
 
-/// Where a client came in.
+/// The listener at which a client connected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClientEntry {
-    /// At the address of one service.
+    /// The address of one service.
     Presence(ServiceName),
-    /// At an address for many names, told apart by the host of each request.
+    /// A shared entry: the Host of each request selects the service.
     Entry,
 }
 
-/// A request that may pass.
-struct Passing {
+/// A request that is allowed.
+struct AllowedExchange {
     admitted: AdmittedAccess,
     claim: AccessRequest,
     client: Option<SocketAddr>,
@@ -64,20 +66,20 @@ struct Passing {
     meter: Arc<ByteMeter>,
 }
 
-/// The head of a response has come.
+/// The head of a response that has arrived.
 struct Answered {
     response: Response<Incoming>,
     lease: PoolLease,
-    /// The client's end, and the protocols it offers, when it asked for an upgrade.
+    /// The client's side and the protocols it offers, if it asked for an upgrade.
     upgrade: Option<(OnUpgrade, header::HeaderValue)>,
-    /// It asked as HTTP/2 does: for one of many streams, not for the connection.
+    /// The upgrade is an extended CONNECT of HTTP/2: for one stream, not for the connection.
     is_extended: bool,
-    /// It came from another gateway, which may have answered itself.
+    /// It arrived from another gateway, which may have responded itself.
     from_gateway: bool,
 }
 
 impl Exchange {
-    /// Never fails: a request always has an answer.
+    /// Handles one request. Never fails: every request gets a response.
     pub async fn handle(
         self: Arc<Self>,
         mut request: Request<Incoming>,
@@ -87,73 +89,74 @@ impl Exchange {
         }
         if request.version() == Version::HTTP_11 && request.headers().contains_key(header::UPGRADE) {
             let client = hyper::upgrade::on(&mut request);
-            // Until `switch` has something better to do with it.
+            // A default that `switch` replaces.
             self.connection.become_tunnel(Box::pin(tunnel::close(client.clone())));
             request.extensions_mut().insert(client);
         }
-        if let ExchangeSide::Outbound { .. } = self.bearing {
+        if let ExchangeSide::Outbound { .. } = self.side {
             extended::translate(&mut request);
         }
-        // Requests are large futures and idle connections many: the box is there only while a request is.
+        // The future of a request is large and idle connections are many: it is boxed, and exists only during
+        // the request.
         Ok(Box::pin(self.answer(request)).await)
     }
 
     async fn answer(&self, mut request: Request<Incoming>) -> Response<ResponseBody> {
-        let form = ErrorFormat::wanted(request.headers());
+        let format = ErrorFormat::wanted(request.headers());
         let (claim, client, word) = match self.claim(&mut request) {
             Ok(claim) => claim,
-            Err(verdict) => return self.say(&verdict, form),
+            Err(error) => return self.respond(&error, format),
         };
-        let direction = match self.bearing {
+        let direction = match self.side {
             ExchangeSide::Outbound { .. } => CrossingDirection::Outbound,
             ExchangeSide::Inbound { .. } => CrossingDirection::Inbound,
         };
         let line =
             RequestLine { method: request.method().to_string(), path: request.uri().path().to_owned() };
         let access = claim.for_request(line);
-        let mut passage = ConnectionRecord::begin(&self.proxy.context, direction, word, access, client);
-        passage.set_request(request.method().as_str(), request.uri().path(), None);
-        let (admitted, allowed) = match self.admit(&mut passage, &claim, &request) {
+        let mut record = ConnectionRecord::begin(&self.proxy.context, direction, word, access, client);
+        record.set_request(request.method().as_str(), request.uri().path(), None);
+        let (admitted, allowed) = match self.admit(&mut record, &claim, &request) {
             Ok(admitted) => admitted,
             Err(LimitExceeded { refusal, again }) => {
-                let mut verdict = ProxyError::from(&refusal);
-                verdict.again = again;
-                passage.set_status(verdict.status.as_u16());
-                passage.refuse(&refusal);
-                return ResponseBody::said(verdict.response(form));
+                let mut error = ProxyError::from(&refusal);
+                error.again = again;
+                record.set_status(error.status.as_u16());
+                record.refuse(&refusal);
+                return ResponseBody::own(error.response(format));
             }
         };
         let entry = admitted.entry.clone();
-        let boarded = self.connection.board(&entry);
-        let meter = passage.meter().clone();
-        let account = RequestAccount::new(passage, entry.clone(), boarded);
-        let passing = Passing { admitted, claim, client, allowed, meter };
+        let guard = self.connection.begin_request(&entry);
+        let meter = record.meter().clone();
+        let account = RequestAccount::new(record, entry.clone(), guard);
+        let exchange = AllowedExchange { admitted, claim, client, allowed, meter };
         let answered = tokio::select! {
             biased;
             cut = entry.cut() => Err(ProxyError::from(&cut)),
-            answered = self.send(&passing, request) => answered,
+            answered = self.send(&exchange, request) => answered,
         };
         match answered {
             Ok(answered) if answered.response.status() == StatusCode::SWITCHING_PROTOCOLS => {
-                self.switch(answered, account, form)
+                self.switch(answered, account, format)
             }
-            // A success would open the stream, and nobody would be at its other end.
+            // A success would open the stream, with no backend at its other end.
             Ok(answered) if answered.is_extended && answered.response.status().is_success() => {
-                let verdict = ProxyError::broken("the backend does not speak WebSocket");
-                self.fail(&verdict, account, form)
+                let error = ProxyError::broken("the backend does not speak WebSocket");
+                self.fail(&error, account, format)
             }
             Ok(answered) => pass_on(answered, account),
-            Err(verdict) => self.fail(&verdict, account, form),
+            Err(error) => self.fail(&error, account, format),
         }
     }
 
-    /// What a request claims, of whom it is, and what it speaks.
+    /// Returns the access that a request needs, its client and its protocol.
     fn claim(
         &self,
         request: &mut Request<Incoming>,
     ) -> Result<(AccessRequest, Option<SocketAddr>, &'static str), ProxyError> {
         let view = self.proxy.context.view();
-        match &self.bearing {
+        match &self.side {
             ExchangeSide::Inbound { claim, client } => {
                 let told = forwarded::take_client(request.headers_mut());
                 let service = match claim {
@@ -163,8 +166,8 @@ impl Exchange {
                 let protocol = service.map_or(ServiceProtocol::Http, |service| service.protocol);
                 Ok((claim.clone(), told.or(*client), protocol_word(protocol)))
             }
-            ExchangeSide::Outbound { client, door } => {
-                let service = match door {
+            ExchangeSide::Outbound { client, listener } => {
+                let service = match listener {
                     ClientEntry::Presence(service) => service.clone(),
                     ClientEntry::Entry => named(&view, headers::host(request))?,
                 };
@@ -179,19 +182,19 @@ impl Exchange {
     /// Judges a request and counts it. The path that comes back is the one that was judged.
     fn admit(
         &self,
-        passage: &mut ConnectionRecord,
+        record: &mut ConnectionRecord,
         claim: &AccessRequest,
         request: &Request<Incoming>,
     ) -> Result<(AdmittedAccess, AllowedRequest), LimitExceeded> {
-        let (admitted, allowed) = self.judge(passage, request).map_err(at_once)?;
+        let (admitted, allowed) = self.judge(record, request).map_err(at_once)?;
         self.connection.count(&self.proxy, claim, &admitted).map_err(at_once)?;
-        passage.request(&admitted)?;
+        record.request(&admitted)?;
         Ok((admitted, allowed))
     }
 
     fn judge(
         &self,
-        passage: &mut ConnectionRecord,
+        record: &mut ConnectionRecord,
         request: &Request<Incoming>,
     ) -> Result<(AdmittedAccess, AllowedRequest), PolicyRefusal> {
         let malformed = |why: &'static str| PolicyRefusal::Malformed { why };
@@ -199,15 +202,19 @@ impl Exchange {
             return Err(malformed(HeadError::TwoLengths.why()));
         }
         headers::inspect(request).map_err(|error| malformed(error.why()))?;
-        let mut admitted = passage.admit()?;
+        let mut admitted = record.admit()?;
         let allowed = admitted.request.take().ok_or(malformed("it is not for a service"))?;
-        passage.set_request(request.method().as_str(), &allowed.path, Some(allowed.rule.as_str()));
+        record.set_request(request.method().as_str(), &allowed.path, Some(allowed.rule.as_str()));
         Ok((admitted, allowed))
     }
 
-    /// Sends a request on its way and waits for the head of its response.
-    async fn send(&self, passing: &Passing, mut request: Request<Incoming>) -> Result<Answered, ProxyError> {
-        let Passing { admitted, claim, client, allowed, meter } = passing;
+    /// Forwards a request and waits for the head of its response.
+    async fn send(
+        &self,
+        exchange: &AllowedExchange,
+        mut request: Request<Incoming>,
+    ) -> Result<Answered, ProxyError> {
+        let AllowedExchange { admitted, claim, client, allowed, meter } = exchange;
         let is_single = request.version() == Version::HTTP_11;
         let is_extended = request.extensions_mut().remove::<ExtendedConnect>().is_some();
         let AllowedRequest { path, has_rules, .. } = allowed;
@@ -221,7 +228,7 @@ impl Exchange {
         let host = headers::host_of(&parts).map(str::to_owned);
         headers::strip(&mut parts.headers);
         forwarded::strip_overrides(&mut parts.headers, has_rules);
-        if let (ExchangeSide::Outbound { .. }, Some(client)) = (&self.bearing, client) {
+        if let (ExchangeSide::Outbound { .. }, Some(client)) = (&self.side, client) {
             forwarded::set_client(&mut parts.headers, *client, host.as_deref());
         }
         let gate = waits.then(Arc::<BodyGate>::default);
@@ -233,50 +240,50 @@ impl Exchange {
             NextHop::Away(home) => {
                 let route =
                     ChannelRoute { service: service.clone(), home: home.clone(), who: admitted.who.clone() };
-                let client = client.ok_or_else(|| ProxyError::broken("nobody asks"))?;
+                let client = client.ok_or_else(|| ProxyError::broken("the request has no client address"))?;
                 if upgrade.is_some() || waits {
                     request_target::over_http1(&mut parts, host, path)?;
-                    let request = dress(parts, upload, protocol, gate);
+                    let request = next_request(parts, upload, protocol, gate);
                     channel::send_alone(&self.proxy, &route, client, request).await?
                 } else {
                     request_target::over_http2(&mut parts, host, path, false)?;
-                    let request = dress(parts, upload, None, None);
-                    self.proxy.http.routes.send(&self.proxy, &route, client, request).await?
+                    let request = next_request(parts, upload, None, None);
+                    self.proxy.http.channels.send(&self.proxy, &route, client, request).await?
                 }
             }
             NextHop::Here(service) => {
                 forwarded::take_client(&mut parts.headers);
                 let way = BackendProtocol::to(service, &parts.headers, upgrade.is_some());
                 match way {
-                    BackendProtocol::Line => {
+                    BackendProtocol::Http2 => {
                         request_target::over_http2(&mut parts, host, path, service.backend_tls.is_some())?
                     }
-                    BackendProtocol::Single | BackendProtocol::Alone => {
+                    BackendProtocol::Http1 | BackendProtocol::Http1Exclusive => {
                         request_target::over_http1(&mut parts, host, path)?
                     }
                 }
-                let gate = gate.filter(|_| way != BackendProtocol::Line);
-                let request = dress(parts, upload, protocol, gate.clone());
-                let errand = BackendRequest { request, way, client: *client, meter: meter.clone(), gate };
-                self.proxy.http.yards.send(&self.proxy, service, errand).await?
+                let gate = gate.filter(|_| way != BackendProtocol::Http2);
+                let request = next_request(parts, upload, protocol, gate.clone());
+                let outgoing = BackendRequest { request, way, client: *client, meter: meter.clone(), gate };
+                self.proxy.http.backends.send(&self.proxy, service, outgoing).await?
             }
         };
         Ok(Answered { response, lease, upgrade, is_extended, from_gateway })
     }
 
-    /// The backend speaks something else from now on.
+    /// Switches the connection to the protocol that the backend accepted.
     fn switch(
         &self,
         answered: Answered,
         mut account: RequestAccount,
-        form: ErrorFormat,
+        format: ErrorFormat,
     ) -> Response<ResponseBody> {
         let Answered { mut response, lease, upgrade, is_extended, .. } = answered;
         let offered = upgrade.filter(|(_, offered)| upgrade::is_offered(offered, response.headers()));
         let protocol = response.headers().get(header::UPGRADE).cloned();
         let (Some((client, _)), Some(protocol)) = (offered, protocol) else {
-            let verdict = ProxyError::broken("the backend switched to another protocol without being asked");
-            return self.fail(&verdict, account, form);
+            let error = ProxyError::broken("the backend switched to another protocol without being asked");
+            return self.fail(&error, account, format);
         };
         let backend = hyper::upgrade::on(&mut response);
         account.set_status(response.status().as_u16());
@@ -290,32 +297,32 @@ impl Exchange {
             self.connection.become_tunnel(tunnel);
             headers::put_upgrade(&mut parts.headers, protocol);
         }
-        ResponseBody::said(Response::from_parts(parts, bytes::Bytes::new()))
+        ResponseBody::own(Response::from_parts(parts, bytes::Bytes::new()))
     }
 
     fn fail(
         &self,
-        verdict: &ProxyError,
+        error: &ProxyError,
         mut account: RequestAccount,
-        form: ErrorFormat,
+        format: ErrorFormat,
     ) -> Response<ResponseBody> {
-        account.set_status(verdict.status.as_u16());
-        account.end(verdict.end, Some(verdict.text.clone()));
-        self.say(verdict, form)
+        account.set_status(error.status.as_u16());
+        account.end(error.end, Some(error.text.clone()));
+        self.respond(error, format)
     }
 
-    fn say(&self, verdict: &ProxyError, form: ErrorFormat) -> Response<ResponseBody> {
-        self.proxy.context.figures.refused(verdict.word);
-        ResponseBody::said(verdict.response(form))
+    fn respond(&self, error: &ProxyError, format: ErrorFormat) -> Response<ResponseBody> {
+        self.proxy.context.figures.refused(error.word);
+        ResponseBody::own(error.response(format))
     }
 }
 
-/// Refused for another reason than that it was asked too often: nobody knows when to come again.
+/// A refusal for a reason other than a rate: no retry time is known.
 fn at_once(refusal: PolicyRefusal) -> LimitExceeded {
     LimitExceeded { refusal, again: None }
 }
 
-/// A response goes on to whoever asked.
+/// Forwards a response to the client.
 fn pass_on(answered: Answered, mut account: RequestAccount) -> Response<ResponseBody> {
     let Answered { response, lease, from_gateway, .. } = answered;
     let (mut parts, body) = response.into_parts();
@@ -329,13 +336,13 @@ fn pass_on(answered: Answered, mut account: RequestAccount) -> Response<Response
         }
         parts.headers.insert(headers::REFUSAL, refusal);
     }
-    // Each hop has its own version; the server writes the one its client speaks.
+    // Each hop has its own version; the server writes the version of its client.
     parts.version = Version::HTTP_11;
     Response::from_parts(parts, ResponseBody::streamed(body, account, lease, end))
 }
 
-/// The request of the next hop.
-fn dress(
+/// Builds the request for the next hop.
+fn next_request(
     mut parts: Parts,
     upload: RequestBody,
     protocol: Option<header::HeaderValue>,
@@ -345,7 +352,7 @@ fn dress(
         headers::put_upgrade(&mut parts.headers, protocol);
     }
     let Some(gate) = gate else {
-        // Whoever is asked would answer `100 Continue` to nobody.
+        // The next hop would send `100 Continue` for which no client waits.
         parts.headers.remove(header::EXPECT);
         return Request::from_parts(parts, upload);
     };
@@ -358,22 +365,22 @@ fn dress(
     request
 }
 
-/// The service that a host stands for at a shared entry. Nobody learns here what exists elsewhere: the netmap has only what
-/// this site may see.
+/// Returns the service of a Host at a shared entry. It reveals no services of other sites: the netmap has
+/// only what this site may see.
 fn named(view: &NetmapView, host: Option<&str>) -> Result<ServiceName, ProxyError> {
-    let host = host.ok_or_else(|| ProxyError::bad_request("the request names no host"))?;
+    let host = host.ok_or_else(|| ProxyError::bad_request("the request has no Host"))?;
     let name = headers::without_port(host);
     match view.named(name) {
         Some(DnsNameTarget::Presence(service)) => {
             let protocol = view.presences.get(service).map(|presence| presence.protocol);
             match protocol {
                 Some(ServiceProtocol::Http | ServiceProtocol::Grpc) => Ok(service.clone()),
-                _ => Err(ProxyError::misdirected(format!("{name} does not speak HTTP here"))),
+                _ => Err(ProxyError::misdirected(format!("{name} is not an HTTP service"))),
             }
         }
         Some(DnsNameTarget::Node(_)) => {
             Err(ProxyError::misdirected(format!("{name} is a node, not a service")))
         }
-        None => Err(ProxyError::unknown_name(format!("nothing is called {name} here"))),
+        None => Err(ProxyError::unknown_name(format!("no service has the name {name} at this site"))),
     }
 }

@@ -1,5 +1,6 @@
-//! WebSocket over HTTP/2 (RFC 8441): an extended CONNECT becomes the GET with an upgrade that every backend knows, and the `101`
-//! to it the `200` that opens the client's stream. Pure. Everything between is as with HTTP/1.1, rules of policies included.
+//! WebSocket over HTTP/2 (RFC 8441): translates an extended CONNECT to a GET with an upgrade, which every
+//! backend supports, and the `101` to the `200` that opens the stream of the client. Pure. Everything else is
+//! as with HTTP/1.1, including the rules of policies.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -9,15 +10,15 @@ use hyper::ext::Protocol;
 
 use super::headers;
 
-/// Put beside a request that was an extended CONNECT.
+/// Marks a request that was an extended CONNECT, as an extension.
 #[derive(Clone, Copy)]
 pub struct ExtendedConnect;
 
 const WEBSOCKET: &str = "websocket";
-/// RFC 6455, 4.1: the only one there is.
+/// RFC 6455, 4.1: the only version.
 const VERSION: HeaderValue = HeaderValue::from_static("13");
 
-/// Other requests, and other protocols than WebSocket, stay as they are.
+/// Translates an extended CONNECT for WebSocket. Other requests and protocols are unchanged.
 pub fn translate<B>(request: &mut Request<B>) {
     if request.version() != Version::HTTP_2 || request.method() != Method::CONNECT {
         return;
@@ -30,19 +31,19 @@ pub fn translate<B>(request: &mut Request<B>) {
     request.extensions_mut().insert(ExtendedConnect);
     let lines = request.headers_mut();
     headers::put_upgrade(lines, HeaderValue::from_static(WEBSOCKET));
-    // Nobody asks a client over HTTP/2 for a key, but every server over HTTP/1.1 wants one.
+    // HTTP/2 clients send no key, but HTTP/1.1 servers require one.
     lines.insert(header::SEC_WEBSOCKET_KEY, key(headers::random(), headers::random()));
     lines.entry(header::SEC_WEBSOCKET_VERSION).or_insert(VERSION);
 }
 
-/// The head that opens the stream.
+/// Turns the head of a `101` into the one that opens the stream.
 pub fn open(parts: &mut response::Parts) {
     parts.status = StatusCode::OK;
     parts.headers.remove(header::SEC_WEBSOCKET_ACCEPT);
     parts.headers.remove(header::CONTENT_LENGTH);
 }
 
-/// Sixteen bytes in base64.
+/// Encodes sixteen bytes in base64.
 fn key(high: u64, low: u64) -> HeaderValue {
     let bits = u128::from(high) << 64 | u128::from(low);
     let text = STANDARD.encode(bits.to_be_bytes());

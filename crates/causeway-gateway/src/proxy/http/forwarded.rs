@@ -1,8 +1,8 @@
-//! Header fields by which a client, or a proxy in front of it, speaks about itself and about its request. Pure.
+//! Header fields with which a client, or a proxy in front of it, describes itself and its request. Pure.
 //!
-//! The outbound gateway knows the client: it sets what is said about it, and takes off the rest, so that a backend need not know
-//! which of these fields it can trust. Fields that name another path or method than the one that was judged do not pass at either
-//! end. The table for users is in `docs/http.md`.
+//! The outbound gateway knows the client: it sets these fields and removes those of the client, so that a
+//! backend need not know which of them it can trust. Fields that name another path or method than the one
+//! that was judged are removed at both ends. The table for users is in `docs/http.md`.
 
 use std::fmt::Write;
 use std::net::{IpAddr, SocketAddr};
@@ -11,8 +11,8 @@ use http::header::{HeaderMap, HeaderName, HeaderValue};
 
 use super::headers;
 
-/// From gateway to gateway: the address and port of the client. Taken off before a backend sees it, and never taken from one
-/// that is no gateway.
+/// The address and port of the client, from gateway to gateway. Removed before the backend, and never
+/// accepted from a client.
 pub const CLIENT: HeaderName = HeaderName::from_static("causeway-client");
 
 const FORWARDED: HeaderName = HeaderName::from_static("forwarded");
@@ -22,7 +22,7 @@ const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
-/// All of them are the gateway's to say.
+/// Fields that only the gateway sets.
 const FORWARDED_PREFIX: &str = "x-forwarded-";
 /// The address of the client, or the scheme, as other proxies write them.
 const ABOUT_CLIENT: [&str; 9] = [
@@ -36,20 +36,21 @@ const ABOUT_CLIENT: [&str; 9] = [
     "x-scheme",
     "front-end-https",
 ];
-/// Another path than that of the request. Some frameworks route by these.
+/// Fields that name another path than that of the request. Some frameworks route by them.
 const ANOTHER_PATH: [&str; 4] = ["x-original-url", "x-original-uri", "x-rewrite-url", "x-override-url"];
-/// Another method than that of the request.
+/// Fields that name another method than that of the request.
 const ANOTHER_METHOD: [&str; 4] =
     ["x-http-method-override", "x-http-method", "x-method-override", "x-original-method"];
 
-/// Takes off fields that name another path, and, where policies judge requests (`has_rules`), another method. At both ends: the
-/// other gateway may be of an older version.
+/// Removes fields that name another path and, where policies judge requests (`has_rules`), another method.
+/// Both ends do it: the other gateway may have an older version.
 pub fn strip_overrides(headers: &mut HeaderMap, has_rules: bool) {
     remove(headers, |name| ANOTHER_PATH.contains(&name) || (has_rules && ANOTHER_METHOD.contains(&name)));
 }
 
-/// Says to the backend, and to the other gateway, who the client is. What the client says of itself is replaced; its own list
-/// in `X-Forwarded-For` is continued, so the last address in it is the one that this gateway saw.
+/// Sets the fields that tell the backend and the other gateway who the client is. Fields from the client are
+/// replaced; its list in `X-Forwarded-For` is continued, so the last address in it is the one that this
+/// gateway saw.
 pub fn set_client(headers: &mut HeaderMap, client: SocketAddr, host: Option<&str>) {
     let ip = client.ip().to_canonical();
     let mut list = Vec::new();
@@ -77,7 +78,7 @@ pub fn set_client(headers: &mut HeaderMap, client: SocketAddr, host: Option<&str
     }
 }
 
-/// The client as the other gateway tells it; after this a backend does not see it.
+/// Returns the client that the other gateway names, and removes the field.
 pub fn take_client(headers: &mut HeaderMap) -> Option<SocketAddr> {
     headers.remove(CLIENT)?.to_str().ok()?.parse().ok()
 }
@@ -88,7 +89,7 @@ fn forwarded(ip: IpAddr, host: Option<&str>) -> String {
         IpAddr::V4(ip) => format!("for={ip}"),
         IpAddr::V6(ip) => format!("for=\"[{ip}]\""),
     };
-    // A host that would have to be escaped is none; `X-Forwarded-Host` has it as it is.
+    // A host that needs escapes is not valid; `X-Forwarded-Host` contains it unchanged.
     if let Some(host) = host.filter(|host| !host.contains(['"', '\\'])) {
         let _ = write!(text, ";host=\"{host}\"");
     }

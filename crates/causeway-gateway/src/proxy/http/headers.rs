@@ -1,5 +1,6 @@
-//! The headers of requests and responses that cross: what belongs to one hop stays there, and heads that could be read in two
-//! ways are found. Pure. What is said about the client is in `forwarded`, changes of protocol are in `upgrade`.
+//! Headers of requests and responses that are forwarded: removes hop-by-hop fields, and rejects heads that
+//! two readers could parse differently. Pure. Fields about the client are in `forwarded`, changes of protocol
+//! in `upgrade`.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -8,11 +9,11 @@ use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::request::Parts;
 use http::{Method, Request, Uri, Version};
 
-/// On an answer that a gateway gave itself: the word of its refusal.
+/// On a response of a gateway itself: the word of its refusal.
 pub const REFUSAL: HeaderName = HeaderName::from_static("causeway-refusal");
 
-// RFC 9110, 7.6.1, and what older programs use. `Trailer` is left: it announces what comes at the end, hop after hop.
-// `HTTP2-Settings` belongs to an upgrade to h2c, which does not pass.
+// RFC 9110, 7.6.1, and fields of older programs. `Trailer` is kept: it announces the trailers, hop after hop.
+// `HTTP2-Settings` belongs to an upgrade to h2c, which is not forwarded.
 const OF_ONE_HOP: [HeaderName; 8] = [
     header::CONNECTION,
     HeaderName::from_static("http2-settings"),
@@ -24,11 +25,12 @@ const OF_ONE_HOP: [HeaderName; 8] = [
     header::UPGRADE,
 ];
 
-/// Takes off what was meant for us alone. `TE: trailers` is what gRPC asks for, and is kept.
+/// Removes hop-by-hop fields. `TE: trailers` is kept: gRPC requires it.
 pub fn strip(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = connection_words(headers)
         .filter(|word| !word.eq_ignore_ascii_case("close") && !word.eq_ignore_ascii_case("keep-alive"))
-        // Nobody can have these taken off by naming them: they say where the request goes, or who sent it.
+        // A client cannot have these removed by naming them in `Connection`: they tell where the request
+        // goes, or who sent it.
         .filter_map(|word| HeaderName::from_bytes(word.as_bytes()).ok())
         .filter(|name| *name != header::HOST && *name != header::CONTENT_LENGTH && *name != header::TE)
         .collect();
@@ -42,7 +44,7 @@ pub fn strip(headers: &mut HeaderMap) {
     }
 }
 
-/// Says on the next hop that an upgrade is wanted, or has happened.
+/// Adds the fields for an upgrade to the head for the next hop.
 pub fn put_upgrade(headers: &mut HeaderMap, protocol: HeaderValue) {
     headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
     headers.insert(header::UPGRADE, protocol);
@@ -52,7 +54,7 @@ pub fn expects_continue(headers: &HeaderMap) -> bool {
     headers.get(header::EXPECT).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"))
 }
 
-/// Is this gRPC? Not its variant for browsers, whose errors are those of HTTP.
+/// Returns whether it is gRPC. gRPC-Web is not: its errors are those of HTTP.
 pub fn is_grpc(headers: &HeaderMap) -> bool {
     let Some(value) = headers.get(header::CONTENT_TYPE) else { return false };
     let value = value.as_bytes();
@@ -62,7 +64,7 @@ pub fn is_grpc(headers: &HeaderMap) -> bool {
         && matches!(value.get(GRPC.len()), None | Some(b'+' | b';' | b' '))
 }
 
-/// Cookies may come in pieces over HTTP/2, and must not over HTTP/1.1 (RFC 9113, 8.2.3).
+/// Joins cookie fields: HTTP/2 may split them, HTTP/1.1 must not (RFC 9113, 8.2.3).
 pub fn join_cookies(headers: &mut HeaderMap) {
     let mut pieces = headers.get_all(header::COOKIE).iter();
     if pieces.next().is_none() || pieces.next().is_none() {
@@ -74,7 +76,7 @@ pub fn join_cookies(headers: &mut HeaderMap) {
     }
 }
 
-/// A head that could mean different things to different readers.
+/// A head that two readers could parse differently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeadError {
     TwoLengths,
@@ -88,13 +90,14 @@ impl HeadError {
         match self {
             HeadError::TwoLengths => "it has both a length and a transfer encoding",
             HeadError::OddEncoding => "it has a transfer encoding other than chunked",
-            HeadError::OddHost => "it names no host, or more than one",
+            HeadError::OddHost => "it has no Host, or more than one",
             HeadError::Connect => "CONNECT is not for services",
         }
     }
 }
 
-/// Finds what the parser lets pass. It has refused heads with odd white space, folded lines and unequal lengths already.
+/// Rejects ambiguous heads that the parser accepts. It already rejects odd white space, folded lines and
+/// unequal lengths.
 pub fn inspect<B>(request: &Request<B>) -> Result<(), HeadError> {
     let headers = request.headers();
     if headers.contains_key(header::TRANSFER_ENCODING) {
@@ -116,7 +119,8 @@ pub fn inspect<B>(request: &Request<B>) -> Result<(), HeadError> {
     if another.is_some() || (!named && request.version() == Version::HTTP_11) {
         return Err(HeadError::OddHost);
     }
-    // Over HTTP/2 both may be there, and must agree (RFC 9113, 8.3.1); the line of HTTP/1.1 goes before its header.
+    // HTTP/2 allows both, and they must agree (RFC 9113, 8.3.1); in HTTP/1.1 the request line takes
+    // precedence over the field.
     match (request.uri().authority(), host) {
         (Some(authority), Some(host)) if request.version() == Version::HTTP_2 => {
             match authority.as_str().as_bytes().eq_ignore_ascii_case(host.as_bytes()) {
@@ -128,7 +132,7 @@ pub fn inspect<B>(request: &Request<B>) -> Result<(), HeadError> {
     }
 }
 
-/// The host that a request is for, with its port if it names one.
+/// Returns the host of a request, with its port if there is one.
 pub fn host<B>(request: &Request<B>) -> Option<&str> {
     host_in(request.uri(), request.headers())
 }
@@ -144,7 +148,7 @@ fn host_in<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> Option<&'a str> {
     }
 }
 
-/// The name in a host, without its port.
+/// Returns the name of a host, without its port.
 pub fn without_port(host: &str) -> &str {
     match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
@@ -152,7 +156,8 @@ pub fn without_port(host: &str) -> &str {
     }
 }
 
-/// Unlike every other, and cheap: the standard library's hasher with its next key. Not for secrets. Never zero.
+/// Returns a cheap unique number: the hasher of the standard library with its next key. Not for secrets.
+/// Never zero.
 pub fn random() -> u64 {
     RandomState::new().build_hasher().finish() | 1
 }

@@ -1,4 +1,5 @@
-//! A stream of another gateway that carries requests: judged as a whole, then request by request.
+//! Serves a stream of another gateway that carries requests. The stream was judged as a whole; each request
+//! is judged again.
 
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -17,10 +18,10 @@ use super::pool;
 use crate::live::AccessRequest;
 use crate::proxy::Proxy;
 
-/// The other gateway closes earlier; this is for one that has forgotten.
+/// Idle time of a stream. The other gateway closes it earlier; this bounds one that does not.
 const KEEP_ALIVE: Duration = Duration::from_secs(300);
 
-/// Serves the requests of one stream. The claim holds at this moment.
+/// Serves the requests of one stream, whose access is allowed at this moment.
 pub async fn serve(
     proxy: Arc<Proxy>,
     claim: AccessRequest,
@@ -31,8 +32,8 @@ pub async fn serve(
     let note = Arc::new(StreamEndNote::default());
     let connection = HttpConnection::new(ConnectionOrigin::Gateway(note.clone()));
     let io = TokioIo::new(ChannelIo::new(stream, note, Some(connection.clone())));
-    let bearing = ExchangeSide::Inbound { claim, client };
-    let exchange = Arc::new(Exchange { proxy: proxy.clone(), connection: connection.clone(), bearing });
+    let side = ExchangeSide::Inbound { claim, client };
+    let exchange = Arc::new(Exchange { proxy: proxy.clone(), connection: connection.clone(), side });
     let service = service_fn(move |request| exchange.clone().handle(request));
     let serving = async {
         let served = match multiplexed {
@@ -53,7 +54,7 @@ pub async fn serve(
             }
         };
         if let Err(error) = served {
-            tracing::debug!(%error, "a stream of requests ended badly");
+            tracing::debug!(%error, "stream with HTTP requests of another gateway failed");
         }
     };
     connection.hold(&proxy, KEEP_ALIVE, serving).await;

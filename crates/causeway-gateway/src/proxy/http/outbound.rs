@@ -1,4 +1,5 @@
-//! A local client's connection: HTTP/1.1 or HTTP/2, as it begins to speak, with bounds on what it can make us hold.
+//! Serves the connection of a local client over HTTP/1.1 or HTTP/2, whichever it speaks, with bounds on the
+//! memory it can use.
 
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -23,46 +24,47 @@ use crate::proxy::Proxy;
 use crate::proxy::copy::reset;
 use crate::proxy::sockets::prepare;
 
-/// How long a head may take from its first byte.
+/// Time in which a head must arrive, from its first byte.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a connection may wait for its next request.
+/// Idle time between two requests.
 const KEEP_ALIVE: Duration = Duration::from_secs(120);
 /// The same for a connection over the limit.
 const REFUSED_KEEP_ALIVE: Duration = Duration::from_secs(2);
-/// A client over HTTP/2 that vanished without a word is noticed after this and a little.
+/// Interval of HTTP/2 pings: a client that vanished is detected a little later.
 const PING_PERIOD: Duration = Duration::from_secs(30);
 
 /// Serves one client until its connection ends.
-pub async fn serve(proxy: Arc<Proxy>, socket: TcpStream, client: SocketAddr, door: ClientEntry) {
-    let Some(_place) = proxy.http.place(proxy.options.connections_max) else {
+pub async fn serve(proxy: Arc<Proxy>, socket: TcpStream, client: SocketAddr, listener: ClientEntry) {
+    let Some(_permit) = proxy.http.permit(proxy.options.connections_max) else {
         proxy.context.figures.refused(PolicyRefusal::Full { what: "connections" }.word());
         return reset(socket);
     };
     if let Err(error) = prepare(&socket) {
-        return tracing::debug!(%client, %error, "a client's connection cannot be used");
+        return tracing::debug!(%client, %error, "cannot set the options of a client socket");
     }
     let connection = HttpConnection::new(ConnectionOrigin::Client(ConnectionCount::default()));
     // Before it is counted: a netmap that arrives meanwhile finds the connection registered.
     let _following = proxy.context.live.register(&connection);
-    let told = match &door {
+    let refused = match &listener {
         ClientEntry::Presence(service) => {
             let arrived = connection.arrive(&proxy, service, client.ip());
-            match arrived.map_err(|refusal| (refusal, proxy.http.refused_place())) {
+            match arrived.map_err(|refusal| (refusal, proxy.http.refused_permit())) {
                 Ok(()) => None,
-                Err((_, Some(place))) => Some(place),
+                Err((_, Some(permit))) => Some(permit),
                 Err((refusal, None)) => return refuse(&proxy, service, socket, client, &refusal),
             }
         }
         ClientEntry::Entry => None,
     };
-    // One over the limit has a moment to ask, so that it can be told in its own words.
-    let keep_alive = if told.is_some() { REFUSED_KEEP_ALIVE } else { KEEP_ALIVE };
+    // A connection over the limit has a moment to send a request, so that it gets a response instead of a
+    // reset.
+    let keep_alive = if refused.is_some() { REFUSED_KEEP_ALIVE } else { KEEP_ALIVE };
     let front = ClientSocket::new(socket, connection.clone(), HEAD_TIMEOUT);
-    let bearing = ExchangeSide::Outbound { client, door };
-    let exchange = Arc::new(Exchange { proxy: proxy.clone(), connection: connection.clone(), bearing });
+    let side = ExchangeSide::Outbound { client, listener };
+    let exchange = Arc::new(Exchange { proxy: proxy.clone(), connection: connection.clone(), side });
     let service = service_fn(move |request| exchange.clone().handle(request));
     let mut builder = auto::Builder::new(TokioExecutor::new());
-    // The time of a head is kept by `ClientSocket`: here it would end connections that wait.
+    // The time of a head is limited by `ClientSocket`: the server's own limit would end idle connections.
     builder.http1().header_read_timeout(None).max_buf_size(pool::HEADERS_BYTES_MAX as usize);
     builder
         .http2()
@@ -84,13 +86,13 @@ pub async fn serve(proxy: Arc<Proxy>, socket: TcpStream, client: SocketAddr, doo
             }
         };
         if let Err(error) = served {
-            tracing::debug!(%client, %error, "a client's connection ended badly");
+            tracing::debug!(%client, %error, "HTTP connection of a client failed");
         }
     };
     connection.hold(&proxy, keep_alive, serving).await;
 }
 
-/// Too many are being told already: this one gets what a connection without words gets.
+/// Resets a connection: too many over the limit are already waiting for their response.
 fn refuse(
     proxy: &Arc<Proxy>,
     service: &ServiceName,

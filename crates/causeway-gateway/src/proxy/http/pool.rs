@@ -1,7 +1,8 @@
-//! Connections that are used again: over HTTP/2 by many requests at once, over HTTP/1.1 by one after the other.
+//! Connection pools: HTTP/2 connections carry many requests at once, HTTP/1.1 connections one after the
+//! other.
 //!
-//! Both are used by whoever sends: to another gateway, and to backends. How a connection is opened is told by the caller.
-//! A request goes out a second time only when it was never sent, or when sending it twice is harmless.
+//! They are used for other gateways and for backends; the caller opens the connections. A request is sent a
+//! second time only if it was never sent, or if sending it twice is harmless.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,39 +21,41 @@ use super::channel_io::StreamEndNote;
 use super::error_response::ProxyError;
 use crate::peers::BoxedFuture;
 
-/// Anything bytes go over.
+/// Any byte stream.
 pub trait Io: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> Io for T {}
 
-/// A fresh connection, before anything was said on it.
+/// A new connection on which nothing was sent.
 pub struct OpenedConnection {
     pub io: Box<dyn Io>,
-    /// Of a stream of the channel.
+    /// For a stream of the channel: the reset codes of both ends.
     pub note: Option<Arc<StreamEndNote>>,
-    /// Kept as long as the connection.
+    /// Dropped with the connection.
     pub place: Box<dyn Send + Sync>,
 }
 
-/// Requests over one connection at the same time. With the window of each, this is what they can make the other end hold;
-/// and one task serves them all, so more connections are better than longer ones.
+/// Requests over one connection at the same time. Multiplied by the window of each, it bounds what the other
+/// end must buffer; and since one task serves a connection, more connections are better than more requests on
+/// one.
 pub const STREAMS_MAX: usize = 100;
-/// What may be under way for one request. As much as one stream of the channel takes.
+/// Bytes in flight for one request. Equal to the window of one stream of the channel.
 pub const STREAM_WINDOW_BYTES: u32 = 256 << 10;
-/// Every request its window, so that one that nobody reads does not hold up the others.
+/// One window for each request, so that an unread response does not block the others.
 pub const CONNECTION_WINDOW_BYTES: u32 = STREAMS_MAX as u32 * STREAM_WINDOW_BYTES;
-/// Fewer frames for large bodies; a small answer does not wait longer for a frame of 64 KiB than the link takes for it.
+/// Large bodies need fewer frames; a small response does not wait longer for a frame of 64 KiB than the link
+/// takes to send it.
 pub const FRAME_BYTES_MAX: u32 = 64 << 10;
-/// What is encoded and not yet taken by the other end, per request.
+/// Encoded bytes that the other end has not accepted, per request.
 pub const SEND_BUFFER_BYTES: usize = 128 << 10;
-/// Of one request or response.
+/// Header bytes of one request or response.
 pub const HEADERS_BYTES_MAX: u32 = 64 << 10;
 /// With `STREAMS_MAX`: three thousand requests of one subject to one service at a time.
 const LINES_MAX: usize = 32;
-/// Connections that wait for their next request, per service.
+/// Idle connections per service.
 const IDLE_MAX: usize = 256;
 
-/// What a connection is held by while a request is on it. Dropped early, the request is given up.
+/// Holds a connection while a request is on it. Dropped early, it cancels the request.
 pub enum PoolLease {
     Line {
         line: Http2Request,
@@ -62,23 +65,23 @@ pub enum PoolLease {
         yard: Arc<Http1Pool>,
         sent: Arc<AtomicBool>,
     },
-    /// For one request only.
+    /// Returns a lease for a connection that carries one request only.
     Alone {
         single: Http1Connection,
     },
 }
 
 impl PoolLease {
-    /// What the other gateway gave as its reason, when the stream to it was given up.
-    pub fn heard(&self) -> Option<ResetCode> {
+    /// Returns the reset code of the other gateway, if it reset the stream.
+    pub fn received_code(&self) -> Option<ResetCode> {
         let note = match self {
             PoolLease::Line { line } => &line.0.note,
             PoolLease::Single { single, .. } | PoolLease::Alone { single } => &single.note,
         };
-        note.as_ref()?.heard()
+        note.as_ref()?.received_code()
     }
 
-    /// The response has come to its end.
+    /// Returns the connection to the pool: the response has ended.
     pub fn give_back(self) {
         if let PoolLease::Single { single, yard, sent } = self
             && sent.load(Ordering::Relaxed)
@@ -88,7 +91,7 @@ impl PoolLease {
     }
 }
 
-/// Connections over HTTP/2 to one place.
+/// HTTP/2 connections to one destination.
 #[derive(Default)]
 pub struct Http2Pool {
     lines: Mutex<Vec<Arc<Http2Connection>>>,
@@ -104,7 +107,7 @@ struct Http2Connection {
     _place: Box<dyn Send + Sync>,
 }
 
-/// One request on a line.
+/// One request on an HTTP/2 connection.
 pub struct Http2Request(Arc<Http2Connection>);
 
 impl Http2Request {
@@ -122,7 +125,7 @@ impl Drop for Http2Request {
 }
 
 impl Http2Pool {
-    /// Sends a request on a connection that has room, or on a new one.
+    /// Sends a request on a connection that has a free stream, or on a new one.
     pub async fn send<'a>(
         &self,
         mut request: Request<RequestBody>,
@@ -138,14 +141,14 @@ impl Http2Pool {
                 Err(error) => error,
             };
             match error.take_message() {
-                // It died in this moment, and the request never left.
+                // The connection ended before the request was sent.
                 Some(again) if !fresh => request = again,
                 _ => return Err(failure(&error.into_error(), busy.0.note.as_deref())),
             }
         }
     }
 
-    /// Closes what was not used for a while. True: nothing is left.
+    /// Closes idle connections. Returns true if none is left.
     pub fn tidy(&self, idle: Duration) -> bool {
         let mut lines = self.lock();
         lines.retain(|line| {
@@ -155,14 +158,14 @@ impl Http2Pool {
         lines.is_empty()
     }
 
-    /// Takes every connection out of use; each ends with its last request.
+    /// Retires every connection; each ends with its last request.
     pub fn retire(&self) {
         let retired = std::mem::take(&mut *self.lock());
-        // Outside the lock: dropping an idle one ends its task.
+        // Outside the lock: dropping an idle connection ends its task.
         drop(retired);
     }
 
-    /// The first that has room: so those not needed fall idle.
+    /// Returns the first connection that has a free stream, so that those not needed become idle.
     fn free(&self) -> Option<Http2Request> {
         let mut lines = self.lock();
         lines.retain(|line| !line.sender.is_closed());
@@ -174,7 +177,8 @@ impl Http2Pool {
         &self,
         open: &impl Fn() -> BoxedFuture<'a, Result<OpenedConnection, ProxyError>>,
     ) -> Result<(Http2Request, bool), ProxyError> {
-        // One opens, the others wait for it: a crowd needs one connection, not a crowd of them.
+        // One task opens a connection and the others wait for it: many requests need one connection, not one
+        // each.
         let _opening = self.opening.lock().await;
         if let Some(busy) = self.free() {
             return Ok((busy, false));
@@ -208,14 +212,17 @@ async fn connect_line(opened: OpenedConnection) -> Result<Http2Connection, Proxy
     let (sender, connection) = handshake.map_err(|error| failure(&error, note.as_deref()))?;
     let driver = AbortOnDropHandle::new(tokio::spawn(async move {
         if let Err(error) = connection.await {
-            tracing::debug!(error = &error as &dyn std::error::Error, "a connection for requests broke");
+            tracing::debug!(
+                error = &error as &dyn std::error::Error,
+                "an HTTP connection to a backend or gateway failed"
+            );
         }
     }));
     let used = Mutex::new(Instant::now());
     Ok(Http2Connection { sender, busy: AtomicUsize::new(0), used, note, _driver: driver, _place: place })
 }
 
-/// Connections over HTTP/1.1 to one place that wait for their next request.
+/// Idle HTTP/1.1 connections to one destination.
 #[derive(Default)]
 pub struct Http1Pool {
     idle: Mutex<Vec<Http1Connection>>,
@@ -230,7 +237,7 @@ pub struct Http1Connection {
 }
 
 impl Http1Pool {
-    /// Sends a request on a connection that waits, or on a new one.
+    /// Sends a request on an idle connection, or on a new one.
     pub async fn send<'a>(
         self: &Arc<Self>,
         mut request: Request<RequestBody>,
@@ -249,8 +256,8 @@ impl Http1Pool {
                 }
                 Err(error) => error,
             };
-            // Closed by the backend while it waited. A request that never left is sent as it is; one that may be sent twice
-            // is, once.
+            // The backend closed the idle connection. A request that was never sent is sent unchanged; one
+            // that may be sent twice is sent once more.
             match (error.take_message(), again) {
                 (Some(unsent), Some(_)) => request = unsent,
                 (None, Some(Some(again))) => (request, repeated) = (again, true),
@@ -259,14 +266,15 @@ impl Http1Pool {
         }
     }
 
-    /// Closes what was not used for a while. True: nothing is left.
+    /// Closes idle connections. Returns true if none is left.
     pub fn tidy(&self, idle: Duration) -> bool {
         let mut waiting = self.lock();
         waiting.retain(|single| !single.sender.is_closed() && single.used.elapsed() < idle);
         waiting.is_empty()
     }
 
-    /// The one used last: the others fall idle. One that is not ready yet is left for later.
+    /// Returns the connection that was used last, so that the others become idle. One that is not ready stays
+    /// in the pool.
     fn take(&self) -> Option<Http1Connection> {
         let mut waiting = self.lock();
         waiting.retain(|single| !single.sender.is_closed());
@@ -296,13 +304,16 @@ impl Http1Connection {
         let (sender, connection) = handshake.map_err(|error| failure(&error, note.as_deref()))?;
         let driver = AbortOnDropHandle::new(tokio::spawn(async move {
             if let Err(error) = connection.with_upgrades().await {
-                tracing::debug!(error = &error as &dyn std::error::Error, "a connection for requests broke");
+                tracing::debug!(
+                    error = &error as &dyn std::error::Error,
+                    "an HTTP connection to a backend or gateway failed"
+                );
             }
         }));
         Ok(Http1Connection { sender, note, used: Instant::now(), _driver: driver, _place: place })
     }
 
-    /// One request, and perhaps something else afterwards.
+    /// Sends one request; the connection may be upgraded afterwards.
     pub async fn send(
         mut self,
         request: Request<RequestBody>,
@@ -314,7 +325,8 @@ impl Http1Connection {
     }
 }
 
-/// What may be sent again on a new connection when the old one turns out dead: RFC 9110, 9.2.2, and only without a body.
+/// Returns whether a request may be sent again on a new connection when the old one is dead: RFC 9110, 9.2.2,
+/// and only without a body.
 fn repeatable(request: &Request<RequestBody>) -> Option<Request<RequestBody>> {
     let harmless = request.method().is_idempotent() && http_body::Body::is_end_stream(request.body());
     harmless.then(|| {
@@ -329,7 +341,7 @@ fn repeatable(request: &Request<RequestBody>) -> Option<Request<RequestBody>> {
 
 fn failure(error: &hyper::Error, note: Option<&StreamEndNote>) -> ProxyError {
     match note {
-        Some(note) => match note.heard() {
+        Some(note) => match note.received_code() {
             Some(code) => ProxyError::from(code),
             None if error.is_closed() || error.is_canceled() || error.is_incomplete_message() => {
                 ProxyError::away("the stream to the site of the service ended")
@@ -343,7 +355,7 @@ fn failure(error: &hyper::Error, note: Option<&StreamEndNote>) -> ProxyError {
 fn describe(error: &hyper::Error) -> String {
     let cause = std::error::Error::source(error);
     match cause {
-        Some(cause) => format!("the backend does not answer as it should: {error}: {cause}"),
-        None => format!("the backend does not answer as it should: {error}"),
+        Some(cause) => format!("the response of the backend is not valid: {error}: {cause}"),
+        None => format!("the response of the backend is not valid: {error}"),
     }
 }

@@ -1,4 +1,4 @@
-//! The line of a request for its next hop: as HTTP/1.1 and as HTTP/2 write it. Pure.
+//! Writes the request target for the next hop, for HTTP/1.1 and for HTTP/2. Pure.
 
 use http::header::{self, HeaderValue};
 use http::request::Parts;
@@ -8,7 +8,7 @@ use http::{Uri, Version};
 use super::error_response::ProxyError;
 use super::headers;
 
-/// The path alone, and the host in a header.
+/// Writes the path alone, with the host in a field.
 pub fn over_http1(parts: &mut Parts, host: &str, path: &str) -> Result<(), ProxyError> {
     let host_value = HeaderValue::from_str(host).map_err(|_| odd_host())?;
     let mut uri = http::uri::Parts::default();
@@ -20,7 +20,7 @@ pub fn over_http1(parts: &mut Parts, host: &str, path: &str) -> Result<(), Proxy
     Ok(())
 }
 
-/// Everything in the line.
+/// Writes scheme, authority and path.
 pub fn over_http2(parts: &mut Parts, host: &str, path: &str, tls: bool) -> Result<(), ProxyError> {
     let mut uri = http::uri::Parts::default();
     uri.path_and_query = Some(target(&parts.uri, path)?);
@@ -32,7 +32,7 @@ pub fn over_http2(parts: &mut Parts, host: &str, path: &str, tls: bool) -> Resul
     Ok(())
 }
 
-/// The path that was judged, with the query as it came.
+/// Returns the path that was judged, with the original query.
 fn target(uri: &Uri, path: &str) -> Result<PathAndQuery, ProxyError> {
     match uri.path_and_query() {
         Some(same) if same.path() == path => Ok(same.clone()),
@@ -48,11 +48,11 @@ fn target(uri: &Uri, path: &str) -> Result<PathAndQuery, ProxyError> {
 }
 
 fn odd_host() -> ProxyError {
-    ProxyError::bad_request("the host of the request is not one")
+    ProxyError::bad_request("the Host of the request is not a valid host")
 }
 
 fn odd_path() -> ProxyError {
-    ProxyError::bad_request("the path of the request is not one")
+    ProxyError::bad_request("the path of the request is not a valid path")
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! TLS towards a backend, as its service asks for it: verified by its own CA or by whom the host trusts, or not at all.
+//! TLS to a backend, as its service requires: verified by the CA bundle of the service or by the trust store
+//! of the host, or not verified.
 
 use std::sync::{Arc, OnceLock};
 
@@ -13,28 +14,28 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-/// How the backends of one service are spoken to.
+/// The TLS client for the backends of one service.
 #[derive(Clone)]
 pub struct BackendTlsClient {
     config: Arc<ClientConfig>,
-    /// None: the address that was dialled.
+    /// None: the dialled address.
     name: Option<ServerName<'static>>,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum BackendTlsError {
-    #[error("its CA bundle cannot be read")]
+    #[error("the CA bundle of the service cannot be read")]
     Bundle,
-    #[error("its server name is not a name")]
+    #[error("the server name of the service is not a valid name")]
     Name,
-    #[error("this host trusts nobody, and the service has no CA bundle")]
+    #[error("the trust store of this host is empty, and the service has no CA bundle")]
     NoRoots,
     #[error("TLS cannot be set up")]
     Config(#[from] rustls::Error),
 }
 
 impl BackendTlsClient {
-    /// `requests_over_h2`: the backend is told so by ALPN.
+    /// `requests_over_h2`: ALPN offers h2.
     pub fn new(
         service: &ServiceEntry,
         tls: &BackendTlsSettings,
@@ -77,8 +78,8 @@ impl BackendTlsClient {
     }
 }
 
-/// The bundle's, or those of the host: that is what an operator expects of a program that runs there, and what their own CA
-/// was added to. Read once; a changed store of the host counts after a restart.
+/// Returns the roots of the bundle, or those of the host: operators expect that of a program on the host, and
+/// add their own CA there. They are read once; a changed trust store takes effect after a restart.
 fn roots(bundle: &str) -> Result<Arc<RootCertStore>, BackendTlsError> {
     static OF_THE_HOST: OnceLock<Arc<RootCertStore>> = OnceLock::new();
     if bundle.is_empty() {
@@ -96,7 +97,7 @@ fn roots(bundle: &str) -> Result<Arc<RootCertStore>, BackendTlsError> {
     if roots.is_empty() { Err(BackendTlsError::Bundle) } else { Ok(Arc::new(roots)) }
 }
 
-/// Takes any certificate: the mode `Insecure`. The other end still has to have its key.
+/// Accepts any certificate: the mode `Insecure`. The other end must still have its key.
 #[derive(Debug)]
 struct Unverified(Arc<CryptoProvider>);
 

@@ -1,4 +1,4 @@
-//! What a connection becomes after `101 Switching Protocols`: bytes both ways, until both have ended.
+//! Tunnels after `101 Switching Protocols`: copies bytes in both directions until both have ended.
 
 use std::io;
 
@@ -13,10 +13,10 @@ use crate::limits::ByteDirection;
 use crate::proxy::copy::CopyEnd;
 use crate::proxy::end_reason::judge_end;
 
-/// Frames of WebSocket are small, and most tunnels are quiet.
+/// WebSocket frames are small, and most tunnels are idle.
 const BUFFER_BYTES: usize = 8 << 10;
 
-/// Waits for both ends to be ready, then moves bytes. Writes the record of the request.
+/// Waits until both ends are upgraded, then copies bytes. Writes the record of the request.
 pub async fn tunnel(client: OnUpgrade, backend: OnUpgrade, mut account: RequestAccount, lease: PoolLease) {
     let moved = tokio::select! {
         biased;
@@ -37,17 +37,18 @@ async fn between(client: OnUpgrade, backend: OnUpgrade, account: &RequestAccount
     let (mut from_backend, mut to_backend) = halves(backend);
     let up = pump(&mut from_client, &mut to_backend, &meter, ByteDirection::Sent);
     let down = pump(&mut from_backend, &mut to_client, &meter, ByteDirection::Received);
-    // Both directions finish on their own; one that breaks ends the other.
+    // Each direction ends on its own; one that fails ends the other.
     let up = async { up.await.map_err(|error| error.name(CopyEnd::Client, CopyEnd::Backend)) };
     let down = async { down.await.map_err(|error| error.name(CopyEnd::Backend, CopyEnd::Client)) };
     tokio::try_join!(up, down).map(drop)
 }
 
-/// Closes a connection whose client asked for an upgrade and got an ordinary answer. hyper hands over such a connection at its end
-/// instead of shutting it down; a stream of the channel that is dropped is abandoned, and the answer on it is lost.
+/// Closes a connection whose client asked for an upgrade and got an ordinary response. hyper returns such a
+/// connection at its end instead of shutting it down; a stream of the channel that is dropped is reset, and
+/// the response on it is lost.
 pub async fn close(client: OnUpgrade) {
     if let Ok(client) = client.await {
-        // The other end may be gone already.
+        // The peer may already be gone.
         let _ = TokioIo::new(client).shutdown().await;
     }
 }
@@ -84,7 +85,7 @@ async fn pump(
         }
         let mut left = &buffer[..bytes];
         while !left.is_empty() {
-            // All of it, unless a limit makes it wait for its turns.
+            // All bytes, unless a limit makes them wait for their turns.
             let granted = meter.take(way, left.len()).await.min(left.len());
             to.write_all(&left[..granted]).await.map_err(Stopped::Writing)?;
             to.flush().await.map_err(Stopped::Writing)?;

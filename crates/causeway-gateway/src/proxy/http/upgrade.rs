@@ -13,7 +13,7 @@ const UNDER_RULES: [&str; 2] = ["websocket", "SPDY/3.1"];
 /// Names of protocols that carry HTTP requests, in any version: HTTP/2 in plain text (h2c) and TLS (RFC 2817), with HTTP inside.
 const CARRIES_REQUESTS: [&str; 4] = ["h2c", "h2", "http", "tls"];
 
-/// Protocols in one request. Nobody needs more; each is compared with each name above.
+/// Protocols in one request. Clients need no more; each is compared with each name above.
 const PROTOCOLS_MAX: usize = 8;
 
 /// The value of the `Upgrade` header for the next hop. None: the request is forwarded without one.
@@ -80,7 +80,7 @@ mod tests {
         lines.iter().map(line).collect()
     }
 
-    /// What passes with rules, and what without.
+    /// Checks the result with rules and without.
     fn check(lines: &[(&'static str, &'static str)], with_rules: Option<&str>, without: Option<&str>) {
         for (has_rules, expected) in [(true, with_rules), (false, without)] {
             let found = wanted(&headers(lines), has_rules);

@@ -10,18 +10,19 @@ use tokio_util::sync::CancellationToken;
 use super::{AcceptedClient, ListenerOwner, PresenceEvent};
 use crate::metrics::GatewayMetrics;
 
-/// When no file is left somebody must close one first. Those who wait are kept by the kernel meanwhile.
+/// Pause after a failed accept. When the process has no free file descriptor, another connection must close
+/// first; the kernel keeps waiting clients in the backlog.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 pub async fn run(
     listener: TcpListener,
-    tenant: ListenerOwner,
+    owner: ListenerOwner,
     arriving: mpsc::Sender<PresenceEvent>,
     figures: GatewayMetrics,
     closed: CancellationToken,
 ) {
-    let ListenerOwner { service, broker } = tenant;
+    let ListenerOwner { service, broker } = owner;
     let accepting = async {
         let mut pause = PAUSE_MIN;
         loop {
@@ -33,14 +34,14 @@ pub async fn run(
                         return;
                     }
                 }
-                // The client went away while it waited; accept(2) tells it here.
+                // The client closed the connection in the backlog; accept(2) reports it here.
                 Err(error) if concerns_one_client(&error) => {
                     figures.accept_failures.inc();
                 }
                 Err(error) => {
                     figures.accept_failures.inc();
                     if pause == PAUSE_MIN {
-                        tracing::warn!(%service, %error, "clients cannot be accepted; trying again");
+                        tracing::warn!(%service, %error, "cannot accept clients of the presence; retrying");
                     }
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(PAUSE_MAX);

@@ -36,8 +36,8 @@ fn a_presence_stands_where_it_can() {
         let wanted = wanted(&view(&[camera, dns, local]), place, &ports.iter().cloned().collect());
         let mut found: Vec<String> = wanted
             .iter()
-            .map(|(spot, tenant)| {
-                format!("{} {} {:?} {}", tenant.service, spot.door.word(), spot.transport, spot.address)
+            .map(|(key, owner)| {
+                format!("{} {} {:?} {}", owner.service, key.scope.word(), key.transport, key.address)
             })
             .collect();
         found.sort();
@@ -62,7 +62,7 @@ fn of_two_that_want_one_socket_the_first_by_name_has_it() {
     let view =
         view(&[("b", "198.18.0.1", 80, ServiceProtocol::Tcp), ("a", "198.18.0.1", 80, ServiceProtocol::Tcp)]);
     let wanted = wanted(&view, ListenScope::Room, &BTreeMap::new());
-    assert_eq!(wanted.values().map(|tenant| tenant.service.as_str()).collect::<Vec<_>>(), ["a"]);
+    assert_eq!(wanted.values().map(|owner| owner.service.as_str()).collect::<Vec<_>>(), ["a"]);
 }
 
 #[test]
@@ -71,14 +71,14 @@ fn brokers_of_kafka_stand_behind_the_port_of_their_service() {
         let kafka = ("kafka", "198.18.0.1", port, ServiceProtocol::Kafka);
         let view = view(&[&[kafka][..], others].concat());
         let wanted = wanted(&view, ListenScope::Room, &BTreeMap::new());
-        let shown = wanted.iter().map(|(spot, tenant)| {
-            let broker = tenant.broker.map_or(String::new(), |broker| format!(" {broker}"));
-            format!("{} {}{broker}", spot.address.port(), tenant.service)
+        let shown = wanted.iter().map(|(key, owner)| {
+            let broker = owner.broker.map_or(String::new(), |broker| format!(" {broker}"));
+            format!("{} {}{broker}", key.address.port(), owner.service)
         });
         shown.collect::<Vec<_>>()
     };
     assert_eq!(listed(9092, &[]), ["9092 kafka", "9093 kafka 0", "9094 kafka 1", "9095 kafka 2"]);
-    // The ports end, and a service has its own port before anybody's broker.
+    // The port range ends, and the port of a service takes precedence over those of brokers.
     assert_eq!(listed(65534, &[]), ["65534 kafka", "65535 kafka 0"]);
     let web = ("web", "198.18.0.1", 9094, ServiceProtocol::Tcp);
     assert_eq!(listed(9092, &[web]), ["9092 kafka", "9093 kafka 0", "9094 web", "9095 kafka 2"]);
@@ -129,13 +129,13 @@ async fn listeners_follow_the_room_and_the_netmap() {
     let made = Arc::new(Mutex::new(Vec::new()));
     let state = watch::Sender::new(BinderState::Closed);
     let room = Arc::new(Pretended { state: state.clone(), made: made.clone() });
-    let places = ListenPolicy { room: Some(room), ..ListenPolicy::default() };
+    let policy = ListenPolicy { room: Some(room), ..ListenPolicy::default() };
     let (netmaps, netmap) = watch::channel(Arc::new(view(&[
         ("camera", "198.18.0.1", 80, ServiceProtocol::Tcp),
         ("dns", "198.18.0.2", 53, ServiceProtocol::Udp),
     ])));
     let (reporting, mut reports) = watch::channel(ListenersReport::default());
-    let mut listeners = PresenceListeners::start(netmap, places, GatewayMetrics::default(), reporting);
+    let mut listeners = PresenceListeners::start(netmap, policy, GatewayMetrics::default(), reporting);
 
     state.send_replace(BinderState::Troubled { why: "no such luck".to_owned() });
     let report = until(&mut reports, |report| !report.troubles.is_empty()).await;
@@ -172,13 +172,13 @@ async fn where_no_room_can_be_made_the_host_is_used_and_it_is_said() {
     let taken = free.local_addr().unwrap();
     let state = watch::Sender::new(BinderState::Impossible { why: "no rights".to_owned() });
     let room = Arc::new(Pretended { state, made: Arc::default() });
-    let places = ListenPolicy { room: Some(room), host_instead: true, ..ListenPolicy::default() };
+    let policy = ListenPolicy { room: Some(room), host_instead: true, ..ListenPolicy::default() };
     let near = ("near", "127.18.0.1", taken.port(), ServiceProtocol::Udp);
     let busy = ("busy", "127.0.0.1", taken.port(), ServiceProtocol::Tcp);
     let far = ("far", "192.0.2.1", 80, ServiceProtocol::Tcp);
     let (_netmaps, netmap) = watch::channel(Arc::new(view(&[near, busy, far])));
     let (reporting, mut reports) = watch::channel(ListenersReport::default());
-    let mut listeners = PresenceListeners::start(netmap, places, GatewayMetrics::default(), reporting);
+    let mut listeners = PresenceListeners::start(netmap, policy, GatewayMetrics::default(), reporting);
     let PresenceEvent::Datagrams(opened) = listeners.next().await else { panic!("datagrams") };
     assert_eq!(opened.socket.local_addr().unwrap().ip(), "127.18.0.1".parse::<IpAddr>().unwrap());
 
@@ -206,14 +206,14 @@ async fn when_no_file_is_left_clients_wait_and_are_served_later() {
     let (arriving, mut arrivals) = mpsc::channel(8);
     let (figures, closed) = (GatewayMetrics::default(), CancellationToken::new());
     let listener = TcpListener::from_std(listener).unwrap();
-    let tenant = ListenerOwner { service: "camera".into(), broker: None };
+    let owner = ListenerOwner { service: "camera".into(), broker: None };
     // Made before: they need a file of their own.
     let client = tokio::net::TcpSocket::new_v4().unwrap();
     let before = getrlimit(Resource::Nofile);
     let next = std::os::fd::AsRawFd::as_raw_fd(&std::fs::File::open("/dev/null").unwrap());
     // The next file is one too many. This test has its process for itself, as all have under nextest.
     setrlimit(Resource::Nofile, Rlimit { current: Some(next as u64), ..before }).unwrap();
-    let accepting = tokio::spawn(accept::run(listener, tenant, arriving, figures.clone(), closed.clone()));
+    let accepting = tokio::spawn(accept::run(listener, owner, arriving, figures.clone(), closed.clone()));
     let _client = client.connect(address).await.unwrap();
     tokio::time::timeout(Duration::from_secs(10), async {
         while figures.accept_failures.get() < 3 {

@@ -1,4 +1,4 @@
-//! Which sockets there should be, from the netmap and from where they can be. Values only.
+//! Decides which sockets a gateway should bind, from the netmap and the available namespaces. Pure.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -29,24 +29,24 @@ pub enum ListenTransport {
 /// One socket.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ListenSocket {
-    pub door: ListenScope,
+    pub scope: ListenScope,
     pub transport: ListenTransport,
     pub address: SocketAddr,
 }
 
-/// Who is behind a socket.
+/// The service that a socket is for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ListenerOwner {
     pub service: ServiceName,
-    /// One broker of Kafka, by its place among the backends of the service.
+    /// One Kafka broker, by its index among the backends of the service.
     pub broker: Option<u16>,
 }
 
-/// Of two services that want the same socket the first by name has it, as in the netmap; a service comes before the single
-/// brokers of another.
+/// If two services want the same socket, the first by name has it, as in the netmap; a service takes
+/// precedence over the brokers of another.
 pub fn wanted(
     view: &NetmapView,
-    place: ListenScope,
+    scope: ListenScope,
     ports: &BTreeMap<ServiceName, SocketAddr>,
 ) -> BTreeMap<ListenSocket, ListenerOwner> {
     let mut wanted = BTreeMap::new();
@@ -58,31 +58,32 @@ pub fn wanted(
         };
         let named = ports.get(&presence.service);
         let own = presence.addresses.iter().map(|address| SocketAddr::new(address.0, presence.port));
-        // Loopback addresses are the host's in any case; no link carries them.
+        // Loopback addresses belong to the host in any case; no link carries them.
         let own =
-            own.map(|address| (if address.ip().is_loopback() { ListenScope::Host } else { place }, address));
-        // Without a room the presence's own address is nobody's, as a rule; that is what the named port is for.
-        let own = own.filter(|(door, address)| {
-            *door == ListenScope::Room || named.is_none() || address.ip().is_loopback()
+            own.map(|address| (if address.ip().is_loopback() { ListenScope::Host } else { scope }, address));
+        // Without a namespace the address of the presence is usually not local; the configured port replaces
+        // it.
+        let own = own.filter(|(scope, address)| {
+            *scope == ListenScope::Room || named.is_none() || address.ip().is_loopback()
         });
-        for (door, address) in own.chain(named.map(|address| (ListenScope::Host, *address))) {
-            let spot = ListenSocket { door, transport, address };
-            let tenant = |broker| ListenerOwner { service: presence.service.clone(), broker };
-            wanted.entry(spot).or_insert_with(|| tenant(None));
+        for (scope, address) in own.chain(named.map(|address| (ListenScope::Host, *address))) {
+            let key = ListenSocket { scope, transport, address };
+            let owner = |broker| ListenerOwner { service: presence.service.clone(), broker };
+            wanted.entry(key).or_insert_with(|| owner(None));
             let single = (0..presence.brokers).map_while(|broker| {
                 let address = broker_address(address, usize::from(broker))?;
-                Some((ListenSocket { address, ..spot }, tenant(Some(broker))))
+                Some((ListenSocket { address, ..key }, owner(Some(broker))))
             });
             brokers.extend(single);
         }
     }
-    for (spot, tenant) in brokers {
-        wanted.entry(spot).or_insert(tenant);
+    for (key, owner) in brokers {
+        wanted.entry(key).or_insert(owner);
     }
     wanted
 }
 
-/// Where one broker of Kafka is seen: behind the port of its service. None: there is no such port.
+/// Returns the port of one Kafka broker: it follows that of its service. None: there is no such port.
 pub fn broker_address(service: SocketAddr, broker: usize) -> Option<SocketAddr> {
     let offset = u16::try_from(broker).ok()?.checked_add(1)?;
     Some(SocketAddr::new(service.ip(), service.port().checked_add(offset)?))

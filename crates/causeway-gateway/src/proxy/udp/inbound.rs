@@ -87,7 +87,7 @@ pub async fn carry_to_backend(
                 let is_over_in_order = matches!(ended, CopyEnd::Idle | CopyEnd::Done);
                 let ended = Ok(ended);
                 client.give_up(end_reason::reset_code(&ended));
-                end_reason::record(passage, &ended, None);
+                end_reason::close_record(passage, &ended, None);
                 is_over_in_order
             }
         },

@@ -26,7 +26,7 @@ use crate::proxy::copy::CopyEnd;
 use crate::proxy::end_reason::{self, code_for_cut};
 use crate::proxy::listeners::UdpPresence;
 use crate::proxy::outbound::at_home;
-use crate::proxy::stream_opener::{OpenedStream, open_for_service};
+use crate::proxy::stream_opener::{ClientStream, open_for_service};
 
 /// The pause after an error of the socket itself, so that a permanent error does not spin.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -187,7 +187,7 @@ async fn cross(
             }
         };
     let (mut far, _slot) = match opened {
-        Ok(OpenedStream { stream, slot }) => (DatagramSide::stream(stream), slot),
+        Ok(ClientStream { stream, slot }) => (DatagramSide::stream(stream), slot),
         Err(refusal) => return refused(passage, &refusal),
     };
     let entry = admitted.into_entry();
@@ -208,7 +208,7 @@ async fn cross(
             let is_over_in_order = matches!(ended, CopyEnd::Idle | CopyEnd::Done);
             let ended = Ok(ended);
             far.give_up(end_reason::reset_code(&ended));
-            end_reason::record(passage, &ended, Some(meter.received()));
+            end_reason::close_record(passage, &ended, Some(meter.received()));
             is_over_in_order
         }
     }
