@@ -1,4 +1,4 @@
-//! A port whose places are all taken: who is sent away is told when to come, and is served then.
+//! A port without free slots: refused clients are told when to retry, and are served then.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -15,11 +15,11 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::stage::{Authority, generous, within};
 
-/// A port all of whose places are taken.
+/// A port all of whose slots are taken.
 struct FullPort {
     authority: Authority,
     address: SocketAddr,
-    /// Their turns are not given back: as long as that lasts, nobody else gets one.
+    /// Their slots are not released: as long as that lasts, no other client gets one.
     taken: Vec<(Link, IncomingLink)>,
     _serving: AbortOnDropHandle<()>,
 }
@@ -36,7 +36,7 @@ impl FullPort {
         let mut full =
             FullPort { authority, address, taken: Vec::new(), _serving: AbortOnDropHandle::new(serving) };
         let first = Dialer::new(full.config(address, DialTransports::QuicOnly));
-        for _ in 0..HandshakeConcurrency::new(usize::MAX).places() {
+        for _ in 0..HandshakeConcurrency::new(usize::MAX).slot_count() {
             let link = within(first.dial()).await.unwrap();
             full.taken.push((link, within(accepted.recv()).await.unwrap()));
         }
@@ -55,7 +55,7 @@ impl FullPort {
     }
 }
 
-/// A way to `port` on which its first packet is lost.
+/// A path to `port` on which its first packet is lost.
 async fn lossy(port: SocketAddr) -> (SocketAddr, AbortOnDropHandle<()>) {
     let (near, far) =
         (UdpSocket::bind("127.0.0.1:0").await.unwrap(), UdpSocket::bind("127.0.0.1:0").await.unwrap());
@@ -94,7 +94,7 @@ async fn who_is_sent_away_is_told_when_to_come_and_served_then() {
     let mut full = FullPort::start().await;
     let config = |transports| full.config(full.address, transports);
 
-    // Told when to come, and nothing else is tried at the same door.
+    // Refused with a time; no other route to the same port is tried.
     let dialer = Dialer::new(config(DialTransports::Both));
     let patience = Duration::from_secs(10);
     let error = within(dialer.dial_patiently(None, patience)).await.unwrap_err();
@@ -108,7 +108,7 @@ async fn who_is_sent_away_is_told_when_to_come_and_served_then() {
     assert!(wait < patience, "{wait:?}");
     assert_eq!(AttemptFailure::of_dial(&error), AttemptFailure::Busy { retry_after: wait });
 
-    // With its number it waits; somebody without one, who came after it, is sent away before.
+    // With its ticket it waits; a later client without one is refused.
     tokio::time::sleep(wait).await;
     let quic = dialer.with_config(config(DialTransports::QuicOnly));
     let called = tokio::spawn({

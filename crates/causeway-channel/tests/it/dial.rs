@@ -1,4 +1,4 @@
-//! The dialer against dead endpoints, blocked UDP, proxies, and somebody else's cloud.
+//! The dialer against dead endpoints, blocked UDP, proxies, and another cloud.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ fn dialer(stage: &Stage) -> Dialer {
     Dialer::new(config(&stage.authority, &[&stage.address.to_string()]))
 }
 
-/// An address where nobody listens: it was ours a moment ago.
+/// An address without a listener: it was ours a moment ago.
 async fn dead_address() -> String {
     TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().to_string()
 }
@@ -63,7 +63,7 @@ async fn where_udp_is_swallowed_tcp_connects() {
     let authority = Authority::new();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    // Somebody on the way swallows what goes by UDP: the port is bound, and nobody answers.
+    // A firewall drops UDP: the port is bound, and no response comes.
     let _silent = std::net::UdpSocket::bind(address).unwrap();
     let accepted = tokio::spawn(accept(listener, TlsAcceptor::from(authority.server().load_full())));
     let begin = Instant::now();
@@ -123,7 +123,7 @@ async fn another_fleets_cloud_is_recognised() {
     assert!(error.failed().iter().any(|failed| matches!(failed.route, Some(DialRoute::Quic(_)))), "{error}");
 }
 
-/// A proxy that speaks CONNECT, leads to `cloud` whatever is asked for, and wants to hear `authorization`.
+/// A proxy that implements CONNECT, leads to `cloud` whatever is requested, and requires `authorization`.
 async fn proxy(cloud: SocketAddr, authorization: Option<&'static str>) -> (String, JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();

@@ -1,4 +1,4 @@
-//! Datagrams of a stream: beside it over QUIC, on it over TCP, and what becomes of them when packets are lost.
+//! Datagrams of a stream: as QUIC datagrams over QUIC, on the stream over TCP, and under packet loss.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::stage::{DEADLINE, Pair, Stage, eventually, within};
 
-/// What fits every path.
+/// Fits every path.
 const SMALL: usize = 600;
 
 fn datagram(mark: u8, bytes: usize) -> FramedDatagram {
@@ -36,7 +36,7 @@ async fn pair(stage: &mut Stage, transport: Transport) -> (Pair, [Stream; 2]) {
     (pair, [opened, accepted])
 }
 
-/// A flow that the edge has opened, and the cloud's end of it. `is_known`: the edge knows of datagrams.
+/// A flow that the edge has opened, and the cloud's end of it. `is_known`: the edge supports datagrams.
 async fn flow(pair: &Pair, is_known: bool) -> (DatagramFlow, DatagramFlow) {
     let header = StreamHeader { datagrams: is_known, ..StreamHeader::new(StreamPurpose::Service) };
     let opened = within(pair.edge.open_stream(header)).await.unwrap();
@@ -44,7 +44,7 @@ async fn flow(pair: &Pair, is_known: bool) -> (DatagramFlow, DatagramFlow) {
     (opened.into(), accepted.into())
 }
 
-/// Sends from one to the other, and says which way it went.
+/// Sends from one to the other, and returns the path.
 async fn cross(from: &mut DatagramFlow, to: &mut DatagramFlow, mark: u8, bytes: usize) -> DatagramPath {
     let way = within(from.send.send(datagram(mark, bytes))).await.unwrap();
     let heard = within(to.recv.recv()).await.unwrap().unwrap();
@@ -52,7 +52,7 @@ async fn cross(from: &mut DatagramFlow, to: &mut DatagramFlow, mark: u8, bytes: 
     way
 }
 
-/// Until the one that opened the flow has heard that the other hears datagrams: an answer beside the stream may be faster.
+/// Runs until the opener has learned that the other end accepts datagrams: a QUIC datagram may be faster.
 async fn until_beside(edge: &mut DatagramFlow, cloud: &mut DatagramFlow) {
     while cross(edge, cloud, 1, SMALL).await != DatagramPath::Beside {
         cross(cloud, edge, 1, SMALL).await;
@@ -68,7 +68,7 @@ async fn check(transport: Transport, is_known: bool, small: DatagramPath) {
     let mut stage = Stage::new().await;
     let (pair, _control) = pair(&mut stage, transport).await;
     let (mut edge, mut cloud) = flow(&pair, is_known).await;
-    // Whoever accepted knows at once what the other understands; whoever opened hears it with the first answer.
+    // The acceptor knows at once what the opener supports; the opener learns it with the first response.
     assert_eq!(cross(&mut edge, &mut cloud, 1, SMALL).await, DatagramPath::OnStream);
     assert_eq!(cross(&mut cloud, &mut edge, 2, SMALL).await, small);
     if small == DatagramPath::Beside {
@@ -86,7 +86,7 @@ async fn check(transport: Transport, is_known: bool, small: DatagramPath) {
         DatagramPath::Beside => assert!(sent >= 101 && sent == received, "{sent} {received}"),
         DatagramPath::OnStream => assert_eq!((sent, received), (0, 0)),
     }
-    // The stream is what ends it.
+    // The stream ends the flow.
     cloud.send.reset(ResetCode::NotAllowed);
     let error = within(async {
         loop {
@@ -121,7 +121,7 @@ async fn what_belongs_to_no_stream_is_dropped_and_counted() {
     let (pair, _control) = pair(&mut stage, Transport::Quic).await;
     let (mut edge, mut cloud) = flow(&pair, true).await;
     until_beside(&mut edge, &mut cloud).await;
-    // Nobody reads datagrams of the link itself.
+    // The link itself has no reader of datagrams.
     pair.edge.send_datagram(Bytes::from_static(b"whose?")).unwrap();
     eventually("it is counted", || pair.cloud.figures().datagrams_dropped == 1).await;
     // The cloud has forgotten the stream; the edge, whose half is still open, goes on.
@@ -165,13 +165,13 @@ async fn what_nobody_reads_is_bounded_over_all_flows_of_a_link_together() {
     }
     let held = pair.cloud.figures().datagrams_received - before;
     assert!(held > 100 && held <= held_max, "{held} of at most {held_max}");
-    // Whoever ends makes room, and whoever reads.
+    // The end of a flow frees space, and so does a reader.
     flows.truncate(1);
     let (edge, cloud) = &mut flows[0];
     let mut reading = 0;
     while pair.cloud.figures().datagrams_received <= before + held + held_max {
         edge.send.send(datagram(3, SMALL)).await.unwrap();
-        // What is on the stream behind them comes in any case.
+        // Data on the stream behind them arrives in any case.
         while tokio::time::timeout(Duration::from_millis(1), cloud.recv.recv()).await.is_ok() {
             reading += 1;
         }
@@ -206,7 +206,8 @@ async fn inside_one_host_packets_become_large_and_not_for_a_peer_that_takes_none
     check(&mut stage, ORDINARY_PACKET_BYTES, [1380..1452, 1130..1200]).await;
 }
 
-/// A line between the edge and the cloud that loses, towards the cloud, as many middle-sized packets as it is told to.
+/// A path between the edge and the cloud that loses, towards the cloud, a given number of middle-sized
+/// packets.
 struct Lossy {
     address: SocketAddr,
     to_lose: Arc<AtomicUsize>,
@@ -265,7 +266,7 @@ async fn a_lost_datagram_holds_up_nobody_and_one_on_the_stream_everybody_behind_
             assert_eq!(edge.send.send(datagram(mark, SMALL)).await.unwrap(), DatagramPath::Beside);
         })
         .await;
-        // The next is the one behind it: what was lost is neither waited for nor sent again.
+        // The next one is delivered: a lost datagram is neither waited for nor sent again.
         assert_eq!(cross(&mut edge, &mut cloud, mark + 1, SMALL).await, DatagramPath::Beside);
     }
     // So it was before, and is for a peer that knows nothing else.

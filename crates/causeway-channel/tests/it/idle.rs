@@ -1,6 +1,6 @@
-//! What an idle link costs in memory. Not a test of anything: run it by name, with `--ignored`.
+//! Memory of an idle link. A measurement, not a test: run it by name, with `--ignored`.
 //!
-//! The edges live in a process of their own, so that only the cloud's end is counted.
+//! The edges run in another process, so that only the cloud's end is counted.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Command, Stdio};
@@ -16,7 +16,7 @@ use crate::stage::{Authority, Stage, generous, resident_bytes, within};
 
 const LINKS: usize = 1000;
 
-/// Nobody pings here.
+/// No session pings here.
 fn patient() -> QuicOptions {
     // Edges are elsewhere, behind Ethernet; that these are on the same host must not show.
     let packet_bytes_max = ORDINARY_PACKET_BYTES;
@@ -39,7 +39,7 @@ async fn measure(transport: Transport) {
     let mut stage = Stage::with(PortLimits { quic: patient(), ..generous() }).await;
     let folder = tempfile::tempdir().unwrap();
     stage.authority.save(folder.path());
-    // What the first link brings along for all is not counted.
+    // Shared allocations of the first link are not counted.
     let warm = stage.pair(transport).await;
     let before = resident_bytes();
     let mut edges = Command::new(std::env::current_exe().unwrap())

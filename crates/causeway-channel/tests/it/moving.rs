@@ -1,4 +1,4 @@
-//! What QUIC alone can do: move to another address, and notice a restarted cloud at once.
+//! Features of QUIC alone: migration to another address, and fast detection of a restarted cloud.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ fn cloud(
     (runtime, bound, links)
 }
 
-/// How the link of an edge ends when the cloud is killed and comes back with these keys.
+/// Returns the end of an edge's link when the cloud is killed and comes back with these keys.
 fn end_of_link(first: EndpointKeys, second: EndpointKeys) -> Option<(ClosedBy, CloseCode, Duration)> {
     let authority = Authority::new();
     let (killed, address, mut links) = cloud("127.0.0.1:0".parse().unwrap(), authority.server(), first);
@@ -82,7 +82,7 @@ fn end_of_link(first: EndpointKeys, second: EndpointKeys) -> Option<(ClosedBy, C
     let (back, ..) = cloud(address, authority.server(), second);
     let start = Instant::now();
     let closed = edges.block_on(async {
-        // What a ping of the session would be.
+        // Stands for a ping of the session.
         let _ping = link.open_stream(StreamHeader::new(StreamPurpose::Probe)).await;
         tokio::time::timeout(Duration::from_secs(5), link.closed()).await
     });

@@ -60,7 +60,7 @@ impl Authority {
         TlsCredentials { chain: vec![certificate], key }
     }
 
-    /// How an edge of this CA dials; without credentials it shows none.
+    /// Client configuration of an edge of this CA; without credentials it presents no certificate.
     pub fn client(&self, credentials: Option<TlsCredentials>, alpn: &[u8]) -> rustls::ClientConfig {
         let trust = TrustAnchors::Bundle(self.bundle());
         let (mut config, _) = tls::client(trust, credentials, SystemTime::now()).unwrap();
@@ -158,7 +158,7 @@ pub struct Pair {
     pub cloud: Link,
 }
 
-/// Waits, but not for ever.
+/// Waits with a deadline.
 pub async fn within<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(DEADLINE, future).await.expect("it takes too long")
 }
@@ -171,7 +171,7 @@ pub async fn eventually(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-/// What this process holds in memory.
+/// Returns the resident memory of this process.
 pub fn resident_bytes() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();

@@ -1,4 +1,4 @@
-//! Strangers at the port: refused, counted, and nobody else notices.
+//! Unauthenticated clients at the port: refused and counted, without effect on other clients.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -20,7 +20,7 @@ async fn is_unharmed(stage: &mut Stage) {
     within(pair.cloud.accept_stream()).await.unwrap();
 }
 
-/// How a link ends that this edge dials over QUIC.
+/// Returns the end of a link that this edge dials over QUIC.
 async fn refused(stage: &Stage, tls: rustls::ClientConfig) -> (ClosedBy, CloseCode) {
     let client = QuicClient::bind(QuicOptions::default()).unwrap();
     let closed = match within(client.connect(stage.address, tls)).await {
@@ -96,7 +96,7 @@ async fn plain_text_and_scanners_are_refused_over_tcp() {
         link.shutdown().await.unwrap();
         let _ = within(link.read_to_end(&mut rest)).await;
     }
-    // A scanner only looks whether somebody answers.
+    // A scanner only checks whether the port is open.
     drop(TcpStream::connect(stage.address).await.unwrap());
     eventually("all are counted", || stage.figures.turned_away(RejectReason::Handshake) == 5).await;
     is_unharmed(&mut stage).await;
