@@ -178,7 +178,7 @@ impl Link {
     }
 
     /// Returns the next stream of the peer whose header has arrived. A stream that waits for its header does
-    /// not block others. A stream whose header is malformed, or later than `HEADER_DEADLINE`, is reset and
+    /// not block other streams. A stream whose header is malformed, or later than `HEADER_DEADLINE`, is reset and
     /// counted. Cancel-safe.
     pub async fn accept_stream(&self) -> Result<(StreamHeader, Stream), LinkClosed> {
         match &self.inner {

@@ -75,7 +75,7 @@ pub struct Netmap {
 struct Entry {
     key: EntryKey,
     value: Bytes,
-    // Stored, so that a change of one entry does not hash all others again.
+    // Stored, so that a change of one entry does not hash all other entries again.
     hash: [u8; 32],
 }
 

@@ -35,7 +35,7 @@ impl From<Stream> for DatagramFlow {
 /// Path that a datagram took.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DatagramPath {
-    /// As a QUIC datagram: it may be lost, and does not block others.
+    /// As a QUIC datagram: it may be lost, and does not block other datagrams.
     Beside,
     OnStream,
 }

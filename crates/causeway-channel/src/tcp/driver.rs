@@ -33,7 +33,7 @@ const PROBE_BYTES: usize = 4 * 1024;
 /// Data frames of at least this size are read directly into the buffer that the stream keeps.
 const LARGE_BYTES: usize = 8 * 1024;
 
-/// Rounds without a pause before the task yields to others.
+/// Rounds without a pause before the task yields to other tasks.
 const ROUNDS: usize = 4;
 
 /// Records read per round, if available, before the next write.

@@ -11,7 +11,7 @@ use crate::tcp::queue::ByteQueue;
 /// Send order when several streams have data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StreamPriority {
-    /// The control stream: sent before all others.
+    /// The control stream: sent before all other streams.
     Urgent,
     Normal,
     /// Large transfers without a latency need: one turn in five while other streams have data.

@@ -402,7 +402,7 @@ fn a_peer_that_is_not_admitted_opens_one_stream_and_its_datagrams_are_dropped() 
     feed(&mut cloud, &[open(3), open(5), Frame::Datagram(b"late")]);
     assert_eq!((cloud.mux.read_datagram().unwrap().unwrap(), cloud.mux.ended()), ("late".into(), None));
 
-    // Whatever became of the first stream, a second one is too many.
+    // A second stream is too many, open or ended as the first may be.
     for first_is_dropped in [false, true] {
         let mut cloud = pending();
         feed(&mut cloud, &opened_and_given_up(1, b"header"));
