@@ -1,7 +1,7 @@
-//! What time it is, handed in; and whether the clocks of two ends are close enough to work together.
+//! Time as an argument, and the comparison of the clocks of two ends.
 //!
-//! Certificates are only as good as the clock that reads them, and edges often start with a wrong one.
-//! So both times are compared before anything else is exchanged, and a wrong clock is named.
+//! Certificates are only as good as the clock that checks them, and edges often start with a wrong one. Both
+//! times are therefore compared before anything else is exchanged, and a wrong clock is named.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ pub const BACKDATE: Duration = Duration::from_secs(10 * 60);
 /// ten days in which a certificate of thirty is renewed.
 pub const AHEAD_MAX: Duration = Duration::from_secs(24 * 3600);
 
-/// Differences above this are mentioned in the log: more than any link delays, worth a look at NTP.
+/// Differences above this are logged: more than any link delays, and a reason to check NTP.
 pub const MENTION: Duration = Duration::from_secs(30);
 
-/// Where the time comes from. Tests bring their own.
+/// Source of the time. Tests bring their own.
 #[derive(Clone)]
 pub struct Clock(Arc<dyn Fn() -> SystemTime + Send + Sync>);
 
@@ -42,13 +42,13 @@ impl fmt::Debug for Clock {
     }
 }
 
-/// How the edge's clock compares with the cloud's.
+/// Result of comparing the edge's clock with the cloud's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClockSkew {
     Fine,
-    /// Works, but somebody should look at it.
+    /// Works, but an operator should check the clock.
     Noticeable,
-    /// Certificates would not work: the edge must not go on before its clock is set.
+    /// Certificates would not work: the edge must not continue before its clock is set.
     Unusable,
 }
 
@@ -84,7 +84,7 @@ impl fmt::Debug for UtcTimestamp {
     }
 }
 
-/// Whole seconds since 1970, as messages and records carry them. Times before that count as 1970.
+/// Returns whole seconds since 1970, as messages and records carry them. Times before that count as 1970.
 pub fn unix_seconds(time: SystemTime) -> i64 {
     time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs().min(i64::MAX as u64) as i64)
 }

@@ -1,8 +1,10 @@
-//! Dials the cloud: every endpoint, every address, QUIC and TCP, directly or through a proxy; the first wins.
+//! Dials the cloud: every endpoint, every address, QUIC and TCP, directly or through a proxy; the first link
+//! wins.
 //!
-//! What is tried when is decided in `plan`; `proxy` knows the words for a proxy. Here names are resolved and
-//! attempts run, each with its own deadline. How often to dial, and whether a link stays, is the session's
-//! business; so is the time in the cloud's certificate, which may be wrong here (see `doubt`).
+//! The order and times of attempts are decided in `plan`; `proxy` implements HTTP CONNECT. This module
+//! resolves names and runs attempts, each with its own deadline. The frequency of dials is decided by
+//! `session`, and so is the validity of the cloud's certificate in time, because the clock here may be wrong
+//! (see `doubt`).
 
 mod error;
 mod plan;
@@ -36,29 +38,29 @@ use crate::tcp;
 use crate::tls::{self, TlsCredentials, TlsSigner, TrustAnchors};
 use crate::token::ChannelEndpoint;
 
-/// For connecting and the handshake together, of each attempt.
+/// Deadline of each attempt, for connecting and the handshake together.
 pub const ATTEMPT_MAX: Duration = Duration::from_secs(2);
 
-/// Where to dial and as whom.
+/// Endpoints to dial, and the identity to present.
 #[derive(Debug, Clone)]
 pub struct DialConfig {
     pub endpoints: Vec<ChannelEndpoint>,
     pub trust: TrustAnchors,
     pub credentials: TlsCredentials,
-    /// For TCP; `ConnectProxy::from_environment` reads what the machine is set up with.
+    /// Proxy for TCP; `ConnectProxy::from_environment` reads the settings of the machine.
     pub proxy: Option<ConnectProxy>,
     pub transports: DialTransports,
     pub clock: Clock,
     pub alpn: &'static [u8],
-    /// The limits in it hold for both transports.
+    /// The limits in it apply to both transports.
     pub quic: QuicOptions,
     pub attempt_max: Duration,
-    /// The address of this machine to dial from, where it has several. `None`: as the routes say.
+    /// Local address to dial from. `None`: chosen by the routes.
     pub from: Option<IpAddr>,
 }
 
 impl DialConfig {
-    /// Both transports, no proxy, everything else as usual.
+    /// Both transports, no proxy, defaults otherwise.
     pub fn new(
         endpoints: Vec<ChannelEndpoint>,
         trust: TrustAnchors,
@@ -79,14 +81,15 @@ impl DialConfig {
     }
 }
 
-/// Dials as often as it is asked to. All its QUIC links share one socket.
+/// Dials on request. All its QUIC links share one socket.
 #[derive(Clone)]
 pub struct Dialer {
     config: Arc<DialConfig>,
-    /// The credentials, once they were needed.
+    /// The credentials, parsed on first use.
     signer: Arc<OnceLock<TlsSigner>>,
     quic: Arc<Mutex<Option<QuicClient>>>,
-    /// Given by ports that had too much to do, to be shown at the next try. No more than there are addresses to dial.
+    /// Retry tickets of busy ports, presented with the next attempt. Bounded by the number of addresses to
+    /// dial.
     numbers: Arc<Mutex<HashMap<SocketAddr, RetryTicket>>>,
 }
 
@@ -100,7 +103,7 @@ impl Dialer {
         }
     }
 
-    /// The same socket, but other endpoints, another certificate or a newer bundle.
+    /// Returns a dialer on the same socket with other endpoints, another certificate or a newer bundle.
     pub fn with_config(&self, config: DialConfig) -> Dialer {
         Dialer {
             config: Arc::new(config),
@@ -114,12 +117,12 @@ impl Dialer {
         &self.config
     }
 
-    /// By whatever transports are configured.
+    /// Dials with the configured transports.
     pub async fn dial(&self) -> Result<Link, DialError> {
         self.dial_over(self.config.transports, self.config.attempt_max).await
     }
 
-    /// As `dial`, by one transport if one is named, and with more patience than usual, or less.
+    /// As `dial`, with one transport if one is named, and with its own deadline.
     pub async fn dial_patiently(
         &self,
         transport: Option<Transport>,
@@ -137,7 +140,7 @@ impl Dialer {
         self.dial_over(DialTransports::TcpOnly, self.config.attempt_max).await
     }
 
-    /// The machine's address has changed: QUIC links go on from a new socket.
+    /// The address of the machine has changed: QUIC links continue from a new socket.
     pub fn rebind(&self) -> io::Result<()> {
         match &*lock(&self.quic) {
             Some(client) => client.rebind(),
@@ -189,7 +192,7 @@ impl Dialer {
         }
     }
 
-    /// Made anew for every dial: the verifier knows the time of the dial.
+    /// Built for every dial: the verifier uses the time of the dial.
     fn tls(&self) -> Result<ClientConfig, DialError> {
         let DialConfig { trust, credentials, clock, alpn, .. } = &*self.config;
         let signer = match self.signer.get() {
@@ -254,7 +257,7 @@ impl Dialer {
         lock(&self.numbers)
     }
 
-    /// The socket is bound when it is first needed, and kept.
+    /// The socket is bound on first use, and kept.
     fn quic_client(&self) -> io::Result<QuicClient> {
         let mut client = lock(&self.quic);
         if let Some(client) = &*client {
@@ -291,8 +294,8 @@ impl Dialer {
         socket: TcpStream,
         tls: ClientConfig,
     ) -> Result<Link, AttemptError> {
-        // The name is only a hint for load balancers; the verifier asks for the cloud's own name. A host that
-        // is no DNS name must not stop us.
+        // The server name is only a hint for load balancers; the verifier requires the cloud's own name. A
+        // host that is no DNS name must not stop the dial.
         let name = ServerName::try_from(endpoint.host().to_owned())
             .or_else(|_| ServerName::try_from(tls::CLOUD_NAME.to_owned()))
             .expect("the constant is a DNS name");
@@ -317,8 +320,8 @@ async fn resolve(endpoint: &ChannelEndpoint, max: Duration) -> Result<Vec<Socket
     if addresses.is_empty() { Err(AttemptError::NoAddress) } else { Ok(addresses) }
 }
 
-/// The validity of the cloud's certificate, when by the clock here it is not valid now. One of the two clocks
-/// is wrong, or the certificate is old; who has heard the cloud's own time can tell which.
+/// Returns the validity period of the cloud's certificate, if it is not valid now by the local clock. Either
+/// clock may be wrong, or the certificate may have expired; the cloud's own time tells which.
 pub fn doubt(link: &Link, now: SystemTime) -> Option<(SystemTime, SystemTime)> {
     let facts = CertificateFacts::read(&link.certificate()?).ok()?;
     (now < facts.not_before || now > facts.not_after).then_some((facts.not_before, facts.not_after))

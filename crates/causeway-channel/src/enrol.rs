@@ -1,7 +1,8 @@
-//! The edge's side of enrolment: dial the cloud, compare clocks, ask, and check the answer.
+//! The edge's side of enrolment: dials the cloud, compares clocks, sends the request, and checks the
+//! response.
 //!
-//! Nothing is kept here; the caller has saved its key before it comes and saves what it gets.
-//! A secret or a request leaves only after the cloud was verified and the clocks were compared.
+//! Stateless: the caller saves its key before the call and the result after it. A secret or a request is sent
+//! only after the cloud was verified and the clocks were compared.
 
 use std::time::{Duration, SystemTime};
 
@@ -22,29 +23,29 @@ use crate::wire::{
     WireError,
 };
 
-/// How to reach the cloud, and whom to believe.
+/// Endpoints of the cloud, and the CAs to trust.
 #[derive(Debug, Clone)]
 pub struct EnrolmentContact {
     /// Tried in this order.
     pub endpoints: Vec<ChannelEndpoint>,
     pub trust: TrustAnchors,
     pub clock: Clock,
-    /// For each endpoint: connecting, the handshake, and the exchange, together.
+    /// Deadline per endpoint: connecting, the handshake, and the exchange, together.
     pub deadline: Duration,
-    /// On the way to every endpoint that it does not leave out.
+    /// Proxy for every endpoint that it does not exclude.
     pub proxy: Option<ConnectProxy>,
 }
 
-/// Generous for a satellite link, short enough to try the next endpoint.
+/// Long enough for a satellite link, short enough to try the next endpoint.
 pub const DEADLINE: Duration = Duration::from_secs(20);
 
-/// What the cloud gave, checked: the certificate is for our key and our name, from a CA in the bundle.
+/// The issued certificate, checked: it is for our key and our name, from a CA in the bundle.
 #[derive(Debug, Clone)]
 pub struct IssuedCertificate {
     pub certificate: CertificateDer<'static>,
     pub facts: CertificateFacts,
     pub authorities: Vec<CertificateDer<'static>>,
-    /// Empty: dial as before.
+    /// Endpoints to dial from now on. Empty: unchanged.
     pub endpoints: Vec<ChannelEndpoint>,
     pub cloud_time: SystemTime,
 }
@@ -97,7 +98,7 @@ impl EnrolError {
         }
     }
 
-    /// Another endpoint, or another replica behind the same one, may still say yes.
+    /// Returns whether another endpoint, or another replica behind the same one, may still succeed.
     fn is_of_this_endpoint(&self) -> bool {
         match self {
             EnrolError::Refused(refusal) => refusal.is_temporary(),
@@ -116,7 +117,7 @@ pub async fn enrol(
     let ask = enrol_ask(&token.secret, key.request(&token.peer)?);
     let (answer, time) = exchange(contact, None, ask).await?;
     let issued = check(answer, time, key, &token.peer)?;
-    // The token says which CA is the cloud's; a bundle without it would be somebody else's.
+    // The token pins the CA of the cloud; a bundle without it would be another cloud's.
     let pinned = |authority: &CertificateDer<'_>| {
         CertificateFacts::read(authority).is_ok_and(|facts| token.authorities.contains(&facts.key))
     };
@@ -130,7 +131,7 @@ fn enrol_ask(secret: &TokenSecret, csr: Vec<u8>) -> EnrolmentRequestBody {
     EnrolmentRequestBody::Enrol(wire::EnrolMessage { secret: secret.expose().to_vec(), csr })
 }
 
-/// Asks for the next certificate with the live one.
+/// Requests the next certificate with the current one.
 pub async fn renew(
     contact: &EnrolmentContact,
     live: TlsCredentials,
@@ -142,7 +143,7 @@ pub async fn renew(
     check(answer, time, key, peer)
 }
 
-/// Asks for a new certificate after the old one has expired; the key stays the same.
+/// Requests a new certificate after the old one has expired; the key stays the same.
 pub async fn reenrol(
     contact: &EnrolmentContact,
     expired: &CertificateDer<'_>,
@@ -189,7 +190,8 @@ async fn exchange(
     Err(last)
 }
 
-// Of several failures the one is reported that got furthest: a refusal says more than a closed port.
+// Of several failures the one that got furthest is reported: a refusal is more informative than a closed
+// port.
 fn more_telling(before: EnrolError, now: EnrolError) -> EnrolError {
     let distance = |error: &EnrolError| match error {
         EnrolError::NoEndpoint => 0,
@@ -230,8 +232,8 @@ async fn dial(
     let unreachable = |source| EnrolError::Unreachable { endpoint: endpoint.clone(), source };
     let (config, note) = tls::client(contact.trust.clone(), credentials, contact.clock.now())?;
     let tcp = connect(contact.proxy.as_ref(), endpoint).await.map_err(unreachable)?;
-    // The name is only a hint for load balancers; the verifier asks for the cloud's own name. A host that
-    // is no DNS name (two dots in a row, say) must not stop us.
+    // The server name is only a hint for load balancers; the verifier requires the cloud's own name. A host
+    // that is no DNS name (two dots in a row, for example) must not stop the request.
     let name = ServerName::try_from(endpoint.host().to_owned())
         .or_else(|_| ServerName::try_from(tls::CLOUD_NAME.to_owned()))
         .expect("the constant is a DNS name");
@@ -272,7 +274,7 @@ fn handshake_error(endpoint: &ChannelEndpoint, source: std::io::Error) -> EnrolE
 fn compare_clocks(edge: SystemTime, cloud: SystemTime, note: &ValidityNote) -> Result<(), EnrolError> {
     match (clock::compare(edge, cloud), note.validity()) {
         (ClockSkew::Unusable, _) => Err(EnrolError::Clock { edge, cloud }),
-        // The clocks agree, so it is the certificate: nothing more is said to a cloud that shows an old one.
+        // The clocks agree, so the certificate has expired: nothing more is sent to a cloud that presents it.
         (_, Some((not_before, not_after))) => {
             Err(EnrolError::CloudCertificate { not_before, not_after, now: edge })
         }

@@ -1,9 +1,11 @@
-//! Threads that carry traffic. A link over TCP, its streams and the connections that ride on them live on one of them.
+//! I/O threads for TCP links. A link over TCP, its streams and the connections that use them run on one
+//! thread.
 //!
-//! A small request passes through several tasks of a gateway: the connection's, the link's, and back. On a runtime whose
-//! threads take work from each other every such step may wake another thread, and that costs more than the step. On one
-//! thread nobody is woken, and what many connections say in one moment goes out in one write. Each thread has a runtime of
-//! its own. They are started when they are first needed, and end with the process. `vigil` keeps them awake when that pays.
+//! A small request passes through several tasks of a gateway: the connection's, the link's, and back. On a
+//! work-stealing runtime each step may wake another thread, which costs more than the step. On one thread no
+//! other thread is woken, and data of many connections that is ready at the same moment leaves in one write.
+//! Each thread has its own single-threaded runtime. Threads are started on first use and end with the
+//! process. `busy_poll` keeps them awake when that pays.
 
 mod busy_poll;
 
@@ -19,8 +21,9 @@ use crate::link::LinkSide;
 use crate::lock::lock;
 pub use busy_poll::note;
 
-/// Where a new link is to live. Whoever dials has one link, or two in a change, and those who ride on them may go from one to
-/// the other; whoever accepts has many, which take turns.
+/// Chooses the thread of a new link. A dialling process has one link, or two during a change, and connections
+/// may move between the two, so all of them share a thread. An accepting process has many links, which are
+/// assigned in turn.
 pub fn choose(side: LinkSide) -> io::Result<Handle> {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let count = thread::available_parallelism().map_or(1, usize::from);
@@ -31,7 +34,7 @@ pub fn choose(side: LinkSide) -> io::Result<Handle> {
     home(number)
 }
 
-/// Lets a connection be watched from there.
+/// Registers a connection with the I/O driver of that thread.
 pub fn bring(stream: TcpStream, home: &Handle) -> io::Result<TcpStream> {
     let stream = stream.into_std()?;
     let _context = home.enter();
@@ -83,7 +86,7 @@ mod tests {
         for _ in 0..count {
             seen.insert(thread_of(&choose(LinkSide::Accepted).unwrap()).await);
         }
-        // Other tests may take a turn in between.
+        // Other tests may choose a thread in between.
         assert!((1..=count).contains(&seen.len()), "{} threads", seen.len());
         assert!(!seen.contains(&thread::current().id()));
     }

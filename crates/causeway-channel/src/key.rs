@@ -1,7 +1,7 @@
-//! Private keys of gateways, and the requests (CSR) that ask for a certificate over them.
+//! Private keys of gateways, and certificate requests (CSR) for them.
 //!
-//! Every key is ECDSA P-256. A request proves that the sender holds the key; the names in it are only
-//! a wish, which the issuer may look at and never follows.
+//! Every key is ECDSA P-256. A request proves that the sender holds the key; the names in it are only a wish,
+//! which the issuer may show and never follows.
 
 use std::fmt;
 
@@ -41,7 +41,7 @@ impl PrivateKey {
         Ok(PrivateKey { pair })
     }
 
-    /// The private key itself: for a file of mode 0600 and nothing else.
+    /// Returns the private key itself: for a file of mode 0600 and nothing else.
     pub fn to_pem(&self) -> String {
         self.pair.serialize_pem()
     }
@@ -54,12 +54,12 @@ impl PrivateKey {
         KeyHash::of_spki(&rcgen::PublicKeyData::subject_public_key_info(&self.pair))
     }
 
-    /// For whoever signs certificates.
+    /// Returns the key pair for signing certificates.
     pub fn pair(&self) -> &KeyPair {
         &self.pair
     }
 
-    /// A request for a certificate, in DER. `wish` is for people who look at it.
+    /// Returns a certificate request in DER. `wish` is for people who read it.
     pub fn request(&self, wish: &PeerId) -> Result<Vec<u8>, KeyError> {
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
@@ -83,7 +83,7 @@ pub struct CertificateRequest {
     /// The public key, as SubjectPublicKeyInfo in DER.
     pub spki: Vec<u8>,
     pub key: KeyHash,
-    /// The gateway the sender says it is. Never the base of a certificate.
+    /// The gateway that the sender claims to be. Never the base of a certificate.
     pub wish: RequestedIdentity,
 }
 
@@ -149,7 +149,7 @@ fn wish(request: &X509CertificationRequest<'_>) -> RequestedIdentity {
     RequestedIdentity::Nothing
 }
 
-// It ends up in the audit log, and the sender chose it.
+// The text ends up in the audit log, and the sender chose it.
 fn shorten(text: &str) -> String {
     text.chars().filter(|char| !char.is_control()).take(200).collect()
 }

@@ -1,9 +1,9 @@
-//! The one link between an edge and the cloud: identities, join tokens, enrolment, and the link itself.
+//! The channel between an edge and the cloud: identities, join tokens, enrolment, and links.
 //!
-//! `link` is what others see of it: streams with a header, datagrams, reasons. `quic` carries it, `port` lets
-//! peers in.
-//! Identity comes from certificates and tokens only, never from what a peer says of itself.
-//! `enrol` is the edge's side of enrolment; the cloud's side decides in its own room and shares `wire`.
+//! `link` is the API: streams with a header, datagrams, close reasons. `quic` and `tcp` carry it, `port`
+//! accepts peers, `dial` connects. Identity comes only from certificates and tokens, never from bytes that a
+//! peer sends about itself. `enrol` is the edge's side of enrolment; the cloud's side is in `causeway-cloud`
+//! and shares `wire`.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
 

@@ -1,7 +1,7 @@
-//! One link to a peer, whatever carries it: streams that begin with a header, datagrams, and reasons.
+//! One link to a peer, over either transport: streams that begin with a header, datagrams, and close reasons.
 //!
-//! Made by `quic` or `tcp`, handed out by the port and the dialer. Here is only the common face: who may
-//! talk to whom, sessions and pings are decided by those who hold the link.
+//! Created by `quic` or `tcp`, returned by the port and the dialer. This module is only the common API:
+//! authorization, sessions and pings are left to the callers.
 
 mod flow;
 mod header;
@@ -37,7 +37,7 @@ pub const CHANNEL_ALPN: &[u8] = b"causeway/1";
 /// ALPN between replicas of the cloud.
 pub const REPLICA_ALPN: &[u8] = b"causeway-replica/1";
 
-/// How long a peer may take over the header of a stream it has opened.
+/// Deadline for the header of a stream that a peer has opened.
 pub const HEADER_DEADLINE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -61,29 +61,29 @@ impl fmt::Display for Transport {
     }
 }
 
-/// Which end of a link we are: the one that dialled, or the one that accepted.
+/// The end of a link: the one that dialled, or the one that accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LinkSide {
     Dialled,
     Accepted,
 }
 
-/// Bounds on what a peer can make us hold for one link.
+/// Bounds on the memory that a peer can occupy for one link.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinkLimits {
-    /// Streams the peer may have open at the same time; it waits with the next.
+    /// Streams that the peer may have open at the same time; it waits with the next.
     pub streams_max: u32,
-    /// What the peer may send on one stream before somebody reads it.
+    /// Bytes that the peer may send on one stream before they are read.
     pub stream_window_bytes: u32,
-    /// Bytes written here and not yet known to have arrived, over all streams.
+    /// Bytes that were written here and are not yet acknowledged, over all streams.
     pub send_window_bytes: u32,
-    /// Datagrams that wait, per direction; older ones (received) or newer ones (to be sent) are dropped.
+    /// Queued datagrams per direction; older ones (received) or newer ones (to be sent) are dropped.
     pub datagram_buffer_bytes: usize,
 }
 
 impl LinkLimits {
-    /// What all streams of a link may hold together, unread. Five hundred full windows of the default size hold up no other stream; and
-    /// however many a peer opens, it cannot make us hold more.
+    /// Bound of unread bytes over all streams of a link. Five hundred full windows of the default size do not
+    /// block other streams, and however many streams a peer opens, it cannot make us hold more.
     pub fn receive_bytes_max(&self) -> u64 {
         // One more, for the header of the next stream.
         let windows = u64::from(self.streams_max) * 2 + 1;
@@ -94,8 +94,9 @@ impl LinkLimits {
 const UNREAD_BYTES_MAX: u64 = 512 * 1024 * 1024;
 
 impl Default for LinkLimits {
-    /// A window of 1 MiB gives one stream 80 Mbit/s at a round trip of 100 ms, and a third of it where every lost packet costs another round trip.
-    /// Ten thousand connections cross one link, and some more. What they cost is paid when they come: an idle link holds no more than before.
+    /// A window of 1 MiB gives one stream 80 Mbit/s at a round trip of 100 ms, and a third of it where every
+    /// lost packet costs another round trip. Ten thousand connections, and some more, use one link. Their
+    /// memory is allocated when they come: an idle link holds none of it.
     fn default() -> LinkLimits {
         LinkLimits {
             streams_max: 16_384,
@@ -106,7 +107,7 @@ impl Default for LinkLimits {
     }
 }
 
-/// What passed over a link so far, and what is open now.
+/// Counters of a link, and its open streams.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LinkStats {
     pub sent_bytes: u64,
@@ -116,10 +117,11 @@ pub struct LinkStats {
     pub streams_malformed: u64,
     /// Streams of the peer that were reset because too many of its streams were in memory.
     pub streams_refused: u64,
-    /// Datagrams of streams that went beside them, and those that came so.
+    /// QUIC datagrams of streams, sent and received.
     pub datagrams_sent: u64,
     pub datagrams_received: u64,
-    /// Of whomever: no room to send it, nobody to hear it, or nobody took it in time.
+    /// Datagrams dropped because a send, receive or application queue was full, or because no stream accepts
+    /// them.
     pub datagrams_dropped: u64,
 }
 
@@ -146,13 +148,13 @@ pub struct PathStats {
     pub lost_bytes: u64,
 }
 
-/// A cheap handle. When the last one is dropped the link is closed, whatever streams are open.
+/// A cheap handle. Dropping the last one closes the link, whatever streams are open.
 #[derive(Clone)]
 pub struct Link {
     inner: LinkInner,
     /// The secondary link of a session over QUIC. A TCP link has none.
     secondary: Option<Arc<SecondarySlot>>,
-    /// What this link takes up at the port that accepted it.
+    /// Permit for this link at the port that accepted it.
     _place: Option<Arc<OwnedSemaphorePermit>>,
 }
 
@@ -179,13 +181,13 @@ impl Link {
         Link { inner, secondary: None, _place: None }
     }
 
-    /// The same link, counted at its port until the last handle is dropped.
+    /// Returns the same link, counted at its port until the last handle is dropped.
     pub(crate) fn holding(self, place: OwnedSemaphorePermit) -> Link {
         Link { _place: Some(Arc::new(place)), ..self }
     }
 
-    /// Gives the peer of an accepted link its full limits. Before this it may open one stream, the control stream, and
-    /// its datagrams are dropped: whoever has not been judged yet costs little.
+    /// Gives the peer of an accepted link its full limits. Before this call it may open one stream, the
+    /// control stream, and its datagrams are dropped: a peer that is not authorized yet costs little.
     pub fn admit(&self) {
         match &self.inner {
             LinkInner::Quic(link) => link.admit(),
@@ -193,7 +195,7 @@ impl Link {
         }
     }
 
-    /// Opens a stream as soon as the peer's limit leaves room. The header travels with the first bytes; there
+    /// Opens a stream as soon as the peer's limit allows it. The header is sent with the first bytes; there
     /// is no round trip.
     ///
     /// A stream of a service or a node takes the secondary link where one is attached, and the primary one otherwise: it
@@ -280,8 +282,9 @@ impl Link {
         }
     }
 
-    /// The next stream of the peer whose header has arrived. One that waits for its header holds up no other;
-    /// one whose header is bad, or late by `HEADER_DEADLINE`, is reset and counted. May be cancelled.
+    /// Returns the next stream of the peer whose header has arrived. A stream that waits for its header does
+    /// not block other streams. A stream whose header is malformed, or later than `HEADER_DEADLINE`, is reset and
+    /// counted. Cancel-safe.
     pub async fn accept_stream(&self) -> Result<(StreamHeader, Stream), LinkClosed> {
         let accepted = match &self.inner {
             LinkInner::Quic(link) => link.accept_stream().await?,
@@ -293,7 +296,7 @@ impl Link {
         Ok(accepted)
     }
 
-    /// Never waits.
+    /// Queues a datagram. Never waits.
     pub fn send_datagram(&self, data: Bytes) -> Result<(), DatagramError> {
         match &self.inner {
             LinkInner::Quic(link) => link.send_datagram(data),
@@ -308,7 +311,7 @@ impl Link {
         }
     }
 
-    /// Changes as the path's MTU is discovered.
+    /// Returns the largest datagram. Changes as the path's MTU is discovered.
     pub fn datagram_bytes_max(&self) -> usize {
         match &self.inner {
             LinkInner::Quic(link) => link.datagram_bytes_max(),
@@ -316,7 +319,7 @@ impl Link {
         }
     }
 
-    /// Closes at once; the peer is told code and text. What was written and has not arrived is lost.
+    /// Closes at once; the peer receives code and text. Written bytes that have not arrived are lost.
     pub fn close(&self, reason: CloseReason) {
         if let Some(secondary) = &self.secondary {
             secondary.close(&reason);
@@ -327,7 +330,7 @@ impl Link {
         }
     }
 
-    /// Resolves when the link is closed, by whom and why.
+    /// Resolves when the link is closed, with the closing side and the reason.
     pub async fn closed(&self) -> LinkClosed {
         match &self.inner {
             LinkInner::Quic(link) => link.closed().await,
@@ -335,7 +338,7 @@ impl Link {
         }
     }
 
-    /// When authenticated bytes of the peer last arrived.
+    /// Returns when authenticated bytes of the peer last arrived.
     pub fn last_heard(&self) -> Instant {
         match &self.inner {
             LinkInner::Quic(link) => link.last_heard(),
@@ -343,7 +346,7 @@ impl Link {
         }
     }
 
-    /// `None` while nothing was measured.
+    /// Returns `None` before the first measurement.
     pub fn rtt(&self) -> Option<Duration> {
         match &self.inner {
             LinkInner::Quic(link) => link.rtt(),
@@ -371,7 +374,8 @@ impl Link {
         }
     }
 
-    /// Where its traffic is at home: whoever has much to do with it should run there. `None`: anywhere.
+    /// Runtime of the I/O thread that drives the link; tasks with much traffic on it should run there.
+    /// `None`: any thread.
     pub fn home(&self) -> Option<Handle> {
         match &self.inner {
             LinkInner::Quic(_) => self.secondary.as_ref()?.home(),
@@ -379,7 +383,7 @@ impl Link {
         }
     }
 
-    /// Where the peer is now; it may move.
+    /// Returns the current address of the peer; it may change.
     pub fn remote_address(&self) -> SocketAddr {
         match &self.inner {
             LinkInner::Quic(link) => link.remote_address(),
@@ -387,7 +391,8 @@ impl Link {
         }
     }
 
-    /// The peer's own certificate, verified but for its time: a gateway's at the cloud, the cloud's at an edge.
+    /// The peer's own certificate, verified except for its validity period: a gateway's at the cloud, the
+    /// cloud's at an edge.
     pub fn certificate(&self) -> Option<CertificateDer<'static>> {
         match &self.inner {
             LinkInner::Quic(link) => link.certificate(),
@@ -408,7 +413,7 @@ impl fmt::Debug for Link {
     }
 }
 
-/// Both directions of a stream. Each ends on its own.
+/// Both directions of a stream. Each ends independently.
 #[derive(Debug)]
 pub struct Stream {
     pub send: SendStream,
@@ -420,7 +425,7 @@ impl Stream {
         (self.send, self.recv)
     }
 
-    /// Where its link is at home, see `Link::home`.
+    /// Runtime of its link, see `Link::home`.
     pub fn home(&self) -> Option<&Handle> {
         match &self.send.0 {
             SendInner::Quic(_) => None,
@@ -428,12 +433,12 @@ impl Stream {
         }
     }
 
-    /// May datagrams come beside it? Then it must be used as a `DatagramFlow`.
+    /// Returns whether QUIC datagrams may arrive for it. Such a stream must be used as a `DatagramFlow`.
     pub fn has_datagrams(&self) -> bool {
         self.send.mailbox().is_some()
     }
 
-    /// Gives both directions up.
+    /// Resets both directions.
     pub fn refuse(mut self, code: ResetCode) {
         self.send.reset(code);
         self.recv.stop(code);
@@ -468,7 +473,7 @@ impl AsyncWrite for Stream {
     }
 }
 
-/// The direction to the peer. `shutdown` ends it properly; dropped before that it is reset as `Abandoned`.
+/// The direction to the peer. `shutdown` ends it properly; dropping it before that resets it as `Abandoned`.
 pub struct SendStream(SendInner);
 
 enum SendInner {
@@ -489,7 +494,7 @@ impl From<TcpSend> for SendStream {
 }
 
 impl SendStream {
-    /// Gives the direction up: the peer's reader fails with this code, also over bytes already written.
+    /// Resets the direction: the peer's reader fails with this code, also for bytes already written.
     pub fn reset(&mut self, code: ResetCode) {
         match &mut self.0 {
             SendInner::Quic(send) => send.reset(code),
@@ -497,8 +502,8 @@ impl SendStream {
         }
     }
 
-    /// Resolves when the peer wants no more, and with `Abandoned` when the link ends. Never resolves once all
-    /// was delivered.
+    /// Resolves when the peer stops the direction, and with `Abandoned` when the link ends. Never resolves
+    /// once all bytes were delivered.
     pub async fn stopped(&mut self) -> ResetCode {
         match &mut self.0 {
             SendInner::Quic(send) => send.stopped().await,
@@ -513,7 +518,7 @@ impl SendStream {
         }
     }
 
-    /// Writes all of `data` without copying it, where the transport can.
+    /// Writes all of `data`, without a copy where the transport supports it.
     pub async fn write_chunk(&mut self, data: Bytes) -> io::Result<()> {
         match &mut self.0 {
             SendInner::Quic(send) => send.write_chunk(data).await,
@@ -555,7 +560,7 @@ impl fmt::Debug for SendStream {
     }
 }
 
-/// The direction from the peer. Dropped before its end, the peer is told `Abandoned`.
+/// The direction from the peer. Dropping it before its end tells the peer `Abandoned`.
 pub struct RecvStream(RecvInner);
 
 enum RecvInner {
@@ -576,7 +581,7 @@ impl From<TcpRecv> for RecvStream {
 }
 
 impl RecvStream {
-    /// Wants no more: the peer's writer fails with this code, and what has arrived is thrown away.
+    /// Stops the direction: the peer's writer fails with this code, and received bytes are discarded.
     pub fn stop(&mut self, code: ResetCode) {
         match &mut self.0 {
             RecvInner::Quic(recv) => recv.stop(code),
@@ -591,7 +596,8 @@ impl RecvStream {
         }
     }
 
-    /// The next bytes, without copying them where the transport can. `None` at the end. May be cancelled.
+    /// Returns the next bytes, without a copy where the transport supports it. `None` at the end.
+    /// Cancel-safe.
     pub async fn read_chunk(&mut self, bytes_max: usize) -> io::Result<Option<Bytes>> {
         match &mut self.0 {
             RecvInner::Quic(recv) => recv.read_chunk(bytes_max).await,

@@ -1,7 +1,7 @@
-//! Who a peer is, read from its certificate.
+//! Identity of a peer, read from its certificate.
 //!
-//! `spiffe://causeway/site/SITE/gateway/GATEWAY` in the URI names the gateway; the hash of the public key
-//! names the key itself, which is what revocation speaks of. Signatures are checked elsewhere (`tls`).
+//! The URI `spiffe://causeway/site/SITE/gateway/GATEWAY` names the gateway; the hash of the public key
+//! identifies the key itself, which revocation refers to. Signatures are checked in `tls`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -47,7 +47,7 @@ impl PeerId {
         &self.gateway
     }
 
-    /// The form that stands in certificates.
+    /// Returns the form in certificates.
     pub fn uri(&self) -> String {
         format!("{SCHEME}site/{}/gateway/{}", self.site, self.gateway)
     }
@@ -138,7 +138,7 @@ pub fn sha256(bytes: &[u8]) -> [u8; 32] {
     out
 }
 
-/// What a certificate says. Nothing here has been verified.
+/// Content of a certificate. Nothing here has been verified.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CertificateFacts {
     /// The gateway it names, if its only URI names one.

@@ -1,4 +1,4 @@
-//! Certificates in PEM, the form in which people meet them in files.
+//! Encodes and decodes certificates in PEM.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -21,7 +21,8 @@ pub fn encode(certificates: &[CertificateDer<'_>]) -> String {
     text
 }
 
-/// Every certificate in `text`; blocks of other kinds are passed over. `None` when a block is damaged.
+/// Decodes every certificate in `text`; blocks of other kinds are ignored. Returns `None` when a block is
+/// damaged.
 pub fn decode(text: &[u8]) -> Option<Vec<CertificateDer<'static>>> {
     CertificateDer::pem_slice_iter(text).collect::<Result<_, _>>().ok()
 }

@@ -1,9 +1,10 @@
-//! The channel port of a cloud: UDP and TCP on one number, open to strangers.
+//! The channel port of a cloud: UDP and TCP on one port number, open to unauthenticated clients.
 //!
-//! Everybody is given a handshake and nothing more: how many, how often, from where and for how long is bounded
-//! here and counted. What comes out has proved its certificate, or asks for enrolment, which needs none. A certificate
-//! that `check_certificates` refuses gets no link. Time and whether the gateway exists are judged by whoever admits
-//! sessions; until then the peer may open one stream.
+//! A client gets a handshake and nothing more. The number, rate, source and duration of handshakes are
+//! bounded and counted here. The output is a link whose peer has proved its certificate, or a connection for
+//! enrolment, which needs none. A certificate that `check_certificates` refuses gets no link. Validity in
+//! time and the existence of the gateway are checked later, when the session is admitted; until then the peer
+//! may open one stream.
 
 mod admission_backlog;
 mod half_open;
@@ -49,14 +50,15 @@ pub use metrics::{PortMetrics, RejectReason};
 pub use sockets::PortSockets;
 pub use spread::spread;
 
-/// Bounds on what strangers can make the port do.
+/// Bounds on the work that unauthenticated clients can cause.
 #[derive(Debug, Clone)]
 pub struct PortLimits {
-    /// Handshakes under way at the same time; for one more the oldest is given up.
+    /// Handshakes in progress at the same time. One more replaces the oldest.
     pub half_open_max: usize,
     pub half_open_per_address_max: usize,
     pub handshake: Duration,
-    /// Handshakes begun, for everybody together and per address (an IPv6 network of 64 bits counts as one).
+    /// Handshakes started per second, in total and per address (an IPv6 network of 64 bits counts as one
+    /// address).
     pub per_second: NonZeroU32,
     pub burst: NonZeroU32,
     pub per_address_per_second: NonZeroU32,
@@ -67,8 +69,8 @@ pub struct PortLimits {
 }
 
 impl Default for PortLimits {
-    /// A handshake costs about half a millisecond of one core. After a restart a fleet of twenty thousand is back
-    /// in ten seconds, and so is a site of a thousand behind one address.
+    /// A handshake costs about half a millisecond of one core. After a restart, a fleet of twenty thousand
+    /// edges reconnects in ten seconds, and so does a site of a thousand edges behind one address.
     fn default() -> PortLimits {
         let some = |number| NonZeroU32::new(number).expect("the constant is not zero");
         PortLimits {
@@ -85,39 +87,40 @@ impl Default for PortLimits {
     }
 }
 
-/// Addresses whose tries are remembered; beyond it the map is swept at once.
+/// Bound of addresses in the rate limiter; above it the map is swept at once.
 const ADDRESSES_MAX: usize = 50_000;
-/// Connections that are through and wait for `accept`. Full: handshakes wait with their last step.
-const WAITING_MAX: usize = 64;
-/// With so large a part of the places taken, QUIC clients must prove their address before they get one.
+/// Bound of completed handshakes that wait for `accept`. When it is full, further handshakes wait with their
+/// last step.
+const COMPLETED_MAX: usize = 64;
+/// When a quarter (1/4) of the handshake slots is taken, QUIC clients must prove their address with a Retry.
 const RETRY_ABOVE_PART: usize = 4;
-/// Two seconds of them; looking through takes microseconds.
-const SENT_AWAY_MAX: usize = 1024;
-/// No dial lasts longer, so what comes later is no repetition by who was told.
+/// Bound of remembered refusals: two seconds of them. A search takes microseconds.
+const BUSY_RECORDS_MAX: usize = 1024;
+/// No dial lasts longer, so a later first packet with the same ID is a new dial.
 const DIAL_MAX: Duration = Duration::from_secs(60);
 /// Pause after a failed `accept`, which would fail again at once while file descriptors are short.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// How long the ends of links may take to reach their peers at the stop.
-const FAREWELL: Duration = Duration::from_secs(1);
+/// Time that close frames have to reach their peers when the port stops.
+const CLOSE_WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// Somebody who is through the handshake.
-// Moved once, from the handshake to whoever serves it; a box would not pay.
+/// A connection that has completed the handshake.
+// Moved once, from the handshake to its server; boxing would not pay.
 #[allow(clippy::large_enum_variant)]
 pub enum IncomingLink {
     Enrolment(TlsStream<tcp::LinkSocket>, SocketAddr),
-    /// The turn is dropped when the peer has its answer: welcome or refusal.
+    /// The slot is dropped when the peer has its response: welcome or refusal.
     Channel(Link, HandshakeSlot),
     Replica(Link),
 }
 
-/// Judges the certificate of a peer, which comes from this address, before a link is made for it.
+/// Checks the certificate of a peer at this address, before a link is created for it.
 pub type CertificateCheck = Box<dyn Fn(&CertificateDer<'_>, IpAddr) -> Result<(), CloseReason> + Send + Sync>;
 
 pub struct ChannelPort {
     listener: TcpListener,
     address: SocketAddr,
     shared: Arc<Shared>,
-    through: mpsc::Receiver<IncomingLink>,
+    completed: mpsc::Receiver<IncomingLink>,
     handshakes: JoinSet<()>,
 }
 
@@ -128,13 +131,13 @@ struct Shared {
     all: DefaultDirectRateLimiter,
     per_address: DefaultKeyedRateLimiter<IpAddr>,
     half_open: Mutex<HalfOpenHandshakes<CancellationToken>>,
-    turns: Arc<HandshakeSlots>,
-    numbers: RetryTickets,
-    /// Those who were sent away last.
-    sent_away: Mutex<VecDeque<SentAway>>,
+    slots: Arc<HandshakeSlots>,
+    tickets: RetryTickets,
+    /// The latest refusals of busy clients.
+    busy_records: Mutex<VecDeque<BusyRecord>>,
     links: Arc<Semaphore>,
     figures: PortMetrics,
-    through: mpsc::Sender<IncomingLink>,
+    completed: mpsc::Sender<IncomingLink>,
     certificate_check: OnceLock<CertificateCheck>,
 }
 
@@ -148,7 +151,7 @@ impl ChannelPort {
         ChannelPort::on(PortSockets::bind(address).await?, tls, keys, limits)
     }
 
-    /// On sockets that were bound earlier.
+    /// Uses sockets that were bound earlier.
     pub fn on(
         sockets: PortSockets,
         tls: Arc<ArcSwap<ServerConfig>>,
@@ -160,7 +163,7 @@ impl ChannelPort {
         let all = Quota::per_second(limits.per_second).allow_burst(limits.burst);
         let per_address =
             Quota::per_second(limits.per_address_per_second).allow_burst(limits.per_address_burst);
-        let (sender, through) = mpsc::channel(WAITING_MAX);
+        let (sender, completed) = mpsc::channel(COMPLETED_MAX);
         let shared = Shared {
             tls,
             quic,
@@ -170,24 +173,24 @@ impl ChannelPort {
                 limits.half_open_max,
                 limits.half_open_per_address_max,
             )),
-            turns: HandshakeSlots::new(limits.half_open_max),
-            numbers: RetryTickets::new(Instant::now()),
-            sent_away: Mutex::default(),
+            slots: HandshakeSlots::new(limits.half_open_max),
+            tickets: RetryTickets::new(Instant::now()),
+            busy_records: Mutex::default(),
             links: Arc::new(Semaphore::new(limits.links_max)),
             figures: PortMetrics::default(),
-            through: sender,
+            completed: sender,
             certificate_check: OnceLock::new(),
             limits,
         };
         let handshakes = JoinSet::new();
-        Ok(ChannelPort { listener: sockets.tcp, address, shared: Arc::new(shared), through, handshakes })
+        Ok(ChannelPort { listener: sockets.tcp, address, shared: Arc::new(shared), completed, handshakes })
     }
 
     pub fn local_addr(&self) -> SocketAddr {
         self.address
     }
 
-    /// Every link must pass `check`, whatever its protocol. Set once, before the first `accept`.
+    /// Sets the check that every link must pass, for all protocols. Set once, before the first `accept`.
     pub fn check_certificates(&self, check: CertificateCheck) {
         let _ = self.shared.certificate_check.set(check);
     }
@@ -196,55 +199,56 @@ impl ChannelPort {
         &self.shared.figures
     }
 
-    /// The next one who is through. Handshakes go on only while somebody waits here, or does so again soon.
+    /// Returns the next connection whose handshake is complete. Handshakes make progress only while this is
+    /// called, or called again soon.
     pub async fn accept(&mut self) -> IncomingLink {
         loop {
-            // Those who wait in the kernel's queue cost nothing yet.
-            let is_crowded = self.shared.turns.is_crowded();
+            // Connections in the kernel's accept queue cost nothing yet.
+            let is_crowded = self.shared.slots.is_crowded();
             tokio::select! {
-                Some(incoming) = self.through.recv() => return incoming,
+                Some(incoming) = self.completed.recv() => return incoming,
                 Some(_) = self.handshakes.join_next() => {}
                 accepted = self.listener.accept(), if !is_crowded => match accepted {
-                    Ok((link, client)) => self.welcome_tcp(link, client),
+                    Ok((link, client)) => self.start_tcp_handshake(link, client),
                     Err(error) => {
-                        // Out of file descriptors, most likely: accepting again at once would spin.
-                        tracing::warn!(%error, "a connection could not be accepted");
+                        // The usual cause is a lack of file descriptors; accepting again at once would spin.
+                        tracing::warn!(%error, "channel port cannot accept a TCP connection; raise the limit of open files if it is reached");
                         self.shared.figures.count_turned_away(RejectReason::Accept);
                         tokio::time::sleep(ACCEPT_PAUSE).await;
                     }
                 },
-                Some(incoming) = self.shared.quic.accept() => self.welcome_quic(incoming),
+                Some(incoming) = self.shared.quic.accept() => self.start_quic_handshake(incoming),
             }
         }
     }
 
-    /// Takes nobody in any more. Links that are open go on.
+    /// Accepts no new connections. Open links continue.
     pub fn stop(self) -> StoppedPort {
         StoppedPort { shared: self.shared.clone() }
     }
 
-    fn welcome_tcp(&mut self, link: TcpStream, client: SocketAddr) {
+    fn start_tcp_handshake(&mut self, link: TcpStream, client: SocketAddr) {
         let client = SocketAddr::new(client.ip().to_canonical(), client.port());
         if let Err(why) = self.shared.check_rates(client.ip()) {
             return self.shared.figures.count_turned_away(why);
         }
-        let (shared, place) = (self.shared.clone(), Place::take(&self.shared, client.ip()));
+        let (shared, place) = (self.shared.clone(), HalfOpenGuard::take(&self.shared, client.ip()));
         self.handshakes.spawn(async move {
-            let shaken = shared.clone().shake_tcp(link, client);
-            shared.let_through(place, shaken).await;
+            let handshake = shared.clone().tcp_handshake(link, client);
+            shared.finish_handshake(place, handshake).await;
         });
     }
 
-    fn welcome_quic(&mut self, incoming: quinn::Incoming) {
+    fn start_quic_handshake(&mut self, incoming: quinn::Incoming) {
         let client = incoming.remote_address().ip().to_canonical();
-        if let Some(busy) = self.shared.was_told(incoming.orig_dst_cid()) {
-            // Whoever saw the packet can repeat it, and each answer is work.
+        if let Some(busy) = self.shared.earlier_refusal(incoming.orig_dst_cid()) {
+            // An observer of the packet can replay it, and each response is work, so the rate limits apply.
             return match self.shared.check_rates(client) {
                 Ok(()) => self.shared.quic.refuse_busy(incoming, busy),
                 Err(_) => incoming.ignore(),
             };
         }
-        // An address costs nothing to invent; a packet that comes back from it does.
+        // A source address can be forged at no cost; a packet that returns from it cannot.
         if !incoming.remote_address_validated() && self.shared.is_crowded() {
             self.shared.figures.count_retry();
             let _ = incoming.retry();
@@ -254,10 +258,10 @@ impl ChannelPort {
             self.shared.figures.count_turned_away(why);
             return incoming.refuse();
         }
-        let (shared, place) = (self.shared.clone(), Place::take(&self.shared, client));
+        let (shared, place) = (self.shared.clone(), HalfOpenGuard::take(&self.shared, client));
         self.handshakes.spawn(async move {
-            let shaken = shared.clone().shake_quic(incoming);
-            shared.let_through(place, shaken).await;
+            let handshake = shared.clone().quic_handshake(incoming);
+            shared.finish_handshake(place, handshake).await;
         });
     }
 }
@@ -268,15 +272,15 @@ impl Drop for ChannelPort {
     }
 }
 
-/// A port behind which links may still be open.
+/// A stopped port whose links may still be open.
 pub struct StoppedPort {
     shared: Arc<Shared>,
 }
 
 impl StoppedPort {
-    /// Waits a moment until the ends of links that were closed have reached their peers.
+    /// Waits, for a bounded time, until the close frames of links have reached their peers.
     pub async fn farewell(self) {
-        let _ = timeout(FAREWELL, self.shared.quic.idle()).await;
+        let _ = timeout(CLOSE_WAIT_MAX, self.shared.quic.idle()).await;
     }
 }
 
@@ -289,23 +293,25 @@ impl Shared {
         self.all.check().map_err(|_| RejectReason::RateAll)
     }
 
-    /// A first packet that is repeated is no new dial: it would stand in line twice. Its answer may have been lost, and is given again.
-    fn was_told(&self, first: quinn::ConnectionId) -> Option<BusyRefusal> {
-        let sent_away = lock(&self.sent_away);
+    /// Returns the earlier refusal of a repeated first packet. A repetition is no new dial and must not be
+    /// given a second time slot; its response may have been lost, and is sent again.
+    fn earlier_refusal(&self, first: quinn::ConnectionId) -> Option<BusyRefusal> {
+        let busy_records = lock(&self.busy_records);
         let now = Instant::now();
-        let told = sent_away.iter().find(|told| told.first == first && now < told.due + DIAL_MAX)?;
-        Some(BusyRefusal { wait: told.due.saturating_duration_since(now), number: told.number })
+        let record =
+            busy_records.iter().find(|record| record.first == first && now < record.due + DIAL_MAX)?;
+        Some(BusyRefusal { wait: record.due.saturating_duration_since(now), number: record.number })
     }
 
-    /// Told to come again after `wait`.
-    fn note_sent_away(&self, first: quinn::ConnectionId, wait: Duration) -> BusyRefusal {
+    /// Records that the client was refused until `wait` has passed.
+    fn record_busy(&self, first: quinn::ConnectionId, wait: Duration) -> BusyRefusal {
         let due = Instant::now() + wait;
-        let number = self.numbers.issue(due);
-        let mut sent_away = lock(&self.sent_away);
-        if sent_away.len() >= SENT_AWAY_MAX {
-            sent_away.pop_front();
+        let number = self.tickets.issue(due);
+        let mut busy_records = lock(&self.busy_records);
+        if busy_records.len() >= BUSY_RECORDS_MAX {
+            busy_records.pop_front();
         }
-        sent_away.push_back(SentAway { first, due, number });
+        busy_records.push_back(BusyRecord { first, due, number });
         BusyRefusal { wait, number }
     }
 
@@ -314,38 +320,39 @@ impl Shared {
         half_open >= self.limits.half_open_max / RETRY_ABOVE_PART
     }
 
-    /// Waits for a handshake as long as it may take, and counts how it ended.
-    async fn let_through(
+    /// Waits for a handshake within its deadline, and counts the result.
+    async fn finish_handshake(
         &self,
-        place: Place,
-        shaken: impl Future<Output = Result<IncomingLink, RejectReason>>,
+        place: HalfOpenGuard,
+        handshake: impl Future<Output = Result<IncomingLink, RejectReason>>,
     ) {
-        let shaken = tokio::select! {
+        let handshake = tokio::select! {
             biased;
-            // Counted by whoever needed the place.
-            () = place.must_go.cancelled() => return,
-            shaken = timeout(self.limits.handshake, shaken) => shaken.unwrap_or(Err(RejectReason::HandshakeTimeout)),
+            // Counted by the handshake that took the slot.
+            () = place.cancelled.cancelled() => return,
+            handshake = timeout(self.limits.handshake, handshake) => handshake.unwrap_or(Err(RejectReason::HandshakeTimeout)),
         };
-        match shaken {
+        match handshake {
             Ok(incoming) => {
                 self.figures.count_handshake();
-                // Fails only when the port is no more.
-                let _ = self.through.send(incoming).await;
+                // Fails only when the port is gone.
+                let _ = self.completed.send(incoming).await;
             }
             Err(why) => self.figures.count_turned_away(why),
         }
     }
 
-    async fn shake_tcp(
+    async fn tcp_handshake(
         self: Arc<Shared>,
         link: TcpStream,
         client: SocketAddr,
     ) -> Result<IncomingLink, RejectReason> {
-        // Who says nothing needs no turn. Who has hung up while it waited for one needs no work either.
-        let hears = async || link.ready(Interest::READABLE).await.map_err(|_| RejectReason::Handshake);
-        hears().await?;
-        let turn = self.turns.take(self.limits.handshake).await.ok_or(RejectReason::Busy)?;
-        if hears().await?.is_read_closed() {
+        // A silent client needs no slot. A client that hung up while it waited for a slot needs no work
+        // either.
+        let readable = async || link.ready(Interest::READABLE).await.map_err(|_| RejectReason::Handshake);
+        readable().await?;
+        let slot = self.slots.take(self.limits.handshake).await.ok_or(RejectReason::Busy)?;
+        if readable().await?.is_read_closed() {
             return Err(RejectReason::Handshake);
         }
         let acceptor = TlsAcceptor::from(self.tls.load_full());
@@ -353,13 +360,13 @@ impl Shared {
             .accept(tcp::prepare(link, LinkSide::Accepted).map_err(|_| RejectReason::Handshake)?)
             .await
             .map_err(|error| {
-                tracing::debug!(%client, %error, "no handshake");
+                tracing::debug!(%client, %error, "handshake with a client of the channel port failed");
                 RejectReason::Handshake
             })?;
         if link.get_ref().1.alpn_protocol() == Some(wire::ALPN) {
             return Ok(IncomingLink::Enrolment(link, client));
         }
-        // Without the name of a protocol nobody here knows in which words to say anything.
+        // Without a known ALPN there is no protocol in which a reason could be sent.
         let protocol = match AlpnProtocol::of(link.get_ref().1.alpn_protocol()) {
             AlpnProtocol::Other => return Err(RejectReason::Protocol),
             protocol => protocol,
@@ -368,40 +375,43 @@ impl Shared {
         let admitted = match self.admit(protocol, certificate.as_ref(), client.ip()) {
             Ok(admitted) => admitted,
             Err((why, reason)) => {
-                drop(turn);
+                drop(slot);
                 tcp::refuse(link, &reason).await;
                 return Err(why);
             }
         };
         let link = tcp::over_tls_pending(link.into(), &self.limits.quic.limits);
-        Ok(admitted.incoming(link.map_err(|_| RejectReason::Handshake)?.into(), turn))
+        Ok(admitted.incoming(link.map_err(|_| RejectReason::Handshake)?.into(), slot))
     }
 
-    async fn shake_quic(self: Arc<Shared>, incoming: quinn::Incoming) -> Result<IncomingLink, RejectReason> {
+    async fn quic_handshake(
+        self: Arc<Shared>,
+        incoming: quinn::Incoming,
+    ) -> Result<IncomingLink, RejectReason> {
         let client = incoming.remote_address();
-        let is_called = self.numbers.is_due(&incoming.orig_dst_cid(), Instant::now());
-        let turn = match self.turns.ask(is_called).await {
-            Ok(turn) => turn,
+        let is_called = self.tickets.is_due(&incoming.orig_dst_cid(), Instant::now());
+        let slot = match self.slots.ask(is_called).await {
+            Ok(slot) => slot,
             Err(wait) => {
-                let busy = self.note_sent_away(incoming.orig_dst_cid(), wait);
+                let busy = self.record_busy(incoming.orig_dst_cid(), wait);
                 self.quic.refuse_busy(incoming, busy);
                 return Err(RejectReason::Busy);
             }
         };
-        let shaken = self.quic.complete_handshake(incoming).await.map_err(|error| {
-            tracing::debug!(%client, %error, "no handshake");
+        let handshake = self.quic.complete_handshake(incoming).await.map_err(|error| {
+            tracing::debug!(%client, %error, "handshake with a client of the channel port failed");
             RejectReason::Handshake
         })?;
-        match self.admit(shaken.protocol(), shaken.certificate().as_ref(), client.ip().to_canonical()) {
-            Ok(admitted) => Ok(admitted.incoming(shaken.link(), turn)),
+        match self.admit(handshake.protocol(), handshake.certificate().as_ref(), client.ip().to_canonical()) {
+            Ok(admitted) => Ok(admitted.incoming(handshake.link(), slot)),
             Err((why, reason)) => {
-                shaken.refuse(&reason);
+                handshake.refuse(&reason);
                 Err(why)
             }
         }
     }
 
-    /// May this peer have a link? Nothing is made for it before.
+    /// Decides whether this peer gets a link. Nothing is allocated for it before.
     fn admit(
         &self,
         protocol: AlpnProtocol,
@@ -409,22 +419,22 @@ impl Shared {
         client: IpAddr,
     ) -> Result<Admitted, (RejectReason, CloseReason)> {
         if protocol == AlpnProtocol::Other {
-            let text = "without the name of a protocol nobody here knows what would follow";
+            let text = "the channel port supports none of the offered ALPN protocols";
             return Err((RejectReason::Protocol, CloseReason::new(CloseCode::NotAdmitted, text)));
         }
         let Some(certificate) = certificate else {
-            let text = "the channel is open only to those who show a certificate";
+            let text = "the channel requires a client certificate; enrol the gateway first";
             return Err((RejectReason::NoCertificate, CloseReason::new(CloseCode::NotAdmitted, text)));
         };
         if protocol == AlpnProtocol::Replica && !tls::is_cloud(certificate) {
-            let text = "only a replica of the cloud may use the protocol of replicas";
+            let text = "the replica protocol requires the certificate of a cloud replica";
             return Err((RejectReason::Certificate, CloseReason::new(CloseCode::NotAdmitted, text)));
         }
         if let Some(check) = self.certificate_check.get() {
             check(certificate, client).map_err(|reason| (RejectReason::Certificate, reason))?;
         }
         let place = self.links.clone().try_acquire_owned().map_err(|_| {
-            let text = "this replica holds as many links as it may: try another, or later";
+            let text = "this replica holds its maximum number of links; try another replica, or later";
             (RejectReason::Sessions, CloseReason::new(CloseCode::Limit, text))
         })?;
         Ok(Admitted { protocol, place })
@@ -438,50 +448,50 @@ struct Admitted {
 }
 
 impl Admitted {
-    fn incoming(self, link: Link, turn: HandshakeSlot) -> IncomingLink {
+    fn incoming(self, link: Link, slot: HandshakeSlot) -> IncomingLink {
         let link = link.holding(self.place);
         match self.protocol {
             AlpnProtocol::Replica => {
-                // Its certificate names the cloud, and nothing precedes its streams.
+                // The certificate names the cloud, and no control stream precedes the streams of a replica.
                 link.admit();
                 IncomingLink::Replica(link)
             }
-            AlpnProtocol::Channel | AlpnProtocol::Other => IncomingLink::Channel(link, turn),
+            AlpnProtocol::Channel | AlpnProtocol::Other => IncomingLink::Channel(link, slot),
         }
     }
 }
 
-/// Somebody who was told when to come again.
-struct SentAway {
-    /// The connection ID of its first packet.
+/// A client that was refused with a retry time.
+struct BusyRecord {
+    /// Destination connection ID of its first packet.
     first: quinn::ConnectionId,
     due: Instant,
     number: RetryTicket,
 }
 
-/// One of the places for handshakes, left when dropped.
-struct Place {
+/// A slot for a handshake in progress, released when dropped.
+struct HalfOpenGuard {
     id: u64,
-    must_go: CancellationToken,
+    cancelled: CancellationToken,
     shared: Arc<Shared>,
 }
 
-impl Place {
-    fn take(shared: &Arc<Shared>, address: IpAddr) -> Place {
-        let must_go = CancellationToken::new();
+impl HalfOpenGuard {
+    fn take(shared: &Arc<Shared>, address: IpAddr) -> HalfOpenGuard {
+        let cancelled = CancellationToken::new();
         let mut half_open = lock(&shared.half_open);
-        let (id, gone) = half_open.enter(network(address), must_go.clone());
+        let (id, gone) = half_open.enter(network(address), cancelled.clone());
         shared.figures.half_open.set(half_open.len() as i64);
         drop(half_open);
         if let Some((handle, why)) = gone {
             handle.cancel();
             shared.figures.count_turned_away(why);
         }
-        Place { id, must_go, shared: shared.clone() }
+        HalfOpenGuard { id, cancelled, shared: shared.clone() }
     }
 }
 
-impl Drop for Place {
+impl Drop for HalfOpenGuard {
     fn drop(&mut self) {
         let mut half_open = lock(&self.shared.half_open);
         half_open.leave(self.id);
@@ -489,7 +499,7 @@ impl Drop for Place {
     }
 }
 
-// One customer's IPv6 network is 64 bits or more: counting single addresses would count nothing.
+// An IPv6 customer has a network of 64 bits or more, so single addresses would not limit anything.
 fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => {

@@ -1,7 +1,8 @@
-//! Probe streams: does a link carry bytes, how fast, and in what time?
+//! Probe streams: measure whether a link carries bytes, and how fast.
 //!
-//! One end opens a stream of purpose `Probe` and says in `details` what it wants; the other answers without looking
-//! at who asks, since nothing of value crosses. `answer` is for whoever accepts streams, `run` for whoever asks.
+//! One end opens a stream of purpose `Probe` with the mode in `details`; the other end answers without
+//! authorization, since no data of value is transferred. `answer` is called by the acceptor of streams, `run`
+//! by the measuring end.
 
 use std::io;
 use std::str::FromStr;
@@ -13,22 +14,22 @@ use tokio::time::timeout;
 
 use crate::link::{Link, ResetCode, SendStream, Stream, StreamError, StreamHeader, StreamPurpose};
 
-/// What a probe wants from the other end.
+/// Mode of a probe: the task of the other end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProbeMode {
-    /// Everything back.
+    /// Send every byte back.
     Echo,
-    /// Read everything, answer nothing but the end.
+    /// Read every byte, and answer only with the end.
     Sink,
     /// Send this many bytes.
     Source { bytes: u64 },
 }
 
-/// No probe moves more: a minute at 10 Gbit/s would be 75 GB, and nobody needs that to judge a link.
+/// Bound of a probe: a minute at 10 Gbit/s would be 75 GB, which is not needed to judge a link.
 pub const BYTES_MAX: u64 = 8 << 30;
 /// Probes that one end of a session answers at the same time; more are refused. Each may hold a window of the link.
 pub const ANSWERED_MAX: usize = 16;
-/// A probe that makes no progress for this long is given up.
+/// A probe without progress for this long is aborted.
 const STALL: Duration = Duration::from_secs(15);
 const CHUNK_BYTES: usize = 64 * 1024;
 
@@ -80,12 +81,12 @@ async fn serve(mode: ProbeMode, mut stream: Stream) -> io::Result<()> {
     patient(stream.send.shutdown()).await
 }
 
-/// What a probe found.
+/// Result of a probe.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ProbeResult {
-    /// From opening the stream to the last byte of the answer.
+    /// From opening the stream to the last byte of the response.
     pub took: Duration,
-    /// Bytes that crossed in the direction that was measured.
+    /// Bytes transferred in the measured direction.
     pub bytes: u64,
 }
 
@@ -105,7 +106,7 @@ pub enum ProbeError {
     Short { received: u64, expected: u64 },
 }
 
-/// Probes the other end of a link with so many bytes; `Source` names its own.
+/// Probes the other end of a link with `bytes`; `Source` has its own number.
 pub async fn run(
     link: &Link,
     header: StreamHeader,
@@ -118,12 +119,12 @@ pub async fn run(
     run_on(link.open_stream(header).await?, start, mode, bytes).await
 }
 
-/// What a stream begins with that asks for a probe.
+/// Returns the stream header that requests a probe.
 pub fn header(mode: ProbeMode) -> StreamHeader {
     StreamHeader::new(StreamPurpose::Probe).details(mode.to_string())
 }
 
-/// The same on a stream that began with `header`, which was opened at `start`.
+/// As `run`, on a stream that began with `header` and was opened at `start`.
 pub async fn run_on(
     stream: Stream,
     start: Instant,

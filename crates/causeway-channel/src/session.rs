@@ -1,8 +1,8 @@
-//! Sessions as pure state machines: what to do, decided from events and the time.
+//! Sessions as pure state machines: decisions from events and the time.
 //!
-//! `supervisor` is the edge's: it keeps one session with the cloud, whatever the link does. `roster` is the cloud's:
-//! at most one live session per gateway. Neither opens, reads or sleeps; drivers at both ends do what is said here,
-//! and so does the simulation.
+//! `supervisor` is the edge's: it keeps one session with the cloud, whatever happens to the link. `table` is
+//! the cloud's: at most one live session per gateway. Neither opens, reads or sleeps; drivers at both ends
+//! execute the actions, and so does the simulation.
 
 mod supervisor;
 
@@ -23,6 +23,6 @@ pub use transport_choice::{AllowedTransports, AttemptedTransports};
 
 use std::time::Duration;
 
-/// The cloud calls a session dead after this much silence: twice the keepalive, so that one that is late is forgiven,
-/// and later than the edge does, which can act on it.
+/// Silence after which the cloud declares a session dead: twice the keepalive, so that one late ping is
+/// tolerated, and later than the edge does, which can act on it.
 pub const SILENCE_MAX: Duration = Duration::from_secs(10);

@@ -1,9 +1,9 @@
-//! The channel over TCP: TLS, and many streams on it by a small framing of our own.
+//! The channel over TCP: TLS, and many streams on it with a small framing of our own.
 //!
-//! `over` takes a connection that is already encrypted and gives a link. The decisions are in `mux`, which is
-//! pure; `driver` moves bytes in one task per connection; `stream` are the two halves that users hold.
-//! Why not HTTP/2 or yamux: resets with a reason, datagrams, pings, turns and a few kilobytes per idle edge are
-//! wanted in one framing, and neither has them all.
+//! `over` takes an encrypted connection and returns a link. The decisions are in `mux`, which is pure;
+//! `driver` moves bytes in one task per connection; `stream` has the two halves that users hold. HTTP/2 and
+//! yamux are not used: resets with a reason, datagrams, pings, stream scheduling and a few kilobytes per idle
+//! edge are needed in one framing, and neither has all of them.
 
 mod driver;
 pub mod frame;
@@ -40,7 +40,7 @@ use crate::link::{
 };
 use crate::lock::lock;
 
-/// What is known of the peer when the link begins.
+/// Facts about the peer at the start of the link.
 #[derive(Debug, Clone)]
 pub struct TcpPeer {
     pub remote_address: SocketAddr,
@@ -48,7 +48,8 @@ pub struct TcpPeer {
     pub certificate: Option<CertificateDer<'static>>,
 }
 
-/// Makes a link of an encrypted connection, and starts the task that drives it, here. The task ends with the link.
+/// Makes a link from an encrypted connection, and spawns its driver task on this runtime. The task ends with
+/// the link.
 pub fn over<T>(io: T, side: LinkSide, limits: &LinkLimits, meta: TcpPeer) -> TcpLink
 where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -74,23 +75,24 @@ where
     TcpLink(Arc::new(Held { shared }))
 }
 
-/// What TLS runs on.
+/// The socket below TLS.
 pub type LinkSocket = ReadAhead<TcpStream>;
 
-/// Makes a socket ready to carry a link, before TLS begins on it, and chooses where the link will live.
+/// Prepares a socket for a link before the TLS handshake, and chooses the I/O thread of the link.
 pub fn prepare(socket: TcpStream, side: LinkSide) -> io::Result<LinkSocket> {
     let home = io_thread::choose(side)?;
     let socket = io_thread::bring(socket, &home)?;
-    // Frames are gathered by us; the kernel must not hold them back. What it has not sent yet should be little,
-    // so that a ping is not queued behind megabytes of bulk. Neither option can fail in a way that matters.
+    // The driver batches frames; the kernel must not delay them. Its unsent queue should be short, so that a
+    // ping does not wait behind megabytes of bulk data. A failure of either option is harmless.
     let _ = socket.set_nodelay(true);
     let _ = SockRef::from(&socket).set_tcp_notsent_lowat(UNSENT_BYTES_MAX);
     let _ = unpace(&socket);
     Ok(ReadAhead::new(socket, home))
 }
 
-/// A path inside this host is never congested. Where the system's choice is BBR, its pacing costs a timer for every burst
-/// there, and on loopback half of the processor time of a byte; everywhere else the system's choice is left alone.
+/// Disables pacing on a path inside this host, which is never congested. Where the system's default is BBR,
+/// its pacing costs a timer for every burst there, and on loopback half of the processor time of a byte. On
+/// all other paths the system's default stays.
 pub fn unpace(socket: &TcpStream) -> io::Result<()> {
     match socket.peer_addr()?.ip().to_canonical().is_loopback() {
         true => SockRef::from(socket).set_tcp_congestion(b"cubic"),
@@ -98,14 +100,14 @@ pub fn unpace(socket: &TcpStream) -> io::Result<()> {
     }
 }
 
-/// Two batches of the driver: one goes out while the next is made.
+/// Two batches of the driver: one is sent while the next is built.
 const UNSENT_BYTES_MAX: u32 = 256 * 1024;
 
-/// What TLS may hold encrypted and unwritten: one batch of the driver and its overhead, so that a batch is one
-/// system call.
+/// Bound of encrypted, unwritten bytes in TLS: one batch of the driver and its overhead, so that a batch is
+/// one system call.
 const TLS_BUFFER_BYTES: usize = 136 * 1024;
 
-/// Makes a link of a connection whose handshake is complete.
+/// Makes a link from a connection whose handshake is complete.
 pub fn over_tls(
     connection: TlsStream<LinkSocket>,
     side: LinkSide,
@@ -114,7 +116,7 @@ pub fn over_tls(
     over_tls_with(connection, Mux::new(side, limits, Instant::now()))
 }
 
-/// The same for a peer that is not admitted yet, see `Link::admit`.
+/// As `over_tls`, for a peer that is not admitted yet, see `Link::admit`.
 pub fn over_tls_pending(connection: TlsStream<LinkSocket>, limits: &LinkLimits) -> io::Result<TcpLink> {
     over_tls_with(connection, Mux::pending(LinkSide::Accepted, limits, Instant::now()))
 }
@@ -132,7 +134,8 @@ fn over_tls_with(mut connection: TlsStream<LinkSocket>, mux: Mux) -> io::Result<
     Ok(over_at(connection, mux, TcpPeer { remote_address, certificate }, home))
 }
 
-/// Tells the peer of a connection why it gets no link. Holds one small buffer, whatever the peer sends meanwhile.
+/// Sends the reason of a refusal to the peer of a connection. Holds one small buffer, whatever the peer sends
+/// meanwhile.
 pub async fn refuse<T: AsyncRead + AsyncWrite + Unpin>(mut connection: T, reason: &CloseReason) {
     let mut bytes = Vec::new();
     frame::Frame::Close { code: reason.code.into(), text: reason.text_for_wire().as_bytes() }
@@ -140,7 +143,7 @@ pub async fn refuse<T: AsyncRead + AsyncWrite + Unpin>(mut connection: T, reason
     let told = async {
         connection.write_all(&bytes).await?;
         connection.shutdown().await?;
-        // A socket closed over unread bytes is reset, and the reason lost on the way.
+        // A socket that is closed with unread bytes sends a reset, and the reason would be lost.
         let mut unread = [0; 1024];
         for _ in 0..REFUSED_READS_MAX {
             if connection.read(&mut unread).await? == 0 {
@@ -149,15 +152,16 @@ pub async fn refuse<T: AsyncRead + AsyncWrite + Unpin>(mut connection: T, reason
         }
         Ok::<(), io::Error>(())
     };
-    // A peer that is gone, or takes nothing, need not be told.
+    // A peer that is gone, or reads nothing, need not be told.
     let _ = tokio::time::timeout(REFUSE_MAX, told).await;
 }
 
-/// How long a peer has to hear why it gets no link, and how much of what it says meanwhile is read: an edge says hello.
+/// Time for a refused peer to read the reason, and bound of its bytes that are read meanwhile: an edge sends
+/// its hello.
 const REFUSE_MAX: Duration = Duration::from_secs(2);
 const REFUSED_READS_MAX: usize = 32;
 
-/// A cheap handle. When the last one is dropped the link is closed, whatever streams are open.
+/// A cheap handle. Dropping the last one closes the link, whatever streams are open.
 #[derive(Clone)]
 pub struct TcpLink(Arc<Held>);
 
@@ -275,7 +279,7 @@ impl TcpLink {
         &self.0.shared
     }
 
-    /// Asks until there is an answer; in between, waits for the signal that there may be one.
+    /// Polls `ask` until it returns a value; in between, waits for the notification that there may be one.
     async fn wait<T>(
         &self,
         signal: impl Fn(&Shared) -> &Notify,
@@ -283,7 +287,7 @@ impl TcpLink {
     ) -> Result<T, LinkClosed> {
         loop {
             let mut signalled = pin!(signal(self.shared()).notified());
-            // Registered before asking, so that an answer in between is not missed.
+            // Registered before asking, so that a notification in between is not missed.
             signalled.as_mut().enable();
             if let Some(answer) = self.shared().with(&mut ask)? {
                 return Ok(answer);
@@ -301,7 +305,7 @@ fn class(header: &StreamHeader) -> StreamPriority {
     }
 }
 
-/// What the driver and all handles of one link have in common.
+/// State shared by the driver and all handles of one link.
 struct Shared {
     mux: Mutex<Mux>,
     accepted: Notify,
@@ -314,7 +318,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// Does something with the mux, then wakes whomever it concerns; the lock is free by then.
+    /// Runs `act` on the mux, then wakes the affected tasks after the lock is released.
     fn with<R>(&self, act: impl FnOnce(&mut Mux) -> R) -> R {
         let mut wakes = Vec::new();
         let mut mux = self.lock();
@@ -327,7 +331,8 @@ impl Shared {
     }
 
     fn lock(&self) -> MutexGuard<'_, Mux> {
-        // A panic in the mux is a bug, but one link's bug: the others go on, and this one's state is only its own.
+        // A panic in the mux is a bug of one link: other links continue, and its state belongs to this link
+        // alone.
         lock(&self.mux)
     }
 

@@ -1,9 +1,9 @@
-//! TLS for the channel port: who believes whom, and until when.
+//! TLS for the channel port: trust between cloud and edges.
 //!
-//! The cloud proves itself under one fixed name, so that an edge may reach it under any address; the edge
-//! trusts a bundle of CAs, or, at first contact, whichever CA the token's hash names.
-//! Both ends let a certificate pass whose only fault is the time, and note it: the exchange that follows
-//! can then say which clock is wrong, or that the certificate has expired, where an alert could not.
+//! The cloud has one fixed name, so that an edge may reach it under any address; the edge trusts a bundle of
+//! CAs, or, at first contact, the CA whose hash is in the token. Both ends accept a certificate whose only
+//! fault is its validity period, and note it: the exchange that follows can then tell which clock is wrong,
+//! or that the certificate has expired, which a TLS alert could not.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -22,13 +22,13 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 
 use crate::peer::{CertificateFacts, KeyHash, sha256};
 
-/// The name in the cloud's certificate that edges ask for. Gateways never get a certificate with a DNS name.
+/// Name in the cloud's certificate that edges require. Gateways never get a certificate with a DNS name.
 pub const CLOUD_NAME: &str = "channel.causeway.internal";
 
-/// Whom an edge believes to be the cloud.
+/// CAs that an edge accepts for the cloud.
 #[derive(Debug, Clone)]
 pub enum TrustAnchors {
-    /// First contact: the CA whose public key has this hash; the cloud sends the CA itself along.
+    /// First contact: the CA whose public key has this hash; the cloud sends the CA along.
     Pinned(Vec<KeyHash>),
     Bundle(Vec<CertificateDer<'static>>),
 }
@@ -48,15 +48,15 @@ pub fn provider() -> Arc<CryptoProvider> {
     static PROVIDER: OnceLock<Arc<CryptoProvider>> = OnceLock::new();
     let make = || {
         let mut provider = rustls::crypto::aws_lc_rs::default_provider();
-        // SHA-256 has instructions of its own and SHA-384 has not: with it the hashes of a handshake cost as much as
-        // an exchange of keys. AES-128 is as good for a link; a peer that prefers another gets it.
+        // SHA-256 has CPU instructions and SHA-384 has not: with SHA-384 the hashes of a handshake cost as
+        // much as a key exchange. AES-128 is as good for a link; a peer that prefers another suite gets it.
         provider.cipher_suites.sort_by_key(|suite| suite.suite() != CipherSuite::TLS13_AES_128_GCM_SHA256);
         Arc::new(provider)
     };
     PROVIDER.get_or_init(make).clone()
 }
 
-/// Names a set of trusted CAs, whatever their order.
+/// Identifies a set of trusted CAs, independent of their order.
 pub fn bundle_hash(authorities: &[CertificateDer<'_>]) -> [u8; 32] {
     let mut hashes: Vec<_> = authorities.iter().map(|authority| sha256(authority)).collect();
     hashes.sort();
@@ -77,8 +77,8 @@ impl Clone for TlsCredentials {
     }
 }
 
-/// Credentials whose key has been read. Reading checks it, which costs as much as a signature, so who dials often
-/// keeps this.
+/// Credentials with a parsed key. Parsing checks the key, which costs as much as a signature, so frequent
+/// dialers keep this.
 #[derive(Debug, Clone)]
 pub struct TlsSigner(Arc<SingleCertAndKey>);
 
@@ -90,7 +90,8 @@ impl TlsCredentials {
     }
 }
 
-/// How an edge dials. The note tells afterwards whether only the time was wrong; one config serves one dial.
+/// Client configuration of an edge. The note tells afterwards whether only the validity period was wrong; one
+/// config serves one dial.
 pub fn client(
     trust: TrustAnchors,
     credentials: Option<TlsCredentials>,
@@ -99,7 +100,7 @@ pub fn client(
     client_as(trust, credentials.map(TlsCredentials::signer).transpose()?, now)
 }
 
-/// As `client`, for credentials that were read before.
+/// As `client`, for credentials that were parsed before.
 pub fn client_as(
     trust: TrustAnchors,
     signer: Option<TlsSigner>,
@@ -122,8 +123,9 @@ pub fn client_as(
     Ok((config, note))
 }
 
-/// How the cloud answers, on any of its ports. Client certificates are optional and checked against all of
-/// `authorities`; the application checks their time and whether they were revoked, for every request.
+/// Server configuration of the cloud, for all of its ports. Client certificates are optional and checked
+/// against all of `authorities`; the application checks their validity period and revocation, for every
+/// request.
 pub fn server(
     credentials: TlsCredentials,
     authorities: &[CertificateDer<'static>],
@@ -140,14 +142,15 @@ pub fn server(
         .with_single_cert(credentials.chain, credentials.key)
         .map_err(TlsError::Credentials)?;
     config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
-    // A resumed session keeps the chain of its first handshake, also across a change of CA. Handshakes
-    // here are rare and long-lived, so nothing is lost by doing each in full.
+    // A resumed session keeps the chain of its first handshake, also across a change of CA. Handshakes are
+    // rare here, so a full one each time costs little.
     config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     Ok(config)
 }
 
-/// Is `certificate` signed by one of `authorities`, and made for a client? Its time is not judged.
+/// Verifies that `certificate` is signed by one of `authorities` and made for a client. Its validity period
+/// is not checked.
 pub fn verify_client(
     certificate: &CertificateDer<'_>,
     authorities: &[CertificateDer<'static>],
@@ -160,7 +163,8 @@ pub fn verify_client(
     Ok(())
 }
 
-/// Does the certificate name the cloud itself? Who signed it is not judged. Gateways never get such a certificate.
+/// Returns whether the certificate names the cloud itself. Its signature is not checked. Gateways never get
+/// such a certificate.
 pub fn is_cloud(certificate: &CertificateDer<'_>) -> bool {
     let name = ServerName::try_from(CLOUD_NAME).expect("the constant is a DNS name");
     let certificate = webpki::EndEntityCert::try_from(certificate);
@@ -175,12 +179,12 @@ fn roots(authorities: &[CertificateDer<'_>]) -> Result<RootCertStore, TlsError> 
     Ok(roots)
 }
 
-/// The validity of a certificate that passed although it is not valid now.
+/// Validity period of a certificate that was accepted although it is not valid now.
 #[derive(Debug, Clone, Default)]
 pub struct ValidityNote(Arc<OnceLock<(SystemTime, SystemTime)>>);
 
 impl ValidityNote {
-    /// `None` when the time was fine.
+    /// Returns `None` when the certificate is valid now.
     pub fn validity(&self) -> Option<(SystemTime, SystemTime)> {
         self.0.get().copied()
     }
@@ -262,7 +266,7 @@ impl ServerCertVerifier for CloudVerifier {
     }
 }
 
-/// Checks everything about a client certificate but its time.
+/// Checks a client certificate except for its validity period.
 #[derive(Debug)]
 struct AnyTimeClientVerifier {
     inner: Arc<dyn ClientCertVerifier>,
@@ -287,7 +291,7 @@ impl ClientCertVerifier for AnyTimeClientVerifier {
         intermediates: &[CertificateDer<'_>],
         _now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
-        // Verified as of its own first second, which lies within the life of the CA that signed it.
+        // Verified as of its own first second, which lies within the validity of its CA.
         let (not_before, _) = validity(end_entity)?;
         self.inner.verify_client_cert(end_entity, intermediates, unix_time(not_before))
     }

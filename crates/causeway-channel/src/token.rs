@@ -1,10 +1,11 @@
-//! The join token: everything an edge needs to find the cloud, know it, and be known, in one line.
+//! The join token: all that an edge needs to find the cloud, authenticate it, and be authenticated, in one
+//! line.
 //!
-//! Text in, value out, and back. The secret is worth a certificate until it is used or expires, so no
-//! `Debug` shows it. What the cloud thinks of a token is not decided here.
+//! Text in, value out, and back. The secret is worth a certificate until it is used or expires, so no `Debug`
+//! shows it. Whether a token is valid is decided by the cloud.
 //!
-//! Form: `cwj1.` and base64url of: body length (2 bytes), body (protobuf), 4 bytes of SHA-256 over both.
-//! An older edge ignores fields it does not know; what it cannot live with comes under `cwj2.`.
+//! Form: `cwj1.` and base64url of: body length (2 bytes), body (protobuf), 4 bytes of SHA-256 over both. An
+//! older edge ignores unknown fields; an incompatible form gets the prefix `cwj2.`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -17,13 +18,13 @@ use crate::peer::{KeyHash, PeerId, PeerIdError, sha256};
 
 const PREFIX: &str = "cwj1.";
 const CHECKSUM_BYTES: usize = 4;
-/// Room for sixteen endpoints of full length; nothing real comes near.
+/// Space for sixteen endpoints of full length; no real token comes near.
 const TEXT_BYTES_MAX: usize = 8 * 1024;
 pub const ENDPOINTS_MAX: usize = 16;
 /// During a change of CA there are two.
 const PINS_MAX: usize = 4;
 
-/// 256 random bits that stand for a right. `Debug` does not show them.
+/// A secret of 256 random bits. `Debug` does not show them.
 #[derive(Clone, PartialEq, Eq)]
 pub struct TokenSecret([u8; 32]);
 
@@ -39,13 +40,13 @@ impl TokenSecret {
         Some(TokenSecret(bytes.try_into().ok()?))
     }
 
-    /// The secret itself: for the token's text and the wire.
+    /// Returns the secret itself: for the token's text and the wire.
     pub fn expose(&self) -> &[u8; 32] {
         &self.0
     }
 
-    /// What may be stored. One round of SHA-256 is enough, because the secret is 256 random bits: there is
-    /// no dictionary to try, so a slow hash would cost only us.
+    /// Returns the form to store. One round of SHA-256 is enough, because the secret is 256 random bits:
+    /// there is no dictionary to try, so a slow hash would only cost the cloud.
     pub fn hash(&self) -> [u8; 32] {
         sha256(&self.0)
     }
@@ -57,7 +58,7 @@ impl fmt::Debug for TokenSecret {
     }
 }
 
-/// Where the cloud's channel port is: a name or an address, and a port.
+/// Address of the cloud's channel port: a host name or an IP address, and a port.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ChannelEndpoint {
     host: String,
@@ -72,7 +73,7 @@ pub struct EndpointError {
 }
 
 impl ChannelEndpoint {
-    /// Without brackets, also for IPv6.
+    /// Returns the host, without brackets, also for IPv6.
     pub fn host(&self) -> &str {
         &self.host
     }
@@ -134,7 +135,7 @@ impl fmt::Debug for ChannelEndpoint {
 pub struct JoinToken {
     pub secret: TokenSecret,
     pub endpoints: Vec<ChannelEndpoint>,
-    /// Hashes of the public keys of the CAs the edge may believe at first contact.
+    /// Hashes of the public keys of the CAs that the edge may trust at first contact.
     pub authorities: Vec<KeyHash>,
     pub peer: PeerId,
 }
@@ -182,7 +183,7 @@ struct Body {
 }
 
 impl JoinToken {
-    /// The line to paste.
+    /// Returns the line to paste.
     pub fn to_text(&self) -> String {
         let body = Body {
             secret: self.secret.expose().to_vec(),
@@ -240,7 +241,7 @@ fn strip(text: &str) -> Result<&str, TokenError> {
     if let Some(encoded) = text.strip_prefix(PREFIX) {
         return Ok(encoded);
     }
-    // What was pasted may be a secret of another kind, so no more than its first word is shown.
+    // The pasted text may be a secret of another kind, so only its first characters are shown.
     let found: String = text.chars().take(PREFIX.len()).collect();
     if text.starts_with("cwa1.") {
         Err(TokenError::ApiToken)

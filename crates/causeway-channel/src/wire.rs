@@ -1,9 +1,10 @@
-//! The messages of enrolment, and how they stand on the link.
+//! Messages of enrolment, and their encoding.
 //!
-//! ALPN `causeway-enrol/1`. The cloud speaks first (`EnrolmentHello`, with its time), so that a wrong clock is known
-//! before a secret is sent; then one `EnrolmentRequest`, one `EnrolmentResponse`. Each is protobuf behind a length of four
-//! bytes, 64 KiB at most. An unknown field is ignored; an unknown request or response is an error that
-//! names the version; an unknown refusal code is read as `Other`, with its text.
+//! ALPN `causeway-enrol/1`. The cloud sends first (`EnrolmentHello`, with its time), so that a wrong clock is
+//! detected before a secret is sent. Then follow one `EnrolmentRequest` and one `EnrolmentResponse`. Each is
+//! protobuf behind a length of four bytes, 64 KiB at most (`frame`). An unknown field is ignored; an unknown
+//! request or response is an error that names the version; an unknown refusal code is read as `Other`, with
+//! its text. The bytes are pinned by `tests/it/wire_fixtures.rs`.
 
 pub mod control;
 pub mod datagrams;
@@ -20,7 +21,7 @@ pub const VERSION: u32 = 1;
 /// A bundle of two CAs and a certificate are below 4 KiB.
 pub const MESSAGE_BYTES_MAX: usize = 64 * 1024;
 
-/// First word of the cloud.
+/// First message, sent by the cloud.
 #[derive(Clone, PartialEq, Message)]
 pub struct EnrolmentHello {
     #[prost(uint32, tag = "1")]
@@ -30,7 +31,7 @@ pub struct EnrolmentHello {
     pub time: i64,
 }
 
-/// What an edge wants. `Debug` of the whole would show a secret, so it is not derived.
+/// Request of an edge. `Debug` is not derived, because it would show a secret.
 #[derive(Clone, PartialEq, Message)]
 #[prost(skip_debug)]
 pub struct EnrolmentRequest {
@@ -50,16 +51,16 @@ impl fmt::Debug for EnrolmentRequest {
 #[derive(Clone, PartialEq, prost::Oneof)]
 #[prost(skip_debug)]
 pub enum EnrolmentRequestBody {
-    /// A first certificate, for the secret of a token.
+    /// Requests a first certificate, with the secret of a token.
     #[prost(message, tag = "2")]
     Enrol(EnrolMessage),
-    /// The next certificate, over mutual TLS with the live one.
+    /// Requests the next certificate, over mutual TLS with the current one.
     #[prost(message, tag = "3")]
     Renew(RenewMessage),
-    /// A new certificate for one that has expired.
+    /// Requests a new certificate for an expired one.
     #[prost(message, tag = "4")]
     Reenrol(ReenrolMessage),
-    /// Is there a reason to renew before it is time? Over mutual TLS.
+    /// Asks whether to renew before the regular time. Over mutual TLS.
     #[prost(message, tag = "5")]
     Check(CheckMessage),
 }
@@ -138,29 +139,29 @@ pub enum EnrolmentResponseBody {
 pub struct IssuedMessage {
     #[prost(bytes = "vec", tag = "1")]
     pub certificate: Vec<u8>,
-    /// Every CA to trust from now on, in DER.
+    /// All CAs to trust from now on, in DER.
     #[prost(bytes = "vec", repeated, tag = "2")]
     pub authorities: Vec<Vec<u8>>,
-    /// Where to dial from now on. Empty: as before.
+    /// Endpoints to dial from now on. Empty: unchanged.
     #[prost(string, repeated, tag = "3")]
     pub endpoints: Vec<String>,
 }
 
 #[derive(Clone, PartialEq, Message)]
 pub struct CheckedMessage {
-    /// Renew now, whatever the age of the certificate.
+    /// Renew now, regardless of the certificate's age.
     #[prost(bool, tag = "1")]
     pub renew: bool,
 }
 
-/// Why the cloud said no, for the program (`code`) and for people (`message`, `hint`).
+/// Reason of a refusal, for the program (`code`) and for people (`message`, `hint`).
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct EnrolmentRefusal {
     #[prost(enumeration = "EnrolmentCode", tag = "1")]
     pub code: i32,
     #[prost(string, tag = "2")]
     pub message: String,
-    /// What to do about it.
+    /// The action that resolves it.
     #[prost(string, tag = "3")]
     pub hint: String,
     #[prost(uint32, tag = "4")]
@@ -180,12 +181,12 @@ pub enum EnrolmentCode {
     TokenDeleted = 7,
     BadRequest = 8,
     Revoked = 9,
-    /// The key is not (or no longer) the gateway's.
+    /// The key is not, or no longer, the gateway's.
     NotCurrent = 10,
     GraceOver = 11,
     CertificateNeeded = 12,
     CertificateExpired = 13,
-    /// The certificate comes from a CA that is not trusted (any more).
+    /// The certificate was issued by a CA that is not, or no longer, trusted.
     WrongAuthority = 14,
     Version = 15,
 }
@@ -204,7 +205,7 @@ impl EnrolmentRefusal {
         EnrolmentCode::try_from(self.code).unwrap_or(EnrolmentCode::Other)
     }
 
-    /// May the same request succeed later, without anybody doing something?
+    /// Returns whether the same request may succeed later without any action.
     pub fn is_temporary(&self) -> bool {
         matches!(
             self.reason(),
@@ -212,7 +213,7 @@ impl EnrolmentRefusal {
         )
     }
 
-    /// Is this the end of the edge's identity, so that only a new token helps?
+    /// Returns whether the edge's identity has ended, so that it needs a new token.
     pub fn needs_new_token(&self) -> bool {
         matches!(
             self.reason(),
@@ -254,7 +255,7 @@ pub async fn read<M: Message + Default>(link: &mut (impl AsyncRead + Unpin)) -> 
     link.read_exact(&mut prefix).await?;
     let bytes = frame::length(prefix, MESSAGE_BYTES_MAX)?;
     let mut body = Vec::new();
-    // The peer announces the length, so memory follows what arrives, not what is announced.
+    // The length is announced by the peer, so memory grows with the bytes that arrive.
     let received = link.take(bytes as u64).read_to_end(&mut body).await?;
     if received < bytes {
         return Err(WireError::Io(io::ErrorKind::UnexpectedEof.into()));

@@ -1,7 +1,7 @@
-//! What stands in the entries, typed: one `NetmapEntry` per entry.
+//! Typed entries of a netmap: one `NetmapEntry` per entry.
 //!
-//! The compiler writes facts, a gateway reads them. `encode` gives the entry, `decode` the fact; an entry of a kind that is
-//! not known here is no error, and is kept by whoever holds the netmap. Default deny is the meaning of everything absent.
+//! The compiler encodes them, a gateway decodes them. An entry of an unknown kind is no error, and stays in
+//! the netmap. Everything that is absent is denied.
 
 mod decode;
 mod encode;
@@ -15,7 +15,7 @@ use ipnet::IpNet;
 use crate::names::{DnsName, GatewayName, PolicyName, PresenceIp, ServerName, ServiceName, SiteName};
 use crate::netmap::EntryKey;
 
-/// One entry, understood.
+/// One decoded entry.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum NetmapEntry {
     Gateway(GatewayEntry),
@@ -27,7 +27,7 @@ pub enum NetmapEntry {
     Node(NodeEntry),
 }
 
-/// The first part of keys.
+/// First part of the keys.
 pub(crate) mod kind {
     pub const GATEWAY: &str = "gateway";
     pub const SITE: &str = "site";
@@ -74,30 +74,32 @@ pub struct SiteEntry {
     pub active: Option<GatewayName>,
 }
 
-/// A service that can be used here, at local addresses.
+/// A remote service that can be used at this site, at local addresses.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PresenceEntry {
     pub service: ServiceName,
     pub addresses: Vec<PresenceIp>,
     pub port: u16,
     pub protocol: ServiceProtocol,
-    /// How many brokers of Kafka can be reached one by one, on the ports behind `port`. 0 for everything else.
+    /// Number of Kafka brokers that can be reached one by one, on the ports after `port`. 0 for all other
+    /// protocols.
     pub brokers: u16,
     pub names: Vec<DnsName>,
-    /// Where the service runs.
+    /// Site where the service runs.
     pub home: SiteName,
-    /// Who may use it from here. Those that have no fact of their own add nobody.
+    /// Policies that allow use of the service from this site. A policy without an entry of its own allows no
+    /// client.
     pub policies: Vec<PolicyName>,
 }
 
-/// A service that runs here and may be used elsewhere.
+/// A service that runs at this site and may be used from other sites.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ServiceEntry {
     pub name: ServiceName,
     pub port: u16,
     pub protocol: ServiceProtocol,
     pub backends: Vec<BackendEndpoint>,
-    /// What the service is called inside its site.
+    /// DNS name of the service inside its site.
     pub domain_name: Option<DnsName>,
     pub health_check: Option<BackendHealthCheck>,
     pub backend_tls: Option<BackendTlsSettings>,
@@ -106,7 +108,7 @@ pub struct ServiceEntry {
 }
 
 impl ServiceEntry {
-    /// The policies under which a site may use the service. None: it is not exposed there.
+    /// Returns the policies under which a site may use the service. `None`: it is not exposed there.
     pub fn policies_for(&self, site: &SiteName) -> Option<Vec<&PolicyName>> {
         let mut there = self.exposures.iter().filter(|exposure| exposure.sites.contains(site)).peekable();
         there.peek()?;
@@ -121,7 +123,7 @@ pub struct ExposureEntry {
     pub policies: Vec<PolicyName>,
 }
 
-/// Where a service can be dialled inside its site.
+/// Address of a backend inside the site of the service.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum BackendEndpoint {
     Address(IpAddr, u16),
@@ -161,13 +163,13 @@ pub enum BackendHealthCheckType {
     Http,
 }
 
-/// TLS to the backend. Its absence means plain bytes.
+/// TLS to the backend. Absent: plain TCP.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BackendTlsSettings {
     pub mode: BackendTlsVerification,
     /// Empty: the service's domain name, else its address.
     pub server_name: String,
-    /// PEM. Empty: whom the host trusts.
+    /// CAs in PEM. Empty: the CAs that the host trusts.
     pub ca_bundle: String,
 }
 
@@ -177,7 +179,8 @@ pub enum BackendTlsVerification {
     Insecure,
 }
 
-/// Who may use what names this policy, and how much. Only subjects and sites that can come here are in it.
+/// Subjects and sites that may use the services which name this policy, and their limits. Contains only
+/// subjects and sites that can reach this gateway.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PolicyEntry {
     pub name: PolicyName,
@@ -189,13 +192,14 @@ pub struct PolicyEntry {
 }
 
 impl PolicyEntry {
-    /// Is someone from that site allowed? `server` is who it is, if a host of that site is known by the address.
+    /// Returns whether a client of `site` is allowed. `server` is the client's name, if its address belongs
+    /// to a known host of that site.
     pub fn allows(&self, site: &SiteName, server: Option<&ServerName>) -> bool {
         self.sites.contains(site) || server.is_some_and(|server| self.servers.contains(server))
     }
 }
 
-/// A missing number is no limit; 0 allows nothing.
+/// A missing number means no limit; 0 allows nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct PolicyLimits {
     pub connections_per_second: Option<u64>,
@@ -217,11 +221,11 @@ pub struct PolicyHttpRule {
 pub struct SubjectEntry {
     pub server: ServerName,
     pub site: SiteName,
-    /// Only of hosts at the gateway's own site: real addresses do not cross.
+    /// Set only for hosts at the gateway's own site: real addresses do not leave their site.
     pub ip: Option<IpAddr>,
 }
 
-/// A host that can be reached by its name: here, with its address, or at another site.
+/// A host that can be reached by its name: at this site, with its address, or at another site.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NodeEntry {
     pub server: ServerName,
@@ -233,12 +237,12 @@ pub struct NodeEntry {
 }
 
 impl NetmapEntry {
-    /// The entry that says this.
+    /// Encodes the entry.
     pub fn encode(&self) -> (EntryKey, Bytes) {
         encode::encode(self)
     }
 
-    /// What an entry says. None: an entry of a kind that this version does not know.
+    /// Decodes an entry. Returns `None` for a kind that this version does not know.
     pub fn decode(key: &EntryKey, value: &Bytes) -> Result<Option<NetmapEntry>, NetmapEntryError> {
         decode::decode(key, value)
     }

@@ -1,16 +1,16 @@
-//! How one state of a netmap is named: when it was, and what was in it.
+//! Identity of one state of a netmap: generation and digest.
 //!
-//! A generation says which of two is newer; a digest says whether two are the same. Neither is believed without the other.
+//! The generation orders two states; the digest tells whether two states are equal. Both are checked.
 
 use std::fmt;
 
 use aws_lc_rs::digest::{Context, SHA256, digest};
 
-/// The epoch of the store and its revision. Restoring a backup raises the epoch, so that a restored cloud is followed
-/// although its revisions may be anything.
+/// Epoch and revision of the store. Restoring a backup raises the epoch, so that edges follow a restored
+/// cloud whatever its revisions are.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub struct Generation {
-    // The order of these two is the order of generations.
+    // The order of the fields is the order of generations.
     pub epoch: u64,
     pub revision: u64,
 }
@@ -41,7 +41,7 @@ impl fmt::Display for Digest {
     }
 }
 
-// Eight digits tell two apart; sixty-four fill a line of a log.
+// Eight digits are enough to tell two digests apart; sixty-four would fill a log line.
 impl fmt::Debug for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().take(4).try_for_each(|byte| write!(f, "{byte:02x}"))?;
@@ -49,7 +49,7 @@ impl fmt::Debug for Digest {
     }
 }
 
-/// The name of one state.
+/// Identifies one state.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct NetmapStamp {
     pub generation: Generation,
@@ -62,7 +62,8 @@ pub(crate) fn hash(bytes: &[u8]) -> [u8; 32] {
     hash
 }
 
-/// Adds up keys and hashes of values, in the order of keys. The length goes first, so that no two lists of keys read the same.
+/// Hashes keys and value hashes, in the order of keys. Each key is preceded by its length, so that no two
+/// lists of keys give the same input.
 pub(crate) struct DigestSum(Context);
 
 impl DigestSum {

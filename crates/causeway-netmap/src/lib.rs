@@ -1,8 +1,9 @@
-//! What a gateway must know to forward, as one immutable value, and how it gets from the cloud to the edge.
+//! The netmap: all facts that a gateway needs to forward, as one immutable value, and its transfer from the
+//! cloud to an edge.
 //!
-//! Values in, values out: no clock, socket, file or async runtime. A newcomer reads in the order below: how a state is
-//! named, the value itself, the difference between two of them on the link, the two halves that keep an edge up to
-//! date, and last what stands in the entries and how a gateway reads them.
+//! Values in, values out: no clock, socket, file or async runtime. Reading order: `generation` identifies a
+//! state, `netmap` is the value, `update` the difference between two of them on the wire, `sync` the two
+//! halves that keep an edge up to date, `entries` the content, and `view` the form that a gateway reads.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
 

@@ -1,6 +1,6 @@
-//! Names and addresses, each with a type of its own: swapping two of them does not compile.
+//! Names and addresses as separate types: swapping two of them does not compile.
 //!
-//! They are as the objects have them, capitals included; only DNS names are lower case.
+//! Names are as in the objects, with their case; only DNS names are lower case.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -19,7 +19,7 @@ macro_rules! names {
             }
         }
 
-        // For looking up with a text at hand.
+        // Allows lookups with a `&str`.
         impl Borrow<str> for $name {
             fn borrow(&self) -> &str {
                 &self.0
@@ -47,11 +47,11 @@ names!(
     GatewayName,
     /// An EService.
     ServiceName,
-    /// An EServer, by its metadata.name, which is what policies mean.
+    /// An EServer by its metadata.name, which policies refer to.
     ServerName,
     /// An EPolicy.
     PolicyName,
-    /// A DNS name: lower case, without a dot at its end.
+    /// A DNS name: lower case, without a trailing dot.
     DnsName
 );
 

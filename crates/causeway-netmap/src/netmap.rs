@@ -1,7 +1,8 @@
-//! The value: sorted entries, opaque here, with the stamp that names them.
+//! The netmap value: sorted, opaque entries, with the stamp that identifies them.
 //!
-//! `build` makes one from what the compiler said, `update_from` says what changed, `apply` takes a change in. An applied
-//! netmap has the digest its update promised, or it is not made. What an entry means is left to `facts`.
+//! `build` makes a netmap from the entries of the compiler, `update_from` computes a difference, `apply`
+//! applies one. An applied netmap has the digest that its update announced, or `apply` fails. The meaning of
+//! entries is left to `entries`.
 
 use std::borrow::Borrow;
 use std::cmp::Ordering;
@@ -15,9 +16,9 @@ use crate::update::NetmapUpdateData;
 
 /// Ten times the exposures of the largest site we measure.
 pub const ENTRIES_MAX: usize = 200_000;
-/// The name of a kind and a name of Kubernetes' 253 bytes, with room for kinds that join two names.
+/// A kind and a Kubernetes name of 253 bytes, with space for kinds that join two names.
 pub const KEY_BYTES_MAX: usize = 600;
-/// The sum of keys and values of one netmap.
+/// Bound of the sum of keys and values of one netmap.
 pub const NETMAP_BYTES_MAX: usize = 64 << 20;
 
 /// The name of an entry: `KIND/NAME`, or `KIND` alone when there is only one.
@@ -37,7 +38,7 @@ impl EntryKey {
         &self.0
     }
 
-    /// What stands before the first slash, and what follows.
+    /// Splits at the first slash into kind and name.
     pub fn parts(&self) -> (&str, &str) {
         self.0.split_once('/').unwrap_or((&self.0, ""))
     }
@@ -61,11 +62,11 @@ impl fmt::Display for EntryKey {
     }
 }
 
-/// One state of what a gateway must know. Entries are sorted by key and each key stands once.
+/// One state of the facts for a gateway. Entries are sorted by key, and keys are unique.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Netmap {
     stamp: NetmapStamp,
-    // A sorted slice and no tree: a cloud holds one for each of twenty thousand edges.
+    // A sorted slice instead of a tree: a cloud holds one for each of twenty thousand edges.
     entries: Box<[Entry]>,
     size_bytes: usize,
 }
@@ -74,7 +75,7 @@ pub struct Netmap {
 struct Entry {
     key: EntryKey,
     value: Bytes,
-    // Kept, so that a change of one entry does not hash the others again.
+    // Stored, so that a change of one entry does not hash all other entries again.
     hash: [u8; 32],
 }
 
@@ -99,7 +100,8 @@ pub enum ApplyError {
 }
 
 impl Netmap {
-    /// Makes a netmap from entries in any order. What did not change since `previous` shares its memory and is not hashed again.
+    /// Makes a netmap from entries in any order. Entries that are unchanged since `previous` share its memory
+    /// and are not hashed again.
     pub fn build(
         generation: Generation,
         mut entries: Vec<(EntryKey, Bytes)>,
@@ -159,7 +161,7 @@ impl Netmap {
         self.entries.is_empty()
     }
 
-    /// Keys and values together.
+    /// Returns the bytes of keys and values together.
     pub fn size_bytes(&self) -> usize {
         self.size_bytes
     }
@@ -178,7 +180,7 @@ impl Netmap {
         self.entries.get(place)
     }
 
-    /// What turns `base` into this netmap; without a base, all of it.
+    /// Returns the update that turns `base` into this netmap; without a base, the whole netmap.
     pub fn update_from(&self, base: Option<&Netmap>) -> NetmapUpdateData {
         let mut update = NetmapUpdateData {
             base: base.map(Netmap::stamp),
@@ -196,7 +198,7 @@ impl Netmap {
         update
     }
 
-    /// Takes an update in. The result has the stamp the update promised.
+    /// Applies an update. The result has the stamp that the update announced.
     pub fn apply(held: Option<&Netmap>, update: &NetmapUpdateData) -> Result<Netmap, ApplyError> {
         let offered = update.target.generation;
         if let Some(held) = held
@@ -206,7 +208,7 @@ impl Netmap {
         }
         let base = match (&update.base, held) {
             (None, _) => None,
-            // What counts is what is in it: the same entries may have been confirmed under a later generation.
+            // The digest decides: the same entries may have been confirmed under a later generation.
             (Some(base), Some(held)) if base.digest == held.digest() => Some(held),
             (Some(_), _) => return Err(ApplyError::WrongBase),
         };
@@ -221,8 +223,8 @@ impl Netmap {
     }
 }
 
-/// The entries of `base` without what is unset, with what is set. An update that was decoded is sorted; one that says something
-/// twice ends in the wrong digest.
+/// Returns the entries of `base` without the unset ones, with the set ones. A decoded update is sorted; an
+/// update that names a key twice ends in a digest mismatch.
 fn changed(base: Option<&Netmap>, update: &NetmapUpdateData) -> Box<[Entry]> {
     let set: Vec<Entry> = update
         .set
@@ -239,7 +241,7 @@ fn changed(base: Option<&Netmap>, update: &NetmapUpdateData) -> Box<[Entry]> {
     entries.into()
 }
 
-/// Walks two sorted lists together: each key once, with what either has under it.
+/// Merges two sorted lists: visits each key once, with the entries of both lists.
 fn walk<'a>(
     mut old: &'a [Entry],
     mut new: &'a [Entry],

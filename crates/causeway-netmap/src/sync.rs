@@ -1,8 +1,9 @@
 //! The two halves that keep an edge's netmap equal to the cloud's.
 //!
-//! Level-triggered: the sender knows the newest netmap and what the gateway holds, and sends the difference, one at a time, so that
-//! nothing queues. The receiver persists before it acknowledges. Both are pure; time is an argument. Sessions may break anywhere:
-//! the next one begins with what the gateway holds, which is all the memory there is.
+//! Level-triggered: the sender knows the newest netmap and the one that the gateway holds, and sends the
+//! difference, one at a time, so that no updates queue. The receiver acknowledges after the write to disk.
+//! Both are pure; time is an argument. A session may break at any point: the next one begins with the netmap
+//! that the gateway holds, which is the only state.
 
 mod receiver;
 mod sender;

@@ -1,7 +1,8 @@
-//! A change from one netmap to the next, and how it stands on the link and on the disk.
+//! The difference between two netmaps, and its encoding on the wire and on disk.
 //!
-//! One byte says whether deflate follows; then a protobuf message. Bytes are foreign: what they unfold to is bounded before it
-//! is unfolded, keys come sorted and once. Unknown fields are ignored; an unknown first byte is an error that names it.
+//! One byte tells whether deflate follows; then a protobuf message. The bytes are untrusted: their inflated
+//! size is bounded before inflating, and keys must be sorted and unique. Unknown fields are ignored; an
+//! unknown first byte is an error that names it. The bytes are pinned by `tests/it/main.rs`.
 
 use std::io::Read;
 
@@ -16,15 +17,15 @@ use crate::netmap::{ENTRIES_MAX, EntryKey, KEY_BYTES_MAX, NETMAP_BYTES_MAX};
 
 /// An encoded update must fit a message of the control stream (16 MiB) with its envelope.
 pub const ENCODED_BYTES_MAX: usize = 15 << 20;
-/// The largest netmap, and what protobuf adds to each entry: tags and lengths.
+/// The largest netmap, and the overhead of protobuf per entry: tags and lengths.
 const PLAIN_BYTES_MAX: usize = NETMAP_BYTES_MAX + ENTRIES_MAX * 20 + 1024;
 
 const PLAIN: u8 = 1;
 const DEFLATED: u8 = 2;
-/// Below this deflate gains nothing.
+/// Below this size deflate gains nothing.
 const DEFLATE_BYTES_MIN: usize = 200;
 
-/// What turns one netmap into the next. Lists are sorted by key.
+/// The change from one netmap to the next. Lists are sorted by key.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NetmapUpdateData {
     /// None: the whole netmap.
@@ -83,7 +84,7 @@ impl NetmapUpdateData {
         let plain = self.message().encode_to_vec();
         let mut encoded = vec![DEFLATED];
         if plain.len() >= DEFLATE_BYTES_MIN {
-            // Reading from memory into memory has nothing that could fail.
+            // Reading from memory into memory cannot fail.
             let read = DeflateEncoder::new(&plain[..], Compression::default()).read_to_end(&mut encoded);
             if read.is_ok() && encoded.len() <= plain.len() {
                 return encoded.into();
@@ -158,7 +159,7 @@ fn key(text: String) -> Result<EntryKey, DecodeError> {
     }
 }
 
-/// Two bytes can stand for an entry that takes sixty in memory: so they are counted before they are taken apart.
+/// Two bytes can encode an entry that takes sixty in memory, so entries are counted before they are decoded.
 fn count_entries(mut plain: &[u8]) -> Result<(), DecodeError> {
     let malformed = |_| DecodeError::Malformed("it is no protobuf message");
     let mut entries = 0;
@@ -166,7 +167,7 @@ fn count_entries(mut plain: &[u8]) -> Result<(), DecodeError> {
         let (tag, wire_type) = decode_key(&mut plain).map_err(malformed)?;
         skip_field(wire_type, tag, &mut plain, DecodeContext::default()).map_err(malformed)?;
         entries += 1;
-        // All are set or all unset at the most, beside base and target.
+        // At most all entries are set or unset, besides base and target.
         if entries > 2 * ENTRIES_MAX + 2 {
             return Err(DecodeError::TooLarge);
         }
@@ -174,7 +175,7 @@ fn count_entries(mut plain: &[u8]) -> Result<(), DecodeError> {
     Ok(())
 }
 
-/// Unfolds no more than a netmap may have: the reader stops at the bound, however long the stream goes on.
+/// Inflates at most the size of the largest netmap: the reader stops at the bound.
 fn inflate(deflated: &[u8]) -> Result<Bytes, DecodeError> {
     let mut plain = Vec::new();
     let mut bounded = DeflateDecoder::new(deflated).take(PLAIN_BYTES_MAX as u64 + 1);
@@ -217,7 +218,7 @@ mod tests {
 
     #[test]
     fn a_bomb_is_not_unfolded() {
-        // Deflate packs zeros a thousandfold: this unfolds to more than the bound.
+        // Deflate compresses zeros a thousandfold: this inflates to more than the bound.
         let zeros = vec![0; PLAIN_BYTES_MAX + 1];
         let mut bomb = vec![DEFLATED];
         DeflateEncoder::new(&zeros[..], Compression::fast()).read_to_end(&mut bomb).unwrap();

@@ -1,7 +1,7 @@
-//! A netmap as a gateway reads it: facts by what they are looked up with.
+//! A netmap as a gateway reads it: entries indexed by their lookup keys.
 //!
-//! Made once when a netmap arrives, read on every connection. What cannot be understood is left out and counted, so that it
-//! is denied, not guessed; the netmap itself keeps it.
+//! Built once when a netmap arrives, read on every connection. Entries that cannot be decoded are omitted and
+//! counted, so that they deny access; the netmap itself keeps them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -14,11 +14,11 @@ use crate::generation::Generation;
 use crate::names::{DnsName, PolicyName, PresenceIp, ServerName, ServiceName, SiteName};
 use crate::netmap::Netmap;
 
-/// Everything a gateway knows, at one generation.
+/// All facts of a gateway at one generation.
 #[derive(Clone, Default, Debug)]
 pub struct NetmapView {
     pub generation: Generation,
-    /// None: the cloud has not said who we are; nothing is forwarded.
+    /// `None`: the netmap does not name this gateway; nothing is forwarded.
     pub gateway: Option<GatewayEntry>,
     pub sites: BTreeMap<SiteName, SiteEntry>,
     pub presences: BTreeMap<ServiceName, PresenceEntry>,
@@ -31,11 +31,11 @@ pub struct NetmapView {
     subject_addresses: HashMap<IpAddr, ServerName>,
     /// Entries of kinds that this version does not know.
     pub unknown: usize,
-    /// Entries that should be known and cannot be used.
+    /// Entries of known kinds that cannot be used.
     pub damaged: Vec<NetmapEntryError>,
 }
 
-/// What a DNS name stands for.
+/// Target of a DNS name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum DnsNameTarget {
     Presence(ServiceName),
@@ -55,7 +55,7 @@ impl NetmapView {
         view
     }
 
-    /// What a name stands for. Written as it may be: capitals and a dot at the end make no difference.
+    /// Returns the target of a name. Case and a trailing dot make no difference.
     pub fn named(&self, name: &str) -> Option<&DnsNameTarget> {
         self.names.get(&DnsName::new(name))
     }
@@ -64,12 +64,13 @@ impl NetmapView {
         self.presences.get(self.presence_addresses.get(&address)?)
     }
 
-    /// The host of our own site that has an address.
+    /// Returns the host of our own site that has an address.
     pub fn subject_at(&self, ip: IpAddr) -> Option<&SubjectEntry> {
         self.subjects.get(self.subject_addresses.get(&ip)?)
     }
 
-    /// The first of these policies that allows someone, if any does. A policy that does not exist adds nobody.
+    /// Returns the first of these policies that allows the client, if any does. A policy that does not exist
+    /// allows no client.
     pub fn allowed_by<'a>(
         &'a self,
         policies: impl IntoIterator<Item = &'a PolicyName>,
@@ -80,7 +81,7 @@ impl NetmapView {
         existing.find(|policy| policy.allows(site, server))
     }
 
-    // Of two that claim the same name or address the first by key has it, so that all gateways agree.
+    // If two entries claim the same name or address, the first by key has it, so that all gateways agree.
     fn take(&mut self, fact: NetmapEntry) {
         match fact {
             NetmapEntry::Gateway(gateway) => self.gateway = Some(gateway),
@@ -90,7 +91,8 @@ impl NetmapView {
             NetmapEntry::Presence(presence) => {
                 for name in &presence.names {
                     let named = DnsNameTarget::Presence(presence.service.clone());
-                    // A presence goes before a node of the same name: it was exposed under it on purpose.
+                    // A presence takes precedence over a node of the same name: it was exposed under it on
+                    // purpose.
                     match self.names.get(name) {
                         Some(DnsNameTarget::Presence(_)) => {}
                         _ => drop(self.names.insert(name.clone(), named)),

@@ -1,8 +1,9 @@
-//! The messages inside entries.
+//! Protobuf messages inside entries.
 //!
-//! An unknown field is ignored by those who read, and kept by those who hold: the bytes of an entry are never rewritten.
-//! What an older gateway must not ignore goes into `requires` of a policy: one that names something unknown allows nobody.
-//! Addresses are 4 or 16 bytes. Lists that are sets are written sorted, so that equal meaning gives equal bytes.
+//! An unknown field is ignored by readers and kept by holders: the bytes of an entry are never rewritten. A
+//! field that an older gateway must not ignore is named in `requires` of a policy: a policy that requires
+//! something unknown allows no client. Addresses are 4 or 16 bytes. Sets are written as sorted lists, so that
+//! equal meaning gives equal bytes. The bytes are pinned by `tests/it/main.rs`.
 
 use prost::Message;
 
@@ -75,7 +76,7 @@ pub struct ServiceMessage {
 
 #[derive(Clone, PartialEq, Message)]
 pub struct BackendMessage {
-    /// Empty: `host` is looked up.
+    /// Empty: `host` is resolved.
     #[prost(bytes = "vec", tag = "1")]
     pub ip: Vec<u8>,
     #[prost(string, tag = "2")]
@@ -97,7 +98,7 @@ pub struct HealthCheckMessage {
 
 #[derive(Clone, PartialEq, Message)]
 pub struct BackendTlsMessage {
-    /// 1 verify, 2 insecure. Disabled is the absence of the whole.
+    /// 1 verify, 2 insecure. Disabled: the message is absent.
     #[prost(uint32, tag = "1")]
     pub mode: u32,
     #[prost(string, tag = "2")]
@@ -124,7 +125,7 @@ pub struct PolicyMessage {
     pub limits: Option<LimitsMessage>,
     #[prost(message, repeated, tag = "4")]
     pub http: Vec<HttpRuleMessage>,
-    /// Names of what a gateway must understand to apply this policy.
+    /// Features that a gateway must support to apply this policy.
     #[prost(string, repeated, tag = "5")]
     pub requires: Vec<String>,
 }
@@ -155,7 +156,7 @@ pub struct HttpRuleMessage {
 pub struct SubjectMessage {
     #[prost(string, tag = "1")]
     pub site: String,
-    /// Empty for a subject at another site: real addresses do not cross.
+    /// Empty for a subject at another site: real addresses do not leave their site.
     #[prost(bytes = "vec", tag = "2")]
     pub ip: Vec<u8>,
 }

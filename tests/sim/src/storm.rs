@@ -141,7 +141,7 @@ impl Storm {
             number: 0,
             edges: Vec::new(),
             dials: Vec::new(),
-            free: pace.places(),
+            free: pace.slot_count(),
             pace,
             line: AdmissionBacklog::new(start),
             waiting: VecDeque::new(),
@@ -187,7 +187,7 @@ impl World<'_> {
         self.start = self.now;
         self.pace = HandshakeConcurrency::new(HALF_OPEN_MAX);
         self.line = AdmissionBacklog::new(self.now);
-        self.free = self.pace.places();
+        self.free = self.pace.slot_count();
         self.waiting.clear();
         self.queue.clear();
         (self.is_busy, self.owed, self.hinted) = (false, 0, HINT_FROM);
@@ -303,7 +303,7 @@ impl World<'_> {
     }
 
     fn send_away(&mut self, dial: usize) {
-        let retry_after = self.line.send_away(self.now, self.waiting.len());
+        let retry_after = self.line.reserve_slot(self.now, self.waiting.len());
         let edge = &mut self.edges[self.dials[dial].edge];
         edge.refusals += 1;
         edge.is_called = true;

@@ -1,4 +1,4 @@
-//! What failed, for every endpoint and every way to it, the most telling first.
+//! Errors of a dial, for every endpoint and route, the most informative first.
 
 use std::error::Error;
 use std::fmt;
@@ -11,7 +11,7 @@ use crate::quic::ConnectError;
 use crate::tls::TlsError;
 use crate::token::ChannelEndpoint;
 
-/// Why one attempt gave no link.
+/// Reason for which one attempt gave no link.
 #[derive(Debug, thiserror::Error)]
 pub enum AttemptError {
     #[error("the name cannot be resolved")]
@@ -60,7 +60,7 @@ impl AttemptError {
         }
     }
 
-    /// How far the attempt came: who got further has more to tell.
+    /// Rank of progress: an attempt that got further is more informative.
     fn distance(&self) -> u8 {
         match self {
             AttemptError::Timeout(_) => 0,
@@ -74,7 +74,7 @@ impl AttemptError {
     }
 }
 
-/// One attempt that failed. Without a route it was the name.
+/// One failed attempt. Without a route, name resolution failed.
 #[derive(Debug)]
 pub struct FailedAttempt {
     pub endpoint: ChannelEndpoint,
@@ -104,7 +104,7 @@ impl fmt::Display for FailedAttempt {
 /// No link came about.
 #[derive(Debug, thiserror::Error)]
 pub enum DialError {
-    /// Nothing was tried: our own certificate or bundle can not be used.
+    /// No attempt was made: our own certificate or bundle cannot be used.
     #[error("the credentials do not fit TLS")]
     Tls(#[from] TlsError),
     #[error("no endpoint of the cloud is known")]
@@ -113,7 +113,7 @@ pub enum DialError {
     Unreachable(Vec<FailedAttempt>),
 }
 
-/// A cloud with many addresses that are all dead must not fill a page of the log.
+/// A cloud with many dead addresses must not fill a page of the log.
 const SHOWN_MAX: usize = 8;
 
 fn list(failed: &[FailedAttempt]) -> String {
@@ -133,13 +133,13 @@ impl DialError {
         DialError::Unreachable(failed)
     }
 
-    /// Did nobody answer in time, and nobody else at all?
+    /// Returns whether every attempt timed out and none got any response.
     pub fn is_timeout(&self) -> bool {
         let failed = self.failed();
         !failed.is_empty() && failed.iter().all(|failed| matches!(failed.error, AttemptError::Timeout(_)))
     }
 
-    /// A cloud is there, but has too much to do: after how long it asks to come again.
+    /// Returns the wait that a busy cloud asked for.
     pub fn busy(&self) -> Option<Duration> {
         let told = self.failed().iter().filter_map(|failed| match &failed.error {
             AttemptError::Quic(ConnectError::Busy(busy)) => Some(busy.wait),
@@ -148,7 +148,7 @@ impl DialError {
         told.min()
     }
 
-    /// Every attempt, the most telling first.
+    /// Returns every attempt, the most informative first.
     pub fn failed(&self) -> &[FailedAttempt] {
         match self {
             DialError::Unreachable(failed) => failed,

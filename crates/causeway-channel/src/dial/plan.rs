@@ -1,21 +1,21 @@
-//! What to try next, and when: all endpoints, all their addresses, both transports.
+//! Order and times of dial attempts: all endpoints, all their addresses, both transports.
 //!
-//! Pure: names come in resolved, failures come in as they happen, attempts go out when their time has come.
-//! The order follows happy eyeballs (RFC 8305): IPv6 and IPv4 in turn, the next address a moment after the
-//! one before, at once when that one failed. Endpoints take turns too, so that a dead one with many addresses
-//! does not hold up the rest. TCP follows QUIC to the same address after a head start.
+//! Pure: resolved names and failures are inputs, due attempts are outputs. The order follows happy eyeballs
+//! (RFC 8305): IPv6 and IPv4 alternate, the next address starts a moment after the previous one, or at once
+//! when that one failed. Endpoints alternate too, so that a dead one with many addresses does not delay the
+//! rest. TCP follows QUIC to the same address after a head start.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-/// Between the beginnings of two attempts, as RFC 8305 recommends.
+/// Time between the starts of two attempts, as RFC 8305 recommends.
 pub const STAGGER: Duration = Duration::from_millis(250);
 
-/// What QUIC is given before TCP follows: a round trip to anywhere on the continent, so that QUIC wins where
-/// it works, and a person does not notice where it does not.
+/// Head start of QUIC before TCP: a round trip to anywhere on the continent, so that QUIC wins where it
+/// works, and a person does not notice where it does not.
 pub const HEAD_START: Duration = Duration::from_millis(250);
 
-/// Of one name; more only cost time when all of them are dead.
+/// Bound of addresses per name; more only cost time when all of them are dead.
 const ADDRESSES_MAX: usize = 8;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub enum DialRoute {
     Proxy,
 }
 
-/// One try: an endpoint, by its place in the list, and a way to it.
+/// One attempt: an endpoint, by its index, and a route to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DialAttempt {
     pub endpoint: usize,
@@ -49,16 +49,16 @@ pub struct DialPlan {
     /// TCP to addresses where QUIC has its head start.
     following: Vec<(Instant, DialAttempt)>,
     next_start: Instant,
-    /// The endpoints of attempts that are under way.
+    /// Endpoints of running attempts.
     running: Vec<usize>,
     unresolved: usize,
 }
 
-/// The address's place among its endpoint's, then the endpoint's own.
+/// Index of the address within its endpoint, then of the endpoint.
 type Rank = (usize, usize);
 
 impl DialPlan {
-    /// `is_proxied` says for each endpoint whether TCP to it goes through the proxy.
+    /// `is_proxied` tells for each endpoint whether TCP to it uses the proxy.
     pub fn new(is_proxied: &[bool], transports: DialTransports, now: Instant) -> DialPlan {
         let uses_quic = transports != DialTransports::TcpOnly;
         let mut plan = DialPlan {
@@ -85,8 +85,8 @@ impl DialPlan {
         plan
     }
 
-    /// The addresses of an endpoint, in the resolver's order; none when the name leads nowhere. With
-    /// `is_proxied` they serve QUIC alone.
+    /// Adds the addresses of an endpoint, in the resolver's order; none when the name does not resolve. With
+    /// `is_proxied` they are used by QUIC alone.
     pub fn handle_resolved(
         &mut self,
         endpoint: usize,
@@ -105,7 +105,7 @@ impl DialPlan {
             };
             self.waiting.push(((place, endpoint), DialAttempt { endpoint, route }));
             if self.transports == DialTransports::Both && !is_proxied {
-                // Its time comes when QUIC begins.
+                // Starts after QUIC has started.
                 let attempt = DialAttempt { endpoint, route: DialRoute::Tcp(address) };
                 self.following.push((self.begin + Duration::from_secs(3600), attempt));
             }
@@ -113,7 +113,7 @@ impl DialPlan {
         self.waiting.sort_by_key(|(rank, _)| *rank);
     }
 
-    /// What to begin now, if anything.
+    /// Returns an attempt to start now, if one is due.
     pub fn next_attempt(&mut self, now: Instant) -> Option<DialAttempt> {
         if let Some(place) = self.following.iter().position(|(due, _)| *due <= now) {
             let (_, attempt) = self.following.remove(place);
@@ -135,7 +135,7 @@ impl DialPlan {
         Some(attempt)
     }
 
-    /// An attempt has failed: whoever waited for it need not wait any longer.
+    /// An attempt has failed: attempts that waited for it start at once.
     pub fn handle_failed(&mut self, attempt: DialAttempt, now: Instant) {
         if let Some(place) = self.running.iter().position(|endpoint| *endpoint == attempt.endpoint) {
             self.running.swap_remove(place);
@@ -147,8 +147,8 @@ impl DialPlan {
         }
     }
 
-    /// Somebody is there and asks to come later: the other ways to that endpoint lead to the same door, also those
-    /// that are under way.
+    /// The endpoint is busy and names a later time: all other routes to it, running ones included, lead to
+    /// the same port.
     pub fn handle_busy(&mut self, attempt: DialAttempt, now: Instant) {
         self.next_start = self.next_start.min(now);
         self.running.retain(|endpoint| *endpoint != attempt.endpoint);
@@ -162,14 +162,14 @@ impl DialPlan {
         }
     }
 
-    /// When to ask again, if nothing else happens.
+    /// Returns the time of the next call, if no other event happens.
     pub fn next_wake(&self) -> Option<Instant> {
         let following = self.following.iter().map(|(due, _)| *due).min();
         let waiting = (!self.waiting.is_empty()).then_some(self.next_start);
         following.into_iter().chain(waiting).min()
     }
 
-    /// Nothing runs that is worth waiting for, nothing waits, no name is left to be resolved.
+    /// Returns whether no attempt runs that is worth waiting for, none waits, and no name is left to resolve.
     pub fn is_over(&self) -> bool {
         self.running.is_empty()
             && self.unresolved == 0
@@ -178,7 +178,7 @@ impl DialPlan {
     }
 }
 
-/// IPv6 and IPv4 in turn, beginning with the family the resolver prefers; each address once.
+/// Alternates IPv6 and IPv4, beginning with the family the resolver prefers; each address once.
 fn in_turn(addresses: &[SocketAddr]) -> Vec<SocketAddr> {
     let mut unique: Vec<SocketAddr> = Vec::new();
     for address in addresses {
@@ -219,7 +219,7 @@ mod tests {
         DialAttempt { endpoint, route: DialRoute::Proxy }
     }
 
-    /// All attempts that begin while nobody answers, with the milliseconds at which they do.
+    /// Returns all attempts that start without any response, with their start times in milliseconds.
     fn silent(mut plan: DialPlan, begin: Instant) -> Vec<(u64, DialAttempt)> {
         let (mut now, mut begun) = (begin, Vec::new());
         loop {

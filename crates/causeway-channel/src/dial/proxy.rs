@@ -1,7 +1,7 @@
-//! HTTP CONNECT: which proxy, for which endpoints, and the few lines that are exchanged with it.
+//! HTTP CONNECT: the proxy, the endpoints it applies to, and the exchange with it.
 //!
-//! The answer of a proxy is foreign bytes: bounded, and only its status line is read. Credentials stand in the
-//! URL and are shown nowhere.
+//! The response of a proxy is untrusted: it is bounded, and only its status line is parsed. Credentials are
+//! in the URL and are never shown.
 
 use std::fmt;
 use std::io;
@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use crate::token::ChannelEndpoint;
 
-/// Where the proxy is and what it wants to hear. `Debug` and `Display` leave the password out.
+/// Address and credentials of a proxy. `Debug` and `Display` omit the password.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ConnectProxy {
     endpoint: ChannelEndpoint,
@@ -48,7 +48,7 @@ impl ConnectProxy {
         Ok(ConnectProxy { endpoint, authorization, exceptions: Vec::new() })
     }
 
-    /// As other programs do: `HTTPS_PROXY` or `https_proxy`, and `NO_PROXY` or `no_proxy`.
+    /// Reads `HTTPS_PROXY` or `https_proxy`, and `NO_PROXY` or `no_proxy`, as other programs do.
     pub fn from_environment() -> Result<Option<ConnectProxy>, ProxyUrlError> {
         ConnectProxy::from_variables(|name| std::env::var(name).ok())
     }
@@ -74,16 +74,16 @@ impl ConnectProxy {
         &self.endpoint
     }
 
-    /// Does TCP to `endpoint` go through this proxy?
+    /// Returns whether TCP to `endpoint` uses this proxy.
     pub fn applies_to(&self, endpoint: &ChannelEndpoint) -> bool {
         let host = endpoint.host().to_ascii_lowercase();
-        // Loopback is this machine, of which the proxy knows nothing.
+        // Loopback is this machine, which the proxy cannot reach.
         let is_local =
             host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
         !is_local && !self.exceptions.iter().any(|entry| is_excepted(entry, &host, endpoint.port()))
     }
 
-    /// Asks the proxy on `io` for a way to `endpoint`; afterwards `io` leads there.
+    /// Requests a tunnel to `endpoint` from the proxy on `io`; afterwards `io` leads there.
     pub async fn ask<T>(&self, io: &mut T, endpoint: &ChannelEndpoint) -> Result<(), ProxyError>
     where
         T: AsyncRead + AsyncWrite + Unpin,
@@ -104,10 +104,10 @@ impl ConnectProxy {
     }
 }
 
-/// An answer's head; nothing useful is longer.
+/// Bound of a response head; no useful one is longer.
 const ANSWER_BYTES_MAX: usize = 8 * 1024;
 
-/// Byte by byte, because what follows the head already belongs to the other end. It is a few hundred bytes,
+/// Byte by byte, because bytes after the head already belong to the endpoint. A head has a few hundred bytes,
 /// once per dial.
 async fn read_answer(io: &mut (impl AsyncRead + Unpin)) -> Result<Vec<u8>, ProxyError> {
     let mut answer = Vec::new();
@@ -120,7 +120,7 @@ async fn read_answer(io: &mut (impl AsyncRead + Unpin)) -> Result<Vec<u8>, Proxy
     Ok(answer)
 }
 
-/// Status and reason of an answer.
+/// Parses status and reason of a response.
 pub fn status(answer: &[u8]) -> Option<(u16, String)> {
     let line = answer.split(|byte| *byte == b'\n').next()?;
     let line = String::from_utf8_lossy(line);
@@ -160,7 +160,7 @@ fn is_excepted(entry: &str, host: &str, port: u16) -> bool {
     host == name || host.strip_suffix(name).is_some_and(|before| before.ends_with('.'))
 }
 
-/// Percent escapes, as user and password in a URL may have them.
+/// Decodes percent escapes, which user and password in a URL may have.
 fn unescape(text: &str) -> Vec<u8> {
     let (mut bytes, mut out) = (text.as_bytes(), Vec::new());
     while let [first, rest @ ..] = bytes {

@@ -1,28 +1,29 @@
-//! Keeps a thread of traffic awake while small messages follow each other closely.
+//! Busy polling: keeps an I/O thread awake while small messages follow each other closely.
 //!
-//! Waking a core that sleeps takes longer than everything that is done with a small message, and a request wakes six of
-//! them. So a thread that has had one looks for the next for a moment before it sleeps, and leaves the core to others
-//! between two looks. Where that does not pay it rests from it: where many speak at once (sleeping gathers what they say),
-//! where messages are large or far between, and where others want the core. `Vigil` decides, `keep` does it.
+//! Waking a sleeping core takes longer than the work on a small message, and a request wakes six of them. A
+//! thread that has handled a message therefore polls for the next one for a moment before it sleeps, and
+//! yields the core between two polls. It pauses polling where that does not pay: with many concurrent senders
+//! (sleeping gathers their messages), with large or infrequent messages, and where other threads need the
+//! core. `BusyPoll` decides, `keep` runs the loop.
 
 use std::cell::Cell;
 use std::task::{Poll, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The next message is looked for so long. A message that takes longer to come is slow anyway.
+/// Polling time after a message. A message that takes longer to arrive is slow anyway.
 const AWAKE: Duration = Duration::from_micros(150);
-/// So many between two looks are a crowd.
+/// Messages between two polls that count as many concurrent senders.
 const CROWD: u64 = 3;
 /// A message counts once more for each of these bytes.
 const UNIT_BYTES: usize = 4 * 1024;
-/// Whoever does not get the core back for so long has taken it from somebody.
+/// A thread that does not get the core back within this time has taken it from another one.
 const AWAY_MAX: Duration = Duration::from_micros(500);
-/// Two messages that were found pay for one that was waited for in vain.
+/// Two messages that were found pay for one poll in vain.
 const CREDIT_MAX: u32 = 16;
 const CREDIT_AFTER_REST: u32 = 4;
 const PRICE: u32 = 2;
-/// So many messages found since the last rest say that it was worth it.
+/// Messages found since the last pause that show that polling pays.
 const WORTH: u32 = 64;
 const REST_MIN: Duration = Duration::from_millis(10);
 const REST_MAX: Duration = Duration::from_millis(100);
@@ -32,7 +33,7 @@ thread_local! {
     static KEEPER: Cell<Option<Waker>> = const { Cell::new(None) };
 }
 
-/// Streams on this thread were given or gave so many messages, of so many bytes together.
+/// Records that streams on this thread sent or received `messages`, of `bytes` in total.
 pub fn note(messages: usize, bytes: usize) {
     let said = messages + bytes / UNIT_BYTES;
     if said == 0 {
@@ -44,9 +45,9 @@ pub fn note(messages: usize, bytes: usize) {
     }
 }
 
-/// Runs on every thread of traffic, for as long as it lives.
+/// Runs on every I/O thread for its lifetime.
 pub async fn keep() {
-    // On a single core nobody else works while we look.
+    // On a single core no other thread can work during a poll.
     if thread::available_parallelism().map_or(1, usize::from) == 1 {
         return;
     }
@@ -59,7 +60,7 @@ pub async fn keep() {
         while next == Next::Look {
             thread::yield_now();
             let away = now.elapsed();
-            // Lets the runtime look at its sockets, and those who have something do it.
+            // Lets the runtime poll its sockets, and ready tasks run.
             tokio::task::yield_now().await;
             now = Instant::now();
             next = vigil.look(now, take_said(&mut seen), away);
@@ -87,21 +88,21 @@ async fn more_than(seen: u64) {
     std::future::poll_fn(said).await;
 }
 
-/// What follows a look.
+/// Action after a poll.
 #[derive(Debug, PartialEq)]
 enum Next {
     Look,
-    /// Until the next message.
+    /// Sleep until the next message.
     Sleep,
-    /// Sleep as if there were no vigil, for so long.
+    /// Sleep without busy polling, for this time.
     Rest(Duration),
 }
 
 struct Vigil {
-    /// When something was found last.
+    /// Time of the last message found.
     since: Instant,
     credit: u32,
-    /// Since the last rest.
+    /// Messages found since the last pause.
     found: u32,
     rest: Duration,
 }
@@ -111,13 +112,13 @@ impl Vigil {
         Vigil { since: now, credit: CREDIT_AFTER_REST, found: 0, rest: REST_MIN }
     }
 
-    /// Something was said to a thread that slept.
+    /// A message arrived at a sleeping thread.
     fn begin(&mut self, now: Instant, said: u64) -> Next {
         self.since = now;
         if said >= CROWD { self.rest() } else { Next::Look }
     }
 
-    /// After a look that found `said`; before it the core was left to others, who kept it for `away`.
+    /// After a poll that found `said` messages; before it the core was yielded, for `away`.
     fn look(&mut self, now: Instant, said: u64, away: Duration) -> Next {
         if away > AWAY_MAX || said >= CROWD {
             return self.rest();
@@ -135,7 +136,7 @@ impl Vigil {
         if self.credit == 0 { self.rest() } else { Next::Sleep }
     }
 
-    /// Rests get longer as long as nothing good comes between them.
+    /// Pauses get longer while polling does not pay between them.
     fn rest(&mut self) -> Next {
         self.rest = if self.found >= WORTH { REST_MIN } else { (self.rest * 2).min(REST_MAX) };
         self.found = 0;
@@ -150,8 +151,8 @@ mod tests {
 
     const LOOK: Duration = Duration::from_micros(2);
 
-    /// A thread that has something to do every `gap`, for a second: how much of it was spent looking, and how many messages
-    /// found it awake.
+    /// Simulates a thread with a message every `gap`, for a second. Returns the share of time spent polling,
+    /// and how many messages found the thread awake.
     fn share(gap: Duration, said: u64, away: Duration) -> (f64, f64) {
         let start = Instant::now();
         let end = start + Duration::from_secs(1);
@@ -159,7 +160,7 @@ mod tests {
         let (mut looking, mut awake, mut messages) = (Duration::ZERO, 0, 0);
         let mut now = start;
         while now < end {
-            // Asleep: the next message wakes it.
+            // Asleep: the next message wakes the thread.
             now += gap;
             messages += 1;
             let mut next = vigil.begin(now, said);

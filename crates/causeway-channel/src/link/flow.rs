@@ -1,8 +1,10 @@
-//! A stream that carries datagrams: beside it where the transport has datagrams, and on it where not.
+//! A stream that carries datagrams: as QUIC datagrams where the transport has them, and on the stream
+//! otherwise.
 //!
-//! The stream stays the anchor: its header says what it is for, its end and its reset end the flow. A datagram goes beside it
-//! when the link is QUIC, the peer has said that it hears them there, it fits the path's limit and does not hold up streams;
-//! every other one goes on the stream, in order and without loss. So either end may be of a version that knows no datagrams.
+//! The stream stays the anchor: its header tells the purpose, and its end or reset ends the flow. A payload
+//! is sent as a QUIC datagram when the link is QUIC, the peer has announced support, it fits the path's limit
+//! and does not block streams; every other one is sent on the stream, in order and without loss. Either end
+//! may therefore be of a version without datagrams.
 
 use std::io;
 
@@ -11,7 +13,7 @@ use tokio::io::AsyncWriteExt;
 use super::{RecvStream, ResetCode, SendStream, Stream};
 use crate::wire::datagrams::{DatagramDecoder, DatagramFrame, FramedDatagram, WELCOME};
 
-/// As much as a read from a stream gives at once.
+/// Bytes that one read from a stream returns at most.
 const READ_BYTES: usize = 64 * 1024;
 
 #[derive(Debug)]
@@ -30,10 +32,10 @@ impl From<Stream> for DatagramFlow {
     }
 }
 
-/// How a datagram went.
+/// Path that a datagram took.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DatagramPath {
-    /// As a datagram: it may be lost, and holds up no other.
+    /// As a QUIC datagram: it may be lost, and does not block other datagrams.
     Beside,
     OnStream,
 }
@@ -42,7 +44,7 @@ pub enum DatagramPath {
 pub struct DatagramFlowSend(SendStream);
 
 impl DatagramFlowSend {
-    /// Waits only where it has to take the stream, and that takes no more.
+    /// Waits only if the datagram must be sent on the stream and the stream is full.
     pub async fn send(&mut self, datagram: FramedDatagram) -> io::Result<DatagramPath> {
         if self.0.mailbox().is_some_and(|mailbox| mailbox.send(datagram.payload())) {
             return Ok(DatagramPath::Beside);
@@ -73,7 +75,7 @@ pub struct DatagramFlowRecv {
 }
 
 impl DatagramFlowRecv {
-    /// The next datagram, whichever way it came. `None` at the end. May be cancelled.
+    /// Returns the next datagram of either path. `None` at the end. Cancel-safe.
     pub async fn recv(&mut self) -> io::Result<Option<FramedDatagram>> {
         loop {
             match self.frames.take() {
@@ -85,7 +87,8 @@ impl DatagramFlowRecv {
                 None => {}
             }
             let chunk = match self.stream.mailbox().cloned() {
-                // Neither goes first: a flood of datagrams must not hide the end, nor the other way round.
+                // Neither has priority: a flood of datagrams must not hide the end of the stream, nor the
+                // reverse.
                 Some(mailbox) => tokio::select! {
                     payload = mailbox.recv() => match FramedDatagram::bare(payload) {
                         Some(datagram) => return Ok(Some(datagram)),
@@ -108,13 +111,13 @@ impl DatagramFlowRecv {
     }
 
     fn hear(&self, word: u16) {
-        // Words that a newer peer may say are passed over.
+        // Control words of a newer peer are ignored.
         if let (WELCOME, Some(mailbox)) = (word, self.stream.mailbox()) {
             mailbox.welcome();
         }
     }
 
-    /// The stream has ended; what came beside it before was not yet taken.
+    /// The stream has ended; QUIC datagrams that came before may still be queued.
     fn last(&self) -> Option<FramedDatagram> {
         FramedDatagram::bare(self.stream.mailbox()?.take()?)
     }

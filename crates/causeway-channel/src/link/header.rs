@@ -1,50 +1,52 @@
-//! What a stream is for: the first bytes on every stream of a link.
+//! Stream header: the first bytes on every stream of a link.
 //!
-//! A protobuf message behind a length of two bytes, 4 KiB at most. An unknown field is ignored, so an old
-//! peer reads a newer header; an unknown purpose is left to whoever accepted the stream, who refuses it.
-//! Nothing here is proof of anything: who the peer is says its certificate.
+//! A protobuf message behind a length of two bytes, 4 KiB at most. An unknown field is ignored, so an older
+//! peer reads a newer header; a stream with an unknown purpose is refused by its acceptor. The header proves
+//! nothing: the identity of the peer comes from its certificate. The bytes are pinned by
+//! `tests/it/wire_fixtures.rs`.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message;
 
 /// Names of 253 bytes in every field fit three times over.
 pub const HEADER_BYTES_MAX: usize = 4096;
-/// The length in front of the message.
+/// Bytes of the length.
 pub const PREFIX_BYTES: usize = 2;
 
-/// The first word on a stream, by the side that opens it.
+/// First message on a stream, sent by the end that opens it.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct StreamHeader {
     /// A `StreamPurpose`.
     #[prost(uint32, tag = "1")]
     pub purpose: u32,
-    /// Where the stream is to go when the receiver only forwards it.
+    /// Destination site of the stream when the receiver only forwards it.
     #[prost(string, tag = "2")]
     pub site: String,
     #[prost(string, tag = "3")]
     pub gateway: String,
-    /// What is wanted there: a service, a node, a path; the purpose says which.
+    /// The target there: a service, a node or a path, depending on the purpose.
     #[prost(string, tag = "4")]
     pub target: String,
-    /// On whose behalf, as the opening gateway knows it.
+    /// Subject on whose behalf the stream is opened, as the opening gateway knows it.
     #[prost(string, tag = "5")]
     pub subject: String,
-    /// Stamped by the cloud from the certificate of the session; believed only when it comes from the cloud.
+    /// Set by the cloud from the certificate of the session; trusted only when it comes from the cloud.
     #[prost(message, optional, tag = "6")]
     pub origin: Option<StreamOrigin>,
-    /// What else the purpose wants to say.
+    /// Further data of the purpose.
     #[prost(bytes = "bytes", tag = "7")]
     pub details: Bytes,
-    /// Many bytes are to be expected.
+    /// A large transfer is expected.
     #[prost(bool, tag = "8")]
     pub bulk: bool,
-    /// It carries datagrams (`DatagramFlow`), and those that come beside it will be heard. Who does not know this sends them on the stream;
-    /// an older cloud that forwards the stream leaves this out, and so does the other end.
+    /// The stream carries datagrams (`DatagramFlow`), and its opener accepts QUIC datagrams for it. A peer
+    /// that does not know this field sends them on the stream; an older cloud that forwards the stream omits
+    /// it, with the same effect.
     #[prost(bool, tag = "9")]
     pub datagrams: bool,
 }
 
-/// Where a forwarded stream comes from.
+/// Origin of a forwarded stream.
 #[derive(Clone, PartialEq, Eq, Hash, Message)]
 pub struct StreamOrigin {
     #[prost(string, tag = "1")]
@@ -55,15 +57,16 @@ pub struct StreamOrigin {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum StreamPurpose {
-    /// The first stream of a link: hello, pings, netmaps, upstream.
+    /// The first stream of a link: hello, pings, netmaps, spool records.
     Control = 1,
-    /// Echoes, or counts, for whoever measures.
+    /// Echoes or counts bytes, for measurements.
     Probe = 2,
     Service = 3,
     Node = 4,
     Api = 5,
     // 6 is reserved: it was `Forward`, which no version has sent.
-    /// Questions of `causeway doctor`, answered with JSON. A peer that does not know this purpose refuses the stream.
+    /// Requests of `causeway doctor`, answered with JSON. A peer that does not know this purpose refuses the
+    /// stream.
     Diagnose = 7,
 }
 
@@ -80,7 +83,7 @@ impl StreamHeader {
         StreamHeader { purpose: purpose as u32, ..StreamHeader::default() }
     }
 
-    /// `None`: a purpose this program does not know.
+    /// Returns `None` for a purpose this program does not know.
     pub fn purpose(&self) -> Option<StreamPurpose> {
         Some(match self.purpose {
             1 => StreamPurpose::Control,
@@ -113,7 +116,7 @@ impl StreamHeader {
         self
     }
 
-    /// As it stands on a stream: length and message.
+    /// Encodes length and message.
     pub fn encode_prefixed(&self) -> Result<Bytes, HeaderError> {
         let bytes = self.encoded_len();
         let prefix = match u16::try_from(bytes) {
@@ -126,7 +129,7 @@ impl StreamHeader {
         Ok(buffer.freeze())
     }
 
-    /// How many bytes of message follow this length.
+    /// Returns the length of the message behind this prefix.
     pub fn length(prefix: [u8; PREFIX_BYTES]) -> Result<usize, HeaderError> {
         match usize::from(u16::from_be_bytes(prefix)) {
             bytes if bytes > HEADER_BYTES_MAX => Err(HeaderError::TooLong { bytes }),
@@ -134,7 +137,7 @@ impl StreamHeader {
         }
     }
 
-    /// The message alone, without its length.
+    /// Decodes the message without its length.
     pub fn decode_message(message: Bytes) -> Result<StreamHeader, HeaderError> {
         if message.len() > HEADER_BYTES_MAX {
             return Err(HeaderError::TooLong { bytes: message.len() });

@@ -1,14 +1,14 @@
-//! Why a stream or a link ended, in numbers that travel and words for people.
+//! Reasons for the end of a stream or a link: codes on the wire and texts for people.
 //!
-//! A number this program does not know is kept as `Other`, so that it can be passed on and shown.
+//! An unknown code is kept as `Other`, so that it can be forwarded and shown.
 
 use std::fmt;
 use std::io;
 
-/// Why one direction of a stream was given up.
+/// Reason for which one direction of a stream was reset or stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ResetCode {
-    /// Whoever held the half dropped it, or its link is gone.
+    /// The holder of the half dropped it, or its link is gone.
     Abandoned,
     Refused,
     NoRoute,
@@ -19,13 +19,13 @@ pub enum ResetCode {
     Draining,
     Malformed,
     Internal,
-    /// It was allowed when it began, and is no longer.
+    /// The stream was allowed at its start, and is no longer.
     Revoked,
     Other(u32),
 }
 
 impl ResetCode {
-    /// The code in an error of a stream: a reset when reading, a stop when writing.
+    /// Returns the code in an error of a stream: a reset when reading, a stop when writing.
     pub fn of(error: &io::Error) -> Option<ResetCode> {
         error.get_ref()?.downcast_ref::<Reset>().map(|reset| reset.0)
     }
@@ -89,8 +89,8 @@ impl fmt::Display for ResetCode {
     }
 }
 
-/// The peer gave a direction of a stream up. Stands inside an `io::Error`: of kind `ConnectionReset` when it
-/// sends no more, `BrokenPipe` when it reads no more.
+/// The peer reset or stopped a direction of a stream. Wrapped in an `io::Error` of kind `ConnectionReset`
+/// when the peer sends no more, `BrokenPipe` when it reads no more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the peer ended the stream: {0}")]
 pub struct Reset(pub ResetCode);
@@ -115,7 +115,7 @@ pub enum CloseCode {
     Limit,
     Malformed,
     NotAdmitted,
-    /// Nothing was heard any more.
+    /// No packet arrived for too long.
     Dead,
     Internal,
     CertificateExpired,
@@ -177,7 +177,7 @@ impl fmt::Display for CloseCode {
     }
 }
 
-/// What the peer is told when a link is closed. Beyond `TEXT_BYTES_MAX` the text is cut.
+/// Reason sent to the peer when a link is closed. Text beyond `TEXT_BYTES_MAX` is cut.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CloseReason {
     pub code: CloseCode,
@@ -192,13 +192,14 @@ impl CloseReason {
         CloseReason { code, text: text.into() }
     }
 
-    /// What a peer said. Its text goes into logs and terminals, so it is made harmless first.
+    /// Decodes the reason of a peer. Its text goes into logs and terminals, so control characters are
+    /// replaced.
     pub fn from_wire(code: u32, text: &[u8]) -> CloseReason {
         let text = String::from_utf8_lossy(text).replace(char::is_control, " ");
         CloseReason::new(CloseCode::from(code), cut(&text))
     }
 
-    /// The text as it travels: cut at a character.
+    /// Returns the text for the wire, cut at a character boundary.
     pub fn text_for_wire(&self) -> &str {
         cut(&self.text)
     }
@@ -226,11 +227,11 @@ pub enum ClosedBy {
     Us,
     /// The peer, with its own reason.
     Peer,
-    /// Neither: silence, a reset from a peer that has forgotten us, or a broken protocol.
+    /// Neither end: a timeout, a reset from a peer that does not know the link, or a protocol error.
     Transport,
 }
 
-/// A link that is no more.
+/// Error of operations on a closed link.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub struct LinkClosed {
     pub by: ClosedBy,
@@ -267,7 +268,7 @@ pub enum StreamError {
     Closed(#[from] LinkClosed),
     #[error(transparent)]
     Header(#[from] super::header::HeaderError),
-    /// The peer did not even want the header.
+    /// The peer refused the stream before it read the header.
     #[error(transparent)]
     Refused(#[from] Reset),
 }
@@ -277,7 +278,7 @@ pub enum StreamError {
 pub enum DatagramError {
     #[error("{bytes} bytes do not fit a datagram of {bytes_max}")]
     TooLarge { bytes: usize, bytes_max: usize },
-    /// Dropped and counted: the link takes no more at this moment.
+    /// Dropped and counted: the send queue is full.
     #[error("the queue of datagrams is full")]
     Full,
     #[error("the link is closed")]

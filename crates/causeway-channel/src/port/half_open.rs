@@ -1,19 +1,19 @@
-//! Who is in the middle of a handshake, and who must go when there are too many.
+//! Table of handshakes in progress, and the choice of which one to cancel when there are too many.
 //!
-//! The newcomer stays and the oldest goes: an honest handshake is over in a few round trips, so whoever has been
-//! at it for longest is the likeliest to hold places on purpose. No clocks, no sockets.
+//! The new handshake stays and the oldest is cancelled: an honest handshake ends after a few round trips, so
+//! the oldest one is the most likely to hold its slot on purpose. No clocks, no sockets.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
 use super::metrics::RejectReason;
 
-/// `T` is whatever tells a handshake to stop.
+/// `T` is the handle that cancels a handshake.
 pub(super) struct HalfOpenHandshakes<T> {
     all_max: usize,
     address_max: usize,
     next: u64,
-    /// By age.
+    /// Ordered by age.
     entries: BTreeMap<u64, (IpAddr, T)>,
     by_address: HashMap<IpAddr, BTreeSet<u64>>,
 }
@@ -34,7 +34,7 @@ impl<T> HalfOpenHandshakes<T> {
         self.entries.len()
     }
 
-    /// Takes a newcomer in; who has to go for it is returned, with the reason.
+    /// Adds a handshake. Returns the handle of the one that is cancelled for it, with the reason.
     pub(super) fn enter(&mut self, address: IpAddr, handle: T) -> (u64, Option<(T, RejectReason)>) {
         let oldest_here = match self.by_address.get(&address) {
             Some(ids) if ids.len() >= self.address_max => ids.first().copied(),
@@ -55,7 +55,7 @@ impl<T> HalfOpenHandshakes<T> {
         (id, gone)
     }
 
-    /// `None` when it had to go already.
+    /// Returns `None` if the handshake was already cancelled.
     pub(super) fn leave(&mut self, id: u64) -> Option<T> {
         let (address, handle) = self.entries.remove(&id)?;
         if let Some(ids) = self.by_address.get_mut(&address) {

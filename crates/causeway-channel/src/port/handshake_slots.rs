@@ -1,9 +1,10 @@
-//! How many handshakes are worked on at the same time, so that those that are begun are also finished.
+//! Limits the handshakes that are processed at the same time, so that those that start also finish.
 //!
-//! Work on a handshake whose dialer has given up is lost, and the dialer comes again: overload would feed itself. So
-//! the number of places follows how long a peer is kept in one. Who finds none waits a moment where that is enough, and
-//! is else told when to come again, which costs next to nothing (`line`). `HandshakeConcurrency` decides, and has neither clocks nor
-//! sockets; `HandshakeSlots` lets wait.
+//! Work on a handshake whose dialer has given up is lost, and the dialer comes again: overload would feed
+//! itself. The number of slots therefore follows the time that a peer holds one. A client that finds no slot
+//! waits a moment if that is enough, and is otherwise told when to retry, which costs almost nothing
+//! (`admission_backlog`). `HandshakeConcurrency` decides, without clocks and sockets; `HandshakeSlots` makes
+//! clients wait.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -15,117 +16,123 @@ use tokio::time::timeout;
 use super::admission_backlog::AdmissionBacklog;
 use crate::lock::lock;
 
-/// At the start: a tenth of a second of work for two cores.
-const PLACES_FIRST: f64 = 128.0;
-/// Never fewer: a second of work for a machine that is fifty times slower, or as busy with other things.
-const PLACES_MIN: f64 = 16.0;
-/// A dialer waits for two seconds at first. Slower than this, and some would be gone before we are done.
+/// Slots at the start: a tenth of a second of work for two cores.
+const SLOTS_FIRST: f64 = 128.0;
+/// Minimum: a second of work for a machine that is fifty times slower, or as busy with other things.
+const SLOTS_MIN: f64 = 16.0;
+/// A dialer waits for two seconds at first. With slower handshakes some dialers would be gone before the end.
 const SLOW: Duration = Duration::from_millis(800);
-/// A round trip across the world and a little work: there is room for more.
+/// A round trip across the world and a little work. Below this time there is capacity for more slots.
 const FAST: Duration = Duration::from_millis(400);
 /// Together with `SLOW` still less than a dialer waits.
 pub const WAIT_MAX: Duration = Duration::from_secs(1);
-/// Who comes at the time it was told has ten seconds of patience, and finds others before it only where we were slower
-/// than we thought.
+/// Wait of a client that returns at its time: its deadline is ten seconds, and it waits only if the rate was
+/// overestimated.
 pub const CALLED_WAIT_MAX: Duration = Duration::from_secs(8);
 
-/// The decision: how many places there are. The simulation asks it as the port does.
+/// Decides the number of slots. The simulation calls it as the port does.
 #[derive(Debug)]
 pub struct HandshakeConcurrency {
-    places: f64,
-    places_max: f64,
-    /// Places that exist, taken or free. Lags behind `places` while more are taken than there should be.
+    target: f64,
+    slots_max: f64,
+    /// Slots that exist, taken or free. More than `target` while more are taken than there should be.
     existing: usize,
 }
 
 impl HandshakeConcurrency {
-    pub fn new(places_max: usize) -> HandshakeConcurrency {
-        let places_max = (places_max as f64).max(1.0);
-        let places = PLACES_FIRST.min(places_max);
-        HandshakeConcurrency { places, places_max, existing: places as usize }
+    pub fn new(slots_max: usize) -> HandshakeConcurrency {
+        let slots_max = (slots_max as f64).max(1.0);
+        let target = SLOTS_FIRST.min(slots_max);
+        HandshakeConcurrency { target, slots_max, existing: target as usize }
     }
 
-    /// How many exist, taken or free.
-    pub fn places(&self) -> usize {
+    /// Returns the number of slots, taken or free.
+    pub fn slot_count(&self) -> usize {
         self.existing
     }
 
-    /// Somebody left a place, after so long; how many are free for it. `is_full`: no other was free.
+    /// A slot was released after `took`. Returns how many slots become free. `is_full`: no other was free.
     pub fn handle_left(&mut self, took: Duration, is_full: bool) -> usize {
         if took >= SLOW {
-            // Each says it once, so a whole turn of slow ones halves the places.
-            self.places = (self.places - 0.5).max(PLACES_MIN.min(self.places_max));
+            // Each slow handshake subtracts half a slot, so a whole round of slow ones halves the number.
+            self.target = (self.target - 0.5).max(SLOTS_MIN.min(self.slots_max));
         } else if took < FAST && is_full {
-            self.places = (self.places + 1.0).min(self.places_max);
+            self.target = (self.target + 1.0).min(self.slots_max);
         }
         self.existing -= 1;
-        let free = (self.places as usize).saturating_sub(self.existing);
+        let free = (self.target as usize).saturating_sub(self.existing);
         self.existing += free;
         free
     }
 }
 
-/// The places for handshakes, given out in the order of asking.
+/// The slots, given out in the order of requests.
 pub(super) struct HandshakeSlots {
-    pace: Mutex<HandshakeConcurrency>,
-    line: Mutex<AdmissionBacklog>,
-    places: Semaphore,
+    concurrency: Mutex<HandshakeConcurrency>,
+    backlog: Mutex<AdmissionBacklog>,
+    permits: Semaphore,
     waiting: AtomicUsize,
 }
 
 impl HandshakeSlots {
-    pub(super) fn new(places_max: usize) -> Arc<HandshakeSlots> {
-        let pace = HandshakeConcurrency::new(places_max);
-        let places = Semaphore::new(pace.existing);
-        let line = Mutex::new(AdmissionBacklog::new(Instant::now()));
-        Arc::new(HandshakeSlots { pace: Mutex::new(pace), line, places, waiting: AtomicUsize::default() })
+    pub(super) fn new(slots_max: usize) -> Arc<HandshakeSlots> {
+        let concurrency = HandshakeConcurrency::new(slots_max);
+        let permits = Semaphore::new(concurrency.existing);
+        let backlog = Mutex::new(AdmissionBacklog::new(Instant::now()));
+        Arc::new(HandshakeSlots {
+            concurrency: Mutex::new(concurrency),
+            backlog,
+            permits,
+            waiting: AtomicUsize::default(),
+        })
     }
 
-    /// A place, or after how long to come again. `is_called`: it comes at the time it was told.
+    /// Returns a slot, or the wait before the next attempt. `is_called`: the client returns at the time it
+    /// was given.
     pub(super) async fn ask(self: &Arc<HandshakeSlots>, is_called: bool) -> Result<HandshakeSlot, Duration> {
-        if let Some(turn) = self.take_now() {
-            return Ok(turn);
+        if let Some(slot) = self.take_now() {
+            return Ok(slot);
         }
         let patience = match is_called {
             true => CALLED_WAIT_MAX,
-            false if self.with_line(AdmissionBacklog::handle_newcomer) <= WAIT_MAX => WAIT_MAX,
-            false => return Err(self.with_line(AdmissionBacklog::send_away)),
+            false if self.with_backlog(AdmissionBacklog::handle_newcomer) <= WAIT_MAX => WAIT_MAX,
+            false => return Err(self.with_backlog(AdmissionBacklog::reserve_slot)),
         };
         match self.take(patience).await {
-            Some(turn) => Ok(turn),
-            None => Err(self.with_line(AdmissionBacklog::send_away)),
+            Some(slot) => Ok(slot),
+            None => Err(self.with_backlog(AdmissionBacklog::reserve_slot)),
         }
     }
 
-    /// A place, if one comes free in time.
+    /// Returns a slot, if one becomes free in time.
     pub(super) async fn take(self: &Arc<HandshakeSlots>, patience: Duration) -> Option<HandshakeSlot> {
-        if let Some(turn) = self.take_now() {
-            return Some(turn);
+        if let Some(slot) = self.take_now() {
+            return Some(slot);
         }
         let _waiting = Waiting::begin(&self.waiting);
-        let permit = timeout(patience, self.places.acquire()).await.ok()?.ok()?;
+        let permit = timeout(patience, self.permits.acquire()).await.ok()?.ok()?;
         permit.forget();
-        Some(HandshakeSlot { turns: self.clone(), since: Instant::now() })
+        Some(HandshakeSlot { slots: self.clone(), since: Instant::now() })
     }
 
     fn take_now(self: &Arc<HandshakeSlots>) -> Option<HandshakeSlot> {
-        self.places.try_acquire().ok()?.forget();
-        Some(HandshakeSlot { turns: self.clone(), since: Instant::now() })
+        self.permits.try_acquire().ok()?.forget();
+        Some(HandshakeSlot { slots: self.clone(), since: Instant::now() })
     }
 
-    fn with_line(&self, ask: fn(&mut AdmissionBacklog, Instant, usize) -> Duration) -> Duration {
+    fn with_backlog(&self, ask: fn(&mut AdmissionBacklog, Instant, usize) -> Duration) -> Duration {
         let waiting = self.waiting.load(Ordering::Relaxed);
-        let mut line = lock(&self.line);
-        ask(&mut line, Instant::now(), waiting)
+        let mut backlog = lock(&self.backlog);
+        ask(&mut backlog, Instant::now(), waiting)
     }
 
-    /// Do as many wait as are served?
+    /// Returns whether at least as many clients wait as are served.
     pub(super) fn is_crowded(&self) -> bool {
-        self.waiting.load(Ordering::Relaxed) as f64 >= lock(&self.pace).places
+        self.waiting.load(Ordering::Relaxed) as f64 >= lock(&self.concurrency).target
     }
 }
 
-/// Counted for as long as it lives.
+/// Counts a waiting client while it exists.
 struct Waiting<'a>(&'a AtomicUsize);
 
 impl Waiting<'_> {
@@ -141,31 +148,31 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// One place. Whoever serves the newcomer drops it when the newcomer has its answer; how long that took decides how
-/// many others are let in.
+/// One handshake slot. The server of the new peer drops it when the peer has its response; the time it was
+/// held decides how many other clients are admitted.
 #[must_use = "dropped at once, it says that the work is done"]
 pub struct HandshakeSlot {
-    turns: Arc<HandshakeSlots>,
+    slots: Arc<HandshakeSlots>,
     since: Instant,
 }
 
 impl HandshakeSlot {
-    /// How many handshakes a second are finished here when all places are taken, as far as that was seen.
+    /// Returns the measured rate of completed handshakes per second while all slots were taken.
     pub fn served_per_second(&self) -> u32 {
-        lock(&self.turns.line).served_per_second()
+        lock(&self.slots.backlog).served_per_second()
     }
 }
 
 impl Drop for HandshakeSlot {
     fn drop(&mut self) {
-        let is_full = self.turns.places.available_permits() == 0;
-        let mut pace = lock(&self.turns.pace);
-        let free = pace.handle_left(self.since.elapsed(), is_full);
-        drop(pace);
-        let mut line = lock(&self.turns.line);
-        line.handle_left(Instant::now(), is_full);
-        drop(line);
-        self.turns.places.add_permits(free);
+        let is_full = self.slots.permits.available_permits() == 0;
+        let mut concurrency = lock(&self.slots.concurrency);
+        let free = concurrency.handle_left(self.since.elapsed(), is_full);
+        drop(concurrency);
+        let mut backlog = lock(&self.slots.backlog);
+        backlog.handle_left(Instant::now(), is_full);
+        drop(backlog);
+        self.slots.permits.add_permits(free);
     }
 }
 
@@ -173,49 +180,49 @@ impl Drop for HandshakeSlot {
 mod tests {
     use super::*;
 
-    fn leave(pace: &mut HandshakeConcurrency, count: usize, took: Duration, is_full: bool) -> usize {
-        (0..count).map(|_| pace.handle_left(took, is_full)).sum()
+    fn leave(concurrency: &mut HandshakeConcurrency, count: usize, took: Duration, is_full: bool) -> usize {
+        (0..count).map(|_| concurrency.handle_left(took, is_full)).sum()
     }
 
     #[test]
     fn places_grow_while_all_are_taken_and_left_quickly() {
-        let mut pace = HandshakeConcurrency::new(2048);
-        assert_eq!(leave(&mut pace, 100, FAST / 2, false), 100, "one comes, one goes");
-        assert_eq!(leave(&mut pace, 100, FAST / 2, true), 200);
-        assert_eq!(pace.existing, 228);
-        leave(&mut pace, 10_000, FAST / 2, true);
-        assert_eq!(pace.existing, 2048, "and not beyond the bound");
+        let mut concurrency = HandshakeConcurrency::new(2048);
+        assert_eq!(leave(&mut concurrency, 100, FAST / 2, false), 100, "one comes, one goes");
+        assert_eq!(leave(&mut concurrency, 100, FAST / 2, true), 200);
+        assert_eq!(concurrency.existing, 228);
+        leave(&mut concurrency, 10_000, FAST / 2, true);
+        assert_eq!(concurrency.existing, 2048, "and not beyond the bound");
     }
 
     #[test]
     fn places_go_when_work_takes_too_long() {
-        let mut pace = HandshakeConcurrency::new(2048);
-        leave(&mut pace, 872, FAST / 2, true);
-        assert_eq!(pace.existing, 1000);
-        assert_eq!(leave(&mut pace, 1000, SLOW, true), 500, "a turn of slow ones halves them");
-        leave(&mut pace, 10_000, SLOW, true);
-        assert_eq!(pace.existing, PLACES_MIN as usize, "and some are always left");
-        assert_eq!(leave(&mut pace, 10, (FAST + SLOW) / 2, true), 10, "in between nothing changes");
+        let mut concurrency = HandshakeConcurrency::new(2048);
+        leave(&mut concurrency, 872, FAST / 2, true);
+        assert_eq!(concurrency.existing, 1000);
+        assert_eq!(leave(&mut concurrency, 1000, SLOW, true), 500, "a slot of slow ones halves them");
+        leave(&mut concurrency, 10_000, SLOW, true);
+        assert_eq!(concurrency.existing, SLOTS_MIN as usize, "and some are always left");
+        assert_eq!(leave(&mut concurrency, 10, (FAST + SLOW) / 2, true), 10, "in between nothing changes");
     }
 
     #[tokio::test(start_paused = true)]
     async fn who_comes_when_called_waits_while_others_are_sent_away() {
-        let turns = HandshakeSlots::new(1);
-        let first = turns.ask(false).await.ok();
+        let slots = HandshakeSlots::new(1);
+        let first = slots.ask(false).await.ok();
         assert!(first.is_some());
         let mut waits = Vec::new();
         for _ in 0..600 {
             waits.push(tokio::spawn({
-                let turns = turns.clone();
-                async move { turns.ask(false).await.err() }
+                let slots = slots.clone();
+                async move { slots.ask(false).await.err() }
             }));
         }
         tokio::task::yield_now().await;
-        let last = turns.ask(false).await.err().expect("there is a line");
+        let last = slots.ask(false).await.err().expect("there is a backlog");
         assert!(last > WAIT_MAX, "sent away at once: {last:?}");
         let called = tokio::spawn({
-            let turns = turns.clone();
-            async move { turns.ask(true).await.is_ok() }
+            let slots = slots.clone();
+            async move { slots.ask(true).await.is_ok() }
         });
         for wait in waits {
             assert!(wait.await.unwrap().is_some(), "nobody left");
@@ -226,19 +233,19 @@ mod tests {
 
     #[tokio::test]
     async fn who_waits_is_served_in_turn_or_turned_away() {
-        let turns = HandshakeSlots::new(1);
-        let first = turns.take(WAIT_MAX).await;
+        let slots = HandshakeSlots::new(1);
+        let first = slots.take(WAIT_MAX).await;
         assert!(first.is_some());
-        assert!(turns.take(WAIT_MAX).await.is_none(), "nobody left");
+        assert!(slots.take(WAIT_MAX).await.is_none(), "nobody left");
         let waits = tokio::spawn({
-            let turns = turns.clone();
-            async move { turns.take(WAIT_MAX).await.is_some() }
+            let slots = slots.clone();
+            async move { slots.take(WAIT_MAX).await.is_some() }
         });
-        while !turns.is_crowded() {
+        while !slots.is_crowded() {
             tokio::task::yield_now().await;
         }
         drop(first);
         assert!(waits.await.unwrap());
-        assert!(!turns.is_crowded());
+        assert!(!slots.is_crowded());
     }
 }

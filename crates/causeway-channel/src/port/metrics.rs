@@ -1,4 +1,4 @@
-//! What came to the port and what was turned away, for `/metrics`.
+//! Counters of the port for `/metrics`: completed handshakes and rejected connections.
 
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
 use prometheus_client::metrics::counter::Counter;
@@ -6,29 +6,30 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-/// Why somebody got no further.
+/// Reason for which the port rejected a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RejectReason {
-    /// The listener itself failed, most likely for want of file descriptors.
+    /// `accept` on the listener failed, most likely for want of file descriptors.
     Accept,
-    /// Too many handshakes per second, in all or from this address.
+    /// Too many handshakes per second, in total or from this address.
     RateAll,
     RateAddress,
-    /// Too many handshakes at the same time: the oldest had to go for a newer one.
+    /// Too many handshakes at the same time: the oldest was cancelled for a newer one.
     HalfOpenAll,
     HalfOpenAddress,
-    /// More handshakes than can be finished in time.
+    /// More handshakes than can be completed in time.
     Busy,
-    /// It broke off: plain text, a scanner, a foreign CA, a wrong ALPN.
+    /// The handshake failed: plain text, a scanner, a foreign CA, a wrong ALPN.
     Handshake,
     HandshakeTimeout,
     /// No ALPN, or one that this transport does not carry.
     Protocol,
-    /// The channel is for those who have one.
+    /// The client of a channel or replica link has no certificate.
     NoCertificate,
-    /// It has one that is refused: its key was revoked, or it is no replica's and asks for the protocol of replicas.
+    /// The certificate is refused: its key was revoked, or it is not a replica's and the replica protocol was
+    /// requested.
     Certificate,
-    /// As many sessions as this replica may hold.
+    /// This replica holds its maximum number of sessions.
     Sessions,
 }
 
@@ -76,23 +77,23 @@ impl PortMetrics {
         let registry = registry.sub_registry_with_prefix("causeway_channel");
         registry.register(
             "connections_rejected",
-            "Connections to the channel port that were rejected, by reason",
+            "Connections that the channel port rejected, by reason",
             self.turned_away.clone(),
         );
         registry.register(
             "retries",
-            "QUIC attempts that were asked to prove their address first",
+            "QUIC attempts that were sent a Retry to prove their address",
             self.retries.clone(),
         );
-        registry.register("handshakes", "Handshakes that came to a good end", self.handshakes.clone());
-        registry.register("half_open", "Handshakes under way", self.half_open.clone());
+        registry.register("handshakes", "Completed handshakes of the channel port", self.handshakes.clone());
+        registry.register("half_open", "Handshakes in progress at the channel port", self.half_open.clone());
     }
 
     pub fn turned_away(&self, why: RejectReason) -> u64 {
         self.turned_away.get_or_create(&Labels { why }).get()
     }
 
-    /// How many QUIC attempts had to prove their address.
+    /// Returns the number of QUIC attempts that had to prove their address.
     pub fn retries(&self) -> u64 {
         self.retries.get()
     }

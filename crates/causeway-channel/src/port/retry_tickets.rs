@@ -1,7 +1,8 @@
-//! Numbers for those who were sent away: proof that a peer was told to come at this time.
+//! Issues and checks retry tickets: proof that a client was told to return at a given time.
 //!
-//! A number names a time and is sealed, so that nobody can make one up; it is bound to nobody and worth little: who
-//! shows it waits for a place instead of being sent away again. The key lives as long as the process.
+//! A ticket holds a time and is authenticated with a key, so that a client cannot forge one. It is not bound
+//! to a client and has little value: its holder waits for a slot instead of being refused again. The key
+//! lives as long as the process.
 
 use std::time::{Duration, Instant};
 
@@ -9,38 +10,39 @@ use aws_lc_rs::hmac;
 
 use crate::quic::{NUMBER_BYTES, RetryTicket};
 
-/// How much before its time a number is good. Clocks run alike over a minute; packets do not travel backwards.
+/// Time before its due time from which a ticket is valid. Clocks differ little over a minute.
 const EARLY_MAX: Duration = Duration::from_millis(500);
-/// An edge that comes later has had other trouble, and stands in line like everybody.
+/// An edge that returns later had other trouble, and is treated as a new client.
 const LATE_MAX: Duration = Duration::from_secs(60);
 
 const TIME_BYTES: usize = 4;
-const SEAL_FROM: usize = 12;
+const MAC_FROM: usize = 12;
 
 pub(super) struct RetryTickets {
     key: hmac::Key,
-    born: Instant,
+    created: Instant,
 }
 
 impl RetryTickets {
     pub(super) fn new(now: Instant) -> RetryTickets {
         let mut key = [0; 32];
         fill(&mut key);
-        RetryTickets { key: hmac::Key::new(hmac::HMAC_SHA256, &key), born: now }
+        RetryTickets { key: hmac::Key::new(hmac::HMAC_SHA256, &key), created: now }
     }
 
-    /// Milliseconds of the time, eight random bytes, eight of the seal.
+    /// Layout: milliseconds of the due time, eight random bytes, eight bytes of the MAC.
     pub(super) fn issue(&self, due: Instant) -> RetryTicket {
         let mut number = [0; NUMBER_BYTES];
         number[..TIME_BYTES].copy_from_slice(&self.milliseconds(due).to_be_bytes());
-        // The first packets are encrypted under it: nobody beside the way may guess it (RFC 9000, section 7.2).
-        fill(&mut number[TIME_BYTES..SEAL_FROM]);
-        let seal = hmac::sign(&self.key, &number[..SEAL_FROM]);
-        number[SEAL_FROM..].copy_from_slice(&seal.as_ref()[..NUMBER_BYTES - SEAL_FROM]);
+        // Initial packets are encrypted with keys derived from this ID, so it must be unpredictable to
+        // off-path attackers (RFC 9000, section 7.2).
+        fill(&mut number[TIME_BYTES..MAC_FROM]);
+        let mac = hmac::sign(&self.key, &number[..MAC_FROM]);
+        number[MAC_FROM..].copy_from_slice(&mac.as_ref()[..NUMBER_BYTES - MAC_FROM]);
         RetryTicket(number)
     }
 
-    /// Is it the turn of whoever shows this?
+    /// Returns whether the client that presents this ticket may wait for a slot now.
     pub(super) fn is_due(&self, shown: &[u8], now: Instant) -> bool {
         let Ok(number) = <[u8; NUMBER_BYTES]>::try_from(shown) else { return false };
         let [first, second, third, fourth, ..] = number;
@@ -50,17 +52,17 @@ impl RetryTickets {
         if u128::from(early) > EARLY_MAX.as_millis() && u128::from(late) > LATE_MAX.as_millis() {
             return false;
         }
-        let seal = hmac::sign(&self.key, &number[..SEAL_FROM]);
+        let mac = hmac::sign(&self.key, &number[..MAC_FROM]);
         aws_lc_rs::constant_time::verify_slices_are_equal(
-            &number[SEAL_FROM..],
-            &seal.as_ref()[..NUMBER_BYTES - SEAL_FROM],
+            &number[MAC_FROM..],
+            &mac.as_ref()[..NUMBER_BYTES - MAC_FROM],
         )
         .is_ok()
     }
 
-    /// Begins anew every fifty days; what is compared is never minutes apart.
+    /// Wraps around every fifty days; compared values are never more than minutes apart.
     fn milliseconds(&self, at: Instant) -> u32 {
-        at.saturating_duration_since(self.born).as_millis() as u32
+        at.saturating_duration_since(self.created).as_millis() as u32
     }
 }
 
@@ -75,11 +77,11 @@ mod tests {
     #[test]
     fn a_number_is_good_at_its_time_and_nobody_else_can_make_one() {
         let start = Instant::now();
-        let numbers = RetryTickets::new(start);
+        let tickets = RetryTickets::new(start);
         let due = start + Duration::from_secs(7);
-        let number = numbers.issue(due).0;
+        let number = tickets.issue(due).0;
         let check = |shown: &[u8], now: Instant, expected: bool| {
-            assert_eq!(numbers.is_due(shown, now), expected, "{shown:?}");
+            assert_eq!(tickets.is_due(shown, now), expected, "{shown:?}");
         };
         check(&number, due, true);
         check(&number, due + LATE_MAX / 2, true);
@@ -96,20 +98,20 @@ mod tests {
             !RetryTickets::new(start).is_due(&number, due),
             "a port that was restarted knows nothing of it"
         );
-        assert_ne!(numbers.issue(due).0, number, "no two connections begin with the same ID");
+        assert_ne!(tickets.issue(due).0, number, "no two connections begin with the same ID");
     }
 
     #[test]
     fn numbers_are_good_also_when_the_port_is_old() {
         let start = Instant::now();
-        let numbers = RetryTickets::new(start);
-        // The count of milliseconds begins anew at the first, and has done so at the second.
+        let tickets = RetryTickets::new(start);
+        // The count of milliseconds wraps around during the first, and has wrapped before the second.
         for age in [1u64 << 32, 5 << 32].map(Duration::from_millis) {
             let now = start + age - Duration::from_secs(1);
-            let number = numbers.issue(now + Duration::from_secs(2)).0;
-            assert!(numbers.is_due(&number, now + Duration::from_secs(2)), "{age:?}");
-            assert!(!numbers.is_due(&number, now), "{age:?}");
-            assert!(!numbers.is_due(&number, now + LATE_MAX * 2), "{age:?}");
+            let number = tickets.issue(now + Duration::from_secs(2)).0;
+            assert!(tickets.is_due(&number, now + Duration::from_secs(2)), "{age:?}");
+            assert!(!tickets.is_due(&number, now), "{age:?}");
+            assert!(!tickets.is_due(&number, now + LATE_MAX * 2), "{age:?}");
         }
     }
 }

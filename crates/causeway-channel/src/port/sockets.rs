@@ -1,4 +1,4 @@
-//! UDP and TCP on the same port number.
+//! Binds UDP and TCP on the same port number.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -7,10 +7,10 @@ use tokio::net::TcpListener;
 
 use crate::quic::socket;
 
-/// The chance that a free TCP port is taken for UDP is small; ten times in a row it has another cause.
+/// The chance that a free TCP port is taken for UDP is small; ten failures in a row have another cause.
 const TRIES: usize = 10;
 
-/// Bound and not yet served, for whoever must know the port before it can say who we are.
+/// Bound sockets that are not served yet: the port number is needed before the server certificate exists.
 #[derive(Debug)]
 pub struct PortSockets {
     pub(super) tcp: TcpListener,
@@ -19,7 +19,7 @@ pub struct PortSockets {
 }
 
 impl PortSockets {
-    /// Port 0 takes any number that is free for both.
+    /// Port 0 selects any number that is free for both protocols.
     pub async fn bind(address: SocketAddr) -> io::Result<PortSockets> {
         let mut tries = if address.port() == 0 { TRIES } else { 1 };
         loop {

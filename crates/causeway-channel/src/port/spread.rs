@@ -1,17 +1,18 @@
-//! Over which time a fleet should come back that lost its sessions all at once.
+//! Computes the time over which a fleet should reconnect after all sessions were lost at once.
 //!
-//! Edges are told while they are attached, because later nobody can tell them. Too short a time costs refusals, which
-//! are cheap (`line`); too long a one keeps edges away from a cloud that has nothing to do.
+//! Edges are told while they are attached, because afterwards there is no connection. Too short a time costs
+//! refusals, which are cheap (`admission_backlog`); too long a time keeps edges away from an idle cloud.
 
 use std::time::Duration;
 
-/// A return is easier than a first visit, which is mostly what was seen: nothing has to be written for it.
+/// A reconnect is cheaper than a first connection, on which the measured rate is mostly based: it writes
+/// nothing to the store.
 const RETURN_EASE: u32 = 2;
-/// Who holds up handshakes on purpose shall not send a fleet away for long.
+/// Bound of the slowdown: clients that delay handshakes on purpose must not keep a fleet away for long.
 const RETURN_SLOW_MAX: u32 = 8;
 
-/// For so many sessions, at a port that is glad to take so many back in a second, and was seen to serve so many
-/// newcomers a second.
+/// Returns the time for `sessions`, at a port that is configured to take `returns_per_second` and was
+/// measured to serve `served_per_second` new clients.
 pub fn spread(sessions: usize, returns_per_second: u32, served_per_second: u32) -> Duration {
     let seen = served_per_second.saturating_mul(RETURN_EASE).max(returns_per_second / RETURN_SLOW_MAX);
     let rate = returns_per_second.min(seen);

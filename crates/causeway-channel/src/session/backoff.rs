@@ -1,33 +1,34 @@
-//! How long to wait before the next attempt, so that a fleet does not come back in one moment.
+//! Wait before the next attempt, so that a fleet does not reconnect at one moment.
 //!
-//! Full jitter: any moment between now and a span that doubles with every failure. The cloud knows how many edges it
-//! has and may widen the span (its hint), or name a time before which it cannot be asked. Who came within the span of
-//! the hint and was not served comes again when most others have been.
+//! Full jitter: a random time between now and a span that doubles with every failure. The cloud knows the
+//! size of its fleet and may widen the span (its hint), or name a time before which it must not be asked. An
+//! edge that came within the span of the hint and was not served comes again when most other edges have been
+//! served.
 
 use std::time::Duration;
 
-/// One edge alone is back at once; a handful does not collide.
+/// A single edge reconnects at once; a handful does not collide.
 const FIRST: Duration = Duration::from_millis(250);
-/// While a restart is under way, attempts are this far apart on average: half of `FIRST`, for five seconds. The port of a cloud
-/// that is not there costs its host a packet for each.
+/// During a restart of the cloud, attempts are this far apart on average: half of `FIRST`, for five seconds.
+/// Each costs the host of an absent cloud one packet.
 const QUICK_ATTEMPTS: u32 = 40;
-/// A link that comes back unseen is used within 8 s: this, and the time to dial.
+/// A link whose recovery is not signalled is used within 8 s: this, and the time to dial.
 pub const CAP: Duration = Duration::from_secs(5);
-/// Who was turned away twice waits twice as long as after the first time, and no longer than that.
+/// An edge that was refused twice waits twice as long as after the first time, and no longer than that.
 const HINT_DOUBLINGS: u32 = 1;
 /// The ordinary dial: connecting and the handshake.
 pub const DIAL: Duration = Duration::from_secs(2);
-/// The longest that a dial may take; also one whose turn the cloud has named, because there somebody is at work.
+/// Longest dial; also used when the cloud has named the time, because then a cloud is known to be there.
 pub const DIAL_MAX: Duration = Duration::from_secs(10);
-/// No peer makes us wait longer, whatever it says.
+/// Upper bound of any wait that a peer asks for.
 pub const HINT_MAX: Duration = Duration::from_secs(5 * 60);
 
-/// Failures since the last session that held, and what the cloud said about coming back.
+/// Failures since the last stable session, and the cloud's hints for reconnecting.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Backoff {
     failures: u32,
     hint: Duration,
-    /// Attempts left in which the cloud is expected back any moment.
+    /// Remaining attempts in which the cloud is expected back at any moment.
     quick: u32,
 }
 
@@ -39,31 +40,33 @@ impl Backoff {
         }
     }
 
-    /// Things are different now: begin anew.
+    /// A session was established: start over.
     pub fn handle_success(&mut self) {
         (self.failures, self.quick) = (0, 0);
     }
 
-    /// The cloud said that it stops: most likely it is restarted, and back in a second or two.
+    /// The cloud announced its stop: most likely it is restarted, and back in a second or two.
     pub fn handle_announced_stop(&mut self) {
         self.quick = QUICK_ATTEMPTS;
     }
 
-    /// The cloud's word on how far to spread out; replaces its last.
+    /// The cloud's hint for the span; replaces the previous one.
     pub fn handle_hint(&mut self, hint: Duration) {
         self.hint = hint.min(HINT_MAX);
     }
 
-    /// The wait after a session was lost, for dice between 0 and 1: everybody's first try falls into the hint.
+    /// Returns the wait after the loss of a session, for dice between 0 and 1: the first attempt of every
+    /// edge falls into the hint.
     pub fn pause_after_loss(&self, dice: f64) -> Duration {
         self.span().max(self.hint).mul_f64(dice.clamp(0.0, 1.0))
     }
 
-    /// The wait after an attempt that failed. `not_before` is a refusal's own time; the jitter comes on top of it.
+    /// Returns the wait after a failed attempt. `not_before` is the time named by a refusal; the jitter is
+    /// added to it.
     pub fn pause(&self, not_before: Duration, dice: f64) -> Duration {
         let (least, span) = match self.hint > self.span() {
             true => {
-                // The hint was too small, then.
+                // The hint was too small.
                 let hint = self.hint.saturating_mul(1 << self.failures.min(HINT_DOUBLINGS)).min(HINT_MAX);
                 (hint / 4, hint / 2)
             }
@@ -72,19 +75,19 @@ impl Backoff {
         not_before.min(HINT_MAX) + least + span.mul_f64(dice.clamp(0.0, 1.0))
     }
 
-    /// The wait of who was given a time by a cloud that had too much to do. The times are apart already; the little
-    /// that comes on top keeps those apart who were given the same by two replicas.
+    /// Returns the wait of an edge that a busy cloud gave a time. These times are already spread; the small
+    /// addition separates edges that got the same time from two replicas.
     pub fn pause_in_line(&self, told: Duration, dice: f64) -> Duration {
         told.min(HINT_MAX) + FIRST.mul_f64(dice.clamp(0.0, 1.0))
     }
 
-    /// So many that they cannot all be served within an ordinary pause.
+    /// Returns whether the fleet cannot be served within an ordinary pause.
     pub fn is_of_large_fleet(&self) -> bool {
         self.hint > CAP
     }
 
-    /// How long a dial may take after so many that nobody answered in time. A cloud with so many edges that it told
-    /// them to spread out may only be slow: giving up early would double its work.
+    /// Returns the deadline of a dial after `unanswered` dials that timed out. A cloud that told its large
+    /// fleet to spread out may only be slow: giving up early would double its work.
     pub fn patience(&self, unanswered: u32) -> Duration {
         let patient = DIAL.saturating_mul(1 << unanswered.min(8)).min(DIAL_MAX);
         patient.min(self.hint / 2).max(DIAL)
@@ -119,7 +122,7 @@ mod tests {
         backoff.handle_success();
         backoff.handle_failure();
         assert_eq!(backoff.pause(Duration::ZERO, 1.0), 2 * FIRST);
-        // A large fleet keeps to the cloud's word.
+        // A large fleet follows the cloud's hint.
         let mut backoff = after(0, 10_000);
         backoff.handle_announced_stop();
         assert_eq!(backoff.pause(Duration::ZERO, 1.0).as_millis(), 7_500);

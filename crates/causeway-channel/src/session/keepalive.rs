@@ -1,16 +1,17 @@
-//! Is the link alive? Decides when to ask for a sign of life, and when to stop waiting for one.
+//! Liveness of a link: decides when to ping, and when to give up.
 //!
-//! Any byte of the peer is a sign. After a silence, of the peer or of ours, one ping; unanswered, three quick probes; then the link is dead,
-//! `GIVE_UP` after the first question. Values in, values out; time and dice are arguments.
+//! Any byte of the peer is a sign of life. After a silence, of the peer or of this end, one ping; unanswered,
+//! three quick probes; then the link is dead, `GIVE_UP` after the first ping. Values in, values out; time and
+//! dice are arguments.
 
 use std::time::{Duration, Instant};
 
 /// Idle traffic of about 3 MB a day, and NAT entries for UDP, which live for 30 s and more, stay.
 pub const EVERY: Duration = Duration::from_secs(5);
-/// Where there is another replica to go to: a dead one is left within 5 s, of which 0.8 s are for dialling the next.
+/// With another replica available: a dead one is left within 5 s, of which 0.8 s are for dialling the next.
 /// Two packets each time, over QUIC less than 5 MB a day.
 pub const EVERY_QUICK: Duration = Duration::from_millis(2400);
-/// From the first question to the end. With `EVERY`, a dead link is known within 8 s of its last sign.
+/// From the first ping to the end. With `EVERY`, a dead link is detected within 8 s of its last sign.
 const GIVE_UP: Duration = Duration::from_millis(2800);
 const GIVE_UP_QUICK: Duration = Duration::from_millis(1800);
 /// Shorter than this, a busy machine would look like a dead link.
@@ -21,28 +22,28 @@ const PROBES: u32 = 3;
 /// A timer that is later than this was not late by chance.
 const LATE_MIN: Duration = Duration::from_millis(250);
 const LATE_GRACE: Duration = Duration::from_millis(500);
-/// Longer than this no host is too busy to look at a link; the cloud has ended the session by then.
+/// No host is too busy for longer than this to serve a link; the cloud has ended the session by then.
 const LATE_MAX: Duration = Duration::from_secs(12);
-/// The cloud may ask for another rhythm, within reason.
+/// Bounds of the interval that the cloud may ask for.
 const EVERY_MIN: Duration = Duration::from_secs(1);
 const EVERY_MAX: Duration = Duration::from_secs(60);
 
-/// What is known about the life of one link.
+/// Liveness state of one link.
 #[derive(Debug, Clone)]
 pub struct Keepalive {
     every: Duration,
     /// The last sign of the peer.
     heard: Instant,
-    /// The last question, or the beginning. The peer waits for signs, too: one that only sends must hear of us.
+    /// The last ping, or the start. The peer waits for signs too: an end that only receives must send.
     asked: Instant,
-    /// When to ask, unless a sign later than `known` has come.
+    /// Time of the next ping, unless a sign later than `known` has come.
     plan: Instant,
     known: Instant,
     rtt: Duration,
     question: Option<Question>,
 }
 
-/// Asked at `at`, and repeated `probes` times since. `late` is by how much `at` was moved, see `handle_late`.
+/// Sent at `at`, and repeated `probes` times since. `late` is by how much `at` was moved, see `handle_late`.
 #[derive(Debug, Clone, Copy)]
 struct Question {
     at: Instant,
@@ -50,10 +51,10 @@ struct Question {
     late: Duration,
 }
 
-/// What the time asks for.
+/// Action that is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeepaliveAction {
-    /// Nothing before that moment.
+    /// Nothing before that time.
     Wait(Instant),
     /// Send a ping.
     Ask,
@@ -61,26 +62,27 @@ pub enum KeepaliveAction {
 }
 
 impl Keepalive {
-    /// A link that has just been heard of.
+    /// A link that has just been heard.
     pub fn new(now: Instant, every: Duration) -> Keepalive {
         let every = every.clamp(EVERY_MIN, EVERY_MAX);
         let rtt = Duration::ZERO;
         Keepalive { every, heard: now, asked: now, plan: now + every, known: now, rtt, question: None }
     }
 
-    /// Takes note of when the peer was last heard, and of the round trip if it is known. Older news change nothing.
+    /// Records when the peer was last heard, and the round trip if it is known. Older reports change nothing.
     pub fn handle_heard(&mut self, at: Instant, rtt: Option<Duration>) {
         self.rtt = rtt.unwrap_or(self.rtt);
         self.heard = self.heard.max(at);
-        // What was on its way before we asked proves nothing; what comes after is as good as an answer.
+        // Bytes in flight before the ping prove nothing; later bytes are as good as an answer.
         if self.question.is_some_and(|question| at > question.at) {
             self.question = None;
             (self.plan, self.known) = (self.heard + self.every, self.heard);
         }
     }
 
-    /// This end looks `late` later than it wanted to, because of its own load. It could not have heard an answer meanwhile, so
-    /// that time does not count, and what has arrived is given `LATE_GRACE` to be read; up to `LATE_MAX` for one question.
+    /// This end checks `late` later than planned, because of its own load. It could not have received an
+    /// answer meanwhile, so that time does not count, and bytes that have arrived are given `LATE_GRACE` to
+    /// be read; up to `LATE_MAX` per ping.
     pub fn handle_late(&mut self, late: Duration) {
         if let Some(question) = self.question.as_mut().filter(|_| late >= LATE_MIN) {
             let late = (late + LATE_GRACE).min(LATE_MAX.saturating_sub(question.late));
@@ -89,14 +91,14 @@ impl Keepalive {
         }
     }
 
-    /// Somebody has a reason to doubt: ask now. While a question is open, that is being done already.
+    /// A caller doubts the link: ping now. While a ping is open, that is already being done.
     pub fn handle_suspect(&mut self, now: Instant) {
         if self.question.is_none() {
             (self.plan, self.known) = (now, now);
         }
     }
 
-    /// What is due. After `EnrolmentRequestBody`, the ping counts as sent.
+    /// Returns the due action. After `Ask`, the ping counts as sent.
     pub fn next(&mut self, now: Instant, dice: f64) -> KeepaliveAction {
         self.plan_again(now, dice);
         let due = self.due();
@@ -114,10 +116,11 @@ impl Keepalive {
         KeepaliveAction::Ask
     }
 
-    /// When `next` has something to say.
+    /// Returns when `next` has an action.
     pub fn due(&self) -> Instant {
         match self.question {
-            // Well before the cloud, which waits for two such times, gives up one that hears much and says nothing.
+            // Well before the cloud, which waits for two intervals, gives up an edge that receives much and
+            // sends nothing.
             None => self.plan.min(self.asked + self.every * 3 / 2),
             Some(Question { at, probes, .. }) => {
                 let patience = (3 * self.rtt).clamp(PATIENCE_MIN, PATIENCE_MAX);
@@ -127,8 +130,9 @@ impl Keepalive {
         }
     }
 
-    // The cloud sometimes tells something to all its edges. If each asked one rhythm after it, they would ask together,
-    // and from then on always: twenty thousand in one moment, and answers so late that packets are repeated.
+    // The cloud sometimes sends a message to all its edges. If each pinged one interval after it, they would
+    // ping together, and from then on always: twenty thousand at one moment, and answers so late that packets
+    // are repeated.
     fn plan_again(&mut self, now: Instant, dice: f64) {
         if self.question.is_none() && now >= self.plan && self.heard > self.known {
             let left = (self.heard + self.every).saturating_duration_since(now);
@@ -136,7 +140,7 @@ impl Keepalive {
         }
     }
 
-    /// Is a question open?
+    /// Returns whether a ping is open.
     pub fn is_probing(&self) -> bool {
         self.question.is_some()
     }
@@ -150,7 +154,7 @@ mod tests {
         Duration::from_millis(milliseconds)
     }
 
-    /// Lets time pass without a sign of the peer; tells when pings were sent and when the link was given up.
+    /// Advances time without a sign of the peer; returns when pings were sent and when the link was given up.
     fn silence(rtt: Duration) -> (Vec<Duration>, Duration) {
         silence_of(EVERY, rtt)
     }
@@ -218,7 +222,7 @@ mod tests {
                 let begun = start + ms(5 * edge);
                 let mut keepalive = Keepalive::new(begun, EVERY);
                 let mut now = begun;
-                // Answered at once, until all are told something; then nothing more is heard.
+                // Answered at once until all edges get a message; then no further sign arrives.
                 loop {
                     if now >= told {
                         keepalive.handle_heard(told, None);
@@ -279,7 +283,7 @@ mod tests {
         let start = Instant::now();
         let mut keepalive = Keepalive::new(start, EVERY);
         assert_eq!(keepalive.next(start + EVERY, 1.0), KeepaliveAction::Ask);
-        // Every timer comes three seconds late; four of them on time would have been the end.
+        // Every timer fires three seconds late; four of them on time would have been the end.
         let mut now = start + EVERY;
         for _ in 0..3 {
             now = keepalive.due() + s(3);
@@ -288,7 +292,7 @@ mod tests {
         }
         keepalive.handle_heard(now + ms(1), None);
         assert!(!keepalive.is_probing(), "the answer was there all the time");
-        // A host that never has time does not hold a dead link for ever.
+        // A host that is always late does not keep a dead link forever.
         let mut keepalive = Keepalive::new(start, EVERY);
         keepalive.next(start + EVERY, 1.0);
         let mut now = start + EVERY;

@@ -1,8 +1,8 @@
-//! Keeps one session between an edge and the cloud, whatever the link does.
+//! Keeps one session between an edge and the cloud, whatever happens to the link.
 //!
-//! Events come in through `handle_*`, actions go out through `next_action`, and `next_timeout` says when to call
-//! `handle_timeout`. Time and dice are arguments. A link has one number from the attempt that dials it to its end, so
-//! that news of an old link never disturb a new one.
+//! Events come in through `handle_*`, actions go out through `next_action`, and `next_timeout` tells when to
+//! call `handle_timeout`. Time and dice are arguments. A link has one ID from the attempt that dials it to
+//! its end, so that events of an old link never affect a new one.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -14,26 +14,26 @@ use crate::dial::DialError;
 use crate::link::{CloseCode, Transport};
 use crate::wire::control::SessionRefusedCode;
 
-/// Names an attempt, and the link that came of it.
+/// Identifies an attempt, and the link that results from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LinkId(pub u64);
 
-/// What the driver is to do.
+/// Action for the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SupervisorAction {
-    /// Dial, open the control stream, say hello with this epoch. Answer with `handle_dialed`, then `handle_welcome`,
-    /// or with `handle_failed`; give up after `patience`.
+    /// Dial, open the control stream, send hello with this epoch. Report `handle_dialed`, then
+    /// `handle_welcome`, or `handle_failed`; give up after `patience`.
     Dial {
         link: LinkId,
         epoch: u64,
         transports: AttemptedTransports,
         patience: Duration,
     },
-    /// Drop the attempt. Whatever it comes to is not looked at any more.
+    /// Drop the attempt. Its result is ignored.
     Abandon {
         link: LinkId,
     },
-    /// Say ping on the control stream.
+    /// Send a ping on the control stream.
     Ping {
         link: LinkId,
         nonce: u64,
@@ -51,11 +51,11 @@ pub enum SupervisorAction {
         link: LinkId,
         code: CloseCode,
     },
-    /// The cloud doubts the certificate: renew it, or find out that there is nothing to renew.
+    /// The cloud rejects the certificate: renew it, or find out that there is nothing to renew.
     Renew,
 }
 
-/// Where the machine is, for people.
+/// State of the supervisor, for people.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SupervisorState {
     BackingOff {
@@ -67,19 +67,19 @@ pub enum SupervisorState {
     Ready {
         probing: bool,
     },
-    /// The cloud asked us to go elsewhere; the session works until then.
+    /// The cloud asked us to attach elsewhere; the session works until then.
     Draining,
     Stopped,
 }
 
-/// Why an attempt gave no session.
+/// Reason for which an attempt gave no session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttemptFailure {
-    /// Nobody is there, or not as a cloud is.
+    /// No cloud responds at any endpoint.
     Unreachable,
-    /// No answer in time. The cloud may be away, or have too much to do.
+    /// No response in time. The cloud may be down or overloaded.
     Unanswered,
-    /// The cloud has too much to do, and named the time at which it will be our turn.
+    /// The cloud is busy, and named the time of our turn.
     Busy {
         retry_after: Duration,
     },
@@ -91,7 +91,7 @@ pub enum AttemptFailure {
 }
 
 impl AttemptFailure {
-    /// What a dial that gave no link means.
+    /// Classifies a failed dial.
     pub fn of_dial(error: &DialError) -> AttemptFailure {
         match error.busy() {
             Some(retry_after) => AttemptFailure::Busy { retry_after },
@@ -101,29 +101,29 @@ impl AttemptFailure {
     }
 }
 
-/// What the cloud said when it took the session.
+/// Content of the cloud's welcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WelcomedSession {
     pub transport: Transport,
-    /// Zero: as usual.
+    /// Zero: the default.
     pub keepalive: Duration,
     pub retry_hint: Duration,
 }
 
-/// The dialer gives up by itself when its patience ends and says why; this is for one that says nothing.
+/// The dialer reports its own timeout; this covers a dialer that reports nothing.
 const DIAL_GRACE: Duration = Duration::from_millis(500);
-/// Open streams of a link that was replaced have this long.
+/// Open streams of a replaced link have this long.
 pub const LINGER: Duration = Duration::from_secs(30);
-/// A session that held this long was none of the failures that make the next attempt wait longer.
+/// A session that lasted this long does not count as a failure for the backoff.
 const SETTLED: Duration = Duration::from_secs(5);
-/// Sessions are replaced after a renewal; nothing hurries, and a fleet may renew together.
+/// Sessions are replaced after a renewal over this time; there is no hurry, and a fleet may renew together.
 const REPLACE_SPREAD: Duration = Duration::from_secs(10);
-/// News of a changed link come in bunches; an attempt this young has seen them.
+/// Events of a changed link come in bursts; an attempt this young has seen them.
 const FRESH: Duration = Duration::from_millis(100);
-/// Without news of a certificate, ask again: the news may have been lost.
+/// Without news of a certificate, ask again: the event may have been lost.
 const ENROLLING_MAX: Duration = Duration::from_secs(30);
 
-/// The machine.
+/// The state machine.
 #[derive(Debug)]
 pub struct Supervisor {
     phase: Phase,
@@ -131,10 +131,11 @@ pub struct Supervisor {
     links: u64,
     pings: u64,
     backoff: Backoff,
-    /// Attempts in a row that nobody answered in time.
+    /// Consecutive attempts that timed out.
     unanswered: u32,
-    /// The cloud is known to be there, over QUIC, and to have much to do: it named our time, or is one of a large fleet
-    /// that was told to come back. The next attempt waits for it, and does not double its work by trying TCP too.
+    /// The cloud is known to be there, over QUIC, and to be busy: it named our time, or this edge is one of a
+    /// large fleet that was told to reconnect. The next attempt waits for it, and does not double its work
+    /// with TCP.
     is_patient: bool,
     choice: TransportChoice,
     actions: VecDeque<SupervisorAction>,
@@ -142,7 +143,7 @@ pub struct Supervisor {
 
 #[derive(Debug)]
 enum Phase {
-    /// `not_before` is the cloud's own word, which no change of the link overrides.
+    /// `not_before` is the time named by the cloud, which no change of the link overrides.
     BackingOff {
         until: Instant,
         not_before: Instant,
@@ -172,7 +173,7 @@ struct Session {
     keepalive: Keepalive,
     /// Set by a drain: how long the cloud keeps the link.
     ends: Option<Instant>,
-    /// Set by a drain: over which time the fleet goes elsewhere.
+    /// Set by a drain: time over which the fleet moves.
     drain_hint: Option<Duration>,
 }
 
@@ -189,7 +190,7 @@ enum Next {
 }
 
 impl Supervisor {
-    /// `epoch` is unix milliseconds at the start of the process: higher than any that an earlier one used.
+    /// `epoch` is unix milliseconds at the start of the process: higher than any epoch of an earlier process.
     pub fn new(epoch: u64, allowed: AllowedTransports, now: Instant) -> Supervisor {
         Supervisor {
             phase: Phase::BackingOff { until: now, not_before: now },
@@ -208,7 +209,7 @@ impl Supervisor {
         self.actions.pop_front()
     }
 
-    /// When `handle_timeout` has something to do, unless something else happens before.
+    /// Returns when `handle_timeout` has something to do, unless another event happens before.
     pub fn next_timeout(&self) -> Option<Instant> {
         match &self.phase {
             Phase::BackingOff { until, .. } | Phase::Enrolling { until } => Some(*until),
@@ -274,18 +275,18 @@ impl Supervisor {
         }
     }
 
-    /// The link stands; hello is on its way.
+    /// The link is established; hello is in flight.
     pub fn handle_dialed(&mut self, now: Instant, link: LinkId) {
         if let Some(attempt) = self.attempt_mut(link) {
-            // From the first byte of hello to the cloud's answer.
+            // From the first byte of hello to the cloud's response.
             attempt.deadline = now + attempt.patience;
         }
     }
 
-    /// The cloud took the session.
+    /// The cloud admitted the session.
     pub fn handle_welcome(&mut self, now: Instant, link: LinkId, welcomed: WelcomedSession) {
         if self.attempt_mut(link).is_none() {
-            // Nobody waits for it any more; its epoch is lower than that of whoever replaced it.
+            // The attempt was abandoned; its epoch is lower than that of its replacement.
             self.actions.push_back(SupervisorAction::Close { link, code: CloseCode::Done });
             return;
         }
@@ -313,7 +314,7 @@ impl Supervisor {
         self.phase = Phase::Ready(session, self.better());
     }
 
-    /// No session came of the attempt.
+    /// The attempt gave no session.
     pub fn handle_failed(&mut self, now: Instant, link: LinkId, failure: AttemptFailure, dice: f64) {
         if self.attempt_mut(link).is_none() {
             return;
@@ -344,7 +345,7 @@ impl Supervisor {
                 *next = Next::ReplaceAt(now + pause);
             }
             _ if is_expired(failure) => self.phase = Phase::Enrolling { until: now + ENROLLING_MAX },
-            // Nothing failed: it was not our turn.
+            // Not a failure: it was not our turn.
             _ if matches!(failure, AttemptFailure::Busy { .. }) => self.back_off(now, not_before, pause),
             _ => {
                 self.backoff.handle_failure();
@@ -354,13 +355,13 @@ impl Supervisor {
         }
     }
 
-    /// The link has ended, by whoever's hand.
+    /// The link has ended, closed by either end or lost.
     pub fn handle_closed(&mut self, now: Instant, link: LinkId, code: CloseCode, dice: f64) {
         if self.current() == Some(link) {
-            // Whoever tells us, be it a cloud that has forgotten the link, is no silence.
+            // A report of the end, also from a cloud that does not know the link, is no silence.
             self.lose(now, code, false, dice);
         } else {
-            // An attempt whose link broke before the welcome; for links of the past, nothing happens.
+            // An attempt whose link broke before the welcome; events of past links are ignored.
             self.handle_failed(now, link, AttemptFailure::Unreachable, dice);
         }
     }
@@ -372,7 +373,7 @@ impl Supervisor {
         }
     }
 
-    /// This end was busy for so long before it could ask or listen.
+    /// This end was busy for `late` before it could ping or read.
     pub fn handle_late(&mut self, link: LinkId, late: Duration) {
         if let Some(session) = self.session_mut(link) {
             session.keepalive.handle_late(late);
@@ -413,7 +414,7 @@ impl Supervisor {
         }
     }
 
-    /// The fleet has grown since the welcome: when this session is lost, spread the return over this time.
+    /// The fleet has grown since the welcome: when this session is lost, spread the reconnect over this time.
     pub fn handle_hint(&mut self, link: LinkId, hint: Duration) {
         if self.current() == Some(link) {
             self.backoff.handle_hint(hint);
@@ -429,7 +430,7 @@ impl Supervisor {
         match &mut self.phase {
             Phase::BackingOff { until, not_before } => *until = now.max(*not_before),
             Phase::Connecting(attempt) if now.saturating_duration_since(attempt.started) > FRESH => {
-                // It may be waiting on a path that is gone.
+                // The attempt may be waiting on a path that is gone.
                 self.actions.push_back(SupervisorAction::Abandon { link: attempt.link });
                 self.connect(now);
             }
@@ -443,7 +444,7 @@ impl Supervisor {
         }
     }
 
-    /// There is a new certificate. A session goes on under the old one and is replaced in peace.
+    /// There is a new certificate. A session continues under the old one and is replaced without hurry.
     pub fn handle_identity(&mut self, now: Instant, dice: f64) {
         match &mut self.phase {
             Phase::BackingOff { until, not_before } => *until = now.max(*not_before),
@@ -451,7 +452,7 @@ impl Supervisor {
             Phase::Ready(_, next @ (Next::Unplanned | Next::BetterAt(_))) => {
                 *next = Next::ReplaceAt(now + REPLACE_SPREAD.mul_f64(dice.clamp(0.0, 1.0)));
             }
-            // What is under way shows the old certificate, and the cloud would end its session with it.
+            // The running attempt presents the old certificate, and the cloud would end its session with it.
             Phase::Ready(_, next @ (Next::Better(_) | Next::Replace(_)))
             | Phase::Draining(_, next @ (Next::Better(_) | Next::Replace(_))) => {
                 if let Some(attempt) = next.attempt() {
@@ -481,7 +482,7 @@ impl Supervisor {
         }
     }
 
-    // What is planned beside a session that works.
+    // Runs what is planned beside a working session.
     fn advance(&mut self, now: Instant, dice: f64) {
         let (Phase::Ready(_, next) | Phase::Draining(_, next)) = &mut self.phase else { return };
         if next.due().is_none_or(|due| now < due) {
@@ -514,16 +515,16 @@ impl Supervisor {
         }
     }
 
-    // The session is gone; what was planned after it becomes the only plan.
+    // The session is gone; the plan for its successor becomes the only plan.
     fn lose(&mut self, now: Instant, code: CloseCode, is_silent: bool, dice: f64) {
         let (session, next) = match std::mem::replace(&mut self.phase, Phase::Stopped) {
             Phase::Ready(session, next) | Phase::Draining(session, next) => (session, next),
             other => return self.phase = other,
         };
         let life = now.saturating_duration_since(session.since);
-        // Our own next attempt has taken the seat; its welcome is still on the way.
+        // Our own next attempt has superseded it; its welcome is still in flight.
         let is_by_us = code == CloseCode::Superseded && next.attempt().is_some();
-        // Somebody else who uses our identity would otherwise be fought at full speed.
+        // Another host that uses our identity would otherwise compete at full speed.
         match is_by_us || life >= SETTLED && code != CloseCode::Superseded {
             true => self.backoff.handle_success(),
             false => self.backoff.handle_failure(),
@@ -532,7 +533,7 @@ impl Supervisor {
         self.is_patient =
             session.transport == Transport::Quic && !is_silent && self.backoff.is_of_large_fleet();
         if let Some(hint) = session.drain_hint {
-            // It ended before another was found, as it did for everybody else.
+            // The session ended before another was found, as for all edges of this replica.
             self.backoff.handle_hint(hint);
             self.backoff.handle_announced_stop();
         }

@@ -1,17 +1,18 @@
-//! Who is connected: at most one live session per gateway, and old ones that may finish.
+//! Table of connected gateways: at most one current session per gateway, and old ones that may finish.
 //!
-//! A session with a higher epoch takes the gateway's seat; the one before lingers for its open streams, and has the seat again
-//! when the newer one ends first: an edge that tries another way, and gives it up, goes on with the old one. Removing a
-//! session by its own number never touches another one. Sessions of an earlier process of the gateway do not linger: that
-//! process is gone, so nothing can finish there. Knows nothing of links; the driver keeps those.
+//! A session with a higher epoch becomes the current one; the previous session lingers for its open streams,
+//! and becomes current again when the newer one ends first: an edge that tries another transport and gives it
+//! up continues with the old session. Removing a session by its number never affects another one. Sessions of
+//! an earlier process of the gateway do not linger: that process is gone, so nothing can finish there. Links
+//! are kept by the driver.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 
-/// An edge that changes its mind more often than its old links end is cut short: the oldest goes first.
+/// An edge that changes sessions faster than its old links end is bounded: the oldest is closed first.
 const LINGERING_MAX: usize = 4;
 
-/// The sessions of one replica. `K` names a gateway, `S` is what the driver keeps with each session.
+/// The sessions of one replica. `K` identifies a gateway, `S` is the driver's data of a session.
 #[derive(Debug)]
 pub struct SessionTable<K, S> {
     gateways: HashMap<K, Gateway<S>>,
@@ -20,7 +21,7 @@ pub struct SessionTable<K, S> {
     sessions_max: usize,
 }
 
-/// Names one process of a gateway; see `EnrolmentHello::instance`.
+/// Identifies one process of a gateway; see `Hello::instance`.
 pub type Instance = u128;
 
 /// One session.
@@ -29,12 +30,12 @@ pub struct SessionEntry<S> {
     /// Unique in this replica since it started.
     pub number: u64,
     pub epoch: u64,
-    /// The process that holds it; `None` when the edge does not say.
+    /// The process that holds it; `None` when the edge does not name it.
     pub instance: Option<Instance>,
     pub session: S,
 }
 
-/// Are these two processes of one gateway known to be different ones?
+/// Returns whether two sessions of one gateway are known to belong to different processes.
 pub fn is_other_process(old: Option<Instance>, new: Option<Instance>) -> bool {
     old.zip(new).is_some_and(|(old, new)| old != new)
 }
@@ -44,21 +45,21 @@ struct Gateway<S> {
     current: Option<SessionEntry<S>>,
     /// Oldest first.
     lingering: Vec<SessionEntry<S>>,
-    /// Of all sessions that are still known here.
+    /// Highest epoch of all sessions still in the table.
     highest_epoch: u64,
 }
 
-/// What became of a session that wants to begin.
+/// Result of admitting a session.
 #[derive(Debug, PartialEq, Eq)]
 pub enum SessionAdmission<S> {
     Taken {
         number: u64,
-        /// Had the seat before; lingers now, until the driver removes it.
+        /// Was the current session; lingers now, until the driver removes it.
         superseded: Option<SessionEntry<S>>,
-        /// Lingered too long already and is forgotten: close it.
+        /// Removed because too many linger: close it.
         evicted: Option<SessionEntry<S>>,
-        /// Held by an earlier process of the gateway and forgotten: reset their streams at once. None of them is in
-        /// `superseded` or `evicted`.
+        /// Held by an earlier process of the gateway and removed: reset their streams at once. None of them
+        /// is in `superseded` or `evicted`.
         orphaned: Vec<SessionEntry<S>>,
     },
     /// The gateway has a session with this epoch or a higher one.
@@ -68,10 +69,11 @@ pub enum SessionAdmission<S> {
     Full,
 }
 
-/// What was removed.
+/// Result of removing a session.
 #[derive(Debug, PartialEq, Eq)]
 pub enum RemovedSession<S> {
-    /// It had the seat. `heir` has it now, and lingers no more; `None`: the gateway has no session.
+    /// It was the current session. `heir` is current now, and lingers no more; `None`: the gateway has no
+    /// session.
     Current {
         session: S,
         heir: Option<SessionEntry<S>>,
@@ -85,7 +87,7 @@ impl<K: Clone + Eq + Hash, S: Clone> SessionTable<K, S> {
         SessionTable { gateways: HashMap::new(), next: 1, sessions: 0, sessions_max }
     }
 
-    /// A session wants to begin. `session` is made for the number it gets.
+    /// Admits a session. `session` is called with its number.
     pub fn admit(
         &mut self,
         gateway: &K,
@@ -99,7 +101,7 @@ impl<K: Clone + Eq + Hash, S: Clone> SessionTable<K, S> {
         {
             return SessionAdmission::Older { current_epoch };
         }
-        // A gateway that has a seat may always move to another link: it will give the old one back.
+        // A gateway with a session may always move to another link: it will close the old one.
         if self.sessions >= self.sessions_max && known.is_none() {
             return SessionAdmission::Full;
         }
@@ -117,7 +119,7 @@ impl<K: Clone + Eq + Hash, S: Clone> SessionTable<K, S> {
         SessionAdmission::Taken { number, superseded, evicted, orphaned }
     }
 
-    /// A session has ended. Whatever else the gateway has stays.
+    /// A session has ended. Other sessions of the gateway stay.
     pub fn remove(&mut self, gateway: &K, number: u64) -> RemovedSession<S> {
         let Some(known) = self.gateways.get_mut(gateway) else { return RemovedSession::Unknown };
         let removed = known.remove(number);
@@ -130,27 +132,27 @@ impl<K: Clone + Eq + Hash, S: Clone> SessionTable<K, S> {
         removed
     }
 
-    /// The session that new streams to this gateway use.
+    /// Returns the session that new streams to this gateway use.
     pub fn current(&self, gateway: &K) -> Option<&SessionEntry<S>> {
         self.gateways.get(gateway)?.current.as_ref()
     }
 
-    /// Every gateway that has a session, with it.
+    /// Returns every gateway that has a session, with its current one.
     pub fn all_current(&self) -> impl Iterator<Item = (&K, &SessionEntry<S>)> {
         self.gateways.iter().filter_map(|(name, gateway)| Some((name, gateway.current.as_ref()?)))
     }
 
-    /// Every session, the lingering too.
+    /// Returns every session, lingering ones included.
     pub fn all(&self) -> impl Iterator<Item = (&K, &SessionEntry<S>)> {
         self.gateways.iter().flat_map(|(name, gateway)| gateway.seats().map(move |seat| (name, seat)))
     }
 
-    /// Every session of one gateway, the lingering too.
+    /// Returns every session of one gateway, lingering ones included.
     pub fn all_of(&self, gateway: &K) -> impl Iterator<Item = &SessionEntry<S>> {
         self.gateways.get(gateway).into_iter().flat_map(Gateway::seats)
     }
 
-    /// How many sessions there are, the lingering too.
+    /// Returns the number of sessions, lingering ones included.
     pub fn len(&self) -> usize {
         self.sessions
     }
@@ -169,7 +171,7 @@ impl<S: Clone> Gateway<S> {
         self.current.iter().chain(&self.lingering)
     }
 
-    /// Takes out what another process than `instance` holds.
+    /// Removes the sessions of other processes than `instance`.
     fn take_orphans(&mut self, instance: Option<Instance>) -> Vec<SessionEntry<S>> {
         let is_orphan = |seat: &mut SessionEntry<S>| is_other_process(seat.instance, instance);
         let mut orphaned: Vec<SessionEntry<S>> = self.lingering.extract_if(.., is_orphan).collect();
@@ -297,7 +299,8 @@ mod tests {
 
     #[test]
     fn sessions_of_an_earlier_process_do_not_linger() {
-        // Sessions as (instance, epoch); the last one is admitted when the others are there. 0: the edge does not say.
+        // Sessions as (instance, epoch); the last one is admitted after the rest. 0: the edge does not name
+        // its process.
         let check = |before: &[u8], new: u8, lingers: &[u64], orphaned: &[u64]| {
             let named = |instance: u8| (instance > 0).then_some(Instance::from(instance));
             let mut roster = SessionTable::new(10);

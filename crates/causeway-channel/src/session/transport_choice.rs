@@ -1,12 +1,12 @@
-//! Which transport to try. QUIC where it works; TCP where UDP is blocked, stalls, or dies young.
+//! Choice of the transport: QUIC where it works; TCP where UDP is blocked, stalls, or fails soon.
 //!
-//! An edge on TCP tries QUIC again from time to time, less and less often. Values in, values out.
+//! An edge on TCP tries QUIC again from time to time, at growing intervals. Values in, values out.
 
 use std::time::{Duration, Instant};
 
 use crate::link::Transport;
 
-/// What the configuration allows.
+/// Transports that the configuration allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum AllowedTransports {
     #[default]
@@ -15,7 +15,7 @@ pub enum AllowedTransports {
     TcpOnly,
 }
 
-/// What one attempt may use.
+/// Transports of one attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttemptedTransports {
     /// Both side by side; the first that works is taken.
@@ -25,7 +25,7 @@ pub enum AttemptedTransports {
 }
 
 impl AttemptedTransports {
-    /// `None`: as configured.
+    /// Returns `None` for all configured transports.
     pub fn transport(self) -> Option<Transport> {
         match self {
             AttemptedTransports::Both => None,
@@ -35,21 +35,21 @@ impl AttemptedTransports {
     }
 }
 
-/// Soon enough to notice that a firewall was opened, seldom enough to be nothing.
+/// Soon enough to notice that a firewall was opened, rare enough to cost nothing.
 const RETRY_FIRST: Duration = Duration::from_secs(15);
 const RETRY_MAX: Duration = Duration::from_secs(5 * 60);
-/// A QUIC session that falls silent before this is taken as a sign that UDP passes only for a while: some firewalls
-/// let a handshake through and drop what follows.
+/// A QUIC session that falls silent before this age is a sign that UDP passes only for a while: some
+/// firewalls let a handshake through and drop later packets.
 const YOUNG: Duration = Duration::from_secs(60);
 
-/// What was learned about the transports.
+/// Experience with the transports.
 #[derive(Debug, Clone)]
 pub struct TransportChoice {
     allowed: AllowedTransports,
     /// The next attempt leaves QUIC out.
     avoid_quic: bool,
     retry: Duration,
-    /// When an edge on TCP tries QUIC.
+    /// Time at which an edge on TCP tries QUIC.
     retry_at: Option<Instant>,
 }
 
@@ -68,7 +68,7 @@ impl TransportChoice {
         }
     }
 
-    /// When to try QUIC beside a session over TCP.
+    /// Returns when to try QUIC beside a session over TCP.
     pub fn retry_at(&self) -> Option<Instant> {
         self.retry_at
     }
@@ -79,7 +79,7 @@ impl TransportChoice {
         self.retry_at = wanted.then(|| now + self.retry);
     }
 
-    /// No session came of an attempt; the next one shall leave nothing out.
+    /// An attempt gave no session; the next one tries all transports.
     pub fn handle_failed(&mut self) {
         self.avoid_quic = false;
     }
@@ -104,7 +104,7 @@ impl TransportChoice {
         }
     }
 
-    /// Another network may treat UDP otherwise.
+    /// Another network may treat UDP differently.
     pub fn handle_link_change(&mut self, now: Instant) {
         self.avoid_quic = false;
         self.retry = RETRY_FIRST;

@@ -1,7 +1,7 @@
 //! Moves bytes between one connection and its mux: one task, few system calls, no memory while idle.
 //!
-//! Decides nothing about streams. Reading never waits for writing, nor the other way. The task ends when the
-//! link does: after our own close it tells the peer, and waits a moment for it to hear.
+//! Makes no decisions about streams. Reads never wait for writes, nor writes for reads. The task ends with
+//! the link: after our own close it sends the reason and waits a moment for the peer to read it.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -20,30 +20,30 @@ use super::mux::{Mux, WriteBatch};
 use crate::io_thread;
 use crate::link::ClosedBy;
 
-/// What is taken from the streams at once. More makes a ping wait longer, less makes more system calls.
+/// Bytes taken from the streams at once. More delays a ping, less costs more system calls.
 const BATCH_BYTES: usize = 128 * 1024;
 
-/// As many pieces as `BATCH_BYTES` has full frames, each with its head, and some small ones.
+/// As many slices as `BATCH_BYTES` has full frames, each with its head, and some small ones.
 const SLICES: usize = 64;
 
-/// What is read at once where the next frame is not known. It stands on the stack: keepalives, acknowledgements
-/// and small requests need no buffer at all.
+/// Bytes read at once while the next frame is unknown. The buffer is on the stack: keepalives,
+/// acknowledgements and small requests need no allocation.
 const PROBE_BYTES: usize = 4 * 1024;
 
-/// Data frames from this size on are read to where they will stay.
+/// Data frames of at least this size are read directly into the buffer that the stream keeps.
 const LARGE_BYTES: usize = 8 * 1024;
 
-/// After so many rounds without a pause others get their turn.
+/// Rounds without a pause before the task yields to other tasks.
 const ROUNDS: usize = 4;
 
-/// In each of them so many records are read, where there are so many, before something is written.
+/// Records read per round, if available, before the next write.
 const READS: usize = 4;
 
-/// With more streams than this waiting to be accepted, the application gets its turn first: each that it accepts is a task,
-/// which takes far more memory than its place in the queue.
+/// With more streams than this waiting for `accept`, the application runs first: each accepted stream is a
+/// task, which takes far more memory than its queue entry.
 const BACKLOG_STREAMS: usize = 256;
 
-/// How long a peer has to hear that we close.
+/// Time for a peer to read our close.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(2);
 
 pub(super) struct LinkDriver<T> {
@@ -67,7 +67,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> LinkDriver<T> {
         LinkDriver { io, shared, inbox, batch, wakes: Vec::new(), is_flushed: true, closing: None }
     }
 
-    /// Ready when the link is over and nothing is left to be said.
+    /// Ready when the link is closed and nothing is left to send.
     fn poll_run(&mut self, context: &mut Context<'_>) -> Poll<()> {
         for _ in 0..ROUNDS {
             let mut read = self.poll_read(context);
@@ -92,7 +92,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> LinkDriver<T> {
                 Some(ClosedBy::Us) if self.batch.is_empty() && self.is_flushed => {
                     return self.poll_close(context);
                 }
-                // The last words must not wait for ever either.
+                // The close frame must not wait forever either.
                 Some(ClosedBy::Us) if self.deadline().as_mut().poll(context).is_pending() => {}
                 Some(_) => return Poll::Ready(()),
             }
@@ -100,7 +100,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> LinkDriver<T> {
                 return Poll::Pending;
             }
             if self.shared.lock().backlog() > BACKLOG_STREAMS {
-                // The application is on this thread, too: it takes these before more are read.
+                // The application runs on this thread too: it accepts these streams before more are read.
                 break;
             }
         }
@@ -108,7 +108,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> LinkDriver<T> {
         Poll::Pending
     }
 
-    /// Takes one piece from the connection and hands it to the mux.
+    /// Reads once from the connection and passes the bytes to the mux.
     fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match ready!(self.poll_fill(context)) {
             Ok(0) => {
@@ -124,7 +124,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> LinkDriver<T> {
         let read = ready!(self.inbox.poll_fill(&mut self.io, context, |act| {
             let mut mux = shared.lock();
             act(&mut mux, Instant::now());
-            // The driver itself is awake: it looks for something to send before it sleeps.
+            // The driver itself is awake: it checks for data to send before it sleeps.
             let (_, signals) = mux.take_due(wakes);
             drop(mux);
             shared.signal(signals);
@@ -135,7 +135,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> LinkDriver<T> {
         Poll::Ready(Ok(read))
     }
 
-    /// Writes what waits, a batch at most. Pending when all is written, or when the connection takes no more.
+    /// Writes queued frames, one batch at most. Pending when all is written, or when the connection is full.
     fn poll_write(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.batch.is_empty() && self.is_flushed {
             self.fill(context);
@@ -162,7 +162,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> LinkDriver<T> {
         Poll::Pending
     }
 
-    /// Takes the next batch; goes to sleep when there is none, until somebody has something to send.
+    /// Takes the next batch. If there is none, registers the driver to be woken when there is data to send.
     fn fill(&mut self, context: &Context<'_>) {
         let mut mux = self.shared.lock();
         mux.fill(&mut self.batch, BATCH_BYTES, Instant::now());
@@ -176,8 +176,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> LinkDriver<T> {
         self.wakes.drain(..).for_each(Waker::wake);
     }
 
-    /// Our reason is written. A socket closed while bytes of the peer lie unread in it would be reset, and the
-    /// reason lost on the way; so what still comes is read and thrown away until the peer closes too.
+    /// Our reason is written. A socket that is closed with unread bytes sends a reset, and the reason would
+    /// be lost; so remaining bytes are read and discarded until the peer closes too.
     fn poll_close(&mut self, context: &mut Context<'_>) -> Poll<()> {
         if self.deadline().as_mut().poll(context).is_ready() {
             return Poll::Ready(());
@@ -188,9 +188,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> LinkDriver<T> {
                 closing.is_shut = true;
             }
         }
-        // A peer that goes on sending gets no more of this thread than one whose link is open.
+        // A peer that keeps sending gets no more of this thread than one whose link is open.
         for _ in 0..ROUNDS * READS {
-            // The mux looks at nothing any more.
+            // The mux ignores all further frames.
             match ready!(self.poll_fill(context)) {
                 Ok(count) if count > 0 => {}
                 _ => return Poll::Ready(()),
@@ -215,18 +215,19 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Future for LinkDriver<T> {
 }
 
 impl<T> Drop for LinkDriver<T> {
-    /// Also when the runtime goes away, nobody is left waiting.
+    /// When the runtime is dropped, all waiting tasks are woken too.
     fn drop(&mut self) {
         self.shared.with(|mux: &mut Mux| mux.handle_lost("the connection's task has ended".to_owned()));
     }
 }
 
-/// What was read and is not a whole frame yet. Holds nothing while the peer is silent.
+/// Received bytes that are no complete frame yet. Holds no memory while the peer is silent.
 #[derive(Default)]
 struct Inbox {
-    /// The beginning of a frame.
+    /// The first bytes of a frame.
     rest: Vec<u8>,
-    /// A large data frame: what is missing is read to where the stream will keep it, without another copy.
+    /// A large data frame: the missing bytes are read into the buffer that the stream keeps, without another
+    /// copy.
     large: Option<Large>,
 }
 
@@ -236,7 +237,7 @@ struct Large {
 }
 
 impl Inbox {
-    /// Reads once and gives the mux what is whole. Says how much was read: nothing at the end.
+    /// Reads once and passes complete frames to the mux. Returns the bytes read: 0 at the end.
     fn poll_fill<T: AsyncRead + Unpin>(
         &mut self,
         io: &mut T,

@@ -1,14 +1,15 @@
-//! The frames of the TCP transport, as they stand inside TLS: bytes in, frames out, and back.
+//! Frames of the TCP transport inside TLS: parsing and writing.
 //!
-//! A frame is a head of 8 bytes (kind, flags, length, stream; big-endian) and a payload. Kinds from 128 up may be
-//! ignored by whoever does not know them, and payloads of `LinkSettings` may grow; everything else is exact, and what
-//! is not exact is an error. Whether a frame is allowed at this moment is decided in `mux`.
+//! A frame has a head of 8 bytes (kind, flags, length, stream; big-endian) and a payload. Unknown kinds from
+//! 128 up are ignored, and payloads of `LinkSettings` may grow; any other deviation is an error. Whether a
+//! frame is allowed in the current state is decided in `mux`. The bytes are pinned by
+//! `tests/it/wire_fixtures.rs`.
 
 use crate::link::{CloseReason, HEADER_BYTES_MAX};
 
 pub const HEAD_BYTES: usize = 8;
 
-/// A full frame, head and all, is exactly one full TLS record.
+/// A full frame with its head is exactly one full TLS record.
 pub const PAYLOAD_BYTES_MAX: usize = 16 * 1024 - HEAD_BYTES;
 
 const CLOSE_TEXT_BYTES_MAX: usize = CloseReason::TEXT_BYTES_MAX;
@@ -25,27 +26,27 @@ const CLOSE: u8 = 9;
 const SETTINGS: u8 = 10;
 const OPTIONAL: u8 = 128;
 
-/// On `DATA`: nothing follows in this direction of the stream.
+/// Flag of `DATA`: this direction of the stream ends.
 const FIN: u8 = 1;
 
-/// What each end lets the other do; the first frame in each direction.
+/// Limits that each end grants to the other; the first frame in each direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LinkSettings {
-    /// How many streams the other end may have open that it opened itself.
+    /// Number of streams that the other end may have opened at the same time.
     pub streams_max: u32,
-    /// How many bytes may follow the opening of such a stream before any credit is given.
+    /// Bytes that may be sent on a new stream before credit is granted.
     pub initial_credit: u32,
 }
 
 impl LinkSettings {
-    /// What holds until the peer's settings arrive, so that an edge may speak at once. No peer may allow less.
+    /// Limits before the peer's settings arrive, so that an edge may send at once. No peer may grant less.
     pub const FLOOR: LinkSettings = LinkSettings { streams_max: 16, initial_credit: 16 * 1024 };
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Frame<'a> {
     Settings(LinkSettings),
-    /// `credit` is what the opener lets the other end send back at first.
+    /// `credit` is the initial credit of the other end on this stream.
     Open {
         stream: u32,
         credit: u32,
@@ -75,7 +76,7 @@ pub enum Frame<'a> {
         code: u32,
         text: &'a [u8],
     },
-    /// A kind of a newer version that may be passed over.
+    /// A kind of a newer version that may be ignored.
     Unknown,
 }
 
@@ -87,8 +88,8 @@ pub enum FrameError {
     Length { kind: u8, length: u16 },
 }
 
-/// The first frame in `bytes` and how long it is; `None` when more bytes are needed. A head that can not be right
-/// is refused before its payload has come.
+/// Returns the first frame in `bytes` and its length; `None` when more bytes are needed. An invalid head is
+/// refused before its payload has arrived.
 pub fn parse(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, FrameError> {
     let Some((head, rest)) = bytes.split_first_chunk::<HEAD_BYTES>() else { return Ok(None) };
     let [kind, flags, length_high, length_low, stream @ ..] = *head;
@@ -117,7 +118,7 @@ pub fn parse(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, FrameError> {
     Ok(Some((frame, HEAD_BYTES + usize::from(length))))
 }
 
-/// The head of a data frame, for whoever reads its payload apart.
+/// Head of a data frame whose payload is read separately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DataHead {
     pub stream: u32,
@@ -126,8 +127,8 @@ pub struct DataHead {
 }
 
 impl DataHead {
-    /// `None` when another frame begins here, or its head is not whole. A head that was refused by `parse` never
-    /// comes here.
+    /// Returns `None` when another frame begins here, or its head is incomplete. A head that `parse` refuses
+    /// is never passed to this function.
     pub fn parse(bytes: &[u8]) -> Option<DataHead> {
         let [DATA, flags, high, low, stream @ ..] = bytes.first_chunk::<HEAD_BYTES>()? else { return None };
         let length = usize::from(u16::from_be_bytes([*high, *low]));
@@ -158,7 +159,7 @@ fn long_number(payload: &[u8]) -> u64 {
 }
 
 impl Frame<'_> {
-    /// Appends the frame. Payloads must be within their bounds, which `mux` sees to.
+    /// Appends the frame. `mux` keeps payloads within their bounds.
     pub fn write(&self, out: &mut Vec<u8>) {
         match *self {
             Frame::Settings(settings) => {
@@ -200,7 +201,7 @@ impl Frame<'_> {
     }
 }
 
-/// The head of a data frame whose payload travels beside it, uncopied.
+/// Writes the head of a data frame whose payload is sent separately, without a copy.
 pub fn data_head(out: &mut Vec<u8>, stream: u32, length: usize, fin: bool) {
     head(out, DATA, if fin { FIN } else { 0 }, length, stream);
 }

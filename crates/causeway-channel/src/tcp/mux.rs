@@ -1,9 +1,9 @@
-//! Many streams on one connection: bytes of the peer in, readable streams and datagrams out, and the other way.
+//! Multiplexes streams and datagrams on one connection.
 //!
-//! Pure: no socket, no task; the time is an argument, and a waker is only a thing to keep and hand back. The
-//! driver feeds `handle_bytes` and empties `fill`; handles of streams call the rest. What the peer can make us
-//! hold is bounded by credit: whoever sends beyond it has its link closed. So reading from the connection never
-//! has to wait for anybody, and a stream that is not read holds up no other.
+//! Pure: no socket, no task; the time is an argument, and wakers are only stored and returned. The driver
+//! calls `handle_bytes` and `fill`; stream handles call the rest. Memory that the peer can occupy is bounded
+//! by credit, and a peer that exceeds its credit has its link closed. Reading from the connection therefore
+//! never has to wait, and a stream that is not read does not block other streams.
 
 mod batch;
 mod halves;
@@ -28,10 +28,10 @@ use self::stream::{RecvHalf, SendHalf};
 use super::frame::{LinkSettings, PAYLOAD_BYTES_MAX};
 use crate::link::{CloseCode, CloseReason, ClosedBy, LinkClosed, LinkLimits, LinkSide, LinkStats};
 
-/// The largest datagram: one frame.
+/// Largest datagram: one frame.
 pub const DATAGRAM_BYTES_MAX: usize = PAYLOAD_BYTES_MAX;
 
-/// How often the round trip is measured while the link is in use.
+/// Interval of round-trip measurements while the link is in use.
 const PING_EVERY: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
@@ -44,13 +44,14 @@ pub struct Mux {
     next_stream: u32,
     own_open: u32,
     peer_open: u32,
-    /// Streams of the peer in `streams`: open, or over and not yet dropped by the application.
+    /// Streams of the peer in `streams`: open, or ended and not yet dropped by the application.
     peer_held: u32,
-    /// Until the application has admitted the peer: how many streams it may still open. Its datagrams are dropped so long.
+    /// Before admission: the number of streams that the peer may still open. Its datagrams are dropped during
+    /// this time.
     before_admission: Option<u32>,
-    /// What the peer can make us hold over all streams: waiting, and granted.
+    /// Bytes that the peer can occupy over all streams: unread, and granted.
     committed: u64,
-    /// What waits to be sent over all streams.
+    /// Bytes queued to be sent over all streams.
     waiting: usize,
     accepted: VecDeque<(u32, Bytes)>,
     /// Bytes of the headers in `accepted`.
@@ -61,13 +62,13 @@ pub struct Mux {
     ended: Option<LinkClosed>,
     last_heard: Instant,
     figures: LinkStats,
-    /// The driver sleeps, and is to be woken when there is something to send.
+    /// Waker of the sleeping driver, woken when there is data to send.
     driver: Option<Waker>,
     wakes: Vec<Waker>,
     signals: MuxSignals,
 }
 
-/// The limits of a link, as this transport uses them.
+/// Limits of a link, as this transport uses them.
 #[derive(Debug, Clone, Copy)]
 struct Bounds {
     streams_max: u32,
@@ -78,20 +79,21 @@ struct Bounds {
     datagram_bytes_max: usize,
 }
 
-/// Headers of streams that wait for `accept`. Those of 16,384 streams that open at once are about 2 MiB.
+/// Bound of headers of streams that wait for `accept`. Those of 16,384 streams opened at once are about 2
+/// MiB.
 const ACCEPTED_BYTES_MAX: usize = 4 * 1024 * 1024;
 
-/// Streams a peer may open before it is admitted: the control stream.
+/// Streams that a peer may open before it is admitted: the control stream.
 const STREAMS_BEFORE_ADMISSION: u32 = 1;
 
 /// A window of 4 MiB carries 40 MB/s at a round trip of 100 ms.
 const WINDOW_BYTES_MAX: u64 = 4 * 1024 * 1024;
 
-/// What every stream gets at first, at most: four times the initial window of TCP, which such a stream would have had
-/// without us. Less where so many are allowed that the link could not hold it for all of them.
+/// Bound of the initial credit of a stream: four times the initial window of TCP, which the connection would
+/// have without us. Less where the stream limit is so high that the link could not hold it for all streams.
 const INITIAL_CREDIT: u32 = 64 * 1024;
 
-/// For the opposite direction of streams we open ourselves, the answer, there is mostly room for more.
+/// Bound of the initial credit for responses on streams that this end opens, which may be larger.
 const ANSWER_CREDIT_MAX: u64 = 256 * 1024;
 const ANSWER_CREDIT_MIN: u64 = 4 * 1024;
 
@@ -101,7 +103,8 @@ impl Bounds {
         let share = u32::try_from(limits.receive_bytes_max() / u64::from(streams_max)).unwrap_or(u32::MAX);
         let initial_credit =
             limits.stream_window_bytes.min(share).clamp(LinkSettings::FLOOR.initial_credit, INITIAL_CREDIT);
-        // What all streams hold that nobody reads. A link with few streams may use as much as four full windows.
+        // Bound of unread bytes over all streams. A link with few streams may use as much as four full
+        // windows.
         let receive_max = (u64::from(streams_max) * u64::from(initial_credit)).max(4 * WINDOW_BYTES_MAX);
         Bounds {
             streams_max,
@@ -113,20 +116,21 @@ impl Bounds {
         }
     }
 
-    /// Streams of the peer that may be in memory. A stream can be over for the peer before the application here has
-    /// dropped it, so an honest peer may be ahead of us by a few; the next one is refused, and the link stays.
+    /// Streams of the peer that may be in memory. A stream can have ended for the peer before the application
+    /// here has dropped it, so an honest peer may be ahead by a few. Further streams are refused, and the
+    /// link stays open.
     fn held_max(&self) -> u32 {
         self.streams_max + self.streams_max / 8
     }
 
-    /// Control frames that may wait to be sent: an opening, a reset, a stop and a credit for every stream either end may
-    /// have. A peer whose limit on open streams is respected cannot cause more, however long it does not read.
+    /// Bound of queued control frames: an open, a reset, a stop and a credit for every stream of both ends. A
+    /// peer that keeps its stream limit cannot cause more, however long it does not read.
     fn control_max(&self) -> usize {
         (self.streams_max + self.held_max()) as usize * 4
     }
 }
 
-/// What has happened that somebody outside may be waiting for.
+/// Events that tasks outside the mux may wait for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MuxSignals {
     pub accepted: bool,
@@ -150,7 +154,7 @@ impl Mux {
             peer: LinkSettings::FLOOR,
             settings_heard: false,
             streams: HashMap::default(),
-            // Whoever dialled opens odd streams, the other end even ones.
+            // The dialling end opens odd streams, the accepting end even ones.
             next_stream: if side == LinkSide::Dialled { 1 } else { 2 },
             own_open: 0,
             peer_open: 0,
@@ -172,17 +176,17 @@ impl Mux {
         }
     }
 
-    /// For the peer of a link that was just accepted: it may open its control stream and nothing else until `admit`.
+    /// For the peer of a link that was just accepted: it may open only its control stream until `admit`.
     pub fn pending(side: LinkSide, limits: &LinkLimits, now: Instant) -> Mux {
         Mux { before_admission: Some(STREAMS_BEFORE_ADMISSION), ..Mux::new(side, limits, now) }
     }
 
-    /// From now on the peer has the limits of the link.
+    /// Grants the peer the limits of the link.
     pub fn admit(&mut self) {
         self.before_admission = None;
     }
 
-    /// Opens a stream. `None` while the peer allows no more; `room` is signalled when that changes.
+    /// Opens a stream. Returns `None` while the peer allows no more; `room` is signalled when that changes.
     pub fn open(&mut self, header: Bytes, class: StreamPriority) -> Result<Option<u32>, LinkClosed> {
         self.check_open()?;
         if self.own_open >= self.peer.streams_max.min(self.bounds.streams_max) {
@@ -197,7 +201,7 @@ impl Mux {
         Ok(Some(id))
     }
 
-    /// Numbers come round after two thousand million streams; one that is still open is passed over.
+    /// Stream numbers wrap around after two thousand million streams; numbers still in use are skipped.
     fn free_number(&mut self) -> u32 {
         loop {
             let id = self.next_stream;
@@ -216,8 +220,8 @@ impl Mux {
         self.streams.insert(id, Box::new(MuxStream { own, class, counted: true, send, recv }));
     }
 
-    /// The next stream of the peer and its header. One that the peer has reset in both directions meanwhile is dropped: nobody
-    /// could read from it or write to it.
+    /// Returns the next stream of the peer and its header. A stream that the peer has meanwhile reset in both
+    /// directions is dropped: it can be neither read nor written.
     pub fn accept(&mut self) -> Result<Option<(u32, Bytes)>, LinkClosed> {
         while let Some((id, header)) = self.accepted.pop_front() {
             self.accepted_bytes -= header.len();
@@ -233,12 +237,12 @@ impl Mux {
         self.check_open().map(|()| None)
     }
 
-    /// Streams that wait for `accept`.
+    /// Returns the number of streams that wait for `accept`.
     pub fn backlog(&self) -> usize {
         self.accepted.len()
     }
 
-    /// Once the header has been read: whose turn it is when this stream sends.
+    /// Sets the priority of a stream, after its header has been read.
     pub fn set_class(&mut self, id: u32, class: StreamPriority) {
         if let Some(stream) = self.streams.get_mut(&id) {
             stream.class = class;
@@ -249,7 +253,8 @@ impl Mux {
         self.figures.streams_malformed += 1;
     }
 
-    /// Queues a datagram; when too many wait the oldest are dropped, because the newest is worth most.
+    /// Queues a datagram. When too many are queued the oldest are dropped, because the newest has the most
+    /// value.
     pub fn send_datagram(&mut self, data: Bytes) -> Result<(), LinkClosed> {
         self.check_open()?;
         debug_assert!(data.len() <= DATAGRAM_BYTES_MAX, "the link checks the size");
@@ -265,13 +270,13 @@ impl Mux {
         }
     }
 
-    /// Asks for the round trip to be measured, and says which answer to wait for.
+    /// Requests a round-trip measurement, and returns its number.
     pub fn ping(&mut self) -> u64 {
         self.ping.wanted = true;
         self.ping.next
     }
 
-    /// The round trip, once the answer to `ping` number `number` or a later one is there.
+    /// Returns the round trip, once the response to `ping` number `number` or a later one has arrived.
     pub fn pong(&mut self, number: u64) -> Result<Option<Duration>, LinkClosed> {
         self.check_open()?;
         Ok(self.ping.answered.filter(|answered| answered.0 >= number).map(|answered| answered.1))
@@ -289,26 +294,27 @@ impl Mux {
         self.figures
     }
 
-    /// What the peer has made us hold, or may: unread bytes and credit given. Never more than the other number.
+    /// Returns the bytes that the peer occupies or may occupy, unread and granted, and the bound that they
+    /// never exceed.
     pub fn held_bytes(&self) -> u64 {
         self.committed
     }
 
-    /// Streams of the peer and control frames in memory, and the most there may be of each.
+    /// Returns the streams of the peer and the control frames in memory, each with its bound.
     pub fn held_counts(&self) -> [(usize, usize); 2] {
         [
             (self.peer_held as usize, self.bounds.held_max() as usize),
-            // The frame that exceeds the bound closes the link, which forgets them all.
+            // The frame that exceeds the bound closes the link, which frees all of them.
             (self.outgoing.control_len(), self.bounds.control_max() + 2),
         ]
     }
 
     pub fn held_bytes_max(&self) -> u64 {
-        // Streams we open ourselves get at least a little, however many the peer has opened.
+        // Streams that this end opens get a minimum, however many the peer has opened.
         self.bounds.receive_max + u64::from(self.bounds.streams_max) * ANSWER_CREDIT_MIN
     }
 
-    /// Ends the link from this side. The first reason counts.
+    /// Closes the link from this side. The first reason counts.
     pub fn close(&mut self, reason: CloseReason) {
         if self.ended.is_none() {
             self.outgoing.push_close(&reason);
@@ -316,7 +322,7 @@ impl Mux {
         }
     }
 
-    /// The connection itself is gone.
+    /// The connection is lost.
     pub fn handle_lost(&mut self, text: String) {
         self.end(LinkClosed::new(ClosedBy::Transport, CloseCode::Internal, text));
     }
@@ -347,7 +353,7 @@ impl Mux {
         }
     }
 
-    /// Counts a stream out that is over, and forgets it once nobody holds it.
+    /// Stops counting an ended stream, and removes it once no handle holds it.
     fn settle(&mut self, id: u32) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let is_over = stream.is_over();
@@ -363,14 +369,15 @@ impl Mux {
             self.waiting -= stream.send.queue.len();
             self.peer_held -= u32::from(!stream.own);
             self.streams.remove(&id);
-            // A link that had its busy hour gives the room back.
+            // A link that was busy returns the memory.
             if self.streams.capacity() > 64 && self.streams.len() * 8 < self.streams.capacity() {
                 self.streams.shrink_to(self.streams.len() * 2);
             }
         }
     }
 
-    /// Whom the last calls concern: streams, the driver when there is something to send, and waiters outside.
+    /// Returns the wakers of affected streams, of the driver if there is data to send, and the signals for
+    /// tasks outside.
     pub fn take_due(&mut self, wakes: &mut Vec<Waker>) -> (Option<Waker>, MuxSignals) {
         wakes.append(&mut self.wakes);
         let has_work = self.outgoing.has_work() || self.ping.wanted;
@@ -378,7 +385,7 @@ impl Mux {
         (driver, std::mem::take(&mut self.signals))
     }
 
-    /// The driver goes to sleep; it will be woken when there is something to send.
+    /// The driver sleeps; it is woken when there is data to send.
     pub fn sleep(&mut self, driver: &Waker) {
         self.driver = Some(driver.clone());
     }
@@ -394,18 +401,18 @@ impl Mux {
     }
 }
 
-/// Datagrams that wait, bounded by bytes.
+/// Queued datagrams, bounded by bytes.
 #[derive(Debug, Default)]
 struct Datagrams {
     queue: VecDeque<Bytes>,
     bytes: usize,
 }
 
-/// What keeping a datagram costs beside its bytes.
+/// Cost of a queued datagram beyond its bytes.
 const DATAGRAM_COST: usize = 64;
 
 impl Datagrams {
-    /// Says how many older ones had to go.
+    /// Returns the number of older datagrams that were dropped.
     fn push(&mut self, data: Bytes, bytes_max: usize) -> u64 {
         self.bytes += data.len() + DATAGRAM_COST;
         self.queue.push_back(data);
@@ -427,7 +434,7 @@ impl Datagrams {
     }
 }
 
-/// At most one measurement is under way.
+/// State of the round-trip measurement. At most one is in progress.
 #[derive(Debug, Default)]
 struct Ping {
     wanted: bool,
@@ -439,7 +446,7 @@ struct Ping {
 }
 
 impl Ping {
-    /// The number to send, when it is time to measure.
+    /// Returns the number to send, when a measurement is due.
     fn next_due(&mut self, now: Instant) -> Option<u64> {
         let is_time = self.last_asked.is_none_or(|then| now.duration_since(then) >= PING_EVERY);
         if !(self.wanted || is_time && self.asked.is_none()) {

@@ -1,17 +1,17 @@
-//! Bytes that wait, on their way into a stream or out of it.
+//! Queue of bytes on their way into a stream or out of it.
 //!
-//! Large pieces are kept as they came, without a copy. Small ones are put together, so that a peer who sends
-//! single bytes cannot make us hold a hundred bytes for each.
+//! Large pieces are kept without a copy. Small ones are copied together, so that a peer that sends single
+//! bytes cannot make us hold a hundred bytes for each.
 
 use std::collections::VecDeque;
 
 use bytes::{Buf, Bytes, BytesMut};
 use tokio::io::ReadBuf;
 
-/// Pieces below this are copied together. Below half a kilobyte a copy costs less than keeping books.
+/// Pieces below this size are copied together: below half a kilobyte a copy costs less than the bookkeeping.
 pub const SMALL_BYTES: usize = 512;
 
-/// What is allocated at once for small pieces when several wait.
+/// Allocation for small pieces when several are queued.
 const BLOCK_BYTES: usize = 4 * 1024;
 
 #[derive(Debug, Default)]
@@ -45,7 +45,7 @@ impl ByteQueue {
         }
         if self.tail.capacity() - self.tail.len() < bytes.len() {
             self.close_tail();
-            // The first piece gets what it needs: mostly it is read before a second one comes.
+            // The first piece gets the size it needs: usually it is read before a second one arrives.
             let room = if self.is_empty() { bytes.len() } else { bytes.len().max(BLOCK_BYTES) };
             self.tail = BytesMut::with_capacity(room);
         }
@@ -53,7 +53,7 @@ impl ByteQueue {
         self.length += bytes.len();
     }
 
-    /// The next piece, `max` bytes of it at most. `None` only when nothing waits.
+    /// Returns the next piece, `max` bytes of it at most. `None` only when the queue is empty.
     pub fn pop(&mut self, max: usize) -> Option<Bytes> {
         if self.chunks.is_empty() {
             self.close_tail();
@@ -68,7 +68,7 @@ impl ByteQueue {
         Some(piece)
     }
 
-    /// Copies out as much as `out` takes.
+    /// Copies as much as `out` takes.
     pub fn copy_into(&mut self, out: &mut ReadBuf<'_>) {
         let before = out.remaining();
         while out.remaining() > 0 {
@@ -97,7 +97,7 @@ impl ByteQueue {
         }
     }
 
-    // An idle stream holds no more than a few words.
+    // Releases memory: an idle stream holds only a few words.
     fn rest(&mut self) {
         if self.length == 0 && self.chunks.capacity() > 8 {
             self.chunks = VecDeque::new();

@@ -1,8 +1,8 @@
-//! Reads from a socket in big pieces while much comes, and holds nothing while little does.
+//! Socket with a read buffer that exists only under load.
 //!
-//! TLS asks its socket for four to sixteen kilobytes at a time. Under load that is a system call for every
-//! record or two; between the two stands this buffer. It is made when a read filled all it was given, and
-//! given back when the socket has nothing more.
+//! TLS asks its socket for four to sixteen kilobytes at a time, which under load is a system call for every
+//! record or two. The buffer is allocated when a read filled all of the space it was given, and freed when
+//! the socket is drained.
 
 use std::io;
 use std::pin::Pin;
@@ -13,14 +13,14 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::runtime::Handle;
 use tokio_util::io::poll_read_buf;
 
-/// Room for what a fast sender has put into the kernel between two wakes.
+/// Space for the bytes that a fast sender puts into the kernel between two wakeups.
 const BUFFER_BYTES: usize = 128 * 1024;
 
 #[derive(Debug)]
 pub struct ReadAhead<T> {
     inner: T,
     buffer: BytesMut,
-    /// Whose thread it is watched from.
+    /// Runtime whose I/O driver watches the socket.
     home: Handle,
 }
 
@@ -49,7 +49,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for ReadAhead<T> {
             if this.buffer.capacity() == 0 {
                 let before = out.filled().len();
                 ready!(Pin::new(&mut this.inner).poll_read(context, out))?;
-                // Filled to the brim: there is more where this came from.
+                // The read filled all of its space, so more bytes are available.
                 if out.remaining() == 0 && out.filled().len() > before {
                     this.buffer.reserve(BUFFER_BYTES);
                 }

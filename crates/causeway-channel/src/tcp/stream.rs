@@ -1,4 +1,4 @@
-//! The two halves of a stream over TCP. They ask the mux, and wait when it says so.
+//! The two halves of a stream over TCP. They call the mux, and wait when it is not ready.
 
 use std::future::poll_fn;
 use std::io;
@@ -55,7 +55,7 @@ impl AsyncWrite for TcpSend {
         self.shared.with(|mux| mux.poll_write(self.id, data, context.waker())).map_err(writing)
     }
 
-    /// What is written is on its way; there is nothing to push.
+    /// Written bytes are already queued; there is nothing to flush.
     fn poll_flush(self: Pin<&mut Self>, _context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }

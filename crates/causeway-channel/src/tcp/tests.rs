@@ -1,4 +1,4 @@
-//! Links over a pipe in memory: the driver, and the halves that users hold.
+//! Links over an in-memory pipe: the driver, and the halves that users hold.
 
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ async fn megabytes_go_both_ways_at_once() {
         let (mut send, mut recv) = stream.split();
         tokio::io::copy(&mut recv, &mut send).await.unwrap();
         send.shutdown().await.unwrap();
-        // The other end closes when it has everything.
+        // The other end closes when it has received all bytes.
         cloud.closed().await
     });
     let stream = edge.open_stream(StreamHeader::new(StreamPurpose::Probe).target("echo")).await.unwrap();
@@ -73,7 +73,7 @@ async fn a_stream_that_nobody_reads_does_not_stall_the_others() {
     for _ in 0..50 {
         let mut stream = edge.open_stream(StreamHeader::new(StreamPurpose::Service)).await.unwrap();
         let (_, mut accepted) = soon(cloud.accept_stream()).await.unwrap();
-        // No more than waits before anybody reads.
+        // As many bytes as are queued before a read.
         soon(stream.write_all(&[7; 40_000])).await.unwrap();
         stream.shutdown().await.unwrap();
         let mut read = Vec::new();
@@ -150,7 +150,7 @@ async fn a_peer_that_never_answers_does_not_keep_a_closed_link_for_ever() {
     let link = over(cloud, LinkSide::Accepted, &LinkLimits::default(), meta());
     let shared = Arc::downgrade(link.shared());
     drop(link);
-    // Nobody reads at the other end, so the last words cannot even be written.
+    // The other end does not read, so the close frame cannot be written.
     soon(async {
         while shared.strong_count() > 0 {
             tokio::time::sleep(Duration::from_millis(100)).await;

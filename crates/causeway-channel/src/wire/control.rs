@@ -1,9 +1,10 @@
-//! The messages of the control stream, and how they stand on it.
+//! Messages of the control stream, and their encoding.
 //!
-//! The control stream is the first stream of a link, opened by the edge. The edge speaks first (`Hello`), the cloud
-//! answers `Welcome` or `SessionRefused`; then both say what they have to say. Each message is protobuf behind a length of
-//! four bytes. An unknown field is ignored, and so is a message of an unknown kind: it reads as `None`, and a newer
-//! peer must not depend on its being understood before `features` say so.
+//! The control stream is the first stream of a link, opened by the edge. The edge sends `Hello`, the cloud
+//! responds with `Welcome` or `SessionRefused`; then both send messages at any time. Each message is protobuf
+//! behind a length of four bytes (`frame`). An unknown field is ignored, and so is a message of an unknown
+//! kind: it reads as `None`. A newer peer must not rely on a new message before `features` announce it. The
+//! bytes are pinned by `tests/it/wire_fixtures.rs`.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,19 +16,20 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use super::frame::{self, FrameTooLong, LENGTH_BYTES};
 
-/// Spoken inside the ALPN of the channel; raised when a message changes its meaning.
+/// Version of the protocol inside the ALPN of the channel; raised when a message changes its meaning.
 pub const VERSION: u32 = 1;
-/// Said by an edge in `Hello::features`: over QUIC it takes the transport's acknowledgement of a ping for the answer, so
-/// that a keepalive is two packets instead of four. To others, and over TCP, pings are answered.
+/// Feature of an edge, in `Hello::features`: over QUIC the transport's acknowledgement of a ping counts as
+/// the answer, so that a keepalive is two packets instead of four. Pings of other edges, and over TCP, are
+/// answered.
 pub const FEATURE_PINGS_ACKNOWLEDGED: &str = "pings-acknowledged";
-/// Said by a cloud in `Welcome::features`: a session over QUIC may have a secondary link over TCP.
+/// Feature of a cloud, in `Welcome::features`: a session over QUIC may have a secondary link over TCP.
 pub const FEATURE_SECONDARY_LINK: &str = "secondary-link";
-/// What an edge says is small; a batch of upstream records is cut to fit.
+/// Messages of an edge are small; a batch of spool records is cut to fit.
 pub const EDGE_MESSAGE_BYTES_MAX: usize = 64 * 1024;
-/// What the cloud says may be a whole netmap. A site of 2,000 exposures stays below 1 MiB.
+/// A message of the cloud may hold a whole netmap. A site of 2,000 exposures stays below 1 MiB.
 pub const CLOUD_MESSAGE_BYTES_MAX: usize = 16 * 1024 * 1024;
 
-/// What an edge says.
+/// A message from an edge to the cloud.
 #[derive(Clone, PartialEq, Message)]
 pub struct EdgeMessage {
     #[prost(oneof = "EdgeMessageBody", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
@@ -55,15 +57,15 @@ pub enum EdgeMessageBody {
     Path(PathQuery),
 }
 
-/// First word of an edge.
+/// First message of an edge.
 #[derive(Clone, PartialEq, Message)]
 pub struct Hello {
     #[prost(uint32, tag = "1")]
     pub version: u32,
-    /// Rises with every attempt of this gateway; the cloud keeps the session with the highest.
+    /// Increases with every attempt of this gateway; the cloud keeps the session with the highest.
     #[prost(uint64, tag = "2")]
     pub epoch: u64,
-    /// The netmap it runs on. Absent: none yet.
+    /// The netmap in force at the edge. Absent: none yet.
     #[prost(message, optional, tag = "3")]
     pub held: Option<HeldNetmap>,
     /// Name and version of the program, for people.
@@ -75,12 +77,13 @@ pub struct Hello {
     /// Seconds since 1970, by the edge's clock.
     #[prost(int64, tag = "6")]
     pub time: i64,
-    /// What it understands beyond version 1.
+    /// Features beyond version 1.
     #[prost(string, repeated, tag = "7")]
     pub features: Vec<String>,
-    /// Names the process: random, 16 bytes, the same for every session from its start to its end. A session of another
-    /// process shows that the one before is gone, so its streams are reset at once. Empty from an edge that does not
-    /// know the field: its old sessions linger until they are called dead.
+    /// Identifies the process: 16 random bytes, the same for all sessions of one process. A session of
+    /// another process shows that the previous process is gone, so the streams of its sessions are reset at
+    /// once. Empty from an edge that does not know the field: its old sessions remain until they are declared
+    /// dead.
     #[prost(bytes = "bytes", tag = "8")]
     pub instance: Bytes,
 }
@@ -89,14 +92,14 @@ pub struct Hello {
 pub const INSTANCE_BYTES: usize = 16;
 
 impl Hello {
-    /// The process that says hello, if the edge names it.
+    /// Returns the process that sent this hello, if the edge identifies it.
     pub fn instance(&self) -> Option<u128> {
         let bytes: [u8; INSTANCE_BYTES] = self.instance.as_ref().try_into().ok()?;
         Some(u128::from_be_bytes(bytes))
     }
 }
 
-/// A netmap by its generation and digest.
+/// Identifies a netmap by generation and digest.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct HeldNetmap {
     #[prost(uint64, tag = "1")]
@@ -118,24 +121,25 @@ pub struct Ping {
 pub struct NetmapAck {
     #[prost(message, optional, tag = "1")]
     pub held: Option<HeldNetmap>,
-    /// Why it is not on the edge's disk. Empty: it is there. Said again, empty, when it is. An older edge refuses a netmap that it
-    /// cannot write, so what it acknowledges is on disk; an older cloud ignores this field and takes the netmap for what it is: in force.
+    /// Reason for which the netmap is not on the edge's disk. Empty: it is. Sent again, empty, when it has
+    /// been written. An older edge refuses a netmap that it cannot write, so an acknowledged netmap is on
+    /// disk; an older cloud ignores this field and reads correctly that the netmap is in force.
     #[prost(string, tag = "2")]
     pub not_persisted: String,
 }
 
-/// The netmap could not be taken; the edge goes on with what it held.
+/// The netmap could not be applied; the edge keeps the one it held.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct NetmapRefused {
-    /// What was refused.
+    /// The refused netmap.
     #[prost(message, optional, tag = "1")]
     pub target: Option<HeldNetmap>,
     #[prost(string, tag = "2")]
     pub reason: String,
-    /// A delta did not fit: send everything.
+    /// A delta did not fit: send the whole netmap.
     #[prost(bool, tag = "3")]
     pub want_whole: bool,
-    /// What it runs on instead.
+    /// The netmap that stays in force.
     #[prost(message, optional, tag = "4")]
     pub held: Option<HeldNetmap>,
 }
@@ -143,14 +147,14 @@ pub struct NetmapRefused {
 /// Records from the edge's durable queue, in order.
 #[derive(Clone, PartialEq, Message)]
 pub struct SpoolBatch {
-    /// Names the queue; a queue that was lost begins again under another name.
+    /// Identifies the queue; after a loss the queue begins again under another ID.
     #[prost(bytes = "bytes", tag = "1")]
     pub queue_id: Bytes,
     #[prost(uint64, tag = "2")]
     pub first_seq: u64,
     #[prost(bytes = "bytes", repeated, tag = "3")]
     pub records: Vec<Bytes>,
-    /// How many records the bound of the queue has cost so far.
+    /// Number of records that were dropped because the queue was full.
     #[prost(uint64, tag = "4")]
     pub dropped: u64,
 }
@@ -187,7 +191,7 @@ pub struct PathQuery {
     pub retire: bool,
 }
 
-/// What the cloud says.
+/// A message from the cloud to an edge.
 #[derive(Clone, PartialEq, Message)]
 pub struct CloudMessage {
     #[prost(oneof = "CloudMessageBody", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10")]
@@ -233,7 +237,7 @@ pub struct PathReport {
     pub lost_bytes: u64,
 }
 
-/// The session is taken.
+/// The session is admitted.
 #[derive(Clone, PartialEq, Message)]
 pub struct Welcome {
     /// For logs at both ends.
@@ -244,36 +248,36 @@ pub struct Welcome {
     /// Seconds since 1970, by the cloud's clock.
     #[prost(int64, tag = "3")]
     pub time: i64,
-    /// Where to dial from now on. Empty: as before.
+    /// Endpoints to dial from now on. Empty: unchanged.
     #[prost(string, repeated, tag = "4")]
     pub endpoints: Vec<String>,
-    /// Ask for a sign of life after this long a silence. Zero: the edge's default.
+    /// Silence after which the edge sends a ping. Zero: the edge's default.
     #[prost(uint32, tag = "5")]
     pub keepalive_ms: u32,
-    /// When this session is lost, spread the return over this time: it grows with the fleet.
+    /// Time over which to spread the reconnect when this session is lost; it grows with the fleet.
     #[prost(uint32, tag = "6")]
     pub retry_hint_ms: u32,
-    /// Renew the certificate now, whatever its age.
+    /// Renew the certificate now, regardless of its age.
     #[prost(bool, tag = "7")]
     pub renew: bool,
     #[prost(string, repeated, tag = "8")]
     pub features: Vec<String>,
 }
 
-/// Why there is no session, for the program (`code`) and for people (`message`, `hint`).
+/// Reason for which a session is refused, for the program (`code`) and for people (`message`, `hint`).
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct SessionRefused {
     #[prost(enumeration = "SessionRefusedCode", tag = "1")]
     pub code: i32,
     #[prost(string, tag = "2")]
     pub message: String,
-    /// What to do about it.
+    /// The action that resolves it.
     #[prost(string, tag = "3")]
     pub hint: String,
-    /// Not before this time has passed.
+    /// Retry only after this time.
     #[prost(uint32, tag = "4")]
     pub retry_after_ms: u32,
-    /// With `OlderEpoch`: the epoch to go beyond.
+    /// With `OlderEpoch`: the epoch to exceed.
     #[prost(uint64, tag = "5")]
     pub current_epoch: u64,
 }
@@ -288,16 +292,17 @@ pub enum SessionRefusedCode {
     OlderEpoch = 3,
     Revoked = 4,
     CertificateExpired = 5,
-    /// The key is not the gateway's any more.
+    /// The key is no longer the gateway's.
     NotCurrent = 6,
     /// There is no such EGateway.
     UnknownGateway = 7,
-    /// As many sessions as this replica may hold.
+    /// This replica holds its maximum number of sessions.
     Full = 8,
     Draining = 9,
-    /// The cloud cannot decide at the moment.
+    /// The cloud cannot decide at the moment, for example because the store is unavailable.
     Unavailable = 10,
-    /// The certificate names another site than the EGateway. An older edge reads it as `Other`, and shows the message.
+    /// The certificate names another site than the EGateway. An older edge reads this as `Other` and shows
+    /// the message.
     WrongSite = 11,
 }
 
@@ -354,14 +359,14 @@ pub struct Pong {
     pub nonce: u64,
 }
 
-/// An encoded `causeway_netmap::NetmapUpdateData`. This room does not look into it.
+/// An encoded `causeway_netmap::NetmapUpdateData`, opaque to this crate.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct NetmapUpdate {
     #[prost(bytes = "bytes", tag = "1")]
     pub update: Bytes,
 }
 
-/// Everything up to and including `seq` is kept by the cloud.
+/// All records up to and including `seq` are stored by the cloud.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct SpoolAck {
     #[prost(bytes = "bytes", tag = "1")]
@@ -370,18 +375,19 @@ pub struct SpoolAck {
     pub seq: u64,
 }
 
-/// This replica goes away: attach elsewhere.
+/// This replica stops: attach to another one.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct DrainNotice {
-    /// Streams that are open may go on for this long.
+    /// Open streams may continue for this time.
     #[prost(uint32, tag = "1")]
     pub deadline_ms: u32,
-    /// Dial anew at a moment of your choice within this time.
+    /// Reconnect at a random time within this period.
     #[prost(uint32, tag = "2")]
     pub retry_hint_ms: u32,
 }
 
-/// The fleet has grown since the welcome. An edge that does not know this message keeps what the welcome said.
+/// The fleet has grown since the welcome. An edge that does not know this message keeps the hint of the
+/// welcome.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct ReconnectHint {
     /// As in `Welcome`.
@@ -391,10 +397,10 @@ pub struct ReconnectHint {
 
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct EndpointUpdate {
-    /// Renew the certificate now, whatever its age.
+    /// Renew the certificate now, regardless of its age.
     #[prost(bool, tag = "1")]
     pub renew: bool,
-    /// Where to dial from now on. Empty: as before.
+    /// Endpoints to dial from now on. Empty: unchanged.
     #[prost(string, repeated, tag = "2")]
     pub endpoints: Vec<String>,
 }
@@ -434,7 +440,7 @@ pub enum ControlError {
     Malformed(#[from] prost::DecodeError),
 }
 
-/// Reads messages. `next` may be dropped at any moment and called again: nothing is lost.
+/// Reads messages. `next` is cancel-safe.
 #[derive(Debug)]
 pub struct ControlReader<R, M> {
     stream: R,
@@ -444,32 +450,33 @@ pub struct ControlReader<R, M> {
 }
 
 impl<R> ControlReader<R, EdgeMessage> {
-    /// The cloud's ear.
+    /// Reads at the cloud.
     pub fn of_edge(stream: R) -> ControlReader<R, EdgeMessage> {
         ControlReader { stream, buffer: BytesMut::new(), max: EDGE_MESSAGE_BYTES_MAX, kind: PhantomData }
     }
 }
 
 impl<R> ControlReader<R, CloudMessage> {
-    /// The edge's ear.
+    /// Reads at the edge.
     pub fn of_cloud(stream: R) -> ControlReader<R, CloudMessage> {
         ControlReader { stream, buffer: BytesMut::new(), max: CLOUD_MESSAGE_BYTES_MAX, kind: PhantomData }
     }
 }
 
 impl<R: AsyncRead + Unpin, M: Message + Default> ControlReader<R, M> {
-    /// The next message; `None` when the peer has ended the stream.
+    /// Returns the next message; `None` when the peer has ended the stream.
     pub async fn next(&mut self) -> Result<Option<M>, ControlError> {
         loop {
             if let Some(body) = split(&mut self.buffer, self.max)? {
                 let message = M::decode(body)?;
                 if self.buffer.is_empty() {
-                    // An idle session holds no memory here, however large its last message was.
+                    // An idle session keeps no buffer here, however large its last message was.
                     self.buffer = BytesMut::new();
                 }
                 return Ok(Some(message));
             }
-            // Memory follows what arrives, never what is announced; while nothing does, there is room for a ping.
+            // Memory grows with the bytes that arrive, not with the announced length; while none arrive,
+            // there is space for a ping.
             let more = if self.buffer.is_empty() { IDLE_BYTES } else { READ_BYTES };
             self.buffer.reserve(more);
             if self.stream.read_buf(&mut self.buffer).await? == 0 {
@@ -484,7 +491,7 @@ const IDLE_BYTES: usize = 16;
 /// Most other messages fit into this.
 const READ_BYTES: usize = 512;
 
-/// Takes one message's bytes from the front, if all of them are there.
+/// Takes the first message from the buffer, if it is complete.
 fn split(buffer: &mut BytesMut, max: usize) -> Result<Option<Bytes>, ControlError> {
     let Some(length) = buffer.first_chunk::<LENGTH_BYTES>() else { return Ok(None) };
     let bytes = frame::length(*length, max).map_err(too_long(max))?;
@@ -495,13 +502,13 @@ fn split(buffer: &mut BytesMut, max: usize) -> Result<Option<Bytes>, ControlErro
     Ok(Some(buffer.split_to(bytes).freeze()))
 }
 
-/// The form on the stream. Fails when the message is larger than its reader would take.
+/// Encodes a frame. Fails when the message is larger than the cloud accepts.
 pub fn encode_edge(message: impl Into<EdgeMessage>) -> Result<Bytes, ControlError> {
     let max = EDGE_MESSAGE_BYTES_MAX;
     frame::encode(&message.into(), max).map_err(too_long(max))
 }
 
-/// The form on the stream. Fails when the message is larger than its reader would take.
+/// Encodes a frame. Fails when the message is larger than an edge accepts.
 pub fn encode_cloud(message: impl Into<CloudMessage>) -> Result<Bytes, ControlError> {
     let max = CLOUD_MESSAGE_BYTES_MAX;
     frame::encode(&message.into(), max).map_err(too_long(max))
@@ -511,7 +518,7 @@ fn too_long(max: usize) -> impl Fn(FrameTooLong) -> ControlError {
     move |error| ControlError::TooLong { bytes: error.bytes, max }
 }
 
-/// Writes messages in order. `drain` may be dropped at any moment and called again: nothing is lost or repeated.
+/// Writes messages in order. `drain` is cancel-safe: no byte is lost or repeated.
 #[derive(Debug)]
 pub struct ControlWriter<W> {
     stream: W,
@@ -524,23 +531,23 @@ impl<W: AsyncWrite + Unpin> ControlWriter<W> {
         ControlWriter { stream, queue: VecDeque::new(), flushed: true }
     }
 
-    /// Puts a message in line. Whoever pushes on behalf of the peer looks at `len` first.
+    /// Queues a message. A caller that responds to the peer's messages checks `len` first.
     pub fn push(&mut self, frame: Bytes) {
         self.queue.push_back(frame);
         self.flushed = false;
     }
 
-    /// Messages that are not written yet.
+    /// Number of messages that are not written yet.
     pub fn len(&self) -> usize {
         self.queue.len()
     }
 
-    /// Is everything on its way?
+    /// Returns whether every message is written and flushed.
     pub fn is_empty(&self) -> bool {
         self.flushed
     }
 
-    /// Writes everything that is in line.
+    /// Writes all queued messages.
     pub async fn drain(&mut self) -> Result<(), ControlError> {
         while let Some(front) = self.queue.front_mut() {
             if self.stream.write_buf(front).await? == 0 {
@@ -558,7 +565,7 @@ impl<W: AsyncWrite + Unpin> ControlWriter<W> {
         Ok(())
     }
 
-    /// Writes what is in line, then ends this direction.
+    /// Writes all queued messages, then ends this direction.
     pub async fn finish(&mut self) -> Result<(), ControlError> {
         self.drain().await?;
         Ok(self.stream.shutdown().await?)
@@ -605,7 +612,7 @@ mod tests {
             let mut reader = ControlReader::of_edge(far);
             let (first, rest) = frame.split_at(5);
             near.write_all(first).await.unwrap();
-            // The read takes what is there, waits for more, and is dropped.
+            // The read takes the available bytes, waits for more, and is dropped.
             tokio::select! {
                 biased;
                 _ = reader.next() => unreachable!("a part of a message is no message"),

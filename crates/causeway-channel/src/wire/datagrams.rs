@@ -1,34 +1,36 @@
-//! Datagrams of a stream, in both forms they travel in.
+//! Encodings of datagrams that belong to a stream.
 //!
-//! On the stream: each behind its length in two bytes, big end first. No datagram of UDP is longer than 65,527 bytes, so the
-//! lengths beyond are words instead, without a payload; an unknown word is passed over. Nothing is to be refused, and only an
-//! end in the middle is an error.
-//! Beside the stream, where the transport has datagrams of its own: behind the number of the stream, in the variable-length
-//! form of QUIC (RFC 9000, section 16). Number 0 is the control stream, which has none: so 0 stands for the link itself.
+//! On the stream: each behind its length in two bytes, big-endian. No UDP payload is longer than 65,527
+//! bytes, so larger length values are control words without a payload; unknown words are ignored. Only a
+//! stream that ends inside a datagram is an error.
+//!
+//! As a QUIC datagram: behind the number of the stream, as a variable-length integer (RFC 9000, section 16).
+//! Number 0 is the control stream, which carries no datagrams, so 0 stands for the link itself. The bytes are
+//! pinned by `tests/it/wire_fixtures.rs`.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-/// The length in front.
+/// Bytes of the length.
 pub const PREFIX_BYTES: usize = 2;
-/// What UDP over IPv6 can carry: 65,535 less its own head.
+/// Largest payload of UDP over IPv6: 65,535 less the UDP header.
 pub const PAYLOAD_BYTES_MAX: usize = 65_527;
-/// A word on the stream: datagrams that come beside it will be heard.
+/// Control word on the stream: its sender accepts QUIC datagrams for this stream.
 pub const WELCOME: u16 = 0xffff;
-/// The number in front of datagrams that belong to no stream.
+/// Stream number of datagrams that belong to the link itself.
 pub const OF_THE_LINK: u64 = 0;
-/// The longest number.
+/// Bytes of the longest stream number.
 pub const NUMBER_BYTES_MAX: usize = 8;
 
-/// One datagram, with its length in front when it came from a stream or will most likely go onto one.
+/// One datagram, behind its length if it came from a stream or will most likely be sent on one.
 #[derive(Clone, Debug)]
 pub struct FramedDatagram {
     bytes: Bytes,
-    /// Where the payload begins: behind the length, or at once.
+    /// Offset of the payload: after the length, or 0.
     start: usize,
 }
 
 impl FramedDatagram {
-    /// None: longer than UDP can carry.
+    /// Returns `None` if the payload is longer than UDP can carry.
     pub fn new(payload: &[u8]) -> Option<FramedDatagram> {
         let length = length(payload.len())?;
         let mut bytes = BytesMut::with_capacity(PREFIX_BYTES + payload.len());
@@ -37,7 +39,7 @@ impl FramedDatagram {
         Some(FramedDatagram { bytes: bytes.freeze(), start: PREFIX_BYTES })
     }
 
-    /// As it came beside the stream. None: longer than UDP can carry.
+    /// Wraps the payload of a QUIC datagram. Returns `None` if it is longer than UDP can carry.
     pub fn bare(payload: Bytes) -> Option<FramedDatagram> {
         length(payload.len())?;
         Some(FramedDatagram { bytes: payload, start: 0 })
@@ -47,7 +49,7 @@ impl FramedDatagram {
         &self.bytes[self.start..]
     }
 
-    /// As it stands on a stream. Copied only when it came beside one.
+    /// Returns the form on a stream. Copies only the payload of a QUIC datagram.
     pub fn into_frame(self) -> Bytes {
         match self.start {
             PREFIX_BYTES => self.bytes,
@@ -68,7 +70,7 @@ fn length(bytes: usize) -> Option<u16> {
     u16::try_from(bytes).ok().filter(|_| bytes <= PAYLOAD_BYTES_MAX)
 }
 
-/// What stands on a stream.
+/// An item on a stream.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum DatagramFrame {
     Datagram(FramedDatagram),
@@ -83,7 +85,7 @@ impl DatagramFrame {
         }
     }
 
-    /// One whole frame.
+    /// Parses one complete frame.
     fn of(bytes: Bytes) -> DatagramFrame {
         match bytes.first_chunk::<PREFIX_BYTES>().map(|prefix| u16::from_be_bytes(*prefix)) {
             Some(word) if usize::from(word) > PAYLOAD_BYTES_MAX => DatagramFrame::Word(word),
@@ -92,26 +94,26 @@ impl DatagramFrame {
     }
 }
 
-/// Cuts what comes from a stream into datagrams and words. Holds one unfinished datagram at most.
+/// Splits the bytes of a stream into datagrams and control words. Buffers at most one incomplete datagram.
 #[derive(Default, Debug)]
 pub struct DatagramDecoder {
-    /// What came last and was not looked at.
+    /// The last chunk, not parsed yet.
     chunk: Bytes,
-    /// The beginning of a datagram whose rest has not come.
+    /// The first bytes of an incomplete datagram.
     begun: BytesMut,
 }
 
 impl DatagramDecoder {
-    /// The chunk before must have been used up: `take` gave none.
+    /// Adds a chunk. The previous one must be consumed: `take` returned `None`.
     pub fn push(&mut self, chunk: Bytes) {
         debug_assert!(self.chunk.is_empty());
         self.chunk = chunk;
     }
 
-    /// The next datagram or word. None: more must come.
+    /// Returns the next datagram or control word. `None`: more bytes are needed.
     pub fn take(&mut self) -> Option<DatagramFrame> {
         if self.begun.is_empty() {
-            // The usual case: it lies in one piece, and is not copied.
+            // In the usual case the datagram lies in one chunk and is not copied.
             match frame_bytes(&self.chunk) {
                 Some(bytes) if self.chunk.len() >= bytes => {
                     return Some(DatagramFrame::of(self.chunk.split_to(bytes)));
@@ -131,13 +133,13 @@ impl DatagramDecoder {
         None
     }
 
-    /// Did the stream end between two datagrams?
+    /// Returns whether the stream ended between two datagrams.
     pub fn is_whole(&self) -> bool {
         self.begun.is_empty() && self.chunk.is_empty()
     }
 }
 
-/// How long the frame is that begins here, its length included.
+/// Returns the length of the frame that begins here, including the prefix.
 fn frame_bytes(bytes: &[u8]) -> Option<usize> {
     let prefix = u16::from_be_bytes(*bytes.first_chunk::<PREFIX_BYTES>()?);
     match usize::from(prefix) {
@@ -146,7 +148,7 @@ fn frame_bytes(bytes: &[u8]) -> Option<usize> {
     }
 }
 
-/// The form beside a stream: its number, below 2^62 as all numbers of QUIC are, and the payload.
+/// Encodes a QUIC datagram: the stream number, below 2^62 as all numbers of QUIC, and the payload.
 pub fn beside(number: u64, payload: &[u8]) -> Bytes {
     let mut bytes = BytesMut::with_capacity(NUMBER_BYTES_MAX + payload.len());
     match number {
@@ -159,7 +161,7 @@ pub fn beside(number: u64, payload: &[u8]) -> Bytes {
     bytes.freeze()
 }
 
-/// Which stream it belongs to, and what it says. None: it is too short to tell.
+/// Splits a QUIC datagram into stream number and payload. Returns `None` if it is too short.
 pub fn read_beside(mut bytes: Bytes) -> Option<(u64, Bytes)> {
     let first = *bytes.first()?;
     let length = 1usize << (first >> 6);

@@ -1,4 +1,4 @@
-//! The guarantees of every link, over each transport.
+//! Behaviour that every link has, over both transports.
 
 use std::io::ErrorKind;
 use std::time::Duration;
@@ -159,7 +159,7 @@ async fn a_stop_arrives_with_its_code(transport: Transport) {
     })
     .await;
     assert_eq!((error.kind(), ResetCode::of(&error)), (ErrorKind::BrokenPipe, Some(ResetCode::BackendDown)));
-    // The other direction is not affected.
+    // The other direction is unaffected.
     accepted.write_all(b"still here").await.unwrap();
     let mut bytes = [0; 10];
     within(opened.read_exact(&mut bytes)).await.unwrap();
@@ -188,7 +188,7 @@ async fn datagrams_cross(transport: Transport) {
     assert_eq!(pair.edge.send_datagram(Bytes::from_static(b"x")), Err(DatagramError::Closed));
 }
 
-/// Writes until the stream accepts no more; `true` when it did not end by itself.
+/// Writes until the stream takes no more; `true` when it did not end by itself.
 async fn fill(stream: &mut Stream) -> bool {
     let chunk = vec![1; 16 * 1024];
     loop {
@@ -251,7 +251,7 @@ async fn a_thousand_stuck_streams_are_bounded(transport: Transport) {
     let held = resident_bytes().saturating_sub(before);
     println!("1000 stuck streams with a window of {WINDOW} bytes hold {held} bytes at both ends");
     assert!(held < 4 * 1000 * WINDOW as usize, "{held} bytes");
-    // The remaining streams are not affected.
+    // Other streams are unharmed.
     let (mut opened, accepted) = stream(&pair).await;
     let echo = tokio::spawn(echo(accepted));
     opened.write_all(b"hello").await.unwrap();
@@ -325,7 +325,7 @@ async fn whoever_is_heard_was_heard_just_now(transport: Transport) {
     let mut bytes = [0; 4];
     within(accepted.read_exact(&mut bytes)).await.unwrap();
     assert!(pair.cloud.last_heard() >= before, "bytes that were read");
-    // The edge does not read: it only receives acknowledgements, or their equivalent in the transport.
+    // The edge reads nothing: it only receives acknowledgements, or their equivalent of the transport.
     accepted.write_all(b"pong").await.unwrap();
     within(opened.read_exact(&mut bytes)).await.unwrap();
     assert!(pair.edge.last_heard() >= before);

@@ -1,4 +1,4 @@
-//! A port without free slots: a rejected edge is told when to retry, and is served then.
+//! A port without free slots: refused clients are told when to retry, and are served then.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::stage::{Authority, generous, within};
 struct FullPort {
     authority: Authority,
     address: SocketAddr,
-    /// Their slots are not released: until then no other edge gets one.
+    /// Their slots are not released: as long as that lasts, no other client gets one.
     taken: Vec<(Link, IncomingLink)>,
     _serving: AbortOnDropHandle<()>,
 }
@@ -36,7 +36,7 @@ impl FullPort {
         let mut full =
             FullPort { authority, address, taken: Vec::new(), _serving: AbortOnDropHandle::new(serving) };
         let first = Dialer::new(full.config(address, DialTransports::QuicOnly));
-        for _ in 0..HandshakeConcurrency::new(usize::MAX).places() {
+        for _ in 0..HandshakeConcurrency::new(usize::MAX).slot_count() {
             let link = within(first.dial()).await.unwrap();
             full.taken.push((link, within(accepted.recv()).await.unwrap()));
         }
@@ -55,7 +55,7 @@ impl FullPort {
     }
 }
 
-/// A path to `port` on which the first packet is lost.
+/// A path to `port` on which its first packet is lost.
 async fn lossy(port: SocketAddr) -> (SocketAddr, AbortOnDropHandle<()>) {
     let (near, far) =
         (UdpSocket::bind("127.0.0.1:0").await.unwrap(), UdpSocket::bind("127.0.0.1:0").await.unwrap());
@@ -94,7 +94,7 @@ async fn who_is_sent_away_is_told_when_to_come_and_served_then() {
     let mut full = FullPort::start().await;
     let config = |transports| full.config(full.address, transports);
 
-    // The dialer is told when to retry, and tries nothing else at the same port.
+    // Refused with a time; no other route to the same port is tried.
     let dialer = Dialer::new(config(DialTransports::Both));
     let patience = Duration::from_secs(10);
     let error = within(dialer.dial_patiently(None, patience)).await.unwrap_err();
@@ -108,7 +108,7 @@ async fn who_is_sent_away_is_told_when_to_come_and_served_then() {
     assert!(wait < patience, "{wait:?}");
     assert_eq!(AttemptFailure::of_dial(&error), AttemptFailure::Busy { retry_after: wait });
 
-    // The edge with a promised time slot waits; an edge without one, which came later, is rejected earlier.
+    // With its ticket it waits; a later client without one is refused.
     tokio::time::sleep(wait).await;
     let quic = dialer.with_config(config(DialTransports::QuicOnly));
     let called = tokio::spawn({

@@ -1,4 +1,4 @@
-//! The dialer against dead endpoints, blocked UDP, proxies, and a foreign cloud.
+//! The dialer against dead endpoints, blocked UDP, proxies, and another cloud.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -35,7 +35,7 @@ async fn dead_address() -> String {
 async fn where_both_work_quic_wins() {
     let stage = Stage::new().await;
     let dialer = dialer(&stage);
-    // On a very busy machine the head start may be over before the first packet is read.
+    // On a machine that is very busy the head start may be over before the first packet is read.
     let mut link = within(dialer.dial()).await.unwrap();
     for _ in 0..5 {
         if link.transport() != Transport::Quic {
@@ -63,7 +63,7 @@ async fn where_udp_is_swallowed_tcp_connects() {
     let authority = Authority::new();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    // UDP is dropped on the path: the port is bound, and does not answer.
+    // A firewall drops UDP: the port is bound, and no response comes.
     let _silent = std::net::UdpSocket::bind(address).unwrap();
     let accepted = tokio::spawn(accept(listener, TlsAcceptor::from(authority.server().load_full())));
     let begin = Instant::now();
@@ -123,7 +123,7 @@ async fn another_fleets_cloud_is_recognised() {
     assert!(error.failed().iter().any(|failed| matches!(failed.route, Some(DialRoute::Quic(_)))), "{error}");
 }
 
-/// A proxy for CONNECT that connects to `cloud` whatever the target is, and requires `authorization`.
+/// A proxy that implements CONNECT, leads to `cloud` whatever is requested, and requires `authorization`.
 async fn proxy(cloud: SocketAddr, authorization: Option<&'static str>) -> (String, JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();

@@ -1,4 +1,4 @@
-//! Datagrams of a stream: outside it over QUIC, on it over TCP, and their fate when packets are lost.
+//! Datagrams of a stream: as QUIC datagrams over QUIC, on the stream over TCP, and under packet loss.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::stage::{DEADLINE, Pair, Stage, eventually, within};
 
-/// A size that fits every path.
+/// Fits every path.
 const SMALL: usize = 600;
 
 fn datagram(mark: u8, bytes: usize) -> FramedDatagram {
@@ -28,7 +28,7 @@ fn datagram(mark: u8, bytes: usize) -> FramedDatagram {
 /// Two ends of a link whose first stream, the control stream, is open.
 async fn pair(stage: &mut Stage, transport: Transport) -> (Pair, [Stream; 2]) {
     let pair = stage.pair(transport).await;
-    // Even if it requests datagrams: the first stream has none.
+    // Also when it asks for datagrams: the first stream has none.
     let header = StreamHeader { datagrams: true, ..StreamHeader::new(StreamPurpose::Control) };
     let opened = within(pair.edge.open_stream(header)).await.unwrap();
     let (_, accepted) = within(pair.cloud.accept_stream()).await.unwrap();
@@ -44,7 +44,7 @@ async fn flow(pair: &Pair, is_known: bool) -> (DatagramFlow, DatagramFlow) {
     (opened.into(), accepted.into())
 }
 
-/// Sends from one to the other, and returns the path that was used.
+/// Sends from one to the other, and returns the path.
 async fn cross(from: &mut DatagramFlow, to: &mut DatagramFlow, mark: u8, bytes: usize) -> DatagramPath {
     let way = within(from.send.send(datagram(mark, bytes))).await.unwrap();
     let heard = within(to.recv.recv()).await.unwrap().unwrap();
@@ -52,8 +52,7 @@ async fn cross(from: &mut DatagramFlow, to: &mut DatagramFlow, mark: u8, bytes: 
     way
 }
 
-/// Waits until the opener of the flow knows that the peer supports datagrams: an answer outside the stream
-/// may be faster.
+/// Runs until the opener has learned that the other end accepts datagrams: a QUIC datagram may be faster.
 async fn until_beside(edge: &mut DatagramFlow, cloud: &mut DatagramFlow) {
     while cross(edge, cloud, 1, SMALL).await != DatagramPath::Beside {
         cross(cloud, edge, 1, SMALL).await;
@@ -69,8 +68,7 @@ async fn check(transport: Transport, is_known: bool, small: DatagramPath) {
     let mut stage = Stage::new().await;
     let (pair, _control) = pair(&mut stage, transport).await;
     let (mut edge, mut cloud) = flow(&pair, is_known).await;
-    // The accepting end knows at once what the peer supports; the opening end learns it with the first
-    // answer.
+    // The acceptor knows at once what the opener supports; the opener learns it with the first response.
     assert_eq!(cross(&mut edge, &mut cloud, 1, SMALL).await, DatagramPath::OnStream);
     assert_eq!(cross(&mut cloud, &mut edge, 2, SMALL).await, small);
     if small == DatagramPath::Beside {
@@ -88,7 +86,7 @@ async fn check(transport: Transport, is_known: bool, small: DatagramPath) {
         DatagramPath::Beside => assert!(sent >= 101 && sent == received, "{sent} {received}"),
         DatagramPath::OnStream => assert_eq!((sent, received), (0, 0)),
     }
-    // The end of the stream ends the flow.
+    // The stream ends the flow.
     cloud.send.reset(ResetCode::NotAllowed);
     let error = within(async {
         loop {
@@ -123,10 +121,10 @@ async fn what_belongs_to_no_stream_is_dropped_and_counted() {
     let (pair, _control) = pair(&mut stage, Transport::Quic).await;
     let (mut edge, mut cloud) = flow(&pair, true).await;
     until_beside(&mut edge, &mut cloud).await;
-    // Datagrams of the link itself have no reader.
+    // The link itself has no reader of datagrams.
     pair.edge.send_datagram(Bytes::from_static(b"whose?")).unwrap();
     eventually("it is counted", || pair.cloud.figures().datagrams_dropped == 1).await;
-    // The cloud has dropped the stream; the edge, whose half is still open, continues.
+    // The cloud has forgotten the stream; the edge, whose half is still open, goes on.
     drop(cloud);
     let (mut other, mut here) = flow(&pair, true).await;
     until_beside(&mut other, &mut here).await;
@@ -162,19 +160,18 @@ async fn what_nobody_reads_is_bounded_over_all_flows_of_a_link_together() {
         for (edge, _) in &mut flows {
             edge.send.send(datagram(2, SMALL)).await.unwrap();
         }
-        // A sender that never waits takes a core and the lock of the connection; on a loaded machine the link
-        // then receives nothing.
+        // A sender that never waits takes a core and the lock of the connection; on a loaded machine the link hears nothing then.
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     let held = pair.cloud.figures().datagrams_received - before;
     assert!(held > 100 && held <= held_max, "{held} of at most {held_max}");
-    // A flow that ends frees space, and so does one that is read.
+    // The end of a flow frees space, and so does a reader.
     flows.truncate(1);
     let (edge, cloud) = &mut flows[0];
     let mut reading = 0;
     while pair.cloud.figures().datagrams_received <= before + held + held_max {
         edge.send.send(datagram(3, SMALL)).await.unwrap();
-        // Data on the stream after them arrives in any case.
+        // Data on the stream behind them arrives in any case.
         while tokio::time::timeout(Duration::from_millis(1), cloud.recv.recv()).await.is_ok() {
             reading += 1;
         }
@@ -205,13 +202,12 @@ async fn inside_one_host_packets_become_large_and_not_for_a_peer_that_takes_none
         assert!(are_found(), "{:?}", sizes());
     };
     check(&mut stage, LARGE_PACKET_BYTES, [6400..6500, 6400..6500]).await;
-    // The cloud tries the largest size first, and for a peer that accepts less no other: it stays with the
-    // size that every path carries.
+    // The cloud tries the largest first, and for a peer that takes less nothing else: it stays with what every path carries.
     check(&mut stage, ORDINARY_PACKET_BYTES, [1380..1452, 1130..1200]).await;
 }
 
-/// A relay between the edge and the cloud that drops a given number of middle-sized packets towards the
-/// cloud.
+/// A path between the edge and the cloud that loses, towards the cloud, a given number of middle-sized
+/// packets.
 struct Lossy {
     address: SocketAddr,
     to_lose: Arc<AtomicUsize>,
@@ -232,7 +228,7 @@ impl Lossy {
                     received = near.recv_from(&mut up) => {
                         let (count, from) = received.unwrap();
                         edge = Some(from);
-                        // Neither acknowledgements nor path probes.
+                        // Neither acknowledgements nor probes of the path.
                         let is_lost = (SMALL..1000).contains(&count)
                             && losing.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok();
                         if !is_lost {
@@ -270,10 +266,10 @@ async fn a_lost_datagram_holds_up_nobody_and_one_on_the_stream_everybody_behind_
             assert_eq!(edge.send.send(datagram(mark, SMALL)).await.unwrap(), DatagramPath::Beside);
         })
         .await;
-        // The next one is received: a lost datagram is neither waited for nor sent again.
+        // The next one is delivered: a lost datagram is neither waited for nor sent again.
         assert_eq!(cross(&mut edge, &mut cloud, mark + 1, SMALL).await, DatagramPath::Beside);
     }
-    // As before, and for a peer without support for datagrams.
+    // So it was before, and is for a peer that knows nothing else.
     let (mut edge, mut cloud) = flow(&pair, false).await;
     line.lose_one(async {
         assert_eq!(edge.send.send(datagram(1, SMALL)).await.unwrap(), DatagramPath::OnStream);

@@ -1,6 +1,6 @@
-//! Measures the memory of an idle link. Not a test: run it by name, with `--ignored`.
+//! Memory of an idle link. A measurement, not a test: run it by name, with `--ignored`.
 //!
-//! The edges run in a process of their own, so that only the cloud's end is counted.
+//! The edges run in another process, so that only the cloud's end is counted.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Command, Stdio};
@@ -16,9 +16,9 @@ use crate::stage::{Authority, Stage, generous, resident_bytes, within};
 
 const LINKS: usize = 1000;
 
-/// Without pings.
+/// No session pings here.
 fn patient() -> QuicOptions {
-    // Real edges are on other hosts, behind Ethernet; the shared host must not affect the result.
+    // Edges are elsewhere, behind Ethernet; that these are on the same host must not show.
     let packet_bytes_max = ORDINARY_PACKET_BYTES;
     QuicOptions { idle_max: Duration::from_secs(300), packet_bytes_max, ..QuicOptions::default() }
 }
@@ -39,7 +39,7 @@ async fn measure(transport: Transport) {
     let mut stage = Stage::with(PortLimits { quic: patient(), ..generous() }).await;
     let folder = tempfile::tempdir().unwrap();
     stage.authority.save(folder.path());
-    // Memory that the first link allocates for all links is not counted.
+    // Shared allocations of the first link are not counted.
     let warm = stage.pair(transport).await;
     let before = resident_bytes();
     let mut edges = Command::new(std::env::current_exe().unwrap())
@@ -93,6 +93,6 @@ async fn edges() {
         links.push((link, control));
     }
     eprintln!("ready");
-    // The links continue in the other threads.
+    // The links go on in the other threads.
     let _ = tokio::task::spawn_blocking(|| std::io::stdin().read(&mut [0])).await;
 }

@@ -1,4 +1,4 @@
-//! Features of QUIC alone: migration to another address, and immediate detection of a restarted cloud.
+//! Features of QUIC alone: migration to another address, and fast detection of a restarted cloud.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ async fn open_streams_survive_a_change_of_address() {
     }
 }
 
-/// A port in a runtime of its own, so that it can be ended as by kill -9: nothing more is sent.
+/// A port in a runtime of its own, so that it can be ended as by kill -9: nothing is sent any more.
 fn cloud(
     address: SocketAddr,
     tls: Arc<ArcSwap<rustls::ServerConfig>>,
@@ -46,7 +46,7 @@ fn cloud(
     let port = loop {
         match runtime.block_on(ChannelPort::bind(address, tls.clone(), keys.clone(), PortLimits::default())) {
             Ok(port) => break port,
-            // The sockets of the previous port are closed a moment after its end.
+            // The sockets of the one before are closed a moment after its end.
             Err(error) => assert!(Instant::now() < deadline, "{error}"),
         }
         std::thread::sleep(Duration::from_millis(10));
@@ -57,7 +57,7 @@ fn cloud(
     (runtime, bound, links)
 }
 
-/// Returns how the link of an edge ends when the cloud is killed and restarted with these keys.
+/// Returns the end of an edge's link when the cloud is killed and comes back with these keys.
 fn end_of_link(first: EndpointKeys, second: EndpointKeys) -> Option<(ClosedBy, CloseCode, Duration)> {
     let authority = Authority::new();
     let (killed, address, mut links) = cloud("127.0.0.1:0".parse().unwrap(), authority.server(), first);
@@ -82,7 +82,7 @@ fn end_of_link(first: EndpointKeys, second: EndpointKeys) -> Option<(ClosedBy, C
     let (back, ..) = cloud(address, authority.server(), second);
     let start = Instant::now();
     let closed = edges.block_on(async {
-        // The equivalent of a ping of the session.
+        // Stands for a ping of the session.
         let _ping = link.open_stream(StreamHeader::new(StreamPurpose::Probe)).await;
         tokio::time::timeout(Duration::from_secs(5), link.closed()).await
     });

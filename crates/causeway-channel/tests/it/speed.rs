@@ -1,5 +1,5 @@
-//! Measures the throughput of one stream on loopback, for both transports. Run it by name, with optimisation:
-//! `cargo test --release -p causeway-channel --test it -- --ignored --nocapture speed`.
+//! Throughput of one stream on loopback, both transports. Run on purpose, with optimisation: `cargo test
+//! --release -p causeway-channel --test it -- --ignored --nocapture speed`.
 
 use std::time::{Duration, Instant};
 

@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsConnector;
 
-/// Longer than any test here may take, on a machine that is busy with builds.
+/// Longer than anything here may take, on a machine that is busy with builds.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
 pub struct Authority {
@@ -60,7 +60,7 @@ impl Authority {
         TlsCredentials { chain: vec![certificate], key }
     }
 
-    /// The TLS configuration of an edge of this CA; without credentials it presents none.
+    /// Client configuration of an edge of this CA; without credentials it presents no certificate.
     pub fn client(&self, credentials: Option<TlsCredentials>, alpn: &[u8]) -> rustls::ClientConfig {
         let trust = TrustAnchors::Bundle(self.bundle());
         let (mut config, _) = tls::client(trust, credentials, SystemTime::now()).unwrap();
@@ -85,12 +85,12 @@ impl Authority {
     }
 }
 
-/// The port of a cloud. It is closed when this is dropped.
+/// A cloud as far as its port goes. The port is closed when this is dropped.
 pub struct Stage {
     pub authority: Authority,
     pub address: SocketAddr,
     pub figures: PortMetrics,
-    /// Links of edges, as they arrive.
+    /// Links of edges, as they come.
     pub links: mpsc::Receiver<Link>,
     serving: JoinHandle<()>,
 }

@@ -1,4 +1,4 @@
-//! Unknown peers at the port: refused and counted, without effect on other links.
+//! Unauthenticated clients at the port: refused and counted, without effect on other clients.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -20,11 +20,11 @@ async fn is_unharmed(stage: &mut Stage) {
     within(pair.cloud.accept_stream()).await.unwrap();
 }
 
-/// Returns how a link ends that this edge dials over QUIC.
+/// Returns the end of a link that this edge dials over QUIC.
 async fn refused(stage: &Stage, tls: rustls::ClientConfig) -> (ClosedBy, CloseCode) {
     let client = QuicClient::bind(QuicOptions::default()).unwrap();
     let closed = match within(client.connect(stage.address, tls)).await {
-        // A client is connected before the server has checked its certificate.
+        // A client is through before the server has looked at its certificate.
         Ok(link) => within(link.closed()).await,
         Err(ConnectError::Failed(closed)) => closed,
         Err(error) => panic!("{error}"),
@@ -70,7 +70,7 @@ async fn whoever_is_not_of_us_is_refused_over_tcp() {
     let ours = |credentials, alpn: &[u8]| stage.authority.client(credentials, alpn);
     let gateway = || Some(stage.authority.gateway("g1"));
 
-    // A client is connected before the server has checked its certificate; then the link fails.
+    // A client is through before the server has looked at its certificate; then the link breaks.
     let foreign_gateway = ours(Some(other.gateway("g1")), CHANNEL_ALPN);
     if let Ok(link) = stage.dial_tcp(foreign_gateway, &limits).await {
         within(link.closed()).await;
@@ -96,7 +96,7 @@ async fn plain_text_and_scanners_are_refused_over_tcp() {
         link.shutdown().await.unwrap();
         let _ = within(link.read_to_end(&mut rest)).await;
     }
-    // A scanner only checks whether the port answers.
+    // A scanner only checks whether the port is open.
     drop(TcpStream::connect(stage.address).await.unwrap());
     eventually("all are counted", || stage.figures.turned_away(RejectReason::Handshake) == 5).await;
     is_unharmed(&mut stage).await;

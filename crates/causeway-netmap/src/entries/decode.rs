@@ -1,7 +1,7 @@
-//! Entries become facts.
+//! Decodes entries.
 //!
-//! The cloud wrote them, perhaps a later version of it: what cannot be used is said, never guessed. A policy that asks for
-//! something unknown here allows nobody.
+//! The cloud, perhaps a later version, wrote them: an entry that cannot be used is an error, never a guess. A
+//! policy that requires an unknown feature allows no client.
 
 use std::net::IpAddr;
 

@@ -1,6 +1,6 @@
-//! Facts become entries.
+//! Encodes entries.
 //!
-//! The same fact always gives the same bytes: whoever makes facts from sets sorts them.
+//! The same entry always gives the same bytes: callers that build entries from sets sort them.
 
 use std::net::IpAddr;
 

@@ -1,4 +1,4 @@
-//! Facts read as what was written; what a later version writes does no harm.
+//! Entries decode as they were encoded; entries of a later version do no harm.
 
 use prost::Message;
 

@@ -1,4 +1,4 @@
-//! Any sequence of updates ends with what the sender has; what does not fit is refused.
+//! Any sequence of updates ends with the netmap of the sender; an update that does not fit is refused.
 
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
@@ -11,7 +11,7 @@ fn netmap(revision: u64, entries: &[(&str, &str)]) -> Netmap {
     Netmap::build(Generation { epoch: 1, revision }, entries, None).unwrap()
 }
 
-/// Over the link and in.
+/// Encodes, decodes and applies an update.
 fn send(held: Option<&Netmap>, update: &NetmapUpdateData) -> Result<Netmap, ApplyError> {
     Netmap::apply(held, &NetmapUpdateData::decode(&update.encode()).unwrap())
 }
@@ -90,7 +90,7 @@ fn a_wrong_digest_makes_no_netmap() {
 fn a_change_without_anything_to_change_asks_for_the_whole() {
     let (old, new) = (netmap(1, &[("a", "1")]), netmap(2, &[("a", "2")]));
     assert_eq!(send(None, &new.update_from(Some(&old))), Err(ApplyError::WrongBase));
-    // Confirmed under a later generation, the base is still the base.
+    // The base stays valid when it was confirmed under a later generation.
     let held = old.at(Generation { epoch: 1, revision: 1 });
     assert_eq!(send(Some(&held), &new.update_from(Some(&old))), Ok(new));
 }

@@ -1,7 +1,7 @@
-//! The edge's half: takes updates in, says what to persist and what to answer.
+//! The edge's half: applies updates, and returns what to persist and what to reply.
 //!
-//! An update is in force as soon as it is applied, whatever the disk says: a change that takes access away must not wait for it. The
-//! acknowledgement says whether it is also on disk.
+//! An update is in force as soon as it is applied, whatever the disk reports: a change that takes access away
+//! must not wait for it. The acknowledgement tells whether it is also on disk.
 
 use std::sync::Arc;
 
@@ -13,19 +13,19 @@ use crate::update::NetmapUpdateData;
 #[derive(Clone, Default, Debug)]
 pub struct NetmapReceiver {
     held: Option<Arc<Netmap>>,
-    /// Why what is held is not on disk.
+    /// Reason for which the held netmap is not on disk.
     not_persisted: Option<String>,
 }
 
-/// What to do about an update.
+/// Action after an update.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ReceiverStep {
-    /// Put it in force, write it to the disk, then call `handle_persisted`.
+    /// Put it in force, write it to disk, then call `handle_persisted`.
     Persist(Arc<Netmap>),
     Reply(NetmapReply),
 }
 
-/// What the cloud is told.
+/// Reply to the cloud.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum NetmapReply {
     /// On disk and in force.
@@ -40,15 +40,15 @@ pub enum NetmapReply {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NetmapRefusal {
-    /// What was refused; none when it could not be read.
+    /// The refused netmap; `None` when it could not be decoded.
     pub offered: Option<NetmapStamp>,
     pub reason: String,
-    /// The whole netmap would do.
+    /// The whole netmap would be accepted.
     pub want_whole: bool,
 }
 
 impl NetmapReceiver {
-    /// `held`: what was found on the disk.
+    /// `held` is the netmap found on disk.
     pub fn new(held: Option<Arc<Netmap>>) -> NetmapReceiver {
         NetmapReceiver { held, not_persisted: None }
     }
@@ -57,12 +57,13 @@ impl NetmapReceiver {
         self.held.as_ref()
     }
 
-    /// Takes an update as it came over the link.
+    /// Handles an encoded update.
     pub fn handle_bytes(&self, encoded: &[u8]) -> ReceiverStep {
         match NetmapUpdateData::decode(encoded) {
             Ok(update) => self.handle_update(&update),
             Err(error) => {
-                // A change may be malformed where the whole is not; the sender gives up on a whole that is.
+                // A delta may be malformed where the whole netmap is not; the sender stops when a whole one
+                // is malformed.
                 let refusal = NetmapRefusal { offered: None, reason: error.to_string(), want_whole: true };
                 ReceiverStep::Reply(NetmapReply::Refused(refusal))
             }
@@ -83,7 +84,8 @@ impl NetmapReceiver {
         }
     }
 
-    /// The netmap is in force, and the disk has answered. Called again for the same netmap when it has been tried again.
+    /// The netmap is in force, and the write has finished. Called again for the same netmap after another
+    /// attempt.
     pub fn handle_persisted(&mut self, netmap: Arc<Netmap>, written: Result<(), String>) -> NetmapReply {
         let stamp = netmap.stamp();
         self.held = Some(netmap);

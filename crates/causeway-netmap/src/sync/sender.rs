@@ -1,7 +1,8 @@
-//! The cloud's half, for one session of one gateway: what to send next, if anything.
+//! The cloud's half, for one session of one gateway: decides the next update to send.
 //!
-//! At most one update is under way. A target that changes meanwhile replaces the one before: what is sent next is the difference to
-//! the newest. A gateway is never offered a generation that is not above the one it holds; a replica that lags behind waits.
+//! At most one update is in flight. A target that changes meanwhile replaces the previous one: the next
+//! update is the difference to the newest. A gateway is never offered a generation that is not above the one
+//! it holds; a replica that lags behind waits.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,20 +11,21 @@ use crate::generation::{Generation, NetmapStamp};
 use crate::netmap::Netmap;
 use crate::update::NetmapUpdateData;
 
-/// A gateway that cannot persist is asked again after this, doubling.
+/// First pause before a gateway that cannot persist is asked again; doubles each time.
 const PAUSE_FIRST: Duration = Duration::from_secs(5);
 /// A disk that was cleared is noticed within a minute.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
-/// What a gateway should hold, as this replica sees it.
+/// The netmap that a gateway should hold, as this replica sees it.
 #[derive(Clone, Debug)]
 pub struct TargetNetmap {
     pub netmap: Arc<Netmap>,
-    /// How far this replica has followed the store. At least the netmap's generation, at which this content first appeared.
+    /// Generation up to which this replica has followed the store. At least the netmap's generation, at which
+    /// this content first appeared.
     pub seen: Generation,
 }
 
-/// One session's worth of sending.
+/// State of sending in one session.
 #[derive(Clone, Debug)]
 pub struct NetmapSendState {
     held: Held,
@@ -36,7 +38,7 @@ pub struct NetmapSendState {
 #[derive(Clone, Debug)]
 enum Held {
     Nothing,
-    /// We know its name, not what is in it.
+    /// Only the stamp is known, not the content.
     Named(NetmapStamp),
     Known(Arc<Netmap>),
 }
@@ -53,23 +55,24 @@ struct Pause {
     reason: String,
 }
 
-/// How it stands, for people.
+/// Sync state, for status and people.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum NetmapSyncState {
-    /// Nothing has been compiled for this gateway yet.
+    /// No netmap has been compiled for this gateway yet.
     NoTarget,
-    /// The gateway holds what it should.
+    /// The gateway holds the target.
     InForce(NetmapStamp),
-    /// An update is under way, or about to be.
+    /// An update is in flight, or about to be.
     Sending { held: Option<NetmapStamp> },
-    /// The gateway did not take it; it will be asked again.
+    /// The gateway refused it; it will be offered again.
     Refused { held: Option<NetmapStamp>, reason: String },
-    /// The gateway holds something newer than this replica has seen.
+    /// The gateway holds a newer netmap than this replica has seen.
     Behind { held: NetmapStamp, seen: Generation },
 }
 
 impl NetmapSendState {
-    /// A session begins. `held` is what the gateway said; `known` are netmaps that it may be, for example the last acknowledged.
+    /// Starts a session. `held` is the stamp that the gateway reported; `known` are netmaps that it may be,
+    /// for example the last acknowledged one.
     pub fn new(held: Option<NetmapStamp>, known: impl IntoIterator<Item = Arc<Netmap>>) -> NetmapSendState {
         let known = known.into_iter().find(|netmap| held.is_some_and(|held| held.digest == netmap.digest()));
         let held = match (held, known) {
@@ -80,7 +83,7 @@ impl NetmapSendState {
         NetmapSendState { held, target: None, under_way: None, pause: None, refusals: 0 }
     }
 
-    /// There is something newer, or the store has been followed further.
+    /// There is a newer netmap, or the store has been followed further.
     pub fn handle_target(&mut self, target: TargetNetmap) {
         debug_assert!(target.seen >= target.netmap.generation(), "content appears when it is seen");
         if let Held::Named(stamp) = self.held
@@ -91,7 +94,7 @@ impl NetmapSendState {
         self.target = Some(target);
     }
 
-    /// The gateway has it on disk. Returns what it holds now; none when nothing like that was under way.
+    /// The gateway has it on disk. Returns the netmap it holds now; `None` if no such update was in flight.
     pub fn handle_acknowledged(&mut self, stamp: NetmapStamp) -> Option<Arc<Netmap>> {
         let under_way = self.under_way.take_if(|under_way| under_way.netmap.stamp() == stamp)?;
         self.held = Held::Known(under_way.netmap.clone());
@@ -100,7 +103,7 @@ impl NetmapSendState {
         Some(under_way.netmap)
     }
 
-    /// The gateway did not take what was under way.
+    /// The gateway refused the update in flight.
     pub fn handle_refused(&mut self, want_whole: bool, reason: &str, now: Duration) {
         let Some(under_way) = self.under_way.take() else { return };
         if let (true, Held::Known(netmap)) = (want_whole, &self.held) {
@@ -114,7 +117,7 @@ impl NetmapSendState {
         self.pause = Some(Pause { until: now + pause, reason: reason.to_owned() });
     }
 
-    /// What to send now, if anything. What is returned counts as under way.
+    /// Returns the update to send now, if any. It counts as in flight.
     pub fn next_update(&mut self, now: Duration) -> Option<NetmapUpdateData> {
         if self.under_way.is_some() || self.pause.as_ref().is_some_and(|pause| now < pause.until) {
             return None;
@@ -129,12 +132,12 @@ impl NetmapSendState {
         Some(update)
     }
 
-    /// When `next_update` may have something although nothing happened.
+    /// Returns when `next_update` may return an update without any event.
     pub fn wake_at(&self) -> Option<Duration> {
         self.pause.as_ref().filter(|_| self.under_way.is_none()).map(|pause| pause.until)
     }
 
-    /// What the gateway holds, as far as we know.
+    /// Returns the stamp that the gateway holds, as far as known.
     pub fn held(&self) -> Option<NetmapStamp> {
         match &self.held {
             Held::Nothing => None,
@@ -158,18 +161,21 @@ impl NetmapSendState {
         }
     }
 
-    /// What the gateway should hold and does not, under a generation above the one it holds.
+    /// Returns the netmap that the gateway should hold and does not, under a generation above the one it
+    /// holds.
     fn due(&self) -> Option<Arc<Netmap>> {
         let target = self.target.as_ref()?;
         let Some(held) = self.held() else { return Some(target.netmap.clone()) };
         let offered = target.netmap.generation();
-        // The same under a new epoch is said once more, so that what a cloud of the old epoch says is refused from then on.
+        // The same content under a new epoch is sent once more, so that the gateway refuses a cloud of the
+        // old epoch from then on.
         if held.digest == target.netmap.digest() && held.generation.epoch >= target.seen.epoch {
             None
         } else if offered > held.generation {
             Some(target.netmap.clone())
         } else if target.seen > held.generation {
-            // This content is older than what the gateway holds, and yet the newer truth: it has come back since.
+            // This content is older than the one the gateway holds, and still the newer state: it has come
+            // back since.
             Some(Arc::new(target.netmap.at(target.seen)))
         } else {
             None
@@ -178,7 +184,7 @@ impl NetmapSendState {
 }
 
 impl Held {
-    /// The same content may have been confirmed under another generation; what counts is the gateway's word.
+    /// The same content may have been confirmed under another generation; the gateway's report counts.
     fn of(netmap: Arc<Netmap>, stamp: NetmapStamp) -> Held {
         match netmap.stamp() == stamp {
             true => Held::Known(netmap),

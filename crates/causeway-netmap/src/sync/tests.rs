@@ -1,4 +1,4 @@
-//! Both halves together, and each against an odd peer.
+//! Both halves together, and each against an unusual peer.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ fn target(netmap: &Arc<Netmap>) -> TargetNetmap {
     TargetNetmap { netmap: netmap.clone(), seen: netmap.generation() }
 }
 
-/// Lets the halves talk until neither has anything to say; returns how many updates crossed.
+/// Runs both halves until neither has anything to send; returns the number of updates.
 fn talk(sender: &mut NetmapSendState, receiver: &mut NetmapReceiver) -> usize {
     for crossed in 0..10 {
         let Some(update) = sender.next_update(NOW) else { return crossed };
@@ -95,7 +95,7 @@ fn a_new_session_goes_on_from_what_the_gateway_holds() {
 #[test]
 fn a_base_that_is_not_held_is_answered_with_the_whole() {
     let mut receiver = NetmapReceiver::new(Some(netmap(1, 3, "xyz")));
-    // The gateway claims what it does not have: only damage could do this.
+    // The gateway reports a netmap that it does not have: only damage could do this.
     let claimed = netmap(1, 4, "abc");
     let mut sender = NetmapSendState::new(Some(claimed.stamp()), [claimed]);
     let new = netmap(1, 5, "abcd");
@@ -147,7 +147,7 @@ fn a_replica_that_lags_behind_waits() {
     assert!(matches!(sender.standing(), NetmapSyncState::Behind { .. }));
     sender.handle_target(TargetNetmap { netmap: old.clone(), seen: Generation { epoch: 1, revision: 20 } });
     assert_eq!(talk(&mut sender, &mut receiver), 0, "not above what the gateway holds");
-    // Seen further, the old content is the newer truth.
+    // After the store was followed further, the old content is the newer state.
     sender.handle_target(TargetNetmap { netmap: old.clone(), seen: Generation { epoch: 1, revision: 21 } });
     assert_eq!(talk(&mut sender, &mut receiver), 1);
     let now = held(&receiver).unwrap();
@@ -165,7 +165,7 @@ fn a_restored_cloud_is_followed_and_the_old_one_is_not() {
     let mut old_cloud = NetmapSendState::new(held(&receiver), []);
     old_cloud.handle_target(target(&netmap(1, 950, "c")));
     assert_eq!(talk(&mut old_cloud, &mut receiver), 0);
-    // The same content under a new epoch crosses once, and is small.
+    // The same content under a new epoch is sent once, and is small.
     let mut same = NetmapSendState::new(held(&receiver), []);
     same.handle_target(target(&netmap(3, 1, "b")));
     let update = same.next_update(NOW).unwrap();
@@ -195,7 +195,8 @@ fn malformed_bytes_ask_for_the_whole() {
 }
 
 proptest! {
-    /// Sessions break anywhere, the cloud forgets, replicas lag: what the edge holds only rises, and in the end it is the cloud's.
+    /// Sessions break at any point, the cloud forgets, replicas lag: the generation at the edge only rises,
+    /// and in the end it is the cloud's.
     #[test]
     fn any_history_ends_in_the_newest(steps in proptest::collection::vec((0u8..8, "[a-c]{0,3}"), 1..40)) {
         let mut receiver = NetmapReceiver::default();
@@ -211,7 +212,7 @@ proptest! {
                     sender.handle_target(target(&netmap(1, revision, &content)));
                 }
                 4 => drop(talk(&mut sender, &mut receiver)),
-                // The session breaks after the update was taken in; the acknowledgement is lost.
+                // The session breaks after the update was applied; the acknowledgement is lost.
                 5 => {
                     let update = sender.next_update(NOW);
                     if let Some(ReceiverStep::Persist(netmap)) = update.map(|update| receiver.handle_update(&update)) {
@@ -220,7 +221,7 @@ proptest! {
                     sender = NetmapSendState::new(held(&receiver), memory.clone());
                     sender.handle_target(target(&netmap(1, revision, &content)));
                 }
-                // Another replica that is behind.
+                // Another replica that lags behind.
                 6 => {
                     sender = NetmapSendState::new(held(&receiver), None);
                     sender.handle_target(target(&netmap(1, revision / 2, "old")));

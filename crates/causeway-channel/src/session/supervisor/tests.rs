@@ -1,4 +1,4 @@
-//! Rows on what an edge does when things happen to its link.
+//! Rows on the actions of an edge when something happens to its link.
 
 use super::super::backoff::DIAL;
 use super::*;
@@ -40,7 +40,7 @@ impl Lab {
         std::iter::from_fn(|| self.machine.next_action()).collect()
     }
 
-    /// Lets time pass, the peer silent.
+    /// Advances time with a silent peer.
     fn pass(&mut self, time: Duration) -> Vec<SupervisorAction> {
         let end = self.now + time;
         while let Some(due) = self.machine.next_timeout().filter(|due| *due <= end) {
@@ -51,7 +51,7 @@ impl Lab {
         self.actions()
     }
 
-    /// Lets time pass, the peer heard all the time. Pings by which it hears of us are left out.
+    /// Advances time with a peer that is heard all the time. Pings are left out.
     fn pass_heard(&mut self, time: Duration) -> Vec<SupervisorAction> {
         let (end, mut all) = (self.now + time, Vec::new());
         while self.now < end {
@@ -64,7 +64,7 @@ impl Lab {
         all
     }
 
-    /// The next thing is a dial of this kind, now.
+    /// Expects a dial of this kind now.
     #[track_caller]
     fn dials(&mut self, expected: AttemptedTransports) -> LinkId {
         match self.pass(Duration::ZERO)[..] {
@@ -100,7 +100,7 @@ impl Lab {
         self.now - self.start
     }
 
-    /// How long it takes until something is due, and which dial it is.
+    /// Returns the time until the next action, which must be this dial.
     #[track_caller]
     fn until_dial(&mut self, expected: AttemptedTransports) -> (Duration, LinkId) {
         let due = self.machine.next_timeout().unwrap();
@@ -366,11 +366,11 @@ fn a_link_change_redials_at_once() {
     }
     lab.machine.handle_link_change(lab.now);
     let link = lab.dials(AttemptedTransports::Both);
-    // More news of the same change.
+    // A further event of the same change.
     lab.now += ms(20);
     lab.machine.handle_link_change(lab.now);
     assert_eq!(lab.actions(), []);
-    // Later news: the attempt may hang on a path that is gone.
+    // A later event: the attempt may hang on a path that is gone.
     lab.now += ms(500);
     lab.machine.handle_link_change(lab.now);
     assert!(
@@ -474,12 +474,12 @@ fn a_ping_that_waits_for_its_turn_in_a_busy_process_is_no_silence_of_the_cloud()
     let mut lab = Lab::ready(Transport::Quic);
     let link = lab.current();
     assert_eq!(lab.pass(s(5)).len(), 1, "a ping");
-    // It leaves three seconds later, when the link would be dead.
+    // It moves three seconds later, when the link would be dead.
     lab.now += s(3);
     lab.machine.handle_late(link, s(3));
     lab.machine.handle_timeout(lab.now, 1.0);
     assert_eq!((lab.actions(), lab.current()), (vec![], link));
-    // Then everything is as usual.
+    // Then the usual timeouts apply.
     assert!(lab.pass(s(4)).contains(&SupervisorAction::Close { link, code: CloseCode::Dead }));
 }
 

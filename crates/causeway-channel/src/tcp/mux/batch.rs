@@ -1,4 +1,5 @@
-//! Frames on their way into the connection: small things copied together, large payloads as they are.
+//! A batch of frames to be written to the connection: small payloads are copied together, large ones are
+//! referenced.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -8,17 +9,17 @@ use bytes::{Buf, Bytes};
 use crate::tcp::frame::{Frame, data_head, datagram_head};
 use crate::tcp::queue::{ByteQueue, SMALL_BYTES};
 
-/// Room for the small requests of two dozen connections: one allocation for what they say in one turn, not ten.
+/// Space for the small requests of two dozen connections: one allocation for all of them, not ten.
 const SCRATCH_BYTES: usize = 4 * 1024;
 
 #[derive(Debug, Default)]
 pub struct WriteBatch {
-    /// Heads and small payloads, in the order in which `parts` names them.
+    /// Heads and small payloads, in the order of `parts`.
     scratch: Vec<u8>,
     scratch_done: usize,
     parts: VecDeque<Part>,
     length: usize,
-    /// Of streams and datagrams; the rest is between the ends of the link.
+    /// Frames of streams and datagrams; link-level frames do not count.
     messages: usize,
 }
 
@@ -37,7 +38,7 @@ impl WriteBatch {
         self.length == 0
     }
 
-    /// How many messages were put in since the last call.
+    /// Returns the number of messages added since the last call.
     pub fn take_messages(&mut self) -> usize {
         std::mem::take(&mut self.messages)
     }
@@ -46,7 +47,7 @@ impl WriteBatch {
         self.push_small(|scratch| frame.write(scratch));
     }
 
-    /// A data frame with the next `length` bytes of `queue`.
+    /// Adds a data frame with the next `length` bytes of `queue`.
     pub fn push_data(&mut self, stream: u32, queue: &mut ByteQueue, length: usize, fin: bool) {
         self.messages += 1;
         self.push_small(|scratch| data_head(scratch, stream, length, fin));
@@ -86,7 +87,7 @@ impl WriteBatch {
         }
     }
 
-    /// The beginning of what is to be written; says how many slices were filled in.
+    /// Fills in slices from the front of the batch. Returns their number.
     pub fn slices<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
         let mut scratch = &self.scratch[self.scratch_done..];
         let mut count = 0;
@@ -104,7 +105,7 @@ impl WriteBatch {
         count
     }
 
-    /// `count` bytes have been written.
+    /// Removes `count` bytes that were written.
     pub fn advance(&mut self, mut count: usize) {
         self.length -= count;
         while let Some(part) = self.parts.front_mut() {
@@ -131,7 +132,7 @@ impl WriteBatch {
         self.scratch_done = 0;
     }
 
-    /// Gives the memory of an empty batch back.
+    /// Releases the memory of an empty batch.
     pub fn rest(&mut self) {
         if self.is_empty() {
             *self = WriteBatch::default();

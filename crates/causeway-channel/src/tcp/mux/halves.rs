@@ -1,4 +1,4 @@
-//! What the holders of a stream do with it: write, finish, reset, read, stop, let go.
+//! Operations of stream handles: write, finish, reset, read, stop, drop.
 
 use std::task::{Poll, Waker};
 use std::time::Instant;
@@ -10,17 +10,18 @@ use super::stream::{MuxStream, RecvState, SendState};
 use crate::link::{LinkClosed, ResetCode};
 use crate::tcp::queue::ByteQueue;
 
-/// Why a stream can not be read or written any more.
+/// Reason for which a stream cannot be read or written any more.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StreamFailure {
     Reset(ResetCode),
-    /// This end has given the half up itself, or ended it.
+    /// This end has reset, stopped or finished the half itself.
     Over,
     Link(LinkClosed),
 }
 
 impl Mux {
-    /// Queues what there is room for, without a copy of what is large. Takes it off `data` and says how much.
+    /// Queues as much of `data` as there is space for, without copying large payloads. Removes it from `data`
+    /// and returns the bytes taken.
     pub fn poll_write_chunk(
         &mut self,
         id: u32,
@@ -30,7 +31,7 @@ impl Mux {
         self.poll_write_with(id, data.len(), waker, |queue, room| queue.push(data.split_to(room)))
     }
 
-    /// Queues a copy of what there is room for and says how much.
+    /// Queues a copy of as much as there is space for. Returns the bytes taken.
     pub fn poll_write(&mut self, id: u32, data: &[u8], waker: &Waker) -> Poll<Result<usize, StreamFailure>> {
         self.poll_write_with(id, data.len(), waker, |queue, room| queue.push_slice(&data[..room]))
     }
@@ -68,13 +69,13 @@ impl Mux {
         self.bounds.send_max.saturating_sub(self.waiting)
     }
 
-    /// The end of this direction goes out after what waits.
+    /// Ends this direction after the queued bytes.
     pub fn finish(&mut self, id: u32) -> Result<(), StreamFailure> {
         let Some(stream) = self.streams.get_mut(&id) else { return Err(StreamFailure::Over) };
         match (stream.send.stopped, stream.send.state) {
             (Some(code), _) => return Err(StreamFailure::Reset(code)),
             (None, SendState::Open) => {}
-            // Asked for twice is as good as once.
+            // A second call has no effect.
             (None, SendState::Finishing | SendState::Finished) => return Ok(()),
             (None, SendState::Reset(_)) => return Err(StreamFailure::Over),
         }
@@ -86,7 +87,7 @@ impl Mux {
         Ok(())
     }
 
-    /// Puts the stream in line if it has something to send.
+    /// Adds the stream to the send queue if it has data to send.
     pub(super) fn list(&mut self, id: u32) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         if stream.send.is_ready() && !stream.send.listed {
@@ -95,7 +96,7 @@ impl Mux {
         }
     }
 
-    /// Gives the sending direction up, with all that waits.
+    /// Resets the sending direction and drops its queued bytes.
     pub fn reset(&mut self, id: u32, code: ResetCode) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         if stream.send.state.is_over() {
@@ -110,7 +111,7 @@ impl Mux {
         self.settle(id);
     }
 
-    /// Wants no more of the receiving direction.
+    /// Stops the receiving direction.
     pub fn stop(&mut self, id: u32, code: ResetCode) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         if stream.recv.stopped.is_some() || matches!(stream.recv.state, RecvState::Reset(_)) {
@@ -124,13 +125,13 @@ impl Mux {
         }
     }
 
-    /// Ready with the code once the peer wants no more, or when the link is over.
+    /// Ready with the code once the peer has stopped the direction, or when the link ends.
     pub fn poll_stopped(&mut self, id: u32, waker: &Waker) -> Poll<ResetCode> {
         let is_ended = self.ended.is_some();
         let Some(stream) = self.streams.get_mut(&id) else { return Poll::Ready(ResetCode::Abandoned) };
         match stream.send.stopped {
             Some(code) => Poll::Ready(code),
-            // All was sent before the link ended; whether it arrived is not known to this transport.
+            // All bytes were sent before the link ended; this transport does not know whether they arrived.
             None if is_ended => Poll::Ready(ResetCode::Abandoned),
             None => {
                 stream.send.watcher = Some(waker.clone());
@@ -139,7 +140,8 @@ impl Mux {
         }
     }
 
-    /// Lets `take` have what has arrived; `None` at the end. The time is asked for only where it matters.
+    /// Passes the received bytes to `take`; returns `None` at the end. The clock is read only where it is
+    /// needed.
     pub fn poll_read<T>(
         &mut self,
         id: u32,
@@ -184,7 +186,7 @@ impl Mux {
         }
     }
 
-    /// The sending handle is gone. Unfinished means given up.
+    /// The sending handle was dropped. An unfinished direction is reset.
     pub fn drop_send(&mut self, id: u32) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.send.held = false;
@@ -195,7 +197,7 @@ impl Mux {
         self.settle(id);
     }
 
-    /// The receiving handle is gone. What was not read will not be.
+    /// The receiving handle was dropped. Unread bytes are discarded.
     pub fn drop_recv(&mut self, id: u32) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.recv.held = false;

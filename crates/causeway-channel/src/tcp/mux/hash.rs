@@ -1,8 +1,8 @@
-//! Where a stream's number stands in the table of streams.
+//! Hash function for the table of streams.
 //!
-//! Each small message is looked up about ten times on its way through a link. Numbers of streams need less than the standard
-//! hash: two multiplications, begun with a secret that differs from link to link, so that a peer cannot choose its numbers to
-//! fall together without knowing it.
+//! Each small message is looked up about ten times on its way through a link. Stream numbers need less than
+//! the standard hash: two multiplications, seeded with a secret per link, so that a peer cannot choose
+//! colliding numbers.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
@@ -29,8 +29,8 @@ pub struct NumberHasher(u64);
 
 impl Hasher for NumberHasher {
     fn write_u32(&mut self, number: u32) {
-        // The table looks at the lowest and at the highest bits, so every bit has to reach both. The factors are those of
-        // MurmurHash3, whose last step this is.
+        // The table uses the lowest and the highest bits, so every input bit must affect both. The factors
+        // are those of the final step of MurmurHash3.
         let mut hash = self.0 ^ u64::from(number);
         hash = (hash ^ (hash >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
         hash = (hash ^ (hash >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
@@ -60,7 +60,7 @@ mod tests {
             let hashes: Vec<u64> = (0..4096u32).map(|number| hash.hash_one(number * step)).collect();
             for (name, part) in [("low", 0), ("high", 52)] {
                 let places: HashSet<u64> = hashes.iter().map(|hash| (hash >> part) & 0xfff).collect();
-                // 4,096 balls thrown into 4,096 places by chance hit 2,589 of them.
+                // 4,096 random values into 4,096 buckets hit 2,589 of them.
                 assert!(places.len() > 2400, "{name} bits, step {step}: {} places", places.len());
             }
         }

@@ -1,4 +1,4 @@
-//! What the peer's frames do. Every rule it can break is checked here, and breaking one ends the link.
+//! Handles the frames of the peer. Every protocol rule is checked here, and a violation closes the link.
 
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ use crate::tcp::queue::ByteQueue;
 const CREDIT_MAX: u64 = 1 << 48;
 
 impl Mux {
-    /// Takes whole frames off the front of `bytes` and says how many bytes that were.
+    /// Handles complete frames at the front of `bytes`. Returns the number of bytes consumed.
     pub fn handle_bytes(&mut self, bytes: &[u8], now: Instant) -> usize {
         self.last_heard = now;
         let mut used = 0;
@@ -36,11 +36,11 @@ impl Mux {
                 Err(error) => self.close(CloseReason::new(CloseCode::Malformed, error.to_string())),
             }
         }
-        // Nothing that comes after the end is looked at.
+        // Bytes after the end of the link are ignored.
         bytes.len()
     }
 
-    /// A data frame whose payload was read apart.
+    /// Handles a data frame whose payload was read separately.
     pub fn handle_payload(&mut self, head: DataHead, payload: Bytes, now: Instant) {
         self.last_heard = now;
         if self.ended.is_some() {
@@ -83,7 +83,7 @@ impl Mux {
                 Ok(())
             }
             Frame::Close { code, text } => {
-                // The text goes into logs: whatever would move a cursor there is left out.
+                // The text goes into logs, so control characters are removed.
                 let text =
                     String::from_utf8_lossy(text).chars().filter(|c| !c.is_control()).collect::<String>();
                 self.end(LinkClosed::new(ClosedBy::Peer, code.into(), text));
@@ -126,10 +126,11 @@ impl Mux {
         if let Some(left) = &mut self.before_admission {
             *left = left.checked_sub(1).ok_or("a second stream before the welcome")?;
         }
-        // Counted until it is dropped here, whatever the peer says of it: opening and resetting is no way around it.
+        // A stream counts until it is dropped here, whatever the peer does with it: opening and resetting
+        // does not evade the limit.
         if self.peer_held >= self.bounds.held_max() || self.accepted_bytes + header.len() > ACCEPTED_BYTES_MAX
         {
-            // Nothing of it is kept. What still comes for it is passed over.
+            // No state is kept for it. Later frames for it are ignored.
             self.figures.streams_refused += 1;
             self.outgoing.push_reset(id, ResetCode::Limit);
             self.outgoing.push_stop(id, ResetCode::Limit);
@@ -143,7 +144,7 @@ impl Mux {
         Ok(())
     }
 
-    // Frames for streams that are not there are passed over: they were under way when this end let go.
+    // Frames for unknown streams are ignored: they were in flight when this end dropped the stream.
 
     fn handle_data(
         &mut self,
@@ -191,7 +192,7 @@ impl Mux {
     fn handle_stop(&mut self, id: u32, code: ResetCode) -> Result<(), &'static str> {
         let Some(stream) = self.streams.get_mut(&id) else { return Ok(()) };
         let send = &mut stream.send;
-        // Who asks to stop what has already ended asks for nothing.
+        // A stop for a direction that has already ended has no effect.
         if send.state.is_over() {
             return Ok(());
         }

@@ -1,4 +1,5 @@
-//! What is sent next: answers to pings first, then what steers streams, then streams in turn.
+//! Chooses the next frames to send: pongs first, then control frames of streams, then the data of streams in
+//! turn.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -11,14 +12,15 @@ use super::{Datagrams, Mux};
 use crate::link::{CloseReason, ResetCode};
 use crate::tcp::frame::{Frame, LinkSettings, PAYLOAD_BYTES_MAX};
 
-/// Everything that waits to be sent but the bytes of the streams themselves.
+/// All queued frames except the data of streams.
 #[derive(Debug, Default)]
 pub struct ControlQueue {
     settings_sent: bool,
     close: Option<(u32, String)>,
     pongs: VecDeque<u64>,
     control: VecDeque<Control>,
-    /// Of the openings in `control`, in their order: a place there takes 12 bytes, because a peer can cause many.
+    /// Headers of the open frames in `control`, in their order: an entry of `control` takes 12 bytes, because
+    /// a peer can cause many.
     headers: VecDeque<Bytes>,
     urgent: VecDeque<u32>,
     normal: VecDeque<u32>,
@@ -27,9 +29,9 @@ pub struct ControlQueue {
     turn: u8,
 }
 
-/// At most one of each kind per stream that the peer does not know to be over. A peer that keeps to its limit of open
-/// streams cannot cause more than `Bounds::control_max`; one that causes more has its link closed. They go out in the
-/// order in which they came, so nothing about a stream overtakes its opening.
+/// At most one of each kind per stream that the peer does not know to have ended. A peer that keeps its limit
+/// of open streams cannot cause more than `Bounds::control_max`; a peer that causes more has its link closed.
+/// They are sent in order, so no frame of a stream overtakes its open frame.
 #[derive(Debug)]
 enum Control {
     Open { id: u32, credit: u32 },
@@ -38,10 +40,10 @@ enum Control {
     Credit { id: u32 },
 }
 
-/// Whoever pings more often than we can answer gets the newest answers.
+/// Bound of queued pongs: a peer that pings faster gets the newest responses.
 const PONGS_MAX: usize = 8;
 
-/// One turn in so many goes to bulk while others want to send.
+/// One turn in this many goes to bulk streams while other streams have data.
 const BULK_TURN: u8 = 5;
 
 impl ControlQueue {
@@ -104,7 +106,7 @@ impl ControlQueue {
         *self = ControlQueue { close: self.close.take(), settings_sent: true, ..ControlQueue::default() };
     }
 
-    // An idle link holds no more than a few words.
+    // Releases memory: an idle link holds only a few words.
     fn rest(&mut self) {
         for line in [&mut self.urgent, &mut self.normal, &mut self.bulk] {
             if line.is_empty() && line.capacity() > 16 {
@@ -116,7 +118,7 @@ impl ControlQueue {
         }
     }
 
-    /// Whose turn it is, when nothing urgent waits.
+    /// Returns whose turn it is, when no control frame is queued.
     fn next_turn(&mut self) -> Option<Turn> {
         self.turn = (self.turn + 1) % (2 * BULK_TURN);
         let (has_datagrams, has_normal) = (!self.datagrams.queue.is_empty(), !self.normal.is_empty());
@@ -138,7 +140,7 @@ enum Turn {
 }
 
 impl Mux {
-    /// Puts frames into `batch` until it holds about `bytes_max` or nothing is left to send.
+    /// Adds frames to `batch` until it holds about `bytes_max` or nothing is left to send.
     pub fn fill(&mut self, batch: &mut WriteBatch, bytes_max: usize, now: Instant) {
         let before = batch.len();
         if let Some((code, text)) = self.outgoing.close.take() {
@@ -206,7 +208,7 @@ impl Mux {
         }
     }
 
-    /// As many datagrams as a full frame of a stream would weigh.
+    /// Adds as many datagrams as fit the size of one full stream frame.
     fn push_datagrams(&mut self, batch: &mut WriteBatch) {
         let until = batch.len() + PAYLOAD_BYTES_MAX;
         while batch.len() < until {
@@ -215,7 +217,7 @@ impl Mux {
         }
     }
 
-    /// One frame of a stream; if it has more it goes to the end of the line.
+    /// Adds one frame of a stream. If the stream has more data, it goes to the end of the queue.
     fn push_stream(&mut self, batch: &mut WriteBatch, id: u32) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let send = &mut stream.send;
@@ -237,7 +239,7 @@ impl Mux {
         self.list(id);
     }
 
-    /// Wakes whoever waits to write once it is worth its while.
+    /// Wakes a waiting writer once enough space is free.
     pub(super) fn wake_writer(&mut self, id: u32) {
         let link_room = self.link_room();
         let Some(stream) = self.streams.get_mut(&id) else { return };

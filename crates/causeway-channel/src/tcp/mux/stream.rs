@@ -1,6 +1,6 @@
-//! One stream as the mux sees it: two halves that end on their own, and the window of the receiving one.
+//! State of one stream in the mux: two halves that end independently, and the receive window.
 //!
-//! Values only. Who is woken, what is sent and how much memory the link has left is the mux's business.
+//! Values only. Wakeups, frames and the memory of the link are left to the mux.
 
 use std::task::Waker;
 use std::time::{Duration, Instant};
@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use crate::link::ResetCode;
 use crate::tcp::queue::ByteQueue;
 
-/// Who goes first when several streams have something to send.
+/// Send order when several streams have data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StreamPriority {
-    /// The control stream: before everything else.
+    /// The control stream: sent before all other streams.
     Urgent,
     Normal,
-    /// Many bytes that nobody waits for: one turn in five while others want to send.
+    /// Large transfers without a latency need: one turn in five while other streams have data.
     Bulk,
 }
 
@@ -30,12 +30,12 @@ pub struct MuxStream {
 }
 
 impl MuxStream {
-    /// Both ends have said all they will ever say about this stream.
+    /// Returns whether both directions have ended.
     pub fn is_over(&self) -> bool {
         self.send.state.is_over() && !matches!(self.recv.state, RecvState::Open)
     }
 
-    /// Over, and nothing of it can be read.
+    /// Returns whether the stream has ended and has no bytes to read.
     pub fn is_given_up(&self) -> bool {
         self.send.state.is_over() && matches!(self.recv.state, RecvState::Reset(_))
     }
@@ -48,7 +48,7 @@ impl MuxStream {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SendState {
     Open,
-    /// The end was asked for; it goes out after what waits.
+    /// The end was requested; it is sent after the queued bytes.
     Finishing,
     Finished,
     Reset(ResetCode),
@@ -64,22 +64,23 @@ impl SendState {
 pub struct SendHalf {
     pub state: SendState,
     pub queue: ByteQueue,
-    /// How many bytes the peer still takes.
+    /// Bytes that the peer still accepts.
     pub credit: u64,
-    /// The peer wants no more.
+    /// The peer has stopped this direction.
     pub stopped: Option<ResetCode>,
-    /// Stands in the list of those who have something to send.
+    /// The stream is in the send queue.
     pub listed: bool,
-    /// Somebody still has the handle.
+    /// A handle still exists.
     pub held: bool,
     pub writer: Option<Waker>,
     pub watcher: Option<Waker>,
 }
 
-/// What may wait beyond the peer's credit, so that there is something to send the moment credit comes.
+/// Bytes that may be queued beyond the peer's credit, so that there is data to send as soon as credit
+/// arrives.
 const AHEAD_BYTES: u64 = 16 * 1024;
 
-/// What one stream may have waiting: two full batches of the driver.
+/// Bound of queued bytes of one stream: two full batches of the driver.
 const WAITING_BYTES_MAX: u64 = 256 * 1024;
 
 impl SendHalf {
@@ -96,7 +97,7 @@ impl SendHalf {
         }
     }
 
-    /// There is a frame to send right now.
+    /// Returns whether a frame can be sent now.
     pub fn is_ready(&self) -> bool {
         match self.state {
             SendState::Open => !self.queue.is_empty() && self.credit > 0,
@@ -105,8 +106,8 @@ impl SendHalf {
         }
     }
 
-    /// How many bytes may be written now, given what all streams of the link may still add. A stream whose
-    /// peer does not read gets little, so that a thousand of them stay small.
+    /// Returns how many bytes may be written now, given what all streams of the link may still add. A stream
+    /// whose peer does not read gets little, so that a thousand of them stay small.
     pub fn room(&self, link_room: usize) -> usize {
         let waiting_max = (self.credit + AHEAD_BYTES).min(WAITING_BYTES_MAX).min(link_room as u64 / 8);
         waiting_max.max(4096).saturating_sub(self.queue.len() as u64) as usize
@@ -116,7 +117,7 @@ impl SendHalf {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RecvState {
     Open,
-    /// All has arrived; some of it may still wait to be read.
+    /// All bytes have arrived; some may be unread.
     Finished,
     Reset(ResetCode),
 }
@@ -125,22 +126,22 @@ pub enum RecvState {
 pub struct RecvHalf {
     pub state: RecvState,
     pub queue: ByteQueue,
-    /// How many bytes the peer may still send.
+    /// Bytes that the peer may still send.
     pub outstanding: u64,
-    /// Granted, but the frame that says so is not sent yet.
+    /// Granted credit whose frame is not sent yet.
     pub owed: u32,
-    /// What may be on its way and unread together.
+    /// Bound of bytes in flight and unread together.
     window: u64,
     granted_at: Option<Instant>,
-    /// Since the last grant the reader has had everything there was.
+    /// Since the last grant the reader has read all available bytes.
     kept_up: bool,
-    /// We want no more; what still comes is thrown away.
+    /// This end has stopped the direction; further bytes are discarded.
     pub stopped: Option<ResetCode>,
     pub held: bool,
     pub reader: Option<Waker>,
 }
 
-/// A window used up faster than this may be what limits the stream, whatever the round trip: it is doubled.
+/// A window that is used up within this time may limit the stream, whatever the round trip: it is doubled.
 const QUICK: Duration = Duration::from_secs(1);
 
 impl RecvHalf {
@@ -159,7 +160,7 @@ impl RecvHalf {
         }
     }
 
-    /// What the peer can make us hold for this half.
+    /// Returns the bytes that the peer can occupy for this half.
     pub fn committed(&self) -> u64 {
         match self.state {
             _ if self.stopped.is_some() => 0,
@@ -169,8 +170,8 @@ impl RecvHalf {
         }
     }
 
-    /// How many bytes more the peer may send, now that some were read. The window doubles while its reader
-    /// keeps up, up to `window_max` and to a quarter of what the link has left; `floor` is always given.
+    /// Returns the credit to grant after a read. The window doubles while its reader keeps up, up to
+    /// `window_max` and to a quarter of the memory that the link has left; `floor` is always granted.
     pub fn grant(
         &mut self,
         now: impl FnOnce() -> Instant,
@@ -186,7 +187,7 @@ impl RecvHalf {
         if committed > self.window / 2 {
             return 0;
         }
-        // Small reads mostly end above: the clock is not read for nothing.
+        // Small reads mostly return above, so the clock is not read in vain.
         let now = now();
         let is_quick = self.granted_at.is_none_or(|then| now.duration_since(then) < QUICK);
         if is_quick && std::mem::take(&mut self.kept_up) {

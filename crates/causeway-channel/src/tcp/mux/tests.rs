@@ -1,4 +1,4 @@
-//! Two muxes face to face, without a socket between them: rows for each rule, and a model for the whole.
+//! Two muxes connected without a socket: rows for each rule, and a model for the whole.
 
 use std::io::IoSlice;
 use std::task::{Poll, Waker};
@@ -11,7 +11,7 @@ use super::*;
 use crate::link::ResetCode;
 use crate::tcp::frame::{Frame, parse};
 
-/// One end, and the bytes that are on their way from it.
+/// One end, and the bytes in flight from it.
 struct End {
     mux: Mux,
     wire: Vec<u8>,
@@ -23,7 +23,7 @@ impl End {
         End { mux: Mux::new(side, limits, Instant::now()), wire: Vec::new(), inbox: Vec::new() }
     }
 
-    /// Frames of one small batch, onto the wire.
+    /// Sends the frames of one small batch.
     fn send(&mut self, bytes_max: usize, now: Instant) {
         let mut batch = WriteBatch::default();
         self.mux.fill(&mut batch, bytes_max, now);
@@ -107,12 +107,12 @@ impl Pair {
         bytes.len()
     }
 
-    /// Until nobody has anything to say.
+    /// Runs until neither end has data to send.
     fn settle(&mut self) {
         while self.move_some(true, 64 * 1024) + self.move_some(false, 64 * 1024) > 0 {}
     }
 
-    /// A stream from the edge that the cloud has accepted.
+    /// Opens a stream from the edge that the cloud has accepted.
     fn stream(&mut self) -> u32 {
         let id = self.edge.open();
         self.settle();
@@ -371,7 +371,7 @@ fn a_peer_that_breaks_a_rule_is_cut_off_with_a_reason() {
     check(&[settings, settings]);
 }
 
-/// The frames of a stream that is opened and given up in both directions at once.
+/// Frames of a stream that is opened and abandoned in both directions at once.
 fn opened_and_given_up(id: u32, header: &[u8]) -> [Frame<'_>; 3] {
     [
         Frame::Open { stream: id, credit: 0, header },
@@ -402,7 +402,7 @@ fn a_peer_that_is_not_admitted_opens_one_stream_and_its_datagrams_are_dropped() 
     feed(&mut cloud, &[open(3), open(5), Frame::Datagram(b"late")]);
     assert_eq!((cloud.mux.read_datagram().unwrap().unwrap(), cloud.mux.ended()), ("late".into(), None));
 
-    // Whatever became of the first: a second one is too many.
+    // A second stream is too many, open or ended as the first may be.
     for first_is_dropped in [false, true] {
         let mut cloud = pending();
         feed(&mut cloud, &opened_and_given_up(1, b"header"));
@@ -435,12 +435,12 @@ fn a_stream_that_the_peer_gave_up_counts_until_it_is_accepted_and_dropped() {
     let mut bytes = Vec::new();
     refused.write(&mut bytes);
     assert!(cloud.wire.windows(bytes.len()).any(|window| window == bytes), "the peer is told");
-    // Places come free when the application looks.
+    // Slots become free when the application calls `accept`.
     assert_eq!(cloud.mux.accept(), Ok(None));
     assert!(cloud.mux.streams.is_empty());
     feed(&mut cloud, &[Frame::Open { stream: id, credit: 0, header: b"header" }]);
     assert_eq!(cloud.mux.accept().unwrap().unwrap().0, id);
-    // One that it holds counts as well, however much the peer has given it up.
+    // A stream held by the application counts as well, even if the peer has abandoned it.
     feed(&mut cloud, &opened_and_given_up(id, b"header")[1..]);
     assert_eq!((cloud.mux.peer_open, cloud.mux.peer_held), (0, 1));
     cloud.drop_both(id);
@@ -472,7 +472,7 @@ fn the_headers_of_streams_that_wait_to_be_accepted_have_a_bound() {
 #[test]
 fn a_peer_that_causes_answers_and_does_not_read_them_is_cut_off_with_a_reason() {
     let limits = LinkLimits { streams_max: 64, ..LinkLimits::default() };
-    // The application accepts and drops at once, or never looks.
+    // The application accepts and drops at once, or never accepts.
     for accepts in [true, false] {
         let mut cloud = End::new(LinkSide::Accepted, &limits);
         let mut streams = 0;
@@ -497,7 +497,7 @@ fn a_peer_that_causes_answers_and_does_not_read_them_is_cut_off_with_a_reason() 
 fn an_honest_peer_that_does_not_read_for_a_while_keeps_its_link() {
     let limits = LinkLimits { streams_max: 64, ..LinkLimits::default() };
     let mut pair = Pair::with(&limits);
-    // All streams of both ends, each reset, stopped and read from, while nothing reaches the edge.
+    // All streams of both ends, each reset, stopped and read from, while no byte reaches the edge.
     pair.settle();
     let own: Vec<u32> = (0..64).map(|_| pair.cloud.open()).collect();
     pair.settle();
@@ -521,7 +521,7 @@ fn an_honest_peer_that_does_not_read_for_a_while_keeps_its_link() {
     assert_eq!(pair.edge.mux.own_open, 0, "everything was answered");
 }
 
-/// What may happen to a pair of muxes in a test of the whole.
+/// Steps of the model test.
 #[derive(Debug, Clone)]
 enum Step {
     Open(bool),
@@ -550,13 +550,13 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What one end knows of a stream in the model.
+/// Knowledge of one end about a stream in the model.
 #[derive(Debug, Default, Clone, Copy)]
 struct Half {
     written: usize,
     read: usize,
     is_finished: bool,
-    /// Reset, stopped or dropped by somebody: what arrives is a prefix, and no more is promised.
+    /// Reset, stopped or dropped by one end: the bytes that arrive are a prefix, and no more is promised.
     is_broken: bool,
     is_dropped: bool,
 }
@@ -565,10 +565,11 @@ fn byte(id: u32, is_edge: bool, at: usize) -> u8 {
     (at as u32).wrapping_mul(31).wrapping_add(id * 2 + u32::from(is_edge)) as u8
 }
 
-/// Runs the steps against the model: what is read is what was written, in order, and in the end all of it.
+/// Runs the steps against the model: bytes are read as they were written, in order, and in the end all of
+/// them.
 fn run(steps: &[Step]) -> Result<(), TestCaseError> {
     let mut pair = Pair::new();
-    // Per stream what [edge, cloud] wrote and what the other read.
+    // Per stream the bytes that [edge, cloud] wrote and that the other end read.
     let mut streams: Vec<(u32, [Half; 2])> = Vec::new();
     for step in steps {
         apply(&mut pair, &mut streams, step)?;
@@ -678,7 +679,7 @@ fn apply(pair: &mut Pair, streams: &mut Vec<(u32, [Half; 2])>, step: &Step) -> R
             end.drop_both(id);
             let halves = &mut streams[index].1;
             halves[own].is_dropped = true;
-            // What waits of a finished direction still goes out; the other direction is thrown away.
+            // Queued bytes of a finished direction are still sent; the other direction is discarded.
             halves[own].is_broken |= !halves[own].is_finished;
             halves[1 - own].is_broken = true;
         }
