@@ -32,6 +32,7 @@ pub mod server;
 pub use actions::{ActionBody, ActionRefusal, ActionRequest, ActionResponse, Actions, AdminDeed};
 pub use admin_audit::{AdminAudit, AdminRecord, NoAdminAudit};
 pub use clock::{Clock, SystemClock};
+pub use errors::RegistryError;
 pub use gateway_stats::{GatewayStatsSource, NoGatewayStats};
 pub use identity::{AuthFailure, Authenticator, Identity, Role};
 pub use limits::ApiLimits;

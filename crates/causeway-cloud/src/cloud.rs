@@ -10,8 +10,7 @@ use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use causeway_api::Status;
-use causeway_apiserver::{ApiLimits, ApiServer, ApiServerParts, Registry, SystemClock};
+use causeway_apiserver::{ApiLimits, ApiServer, ApiServerParts, Registry, RegistryError, SystemClock};
 use causeway_channel::port::{ChannelPort, PortLimits, PortSockets};
 use causeway_channel::quic::EndpointKeys;
 use causeway_channel::{ChannelEndpoint, Clock};
@@ -104,8 +103,8 @@ pub enum CloudError {
     Bind { purpose: &'static str, address: SocketAddr, source: std::io::Error },
     #[error("the audit log in {} cannot be opened", folder.display())]
     Audit { folder: PathBuf, source: std::io::Error },
-    #[error("the first objects cannot be made: {}", .0.message)]
-    First(Box<Status>),
+    #[error("the first objects cannot be made: {0}")]
+    First(RegistryError),
     #[error("{0} ended although nobody told it to")]
     Ended(&'static str),
 }
@@ -216,7 +215,7 @@ impl Cloud {
         let registry = Arc::new(Registry::new(store.clone(), Arc::new(SystemClock)));
         let admin_journal = Arc::new(AdminJournal::new(admin_audit.clone(), replica_name(&addresses)));
         registry.record_controllers(admin_journal.clone());
-        bootstrap::ensure(&registry).await.map_err(|status| CloudError::First(Box::new(status)))?;
+        bootstrap::ensure(&registry).await.map_err(CloudError::First)?;
         let directory = open_directory(&config, &store, &registrar).await?;
         let intake = Arc::new(open_intake(&config, &data_dir, &store)?);
         metrics.register(|registry| intake.figures().register(registry));

@@ -12,7 +12,7 @@ use std::time::Duration;
 use causeway_api::conditions::BACKENDS_ANSWER;
 use causeway_api::meta::{Condition, ConditionStatus, set_condition};
 use causeway_api::{Kind, Object};
-use causeway_apiserver::Registry;
+use causeway_apiserver::{Registry, RegistryError};
 use causeway_gateway::problems::{BackendOutage, ProblemReporter, Problems};
 use serde_json::Value;
 use tokio::sync::Notify;
@@ -191,10 +191,10 @@ impl ConditionWriter {
             set_condition(conditions, about, status, reason, &message, now, generation);
         };
         // A store that cannot be written says so elsewhere; the next change comes by again.
-        if let Err(status) = self.registry.edit_status(MANAGER, kind, name, edit).await
-            && status.code != 404
+        if let Err(error) = self.registry.edit_status(MANAGER, kind, name, edit).await
+            && !matches!(error, RegistryError::NotFound(_))
         {
-            let (kind, reason) = (kind.name(), status.message);
+            let (kind, reason) = (kind.name(), error.to_string());
             tracing::warn!(kind, name, about, reason, "the report of a gateway cannot be written");
         }
     }

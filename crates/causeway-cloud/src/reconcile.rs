@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use causeway_api::allocate::{AllocationStep, FreedAddresses, MADE_LABEL};
 use causeway_api::{Kind, Object, ObjectMeta, ObjectSet, Status, conditions, presence};
-use causeway_apiserver::Registry;
 use causeway_apiserver::registry::address;
+use causeway_apiserver::{Registry, RegistryError};
 use causeway_daemon::{Metrics, ReadinessCheck};
 use causeway_store::{ListRange, Op, Revision, StoreError, StoreEvent, WatchSignal};
 use futures_util::StreamExt;
@@ -43,7 +43,7 @@ const PAUSE_FIRST: Duration = Duration::from_millis(500);
 const PAUSE_MAX: Duration = Duration::from_secs(15);
 
 type Key = (Kind, String);
-type Write = Pin<Box<dyn Future<Output = (Work, Result<(), Status>)> + Send>>;
+type Write = Pin<Box<dyn Future<Output = (Work, Result<(), RegistryError>)> + Send>>;
 
 /// What was being written.
 enum Work {
@@ -116,7 +116,7 @@ impl Reconciler {
     async fn follow(&self, stop: &CancellationToken, pause: &mut Duration) -> Ended {
         let (world, freed, revision) = match self.load().await {
             Ok(loaded) => loaded,
-            Err(status) => return Ended::Failed(status.message),
+            Err(error) => return Ended::Failed(error.to_string()),
         };
         let mut watch = match self.registry.store().watch("", revision).await {
             Ok(watch) => watch,
@@ -149,7 +149,7 @@ impl Reconciler {
     }
 
     /// All objects as they stood at one revision: a netmap is named by it, and two replicas must mean the same.
-    async fn load(&self) -> Result<(ObjectSet, FreedAddresses, Revision), Status> {
+    async fn load(&self) -> Result<(ObjectSet, FreedAddresses, Revision), RegistryError> {
         let mut world = ObjectSet::default();
         let mut at = None;
         for kind in Kind::ALL {
@@ -365,7 +365,7 @@ impl<'a> Round<'a> {
         }))
     }
 
-    fn finish(&mut self, work: Work, written: Result<(), Status>) {
+    fn finish(&mut self, work: Work, written: Result<(), RegistryError>) {
         match work {
             Work::Own => self.finish_own(written),
             Work::Object(key) => self.finish_object(key, written),
@@ -373,7 +373,7 @@ impl<'a> Round<'a> {
         }
     }
 
-    fn finish_own(&mut self, written: Result<(), Status>) {
+    fn finish_own(&mut self, written: Result<(), RegistryError>) {
         match written {
             Ok(()) => self.succeeded(),
             Err(status) => {
@@ -383,11 +383,11 @@ impl<'a> Round<'a> {
         }
     }
 
-    fn finish_presence(&mut self, site: String, step: &AllocationStep, written: Result<(), Status>) {
+    fn finish_presence(&mut self, site: String, step: &AllocationStep, written: Result<(), RegistryError>) {
         let again = self.presences.finish(site, step, &written);
         match written {
             Ok(()) => self.succeeded(),
-            Err(status) if again => self.failed(&status),
+            Err(error) if again => self.failed(&error),
             // Somebody else was faster; what is left to do shows when we look.
             Err(_) => {}
         }
@@ -396,15 +396,15 @@ impl<'a> Round<'a> {
         }
     }
 
-    fn finish_object(&mut self, key: Key, written: Result<(), Status>) {
+    fn finish_object(&mut self, key: Key, written: Result<(), RegistryError>) {
         self.in_flight.remove(&key);
         let figures = &self.reconciler.figures;
         match written {
             Ok(()) => self.succeeded(),
             // Deleted in between; its event is on the way.
-            Err(status) if status.code == 404 => {}
+            Err(RegistryError::NotFound(_)) => {}
             // Will not get better by trying again; a change of the object will bring it back.
-            Err(status) if status.code == 422 => {
+            Err(RegistryError::Invalid(status)) => {
                 figures.failures.inc();
                 tracing::warn!(
                     kind = key.0.name(),
@@ -429,10 +429,10 @@ impl<'a> Round<'a> {
         }
     }
 
-    fn failed(&mut self, status: &Status) {
+    fn failed(&mut self, error: &RegistryError) {
         self.reconciler.figures.failures.inc();
-        if self.reconciler.check.failing(&status.message) {
-            tracing::error!(reason = status.message, "reconcile cannot write; trying again");
+        if self.reconciler.check.failing(&error.to_string()) {
+            tracing::error!(reason = %error, "reconcile cannot write; trying again");
         }
         // Those that failed together pause together.
         if self.paused.is_none() {

@@ -3,12 +3,12 @@
 //! The same admission as for every client; a reconciler that writes what is already there makes no revision.
 
 use causeway_api::ownership::Subresource;
-use causeway_api::{ApiVersion, Kind, Object, Status};
+use causeway_api::{ApiVersion, Kind, Object};
 use causeway_store::{ListRange, Revision};
 
 use super::admit::Draft;
 use super::{ObjectAuthor, Registry, StoredObject, prefix};
-use crate::errors::{self, ErrorSubject};
+use crate::errors::{self, ErrorSubject, RegistryError};
 use crate::request::options::{DeleteOptions, VersionMatch};
 
 /// An object and the revision that wrote it.
@@ -19,16 +19,16 @@ pub struct LoadedObject {
 }
 
 impl Registry {
-    pub async fn object(&self, kind: Kind, name: &str) -> Result<Option<LoadedObject>, Status> {
+    pub async fn object(&self, kind: Kind, name: &str) -> Result<Option<LoadedObject>, RegistryError> {
         match self.get(ApiVersion::Group, kind, name, VersionMatch::Newest).await {
             Ok(stored) => Ok(Some(LoadedObject { object: stored.object()?, revision: stored.revision })),
-            Err(status) if status.code == 404 => Ok(None),
+            Err(RegistryError::NotFound(_)) => Ok(None),
             Err(status) => Err(status),
         }
     }
 
     /// All objects of a kind as they stood at one revision. One that cannot be read is left out and logged.
-    pub async fn objects(&self, kind: Kind) -> Result<(Vec<LoadedObject>, Revision), Status> {
+    pub async fn objects(&self, kind: Kind) -> Result<(Vec<LoadedObject>, Revision), RegistryError> {
         self.objects_at(kind, None).await
     }
 
@@ -37,7 +37,7 @@ impl Registry {
         &self,
         kind: Kind,
         at: Option<Revision>,
-    ) -> Result<(Vec<LoadedObject>, Revision), Status> {
+    ) -> Result<(Vec<LoadedObject>, Revision), RegistryError> {
         let about = ErrorSubject { version: ApiVersion::Group, kind, name: "" };
         let listing = self.store.list(&prefix(kind), ListRange { at, ..ListRange::default() }).await;
         let listing = listing.map_err(|error| errors::from_store(&error, about))?;
@@ -49,7 +49,7 @@ impl Registry {
     }
 
     /// Creates an object; its refusal has the reason AlreadyExists when the name is taken.
-    pub async fn create_object(&self, manager: &str, object: Object) -> Result<LoadedObject, Status> {
+    pub async fn create_object(&self, manager: &str, object: Object) -> Result<LoadedObject, RegistryError> {
         let stored = self.store_new(ObjectAuthor::ourselves(manager), Draft::ours(object), false).await?;
         self.created(manager, &stored)
     }
@@ -60,7 +60,7 @@ impl Registry {
         &self,
         manager: &str,
         mut object: Object,
-    ) -> Result<LoadedObject, Status> {
+    ) -> Result<LoadedObject, RegistryError> {
         let author = ObjectAuthor::ourselves(manager);
         self.claim_new(author, &mut object)?;
         object.default_fields();
@@ -68,7 +68,7 @@ impl Registry {
         self.created(manager, &stored)
     }
 
-    fn created(&self, manager: &str, stored: &StoredObject) -> Result<LoadedObject, Status> {
+    fn created(&self, manager: &str, stored: &StoredObject) -> Result<LoadedObject, RegistryError> {
         let object = stored.object()?;
         self.note_controller(manager, "create", object.kind(), object.name());
         Ok(LoadedObject { object, revision: stored.revision })
@@ -81,7 +81,7 @@ impl Registry {
         kind: Kind,
         name: &str,
         edit: impl FnMut(&mut Object),
-    ) -> Result<LoadedObject, Status> {
+    ) -> Result<LoadedObject, RegistryError> {
         self.edit_through(manager, (kind, name), Subresource::Main, edit).await
     }
 
@@ -92,7 +92,7 @@ impl Registry {
         kind: Kind,
         name: &str,
         edit: impl FnMut(&mut Object),
-    ) -> Result<LoadedObject, Status> {
+    ) -> Result<LoadedObject, RegistryError> {
         self.edit_through(manager, (kind, name), Subresource::Status, edit).await
     }
 
@@ -102,7 +102,7 @@ impl Registry {
         (kind, name): (Kind, &str),
         subresource: Subresource,
         mut edit: impl FnMut(&mut Object),
-    ) -> Result<LoadedObject, Status> {
+    ) -> Result<LoadedObject, RegistryError> {
         let about = ErrorSubject { version: ApiVersion::Group, kind, name };
         // What the last decision was based on: the one that was committed.
         let mut before = None;
@@ -125,9 +125,9 @@ impl Registry {
     }
 
     /// Deletes an object; one that is not there is as good as deleted.
-    pub async fn delete_object(&self, manager: &str, kind: Kind, name: &str) -> Result<(), Status> {
+    pub async fn delete_object(&self, manager: &str, kind: Kind, name: &str) -> Result<(), RegistryError> {
         match self.delete_object_if(manager, kind, name, &Default::default()).await {
-            Err(status) if status.code == 404 => Ok(()),
+            Err(RegistryError::NotFound(_)) => Ok(()),
             deleted => deleted,
         }
     }
@@ -139,7 +139,7 @@ impl Registry {
         kind: Kind,
         name: &str,
         options: &DeleteOptions,
-    ) -> Result<(), Status> {
+    ) -> Result<(), RegistryError> {
         self.delete(ObjectAuthor::ourselves(manager), kind, name, options).await?;
         self.note_controller(manager, "delete", kind, name);
         Ok(())

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use causeway_api::{EGateway, ESite, Kind, Object, ObjectMeta};
-use causeway_apiserver::ActionRefusal;
+use causeway_apiserver::{ActionRefusal, RegistryError};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -184,7 +184,7 @@ impl CloudActions {
     async fn ensure(&self, object: Object) -> Result<(), ActionRefusal> {
         match self.registry.create_with_defaults(MANAGER, object).await {
             Ok(_) => Ok(()),
-            Err(status) if status.code == 409 => Ok(()),
+            Err(RegistryError::AlreadyExists(_) | RegistryError::Conflict(_)) => Ok(()),
             Err(status) => Err(object_refusal(&status)),
         }
     }

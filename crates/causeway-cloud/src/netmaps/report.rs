@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use causeway_api::meta::set_condition;
 use causeway_api::{ConditionStatus, Kind, Object};
-use causeway_apiserver::Registry;
+use causeway_apiserver::{Registry, RegistryError};
 use causeway_netmap::sync::NetmapSyncState;
 use tokio_util::sync::CancellationToken;
 
@@ -122,10 +122,10 @@ impl NetmapConditionWriter {
             }
         };
         // A store that cannot be written says so elsewhere; the next change of standing comes by again.
-        if let Err(status) = self.registry.edit_status(MANAGER, Kind::EGateway, gateway, edit).await
-            && status.code != 404
+        if let Err(error) = self.registry.edit_status(MANAGER, Kind::EGateway, gateway, edit).await
+            && !matches!(error, RegistryError::NotFound(_))
         {
-            tracing::warn!(gateway, reason = status.message, "the standing of a netmap cannot be written");
+            tracing::warn!(gateway, reason = %error, "the standing of a netmap cannot be written");
         }
     }
 }

@@ -106,7 +106,7 @@ impl Shared {
 
     async fn check_gateway(&self, peer: &PeerId) -> Result<(), SessionRefused> {
         let found = self.registry.object(Kind::EGateway, peer.gateway()).await;
-        match found.map_err(|status| unavailable(&status.message))?.map(|found| found.object) {
+        match found.map_err(|error| unavailable(&error.to_string()))?.map(|found| found.object) {
             Some(Object::EGateway(gateway)) if gateway.e_site_name != peer.site() => {
                 Err(wrong_site(peer, &gateway.e_site_name))
             }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use causeway_api::conditions::gateway_after_link;
 use causeway_api::meta::set_condition;
 use causeway_api::{ConditionStatus, Kind, Object, Time};
-use causeway_apiserver::Registry;
+use causeway_apiserver::{Registry, RegistryError};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -217,9 +217,9 @@ impl<'a> ConnectedConditionWriter<'a> {
         match self.registry().edit_status(MANAGER, Kind::EGateway, gateway, edit).await {
             Ok(_) => true,
             // Deleted meanwhile: nothing to say about it.
-            Err(status) if status.code == 404 => true,
-            Err(status) => {
-                tracing::warn!(gateway, reason = status.message, "whether it is connected cannot be written");
+            Err(RegistryError::NotFound(_)) => true,
+            Err(error) => {
+                tracing::warn!(gateway, reason = %error, "whether it is connected cannot be written");
                 false
             }
         }
