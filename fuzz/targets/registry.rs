@@ -97,7 +97,10 @@ async fn write(
         }
         "apply" => registry.apply(author, target, main, (parsed, false), warn).await?,
         "force" => registry.apply(author, target, main, (parsed, true), warn).await?,
-        "delete" => return registry.delete(author, kind, name, &Default::default()).await.map(|_| None),
+        "delete" => {
+            registry.delete(author, kind, name, &Default::default()).await?;
+            return Ok(None);
+        }
         _ => registry.create(author, kind, parsed, warn).await?,
     };
     Ok(Some(written.stored))

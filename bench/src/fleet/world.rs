@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow};
-use causeway_api::{EGateway, ESite, Object, ObjectMeta, Status};
-use causeway_apiserver::{Registry, SystemClock};
+use causeway_api::{EGateway, ESite, Object, ObjectMeta};
+use causeway_apiserver::{Registry, RegistryError, SystemClock};
 use causeway_channel::tls::TlsCredentials;
 use causeway_channel::{PeerId, PrivateKey};
 use causeway_cloud::identity::{IdentityConfig, Registrar};
@@ -70,7 +70,7 @@ async fn make_one(number: usize, registry: &Registry, registrar: &Registrar) -> 
     let objects: [Object; 2] = [site.into(), gateway.into()];
     for mut object in objects {
         object.default_fields();
-        let refused = |status: Status| anyhow!("{name} cannot be created: {}", status.message);
+        let refused = |error: RegistryError| anyhow!("{name} cannot be created: {error}");
         registry.create_object("bench", object).await.map_err(refused)?;
     }
     let (peer, key) = (PeerId::new(&name, &name)?, PrivateKey::generate()?);

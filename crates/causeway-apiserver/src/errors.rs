@@ -3,13 +3,103 @@
 //! Causes inside the server are logged here, once, and told in general words; a client's own mistakes are told exactly.
 
 use causeway_api::status::{StatusCause, StatusDetails};
-use causeway_api::{ApiVersion, Kind, Status};
+use causeway_api::{ApiVersion, FieldReason, Kind, Status};
 use causeway_store::{Revision, StoreError};
 
 use crate::authorize::{AccessDenied, RequestedAccess};
 use crate::{ActionRefusal, Identity};
 
-/// What an operation was about, for the wording.
+/// A refusal of the registry, by the reason that a caller can react to. Each variant carries the `Status` of the client.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RegistryError {
+    /// The request cannot be understood.
+    BadRequest(Box<Status>),
+    /// The caller, or a protection of the object, does not allow it.
+    Forbidden(Box<Status>),
+    /// There is no object of this name.
+    NotFound(Box<Status>),
+    /// The name is taken.
+    AlreadyExists(Box<Status>),
+    /// The object was changed in between, or another manager owns a field.
+    Conflict(Box<Status>),
+    /// The revision or continue token is older than the history.
+    Expired(Box<Status>),
+    /// The object, or the request, is too large.
+    TooLarge(Box<Status>),
+    /// A field of the object is wrong.
+    Invalid(Box<Status>),
+    /// A limit of the server is reached.
+    TooManyRequests(Box<Status>),
+    /// The store does not answer, or not in time; a write may or may not have happened.
+    Unavailable(Box<Status>),
+    /// The store has no room left; reading goes on.
+    StorageFull(Box<Status>),
+    /// The server is at fault.
+    Internal(Box<Status>),
+}
+
+impl RegistryError {
+    pub fn status(&self) -> &Status {
+        match self {
+            RegistryError::BadRequest(status)
+            | RegistryError::Forbidden(status)
+            | RegistryError::NotFound(status)
+            | RegistryError::AlreadyExists(status)
+            | RegistryError::Conflict(status)
+            | RegistryError::Expired(status)
+            | RegistryError::TooLarge(status)
+            | RegistryError::Invalid(status)
+            | RegistryError::TooManyRequests(status)
+            | RegistryError::Unavailable(status)
+            | RegistryError::StorageFull(status)
+            | RegistryError::Internal(status) => status,
+        }
+    }
+
+    /// Whether the object was refused because another object has the value of one of its fields.
+    pub fn is_duplicate_value(&self) -> bool {
+        let causes = self.status().details.iter().flat_map(|details| &details.causes);
+        matches!(self, RegistryError::Invalid(_))
+            && causes.into_iter().any(|cause| cause.reason == FieldReason::Duplicate.cause())
+    }
+}
+
+/// The only place where codes and reasons of a `Status` are compared.
+impl From<Status> for RegistryError {
+    fn from(status: Status) -> RegistryError {
+        let variant = match (status.code, status.reason.as_str()) {
+            (400, _) => RegistryError::BadRequest,
+            (403, _) => RegistryError::Forbidden,
+            (404, _) => RegistryError::NotFound,
+            (409, "AlreadyExists") => RegistryError::AlreadyExists,
+            (409, _) => RegistryError::Conflict,
+            (410, _) => RegistryError::Expired,
+            (413, _) => RegistryError::TooLarge,
+            (422, _) => RegistryError::Invalid,
+            (429, _) => RegistryError::TooManyRequests,
+            (503 | 504, _) => RegistryError::Unavailable,
+            (507, _) => RegistryError::StorageFull,
+            _ => RegistryError::Internal,
+        };
+        variant(Box::new(status))
+    }
+}
+
+impl From<RegistryError> for Status {
+    fn from(error: RegistryError) -> Status {
+        error.status().clone()
+    }
+}
+
+impl std::fmt::Display for RegistryError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.status().message)
+    }
+}
+
+impl std::error::Error for RegistryError {}
+
+/// The object that an operation was about, for the wording.
 #[derive(Debug, Clone, Copy)]
 pub struct ErrorSubject<'a> {
     pub version: ApiVersion,

@@ -34,6 +34,7 @@ pub use actions::{
 };
 pub use admin_audit::{AdminAudit, AdminRecord, NoAdminAudit};
 pub use clock::{Clock, SystemClock};
+pub use errors::RegistryError;
 pub use gateway_stats::{GatewayStatsSource, NoGatewayStats};
 pub use identity::{AuthFailure, Authenticator, Identity, Role};
 pub use limits::ApiLimits;

@@ -26,7 +26,7 @@ use causeway_store::{Revision, Store, StoreRecord};
 
 use crate::Clock;
 use crate::admin_audit::{AdminAudit, AdminRecord};
-use crate::errors::{self, ErrorSubject};
+use crate::errors::{self, ErrorSubject, RegistryError};
 use crate::request::options::VersionMatch;
 use crate::watch::{KindReaders, StoreSource};
 
@@ -62,8 +62,8 @@ pub struct StoredObject {
 }
 
 impl StoredObject {
-    pub fn object(&self) -> Result<Object, Status> {
-        Object::from_stored(self.kind, &self.value).map_err(|error| damaged(self.kind, &error))
+    pub fn object(&self) -> Result<Object, RegistryError> {
+        Object::from_stored(self.kind, &self.value).map_err(|error| damaged(self.kind, &error).into())
     }
 
     /// Appends what a client gets to `out`.
@@ -146,23 +146,23 @@ impl Registry {
         kind: Kind,
         name: &str,
         at: VersionMatch,
-    ) -> Result<StoredObject, Status> {
+    ) -> Result<StoredObject, RegistryError> {
         let about = ErrorSubject { version, kind, name };
         let record = self.read_record(about).await?;
         // The newest state is never older than asked, unless it was asked for a future one.
         if let VersionMatch::NotOlderThan(wanted) | VersionMatch::Exact(wanted) = at {
             let current = self.revision(about).await?;
             if wanted > current {
-                return Err(errors::too_large_revision(wanted, current));
+                return Err(errors::too_large_revision(wanted, current).into());
             }
         }
         record
             .map(|record| StoredObject::of(kind, record))
-            .ok_or_else(|| Status::not_found(version, kind, name))
+            .ok_or_else(|| Status::not_found(version, kind, name).into())
     }
 
-    async fn revision(&self, about: ErrorSubject<'_>) -> Result<Revision, Status> {
-        self.store.revision().await.map_err(|error| errors::from_store(&error, about))
+    async fn revision(&self, about: ErrorSubject<'_>) -> Result<Revision, RegistryError> {
+        Ok(self.store.revision().await.map_err(|error| errors::from_store(&error, about))?)
     }
 
     pub fn clock(&self) -> Arc<dyn Clock> {

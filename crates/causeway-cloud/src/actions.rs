@@ -15,11 +15,10 @@ mod tokens;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use causeway_api::Status;
 use causeway_api::management::{CertificateList, DeletedToken, RotateRequest, RotationStep, TokenList};
 use causeway_apiserver::{
     ActionBody, ActionRefusal, ActionRequest, ActionResponse, Actions, AdminDeed, GatewayStatsSource,
-    Identity, Registry,
+    Identity, Registry, RegistryError,
 };
 use causeway_gateway::Gateway;
 use causeway_store::StoreError;
@@ -219,7 +218,8 @@ fn rotation_refusal(error: RotationError) -> ActionRefusal {
 }
 
 /// A refusal of the registry, which speaks in the words of the API.
-fn object_refusal(status: &Status) -> ActionRefusal {
+fn object_refusal(error: &RegistryError) -> ActionRefusal {
+    let status = error.status();
     let code = StatusCode::from_u16(status.code);
     ActionRefusal::new(code.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), status.message.clone())
 }

@@ -4,8 +4,8 @@
 //! They are made when the cloud starts, and again by the reconciler when one is deleted.
 
 use causeway_api::kinds::Namespace;
-use causeway_api::{EGateway, ESite, Kind, Object, ObjectMeta, Status};
-use causeway_apiserver::Registry;
+use causeway_api::{EGateway, ESite, Kind, Object, ObjectMeta};
+use causeway_apiserver::{Registry, RegistryError};
 
 use crate::reconcile::MANAGER;
 
@@ -18,7 +18,7 @@ pub fn is_own(kind: Kind, name: &str) -> bool {
 
 /// Creates the missing objects. Existing objects stay as they are. Applying other values over the defaults of the new ones
 /// is no conflict.
-pub async fn ensure(registry: &Registry) -> Result<(), Status> {
+pub async fn ensure(registry: &Registry) -> Result<(), RegistryError> {
     let site = ESite { metadata: ObjectMeta::named(CLOUD), ..ESite::default() };
     let gateway =
         EGateway { metadata: ObjectMeta::named(CLOUD), e_site_name: CLOUD.to_owned(), ..EGateway::default() };
@@ -27,8 +27,8 @@ pub async fn ensure(registry: &Registry) -> Result<(), Status> {
         match registry.create_with_defaults(MANAGER, object).await {
             Ok(_) => {}
             // There already, or another replica was faster.
-            Err(status) if status.code == 409 => {}
-            Err(status) => return Err(status),
+            Err(RegistryError::AlreadyExists(_) | RegistryError::Conflict(_)) => {}
+            Err(error) => return Err(error),
         }
     }
     Ok(())

@@ -11,8 +11,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use causeway_api::Status;
-use causeway_apiserver::{ApiLimits, ApiServer, ApiServerParts, Registry, SystemClock};
+use causeway_apiserver::{ApiLimits, ApiServer, ApiServerParts, Registry, RegistryError, SystemClock};
 use causeway_channel::port::{ChannelPort, PortLimits, PortSockets};
 use causeway_channel::quic::EndpointKeys;
 use causeway_channel::{ChannelEndpoint, Clock};
@@ -103,8 +102,8 @@ pub enum CloudError {
     Bind { purpose: &'static str, address: SocketAddr, source: std::io::Error },
     #[error("the audit log in {} cannot be opened", folder.display())]
     Audit { folder: PathBuf, source: std::io::Error },
-    #[error("cannot create the objects of the cloud: {}", .0.message)]
-    First(Box<Status>),
+    #[error("cannot create the objects of the cloud: {0}")]
+    First(RegistryError),
     #[error("{0} ended unexpectedly")]
     Ended(&'static str),
 }
@@ -390,7 +389,7 @@ impl Start {
         let registry = Arc::new(Registry::new(store.clone(), Arc::new(SystemClock)));
         let admin_journal = Arc::new(AdminJournal::new(admin_audit.clone(), replica_name(&self.addresses)));
         registry.record_controllers(admin_journal.clone());
-        bootstrap::ensure(&registry).await.map_err(|status| CloudError::First(Box::new(status)))?;
+        bootstrap::ensure(&registry).await.map_err(CloudError::First)?;
         Ok(Base { audit, admin_audit, admin_journal, store, registrar, registry })
     }
 

@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use causeway_api::events::{Occurrence, transitions};
-use causeway_api::{Kind, Object, Status};
-use causeway_apiserver::Registry;
+use causeway_api::{Kind, Object};
 use causeway_apiserver::registry::ChangeObserver;
+use causeway_apiserver::{Registry, RegistryError};
 use causeway_daemon::Metrics;
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::mpsc;
@@ -119,23 +119,23 @@ impl EventWriter {
     async fn write(&self, due: &Due) {
         let name = due.occurrence.event_name();
         let written = match self.count_up(&name, due).await {
-            Err(status) if status.code == 404 => match self.create(due).await {
+            Err(RegistryError::NotFound(_)) => match self.create(due).await {
                 // Another replica was faster.
-                Err(status) if status.reason == "AlreadyExists" => self.count_up(&name, due).await,
+                Err(RegistryError::AlreadyExists(_)) => self.count_up(&name, due).await,
                 created => created,
             },
             counted => counted,
         };
         match written {
             Ok(()) => drop(self.figures.written.inc()),
-            Err(status) => {
+            Err(error) => {
                 self.figures.dropped.inc_by(due.count.unsigned_abs());
-                tracing::debug!(event = name, reason = status.message, "an event cannot be written");
+                tracing::debug!(event = name, reason = %error, "an event cannot be written");
             }
         }
     }
 
-    async fn count_up(&self, name: &str, due: &Due) -> Result<(), Status> {
+    async fn count_up(&self, name: &str, due: &Due) -> Result<(), RegistryError> {
         let edit = |object: &mut Object| {
             let Object::Event(event) = object else { return };
             event.count = Some(event.occurrences().saturating_add(due.count));
@@ -146,7 +146,7 @@ impl EventWriter {
         self.registry.edit(SOURCE, Kind::Event, name, edit).await.map(drop)
     }
 
-    async fn create(&self, due: &Due) -> Result<(), Status> {
+    async fn create(&self, due: &Due) -> Result<(), RegistryError> {
         let event = due.occurrence.event(SOURCE, &self.instance, (due.first, due.last), due.count);
         self.registry.create_object(SOURCE, event.into()).await.map(drop)
     }

@@ -15,10 +15,10 @@ use std::time::Duration;
 use causeway_api::garbage::{
     self, DependentStep, Dependents, FOREGROUND, ORPHAN, OwnerState, OwnerStep, Propagation,
 };
-use causeway_api::{Kind, Object, ObjectMeta, Status};
-use causeway_apiserver::Registry;
+use causeway_api::{Kind, Object, ObjectMeta};
 use causeway_apiserver::registry::prefix;
 use causeway_apiserver::request::options::DeleteOptions;
+use causeway_apiserver::{Registry, RegistryError};
 use causeway_store::{FollowBackoff, Followed, ListRange, Revision, StoreError, StoreEvent, StoreFollower};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
@@ -40,7 +40,7 @@ pub struct GarbageCollector {
     registry: Arc<Registry>,
 }
 
-type Work = Pin<Box<dyn Future<Output = (Key, Result<(), Status>)> + Send>>;
+type Work = Pin<Box<dyn Future<Output = (Key, Result<(), RegistryError>)> + Send>>;
 
 impl GarbageCollector {
     pub fn new(registry: Arc<Registry>) -> GarbageCollector {
@@ -126,13 +126,13 @@ impl Round {
         }
     }
 
-    fn finish(&mut self, key: Key, done: Result<(), Status>) {
+    fn finish(&mut self, key: Key, done: Result<(), RegistryError>) {
         self.in_work.remove(&key);
-        if let Err(status) = done {
+        if let Err(error) = done {
             tracing::info!(
                 kind = key.0.name(),
                 name = key.1,
-                reason = status.message,
+                reason = %error,
                 "garbage collection could not finish an object; it is tried again"
             );
             self.failed.insert(key);
@@ -158,7 +158,7 @@ async fn look(
     (kind, name): &Key,
     seen: Revision,
     (dependents, in_circle): (&[Dependent], bool),
-) -> Result<(), Status> {
+) -> Result<(), RegistryError> {
     let Some(loaded) = registry.object(*kind, name).await? else { return Ok(()) };
     if loaded.revision > seen {
         return Ok(());
@@ -199,7 +199,7 @@ async fn look(
     }
 }
 
-async fn owner_states(registry: &Registry, meta: &ObjectMeta) -> Result<Vec<OwnerState>, Status> {
+async fn owner_states(registry: &Registry, meta: &ObjectMeta) -> Result<Vec<OwnerState>, RegistryError> {
     let mut states = Vec::with_capacity(meta.owner_references.len());
     for reference in &meta.owner_references {
         let state = match garbage::owner_kind(reference) {
@@ -215,7 +215,7 @@ async fn owner_states(registry: &Registry, meta: &ObjectMeta) -> Result<Vec<Owne
 }
 
 /// Removes references to owners.
-async fn release(registry: &Registry, (kind, name): &Key, uids: &[String]) -> Result<(), Status> {
+async fn release(registry: &Registry, (kind, name): &Key, uids: &[String]) -> Result<(), RegistryError> {
     let edit = |live: &mut Object| {
         live.metadata_mut().owner_references.retain(|reference| !uids.contains(&reference.uid));
     };
@@ -227,7 +227,7 @@ async fn drop_finalizer(
     (kind, name): (Kind, &str),
     uid: &str,
     finalizer: &str,
-) -> Result<(), Status> {
+) -> Result<(), RegistryError> {
     let edit = |live: &mut Object| {
         let meta = live.metadata_mut();
         // Another object under this name is none of ours.
@@ -238,7 +238,11 @@ async fn drop_finalizer(
     gone_is_done(registry.edit(MANAGER, kind, name, edit).await.map(drop))
 }
 
-async fn unblock_owners(registry: &Registry, (kind, name): (Kind, &str), uid: &str) -> Result<(), Status> {
+async fn unblock_owners(
+    registry: &Registry,
+    (kind, name): (Kind, &str),
+    uid: &str,
+) -> Result<(), RegistryError> {
     let edit = |live: &mut Object| {
         let meta = live.metadata_mut();
         if meta.uid == uid {
@@ -254,7 +258,7 @@ async fn delete(
     meta: &ObjectMeta,
     policy: Propagation,
     revision: Option<Revision>,
-) -> Result<(), Status> {
+) -> Result<(), RegistryError> {
     let options = DeleteOptions {
         propagation: Some(policy),
         uid: Some(meta.uid.clone()),
@@ -271,15 +275,16 @@ async fn delete(
     );
     match registry.delete_object_if(MANAGER, kind, name, &options).await {
         // It changed meanwhile: its event brings it here again.
-        Err(status) if status.code == 409 => Ok(()),
+        Err(RegistryError::AlreadyExists(_) | RegistryError::Conflict(_)) => Ok(()),
         done => gone_is_done(done),
     }
 }
 
-// One at a time, and seldom: that a Status is large costs nothing here.
-#[allow(clippy::result_large_err)]
-fn gone_is_done(done: Result<(), Status>) -> Result<(), Status> {
-    done.or_else(|status| if status.code == 404 { Ok(()) } else { Err(status) })
+fn gone_is_done(done: Result<(), RegistryError>) -> Result<(), RegistryError> {
+    match done {
+        Err(RegistryError::NotFound(_)) => Ok(()),
+        done => done,
+    }
 }
 
 async fn until(due: Option<Instant>) {

@@ -12,8 +12,8 @@ use std::time::Duration;
 use causeway_api::conditions::ENROLLED_AT_SITE;
 use causeway_api::meta::set_condition;
 use causeway_api::{ConditionStatus, Kind, Object};
-use causeway_apiserver::Registry;
 use causeway_apiserver::registry::prefix;
+use causeway_apiserver::{Registry, RegistryError};
 use causeway_store::{ListRange, Store, StoreError, StoreRecord, WatchSignal};
 use tokio_util::sync::CancellationToken;
 
@@ -180,10 +180,10 @@ impl GatewaySites {
         match self.registry.edit_status(MANAGER, Kind::EGateway, gateway, edit).await {
             Ok(_) => drop(known.shown.insert(gateway.to_owned(), is_here)),
             // Deleted meanwhile; the event comes by.
-            Err(status) if status.code == 404 => {}
-            Err(status) => tracing::warn!(
+            Err(RegistryError::NotFound(_)) => {}
+            Err(error) => tracing::warn!(
                 gateway,
-                reason = status.message,
+                reason = %error,
                 "cannot update the condition EnrolledAtSite of an EGateway; it is tried again with its next change"
             ),
         }

@@ -15,9 +15,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use causeway_api::allocate::{AllocationStep, FreedAddresses, MADE_LABEL};
-use causeway_api::{Kind, Object, ObjectMeta, ObjectSet, Status, conditions, presence};
-use causeway_apiserver::Registry;
+use causeway_api::{Kind, Object, ObjectMeta, ObjectSet, conditions, presence};
 use causeway_apiserver::registry::address;
+use causeway_apiserver::{Registry, RegistryError};
 use causeway_daemon::{Metrics, ReadinessCheck};
 use causeway_store::{
     FollowBackoff, Followed, ListRange, Op, Revision, StoreError, StoreEvent, StoreFollower, StoreRecord,
@@ -48,7 +48,7 @@ const PAUSE_FIRST: Duration = Duration::from_millis(500);
 const PAUSE_MAX: Duration = Duration::from_secs(15);
 
 type Key = (Kind, String);
-type Write = Pin<Box<dyn Future<Output = (Work, Result<(), Status>)> + Send>>;
+type Write = Pin<Box<dyn Future<Output = (Work, Result<(), RegistryError>)> + Send>>;
 
 /// The subject of a write.
 enum Work {
@@ -164,8 +164,8 @@ impl Reconciler {
         let mut at = None;
         for kind in Kind::ALL {
             let listed = self.registry.objects_at(kind, at).await;
-            let (objects, revision) =
-                listed.map_err(|status| StoreError::Unavailable { reason: status.message, source: None })?;
+            let (objects, revision) = listed
+                .map_err(|error| StoreError::Unavailable { reason: error.to_string(), source: None })?;
             objects.into_iter().for_each(|loaded| world.insert(lean(loaded.object)));
             at = Some(revision);
         }
@@ -412,7 +412,7 @@ impl<'a> Round<'a> {
         }))
     }
 
-    fn finish(&mut self, work: Work, written: Result<(), Status>) {
+    fn finish(&mut self, work: Work, written: Result<(), RegistryError>) {
         match work {
             Work::Own => self.finish_own(written),
             Work::Object(key) => self.finish_object(key, written),
@@ -420,7 +420,7 @@ impl<'a> Round<'a> {
         }
     }
 
-    fn finish_own(&mut self, written: Result<(), Status>) {
+    fn finish_own(&mut self, written: Result<(), RegistryError>) {
         match written {
             Ok(()) => self.succeeded(),
             Err(status) => {
@@ -430,11 +430,11 @@ impl<'a> Round<'a> {
         }
     }
 
-    fn finish_presence(&mut self, site: String, step: &AllocationStep, written: Result<(), Status>) {
+    fn finish_presence(&mut self, site: String, step: &AllocationStep, written: Result<(), RegistryError>) {
         let again = self.presences.finish(site, step, &written);
         match written {
             Ok(()) => self.succeeded(),
-            Err(status) if again => self.failed(&status),
+            Err(error) if again => self.failed(&error),
             // Another replica was faster; the remaining work shows at the next look.
             Err(_) => {}
         }
@@ -443,15 +443,15 @@ impl<'a> Round<'a> {
         }
     }
 
-    fn finish_object(&mut self, key: Key, written: Result<(), Status>) {
+    fn finish_object(&mut self, key: Key, written: Result<(), RegistryError>) {
         self.in_flight.remove(&key);
         let figures = &self.reconciler.figures;
         match written {
             Ok(()) => self.succeeded(),
             // Deleted in between; its event is on the way.
-            Err(status) if status.code == 404 => {}
+            Err(RegistryError::NotFound(_)) => {}
             // Will not get better by trying again; a change of the object will bring it back.
-            Err(status) if status.code == 422 => {
+            Err(RegistryError::Invalid(status)) => {
                 figures.failures.inc();
                 tracing::warn!(
                     kind = key.0.name(),
@@ -476,10 +476,10 @@ impl<'a> Round<'a> {
         }
     }
 
-    fn failed(&mut self, status: &Status) {
+    fn failed(&mut self, error: &RegistryError) {
         self.reconciler.figures.failures.inc();
-        if self.reconciler.check.failing(&status.message) {
-            tracing::error!(reason = status.message, "reconcile cannot write; trying again");
+        if self.reconciler.check.failing(&error.to_string()) {
+            tracing::error!(reason = %error, "reconcile cannot write; trying again");
         }
         // Those that failed together pause together.
         if self.paused.is_none() {
@@ -543,7 +543,7 @@ fn lock(world: &Mutex<ObjectSet>) -> MutexGuard<'_, ObjectSet> {
 }
 
 /// The next write that finishes; `None` when none is under way.
-async fn next_write(round: &mut Option<Round<'_>>) -> Option<(Work, Result<(), Status>)> {
+async fn next_write(round: &mut Option<Round<'_>>) -> Option<(Work, Result<(), RegistryError>)> {
     round.as_mut()?.writes.next().await
 }
 

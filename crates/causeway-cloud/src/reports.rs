@@ -18,7 +18,7 @@ use std::time::Duration;
 use causeway_api::conditions::BACKENDS_ANSWER;
 use causeway_api::meta::set_condition;
 use causeway_api::{Kind, Object, ObjectSet};
-use causeway_apiserver::Registry;
+use causeway_apiserver::{Registry, RegistryError};
 use causeway_gateway::problems::ProblemReporter;
 use causeway_store::{OPS_MAX, Op, Revision, StoreError};
 use futures_util::StreamExt;
@@ -260,15 +260,15 @@ impl ReportWriter {
         match self.registry.edit_status(MANAGER, write.kind, &write.name, edit).await {
             Ok(_) => (write, true),
             // Deleted meanwhile: there is no status to write.
-            Err(status) if status.code == 404 => (write, true),
-            Err(status) => {
+            Err(RegistryError::NotFound(_)) => (write, true),
+            Err(error) => {
                 let mut kinds: Vec<&str> = write.conditions.iter().map(|computed| computed.kind).collect();
                 kinds.extend(write.connection.map(|_| crate::sessions::CONNECTED));
                 tracing::warn!(
                     kind = write.kind.name(),
                     name = write.name,
                     conditions = kinds.join(", "),
-                    reason = status.message,
+                    reason = %error,
                     "cannot update the conditions of the object; trying again"
                 );
                 (write, false)

@@ -9,7 +9,7 @@ use causeway_store::{Op, StoreError};
 
 use super::reserve::is_reservation_missing;
 use super::{ObjectAuthor, Registry, StoredObject, address, admit, damaged, key};
-use crate::errors::{self, ErrorSubject};
+use crate::errors::{self, ErrorSubject, RegistryError};
 use crate::request::options::{DeleteOptions, ListOptions};
 
 /// What a deletion came to.
@@ -44,7 +44,7 @@ impl Registry {
         kind: Kind,
         name: &str,
         options: &DeleteOptions,
-    ) -> Result<DeleteResult, Status> {
+    ) -> Result<DeleteResult, RegistryError> {
         let about = ErrorSubject { version: author.version, kind, name };
         let not_found = || Status::not_found(about.version, kind, name);
         let mut keep_reservation = false;
@@ -82,10 +82,10 @@ impl Registry {
                 Ok(committed) => return Ok(at(deleted, committed.revision)),
                 Err(error) if is_reservation_missing(&error) => keep_reservation = true,
                 Err(StoreError::Conflict { .. } | StoreError::NotFound { .. }) => {}
-                Err(error) => return Err(errors::from_store(&error, about)),
+                Err(error) => return Err(errors::from_store(&error, about).into()),
             }
         }
-        Err(Status::object_modified(about.version, kind, name))
+        Err(Status::object_modified(about.version, kind, name).into())
     }
 
     /// Deletes what a list would show, one by one; what others delete meanwhile is no failure.
@@ -95,7 +95,7 @@ impl Registry {
         kind: Kind,
         list: &ListOptions,
         options: &DeleteOptions,
-    ) -> Result<Vec<StoredObject>, Status> {
+    ) -> Result<Vec<StoredObject>, RegistryError> {
         self.check_all_deletable(author.version, kind, list).await?;
         let mut deleted = Vec::new();
         let mut page_options =
@@ -106,7 +106,7 @@ impl Registry {
                 let name = name_of(&record.key);
                 match self.delete(author, kind, name, options).await {
                     Ok(one) => deleted.push(one.stored().clone()),
-                    Err(status) if status.code == 404 => {}
+                    Err(RegistryError::NotFound(_)) => {}
                     Err(status) => return Err(status),
                 }
             }
@@ -151,10 +151,10 @@ fn check_preconditions(
     stored: &StoredObject,
     object: &Object,
     options: &DeleteOptions,
-) -> Result<(), Status> {
+) -> Result<(), RegistryError> {
     let found = &object.metadata().uid;
     if let Some(wanted) = options.uid.as_ref().filter(|wanted| *wanted != found) {
-        return Err(admit::uid_conflict(about, wanted, found));
+        return Err(admit::uid_conflict(about, wanted, found).into());
     }
     match options.resource_version {
         Some(wanted) if wanted != stored.revision => {
@@ -162,7 +162,7 @@ fn check_preconditions(
                 "Precondition failed: ResourceVersion in precondition: {wanted}, ResourceVersion in object meta: {}",
                 stored.revision
             );
-            Err(Status::conflict(about.version, about.kind, about.name, why))
+            Err(Status::conflict(about.version, about.kind, about.name, why).into())
         }
         _ => Ok(()),
     }

@@ -9,7 +9,7 @@ use causeway_store::{ListRange, Revision, StoreError, StoreRecord};
 use super::delete::name_of;
 use super::token::ContinueToken;
 use super::{Registry, key, prefix};
-use crate::errors::{self, ErrorSubject};
+use crate::errors::{self, ErrorSubject, RegistryError};
 use crate::request::options::{ListOptions, VersionMatch};
 
 /// One page of a list.
@@ -32,7 +32,7 @@ impl Registry {
         version: ApiVersion,
         kind: Kind,
         options: &ListOptions,
-    ) -> Result<ListPage, Status> {
+    ) -> Result<ListPage, RegistryError> {
         let about = ErrorSubject { version, kind, name: "" };
         let token =
             options.continue_token.as_deref().map(|text| ContinueToken::parse(kind, text)).transpose()?;
@@ -46,8 +46,8 @@ impl Registry {
             self.list_selected(kind, start, options).await
         };
         read.map_err(|error| match (error, token) {
-            (StoreError::Compacted { .. }, Some(token)) => continue_expired(kind, token),
-            (error, _) => errors::from_store(&error, about),
+            (StoreError::Compacted { .. }, Some(token)) => continue_expired(kind, token).into(),
+            (error, _) => errors::from_store(&error, about).into(),
         })
     }
 
@@ -56,7 +56,7 @@ impl Registry {
         about: ErrorSubject<'_>,
         at: VersionMatch,
         token: Option<&ContinueToken>,
-    ) -> Result<Option<Revision>, Status> {
+    ) -> Result<Option<Revision>, RegistryError> {
         if let Some(token) = token {
             return Ok(token.at);
         }
@@ -65,7 +65,11 @@ impl Registry {
             VersionMatch::Exact(revision) => Ok(Some(revision)),
             VersionMatch::NotOlderThan(revision) => {
                 let current = self.revision(about).await?;
-                if revision > current { Err(errors::too_large_revision(revision, current)) } else { Ok(None) }
+                if revision > current {
+                    Err(errors::too_large_revision(revision, current).into())
+                } else {
+                    Ok(None)
+                }
             }
         }
     }

@@ -214,7 +214,7 @@ mod tests {
             };
             registry.edit_status("admin", Kind::EGateway, "g1", overwrite).await.unwrap();
             let refused = registry.delete_object("test", kind, name).await.unwrap_err();
-            assert_eq!(refused.code, 403, "{kind} {name}: {}", refused.message);
+            assert_eq!(refused.status().code, 403, "{kind} {name}: {refused}");
         }
         for (kind, name) in [(Kind::ESite, "bergen"), (Kind::EGateway, "g2")] {
             registry.delete_object("test", kind, name).await.unwrap();

@@ -4,13 +4,13 @@
 
 use bytes::Bytes;
 use causeway_api::ownership::Subresource;
-use causeway_api::{ApiVersion, Kind, Object, Status};
+use causeway_api::{ApiVersion, Kind, Object};
 use causeway_store::{ListRange, Revision};
 
 use super::admit::Draft;
 use super::{ObjectAuthor, Registry, StoredObject, WriteResult, prefix};
 use crate::admin_audit::{AdminRecord, changed_fields};
-use crate::errors::{self, ErrorSubject};
+use crate::errors::{self, ErrorSubject, RegistryError};
 use crate::request::options::{DeleteOptions, VersionMatch};
 
 /// An object and the revision that wrote it.
@@ -21,16 +21,16 @@ pub struct LoadedObject {
 }
 
 impl Registry {
-    pub async fn object(&self, kind: Kind, name: &str) -> Result<Option<LoadedObject>, Status> {
+    pub async fn object(&self, kind: Kind, name: &str) -> Result<Option<LoadedObject>, RegistryError> {
         match self.get(ApiVersion::Group, kind, name, VersionMatch::Newest).await {
             Ok(stored) => Ok(Some(LoadedObject { object: stored.object()?, revision: stored.revision })),
-            Err(status) if status.code == 404 => Ok(None),
+            Err(RegistryError::NotFound(_)) => Ok(None),
             Err(status) => Err(status),
         }
     }
 
     /// All objects of a kind as they stood at one revision. One that cannot be read is left out and logged.
-    pub async fn objects(&self, kind: Kind) -> Result<(Vec<LoadedObject>, Revision), Status> {
+    pub async fn objects(&self, kind: Kind) -> Result<(Vec<LoadedObject>, Revision), RegistryError> {
         self.objects_at(kind, None).await
     }
 
@@ -39,7 +39,7 @@ impl Registry {
         &self,
         kind: Kind,
         at: Option<Revision>,
-    ) -> Result<(Vec<LoadedObject>, Revision), Status> {
+    ) -> Result<(Vec<LoadedObject>, Revision), RegistryError> {
         let about = ErrorSubject { version: ApiVersion::Group, kind, name: "" };
         let listing = self.store.list(&prefix(kind), ListRange { at, ..ListRange::default() }).await;
         let listing = listing.map_err(|error| errors::from_store(&error, about))?;
@@ -51,7 +51,7 @@ impl Registry {
     }
 
     /// Creates an object; its refusal has the reason AlreadyExists when the name is taken.
-    pub async fn create_object(&self, manager: &str, object: Object) -> Result<LoadedObject, Status> {
+    pub async fn create_object(&self, manager: &str, object: Object) -> Result<LoadedObject, RegistryError> {
         let stored = self.store_new(ObjectAuthor::ourselves(manager), Draft::ours(object), false).await?;
         self.created(manager, &stored)
     }
@@ -62,26 +62,34 @@ impl Registry {
         &self,
         manager: &str,
         mut object: Object,
-    ) -> Result<LoadedObject, Status> {
+    ) -> Result<LoadedObject, RegistryError> {
         let stored = self.store_with_defaults(manager, &mut object).await?;
         self.created(manager, &stored)
     }
 
     /// As `create_with_defaults`, for an action of a client. Returns the record of the write instead of recording it under
     /// the name of a controller; the action records it under its caller.
-    pub async fn create_for_action(&self, manager: &str, mut object: Object) -> Result<AdminRecord, Status> {
+    pub async fn create_for_action(
+        &self,
+        manager: &str,
+        mut object: Object,
+    ) -> Result<AdminRecord, RegistryError> {
         let stored = self.store_with_defaults(manager, &mut object).await?;
         Ok(record_of("create", &object, None, &stored))
     }
 
-    async fn store_with_defaults(&self, manager: &str, object: &mut Object) -> Result<StoredObject, Status> {
+    async fn store_with_defaults(
+        &self,
+        manager: &str,
+        object: &mut Object,
+    ) -> Result<StoredObject, RegistryError> {
         let author = ObjectAuthor::ourselves(manager);
         self.claim_new(author, object)?;
         object.default_fields();
         self.store_new(author, Draft::ours(object.clone()), true).await
     }
 
-    fn created(&self, manager: &str, stored: &StoredObject) -> Result<LoadedObject, Status> {
+    fn created(&self, manager: &str, stored: &StoredObject) -> Result<LoadedObject, RegistryError> {
         let object = stored.object()?;
         self.note_controller(manager, "create", object.kind(), object.name());
         Ok(LoadedObject { object, revision: stored.revision })
@@ -94,7 +102,7 @@ impl Registry {
         kind: Kind,
         name: &str,
         edit: impl FnMut(&mut Object),
-    ) -> Result<LoadedObject, Status> {
+    ) -> Result<LoadedObject, RegistryError> {
         let (loaded, written) = self.edit_through(manager, (kind, name), Subresource::Main, edit).await?;
         if written.changes_something() {
             self.note_controller(manager, "update", kind, name);
@@ -110,7 +118,7 @@ impl Registry {
         kind: Kind,
         name: &str,
         edit: impl FnMut(&mut Object),
-    ) -> Result<Option<AdminRecord>, Status> {
+    ) -> Result<Option<AdminRecord>, RegistryError> {
         let (loaded, written) = self.edit_through(manager, (kind, name), Subresource::Main, edit).await?;
         let before = written.before.as_ref();
         Ok(written.changes_something().then(|| record_of("update", &loaded.object, before, &written.stored)))
@@ -123,7 +131,7 @@ impl Registry {
         kind: Kind,
         name: &str,
         edit: impl FnMut(&mut Object),
-    ) -> Result<LoadedObject, Status> {
+    ) -> Result<LoadedObject, RegistryError> {
         let (loaded, _) = self.edit_through(manager, (kind, name), Subresource::Status, edit).await?;
         Ok(loaded)
     }
@@ -134,7 +142,7 @@ impl Registry {
         (kind, name): (Kind, &str),
         subresource: Subresource,
         mut edit: impl FnMut(&mut Object),
-    ) -> Result<(LoadedObject, WriteResult), Status> {
+    ) -> Result<(LoadedObject, WriteResult), RegistryError> {
         let about = ErrorSubject { version: ApiVersion::Group, kind, name };
         // What the last decision was based on: the one that was committed.
         let mut before = None;
@@ -154,9 +162,9 @@ impl Registry {
     }
 
     /// Deletes an object; one that is not there is as good as deleted.
-    pub async fn delete_object(&self, manager: &str, kind: Kind, name: &str) -> Result<(), Status> {
+    pub async fn delete_object(&self, manager: &str, kind: Kind, name: &str) -> Result<(), RegistryError> {
         match self.delete_object_if(manager, kind, name, &Default::default()).await {
-            Err(status) if status.code == 404 => Ok(()),
+            Err(RegistryError::NotFound(_)) => Ok(()),
             deleted => deleted,
         }
     }
@@ -168,7 +176,7 @@ impl Registry {
         kind: Kind,
         name: &str,
         options: &DeleteOptions,
-    ) -> Result<(), Status> {
+    ) -> Result<(), RegistryError> {
         self.delete(ObjectAuthor::ourselves(manager), kind, name, options).await?;
         self.note_controller(manager, "delete", kind, name);
         Ok(())

@@ -16,7 +16,7 @@ use super::applied::read_applied;
 use super::reserve::is_reservation_missing;
 use super::{ObjectAuthor, Registry, StoredObject, address, admit, damaged, key};
 use crate::body::ParsedBody;
-use crate::errors::{self, ErrorSubject, unprocessable};
+use crate::errors::{self, ErrorSubject, RegistryError, unprocessable};
 use crate::request::media::PatchFormat;
 use crate::request::options::FieldValidation;
 
@@ -65,11 +65,13 @@ impl Registry {
         kind: Kind,
         parsed: ParsedBody,
         validation: FieldValidation,
-    ) -> Result<WriteResult, Status> {
+    ) -> Result<WriteResult, RegistryError> {
         let read = admit::read(kind, author.version, parsed, validation)?;
         let meta = read.draft.object.metadata();
         if !meta.resource_version.is_empty() && meta.resource_version != "0" {
-            return Err(Status::bad_request("resourceVersion should not be set on objects to be created"));
+            return Err(
+                Status::bad_request("resourceVersion should not be set on objects to be created").into()
+            );
         }
         self.check_new_event(author.version, &read.draft.object)?;
         let stored = self.store_new(author, read.draft, false).await?;
@@ -83,7 +85,7 @@ impl Registry {
         subresource: Subresource,
         parsed: ParsedBody,
         validation: FieldValidation,
-    ) -> Result<WriteResult, Status> {
+    ) -> Result<WriteResult, RegistryError> {
         let mut read = admit::read(kind, author.version, parsed, validation)?;
         let sent = &mut read.draft.object.metadata_mut().name;
         if sent.is_empty() {
@@ -91,7 +93,7 @@ impl Registry {
         } else if sent != name {
             let message =
                 format!("the name of the object ({sent}) does not match the name on the URL ({name})");
-            return Err(Status::bad_request(message));
+            return Err(Status::bad_request(message).into());
         }
         let about = ErrorSubject { version: author.version, kind, name };
         let decide = |live: &Live| {
@@ -109,7 +111,7 @@ impl Registry {
         subresource: Subresource,
         (format, patch): (PatchFormat, ParsedBody),
         validation: FieldValidation,
-    ) -> Result<WriteResult, Status> {
+    ) -> Result<WriteResult, RegistryError> {
         let about = ErrorSubject { version: author.version, kind, name };
         let decide = |live: &Live| {
             let value = client_value(about, &live.record)?;
@@ -132,7 +134,7 @@ impl Registry {
         subresource: Subresource,
         (parsed, force): (ParsedBody, bool),
         validation: FieldValidation,
-    ) -> Result<WriteResult, Status> {
+    ) -> Result<WriteResult, RegistryError> {
         let about = ErrorSubject { version: author.version, kind, name };
         let (applied, sent, warnings) = read_applied(about, parsed, validation)?;
         let writer = writer(author, subresource, self.now());
@@ -146,22 +148,22 @@ impl Registry {
                 Ok(Proposal { draft, owned: true, warnings: warnings.clone() })
             };
             match self.change(author, about, subresource, decide).await {
-                Err(status) if status.code == 404 && subresource == Subresource::Main => {}
+                Err(RegistryError::NotFound(_)) if subresource == Subresource::Main => {}
                 changed => return changed,
             }
             if !sent.metadata().uid.is_empty() {
-                return Err(admit::uid_conflict(about, &sent.metadata().uid, ""));
+                return Err(admit::uid_conflict(about, &sent.metadata().uid, "").into());
             }
             // A revision to be replaced, and nothing there: the object was deleted meanwhile.
             if !["", "0"].contains(&sent.metadata().resource_version.as_str()) {
-                return Err(Status::object_modified(about.version, kind, name));
+                return Err(Status::object_modified(about.version, kind, name).into());
             }
             let value = ownership::apply(&writer, None, &applied, force).map_err(|error| error.status())?;
             let draft = decode(about, value)?;
             self.check_new_event(about.version, &draft.object)?;
             match self.store_new(author, draft, true).await {
                 // Someone created it between our two looks: then it is there to be changed.
-                Err(status) if status.reason == "AlreadyExists" => {}
+                Err(RegistryError::AlreadyExists(_)) => {}
                 created => {
                     return created.map(|stored| WriteResult {
                         stored,
@@ -172,22 +174,23 @@ impl Registry {
                 }
             }
         }
-        Err(Status::object_modified(about.version, kind, name))
+        Err(Status::object_modified(about.version, kind, name).into())
     }
 
     /// The rules for events that clients create: those of the newer version, and that there is room.
-    fn check_new_event(&self, version: ApiVersion, object: &Object) -> Result<(), Status> {
+    fn check_new_event(&self, version: ApiVersion, object: &Object) -> Result<(), RegistryError> {
         let Object::Event(event) = object else { return Ok(()) };
         if self.event_count.load(Ordering::Relaxed) >= HARD_MAX {
             return Err(Status::too_many_requests(
                 "there are too many events; the oldest are being dropped",
                 5,
-            ));
+            )
+            .into());
         }
         let errors = if version == ApiVersion::Events { event.check_group_fields() } else { Vec::new() };
         match errors.is_empty() {
             true => Ok(()),
-            false => Err(Status::invalid(version, Kind::Event, object.name(), &errors)),
+            false => Err(Status::invalid(version, Kind::Event, object.name(), &errors).into()),
         }
     }
 
@@ -197,13 +200,12 @@ impl Registry {
         author: ObjectAuthor<'_>,
         draft: Draft,
         owned: bool,
-    ) -> Result<StoredObject, Status> {
+    ) -> Result<StoredObject, RegistryError> {
         let meta = draft.object.metadata();
         let generated = meta.name.is_empty() && !meta.generate_name.is_empty();
         for attempt in 1.. {
             match self.try_store_new(author, draft.clone(), owned).await {
-                Err(status)
-                    if generated && status.reason == "AlreadyExists" && attempt < NAME_ATTEMPTS_MAX => {}
+                Err(RegistryError::AlreadyExists(_)) if generated && attempt < NAME_ATTEMPTS_MAX => {}
                 stored => return stored,
             }
         }
@@ -211,7 +213,11 @@ impl Registry {
     }
 
     /// Writes down that the author owns what a new object says.
-    pub(super) fn claim_new(&self, author: ObjectAuthor<'_>, object: &mut Object) -> Result<(), Status> {
+    pub(super) fn claim_new(
+        &self,
+        author: ObjectAuthor<'_>,
+        object: &mut Object,
+    ) -> Result<(), RegistryError> {
         let mut document = object.document(&Value::Null);
         claim(&writer(author, Subresource::Main, self.now()), None, &mut document)?;
         let entries = document.pointer_mut("/metadata/managedFields").map(Value::take);
@@ -228,7 +234,7 @@ impl Registry {
         author: ObjectAuthor<'_>,
         Draft { mut object, mut written }: Draft,
         owned: bool,
-    ) -> Result<StoredObject, Status> {
+    ) -> Result<StoredObject, RegistryError> {
         let (uid, random) = (uuid::Uuid::new_v4(), uuid::Uuid::new_v4().as_u128());
         let now = self.now();
         admit::fit_new(&mut object, now, uid.to_string(), random);
@@ -254,7 +260,7 @@ impl Registry {
         ops.extend(reservations);
         match self.store.commit(ops).await {
             Ok(committed) => Ok(StoredObject { kind, revision: committed.revision, value }),
-            Err(error) => Err(self.refuse_commit(about, &object, &error).await),
+            Err(error) => Err(self.refuse_commit(about, &object, &error).await.into()),
         }
     }
 
@@ -264,11 +270,11 @@ impl Registry {
         about: ErrorSubject<'_>,
         object: &Object,
         reservations: &[Op],
-    ) -> Result<(), Status> {
+    ) -> Result<(), RegistryError> {
         if self.read_record(about).await?.is_some() {
-            return Err(Status::already_exists(about.version, about.kind, about.name));
+            return Err(Status::already_exists(about.version, about.kind, about.name).into());
         }
-        self.rehearse_reservations(about, object, reservations).await
+        Ok(self.rehearse_reservations(about, object, reservations).await?)
     }
 
     /// Changes an object that is there. `decide` may be asked several times, each time about a newer state.
@@ -277,8 +283,8 @@ impl Registry {
         author: ObjectAuthor<'_>,
         about: ErrorSubject<'_>,
         subresource: Subresource,
-        mut decide: impl FnMut(&Live) -> Result<Proposal, Status>,
-    ) -> Result<WriteResult, Status> {
+        mut decide: impl FnMut(&Live) -> Result<Proposal, RegistryError>,
+    ) -> Result<WriteResult, RegistryError> {
         let mut keep_freed = false;
         for _ in 0..ATTEMPTS_MAX {
             let live = self.live(about).await?;
@@ -320,10 +326,10 @@ impl Registry {
                 }
                 Err(error) if is_reservation_missing(&error) => keep_freed = true,
                 Err(StoreError::Conflict { .. } | StoreError::NotFound { .. }) => {}
-                Err(error) => return Err(self.refuse_commit(about, &new, &error).await),
+                Err(error) => return Err(self.refuse_commit(about, &new, &error).await.into()),
             }
         }
-        Err(Status::object_modified(about.version, about.kind, about.name))
+        Err(Status::object_modified(about.version, about.kind, about.name).into())
     }
 
     /// A change by one of our own parts, which has no preconditions.
@@ -333,7 +339,7 @@ impl Registry {
         about: ErrorSubject<'_>,
         subresource: Subresource,
         mut decide: impl FnMut(&Object) -> Object,
-    ) -> Result<WriteResult, Status> {
+    ) -> Result<WriteResult, RegistryError> {
         let decide = |live: &Live| {
             // What clients wrote stays written.
             let draft = Draft { object: decide(&live.object), written: live.document.clone() };
@@ -351,7 +357,7 @@ impl Registry {
         subresource: Subresource,
         live: &Live,
         (Draft { object: proposed, written }, owned): (Draft, bool),
-    ) -> Result<Option<(Object, Value)>, Status> {
+    ) -> Result<Option<(Object, Value)>, RegistryError> {
         // `fit_change` takes the old entries for a status write; apply has made new ones.
         let entries = owned.then(|| proposed.metadata().managed_fields.clone());
         let mut new = admit::fit_change(&live.object, proposed, subresource);
@@ -367,16 +373,19 @@ impl Registry {
         Ok((!ownership::settle(&live.document, &mut document)).then_some((new, document)))
     }
 
-    pub(super) async fn read_record(&self, about: ErrorSubject<'_>) -> Result<Option<StoreRecord>, Status> {
+    pub(super) async fn read_record(
+        &self,
+        about: ErrorSubject<'_>,
+    ) -> Result<Option<StoreRecord>, RegistryError> {
         // What cannot be a name is no object's, and perhaps no key that a store would take.
         if name::check(about.name).is_err() {
             return Ok(None);
         }
         let key = key(about.kind, about.name);
-        self.store.get(&key).await.map_err(|error| errors::from_store(&error, about))
+        Ok(self.store.get(&key).await.map_err(|error| errors::from_store(&error, about))?)
     }
 
-    async fn live(&self, about: ErrorSubject<'_>) -> Result<Live, Status> {
+    async fn live(&self, about: ErrorSubject<'_>) -> Result<Live, RegistryError> {
         let record = self.read_record(about).await?;
         let record = record.ok_or_else(|| Status::not_found(about.version, about.kind, about.name))?;
         let object =
@@ -391,16 +400,16 @@ fn writer(author: ObjectAuthor<'_>, subresource: Subresource, now: Time) -> Fiel
 }
 
 /// Writes down in `new` who owns what after the change `old` → `new`.
-fn claim(writer: &FieldWriter<'_>, old: Option<&Value>, new: &mut Value) -> Result<(), Status> {
-    ownership::update(writer, old, new).map_err(|error| unprocessable(&error))
+fn claim(writer: &FieldWriter<'_>, old: Option<&Value>, new: &mut Value) -> Result<(), RegistryError> {
+    ownership::update(writer, old, new).map_err(|error| unprocessable(&error).into())
 }
 
-fn client_value(about: ErrorSubject<'_>, record: &StoreRecord) -> Result<Value, Status> {
+fn client_value(about: ErrorSubject<'_>, record: &StoreRecord) -> Result<Value, RegistryError> {
     wire::client_value(about.kind, about.version, record.revision.0, &record.value)
-        .map_err(|error| damaged(about.kind, &error))
+        .map_err(|error| damaged(about.kind, &error).into())
 }
 
-fn decode(about: ErrorSubject<'_>, value: Value) -> Result<Draft, Status> {
+fn decode(about: ErrorSubject<'_>, value: Value) -> Result<Draft, RegistryError> {
     let decoded = Object::decode(about.kind, value)
         .map_err(|errors| Status::invalid(about.version, about.kind, about.name, &errors))?;
     let mut object = decoded.object;
@@ -417,7 +426,7 @@ fn shown_names(about: ErrorSubject<'_>, mut value: Value) -> Value {
 }
 
 /// A patch cannot rename.
-pub(super) fn keep_name(about: ErrorSubject<'_>, object: &mut Object) -> Result<(), Status> {
+pub(super) fn keep_name(about: ErrorSubject<'_>, object: &mut Object) -> Result<(), RegistryError> {
     let name = &mut object.metadata_mut().name;
     if name.is_empty() {
         about.name.clone_into(name);
@@ -427,7 +436,7 @@ pub(super) fn keep_name(about: ErrorSubject<'_>, object: &mut Object) -> Result<
     }
     let message =
         format!("the name of the object ({name}) does not match the name on the URL ({})", about.name);
-    Err(Status::bad_request(message))
+    Err(Status::bad_request(message).into())
 }
 
 // Registries are shared between tasks; losing that by accident would show far from here.

@@ -3,6 +3,7 @@
 use causeway_api::conditions::{CONNECTED, gateway_after_link};
 use causeway_api::meta::set_condition;
 use causeway_api::{Kind, Object};
+use causeway_apiserver::RegistryError;
 
 use super::CloudActions;
 use crate::reconcile::MANAGER;
@@ -31,10 +32,10 @@ impl CloudActions {
             }
         };
         // Its key is revoked already, independent of the object.
-        if let Err(status) = self.registry.edit_status(MANAGER, Kind::EGateway, gateway, edit).await
-            && status.code != 404
+        if let Err(error) = self.registry.edit_status(MANAGER, Kind::EGateway, gateway, edit).await
+            && !matches!(error, RegistryError::NotFound(_))
         {
-            let reason = status.message;
+            let reason = error.to_string();
             tracing::warn!(
                 gateway,
                 reason,

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use causeway_api::management::{ApiRole, CreateTokenRequest, CreatedToken, ReplacedHost};
 use causeway_api::{EGateway, ESite, Kind, Object, ObjectMeta};
-use causeway_apiserver::{ActionRefusal, CallerAudit};
+use causeway_apiserver::{ActionRefusal, CallerAudit, RegistryError};
 use http::StatusCode;
 
 use super::{CloudActions, object_refusal, token_refusal};
@@ -178,7 +178,7 @@ impl CloudActions {
                 audit.record(StatusCode::CREATED, written);
                 Ok(())
             }
-            Err(status) if status.code == 409 => Ok(()),
+            Err(RegistryError::AlreadyExists(_) | RegistryError::Conflict(_)) => Ok(()),
             Err(status) => Err(object_refusal(&status)),
         }
     }

@@ -8,10 +8,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 
 use causeway_api::allocate::{self, AllocationStep, FreedAddresses, PendingAllocations, steps};
-use causeway_api::{Kind, Object, ObjectSet, Status};
-use causeway_apiserver::Registry;
+use causeway_api::{Kind, Object, ObjectSet};
 use causeway_apiserver::registry::address;
 use causeway_apiserver::request::options::DeleteOptions;
+use causeway_apiserver::{Registry, RegistryError};
 
 use super::MANAGER;
 
@@ -121,25 +121,25 @@ impl PresenceWork {
     }
 
     /// Takes the result of a step. True: it must be tried again, later.
-    pub fn finish(&mut self, site: String, step: &AllocationStep, done: &Result<(), Status>) -> bool {
+    pub fn finish(&mut self, site: String, step: &AllocationStep, done: &Result<(), RegistryError>) -> bool {
         // What succeeded stays under way until its event shows it. What failed may be gone from there
         // already: any event of the presence ends it, also one that has nothing to do with us.
-        let Err(status) = done else { return false };
+        let Err(error) = done else { return false };
         let presence = step.presence();
         self.under_way.remove(presence);
-        match status.reason.as_str() {
+        match error {
             // Another replica was faster; the event is on the way and brings us here again.
-            "AlreadyExists" | "NotFound" => return false,
+            RegistryError::AlreadyExists(_) | RegistryError::NotFound(_) => return false,
             // A presence that was not seen yet holds the address: the next one, at once.
-            "Invalid" if is_taken(status) => {
+            error if error.is_duplicate_value() => {
                 self.refused.entry(site.clone()).or_default().extend(step.address());
             }
             // The range moved on; its event is on the way too.
-            "Invalid" => {
-                tracing::debug!(presence, reason = status.message, "a presence was refused");
+            RegistryError::Invalid(_) => {
+                tracing::debug!(presence, reason = %error, "a presence was refused");
                 return false;
             }
-            "Conflict" => {}
+            RegistryError::Conflict(_) => {}
             _ => {
                 self.dirty.insert(site);
                 return true;
@@ -154,13 +154,8 @@ fn labels(object: &Object) -> &BTreeMap<String, String> {
     &object.metadata().labels
 }
 
-fn is_taken(status: &Status) -> bool {
-    let causes = status.details.iter().flat_map(|details| &details.causes);
-    causes.into_iter().any(|cause| cause.reason == "FieldValueDuplicate")
-}
-
 /// Carries a step out, if it is still right where it is written.
-pub async fn carry_out(registry: &Registry, step: &AllocationStep) -> Result<(), Status> {
+pub async fn carry_out(registry: &Registry, step: &AllocationStep) -> Result<(), RegistryError> {
     match step {
         AllocationStep::Make(presence) => {
             registry.create_object(MANAGER, (**presence).clone().into()).await.map(drop)
@@ -181,7 +176,7 @@ pub async fn carry_out(registry: &Registry, step: &AllocationStep) -> Result<(),
 }
 
 /// Removes a presence that is still the controller's. One that a client has just taken over stays.
-async fn remove(registry: &Registry, name: &str) -> Result<(), Status> {
+async fn remove(registry: &Registry, name: &str) -> Result<(), RegistryError> {
     let Some(loaded) = registry.object(Kind::VirtualPresence, name).await? else { return Ok(()) };
     let Object::VirtualPresence(presence) = &loaded.object else { return Ok(()) };
     if !allocate::is_made(presence) {

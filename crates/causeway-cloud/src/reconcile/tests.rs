@@ -101,7 +101,10 @@ async fn the_cloud_s_own_objects_come_back_by_themselves() {
         }
         for kind in [Kind::EGateway, Kind::ESite] {
             let refused = lab.registry.delete_object("test", kind, "cloud").await.unwrap_err();
-            assert!(refused.code == 403 && refused.message.contains("causeway.io/allow-delete"), "{refused}");
+            assert!(
+                refused.status().code == 403 && refused.status().message.contains("causeway.io/allow-delete"),
+                "{refused}"
+            );
             let allow = |object: &mut Object| {
                 let annotations = &mut object.metadata_mut().annotations;
                 annotations.insert(causeway_api::ALLOW_DELETE.into(), "true".into());
@@ -210,16 +213,16 @@ async fn a_failure_pauses_everything_and_a_pause_that_is_over_does_not_spin() {
     assert_eq!(round.due(), None, "nothing to do");
 
     let key = |name: &str| Work::Object((Kind::ESite, name.to_owned()));
-    round.finish(key("a"), Err(Status::storage_full("full")));
+    round.finish(key("a"), Err(Status::storage_full("full").into()));
     let until = round.due().unwrap();
     assert!(until > Instant::now() && !readiness.is_ready());
-    round.finish(key("b"), Err(Status::storage_full("full")));
+    round.finish(key("b"), Err(Status::storage_full("full").into()));
     assert_eq!(round.due(), Some(until), "those that fail together pause once");
 
     round.paused = Some(Instant::now());
     round.look();
     assert_eq!(round.due(), None, "the writes that were started bring the next event");
-    round.finish(key("a"), Err(Status::storage_full("full")));
+    round.finish(key("a"), Err(Status::storage_full("full").into()));
     assert!(round.due().unwrap() > Instant::now() + PAUSE_FIRST, "the second pause is longer");
     round.finish(key("a"), Ok(()));
     assert!(readiness.is_ready() && round.pause == PAUSE_FIRST);

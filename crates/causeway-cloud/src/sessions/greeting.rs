@@ -138,7 +138,7 @@ impl Shared {
 
     async fn check_gateway(&self, peer: &PeerId) -> Result<(), SessionRefused> {
         let found = self.registry.object(Kind::EGateway, peer.gateway()).await;
-        match found.map_err(|status| unavailable(&status.message))?.map(|found| found.object) {
+        match found.map_err(|error| unavailable(&error.to_string()))?.map(|found| found.object) {
             // A finalizer delays the removal of the object, not the loss of access.
             Some(object) if object.metadata().deletion_timestamp.is_some() => {
                 let message = format!("EGateway {} is being deleted", peer.gateway());

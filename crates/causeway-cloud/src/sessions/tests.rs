@@ -95,7 +95,7 @@ impl Lab {
         let object = ESite { metadata: ObjectMeta::named(site), ..ESite::default() };
         for object in [Object::from(object), made.into()] {
             match self.registry.create_with_defaults("test", object).await {
-                Err(status) if status.code != 409 => panic!("{}", status.message),
+                Err(error) if error.status().code != 409 => panic!("{error}"),
                 _ => {}
             }
         }
