@@ -478,7 +478,7 @@ impl<'a> Round<'a> {
 
     fn failed(&mut self, error: &RegistryError) {
         self.reconciler.figures.failures.inc();
-        if self.reconciler.check.failing(&error.to_string()) {
+        if self.reconciler.check.failing(error.to_string()) {
             tracing::error!(reason = %error, "reconcile cannot write; trying again");
         }
         // Those that failed together pause together.

@@ -37,7 +37,7 @@ pub struct WrongUsage(pub String);
 pub async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
         CliCommand::Demo(arguments) => demo::run(arguments).await,
-        CliCommand::Cloud(arguments) => cloud::run(*arguments).await,
+        CliCommand::Cloud(arguments) => Box::pin(cloud::run(*arguments)).await,
         CliCommand::Edge(arguments) => edge::run(arguments).await,
         CliCommand::Apply(arguments) => apply::run(arguments).await,
         CliCommand::Get(arguments) => get::run(arguments).await,

@@ -213,16 +213,16 @@ async fn a_failure_pauses_everything_and_a_pause_that_is_over_does_not_spin() {
     assert_eq!(round.due(), None, "nothing to do");
 
     let key = |name: &str| Work::Object((Kind::ESite, name.to_owned()));
-    round.finish(key("a"), Err(Status::storage_full("full").into()));
+    round.finish(key("a"), Err(causeway_api::Status::storage_full("full").into()));
     let until = round.due().unwrap();
     assert!(until > Instant::now() && !readiness.is_ready());
-    round.finish(key("b"), Err(Status::storage_full("full").into()));
+    round.finish(key("b"), Err(causeway_api::Status::storage_full("full").into()));
     assert_eq!(round.due(), Some(until), "those that fail together pause once");
 
     round.paused = Some(Instant::now());
     round.look();
     assert_eq!(round.due(), None, "the writes that were started bring the next event");
-    round.finish(key("a"), Err(Status::storage_full("full").into()));
+    round.finish(key("a"), Err(causeway_api::Status::storage_full("full").into()));
     assert!(round.due().unwrap() > Instant::now() + PAUSE_FIRST, "the second pause is longer");
     round.finish(key("a"), Ok(()));
     assert!(readiness.is_ready() && round.pause == PAUSE_FIRST);
