@@ -46,9 +46,8 @@ pub struct EGateway {
 
     /// Transport of streams. auto: by TCP where the path is clean and stable, else by QUIC. speed: by TCP as soon as there is
     /// traffic. survival: always by QUIC, so that long-lived connections survive a new address of the site. Default: auto.
-    #[serde(skip_serializing_if = "GatewayPrefer::is_auto")]
-    #[schemars(extend("x-causeway-default" = "auto"))]
-    pub prefer: GatewayPrefer,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prefer: Option<GatewayPrefer>,
 
     #[serde(skip_serializing_if = "ObjectStatus::is_empty")]
     pub status: ObjectStatus,
@@ -63,12 +62,6 @@ pub enum GatewayPrefer {
     Auto,
     Speed,
     Survival,
-}
-
-impl GatewayPrefer {
-    fn is_auto(&self) -> bool {
-        *self == GatewayPrefer::Auto
-    }
 }
 
 /// RFC 2544 reserves this range for benchmarks between networks; it is not routed, so every site may reuse
