@@ -13,14 +13,14 @@ use http::{Method, StatusCode};
 use crate::Identity;
 use crate::admin_audit::{AdminAudit, AdminRecord};
 
-/// One call, already authorized. `path` is what follows `/causeway/v1/`, without a slash at either end.
+/// One authorized call. `path` is the path after `/causeway/v1/`, without a slash at either end.
 #[derive(Debug, Clone)]
 pub struct ActionRequest {
     pub method: Method,
     pub path: String,
     pub query: Option<String>,
     pub body: Bytes,
-    /// For objects that the action writes. The action itself is recorded by the server.
+    /// Records the objects that the action writes. The server records the action itself.
     pub audit: CallerAudit,
 }
 
@@ -49,9 +49,10 @@ impl std::fmt::Debug for CallerAudit {
 
 pub enum ActionBody {
     Bytes(Bytes),
-    /// For answers of unknown length, such as a backup. An error cuts the connection, so that the client notices.
+    /// A response of unknown length, such as a backup. An error closes the connection, so that the client
+    /// notices it.
     Stream(Pin<Box<dyn Stream<Item = std::io::Result<Bytes>> + Send>>),
-    /// The same for answers that go on: a server that stops does not wait for their end.
+    /// As `Stream`, for responses without an end: a server that stops does not wait for them.
     Endless(Pin<Box<dyn Stream<Item = std::io::Result<Bytes>> + Send>>),
 }
 
@@ -59,17 +60,17 @@ pub struct ActionResponse {
     pub code: StatusCode,
     pub content_type: &'static str,
     pub body: ActionBody,
-    /// The name of what was made, for the administrative audit. Never a secret.
+    /// The name of the object that the action created, for the administrative audit. Never a secret.
     pub made: Option<String>,
 }
 
-/// What a call does, for the administrative audit.
+/// The verb, kind and name of a call, for the administrative audit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdminDeed {
     pub verb: String,
     pub kind: String,
     pub name: String,
-    /// Never a secret.
+    /// Further information. Never a secret.
     pub detail: Option<String>,
 }
 
@@ -79,13 +80,13 @@ impl ActionResponse {
         ActionResponse { code, content_type: "application/json", body, made: None }
     }
 
-    /// Names what was made.
+    /// Sets the name of the created object.
     pub fn made(self, name: impl Into<String>) -> ActionResponse {
         ActionResponse { made: Some(name.into()), ..self }
     }
 }
 
-/// A refused action. The server answers with a Kubernetes `Status` of this code.
+/// The refusal of an action. The server responds with a Kubernetes `Status` of this code.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct ActionRefusal {
@@ -130,8 +131,9 @@ pub trait Actions: Send + Sync + 'static {
         request: ActionRequest,
     ) -> BoxFuture<'a, Result<ActionResponse, ActionRefusal>>;
 
-    /// What a call changes or gives away, from its words alone. `Some(None)`: nothing worth a record. `None`: not known here;
-    /// it is then recorded by its path, unless it is a GET.
+    /// Returns the change or disclosure that a call asks for, judged by method, path and body alone.
+    /// `Some(None)`: the call needs no record. `None`: the implementation does not know the call; the server
+    /// then records it by its path, unless it is a GET.
     fn administrative(&self, _method: &Method, _path: &str, _body: &[u8]) -> Option<Option<AdminDeed>> {
         None
     }

@@ -1,24 +1,25 @@
-//! What administrators did: one record per write of an object and per action that changes something.
+//! Records of administrative acts: one per write of an object and per action that changes something.
 //!
-//! `handle` makes the records for HTTP clients, the registry makes those of Causeway's own controllers. Where they are kept is
-//! the matter of an `AdminAudit`, which the role gives. Status that controllers or gateways report is not an administrative
-//! act and is not recorded. Records hold names of fields, never their values.
+//! `handle` makes the records for HTTP clients, the registry makes those of Causeway's own controllers. An
+//! `AdminAudit`, which the role provides, stores them. Status that controllers or gateways report is not an
+//! administrative act and is not recorded. Records hold names of fields, never their values.
 
 use std::collections::BTreeSet;
 
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-/// Controllers of Causeway itself are recorded under this prefix and the name of their field manager.
+/// Prefix of the user name under which Causeway's own controllers are recorded. The name of the field manager
+/// follows.
 pub const CONTROLLER_PREFIX: &str = "system:";
 
-/// One administrative act. Empty fields are left out.
+/// One administrative act. Empty fields are omitted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AdminRecord {
-    /// Whose credential was shown; for a controller `system:MANAGER`.
+    /// The user of the presented credential; `system:MANAGER` for a controller.
     pub user: String,
-    /// On whose behalf, if the user impersonated somebody.
+    /// The impersonated user, if the request impersonates one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub impersonated_user: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -26,29 +27,29 @@ pub struct AdminRecord {
     /// The address of the client, without its port.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub client: Option<String>,
-    /// As in Kubernetes, and for actions `revoke`, `backup`, `rotate-start` and the like.
+    /// The verb as in Kubernetes; for actions `revoke`, `backup`, `rotate-start` and the like.
     pub verb: String,
     /// A kind of object, or `JoinToken`, `ApiToken`, `CertificateAuthority`, `Store`.
     pub kind: String,
     pub name: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub subresource: Option<&'static str>,
-    /// Names of the fields that are different now.
+    /// Names of the changed fields.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub changed: Vec<String>,
-    /// What else there is to say, without secrets.
+    /// Further details, without secrets.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
     pub dry_run: bool,
-    /// The HTTP status of the answer. None: a controller, which gets none.
+    /// The HTTP status of the response. None: the writer is a controller, which gets no response.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub code: Option<u16>,
-    /// Why it was refused, in the words of `Status.reason`.
+    /// The reason of a refusal, as in `Status.reason`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
 
-/// Which credential was used: enough to find and revoke it.
+/// The name of a credential: enough to find and revoke it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CredentialName {
     /// `certificate` or `token`.
@@ -57,12 +58,12 @@ pub struct CredentialName {
     pub id: String,
 }
 
-/// The code of a write whose client left before it was answered, as nginx has it. The write may have happened, so it is not a
-/// refusal, and each has a record of its own.
+/// The code of a write whose client disconnected before the response, as in nginx. The write may have
+/// happened, so it is not a refusal, and each such write has its own record.
 pub const CLIENT_GONE: u16 = 499;
 
 impl AdminRecord {
-    /// A write by one of our own controllers.
+    /// Makes the record of a write by one of Causeway's own controllers.
     pub fn of_controller(manager: &str, verb: &str, kind: &str, name: &str) -> AdminRecord {
         AdminRecord {
             user: format!("{CONTROLLER_PREFIX}{manager}"),
@@ -77,13 +78,14 @@ impl AdminRecord {
         self.code.is_some_and(|code| code >= 400 && code != CLIENT_GONE)
     }
 
-    /// Can it be caused at will by somebody who may change nothing, or by a loop? Such records are coalesced under this key.
+    /// Returns the key under which the record is coalesced with equal ones. Refusals, which callers without
+    /// rights can cause at will, and writes of controllers, which may loop, are coalesced.
     pub fn repeats_under(&self) -> Option<String> {
         let by_controller = self.code.is_none();
         if !by_controller && !self.is_refused() && self.subresource.is_none() {
             return None;
         }
-        // Names are left out where somebody chooses them freely.
+        // The name is left out where the caller can choose it freely.
         let name = if self.is_refused() || by_controller { "" } else { self.name.as_str() };
         let acting = self.impersonated_user.as_deref().unwrap_or_default();
         let code = self.code.map(|code| code.to_string()).unwrap_or_default();
@@ -92,12 +94,12 @@ impl AdminRecord {
     }
 }
 
-/// Keeps the records. Never waits and never fails: what cannot be kept is counted.
+/// Stores the records. Never waits and never fails: records that cannot be stored are counted.
 pub trait AdminAudit: Send + Sync + 'static {
     fn record(&self, record: AdminRecord);
 }
 
-/// For tests, and for servers that keep none.
+/// Stores no records. For tests, and for servers without an administrative audit.
 pub struct NoAdminAudit;
 
 impl AdminAudit for NoAdminAudit {
@@ -107,13 +109,13 @@ impl AdminAudit for NoAdminAudit {
 /// Fields of the metadata that every write changes.
 const KEPT_BY_THE_SERVER: [&str; 6] =
     ["managedFields", "generation", "resourceVersion", "creationTimestamp", "uid", "selfLink"];
-/// More names than a person reads; a field that was chosen by a client may be long, too.
+/// More names than a person reads. A field name that a client chose may also be long.
 const CHANGED_MAX: usize = 32;
 const FIELD_BYTES_MAX: usize = 128;
-/// `metadata.labels.app`; what is below is told as a whole.
+/// The depth of `metadata.labels.app`; fields below are reported as a whole.
 const DEPTH_MAX: usize = 3;
 
-/// The names of the fields that differ, in order, as `a.b.c`. `old` is `None` for a new object.
+/// Returns the sorted names of the fields that differ, as `a.b.c`. `old` is `None` for a new object.
 pub fn changed_fields(old: Option<&Value>, new: &Value) -> Vec<String> {
     let mut changed = BTreeSet::new();
     let (empty, nothing) = (Map::new(), Map::new());
@@ -210,7 +212,7 @@ mod tests {
             ..AdminRecord::default()
         };
         assert_eq!(record(Some(200), None, "a").repeats_under(), None);
-        // The client left; the write may have happened.
+        // The client disconnected; the write may have happened.
         assert_eq!(record(Some(CLIENT_GONE), None, "a").repeats_under(), None);
         let refused = record(Some(403), None, "a").repeats_under();
         assert!(refused.is_some() && refused == record(Some(403), None, "b").repeats_under());

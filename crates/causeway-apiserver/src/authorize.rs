@@ -1,8 +1,9 @@
-//! May this caller do this?
+//! Decides whether a caller may access a resource.
 //!
-//! Pure: an identity and what it wants in, yes or a reason out. Admins may do everything, viewers may read, a gateway
-//! may read its own EGateway, and without a credential only the probes answer. A gateway writes nothing here: what it
-//! knows it tells over its channel, and the cloud writes the conditions that follow.
+//! Pure. Input: an identity and the requested access. Output: permission, or the reason of a denial. Admins
+//! may do everything, viewers may read, a gateway may read its own EGateway, and callers without a credential
+//! may use only the probes. A gateway writes nothing here: it reports over its channel, and the cloud writes
+//! the resulting conditions.
 
 use causeway_api::Kind;
 use causeway_api::request::resource::Verb;
@@ -10,7 +11,7 @@ use http::Method;
 
 use crate::{Identity, Role};
 
-/// What someone wants to do, as far as rights are concerned.
+/// The access that a request needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RequestedAccess<'a> {
     Object {
@@ -24,15 +25,15 @@ pub enum RequestedAccess<'a> {
         method: &'a Method,
         path: &'a str,
     },
-    /// Discovery, OpenAPI, and questions about oneself.
+    /// Discovery, OpenAPI, and reviews of the caller's own rights.
     Description,
-    /// `/healthz` and its like, and `/version`.
+    /// `/healthz` and the other probes, and `/version`.
     Probe,
-    /// Something that is not served here, known from an access review only.
+    /// A resource that is not served here. Occurs in access reviews only.
     Foreign,
 }
 
-/// Why not, in the second half of the sentence that the refusal makes.
+/// The reason of a denial, worded as the second half of the refusal's sentence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AccessDenied(pub &'static str);
 
@@ -43,7 +44,7 @@ pub fn authorize(identity: &Identity, wish: &RequestedAccess<'_>) -> Result<(), 
         (Role::Admin, _) | (_, RequestedAccess::Description) => Ok(()),
         (Role::Viewer, RequestedAccess::Object { verb, .. }) if verb.is_read() => Ok(()),
         (Role::Viewer, RequestedAccess::Object { .. }) => Err(AccessDenied("a viewer only reads")),
-        // Tokens, certificates and backups are secrets even for those who may read every object.
+        // Tokens, certificates and backups are secrets, also for callers that may read every object.
         (Role::Viewer, RequestedAccess::Action { method, path })
             if **method == Method::GET && matches!(*path, "status" | "audit") =>
         {

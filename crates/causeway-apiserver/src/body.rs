@@ -1,7 +1,7 @@
-//! From the bytes of a request to a JSON value.
+//! Parses the body of a request into a JSON value.
 //!
-//! Reads JSON and YAML, bounds their depth, and reports keys that stand twice: a JSON library keeps one of them
-//! silently, but the client has a right to know. Size was bounded before, when the bytes were read.
+//! Reads JSON and YAML, limits their depth, and reports duplicate keys, of which a JSON library silently
+//! keeps one. The size is limited earlier, when the bytes are read.
 
 use std::fmt;
 
@@ -13,24 +13,24 @@ use crate::request::media::BodyFormat;
 #[derive(Debug, PartialEq)]
 pub struct ParsedBody {
     pub value: Value,
-    /// Paths of keys that stand twice in one object; the last value is the one kept, as in Kubernetes.
+    /// Paths of duplicate keys in one object; the last value is kept, as in Kubernetes.
     pub duplicates: Vec<String>,
 }
 
-/// The body is no JSON or YAML, or is nested too deeply.
+/// The body is neither JSON nor YAML, or is nested too deeply.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct UnreadableBody(String);
 
-// The bound of serde_json, so that YAML gets no further than JSON.
+// The limit of serde_json, applied to YAML as well.
 const DEPTH_MAX: usize = 128;
-// Enough to find the mistake; a body made of duplicates must not become an answer of megabytes.
+// Enough to find the mistake; a body made of duplicates must not cause a response of megabytes.
 const DUPLICATES_MAX: usize = 32;
 
 pub fn parse(format: BodyFormat, bytes: &[u8]) -> Result<ParsedBody, UnreadableBody> {
     match format {
         BodyFormat::Json => parse_json(bytes),
-        // kubectl writes JSON under the YAML type of server-side apply; the JSON parser is ten times as fast.
+        // kubectl sends JSON under the YAML type of server-side apply; the JSON parser is ten times as fast.
         BodyFormat::Yaml if bytes.trim_ascii_start().starts_with(b"{") => {
             parse_json(bytes).or_else(|_| parse_yaml(bytes))
         }
@@ -49,7 +49,7 @@ fn parse_json(bytes: &[u8]) -> Result<ParsedBody, UnreadableBody> {
 fn parse_yaml(bytes: &[u8]) -> Result<ParsedBody, UnreadableBody> {
     let mut options = serde_saphyr::Options::default();
     options.duplicate_keys = serde_saphyr::DuplicateKeyPolicy::LastWins;
-    // `country: NO` is a country.
+    // `NO` in `country: NO` is a text, not a boolean.
     options.strict_booleans = true;
     let wrapped: Wrapped = serde_saphyr::from_slice_with_options(bytes, options)
         .map_err(|error| UnreadableBody(bounded(error.to_string())))?;
@@ -61,7 +61,7 @@ fn bounded(text: String) -> String {
     text.chars().take(400).collect()
 }
 
-/// Lets a parser that wants a type, not a seed, run the seed.
+/// Runs a seed in a parser that needs a type.
 struct Wrapped(ParsedBody);
 
 impl<'de> serde::Deserialize<'de> for Wrapped {
@@ -72,7 +72,7 @@ impl<'de> serde::Deserialize<'de> for Wrapped {
     }
 }
 
-/// Where we are in the document, and what was found on the way.
+/// The current path in the document, and the duplicate keys found so far.
 #[derive(Default)]
 struct Findings {
     path: String,
@@ -94,7 +94,8 @@ impl Findings {
     /// Runs `walk` with one more step on the path.
     fn step<T>(&mut self, step: fmt::Arguments<'_>, walk: impl FnOnce(&mut Findings) -> T) -> T {
         let length = self.path.len();
-        // A path of deep long keys must not grow without end; what is cut off is only a part of a message.
+        // The path of deeply nested long keys must not grow without bound; the part that is cut off is only
+        // part of a message.
         if length < 512 {
             let _ = fmt::write(&mut self.path, step);
         }

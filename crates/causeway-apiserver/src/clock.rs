@@ -1,4 +1,4 @@
-//! Where the registry takes the time from: the system, or a test.
+//! The time source of the registry: the system clock, or a test's clock.
 
 use jiff::Timestamp;
 
@@ -15,7 +15,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// A closure is a clock, so that a test can hold the hands.
+/// A closure is a clock, so that a test can set the time.
 impl<F> Clock for F
 where
     F: Fn() -> Timestamp + Send + Sync + 'static,

@@ -1,6 +1,7 @@
 //! Documents that never change while the program runs: discovery, OpenAPI, the version.
 //!
-//! Made on first use and kept as bytes. A tag lets clients ask whether what they have is still right.
+//! Each is made on first use and kept as bytes. An entity tag lets clients check whether their copy is
+//! current.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::OnceLock;
@@ -35,7 +36,7 @@ impl Document {
         Document::new(value.to_string())
     }
 
-    /// The document, or 304 when the client has it.
+    /// Returns the document, or 304 when the client has it.
     fn answer(&self, request: &HeaderMap, content_type: HeaderValue) -> Response<Body> {
         let known = request.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());
         let own = self.tag.to_str().unwrap_or_default();
@@ -78,7 +79,8 @@ fn found(document: Option<Value>) -> Result<Value, Status> {
     document.ok_or_else(|| Status::no_such_path("this group"))
 }
 
-/// Which aggregated form a range asks for. A range of lower rank that we would answer with the old form ends the search.
+/// Returns the aggregated form that a media range asks for. A range of lower rank that would be served in the
+/// old form ends the search.
 fn aggregated_form(range: &MediaRange) -> Option<AggregatedDiscovery> {
     let asked = range.param("g") == Some("apidiscovery.k8s.io")
         && range.param("as") == Some("APIGroupDiscoveryList")
@@ -158,12 +160,12 @@ fn v3(path: &str, hash: Option<&str>, request: &HeaderMap) -> Result<Response<Bo
     if current.as_deref().and_then(|address| address.split_once("hash=")).is_some_and(|(_, now)| now == hash)
     {
         let mut response = document.answer(request, respond::JSON);
-        // What the hash names can never change.
+        // The content under an address with a hash never changes.
         let forever = HeaderValue::from_static("public, immutable, max-age=31536000");
         response.headers_mut().insert(header::CACHE_CONTROL, forever);
         return Ok(response);
     }
-    // An old hash leads to the document of today.
+    // An old hash is redirected to the current document.
     let location = current.and_then(|address| HeaderValue::from_str(&address).ok());
     let mut response = respond::whole(StatusCode::MOVED_PERMANENTLY, respond::JSON, Bytes::new());
     response.headers_mut().extend(location.map(|location| (header::LOCATION, location)));
@@ -174,13 +176,14 @@ fn reviews(group: &str) -> Document {
     Document::json(&openapi::v3_reviews(group).unwrap_or_default())
 }
 
-/// Where the index says the document is, with its hash.
+/// Returns the address of a document, with its hash, as the index lists it.
 fn current_v3_address(path: &str) -> Option<String> {
     let index: Value = serde_json::from_slice(&v3_index().bytes).ok()?;
     Some(index.get("paths")?.get(path)?.get("serverRelativeURL")?.as_str()?.to_owned())
 }
 
-/// `/version`. The numbers are those of the Kubernetes API we speak; clients look at them, not at the name.
+/// The content of `/version`. The numbers are those of the supported Kubernetes API; clients compare them,
+/// not the name.
 pub fn version() -> Value {
     let own = env!("CARGO_PKG_VERSION");
     json!({

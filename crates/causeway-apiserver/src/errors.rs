@@ -1,6 +1,7 @@
-//! What went wrong, as the `Status` a client sees. The only place where the two meet.
+//! Maps errors to the `Status` that a client receives. No other module does so.
 //!
-//! Causes inside the server are logged here, once, and told in general words; a client's own mistakes are told exactly.
+//! Causes inside the server are logged here, once, and reported to the client in general words. Mistakes of
+//! the client are reported exactly.
 
 use causeway_api::status::{StatusCause, StatusDetails};
 use causeway_api::{ApiVersion, FieldReason, Kind, Status};
@@ -9,32 +10,33 @@ use causeway_store::{Revision, StoreError};
 use crate::authorize::{AccessDenied, RequestedAccess};
 use crate::{ActionRefusal, Identity};
 
-/// A refusal of the registry, by the reason that a caller can react to. Each variant carries the `Status` of the client.
+/// A refusal of the registry, by the reason that a caller can react to. Each variant carries the `Status` for
+/// the client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RegistryError {
-    /// The request cannot be understood.
+    /// The request is malformed.
     BadRequest(Box<Status>),
-    /// The caller, or a protection of the object, does not allow it.
+    /// The caller may not do it, or the object is protected.
     Forbidden(Box<Status>),
     /// There is no object of this name.
     NotFound(Box<Status>),
     /// The name is taken.
     AlreadyExists(Box<Status>),
-    /// The object was changed in between, or another manager owns a field.
+    /// The object was changed since it was read, or another manager owns a field.
     Conflict(Box<Status>),
     /// The revision or continue token is older than the history.
     Expired(Box<Status>),
     /// The object, or the request, is too large.
     TooLarge(Box<Status>),
-    /// A field of the object is wrong.
+    /// A field of the object is invalid.
     Invalid(Box<Status>),
     /// A limit of the server is reached.
     TooManyRequests(Box<Status>),
-    /// The store does not answer, or not in time; a write may or may not have happened.
+    /// The store does not respond, or not in time; a write may or may not have happened.
     Unavailable(Box<Status>),
-    /// The store has no room left; reading goes on.
+    /// The store has no space left; reads still work.
     StorageFull(Box<Status>),
-    /// The server is at fault.
+    /// An error inside the server.
     Internal(Box<Status>),
 }
 
@@ -56,7 +58,7 @@ impl RegistryError {
         }
     }
 
-    /// Whether the object was refused because another object has the value of one of its fields.
+    /// Returns true if the object was refused because another object has the value of one of its fields.
     pub fn is_duplicate_value(&self) -> bool {
         let causes = self.status().details.iter().flat_map(|details| &details.causes);
         matches!(self, RegistryError::Invalid(_))
@@ -64,7 +66,7 @@ impl RegistryError {
     }
 }
 
-/// The only place where codes and reasons of a `Status` are compared.
+/// No other code compares codes and reasons of a `Status`.
 impl From<Status> for RegistryError {
     fn from(status: Status) -> RegistryError {
         let variant = match (status.code, status.reason.as_str()) {
@@ -99,7 +101,7 @@ impl std::fmt::Display for RegistryError {
 
 impl std::error::Error for RegistryError {}
 
-/// The object that an operation was about, for the wording.
+/// The object of an operation, for the error text.
 #[derive(Debug, Clone, Copy)]
 pub struct ErrorSubject<'a> {
     pub version: ApiVersion,
@@ -119,7 +121,7 @@ pub fn from_store(error: &StoreError, about: ErrorSubject<'_>) -> Status {
         StoreError::Future { requested, current } => too_large_revision(*requested, *current),
         StoreError::TooLarge { limit_bytes, .. } => object_too_large(about, *limit_bytes),
         StoreError::Full { .. } => {
-            // The watch over the store tells it once; a line per request would fill what room is left.
+            // The monitor of the store logs it once; a line per request would fill the remaining space.
             tracing::debug!(error = error_chain(error), "the store is full");
             Status::storage_full("the store has no room left: nothing was written, reading goes on")
         }
@@ -139,14 +141,14 @@ pub fn from_store(error: &StoreError, about: ErrorSubject<'_>) -> Status {
     }
 }
 
-/// 413 for one object, which may be smaller than what a request may carry.
+/// Returns 413 for one object, whose limit may be lower than that of a request.
 pub fn object_too_large(about: ErrorSubject<'_>, bytes_max: usize) -> Status {
     let mut status = Status::too_large(bytes_max);
     status.message = format!("{} \"{}\" would take more than {bytes_max} bytes", about.kind, about.name);
     status
 }
 
-/// 504 in the words by which client-go knows that it must list anew.
+/// Returns 504 with the text by which client-go knows that it must list again.
 pub fn too_large_revision(requested: Revision, current: Revision) -> Status {
     let message = format!("Too large resource version: {requested}, current: {current}");
     let mut status = Status::timeout(message, 1);
@@ -158,7 +160,7 @@ pub fn too_large_revision(requested: Revision, current: Revision) -> Status {
     status
 }
 
-/// 422 without fields: the patch could not be applied.
+/// Returns 422 without fields: the patch could not be applied.
 pub fn unprocessable(message: impl std::fmt::Display) -> Status {
     let mut status = Status::bad_request(message);
     status.code = 422;
@@ -166,7 +168,7 @@ pub fn unprocessable(message: impl std::fmt::Display) -> Status {
     status
 }
 
-/// 403 in the form of Kubernetes, which names verb, resource and user.
+/// Returns 403 in the form of Kubernetes, which names verb, resource and user.
 pub fn forbidden(
     identity: &Identity,
     version: ApiVersion,
@@ -195,7 +197,8 @@ pub fn forbidden(
     refused
 }
 
-/// 403 for an object that is not deleted, in the form Kubernetes uses for its own.
+/// Returns 403 for an object that is protected from deletion, in the form Kubernetes uses for its own
+/// objects.
 pub fn not_deletable(about: ErrorSubject<'_>, why: &str) -> Status {
     let ErrorSubject { version, kind, name } = about;
     let (group, plural) = (version.group(), kind.plural());
@@ -211,7 +214,7 @@ pub fn not_deletable(about: ErrorSubject<'_>, why: &str) -> Status {
     status
 }
 
-/// 403 in the form of Kubernetes, for a caller that may not act as someone else.
+/// Returns 403 in the form of Kubernetes, for a caller that may not impersonate a user.
 pub fn cannot_impersonate(caller: &Identity, resource: &str, group: &str, name: &str) -> Status {
     let user = &caller.user;
     let shown: String = name.chars().take(200).collect();
@@ -250,7 +253,7 @@ pub fn from_action(refusal: ActionRefusal) -> Status {
     status
 }
 
-/// An error and everything that caused it, on one line.
+/// Returns an error and all its causes, on one line.
 pub fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

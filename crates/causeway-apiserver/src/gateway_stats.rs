@@ -1,13 +1,13 @@
-//! Figures that move too fast to be stored: joined into tables when they are read.
+//! Live figures of gateways. They change too often to be stored, so they are added to tables on reading.
 
 use causeway_api::GatewayStats;
 
 pub trait GatewayStatsSource: Send + Sync + 'static {
-    /// By the name of the EGateway; none when nothing is known of it.
+    /// Returns the figures by the name of the EGateway; none when there are none.
     fn gateway(&self, name: &str) -> Option<GatewayStats>;
 }
 
-/// Knows nothing of any gateway.
+/// Has figures for no gateway.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoGatewayStats;
 

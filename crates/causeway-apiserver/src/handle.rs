@@ -1,7 +1,7 @@
-//! The story of one request: who asks, what is asked, is it allowed, do it, answer.
+//! Handles one request: authenticates, parses, authorizes, executes and responds.
 //!
-//! Everything it decides is decided elsewhere; here is the order. Nothing a client sends makes it fail other than with a
-//! `Status`.
+//! Other modules make each decision; this module defines their order. Every input of a client that is refused
+//! is answered with a `Status`.
 
 mod act;
 mod authenticate;
@@ -37,7 +37,7 @@ use act::Act;
 
 pub use authenticate::RequestPeer;
 
-/// Everything a request may need; one per server.
+/// The shared state of all requests; one per server.
 pub struct Handler {
     pub registry: Arc<Registry>,
     pub authenticator: Arc<dyn Authenticator>,
@@ -55,15 +55,15 @@ pub struct Handler {
     pub stop: CancellationToken,
 }
 
-/// A request on its way through, without its body.
+/// A request that is being handled, without its body.
 struct Asking<'a> {
     head: &'a http::request::Parts,
     accept: Vec<MediaRange>,
-    /// Whose rights count.
+    /// The identity whose rights count.
     identity: Arc<Identity>,
-    /// Whose credential was accepted; the same, unless it acts as another.
+    /// The identity of the accepted credential; differs from `identity` only with impersonation.
     caller: Arc<Identity>,
-    /// The caller's name. Limits count by it, so that a caller gains none by acting as many.
+    /// The caller's name. Limits count by it, so that impersonating many users raises no limit.
     user: Arc<str>,
 }
 
@@ -74,7 +74,7 @@ impl Handler {
         let ask = request::parse(&head.method, &head.uri, &head.headers);
         let wants_body = head.method != Method::HEAD;
         if !wants_body {
-            // HEAD is GET whose answer has no body, rights included.
+            // HEAD is handled as GET without a body in the response; the rights are the same.
             head.method = Method::GET;
         }
         let labels = labels(&ask);
@@ -103,7 +103,7 @@ impl Handler {
         let answer = respond::compress(&head.headers, answer).await;
         let response = if wants_body { answer } else { respond::without_body(answer) };
         let code = response.status().as_u16();
-        // Probes come every second and say nothing about the load.
+        // Probes arrive every second and say nothing about the load.
         if !probing {
             let took = (!watching).then(|| started.elapsed());
             self.metrics.answered(&RequestLabels { code, ..labels }, took);
@@ -145,14 +145,14 @@ impl Handler {
         self.allow(&identity, &ask, &head.method)?;
         let asking = Asking { head, accept: request::accept(&head.headers), identity, caller, user };
         let ask = match ask {
-            // A watch takes no seat: it may last for an hour.
+            // A watch takes no permit: it may last for an hour.
             ApiRequest::Object(object) if matches!(object.verb, ObjectVerb::Watch(_)) => {
                 return self.object(&asking, object, Bytes::new(), act).await;
             }
             ask => ask,
         };
-        // The body before the seat: a client that sends half of one holds up itself, and nobody else.
-        // It counts as long as it is in memory, to the end of the request.
+        // The body is read before a permit is taken: a client that sends half a body delays only itself. The
+        // body counts against its limit while it is in memory, to the end of the request.
         let _held = if body.is_end_stream() { None } else { Some(self.sit(&self.bodies, &asking).await?) };
         let body = self.read_body(head, body).await?;
         let _seat = self.sit(&self.line, &asking).await?;
@@ -196,7 +196,8 @@ impl Handler {
     }
 
     fn probe(&self, probe: HealthProbe, verbose: bool) -> Response<Body> {
-        // Alive is whoever answers; ready is who has all its parts and is not about to stop.
+        // A process that responds is alive. It is ready when all its parts are ready and it is not about to
+        // stop.
         let report = self.readiness.report();
         let stopping = self.stop.is_cancelled();
         match probe {
@@ -214,7 +215,7 @@ impl Handler {
         }
     }
 
-    /// The whole body, within its limits of size and time.
+    /// Reads the whole body, within its limits of size and time.
     async fn read_body(&self, head: &http::request::Parts, body: &mut Incoming) -> Result<Bytes, Status> {
         let max = self.limits.body_bytes_max;
         let announced =
@@ -282,17 +283,17 @@ impl Handler {
     }
 }
 
-/// Actions act at once. One that is asked not to act is refused instead.
+/// Returns true for an action that is requested as a dry run. Actions take effect at once, so it is refused.
 fn asks_for_dry_run(method: &Method, query: Option<&str>) -> bool {
     !matches!(*method, Method::GET | Method::HEAD) && QueryParameters::parse(query).has("dryRun")
 }
 
-// Several times what a request may carry; a client that sends more than this is not waited for.
+// Several times the size limit of a request; the server does not wait for a client that sends more.
 const DISCARDED_BYTES_MAX: u64 = 16 << 20;
 const DISCARD_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// Takes what a refused client still sends. Closing under it would reset the connection, and with HTTP/1.1 the answer
-/// would be lost on the way: the client would see a broken pipe instead of its 413.
+/// Reads and discards the rest of a refused client's body. Closing the connection earlier would reset it, and
+/// with HTTP/1.1 the response would be lost: the client would see a broken pipe instead of its 413.
 async fn discard(body: &mut Incoming) {
     if body.size_hint().lower() > DISCARDED_BYTES_MAX {
         return;
@@ -310,7 +311,8 @@ async fn discard(body: &mut Incoming) {
     let _ = tokio::time::timeout(DISCARD_TIME_MAX, take).await;
 }
 
-/// Words for the metrics; strangers' paths share one, so that they cannot make the table grow.
+/// Returns the metric labels of a request. All unknown paths share one label, so that clients cannot make the
+/// table grow.
 fn labels(ask: &Result<ApiRequest, Status>) -> RequestLabels {
     let (verb, resource) = match ask {
         Ok(ApiRequest::Object(object)) => (object.verb.verb().as_str(), object.resource.kind.plural()),

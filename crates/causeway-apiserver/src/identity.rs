@@ -1,7 +1,7 @@
-//! Who is asking.
+//! Identities of callers, and the trait that authenticates them.
 //!
-//! The server asks an `Authenticator` and gets an `Identity`, which `authorize` judges.
-//! How credentials are issued, stored and revoked is left to whoever implements the trait.
+//! The server calls an `Authenticator` and gets an `Identity`, which `authorize` judges. The implementation
+//! of the trait decides how credentials are issued, stored and revoked.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -14,28 +14,29 @@ pub use causeway_api::management::{ADMIN_GROUP, VIEWER_GROUP};
 
 /// Kubernetes' group of every caller that presented a credential.
 pub const AUTHENTICATED_GROUP: &str = "system:authenticated";
-/// Kubernetes' group of callers without one.
+/// Kubernetes' group of callers without a credential.
 pub const UNAUTHENTICATED_GROUP: &str = "system:unauthenticated";
 
-/// What an identity may do; `authorize` holds the rules.
+/// The role of an identity; `authorize` holds its rules.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Role {
     Admin,
     Viewer,
-    /// One gateway of one site, as its certificate says.
+    /// One gateway of one site, as its certificate states.
     Gateway {
         site: String,
         gateway: String,
     },
-    /// A user in no group that gives rights. Impersonation makes it: a credential without a role is refused.
+    /// A user in no group that gives rights. Only impersonation makes it: a credential without a role is
+    /// refused.
     Unprivileged,
-    /// Nobody presented a credential. Only the server itself makes this one.
+    /// The request has no credential. Only the server itself makes this role.
     Anonymous,
 }
 
 impl Role {
-    /// The role that membership gives, for certificates and impersonated users alike. Other groups give none, not even
-    /// Kubernetes' `system:masters`.
+    /// Returns the role of a member of these groups, for certificates and impersonated users alike. Other
+    /// groups give no role, not even Kubernetes' `system:masters`.
     pub fn of_groups<S: AsRef<str>>(groups: &[S]) -> Option<Role> {
         let has = |wanted: &str| groups.iter().any(|group| group.as_ref() == wanted);
         match () {
@@ -58,7 +59,7 @@ pub struct Identity {
     pub impersonation: Option<Arc<Impersonation>>,
 }
 
-/// What is known of an impersonated user beyond its name and groups.
+/// The properties of an impersonated user beyond its name and groups.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Impersonation {
     /// The caller whose credential was accepted.
@@ -68,12 +69,13 @@ pub struct Impersonation {
 }
 
 impl Identity {
-    /// The caller whose credential was accepted: the impersonator, where there is one. Limits and audit records name it.
+    /// Returns the identity of the accepted credential: the impersonator, if there is one. Limits and audit
+    /// records name it.
     pub fn caller(&self) -> &Identity {
         self.impersonation.as_ref().map_or(self, |impersonation| &impersonation.by)
     }
 
-    /// The caller without a credential, under the names Kubernetes gives it.
+    /// Returns the identity of a caller without a credential, with the names that Kubernetes gives it.
     pub fn anonymous() -> Identity {
         Identity {
             user: "system:anonymous".to_owned(),
@@ -89,7 +91,7 @@ impl Identity {
     }
 }
 
-/// Why a credential was not accepted. Every variant but `Unavailable` is answered with 401.
+/// The reason why a credential was not accepted. Every variant but `Unavailable` is answered with 401.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AuthFailure {
     #[error("the credential cannot be read: {0}")]
@@ -102,38 +104,40 @@ pub enum AuthFailure {
     NotYetValid,
     #[error("the credential was revoked")]
     Revoked,
-    /// The credential could not be checked; the caller is not to blame and gets 503.
+    /// The credential could not be checked; the caller is not at fault and gets 503.
     #[error("credentials cannot be checked right now: {0}")]
     Unavailable(String),
 }
 
-/// Turns credentials into identities. Called for every request, so it must answer from memory where it can.
+/// Turns credentials into identities. Called for every request, so it must respond from memory where it can.
 pub trait Authenticator: Send + Sync + 'static {
-    /// The chain comes from a finished TLS handshake: rustls has verified it against the client CAs.
+    /// Authenticates a chain from a finished TLS handshake: rustls has verified it against the client CAs.
     fn certificate(&self, chain: &[CertificateDer<'_>]) -> Result<Identity, AuthFailure>;
 
     fn bearer<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Result<Identity, AuthFailure>>;
 
-    /// As `bearer`, from memory alone: no store, no network. Asked instead of it for an address that has presented too
-    /// many wrong tokens, so that the right ones behind the same address still work and the wrong ones cost little.
-    /// `None`: the token is wrong, or not in memory.
+    /// As `bearer`, from memory alone: no store, no network. Called instead of `bearer` for an address that
+    /// has presented too many wrong tokens, so that valid tokens behind the same address still work and wrong
+    /// ones cost little. `None`: the token is wrong, or not in memory.
     fn bearer_in_memory(&self, _token: &str) -> Option<Identity> {
         None
     }
 
-    /// Is an identity that was accepted earlier still good? Asked before each request on a connection with a
-    /// client certificate, and about once a second for every watch; `false` ends the watch.
+    /// Returns true while an identity that was accepted earlier is still valid. Called before each request on
+    /// a connection with a client certificate, and about once a second for every watch; `false` ends the
+    /// watch.
     fn still_valid(&self, _identity: &Identity) -> bool {
         true
     }
 
-    /// The kind and id of a credential, for the administrative audit. Never a secret.
+    /// Returns the kind and id of a credential, for the administrative audit. Never a secret.
     fn credential_name(&self, identity: &Identity) -> Option<crate::admin_audit::CredentialName> {
         let id = identity.credential.as_deref()?.to_owned();
         Some(crate::admin_audit::CredentialName { kind: "credential".to_owned(), id })
     }
 
-    /// A credential (`certificate` or `token`) was refused. Whoever keeps an audit log writes it down there.
+    /// Records that a credential (`certificate` or `token`) was refused. An implementation with an audit log
+    /// writes to it here.
     fn note_refusal(&self, client: SocketAddr, credential: &str, failure: &AuthFailure) {
         tracing::info!(%client, credential, reason = %failure, "authentication failed");
     }

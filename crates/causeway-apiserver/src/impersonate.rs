@@ -1,8 +1,9 @@
-//! Impersonation: a request that is judged as another user, as the `Impersonate-*` headers of Kubernetes ask.
+//! Impersonation: judges a request as another user, as the `Impersonate-*` headers of Kubernetes ask.
 //!
-//! Pure. Input: the headers and the authenticated caller. Output: the identity whose rights count, or a refusal. Only an
-//! admin impersonates, and the rights of the impersonated user follow from its groups by the rule that certificates and
-//! tokens follow, so nobody gains a right this way. A header that cannot be honoured refuses the request.
+//! Pure. Input: the headers and the authenticated caller. Output: the identity whose rights count, or a
+//! refusal. Only an admin can impersonate, and the rights of the impersonated user follow from its groups by
+//! the rule for certificates and tokens, so no caller gains a right this way. A header that is not supported
+//! refuses the request.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,12 +28,12 @@ struct Wanted {
     extra: BTreeMap<String, Vec<String>>,
 }
 
-/// Does a request carry any impersonation header?
+/// Returns true if a request has an impersonation header.
 pub fn is_asked(headers: &HeaderMap) -> bool {
     headers.keys().any(|name| name.as_str().starts_with(PREFIX))
 }
 
-/// The identity that a request of `caller` is judged as.
+/// Returns the identity as which a request of `caller` is judged.
 pub fn effective(caller: &Arc<Identity>, headers: &HeaderMap) -> Result<Arc<Identity>, Status> {
     match wanted(headers)? {
         None => Ok(caller.clone()),
@@ -63,7 +64,7 @@ fn wanted(headers: &HeaderMap) -> Result<Option<Wanted>, Status> {
                 return Err(Status::bad_request(format!("the header {name} may stand in a request once")));
             }
             name => match name.strip_prefix(EXTRA_PREFIX).filter(|key| !key.is_empty()) {
-                // Keys come percent-encoded, and header names in lower case: as in Kubernetes.
+                // Keys are percent-encoded, and header names in lower case, as in Kubernetes.
                 Some(key) => {
                     wanted.extra.entry(query::decode(key, false)).or_default().push(value.to_owned())
                 }
@@ -121,7 +122,7 @@ mod tests {
         Arc::new(Identity { user: "ann".into(), groups, role, credential: None, impersonation: None })
     }
 
-    /// The role of the request, or the code of its refusal.
+    /// Compares the role of the request, or the code of its refusal.
     fn check(role: Role, rows: &[(&str, &str)], expected: Result<Role, u16>) {
         let found = effective(&caller(role), &headers(rows));
         let found = found.map(|identity| identity.role.clone()).map_err(|status| status.code);

@@ -1,9 +1,9 @@
-//! HTTP in front of the store, as Kubernetes clients expect it.
+//! A Kubernetes-compatible HTTP API in front of the store.
 //!
-//! A request walks from `server` (connections) to `handle` (the story): `request` understands it, `authorize` allows it,
-//! `registry` does it, `render` and `respond` answer. Watches leave that road at `watch`.
+//! `server` accepts connections and `handle` handles each request: `request` parses it, `authorize` checks
+//! the rights, `registry` executes it, `render` and `respond` make the response. `watch` serves watches.
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
-// A refusal ends its request; that it is a large value costs nothing that matters.
+// A refusal ends its request, so the cost of moving a large error value does not matter.
 #![allow(clippy::result_large_err)]
 
 pub mod actions;

@@ -1,8 +1,8 @@
-//! Bounds on what callers can make the server hold, and how they wait for their turn.
+//! Limits on the resources that callers can make the server hold, and the queues in front of them.
 //!
-//! Requests that end soon share `seats`, fairly between identities; before that, each identity has so many bodies that
-//! are read for it. Watches are counted in `watches`.
-//! Connections are counted by address in `sources`; credentials that are wrong too often are slowed down by `failures`.
+//! Short requests share a limited number of permits, fairly between identities. Before that, the number of
+//! bodies that are read at once is limited for each identity. `watches` counts watches. `sources` counts
+//! connections by address. `failures` slows down addresses that present wrong credentials too often.
 
 pub mod failures;
 pub mod fair_concurrency;
@@ -17,22 +17,23 @@ use tokio::sync::oneshot;
 
 use fair_concurrency::{ConcurrencyLimits, FairConcurrency, QueueEntry};
 
-/// Every bound of the server, with its reason.
+/// All limits of the server, with their reasons.
 #[derive(Debug, Clone)]
 pub struct ApiLimits {
-    /// A connection costs about 20 KB with TLS.
+    /// Open connections. A connection costs about 20 KB with TLS.
     pub connections_max: usize,
     /// Open connections of one address (IPv6: of one /64). A client holds one or a few; an office behind one address with
     /// a hundred people stays far below the default, and twenty addresses are needed to fill the server.
     pub connections_per_address_max: usize,
-    /// The same for clients on this host, a reverse proxy for instance.
+    /// As `connections_per_address_max`, for clients on this host, for example a reverse proxy.
     pub connections_from_loopback_max: usize,
-    /// Requests at work at once. More would only wait inside the store instead of in a fair line.
+    /// Requests that are executed at once. More would only wait inside the store instead of in a fair queue.
     pub requests_max: usize,
-    /// So that one identity never fills all seats. Also how many bodies are read and held for it at once: those have no
-    /// bound over all identities, because whoever sends slowly could hold it against everybody else.
+    /// Requests of one identity at once, so that it never takes all permits. Also the number of bodies that
+    /// are read and held for it at once: bodies have no limit over all identities, because slow clients could
+    /// use it up.
     pub requests_per_identity_max: usize,
-    /// Behind this a client is better told to come back.
+    /// Waiting requests of one identity. Beyond this number a client is told to retry later.
     pub waiting_per_identity_max: usize,
     pub waiting_time_max: Duration,
     pub watches_per_identity_max: usize,
@@ -41,11 +42,11 @@ pub struct ApiLimits {
     pub body_time_max: Duration,
     pub header_time_max: Duration,
     pub handshake_time_max: Duration,
-    /// A peer that takes nothing for this long is gone.
+    /// A peer that accepts no bytes for this long is considered gone.
     pub stall_time_max: Duration,
-    /// How long requests in flight may take when the server stops.
+    /// The time that requests in flight have when the server stops.
     pub drain_time_max: Duration,
-    /// Wrong credentials from one address.
+    /// Wrong credentials from one address per minute.
     pub failures_per_minute_max: u32,
 }
 
@@ -71,7 +72,7 @@ impl Default for ApiLimits {
     }
 }
 
-/// A line that callers stand in for a seat. Clones share it.
+/// The queue in which requests wait for a permit. Clones share it.
 #[derive(Clone)]
 pub struct RequestQueue {
     state: Arc<Mutex<LineState>>,
@@ -83,23 +84,23 @@ struct LineState {
     called: HashMap<u64, oneshot::Sender<()>>,
 }
 
-/// A seat; given back when dropped.
+/// The permit of one request; returned when dropped.
 pub struct RequestPermit {
     line: RequestQueue,
     caller: Arc<str>,
 }
 
-/// The caller has too much under way.
+/// The caller has too many requests in flight.
 #[derive(Debug, PartialEq, Eq)]
 pub struct TooManyRequests;
 
 impl RequestQueue {
-    /// In front of the work itself.
+    /// Makes the queue in front of the execution of requests.
     pub fn for_work(limits: &ApiLimits) -> RequestQueue {
         RequestQueue::new(limits, limits.requests_max)
     }
 
-    /// In front of reading a body: a client has to wait for its own bodies only.
+    /// Makes the queue in front of reading bodies: a client waits only for its own bodies.
     pub fn for_bodies(limits: &ApiLimits) -> RequestQueue {
         RequestQueue::new(limits, usize::MAX)
     }
@@ -114,7 +115,7 @@ impl RequestQueue {
         RequestQueue { state: Arc::new(Mutex::new(state)), waiting_time_max: limits.waiting_time_max }
     }
 
-    /// Waits for a seat; a full line or a long wait is refused.
+    /// Waits for a permit; a full queue or a long wait is refused.
     pub async fn seat(&self, caller: &Arc<str>) -> Result<RequestPermit, TooManyRequests> {
         let (ticket, turn) = {
             let mut state = self.lock();
@@ -143,7 +144,7 @@ impl RequestQueue {
     fn leave(&self, caller: &Arc<str>) {
         let mut state = self.lock();
         for ticket in state.seats.leave(caller) {
-            // Who is called and no longer listens finds its seat when it gives up, see `Place`.
+            // A request that was given a permit and no longer waits returns the permit on drop, see `Place`.
             if let Some(sender) = state.called.remove(&ticket) {
                 let _ = sender.send(());
             }
@@ -155,7 +156,7 @@ impl RequestQueue {
     }
 }
 
-/// A place in the line. A client that goes away gives it up, or the seat it was just called to.
+/// A position in the queue. A client that disconnects gives it up, or the permit it was just given.
 struct Place {
     line: RequestQueue,
     caller: Arc<str>,

@@ -1,4 +1,4 @@
-//! The server's figures: requests, watchers, refusals.
+//! Metrics of the API server: requests, watchers, refusals.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 
 use crate::watch::WatchObserver;
 
-/// Labels have few values each: verbs, the eight resources and a few words, and codes.
+/// Labels of a request. Each has few values: verbs, the eight resources and a few words, and codes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct RequestLabels {
     pub verb: &'static str,
@@ -44,7 +44,7 @@ impl ApiMetrics {
     pub fn register(metrics: &Metrics) -> ApiMetrics {
         let api = ApiMetrics {
             requests: Family::default(),
-            // From half a millisecond to eight seconds.
+            // Buckets from half a millisecond to eight seconds.
             seconds: Family::new_with_constructor(|| Histogram::new(exponential_buckets(0.0005, 2.0, 15))),
             rejected: Family::default(),
             watchers: Gauge::default(),

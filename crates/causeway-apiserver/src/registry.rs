@@ -1,8 +1,9 @@
-//! Admits, stores, lists and watches objects; the one way to them, for HTTP and for the cloud's reconcilers alike.
+//! Admits, stores, lists and watches objects; the only access to them, for HTTP and for the cloud's
+//! reconcilers alike.
 //!
-//! Requests come in understood (`request`) and allowed (`authorize`). Decisions about them are pure and live in the modules
-//! below (`admit`, `address`, `patch`, `token`); the drivers (`write`, `delete`, `list`) read, decide, commit, and decide
-//! again when someone else was faster. What goes wrong comes back as the `Status` a client sees.
+//! Input: requests parsed by `request` and allowed by `authorize`. The modules `admit`, `address`, `patch`
+//! and `token` decide and are pure; the drivers `write`, `delete` and `list` read, decide, commit, and decide
+//! again when a concurrent write came first. Errors are returned as the `Status` for the client.
 
 pub mod address;
 pub mod admit;
@@ -36,7 +37,7 @@ pub use protect::SessionLookup;
 pub use typed::LoadedObject;
 pub use write::WriteResult;
 
-/// Objects in front of the store.
+/// The registry of objects in front of the store.
 pub struct Registry {
     store: Store,
     clock: Arc<dyn Clock>,
@@ -44,16 +45,17 @@ pub struct Registry {
     admin_audit: OnceLock<Arc<dyn AdminAudit>>,
     observer: OnceLock<Arc<dyn ChangeObserver>>,
     sessions: OnceLock<Arc<dyn SessionLookup>>,
-    /// How many events the store holds, as far as the part that drops them has counted.
+    /// The number of events in the store, as last counted by the part that drops them.
     event_count: AtomicUsize,
 }
 
-/// Told of the changes that Causeway's own parts commit through this registry, each by the replica that committed it.
+/// Receives the changes that Causeway's own parts commit through this registry, each on the replica that
+/// committed it.
 pub trait ChangeObserver: Send + Sync {
     fn changed(&self, old: &Object, new: &Object);
 }
 
-/// An object as it is stored: bytes, and the revision that wrote them.
+/// An object as it is stored: its bytes, and the revision that wrote them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredObject {
     pub kind: Kind,
@@ -66,7 +68,7 @@ impl StoredObject {
         Object::from_stored(self.kind, &self.value).map_err(|error| damaged(self.kind, &error).into())
     }
 
-    /// Appends what a client gets to `out`.
+    /// Appends the object to `out` in the form that a client receives.
     pub fn splice(&self, version: ApiVersion, out: &mut Vec<u8>) {
         wire::splice(out, self.kind, version, self.revision.0, &self.value);
     }
@@ -76,19 +78,19 @@ impl StoredObject {
     }
 }
 
-/// In whose name something is written.
+/// The author of a write.
 #[derive(Debug, Clone, Copy)]
 pub struct ObjectAuthor<'a> {
-    /// Which of the two roots the request came through; shows in refusals and in managedFields.
+    /// The API root of the request; appears in refusals and in managedFields.
     pub version: ApiVersion,
     /// The field manager.
     pub manager: &'a str,
-    /// Decide everything, write nothing.
+    /// Run all checks and write nothing.
     pub dry_run: bool,
 }
 
 impl<'a> ObjectAuthor<'a> {
-    /// A part of Causeway itself.
+    /// The author of a write by a part of Causeway itself.
     pub fn ourselves(manager: &'a str) -> ObjectAuthor<'a> {
         ObjectAuthor { version: ApiVersion::Group, manager, dry_run: false }
     }
@@ -102,12 +104,14 @@ impl Registry {
         Registry { store, clock, watch_readers, admin_audit, observer, sessions, event_count }
     }
 
-    /// Records what Causeway's own controllers write. Clients are recorded where they are answered. The first call counts.
+    /// Sets the audit for writes of Causeway's own controllers. Clients are recorded where they are answered.
+    /// Only the first call has an effect.
     pub fn record_controllers(&self, audit: Arc<dyn AdminAudit>) {
         let _ = self.admin_audit.set(audit);
     }
 
-    /// A controller has changed an object. Status and events are not recorded: they report, they do not administrate.
+    /// Records that a controller has changed an object. Status and events are not recorded: they are reports,
+    /// not administrative acts.
     fn note_controller(&self, manager: &str, verb: &str, kind: Kind, name: &str) {
         if kind == Kind::Event {
             return;
@@ -122,12 +126,13 @@ impl Registry {
         let _ = self.observer.set(observer);
     }
 
-    /// Sets where sessions of gateways are looked up before an object is deleted. A second one is ignored.
+    /// Sets the lookup for sessions of gateways, which is used before an object is deleted. A second one is
+    /// ignored.
     pub fn ask_sessions(&self, sessions: Arc<dyn SessionLookup>) {
         let _ = self.sessions.set(sessions);
     }
 
-    /// Tells how many events there are. Above `HARD_MAX` clients cannot create more.
+    /// Sets the number of events. Above `HARD_MAX` clients cannot create more.
     pub fn count_events(&self, count: usize) {
         self.event_count.store(count, Ordering::Relaxed);
     }
@@ -149,7 +154,7 @@ impl Registry {
     ) -> Result<StoredObject, RegistryError> {
         let about = ErrorSubject { version, kind, name };
         let record = self.read_record(about).await?;
-        // The newest state is never older than asked, unless it was asked for a future one.
+        // The newest state is never older than requested, unless a future revision was requested.
         if let VersionMatch::NotOlderThan(wanted) | VersionMatch::Exact(wanted) = at {
             let current = self.revision(about).await?;
             if wanted > current {
@@ -174,12 +179,12 @@ impl Registry {
     }
 }
 
-/// Where an object lives.
+/// Returns the key of an object.
 pub fn key(kind: Kind, name: &str) -> String {
     format!("{}/{name}", kind.plural())
 }
 
-/// The collection of a kind.
+/// Returns the key prefix of a kind.
 pub fn prefix(kind: Kind) -> String {
     format!("{}/", kind.plural())
 }

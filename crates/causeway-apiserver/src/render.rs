@@ -1,6 +1,6 @@
-//! Stored objects as clients want to see them: whole, as metadata alone, or as rows of a table.
+//! Renders stored objects in the form that a client asks for: whole, metadata alone, or rows of a table.
 //!
-//! Whole objects are spliced, never parsed. Tables read the object and join the live figures of gateways.
+//! Whole objects are spliced, never parsed. Tables parse the object and add the live figures of gateways.
 
 use std::sync::Arc;
 
@@ -24,12 +24,12 @@ impl Renderer {
         Renderer { figures, clock }
     }
 
-    /// Without live figures.
+    /// Renders without live figures.
     pub fn plain() -> Renderer {
         Renderer::new(Arc::new(NoGatewayStats), Arc::new(SystemClock))
     }
 
-    /// One object as JSON. `headers` wants the columns of a table.
+    /// Renders one object as JSON. `headers` asks for the columns of a table.
     pub fn object(
         &self,
         form: &ObjectFormat,
@@ -71,7 +71,7 @@ impl Renderer {
         }
     }
 
-    /// A page of a list as JSON, in one buffer.
+    /// Renders a page of a list as JSON, in one buffer.
     pub fn list(&self, form: &ObjectFormat, kind: Kind, page: &ListPage) -> Vec<u8> {
         let values: usize = page.records.iter().map(|record| record.value.len() + 160).sum();
         let mut out = Vec::with_capacity(values + 512);
@@ -133,7 +133,7 @@ impl Renderer {
 
     fn cells(&self, kind: Kind, stored: &[u8]) -> Vec<Value> {
         let Ok(object) = Object::from_stored(kind, stored) else {
-            // A row is owed for every object, also for one that a newer version wrote.
+            // Every object has a row, also one that a newer version wrote.
             let unknown = table::columns(kind).iter().map(|_| json!("<unreadable>"));
             return unknown.collect();
         };
@@ -145,16 +145,16 @@ impl Renderer {
     }
 }
 
-/// An object that a dry run would have created: it has no revision.
+/// Renders an object that a dry run would have created: it has no revision.
 fn unwritten(out: &mut Vec<u8>, form: &ObjectFormat, kind: Kind, stored: &[u8]) {
     let mut object = Vec::new();
     wire::splice(&mut object, kind, form.version, 0, stored);
-    // A revision of 0 is none, and is not shown.
+    // A revision of 0 means none, and is not shown.
     let shown = String::from_utf8_lossy(&object).replacen(r#""resourceVersion":"0","#, "", 1);
     out.extend_from_slice(shown.as_bytes());
 }
 
-/// JSON as YAML, for clients that ask for it.
+/// Converts JSON to YAML, for clients that ask for it.
 pub fn to_yaml(json: &[u8]) -> Result<Vec<u8>, Status> {
     let value: Value = serde_json::from_slice(json).map_err(Status::internal)?;
     serde_saphyr::to_string(&value).map(String::into_bytes).map_err(Status::internal)

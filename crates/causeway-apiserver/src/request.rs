@@ -1,7 +1,9 @@
-//! What is parser? Method, path, query and headers in, one `ApiRequest` out, or a refusal as `Status`.
+//! Parses requests. Input: method, path, query and headers. Output: one `ApiRequest`, or a refusal as
+//! `Status`.
 //!
-//! Pure. Two roots lead to the same objects: `/api/v1` and `/apis/causeway.io/v1`; events have `/apis/events.k8s.io/v1` as their
-//! second. Which verbs and scopes a kind has, it says itself. Bodies are not looked at here, and neither is who asks.
+//! Pure. Two roots lead to the same objects: `/api/v1` and `/apis/causeway.io/v1`; events have
+//! `/apis/events.k8s.io/v1` as their second. Each kind defines its verbs and scopes. Bodies and identities
+//! are not examined here.
 
 pub use causeway_api::request::resource::{ObjectVerb, Verb};
 use causeway_api::request::resource::{RequestHead, ResourcePath, ResourceRequest};
@@ -13,7 +15,7 @@ use crate::authorize::RequestedAccess;
 use media::MediaRange;
 use query::QueryParameters;
 
-/// One request, understood.
+/// One parsed request.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ApiRequest {
     Object(ObjectRequest),
@@ -42,7 +44,7 @@ pub enum DiscoveryRequest {
     Resources(ApiGroup),
 }
 
-/// The named groups we serve.
+/// The named API groups of this server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ApiGroup {
     Causeway,
@@ -64,7 +66,7 @@ impl ApiGroup {
         }
     }
 
-    /// The version of the objects of the group; none for reviews, which are no objects.
+    /// Returns the version of the objects of the group; none for reviews, which are not objects.
     const fn version(self) -> Option<ApiVersion> {
         match self {
             ApiGroup::Causeway => Some(ApiVersion::Group),
@@ -113,7 +115,7 @@ impl HealthProbe {
     }
 }
 
-/// Understands a request. `Err` is what the client gets instead; rights have not been looked at yet.
+/// Parses a request. `Err` is the response to the client; rights are not checked here.
 pub fn parse(method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<ApiRequest, Status> {
     let path = uri.path();
     let segments: Vec<String> = path
@@ -170,7 +172,7 @@ pub fn parse(method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<ApiReque
     }
 }
 
-/// The object or collection that a write names, whatever else is wrong with the request.
+/// The object or collection of a write, also when other parts of the request are wrong.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WriteTarget {
     pub verb: Verb,
@@ -181,7 +183,8 @@ pub struct WriteTarget {
 }
 
 impl WriteTarget {
-    /// An event reports something and is written often. Only its deletion is an administrative act.
+    /// Returns false for writes of events, which report something and are frequent. Only their deletion is an
+    /// administrative act.
     pub fn is_administrative(&self) -> bool {
         self.kind != Kind::Event || matches!(self.verb, Verb::Delete | Verb::DeleteCollection)
     }
@@ -225,7 +228,7 @@ pub fn write_target(method: &Method, uri: &Uri) -> Option<WriteTarget> {
     Some(WriteTarget { verb, kind, name: name.unwrap_or_default().to_owned(), status, dry_run })
 }
 
-/// Parses one path, once its root is known.
+/// Parses a path after its root.
 struct PathParser<'a> {
     head: RequestHead<'a>,
 }
@@ -259,7 +262,7 @@ impl PathParser<'_> {
 }
 
 impl ApiRequest {
-    /// What is wished, as far as rights are concerned.
+    /// Returns the access that the request needs.
     pub fn wish<'a>(&'a self, method: &'a Method) -> RequestedAccess<'a> {
         match self {
             ApiRequest::Object(ask) => {
@@ -274,13 +277,14 @@ impl ApiRequest {
         }
     }
 
-    /// Does the answer go on until someone ends it?
+    /// Returns true if the response is a watch, which has no end of its own.
     pub fn is_watch(&self) -> bool {
         matches!(self, ApiRequest::Object(ResourceRequest { verb: ObjectVerb::Watch(_), .. }))
     }
 }
 
-/// Does the client want its JSON indented? By `?pretty=true`, else by the media type, as in Kubernetes.
+/// Returns true if the client wants indented JSON: by `?pretty=true`, else by the media type, as in
+/// Kubernetes.
 pub fn is_pretty(uri: &Uri, headers: &HeaderMap) -> bool {
     let truth = |value: &str| matches!(value, "1" | "t" | "T" | "true" | "TRUE" | "True");
     let pretty = uri.query().filter(|query| query.contains("pretty"));
@@ -290,7 +294,7 @@ pub fn is_pretty(uri: &Uri, headers: &HeaderMap) -> bool {
     }
 }
 
-/// The `Accept` header, best range first.
+/// Parses the `Accept` header, best range first.
 pub fn accept(headers: &HeaderMap) -> Vec<MediaRange> {
     // Several headers of this name mean the same as one with all values.
     let all: Vec<&str> =

@@ -1,6 +1,6 @@
-//! Answers: bodies, headers, compression.
+//! Makes responses: bodies, headers, compression.
 //!
-//! A body is whole, a watch, or a stream of an action. Refusals look the same wherever they come from.
+//! A body is whole, a watch, or a stream of an action. All refusals have the same form.
 
 use std::io::Write;
 use std::pin::Pin;
@@ -24,7 +24,7 @@ pub enum Body {
     Stream(Pin<Box<dyn Stream<Item = std::io::Result<Bytes>> + Send>>),
 }
 
-/// A running watch and what it holds while it runs.
+/// A running watch and the permits that it holds.
 pub struct WatchBody {
     stream: KindWatchStream,
     _pass: WatchPermit,
@@ -37,7 +37,7 @@ impl WatchBody {
     }
 }
 
-/// One watcher in the metrics.
+/// Counts one watcher in the metrics.
 pub struct WatchCount(prometheus_client::metrics::gauge::Gauge);
 
 impl WatchCount {
@@ -92,7 +92,8 @@ pub fn whole(code: StatusCode, content_type: HeaderValue, body: impl Into<Bytes>
     *response.status_mut() = code;
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, content_type);
-    // Objects change under the same address; as in Kubernetes, nobody keeps an answer unless told so.
+    // Objects change under the same address, so responses are not cached unless a header allows it, as in
+    // Kubernetes.
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
     response
 }
@@ -109,7 +110,8 @@ pub fn refusal(status: &Status) -> Response<Body> {
     let code = StatusCode::from_u16(status.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut response = json(code, status.to_json());
     let retry = status.details.as_ref().and_then(|details| details.retry_after_seconds);
-    // Only for 429: client-go sleeps and repeats on this header, which helps nobody when the store is away.
+    // Only for 429: client-go sleeps and retries on this header, which does not help while the store is
+    // unavailable.
     if let (StatusCode::TOO_MANY_REQUESTS, Some(seconds)) = (code, retry) {
         response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
     }
@@ -119,7 +121,7 @@ pub fn refusal(status: &Status) -> Response<Body> {
     response
 }
 
-// Kubernetes' bounds on warnings: so many, and so long together.
+// Kubernetes' limits on the number and on the total length of warnings.
 const WARNINGS_MAX: usize = 32;
 const WARNING_BYTES_MAX: usize = 256;
 
@@ -140,7 +142,8 @@ pub fn warn(response: &mut Response<Body>, warnings: &[String]) {
     }
 }
 
-/// The answer to HEAD: the head of the answer to GET, with the length its body would have where that is known.
+/// Makes the response to HEAD: the head of the response to GET, with the length of its body where that is
+/// known.
 pub fn without_body(response: Response<Body>) -> Response<Body> {
     let (mut head, body) = response.into_parts();
     if let Body::Whole(bytes) = &body {
@@ -164,7 +167,7 @@ pub fn indent(response: Response<Body>) -> Response<Body> {
     Response::from_parts(head, body)
 }
 
-/// JSON text with line breaks and two spaces per level. Keys keep their order and text its escapes.
+/// Formats JSON with line breaks and two spaces per level. Keys keep their order and texts their escapes.
 fn indented(json: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(json.len() + json.len() / 2);
     let (mut depth, mut in_text, mut escaped) = (0usize, false, false);
@@ -216,8 +219,8 @@ fn indented(json: &[u8]) -> Vec<u8> {
 // As in Kubernetes: below this, compressing costs more than it saves.
 const GZIP_BYTES_MIN: usize = 128 << 10;
 
-/// Compresses a large body when the client takes it. Runs beside the async threads: a list of 10,000 objects takes tens of
-/// milliseconds of one core, and the watchers shall not wait for it.
+/// Compresses a large body if the client accepts it. Runs outside the async threads: a list of 10,000 objects
+/// takes tens of milliseconds of one core, which would delay watchers.
 pub async fn compress(request: &HeaderMap, response: Response<Body>) -> Response<Body> {
     let Body::Whole(bytes) = response.body() else { return response };
     if bytes.len() < GZIP_BYTES_MIN
@@ -241,7 +244,7 @@ pub async fn compress(request: &HeaderMap, response: Response<Body>) -> Response
 }
 
 fn gzip(plain: &[u8]) -> std::io::Result<Bytes> {
-    // JSON of many like objects shrinks to about a tenth even at the fastest level.
+    // JSON of many similar objects shrinks to about a tenth even at the fastest level.
     let mut encoder = GzEncoder::new(Vec::with_capacity(plain.len() / 8), Compression::fast());
     encoder.write_all(plain)?;
     Ok(encoder.finish()?.into())

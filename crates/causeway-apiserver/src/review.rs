@@ -1,6 +1,6 @@
-//! Questions about oneself: who am I, may I, what may I. For `kubectl auth whoami` and `kubectl auth can-i`.
+//! Reviews of the caller's own identity and rights, for `kubectl auth whoami` and `kubectl auth can-i`.
 //!
-//! Answered by the same `authorize` that guards the objects.
+//! The results come from the same `authorize` that protects the objects.
 
 mod protobuf;
 
@@ -14,7 +14,7 @@ use crate::request::Verb;
 use crate::request::media::BodyFormat;
 use crate::{Identity, Role, body};
 
-/// The question: JSON, or Kubernetes' protobuf when the content type says so.
+/// Parses a review: JSON, or Kubernetes' protobuf if the content type says so.
 pub fn parse(review: ReviewRequest, content_type: Option<&str>, bytes: &[u8]) -> Result<Value, Status> {
     match content_type {
         Some(protobuf::MEDIA_TYPE) => protobuf::decode(review, bytes)
@@ -82,7 +82,7 @@ fn text<'a>(attributes: &'a Value, name: &str) -> &'a str {
     attributes.get(name).and_then(Value::as_str).unwrap_or_default()
 }
 
-/// The first reason against it; a star stands for everything, and all of it must be allowed.
+/// Returns the first reason for a denial. A star stands for all values, and all of them must be allowed.
 fn resource_denied(identity: &Identity, attributes: &Value) -> Option<&'static str> {
     let name = Some(text(attributes, "name")).filter(|name| !name.is_empty());
     let subresource = text(attributes, "subresource");

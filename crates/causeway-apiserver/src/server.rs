@@ -1,7 +1,8 @@
-//! Accepts connections and answers requests until told to stop.
+//! Accepts connections and serves requests until stopped.
 //!
-//! Each connection is a task: TLS within its time, then HTTP/1.1 or HTTP/2, then `handle` for every request on it.
-//! Stopping is gentle: no new connections, watches end, requests in flight are finished within a deadline.
+//! Each connection is a task: a TLS handshake with a time limit, then HTTP/1.1 or HTTP/2, then `handle` for
+//! every request. A stop is graceful: no new connections, watches end, requests in flight are finished within
+//! a deadline.
 
 mod ending;
 mod stall;
@@ -35,19 +36,19 @@ use crate::{Actions, AdminAudit, Authenticator, GatewayStatsSource, Registry};
 use ending::{CountedBody, Requests};
 use stall::StallGuard;
 
-/// Everything the server is made of.
+/// The parts of the server.
 pub struct ApiServerParts {
     pub registry: Arc<Registry>,
     pub authenticator: Arc<dyn Authenticator>,
     pub actions: Arc<dyn Actions>,
-    /// Keeps what administrators did.
+    /// Stores the records of administrative acts.
     pub admin_audit: Arc<dyn AdminAudit>,
     pub figures: Arc<dyn GatewayStatsSource>,
-    /// What `/readyz` says.
+    /// The report for `/readyz`.
     pub readiness: Readiness,
     pub metrics: Metrics,
-    /// None speaks plain HTTP: for tests on loopback only. Swap the content to change certificates and CAs; its ALPN
-    /// protocols should be `h2` and `http/1.1`, and client certificates optional.
+    /// None: plain HTTP, for tests on loopback only. The content is swapped to change certificates and CAs;
+    /// its ALPN protocols should be `h2` and `http/1.1`, and client certificates optional.
     pub tls: Option<Arc<ArcSwap<rustls::ServerConfig>>>,
     pub limits: ApiLimits,
 }
@@ -72,7 +73,8 @@ impl ApiServer {
         ApiServer::on(listener, parts).map_err(|source| BindError { addr, source })
     }
 
-    /// On a listener that was bound earlier, for whoever must know its port before it can make the parts.
+    /// Serves on a listener that was bound earlier, for callers that need its port before they can make the
+    /// parts.
     pub fn on(listener: TcpListener, parts: ApiServerParts) -> std::io::Result<ApiServer> {
         let addr = listener.local_addr()?;
         let metrics = ApiMetrics::register(&parts.metrics);
@@ -102,7 +104,7 @@ impl ApiServer {
         self.addr
     }
 
-    /// Serves until `stop`; then ends watches, finishes what is in flight within a deadline, and returns.
+    /// Serves until `stop`; then ends watches, finishes requests in flight within a deadline, and returns.
     pub async fn run(self, stop: CancellationToken) {
         let connections = TaskTracker::new();
         let limits = &self.handler.limits;
@@ -126,7 +128,7 @@ impl ApiServer {
             let (socket, address) = match accepted {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    // Out of file descriptors, most likely; others must close theirs first.
+                    // Most likely the file descriptors are used up; open connections must close first.
                     tracing::warn!(%error, "a connection could not be accepted");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                     continue;
@@ -145,7 +147,7 @@ impl ApiServer {
                 }
                 continue;
             };
-            // Full: the connection is closed at once, which tells a client more than silence.
+            // At the limit the connection is closed at once, which tells a client more than silence.
             let Ok(place) = places.clone().try_acquire_owned() else {
                 self.handler.metrics.rejected("connections");
                 continue;
@@ -172,18 +174,18 @@ impl ApiServer {
     }
 }
 
-// A revoked credential is out within a second.
+// The watches of a revoked credential end within a second.
 const SWEEP_PERIOD: Duration = Duration::from_millis(500);
-// One line says enough while an address floods.
+// One log line per period suffices while an address floods.
 const TELL_PERIOD: Duration = Duration::from_secs(60);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 // client-go carries all its watches over one connection.
 const STREAMS_MAX: u32 = 2_000;
-// A peer that vanished without a word is noticed after this and a little.
+// A peer that vanished silently is noticed a little after this time.
 const PING_PERIOD: Duration = Duration::from_secs(30);
 
 async fn serve(handler: Arc<Handler>, socket: TcpStream, address: SocketAddr, tls: Option<TlsAcceptor>) {
-    // Events are small and must not wait for more.
+    // Events are small and must not be delayed to be batched.
     let _ = socket.set_nodelay(true);
     let stall = handler.limits.stall_time_max;
     let Some(acceptor) = tls else {
@@ -221,7 +223,8 @@ where
         move |request| {
             let (handler, caller, counted) = (handler.clone(), caller.clone(), requests.begin());
             async move {
-                // Requests are large futures and idle connections many: the box is there only while a request is.
+                // Requests are large futures and idle connections many: the box exists only while a request
+                // does.
                 let response = Box::pin(handler.handle(&caller, request)).await;
                 Ok::<_, std::convert::Infallible>(response.map(|body| CountedBody::new(body, counted)))
             }
@@ -243,8 +246,8 @@ where
             connection.as_mut().graceful_shutdown();
             tokio::select! {
                 ended = connection => ended,
-                // An idle client over HTTP/2 may be slow to agree that the connection ends. An answer that a slow client
-                // still receives may go on until the drain deadline.
+                // An idle HTTP/2 client may be slow to agree that the connection ends. A response that a slow
+                // client still receives may continue until the drain deadline.
                 () = requests.finished() => Ok(()),
             }
         }

@@ -86,8 +86,8 @@ impl WatchSource for StoreSource {
         }
     }
 
-    /// A revision that is gone, or that this store never had, is 410, on which every client lists anew; some clients
-    /// repeat a watch that fails in another way for ever.
+    /// Maps a revision that is compacted, or that this store never had, to 410, on which every client lists
+    /// again; some clients repeat a watch that fails in another way for ever.
     fn failure(&self, kind: &Kind, version: ApiVersion, error: &StoreError) -> Option<Status> {
         match error {
             StoreError::Compacted { requested, oldest } => {

@@ -18,13 +18,13 @@ use crate::registry::WriteResult;
 use crate::request::{ApiRequest, ObjectVerb, WriteTarget};
 use crate::{Identity, Role};
 
-/// One request on its way.
+/// The audit record of one request in flight.
 pub(super) struct Act<'a> {
     audit: &'a dyn AdminAudit,
     client: SocketAddr,
-    /// None: it only reads, or has been recorded.
+    /// None: the request only reads, or has been recorded.
     record: Option<AdminRecord>,
-    /// For one request that deletes several objects: each has a record.
+    /// The names of objects that one request deletes; each has a record.
     names: Vec<String>,
     caller: Option<Arc<Identity>>,
     credential: Option<CredentialName>,
@@ -32,7 +32,8 @@ pub(super) struct Act<'a> {
 }
 
 impl<'a> Act<'a> {
-    /// `target`: the object that a request names which could not be parsed, for example because of its options.
+    /// Begins a record. `target`: the object that an unparsable request names, for example one with wrong
+    /// options.
     pub fn begin(
         audit: &'a dyn AdminAudit,
         ask: &Result<ApiRequest, Status>,
@@ -40,7 +41,8 @@ impl<'a> Act<'a> {
         client: SocketAddr,
     ) -> Act<'a> {
         let record = match ask {
-            // An event reports, it does not administrate, and operators write many. To delete one is recorded.
+            // Events are reports, not administrative acts, and operators write many. Only their deletion is
+            // recorded.
             Ok(ApiRequest::Object(ResourceRequest {
                 resource: ServedKind { kind: Kind::Event, .. },
                 verb: ObjectVerb::Create { .. } | ObjectVerb::Update { .. } | ObjectVerb::Patch { .. },
@@ -65,8 +67,8 @@ impl<'a> Act<'a> {
         Act { audit, client, record, names, caller, credential, impersonated }
     }
 
-    /// A call under `/causeway/v1/`, with its body as far as it was read. What the actions do not describe themselves is
-    /// recorded by its path, unless it is a GET.
+    /// Describes a call under `/causeway/v1/`, with its body as far as it was read. A call that the actions
+    /// do not describe is recorded by its path, unless it is a GET.
     pub fn is_action(&mut self, actions: &dyn Actions, method: &Method, path: &str, body: &[u8]) {
         let unknown = || AdminDeed {
             verb: method.as_str().to_ascii_lowercase(),
@@ -95,7 +97,7 @@ impl<'a> Act<'a> {
         }
     }
 
-    /// Records for objects that an action writes, under the caller of this request.
+    /// Makes the audit for objects that an action writes, under the caller of this request.
     pub fn caller_audit(&self, audit: Arc<dyn AdminAudit>) -> CallerAudit {
         let caller = AdminRecord {
             user: self.caller.as_ref().map(|caller| caller.user.clone()).unwrap_or_default(),
@@ -107,7 +109,7 @@ impl<'a> Act<'a> {
         CallerAudit { audit, caller }
     }
 
-    /// Whose credential was shown.
+    /// Sets the identity and name of the presented credential.
     pub fn identified(&mut self, identity: &Arc<Identity>, credential: Option<CredentialName>) {
         self.caller = Some(identity.clone());
         self.credential = credential;
@@ -118,14 +120,14 @@ impl<'a> Act<'a> {
         self.impersonated = Some(user.to_owned());
     }
 
-    /// The body of a deletion may say so, too.
+    /// Marks a dry run. The body of a deletion may ask for it, too.
     pub fn is_dry_run(&mut self, dry_run: bool) {
         if let Some(record) = &mut self.record {
             record.dry_run = dry_run;
         }
     }
 
-    /// One object was written; its name may have been made by the server.
+    /// Adds a written object; the server may have generated its name.
     pub fn has_written(&mut self, written: &WriteResult) {
         let Some(record) = &mut self.record else { return };
         let new: Value = serde_json::from_slice(&written.stored.value).unwrap_or_default();
@@ -136,22 +138,23 @@ impl<'a> Act<'a> {
         }
     }
 
-    /// These objects were deleted.
+    /// Adds deleted objects.
     pub fn has_deleted(&mut self, names: Vec<String>) {
         self.names = names;
     }
 
-    /// What an action made, for example the id of a token.
+    /// Adds the name of what an action created, for example the id of a token.
     pub fn has_made(&mut self, name: Option<String>) {
         if let (Some(record), Some(name)) = (&mut self.record, name) {
             record.name = name;
         }
     }
 
-    /// The answer is known.
+    /// Writes the record with the code of the response.
     pub fn answered(&mut self, code: u16, reason: Option<&str>) {
         let Some(mut record) = self.record.take() else { return };
-        // Without a credential there is nobody to name; refused credentials are recorded where they are checked.
+        // Without a credential there is no user to record; refused credentials are recorded where they are
+        // checked.
         let Some(caller) = self.caller.take().filter(|caller| !caller.is_anonymous()) else { return };
         record.user = caller.user.clone();
         record.credential = self.credential.take();
@@ -181,7 +184,7 @@ impl Drop for Act<'_> {
 /// Longer than the name of any object.
 const NAME_CHARS_MAX: usize = 253;
 
-/// What is known of a write before it happens. None: it only reads.
+/// Returns the part of the record that is known before the write. None: the request only reads.
 fn written(verb: &ObjectVerb) -> Option<AdminRecord> {
     let (name, status, dry_run) = match verb {
         ObjectVerb::Get { .. } | ObjectVerb::List(_) | ObjectVerb::Watch(_) => return None,

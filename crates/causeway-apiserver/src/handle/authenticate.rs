@@ -1,4 +1,4 @@
-//! Who is asking: a client certificate that TLS has verified, a bearer token, or nobody.
+//! Authenticates a request by a client certificate that TLS has verified, by a bearer token, or as anonymous.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
@@ -10,11 +10,11 @@ use rustls::pki_types::CertificateDer;
 use super::Handler;
 use crate::{AuthFailure, Identity};
 
-/// One connection's other end.
+/// The client of one connection.
 pub struct RequestPeer {
     pub address: SocketAddr,
     certificates: Vec<CertificateDer<'static>>,
-    /// Read once per connection; whether it still holds is asked each time.
+    /// Computed once per connection; its validity is checked for each request.
     identity: OnceLock<Result<Arc<Identity>, AuthFailure>>,
 }
 
@@ -25,8 +25,8 @@ impl RequestPeer {
 }
 
 impl Handler {
-    /// A certificate that holds wins; then the token counts; a credential that is wrong is an error even where none is
-    /// needed.
+    /// Authenticates a request. A valid certificate has precedence over the token. A wrong credential is an
+    /// error even where none is needed.
     pub(super) async fn identify(
         &self,
         caller: &RequestPeer,
@@ -69,7 +69,7 @@ impl Handler {
         checked.map(Arc::new).map_err(|failure| self.refuse(caller, "token", &failure))
     }
 
-    /// Every refused credential leaves a line in the audit log and counts against its address.
+    /// Records a refused credential in the audit log and counts it against its address.
     fn refuse(&self, caller: &RequestPeer, credential: &'static str, failure: &AuthFailure) -> Status {
         let address = caller.address.ip();
         if let AuthFailure::Unavailable(reason) = failure {
@@ -90,10 +90,10 @@ fn slow_down(wait: std::time::Duration) -> Status {
     Status::too_many_requests("too many wrong credentials from this address; try again later", seconds)
 }
 
-// Ours have less than a hundred bytes; JSON web tokens of Kubernetes about a thousand.
+// Causeway's tokens have less than a hundred bytes; JSON web tokens of Kubernetes about a thousand.
 const TOKEN_BYTES_MAX: usize = 8 << 10;
 
-/// The token in an `Authorization` header; `None` when it is something else.
+/// Returns the token of an `Authorization` header; `None` for other schemes.
 fn bearer(value: &[u8]) -> Option<&str> {
     let text = std::str::from_utf8(value).ok()?;
     let (scheme, token) = text.trim().split_once(' ')?;

@@ -1,4 +1,4 @@
-//! Requests about objects, handed to the registry, and what it says as an answer.
+//! Passes requests about objects to the registry and renders its results.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use crate::request::{ObjectRequest, ObjectVerb};
 use crate::respond::{self, Body, WatchBody, WatchCount};
 use crate::watch::{KindWatchStream, ObjectFormat, WatchEnds, random_fraction};
 
-/// How the answer is to look.
+/// The form of the response.
 #[derive(Clone, Copy)]
 struct Shape {
     form: ObjectFormat,
@@ -194,9 +194,10 @@ impl Handler {
     }
 }
 
-// A watch without a timeout ends after half an hour to an hour, so that clients spread over replicas again.
+// A watch without a timeout ends after half an hour to an hour, so that clients are balanced over replicas
+// again.
 const WATCH_TIME_MIN: Duration = Duration::from_secs(30 * 60);
-// Longer than anyone asks for; also keeps the sum with the present representable.
+// Longer than clients ask for. Keeps the sum with the current time representable.
 const WATCH_TIME_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 fn parse(format: BodyFormat, bytes: &Bytes) -> Result<ParsedBody, Status> {

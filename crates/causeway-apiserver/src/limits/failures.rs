@@ -1,8 +1,9 @@
-//! Slows down whoever presents wrong credentials, by source address.
+//! Slows down clients that present wrong credentials, by source address.
 //!
-//! Only failures count, and a right credential passes whatever its address has failed before: many clients may share one
-//! address. For an address that has failed too often, tokens are looked up in memory alone, so a flood of wrong ones costs
-//! little. Secrets have 256 bits; the limit protects the processor and the store, not the secrets.
+//! Only failures count, and a valid credential is accepted whatever its address has failed before: many
+//! clients may share one address. For an address that has failed too often, tokens are looked up in memory
+//! alone, so a flood of wrong ones costs little. Secrets have 256 bits; the limit protects the processor and
+//! the store, not the secrets.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -21,7 +22,7 @@ pub struct AuthFailures {
     blocked: Mutex<HashMap<IpAddr, Instant>>,
 }
 
-// Addresses that are remembered; beyond this the whole world is failing, and the oldest no longer matter.
+// The most addresses that are remembered. With more than this, the oldest no longer matter.
 const ADDRESSES_MAX: usize = 10_000;
 
 impl AuthFailures {
@@ -34,14 +35,14 @@ impl AuthFailures {
         }
     }
 
-    /// How long wrong credentials of this address are refused without being looked up anywhere but in memory.
+    /// Returns how long wrong credentials of this address are refused with a lookup in memory alone.
     pub fn blocked(&self, address: IpAddr) -> Option<Duration> {
         let blocked = self.blocked.lock().unwrap_or_else(PoisonError::into_inner);
         let until = blocked.get(&source(address))?;
         until.checked_duration_since(Instant::now()).filter(|wait| !wait.is_zero())
     }
 
-    /// A credential from this address was wrong. `Some` when that was once too often.
+    /// Counts a wrong credential from this address. `Some` when the limit is exceeded.
     pub fn failed(&self, address: IpAddr) -> Option<Duration> {
         let address = source(address);
         let not_until = self.limiter.check_key(&address).err()?;
@@ -58,7 +59,7 @@ impl AuthFailures {
         Some(wait)
     }
 
-    /// Forgets addresses that have been good for long enough.
+    /// Removes addresses whose failures are old enough.
     pub fn tidy(&self) {
         let now = Instant::now();
         self.blocked.lock().unwrap_or_else(PoisonError::into_inner).retain(|_, until| *until > now);

@@ -1,7 +1,7 @@
-//! Shares a fixed number of seats among callers, in turn.
+//! Shares a fixed number of permits among callers, in turn.
 //!
-//! Pure bookkeeping: who sits, who waits, who is next. Nobody waits here; `limits` does.
-//! A caller with a thousand requests waits behind itself, not in front of others: free seats go round the callers.
+//! Pure: tracks which callers hold a permit, which wait, and which is next; the waiting itself is done in
+//! `limits`. A caller with a thousand requests delays only itself: free permits go round the callers.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
@@ -16,20 +16,20 @@ pub struct ConcurrencyLimits {
 #[derive(Debug, PartialEq, Eq)]
 pub enum QueueEntry {
     Seated,
-    /// Stand in line under this ticket.
+    /// The request waits under this ticket.
     Waiting(u64),
-    /// The line of this caller is full.
+    /// The queue of this caller is full.
     Full,
 }
 
-/// `C` names a caller.
+/// The state of all callers. `C` identifies a caller.
 #[derive(Debug)]
 pub struct FairConcurrency<C> {
     limits: ConcurrencyLimits,
     taken: usize,
     next_ticket: u64,
     callers: HashMap<C, Caller>,
-    /// Callers with someone in line, in the order of their turn.
+    /// Callers with waiting requests, in the order of their turn.
     turns: VecDeque<C>,
 }
 
@@ -63,7 +63,7 @@ impl<C: Clone + Eq + Hash> FairConcurrency<C> {
         QueueEntry::Waiting(self.next_ticket)
     }
 
-    /// Someone stands up. Returns the tickets that may sit down now.
+    /// Returns a permit. Returns the tickets that now have one.
     pub fn leave(&mut self, caller: &C) -> Vec<u64> {
         if let Some(entry) = self.callers.get_mut(caller) {
             entry.seated = entry.seated.saturating_sub(1);
@@ -77,7 +77,7 @@ impl<C: Clone + Eq + Hash> FairConcurrency<C> {
         called
     }
 
-    /// Someone stops waiting. False when the ticket was called in the meantime: then it holds a seat.
+    /// Removes a waiting ticket. False when the ticket was given a permit in the meantime.
     pub fn give_up(&mut self, caller: &C, ticket: u64) -> bool {
         let Some(entry) = self.callers.get_mut(caller) else { return false };
         let Some(place) = entry.waiting.iter().position(|waiting| *waiting == ticket) else { return false };
@@ -107,7 +107,7 @@ impl<C: Clone + Eq + Hash> FairConcurrency<C> {
         Some(ticket)
     }
 
-    // The map holds only callers that sit or wait, so strangers cannot make it grow.
+    // The map holds only callers with a permit or a waiting request, so unknown callers cannot make it grow.
     fn forget_if_idle(&mut self, caller: &C) {
         if self.callers.get(caller).is_some_and(|entry| entry.seated == 0 && entry.waiting.is_empty()) {
             self.callers.remove(caller);

@@ -1,7 +1,8 @@
 //! Counts open connections by source address, so that one client cannot take all of them.
 //!
-//! An IPv6 network of 64 bits counts as one source. Full: the connection is closed at once and counted in
-//! `causeway_api_rejected`; nothing is sent, because before TLS there is no form in which a client would read it.
+//! An IPv6 network of 64 bits counts as one source. At the limit a connection is closed at once and counted
+//! in `causeway_api_rejected`; nothing is sent, because before TLS there is no form in which a client would
+//! read it.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -27,7 +28,7 @@ impl Sources {
         Sources { open: Arc::default(), per_source_max, loopback_max }
     }
 
-    /// `None`: this source has as many connections open as it may.
+    /// Counts a connection. `None`: the source has reached its limit.
     pub fn enter(&self, address: IpAddr) -> Option<SourceConnection> {
         let source = source(address);
         // Programs on this host are the operator's own; a proxy in front of the API is one of them.
@@ -54,10 +55,11 @@ impl Drop for SourceConnection {
     }
 }
 
-/// One household of IPv6 has a whole /64, and one host has IPv4 in two spellings.
+/// Returns the source of an address: a subscriber with IPv6 has a whole /64, and one host has IPv4 in two
+/// spellings.
 pub fn source(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
-        // All of ::/64 but loopback is unassigned; loopback keeps its own name.
+        // All of ::/64 but loopback is unassigned; loopback counts as itself.
         v6 if v6.is_loopback() => v6,
         IpAddr::V6(v6) => {
             let [a, b, c, d, ..] = v6.segments();

@@ -1,4 +1,4 @@
-//! Who watches, so that each identity has a bound and a revoked one is cut off.
+//! Tracks the running watches, so that each identity has a limit and the watches of a revoked one end.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -39,7 +39,7 @@ impl WatchLimits {
         WatchLimits { state: Arc::default(), per_identity_max }
     }
 
-    /// `None` when the identity watches as much as it may. The watch ends when `server` stops.
+    /// Adds a watch. `None` when the identity has reached its limit. The watch ends when `server` stops.
     pub fn enter(
         &self,
         identity: &Arc<Identity>,
@@ -59,9 +59,9 @@ impl WatchLimits {
         Some(WatchPermit { watches: self.clone(), id, stop })
     }
 
-    /// Ends the watches of everyone who is no longer welcome.
+    /// Ends the watches of identities that are no longer valid.
     pub fn sweep(&self, authenticator: &dyn Authenticator) {
-        // Thousands of watches of one identity are one question.
+        // Thousands of watches of one identity need one check.
         let identities: HashMap<Arc<Identity>, Vec<CancellationToken>> = {
             let state = self.lock();
             let mut identities: HashMap<_, Vec<_>> = HashMap::new();
@@ -88,7 +88,7 @@ impl WatchLimits {
 }
 
 impl WatchPermit {
-    /// Done when the watch has to end.
+    /// Completes when the watch has to end.
     pub fn stopped(&self) -> WaitForCancellationFutureOwned {
         self.stop.clone().cancelled_owned()
     }

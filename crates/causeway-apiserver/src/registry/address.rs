@@ -1,8 +1,9 @@
-//! The virtual address of a presence: at which site, inside whose range, and reserved for whom.
+//! The virtual address of a presence: its site, the range it must be in, and its reservation.
 //!
-//! Pure. A reservation is a key of its own, `addresses/SITE/IP`, committed in one stroke with the presence that holds it.
-//! Two presences can therefore never hold one address, whoever writes them and on whichever replica. The same stroke writes
-//! `freed/SITE/IP` when an address is given back: the revision of that record tells the allocator which was freed first.
+//! Pure. A reservation is a key of its own, `addresses/SITE/IP`, committed in one transaction with the
+//! presence that holds it. Two presences can therefore never hold one address, on whichever replica they are
+//! written. The same transaction writes `freed/SITE/IP` when an address is released: the revision of that
+//! record tells the allocator which was freed first.
 
 use std::net::IpAddr;
 
@@ -11,28 +12,28 @@ use causeway_api::{EGateway, FieldError, Object, VirtualPresence, presence};
 use causeway_store::Op;
 
 pub const COLLECTION: &str = "addresses/";
-/// Addresses that were held once.
+/// Key prefix of released addresses.
 pub const FREED: &str = "freed/";
 
-/// Where the reservation of a presence lives; none while it has no usable address or site.
+/// Returns the key of a presence's reservation; none while it has no usable address or site.
 pub fn reservation(object: &Object) -> Option<String> {
     let Object::VirtualPresence(presence) = object else { return None };
     let ip = presence.ip_addr()?;
     (!presence.e_site_name.is_empty()).then(|| format!("{COLLECTION}{}/{ip}", presence.e_site_name))
 }
 
-/// What a reservation says: who holds it.
+/// Makes the value of a reservation: the name of its presence.
 pub fn reservation_value(presence: &str) -> Bytes {
     serde_json::json!({ "presence": presence }).to_string().into()
 }
 
-/// Who holds a reservation, for the message.
+/// Returns the presence that holds a reservation, for the message.
 pub fn holder(value: &[u8]) -> Option<String> {
     let value: serde_json::Value = serde_json::from_slice(value).ok()?;
     Some(value.get("presence")?.as_str()?.to_owned())
 }
 
-/// The operations that go with the change `old` → `new` of one object; `None` is an object that is not there.
+/// Returns the operations that accompany the change `old` → `new` of one object; `None` is an absent object.
 pub fn moves(old: Option<&Object>, new: Option<&Object>) -> Vec<Op> {
     let (from, to) = (old.and_then(reservation), new.and_then(reservation));
     if from == to {
@@ -50,19 +51,20 @@ fn freed_key(reservation: &str) -> Option<String> {
     Some(format!("{FREED}{}", reservation.strip_prefix(COLLECTION)?))
 }
 
-/// The site and the address of a key under `freed/`.
+/// Returns the site and the address of a key under `freed/`.
 pub fn freed(key: &str) -> Option<(&str, IpAddr)> {
     let (site, ip) = key.strip_prefix(FREED)?.split_once('/')?;
     Some((site, ip.parse().ok()?))
 }
 
-/// Must the address be looked at? Not when neither it nor the site changed: the range may have moved on since.
+/// Returns true if the address must be checked. Unchanged ones are not: the range may have changed since.
 pub fn is_moved(old: Option<&VirtualPresence>, new: &VirtualPresence) -> bool {
     old.is_none_or(|old| (&old.virtual_ip, &old.e_site_name) != (&new.virtual_ip, &new.e_site_name))
 }
 
-/// The site of a presence: the one it names, else the only one whose gateway's range holds the address; or everything that
-/// is wrong with the address there. Whether it is free is not asked here: the reservation answers that, without a race.
+/// Returns the site of a presence: the one it names, else the only one whose gateway's range holds the
+/// address. The error lists everything that is wrong with the address there. Whether the address is free is
+/// not checked here: the reservation decides that, without a race.
 pub fn site_of(presence: &VirtualPresence, gateways: &[EGateway]) -> Result<String, Vec<FieldError>> {
     let errors = presence::check(presence, gateways, &[]);
     if !errors.is_empty() {
@@ -77,7 +79,7 @@ pub fn site_of(presence: &VirtualPresence, gateways: &[EGateway]) -> Result<Stri
     }
 }
 
-/// The address is taken.
+/// Makes the error for an address that another presence holds.
 pub fn taken(presence: &VirtualPresence, holder: Option<&str>) -> FieldError {
     let mut error = FieldError::duplicate("virtualIp", presence.virtual_ip.as_str());
     let holder = holder.map(|name| format!(" by VirtualPresence \"{name}\"")).unwrap_or_default();

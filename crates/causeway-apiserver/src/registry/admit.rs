@@ -1,7 +1,8 @@
-//! Whether and how an object may enter: the rules that need only the object and the one it replaces.
+//! Admission of objects: the rules that need only the object and the one it replaces.
 //!
-//! Pure. What the client sent becomes an object (`read`), gets what only the server may set (`fit_new`, `fit_change`),
-//! and is checked (`check`). Ownership of fields and rules across objects are looked at elsewhere.
+//! Pure. `read` parses the client's body into an object, `fit_new` and `fit_change` set the fields that only
+//! the server may set, and `check` validates. Ownership of fields and rules across objects are checked
+//! elsewhere.
 
 use causeway_api::decode::nearest_field;
 use causeway_api::kinds::{NAMESPACE, event};
@@ -17,7 +18,7 @@ use crate::request::options::{FieldValidation, parse_revision};
 // As in Kubernetes: a name has at most 63 characters, five of them random.
 const GENERATED_PREFIX_MAX: usize = 58;
 
-/// An object and what its writer wrote of it: the second tells a zero value from an absent one.
+/// An object and the document that its writer sent, which tells a zero value from an absent one.
 #[derive(Debug, Clone)]
 pub struct Draft {
     pub object: Object,
@@ -26,13 +27,13 @@ pub struct Draft {
 }
 
 impl Draft {
-    /// An object that a part of Causeway made.
+    /// Makes the draft of an object that a part of Causeway made.
     pub fn ours(object: Object) -> Draft {
         Draft { object, written: Value::Null }
     }
 }
 
-/// What a client's bytes turned out to be.
+/// The object that a client's bytes contain.
 #[derive(Debug)]
 pub struct DecodedBody {
     pub draft: Draft,
@@ -56,7 +57,7 @@ pub fn read(
     Ok(DecodedBody { draft: Draft { object: decoded.object, written: decoded.document }, warnings })
 }
 
-/// Unknown and repeated fields: nothing, warnings, or a refusal, as the client wished.
+/// Handles unknown and repeated fields as the client asks: ignores them, warns, or refuses.
 pub fn judge_fields(
     kind: Kind,
     version: ApiVersion,
@@ -85,7 +86,8 @@ pub fn judge_fields(
     }
 }
 
-/// Does the body speak of the kind and one of the versions of its path? Both versions name the same objects.
+/// Checks that the body names the kind and one of the versions of its path. Both versions name the same
+/// objects.
 pub fn check_type(kind: Kind, version: ApiVersion, value: &Value) -> Result<(), Status> {
     let Some(fields) = value.as_object() else {
         return Err(Status::bad_request(format!("the body must be one object of kind {kind}")));
@@ -116,7 +118,7 @@ fn is_version_of(kind: Kind, text: &str) -> bool {
     ApiVersion::parse(text).is_some_and(|version| kind.versions().contains(&version))
 }
 
-/// A value with the names that fields have in the stored form.
+/// Returns a value with the field names of the stored form.
 pub fn stored_names(version: ApiVersion, mut value: Value) -> Value {
     if version == ApiVersion::Events {
         event::rename(&mut value, ApiVersion::Core);
@@ -124,7 +126,7 @@ pub fn stored_names(version: ApiVersion, mut value: Value) -> Value {
     value
 }
 
-/// The namespace in the body of a namespaced object is the one of the path, or none.
+/// Checks that the namespace in the body of a namespaced object is the one of the path, or absent.
 fn check_namespace(kind: Kind, value: &Value) -> Result<(), Status> {
     let named = value.pointer("/metadata/namespace").and_then(Value::as_str).unwrap_or_default();
     if !kind.is_namespaced() || ["", NAMESPACE].contains(&named) {
@@ -138,7 +140,8 @@ fn name_in(value: &Value) -> &str {
     value.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default()
 }
 
-/// Makes a new object ours: what a client says about its own birth does not count. `random` feeds generated names.
+/// Sets the server's fields of a new object; creation metadata from the client is ignored. `random` feeds
+/// generated names.
 pub fn fit_new(object: &mut Object, now: Time, uid: String, random: u128) {
     object.default_fields();
     *object.status_mut() = Default::default();
@@ -153,11 +156,11 @@ pub fn fit_new(object: &mut Object, now: Time, uid: String, random: u128) {
     meta.generation = 1;
     meta.resource_version.clear();
     meta.self_link.clear();
-    // A name that follows from a name that was generated: EServer copies it into a field of its own.
+    // Fields that derive from a generated name: EServer copies it into a field of its own.
     object.default_fields();
 }
 
-/// No vowels, so that no words appear; no 0, 1 or 3, so that nobody misreads them. As in Kubernetes.
+/// No vowels, so that no words appear; no 0, 1 or 3, because they are misread. As in Kubernetes.
 const SUFFIX_LETTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 
 fn generated_name(prefix: &str, mut random: u128) -> String {
@@ -169,7 +172,7 @@ fn generated_name(prefix: &str, mut random: u128) -> String {
     name
 }
 
-/// Does the client's idea of the object agree with what is there? `new` carries its preconditions.
+/// Checks the client's preconditions, which `new` carries, against the stored object.
 pub fn check_preconditions(
     about: ErrorSubject<'_>,
     old: &Object,
@@ -190,8 +193,8 @@ pub fn check_preconditions(
     Ok(())
 }
 
-/// A replacement must say which revision it replaces, or it would undo what others wrote meanwhile. Kubernetes demands it of
-/// custom resources, in these words.
+/// Checks that a replacement names the revision that it replaces, or it would undo concurrent writes.
+/// Kubernetes demands it of custom resources, with this text.
 pub fn check_revision_given(about: ErrorSubject<'_>, new: &Object) -> Result<(), Status> {
     if !["", "0"].contains(&new.metadata().resource_version.as_str()) {
         return Ok(());
@@ -209,8 +212,8 @@ pub fn uid_conflict(about: ErrorSubject<'_>, wanted: &str, found: &str) -> Statu
     Status::conflict(about.version, about.kind, about.name, why)
 }
 
-/// Confines a change to its subresource and keeps what only the server may set. The generation is settled later, by
-/// `document`, when nothing else changes any more.
+/// Confines a change to its subresource and keeps the fields that only the server may set. `document` sets
+/// the generation later, when nothing else changes.
 pub fn fit_change(old: &Object, mut new: Object, subresource: Subresource) -> Object {
     match subresource {
         Subresource::Status => {
@@ -235,7 +238,8 @@ pub fn fit_change(old: &Object, mut new: Object, subresource: Subresource) -> Ob
     }
 }
 
-/// The document of `new`, confined to its subresource, with the generation that follows from what changed.
+/// Returns the document of `new`, confined to its subresource, with the generation that follows from the
+/// change.
 pub fn document(old: &Value, new: &mut Object, mut written: Value, subresource: Subresource) -> Value {
     ownership::confine(subresource, Some(old), &mut written);
     let mut document = new.document(&written);
@@ -246,7 +250,7 @@ pub fn document(old: &Value, new: &mut Object, mut written: Value, subresource: 
     document
 }
 
-/// Everything that is wrong with the object itself, and with the zero values that were written.
+/// Returns everything that is wrong with the object itself, and with the zero values that were written.
 pub fn check(
     about: ErrorSubject<'_>,
     new: &Object,

@@ -1,6 +1,7 @@
 //! Reads the configuration of a server-side apply.
 //!
-//! Pure. Fields that no kind has are taken out before ownership sees them, or somebody would own what is not there.
+//! Pure. Fields that no kind has are removed before ownership is computed, or a manager would own fields that
+//! do not exist.
 
 use causeway_api::{ApiVersion, Kind, Object, Status, ownership};
 use serde_json::Value;
@@ -11,7 +12,7 @@ use crate::body::ParsedBody;
 use crate::errors::ErrorSubject;
 use crate::request::options::FieldValidation;
 
-/// An applied configuration: the value without what no kind has, the object it makes, and the warnings.
+/// Parses an applied configuration: the value without unknown fields, the object it makes, and the warnings.
 pub fn read_applied(
     about: ErrorSubject<'_>,
     parsed: ParsedBody,
@@ -32,7 +33,8 @@ pub fn read_applied(
     Ok((value, object, warnings))
 }
 
-/// An applied configuration stands for itself, so it must say what it is. Kubernetes' words where it has some.
+/// Checks that an applied configuration states its kind and version. Uses the texts of Kubernetes where there
+/// are some.
 fn check_type_given(kind: Kind, version: ApiVersion, value: &Value) -> Result<(), Status> {
     let text = |name: &str| value.get(name).and_then(Value::as_str).unwrap_or_default();
     if text("apiVersion").is_empty() {

@@ -1,7 +1,7 @@
-//! Delete one object, or all that a selector finds.
+//! Deletes one object, or all objects that a selector matches.
 //!
-//! Finalizers make a deletion a wish: the object stays, marked, until the last of them is taken off. The policy for dependents
-//! is such a finalizer, which the garbage collector takes off.
+//! With finalizers, an object stays, marked for deletion, until the last of them is removed. The policy for
+//! dependents is such a finalizer, which the garbage collector removes.
 
 use causeway_api::garbage::{self, Propagation};
 use causeway_api::{Kind, Object, Status, document};
@@ -12,14 +12,14 @@ use super::{ObjectAuthor, Registry, StoredObject, address, admit, damaged, key};
 use crate::errors::{self, ErrorSubject, RegistryError};
 use crate::request::options::{DeleteOptions, ListOptions};
 
-/// What a deletion came to.
+/// The result of a deletion.
 #[derive(Debug)]
 pub enum DeleteResult {
     Gone {
         uid: String,
         last: StoredObject,
     },
-    /// Finalizers keep it; this is how it stands.
+    /// Finalizers keep the object; this is its current state.
     Pending(StoredObject),
 }
 
@@ -32,7 +32,7 @@ impl DeleteResult {
     }
 }
 
-// As many as a write takes.
+// As many attempts as for a write.
 const ATTEMPTS_MAX: usize = 32;
 // Objects read at once while a collection is deleted.
 const PAGE: usize = 500;
@@ -88,7 +88,8 @@ impl Registry {
         Err(Status::object_modified(about.version, kind, name).into())
     }
 
-    /// Deletes what a list would show, one by one; what others delete meanwhile is no failure.
+    /// Deletes the objects that a list would show, one by one; objects that are deleted concurrently are no
+    /// failure.
     pub async fn delete_collection(
         &self,
         author: ObjectAuthor<'_>,
@@ -120,7 +121,7 @@ impl Registry {
 }
 
 enum Plan {
-    /// It is marked already; others have to finish.
+    /// The object is marked already; its finalizers remain.
     Nothing,
     Mark(Box<Object>),
     Remove,
@@ -177,7 +178,7 @@ fn at(deleted: DeleteResult, revision: causeway_store::Revision) -> DeleteResult
     }
 }
 
-/// The name in a key.
+/// Returns the name in a key.
 pub(crate) fn name_of(key: &str) -> &str {
     key.split_once('/').map_or(key, |(_, name)| name)
 }

@@ -1,6 +1,6 @@
-//! Lists: one snapshot, in pages, filtered.
+//! Lists objects: one snapshot, in pages, filtered.
 //!
-//! Records stay as they are stored; only a selector makes us look inside.
+//! Records are returned as they are stored; they are parsed only for a selector.
 
 use causeway_api::selector::{SelectableFields, Selector};
 use causeway_api::{ApiVersion, Kind, Status, name};
@@ -16,14 +16,14 @@ use crate::request::options::{ListOptions, VersionMatch};
 #[derive(Debug)]
 pub struct ListPage {
     pub records: Vec<StoreRecord>,
-    /// The state that the page shows.
+    /// The revision of the snapshot.
     pub revision: Revision,
     /// The token of the next page.
     pub next: Option<String>,
     pub remaining: Option<u64>,
 }
 
-// Records read at once when a selector may leave most of them out.
+// Records read at once when a selector may exclude most of them.
 const SCAN_PAGE: usize = 1_000;
 
 impl Registry {
@@ -87,7 +87,8 @@ impl Registry {
         Ok(ListPage { records: listing.records, revision: listing.revision, next, remaining })
     }
 
-    /// Reads on until the page is full: a client that asked for 500 matches shall not page through empty answers.
+    /// Reads until the page is full: a client that asked for 500 matches should not page through empty
+    /// responses.
     async fn list_selected(
         &self,
         kind: Kind,
@@ -119,9 +120,11 @@ impl Registry {
         }
     }
 
-    /// A selector that names one object needs no list: `kubectl get -w NAME` and informers of one object do this.
+    /// Lists one object for a selector that names it: `kubectl get -w NAME` and informers of one object do
+    /// this.
     async fn list_one(&self, kind: Kind, name: &str, selector: &Selector) -> Result<ListPage, StoreError> {
-        // The revision first: an object read afterwards is at least as new, and a watch from here misses nothing.
+        // The revision is read first: an object read afterwards is at least as new, and a watch from here
+        // misses nothing.
         let revision = self.store.revision().await?;
         if name::check(name).is_err() {
             return Ok(ListPage { records: Vec::new(), revision, next: None, remaining: None });
@@ -154,7 +157,8 @@ fn next_token(kind: Kind, revision: Revision, records: &[StoreRecord], more: boo
     Some(ContinueToken { at: Some(revision), after: name_of(&last.key).to_owned() }.print(kind))
 }
 
-/// 410 with a way on: Kubernetes hands out a token that continues in the newest state, for clients that can live with it.
+/// Returns 410 with a token that continues in the newest state, as Kubernetes does, for clients that accept
+/// that.
 fn continue_expired(kind: Kind, token: ContinueToken) -> Status {
     let mut status = Status::expired(
         "The provided continue parameter is too old to display a consistent list result. You can start a new list \

@@ -1,7 +1,7 @@
-//! A patch and the object it is for in, the patched object out: JSON patch here, merge patches in `causeway_api::patch`.
+//! Applies a patch to an object: JSON patches here, merge patches in `causeway_api::patch`.
 //!
-//! Pure. A JSON patch can make a small object huge or deep, so each step is bounded before it is done.
-//! Whether the result is an object at all is for `admit` to say.
+//! Pure. A JSON patch can make a small object huge or deep, so each step is checked before it is applied.
+//! `admit` checks whether the result is a valid object.
 
 use causeway_api::{Status, patch as merge};
 use json_patch::PatchOperation;
@@ -11,14 +11,14 @@ use serde_json::Value;
 use crate::errors::unprocessable;
 use crate::request::media::PatchFormat;
 
-// Kubernetes' own bound on the operations of one patch.
+// Kubernetes' limit on the operations of one patch.
 const OPERATIONS_MAX: usize = 10_000;
-// Deeper than any object; `decode` refuses at half of it. Keeps recursion over values short.
+// Deeper than any object; `decode` refuses at half of it. Limits the recursion over values.
 const DEPTH_MAX: usize = 256;
-// Kubernetes bounds what `copy` may add to an object by the size of a request.
+// Kubernetes limits what `copy` may add to an object by the size of a request.
 const COPIED_BYTES_MAX: usize = 3 << 20;
 
-/// `patch` in one of the dialects, applied to `object`.
+/// Applies `patch`, in one of the formats, to `object`.
 pub fn patched(format: PatchFormat, object: Value, patch: Value) -> Result<Value, Status> {
     match format {
         PatchFormat::Json => json(object, patch),
@@ -58,7 +58,7 @@ struct Growth {
     copied_bytes: usize,
 }
 
-/// What an operation would do to the depth and the size of the object, before it does it.
+/// Computes how an operation would change the depth and the size of the object, before it is applied.
 fn growth(object: &Value, operation: &PatchOperation) -> Growth {
     let moved = |from: &Pointer| from.resolve(object).ok();
     let (value, copied_bytes) = match operation {

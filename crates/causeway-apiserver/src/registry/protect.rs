@@ -1,8 +1,9 @@
-//! Which objects are not deleted by mistake: those that the cloud needs, and those that hold a connected site.
+//! Protects objects from deletion by mistake: those that the cloud needs, and those of a connected site.
 //!
-//! The decision is pure (`protection`); the driver asks `SessionLookup` which gateways have a session. The stored condition
-//! Connected counts too: it covers a cloud that was just restarted, to which the edges have not returned yet. It does not
-//! suffice, because a client may write a status. An object with the annotation `causeway.io/allow-delete: "true"` is deleted.
+//! The decision is pure (`protection`); the driver asks `SessionLookup` which gateways have a session. The
+//! stored condition Connected counts too: it covers a cloud that was just restarted, to which the edges have
+//! not returned yet. It does not suffice, because a client may write a status. An object with the annotation
+//! `causeway.io/allow-delete: "true"` is deleted.
 
 use causeway_api::conditions::CONNECTED;
 use causeway_api::status::StatusCause;
@@ -14,7 +15,7 @@ use crate::request::options::ListOptions;
 
 // Objects read at once while a collection is looked at.
 const PAGE: usize = 500;
-// More names than this make a message nobody reads.
+// A longer list of names makes a message that is not read.
 const NAMED_MAX: usize = 5;
 
 /// Tells which gateways have a session now, at any replica of the cloud.
@@ -22,7 +23,8 @@ pub trait SessionLookup: Send + Sync {
     fn has_session(&self, gateway: &str) -> bool;
 }
 
-/// Returns why an object is not deleted. None: it may be. `gateways` are those of the site, when the object is one.
+/// Returns the reason why an object is protected. None: it may be deleted. `gateways` are those of the site,
+/// when the object is a site.
 fn protection(object: &Object, gateways: &[EGateway], has_session: impl Fn(&str) -> bool) -> Option<String> {
     let is_connected = |gateway: &EGateway| {
         let condition = gateway.status.condition(CONNECTED);
@@ -55,7 +57,7 @@ fn protection(object: &Object, gateways: &[EGateway], has_session: impl Fn(&str)
     }
 }
 
-/// 403, as Kubernetes answers for namespaces that it needs, with the way out.
+/// Returns 403 with the fix, as Kubernetes does for namespaces that it needs.
 fn refusal(about: ErrorSubject<'_>, why: &str) -> Status {
     let mut status = errors::not_deletable(about, why);
     status.message.push_str(&format!(
@@ -74,7 +76,7 @@ impl Registry {
         self.sessions.get().is_some_and(|sessions| sessions.has_session(gateway))
     }
 
-    /// Refuses the deletion of what is protected.
+    /// Refuses the deletion of a protected object.
     pub(super) async fn check_deletable(
         &self,
         about: ErrorSubject<'_>,
@@ -90,7 +92,7 @@ impl Registry {
         }
     }
 
-    /// The same for all that a list would show, before the first of them goes.
+    /// Checks all objects that a list would show, before the first of them is deleted.
     pub(super) async fn check_all_deletable(
         &self,
         version: ApiVersion,
@@ -111,7 +113,7 @@ impl Registry {
             seen += page.records.len();
             for record in page.records {
                 let object = StoredObject::of(kind, record).object()?;
-                // One that is marked already was allowed to go.
+                // An object that is marked already has passed the check.
                 if object.metadata().deletion_timestamp.is_some() {
                     continue;
                 }

@@ -1,6 +1,7 @@
-//! The site and the address of a presence, looked up and reserved in the store.
+//! Looks up the site and reserves the address of a presence in the store.
 //!
-//! What may be is decided in `address`; here the gateways are read and the commit's refusal is put into words.
+//! `address` decides whether an address is allowed; this module reads the gateways and reports a failed
+//! commit.
 
 use causeway_api::{EGateway, Kind, Object, Status};
 use causeway_store::{ListRange, Op, StoreError};
@@ -21,7 +22,7 @@ impl Registry {
             Some(Object::VirtualPresence(old)) => Some(old),
             _ => None,
         };
-        // An update that leaves the site out means the one it had, when the address still belongs there.
+        // An update without a site keeps the old one if the address still belongs there.
         if presence.e_site_name.is_empty()
             && let Some(old) = old
             && old.virtual_ip == presence.virtual_ip
@@ -37,7 +38,7 @@ impl Registry {
         Ok(())
     }
 
-    /// The gateways of `site`, or all of them when it is empty.
+    /// Returns the gateways of `site`, or all of them when it is empty.
     pub(super) async fn gateways(
         &self,
         about: ErrorSubject<'_>,
@@ -45,7 +46,7 @@ impl Registry {
     ) -> Result<Vec<EGateway>, Status> {
         let listed = self.store.list(&prefix(Kind::EGateway), ListRange::default()).await;
         let listed = listed.map_err(|error| errors::from_store(&error, about))?;
-        // Most gateways stand at other sites; the name in the text is a cheap first look.
+        // Most gateways are at other sites; a search for the name in the bytes is a cheap first filter.
         let candidates = listed.records.iter().filter(|record| contains(&record.value, site.as_bytes()));
         let objects = candidates.filter_map(|record| Object::from_stored(Kind::EGateway, &record.value).ok());
         Ok(objects
@@ -56,7 +57,8 @@ impl Registry {
             .collect())
     }
 
-    /// Why a commit failed: a reservation that is taken is a fault of the address, the rest is the store's.
+    /// Maps a failed commit: a reservation that is taken is an error of the address, the rest are errors of
+    /// the store.
     pub(super) async fn refuse_commit(
         &self,
         about: ErrorSubject<'_>,
@@ -74,7 +76,7 @@ impl Registry {
         errors::from_store(error, about)
     }
 
-    /// Says what a commit would say about the addresses, for a dry run.
+    /// Checks for a dry run whether a commit would reserve the addresses.
     pub(super) async fn rehearse_reservations(
         &self,
         about: ErrorSubject<'_>,
@@ -93,7 +95,8 @@ impl Registry {
     }
 }
 
-/// A reservation that should be there and is not must not keep its presence from moving or going.
+/// Returns true if the commit failed because a reservation is absent that should exist. That must not prevent
+/// its presence from being moved or deleted.
 pub(super) fn is_reservation_missing(error: &StoreError) -> bool {
     matches!(error, StoreError::NotFound { key } if key.starts_with(address::COLLECTION))
 }

@@ -1,6 +1,7 @@
-//! Continue tokens: where a list goes on, and as of when.
+//! Continue tokens: the position and the revision at which a list continues.
 //!
-//! Opaque to clients, but not secret: a forged token can only name a place inside the collection it is used on.
+//! Opaque to clients, but not secret: a forged token can only name a position inside the collection it is
+//! used on.
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -10,13 +11,13 @@ use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContinueToken {
-    /// The page is of the state at this revision; `None` goes on in the newest state, knowingly inconsistent.
+    /// The revision of the page; `None` continues in the newest state, knowingly inconsistent.
     pub at: Option<Revision>,
-    /// The name behind which the page begins.
+    /// The name after which the page begins.
     pub after: String,
 }
 
-// Written into every token, so that an old client's token is refused and not misread when the form changes.
+// Written into every token, so that a token in an old format is refused and not misread.
 const FORM: &str = "causeway/1";
 // Far above a name of 253 bytes in base64.
 const TOKEN_BYTES_MAX: usize = 1024;
@@ -48,7 +49,7 @@ impl ContinueToken {
         if text.len() > TOKEN_BYTES_MAX {
             return Err(refuse("it is too long"));
         }
-        // Some clients add the padding that we leave out.
+        // Some clients add the padding that is omitted here.
         let bytes = URL_SAFE_NO_PAD
             .decode(text.trim_end_matches('='))
             .map_err(|_| refuse("it is no token of this server"))?;

@@ -1,6 +1,6 @@
-//! The registry for Causeway's own parts: objects instead of bytes, closures instead of patches.
+//! The registry for Causeway's own parts: typed objects instead of bytes, closures instead of patches.
 //!
-//! The same admission as for every client; a reconciler that writes what is already there makes no revision.
+//! Admission is the same as for every client. A write that changes nothing makes no revision.
 
 use bytes::Bytes;
 use causeway_api::ownership::Subresource;
@@ -29,12 +29,12 @@ impl Registry {
         }
     }
 
-    /// All objects of a kind as they stood at one revision. One that cannot be read is left out and logged.
+    /// Returns all objects of a kind at one revision. An object that cannot be parsed is left out and logged.
     pub async fn objects(&self, kind: Kind) -> Result<(Vec<LoadedObject>, Revision), RegistryError> {
         self.objects_at(kind, None).await
     }
 
-    /// The same at a revision of the caller's choice, so that several kinds can be read as they stood together.
+    /// As `objects`, at a given revision, so that several kinds can be read at the same revision.
     pub async fn objects_at(
         &self,
         kind: Kind,
@@ -50,14 +50,14 @@ impl Registry {
         Ok((loaded.collect(), listing.revision))
     }
 
-    /// Creates an object; its refusal has the reason AlreadyExists when the name is taken.
+    /// Creates an object; the refusal has the reason AlreadyExists when the name is taken.
     pub async fn create_object(&self, manager: &str, object: Object) -> Result<LoadedObject, RegistryError> {
         let stored = self.store_new(ObjectAuthor::ourselves(manager), Draft::ours(object), false).await?;
         self.created(manager, &stored)
     }
 
-    /// Creates an object with the defaults of its kind, and owns only what it said itself: whoever applies it later chooses the
-    /// rest without a conflict.
+    /// Creates an object with the defaults of its kind, and owns only the fields that were given: a client
+    /// that applies the object later sets the rest without a conflict.
     pub async fn create_with_defaults(
         &self,
         manager: &str,
@@ -144,7 +144,7 @@ impl Registry {
         mut edit: impl FnMut(&mut Object),
     ) -> Result<(LoadedObject, WriteResult), RegistryError> {
         let about = ErrorSubject { version: ApiVersion::Group, kind, name };
-        // What the last decision was based on: the one that was committed.
+        // The state on which the last decision was based, which is the committed one.
         let mut before = None;
         let decide = |live: &Object| {
             let mut object = live.clone();
@@ -161,7 +161,7 @@ impl Registry {
         Ok((loaded, written))
     }
 
-    /// Deletes an object; one that is not there is as good as deleted.
+    /// Deletes an object; an absent object counts as deleted.
     pub async fn delete_object(&self, manager: &str, kind: Kind, name: &str) -> Result<(), RegistryError> {
         match self.delete_object_if(manager, kind, name, &Default::default()).await {
             Err(RegistryError::NotFound(_)) => Ok(()),
@@ -169,7 +169,7 @@ impl Registry {
         }
     }
 
-    /// Deletes an object under conditions, for example that it is still the one that was looked at.
+    /// Deletes an object under preconditions, for example that it is still the one that was read.
     pub async fn delete_object_if(
         &self,
         manager: &str,
@@ -183,7 +183,7 @@ impl Registry {
     }
 }
 
-/// The record of a write, without the user.
+/// Makes the record of a write, without the user.
 fn record_of(verb: &str, object: &Object, before: Option<&Bytes>, stored: &StoredObject) -> AdminRecord {
     let before = before.map(|before| serde_json::from_slice(before).unwrap_or_default());
     let after = serde_json::from_slice(&stored.value).unwrap_or_default();

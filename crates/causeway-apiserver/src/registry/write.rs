@@ -1,4 +1,4 @@
-//! Create, update, patch and apply: read, decide, commit; again when someone else was faster.
+//! Create, update, patch and apply: reads, decides, commits; repeats when a concurrent write came first.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,32 +20,32 @@ use crate::errors::{self, ErrorSubject, RegistryError, unprocessable};
 use crate::request::media::PatchFormat;
 use crate::request::options::FieldValidation;
 
-/// What a write came to.
+/// The result of a write.
 #[derive(Debug)]
 pub struct WriteResult {
     pub stored: StoredObject,
     pub created: bool,
     /// For `Warning` headers.
     pub warnings: Vec<String>,
-    /// The stored form of what was there before; None for a new object.
+    /// The stored form before the write; None for a new object.
     pub before: Option<Bytes>,
 }
 
 impl WriteResult {
-    /// Is the object another one than before?
+    /// Returns true if the write changed the object.
     pub(super) fn changes_something(&self) -> bool {
         self.before.as_ref() != Some(&self.stored.value)
     }
 }
 
-/// How an object came to be proposed: a server-side apply has settled the managedFields already.
+/// A proposed object. A server-side apply has set the managedFields already.
 struct Proposal {
     draft: Draft,
     owned: bool,
     warnings: Vec<String>,
 }
 
-/// What is there now.
+/// The current state of an object.
 struct Live {
     object: Object,
     /// The stored form as a value.
@@ -53,9 +53,9 @@ struct Live {
     record: StoreRecord,
 }
 
-// Far more than writers of one object can collide by chance; whoever loses this often is told so.
+// Far more than writers of one object can collide by chance; a writer that loses more often gets an error.
 const ATTEMPTS_MAX: usize = 32;
-// As in Kubernetes: a generated name that is taken is made anew this often.
+// As in Kubernetes: the number of attempts to generate a name that is free.
 const NAME_ATTEMPTS_MAX: usize = 8;
 
 impl Registry {
@@ -126,7 +126,7 @@ impl Registry {
         self.change(author, about, subresource, decide).await
     }
 
-    /// Server-side apply. Creates what is not there, except through a subresource.
+    /// Server-side apply. Creates an absent object, except through a subresource.
     pub async fn apply(
         &self,
         author: ObjectAuthor<'_>,
@@ -154,7 +154,7 @@ impl Registry {
             if !sent.metadata().uid.is_empty() {
                 return Err(admit::uid_conflict(about, &sent.metadata().uid, "").into());
             }
-            // A revision to be replaced, and nothing there: the object was deleted meanwhile.
+            // The request names a revision to replace and the object is absent: it was deleted concurrently.
             if !["", "0"].contains(&sent.metadata().resource_version.as_str()) {
                 return Err(Status::object_modified(about.version, kind, name).into());
             }
@@ -162,7 +162,7 @@ impl Registry {
             let draft = decode(about, value)?;
             self.check_new_event(about.version, &draft.object)?;
             match self.store_new(author, draft, true).await {
-                // Someone created it between our two looks: then it is there to be changed.
+                // Another writer created it between the two reads: it is changed instead.
                 Err(RegistryError::AlreadyExists(_)) => {}
                 created => {
                     return created.map(|stored| WriteResult {
@@ -177,7 +177,7 @@ impl Registry {
         Err(Status::object_modified(about.version, kind, name).into())
     }
 
-    /// The rules for events that clients create: those of the newer version, and that there is room.
+    /// Checks events that clients create: the rules of the newer version, and that there is room.
     fn check_new_event(&self, version: ApiVersion, object: &Object) -> Result<(), RegistryError> {
         let Object::Event(event) = object else { return Ok(()) };
         if self.event_count.load(Ordering::Relaxed) >= HARD_MAX {
@@ -194,7 +194,7 @@ impl Registry {
         }
     }
 
-    /// Stores an object that is not there yet.
+    /// Stores an object that does not exist yet.
     pub(super) async fn store_new(
         &self,
         author: ObjectAuthor<'_>,
@@ -212,7 +212,7 @@ impl Registry {
         unreachable!("the last attempt returns")
     }
 
-    /// Writes down that the author owns what a new object says.
+    /// Sets the author as the owner of the fields of a new object.
     pub(super) fn claim_new(
         &self,
         author: ObjectAuthor<'_>,
@@ -264,7 +264,7 @@ impl Registry {
         }
     }
 
-    /// Says what a commit would have said.
+    /// Checks for a dry run whether a commit would succeed.
     async fn rehearse_new(
         &self,
         about: ErrorSubject<'_>,
@@ -277,7 +277,7 @@ impl Registry {
         Ok(self.rehearse_reservations(about, object, reservations).await?)
     }
 
-    /// Changes an object that is there. `decide` may be asked several times, each time about a newer state.
+    /// Changes an existing object. `decide` may be called several times, each time with a newer state.
     async fn change(
         &self,
         author: ObjectAuthor<'_>,
@@ -313,7 +313,7 @@ impl Registry {
                 return Ok(WriteResult { stored, created: false, warnings, before });
             }
             let mut ops = match gone {
-                // The last finalizer is gone, and with it the object.
+                // The last finalizer was removed, so the object is deleted.
                 true => vec![Op::Delete { key, expected: Some(expected) }],
                 false => vec![Op::Update { key, value: value.clone(), expected }],
             };
@@ -332,7 +332,7 @@ impl Registry {
         Err(Status::object_modified(about.version, about.kind, about.name).into())
     }
 
-    /// A change by one of our own parts, which has no preconditions.
+    /// Changes an object for one of Causeway's own parts, without preconditions.
     pub(super) async fn change_object(
         &self,
         author: ObjectAuthor<'_>,
@@ -341,15 +341,15 @@ impl Registry {
         mut decide: impl FnMut(&Object) -> Object,
     ) -> Result<WriteResult, RegistryError> {
         let decide = |live: &Live| {
-            // What clients wrote stays written.
+            // The document keeps the fields that clients wrote.
             let draft = Draft { object: decide(&live.object), written: live.document.clone() };
             Ok(Proposal { draft, owned: false, warnings: Vec::new() })
         };
         self.change(author, about, subresource, decide).await
     }
 
-    /// The object to store after a change and its document, with everything only the server knows; `None` when nothing
-    /// changes.
+    /// Returns the object to store after a change and its document, with all fields that only the server
+    /// sets; `None` when nothing changes.
     async fn settle_change(
         &self,
         author: ObjectAuthor<'_>,
@@ -358,7 +358,7 @@ impl Registry {
         live: &Live,
         (Draft { object: proposed, written }, owned): (Draft, bool),
     ) -> Result<Option<(Object, Value)>, RegistryError> {
-        // `fit_change` takes the old entries for a status write; apply has made new ones.
+        // For a status write `fit_change` keeps the old entries; apply has made new ones.
         let entries = owned.then(|| proposed.metadata().managed_fields.clone());
         let mut new = admit::fit_change(&live.object, proposed, subresource);
         if let Some(entries) = entries {
@@ -377,7 +377,7 @@ impl Registry {
         &self,
         about: ErrorSubject<'_>,
     ) -> Result<Option<StoreRecord>, RegistryError> {
-        // What cannot be a name is no object's, and perhaps no key that a store would take.
+        // An invalid name belongs to no object, and may be no key that a store accepts.
         if name::check(about.name).is_err() {
             return Ok(None);
         }
@@ -399,7 +399,7 @@ fn writer(author: ObjectAuthor<'_>, subresource: Subresource, now: Time) -> Fiel
     FieldWriter { manager: author.manager, api_version: author.version, subresource, now }
 }
 
-/// Writes down in `new` who owns what after the change `old` → `new`.
+/// Updates the managedFields of `new` for the change `old` → `new`.
 fn claim(writer: &FieldWriter<'_>, old: Option<&Value>, new: &mut Value) -> Result<(), RegistryError> {
     ownership::update(writer, old, new).map_err(|error| unprocessable(&error).into())
 }
@@ -417,7 +417,7 @@ fn decode(about: ErrorSubject<'_>, value: Value) -> Result<Draft, RegistryError>
     Ok(Draft { object, written: decoded.document })
 }
 
-/// A client's value with the names that its version has.
+/// Returns a client's value with the field names of its version.
 fn shown_names(about: ErrorSubject<'_>, mut value: Value) -> Value {
     if about.version == ApiVersion::Events {
         event::rename(&mut value, about.version);
@@ -425,7 +425,7 @@ fn shown_names(about: ErrorSubject<'_>, mut value: Value) -> Value {
     value
 }
 
-/// A patch cannot rename.
+/// Refuses a patch that renames the object.
 pub(super) fn keep_name(about: ErrorSubject<'_>, object: &mut Object) -> Result<(), RegistryError> {
     let name = &mut object.metadata_mut().name;
     if name.is_empty() {
@@ -439,7 +439,7 @@ pub(super) fn keep_name(about: ErrorSubject<'_>, object: &mut Object) -> Result<
     Err(Status::bad_request(message).into())
 }
 
-// Registries are shared between tasks; losing that by accident would show far from here.
+// Asserts at compile time that a registry can be shared between tasks; a loss would show up far from here.
 const _: fn() = || {
     fn shared<T: Send + Sync>() {}
     shared::<Arc<Registry>>();

@@ -1,4 +1,4 @@
-//! Rows of requests and what is understood of them.
+//! Requests and their expected parse results.
 
 use causeway_store::Revision;
 
@@ -15,7 +15,7 @@ fn parse_with(method: &str, uri: &str, content_type: Option<&str>) -> Result<Api
     parse(&method.parse().unwrap(), &uri.parse().unwrap(), &headers)
 }
 
-/// The verb, kind, name and whether it is about the status; or the code of the refusal.
+/// Compares the verb, kind, name and whether it is about the status; or the code of the refusal.
 fn check(method: &str, uri: &str, expected: Result<(Verb, Kind, Option<&str>, bool), u16>) {
     let found = parse_with(method, uri, (method == "PATCH").then_some("application/merge-patch+json"));
     let found = found.as_ref().map(|ask| match ask {

@@ -1,6 +1,6 @@
-//! Reviews in Kubernetes' protobuf: since 1.32 `kubectl auth` writes its questions in no other form.
+//! Reviews in Kubernetes' protobuf: since 1.32 `kubectl auth` sends reviews in no other form.
 //!
-//! Pure: bytes in, the same review as JSON out. Only the fields that decide the answer are read.
+//! Pure. Input: bytes. Output: the same review as JSON. Only the fields that decide the result are read.
 
 use prost::Message;
 use serde_json::{Map, Value, json};
@@ -8,10 +8,10 @@ use serde_json::{Map, Value, json};
 use crate::request::ReviewRequest;
 
 pub const MEDIA_TYPE: &str = "application/vnd.kubernetes.protobuf";
-/// What every message begins with, before the envelope.
+/// The prefix of every message, before the envelope.
 const MAGIC: &[u8] = b"k8s\0";
 
-/// None: these bytes are no review.
+/// Decodes a review. None: the bytes are not a review.
 pub fn decode(review: ReviewRequest, bytes: &[u8]) -> Option<Value> {
     let envelope = Envelope::decode(bytes.strip_prefix(MAGIC)?).ok()?;
     Some(match review {
