@@ -1,7 +1,8 @@
-//! The form of a backup: one line of JSON each for the header, every record, and a trailer with count and digest.
+//! The format of a backup: one line of JSON each for the header, every record, and a trailer with count and
+//! digest.
 //!
-//! Pure: turns records into lines and lines into records. A backup that was cut short or changed is recognised
-//! before its last line is accepted. Reading and writing the lines is left to `store` and the engines.
+//! Pure: encodes records as lines and decodes them. A truncated or changed backup is detected before its last
+//! line is accepted. `store` and the engines read and write the lines.
 
 use aws_lc_rs::digest::{Context, SHA256};
 use base64::Engine;
@@ -15,13 +16,13 @@ use crate::{Op, Revision, StoreError, StoreRecord};
 
 const FORMAT: &str = "causeway-backup";
 const VERSION: u64 = 1;
-/// The largest value in base64, its key with every byte escaped, and the braces.
+/// The largest value in base64, its key with every byte escaped, and the JSON syntax.
 pub(crate) const LINE_BYTES_MAX: usize = 2 << 20;
-/// A restored store continues this far above the backup, so that no revision its clients remember comes again:
-/// eleven days of a thousand writes a second between backup and loss.
+/// Distance by which a restored store continues above the backup's revision, so that no revision that its
+/// clients remember is used again: eleven days of a thousand writes a second between backup and loss.
 pub(crate) const REVISION_GAP: u64 = 1_000_000_000;
 
-/// SQLite counts to 2^63; what a store continues with after a restore must stay below, for ever.
+/// SQLite counts to 2^63; the revision of a store after any number of restores must stay below.
 const COUNTER_MAX: u64 = 1 << 62;
 
 /// The result of an import.
@@ -30,7 +31,8 @@ pub struct ImportResult {
     pub records: u64,
     pub revision: Revision,
     pub epoch: u64,
-    /// When the backup was made, in seconds since 1970. `None`: by a program that did not write it down.
+    /// The time of the backup, in seconds since 1970. `None`: the backup was made by a program that did not
+    /// record it.
     pub time: Option<i64>,
 }
 
@@ -41,19 +43,19 @@ pub(crate) struct BackupHeader {
     version: u64,
     pub epoch: u64,
     pub revision: u64,
-    /// Newer than version 1; a program that does not know it restores the backup all the same.
+    /// Added after version 1; a program that does not know it restores the backup all the same.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time: Option<i64>,
 }
 
-/// One record on its way into a store.
+/// One record for a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct BackupRow {
     pub key: String,
     pub value: Bytes,
 }
 
-/// A part of a backup on its way from the reader to the engine. Without `End` nothing is kept.
+/// A part of a backup, passed from the reader to the engine. Without `End` the engine keeps nothing.
 pub(crate) enum BackupChunk {
     Rows(Vec<BackupRow>),
     End,
@@ -64,7 +66,7 @@ struct RowLine<'a> {
     key: std::borrow::Cow<'a, str>,
     revision: u64,
     created: u64,
-    /// The value itself when it is JSON in one line, which it nearly always is.
+    /// The value itself when it is JSON in one line, as nearly all values are.
     #[serde(borrow, skip_serializing_if = "Option::is_none", default)]
     value: Option<&'a RawValue>,
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -77,7 +79,7 @@ struct Trailer {
     sha256: String,
 }
 
-/// Writes the lines.
+/// Encodes the lines.
 pub(crate) struct BackupEncoder {
     digest: Context,
     count: u64,
@@ -130,7 +132,7 @@ impl BackupEncoder {
     }
 }
 
-/// Reads the lines, each without its line end.
+/// Decodes the lines, each without its line end.
 pub(crate) struct BackupDecoder {
     digest: Context,
     count: u64,
@@ -180,7 +182,7 @@ impl BackupDecoder {
         Ok(BackupLine::End)
     }
 
-    /// Call at the end of the file.
+    /// Checks that the backup is complete. Called at the end of the file.
     pub fn finish(&self) -> Result<(), StoreError> {
         if self.ended {
             Ok(())
@@ -210,11 +212,11 @@ impl BackupDecoder {
     }
 }
 
-/// The value as JSON when writing it out and reading it back gives the same bytes.
+/// Returns the value as JSON if encoding and decoding it gives the same bytes.
 fn as_json(value: &[u8]) -> Option<&RawValue> {
     let text = std::str::from_utf8(value).ok().filter(|text| !text.contains(['\n', '\r']))?;
     let raw: &RawValue = serde_json::from_str(text).ok()?;
-    // A null would be read back as a value that is missing.
+    // A null would be decoded as an absent value.
     (raw.get() == text && text != "null").then_some(raw)
 }
 

@@ -1,10 +1,11 @@
 //! Decides whether an operation may happen, from the record under its key.
 //!
-//! Pure, and shared: SQLite asks before it writes, etcd asks to explain why its transaction was refused.
+//! Pure, and shared: SQLite calls it before it writes, etcd calls it to find the reason of a refused
+//! transaction.
 
 use crate::{Op, Revision, StoreError, StoreRecord};
 
-/// May `op` happen when `current` stands under its key?
+/// Returns whether `op` is allowed when its key has the record `current`.
 pub(crate) fn decide(op: &Op, current: Option<&StoreRecord>) -> Result<(), StoreError> {
     let key = op.key();
     match (op, current) {

@@ -1,7 +1,8 @@
-//! The distributed engine: several replicas on one etcd cluster, whose revisions are ours.
+//! The distributed engine: several replicas on one etcd cluster, whose revisions are the store's revisions.
 //!
-//! One shared watch feeds the hub (`feed`); commits are etcd transactions (`transaction`); requests move to another
-//! member when one is lost (`members`). Under our prefix, `objects/` holds the records and `meta/` what we know of them.
+//! One shared watch feeds the hub (`feed`); commits are etcd transactions (`transaction`); requests move to
+//! another member when one is lost (`members`). Under the prefix, `objects/` holds the records and `meta/`
+//! the metadata of the store.
 
 mod compaction;
 mod feed;
@@ -30,13 +31,13 @@ pub(crate) use self::watch::EtcdWatch;
 
 /// The format this program writes. A change that older programs would misread raises it.
 const FORMAT: u64 = 1;
-/// Records asked for at once: a thousand of the largest still fit into one answer.
+/// Records requested at once: a thousand of the largest still fit into one response.
 const PAGE: usize = 1000;
 
-/// Catching up through etcd costs a watch of its own each time, so what just happened is kept here: enough for clients
-/// that come back after a moment.
+/// Recent events that the hub keeps. Catching up through etcd costs a separate watch each time, so the events
+/// for clients that return after a moment are kept in memory.
 const KEEP: HubRetention = HubRetention { events_max: 2000, bytes_max: 8 << 20 };
-/// A new replica begins this many revisions ago, for clients that come from another one.
+/// A new replica begins this many revisions ago, for clients that come from another replica.
 const BEGIN_BEFORE: u64 = 1000;
 
 pub(crate) struct Etcd {
@@ -45,7 +46,7 @@ pub(crate) struct Etcd {
     _stop: DropGuard,
 }
 
-/// State that requests and background tasks share.
+/// The state that requests and background tasks share.
 pub(crate) struct EtcdShared {
     members: EtcdMembers,
     keys: EtcdKeys,
@@ -53,7 +54,7 @@ pub(crate) struct EtcdShared {
     epoch: AtomicU64,
     compacted: AtomicU64,
     import: ImportState,
-    /// What stood here was read when the store was opened; the feed need not tell of it again.
+    /// The revision of the records that were read when the store was opened; the feed skips older events.
     opened: Revision,
     stop: CancellationToken,
 }
@@ -136,7 +137,7 @@ impl Etcd {
         self.shared.check_open()?;
         self.shared.check_kept(after)?;
         let subscription = self.shared.hub.subscribe(prefix, after);
-        // Another replica may have told the client of a revision that has not reached us yet.
+        // Another replica may have sent the client a revision that has not reached this one yet.
         if after > subscription.from {
             let current = self.revision().await?;
             if after > current {
@@ -182,7 +183,7 @@ impl Etcd {
         let tasks: Vec<_> =
             std::mem::take(&mut *self.tasks.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
         for task in tasks {
-            // A task that panicked has said so already.
+            // A task that panicked has logged it already.
             let _ = task.await;
         }
         self.shared.hub.close();
@@ -190,8 +191,9 @@ impl Etcd {
     }
 }
 
-/// When a restore last began and ended anywhere. While one is under way, what stands is not the whole. Revisions, not
-/// a flag: the feed may tell of the beginning when this replica already knows of the end.
+/// The revisions at which a restore last began and ended on any replica. While one is in progress, the
+/// records are incomplete. Revisions, not a flag: the feed may deliver the beginning when this replica
+/// already knows of the end.
 struct ImportState {
     begun: AtomicU64,
     ended: AtomicU64,
@@ -238,12 +240,12 @@ impl EtcdShared {
         if revision < oldest { Err(StoreError::Compacted { requested: revision, oldest }) } else { Ok(()) }
     }
 
-    /// Records from `start` to before `end`; `at` 0 means now. Reads are linearizable.
+    /// Returns the records from `start` to before `end`; `at` 0 means now. Reads are linearizable.
     async fn range(&self, start: &str, end: &str, limit: usize, at: Revision) -> Result<Part, StoreError> {
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         let mut options = GetOptions::new().with_range(end).with_limit(limit).with_revision(at.0 as i64);
         if limit == 0 {
-            // To etcd no limit means all.
+            // For etcd, a limit of 0 means all.
             options = options.with_limit(1).with_count_only();
         }
         let answer = self.members.call(RetryPolicy::Again, |mut kv| {
@@ -262,7 +264,7 @@ impl EtcdShared {
     fn history_error(&self, failure: EtcdFailure, requested: Revision) -> StoreError {
         match &failure {
             EtcdFailure::Compacted => {
-                // Another client compacted; at least the requested revision is gone.
+                // Another client compacted; at least the requested revision is compacted.
                 StoreError::Compacted { requested, oldest: self.compacted().max(Revision(requested.0 + 1)) }
             }
             EtcdFailure::Future => StoreError::Future { requested, current: self.hub.delivered() },
@@ -274,15 +276,15 @@ impl EtcdShared {
 /// The records at the time the store was opened.
 struct Start {
     revision: Revision,
-    /// From here on the hub will know everything.
+    /// The revision from which the hub has all events.
     known: Revision,
     epoch: u64,
     compacted: Revision,
     importing: Revision,
 }
 
-/// Writes our marks when the place is new, and reads them otherwise, in one transaction: replicas that start together
-/// find the same.
+/// Writes the store's metadata when the prefix is empty, and reads it otherwise, in one transaction: replicas
+/// that start together find the same metadata.
 async fn begin(members: &EtcdMembers, keys: &EtcdKeys) -> Result<Start, StoreError> {
     let names = [keys.meta("format"), keys.meta("epoch"), keys.meta("compaction"), keys.meta("importing")];
     let answer = members.call(RetryPolicy::Again, |mut kv| {

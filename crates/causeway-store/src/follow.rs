@@ -1,8 +1,9 @@
 //! Follows a part of the store: loads its state, watches its changes, and loads again when events were missed.
 //!
-//! A caller gives the loading, which returns its state and the revision it is valid at, and calls `next` in its loop. Every
-//! error of loading or watching is followed by a pause and a new load, so the caller's state heals by itself. A watch whose
-//! history was compacted, or which fell behind, is followed by a load without a pause.
+//! The caller provides the load function, which returns its state and the revision at which it is valid, and
+//! calls `next` in its loop. Every error of loading or watching is followed by a pause and a new load, so the
+//! caller's state recovers by itself. A watch whose history was compacted, or which fell behind, is followed
+//! by a load without a pause.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -13,20 +14,21 @@ use tokio::time::{Instant, Sleep};
 
 use crate::{ListRange, Revision, Store, StoreError, StoreEvent, StoreRecord, StoreWatch, WatchSignal};
 
-/// A running load: the state, and the revision behind which events are still to come.
+/// A running load: the state, and the revision after which events follow.
 pub type LoadFuture<'a, T> = Pin<Box<dyn Future<Output = Result<(T, Revision), StoreError>> + Send + 'a>>;
 type OpenFuture = Pin<Box<dyn Future<Output = Result<StoreWatch, StoreError>> + Send>>;
 
 /// One step of following.
 #[derive(Debug)]
 pub enum Followed<T> {
-    /// The whole state, at the beginning and after events were missed. Replaces everything that came before.
+    /// The whole state, at the beginning and after events were missed. Replaces all earlier state.
     Loaded { state: T, revision: Revision },
-    /// One change behind the revision of the last load.
+    /// One change after the revision of the last load.
     Event(Arc<StoreEvent>),
     /// Every event up to this revision was delivered.
     Progress(Revision),
-    /// The store cannot be read at the moment. A load follows after a pause; until then the last state holds.
+    /// The store cannot be read at the moment. A load follows after a pause; until then the last state is
+    /// valid.
     Failed(StoreError),
 }
 
@@ -38,7 +40,7 @@ pub struct FollowBackoff {
 }
 
 impl FollowBackoff {
-    /// The same pause after every failure.
+    /// Returns a backoff with the same pause after every failure.
     pub const fn constant(pause: Duration) -> FollowBackoff {
         FollowBackoff { first: pause, max: pause }
     }
@@ -84,7 +86,7 @@ impl<'a, T> StoreFollower<'a, T> {
         }
     }
 
-    /// Begins with the events behind `after`, for a caller that has loaded the state before.
+    /// Begins with the events after `after`, for a caller that has loaded the state before.
     pub fn resume(mut self, after: Revision) -> StoreFollower<'a, T> {
         self.state = FollowState::Opening { opening: open(&self.store, &self.prefix, after), loaded: None };
         self
@@ -137,7 +139,7 @@ impl<'a, T> StoreFollower<'a, T> {
         self.recover(error);
     }
 
-    /// Decides the next state after an error. Returns whether the caller should hear of it.
+    /// Decides the next state after an error. Returns whether the caller gets the error.
     fn recover(&mut self, error: &StoreError) -> bool {
         let prefix = self.prefix.as_str();
         match error {

@@ -1,8 +1,8 @@
-//! Hands every event to the watchers it concerns, without waiting for any of them.
+//! Delivers every event to the watchers of its key, without waiting for any of them.
 //!
-//! The engine publishes after a commit; each subscriber has a bounded queue. Full queue: the subscriber is cut off
-//! and learns it after it has read what was queued. A hub may keep a little of the past for those who come late;
-//! reading older history is left to `watch`.
+//! The engine publishes after a commit; each subscriber has a bounded queue. When the queue is full, the
+//! subscriber is ended and gets the error after it has read the queued events. A hub may keep recent events
+//! for late subscribers; `watch` reads older history.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ use crate::{Revision, StoreError, StoreEvent, WatchSignal};
 
 /// Pointers, not copies; a watcher this far behind is better off with a new list.
 const QUEUE_MAX: usize = 4096;
-/// How often a quiet watcher is told how far it is.
+/// Interval at which a quiet watcher receives its progress.
 pub(crate) const PROGRESS: std::time::Duration = std::time::Duration::from_secs(5);
 
 pub(crate) struct WatchHub {
@@ -32,11 +32,11 @@ struct Subscriber {
     prefix: Box<str>,
     queue: mpsc::Sender<WatchSignal>,
     told: Revision,
-    /// Events behind this revision must be delivered.
+    /// Events after this revision must be delivered.
     needs: Revision,
 }
 
-/// How much of the past a hub keeps for watchers that come a little late.
+/// The number and size of past events that a hub keeps for late watchers.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct HubRetention {
     pub events_max: usize,
@@ -48,7 +48,7 @@ impl HubRetention {
     pub const NOTHING: HubRetention = HubRetention { events_max: 0, bytes_max: 0 };
 }
 
-/// Every event behind `since`.
+/// All events after `since`.
 struct Recent {
     keep: HubRetention,
     events: VecDeque<Arc<StoreEvent>>,
@@ -56,7 +56,7 @@ struct Recent {
     since: Revision,
 }
 
-/// A place in the hub: everything behind `from` arrives here.
+/// A subscription of the hub: all events after `from` arrive here.
 pub(crate) struct Subscription {
     pub from: Revision,
     hub: Arc<WatchHub>,
@@ -64,7 +64,7 @@ pub(crate) struct Subscription {
 }
 
 impl WatchHub {
-    /// `keep.events_max` must be smaller than a subscriber's queue.
+    /// Makes a hub. `keep.events_max` must be smaller than a subscriber's queue.
     pub fn new(delivered: Revision, keep: HubRetention) -> Arc<WatchHub> {
         assert!(keep.events_max < QUEUE_MAX, "what is kept must fit into a queue");
         let recent = Recent { keep, events: VecDeque::new(), bytes: 0, since: delivered };
@@ -73,7 +73,7 @@ impl WatchHub {
         })
     }
 
-    /// A place that begins at `after` when the hub still knows what happened since, and now otherwise.
+    /// Subscribes from `after` if the hub still has all events since, and from now otherwise.
     pub fn subscribe(self: &Arc<WatchHub>, prefix: &str, after: Revision) -> Subscription {
         let (sender, queue) = mpsc::channel(QUEUE_MAX);
         let mut state = self.lock();
@@ -82,7 +82,7 @@ impl WatchHub {
         let mut subscriber =
             Subscriber { prefix: prefix.into(), queue: sender, told: from, needs: from.max(after) };
         if known {
-            // All of it fits: an empty queue is longer than what is kept.
+            // All kept events fit: an empty queue is longer than the kept events.
             state
                 .recent
                 .events
@@ -104,12 +104,12 @@ impl WatchHub {
         state.delivered = state.delivered.max(upto);
     }
 
-    /// Tells quiet watchers how far they are, and forgets those that went away.
+    /// Sends quiet watchers their progress, and removes those that were dropped.
     pub fn tell_progress(&self) {
         let mut state = self.lock();
         let delivered = state.delivered;
         state.subscribers.retain_mut(|subscriber| {
-            // A full queue is no reason to cut anyone off here: there is plenty to read already.
+            // A full queue is no reason to end the watcher here: it has enough to read.
             if subscriber.told < delivered
                 && subscriber.queue.try_send(WatchSignal::Progress(delivered)).is_ok()
             {
@@ -123,7 +123,8 @@ impl WatchHub {
         self.lock().delivered
     }
 
-    /// Goes on from `delivered`: what lies between cannot be delivered, and watchers that need it are cut off.
+    /// Continues from `delivered`: the events in between cannot be delivered, and watchers that need them are
+    /// ended.
     pub fn cut(&self, delivered: Revision) {
         let mut state = self.lock();
         let reached = state.delivered;
@@ -168,7 +169,7 @@ fn weight(event: &StoreEvent) -> usize {
 }
 
 impl Subscriber {
-    /// False when the subscriber went away or cannot keep up.
+    /// Queues an event. False when the subscriber was dropped or cannot keep up.
     fn offer(&mut self, event: &Arc<StoreEvent>) -> bool {
         if !event.key.starts_with(&*self.prefix) {
             return true;
@@ -241,7 +242,7 @@ mod tests {
                 );
             }
         }
-        // Heavy events push out more than their number.
+        // Large events push out more than their number.
         let heavy = StoreEvent { value: Some(Bytes::from(vec![0; 1001])), ..(*event(7, "a")).clone() };
         hub.publish(&[Arc::new(heavy)], Revision(7));
         assert_eq!(hub.subscribe("", Revision(6)).from, Revision(7));

@@ -1,7 +1,7 @@
-//! Keeps bytes under keys, with one revision counter: list at a revision, watch from a revision.
+//! Stores bytes under keys, with one revision counter: list at a revision, watch from a revision.
 //!
-//! Two engines behind one face, `Store`: SQLite inside the data dir, and etcd. Knows nothing of kinds.
-//! A commit is atomic and durable when it is acknowledged; a watch has no gap and no repeat.
+//! Two engines behind one interface, `Store`: SQLite inside the data dir, and etcd. The kinds of objects are
+//! unknown here. A commit is atomic and durable when it is acknowledged; a watch has no gap and no repeat.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod backup;

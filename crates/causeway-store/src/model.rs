@@ -1,6 +1,6 @@
-//! The words of the store: revisions, records, operations, events, pages, and their limits.
+//! The data types of the store: revisions, records, operations, events, pages, and their limits.
 //!
-//! Values only; nothing here waits or touches a disk. Both engines and all callers share them.
+//! Values only, without I/O. Both engines and all callers share them.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,12 +14,12 @@ use crate::StoreError;
 pub const VALUE_BYTES_MAX: usize = 1 << 20;
 /// The largest sum of keys and values in one commit; leaves room for framing below etcd's 1.5 MiB.
 pub const COMMIT_BYTES_MAX: usize = 1_400_000;
-/// The most operations in one commit; etcd's default is 128, and we add a few comparisons of our own.
+/// The most operations in one commit; etcd's default is 128, and the engine adds a few comparisons.
 pub const OPS_MAX: usize = 100;
-/// The longest key. Kubernetes names end at 253 bytes; reservations join two of them.
+/// The longest key. Kubernetes names have at most 253 bytes; reservations join two of them.
 pub const KEY_BYTES_MAX: usize = 1024;
 
-/// One key as it stands: its value, when it was last written and when it came into being.
+/// The current record of a key: its value, the revision of its last write and of its creation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoreRecord {
     pub key: Arc<str>,
@@ -28,7 +28,7 @@ pub struct StoreRecord {
     pub created: Revision,
 }
 
-/// One wish inside a commit. A commit names every key at most once.
+/// One operation of a commit. A commit names every key at most once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Op {
     /// The key must not exist.
@@ -37,7 +37,7 @@ pub enum Op {
     Update { key: String, value: Bytes, expected: Revision },
     /// The key must exist, at exactly this revision when one is given.
     Delete { key: String, expected: Option<Revision> },
-    /// Writes the value without a condition.
+    /// Writes the value without a precondition.
     Put { key: String, value: Bytes },
 }
 
@@ -75,7 +75,7 @@ pub struct StoreEvent {
     pub value: Option<Bytes>,
     /// The value before; `None` when the key is new.
     pub previous: Option<Bytes>,
-    /// When the key came into being; equal to `revision` when it is new.
+    /// The revision at which the key was created; equal to `revision` when it is new.
     pub created: Revision,
 }
 
@@ -83,31 +83,31 @@ pub struct StoreEvent {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WatchSignal {
     Event(Arc<StoreEvent>),
-    /// Everything up to here has been delivered; a watch may be resumed from this revision.
+    /// All events up to this revision have been delivered; a watch may be resumed from it.
     Progress(Revision),
 }
 
-/// Which part of a range to list, and as of when.
+/// The part of a range to list, and the revision to list it at.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ListRange {
-    /// `None`: now.
+    /// `None`: the current revision.
     pub at: Option<Revision>,
-    /// Only keys behind this one.
+    /// Only keys after this one.
     pub after: Option<String>,
-    /// `None`: all of them.
+    /// `None`: no limit.
     pub limit: Option<usize>,
 }
 
-/// Records in the order of their keys, as they all stood at `revision`.
+/// Records in the order of their keys, all at `revision`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listing {
     pub records: Vec<StoreRecord>,
     pub revision: Revision,
-    /// How many more there are behind the last record.
+    /// The number of further records after the last one.
     pub remaining: u64,
 }
 
-/// Which engine, and where.
+/// The engine of a store and its location.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StoreSpec {
     Sqlite { path: PathBuf },
@@ -115,13 +115,13 @@ pub enum StoreSpec {
 }
 
 impl StoreSpec {
-    /// etcd under our usual prefix.
+    /// Returns the spec of a store in etcd under the default prefix.
     pub fn etcd(endpoints: Vec<String>, tls: Option<EtcdTls>) -> StoreSpec {
         StoreSpec::Etcd { endpoints, tls, prefix: "/causeway/".into() }
     }
 }
 
-/// PEM files for talking to etcd over TLS; used when its addresses begin with `https`.
+/// PEM files for TLS connections to etcd; used when its addresses begin with `https`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EtcdTls {
     pub ca: Option<PathBuf>,
@@ -129,8 +129,8 @@ pub struct EtcdTls {
     pub key: Option<PathBuf>,
 }
 
-/// The first string behind every string that begins with `prefix`; `None` when there is no such bound.
-/// UTF-8 sorts like its code points, so the next code point in the last place is the bound.
+/// Returns the first string after every string that begins with `prefix`; `None` when there is no such bound.
+/// UTF-8 sorts by code points, so replacing the last code point with the next one gives the bound.
 pub(crate) fn prefix_end(prefix: &str) -> Option<String> {
     let mut chars: Vec<char> = prefix.chars().collect();
     while let Some(last) = chars.pop() {
@@ -143,7 +143,7 @@ pub(crate) fn prefix_end(prefix: &str) -> Option<String> {
     None
 }
 
-/// Refuses commits that no engine could hold: empty, too many or too large, or with a key named twice.
+/// Refuses commits that no engine could store: empty, too many or too large, or with a key named twice.
 pub(crate) fn check_limits(ops: &[Op]) -> Result<(), StoreError> {
     if ops.is_empty() {
         return Err(StoreError::Invalid { reason: "a commit needs at least one operation".into() });
@@ -194,7 +194,7 @@ pub(crate) fn check_key(key: &str) -> Result<(), StoreError> {
     if key.contains('\0') {
         return Err(StoreError::Invalid { reason: format!("{key:?} holds a NUL") });
     }
-    // The last code point is no character; it serves as a bound behind every key.
+    // The last code point is no character; it is used as a bound after every key.
     if key.contains(char::MAX) {
         return Err(StoreError::Invalid { reason: format!("{key:?} holds U+10FFFF, which is no character") });
     }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use crate::{Store, StoreError, StoreSpec};
 
-/// An open store for `Store::import`. Dropped without `finish`, a new database is removed.
+/// An open store for `Store::import`. If it is dropped without `finish`, a new database is removed.
 pub struct RestoreTarget {
     store: Store,
     temporary: Option<TemporaryDatabase>,
@@ -35,7 +35,7 @@ impl RestoreTarget {
         &self.store
     }
 
-    /// Returns whether the store takes its place only with `finish`.
+    /// Returns true if the store gets its final name only with `finish`.
     pub fn is_temporary(&self) -> bool {
         self.temporary.is_some()
     }
@@ -66,7 +66,7 @@ impl TemporaryDatabase {
     }
 
     fn rename(&self) -> io::Result<()> {
-        // The last connection folds the write-ahead log into the database when it closes, and removes it.
+        // The last connection merges the write-ahead log into the database when it closes, and removes it.
         if beside(&self.temporary, "-wal").metadata().is_ok_and(|log| log.len() > 0) {
             return Err(io::Error::other("its write-ahead log is not empty"));
         }

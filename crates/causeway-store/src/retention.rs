@@ -1,6 +1,7 @@
-//! How much history is kept: what is younger than ten minutes, or among the newest 10,000 revisions.
+//! Retention of history: revisions younger than ten minutes, and the newest 10,000 revisions.
 //!
-//! Pure: engines note moments (which revision stood at which time), keep them, and ask what may go.
+//! Pure: engines note the revision at points in time, keep these pairs, and ask which history can be
+//! compacted.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,18 +11,18 @@ use crate::Revision;
 const YOUNG_SECONDS: u64 = 600;
 /// This many of the newest revisions are kept, whatever their age.
 const NEWEST_REVISIONS: u64 = 10_000;
-/// How often engines note a moment and look for something to compact.
+/// Interval at which engines note the current revision and look for history to compact.
 pub(crate) const TICK: std::time::Duration = std::time::Duration::from_secs(60);
 
-/// At this time the store stood at this revision.
+/// The revision of the store at a point in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RevisionTime {
     pub revision: u64,
     pub unix_seconds: u64,
 }
 
-/// The moments worth remembering, with `now` among them. Moments from the future (the clock was set back)
-/// are dropped: they would keep history longer than needed. A revision keeps its first moment.
+/// Returns the pairs to keep, with `now` among them. Pairs from the future (the clock was set back) are
+/// dropped: they would keep history longer than needed. A revision keeps its first time.
 pub(crate) fn note(moments: &[RevisionTime], now: RevisionTime) -> Vec<RevisionTime> {
     let mut kept: Vec<RevisionTime> = moments
         .iter()
@@ -31,13 +32,13 @@ pub(crate) fn note(moments: &[RevisionTime], now: RevisionTime) -> Vec<RevisionT
     if kept.last().is_none_or(|last| last.revision < now.revision) {
         kept.push(now);
     }
-    // Of the moments that are old enough only the newest decides anything.
+    // Of the pairs that are old enough only the newest matters.
     let old = kept.iter().filter(|m| is_old(m, now.unix_seconds)).count();
     kept.drain(..old.saturating_sub(1));
     kept
 }
 
-/// Up to which revision history may be compacted now.
+/// Returns the revision up to which history may be compacted now.
 pub(crate) fn due(moments: &[RevisionTime], now_unix_seconds: u64, current: Revision) -> Option<Revision> {
     let by_age = moments.iter().filter(|m| is_old(m, now_unix_seconds)).map(|m| m.revision).max()?;
     let by_count = current.0.checked_sub(NEWEST_REVISIONS)?;

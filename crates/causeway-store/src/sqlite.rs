@@ -1,7 +1,8 @@
-//! The embedded engine: one file that a user can open with `sqlite3` and understand.
+//! The embedded engine: one file that a user can open with `sqlite3` and read.
 //!
-//! One writer thread turns waiting commits into one durable transaction (`writer`); a few connections read beside it
-//! (`readers`, `query`). They share three numbers and the hub. The file belongs to one process.
+//! One writer thread turns waiting commits into one durable transaction (`writer`); a few connections read
+//! concurrently (`readers`, `query`). They share three numbers and the hub. Only one process may open the
+//! file.
 
 mod apply;
 mod import;
@@ -30,7 +31,7 @@ use crate::{
 
 pub(crate) use self::watch::SqliteWatch;
 
-/// Waiting commits beyond this wait in their callers.
+/// Further commits wait in their callers.
 const REQUESTS_MAX: usize = 1024;
 
 pub(crate) struct Sqlite {
@@ -69,7 +70,7 @@ impl Sqlite {
     pub async fn open(path: PathBuf) -> Result<Sqlite, StoreError> {
         blocking(move || Self::open_blocking(&path)).await?.map(|(sqlite, stop)| {
             let requests = sqlite.requests.clone();
-            // A writer that is gone needs no ticks.
+            // After the writer has ended, no ticks are needed.
             let look = move || {
                 let requests = requests.clone();
                 async move { drop(requests.send(WriteRequest::Tick).await) }
@@ -111,7 +112,7 @@ impl Sqlite {
         self.ask(|answer| WriteRequest::Commit { ops, answer }).await
     }
 
-    /// Compacts in small steps, so that commits get their turn in between.
+    /// Compacts in small steps, so that commits are executed in between.
     pub async fn compact(&self, upto: Revision) -> Result<Revision, StoreError> {
         loop {
             let progress = self.ask(|answer| WriteRequest::Compact { upto, answer }).await?;
@@ -149,9 +150,9 @@ impl Sqlite {
         self.shared.epoch.load(Ordering::Acquire)
     }
 
-    /// Returns when everything is on disk and the file may be opened by another.
+    /// Closes the store. Returns when everything is on disk and another process may open the file.
     pub async fn close(&self) -> Result<(), StoreError> {
-        // Readers first: the last connection to close is the one that folds the log into the file.
+        // Readers are closed first: the last connection to close merges the log into the file.
         self.readers.close().await;
         self.ask(|answer| WriteRequest::Close { answer }).await
     }
@@ -187,7 +188,8 @@ fn translate(error: rusqlite::Error) -> StoreError {
     }
 }
 
-/// Translates an error of a write: quotas, and a full disk met while the log's index grows, come as failed I/O.
+/// Translates an error of a write: quotas, and a full disk while the log's index grows, are reported as
+/// failed I/O.
 fn translate_write(error: rusqlite::Error) -> StoreError {
     match error.sqlite_error_code() {
         Some(rusqlite::ErrorCode::SystemIoFailure) => StoreError::Full { source: Arc::new(error) },

@@ -1,7 +1,7 @@
-//! The public face: one struct for all engines.
+//! The public interface: one struct for all engines.
 //!
-//! Checks limits for all engines and hands the work to the engine. Export and import are written here against
-//! that face, so that a backup of one engine can be restored into the other.
+//! Checks limits for all engines and passes the work to the engine. Export and import use this interface
+//! only, so that a backup of one engine can be restored into the other.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -31,7 +31,7 @@ enum Engine {
 }
 
 impl Store {
-    /// Opens the store, and makes it when there is none.
+    /// Opens the store, and creates it when there is none.
     pub async fn open(spec: StoreSpec) -> Result<Store, StoreError> {
         let engine = match spec {
             StoreSpec::Sqlite { path } => Engine::Sqlite(Sqlite::open(path).await?),
@@ -50,8 +50,8 @@ impl Store {
         }
     }
 
-    /// The records whose keys begin with `prefix`, as they stood at one revision. For the next page ask again with
-    /// `at` set to the listing's revision and `after` to its last key.
+    /// Returns the records whose keys begin with `prefix`, at one revision. For the next page call it again
+    /// with `at` set to the listing's revision and `after` to its last key.
     pub async fn list(&self, prefix: &str, page: ListRange) -> Result<Listing, StoreError> {
         match &*self.engine {
             Engine::Sqlite(sqlite) => sqlite.list(prefix, page).await,
@@ -59,8 +59,8 @@ impl Store {
         }
     }
 
-    /// All of it or nothing, at one revision; on disk when this returns. When the caller stops waiting the commit may
-    /// still happen.
+    /// Executes all operations or none, at one revision; they are on disk when this returns. When the caller
+    /// stops waiting the commit may still happen.
     pub async fn commit(&self, ops: Vec<Op>) -> Result<Committed, StoreError> {
         check_limits(&ops)?;
         match &*self.engine {
@@ -89,7 +89,7 @@ impl Store {
         Ok(committed.revision)
     }
 
-    /// Everything that happens to keys that begin with `prefix` behind the revision `after`.
+    /// Watches the changes of keys that begin with `prefix` after the revision `after`.
     pub async fn watch(&self, prefix: &str, after: Revision) -> Result<StoreWatch, StoreError> {
         let source = match &*self.engine {
             Engine::Sqlite(sqlite) => EngineWatch::Sqlite(sqlite.watch(prefix, after)?),
@@ -105,8 +105,9 @@ impl Store {
         }
     }
 
-    /// Forgets history before `upto`: lists at and watches behind `upto` itself still work. Returns the oldest
-    /// revision that is kept. Happens by itself to what is older than ten minutes and 10,000 revisions.
+    /// Compacts history before `upto`: lists at and watches after `upto` itself still work. Returns the
+    /// oldest revision that is kept. History older than ten minutes and 10,000 revisions is compacted
+    /// automatically.
     pub async fn compact(&self, upto: Revision) -> Result<Revision, StoreError> {
         match &*self.engine {
             Engine::Sqlite(sqlite) => sqlite.compact(upto).await,
@@ -114,7 +115,7 @@ impl Store {
         }
     }
 
-    /// Raised by every import: revisions of different epochs must not be compared.
+    /// Returns the epoch, which every import raises: revisions of different epochs must not be compared.
     pub async fn epoch(&self) -> u64 {
         match &*self.engine {
             Engine::Sqlite(sqlite) => sqlite.epoch(),
@@ -122,19 +123,19 @@ impl Store {
         }
     }
 
-    /// A consistent backup of everything, as lines of JSON.
+    /// Makes a consistent backup of everything, as lines of JSON.
     pub fn export(&self) -> BackupExport {
         BackupExport { store: self.clone(), encoder: BackupEncoder::new(), stage: ExportStage::Header }
     }
 
-    /// Restores a backup into a store that holds nothing. When it fails, nothing was restored.
+    /// Restores a backup into an empty store. When it fails, nothing was restored.
     pub async fn import(&self, backup: impl AsyncRead + Unpin) -> Result<ImportResult, StoreError> {
         let mut lines = BufReader::with_capacity(1 << 16, backup);
         let mut line = Vec::new();
         read_line(&mut lines, &mut line).await?;
         let (mut decoder, header) = BackupDecoder::begin(&line)?;
         let time = header.time;
-        // Room for a few chunks; the reader of the file waits for the engine.
+        // Space for a few chunks; the reader of the file waits for the engine.
         let (rows, chunks) = mpsc::channel(4);
         let feed = async move { feed(&mut lines, &mut decoder, rows).await };
         let (fed, imported) = tokio::join!(feed, self.import_rows(header, chunks));
@@ -152,7 +153,7 @@ impl Store {
         }
     }
 
-    /// Finishes requests under way and releases the files. Other handles get `Closed` from now on.
+    /// Finishes requests in progress and releases the files. Other handles get `Closed` from now on.
     pub async fn close(self) -> Result<(), StoreError> {
         match &*self.engine {
             Engine::Sqlite(sqlite) => sqlite.close().await,
@@ -163,12 +164,12 @@ impl Store {
 
 /// Records in one page of an export.
 const EXPORT_PAGE: usize = 256;
-/// Rows handed to the engine at once: this many, or this many bytes.
+/// Rows passed to the engine at once: this many, or this many bytes.
 const IMPORT_ROWS: usize = 256;
 const IMPORT_BYTES: usize = 1 << 20;
 
-/// A backup on its way out. It holds no lock: pages are read at one revision, so writers are not disturbed; one that
-/// is read so slowly that its revision is compacted ends with that error.
+/// A running backup. It holds no lock: pages are read at one revision, so writers are not disturbed. A backup
+/// that is read so slowly that its revision is compacted ends with that error.
 pub struct BackupExport {
     store: Store,
     encoder: BackupEncoder,
@@ -183,7 +184,7 @@ enum ExportStage {
 }
 
 impl BackupExport {
-    /// The next piece; `None` behind the last. A backup is good only when it was read to its end.
+    /// Returns the next piece; `None` after the last. A backup is valid only when it was read to its end.
     pub async fn next(&mut self) -> Result<Option<Bytes>, StoreError> {
         let (lines, stage) = match &self.stage {
             ExportStage::Header => {
@@ -220,7 +221,7 @@ fn after(listing: Listing) -> ExportStage {
     }
 }
 
-/// Sends the rows of a backup on, and the end only when its trailer was right and nothing follows.
+/// Sends the rows of a backup to the engine, and the end only when its trailer was right and nothing follows.
 async fn feed(
     lines: &mut (impl AsyncBufReadExt + Unpin),
     decoder: &mut BackupDecoder,
@@ -235,7 +236,7 @@ async fn feed(
         }
         if chunk.len() >= IMPORT_ROWS || chunk_bytes >= IMPORT_BYTES {
             chunk_bytes = 0;
-            // The engine gave up; its own answer says why.
+            // The engine ended; its own result gives the reason.
             if rows.send(BackupChunk::Rows(std::mem::take(&mut chunk))).await.is_err() {
                 return Ok(());
             }

@@ -1,10 +1,10 @@
-//! A running watch of either engine: events behind a revision, in order, with no gap and no repeat.
+//! A running watch of either engine: events after a revision, in order, with no gap and no repeat.
 
 use crate::etcd::EtcdWatch;
 use crate::sqlite::SqliteWatch;
 use crate::{StoreError, WatchSignal};
 
-/// Dropping it ends the watch.
+/// A running watch. Dropping it ends the watch.
 pub struct StoreWatch {
     pub(crate) source: EngineWatch,
 }
@@ -15,9 +15,10 @@ pub(crate) enum EngineWatch {
 }
 
 impl StoreWatch {
-    /// The next event, or how far the watch is when it was quiet. May be dropped while it waits (in a `select!`)
-    /// without losing anything. All events of one revision follow each other; a client that stops between two of
-    /// them and resumes from that revision misses the rest, so resume from a revision that was complete.
+    /// Returns the next event, or the progress of the watch when it was quiet. May be dropped while it waits
+    /// (in a `select!`) without losing anything. All events of one revision follow each other; a client that
+    /// stops between two of them and resumes from that revision misses the rest, so resume from a revision
+    /// that was complete.
     pub async fn next(&mut self) -> Result<WatchSignal, StoreError> {
         match &mut self.source {
             EngineWatch::Sqlite(watch) => watch.next().await,

@@ -1,7 +1,8 @@
-//! The last events of one collection, for all its watchers at once.
+//! The newest events of one collection, shared by all its watchers.
 //!
-//! One writer pushes, any number of readers follow with a place of their own. Nobody is waited for: a reader whose place
-//! has been overwritten is told so and must start again. A waiting reader costs one slot with a waker.
+//! One writer pushes, any number of readers follow, each with its own position. The writer never waits: a
+//! reader whose position has been overwritten gets `Lagged` and must start again. A waiting reader costs one
+//! slot with a waker.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,10 +10,10 @@ use std::task::{Context, Poll, Waker};
 
 use causeway_api::Revision;
 
-/// What the ring needs to know of an entry.
+/// The properties of an entry that the ring uses.
 pub trait RingEntry {
     fn revision(&self) -> Revision;
-    /// About how much memory it holds.
+    /// Approximate memory of the entry.
     fn size_bytes(&self) -> usize;
 }
 
@@ -25,18 +26,19 @@ pub struct Ring<T> {
 struct State<T> {
     entries: VecDeque<Arc<T>>,
     bytes: usize,
-    /// The place of the first entry; places count up and are never reused.
+    /// The position of the first entry; positions count up and are never reused.
     first: u64,
-    /// Everything later than this is in the ring; a reader that starts earlier must catch up elsewhere.
+    /// All entries later than this revision are in the ring; a reader that starts earlier must catch up
+    /// elsewhere.
     floor: Revision,
-    /// Everything up to here has been pushed.
+    /// All entries up to this revision have been pushed.
     progress: Revision,
     closed: bool,
     wakers: Vec<Option<Waker>>,
     free_slots: Vec<usize>,
 }
 
-/// A reader's place. Dropped when it goes, it frees its slot.
+/// A reader with its position. Dropping it frees its slot.
 pub struct Follower<T> {
     ring: Arc<Ring<T>>,
     next: u64,
@@ -46,16 +48,16 @@ pub struct Follower<T> {
 
 #[derive(Debug, PartialEq, Eq)]
 pub enum FollowResult {
-    /// Entries were handed over.
+    /// Entries were moved to the reader.
     Some,
-    /// The reader was too slow; what it missed is gone.
+    /// The reader was too slow; the entries that it missed are gone.
     Lagged,
-    /// The writer is gone.
+    /// The writer has ended.
     Closed,
 }
 
 impl<T: RingEntry> Ring<T> {
-    /// Holds what comes after `start`.
+    /// Makes a ring for the entries after `start`.
     pub fn new(start: Revision, entries_max: usize, bytes_max: usize) -> Ring<T> {
         let state = State {
             entries: VecDeque::new(),
@@ -70,7 +72,7 @@ impl<T: RingEntry> Ring<T> {
         Ring { state: Mutex::new(state), entries_max, bytes_max }
     }
 
-    /// Appends entries in the order of their revisions, and wakes everyone once.
+    /// Appends entries in the order of their revisions, and wakes all readers once.
     pub fn push(&self, entries: impl IntoIterator<Item = Arc<T>>) {
         let mut state = self.lock();
         for entry in entries {
@@ -86,13 +88,13 @@ impl<T: RingEntry> Ring<T> {
         wake_all(state);
     }
 
-    /// Everything up to `revision` has been pushed, though nothing may have been.
+    /// Marks everything up to `revision` as pushed, also when there were no entries.
     pub fn advance(&self, revision: Revision) {
         let mut state = self.lock();
         state.progress = state.progress.max(revision);
     }
 
-    /// No more will come. Readers end.
+    /// Ends the ring: no more entries follow, and readers end.
     pub fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
@@ -107,7 +109,7 @@ impl<T: RingEntry> Ring<T> {
         self.lock().floor
     }
 
-    /// A reader of everything later than `after`; `None` when the ring no longer holds all of it.
+    /// Returns a reader of all entries later than `after`; `None` when the ring no longer holds all of them.
     pub fn follow(self: &Arc<Self>, after: Revision) -> Option<Follower<T>> {
         let mut state = self.lock();
         if after < state.floor {
@@ -120,7 +122,7 @@ impl<T: RingEntry> Ring<T> {
         Some(Follower { ring: self.clone(), next, after, slot })
     }
 
-    // A panic while the lock was held would leave a state that is still whole: every change is a few plain steps.
+    // A panic while the lock is held leaves a consistent state: every change is a few plain steps.
     fn lock(&self) -> MutexGuard<'_, State<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -128,7 +130,7 @@ impl<T: RingEntry> Ring<T> {
 
 fn wake_all<T>(mut state: MutexGuard<'_, State<T>>) {
     let woken: Vec<Waker> = state.wakers.iter_mut().filter_map(Option::take).collect();
-    // Readers want the lock at once; they shall not queue for it while we still wake others.
+    // Woken readers take the lock at once; they should not queue for it while further readers are woken.
     drop(state);
     woken.into_iter().for_each(Waker::wake);
 }
@@ -151,7 +153,8 @@ impl<T: RingEntry> State<T> {
 }
 
 impl<T: RingEntry> Follower<T> {
-    /// Moves new entries to `out`, up to `count_max` or until they hold `bytes_max`; waits when there are none.
+    /// Moves new entries to `out`, up to `count_max` or until they hold `bytes_max`; waits when there are
+    /// none.
     pub fn poll_entries(
         &mut self,
         context: &mut Context<'_>,
@@ -164,7 +167,8 @@ impl<T: RingEntry> Follower<T> {
             return Poll::Ready(FollowResult::Lagged);
         }
         let skip = usize::try_from(self.next - state.first).unwrap_or(usize::MAX);
-        // Entries up to `after` can still arrive when the reader's list was newer than the writer's last push.
+        // Entries up to `after` can still arrive when the reader's list was newer than the writer's last
+        // push.
         let before = out.len();
         let (mut seen, mut bytes) = (0, 0);
         for entry in state.entries.iter().skip(skip) {
@@ -191,7 +195,7 @@ impl<T: RingEntry> Follower<T> {
         Poll::Pending
     }
 
-    /// The revision up to which this reader has seen everything; `None` while entries are waiting for it.
+    /// Returns the revision up to which this reader has seen everything; `None` while entries wait for it.
     pub fn seen(&self) -> Option<Revision> {
         let state = self.ring.lock();
         (self.next == state.first + state.entries.len() as u64).then(|| state.progress.max(self.after))
@@ -204,7 +208,7 @@ impl<T> Drop for Follower<T> {
         let waker = state.wakers[self.slot].take();
         state.free_slots.push(self.slot);
         drop(state);
-        // Dropping a waker may drop its task; not under the lock.
+        // Dropping a waker may drop its task, so it is done without the lock.
         drop(waker);
     }
 }

@@ -1,7 +1,7 @@
-//! Lets old history go, by the same rule as the embedded engine, and by one replica at a time.
+//! Compacts old history by the same rule as the embedded engine, on one replica at a time.
 //!
-//! The compacted revision and the age of history are in one key. The replica that writes that key first does the work of
-//! this minute; the other replicas see that it was done.
+//! The compacted revision and the age of history are in one key. The replica that writes that key first does
+//! the work of this minute; the other replicas see that it was done.
 
 use std::sync::Arc;
 
@@ -18,13 +18,13 @@ use crate::{Revision, StoreError};
 pub(super) struct CompactionState {
     compacted: u64,
     moments: Vec<RevisionTime>,
-    /// When the key was last written, so that replicas take turns.
+    /// The time of the last write of the key, so that replicas take turns.
     #[serde(default)]
     unix_seconds: u64,
 }
 
 impl CompactionState {
-    /// Nothing, or nothing we can read, means nothing was compacted by us.
+    /// Parses the value. An absent or unreadable value means that Causeway has compacted nothing.
     pub fn parse(value: Option<&[u8]>) -> CompactionState {
         value.and_then(|value| serde_json::from_slice(value).ok()).unwrap_or_default()
     }
@@ -41,10 +41,10 @@ impl CompactionState {
         serde_json::to_vec(self).expect("numbers and lists always encode")
     }
 
-    /// The value that this minute's turn writes; `None` when there is nothing to note.
+    /// Returns the value that this minute's turn writes; `None` when there is nothing to write.
     fn turn(&self, last_write: Revision, current: Revision, now: u64) -> Option<CompactionState> {
         let taken = now.saturating_sub(self.unix_seconds) < retention::TICK.as_secs() / 2;
-        // When the newest revision is our own last note, nothing has happened since.
+        // When the newest revision is the last write of this key, nothing has happened since.
         if taken || last_write == current {
             return None;
         }
@@ -61,7 +61,7 @@ struct Seen {
     current: Revision,
 }
 
-/// Looks once whether something may go. A failure is tried again in a minute.
+/// Checks once whether history can be compacted. A failure is retried in a minute.
 pub(super) async fn look(shared: Arc<EtcdShared>) {
     if let Err(error) = turn(&shared).await {
         tracing::warn!(error = %error, "history could not be compacted; the next minute tries again");
@@ -111,7 +111,7 @@ async fn read(shared: &EtcdShared) -> Result<Seen, StoreError> {
     })
 }
 
-/// False when another replica was faster.
+/// Writes the key. False when another replica was first.
 async fn write(shared: &EtcdShared, seen: &Seen, next: &CompactionState) -> Result<bool, StoreError> {
     let name = shared.keys.meta("compaction");
     let answer = shared.members.call(RetryPolicy::Once, |mut kv| {
@@ -129,7 +129,7 @@ pub(super) async fn forget(shared: &EtcdShared, upto: Revision) -> Result<(), St
         .members
         .call(RetryPolicy::Again, |mut kv| async move { kv.compact(upto.0 as i64, None).await });
     match answer.await {
-        // etcd's own auto-compaction may have been further already.
+        // etcd's own auto-compaction may have compacted more already.
         Ok(_) | Err(EtcdFailure::Compacted) => Ok(()),
         Err(failure) => Err(failure.into_error()),
     }

@@ -1,6 +1,7 @@
-//! Keeps one watch on everything that is ours and hands it to the hub; resumes where it was when a member is lost.
+//! Watches all keys of the store and passes the events to the hub; resumes at the last revision when a member
+//! is lost.
 //!
-//! It also hears what other replicas write about the store itself: epoch, compaction, a restore under way.
+//! Also receives the metadata that other replicas write: epoch, compaction, a restore in progress.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,12 +14,12 @@ use super::outage::OutageLog;
 use super::{EtcdShared, compaction};
 use crate::{Revision, StoreError};
 
-/// After a failed attempt to watch; members are changed each time.
+/// Pause after a failed attempt to watch; each attempt uses another member.
 const PAUSE: Duration = Duration::from_millis(200);
-/// A member that does not even confirm a watch in this time is left.
+/// A member that does not confirm a watch in this time is left.
 const OPEN_WITHIN: Duration = Duration::from_secs(4);
 
-/// Runs until the store is closed. `position`: everything up to here is known.
+/// Runs until the store is closed. `position`: all events up to this revision are known.
 pub(super) async fn run(shared: Arc<EtcdShared>, mut position: Revision) {
     let stop = shared.stop.clone();
     let mut outages = OutageLog::default();
@@ -42,7 +43,7 @@ pub(super) async fn run(shared: Arc<EtcdShared>, mut position: Revision) {
     }
 }
 
-/// Opens a watch behind `after` on the current member; moves to the next member when that fails.
+/// Opens a watch after `after` on the current member; moves to the next member when that fails.
 pub(super) async fn open(
     shared: &EtcdShared,
     start: String,
@@ -91,8 +92,9 @@ async fn follow(
 fn take(shared: &EtcdShared, position: &mut Revision, response: &WatchResponse) -> Result<(), StoreError> {
     let compacted = keys::revision(response.compact_revision());
     if compacted.0 > 0 {
-        // We were away longer than history is kept. Nobody can be told what happened in between. The compacted
-        // revision itself is not complete either: etcd forgets deletions that happened in it.
+        // This replica was disconnected for longer than history is kept, so the events in between cannot be
+        // delivered to any watcher. The compacted revision itself is not complete either: etcd drops
+        // deletions that happened in it.
         let requested = std::mem::replace(position, compacted);
         shared.hub.cut(compacted);
         return Err(StoreError::Compacted { requested, oldest: compacted });
@@ -108,7 +110,8 @@ fn take(shared: &EtcdShared, position: &mut Revision, response: &WatchResponse) 
             EtcdChange::Meta { name, value, revision } => notice(shared, &name, value.as_deref(), revision),
         }
     }
-    // etcd never splits the events of one revision. Only in an answer without events does the header mean "up to here".
+    // etcd never splits the events of one revision. Only in a response without events does the header mean
+    // "up to here".
     let upto = match response.events().iter().filter_map(|event| event.kv()).map(|kv| kv.mod_revision()).max()
     {
         Some(last) => keys::revision(last),

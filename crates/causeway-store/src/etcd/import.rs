@@ -1,7 +1,9 @@
-//! Fills an empty place in etcd from a backup. Too large for one transaction, so a mark guards it.
+//! Restores a backup into an empty prefix of etcd. A backup is too large for one transaction, so a mark
+//! guards it.
 //!
-//! While `meta/importing` stands, no replica reads or writes objects. The last transaction raises the epoch and takes
-//! the mark away; a failure removes what was brought in. A crash leaves the mark, and the next restore begins anew.
+//! While `meta/importing` exists, no replica reads or writes objects. The last transaction raises the epoch
+//! and removes the mark; a failure removes the imported records. A crash leaves the mark, and the next
+//! restore starts over.
 
 use etcd_client::{Compare, CompareOp, DeleteOptions, GetOptions, Txn, TxnOp, TxnResponse};
 use tokio::sync::mpsc;
@@ -31,7 +33,8 @@ pub(super) async fn import(
 
 struct Import<'a> {
     shared: &'a EtcdShared,
-    /// Our value of the mark: a second restore takes it over, and then ours can write no more.
+    /// The value of this restore's mark: a second restore overwrites it, and the first can then write no
+    /// more.
     mark: String,
     epoch: u64,
 }
@@ -90,7 +93,8 @@ impl<'a> Import<'a> {
         }
     }
 
-    /// The revision is etcd's own and cannot be raised; everything before this moment is compacted instead.
+    /// Ends the restore. The revision is etcd's own and cannot be raised; everything before this moment is
+    /// compacted instead.
     async fn finish(&self, records: u64) -> Result<ImportResult, StoreError> {
         let keys = &self.shared.keys;
         let answer = self
@@ -142,7 +146,7 @@ impl<'a> Import<'a> {
     }
 }
 
-/// Cuts rows into pieces that fit into a transaction.
+/// Splits rows into groups that fit into a transaction.
 fn groups(rows: Vec<BackupRow>) -> Vec<Vec<BackupRow>> {
     let mut groups: Vec<Vec<BackupRow>> = Vec::new();
     let mut room_bytes = 0;
@@ -160,7 +164,7 @@ fn groups(rows: Vec<BackupRow>) -> Vec<Vec<BackupRow>> {
     groups
 }
 
-/// Different for every restore: host and time.
+/// Returns a mark that is different for every restore: host and time.
 fn mark() -> String {
     let now = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)

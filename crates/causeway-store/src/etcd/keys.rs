@@ -1,4 +1,4 @@
-//! Where things lie in etcd, and how its key-values become ours. Pure.
+//! The keys of the store in etcd, and the conversion of its key-values to records. Pure.
 
 use std::sync::Arc;
 
@@ -15,13 +15,13 @@ pub(super) struct EtcdKeys {
 }
 
 impl EtcdKeys {
-    /// A prefix is a folder: it ends with a slash, given or not.
+    /// Makes the keys under a prefix, which always ends with a slash, given or not.
     pub fn new(prefix: &str) -> EtcdKeys {
         let all = format!("{}/", prefix.trim_end_matches('/'));
         EtcdKeys { objects: format!("{all}objects/"), meta: format!("{all}meta/"), all }
     }
 
-    /// Everything that is ours.
+    /// Returns the prefix of all keys of the store.
     pub fn all(&self) -> &str {
         &self.all
     }
@@ -34,7 +34,8 @@ impl EtcdKeys {
         format!("{}{name}", self.meta)
     }
 
-    /// From the first key that begins with `prefix` (behind `after`) to before the first that does not.
+    /// Returns the range from the first key that begins with `prefix` (after `after`) to before the first
+    /// that does not.
     pub fn range(&self, prefix: &str, after: Option<&str>) -> (String, String) {
         let whole = self.object(prefix);
         let end = prefix_end(&whole).expect("our folder ends with a slash, which has a successor");
@@ -44,7 +45,7 @@ impl EtcdKeys {
         }
     }
 
-    /// The first possible key behind this one.
+    /// Returns the first possible key after this one.
     pub fn behind(&self, key: &str) -> String {
         format!("{}\0", self.object(key))
     }
@@ -55,7 +56,7 @@ impl EtcdKeys {
         Ok(StoreRecord { key: self.key(&key)?, value: value.into(), revision, created })
     }
 
-    /// An event of ours, or the name and value of something under `meta/`.
+    /// Converts an event to a change of a record, or to the name and value of a key under `meta/`.
     pub fn change(&self, event: &etcd_client::Event) -> Result<EtcdChange, StoreError> {
         let after = event.kv().ok_or_else(|| StoreError::corrupt("etcd sent an event without a key"))?;
         let before = event.prev_kv();
@@ -91,7 +92,7 @@ pub(super) enum EtcdChange {
     Meta { name: String, value: Option<Vec<u8>>, revision: Revision },
 }
 
-/// etcd counts with signed numbers, all of them positive.
+/// Converts a revision. etcd counts with signed numbers, all of them positive.
 pub(super) fn revision(number: i64) -> Revision {
     Revision(u64::try_from(number).unwrap_or_default())
 }

@@ -1,7 +1,8 @@
-//! Talks to the cluster: stays with one member while it answers, and moves on when it does not.
+//! Sends requests to the cluster: uses one member while it responds, and another one when it does not.
 //!
-//! A read may be sent again. A write is sent again only when it certainly did not arrive; otherwise the caller is told
-//! that nobody knows. Each request has a time limit, so a silent member never holds anyone up.
+//! A read may be sent again. A write is sent again only when it certainly did not arrive; otherwise the
+//! caller is told that the outcome is unknown. Each request has a time limit, so a silent member blocks no
+//! caller.
 
 use std::future::Future;
 use std::path::PathBuf;
@@ -17,11 +18,11 @@ use tonic::Code;
 use super::keys;
 use crate::{EtcdTls, Revision, StoreError};
 
-/// One member gets this long to answer. An election takes about a second.
+/// Time limit for one member. An election takes about a second.
 const ATTEMPT: Duration = Duration::from_secs(4);
-/// All members together get this long.
+/// Time limit for all members together.
 const DEADLINE: Duration = Duration::from_secs(8);
-/// Between two rounds through all members.
+/// Pause between two rounds through all members.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Larger than a page of the largest records.
 const ANSWER_BYTES_MAX: usize = 1200 << 20;
@@ -36,14 +37,14 @@ struct Member {
     watch: WatchClient,
 }
 
-/// May a request be sent twice?
+/// Says whether a request may be sent twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RetryPolicy {
     Again,
     Once,
 }
 
-/// Why a request failed, in the end.
+/// The reason why a request failed on all tried members.
 #[derive(Debug)]
 pub(super) enum EtcdFailure {
     Compacted,
@@ -76,13 +77,13 @@ impl EtcdFailure {
 /// The meaning of one failed attempt.
 enum Attempt {
     Final(EtcdFailure),
-    /// It certainly did not happen.
+    /// The request certainly had no effect.
     NotSent(Error),
     Unknown(Option<Error>),
 }
 
 impl EtcdMembers {
-    /// Reads the certificates; connections are made when they are first needed.
+    /// Reads the certificates; connections are made on first use.
     pub async fn new(endpoints: &[String], tls: Option<EtcdTls>) -> Result<EtcdMembers, StoreError> {
         if endpoints.is_empty() {
             return Err(StoreError::Invalid { reason: "etcd needs at least one endpoint".into() });
@@ -141,13 +142,13 @@ impl EtcdMembers {
         }
     }
 
-    /// For watches, which live long and are opened anew by their owners.
+    /// Returns a client for watches, which are long-lived and are reopened by their owners.
     pub fn watch_client(&self) -> (usize, WatchClient) {
         let place = self.current.load(Ordering::Relaxed);
         (place, self.members[place].watch.clone())
     }
 
-    /// The first request that meets a silent member moves all requests to the next one, once.
+    /// Moves all requests to the next member, once, after the first request that meets a silent member.
     pub fn leave(&self, place: usize) {
         let next = (place + 1) % self.members.len();
         let _ = self.current.compare_exchange(place, next, Ordering::Relaxed, Ordering::Relaxed);
@@ -173,7 +174,7 @@ fn judge(error: Error) -> Attempt {
         (Code::ResourceExhausted, message) if message.contains("space exceeded") => {
             Attempt::Final(EtcdFailure::Full(error))
         }
-        // Refused at the door, before anything was proposed to the cluster.
+        // Refused before the request was proposed to the cluster.
         (Code::ResourceExhausted, _) => Attempt::NotSent(error),
         (Code::Unavailable, message) if message.contains("no leader") => Attempt::NotSent(error),
         (Code::Unavailable, _) if never_connected(status) => Attempt::NotSent(error),
@@ -199,10 +200,10 @@ fn never_connected(status: &tonic::Status) -> bool {
 fn options(endpoint: &str, tls: &TlsOptions) -> ConnectOptions {
     let options = ConnectOptions::new()
         .with_connect_timeout(Duration::from_secs(2))
-        // etcd throws out clients that ping more often than every five seconds.
+        // etcd disconnects clients that ping more often than every five seconds.
         .with_keep_alive(Duration::from_secs(10), Duration::from_secs(5))
         .with_keep_alive_while_idle(true)
-        // A member that lost its quorum says so instead of answering with old truths.
+        // A member that lost its quorum returns an error instead of outdated data.
         .with_require_leader(true);
     if endpoint.starts_with("https://") { options.with_tls(tls.clone()) } else { options }
 }

@@ -1,14 +1,16 @@
-//! Decides which failures of the watch on etcd become a log line: the first one, then one a minute, and the end of the outage.
+//! Decides which failures of the watch on etcd are logged: the first one, then one a minute, and the end of
+//! the outage.
 //!
-//! Input: the outcome of each attempt and the time. Output: the line to write, if any. `feed` writes it. Other readers of the store
-//! log an unavailable store at debug level, so that an outage is one line a minute for the whole process.
+//! Input: the outcome of each attempt and the time. Output: the line to write, if any. `feed` writes it.
+//! Other readers of the store log an unavailable store at debug level, so that an outage is one line a minute
+//! for the whole process.
 
 use std::time::{Duration, Instant};
 
-/// Between two lines about the same outage.
+/// Interval between two lines about the same outage.
 const INTERVAL: Duration = Duration::from_secs(60);
 
-/// One outage after the other.
+/// The current outage, if there is one.
 #[derive(Debug, Default)]
 pub(super) struct OutageLog {
     outage: Option<Outage>,
@@ -29,7 +31,7 @@ pub(super) struct OutageLine {
 }
 
 impl OutageLog {
-    /// An attempt failed. Returns the line, unless one was written less than a minute ago.
+    /// Counts a failed attempt. Returns the line, unless one was written less than a minute ago.
     pub fn handle_failure(&mut self, now: Instant) -> Option<OutageLine> {
         let Some(outage) = &mut self.outage else {
             self.outage = Some(Outage { began: now, last_line: now, failures: 1 });
@@ -43,7 +45,7 @@ impl OutageLog {
         Some(outage.line(now))
     }
 
-    /// etcd answers. Returns the line about the outage that is over, if there was one.
+    /// Ends the outage: etcd responds. Returns the line about the outage, if there was one.
     pub fn handle_success(&mut self, now: Instant) -> Option<OutageLine> {
         self.outage.take().map(|outage| outage.line(now))
     }

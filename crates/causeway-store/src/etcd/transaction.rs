@@ -1,7 +1,7 @@
-//! A commit in etcd's words, and etcd's answer in ours. Pure.
+//! Translates a commit to an etcd transaction, and etcd's response to the result. Pure.
 //!
-//! Every precondition becomes a comparison. When one fails, etcd reads all keys in the same transaction, and the same
-//! decision that SQLite uses finds out which one it was.
+//! Every precondition becomes a comparison. When one fails, etcd reads all keys in the same transaction, and
+//! the function `decide`, which SQLite uses too, finds the one that failed.
 
 use etcd_client::{Compare, CompareOp, DeleteOptions, PutOptions, Txn, TxnOp, TxnOpResponse, TxnResponse};
 
@@ -11,7 +11,7 @@ use crate::decide::decide;
 use crate::{Committed, Op, StoreError, StoreRecord};
 
 pub(super) fn build(keys: &EtcdKeys, ops: &[Op]) -> Txn {
-    // No write is accepted while a restore is under way.
+    // No write is accepted while a restore is in progress.
     let importing = keys.meta("importing");
     let mut conditions = vec![Compare::version(importing, CompareOp::Equal, 0)];
     let (mut changes, mut questions) = (Vec::new(), Vec::new());
@@ -53,7 +53,7 @@ pub(super) fn explain(keys: &EtcdKeys, ops: &[Op], answer: TxnResponse) -> Resul
     Err(StoreError::unavailable("a restore is under way, or was broken off: run it again"))
 }
 
-/// The record under the key.
+/// Returns the record of the key.
 fn record(keys: &EtcdKeys, response: TxnOpResponse) -> Result<Option<StoreRecord>, StoreError> {
     let found = match response {
         TxnOpResponse::Put(mut put) => put.take_prev_key(),

@@ -1,7 +1,8 @@
-//! A watch on the distributed engine: etcd's own history until it meets the hub, then the hub.
+//! A watch on the distributed engine: etcd's own history until it overlaps with the hub, then the hub.
 //!
-//! Catching up uses a watch of its own, which is dropped as soon as it shows something the hub has as well. That is
-//! the only proof: etcd before 3.4.25 answers questions for progress before it has sent what happened until then.
+//! Catching up uses a separate watch, which is dropped as soon as it delivers an event that the hub has as
+//! well. That is the only proof: etcd before 3.4.25 answers progress requests before it has sent the events
+//! up to then.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,14 +15,14 @@ use super::{EtcdShared, feed, members};
 use crate::hub::Subscription;
 use crate::{Revision, StoreError, StoreEvent, WatchSignal};
 
-/// Attempts to open a watch of its own before the caller is told; each one tries another member.
+/// Attempts to open a separate watch before the caller gets an error; each one uses another member.
 const ATTEMPTS: u32 = 20;
 const PAUSE: Duration = Duration::from_millis(200);
 
 pub(crate) struct EtcdWatch {
     prefix: Arc<str>,
     shared: Arc<EtcdShared>,
-    /// Everything up to here was delivered or stands in `ready`.
+    /// All events up to this revision were delivered or are in `ready`.
     position: Revision,
     ready: VecDeque<Arc<StoreEvent>>,
     subscription: Subscription,
@@ -29,7 +30,7 @@ pub(crate) struct EtcdWatch {
 }
 
 enum Stage {
-    /// Reads etcd's history, up to where the hub begins.
+    /// Reads etcd's history, up to the beginning of the hub.
     Catching {
         stream: Option<Box<(usize, WatchStream)>>,
         failures: u32,
@@ -78,7 +79,7 @@ impl EtcdWatch {
         }
     }
 
-    /// One step: opens the watch, or takes one answer from it.
+    /// Does one step: opens the watch, or takes one response from it.
     async fn catch_up(&mut self) -> Result<(), StoreError> {
         let Stage::Catching { stream, failures } = &mut self.stage else { return Ok(()) };
         let Some(opened) = stream else {
@@ -135,7 +136,7 @@ impl EtcdWatch {
                 self.ready.push_back(event);
             }
         }
-        // etcd sends answers without events by itself only to watchers that have seen everything.
+        // Without a request etcd sends responses without events only to watchers that have seen everything.
         let told = response.events().is_empty() && !response.created();
         if met || (told && members::revision(response.header())? >= self.subscription.from) {
             self.position = self.subscription.from;

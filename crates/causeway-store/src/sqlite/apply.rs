@@ -1,6 +1,6 @@
-//! Carries out one commit inside the writer's transaction: ask every key first, then write.
+//! Executes one commit inside the writer's transaction: checks every key first, then writes.
 //!
-//! A refused commit has written nothing, so the other commits of its group are not touched by it.
+//! A refused commit has written nothing, so the other commits of its group are not affected.
 
 use std::sync::Arc;
 
@@ -17,7 +17,8 @@ pub(super) struct AppliedCommit {
     pub events: Vec<Arc<StoreEvent>>,
 }
 
-/// The outer result is the database's trouble and ends the whole group; the inner one is this commit's own refusal.
+/// Executes a commit. The outer result is an error of the database and ends the whole group; the inner one is
+/// the refusal of this commit.
 pub(super) fn apply(
     connection: &Connection,
     revision: Revision,
@@ -86,7 +87,7 @@ fn record(connection: &Connection, key: &str) -> rusqlite::Result<Option<StoreRe
         .optional()
 }
 
-/// Bytes that people can read when they are text.
+/// Bytes that are stored as text when they are valid UTF-8, so that people can read them.
 pub(super) struct TextOrBlob<'a>(pub &'a [u8]);
 
 impl ToSql for TextOrBlob<'_> {

@@ -1,7 +1,8 @@
-//! Fills an empty database from a backup, in one transaction that ends only with the backup's verified last line.
+//! Restores a backup into an empty database, in one transaction that is committed only after the backup's
+//! last line was verified.
 //!
-//! The revision continues far above the backup's and everything before is marked compacted, so that a watcher that
-//! remembers the lost store is told to list anew instead of being told lies.
+//! The revision continues far above the backup's and everything before is marked compacted, so that a watcher
+//! with a revision of the lost store must list again instead of receiving wrong events.
 
 use rusqlite::{Connection, Transaction, TransactionBehavior, params};
 use tokio::sync::mpsc;
@@ -12,7 +13,7 @@ use super::translate_write;
 use crate::backup::{BackupChunk, BackupHeader, BackupRow, ImportResult, REVISION_GAP};
 use crate::{Revision, StoreError};
 
-/// Blocks the writer until the backup ends: an empty store has nothing better to do.
+/// Restores a backup. Blocks the writer until the backup ends: an empty store has no other work.
 pub(super) fn import(
     connection: &mut Connection,
     header: &BackupHeader,

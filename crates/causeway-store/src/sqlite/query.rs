@@ -1,6 +1,7 @@
-//! Questions to the tables: one record, a list now, a list as of then, events since.
+//! Queries: one record, a current list, a list at an old revision, events after a revision.
 //!
-//! Each function expects a connection inside a read transaction. The fast case, a list now, is one run over a range.
+//! Each function expects a connection inside a read transaction. The fast case, a current list, is one scan
+//! over a range.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use super::translate;
 use crate::model::prefix_end;
 use crate::{ListRange, Listing, Revision, StoreError, StoreEvent, StoreRecord};
 
-/// Behind every key: keys must not hold the last code point.
+/// Sorts after every key: keys must not contain the last code point.
 const LAST: &str = "\u{10FFFF}";
 
 pub(super) fn record(connection: &Connection, key: &str) -> Result<Option<StoreRecord>, StoreError> {
@@ -36,7 +37,7 @@ pub(super) fn list(
     check_kept(at, meta)?;
     let range = range(prefix, page.after.as_deref());
     let limit = page.limit.unwrap_or(usize::MAX);
-    // One more than asked for tells whether anything remains.
+    // One record more than requested tells whether any remain.
     let wanted = i64::try_from(limit.saturating_add(1)).unwrap_or(i64::MAX);
     let now = at == meta.revision;
     let mut records =
@@ -62,7 +63,7 @@ pub(super) fn list(
     Ok(Listing { records, revision: at, remaining })
 }
 
-/// Where a reader of events stands: behind this key of this revision.
+/// The position of a reader of events: after this key of this revision.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct EventCursor {
     pub revision: Revision,
@@ -70,21 +71,21 @@ pub(super) struct EventCursor {
 }
 
 impl EventCursor {
-    /// Behind everything of `revision`.
+    /// Returns the position after all events of `revision`.
     pub fn after(revision: Revision) -> EventCursor {
         EventCursor { revision, key: LAST.into() }
     }
 }
 
-/// Events in order, and where they end.
+/// Events in order, and the position after them.
 pub(super) struct EventPage {
     pub events: Vec<Arc<StoreEvent>>,
     pub cursor: EventCursor,
-    /// There is nothing more up to the bound, or up to now.
+    /// There are no further events up to the bound, or up to now.
     pub complete: bool,
 }
 
-/// The next events behind `cursor`, not beyond `upto`.
+/// Returns the next events after `cursor`, not beyond `upto`.
 pub(super) fn events(
     connection: &Connection,
     prefix: &str,
@@ -122,7 +123,7 @@ fn range(prefix: &str, after: Option<&str>) -> Range<String> {
     start..prefix_end(prefix).unwrap_or_else(|| LAST.into())
 }
 
-/// The first possible key behind this one.
+/// Returns the first possible key after this one.
 fn behind(key: &str) -> String {
     format!("{key}\0")
 }
@@ -137,7 +138,8 @@ fn now_in(connection: &Connection, range: &Range<String>, wanted: i64) -> rusqli
         .collect()
 }
 
-/// What stood at `at`: what stands since then or longer, and what has been replaced or deleted only later.
+/// Returns the records at revision `at`: current records that are not newer, and records that were replaced
+/// or deleted only later.
 fn then_in(
     connection: &Connection,
     range: &Range<String>,
@@ -165,7 +167,7 @@ fn count_now(connection: &Connection, range: &Range<String>) -> rusqlite::Result
         .query_row(params![range.start, range.end], |row| row.get(0))
 }
 
-/// The current records, without later writes, and with the records that were replaced or deleted since.
+/// Counts the current records, without later writes, plus the records that were replaced or deleted since.
 fn count_then(connection: &Connection, range: &Range<String>, at: Revision) -> rusqlite::Result<u64> {
     let now = count_now(connection, range)?;
     let (written, replaced): (u64, u64) = connection
@@ -179,8 +181,8 @@ fn count_then(connection: &Connection, range: &Range<String>, at: Revision) -> r
     Ok(now - written + replaced)
 }
 
-/// A value came into being (it stands, or was replaced later), or a key was deleted. What stood before an event is
-/// the row of history that ends with it.
+/// Reads events: a value was written (it is current, or was replaced later), or a key was deleted. The value
+/// before an event is the row of history that ends with it.
 fn read_events(
     connection: &Connection,
     range: &Range<String>,
@@ -219,7 +221,8 @@ fn read_events(
                 }
                 let before =
                     previous.query_row(params![revision.0, &*key], |row| bytes(row, 0)).optional()?;
-                // A key that was deleted and made again in between has no predecessor here: its row ended earlier.
+                // A key that was deleted and created again in between has no predecessor here: its row ended
+                // earlier.
                 Ok(StoreEvent { revision, key, value: Some(value), previous: before, created })
             },
         )?
@@ -231,8 +234,8 @@ pub(super) fn to_record(row: &Row<'_>) -> rusqlite::Result<StoreRecord> {
     record_of(row, Bytes::copy_from_slice)
 }
 
-/// Values of a list are kept this many bytes at a time: ten thousand small pieces would cost more to take and to give back
-/// than the list itself.
+/// Values of a list share buffers of this many bytes: ten thousand small allocations would cost more than the
+/// list itself.
 const SLAB_BYTES: usize = 64 << 10;
 
 fn in_slabs() -> impl FnMut(&Row<'_>) -> rusqlite::Result<StoreRecord> {
@@ -265,7 +268,8 @@ fn bytes(row: &Row<'_>, column: usize) -> rusqlite::Result<Bytes> {
     value(row, column).map(Bytes::copy_from_slice)
 }
 
-/// Values are text when they are valid UTF-8, so that people can read them, and blobs otherwise.
+/// Returns a value. Values are text when they are valid UTF-8, so that people can read them, and blobs
+/// otherwise.
 fn value<'a>(row: &'a Row<'_>, column: usize) -> rusqlite::Result<&'a [u8]> {
     match row.get_ref(column)? {
         ValueRef::Text(bytes) | ValueRef::Blob(bytes) => Ok(bytes),

@@ -1,6 +1,7 @@
-//! A few read-only connections, each used by one blocking thread at a time.
+//! A pool of read-only connections, each used by one blocking thread at a time.
 //!
-//! Readers never wait for the writer, and the async runtime never waits for a disk. All busy: the caller waits.
+//! Readers never wait for the writer, and the async runtime never waits for a disk. When all connections are
+//! busy, the caller waits.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,7 +12,7 @@ use tokio::sync::Semaphore;
 use super::{blocking, schema, translate};
 use crate::StoreError;
 
-/// Two would do on small machines; four keep a long list from delaying short reads.
+/// Two suffice on small machines; four keep a long list from delaying short reads.
 const CONNECTIONS: u32 = 4;
 
 pub(crate) struct Readers {
@@ -25,7 +26,7 @@ impl Readers {
         Ok(Readers { idle: Mutex::new(idle), permits: Arc::new(Semaphore::new(CONNECTIONS as usize)) })
     }
 
-    /// Runs `work` inside one read transaction: everything it sees is of one moment.
+    /// Runs `work` inside one read transaction: everything it reads is of one revision.
     pub async fn read<T: Send + 'static>(
         self: &Arc<Readers>,
         work: impl FnOnce(&Connection) -> Result<T, StoreError> + Send + 'static,
@@ -42,7 +43,7 @@ impl Readers {
         .await?
     }
 
-    /// Waits for reads under way, then closes the connections.
+    /// Waits for reads in progress, then closes the connections.
     pub async fn close(&self) {
         if let Ok(all) = self.permits.acquire_many(CONNECTIONS).await {
             self.permits.close();

@@ -1,7 +1,8 @@
-//! Remembers how much was left behind the last page of a list, so that the next page need not count again.
+//! Caches the number of records after the last page of a list, so that the next page need not count again.
 //!
-//! Counting ten thousand names takes half as long as reading a page of five hundred. A page is of one revision and a revision
-//! never changes, so the number that was left then is still right; a list that is forgotten here is counted again.
+//! Counting ten thousand names takes half as long as reading a page of five hundred. A page is of one
+//! revision and a revision never changes, so the cached number stays correct; a list that is not in the cache
+//! is counted again.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
@@ -24,7 +25,7 @@ struct Place {
 }
 
 impl Remaining {
-    /// How many records stood behind `after` at a revision, if a page ended there a while ago.
+    /// Returns the number of records after `after` at a revision, if a recent page ended there.
     pub fn behind(&self, prefix: &str, after: &str, at: Revision) -> Option<u64> {
         let places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         let found = places
@@ -34,7 +35,7 @@ impl Remaining {
         found.map(|place| place.remaining)
     }
 
-    /// A page ended behind `after`, and so much was left.
+    /// Stores that a page ended at `after` with `remaining` records after it.
     pub fn note(&self, prefix: &str, after: &str, at: Revision, remaining: u64) {
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         if places.len() >= PLACES_MAX {

@@ -1,6 +1,6 @@
-//! The tables, and how a file becomes a connection: locked, private, checked, durable.
+//! The tables, and the opening of a database: locked, private, checked, durable.
 //!
-//! A newer format is refused before anything is touched; a file of another program as well.
+//! A file of a newer format or of another program is refused before it is changed.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
@@ -14,9 +14,9 @@ use crate::{Revision, StoreError};
 
 /// The format this program writes. A change that older programs would misread raises it.
 const FORMAT: u64 = 1;
-/// "Cswy": marks the file as ours for `file(1)` and for us.
+/// "Cswy": identifies the file as Causeway's, for `file(1)` and for `open`.
 const APPLICATION_ID: i64 = 0x4373_7779;
-/// Rows of up to two kilobytes stay inside their page, so that a list is one run through the pages.
+/// Rows of up to two kilobytes stay inside their page, so that a list is one scan of the pages.
 const PAGE_BYTES: u32 = 8192;
 
 const TABLES: &str = "
@@ -55,7 +55,7 @@ CREATE TABLE moments (
 );
 ";
 
-/// The numbers beside the objects.
+/// The counters of the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct StoreMeta {
     pub revision: Revision,
@@ -66,10 +66,11 @@ pub(super) struct StoreMeta {
 /// A store begins at revision 1, because 0 means "any" to Kubernetes clients.
 const NEW: StoreMeta = StoreMeta { revision: Revision(1), compacted: Revision(1), epoch: 1 };
 
-/// Opens the file for writing, makes it when it is missing. The lock must live as long as the connection.
+/// Opens the file for writing, and creates it when it is absent. The lock must live as long as the
+/// connection.
 pub(super) fn open(path: &Path) -> Result<(Connection, File, StoreMeta), StoreError> {
     let lock = lock(path)?;
-    // SQLite gives its side files the mode of the main one, so this is the only place that decides it.
+    // SQLite gives its side files the mode of the main one, so the mode is set only here.
     private(path)?;
     let connection = Connection::open_with_flags(
         path,
@@ -83,12 +84,13 @@ pub(super) fn open(path: &Path) -> Result<(Connection, File, StoreMeta), StoreEr
     Ok((connection, lock, meta))
 }
 
-/// A connection that only reads. The writer must have opened the file before.
+/// Opens a read-only connection. The writer must have opened the file before.
 pub(super) fn open_reader(path: &Path) -> Result<Connection, StoreError> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags).map_err(translate)?;
     connection.busy_timeout(std::time::Duration::from_secs(5)).map_err(translate)?;
-    // Kibibytes. The system keeps the file in memory anyway; this is for the inner pages of the trees, once per connection.
+    // In kibibytes. The system caches the file anyway; this is for the inner pages of the trees, once per
+    // connection.
     connection.pragma_update(None, "cache_size", -1024).map_err(translate)?;
     connection.pragma_update(None, "temp_store", "MEMORY").map_err(translate)?;
     Ok(connection)
@@ -183,7 +185,7 @@ fn configure(connection: &Connection) -> rusqlite::Result<()> {
     connection.pragma_update(None, "synchronous", "FULL")?;
     connection.pragma_update(None, "temp_store", "MEMORY")?;
     connection.pragma_update(None, "cache_size", -4096)?;
-    // A log that once grew large is cut back, so that it does not keep the space.
+    // A log that once grew large is truncated, so that it does not keep the space.
     connection.pragma_update(None, "journal_size_limit", 16 << 20)
 }
 

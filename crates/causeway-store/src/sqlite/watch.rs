@@ -1,7 +1,7 @@
-//! A watch on the embedded engine: reads history until it meets the hub, then listens there.
+//! A watch on the embedded engine: reads history until it overlaps with the hub, then reads from the hub.
 //!
-//! History is read in pages and only when asked for, so a slow reader costs nothing; it may be overtaken by
-//! compaction and is told so. `next` can be dropped at any await without losing an event.
+//! History is read in pages and only on demand, so a slow reader costs nothing. A reader that compaction
+//! overtakes gets an error. `next` can be dropped at any await without losing an event.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,16 +18,16 @@ pub(crate) struct SqliteWatch {
     prefix: Arc<str>,
     hub: Arc<WatchHub>,
     readers: Arc<Readers>,
-    /// Everything up to here was delivered or stands in `ready`.
+    /// All events up to this position were delivered or are in `ready`.
     cursor: EventCursor,
     ready: VecDeque<Arc<StoreEvent>>,
     stage: Stage,
 }
 
 enum Stage {
-    /// Far behind: pages of history, no place in the hub yet, so its queue cannot overflow.
+    /// Far behind: reads pages of history without a subscription, so that no queue can overflow.
     Chasing,
-    /// The hub keeps what is new; history fills the gap up to there.
+    /// The subscription collects new events; history fills the gap up to its start.
     Closing(Subscription),
     Live(Subscription),
 }
@@ -71,7 +71,8 @@ impl SqliteWatch {
         }
     }
 
-    /// Moves on by one page, and to the next stage when history ends. Says how far it is when nothing was left.
+    /// Reads one page, and enters the next stage when history ends. Returns the progress when there were no
+    /// events.
     async fn read_page(&mut self, upto: Option<Revision>) -> Result<Option<WatchSignal>, StoreError> {
         let (prefix, cursor) = (Arc::clone(&self.prefix), self.cursor.clone());
         let page = self

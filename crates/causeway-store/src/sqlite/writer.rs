@@ -1,7 +1,8 @@
-//! The one thread that writes. Takes the waiting requests, makes them one transaction, syncs, answers, publishes.
+//! The writer thread: takes the waiting requests, makes them one transaction, syncs, responds and publishes.
 //!
-//! Each commit of a group has its own revision; a refused one does not affect the rest. No request is answered before the
-//! transaction is on disk. When the disk fails the whole group is refused, and the next one simply tries again.
+//! Each commit of a group has its own revision; a refused one does not affect the rest. No request is
+//! answered before the transaction is on disk. When the disk fails the whole group is refused, and the next
+//! one tries again.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -33,7 +34,7 @@ pub(crate) struct Compaction {
     pub done: bool,
 }
 
-/// The bound of a group, so that its first request does not wait long.
+/// The limit of a group, so that its first request does not wait long.
 const GROUP_MAX: usize = 512;
 /// Rows deleted in one step of compaction: some milliseconds.
 const COMPACT_ROWS: usize = 2000;
@@ -42,7 +43,7 @@ pub(super) struct WriterThread {
     connection: Connection,
     meta: StoreMeta,
     shared: Arc<SqliteShared>,
-    /// Compaction decided by age and count that is still under way.
+    /// The target of a compaction in progress that was decided by age and count.
     compacting: Option<Revision>,
 }
 
@@ -96,7 +97,8 @@ impl WriterThread {
         self.end(lock);
     }
 
-    /// The next request. Compaction under way goes on in between, one step for each group at least.
+    /// Returns the next request. A compaction in progress continues in between, at least one step for each
+    /// group.
     fn wait(&mut self, requests: &mut mpsc::Receiver<WriteRequest>) -> Option<WriteRequest> {
         while let Some(upto) = self.compacting {
             self.compact_a_little(upto);
@@ -114,11 +116,11 @@ impl WriterThread {
         if let Err((_, error)) = self.connection.close() {
             tracing::warn!(error = %error, "the database did not close cleanly; it will be recovered when it is opened");
         }
-        // Last, so that the next holder of the lock finds a closed file.
+        // The lock is dropped last, so that its next holder finds a closed file.
         drop(lock);
     }
 
-    /// Returns the request that ended the group, when it was not a commit.
+    /// Commits a group. Returns the request that ended the group, when it was not a commit.
     fn commit_group(
         &mut self,
         first: Waiting,
@@ -182,7 +184,7 @@ impl WriterThread {
                 events.extend(applied.events);
                 applied.committed
             });
-            // The caller may have gone away; what is committed stays committed.
+            // The caller may have disconnected; the commit stays.
             drop(waiting.answer.send(answer));
         }
         if !events.is_empty() {
@@ -270,7 +272,7 @@ impl WriterThread {
     }
 
     fn remember(&mut self, meta: StoreMeta) {
-        // An assertion about the promise everything rests on.
+        // The whole store relies on this invariant.
         assert!(meta.revision >= self.meta.revision, "the revision must never go back");
         self.meta = meta;
         self.shared.set(meta);

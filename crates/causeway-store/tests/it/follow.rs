@@ -1,4 +1,4 @@
-//! Promises of following: a state and every change behind it, through compaction, failures and the end.
+//! Guarantees of following: a state and every change after it, through compaction, failures and the end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,7 +11,7 @@ use crate::lab::{Lab, keys, value};
 const BACKOFF: FollowBackoff =
     FollowBackoff { first: Duration::from_millis(1), max: Duration::from_millis(8) };
 
-/// The next step that is not progress.
+/// Returns the next step that is not progress.
 async fn step<T>(follower: &mut StoreFollower<'_, T>) -> Option<Followed<T>> {
     loop {
         let next = tokio::time::timeout(Duration::from_secs(20), follower.next()).await;

@@ -35,7 +35,7 @@ impl Lab {
     }
 }
 
-/// A value with this text.
+/// Makes a value with this text.
 pub fn value(text: impl std::fmt::Display) -> Bytes {
     Bytes::from(format!(r#"{{"metadata":{{"name":"{text}"}}}}"#))
 }
@@ -55,7 +55,7 @@ pub fn keys(records: &[StoreRecord]) -> Vec<&str> {
     records.iter().map(|record| &*record.key).collect()
 }
 
-/// The next event; progress in between is skipped.
+/// Returns the next event; progress in between is skipped.
 pub async fn event(watch: &mut StoreWatch) -> Result<std::sync::Arc<StoreEvent>, StoreError> {
     loop {
         let next = tokio::time::timeout(Duration::from_secs(20), watch.next()).await;
@@ -65,7 +65,7 @@ pub async fn event(watch: &mut StoreWatch) -> Result<std::sync::Arc<StoreEvent>,
     }
 }
 
-/// All events up to and with the revision `last`.
+/// Returns all events up to and including the revision `last`.
 pub async fn events_upto(
     watch: &mut StoreWatch,
     last: Revision,

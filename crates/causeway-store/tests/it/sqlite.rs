@@ -1,4 +1,4 @@
-//! The battery on the embedded engine, and what only files can show.
+//! The battery on the embedded engine, and tests of its files.
 
 use causeway_store::{RestoreTarget, Store, StoreError, StoreSpec};
 
@@ -116,7 +116,8 @@ async fn a_restore_that_fails_leaves_no_database_and_one_that_succeeds_is_whole(
     assert!(!path(&lab).exists());
     drop(target);
     assert!(!path(&lab).exists());
-    // Not finished: as good as failed, and the log of the lost database is not applied to the new one.
+    // Without `finish` the restore counts as failed, and the log of the lost database is not applied to the
+    // new one.
     let target = RestoreTarget::open(lab.spec.clone()).await.unwrap();
     target.store().import(&backup[..]).await.unwrap();
     target.store().clone().close().await.unwrap();
@@ -131,7 +132,7 @@ async fn a_restore_that_fails_leaves_no_database_and_one_that_succeeds_is_whole(
     let store = lab.open().await;
     assert!(store.get("esites/Tokyo").await.unwrap().is_some());
     store.close().await.unwrap();
-    // A store that exists is left alone.
+    // An existing store is not replaced.
     let target = RestoreTarget::open(lab.spec.clone()).await.unwrap();
     let error = target.store().import(&backup[..]).await.unwrap_err();
     assert!(!target.is_temporary() && matches!(error, StoreError::NotEmpty { count: 1 }), "{error}");

@@ -1,4 +1,4 @@
-//! Who is asking the API: certificates, bearer tokens, and the admin kubeconfig.
+//! Authentication of API clients: certificates, bearer tokens, and the admin kubeconfig.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -74,7 +74,7 @@ async fn a_certificate_is_believed_while_it_lasts() {
     let stranger = other.device(&other.replica("a").await, "G1").await;
     assert_eq!(ask(&stranger.issued.certificate), Err(AuthFailure::Unknown));
 
-    // Signed by our CA, but without a role: it opens nothing.
+    // Signed by the CA, but without a role: it is refused.
     let roll = cloud.registrar.roll.load_full();
     let spki = super::super::serving::spki(&PrivateKey::generate().unwrap()).unwrap();
     let nobody = CertificateSubject::User { name: "eve".into(), organization: "system:masters" };
@@ -99,7 +99,7 @@ async fn a_bearer_token_is_worth_its_role_until_it_ends() {
     let viewer = cloud.registrar.create_api_token(ApiRole::Viewer, HOUR).await.unwrap();
     let admin = cloud.registrar.create_api_token(ApiRole::Admin, 2 * HOUR).await.unwrap();
     for replica in [&cloud, &second] {
-        // At once, also where the watch may not have brought it yet.
+        // The change applies at once, also where the watch may not have delivered it yet.
         let identity = replica.registrar.bearer(&viewer.text).await.unwrap();
         assert_eq!(identity.role, Role::Viewer);
         assert_eq!(identity.groups, ["causeway:viewer", "system:authenticated"]);

@@ -1,4 +1,4 @@
-//! Getting a first certificate, the next, and one after the end; and every way to be refused.
+//! Issuing a first certificate, renewing it, replacing it after its end, and every refusal.
 
 use causeway_channel::PeerId;
 use causeway_channel::clock::BACKDATE;
@@ -24,7 +24,7 @@ async fn a_device_enrols_and_a_crash_in_the_middle_costs_nothing() {
     assert_eq!(issued.facts.not_before, fleet.hands.now() - BACKDATE);
     assert_eq!(issued.endpoints, token.endpoints);
 
-    // The answer was lost; the same key asks again, even after the end of the token.
+    // The response was lost; the same key asks again, even after the end of the token.
     fleet.enrol(&cloud, &token, &key).await.unwrap();
     fleet.hands.advance(2 * HOUR);
     fleet.enrol(&cloud, &token, &key).await.unwrap();
@@ -61,7 +61,7 @@ async fn a_redeemed_token_and_a_replaced_key_are_in_the_revocation_log_before_th
     };
     assert!(redeemed(&issued.id, &first), "{:?}", entries());
 
-    // A log that cannot be written: no certificate is sent until it can.
+    // While the log cannot be written, no certificate is sent.
     let aside = log.with_extension("aside");
     std::fs::rename(&log, &aside).unwrap();
     std::fs::create_dir(&log).unwrap();
@@ -274,7 +274,7 @@ async fn a_new_key_revokes_the_one_before() {
     refused(old.reenrol(&fleet, &cloud).await, EnrolmentCode::Revoked);
     new.renew(&fleet, &cloud).await.unwrap();
 
-    // Not even a token helps a revoked key.
+    // A revoked key is refused even with a token.
     let token = fleet.replacing_token(&cloud, "G1").await;
     refused(fleet.enrol(&cloud, &token, &old.key).await, EnrolmentCode::Revoked);
 }
@@ -355,7 +355,7 @@ async fn an_impostor_learns_nothing() {
     let error = device.renew(&fleet, &impostor).await.unwrap_err();
     assert!(matches!(error, EnrolError::WrongAuthority { .. }), "{error:?}");
 
-    // A gateway's own certificate, though from the right CA, is not the cloud's.
+    // A gateway's own certificate, though from the right CA, is not accepted as the cloud's.
     let chain = vec![device.issued.certificate.clone(), device.issued.authorities[0].clone()];
     let credentials = TlsCredentials { chain, key: device.key.to_der() };
     let config =

@@ -1,4 +1,5 @@
-//! Replicas that share nothing but a real etcd of three members: one CA, one last use, one change, quick revocation.
+//! Replicas that share only a real etcd of three members: one CA, single-use tokens, one change of CA, quick
+//! revocation.
 
 use causeway_apiserver::Authenticator;
 use testlab::etcd::Cluster;

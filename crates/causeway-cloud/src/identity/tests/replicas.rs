@@ -1,4 +1,4 @@
-//! Several replicas on one store: one CA, one last use, and revocations that all of them know.
+//! Several replicas on one store: one CA, single-use tokens, and revocations that all of them know.
 
 use causeway_apiserver::{AuthFailure, Authenticator};
 
@@ -133,12 +133,12 @@ async fn a_revoked_gateway_is_out_everywhere_within_a_second() {
         refused(device.asks_to_renew(&fleet, replica).await, EnrolmentCode::Revoked);
     }
 
-    // Again, and for gateways nobody knows.
+    // A repeated revocation, and one of an unknown gateway.
     assert_eq!(a.registrar.revoke_gateway("G1", OpenTokens::Close).await.unwrap().keys, Vec::<String>::new());
     assert!(a.registrar.revoke_gateway("nobody", OpenTokens::Close).await.is_err());
     assert!(a.registrar.revoke_gateway("../ca", OpenTokens::Close).await.is_err());
 
-    // The revocation outlives a restart, and is forgotten only when the certificate has ended by itself.
+    // The revocation survives a restart, and is removed only when the certificate has expired by itself.
     let again = fleet.open("a").await.unwrap();
     assert!(again.is_revoked(&device.key.hash()));
     fleet.hands.advance(31 * DAY);
@@ -146,6 +146,6 @@ async fn a_revoked_gateway_is_out_everywhere_within_a_second() {
     eventually("the record is forgotten", || !b.registrar.is_revoked(&device.key.hash())).await;
     refused(device.reenrol(&fleet, &b).await, EnrolmentCode::NotCurrent);
 
-    // A new token brings the gateway back, under a new key.
+    // A new token enrols the gateway again, under a new key.
     fleet.device(&b, "G1").await;
 }

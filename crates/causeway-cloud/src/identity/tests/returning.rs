@@ -1,5 +1,5 @@
-//! What was thrown out does not come back by itself: not by an open token, not by an object that is made again, not by a
-//! restored backup, and a lost store is not taken for a first start.
+//! A removed gateway stays removed: an open token, an object that is created again and a restored backup do
+//! not readmit it, and a lost store is not taken for a first start.
 
 use bytes::Bytes;
 use causeway_api::Kind;
@@ -22,7 +22,7 @@ impl Fleet {
         bytes
     }
 
-    /// The same data dirs with a store that holds the backup.
+    /// Returns the same data dirs with a store that holds the backup.
     async fn restored(self, backup: &[u8]) -> Fleet {
         let path = self.home.path().join(format!("restored-{}.db", backup.len()));
         let spec = StoreSpec::Sqlite { path };
@@ -31,7 +31,7 @@ impl Fleet {
         Fleet { spec, store, ..self }
     }
 
-    /// Makes an EGateway, or makes it again.
+    /// Creates an EGateway, or creates it again.
     async fn object(&self, gateway: &str) {
         let value = Bytes::from_static(b"{\"metadata\":{}}");
         self.store.create(&registry::key(Kind::EGateway, gateway), value).await.unwrap();
@@ -54,7 +54,7 @@ async fn revoking_a_gateway_closes_its_tokens_unless_they_are_to_be_kept() {
         cloud.registrar.revoke_gateway("G1", OpenTokens::Close).await.unwrap();
     assert_eq!((keys.len(), &tokens[..]), (0, &[super::super::tokens::id(&open.secret)][..]));
     refused(fleet.enrol(&cloud, &open, &PrivateKey::generate().unwrap()).await, EnrolmentCode::TokenDeleted);
-    // The tokens of others stay, and a gateway that never came can be kept from coming.
+    // The tokens of other gateways stay, and a gateway that never enrolled can be kept from enrolling.
     assert_eq!(cloud.registrar.revoke_gateway("G2", OpenTokens::Close).await.unwrap().tokens.len(), 1);
     refused(fleet.enrol(&cloud, &other, &PrivateKey::generate().unwrap()).await, EnrolmentCode::TokenDeleted);
     fleet.device(&cloud, "G1").await;
@@ -69,7 +69,7 @@ async fn what_a_deleted_gateway_was_given_is_void_for_one_of_the_same_name() {
     let open = fleet.replacing_token(&cloud, "G1").await;
     device.renew(&fleet, &cloud).await.unwrap();
 
-    // Nobody has seen the deletion: whoever follows deletions does not run yet.
+    // The deletion is not seen yet: the follower of deletions does not run.
     fleet.delete_object("G1").await;
     fleet.object("G1").await;
     let text = refused(
@@ -80,14 +80,14 @@ async fn what_a_deleted_gateway_was_given_is_void_for_one_of_the_same_name() {
     refused(device.renew(&fleet, &cloud).await, EnrolmentCode::NotCurrent);
     assert!(cloud.registrar.admit(&device.issued.certificate, &[]).await.is_err());
 
-    // It looks when it starts, and finds what is older than the object.
+    // At its start the follower finds the credentials that are older than the object.
     let stop = CancellationToken::new();
     tokio::spawn(DeletedGateways::new(fleet.store.clone(), cloud.registrar.clone()).run(stop.clone()));
     eventually("the old key is revoked", || cloud.registrar.is_revoked(&device.key.hash())).await;
     let tokens = cloud.registrar.tokens().await.unwrap();
     assert!(tokens.iter().all(|token| token.used == Some(1)), "the open one is closed: {tokens:?}");
 
-    // A token for the new one works, and its key too.
+    // A token for the new object works, and its key too.
     let mut again = fleet.device(&cloud, "G1").await;
     again.renew(&fleet, &cloud).await.unwrap();
     refused(device.renew(&fleet, &cloud).await, EnrolmentCode::Revoked);
@@ -102,7 +102,7 @@ async fn a_new_key_for_a_gateway_that_was_made_again_revokes_the_former_one() {
     let former = fleet.device(&cloud, "G1").await;
     fleet.delete_object("G1").await;
     fleet.object("G1").await;
-    // Not even --replace is needed: nobody is enrolled.
+    // Not even --replace is needed: no host is enrolled.
     fleet.device(&cloud, "G1").await;
     eventually("the former key is revoked", || cloud.registrar.is_revoked(&former.key.hash())).await;
 }
@@ -139,7 +139,8 @@ async fn a_restored_backup_does_not_bring_back_what_was_thrown_out() {
     cloud.registrar.revoke_certificate("current", &caller).await.unwrap();
     let log = cloud.data_dir.join(revocation_log::FILE);
     let lines = || revocation_log::read(&log).unwrap().unwrap().entries.len();
-    // Six tokens used and one closed, four keys, one API token. Some are written when the watch brings them.
+    // Six tokens used and one closed, four keys, one API token. Some are written when the watch delivers
+    // them.
     eventually("the log has everything", || lines() == 12).await;
     drop(cloud);
 
@@ -155,7 +156,7 @@ async fn a_restored_backup_does_not_bring_back_what_was_thrown_out() {
     let deleted = cloud.registrar.bearer(&viewer.text).await;
     assert!(matches!(deleted, Err(AuthFailure::Unknown | AuthFailure::Revoked)), "{deleted:?}");
     assert_eq!(cloud.registrar.certificate(&[certificate]), Err(AuthFailure::Revoked));
-    // Everybody else goes on.
+    // All other gateways and users keep their access.
     for device in [&mut kept, &mut replacing, &mut user] {
         device.renew(&fleet, &cloud).await.unwrap();
     }
@@ -165,7 +166,7 @@ async fn a_restored_backup_does_not_bring_back_what_was_thrown_out() {
     assert_ne!(fresh, kubeconfig, "the host has another admin kubeconfig");
     cloud.registrar.certificate(&[kubeconfig_certificate(&fresh)]).unwrap();
 
-    // When the revocations are forgotten, the records still keep the old certificates out.
+    // When the revocations have been removed, the records still keep the old certificates out.
     fleet.hands.advance(31 * DAY);
     cloud.registrar.upkeep().await.unwrap();
     eventually("the revocation is forgotten", || !cloud.registrar.is_revoked(&late.key.hash())).await;
@@ -188,7 +189,7 @@ async fn every_replica_has_a_log_of_its_own_also_of_what_it_missed() {
     let token = a.registrar.create_api_token(ApiRole::Admin, DAY).await.unwrap();
     a.registrar.delete_token(&token.id).await.unwrap();
     eventually("the other replica has written it down", || entries(&b).len() == 3).await;
-    // A third one comes later.
+    // A third replica starts later.
     let c = fleet.replica("c").await;
     assert_eq!(entries(&c).len(), 3, "{:?}", entries(&c));
 }
@@ -202,7 +203,7 @@ async fn a_log_that_cannot_be_written_is_told_and_the_gateway_is_out_all_the_sam
     eventually("the use of the token is logged", || log.exists()).await;
     drop(cloud);
     let registrar = fleet.open("a").await.unwrap();
-    // A folder in its place: no file can be opened there, not by root either.
+    // A directory in its place: no file can be opened there, not even by root.
     std::fs::remove_file(&log).unwrap();
     std::fs::create_dir(&log).unwrap();
     let problem = registrar.revoke_gateway("G1", OpenTokens::Close).await.unwrap_err();
@@ -249,7 +250,8 @@ async fn a_lost_store_is_no_first_start() {
 async fn a_second_host_does_not_put_the_first_out_by_mistake() {
     let fleet = Fleet::new().await;
     let cloud = fleet.replica("a").await;
-    // Two tokens were made before anybody came: the first host is in, the second is told.
+    // Two tokens were made before any host enrolled: the first host is enrolled, the second is refused with
+    // the reason.
     let (one, two) = (fleet.token(&cloud, "G1").await, fleet.token(&cloud, "G1").await);
     let key = PrivateKey::generate().unwrap();
     let mut first = Device { issued: fleet.enrol(&cloud, &one, &key).await.unwrap(), key };
@@ -267,7 +269,7 @@ async fn a_second_host_does_not_put_the_first_out_by_mistake() {
     assert_eq!(replacing.replaces.map(|enrolled| enrolled.gateway).as_deref(), Some("G1"));
     fleet.enrol(&cloud, &replacing.token, &PrivateKey::generate().unwrap()).await.unwrap();
     refused(first.renew(&fleet, &cloud).await, EnrolmentCode::Revoked);
-    // One that could not come back by itself need not be replaced.
+    // A host that can no longer renew by itself need not be replaced.
     fleet.hands.advance(121 * DAY);
     fleet.token(&cloud, "G1").await;
 }
@@ -305,7 +307,7 @@ async fn certificates_of_people_are_listed_and_revoked() {
         assert!(matches!(refusal, Err(TokenProblem::NoCertificate { .. })), "{serial}");
     }
 
-    // The admin's own: the other replica's host gets another one, too.
+    // The admin's own credential: the other replica's host gets a new one, too.
     let text = |replica: &Replica| std::fs::read_to_string(replica.registrar.kubeconfig_path()).unwrap();
     let (old_a, old_b) = (text(&a), text(&b));
     let serial =
@@ -321,7 +323,7 @@ async fn certificates_of_people_are_listed_and_revoked() {
     let again = fleet.open("a").await.unwrap();
     assert_eq!(again.certificate(&[kubeconfig_certificate(&old_a)]), Err(AuthFailure::Revoked));
 
-    // A token is no certificate.
+    // A token is not a certificate.
     let token = a.registrar.create_api_token(ApiRole::Admin, HOUR).await.unwrap();
     let caller = a.registrar.bearer(&token.text).await.unwrap();
     let refusal = a.registrar.revoke_certificate("current", &caller).await;

@@ -1,4 +1,4 @@
-//! The change of CA: nobody is lost, and nobody is kept for ever.
+//! The change of CA: every gateway keeps its access, and no old certificate stays valid for ever.
 
 use causeway_apiserver::{AuthFailure, Authenticator};
 use causeway_channel::wire::control::SessionRefusedCode;
@@ -29,7 +29,7 @@ async fn a_change_of_ca_loses_no_edge() {
     eventually("the other replica follows", || b.registrar.roll.load().is_changing()).await;
     assert!(matches!(b.registrar.start_rotation().await, Err(RotationError::AlreadyChanging)));
 
-    // Old certificates go on to work everywhere, and the cloud can still be verified with what edges know.
+    // Old certificates still work everywhere, and edges can still verify the cloud with the CAs they have.
     for replica in [&a, &b] {
         replica.registrar.certificate(&[eager.issued.certificate.clone()]).unwrap();
         replica.registrar.certificate(std::slice::from_ref(&old_admin)).unwrap();
@@ -39,7 +39,7 @@ async fn a_change_of_ca_loses_no_edge() {
     let (gateways, tokens) = needed(a.registrar.finish_rotation(false).await.unwrap_err());
     assert_eq!((gateways, tokens.len()), (vec!["eager".to_owned(), "late".to_owned()], 1));
 
-    // A certificate that was only issued may be lost on its way; one that is shown was not.
+    // A certificate that was only issued may be lost on its way; one that is presented was received.
     eager.renew(&fleet, &b).await.unwrap();
     assert_eq!(eager.issued.authorities.len(), 2);
     let (gateways, _) = needed(a.registrar.finish_rotation(false).await.unwrap_err());
@@ -123,7 +123,7 @@ async fn the_dead_do_not_hold_up_a_change_and_force_cuts_off_the_living() {
     assert!(matches!(error, EnrolError::WrongAuthority { .. }) && error.to_string().contains("new token"));
     let chain = [living.issued.certificate.clone()];
     assert_eq!(cloud.registrar.certificate(&chain), Err(AuthFailure::Unknown));
-    // A handshake may have begun while the old CA was trusted; a session may not.
+    // A handshake may have begun while the old CA was trusted; a session may not begin.
     let refused = cloud.registrar.admit(&chain[0], &[]).await.unwrap_err();
     assert_eq!(refused.reason(), SessionRefusedCode::NotCurrent, "{refused:?}");
 }

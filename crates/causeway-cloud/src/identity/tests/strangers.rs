@@ -1,4 +1,5 @@
-//! Strangers on the channel port: garbage, silence, crowds. Nothing panics, everybody else is served.
+//! Unauthenticated peers on the channel port: garbage, silence, floods. Nothing panics, and other peers are
+//! served.
 
 use std::num::NonZeroU32;
 
@@ -23,7 +24,7 @@ async fn connect(fleet: &Fleet, cloud: &Replica, alpn: &[&[u8]]) -> std::io::Res
     TlsConnector::from(Arc::new(config)).connect(name, link).await
 }
 
-/// Does enrolment take a new connection?
+/// Returns true if enrolment accepts a new connection.
 async fn is_greeted(fleet: &Fleet, cloud: &Replica) -> bool {
     let Ok(mut link) = connect(fleet, cloud, &[wire::ALPN]).await else { return false };
     wire::read::<EnrolmentHello>(&mut link).await.is_ok()
@@ -55,7 +56,7 @@ async fn garbage_is_answered_or_dropped_and_never_stops_the_server() {
         };
         assert_eq!(refusal.reason(), EnrolmentCode::Malformed, "{row}");
     }
-    // Cut off in the middle of a frame.
+    // The connection ends in the middle of a frame.
     let mut link = connect(&fleet, &cloud, &[wire::ALPN]).await.unwrap();
     link.write_all(&[0, 0, 0, 200, 1, 2]).await.unwrap();
     drop(link);
@@ -120,7 +121,7 @@ async fn a_crowd_is_bounded_and_passes() {
     eventually("it is counted", || cloud.registrar.figures().turned_away("full") == 1).await;
     drop(crowd);
     eventually("the crowd is gone", || cloud.registrar.figures().turned_away("exchange") == 2).await;
-    // The place is free a moment after the exchange was counted.
+    // The permit is free a moment after the exchange was counted.
     loop {
         if is_greeted(&fleet, &cloud).await {
             break;
