@@ -19,9 +19,9 @@ pub trait ApiResource {
     /// The name in `kind:`, for example `Pod`.
     fn kind(&self) -> &str;
     fn is_namespaced(&self) -> bool;
-    /// Whether the resource has the subresource `status`.
+    /// Returns true if the resource has the subresource `status`.
     fn has_status(&self) -> bool;
-    /// Whether clients can only get, list and watch.
+    /// Returns true if clients can only get, list and watch.
     fn is_read_only(&self) -> bool {
         false
     }

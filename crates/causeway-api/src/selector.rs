@@ -55,7 +55,8 @@ impl Selector {
 pub trait Selectable {
     /// Returns the value of a label.
     fn label(&self, key: &str) -> Option<&str>;
-    /// Whether the field, or one of its entries when it is a list, equals `value`. A missing field equals the empty text.
+    /// Returns true if the field, or one of its entries when it is a list, equals `value`. A missing field
+    /// equals the empty text.
     fn field_equals(&self, field: &str, value: &str) -> bool;
 }
 

@@ -78,8 +78,9 @@ impl AdminRecord {
         self.code.is_some_and(|code| code >= 400 && code != CLIENT_GONE)
     }
 
-    /// Returns the key under which the record is coalesced with equal ones. Refusals, which callers without
-    /// rights can cause at will, and writes of controllers, which may loop, are coalesced.
+    /// Returns the key under which the record is coalesced with equal ones; `None` for a record of its own.
+    /// Coalesced are refusals, which callers without rights can cause at will, and writes of controllers and of
+    /// subresources, which may come from a loop.
     pub fn repeats_under(&self) -> Option<String> {
         let by_controller = self.code.is_none();
         if !by_controller && !self.is_refused() && self.subresource.is_none() {

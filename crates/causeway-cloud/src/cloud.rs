@@ -77,14 +77,14 @@ pub struct CloudConfig {
     pub api_connections_per_address: usize,
     /// Allows a new CA in a data dir where a cloud with another CA has run.
     pub new_fleet: bool,
-    /// How long an expired certificate may still be renewed with its old key.
+    /// The time after its end in which a certificate may still be renewed with its old key.
     pub expired_grace: Duration,
     pub audit: AuditLimits,
     /// Bounds on unauthenticated peers at the channel port, and on the resources of one link.
     pub port: PortLimits,
-    /// How long requests and streams in flight may continue after the stop.
+    /// The time that requests and streams in flight have after the stop.
     pub drain: Duration,
-    /// How the cloud's own gateway forwards.
+    /// The settings of the cloud's own gateway.
     pub gateway: causeway_gateway::GatewayOptions,
     /// The effective configuration, without secrets, for the admin dump.
     pub shown: serde_json::Value,

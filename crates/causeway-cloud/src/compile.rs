@@ -124,7 +124,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Hosts at other sites that someone here may reach, under the policies that say so.
+    /// Adds the hosts at other sites that clients of this site may reach, under the policies that allow it.
     fn nodes_elsewhere(&mut self) {
         let for_site = self.world.policies_allowing_site(self.site);
         let servers = self.world.servers_at(self.site);

@@ -256,7 +256,7 @@ mod tests {
         for gateway in ["berlin", "oslo"] {
             lab.put(&key(Kind::EGateway, gateway)).await;
         }
-        // Lisbon was deleted while nobody looked.
+        // Lisbon was deleted while no follower ran.
         for gateway in ["berlin", "lisbon", "oslo"] {
             lab.put(&format!("upstream/{gateway}")).await;
         }

@@ -130,7 +130,7 @@ impl NetmapPublisher {
         self.enter(gateway, None)
     }
 
-    /// Which gateways each site has, as that changes.
+    /// Returns the gateways of each site, as they change.
     pub fn sites(&self) -> watch::Receiver<Arc<SiteGateways>> {
         self.shared.sites.subscribe()
     }
@@ -147,7 +147,7 @@ impl NetmapPublisher {
         target.as_ref().map(|target| target.netmap.stamp())
     }
 
-    /// How long an attached gateway has not had its newest netmap in force; zero when it has.
+    /// Returns how long an attached gateway has not applied its newest netmap; zero when it has applied it.
     pub fn lag(&self, gateway: &str) -> Option<Duration> {
         let desk = self.lock();
         let attached = desk.attached.get(gateway)?;

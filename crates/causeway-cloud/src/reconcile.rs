@@ -247,7 +247,7 @@ struct Round<'a> {
     links_at: Option<Instant>,
     /// Writes wait until then, because one failed.
     paused: Option<Instant>,
-    /// How long the next failure pauses.
+    /// The pause after the next failure.
     pause: Duration,
 }
 

@@ -92,7 +92,7 @@ pub struct Fleet {
     journals: Option<AuditJournal>,
 }
 
-/// Which journal another replica asks for, and how.
+/// Returns the journal that another replica asks for, and the query.
 fn asked_journal(target: &str) -> Option<(JournalKind, &str)> {
     let traffic = target.strip_prefix(AUDIT).map(|query| (JournalKind::Traffic, query));
     traffic.or_else(|| target.strip_prefix(ADMIN_AUDIT).map(|query| (JournalKind::Admin, query)))

@@ -46,7 +46,7 @@ const GATHER: Duration = Duration::from_millis(50);
 /// The same for sessions: each look goes over all of them, and a fleet that comes back is twenty thousand
 /// changes.
 const GATHER_CONNECTIONS: Duration = Duration::from_millis(200);
-/// How often the replicas that are alive are looked at, and writes that failed are tried again.
+/// Interval at which live replicas are checked and failed writes are retried.
 const LOOK: Duration = Duration::from_secs(15);
 /// Enough to fill a group commit; each holds one object.
 const WRITES_MAX: usize = 64;
@@ -62,7 +62,7 @@ pub struct ReportWriter {
     pub connections: Option<ConnectionWatch>,
 }
 
-/// What is left to do in the next round.
+/// The work for the next round.
 #[derive(Default)]
 struct Pending {
     changed: ChangedObjects,

@@ -80,7 +80,7 @@ impl Default for SessionLimits {
 const DEPARTED_MAX: usize = 100_000;
 /// Number of sessions below which a fleet that comes back at once needs no spreading.
 const HINT_FROM: usize = 500;
-/// How often a draining replica looks whether its sessions have ended.
+/// Interval at which a draining replica checks whether its sessions have ended.
 const DRAIN_LOOK: Duration = Duration::from_millis(50);
 /// Edges that can go elsewhere are given this long beyond the spread before their idle links are closed.
 const DRAIN_DIAL: Duration = Duration::from_secs(3);
@@ -103,7 +103,7 @@ struct Shared {
     rivals: Mutex<Rivals>,
     /// Counts changes of the attached gateways.
     changed: watch::Sender<u64>,
-    /// How many sessions there were when edges were last told over which time to come back.
+    /// The number of sessions when edges were last told the time over which to reconnect.
     hinted: AtomicUsize,
     /// Newcomers a second that the port finishes when all its places are taken, as it was last seen.
     served: AtomicU32,
@@ -151,7 +151,7 @@ pub struct Session {
     pub since: Time,
     pub software: String,
     not_after: SystemTime,
-    /// How far the edge's clock was ahead of ours when it said hello.
+    /// The lead of the edge's clock over the cloud's clock at the hello message.
     clock_ahead_seconds: i64,
     held: Mutex<Option<(u64, u64)>>,
     /// Why new streams go over QUIC or TCP, as the edge last told.
@@ -489,9 +489,9 @@ impl Shared {
         self.registrar.all_endpoints().iter().map(ToString::to_string).collect()
     }
 
-    /// How often edges should ask for a sign of life; zero: as often as they like. With other replicas to go
-    /// to, a dead one must be left within five seconds: see `causeway_channel::session::KEEPALIVE_QUICK`.
-    /// Over TCP the kernel tells at once that a process is no more.
+    /// Returns the keepalive interval for edges; zero: the edge chooses. With other replicas to go to, an
+    /// edge must leave a dead one within five seconds: see `causeway_channel::session::KEEPALIVE_QUICK`. Over
+    /// TCP the kernel reports at once that a process has ended.
     fn keepalive(&self, transport: Transport) -> Duration {
         match transport {
             Transport::Quic if !self.neighbours().is_empty() => KEEPALIVE_QUICK,
@@ -538,7 +538,7 @@ impl Session {
         }
     }
 
-    /// Which session of its gateway it is, for other replicas.
+    /// Returns the identity of this session of its gateway, for other replicas.
     pub fn key_of_session(&self) -> SessionKey {
         SessionKey { epoch: self.epoch, instance: self.instance }
     }

@@ -62,7 +62,7 @@ pub enum SpoolIntakeError {
 /// Hands the batches of sessions to the intake.
 pub struct SpoolIntakeHandle {
     pub intake: Arc<SpoolIntake>,
-    /// Where a gateway's newest status is read at once.
+    /// The inbox from which a gateway's newest status is read at once.
     pub board: Arc<ReportInbox>,
 }
 
@@ -128,8 +128,8 @@ impl SpoolIntake {
         &self.figures
     }
 
-    /// Takes a batch of `peer`, and tries again while the disk or the store has trouble. Whoever waits may
-    /// stop waiting: the edge sends the batch again with its next session.
+    /// Takes a batch of `peer`, and retries while the disk or the store fails. The caller may stop waiting:
+    /// the edge sends the batch again with its next session.
     pub async fn settle(
         &self,
         peer: &PeerId,

@@ -73,7 +73,7 @@ pub enum AuditDecision {
     Deny,
 }
 
-/// How a connection ended.
+/// The end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ConnectionEnd {

@@ -49,11 +49,11 @@ const FAR: Duration = Duration::from_secs(8);
 /// A question, encoded in the details of a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Question {
-    /// What this gateway cannot do. Only the cloud may ask.
+    /// Asks for the limitations of this gateway. Only the cloud may ask.
     Facts,
-    /// Whether the path from here to the backends of a service works. Only the cloud may ask.
+    /// Asks whether the path from here to the backends of a service works. Only the cloud may ask.
     Path,
-    /// Whether the backends of a service at this site respond.
+    /// Asks whether the backends of a service at this site respond.
     Backends,
 }
 

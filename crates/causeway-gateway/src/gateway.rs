@@ -39,14 +39,14 @@ pub struct GatewayParts {
     pub peers: Arc<dyn GatewayPeers>,
     pub audit: Arc<dyn AuditSink>,
     pub options: GatewayOptions,
-    /// What the role says of itself to `causeway doctor`.
+    /// The facts of the role for `causeway doctor`.
     pub role_facts: Option<RoleFacts>,
 }
 
 /// Settings of a gateway, from the configuration.
 #[derive(Clone, Debug)]
 pub struct GatewayOptions {
-    /// Whether presences listen at this gateway.
+    /// True if presences listen at this gateway.
     pub listen: bool,
     /// The network namespace in which presences listen.
     pub presence_mode: PresenceMode,

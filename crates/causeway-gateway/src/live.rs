@@ -55,7 +55,7 @@ pub struct AllowedRequest {
     pub path: String,
     /// The policy that allows it.
     pub rule: PolicyName,
-    /// Whether any policy has rules for method and path.
+    /// True if any policy has rules for method and path.
     pub has_rules: bool,
 }
 

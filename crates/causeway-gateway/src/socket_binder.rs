@@ -111,7 +111,7 @@ impl SocketBinder for HostBinder {
     }
 }
 
-/// Whether an address may be bound that no interface has.
+/// Says if an address may be bound that no interface has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AddressRequirement {
     MustBeLocal,

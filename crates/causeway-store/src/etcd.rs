@@ -54,7 +54,7 @@ pub(crate) struct EtcdShared {
     epoch: AtomicU64,
     compacted: AtomicU64,
     import: ImportState,
-    /// The revision of the records that were read when the store was opened; the feed skips older events.
+    /// The revision of the metadata that was read when the store was opened; the feed skips older changes of it.
     opened: Revision,
     stop: CancellationToken,
 }

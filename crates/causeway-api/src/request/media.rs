@@ -1,4 +1,4 @@
-//! What the client can read (`Accept`) and what it sent (`Content-Type`).
+//! Media types of a request: the accepted ones (`Accept`) and the one of the body (`Content-Type`).
 //!
 //! Pure text in, choices out. The list of forms is short: JSON, YAML, and Kubernetes' views Table and
 //! PartialObjectMetadata in JSON. Its protobuf is not spoken; clients that offer it always offer JSON too.
@@ -103,7 +103,7 @@ pub fn choose(accept: &[MediaRange]) -> Option<(ObjectView, MediaEncoding)> {
     })
 }
 
-/// What a body is written in.
+/// The format of a body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BodyFormat {
     Json,

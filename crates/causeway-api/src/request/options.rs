@@ -9,7 +9,7 @@ use crate::garbage::Propagation;
 use crate::selector::Selector;
 use crate::{FieldError, FieldReason, Revision, Status};
 
-/// How new a read must be.
+/// The revision that a read must have at least, or exactly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum VersionMatch {
     /// No `resourceVersion`: the newest there is.
@@ -45,7 +45,7 @@ pub struct ListOptions {
     pub include: IncludeObject,
 }
 
-/// Where a watch begins.
+/// The start of a watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WatchStart {
     /// With everything that is there as ADDED; `marked` wants a bookmark behind it.
@@ -82,7 +82,7 @@ pub struct WriteOptions {
     pub include: IncludeObject,
 }
 
-/// What the path of a list or a watch says about its objects.
+/// The namespace and name in the path of a list or a watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Scope<'a> {
     pub namespace: Option<&'a str>,
@@ -93,7 +93,7 @@ pub struct Scope<'a> {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DeleteOptions {
     pub dry_run: bool,
-    /// What becomes of dependents; none leaves it to the object's finalizers.
+    /// The policy for dependents; none leaves it to the object's finalizers.
     pub propagation: Option<Propagation>,
     pub uid: Option<String>,
     pub resource_version: Option<Revision>,

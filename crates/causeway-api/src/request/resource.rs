@@ -49,7 +49,7 @@ impl Verb {
         }
     }
 
-    /// Whether the verb changes nothing.
+    /// Returns true if the verb only reads.
     pub fn is_read(self) -> bool {
         matches!(self, Verb::Get | Verb::List | Verb::Watch)
     }
@@ -272,7 +272,7 @@ impl RequestHead<'_> {
         Status::method_not_allowed(self.method, self.path)
     }
 
-    /// Whether the method only reads.
+    /// Returns true if the method only reads.
     pub fn is_read(&self) -> bool {
         matches!(self.method, "GET" | "HEAD")
     }

@@ -22,7 +22,7 @@ pub struct AuthFailures {
     blocked: Mutex<HashMap<IpAddr, Instant>>,
 }
 
-// The most addresses that are remembered. With more than this, the oldest no longer matter.
+// The most addresses that are blocked at once. Beyond it, further addresses are not blocked.
 const ADDRESSES_MAX: usize = 10_000;
 
 impl AuthFailures {

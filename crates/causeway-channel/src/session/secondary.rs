@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::link::PathStats;
 
-/// What the operator prefers for a gateway.
+/// The transport that the operator prefers for a gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TransportPreference {
     /// Decide from measurements.

@@ -21,7 +21,7 @@ pub struct AuditJournalLine {
     pub received: Option<String>,
     pub gateway: String,
     pub site: String,
-    /// Where the client is: at the gateway of the service another site than `site`.
+    /// The site of the client: in records of the service's gateway another site than `site`.
     pub client_site: Option<String>,
     pub subject: Option<String>,
     pub client: Option<String>,
@@ -41,7 +41,7 @@ pub struct AuditJournalLine {
     /// The host that the other gateway named, where the netmap of this one does not know it: a claim, not a fact.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub claimed_subject: Option<String>,
-    /// It stands for so many records that were alike.
+    /// The number of equal records that this record stands for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub count: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -93,7 +93,7 @@ impl AuditJournalLine {
         moment(&self.time)
     }
 
-    /// How long after its end the cloud had it, in milliseconds.
+    /// Returns the time from the end of the connection until the cloud received the record, in milliseconds.
     pub fn lag_ms(&self) -> Option<u64> {
         let received = moment(self.received.as_deref()?)?;
         let ended = self.ended()?;

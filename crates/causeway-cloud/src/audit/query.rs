@@ -1,4 +1,4 @@
-//! Which records are wanted. Comes from a URL, travels to the other replicas in the same form.
+//! The query for audit records. Parsed from a URL and sent to the other replicas in the same form.
 
 use std::time::SystemTime;
 
@@ -8,7 +8,7 @@ use super::admin_line::AdminLine;
 use super::line::AuditJournalLine;
 use crate::admin_journal;
 
-/// Which of the journals.
+/// The kind of journal.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum JournalKind {
     /// Connections and requests, allowed or refused.
@@ -75,7 +75,7 @@ pub struct AuditQuery {
     pub verb: Option<String>,
     pub kind: Option<String>,
     pub name: Option<String>,
-    /// Only the newest so many.
+    /// Only this number of the newest records.
     pub limit: Option<usize>,
     pub follow: bool,
 }
@@ -88,7 +88,7 @@ pub struct AuditQueryError {
     allowed: &'static str,
 }
 
-/// So many records fit into memory without a thought.
+/// This number of records fits into memory.
 const LIMIT_MAX: usize = 100_000;
 
 impl AuditQuery {

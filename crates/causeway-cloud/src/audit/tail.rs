@@ -20,9 +20,9 @@ use super::query::AuditQuery;
 pub const CHUNK_BYTES: usize = 64 << 10;
 /// Longer than any record an edge may send; longer lines are skipped.
 pub const LINE_BYTES_MAX: usize = 1 << 20;
-/// How often a journal that is followed is looked at.
+/// Interval at which a followed journal is checked for new records.
 const LOOK: Duration = Duration::from_millis(200);
-/// An empty line so often shows whether the reader is still there.
+/// Interval of the empty lines that show whether the reader is still connected.
 const ALIVE: Duration = Duration::from_secs(10);
 
 /// Sends every wanted line, then, if the query follows, those that come. Ends when the receiver is gone.

@@ -192,7 +192,7 @@ async fn a_journal_that_is_followed_goes_on_over_a_rotation() {
     write(folder, "fleet.jsonl", &[line(3, json!({}))]);
     assert!(next_record(&mut merge).await.contains("00:00:03"));
     drop(merge);
-    // The thread notices that nobody listens, and ends.
+    // The thread notices that its reader is gone, and ends.
     while journals.readers.available_permits() < READERS_MAX {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }

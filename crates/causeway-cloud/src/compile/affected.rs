@@ -117,7 +117,7 @@ impl NetmapChanges {
     }
 }
 
-/// The sites from which a policy lets someone come.
+/// Returns the sites whose clients a policy allows.
 fn sites_of<'a>(policy: &'a EPolicy, world: &'a ObjectSet) -> impl Iterator<Item = String> + 'a {
     let servers = policy.allowed_servers.iter().filter_map(|server| world.server(server));
     policy.allowed_sites.iter().cloned().chain(servers.map(|server| server.e_site_name.clone()))

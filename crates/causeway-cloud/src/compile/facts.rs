@@ -85,7 +85,7 @@ fn backends(service: &EService) -> Vec<BackendEndpoint> {
     }
 }
 
-/// How many brokers of Kafka a presence shows: one for each backend, as far as there are ports.
+/// Returns the number of Kafka brokers of a presence: one for each backend, as far as there are ports.
 pub fn brokers(service: &EService) -> u16 {
     match service.protocol {
         kinds::Protocol::Kafka => u16::try_from(backends(service).len()).unwrap_or(u16::MAX),

@@ -1,4 +1,4 @@
-//! What a gateway is told, and what it is not told.
+//! The contents of compiled netmaps, and the objects that must not be in them.
 
 use causeway_api::{Kind, Object};
 use causeway_netmap::{BackendEndpoint, Generation, Netmap, NetmapView};

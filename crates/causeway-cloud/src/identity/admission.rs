@@ -84,8 +84,9 @@ impl Registrar {
         self.other_endpoints.store(Arc::new(endpoints));
     }
 
-    /// The channel endpoints that edges are given: of this replica first, then of the others. Bounded, as a token is;
-    /// the others have precedence over all but the first endpoint of this replica.
+    /// Returns the channel endpoints for edges: those of this replica first, then those of other replicas.
+    /// Their number is limited as in a token; endpoints of other replicas have precedence over all but the
+    /// first endpoint of this one.
     pub fn all_endpoints(&self) -> Vec<ChannelEndpoint> {
         let mut endpoints = self.config.advertise.clone();
         let others = self.other_endpoints.load();

@@ -27,7 +27,7 @@ const VERSION: u32 = 1;
 /// The CAs in use, ready to sign. An immutable value; a change publishes another.
 #[derive(Debug)]
 pub struct CaSet {
-    /// Where it stands in the store.
+    /// The revision of its record in the store.
     pub revision: Revision,
     /// Oldest first; never empty.
     authorities: Vec<Arc<Authority>>,
@@ -134,8 +134,8 @@ impl SealKeyLocation {
     }
 }
 
-/// Reads the roll, or makes the first CA when there is none. Of replicas that start together one creates it
-/// and the others read what it made. `may_create` is asked before a CA is made.
+/// Reads the CAs, or makes the first CA when there is none. Of replicas that start together one creates it
+/// and the rest read the created one. `may_create` is called before a CA is made.
 pub async fn open_or_create(
     store: &Store,
     place: &SealKeyLocation,

@@ -104,8 +104,8 @@ pub fn text(server: &str, user: &str, authorities: &str, certificate: &str, key:
     )
 }
 
-// The file is ours and its form is known, so its lines are compared instead of parsing YAML. One that somebody
-// edited into another form is simply written anew.
+// Causeway writes the file and knows its form, so its lines are compared instead of parsing YAML. A file that
+// was edited into another form is written again.
 fn is_good(text: &str, server: &str, roll: &CaSet, revocations: &Revocations, now: SystemTime) -> bool {
     let field = |name: &str| {
         text.lines().find_map(|line| line.trim().strip_prefix(name)?.strip_prefix(':')).map(str::trim)

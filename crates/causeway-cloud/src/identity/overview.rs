@@ -1,4 +1,4 @@
-//! How it stands with the identity of every gateway, for `causeway status` and `causeway doctor`. Reads only.
+//! The identity status of every gateway, for `causeway status` and `causeway doctor`. Reads only.
 
 use std::collections::HashMap;
 

@@ -52,9 +52,9 @@ pub struct IdentityConfig {
     pub names: Vec<String>,
     /// The `server` of the admin kubeconfig.
     pub api_url: String,
-    /// Whether CONNECT is served on the network: then a certificate for it is kept ready.
+    /// True if CONNECT is served on the network: then a certificate for it is kept ready.
     pub connect: bool,
-    /// How long after its end a gateway's certificate may be replaced with its old key. Zero: never.
+    /// The time after its end in which a gateway's certificate may be replaced with its old key. Zero: never.
     pub grace: Duration,
     /// Make a CA although the data dir shows that a cloud with another one has run there.
     pub new_fleet: bool,
@@ -87,7 +87,7 @@ impl IdentityConfig {
 
 /// A site that is switched off over a season comes back by itself; a machine that was sold does not for ever.
 const GRACE: Duration = Duration::from_secs(90 * 24 * 3600);
-/// How often certificates and old records are looked at. All of them live for hours at least.
+/// Interval of the upkeep of certificates and old records. All of them are valid for hours at least.
 const UPKEEP: Duration = Duration::from_secs(60);
 /// Old records are looked for in every sixtieth round: they have had no effect for days.
 const FORGET_EVERY: u64 = 60;
@@ -130,7 +130,7 @@ pub struct Registrar {
     since: Revision,
     roll_changed: Notify,
     bundle_changed: watch::Sender<u64>,
-    /// Where edges reach the other replicas, as far as they are known.
+    /// The endpoints at which edges reach the other replicas, as far as they are known.
     pub(super) other_endpoints: ArcSwap<Vec<ChannelEndpoint>>,
     /// CAs were added or removed since the start: a handshake may have trusted a CA that is not trusted now.
     have_authorities_changed: AtomicBool,
@@ -201,7 +201,7 @@ impl Registrar {
         self.serving.channel()
     }
 
-    /// Where the admin kubeconfig is.
+    /// Returns the path of the admin kubeconfig.
     pub fn kubeconfig_path(&self) -> PathBuf {
         self.config.data_dir.join(kubeconfig::FILE)
     }

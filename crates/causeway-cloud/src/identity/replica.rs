@@ -1,4 +1,4 @@
-//! How a replica proves to another one that it is the cloud.
+//! The certificate by which a replica proves to another one that it is the cloud.
 //!
 //! Every replica holds the CA, so it signs for itself: a client certificate with the cloud's own name. Gateways and
 //! people never get a certificate with a DNS name, so no other peer has one. It lives in memory, for one dial.

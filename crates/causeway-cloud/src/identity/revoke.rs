@@ -157,8 +157,8 @@ impl Registrar {
         Ok(admitted)
     }
 
-    /// What a gateway was given up to a revision is worth nothing any more: its open tokens and its key. What it was
-    /// given later stays, so that a gateway may be deleted and made anew.
+    /// Revokes the open tokens and the key that a gateway was given up to a revision. Later credentials stay
+    /// valid, so that a gateway may be deleted and created again.
     pub async fn dismiss_gateway(&self, gateway: &str, upto: Revision) -> Result<(), TokenProblem> {
         let (_, mut entries) = self.close_tokens(gateway, Some(upto)).await?;
         entries.extend(

@@ -51,8 +51,8 @@ impl SealKey {
         Ok(Some(SealKey { key, path: path.to_owned() }))
     }
 
-    /// Makes a new key and saves it before anything is sealed with it. Replicas may share the file: the first that
-    /// comes makes the key, the others take that one.
+    /// Makes a new key and saves it before anything is sealed with it. Replicas may share the file: the first
+    /// replica makes the key, and later ones read it.
     pub fn generate(path: &Path) -> Result<SealKey, SealError> {
         let failed = |source| SealError::File { path: path.to_owned(), action: "written", source };
         let key = TokenSecret::generate();

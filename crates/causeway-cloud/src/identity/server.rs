@@ -62,7 +62,7 @@ impl Default for EnrolmentLimits {
 
 /// Addresses whose tries are remembered; beyond it the map is swept at once.
 const ADDRESSES_MAX: usize = 50_000;
-/// How long open exchanges may go on after the stop.
+/// The time that open exchanges have after the stop.
 const DRAIN: Duration = Duration::from_secs(1);
 
 /// Serves enrolment connections of the channel port.

@@ -19,7 +19,7 @@ pub const API_PREFIX: &str = "apitokens/";
 pub const DELETED_PREFIX: &str = "deletedtokens/";
 const API_TEXT: &str = "cwa1.";
 pub const TTL_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
-/// How long an expired token is kept, so that a host that presents it is told the reason.
+/// The time for which an expired token is kept, so that a host that presents it is told the reason.
 pub const REMEMBERED: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// The name of a token: half of the hash of its secret, in hexadecimal digits. It tells nothing of the secret.
@@ -48,7 +48,8 @@ pub struct JoinTokenRecord {
     pub redeemed: Vec<Redeemed>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deleted: Option<i64>,
-    /// Whether it may put out a gateway that is enrolled with another key. Tokens made before this field could.
+    /// True if the token may replace a gateway that is enrolled with another key. Tokens made before this
+    /// field existed may.
     #[serde(default = "replaces_by_default")]
     pub replaces: bool,
 }

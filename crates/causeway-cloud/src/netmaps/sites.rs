@@ -1,4 +1,4 @@
-//! The gateways of every site in the order in which streams try them: the active one, then the others by
+//! The gateways of every site in the order in which streams try them: the active one, then the rest by
 //! priority and name.
 
 use std::collections::HashMap;

@@ -21,7 +21,7 @@ pub struct ConditionChanges {
     /// These came or went.
     servers: HashSet<String>,
     policies: HashSet<String>,
-    /// Addresses that someone took or left.
+    /// Addresses that an object took or released.
     server_addresses: HashSet<(String, IpAddr)>,
     presence_addresses: HashSet<IpAddr>,
     /// Services whose presences changed.

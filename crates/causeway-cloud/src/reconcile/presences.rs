@@ -1,8 +1,8 @@
-//! Sites whose presences must be looked at, the steps under way there, and how a step is carried out.
+//! Sites whose presences must be reconciled, the steps in progress there, and the execution of a step.
 //!
-//! What must be done is decided by `causeway_api::allocate`; here it is kept apart what was asked for from
-//! what is already visible among the objects. Several replicas may do the same at once: names are the same in
-//! all of them, addresses are reserved by the store, so one of them succeeds and the others see it.
+//! `causeway_api::allocate` decides the steps; this module separates requested steps from those that are
+//! already visible among the objects. Several replicas may do the same at once: names are the same in all of
+//! them, addresses are reserved by the store, so one replica succeeds and the rest see its result.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
@@ -122,8 +122,8 @@ impl PresenceWork {
 
     /// Takes the result of a step. True: it must be tried again, later.
     pub fn finish(&mut self, site: String, step: &AllocationStep, done: &Result<(), RegistryError>) -> bool {
-        // What succeeded stays under way until its event shows it. What failed may be gone from there
-        // already: any event of the presence ends it, also one that has nothing to do with us.
+        // A step that succeeded stays in progress until its event arrives. A step that failed may have been
+        // removed already: any event of the presence ends it, also an unrelated one.
         let Err(error) = done else { return false };
         let presence = step.presence();
         self.under_way.remove(presence);

@@ -22,7 +22,8 @@ use crate::netmaps::SiteGateways;
 pub const ACTIVE_GATEWAYS: &str = "activegateways/";
 /// Changes within this time are looked at together. The directory has caught up with other replicas by then.
 const GATHER: Duration = Duration::from_millis(200);
-/// How often attachments are compared although no session began or ended here: another replica may be gone.
+/// Interval at which attachments are compared although no session began or ended here: another replica may be
+/// gone.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// The stored active gateways, by site.

@@ -174,7 +174,7 @@ fn is_for_a_gateway(header: &StreamHeader) -> bool {
         }
 }
 
-/// Whichever replica an edge is attached to, there the cloud's own gateway is.
+/// Returns true if the stream is for the cloud's own gateway, which every replica serves to its edges.
 fn is_for_us(header: &StreamHeader) -> bool {
     header.gateway == CLOUD || header.gateway.is_empty() && header.site == CLOUD
 }

@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep};
 const CHUNK_BYTES: usize = 64 << 10;
 /// A tunnel in which nothing moved for this long is idle. As in the gateway.
 const QUIET: Duration = Duration::from_millis(500);
-/// How often the pairs are looked at while some are waited for.
+/// Interval at which the pairs are checked while a stop waits for some of them.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// The pairs of streams that are joined now.
@@ -32,8 +32,8 @@ pub struct Relays {
 
 /// One pair.
 struct Pair {
-    /// Whether requests cross on it. Gateways close such a stream after its last request when they are told
-    /// of a stop.
+    /// True if the stream carries requests. Gateways close such a stream after its last request when they are
+    /// told of a stop.
     carries_requests: bool,
     begun: Instant,
     /// When something last moved, in milliseconds since the beginning.

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 pub const REPLICAS: &str = "replicas/";
 pub const DIRECTORY: &str = "directory/";
-/// How often a replica says that it is there.
+/// Interval at which a replica renews its record.
 pub const RENEW: Duration = Duration::from_secs(2);
 /// A replica is gone after this time: three renewals that were not seen.
 pub const GONE_AFTER: Duration = Duration::from_secs(6);
@@ -51,7 +51,7 @@ pub struct AttachmentRecord {
     pub instance: Option<String>,
 }
 
-/// Which session of a gateway it is. A higher epoch is newer.
+/// The identity of one session of a gateway. A higher epoch is newer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SessionKey {
     pub epoch: u64,
@@ -167,12 +167,12 @@ impl AttachmentTable {
         replaced_by
     }
 
-    /// All records anew, after the watch had broken: a replica that is not among them is gone.
+    /// Removes the replicas that are not in `replicas`, the records that were read after the watch was interrupted.
     pub fn forget_others(&mut self, replicas: &BTreeSet<String>) {
         self.replicas.retain(|id, _| replicas.contains(id));
     }
 
-    /// As `forget_others`, for the directory.
+    /// Removes the directory's entries of gateways that are not in `gateways`, after the watch was interrupted.
     pub fn forget_entries(&mut self, gateways: &BTreeSet<String>) {
         let gone: Vec<String> =
             self.entries.keys().filter(|gateway| !gateways.contains(*gateway)).cloned().collect();

@@ -88,7 +88,7 @@ impl Lab {
         let directory = SessionDirectory::open(self.store.clone(), place, Clock::system()).await.unwrap();
         let links = Arc::new(Links::default());
         let sites = watch::Sender::<Arc<SiteGateways>>::default();
-        // The others show no journal, as a replica from before there was an audit.
+        // The other replicas have no journal, as a version without an audit.
         let journals = (name == "two").then(|| AuditJournal::new(&self.home.path().join(name)));
         let fleet =
             Fleet::new(directory.clone(), links.clone(), registrar.clone(), sites.subscribe(), journals);
@@ -123,7 +123,7 @@ impl Lab {
     }
 }
 
-/// Dials a replica as whoever `config` says.
+/// Dials a replica with the identity in `config`.
 async fn dial(replica: &Replica, config: DialConfig, alpn: &'static [u8]) -> Result<Link, DialError> {
     let endpoints = vec![replica.address.to_string().parse().unwrap()];
     Dialer::new(DialConfig { endpoints, alpn, ..config }).dial().await
@@ -260,7 +260,7 @@ async fn the_origin_is_what_the_certificate_says() {
     carrying.await.unwrap();
 }
 
-/// What fits into a packet of every path; the other, with its head, into none.
+/// Fits into a packet of every path. The other size, with its head, fits into none.
 const SMALL: usize = 100;
 
 /// A flow from tokyo to oslo through the cloud, each link over its own transport: which way datagrams go on
@@ -373,7 +373,7 @@ async fn only_a_replica_is_believed_and_a_stream_is_forwarded_once() {
     let link = dial(&one, impostor, REPLICA_ALPN).await.unwrap();
     assert!(ask(&link).await.is_err());
     assert!(link.closed().await.to_string().contains("replica"), "{}", link.closed().await);
-    // To two, which would have to forward it once more: nobody forwards what was forwarded.
+    // Replica two would have to forward it once more, and a forwarded stream is never forwarded again.
     let link = dial(&two, one.registrar.dial_config().unwrap(), REPLICA_ALPN).await.unwrap();
     let error = ask(&link).await.unwrap_err();
     assert_eq!(ResetCode::of(&error), Some(ResetCode::NoRoute), "{error:?}");

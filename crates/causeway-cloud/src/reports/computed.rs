@@ -87,8 +87,8 @@ pub fn of_gateway(gateway: &EGateway, table: &ReportTable, live: &LiveReplicas) 
     computed
 }
 
-/// What the replicas of the cloud report together. A replica that listens on everything has no part in the
-/// message.
+/// Returns the combined report of the cloud's replicas. A replica that listens on everything does not appear
+/// in the message.
 fn listening_of_replicas(
     reports: &[(Option<&str>, &[String])],
     live: &BTreeMap<String, String>,
@@ -122,8 +122,8 @@ fn netmap(report: &Report, has_persisted: bool) -> Vec<ComputedCondition> {
     computed
 }
 
-/// What a responsible gateway reports of the backends of one service. `outage` is None when all backends
-/// answer it.
+/// The report of a responsible gateway on the backends of one service. `outage` is None when all backends
+/// respond to it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BackendReport<'a> {
     /// "gateway oslo", or "gateway cloud, replica 10.0.0.1:7444 (aa)".

@@ -220,7 +220,7 @@ impl ChangedObjects {
     }
 }
 
-/// What decides which gateway of a site is responsible.
+/// Returns the fields that decide which gateway of a site is responsible.
 fn role(gateway: &EGateway) -> (String, i64, bool) {
     (gateway.e_site_name.clone(), gateway.priority, is_connected(gateway))
 }

@@ -35,7 +35,7 @@ pub enum ReportSubject {
     Netmap,
 }
 
-/// What a gateway reports on one subject.
+/// The report of a gateway on one subject.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(tag = "subject", rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum Report {
@@ -43,7 +43,7 @@ pub enum Report {
     Listening { problems: Vec<String> },
     /// Services whose backends do not all answer, and the site that the certificate of the gateway names.
     Backends { site: String, services: BTreeMap<String, BackendOutage> },
-    /// Whether the netmap is in force, and if not, why. `not_persisted` is empty when it is on the gateway's
+    /// Says if the netmap is applied, and if not, why. `not_persisted` is empty when it is on the gateway's
     /// disk.
     Netmap { reason: String, message: String, not_persisted: String },
 }

@@ -25,7 +25,7 @@ pub use causeway_api::conditions::CONNECTED;
 const HOLD: Duration = Duration::from_secs(15);
 /// An edge that said goodbye is away on purpose; one that is only restarted is back within this.
 const HOLD_STOPPED: Duration = Duration::from_secs(3);
-/// How often a gateway that left is looked for.
+/// Interval at which a disconnected gateway is looked for.
 const LOOK: Duration = Duration::from_secs(5);
 /// The same while a gateway is missing that may be reported soon.
 const LOOK_SOON: Duration = Duration::from_secs(1);
@@ -41,7 +41,7 @@ pub struct ConnectionWatch {
     missing: HashMap<String, Missing>,
 }
 
-/// What must be written into one EGateway.
+/// The change to write into one EGateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ConnectionChange {
     Connected { since: Time },
@@ -65,7 +65,7 @@ fn due(is_here: bool, is_elsewhere: bool, shown: Option<bool>, gone: Duration, h
     }
 }
 
-/// How long a gateway may be away before that is written.
+/// Returns the time for which a gateway may be disconnected before that is written.
 fn hold(reason: &str, spread: Duration) -> Duration {
     match reason {
         "Revoked" => Duration::ZERO,

@@ -30,7 +30,7 @@ struct Seen {
 /// Two processes that use one identity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rivalry {
-    /// How often a process came back after another one.
+    /// The number of times that a process reconnected after another one.
     pub takeovers: u64,
     /// Addresses from which the processes dialled.
     pub addresses: Vec<String>,

@@ -281,8 +281,8 @@ impl CloudSessionLoop {
     }
 }
 
-/// How long a certificate is valid by the clock of the cloud, a little more than that, and never longer than
-/// `CLOCK_LOOK`: the clock may be set meanwhile.
+/// Returns the remaining validity of a certificate by the clock of the cloud, plus a millisecond, and never
+/// more than `CLOCK_LOOK`: the clock may be set meanwhile.
 fn valid_for(now: SystemTime, not_after: SystemTime) -> Duration {
     let rest = not_after.duration_since(now).unwrap_or_default();
     (rest + Duration::from_millis(1)).min(CLOCK_LOOK)

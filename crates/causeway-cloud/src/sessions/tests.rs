@@ -359,7 +359,7 @@ async fn a_secondary_link_joins_only_the_session_of_its_own_process() {
     while !session.link.has_secondary() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    // Streams of services take it, in both directions; others and streams with datagrams do not.
+    // Streams of services use it, in both directions; other purposes and streams with datagrams do not.
     let header = StreamHeader { gateway: "g".into(), ..StreamHeader::new(StreamPurpose::Service) };
     let opened = within(session.link.open_stream(header.clone())).await.unwrap();
     assert_eq!(within(link.accept_stream()).await.unwrap().0.gateway, "g");

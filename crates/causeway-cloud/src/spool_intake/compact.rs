@@ -38,7 +38,7 @@ pub fn drop_oldest(folder: &Path, name: &'static str, limits: RotationLimits) ->
     Ok(before - left)
 }
 
-/// Whose a line is.
+/// The gateway and client of a line.
 #[derive(Deserialize, Default)]
 struct Owner<'a> {
     #[serde(borrow, default)]

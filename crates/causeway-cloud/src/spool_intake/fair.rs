@@ -32,7 +32,7 @@ pub fn group(client: &str) -> usize {
     (hasher.finish() % CLIENT_GROUPS as u64) as usize
 }
 
-/// How many bytes each group of clients of each gateway gives up, oldest first.
+/// The number of bytes that each group of clients of each gateway gives up, oldest first.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Cuts {
     bytes: HashMap<String, Vec<u64>>,

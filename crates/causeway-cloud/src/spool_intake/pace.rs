@@ -1,4 +1,5 @@
-//! How fast one gateway may fill the journal: a token bucket of bytes for each. Pure, with the time as an argument.
+//! Limits the rate at which one gateway fills the journal: a token bucket of bytes for each. Pure, with the
+//! time as an argument.
 //!
 //! A gateway that sends more waits for its acknowledgement; its records stay in its own queue meanwhile, and no other gateway waits.
 
@@ -25,7 +26,7 @@ struct Bucket {
 }
 
 impl Paces {
-    /// Takes so many bytes, and says how long to wait before they may be written.
+    /// Takes `bytes` from the bucket, and returns the time to wait before they may be written.
     pub fn take(&mut self, gateway: &str, bytes: u64, now: Instant) -> Duration {
         if self.gateways.len() >= GATEWAYS_MAX && !self.gateways.contains_key(gateway) {
             self.gateways.retain(|_, bucket| bucket.level(now) > 0);

@@ -1,9 +1,10 @@
 //! The form of records in a segment file.
 //!
-//! A segment is a head (magic, salt, first sequence number, checksum) and frames behind it. A frame is a mark, a
-//! checksum, a length, a sequence number, a kind, and the record. Behind a damaged frame the next mark is looked for,
-//! so damage costs the records it touches and no others. The salt goes into every checksum: a record that holds the
-//! bytes of a frame is never taken for one. All numbers are little endian. Nothing here touches a file.
+//! A segment is a head (magic, salt, first sequence number, checksum) followed by frames. A frame is a mark,
+//! a checksum, a length, a sequence number, a kind, and the record. After a damaged frame the reader searches
+//! for the next mark, so damage costs only the records it touches. The salt goes into every checksum: a
+//! record that holds the bytes of a frame is never taken for one. All numbers are little endian. This module
+//! does no I/O.
 
 /// The largest record. A batch holds several of them, and an audit line is far below a kilobyte.
 pub const RECORD_BYTES_MAX: usize = 32 << 10;

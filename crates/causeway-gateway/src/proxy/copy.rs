@@ -37,7 +37,7 @@ const READ_BYTES_MIN: usize = 4 << 10;
 /// Time without progress on a stream after which the keeper of the link is told.
 const STALL: Duration = Duration::from_secs(5);
 
-/// How a copy ended.
+/// The end of a copy.
 #[derive(Debug)]
 pub enum CopyEnd {
     /// Both directions ended.
@@ -187,7 +187,7 @@ pub(crate) async fn cross<R: ByteSource, W: ByteSink, S: ByteSource, V: ByteSink
     }
 }
 
-/// How one direction ended.
+/// The end of one direction.
 enum Flow {
     Finished,
     Source(io::Error),

@@ -62,7 +62,7 @@ pub enum PresenceEvent {
 pub struct ListenPolicy {
     /// The presence namespace. None: only the host's own addresses.
     pub room: Option<Arc<dyn SocketBinder>>,
-    /// Whether to listen on the host if no namespace can be made, instead of not at all.
+    /// True: listen on the host if no namespace can be created. False: do not listen in that case.
     pub host_instead: bool,
     /// Additional addresses by service; without a namespace they replace those of the presence.
     pub ports: BTreeMap<ServiceName, SocketAddr>,

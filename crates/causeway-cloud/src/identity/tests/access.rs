@@ -99,7 +99,7 @@ async fn a_bearer_token_is_worth_its_role_until_it_ends() {
     let viewer = cloud.registrar.create_api_token(ApiRole::Viewer, HOUR).await.unwrap();
     let admin = cloud.registrar.create_api_token(ApiRole::Admin, 2 * HOUR).await.unwrap();
     for replica in [&cloud, &second] {
-        // The change applies at once, also where the watch may not have delivered it yet.
+        // A token is valid at once, also on a replica to which the watch has not delivered it yet.
         let identity = replica.registrar.bearer(&viewer.text).await.unwrap();
         assert_eq!(identity.role, Role::Viewer);
         assert_eq!(identity.groups, ["causeway:viewer", "system:authenticated"]);

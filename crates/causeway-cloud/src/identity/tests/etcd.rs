@@ -1,4 +1,4 @@
-//! Replicas that share only a real etcd of three members: one CA, single-use tokens, one change of CA, quick
+//! Replicas that share only a real etcd of three members: one CA, one last use of a token, one change, quick
 //! revocation.
 
 use causeway_apiserver::Authenticator;

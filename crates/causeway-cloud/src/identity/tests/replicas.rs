@@ -1,4 +1,4 @@
-//! Several replicas on one store: one CA, single-use tokens, and revocations that all of them know.
+//! Several replicas on one store: one CA, one last use of a token, and revocations that all of them know.
 
 use causeway_apiserver::{AuthFailure, Authenticator};
 

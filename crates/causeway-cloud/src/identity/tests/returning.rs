@@ -269,7 +269,7 @@ async fn a_second_host_does_not_put_the_first_out_by_mistake() {
     assert_eq!(replacing.replaces.map(|enrolled| enrolled.gateway).as_deref(), Some("G1"));
     fleet.enrol(&cloud, &replacing.token, &PrivateKey::generate().unwrap()).await.unwrap();
     refused(first.renew(&fleet, &cloud).await, EnrolmentCode::Revoked);
-    // A host that can no longer renew by itself need not be replaced.
+    // A gateway whose certificate can no longer be renewed needs no --replace.
     fleet.hands.advance(121 * DAY);
     fleet.token(&cloud, "G1").await;
 }

@@ -251,7 +251,7 @@ pub struct ResponseBody {
     lease: Option<PoolLease>,
     left: Option<u64>,
     held: Option<Held>,
-    /// How the request ends when the whole body was forwarded.
+    /// The end of the request when the whole body was forwarded.
     end: (ConnectionEnd, Option<String>),
 }
 

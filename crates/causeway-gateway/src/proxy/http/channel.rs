@@ -58,7 +58,7 @@ impl ChannelPools {
         pool.send(request, open).await
     }
 
-    /// Retires every stream. Idle ones close at once, the others with their last request.
+    /// Retires every stream. Idle ones close at once, busy ones with their last request.
     pub fn retire(&self) {
         let pools = std::mem::take(&mut *self.pools.lock().unwrap_or_else(PoisonError::into_inner));
         pools.values().for_each(|pool| pool.retire());

@@ -45,7 +45,7 @@ pub struct HttpConnection {
     tunnel: Mutex<Option<BoxedFuture<'static, ()>>>,
     /// HTTP/2 streams that became tunnels. Created with the first one.
     tunnels: Mutex<Option<JoinSet<()>>>,
-    /// Whether it is HTTP/2, with several requests at once.
+    /// True for HTTP/2, with several requests at once.
     multiplexed: AtomicBool,
     /// The last head has both a length and a transfer encoding.
     two_lengths: AtomicBool,

@@ -41,7 +41,7 @@ pub struct OpenedConnection {
 pub const STREAMS_MAX: usize = 100;
 /// Bytes in flight for one request. Equal to the window of one stream of the channel.
 pub const STREAM_WINDOW_BYTES: u32 = 256 << 10;
-/// One window for each request, so that an unread response does not block the others.
+/// One window for each request, so that an unread response does not block other responses.
 pub const CONNECTION_WINDOW_BYTES: u32 = STREAMS_MAX as u32 * STREAM_WINDOW_BYTES;
 /// Large bodies need fewer frames; a small response does not wait longer for a frame of 64 KiB than the link
 /// takes to send it.
@@ -177,8 +177,8 @@ impl Http2Pool {
         &self,
         open: &impl Fn() -> BoxedFuture<'a, Result<OpenedConnection, ProxyError>>,
     ) -> Result<(Http2Request, bool), ProxyError> {
-        // One task opens a connection and the others wait for it: many requests need one connection, not one
-        // each.
+        // One task opens a connection and the other tasks wait for it: many requests need one connection, not
+        // one each.
         let _opening = self.opening.lock().await;
         if let Some(busy) = self.free() {
             return Ok((busy, false));
@@ -273,8 +273,8 @@ impl Http1Pool {
         waiting.is_empty()
     }
 
-    /// Returns the connection that was used last, so that the others become idle. One that is not ready stays
-    /// in the pool.
+    /// Returns the connection that was used last, so that the older ones become idle. One that is not ready
+    /// stays in the pool.
     fn take(&self) -> Option<Http1Connection> {
         let mut waiting = self.lock();
         waiting.retain(|single| !single.sender.is_closed());

@@ -33,7 +33,7 @@ pub fn wanted(headers: &HeaderMap, has_rules: bool) -> Option<HeaderValue> {
     HeaderValue::from_bytes(&protocols.join(&b", "[..])).ok()
 }
 
-/// Whether a backend's `101` switches to one of the protocols that were offered, and to nothing beside it.
+/// Returns true if a backend's `101` switches to one of the offered protocols, and to no other.
 pub fn is_offered(offered: &HeaderValue, response: &HeaderMap) -> bool {
     let mut chosen = words(response, &header::UPGRADE).peekable();
     let offers = |chosen: &[u8]| list(offered).any(|protocol| protocol.eq_ignore_ascii_case(chosen));

@@ -1,4 +1,4 @@
-//! What listens where, and what happens to it when the netmap or the place changes.
+//! The open listeners, and their changes with the netmap or the binder.
 
 use std::net::IpAddr;
 use std::sync::Mutex;
