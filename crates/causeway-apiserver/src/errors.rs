@@ -126,7 +126,7 @@ pub fn from_store(error: &StoreError, about: ErrorSubject<'_>) -> Status {
             Status::storage_full("the store has no room left: nothing was written, reading goes on")
         }
         StoreError::Unavailable { .. } => {
-            tracing::debug!(error = error_chain(error), "the store did not answer");
+            tracing::debug!(error = error_chain(error), "the store did not respond");
             Status::unavailable("the store does not answer; a write may or may not have happened", 1)
         }
         StoreError::Closed => Status::unavailable("the server is shutting down", 1),

@@ -129,7 +129,7 @@ impl ApiServer {
                 Ok(accepted) => accepted,
                 Err(error) => {
                     // Most likely the file descriptors are used up; open connections must close first.
-                    tracing::warn!(%error, "a connection could not be accepted");
+                    tracing::warn!(%error, "the API server cannot accept a connection; retrying after a pause");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                     continue;
                 }
@@ -167,7 +167,10 @@ impl ApiServer {
         self.handler.stop.cancel();
         connections.close();
         if tokio::time::timeout(self.handler.limits.drain_time_max, connections.wait()).await.is_err() {
-            tracing::warn!(connections = connections.len(), "connections were cut off while they were busy");
+            tracing::warn!(
+                connections = connections.len(),
+                "API connections were closed with requests in flight: the drain time is over"
+            );
             cut.cancel();
             connections.wait().await;
         }
@@ -196,11 +199,11 @@ async fn serve(handler: Arc<Handler>, socket: TcpStream, address: SocketAddr, tl
     let stream = match handshake {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => {
-            tracing::debug!(%address, %error, "no TLS handshake");
+            tracing::debug!(%address, %error, "the TLS handshake of an API client failed");
             return;
         }
         Err(_) => {
-            tracing::debug!(%address, "the TLS handshake took too long");
+            tracing::debug!(%address, "the TLS handshake of an API client timed out");
             return;
         }
     };
@@ -253,7 +256,7 @@ where
         }
     };
     if let Err(error) = ended {
-        tracing::debug!(%address, %error, "a connection ended badly");
+        tracing::debug!(%address, %error, "an API connection ended with an error");
     }
     handler.metrics.connections.dec();
 }

@@ -82,7 +82,11 @@ impl WatchSource for StoreSource {
 
     fn reader_ended(&self, kind: &Kind, error: &StoreError) {
         if !matches!(error, StoreError::Closed) {
-            tracing::warn!(kind = kind.name(), error = error_chain(error), "watchers must start again");
+            tracing::warn!(
+                kind = kind.name(),
+                error = error_chain(error),
+                "the watch on the store ended; clients that watch this kind must start again"
+            );
         }
     }
 

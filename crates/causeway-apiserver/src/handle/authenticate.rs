@@ -73,7 +73,7 @@ impl Handler {
     fn refuse(&self, caller: &RequestPeer, credential: &'static str, failure: &AuthFailure) -> Status {
         let address = caller.address.ip();
         if let AuthFailure::Unavailable(reason) = failure {
-            tracing::warn!(reason, "credentials cannot be checked");
+            tracing::warn!(reason, "the API server cannot check a credential; the client gets 503");
             return Status::unavailable("credentials cannot be checked right now", 1);
         }
         self.metrics.rejected("unauthorized");

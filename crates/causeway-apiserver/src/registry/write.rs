@@ -223,7 +223,7 @@ impl Registry {
         let entries = document.pointer_mut("/metadata/managedFields").map(Value::take);
         let entries = entries.unwrap_or(Value::Array(Vec::new()));
         object.metadata_mut().managed_fields = serde_json::from_value(entries).map_err(|error| {
-            tracing::error!(name = object.name(), %error, "managedFields cannot be read back");
+            tracing::error!(name = object.name(), %error, "cannot parse the computed managedFields of the object");
             Status::internal("managedFields cannot be kept")
         })?;
         Ok(())

@@ -114,7 +114,7 @@ impl WriterThread {
     fn end(self, lock: File) {
         self.shared.hub.close();
         if let Err((_, error)) = self.connection.close() {
-            tracing::warn!(error = %error, "the database did not close cleanly; it will be recovered when it is opened");
+            tracing::warn!(error = %error, "the database did not close cleanly; the next start recovers it");
         }
         // The lock is dropped last, so that its next holder finds a closed file.
         drop(lock);
@@ -141,7 +141,7 @@ impl WriterThread {
         match self.write_group(&group) {
             Ok((outcomes, meta)) => self.acknowledge(group, outcomes, meta),
             Err(error) => {
-                tracing::debug!(error = %error, commits = group.len(), "a group of commits could not be written");
+                tracing::debug!(error = %error, commits = group.len(), "cannot write a group of commits");
                 let refusal = translate_write(error);
                 group.into_iter().for_each(|waiting| drop(waiting.answer.send(Err(refusal.clone()))));
             }
@@ -220,7 +220,9 @@ impl WriterThread {
     fn tick(&mut self) {
         match self.note_moment() {
             Ok(upto) => self.compacting = upto.filter(|upto| *upto > self.meta.compacted),
-            Err(error) => tracing::warn!(error = %error, "cannot note the age of the store's history"),
+            Err(error) => {
+                tracing::warn!(error = %error, "cannot record the age of the store's history; retrying in a minute")
+            }
         }
     }
 
@@ -232,7 +234,7 @@ impl WriterThread {
                 self.compacting = None;
             }
             Err(error) => {
-                tracing::warn!(error = %error, "history could not be compacted; the next tick tries again");
+                tracing::warn!(error = %error, "cannot compact the store's history; retrying in a minute");
                 self.compacting = None;
             }
         }
