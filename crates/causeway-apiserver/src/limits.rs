@@ -75,18 +75,18 @@ impl Default for ApiLimits {
 /// The queue in which requests wait for a permit. Clones share it.
 #[derive(Clone)]
 pub struct RequestQueue {
-    state: Arc<Mutex<LineState>>,
+    state: Arc<Mutex<QueueState>>,
     waiting_time_max: Duration,
 }
 
-struct LineState {
+struct QueueState {
     seats: FairConcurrency<Arc<str>>,
     called: HashMap<u64, oneshot::Sender<()>>,
 }
 
 /// The permit of one request; returned when dropped.
 pub struct RequestPermit {
-    line: RequestQueue,
+    queue: RequestQueue,
     caller: Arc<str>,
 }
 
@@ -111,7 +111,7 @@ impl RequestQueue {
             seats_per_caller_max: limits.requests_per_identity_max,
             waiting_per_caller_max: limits.waiting_per_identity_max,
         });
-        let state = LineState { seats, called: HashMap::new() };
+        let state = QueueState { seats, called: HashMap::new() };
         RequestQueue { state: Arc::new(Mutex::new(state)), waiting_time_max: limits.waiting_time_max }
     }
 
@@ -121,7 +121,7 @@ impl RequestQueue {
             let mut state = self.lock();
             match state.seats.enter(caller) {
                 QueueEntry::Seated => {
-                    return Ok(RequestPermit { line: self.clone(), caller: caller.clone() });
+                    return Ok(RequestPermit { queue: self.clone(), caller: caller.clone() });
                 }
                 QueueEntry::Full => return Err(TooManyRequests),
                 QueueEntry::Waiting(ticket) => {
@@ -131,11 +131,11 @@ impl RequestQueue {
                 }
             }
         };
-        let mut place = Place { line: self.clone(), caller: caller.clone(), ticket: Some(ticket) };
+        let mut queued = QueuedRequest { queue: self.clone(), caller: caller.clone(), ticket: Some(ticket) };
         match tokio::time::timeout(self.waiting_time_max, turn).await {
             Ok(Ok(())) => {
-                place.ticket = None;
-                Ok(RequestPermit { line: self.clone(), caller: caller.clone() })
+                queued.ticket = None;
+                Ok(RequestPermit { queue: self.clone(), caller: caller.clone() })
             }
             _ => Err(TooManyRequests),
         }
@@ -144,42 +144,42 @@ impl RequestQueue {
     fn leave(&self, caller: &Arc<str>) {
         let mut state = self.lock();
         for ticket in state.seats.leave(caller) {
-            // A request that was given a permit and no longer waits returns the permit on drop, see `Place`.
+            // A request that was given a permit and no longer waits returns it when `QueuedRequest` is dropped.
             if let Some(sender) = state.called.remove(&ticket) {
                 let _ = sender.send(());
             }
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, LineState> {
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A position in the queue. A client that disconnects gives it up, or the permit it was just given.
-struct Place {
-    line: RequestQueue,
+struct QueuedRequest {
+    queue: RequestQueue,
     caller: Arc<str>,
     ticket: Option<u64>,
 }
 
-impl Drop for Place {
+impl Drop for QueuedRequest {
     fn drop(&mut self) {
         let Some(ticket) = self.ticket else { return };
         let waited = {
-            let mut state = self.line.lock();
+            let mut state = self.queue.lock();
             state.called.remove(&ticket);
             state.seats.give_up(&self.caller, ticket)
         };
         if !waited {
-            self.line.leave(&self.caller);
+            self.queue.leave(&self.caller);
         }
     }
 }
 
 impl Drop for RequestPermit {
     fn drop(&mut self) {
-        self.line.leave(&self.caller);
+        self.queue.leave(&self.caller);
     }
 }
 
@@ -187,7 +187,7 @@ impl Drop for RequestPermit {
 mod tests {
     use super::*;
 
-    fn line(requests: usize, waiting: usize) -> RequestQueue {
+    fn queue(requests: usize, waiting: usize) -> RequestQueue {
         RequestQueue::for_work(&ApiLimits {
             requests_max: requests,
             requests_per_identity_max: requests,
@@ -198,19 +198,19 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_seat_is_waited_for_and_the_wait_ends() {
-        let line = line(1, 1);
+        let queue = queue(1, 1);
         let (a, b): (Arc<str>, Arc<str>) = ("a".into(), "b".into());
-        let seat = line.seat(&a).await.unwrap();
+        let seat = queue.seat(&a).await.unwrap();
         let waiting = tokio::spawn({
-            let (line, b) = (line.clone(), b.clone());
-            async move { line.seat(&b).await.map(|_| ()) }
+            let (queue, b) = (queue.clone(), b.clone());
+            async move { queue.seat(&b).await.map(|_| ()) }
         });
         tokio::task::yield_now().await;
         drop(seat);
         assert_eq!(waiting.await.unwrap(), Ok(()));
-        let _seat = line.seat(&a).await.unwrap();
+        let _seat = queue.seat(&a).await.unwrap();
         assert_eq!(
-            line.seat(&b).await.err(),
+            queue.seat(&b).await.err(),
             Some(TooManyRequests),
             "nobody stands up, so the wait runs out"
         );
@@ -218,15 +218,15 @@ mod tests {
 
     #[tokio::test]
     async fn whoever_stops_waiting_blocks_nobody() {
-        let line = line(1, 5);
+        let queue = queue(1, 5);
         let a: Arc<str> = "a".into();
-        let seat = line.seat(&a).await.unwrap();
+        let seat = queue.seat(&a).await.unwrap();
         for _ in 0..3 {
-            let waiting = line.seat(&a);
+            let waiting = queue.seat(&a);
             assert!(tokio::time::timeout(Duration::from_millis(1), waiting).await.is_err());
         }
         drop(seat);
-        assert!(line.seat(&a).await.is_ok());
-        assert!(line.lock().called.is_empty());
+        assert!(queue.seat(&a).await.is_ok());
+        assert!(queue.lock().called.is_empty());
     }
 }

@@ -1,7 +1,8 @@
 //! Shares a fixed number of permits among callers, in turn.
 //!
 //! Pure: tracks which callers hold a permit, which wait, and which is next; the waiting itself is done in
-//! `limits`. A caller with a thousand requests delays only itself: free permits go round the callers.
+//! `limits`. A caller with a thousand requests delays only itself: free permits go round the callers. The
+//! code calls a permit a seat, as API Priority and Fairness of Kubernetes does.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
@@ -63,7 +64,7 @@ impl<C: Clone + Eq + Hash> FairConcurrency<C> {
         QueueEntry::Waiting(self.next_ticket)
     }
 
-    /// Returns a permit. Returns the tickets that now have one.
+    /// Releases a permit of `caller`. Returns the tickets that have one now.
     pub fn leave(&mut self, caller: &C) -> Vec<u64> {
         if let Some(entry) = self.callers.get_mut(caller) {
             entry.seated = entry.seated.saturating_sub(1);

@@ -1,6 +1,7 @@
-//! Gives up on a peer that takes nothing: without this, a client that stops reading would hold its connection for ever.
+//! Closes the connection of a peer that accepts no bytes. Otherwise a client that stops reading would hold its
+//! connection for ever.
 //!
-//! Only writes are timed, and only while one waits; an idle connection costs a pointer.
+//! Only pending writes are timed; an idle connection costs a pointer.
 
 use std::future::Future;
 use std::io;
@@ -22,7 +23,7 @@ impl<S> StallGuard<S> {
         StallGuard { inner, patience, waiting: None }
     }
 
-    /// Passes a result on; one that has been pending for too long becomes an error.
+    /// Returns the result; one that has been pending for too long becomes an error.
     fn watch<T>(&mut self, context: &mut Context<'_>, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if polled.is_ready() {
             self.waiting = None;
