@@ -47,6 +47,7 @@ pub struct EGateway {
     /// Transport of streams. auto: by TCP where the path is clean and stable, else by QUIC. speed: by TCP as soon as there is
     /// traffic. survival: always by QUIC, so that long-lived connections survive a new address of the site. Default: auto.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "GatewayPrefer")]
     pub prefer: Option<GatewayPrefer>,
 
     #[serde(skip_serializing_if = "ObjectStatus::is_empty")]
