@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use bytes::Bytes;
-use causeway_channel::dial::{DialConfig, DialTransports, Dialer};
+use causeway_channel::dial::{DialConfig, DialTransports, LinkDialer};
 use causeway_channel::link::{Link, StreamHeader, StreamPurpose};
 use causeway_channel::port::{ChannelPort, IncomingLink, PortLimits};
 use causeway_channel::quic::{
@@ -132,7 +132,7 @@ impl Pair {
             Transport::Tcp => DialTransports::TcpOnly,
         };
         let config = DialConfig { transports, quic, ..DialConfig::new(vec![endpoint], trust, credentials) };
-        let edge = Dialer::new(config).dial().await?;
+        let edge = LinkDialer::new(config).dial().await?;
         let cloud = links.recv().await.context("the port is closed")?;
         Ok(Pair { edge, cloud, _tasks: tasks })
     }

@@ -11,7 +11,7 @@ use crate::Finding;
 use crate::files::Tree;
 
 /// Names that may still stand for several types. Lowered with each rename, never raised.
-const CEILING: usize = 5;
+const CEILING: usize = 4;
 
 /// The names that several public types may have, each with the reason.
 const SHARED: &[(&str, &str)] = &[

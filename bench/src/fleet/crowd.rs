@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use causeway_channel::dial::{DialConfig, DialTransports, Dialer};
+use causeway_channel::dial::{DialConfig, DialTransports, LinkDialer};
 use causeway_channel::quic::{ORDINARY_PACKET_BYTES, QuicOptions};
 use causeway_channel::session::AllowedTransports;
 use causeway_channel::tls::{self, TrustAnchors};
@@ -67,8 +67,8 @@ impl Crowd {
                 ..DialConfig::new(vec![endpoint], trust, credentials.clone())
             };
             let dialer = match &shared {
-                Some(shared) if number % EDGES_PER_ADDRESS != 0 => Dialer::with_config(shared, config),
-                _ => shared.insert(Dialer::new(config)).clone(),
+                Some(shared) if number % EDGES_PER_ADDRESS != 0 => LinkDialer::with_config(shared, config),
+                _ => shared.insert(LinkDialer::new(config)).clone(),
             };
             let (board, bundle_hash) = (crowd.board.clone(), bundle_hash.clone());
             let stop = CancellationToken::new();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use causeway_channel::clock::unix_seconds;
-use causeway_channel::dial::{AttemptError, DialError, Dialer};
+use causeway_channel::dial::{AttemptError, DialError, LinkDialer};
 use causeway_channel::link::{CloseCode, CloseReason, Link, RecvStream, SendStream, StreamPurpose};
 use causeway_channel::quic::ConnectError;
 use causeway_channel::session::{
@@ -28,7 +28,7 @@ use super::board::Board;
 
 pub struct Edge {
     pub number: usize,
-    pub dialer: Dialer,
+    pub dialer: LinkDialer,
     pub bundle_hash: bytes::Bytes,
     pub allowed: AllowedTransports,
     pub board: Arc<Board>,
@@ -229,7 +229,7 @@ async fn next_progress(attempt: &mut Option<(LinkId, Attempt)>) -> (LinkId, Resu
 }
 
 async fn dial(
-    dialer: Dialer,
+    dialer: LinkDialer,
     transports: AttemptedTransports,
     patience: Duration,
 ) -> Result<Progress, Failed> {

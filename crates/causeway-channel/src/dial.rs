@@ -83,7 +83,7 @@ impl DialConfig {
 
 /// Dials on request. All its QUIC links share one socket.
 #[derive(Clone)]
-pub struct Dialer {
+pub struct LinkDialer {
     config: Arc<DialConfig>,
     /// The credentials, parsed on first use.
     signer: Arc<OnceLock<TlsSigner>>,
@@ -93,9 +93,9 @@ pub struct Dialer {
     numbers: Arc<Mutex<HashMap<SocketAddr, RetryTicket>>>,
 }
 
-impl Dialer {
-    pub fn new(config: DialConfig) -> Dialer {
-        Dialer {
+impl LinkDialer {
+    pub fn new(config: DialConfig) -> LinkDialer {
+        LinkDialer {
             config: Arc::new(config),
             signer: Arc::default(),
             quic: Arc::default(),
@@ -104,8 +104,8 @@ impl Dialer {
     }
 
     /// Returns a dialer on the same socket with other endpoints, another certificate or a newer bundle.
-    pub fn with_config(&self, config: DialConfig) -> Dialer {
-        Dialer {
+    pub fn with_config(&self, config: DialConfig) -> LinkDialer {
+        LinkDialer {
             config: Arc::new(config),
             signer: Arc::default(),
             quic: self.quic.clone(),

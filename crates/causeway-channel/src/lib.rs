@@ -28,7 +28,7 @@ pub mod token;
 pub mod wire;
 
 pub use clock::Clock;
-pub use dial::{DialConfig, DialError, Dialer};
+pub use dial::{DialConfig, DialError, LinkDialer};
 pub use enrol::{EnrolError, EnrolmentContact, IssuedCertificate};
 pub use key::PrivateKey;
 pub use link::{

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use causeway_api::error_chain;
 use causeway_channel::clock::unix_seconds;
-use causeway_channel::dial::{ConnectProxy, DialConfig, DialTransports, Dialer};
+use causeway_channel::dial::{ConnectProxy, DialConfig, DialTransports, LinkDialer};
 use causeway_channel::link::{CloseReason, Link, Transport};
 use causeway_channel::session::{
     AllowedTransports, LinkId, SecondaryPolicy, Supervisor, SupervisorAction, SupervisorState,
@@ -256,7 +256,7 @@ struct RunningKeeper<'a> {
     keeper: &'a LinkKeeper,
     supervisor: Supervisor,
     identity: Arc<EdgeIdentity>,
-    dialer: Dialer,
+    dialer: LinkDialer,
     /// Endpoints that the cloud announced in a session; they are tried before those on disk.
     told: Vec<ChannelEndpoint>,
     dials: JoinSet<DialResult>,
@@ -280,7 +280,7 @@ impl<'a> RunningKeeper<'a> {
         let epoch = since_1970.as_millis().min(u64::MAX.into()) as u64;
         RunningKeeper {
             supervisor: Supervisor::new(epoch, keeper.options.transports, Instant::now()),
-            dialer: Dialer::new(dial_config(keeper, &identity, &[])),
+            dialer: LinkDialer::new(dial_config(keeper, &identity, &[])),
             keeper,
             identity,
             told: Vec::new(),

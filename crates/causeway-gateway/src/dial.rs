@@ -2,7 +2,7 @@
 //!
 //! Input: addresses from the netmap, which any client with write access at the cloud can set, and the site's
 //! own configuration (`[gateway] backends-allow`, `backends-deny`), which has precedence. Output: a
-//! connection or a `Denied`. `judge` is the whole decision and pure; `Dialer` calls it before every
+//! connection or a `Denied`. `judge` is the whole decision and pure; `BackendDialer` calls it before every
 //! connection to a backend or a node. Upstream DNS resolvers come from local configuration and are not
 //! dialled here.
 
@@ -47,7 +47,7 @@ pub enum Denied {
 }
 
 impl Denied {
-    /// The denial inside an error of `Dialer`.
+    /// The denial inside an error of `BackendDialer`.
     pub fn of(error: &io::Error) -> Option<&Denied> {
         error.get_ref()?.downcast_ref()
     }
@@ -171,14 +171,14 @@ impl From<DialRules> for SharedDialRules {
 
 /// Connects to backends and nodes whose addresses may be dialled. Clones share the rules and the registry.
 #[derive(Clone, Default, Debug)]
-pub struct Dialer {
+pub struct BackendDialer {
     rules: SharedDialRules,
     own: OwnListeners,
 }
 
-impl Dialer {
-    pub fn new(rules: impl Into<SharedDialRules>, own: OwnListeners) -> Dialer {
-        Dialer { rules: rules.into(), own }
+impl BackendDialer {
+    pub fn new(rules: impl Into<SharedDialRules>, own: OwnListeners) -> BackendDialer {
+        BackendDialer { rules: rules.into(), own }
     }
 
     /// Checks whether this address may be dialled now.

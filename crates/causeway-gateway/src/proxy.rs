@@ -43,7 +43,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::dial::Dialer;
+use crate::dial::BackendDialer;
 use crate::gateway::{GatewayContext, GatewayOptions, PresenceMode};
 use crate::presence_namespace::PresenceNamespace;
 use crate::slots::ClientSlots;
@@ -62,7 +62,7 @@ pub struct Proxy {
     pub context: Arc<GatewayContext>,
     pub options: GatewayOptions,
     /// The only way to backends and nodes: it enforces the dial rules.
-    pub dialer: Dialer,
+    pub dialer: BackendDialer,
     pub backends: BackendSelector,
     pub udp_sessions: UdpSessions,
     pub udp_backends: UdpBackends,
@@ -81,7 +81,7 @@ pub struct Proxy {
 
 impl Proxy {
     pub(crate) fn new(context: Arc<GatewayContext>, options: GatewayOptions) -> Proxy {
-        let dialer = Dialer::new(options.dial_rules.clone(), options.own_listeners.clone());
+        let dialer = BackendDialer::new(options.dial_rules.clone(), options.own_listeners.clone());
         let wants_namespace = options.listen && options.presence_mode != PresenceMode::Host;
         Proxy {
             context,

@@ -258,6 +258,7 @@ impl<S: WatchSource, E: EventEncoder<S>> WatchStream<S, E> {
     }
 }
 
+/// Decides what a watch sends first: the objects of a list, the history since a revision, or the next change.
 async fn open_stage<S: WatchSource>(
     readers: &CollectionReaders<S>,
     collection: &S::Collection,

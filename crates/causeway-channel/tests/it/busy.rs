@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use causeway_channel::Link;
-use causeway_channel::dial::{AttemptError, DialConfig, DialTransports, Dialer};
+use causeway_channel::dial::{AttemptError, DialConfig, DialTransports, LinkDialer};
 use causeway_channel::port::{ChannelPort, HandshakeConcurrency, IncomingLink, PACE_WAIT_MAX};
 use causeway_channel::quic::{ConnectError, EndpointKeys};
 use causeway_channel::session::AttemptFailure;
@@ -35,7 +35,7 @@ impl FullPort {
         let serving = tokio::spawn(async move { while sender.send(port.accept().await).await.is_ok() {} });
         let mut full =
             FullPort { authority, address, taken: Vec::new(), _serving: AbortOnDropHandle::new(serving) };
-        let first = Dialer::new(full.config(address, DialTransports::QuicOnly));
+        let first = LinkDialer::new(full.config(address, DialTransports::QuicOnly));
         for _ in 0..HandshakeConcurrency::new(usize::MAX).slot_count() {
             let link = within(first.dial()).await.unwrap();
             full.taken.push((link, within(accepted.recv()).await.unwrap()));
@@ -84,7 +84,7 @@ async fn lossy(port: SocketAddr) -> (SocketAddr, AbortOnDropHandle<()>) {
 async fn a_word_that_is_lost_is_said_again() {
     let full = FullPort::start().await;
     let (address, _way) = lossy(full.address).await;
-    let dialer = Dialer::new(full.config(address, DialTransports::QuicOnly));
+    let dialer = LinkDialer::new(full.config(address, DialTransports::QuicOnly));
     let error = within(dialer.dial_patiently(None, Duration::from_secs(10))).await.unwrap_err();
     assert!(error.busy().is_some(), "{error}");
 }
@@ -95,7 +95,7 @@ async fn who_is_sent_away_is_told_when_to_come_and_served_then() {
     let config = |transports| full.config(full.address, transports);
 
     // Refused with a time; no other route to the same port is tried.
-    let dialer = Dialer::new(config(DialTransports::Both));
+    let dialer = LinkDialer::new(config(DialTransports::Both));
     let patience = Duration::from_secs(10);
     let error = within(dialer.dial_patiently(None, patience)).await.unwrap_err();
     let told: Vec<_> = error

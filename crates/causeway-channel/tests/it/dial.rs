@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use causeway_channel::Transport;
 use causeway_channel::dial::{
-    AttemptError, ConnectProxy, DialConfig, DialError, DialRoute, DialTransports, Dialer, doubt,
+    AttemptError, ConnectProxy, DialConfig, DialError, DialRoute, DialTransports, LinkDialer, doubt,
 };
 use causeway_channel::link::{Link, LinkLimits, LinkSide};
 use causeway_channel::tcp;
@@ -22,8 +22,8 @@ fn config(authority: &Authority, endpoints: &[&str]) -> DialConfig {
     DialConfig::new(endpoints, TrustAnchors::Bundle(authority.bundle()), authority.gateway("g1"))
 }
 
-fn dialer(stage: &Stage) -> Dialer {
-    Dialer::new(config(&stage.authority, &[&stage.address.to_string()]))
+fn dialer(stage: &Stage) -> LinkDialer {
+    LinkDialer::new(config(&stage.authority, &[&stage.address.to_string()]))
 }
 
 /// An address without a listener: it was ours a moment ago.
@@ -53,7 +53,7 @@ async fn a_dead_first_endpoint_is_passed_over() {
     let stage = Stage::new().await;
     let endpoints = [&dead_address().await, &stage.address.to_string()[..]];
     let begin = Instant::now();
-    let link = within(Dialer::new(config(&stage.authority, &endpoints)).dial()).await.unwrap();
+    let link = within(LinkDialer::new(config(&stage.authority, &endpoints)).dial()).await.unwrap();
     assert_eq!(link.remote_address(), stage.address);
     assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
 }
@@ -67,7 +67,7 @@ async fn where_udp_is_swallowed_tcp_connects() {
     let _silent = std::net::UdpSocket::bind(address).unwrap();
     let accepted = tokio::spawn(accept(listener, TlsAcceptor::from(authority.server().load_full())));
     let begin = Instant::now();
-    let link = within(Dialer::new(config(&authority, &[&address.to_string()])).dial()).await.unwrap();
+    let link = within(LinkDialer::new(config(&authority, &[&address.to_string()])).dial()).await.unwrap();
     assert_eq!(link.transport(), Transport::Tcp);
     assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
     within(accepted).await.unwrap();
@@ -80,7 +80,7 @@ async fn an_edge_with_several_addresses_dials_from_the_one_it_is_told() {
     let address = listener.local_addr().unwrap();
     let silent = tokio::net::UdpSocket::bind(address).await.unwrap();
     let from = Some("127.1.2.3".parse().unwrap());
-    let dialer = Dialer::new(DialConfig { from, ..config(&authority, &[&address.to_string()]) });
+    let dialer = LinkDialer::new(DialConfig { from, ..config(&authority, &[&address.to_string()]) });
     let dialling = tokio::spawn(async move { dialer.dial().await });
     let (_, by_udp) = within(silent.recv_from(&mut [0; 2048])).await.unwrap();
     let (_, by_tcp) = within(listener.accept()).await.unwrap();
@@ -99,7 +99,7 @@ async fn a_dial_that_fails_names_every_way_it_tried() {
     let authority = Authority::new();
     let endpoint = dead_address().await;
     let attempt_max = Duration::from_millis(300);
-    let dialer = Dialer::new(DialConfig { attempt_max, ..config(&authority, &[&endpoint]) });
+    let dialer = LinkDialer::new(DialConfig { attempt_max, ..config(&authority, &[&endpoint]) });
     let error = within(dialer.dial()).await.err().unwrap();
     let text = error.to_string();
     assert!(
@@ -110,14 +110,14 @@ async fn a_dial_that_fails_names_every_way_it_tried() {
         matches!(error.failed()[0].error, AttemptError::Connect(_)),
         "the refusal comes before the silence: {text}"
     );
-    let nowhere = Dialer::new(config(&authority, &[]));
+    let nowhere = LinkDialer::new(config(&authority, &[]));
     assert!(matches!(within(nowhere.dial()).await, Err(DialError::NoEndpoint)));
 }
 
 #[tokio::test]
 async fn another_fleets_cloud_is_recognised() {
     let stage = Stage::new().await;
-    let dialer = Dialer::new(config(&Authority::new(), &[&stage.address.to_string()]));
+    let dialer = LinkDialer::new(config(&Authority::new(), &[&stage.address.to_string()]));
     let error = within(dialer.dial()).await.err().unwrap();
     assert!(matches!(error.failed()[0].error, AttemptError::WrongAuthority), "{error}");
     assert!(error.failed().iter().any(|failed| matches!(failed.route, Some(DialRoute::Quic(_)))), "{error}");
@@ -167,7 +167,7 @@ async fn a_proxy_leads_to_a_cloud_whose_name_only_the_proxy_knows() {
     let config = config(&stage.authority, &[&name]);
     let with = |url: String, transports| {
         let proxy = Some(ConnectProxy::parse(&url).unwrap());
-        Dialer::new(DialConfig { proxy, transports, ..config.clone() })
+        LinkDialer::new(DialConfig { proxy, transports, ..config.clone() })
     };
     for transports in [DialTransports::TcpOnly, DialTransports::Both] {
         let link = within(with(format!("http://me:pass%40word@{address}"), transports).dial()).await.unwrap();

@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use causeway_channel::dial::{DialConfig, DialTransports, Dialer};
+use causeway_channel::dial::{DialConfig, DialTransports, LinkDialer};
 use causeway_channel::link::{StreamHeader, StreamPurpose, Transport};
 use causeway_channel::port::PortLimits;
 use causeway_channel::quic::{ORDINARY_PACKET_BYTES, QuicOptions};
@@ -85,7 +85,7 @@ async fn edges() {
     );
     config.quic = patient();
     config.transports = if is_tcp { DialTransports::TcpOnly } else { DialTransports::QuicOnly };
-    let dialer = Dialer::new(config);
+    let dialer = LinkDialer::new(config);
     let mut links = Vec::new();
     for _ in 0..LINKS {
         let link = dialer.dial().await.unwrap();

@@ -73,7 +73,7 @@ impl CloudActions {
                 })
             }
             Wanted::Join { site, gateway, uses, ip } => {
-                self.registrar.check_join_token(&site, &gateway, ttl, uses).map_err(token_refusal)?;
+                self.registrar.validate_new_join_token(&site, &gateway, ttl, uses).map_err(token_refusal)?;
                 let on_enrolled = if asked.replace { OnEnrolled::Replace } else { OnEnrolled::Refuse };
                 let ip = self.ensure_gateway((&site, &gateway), ip.as_deref(), on_enrolled, audit).await?;
                 let made = self.registrar.create_join_token(&site, &gateway, ttl, on_enrolled).await;

@@ -73,7 +73,7 @@ pub struct IssuedApiToken {
 
 impl Registrar {
     /// Could such a join token be made? Asked before its objects are made, so that a refusal leaves nothing behind.
-    pub fn check_join_token(
+    pub fn validate_new_join_token(
         &self,
         site: &str,
         gateway: &str,
@@ -112,7 +112,7 @@ impl Registrar {
         on_enrolled: OnEnrolled,
     ) -> Result<IssuedJoinToken, TokenProblem> {
         let uses = 1;
-        let peer = self.check_join_token(site, gateway, ttl, uses)?;
+        let peer = self.validate_new_join_token(site, gateway, ttl, uses)?;
         let replaces = self.enrolled(gateway).await?;
         if let (Some(enrolled), OnEnrolled::Refuse) = (&replaces, on_enrolled) {
             let EnrolledGateway { gateway, until } = enrolled.clone();

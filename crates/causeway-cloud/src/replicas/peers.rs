@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use causeway_channel::dial::{DialConfig, DialError, Dialer};
+use causeway_channel::dial::{DialConfig, DialError, LinkDialer};
 use causeway_channel::link::Link;
 use rustls_pki_types::CertificateDer;
 use tokio::sync::OnceCell;
@@ -74,7 +74,7 @@ impl ReplicaLinks {
     async fn dial(&self, address: &str) -> Result<Link, DialPeerError> {
         let endpoint = address.parse().map_err(|_| DialPeerError::Address { address: address.to_owned() })?;
         let config = self.door.dial_config().map_err(DialPeerError::Certificate)?;
-        let dialer = Dialer::new(DialConfig { endpoints: vec![endpoint], ..config });
+        let dialer = LinkDialer::new(DialConfig { endpoints: vec![endpoint], ..config });
         // TCP: between replicas bulk counts, and the kernel of a replica that was killed says so at once.
         dialer.dial_tcp().await.map_err(|error| DialPeerError::Dial(Arc::new(error)))
     }

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 use std::time::Instant;
 
-use causeway_channel::dial::{DialConfig, DialError, DialTransports, Dialer};
+use causeway_channel::dial::{DialConfig, DialError, DialTransports, LinkDialer};
 use causeway_channel::link::{CHANNEL_ALPN, DatagramFlow, DatagramPath, REPLICA_ALPN, StreamPurpose};
 use causeway_channel::port::{ChannelPort, IncomingLink, PortLimits};
 use causeway_channel::quic::{EndpointKeys, LARGE_PACKET_BYTES};
@@ -126,7 +126,7 @@ impl Lab {
 /// Dials a replica with the identity in `config`.
 async fn dial(replica: &Replica, config: DialConfig, alpn: &'static [u8]) -> Result<Link, DialError> {
     let endpoints = vec![replica.address.to_string().parse().unwrap()];
-    Dialer::new(DialConfig { endpoints, alpn, ..config }).dial().await
+    LinkDialer::new(DialConfig { endpoints, alpn, ..config }).dial().await
 }
 
 /// An edge that says where a stream comes from and echoes the rest; ends a stream with the target `refuse`.

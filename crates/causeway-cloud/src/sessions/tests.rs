@@ -7,7 +7,7 @@ use std::time::Duration;
 use causeway_api::{ConditionStatus, EGateway, ESite, Kind, Object, ObjectMeta};
 use causeway_apiserver::SystemClock;
 use causeway_channel::clock::unix_seconds;
-use causeway_channel::dial::{DialConfig, DialTransports, Dialer};
+use causeway_channel::dial::{DialConfig, DialTransports, LinkDialer};
 use causeway_channel::link::{
     CHANNEL_ALPN, ClosedBy, LinkClosed, RecvStream, SendStream, StreamHeader, StreamPurpose,
 };
@@ -131,7 +131,7 @@ impl Lab {
     async fn dial(&self, config: &DialConfig, transports: DialTransports) -> Link {
         let endpoints = vec![self.address.to_string().parse().unwrap()];
         let config = DialConfig { endpoints, transports, clock: Clock::system(), ..config.clone() };
-        within(Dialer::new(config).dial()).await.unwrap()
+        within(LinkDialer::new(config).dial()).await.unwrap()
     }
 
     async fn condition(&self, gateway: &str) -> Option<(ConditionStatus, String)> {

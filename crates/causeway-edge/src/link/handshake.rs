@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use causeway_channel::dial::{DialError, Dialer};
+use causeway_channel::dial::{DialError, LinkDialer};
 use causeway_channel::link::{
     CloseCode, ClosedBy, Link, LinkClosed, RecvStream, SendStream, StreamError, StreamHeader, StreamPurpose,
 };
@@ -70,7 +70,7 @@ impl HandshakeError {
 
 /// One attempt. `dialed` is called when the link is established.
 pub async fn establish_session(
-    dialer: Dialer,
+    dialer: LinkDialer,
     transports: AttemptedTransports,
     patience: Duration,
     hello: Hello,

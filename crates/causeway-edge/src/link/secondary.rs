@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use causeway_channel::dial::{DialConfig, DialTransports, Dialer};
+use causeway_channel::dial::{DialConfig, DialTransports, LinkDialer};
 use causeway_channel::link::{
     CloseCode, CloseReason, Link, PathStats, ResetCode, StreamHeader, StreamPurpose,
 };
@@ -23,8 +23,14 @@ use tokio_util::sync::CancellationToken;
 use super::handshake::HandshakeError;
 use super::services::{CloudStreamHandler, NetmapHandler};
 
-/// While streams are open, the path is looked at this often.
+/// While bytes move, the path is looked at this often.
 const SAMPLE_EVERY: Duration = Duration::from_millis(200);
+/// Streams may be open for days without a byte: the links are looked at less often then, and nothing is sent.
+const QUIET_SAMPLE_EVERY: Duration = Duration::from_secs(1);
+/// Bytes between two samples that count as traffic. Keepalives and the messages of this file stay below it.
+const TRAFFIC_BYTES_MIN: u64 = 4096;
+/// A TCP link is measured until this long after its last traffic, so that a transfer that has come to a stop is noticed.
+const PING_AFTER_TRAFFIC: Duration = Duration::from_secs(5);
 /// The round trip of a TCP link in use is measured this often, with this patience.
 const PING_EVERY: Duration = Duration::from_secs(1);
 const PING_MAX: Duration = Duration::from_secs(2);
@@ -90,7 +96,7 @@ fn source_address(cloud: SocketAddr) -> Option<IpAddr> {
 /// The connections of the driver with its session.
 pub struct SecondaryDriver {
     pub primary: Link,
-    pub dialer: Dialer,
+    pub dialer: LinkDialer,
     pub join: JoinSession,
     pub control: SecondaryControl,
     pub streams: Arc<dyn CloudStreamHandler>,
@@ -124,11 +130,14 @@ impl SecondaryDriver {
         self.control.handle_network_change(self.primary.remote_address());
         let mut moves = self.control.moves.subscribe();
         let (mut open, mut pinged): (Option<Link>, Instant) = (None, Instant::now());
+        let mut traffic = TrafficMeter::new(self.bytes(), Instant::now());
         loop {
             if open.is_none() && self.primary.stats_by_transport().0.streams_open <= OWN_STREAMS {
                 self.primary.stream_activity().await;
+                traffic.last_seen = Instant::now();
             }
             let sample = self.sample(open.as_ref());
+            let is_busy = traffic.handle_sample(self.bytes(), Instant::now());
             let mut action = {
                 let mut policy = self.control.policy();
                 policy.set_preference(self.netmaps.preference());
@@ -137,13 +146,14 @@ impl SecondaryDriver {
             if let Some(link) = open.as_ref().filter(|_| sample.secondary_streams > 0)
                 && action == SecondaryAction::Wait
                 && pinged.elapsed() >= PING_EVERY
+                && traffic.was_seen_within(PING_AFTER_TRAFFIC, Instant::now())
             {
                 let took = timeout(PING_MAX, link.ping()).await.ok().and_then(Result::ok);
                 pinged = Instant::now();
                 action = self.control.policy().handle_ping(pinged, took, sample.rtt);
             }
             match action {
-                SecondaryAction::Wait if open.is_none() => self.say(false),
+                SecondaryAction::Wait if open.is_none() && is_busy => self.say(false),
                 SecondaryAction::Wait => {}
                 SecondaryAction::Open => open = self.open(links).await,
                 SecondaryAction::Retire => self.retire(open.take(), links),
@@ -159,9 +169,15 @@ impl SecondaryDriver {
                     }
                     self.say(true);
                 }
-                () = sleep(SAMPLE_EVERY) => {}
+                () = sleep(traffic.sample_interval(Instant::now())) => {}
             }
         }
+    }
+
+    /// The bytes of the session so far, over both links and in both directions.
+    fn bytes(&self) -> u64 {
+        let stats = self.primary.figures();
+        stats.sent_bytes + stats.received_bytes
     }
 
     fn sample(&self, open: Option<&Link>) -> PathSample {
@@ -245,6 +261,40 @@ impl SecondaryDriver {
     }
 }
 
+/// Tells traffic from the few bytes of keepalives and measurements.
+struct TrafficMeter {
+    bytes: u64,
+    last_seen: Instant,
+}
+
+impl TrafficMeter {
+    fn new(bytes: u64, now: Instant) -> TrafficMeter {
+        TrafficMeter { bytes, last_seen: now }
+    }
+
+    /// Returns whether there was traffic since the last sample.
+    fn handle_sample(&mut self, bytes: u64, now: Instant) -> bool {
+        let is_busy = bytes.saturating_sub(self.bytes) >= TRAFFIC_BYTES_MIN;
+        self.bytes = bytes;
+        if is_busy {
+            self.last_seen = now;
+        }
+        is_busy
+    }
+
+    /// A stream that has just begun counts as traffic.
+    fn sample_interval(&self, now: Instant) -> Duration {
+        match self.was_seen_within(QUIET_SAMPLE_EVERY, now) {
+            true => SAMPLE_EVERY,
+            false => QUIET_SAMPLE_EVERY,
+        }
+    }
+
+    fn was_seen_within(&self, time: Duration, now: Instant) -> bool {
+        now.saturating_duration_since(self.last_seen) < time
+    }
+}
+
 /// Serves the streams of the cloud on a secondary link until the link ends.
 async fn accept_streams(link: Link, handler: Arc<dyn CloudStreamHandler>) {
     let (mut streams, mut accepted) = (JoinSet::new(), 0_usize);
@@ -273,5 +323,26 @@ async fn closed(link: Option<&Link>) {
     match link {
         Some(link) => drop(link.closed().await),
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keepalives_are_no_traffic() {
+        let start = Instant::now();
+        let at = |seconds: u64| start + Duration::from_secs(seconds);
+        let mut traffic = TrafficMeter::new(1_000, start);
+        // Five seconds of pings and queries on streams that are open and silent.
+        for second in 1..=5 {
+            assert!(!traffic.handle_sample(1_000 + second * 500, at(second)));
+        }
+        assert!(!traffic.was_seen_within(PING_AFTER_TRAFFIC, at(5)));
+        assert!(traffic.handle_sample(3_500 + TRAFFIC_BYTES_MIN, at(6)));
+        assert!(!traffic.handle_sample(3_500 + TRAFFIC_BYTES_MIN, at(7)));
+        assert!(traffic.was_seen_within(PING_AFTER_TRAFFIC, at(10)));
+        assert!(!traffic.was_seen_within(PING_AFTER_TRAFFIC, at(11)));
     }
 }

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use causeway_channel::dial::Dialer;
+use causeway_channel::dial::LinkDialer;
 use causeway_channel::link::{
     CloseCode, CloseReason, Link, PathStats, RecvStream, ResetCode, SendStream, StreamPurpose,
 };
@@ -85,7 +85,7 @@ pub struct EdgeSessionLoop {
 /// The parts from which the driver of a secondary link is made.
 pub struct SecondaryParts {
     pub control: SecondaryControl,
-    pub dialer: Dialer,
+    pub dialer: LinkDialer,
     pub join: JoinSession,
 }
 

@@ -172,7 +172,7 @@ async fn what_is_denied_is_not_dialled_and_the_reason_is_kept() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let own = OwnListeners::default();
-    let dialer = Dialer::new(DialRules::default(), own.clone());
+    let dialer = BackendDialer::new(DialRules::default(), own.clone());
     dialer.connect_tcp(address).await.unwrap();
     let registered = own.register("admin", Transport::Tcp, address);
     let error =
@@ -213,7 +213,11 @@ fn no_other_module_connects_to_anything() {
         let text = std::fs::read_to_string(&path).unwrap();
         let code = text.split("#[cfg(test)]").next().unwrap_or_default();
         for call in ["TcpStream::connect", "TcpSocket", "socket.connect("] {
-            assert!(!code.contains(call), "{} calls {call}: dial through `dial::Dialer`", path.display());
+            assert!(
+                !code.contains(call),
+                "{} calls {call}: dial through `dial::BackendDialer`",
+                path.display()
+            );
         }
     }
 }

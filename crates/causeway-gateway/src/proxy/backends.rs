@@ -31,7 +31,7 @@ use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::sockets::prepare;
-use crate::dial::{Denied, Dialer, Transport};
+use crate::dial::{BackendDialer, Denied, Transport};
 use crate::gateway::GatewayOptions;
 use crate::policy::PolicyRefusal;
 use crate::problems::BackendOutage;
@@ -45,7 +45,7 @@ const RESOLVE_AGAIN: Duration = Duration::from_secs(5);
 /// The backends of the services that run at this site.
 pub struct BackendSelector {
     connect_timeout: Duration,
-    dialer: Dialer,
+    dialer: BackendDialer,
     groups: Mutex<HashMap<ServiceName, Arc<Group>>>,
     /// An endpoint is out of use, or one is due for a probe.
     changed: Notify,
@@ -88,7 +88,7 @@ impl Drop for BackendLease {
 }
 
 impl BackendSelector {
-    pub fn new(options: &GatewayOptions, dialer: Dialer) -> BackendSelector {
+    pub fn new(options: &GatewayOptions, dialer: BackendDialer) -> BackendSelector {
         BackendSelector {
             connect_timeout: options.connect_timeout,
             dialer,
@@ -275,7 +275,7 @@ impl Group {
 
     /// An endpoint that may not be dialled is reported before it is tried: no client needs to be refused
     /// first.
-    fn outage(&self, dialer: &Dialer) -> Option<BackendOutage> {
+    fn outage(&self, dialer: &BackendDialer) -> Option<BackendOutage> {
         let of = self.endpoints.len();
         let denied = |endpoint: &Endpoint| endpoint.denied(dialer, self.transport);
         let is_up = |endpoint: &&Arc<Endpoint>| endpoint.health().is_usable() && denied(endpoint).is_none();
@@ -326,7 +326,7 @@ impl Endpoint {
     }
 
     /// Returns the reason if none of its addresses may be dialled. None: one may, or they are not known yet.
-    fn denied(&self, dialer: &Dialer, transport: Transport) -> Option<Denied> {
+    fn denied(&self, dialer: &BackendDialer, transport: Transport) -> Option<Denied> {
         let addresses = match &self.backend {
             BackendEndpoint::Address(ip, port) => vec![SocketAddr::new(*ip, *port)],
             BackendEndpoint::Host(..) => {
@@ -381,7 +381,7 @@ async fn resolve(name: &DnsName, port: u16) -> io::Result<Vec<SocketAddr>> {
 
 /// Without a client the PROXY protocol header has the command LOCAL.
 async fn connect(
-    dialer: &Dialer,
+    dialer: &BackendDialer,
     endpoint: &Endpoint,
     proxy_protocol: bool,
     client: Option<SocketAddr>,

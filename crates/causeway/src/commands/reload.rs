@@ -63,7 +63,7 @@ fn reload(role: Role, running: &mut Config, read: &Config, rules: &SharedDialRul
 
 #[cfg(test)]
 mod tests {
-    use causeway_gateway::dial::{DialRules, Dialer, OwnListeners, Transport};
+    use causeway_gateway::dial::{BackendDialer, DialRules, OwnListeners, Transport};
 
     use super::*;
 
@@ -73,7 +73,7 @@ mod tests {
             |text: &str| Config::resolve(toml::from_str(text).unwrap(), Layer::default(), Layer::default());
         let mut running = config("");
         let rules = SharedDialRules::from(DialRules::default());
-        let dialer = Dialer::new(rules.clone(), OwnListeners::default());
+        let dialer = BackendDialer::new(rules.clone(), OwnListeners::default());
         let may_dial = || dialer.check(Transport::Tcp, "203.0.113.9:80".parse().unwrap()).is_ok();
         assert!(may_dial());
         let denied = config("[gateway]\nbackends-deny = ['203.0.113.0/24']\npresence = 'off'");

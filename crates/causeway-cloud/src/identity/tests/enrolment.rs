@@ -121,7 +121,7 @@ async fn tokens_are_checked_before_they_are_made() {
     let create = |site: &'static str, gateway: &'static str, ttl, uses| {
         let registrar = cloud.registrar.clone();
         async move {
-            registrar.check_join_token(site, gateway, ttl, uses)?;
+            registrar.validate_new_join_token(site, gateway, ttl, uses)?;
             registrar.create_join_token(site, gateway, ttl, OnEnrolled::Refuse).await.map(drop)
         }
     };

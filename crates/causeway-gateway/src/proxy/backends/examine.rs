@@ -18,7 +18,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
 
 use super::{BackendSelector, Endpoint, connect};
-use crate::dial::{Denied, Dialer};
+use crate::dial::{BackendDialer, Denied};
 use crate::proxy::http::tls::BackendTlsClient;
 use crate::socket_binder::in_words;
 
@@ -107,7 +107,7 @@ impl BackendSelector {
     }
 }
 
-async fn examine(dialer: &Dialer, service: &ServiceEntry, endpoint: &Endpoint) -> (Outcome, String) {
+async fn examine(dialer: &BackendDialer, service: &ServiceEntry, endpoint: &Endpoint) -> (Outcome, String) {
     if service.protocol == ServiceProtocol::Udp {
         return examine_udp(dialer, endpoint).await;
     }
@@ -172,7 +172,7 @@ async fn exchange(
     }
 }
 
-async fn examine_udp(dialer: &Dialer, endpoint: &Endpoint) -> (Outcome, String) {
+async fn examine_udp(dialer: &BackendDialer, endpoint: &Endpoint) -> (Outcome, String) {
     let asking = async {
         let address = endpoint.addresses().await?.into_iter().next().ok_or(io::ErrorKind::NotFound)?;
         let socket = dialer.connect_udp(address).await?;

@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::{BackendSelector, Endpoint, connect};
-use crate::dial::Dialer;
+use crate::dial::BackendDialer;
 
 /// The timeout of a probe; an endpoint that takes longer is unhealthy.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -135,7 +135,7 @@ fn record_result(due: &DueProbe, answered: io::Result<()>) -> bool {
     has_changed
 }
 
-async fn ask(dialer: &Dialer, due: &DueProbe) -> io::Result<()> {
+async fn ask(dialer: &BackendDialer, due: &DueProbe) -> io::Result<()> {
     let probe = async {
         let stream = connect(dialer, &due.endpoint, due.proxy_protocol, None).await?;
         match &due.check {

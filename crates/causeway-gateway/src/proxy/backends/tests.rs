@@ -26,7 +26,7 @@ fn service(backends: &[SocketAddr]) -> ServiceEntry {
 }
 
 fn backends() -> Arc<BackendSelector> {
-    Arc::new(BackendSelector::new(&GatewayOptions::default(), Dialer::default()))
+    Arc::new(BackendSelector::new(&GatewayOptions::default(), BackendDialer::default()))
 }
 
 async fn listener() -> (TcpListener, SocketAddr) {
@@ -50,7 +50,8 @@ async fn a_backend_that_may_not_be_dialled_is_told_and_refused() {
     let ((_own, ours), (_other, fine)) = (listener().await, listener().await);
     let own = OwnListeners::default();
     own.keep("admin", Transport::Tcp, ours);
-    let backends = BackendSelector::new(&GatewayOptions::default(), Dialer::new(DialRules::default(), own));
+    let backends =
+        BackendSelector::new(&GatewayOptions::default(), BackendDialer::new(DialRules::default(), own));
     let check =
         async |service: &ServiceEntry, told: Option<(usize, &str)>, dialled: Result<SocketAddr, &str>| {
             backends.follow(&view(service));
@@ -89,7 +90,8 @@ async fn a_backend_that_may_not_be_dialled_is_told_and_refused() {
 async fn a_backend_of_datagrams_that_may_not_be_dialled_is_told() {
     let own = OwnListeners::default();
     own.keep("dns", Transport::Udp, "127.0.0.1:5353".parse().unwrap());
-    let backends = BackendSelector::new(&GatewayOptions::default(), Dialer::new(DialRules::default(), own));
+    let backends =
+        BackendSelector::new(&GatewayOptions::default(), BackendDialer::new(DialRules::default(), own));
     let mut names = service(&["127.0.0.1:5353".parse().unwrap()]);
     backends.follow(&view(&names));
     assert!(backends.outages().is_empty(), "over TCP nothing of ours listens there");

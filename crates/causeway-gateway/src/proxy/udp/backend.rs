@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use causeway_netmap::{BackendEndpoint, ServiceEntry};
 use tokio::net::UdpSocket;
 
-use crate::dial::{Dialer, Transport};
+use crate::dial::{BackendDialer, Transport};
 use crate::policy::PolicyRefusal;
 
 /// The time for which a failed backend is tried last.
@@ -21,7 +21,7 @@ const REMEMBERED_MAX: usize = 1024;
 /// The number of sessions per backend. Clones share it.
 #[derive(Clone, Default, Debug)]
 pub struct UdpBackends {
-    dialer: Dialer,
+    dialer: BackendDialer,
     known: Arc<Mutex<HashMap<SocketAddr, Known>>>,
 }
 
@@ -46,7 +46,7 @@ pub struct UdpSessionGuard {
 }
 
 impl UdpBackends {
-    pub fn new(dialer: Dialer) -> UdpBackends {
+    pub fn new(dialer: BackendDialer) -> UdpBackends {
         UdpBackends { dialer, ..UdpBackends::default() }
     }
 
@@ -154,7 +154,7 @@ mod tests {
             deny: vec!["127.0.0.0/8".parse().unwrap(), "::1".parse().unwrap()],
             ..Default::default()
         };
-        let backends = UdpBackends::new(Dialer::new(rules, Default::default()));
+        let backends = UdpBackends::new(BackendDialer::new(rules, Default::default()));
         let service = |backends: Vec<BackendEndpoint>| ServiceEntry {
             name: "names".into(),
             port: 53,
