@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use rustls_pki_types::CertificateDer;
-use socket2::SockRef;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::runtime::Handle;
@@ -86,6 +86,9 @@ pub fn prepare(socket: TcpStream, side: LinkSide) -> io::Result<LinkSocket> {
     // ping does not wait behind megabytes of bulk data. A failure of either option is harmless.
     let _ = socket.set_nodelay(true);
     let _ = SockRef::from(&socket).set_tcp_notsent_lowat(UNSENT_BYTES_MAX);
+    // A secondary link has no keepalive of its own: the kernel ends a connection whose path died in silence.
+    let _ = SockRef::from(&socket).set_tcp_keepalive(&kernel_keepalive());
+    let _ = SockRef::from(&socket).set_tcp_user_timeout(Some(UNACKNOWLEDGED_MAX));
     let _ = unpace(&socket);
     Ok(ReadAhead::new(socket, home))
 }
@@ -99,6 +102,19 @@ pub fn unpace(socket: &TcpStream) -> io::Result<()> {
         false => Ok(()),
     }
 }
+
+/// The kernel probes a connection without traffic after 15 s and gives up 15 s later. A session that sends pings
+/// is never probed.
+fn kernel_keepalive() -> TcpKeepalive {
+    TcpKeepalive::new()
+        .with_time(Duration::from_secs(15))
+        .with_interval(Duration::from_secs(5))
+        .with_retries(3)
+}
+
+/// Bytes that the peer has not acknowledged for this long end the connection. Longer than the silence after which
+/// a session is called dead, so a primary link is not ended by it first.
+const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(20);
 
 /// Two batches of the driver: one is sent while the next is built.
 const UNSENT_BYTES_MAX: u32 = 256 * 1024;

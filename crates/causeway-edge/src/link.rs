@@ -195,7 +195,8 @@ impl LinkKeeper {
         endpoints: watch::Sender<Vec<ChannelEndpoint>>,
     ) -> LinkKeeper {
         let instance = Bytes::copy_from_slice(&TokenSecret::generate().expose()[..INSTANCE_BYTES]);
-        let secondary = (options.transports == AllowedTransports::Both)
+        // A site that prescribes a proxy gets no direct TCP connection.
+        let secondary = (options.transports == AllowedTransports::Both && options.proxy.is_none())
             .then(|| SecondaryControl::new(SecondaryPolicy::new(TransportPreference::Auto)));
         LinkKeeper { options, identity, clock, services, publisher, renew, endpoints, instance, secondary }
     }

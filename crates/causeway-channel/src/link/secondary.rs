@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 use super::{CloseCode, CloseReason, Link, LinkStats};
 
 /// Links that may still carry streams after another one has taken their place. One more closes the oldest.
-const RETIRED_MAX: usize = 2;
+const RETIRED_MAX: usize = 1;
 
 #[derive(Default)]
 pub(super) struct SecondarySlot {

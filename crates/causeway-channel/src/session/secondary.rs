@@ -40,6 +40,8 @@ const SLOW_MAX: u32 = 3;
 /// A TCP link answers slowly above this many round trips of the QUIC link, and above `SLOW_MIN`.
 const SLOW_RTTS: u32 = 8;
 const SLOW_MIN: Duration = Duration::from_secs(1);
+/// A TCP link that lived this long is no failure when it ends.
+const PROVEN_AFTER: Duration = Duration::from_secs(60);
 /// Failed attempts in a row before TCP is left alone for `FAILED_PAUSE`.
 const FAILURES_MAX: u32 = 3;
 const RETRY_PAUSE: Duration = Duration::from_secs(2);
@@ -70,7 +72,7 @@ pub enum SecondaryAction {
 enum LinkPhase {
     Closed,
     Opening,
-    Open { idle_since: Option<Instant>, slow: u32 },
+    Open { since: Instant, idle_since: Option<Instant>, slow: u32 },
 }
 
 /// The policy of one edge. It outlives sessions: what was learned about the path stays true.
@@ -124,10 +126,15 @@ impl SecondaryPolicy {
         }
     }
 
-    pub fn handle_opened(&mut self, now: Instant) {
-        self.phase = LinkPhase::Open { idle_since: Some(now), slow: 0 };
-        self.failures = 0;
+    /// A TCP link was opened. `Retire`: the address changed meanwhile.
+    pub fn handle_opened(&mut self, now: Instant) -> SecondaryAction {
+        if self.paused_until.is_some_and(|until| now < until) {
+            self.phase = LinkPhase::Closed;
+            return SecondaryAction::Retire;
+        }
+        self.phase = LinkPhase::Open { since: now, idle_since: Some(now), slow: 0 };
         self.reason = REASON_CLEAN;
+        SecondaryAction::Wait
     }
 
     /// A dial failed, or the TCP link broke while it was in use.
@@ -163,7 +170,10 @@ impl SecondaryPolicy {
                 (self.phase, self.reason) = (LinkPhase::Closed, REASON_SURVIVAL);
                 SecondaryAction::Retire
             }
-            LinkPhase::Open { idle_since, .. } => {
+            LinkPhase::Open { since, idle_since, .. } => {
+                if now.saturating_duration_since(*since) >= PROVEN_AFTER {
+                    self.failures = 0;
+                }
                 if sample.secondary_streams > 0 {
                     *idle_since = None;
                     return SecondaryAction::Wait;
@@ -223,7 +233,11 @@ impl SecondaryPolicy {
     }
 
     fn pause(&mut self, now: Instant, time: Duration, reason: &'static str) {
-        (self.paused_until, self.base, self.reason) = (Some(now + time), None, reason);
+        // A longer pause that is in force already stays, with its reason.
+        self.base = None;
+        if self.paused_until.is_none_or(|until| until <= now + time) {
+            (self.paused_until, self.reason) = (Some(now + time), reason);
+        }
     }
 }
 
@@ -339,6 +353,45 @@ mod tests {
             policy.handle_failed(now);
             assert_eq!(policy.handle_sample(now + pause / 2, &PathSample::default()), SecondaryAction::Wait);
             now += pause;
+        }
+    }
+
+    #[test]
+    fn a_link_that_opens_and_breaks_at_once_counts_as_a_failure() {
+        let mut policy = SecondaryPolicy::new(TransportPreference::Speed);
+        let mut now = Instant::now();
+        for pause in [RETRY_PAUSE, RETRY_PAUSE, FAILED_PAUSE] {
+            assert_eq!(policy.handle_sample(now, &PathSample::default()), SecondaryAction::Open);
+            assert_eq!(policy.handle_opened(now), SecondaryAction::Wait);
+            policy.handle_failed(now + s(1));
+            assert_eq!(policy.handle_sample(now + pause / 2, &PathSample::default()), SecondaryAction::Wait);
+            now += s(1) + pause;
+        }
+        // One that lived for a minute clears the count.
+        let busy = PathSample { secondary_streams: 1, ..PathSample::default() };
+        for _ in 0..4 {
+            assert_eq!(policy.handle_sample(now, &PathSample::default()), SecondaryAction::Open);
+            policy.handle_opened(now);
+            policy.handle_sample(now + PROVEN_AFTER, &busy);
+            policy.handle_failed(now + PROVEN_AFTER);
+            now += PROVEN_AFTER + RETRY_PAUSE;
+        }
+    }
+
+    #[test]
+    fn a_move_while_the_link_is_opened_keeps_its_pause() {
+        let now = Instant::now();
+        for opens in [true, false] {
+            let mut policy = SecondaryPolicy::new(TransportPreference::Speed);
+            assert_eq!(policy.handle_sample(now, &PathSample::default()), SecondaryAction::Open);
+            assert_eq!(policy.handle_moved(now), SecondaryAction::Wait);
+            match opens {
+                true => assert_eq!(policy.handle_opened(now + s(1)), SecondaryAction::Retire),
+                false => policy.handle_failed(now + s(1)),
+            }
+            assert_eq!(policy.handle_sample(now + s(599), &PathSample::default()), SecondaryAction::Wait);
+            assert_eq!(policy.reason(), REASON_MOVED);
+            assert_eq!(policy.handle_sample(now + s(601), &PathSample::default()), SecondaryAction::Open);
         }
     }
 

@@ -81,10 +81,12 @@ async fn check(transport: Transport, is_known: bool, small: DatagramPath) {
     // Longer than any path carries.
     assert_eq!(cross(&mut edge, &mut cloud, 5, 65_507).await, DatagramPath::OnStream);
     assert_eq!(cross(&mut cloud, &mut edge, 6, 20_000).await, DatagramPath::OnStream);
-    let ((sent, _), (_, received)) = (counted(&pair.edge), counted(&pair.cloud));
+    // A datagram is counted a moment after it was handed over.
+    let counts = || (counted(&pair.edge).0, counted(&pair.cloud).1);
+    eventually("all are counted", || counts().0 == counts().1).await;
     match small {
-        DatagramPath::Beside => assert!(sent >= 101 && sent == received, "{sent} {received}"),
-        DatagramPath::OnStream => assert_eq!((sent, received), (0, 0)),
+        DatagramPath::Beside => assert!(counts().0 >= 101, "{:?}", counts()),
+        DatagramPath::OnStream => assert_eq!(counts(), (0, 0)),
     }
     // The stream ends the flow.
     cloud.send.reset(ResetCode::NotAllowed);

@@ -37,7 +37,9 @@ pub enum EarlierLifeError {
 pub fn begin(data_dir: &Path, is_seal_key_elsewhere: bool, new_fleet: bool) -> Result<(), EarlierLifeError> {
     let mark = data_dir.join(MARK);
     let found = traces(is_seal_key_elsewhere, |name| is_trace(&data_dir.join(name)));
-    if !found.is_empty() && !new_fleet && !mark.exists() {
+    // A first start that failed may be repeated, unless a restore has begun since.
+    let is_repeated = mark.exists() && !data_dir.join(RESTORE_MARK).exists();
+    if !found.is_empty() && !new_fleet && !is_repeated {
         return Err(EarlierLifeError::Traces { data_dir: data_dir.to_owned(), traces: found });
     }
     write_atomic(&mark, b"").map_err(|source| EarlierLifeError::Mark { path: mark, source })

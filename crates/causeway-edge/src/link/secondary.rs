@@ -4,6 +4,7 @@
 //! and accepts the cloud's streams on the new link. It sleeps while no stream is open. Everything it starts ends with it.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -29,6 +30,10 @@ const SAMPLE_EVERY: Duration = Duration::from_millis(200);
 const QUIET_SAMPLE_EVERY: Duration = Duration::from_secs(1);
 /// Bytes between two samples that count as traffic. Keepalives and the messages of this file stay below it.
 const TRAFFIC_BYTES_MIN: u64 = 4096;
+/// A TCP link that carries silent streams is measured this often, because its path may die in silence.
+const QUIET_PING_EVERY: Duration = Duration::from_secs(20);
+/// Pings without an answer after which a retired link is closed with its streams.
+const RETIRED_PINGS_MAX: u32 = 5;
 /// A TCP link is measured until this long after its last traffic, so that a transfer that has come to a stop is noticed.
 const PING_AFTER_TRAFFIC: Duration = Duration::from_secs(5);
 /// The round trip of a TCP link in use is measured this often, with this patience.
@@ -49,8 +54,8 @@ pub struct SecondaryControl {
     policy: Arc<Mutex<SecondaryPolicy>>,
     /// Counts the moves that retire a link.
     moves: watch::Sender<u64>,
-    /// The address from which this host last reached the cloud.
-    source: Arc<Mutex<Option<IpAddr>>>,
+    /// The address of the cloud, and the one from which this host last reached it.
+    source: Arc<Mutex<Option<(IpAddr, IpAddr)>>>,
 }
 
 impl SecondaryControl {
@@ -63,9 +68,10 @@ impl SecondaryControl {
     pub fn handle_network_change(&self, cloud: SocketAddr) {
         let Some(source) = source_address(cloud) else { return };
         let mut known = self.source.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = known.replace(source);
+        // Another replica may be reached from another address without a move.
+        let before = known.replace((cloud.ip(), source)).filter(|(before, _)| *before == cloud.ip());
         drop(known);
-        if before.is_some_and(|before| before != source)
+        if before.is_some_and(|(_, before)| before != source)
             && self.policy().handle_moved(Instant::now()) == SecondaryAction::Retire
         {
             self.moves.send_modify(|count| *count += 1);
@@ -108,6 +114,8 @@ pub struct SecondaryDriver {
     pub reports: watch::Receiver<PathStats>,
     /// Another session has taken over: nothing is opened or retired any more.
     pub lingers: CancellationToken,
+    /// The cloud has not been told yet that the link is retired.
+    pub must_retire: AtomicBool,
 }
 
 impl SecondaryDriver {
@@ -129,13 +137,15 @@ impl SecondaryDriver {
         self.control.policy().handle_session();
         self.control.handle_network_change(self.primary.remote_address());
         let mut moves = self.control.moves.subscribe();
-        let (mut open, mut pinged): (Option<Link>, Instant) = (None, Instant::now());
+        let (mut open, mut pinged, mut is_answered): (Option<Link>, Instant, bool) =
+            (None, Instant::now(), true);
         let mut traffic = TrafficMeter::new(self.bytes(), Instant::now());
         loop {
             if open.is_none() && self.primary.stats_by_transport().0.streams_open <= OWN_STREAMS {
                 self.primary.stream_activity().await;
                 traffic.last_seen = Instant::now();
             }
+            while links.try_join_next().is_some() {}
             let sample = self.sample(open.as_ref());
             let is_busy = traffic.handle_sample(self.bytes(), Instant::now());
             let mut action = {
@@ -145,14 +155,14 @@ impl SecondaryDriver {
             };
             if let Some(link) = open.as_ref().filter(|_| sample.secondary_streams > 0)
                 && action == SecondaryAction::Wait
-                && pinged.elapsed() >= PING_EVERY
-                && traffic.was_seen_within(PING_AFTER_TRAFFIC, Instant::now())
+                && pinged.elapsed() >= traffic.ping_interval(is_answered, Instant::now())
             {
                 let took = timeout(PING_MAX, link.ping()).await.ok().and_then(Result::ok);
-                pinged = Instant::now();
+                (pinged, is_answered) = (Instant::now(), took.is_some());
                 action = self.control.policy().handle_ping(pinged, took, sample.rtt);
             }
             match action {
+                SecondaryAction::Wait if self.must_retire.load(Ordering::Relaxed) => self.say(true),
                 SecondaryAction::Wait if open.is_none() && is_busy => self.say(false),
                 SecondaryAction::Wait => {}
                 SecondaryAction::Open => open = self.open(links).await,
@@ -194,9 +204,12 @@ impl SecondaryDriver {
         let now = Instant::now();
         match joined {
             Ok(Ok(link)) => {
-                self.control.policy().handle_opened(now);
+                if self.control.policy().handle_opened(now) == SecondaryAction::Retire {
+                    link.close(CloseReason::new(CloseCode::Done, "the address changed"));
+                    return None;
+                }
                 tracing::debug!(cloud = %link.remote_address(), "opened the secondary TCP link to the cloud");
-                let accepting = accept_streams(link.clone(), self.streams.clone());
+                let accepting = accept_streams(self.primary.clone(), link.clone(), self.streams.clone());
                 match link.home() {
                     Some(home) => links.spawn_on(accepting, &home),
                     None => links.spawn(accepting),
@@ -243,10 +256,16 @@ impl SecondaryDriver {
         let primary = self.primary.clone();
         links.spawn(async move {
             sleep(RETIRED_MIN).await;
-            while link.figures().streams_open > 0 {
+            let mut unanswered = 0;
+            // A path that is dead leaves its streams without an end: they are reset with the link.
+            while link.figures().streams_open > 0 && unanswered < RETIRED_PINGS_MAX {
                 tokio::select! {
                     _ = link.closed() => break,
-                    () = sleep(SAMPLE_EVERY) => {}
+                    () = sleep(PING_EVERY) => {}
+                }
+                match timeout(PING_MAX, link.ping()).await {
+                    Ok(_) => unanswered = 0,
+                    Err(_) => unanswered += 1,
                 }
             }
             link.close(CloseReason::new(CloseCode::Done, "the secondary link is not needed"));
@@ -256,8 +275,12 @@ impl SecondaryDriver {
 
     /// Asks for the cloud's measurements and tells how new streams are carried. A full queue drops it: the next sample asks again.
     fn say(&self, retire: bool) {
+        // A retirement that found the queue full is sent with the next message.
+        let retire = self.must_retire.swap(false, Ordering::Relaxed) || retire;
         let query = PathQuery { reason: self.control.reason().to_owned(), retire };
-        let _ = self.messages.try_send(query.into());
+        if self.messages.try_send(query.into()).is_err() {
+            self.must_retire.store(retire, Ordering::Relaxed);
+        }
     }
 }
 
@@ -290,13 +313,21 @@ impl TrafficMeter {
         }
     }
 
+    /// A ping without an answer is repeated soon.
+    fn ping_interval(&self, is_answered: bool, now: Instant) -> Duration {
+        match is_answered && !self.was_seen_within(PING_AFTER_TRAFFIC, now) {
+            true => QUIET_PING_EVERY,
+            false => PING_EVERY,
+        }
+    }
+
     fn was_seen_within(&self, time: Duration, now: Instant) -> bool {
         now.saturating_duration_since(self.last_seen) < time
     }
 }
 
 /// Serves the streams of the cloud on a secondary link until the link ends.
-async fn accept_streams(link: Link, handler: Arc<dyn CloudStreamHandler>) {
+async fn accept_streams(primary: Link, link: Link, handler: Arc<dyn CloudStreamHandler>) {
     let (mut streams, mut accepted) = (JoinSet::new(), 0_usize);
     loop {
         tokio::select! {
@@ -313,7 +344,7 @@ async fn accept_streams(link: Link, handler: Arc<dyn CloudStreamHandler>) {
                     }
                     _ => stream.refuse(ResetCode::Malformed),
                 },
-                Err(_) => return,
+                Err(_) => return primary.remove_secondary(&link),
             },
         }
     }

@@ -129,6 +129,7 @@ impl EdgeSessionLoop {
                 messages: sender.clone(),
                 reports: reports.subscribe(),
                 lingers: lingers.clone(),
+                must_retire: Default::default(),
             };
             streams.spawn(Box::pin(driver.run()));
         }
@@ -205,7 +206,7 @@ impl EdgeSessionLoop {
                     self.say(EdgeMessage { says: Some(EdgeMessageBody::NetmapAck(ack)) });
                 }
                 batch = self.feed.next(), if lingers.is_none() => self.say(batch.into()),
-                Some(message) = self.secondary.messages.recv() => self.say(message),
+                Some(message) = self.secondary.messages.recv(), if self.writer.len() < WAITING_MAX => self.say(message),
                 Some(_) = self.streams.join_next() => {}
                 accepted = self.link.accept_stream() => if let Ok((header, stream)) = accepted {
                     self.accepted = self.accepted.wrapping_add(1);
