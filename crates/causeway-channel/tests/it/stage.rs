@@ -117,13 +117,7 @@ impl Stage {
     }
 
     pub async fn pair_with(&mut self, transport: Transport, options: QuicOptions) -> Pair {
-        let edge = loop {
-            match within(self.dial(transport, options.clone())).await {
-                // A port on a busy machine tells the time at which it will serve this peer.
-                Err(ConnectError::Busy(busy)) => tokio::time::sleep(busy.wait).await,
-                dialled => break dialled.unwrap(),
-            }
-        };
+        let edge = within(self.dial(transport, options)).await.unwrap();
         let cloud = within(self.links.recv()).await.unwrap();
         Pair { edge, cloud }
     }
